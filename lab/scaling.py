@@ -15,7 +15,7 @@ from lab.hardware.gpu import REPORTED, Reported
 from saccade.bench.hardware.published import CONFIGS
 from saccade.inputs import architectures
 from saccade.inputs.footprint import Footprint, footprint
-from saccade.model.memory import SPARE
+from saccade.model.memory import SPARE_SHARE
 
 GB = 1e9
 SIZE = 2  # bytes of a number, bfloat16
@@ -100,7 +100,7 @@ class Plan:
 
     @property
     def fits(self) -> bool:
-        return self.held <= self.gpu.memory * (1 - SPARE)
+        return self.held <= self.gpu.memory * (1 - SPARE_SHARE)
 
     @property
     def plain(self) -> float:

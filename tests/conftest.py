@@ -89,18 +89,18 @@ def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     import torch
 
     from saccade.model import kernels
-    from saccade.model.kernels import Choice, Ways, compiled
+    from saccade.model.kernels import AttentionChoice, Choice, compiled
 
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("SACCADE_CACHE", str(tmp_path_factory.mktemp("costs")))
-        ours, own = ("compiled", "compiled") if compiled.available() else ("fused", "plain")
+        ours, own = ("compiled", "compiled") if compiled.is_available() else ("fused", "plain")
         every = Choice((1, 5, 64, 65), (own, "plain", "packed", "transposed"))
-        patch.setattr(kernels, "choices", lambda matrices: [every] * len(matrices))
-        few = Ways((1, 2), ((ours, "spelt"), ("fused", "spelt")), (1024, 1024))
-        many = Ways((768,), (("fused", ours),), (1024,))
-        patch.setattr(kernels, "ways", lambda facts, calls, *of: many if of else few)
-        patch.setattr(kernels, "quickest", lambda calls: {name: name != "ours" for name in calls})
+        patch.setattr(kernels, "choose_products", lambda matrices: [every] * len(matrices))
+        few = AttentionChoice((1, 2), ((ours, "unfused"), ("fused", "unfused")), (1024, 1024))
+        many = AttentionChoice((768,), (("fused", ours),), (1024,))
+        patch.setattr(kernels, "choose_attention", lambda facts, calls, *of: many if of else few)
+        patch.setattr(kernels, "time_calls", lambda calls: {name: name != "ours" for name in calls})
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield
 

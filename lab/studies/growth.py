@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 
 from lab.draw import Data
-from lab.hardware.imposed import ImposedAcceptance, imposed
+from lab.hardware.imposed import ImposedAcceptance, impose_acceptance
 from lab.studies import stand_in
 from lab.studies.lab import Lab, interval
 from lab.studies.study import Study
@@ -68,7 +68,7 @@ def filled(lab: Lab) -> Data:
         for turn in range(lab.clips + 1):  # the first warms up
             for name, recipe in recipes.items():
                 lab.tell(f"{name}, {size} visual tokens, turn {turn} of {lab.clips}")
-                recipe = imposed(recipe, ImposedAcceptance(rates=(STANDS,), seed=turn))
+                recipe = impose_acceptance(recipe, ImposedAcceptance(rates=(STANDS,), seed=turn))
                 took = stand_in.decode(target, draft, recipe, prefill, lab.tokens)
                 if turn:
                     spent[name].append(1e3 * took)

@@ -71,7 +71,7 @@ class Lab:
 
     def inputs(self, number: int, size: int | None = None) -> tuple[Clip, Inputs]:
         """A clip, of the lab's size or another, and the question put to the target."""
-        _, clip, question = agreement.held_out(number, size or self.size)
+        _, clip, question = agreement.unseen_clip(number, size or self.size)
         return clip, ask(self.target, question, clips=[clip])
 
     def run(
@@ -173,7 +173,7 @@ class Lab:
 
     def look(self, number: int, clip: Clip, inputs: Inputs) -> Shot:
         """What the target makes of any question about a clip."""
-        guide = agreement.guided(self.target.backbone, inputs)
+        guide = agreement.prefill_with_attention(self.target.backbone, inputs)
         newline = self.target.tokenizer.encode("\n", add_special_tokens=False)
         guide = replace(guide, words={"newline": (tuple(newline),)})  # for the view ``text``
         return Shot(number, clip, inputs, guide, self.answer("ar", clip, inputs).ids)
@@ -181,10 +181,10 @@ class Lab:
     def along(self, shot: Shot, view: str, draft: Loaded) -> Float[Tensor, "answer vocab"]:
         """The draft's logits at every place of the target's answer, under a view by name."""
         chosen = resolve(f"sd/view={view}").view
-        return agreement.along(draft, self.target, shot.guide, chosen, shot.ids)
+        return agreement.draft_logits(draft, self.target, shot.guide, chosen, shot.ids)
 
     def agrees(self, shot: Shot, view: str, draft: Loaded) -> list[bool]:
-        return agreement.agrees(draft, self.target, shot.guide, view, shot.ids)
+        return agreement.agreeing_tokens(draft, self.target, shot.guide, view, shot.ids)
 
     def by_view(
         self, views: Sequence[str], draft: Loaded, first: int = 0

@@ -111,7 +111,7 @@ def strips(data: Data) -> Figure:
 
 def veiled(figure: FigureBase, data: Data, number: int = 0) -> None:
     """A row of a clip's frames a view."""
-    pictures = agreement.held_out(number, data["size"])[1].frames
+    pictures = agreement.unseen_clip(number, data["size"])[1].frames
     times, high, wide = data["grid"]
     rows = figure.subplots(len(data["kept"]), STRIP, squeeze=False)
     for row, (view, cells) in zip(rows, data["kept"].items(), strict=True):

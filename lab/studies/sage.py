@@ -83,7 +83,7 @@ def _shot(lab: Lab, task: str, number: int) -> Shot:
     if task == "describe":
         return lab.shot(number)
     lab.tell(f"{task}, clip {number + 1} of {lab.clips}")
-    scene, clip, _ = agreement.held_out(number, lab.size)
+    scene, clip, _ = agreement.unseen_clip(number, lab.size)
     question = dialogues.conversation(scene, task, number)[0].question
     return lab.look(number, clip, ask(lab.target, question, clips=[clip]))
 

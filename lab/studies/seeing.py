@@ -54,7 +54,7 @@ DRAFTED = (
     *("specvlm/keep=0.1/shape=chain-5", "sage"),
 )
 RACED = "ar", "sd", "specvlm", "sage", "auto"
-CANVASES = {64: (8, 112), SIZE: agreement.MIDDLE[SIZE]}
+CANVASES = {64: (8, 112), SIZE: agreement.EXTRA_FRAMES[SIZE]}
 FORCED = 8  # clips
 RANDOM = "random, draw {}"
 POINTS = 6  # of a stage's curve
@@ -89,7 +89,7 @@ def shown(tokenizer: Any) -> Iterator[Shown]:
 def about(model: Loaded, document: Document, later: int = 0) -> Inputs:
     """What is asked about a clip, and its pixels, or those of the clip so many numbers later."""
     number = int(document.name.split()[1])
-    return ask(model, document.task, clips=[agreement.held_out(number + later, SIZE)[1]])
+    return ask(model, document.task, clips=[agreement.unseen_clip(number + later, SIZE)[1]])
 
 
 @dataclass
@@ -218,7 +218,7 @@ def judge(
         if document.name not in done:
             tell(f"{document.name}, another clip's pixels")
             own = model.decode(results.reference(document, lambda: ()))
-            _, clip = agreement.held_out(each.number + 1, SIZE)[:2]
+            _, clip = agreement.unseen_clip(each.number + 1, SIZE)[:2]
             said = lab.answer("ar", clip, about(model, document, 1), draft=draft).text or ""
             row = Told(
                 document.name, document.digest, alike(own, each.truth), alike(said, each.truth)

@@ -14,7 +14,7 @@ from saccade.core.timing import Clock
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Setup
 from saccade.model.backbone import Backbone
-from saccade.model.session import ROOM, RequestState, Session
+from saccade.model.session import DRAFT_ROOM_TOKENS, RequestState, Session
 
 SIDE = 8  # rows and columns of a stand-in's frames
 
@@ -36,7 +36,7 @@ def stand_in(target: Backbone, visual: int, *, text: int = 64, room: int = 256) 
         index=torch.arange(length),
         next_position=length,
     )
-    cache = target.cache(length + room + ROOM)
+    cache = target.cache(length + room + DRAFT_ROOM_TOKENS)
     for tensor in (*cache.keys, *cache.values):
         tensor.normal_()
     cache.advance(length)
@@ -59,7 +59,7 @@ def decode(
         cache,
         prompt.context.tolist(),
         prompt.next_position,
-        root=prefill.logits,
+        root_logits=prefill.logits,
         prompt_rows=(len(prompt), len(prompt)),
     )
     drafting = recipe.drafter(Setup(target, draft, recipe.view, recipe.shape, rules, tokens))

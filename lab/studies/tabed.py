@@ -62,7 +62,7 @@ def weights(lab: Lab) -> Data:
 def _answers(lab: Lab) -> Iterator[tuple[str, Shot]]:
     """A description; and, where the video is needed less, the next answer of a conversation: of
     the lab's clips the one whose next answer says most again of what was said."""
-    yield f'first turn: "{agreement.held_out(0, lab.size)[2]}"', lab.shot(0)
+    yield f'first turn: "{agreement.unseen_clip(0, lab.size)[2]}"', lab.shot(0)
     scenes = [world.scene(agreement.FIRST_SEED + number) for number in range(lab.clips)]
     talks = [dialogues.conversation(scene, "chat", i)[:2] for i, scene in enumerate(scenes)]
     number = max(range(lab.clips), key=lambda i: len(talks[i][1].answer))

@@ -127,8 +127,8 @@ class Unsure:
 
 def unsure(model: Loaded, draft: Loaded, document: Document, said: Sequence[int]) -> Unsure:
     """The draft reads all the target reads."""
-    guide = agreement.guided(model.backbone, document_inputs(model, document))
-    laws = agreement.along(draft, model, guide, FULL, said)
+    guide = agreement.prefill_with_attention(model.backbone, document_inputs(model, document))
+    laws = agreement.draft_logits(draft, model, guide, FULL, said)
     return Unsure(document.name, document.digest, entropies(laws))
 
 

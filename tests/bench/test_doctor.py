@@ -8,9 +8,17 @@ import pytest
 import torch
 
 from saccade.bench.hardware import doctor
-from saccade.bench.hardware.doctor import RATES, SLOPE, TYPICAL, Diagnosis, Outlook, Part, examine
+from saccade.bench.hardware.doctor import (
+    ACCEPTANCE_RATES,
+    COST_PER_ROW,
+    TYPICAL_RATE,
+    Diagnosis,
+    Outlook,
+    Part,
+    examine,
+)
 from saccade.inputs.footprint import Footprint
-from saccade.model.memory import GIB, SPARE
+from saccade.model.memory import GIB, SPARE_SHARE
 
 BIG = Footprint(parameters=1000, decoder=800, kv=2, layers=4, vocab=320)
 SMALL = Footprint(parameters=100, decoder=80, kv=1, layers=1, vocab=320)
@@ -37,7 +45,7 @@ def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pair(draft: Footprint = SMALL, **more: Any) -> Diagnosis:
-    given: dict[str, Any] = dict(tokens=100, keep=0.1, dtype=torch.float32, there=GIB) | more
+    given: dict[str, Any] = dict(tokens=100, keep=0.1, dtype=torch.float32, free_bytes=GIB) | more
     return examine(("big", Config(BIG)), ("small", Config(draft)), **given)
 
 
@@ -60,11 +68,14 @@ def test_the_bytes_of_a_pair() -> None:
 def test_a_draft_elsewhere_is_counted_there() -> None:
     """Claim: with the draft on another device the target's alone must fit beside the target, and
     the draft's where it is; each that does not is named. Fails if both are counted together."""
-    together = int((4000 + 800 + 400 + 40) / (1 - SPARE))
-    alone, own = int(4800 / (1 - SPARE)) + 1, int(440 / (1 - SPARE)) + 1
-    assert pair(there=together - 1).problems and not pair(there=alone, draft_there=own).problems
-    (target,) = pair(there=alone - 2, draft_there=own).problems
-    (draft,) = pair(there=alone, draft_there=own - 2).problems
+    together = int((4000 + 800 + 400 + 40) / (1 - SPARE_SHARE))
+    alone, own = int(4800 / (1 - SPARE_SHARE)) + 1, int(440 / (1 - SPARE_SHARE)) + 1
+    assert (
+        pair(free_bytes=together - 1).problems
+        and not pair(free_bytes=alone, draft_free_bytes=own).problems
+    )
+    (target,) = pair(free_bytes=alone - 2, draft_free_bytes=own).problems
+    (draft,) = pair(free_bytes=alone, draft_free_bytes=own - 2).problems
     assert target.startswith("big needs") and draft.startswith("small needs")
 
 
@@ -73,7 +84,7 @@ def test_the_process_of_a_draft_is_reported_on_a_gpu() -> None:
     on a CPU, and without a draft, it does not."""
     assert any("a process of its own" in note for note in pair(device="cuda").notes)
     assert not pair(device="cpu").notes and pair(device="cpu").child == 0
-    alone = examine(("big", Config(BIG)), None, tokens=100, device="cuda", there=GIB)
+    alone = examine(("big", Config(BIG)), None, tokens=100, device="cuda", free_bytes=GIB)
     assert not alone.notes and alone.child == 0
 
 
@@ -98,7 +109,11 @@ def test_a_layer_costs_a_fixed_time_on_a_gpu() -> None:
     seven = Footprint(8_290_000_000, 7_070_000_000, 28_672, 28, 152_064)
     half = Footprint(500_000_000, 494_000_000, 12_288, 24, 151_936)
     on_paper = examine(
-        ("7B", Config(seven)), ("0.5B", Config(half)), tokens=12_288, device="cuda", there=2**50
+        ("7B", Config(seven)),
+        ("0.5B", Config(half)),
+        tokens=12_288,
+        device="cuda",
+        free_bytes=2**50,
     )
     target, draft = on_paper.parts
     assert target.h100_seconds == pytest.approx(7.0e-3, rel=0.02)
@@ -109,9 +124,9 @@ def test_a_layer_costs_a_fixed_time_on_a_gpu() -> None:
 def test_a_draft_in_a_process_of_its_own_is_counted() -> None:
     """Claim: a note names what a parallel method takes besides, and where that alone does not fit,
     says that other methods do. Fails if it is forgotten."""
-    enough = int((pair().needed + 100) / (1 - SPARE))
-    roomy, tight = (pair(there=there, device="cuda") for there in (2 * GIB, enough))
-    assert "does not fit" in pair(device="cuda", draft_there=enough).notes[-1]
+    enough = int((pair().needed + 100) / (1 - SPARE_SHARE))
+    roomy, tight = (pair(free_bytes=there, device="cuda") for there in (2 * GIB, enough))
+    assert "does not fit" in pair(device="cuda", draft_free_bytes=enough).notes[-1]
     assert roomy.child == tight.child == GIB // 2
     assert "process" in roomy.notes[-1] and "does not fit" not in roomy.notes[-1]
     assert not tight.problems and "does not fit" in tight.notes[-1]
@@ -123,18 +138,18 @@ def test_the_best_chain_is_the_best(device: str, decoder: int) -> None:
     """Claim: at every rate, the chain named is the one with the most tokens a time, over all
     lengths up to well beyond the bound. Fails if a better length is passed over."""
     found = pair(Footprint(1000, decoder, 0, 1, 320), device=device)
-    layer = doctor.FIXED[device]
+    layer = doctor.FIXED_BYTES_PER_LAYER[device]
     ratio = (decoder * 4 + layer) / (4000 + 4 * layer)
     assert found.ratio == pytest.approx(ratio)
-    assert [each.rate for each in found.outlook] == list(RATES)
+    assert [each.rate for each in found.outlook] == list(ACCEPTANCE_RATES)
     for each in found.outlook:
         speeds = {}
-        for length in range(1, doctor.LONGEST + 1):
+        for length in range(1, doctor.MAX_CHAIN + 1):
             tokens, chance = 1.0, 1.0
             for _ in range(length):
                 chance *= each.rate
                 tokens += chance
-            speeds[length] = tokens / (1 + length * (ratio + SLOPE[device]))
+            speeds[length] = tokens / (1 + length * (ratio + COST_PER_ROW[device]))
         assert each.speedup == pytest.approx(max(speeds.values()))
         assert speeds[each.length] == pytest.approx(max(speeds.values()))
 
@@ -151,7 +166,7 @@ def test_better_drafts_are_longer_and_faster() -> None:
 
 
 def verdict(speedup: float) -> str:
-    outlook = (Outlook(0.6, 1, 9.0), Outlook(TYPICAL, 3, speedup), Outlook(0.9, 1, 9.0))
+    outlook = (Outlook(0.6, 1, 9.0), Outlook(TYPICAL_RATE, 3, speedup), Outlook(0.9, 1, 9.0))
     return Diagnosis((), 0, 1, 0.1, outlook, (), ()).verdict
 
 
@@ -184,8 +199,8 @@ def test_the_border_of_what_fits() -> None:
     """Claim: a pair fits where it needs no more than what is free less what is kept spare, and
     nothing is said of memory then. Fails if caches or the draft are left out of it."""
     needed = pair().needed
-    assert not pair(there=int(needed / (1 - SPARE)) + 1).problems
-    (problem,) = pair(there=int(needed / (1 - SPARE)) - 1).problems
+    assert not pair(free_bytes=int(needed / (1 - SPARE_SHARE)) + 1).problems
+    (problem,) = pair(free_bytes=int(needed / (1 - SPARE_SHARE)) - 1).problems
     assert problem.startswith("together they need")
 
 
@@ -199,24 +214,24 @@ def test_the_border_of_what_fits() -> None:
 )
 def test_the_advice_would_fit(there: int, way: str) -> None:
     """Claim: what is advised fits when it is done. Fails if the advice does not help."""
-    (problem,) = pair(there=there).problems
+    (problem,) = pair(free_bytes=there).problems
     assert f"; {way} would fit" in problem, problem
     done: dict[str, Any] = {
         "--dtype bfloat16": {"dtype": torch.bfloat16},
         "--quantize bnb-8bit": {"bits": 8},
         "--quantize bnb-4bit": {"bits": 4},
     }
-    assert not pair(there=there, **done[way]).problems
+    assert not pair(free_bytes=there, **done[way]).problems
 
 
 def test_a_shorter_prompt_is_advised_where_weights_fit() -> None:
     """Claim: where the cache alone is too large, how much of the prompt would fit is said, and it
     does. Fails if a smaller model is asked for needlessly."""
-    (problem,) = pair(dtype=torch.bfloat16, tokens=10_000, there=10_000).problems
+    (problem,) = pair(dtype=torch.bfloat16, tokens=10_000, free_bytes=10_000).problems
     assert " % of that length would fit" in problem
     share = int(problem.split("a prompt of ")[1].split(" ")[0])
     assert 0 < share < 100
-    assert not pair(dtype=torch.bfloat16, tokens=100 * share, there=10_000).problems
+    assert not pair(dtype=torch.bfloat16, tokens=100 * share, free_bytes=10_000).problems
 
 
 @pytest.mark.parametrize("bits", [8, 4])
@@ -224,7 +239,7 @@ def test_what_is_done_already_is_not_advised(bits: int) -> None:
     """Claim: a target that is quantised already and does not fit is not advised to be quantised to
     as many bits or more, which cannot help. Fails if it is."""
     for there in range(800, 2200, 50):
-        found = pair(there=there, bits=bits, dtype=torch.bfloat16)
+        found = pair(free_bytes=there, bits=bits, dtype=torch.bfloat16)
         for problem in found.problems:
             assert "bnb-8bit" not in problem
             assert bits != 4 or "bnb-4bit" not in problem
@@ -232,7 +247,7 @@ def test_what_is_done_already_is_not_advised(bits: int) -> None:
 
 def test_the_target_alone() -> None:
     """Claim: without a draft only memory is judged. Fails if a gain is made up."""
-    found = examine(("big", Config(BIG)), None, tokens=100, there=GIB)
+    found = examine(("big", Config(BIG)), None, tokens=100, free_bytes=GIB)
     assert len(found.parts) == 1 and not found.outlook and not found.problems
     assert found.ratio == 1.0
     assert "draft" in found.verdict and "worth" not in found.verdict
@@ -245,5 +260,5 @@ def test_json_has_what_is_shown() -> None:
     shown = found.json()
     assert shown["verdict"] == found.verdict and shown["needed"] == found.needed
     assert shown["notes"][0] == "a note" and shown["problems"] == ()
-    assert [each["rate"] for each in shown["outlook"]] == list(RATES)
+    assert [each["rate"] for each in shown["outlook"]] == list(ACCEPTANCE_RATES)
     assert [each["name"] for each in shown["parts"]] == ["big", "small"]

@@ -29,7 +29,7 @@ from saccade.core.errors import ModelError, OptionError
 from saccade.inputs import load
 from saccade.inputs import real_weights as weights
 from saccade.methods import resolve
-from saccade.model.kept import Kept
+from saccade.model.prefix_cache import PrefixCache
 
 # The user's, looked up before the tests have a cache folder of their own.
 CHECKPOINT = weights.checkpoint_folder()
@@ -183,7 +183,7 @@ def test_over_the_whole_document_the_target_goes_on_as_it_does(tmp_path):
     document = documents.Document("a", "some words of a text, " * 30, "Go on.", 100)
     said = [11 * number % 250 for number in range(30)]
     found = attention_sets.measure_attention_sets(
-        model, document, said, Kept(measure.PROMPT_CACHE_BYTES), shares=(0.02, 1.0)
+        model, document, said, PrefixCache(measure.PROMPT_CACHE_BYTES), shares=(0.02, 1.0)
     )
     assert len(found) == 2 * (len(attention_sets.CHOICES) + 1)
     for look in found:
@@ -243,7 +243,7 @@ def asked() -> tuple[Any, Any, Any, Any, Any]:
     short = [replace(document, tokens=LENGTH) for document in own]
     settings = measure.answer_settings(model, 26, measure.REPETITION_PENALTY)
     truths = [measure.generate_reference(model, document, settings) for document in short]
-    return model, short, settings, truths, Kept(measure.PROMPT_CACHE_BYTES)
+    return model, short, settings, truths, PrefixCache(measure.PROMPT_CACHE_BYTES)
 
 
 @needs_weights

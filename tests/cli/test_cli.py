@@ -11,7 +11,7 @@ import av
 import numpy as np
 import pytest
 
-from saccade.bench.hardware.others import Watch
+from saccade.bench.hardware.disturbance import DisturbanceWatch
 from saccade.inputs.checkpoints import EMBEDDED
 
 Call = Callable[..., tuple[int, str, str]]
@@ -61,7 +61,9 @@ def test_compare_prints_the_contract(
 ) -> None:
     """One object with the fields promised; every method of ours says the same ids as `ar`. What
     the watch says of the times of plain decoding stands in it."""
-    monkeypatch.setattr(Watch, "said", lambda watch, plain: f"{len(plain)} of plain decoding")
+    monkeypatch.setattr(
+        DisturbanceWatch, "warning", lambda watch, plain: f"{len(plain)} of plain decoding"
+    )
     names = "sd,sd-tree,specvlm,specvlm/shape=fit,specvlm-self,specvlm/view=none,hf"
     code, printed, _ = call(
         "compare", clip, "--methods", names, "--max-new-tokens", 24, "--repeat", 1, "--json"

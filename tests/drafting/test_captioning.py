@@ -67,7 +67,7 @@ def test_captions_are_made_while_the_target_reads(
     monkeypatch.setattr(captioning, "usable_cores", lambda: torch.get_num_threads() + 1)
     plain()  # a target's first answer also compares its logits with the model's own
     captioning_began, reading_began = threading.Event(), threading.Event()
-    read = Session.reading
+    read = Session.prefill_in_chunks
     met, threads = [], []
 
     def reading(self: Session, *given: Any, **more: Any) -> Iterator[Any]:
@@ -82,7 +82,7 @@ def test_captions_are_made_while_the_target_reads(
         assert not torch.is_grad_enabled()
         return told(inputs)
 
-    monkeypatch.setattr(Session, "reading", reading)
+    monkeypatch.setattr(Session, "prefill_in_chunks", reading)
     before = torch.get_num_threads()
     found = answer(captioner, method)
     assert len(met) > 1 and all(met) and found.fallback_reason is None
@@ -141,7 +141,7 @@ def test_captions_are_booked_apart(where: str, monkeypatch: pytest.MonkeyPatch) 
     target read. Nothing is booked twice: what somebody waited for is in no other stage. Without a
     captioner both are 0."""
     done = threading.Event()
-    read = Session.reading
+    read = Session.prefill_in_chunks
 
     def captioner(inputs: Mapping[str, Any]) -> list[str]:
         time.sleep(0.2)
@@ -152,7 +152,7 @@ def test_captions_are_booked_apart(where: str, monkeypatch: pytest.MonkeyPatch) 
         assert where == AFTER or done.wait(PATIENCE)
         return read(self, *given, **more)
 
-    monkeypatch.setattr(Session, "reading", reading)
+    monkeypatch.setattr(Session, "prefill_in_chunks", reading)
     found = answer(captioner).timings
     assert found.caption >= 0.2 and (found.caption_hidden > 0) == (where == BESIDE)
     assert found.caption_hidden <= found.caption
@@ -210,7 +210,7 @@ def test_a_captioner_that_is_loaded_meanwhile_changes_nothing(
     """Claim: loading a model in bf16 makes that torch's default type for all threads meanwhile; the
     target's prompt, what it attends to, and an ensemble's weights stay in their own. Fails where a
     tensor of theirs is made without a type, as an answer's first did beside its captioner."""
-    usual, seen = Session.reading, []
+    usual, seen = Session.prefill_in_chunks, []
 
     def reading(self: Session, *asked: Any, **how: Any) -> Iterator[Any]:
         for found in usual(self, *asked, **how):
@@ -218,7 +218,7 @@ def test_a_captioner_that_is_loaded_meanwhile_changes_nothing(
             seen.extend([] if found is None or found.mass is None else [found.mass.dtype])
 
     expected = answer(method=method)
-    monkeypatch.setattr(Session, "reading", reading)
+    monkeypatch.setattr(Session, "prefill_in_chunks", reading)
     try:
         torch.set_default_dtype(torch.bfloat16)
         found = answer(method=method)

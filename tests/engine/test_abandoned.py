@@ -373,9 +373,9 @@ def test_the_memory_there_is_is_estimated_without_descriptors(monkeypatch):
     """Claim: where nothing can be opened, the memory that is free is taken to be all there is, and
     the peak is not known."""
     there = psutil.virtual_memory().total
-    peak = memory.Peak([torch.device("cpu")])
+    peak = memory.PeakMemory([torch.device("cpu")])
     with no_more_descriptors(0):
-        assert memory.available(torch.device("cpu")) == there
+        assert memory.available_bytes(torch.device("cpu")) == there
         assert peak.bytes() is None
     assert peak.bytes() is not None
 

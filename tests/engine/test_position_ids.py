@@ -19,8 +19,8 @@ from torch import nn
 
 import saccade
 from saccade.core.tree import ROOT
-from saccade.model import trial
 from saccade.model.backbone import Backbone
+from saccade.model.generate_check import check_against_generate
 
 # test_greedy.py runs the same code with shapes and types checked.
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -63,7 +63,7 @@ def test_verified_rows_stand_where_generate_puts_them(method, seconds, monkeypat
     expected = _generated_positions(model, inputs, 25)
     assert expected[0] != [inputs["input_ids"].shape[1]] * 3, "the video shifts nothing"
     target = Backbone(model)
-    trial.check(target)  # whose forwards are not the answer's
+    check_against_generate(target)  # whose forwards are not the answer's
     seen: list[list[list[int]]] = []
     forward = target.forward
 

@@ -19,7 +19,7 @@ from saccade.drafting.parallel import process
 from saccade.methods import SYSTEMS
 from saccade.model import kernels
 from saccade.model.backbone import Backbone
-from saccade.model.kernels import Choice, Matrix, Quickest
+from saccade.model.kernels import Choice, Matrix, TunedMatrices
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -47,11 +47,15 @@ def laid(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
 
         return counted
 
-    for table in (kernels.PRODUCTS, kernels.GATED):
+    for table in (kernels.PRODUCTS, kernels.GATED_PRODUCTS):
         for name, product in table.items():
-            monkeypatch.setitem(table, name, replace(product, lay=counting(name, product.lay)))
+            monkeypatch.setitem(
+                table, name, replace(product, prepare=counting(name, product.prepare))
+            )
     monkeypatch.setattr(
-        kernels, "choices", lambda matrices: [BY_THREADS[torch.get_num_threads()]] * len(matrices)
+        kernels,
+        "choose_products",
+        lambda matrices: [BY_THREADS[torch.get_num_threads()]] * len(matrices),
     )
     torch.set_num_threads(2)
     yield found
@@ -115,7 +119,7 @@ def test_control_layouts_that_are_forgotten_are_noticed(pair, laid, monkeypatch)
     choose = Matrix.choose
 
     def forgetful(self: Matrix, choice: Choice) -> None:
-        self.forget()
+        self.drop_copies()
         choose(self, choice)
 
     monkeypatch.setattr(Matrix, "choose", forgetful)
@@ -130,19 +134,23 @@ def test_copies_for_other_threads_stay_and_are_bounded():
     matrix = Matrix(weight)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            kernels, "choices", lambda all_: [BY_THREADS[torch.get_num_threads()]] * len(all_)
+            kernels,
+            "choose_products",
+            lambda all_: [BY_THREADS[torch.get_num_threads()]] * len(all_),
         )
-        quickest = Quickest([matrix])
+        quickest = TunedMatrices([matrix])
         x = torch.randn(4, 64)
         try:
             for threads in (1, 2, 1, 2):
                 torch.set_num_threads(threads)
                 quickest.refresh()
                 assert torch.allclose(matrix(x), x @ weight.t(), atol=1e-4)
-            assert matrix.kernels == {"plain", "packed", "transposed"}
+            assert matrix.prepared_kernels == {"plain", "packed", "transposed"}
             weight.neg_()
             quickest.refresh()
-            assert matrix.kernels == {"packed", "transposed"}, "what was laid before is dropped"
+            assert matrix.prepared_kernels == {"packed", "transposed"}, (
+                "what was laid before is dropped"
+            )
             for threads in (1, 2):
                 torch.set_num_threads(threads)
                 quickest.refresh()

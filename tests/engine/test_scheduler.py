@@ -423,7 +423,7 @@ def test_a_forward_that_fails_ends_those_in_it_and_no_more(monkeypatch):
 def test_what_cannot_be_read_is_refused_in_a_sentence(method, monkeypatch):
     """Claim: a prompt that no memory holds is refused when it joins; beside others it waits."""
     scheduler = Scheduler(TARGET, resolve(method), DRAFT)
-    monkeypatch.setattr("saccade.model.memory.available", lambda device: 10)
+    monkeypatch.setattr("saccade.model.memory.available_bytes", lambda device: 10)
     assert not scheduler.fits(_asked(0))
     with pytest.raises(ModelError, match="would fit"):
         scheduler.join(_asked(0))

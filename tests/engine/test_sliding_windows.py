@@ -15,7 +15,7 @@ from helpers import (
 
 import saccade
 from saccade.core.errors import ModelError
-from saccade.model import families, trial
+from saccade.model import families, generate_check
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -45,8 +45,8 @@ def test_a_cache_that_slides_is_refused_before_any_work(method):
 def test_control_past_its_window_it_would_answer_wrongly(monkeypatch):
     """Control: with the refusal taken out, tokens beyond the window differ from generate's, so
     there is something to refuse; within the window they do not."""
-    monkeypatch.setattr(families, "refuse", lambda whole, text: None)
-    monkeypatch.setattr(trial, "check", lambda target: None)  # which would notice it too
+    monkeypatch.setattr(families, "refuse_unsupported", lambda whole, text: None)
+    monkeypatch.setattr(generate_check, "check_against_generate", lambda target: None)
     model = mistral()
     for length, same in ((3, True), (20, False)):
         inputs, count = text_input(1, length), 4

@@ -243,7 +243,7 @@ def test_written_views_drop_newlines_and_keep_sound(family: str, kind: str, name
     written = len(seen) - len(old)
     media = len(set(whole.grid[:, 0].tolist()))
     assert written == media * len(prefill.words["newline" if name == "text" else "caption"][0])
-    assert loaded.backbone.written(seen).ids_to_embed is None
+    assert loaded.backbone.embed_missing_rows(seen).ids_to_embed is None
 
 
 @pytest.mark.parametrize("name", STREAMING)

@@ -22,7 +22,7 @@ from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.pruning import POOLED, POOLED_AFTER
 from saccade.model.backbone import Backbone
-from saccade.model.prompting import averaged
+from saccade.model.prompting import average_blocks
 from saccade.model.session import Session
 
 CASES = [
@@ -177,7 +177,7 @@ def test_families_that_merge_there_have_no_such_rows() -> None:
         loaded = zoo.member(family)
         inputs = zoo.asked(loaded, kind)
         (whole,) = loaded.backbone.prompts(inputs, coarse=True)
-        assert whole.coarse is None and not loaded.backbone.coarsens
+        assert whole.coarse is None and not loaded.backbone.can_coarsen
         found, after = view(whole), view(whole, POOLED_AFTER)
         assert torch.equal(found.embeds, after.embeds)
         assert torch.equal(found.positions, after.positions)
@@ -187,7 +187,7 @@ def test_averaged_rows_are_means_of_blocks() -> None:
     """Claim: each row is the mean of the block it stands in, edges of what they have; a class token
     stays, and what is no square of these sides too. Fails at an odd side, or across pictures."""
     rows = torch.randn(2, 10, 3)
-    found = averaged(rows, (3,))
+    found = average_blocks(rows, (3,))
     assert torch.equal(found[:, 0], rows[:, 0])
     for picture in range(2):
         square, means = (each[picture, 1:].view(3, 3, 3) for each in (rows, found))
@@ -195,5 +195,5 @@ def test_averaged_rows_are_means_of_blocks() -> None:
             for w in range(3):
                 block = square[h // 2 * 2 :, w // 2 * 2 :][:2, :2].flatten(0, 1)
                 torch.testing.assert_close(means[h, w], block.mean(0))
-    assert averaged(rows, (4,)) is rows
-    assert averaged(torch.ones(1, 11, 3), (3,)).shape == (1, 11, 3)
+    assert average_blocks(rows, (4,)) is rows
+    assert average_blocks(torch.ones(1, 11, 3), (3,)).shape == (1, 11, 3)

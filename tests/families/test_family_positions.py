@@ -25,8 +25,8 @@ from saccade.core.result import Result, RoundRecord
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, add
 from saccade.inputs import Loaded
-from saccade.model import trial
 from saccade.model.backbone import Backbone
+from saccade.model.generate_check import check_against_generate
 
 COUNT, SHORT = 24, 12  # tokens: where answers are to part, and where positions are compared
 SAME = 1e-5
@@ -118,7 +118,7 @@ def test_tokens_are_verified_where_generate_reads_them(family: str, method: str)
     target, draft = zoo.member(family), zoo.draft_of(family)
     for kind in zoo.kinds(family):
         inputs, theirs, ids = positions_of_generate(family, kind)
-        trial.check(target.backbone)  # whose forwards are not the answer's
+        check_against_generate(target.backbone)  # whose forwards are not the answer's
         with recorded(target.backbone) as forwards:
             result = saccade.run(
                 target.backbone,

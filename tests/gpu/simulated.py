@@ -70,7 +70,11 @@ def simulate(paces: Mapping[Backbone, Pace]) -> Iterator[dict[Backbone, Simulate
     with patch.object(timing, "time", clock):
         for model, pace in paces.items():
             device = model.device
-            real = cuda_graphs.captured_on(device) if device.type == "cuda" else lambda work: work
+            real = (
+                cuda_graphs.cuda_graph_capture(device)
+                if device.type == "cuda"
+                else lambda work: work
+            )
             model.graphs[model.layers] = CudaGraphs(
                 model, _slow_capture(real, pace, clock, done[model])
             )
@@ -86,7 +90,7 @@ def simulate(paces: Mapping[Backbone, Pace]) -> Iterator[dict[Backbone, Simulate
 def _slow_capture(
     real: cuda_graphs.Capture, pace: Pace, clock: FakeClock, done: Simulated
 ) -> cuda_graphs.Capture:
-    def capture(work: cuda_graphs.Work) -> cuda_graphs.Work:
+    def capture(work: cuda_graphs.Forward) -> cuda_graphs.Forward:
         done.captures += 1
         clock.pass_by(pace.capture)
         again = real(work)

@@ -19,8 +19,8 @@ from saccade.inputs.loading import load, load_pair
 from saccade.model.attention import Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
-from saccade.model.kept import Kept
-from saccade.model.kernels.attended import attended
+from saccade.model.kernels.attention_mass import attention_mass
+from saccade.model.prefix_cache import PrefixCache
 
 LOGITS = torch.tensor([[1.0, 3.0, 2.5], [0.5, 0.0, 4.0], [9.0, 8.0, 7.0]])
 
@@ -62,7 +62,7 @@ def test_an_accepted_path_is_sent_once():
         cache = Cache(6, 2, 4, 16, devices=[torch.device("cuda:0")] * 6)
         cache.advance(3)
         record.clear()
-        cache.keep([0, 2, 5])
+        cache.commit_path([0, 2, 5])
         assert (record.counts["upload"], record.counts["sync"]) == (1, 0) and cache.length == 6
 
 
@@ -73,7 +73,7 @@ def test_attention_written_down_on_a_gpu_is_few_launches():
         keys = [torch.randn(2, 4000, 16, device="cuda") for _ in range(2)]
         asked = [torch.randn(4, 40, 16, device="cuda") for _ in range(2)]
         record.clear()
-        attended(keys, asked, torch.arange(3961, 4001), torch.arange(10, 900, device="cuda"))
+        attention_mass(keys, asked, torch.arange(3961, 4001), torch.arange(10, 900, device="cuda"))
         assert record.counts["launch"] <= 2 * 20
 
 
@@ -81,12 +81,13 @@ def test_pixels_are_digested_before_they_are_sent():
     """Claim: where what a vision tower gave is kept, pixels are never fetched back from the GPU to
     be told apart, and equal ones are not looked at twice. Fails if a digest is taken there."""
     with pretend_gpus() as record:
-        model = Backbone(deepcopy(FAMILIES["qwen2_5_vl"](0)).to("cuda")).keeping(Kept(2**28))
+        cached = PrefixCache(2**28)
+        model = Backbone(deepcopy(FAMILIES["qwen2_5_vl"](0)).to("cuda")).with_prefix_cache(cached)
         model.prompts(input_for("qwen2_5_vl"))
         record.clear()
         model.prompts(input_for("qwen2_5_vl"))
         assert not any("kept.py" in line and "cpu" in line for line, _ in record.worst("download"))
-        assert sum(isinstance(key, tuple) for key, _ in model.kept.items()) == 1
+        assert sum(isinstance(key, tuple) for key, _ in model.prefix_cache.items()) == 1
 
 
 def test_weights_are_read_to_where_they_are_to_be():
@@ -129,7 +130,7 @@ def test_a_model_is_fused_once():
     assert one.fused and other.fused
     for a, b in zip(one.fused.layers, other.fused.layers, strict=True):
         assert a.qkv.weight.data_ptr() == b.qkv.weight.data_ptr()
-        assert a.gated.weight.data_ptr() == b.gated.weight.data_ptr()
+        assert a.gate_up.weight.data_ptr() == b.gate_up.weight.data_ptr()
 
 
 def test_a_model_that_is_sent_is_fused_where_it_is():
@@ -166,6 +167,6 @@ def test_a_few_rows_need_no_mask_over_all_keys(dtype):
         truth, _ = attend("cpu", block)
         with pretend_gpus():
             found, step = attend("cuda:0", block)
-            ((_, mask),) = step._ways
+            ((_, mask),) = step._kernels
             assert mask is not None and mask.shape[-1] == (5 if block is None else 7)
         assert torch.allclose(found, truth, atol=1e-5 if dtype == torch.float32 else 2e-2)

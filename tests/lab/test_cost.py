@@ -14,7 +14,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "CYCLES", 2)
+    monkeypatch.setattr(profile, "BARE_CYCLES", 2)
 
 
 def test_cost_imposes_the_given_acceptance(call: Call) -> None:

@@ -105,7 +105,7 @@ def test_frames_show_what_is_kept_and_veil_the_rest():
     """Claim: a row a view, six frames a row; a kept cell has the clip's own pixels and no other
     cell has, and the counts below are of that frame. Fails if rows and columns, or frames, of
     the grid are swapped."""
-    clip = agreement.held_out(0, 64)[1]
+    clip = agreement.unseen_clip(0, 64)[1]
     drawn = methods.frames(HIPPO)
     pictures = [axis for axis in drawn.axes if axis.images]
     assert len(pictures) == 2 * methods.STRIP
@@ -188,7 +188,7 @@ def test_an_svg_holds_no_date(tmp_path):
         (("sagee",), "unknown figure 'sagee'; known: sparse-to-dense, tabed, sage"),
         (("sage", "--out", "x.bmp"), "cannot write x.bmp; give --out an .svg or .png"),
         (("sage", "--out", "no/x.svg"), "cannot write no/x.svg"),
-        (("sage", "--size", "100"), "no clips of 100 visual tokens; known: [64, 256"),
+        (("sage", "--size", "100"), "no clips of 100 visual tokens; sizes: [64, 256"),
         (("sage", "--data", "none.json"), "cannot read none.json; give --data the JSON"),
         (("sage", "--data", "list.json"), "cannot read list.json"),
         (("sage", "--data", "broken.json"), "cannot read broken.json"),

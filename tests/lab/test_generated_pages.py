@@ -30,17 +30,17 @@ def _stored(name: str) -> Any:
 
 def _methods(page: str) -> str:
     from lab.commands import pages
-    from lab.hardware.inside import written
+    from lab.hardware.vllm_comparison import replace_table
     from saccade.methods import names
 
-    return written(page, pages.table(names.listing().methods), pages.BEGIN)
+    return replace_table(page, pages.methods_table(names.listing().methods), pages.BEGIN)
 
 
 def _options(page: str) -> str:
     from lab import command_options
-    from lab.hardware.inside import written
+    from lab.hardware.vllm_comparison import replace_table
 
-    return written(page, command_options.table(), command_options.BEGIN)
+    return replace_table(page, command_options.table(), command_options.BEGIN)
 
 
 def _numbers(page: str) -> str:
@@ -70,22 +70,22 @@ def _families(page: str) -> str:
 
 
 def _vllm(page: str) -> str:
-    from lab.hardware import inside
+    from lab.hardware import vllm_comparison as runs
 
-    return inside.written(page, inside.table(_stored("vllm.json")["runs"]))
+    return runs.replace_table(page, runs.table(_stored("vllm.json")["runs"]))
 
 
 def _peers(page: str) -> str:
     from lab.peers import turns
 
-    return turns.written(page, _stored("peers.json"))
+    return turns.page_with_table(page, _stored("peers.json"))
 
 
 def _all_methods(page: str) -> str:
     from lab.hardware import methods
     from lab.studies.ablations import put
 
-    return put(page, methods.told(_stored("methods.json")), methods.MARKS)
+    return put(page, methods.page_section(_stored("methods.json")), methods.MARKS)
 
 
 def _renewed_views(page: str) -> str:
@@ -93,7 +93,7 @@ def _renewed_views(page: str) -> str:
     from lab.studies import ablations
 
     rows = json.loads((DOCS / "methods" / "fresh.json").read_text())["measured"]
-    costs = following.told(_stored("following.json"))
+    costs = following.page_section(_stored("following.json"))
     return ablations.put(ablations.put(page, costs, following.MARKS), ablations.table(rows))
 
 

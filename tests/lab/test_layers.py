@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from helpers import FAMILIES, backbone
 
-from lab.hardware.layers import rivals
+from lab.hardware.layers import measure_step_variants
 from saccade.model.kernels import few_rows
 
 
@@ -32,7 +32,7 @@ def test_every_rival_computes_the_same(ours, monkeypatch):
     def compiler(work):
         return lambda *given, **named: compiled.append(1) or work(*given, **named)
 
-    found = [*rivals(model, 70, (1, 3), repeat=1, compiler=compiler)]
+    found = [*measure_step_variants(model, 70, (1, 3), repeat=1, compiler=compiler)]
     names = [*(["kernels"] if ours else []), "torch", "compiled"]
     assert [(each.kind, each.rows) for each in found] == [(n, r) for r in (1, 3) for n in names]
     assert all(each.difference < 1e-4 and each.milliseconds > 0 for each in found)

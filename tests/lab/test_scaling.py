@@ -26,7 +26,7 @@ def test_one_gpu_is_what_the_older_prediction_says(
     """Claim: with layers in turn, T(1) and the speedup are those of `lab gpu --predict`."""
     tokens = 12_288
     found = plan(*pair, H200, 2, "PP", tokens)
-    each, once, step, speedup = gpu.predicted(
+    each, once, step, speedup = gpu.predict_speedups(
         scaling.TARGET, scaling.DRAFT, tokens, H200.bandwidth
     )[1]
     assert each == ASSUMED.reported

@@ -124,7 +124,7 @@ def test_costs_of_renewing_a_view_are_reported_part_by_part(tmp_path):
     stored = json.loads((ROOT / "docs" / "results" / "following.json").read_text())
     model = load(str(checkpoints.make("llama", tmp_path / "target")), device="cpu")
     text = Document("a", "some words of a text, " * 30, "Go on.", 100)
-    found = following.follow(model, text, keep=0.5, rounds=2)
-    assert list(found.seconds) == list(stored["seconds"]) and found.renewing > 0
-    again = following.told({**stored, **asdict(found)})
+    found = following.measure_following(model, text, keep=0.5, rounds=2)
+    assert list(found.seconds) == list(stored["seconds"]) and found.renewal_seconds > 0
+    again = following.page_section({**stored, **asdict(found)})
     assert f"{found.prompt_tokens:,} tokens of prompt, 50% of the document" in again

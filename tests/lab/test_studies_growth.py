@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from lab import studies
-from lab.hardware.imposed import ImposedAcceptance, imposed
+from lab.hardware.imposed import ImposedAcceptance, impose_acceptance
 from lab.studies import growth, stand_in
 from lab.studies import lab as labs
 from lab.studies.lab import Lab
@@ -188,7 +188,7 @@ def test_a_stand_in_takes_an_imposed_acceptance(method: str) -> None:
     assert prefill.prompt.visual_tokens == 200 and len(prefill.prompt) == 264
     for rate, most in ((1.0, 8), (0.0, 24)):
         rounds: list[Round] = []
-        recipe = imposed(resolve(method), ImposedAcceptance(rates=(rate,)))
+        recipe = impose_acceptance(resolve(method), ImposedAcceptance(rates=(rate,)))
 
         def counted(*given: Any, to: Any = rounds, schedule: Any = recipe.schedule) -> Any:
             for round in schedule(*given):

@@ -83,7 +83,7 @@ def test_the_events_question_is_about_events(lab):
     both panels show captions."""
     one, other = (sage._shot(lab, task, 1) for task in ("describe", "events"))
     assert (one.clip.frames == other.clip.frames).all() and one.ids != other.ids
-    scene = sage.agreement.held_out(1, 64)[0]
+    scene = sage.agreement.unseen_clip(1, 64)[0]
     asked = lab.target.tokenizer.decode(other.inputs["input_ids"][0])
     assert sage.dialogues.conversation(scene, "events", 1)[0].question in asked
 

@@ -26,7 +26,7 @@ def test_content_words_are_counted_as_often_as_they_stand():
 
 def test_clips_have_something_to_say(monkeypatch):
     """Claim: only clips whose true description is long enough are asked about, in their order."""
-    tok = build.saved_processor(EMBEDDED / "target").tokenizer
+    tok = build.load_processor(EMBEDDED / "target").tokenizer
     monkeypatch.setattr(seeing, "LEAST", 150)
     own = seeing.shown(tok)
     found = [next(own) for _ in range(5)]

@@ -111,7 +111,7 @@ def test_the_second_panel_is_a_second_turn(lab, shots):
     clip, first = lab.inputs(shots[1].number)
     assert (shots[1].clip.frames == clip.frames).all()
     talks = [
-        tabed.dialogues.conversation(tabed.agreement.held_out(i, 64)[0], "chat", i)
+        tabed.dialogues.conversation(tabed.agreement.unseen_clip(i, 64)[0], "chat", i)
         for i in range(lab.clips)
     ]
     told = max(talks, key=lambda talk: len(talk[1].answer))

@@ -141,11 +141,13 @@ class Tables:
     def prefill(self, prompts: Sequence[Prompt]) -> list[Prefill]:
         return []
 
-    def reading(self, number: int, prompt: Prompt, *, place: int = 0) -> Iterator[None]:
+    def prefill_in_chunks(
+        self, number: int, prompt: Prompt, *, noise_number: int = 0
+    ) -> Iterator[None]:
         yield None
 
     def fork(
-        self, prefills: Sequence[Prefill], prompts: Sequence[Prompt], *, renewed: bool = False
+        self, prefills: Sequence[Prefill], prompts: Sequence[Prompt], *, can_reselect: bool = False
     ) -> None: ...
 
     def end(self, request: int) -> None: ...
@@ -187,11 +189,11 @@ PROMPT = Prompt(
 READ = Prefill(PROMPT, None, torch.zeros(1))
 MODEL: Any = SimpleNamespace(
     shares_rows_with=lambda other: True,
-    coarsens=False,
+    can_coarsen=False,
     shares_vision_with=lambda other: False,
     adopt=lambda prompt: prompt,
-    written=lambda prompt: prompt,
-    first=lambda layers: MODEL,
+    embed_missing_rows=lambda prompt: prompt,
+    first_layers=lambda count: MODEL,
     device=torch.device("cpu"),
     vocab=IDS,
     layers=2,

@@ -141,9 +141,9 @@ def test_a_window_that_slides_bends_no_law(monkeypatch):
     """Claim: what is sampled while a self-draft's window slides, here at every token, is drawn from
     the target's own law. A draft that reads other keys is judged by the law it drew from."""
     slides = []
-    forget = Cache.forget
+    forget = Cache.remove_rows
     monkeypatch.setattr(drafters, "SLIDE_TOKENS", 1)
-    monkeypatch.setattr(Cache, "forget", lambda *all: (slides.append(all), forget(*all))[1])
+    monkeypatch.setattr(Cache, "remove_rows", lambda *all: (slides.append(all), forget(*all))[1])
     assert p_value("streaming/keep=0.5/shape=chain-2") > ALPHA
     assert len(slides) > BATCH * CALLS
 
@@ -168,14 +168,14 @@ def test_keys_asked_for_at_every_step_bend_no_law(monkeypatch):
     """Claim: what is sampled from drafts whose every step reads other keys, by its own queries, is
     drawn from the target's own law; steps of a draft do read other pages than the one before."""
     steps: dict[tuple[int, int], list[Tensor]] = {}
-    chosen = Pages.chosen
+    chosen = Pages.best_pages
 
     def watched(pages: Pages, layer: int, q: Tensor) -> Tensor:
         found = chosen(pages, layer, q)
         steps.setdefault((id(pages), layer), []).append(found)
         return found
 
-    monkeypatch.setattr(Pages, "chosen", watched)
+    monkeypatch.setattr(Pages, "best_pages", watched)
     assert p_value("pages/keep=0.4/page=2/shape=chain-2") > ALPHA
     each = [pair for found in steps.values() for pair in pairwise(found)]
     assert sum(not torch.equal(*pair) for pair in each) > len(each) / 4 > BATCH * CALLS / 4

@@ -187,7 +187,7 @@ def test_narrowing_keeps_what_was_drafted_since():
     rows = torch.tensor([row for row in range(len(prompt)) if row % 3 or row > 100])
     before = [layer.clone() for layer in one.requests[0].cache.keys]
     after = len(prompt)
-    one.narrow(0, rows)
+    one.keep_prompt_rows(0, rows)
     cache = one.requests[0].cache
     assert cache.length == len(rows)
     for layer, old in zip(cache.keys, before, strict=True):

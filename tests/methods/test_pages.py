@@ -146,8 +146,8 @@ def test_what_is_read_is_the_sources() -> None:
     source.reserve(60)
     for layer in range(2):
         q = torch.randn(6, 1, 4, generator=generator)
-        pages.open(into, layer, q)
-        for head, chosen in enumerate(pages.chosen(layer, q)):
+        pages.load(into, layer, q)
+        for head, chosen in enumerate(pages.best_pages(layer, q)):
             rows = paged.rows[chosen].flatten()
             assert torch.equal(into.keys[layer][head, : paged.slots], before[layer][head, rows])
             values = source.values[layer][head, rows]

@@ -63,7 +63,7 @@ def test_it_tells_what_the_last_judged_rows_attended_to(family, kind):
     target = backbone(model)
     (prompt,) = target.prompts(inputs)
     session = kind(target, [Sampling()])
-    prefill = _all(session.reading(0, prompt, record=True, follow=ROWS))
+    prefill = _all(session.prefill_in_chunks(0, prompt, record=True, follow_rows=ROWS))
     text: list[int] = []
 
     def check() -> None:
@@ -89,7 +89,7 @@ def test_a_branch_that_was_taken_counts_and_its_sibling_does_not():
     target = backbone(model)
     (prompt,) = target.prompts(inputs)
     session = Session(target, [Sampling()])
-    prefill = _all(session.reading(0, prompt, record=True, follow=2))
+    prefill = _all(session.prefill_in_chunks(0, prompt, record=True, follow_rows=2))
     tree = Tree((5, 6, 9), (ROOT, ROOT, 1), (None,) * 3)
     session.score({0: tree})
     session.commit({0: [6, 9, 30]})
@@ -151,7 +151,7 @@ def test_each_round_drafts_on_the_keys_looked_at_last(monkeypatch):
         assert prompt.heads is not None
         kept.append(prompt.heads)
         reselect(session, number, prompt)
-        held = session.requests[number].held
+        held = session.requests[number].source_rows
         assert held is not None and torch.equal(held.sort(-1).values, prompt.heads)
 
     monkeypatch.setattr(Session, "reselect", watched)

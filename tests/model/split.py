@@ -40,7 +40,7 @@ def answer(target: Loaded, draft: Loaded, inputs: Inputs, method: str, **more: A
         target.backbone,
         inputs,
         draft=draft.backbone,
-        method=recipe if tensor_parallel.world() == 1 else for_split_target(recipe),
+        method=recipe if tensor_parallel.world_size() == 1 else for_split_target(recipe),
         max_new_tokens=COUNT,
         **{"do_sample": False, **more},
     )
@@ -50,7 +50,7 @@ def answer(target: Loaded, draft: Loaded, inputs: Inputs, method: str, **more: A
 
 def main(out: str, folder: str, drafter: str, *methods: str) -> None:
     torch.set_num_threads(1)
-    alone = tensor_parallel.world() == 1
+    alone = tensor_parallel.world_size() == 1
     target = models.load(folder, tp=not alone, fused=False if alone else None)
     draft = models.load(drafter)
     inputs = zoo.asked(target, "video", 1)
@@ -71,7 +71,7 @@ def main(out: str, folder: str, drafter: str, *methods: str) -> None:
         found["failed commit"] = failed_self(target, inputs, "commit")
         found["odd verdict"] = odd_verdict(target, draft, inputs)
     Path(f"{out}.{tensor_parallel.rank()}.json").write_text(json.dumps(found))
-    tensor_parallel.leave()
+    tensor_parallel.disconnect()
 
 
 def odd_draft(target: Loaded, draft: Loaded, inputs: Inputs) -> Any:
@@ -135,7 +135,7 @@ def failed_self(target: Loaded, inputs: Inputs, where: str) -> tuple[list[int], 
 def stuck(folder: str, drafter: str) -> None:
     """Where what fails in one process shares the target's forwards, the others wait inside them."""
     torch.set_num_threads(1)
-    tensor_parallel.PATIENCE = 5.0
+    tensor_parallel.TIMEOUT_SECONDS = 5.0
     target, draft = models.load(folder, tp=True), models.load(drafter)
     inputs = zoo.asked(target, "video", 1)
     failed_draft(target, draft, inputs, "specvlm-self")
@@ -151,7 +151,7 @@ def odd_verdict(target: Loaded, draft: Loaded, inputs: Inputs) -> str | None:
 
         return schedule(target, draft, requests, changed)
 
-    recipe = replace(resolve("ar"), schedule=tensor_parallel.together(other))
+    recipe = replace(resolve("ar"), schedule=tensor_parallel.agree_on_drafts(other))
     try:
         saccade.run(target.backbone, inputs, method=recipe, max_new_tokens=2, do_sample=False)
     except ModelError as error:

@@ -16,13 +16,13 @@ from saccade.model.attention import (
     FOLD_LIMIT,
     Segment,
     Step,
+    attend_partially,
+    attend_partially_by_products,
     merge,
-    partial,
-    plain_partial,
 )
 from saccade.model.cache import Cache
-from saccade.model.kernels import Ways, attended, compiled
-from saccade.model.kernels.attended import Note
+from saccade.model.kernels import AttentionChoice, attention_mass, compiled
+from saccade.model.kernels.attention_mass import MassRecorder
 from saccade.model.session import Session
 
 HEADS, KV, WIDTH = 4, 2, 8
@@ -96,7 +96,7 @@ def test_a_tree_node_sees_the_text_and_its_ancestors_only(nodes, seed):
         assert not torch.allclose(out, seen_by_all, atol=1e-3), "the mask made no difference"
 
 
-@pytest.mark.parametrize("way", ["spelt", pytest.param("compiled", marks=COMPILED)])
+@pytest.mark.parametrize("way", ["unfused", pytest.param("compiled", marks=COMPILED)])
 @pytest.mark.parametrize("shape", ["one", "chain", "tree"])
 def test_few_rows_over_many_keys_equal_the_naive_softmax(shape, way, monkeypatch):
     """Claim: spelt out or in C, with a mask of the last keys only, each row sees what it saw with
@@ -112,7 +112,7 @@ def test_few_rows_over_many_keys_equal_the_naive_softmax(shape, way, monkeypatch
         "scaled_dot_product_attention",
         lambda *given, **named: fused.append(1) or called(*given, **named),
     )
-    ways = Ways((1,), (("fused", way),), (1024 + new,))
+    ways = AttentionChoice((1,), (("fused", way),), (1024 + new,))
     for length in (1023, 1024, 1101):
         cache = _cache(length, 5)
         q, k, v = _fresh(new, 6)
@@ -134,7 +134,7 @@ def test_a_prompts_rows_in_c_equal_the_naive_softmax(new, monkeypatch):
     there, each row sees up to itself; the fused kernel is not called, and torch's default type
     says nothing. Control: over one key too few for it, it is called."""
     fused = []
-    for name in ("scaled_dot_product_attention", "partial"):
+    for name in ("scaled_dot_product_attention", "attend_partially"):
         called = getattr(attention, name)
         monkeypatch.setattr(
             attention, name, lambda *a, called=called, **b: fused.append(1) or called(*a, **b)
@@ -144,7 +144,7 @@ def test_a_prompts_rows_in_c_equal_the_naive_softmax(new, monkeypatch):
         q, k, v = _fresh(new, 8)
         for least in (length + new, length + new + 1):
             fused.clear()
-            ways = Ways((1,), (("fused", "compiled"),), (least,))
+            ways = AttentionChoice((1,), (("fused", "compiled"),), (least,))
             step = Step([Segment(cache, 0, new, length)], HEADS // KV, q.dtype, ways)
             torch.set_default_dtype(torch.bfloat16)
             try:
@@ -161,7 +161,7 @@ def test_a_tree_of_many_nodes_is_never_taken_for_a_prompt():
     nodes, length = FOLD_LIMIT + 10, 6
     cache, (q, k, v) = _cache(length, 1), _fresh(nodes, 1)
     block = ancestors(random_tree(random.Random(1), nodes, lambda: 0).parents)
-    ways = Ways((1,), (("fused", "compiled"),), (1,))
+    ways = AttentionChoice((1,), (("fused", "compiled"),), (1,))
     step = Step([Segment(cache, 0, nodes, length, block)], HEADS // KV, q.dtype, ways)
     out = step(0, q, k, v, SCALE)
     visible = torch.cat([torch.ones(nodes, length, dtype=torch.bool), block], 1)
@@ -222,13 +222,15 @@ def test_control_parts_merged_without_their_sums_are_wrong(monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["all", "causal", "chosen"])
-@pytest.mark.parametrize("plain", [partial, plain_partial], ids=["kernel", "plain"])
+@pytest.mark.parametrize(
+    "plain", [attend_partially, attend_partially_by_products], ids=["kernel", "plain"]
+)
 def test_a_part_is_its_softmax_and_the_log_of_its_sum(how, plain, monkeypatch):
     """Claim: kernel and fallback both give (softmax over these keys, log of its divisor).
 
     Fails if groups are laid out otherwise or a few queries at a time are put together wrongly.
     """
-    monkeypatch.setattr(attention, "PLAIN_ROWS", 7)
+    monkeypatch.setattr(attention, "MAX_QUERIES_AT_ONCE", 7)
     new = seen = 20
     q, k, v = _fresh(new, 3)
     visible = torch.ones(new, seen, dtype=torch.bool)
@@ -309,8 +311,8 @@ def test_attended_is_the_weight_on_each_column(numbers, columns, monkeypatch):
     all keys and over the columns alone, with rows fed in two chunks; however many rows go together,
     and in C (0). Fails if a chunk is forgotten, weighted wrongly, or sees the future.
     """
-    monkeypatch.setattr(attended, "CACHED", numbers or 1)
-    monkeypatch.setattr(compiled, "serves", lambda width: not numbers)
+    monkeypatch.setattr(attention_mass, "LOGITS_AT_ONCE_ON_CPU", numbers or 1)
+    monkeypatch.setattr(compiled, "supports_head_dim", lambda width: not numbers)
     layers, new = 3, 9
     cache = Cache(layers, KV, WIDTH, 16)
     fresh = [_fresh(new, seed) for seed in range(layers)]
@@ -318,12 +320,12 @@ def test_attended_is_the_weight_on_each_column(numbers, columns, monkeypatch):
     both = torch.zeros(layers, KV, 2, 3)
     for start, stop in ((0, 7), (7, 9)):
         inside = rows[(rows >= start) & (rows < stop)]
-        noted = Note(inside, stop, chosen, both)
-        step = Step([Segment(cache, 0, stop - start, start, noted=noted)], 2, torch.float32)
+        noted = MassRecorder(inside, stop, chosen, both)
+        step = Step([Segment(cache, 0, stop - start, start, recorder=noted)], 2, torch.float32)
         for layer, own in enumerate(fresh):
             step(layer, *(each[:, start:stop] for each in own), SCALE)
         cache.advance(stop - start)
-        noted.end(cache)
+        noted.finish(cache)
     for (q, k, _), told in zip(fresh, both, strict=True):
         logits = torch.einsum("hqd,hkd->hqk", q, k.repeat_interleave(2, 0)) * SCALE
         logits = logits.masked_fill(~_causal(0, new), float("-inf"))[:, rows]
@@ -346,21 +348,21 @@ def test_a_note_is_the_same_on_the_way_and_after(rows, monkeypatch):
         return attend(*args, **kwargs)
 
     monkeypatch.setattr(compiled, "attend", counted)
-    monkeypatch.setitem(attention.MANY_ROWS, "compiled", counted)
+    monkeypatch.setitem(attention.MANY_ROW_KERNELS, "compiled", counted)
     rows, columns = torch.tensor(rows), torch.arange(3, 70)
     fresh = [_fresh(100, seed) for seed in range(3)]
     found = []
     for name in ("fused", "compiled"):
         cache, both = Cache(3, KV, WIDTH, 128), torch.zeros(3, KV, 2, len(columns))
-        note = Note(rows, 100, columns, both)
-        ways = Ways((1,), ((name, name),), (0,))
-        step = Step([Segment(cache, 0, 100, 0, noted=note)], 2, torch.float32, ways)
+        note = MassRecorder(rows, 100, columns, both)
+        ways = AttentionChoice((1,), ((name, name),), (0,))
+        step = Step([Segment(cache, 0, 100, 0, recorder=note)], 2, torch.float32, ways)
         for layer, own in enumerate(fresh):
             step(layer, *own, SCALE, last=layer == 2)
-        note.end(cache)
+        note.finish(cache)
         found.append(both)
     assert torch.allclose(*found, atol=1e-6) and found[0].sum() > 1
-    assert told == ["noted"] * 3 * (int(rows[0]) == 90)
+    assert told == ["mass_output"] * 3 * (int(rows[0]) == 90)
 
 
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])

@@ -18,8 +18,8 @@ from helpers import video_input as seen_input
 from torch import Tensor
 
 import saccade
-from lab.hardware.flips import flips
-from lab.training.agreement import held_out
+from lab.hardware.flips import count_flips
+from lab.training.agreement import unseen_clip
 from saccade import inputs as models
 from saccade.core.costs import Costs
 from saccade.core.errors import MethodError, ModelError
@@ -39,7 +39,7 @@ from saccade.model.batch_invariant import (
     ROWS,
     BatchInvariantSession,
     BatchInvariantStep,
-    ordered,
+    attend_in_order,
 )
 from saccade.model.cache import Cache
 from saccade.model.session import Session
@@ -145,7 +145,7 @@ def test_control_without_exact_bits_differ(family, dtype):
 def test_the_trained_pair(pair, dtype, number):
     """Claim: so it is with trained weights, on clips they never saw."""
     target, draft = _loaded("shapes", dtype), _loaded("shapes-draft", dtype)
-    _, clip, question = held_out(number, 256)
+    _, clip, question = unseen_clip(number, 256)
     inputs = models.ask(target, question, clips=[clip])
     settings = {"exact": True, "draft": draft.backbone, "max_new_tokens": 32}
     plain, truth = told(target.backbone, inputs, "ar", **settings)
@@ -310,12 +310,12 @@ def test_captured_forwards_give_the_same_bits(family, dtype, monkeypatch):
     inputs = asked(family, dtype)
     settings: dict[str, Any] = {"exact": True, "draft": draft_of(family, dtype)}
     _, ordinary = told(model_of(family, dtype), inputs, METHODS[0], **settings)
-    monkeypatch.setattr(cuda_graphs, "DEVICES", ("cpu",))
+    monkeypatch.setattr(cuda_graphs, "DEVICE_TYPES", ("cpu",))
     target = Backbone(copy.deepcopy(FAMILIES[family](0)).to(dtype))
     for _ in range(2):
         result, captured = told(target, inputs, METHODS[0], **settings)
         assert torch.equal(ordinary, captured)
-    kinds = {kind for kind, _ in target.graphs[target.layers]._runs}
+    kinds = {kind for kind, _ in target.graphs[target.layers]._captured}
     assert kinds == {batch_invariant.EXACT} and result.timings.captures == 0
 
 
@@ -341,7 +341,7 @@ def _rows(length: int, seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, T
 def test_it_is_attention(at):
     """Claim: as softmax over the keys up to each row's own, in double, to 1e-6."""
     q, k, v = _rows(at + ROWS, at, torch.float32)
-    found = ordered(q[:, at:], k, v, torch.arange(at, at + ROWS), 0.3)
+    found = attend_in_order(q[:, at:], k, v, torch.arange(at, at + ROWS), 0.3)
     scores = torch.einsum("hrd,hsd->hrs", q[:, at:].double(), k.double().repeat_interleave(2, 0))
     future = torch.arange(at + ROWS) > torch.arange(at, at + ROWS)[:, None]
     weights = (scores * 0.3).masked_fill(future, float("-inf")).softmax(-1)
@@ -391,7 +391,7 @@ def test_control_a_place_that_matters_is_found(dtype, monkeypatch):
         monkeypatch.setattr(target, "forward", broken)
         assert not batch_invariant.is_batch_invariant(target)
         with pytest.raises(ModelError, match="cannot be promised on this machine"):
-            batch_invariant.check(target)
+            batch_invariant.require_batch_invariance(target)
     with pytest.raises(ModelError, match="cannot be promised"):
         saccade.stream(target, words_input(), method="ar", exact=True)
 
@@ -399,12 +399,12 @@ def test_control_a_place_that_matters_is_found(dtype, monkeypatch):
 def test_it_is_tried_once_for_each_model(monkeypatch):
     """Claim: the trial is remembered, by number of threads."""
     target = Backbone(copy.deepcopy(llama(1)))
-    batch_invariant.check(target)
+    batch_invariant.require_batch_invariance(target)
     monkeypatch.setattr(batch_invariant, "is_batch_invariant", lambda model: False)
-    batch_invariant.check(target)
+    batch_invariant.require_batch_invariance(target)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 97)
     with pytest.raises(ModelError, match="97 threads"):
-        batch_invariant.check(target)
+        batch_invariant.require_batch_invariance(target)
 
 
 def test_experts_are_refused():
@@ -468,7 +468,7 @@ def test_costs_are_those_of_padded_forwards():
 def test_flips_are_counted(dtype):
     """Claim: rows alone change logits without exact, and none with it."""
     target, inputs = model_of("llama", dtype), asked("llama", dtype)
-    ordinary = flips(target, inputs, tokens=48)
+    ordinary = count_flips(target, inputs, tokens=48)
     assert ordinary.compared == 48 and 0 <= ordinary.flips <= ordinary.unlike
     assert ordinary.unlike > 0
-    assert flips(target, inputs, tokens=48, exact=True).unlike == 0
+    assert count_flips(target, inputs, tokens=48, exact=True).unlike == 0

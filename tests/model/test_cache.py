@@ -67,7 +67,7 @@ def test_any_history_equals_a_list(steps):
                 model += range(stamp, stamp + count)
             else:
                 path = [i for i in range(count) if mask[i]]
-                cache.keep(path)
+                cache.commit_path(path)
                 model += [stamp + i for i in path]
             stamp += count
         assert cache.length == len(model)

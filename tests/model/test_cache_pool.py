@@ -14,7 +14,7 @@ LAYERS, HEADS, WIDTH = 3, 2, 4
 
 @pytest.fixture
 def pool(monkeypatch) -> CachePool:
-    monkeypatch.setattr(cache_pool, "FIRST_TOKENS", 0)
+    monkeypatch.setattr(cache_pool, "INITIAL_TOKENS", 0)
     return CachePool(LAYERS, HEADS, WIDTH, dtype=torch.float32, device=torch.device("cpu"))
 
 
@@ -80,11 +80,11 @@ def test_without_memory_a_cache_has_its_own(pool, monkeypatch):
     """Claim: where there is no memory for the pool to grow a cache gets memory of its own, which
     the pool's later moves leave alone; with memory again it may come back."""
     first = _cache(pool, 5)
-    monkeypatch.setattr(memory, "available", lambda device: 0)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 0)
     other = _cache(pool, 50)
     first.reserve(60)
     assert other.lease is None and first.lease is None and _holds(first, 5) and _holds(other, 50)
-    monkeypatch.setattr(memory, "available", lambda device: 2**40)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 2**40)
     _cache(pool, 500)
     assert _holds(first, 5) and _holds(other, 50)
     other.reserve(70)

@@ -19,15 +19,15 @@ import saccade
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, chain
 from saccade.model import attention, kernels
-from saccade.model.attention import ways_of
+from saccade.model.attention import quickest_attention
 from saccade.model.backbone import Backbone
 from saccade.model.kernels import compiled
-from saccade.model.kernels.attended import attended
+from saccade.model.kernels.attention_mass import attention_mass
 from saccade.model.session import Session
 
 CPU = [torch.device("cpu")]
 PATH = os.environ["PATH"]
-CHOOSING = kernels.ways  # before the session's fixture puts a fixed choice there
+CHOOSING = kernels.choose_attention  # before the session's fixture puts a fixed choice there
 
 
 def _inputs(heads, kv_heads, width, rows, before, seed):
@@ -87,7 +87,7 @@ def test_what_rows_attend_to_is_double_precisions(rows, columns):
     whole = logits.softmax(-1)[..., columns]
     alone = (whole / whole.sum(-1, keepdim=True)).nan_to_num()
     exact = torch.stack([each.view(2, -1, len(columns)).sum(1) for each in (whole, alone)], 1)
-    (found,) = attended([k], [q], sees, columns)
+    (found,) = attention_mass([k], [q], sees, columns)
     assert torch.allclose(found.double(), exact, atol=1e-4)
 
 
@@ -108,7 +108,7 @@ def test_what_is_noted_on_the_way_is_what_is_attended_to(rows, columns, heads, k
     torch.set_num_threads(threads)
     try:
         plain = compiled.attend(q, k, v, None, 0.5)
-        out = compiled.attend(q, k, v, None, 0.5, compiled.Noted.of(rows, columns, mass))
+        out = compiled.attend(q, k, v, None, 0.5, compiled.MassOutput.of(rows, columns, mass))
     finally:
         torch.set_num_threads(1)
     assert torch.equal(out, plain)
@@ -198,9 +198,9 @@ def test_what_is_no_number_is_not_hidden():
     sees, columns = torch.arange(10, 16), torch.arange(5)
     spoilt = k.clone()
     spoilt[:, 14, 3] = float("nan")
-    assert attended([spoilt], [q], sees, columns).isnan().all()
+    assert attention_mass([spoilt], [q], sees, columns).isnan().all()
     few = sees.clamp(max=14)
-    assert not attended([spoilt], [q], few, columns).isnan().any()
+    assert not attention_mass([spoilt], [q], few, columns).isnan().any()
 
 
 @COMPILED
@@ -217,7 +217,7 @@ def test_rows_of_any_strides_are_read():
 
 def forget():
     """As a process that has compiled nothing yet."""
-    for each in (compiled._library, compiled.available, compiled.version):
+    for each in (compiled._library, compiled.is_available, compiled.version):
         each.cache_clear()
 
 
@@ -271,7 +271,7 @@ def test_other_processors_vectors_compute_the_same(anew, level, tuned):
         sees, columns = visible.sum(1), torch.arange(40, 1050)
         logits = q.double() @ k.double().repeat_interleave(3, 0).transpose(1, 2)
         whole = logits.masked_fill(~visible, float("-inf")).softmax(-1)[..., columns]
-        found = attended([k], [q], sees, columns)[0, :, 0].double()
+        found = attention_mass([k], [q], sees, columns)[0, :, 0].double()
         assert torch.allclose(found, whole.view(2, -1, len(columns)).sum(1), atol=1e-4)
 
 
@@ -281,12 +281,14 @@ def test_without_a_compiler_attention_is_torchs(anew, compiler, caplog):
     why. What was remembered beside a compiler is not asked for."""
     anew.setenv("CC", compiler)
     timed = []
-    anew.setattr(kernels, "ways", CHOOSING)
-    anew.setattr(kernels, "quickest", lambda calls: timed.append(calls) or dict.fromkeys(calls, 1))
+    anew.setattr(kernels, "choose_attention", CHOOSING)
+    anew.setattr(
+        kernels, "time_calls", lambda calls: timed.append(calls) or dict.fromkeys(calls, 1)
+    )
     with caplog.at_level(logging.INFO, compiled.__name__):
-        assert not compiled.serves(32)
-        ways_of(4, 2, 32, CPU, torch.float32)
-    assert "none could be compiled" in caplog.text
+        assert not compiled.supports_head_dim(32)
+        quickest_attention(4, 2, 32, CPU, torch.float32)
+    assert "could not be compiled" in caplog.text
     assert timed and not any("compiled" in each for each in timed)
 
 
@@ -295,13 +297,13 @@ def test_beside_a_compiler_it_is_timed_like_the_others(monkeypatch):
     """Claim: it is a candidate for few rows and for a prompt's, for heads that it serves. Control:
     for others it is none."""
     timed = []
-    monkeypatch.setattr(kernels, "ways", CHOOSING)
+    monkeypatch.setattr(kernels, "choose_attention", CHOOSING)
     monkeypatch.setattr(
-        kernels, "quickest", lambda calls: timed.append(calls) or dict.fromkeys(calls, 1)
+        kernels, "time_calls", lambda calls: timed.append(calls) or dict.fromkeys(calls, 1)
     )
     for width, there in ((32, True), (20, False), (264, False)):
         timed.clear()
-        ways_of(4, 2, width, CPU, torch.float32)
+        quickest_attention(4, 2, width, CPU, torch.float32)
         assert timed and all(("compiled" in each) is there for each in timed)
 
 
@@ -310,18 +312,18 @@ def test_it_is_compiled_once(anew_and_soon):
     """Claim: the next process finds what was compiled, one cut short is made again, and a home that
     cannot be written to is only slower."""
     anew = anew_and_soon
-    place = compiled._place()
+    place = compiled._library_path()
     place.parent.mkdir()
     place.write_bytes(b"cut short")
     for path, there in (("", False), (PATH, True), ("", True)):  # "": no compiler is found
         anew.setenv("PATH", path)
         forget()
-        assert compiled.serves(32) is there
+        assert compiled.supports_head_dim(32) is there
     assert place.stat().st_size > 10_000
     anew.setenv("SACCADE_CACHE", "/dev/null")
     anew.setenv("PATH", PATH)
     forget()
-    assert compiled.serves(32)
+    assert compiled.supports_head_dim(32)
 
 
 @pytest.mark.representatives(1)
@@ -332,7 +334,7 @@ def test_what_computes_something_else_is_left_alone(anew_and_soon, tmp_path, cap
     wrong = tmp_path / "kernels.c"
     wrong.write_text(compiled.SOURCE.read_text().replace(right, "0.4f"))
     anew_and_soon.setattr(compiled, "SOURCE", wrong)
-    assert not compiled.available()
+    assert not compiled.is_available()
     assert "wrong on this processor" in caplog.text
 
 
@@ -343,7 +345,7 @@ from saccade.model.kernels import compiled
 q = torch.ones(4, 200, 32)
 torch.set_num_threads(2)
 torch.ones(512, 512) @ torch.ones(512, 512)
-print(compiled.serves(32))
+print(compiled.supports_head_dim(32))
 for call in (lambda: None, lambda: compiled.attend(q, q[:2], q[:2], None, 1.0)):
     call()
     print(len(list(Path("/proc/self/task").iterdir())))
@@ -363,11 +365,11 @@ def test_its_threads_are_torchs():
 def everywhere(monkeypatch):
     """Every product and every row's attention by these kernels; what calls attention."""
     calls = []
-    ways = kernels.Ways((768,), (("compiled", "compiled"),), (0,))
+    ways = kernels.AttentionChoice((768,), (("compiled", "compiled"),), (0,))
     choice = kernels.Choice((1,), ("compiled",))
-    monkeypatch.setattr(kernels, "ways", lambda facts, timed, *of: ways)
-    monkeypatch.setattr(kernels, "choices", lambda matrices: [choice] * len(matrices))
-    for table in (attention.FEW_ROWS, attention.MANY_ROWS):
+    monkeypatch.setattr(kernels, "choose_attention", lambda facts, timed, *of: ways)
+    monkeypatch.setattr(kernels, "choose_products", lambda matrices: [choice] * len(matrices))
+    for table in (attention.FEW_ROW_KERNELS, attention.MANY_ROW_KERNELS):
         counted = lambda *given: calls.append(1) or compiled.attend(*given)  # noqa: E731
         monkeypatch.setitem(table, "compiled", counted)
     return calls

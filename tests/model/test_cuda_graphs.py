@@ -38,7 +38,7 @@ class Counted:
     def __init__(self) -> None:
         self.captures = self.replays = 0
 
-    def __call__(self, work: cuda_graphs.Work) -> cuda_graphs.Work:
+    def __call__(self, work: cuda_graphs.Forward) -> cuda_graphs.Forward:
         self.captures += 1
         work()  # the warm-up runs for real
 
@@ -173,7 +173,7 @@ def test_a_request_that_ends_leaves_the_others_theirs():
         session.end(1)
     work([0, 2], 3)
     for session in sessions:
-        list(session.reading(3, prompts[1]))
+        list(session.prefill_in_chunks(3, prompts[1]))
     work([0, 2, 3], 3)
     assert counted.captures == captures and sessions[1].cuda_graphs.pool.rows == rows
 
@@ -199,16 +199,16 @@ def test_a_second_answer_captures_nothing():
 def test_an_ensembles_draft_runs_in_fixed_shapes(monkeypatch):
     """Claim: where sessions use fixed sizes a draft of several views is one step, however many
     tokens are pending, and the answer is the target's."""
-    monkeypatch.setattr(cuda_graphs, "DEVICES", ("cpu",))
+    monkeypatch.setattr(cuda_graphs, "DEVICE_TYPES", ("cpu",))
     steps: list[tuple[int, bool]] = []
-    plain = CudaGraphs._ready
+    plain = CudaGraphs._fill_captured_size
 
     def noted(self: CudaGraphs, rows: Any, *rest: Any) -> Any:
         found = plain(self, rows, *rest)
         steps.append((len(rows.segments), found is not None))
         return found
 
-    monkeypatch.setattr(CudaGraphs, "_ready", noted)
+    monkeypatch.setattr(CudaGraphs, "_fill_captured_size", noted)
     result = answered("qwen2_5_vl", "tabed-mtcp")
     assert result.ids == truth("qwen2_5_vl") and result.fallback_reason is None
     drafted = [fixed for views, fixed in steps if views == 4]
@@ -226,7 +226,7 @@ def test_keys_beyond_a_size_take_the_next_one(monkeypatch):
         new = [rng.randrange(200)]
         for session in (ordinary, fixed):
             session.commit({0: new})
-    assert len({size.keys for _, size in fixed.cuda_graphs._runs}) > 1
+    assert len({size.keys for _, size in fixed.cuda_graphs._captured}) > 1
 
 
 def test_a_conversation_that_takes_text_back_goes_on():
@@ -251,11 +251,11 @@ def test_a_size_is_captured_once_and_its_memory_stays():
         assert _same(ordinary, fixed, chain([5, 6, 7 + round])) < 1e-4
         for session in (ordinary, fixed):
             session.commit({0: [5, 9]})
-        places = {size: each._memory.data_ptr() for size, each in graphs._slots.items()}
+        places = {size: each._memory.data_ptr() for size, each in graphs._inputs.items()}
         if round == 0:
             first = places
     # a round's 3 rows, then 4 with the token before: both are of 4
-    assert counted.captures == len(graphs._runs) == 1 and places == first
+    assert counted.captures == len(graphs._captured) == 1 and places == first
     assert counted.replays == 1 + 9
 
 
@@ -267,13 +267,13 @@ def test_control_a_mask_off_by_one_is_seen(shift, monkeypatch):
         assert _same(ordinary, fixed, chain([token, 2, 3])) < 1e-4
         for session in (ordinary, fixed):
             session.commit({0: [token]})
-    fill = cuda_graphs.Slots.fill
+    fill = cuda_graphs.StaticInputs.fill
 
     def shifted(self: Any, *rest: Any) -> None:
         fill(self, *rest)
         self.caches[2] += shift
 
-    monkeypatch.setattr(cuda_graphs.Slots, "fill", shifted)
+    monkeypatch.setattr(cuda_graphs.StaticInputs, "fill", shifted)
     replays = counted.replays
     a, b = (_score(session, {0: chain([1, 2, 3])}) for session in (ordinary, fixed))
     assert counted.replays == replays + 1 and not torch.allclose(a, b, atol=1e-2)
@@ -299,7 +299,7 @@ def test_other_steps_are_ordinary_forwards():
 def test_a_capture_that_fails_costs_nothing_but_speed(caplog):
     """Claim: a GPU that refuses a capture is told of once, and the laws are ordinary ones."""
 
-    def refused(work: cuda_graphs.Work) -> cuda_graphs.Work:
+    def refused(work: cuda_graphs.Forward) -> cuda_graphs.Forward:
         raise RuntimeError("operation not permitted when stream is capturing")
 
     ordinary, fixed, _ = _both(capture=refused)
@@ -307,14 +307,14 @@ def test_a_capture_that_fails_costs_nothing_but_speed(caplog):
         assert _same(ordinary, fixed, chain([1, 2, 3, 4])) < 1e-5
         for session in (ordinary, fixed):
             session.commit({0: [1]})
-    assert caplog.text.count("no steps of fixed shape") == 1
+    assert caplog.text.count("cannot be captured") == 1
 
 
 def test_a_session_chooses_by_device(monkeypatch):
     """Claim: by itself a session uses fixed sizes only on GPUs, and with the fused decoder."""
     model = backbone(FAMILIES["qwen2_5_vl"]())
     assert Session(model, [Sampling()]).cuda_graphs is None
-    monkeypatch.setattr(cuda_graphs, "DEVICES", ("cpu",))
+    monkeypatch.setattr(cuda_graphs, "DEVICE_TYPES", ("cpu",))
     assert Session(model, [Sampling()]).cuda_graphs is not None
     modules = backbone(FAMILIES["qwen2_5_vl"](), False)
     assert Session(modules, [Sampling()]).cuda_graphs is None
@@ -326,7 +326,7 @@ def test_what_forwards_cost_is_measured_on_replays(monkeypatch):
     """Claim: of what is timed nothing is captured: every length and number of rows is captured
     before. Fails if lengths that alternate make each other's captures void, or if a first use is
     timed."""
-    monkeypatch.setattr(cuda_graphs, "DEVICES", ("cpu",))
+    monkeypatch.setattr(cuda_graphs, "DEVICE_TYPES", ("cpu",))
     model, counted = _model()
     timed: list[tuple[int, int]] = []
     plain = cost_measurement.time_step
@@ -350,9 +350,9 @@ def test_answers_are_the_same(method, monkeypatch):
     """Claim: with every session in fixed sizes, target's and draft's, answers stay the target's.
 
     Caches hold NaN wherever they hold nothing. (Everything else that tests sessions can be run
-    so: set ``cuda_graphs.DEVICES``; only tests that count calls of ``Backbone.forward`` then fail.)
+    so: set ``cuda_graphs.DEVICE_TYPES``; only tests that count calls of ``Backbone.forward`` fail.)
     """
-    monkeypatch.setattr(cuda_graphs, "DEVICES", ("cpu",))
+    monkeypatch.setattr(cuda_graphs, "DEVICE_TYPES", ("cpu",))
     result = answered("qwen2_5_vl", method)
     assert result.ids == truth("qwen2_5_vl") and result.fallback_reason is None
 
@@ -364,7 +364,7 @@ def test_each_size_is_compared_with_an_ordinary_forward(wrong, caplog):
     """
 
     class Spoilt(Counted):
-        def __call__(self, work: cuda_graphs.Work) -> cuda_graphs.Work:
+        def __call__(self, work: cuda_graphs.Forward) -> cuda_graphs.Forward:
             replay = super().__call__(work)
 
             def spoilt() -> torch.Tensor:
@@ -379,8 +379,8 @@ def test_each_size_is_compared_with_an_ordinary_forward(wrong, caplog):
             assert _same(ordinary, fixed, chain([token] * rows)) < 1e-4
             for session in (ordinary, fixed):
                 session.commit({0: [token]})
-    assert {size.rows for _, size in fixed.cuda_graphs._runs} == {4, 8} - {*wrong}
-    assert counted.captures == 2 and caplog.text.count("apart") == len(wrong)
+    assert {size.rows for _, size in fixed.cuda_graphs._captured} == {4, 8} - {*wrong}
+    assert counted.captures == 2 and caplog.text.count("logits differ") == len(wrong)
 
 
 def test_a_trial_changes_no_keys():
@@ -404,7 +404,7 @@ def test_a_trial_changes_no_keys():
 def test_what_was_captured_over_memory_that_moved_is_captured_anew(monkeypatch):
     """Claim: when another request's cache makes the pool move, a request goes on with the laws of
     ordinary forwards, by captures of the new memory. Fails if a graph points to the old one."""
-    monkeypatch.setattr(cache_pool, "FIRST_TOKENS", 0)
+    monkeypatch.setattr(cache_pool, "INITIAL_TOKENS", 0)
     ordinary, fixed, counted = _both(room=20)
     for round in range(6):
         assert _same(ordinary, fixed, chain([5, 6, round])) < 1e-4
@@ -419,10 +419,10 @@ def test_what_was_captured_over_memory_that_moved_is_captured_anew(monkeypatch):
 def test_memory_that_runs_out_costs_speed_only(monkeypatch):
     """Claim: where the pool finds no memory to grow, a request's cache is its own, and its forwards
     are ordinary ones with the same laws."""
-    monkeypatch.setattr(cache_pool, "FIRST_TOKENS", 0)
+    monkeypatch.setattr(cache_pool, "INITIAL_TOKENS", 0)
     ordinary, fixed, counted = _both(room=4)
     assert _same(ordinary, fixed, chain([1, 2, 3])) < 1e-4
-    monkeypatch.setattr(memory, "available", lambda device: 0)
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 0)
     for round in range(40):
         assert _same(ordinary, fixed, chain([round, 2, 3])) < 1e-4
         for session in (ordinary, fixed):
@@ -435,10 +435,10 @@ def test_memory_that_runs_out_costs_speed_only(monkeypatch):
 def test_captures_are_in_no_rounds_seconds(monkeypatch):
     """Claim: what captures take is in ``Timings.captures`` and ``total``, and in no round. Fails if
     a clock goes on while something is captured."""
-    monkeypatch.setattr(cuda_graphs, "DEVICES", ("cpu",))
+    monkeypatch.setattr(cuda_graphs, "DEVICE_TYPES", ("cpu",))
 
     class Slow(Counted):
-        def __call__(self, work: cuda_graphs.Work) -> cuda_graphs.Work:
+        def __call__(self, work: cuda_graphs.Forward) -> cuda_graphs.Forward:
             time.sleep(1.0)
             return super().__call__(work)
 

@@ -18,7 +18,7 @@ from saccade.core.tree import ancestors
 from saccade.model.attention import Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
-from saccade.model.decoder import TABLE, FusedDecoder
+from saccade.model.decoder import INITIAL_TABLE_ROWS, FusedDecoder
 from saccade.model.session import Session
 
 
@@ -68,15 +68,15 @@ def test_a_prompts_last_layer_computes_what_is_wanted_alone(family, follow, monk
         model = backbone(FAMILIES[family](), fused)
         if model.fused is not None:
             down = model.fused.layers[-1].down
-            monkeypatch.setattr(down, "onto", partial(_counted, counts, down.onto))
+            monkeypatch.setattr(down, "add_to", partial(_counted, counts, down.add_to))
         session, (prompt,) = Session(model, [Sampling()]), model.prompts(inputs)
-        (prefill,) = session.reading(0, prompt, record=True, follow=follow)
+        (prefill,) = session.prefill_in_chunks(0, prompt, record=True, follow_rows=follow)
         cache = prefill.cache
         found.append([prefill.logits, prefill.mass, prefill.relevance])
         found[-1] += [r for i in range(model.layers) for r in cache.read(i, len(prompt))]
         if follow:
             seen = prompt.visual.nonzero()[:, 0]
-            found[-1].append(session.requests[0].recent.attended(cache, seen))
+            found[-1].append(session.requests[0].recent_rows.attention_mass(cache, seen))
     assert counts == [1]
     for mine, exact in zip(*found, strict=True):
         assert mine.shape == exact.shape
@@ -97,7 +97,9 @@ def test_lean_logits_of_a_tree_equal_the_modules(family):
 
 
 @pytest.mark.parametrize("make", [qwen25, llama])
-@pytest.mark.parametrize("last", [TABLE - 1, TABLE, 5 * TABLE])
+@pytest.mark.parametrize(
+    "last", [INITIAL_TABLE_ROWS - 1, INITIAL_TABLE_ROWS, 5 * INITIAL_TABLE_ROWS]
+)
 def test_rotation_tables_reach_any_position(make, last):
     """Claim: text positions at and beyond the table's end are turned like the modules turn them.
 
@@ -159,7 +161,7 @@ def test_lean_is_refused_by_name_where_it_is_not_known(monkeypatch):
     """Claim: fused=True on an unknown architecture is an error; None falls back to the modules."""
     model = copy.deepcopy(qwen2())
     model.get_decoder().config.hidden_act = "gelu"
-    assert not FusedDecoder.knows(model.get_decoder())
+    assert not FusedDecoder.supports(model.get_decoder())
     assert Backbone(model).fused is None
     with pytest.raises(ModelError, match="fused decoder does not know qwen2_vl_text"):
         Backbone(model, fused=True)

@@ -18,7 +18,7 @@ from lab import checkpoints
 from saccade import inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
-from saccade.model.cuda_graphs import CudaGraphs, FewRows, capture_new_sizes
+from saccade.model.cuda_graphs import CudaGraphs, FewRowKernels, capture_new_sizes
 from saccade.model.kernels import few_rows
 from saccade.model.kernels.few_rows import Kernels, Trial, example_rotation
 from saccade.model.session import Session
@@ -36,7 +36,7 @@ def _apart(trial: Trial, soft_cap: float = 0.0) -> float:
     """How far the kernels are from torch on a trial, which must hold no NaN."""
     other, width = trial.copy(), trial.attention.kernels.head_dim
     ours = _attend(trial, soft_cap)
-    theirs = other.plain(width**-0.5, soft_cap=soft_cap)
+    theirs = other.expected_output(width**-0.5, soft_cap=soft_cap)
     assert bool(ours.isfinite().all())
     return float((ours.float() - theirs.float()).abs().max())
 
@@ -124,7 +124,7 @@ def test_a_captured_launch_follows_numbers_that_change_in_place():
     own.caches[2].sub_(20)
     own.places.sub_(20)
     other = trial.copy()
-    assert (_attend(trial) - other.plain(16**-0.5)).abs().max() < 1e-5
+    assert (_attend(trial) - other.expected_output(16**-0.5)).abs().max() < 1e-5
     assert (_attend(trial) - before).abs().max() > 1e-2
 
 
@@ -140,7 +140,7 @@ def test_rotation_norms_and_writing_are_torchs(normed, head_dim):
     rotation, norms = example_rotation(trial)
     given = 0.3, rotation, norms if normed else None, 1e-6
     ours = trial.attention.rotate_and_attend(0, trial.qkv, *given)
-    theirs = other.plain(*given)
+    theirs = other.expected_output(*given)
     assert torch.allclose(ours, theirs, atol=1e-5)
     for mine, expected in zip(
         (*trial.attention.keys, *trial.attention.values),
@@ -149,7 +149,7 @@ def test_rotation_norms_and_writing_are_torchs(normed, head_dim):
     ):
         assert torch.allclose(mine, expected, atol=1e-5, equal_nan=True)
         assert bool(mine.isnan().any())
-    unrotated = trial.copy().plain(0.3, None, norms if normed else None, 1e-6)
+    unrotated = trial.copy().expected_output(0.3, None, norms if normed else None, 1e-6)
     assert (theirs - unrotated).abs().max() > 1e-2
 
 
@@ -165,7 +165,7 @@ def test_kernels_can_be_copied_and_sent_with_a_model():
 @pytest.fixture
 def on_cpu(monkeypatch):
     """The kernels serve on CPUs too; models made before are not asked again."""
-    monkeypatch.setattr(few_rows, "DEVICES", ("cpu",))
+    monkeypatch.setattr(few_rows, "DEVICE_TYPES", ("cpu",))
 
 
 @pytest.mark.representatives(1)
@@ -189,7 +189,7 @@ def test_captured_forwards_by_the_kernels_give_the_laws_of_ordinary_ones(
     monkeypatch.setattr(few_rows.FewRowAttention, "rotate_and_attend", counted)
     monkeypatch.setattr(model, "few_rows", kernels)
     graphs = CudaGraphs(model)
-    assert isinstance(graphs._kind, FewRows)
+    assert isinstance(graphs._kind, FewRowKernels)
     prompts = [model.prompts(text_input(n, 20 + 9 * n))[0] for n in range(2)]
     ordinary = Session(model, [Sampling()] * 2, cuda_graphs=False)
     fixed = Session(model, [Sampling()] * 2, cuda_graphs=True)
@@ -208,7 +208,7 @@ def test_captured_forwards_by_the_kernels_give_the_laws_of_ordinary_ones(
         capture_new_sizes()
         for session in (ordinary, fixed):
             session.commit({0: [3, 4], 1: [9]})
-    assert not graphs._refused and len(graphs._runs) >= 2
+    assert not graphs._refused and len(graphs._captured) >= 2
     assert launches and len(launches) % model.layers == 0
     assert launches[: model.layers] == [*range(model.layers)]
 
@@ -218,9 +218,9 @@ def test_a_model_is_given_kernels_that_were_tried(on_cpu, caplog, monkeypatch):
     is no Triton, there are none and one warning says why, once. Other types and several devices
     have none either."""
     asked = 4, 2, 16, [CPU, CPU]
-    few_rows._tried.cache_clear()
-    for difference, words in ((1e-6, None), (0.1, "apart"), (float("nan"), "apart")):
-        few_rows._tried.cache_clear()
+    few_rows._kernels_if_correct.cache_clear()
+    for difference, words in ((1e-6, None), (0.1, "differs"), (float("nan"), "differs")):
+        few_rows._kernels_if_correct.cache_clear()
         caplog.clear()
         monkeypatch.setattr(few_rows, "difference_from_torch", lambda kernels, it=difference: it)
         with caplog.at_level(logging.WARNING):
@@ -228,19 +228,19 @@ def test_a_model_is_given_kernels_that_were_tried(on_cpu, caplog, monkeypatch):
         assert (found[0] is None) is (words is not None) and found[0] is found[1]
         assert len(caplog.messages) == (words is not None)
         assert words is None or words in caplog.messages[0]
-    few_rows._tried.cache_clear()
+    few_rows._kernels_if_correct.cache_clear()
 
     def broken(kernels):
         raise RuntimeError("out of resources")
 
     monkeypatch.setattr(few_rows, "difference_from_torch", broken)
     assert few_rows.kernels_for(*asked, torch.float32) is None
-    few_rows._tried.cache_clear()
+    few_rows._kernels_if_correct.cache_clear()
     monkeypatch.setattr(few_rows, "TRITON", "saccade.no_such_module")
     assert few_rows.kernels_for(*asked, torch.float32) is None
     assert few_rows.kernels_for(*asked, torch.float64) is None
     assert few_rows.kernels_for(4, 2, 16, [CPU, torch.device("meta")], torch.float32) is None
-    few_rows._tried.cache_clear()
+    few_rows._kernels_if_correct.cache_clear()
 
 
 def test_the_trial_notices_a_kernel_that_is_wrong(monkeypatch):
@@ -248,14 +248,14 @@ def test_the_trial_notices_a_kernel_that_is_wrong(monkeypatch):
     that attend with another scale do not."""
     monkeypatch.setattr(few_rows, "MAX_ROWS", 5)
     kernels = _kernels(2, 1, 8)
-    assert few_rows.difference_from_torch(kernels) < few_rows.CLOSE[torch.float32]
+    assert few_rows.difference_from_torch(kernels) < few_rows.TOLERANCE[torch.float32]
     right = triton.attend
 
     def wrong(*given):
         return right(*given[:-1], given[-1] * 1.1)
 
     monkeypatch.setattr(triton, "attend", wrong)
-    assert few_rows.difference_from_torch(kernels) > few_rows.CLOSE[torch.float32]
+    assert few_rows.difference_from_torch(kernels) > few_rows.TOLERANCE[torch.float32]
 
 
 COMPILE = """

@@ -13,11 +13,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from saccade.model.grid import Side, arrange, images, lattice, videos
+from saccade.model.grid import PictureLayout, arrange_cells, grid_cells, image_cells, video_cells
 
 Cell = tuple[int, int, int, int]
 NONE: Cell = (-1, -1, -1, -1)
-SIDE = Side(image=3, frame=2)
+SIDE = PictureLayout(image_side=3, frame_side=2)
 
 
 def marks(text: str) -> Tensor:
@@ -66,8 +66,8 @@ def test_a_lattice_is_every_cell_in_order() -> None:
 
     Fails if two axes are exchanged, or if a start shifts anything but time.
     """
-    assert told([lattice(4, (2, 3, 2), start=5)]) == [box(4, 2, 3, 2, start=5)]
-    assert len(lattice(0, (2, 0, 3))) == 0
+    assert told([grid_cells(4, (2, 3, 2), start=5)]) == [box(4, 2, 3, 2, start=5)]
+    assert len(grid_cells(0, (2, 0, 3))) == 0
 
 
 PICTURES: dict[str, list[list[Cell]]] = {
@@ -93,7 +93,7 @@ def test_pictures_that_touch_are_distinguished(case: str) -> None:
     """
     expected = PICTURES[case]
     text = "".join(written(cells) for cells in expected)
-    assert told(images(marks(text), SIDE)) == expected
+    assert told(image_cells(marks(text), SIDE)) == expected
 
 
 def test_control_newlines_say_where_the_lines_are() -> None:
@@ -102,29 +102,30 @@ def test_control_newlines_say_where_the_lines_are() -> None:
     """
     here, there = base() + lines(2, 5), base() + lines(3, 3)
     assert len(here) == len(there)
-    assert told(images(marks(written(here)), SIDE)) == [here]
-    assert told(images(marks(written(there)), SIDE)) == [there]
-    plain = told(images(marks("." * len(here)), SIDE))
+    assert told(image_cells(marks(written(here)), SIDE)) == [here]
+    assert told(image_cells(marks(written(there)), SIDE)) == [there]
+    plain = told(image_cells(marks("." * len(here)), SIDE))
     assert plain == [base(), base(), row(3)]
 
 
 @pytest.mark.parametrize("many", [1, 2, 3])
 def test_a_class_token_is_no_cell(many: int) -> None:
-    """Claim: ``lead`` rows before each picture, ``frame_lead`` before each frame, have no cell and
-    shift none.
+    """Claim: ``image_lead_rows`` rows before each picture and ``frame_lead_rows`` rows before each
+    frame have no cell and shift none.
 
     Fails if a class token is the first cell, is looked for only before the first picture, or if
     pictures and frames are given each other's.
     """
-    side = Side(image=3, frame=3, lead=1, frame_lead=1)
-    assert told(images(marks("." * (10 * many)), side)) == [base(lead=1)] * many
+    side = PictureLayout(image_side=3, frame_side=3, image_lead_rows=1, frame_lead_rows=1)
+    assert told(image_cells(marks("." * (10 * many)), side)) == [base(lead=1)] * many
     tiled = base(lead=1) + lines(2, 4)
-    assert told(images(marks(written(tiled) * many), side)) == [tiled] * many
+    assert told(image_cells(marks(written(tiled) * many), side)) == [tiled] * many
     film = [cell for t in range(2) for cell in [NONE, *box(0, 1, 3, 3, start=t)]]
-    assert told(videos(marks("." * (20 * many)), side, 2)) == [film] * many
-    pooled = Side(image=3, frame=3, lead=1)  # frames lose theirs where they are pooled
-    assert told(videos(marks("." * (18 * many)), pooled, 2)) == [box(0, 2, 3, 3)] * many
-    assert told(images(marks("." * (10 * many)), pooled)) == [base(lead=1)] * many
+    assert told(video_cells(marks("." * (20 * many)), side, 2)) == [film] * many
+    # Frames lose their class token where they are pooled.
+    pooled = PictureLayout(image_side=3, frame_side=3, image_lead_rows=1)
+    assert told(video_cells(marks("." * (18 * many)), pooled, 2)) == [box(0, 2, 3, 3)] * many
+    assert told(image_cells(marks("." * (10 * many)), pooled)) == [base(lead=1)] * many
 
 
 @pytest.mark.parametrize("frames", [[3], [2, 2], [1, 4, 2]])
@@ -138,7 +139,7 @@ def test_videos_that_end_in_a_newline_are_distinguished(frames: list[int], known
         frames = [frames[0]] * len(frames)
     expected = [[*box(0, count, 2, 2), NONE] for count in frames]
     text = "".join("." * (4 * count) + "n" for count in frames)
-    assert told(videos(marks(text), SIDE, frames[0] if known else None)) == expected
+    assert told(video_cells(marks(text), SIDE, frames[0] if known else None)) == expected
 
 
 def test_videos_without_newlines_need_their_number_of_frames() -> None:
@@ -146,9 +147,9 @@ def test_videos_without_newlines_need_their_number_of_frames() -> None:
     knows how many, they are one video, whose cells still are whole frames.
     """
     text = marks("." * 24)
-    assert told(videos(text, SIDE, 2)) == [box(0, 2, 2, 2)] * 3
-    assert told(videos(text, SIDE, 3)) == [box(0, 3, 2, 2)] * 2
-    assert told(videos(text, SIDE, None)) == [box(0, 6, 2, 2)]
+    assert told(video_cells(text, SIDE, 2)) == [box(0, 2, 2, 2)] * 3
+    assert told(video_cells(text, SIDE, 3)) == [box(0, 3, 2, 2)] * 2
+    assert told(video_cells(text, SIDE, None)) == [box(0, 6, 2, 2)]
 
 
 ODD: dict[str, tuple[str, str, int | None, list[list[Cell]]]] = {
@@ -173,7 +174,11 @@ def test_an_unexpected_length_is_one_row(case: str) -> None:
     Fails if it raises, if a row goes missing, or if a picture that was whole is lost with it.
     """
     kind, text, frames, expected = ODD[case]
-    found = images(marks(text), SIDE) if kind == "image" else videos(marks(text), SIDE, frames)
+    found = (
+        image_cells(marks(text), SIDE)
+        if kind == "image"
+        else video_cells(marks(text), SIDE, frames)
+    )
     assert told(found) == expected
 
 
@@ -190,14 +195,14 @@ def queue(*sizes: tuple[int, int, int]) -> Iterator[Tensor]:
 
 def placed(
     prompt: str,
-    side: Side | None = None,
+    side: PictureLayout | None = None,
     frames: int | None = None,
     **grids: Sequence[tuple[int, int, int]],
 ) -> list[Cell]:
     """The cells of a prompt's placeholders, the prompt written as letters."""
     at = [i for i, letter in enumerate(prompt) if letter in KINDS]
     queues = {kind: queue(*sizes) for kind, sizes in grids.items()}
-    found = arrange(
+    found = arrange_cells(
         [KINDS[prompt[i]] for i in at],
         torch.tensor([prompt[i] in "ju" for i in at], dtype=torch.bool),
         torch.tensor(at, dtype=torch.long),
@@ -256,7 +261,7 @@ def test_grids_are_handed_on_from_request_to_request() -> None:
     sizes = []
     for length in (5, 4, 0):
         at = torch.arange(length)
-        found = arrange(["video"] * length, torch.zeros(length).bool(), at, grids, None, None)
+        found = arrange_cells(["video"] * length, torch.zeros(length).bool(), at, grids, None, None)
         sizes.append([tuple(cell) for cell in found.tolist()])
     assert sizes == [[*box(0, 1, 1, 2), *box(1, 1, 3, 1)], box(0, 2, 2, 1), []]
     assert next(grids["video"], None) is None
@@ -291,11 +296,11 @@ def test_without_knowledge_a_run_is_one_row() -> None:
 @settings(max_examples=150, deadline=None)
 @given(
     prompt=st.text("ijvua.", max_size=40),
-    side=st.none() | st.builds(Side, *map(st.integers, (1, 1, 0, 0), (3, 2, 1, 1))),
+    side=st.none() | st.builds(PictureLayout, *map(st.integers, (1, 1, 0, 0), (3, 2, 1, 1))),
     frames=st.none() | st.integers(0, 3),
 )
 def test_every_row_is_one_cell_or_none_and_media_are_whole(
-    prompt: str, side: Side | None, frames: int | None
+    prompt: str, side: PictureLayout | None, frames: int | None
 ) -> None:
     """Claim: whatever a prompt holds, nothing raises; every placeholder is a cell once or has -1
     in full, sound always; frames and finer grids are full lattices; media are numbered without

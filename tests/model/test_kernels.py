@@ -22,20 +22,20 @@ import saccade
 from saccade.core.home import home
 from saccade.core.sampling import Sampling
 from saccade.model import attention, kernels
-from saccade.model.attention import FOLD_LIMIT, FUSED, ways_of
+from saccade.model.attention import ALWAYS_FUSED, FOLD_LIMIT, quickest_attention
 from saccade.model.backbone import Backbone
 from saccade.model.kernels import (
-    FEW,
-    KEYS,
+    ATTENTION_KEYS,
+    ATTENTION_ROWS,
     PRODUCTS,
+    AttentionChoice,
     Choice,
+    Epilogue,
     Matrix,
-    Use,
-    Ways,
-    best,
-    choices,
-    turning,
-    ways,
+    best_choice,
+    best_threshold,
+    choose_attention,
+    choose_products,
 )
 from saccade.model.session import Session
 
@@ -60,7 +60,7 @@ def _table(rows):
 def test_the_quickest_product_is_chosen_by_its_seconds(times, names):
     """Claim: on each processor the kernel that its own seconds speak for is taken, and where two
     change places both are kept. Fails if a constant decides: no one choice fits all three."""
-    assert best(_table(times)).names == names
+    assert best_choice(_table(times)).names == names
 
 
 def test_a_copy_that_saves_little_is_not_kept():
@@ -68,19 +68,19 @@ def test_a_copy_that_saves_little_is_not_kept():
     memory. Control: one that halves the time there is kept."""
     little = {1: (10.0, 9.5, 30.0), 8: (20.0, 21.0, 30.0)}
     much = {1: (10.0, 5.0, 30.0), 8: (20.0, 21.0, 30.0)}
-    assert best(_table(little)).names == ("plain", "plain")
-    assert best(_table(much)).names == ("transposed", "plain")
+    assert best_choice(_table(little)).names == ("plain", "plain")
+    assert best_choice(_table(much)).names == ("transposed", "plain")
 
 
 def test_between_two_timed_numbers_of_rows_the_larger_holds():
     """Claim: a choice answers for every number of rows, beyond the last one too."""
     choice = Choice((1, 4, 16), ("plain", "transposed", "packed"))
-    told = [choice.at(rows) for rows in (1, 2, 4, 5, 16, 17, 4000)]
+    told = [choice.kernel_for(rows) for rows in (1, 2, 4, 5, 16, 17, 4000)]
     assert told == ["plain", *["transposed"] * 2, *["packed"] * 4]
 
 
 @pytest.mark.parametrize("rows", [1, 5, 6, 17, 200, 1500])
-@pytest.mark.parametrize("use", Use)
+@pytest.mark.parametrize("use", Epilogue)
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=COMPILED if name == "compiled" else ()) for name in PRODUCTS]
 )
@@ -91,15 +91,15 @@ def test_every_kernel_computes_the_same_product(name, rows, use):
     generator = torch.Generator().manual_seed(rows)
     weight, x, below = (torch.randn(n, 96, generator=generator) for n in (152, rows, rows))
     added, below = torch.randn(152, generator=generator), below.repeat(1, 2)[:, :152]
-    matrix = Matrix(weight, added if use is Use.BIASED else None, use)
+    matrix = Matrix(weight, added if use is Epilogue.BIAS else None, use)
     matrix.choose(Choice((1, 8), (name, name)))
     exact = x.double() @ weight.double().t()
-    if use is Use.BIASED:
+    if use is Epilogue.BIAS:
         exact += added
-    elif use is Use.GATED:
+    elif use is Epilogue.SILU_GATE:
         exact = silu(exact[:, :76]) * exact[:, 76:]
-    found = matrix.onto(below, x) - below if use is Use.ONTO else matrix(x)
-    bound = 1e-5 if use in (Use.ALONE, Use.BIASED) else 2e-5
+    found = matrix.add_to(below, x) - below if use is Epilogue.ADD else matrix(x)
+    bound = 1e-5 if use in (Epilogue.NONE, Epilogue.BIAS) else 2e-5
     assert (found - exact).abs().max() < bound * exact.abs().max()
 
 
@@ -129,7 +129,7 @@ def timed(monkeypatch, tmp_path):
         asked.append(tuple(calls))
         return {name: 1.0 + place for place, name in enumerate(reversed(list(calls)))}
 
-    monkeypatch.setattr(kernels, "quickest", told)
+    monkeypatch.setattr(kernels, "time_calls", told)
     return asked
 
 
@@ -138,59 +138,64 @@ def test_what_was_measured_is_remembered_for_these_threads(timed, monkeypatch):
     of threads, or other kernels of ours, it is timed again. Fails if what is remembered names too
     little."""
     matrices = [Matrix(torch.randn(8, 8)), Matrix(torch.randn(4, 8)), Matrix(torch.randn(8, 8))]
-    first = choices(matrices)
+    first = choose_products(matrices)
     assert len(first) == 3 and first[0] == first[2] and timed
-    assert {*first[0].names} == {kernels.products()[-1]}
-    assert choices(matrices) == choices(matrices) == first
+    assert {*first[0].names} == {kernels.product_names()[-1]}
+    assert choose_products(matrices) == choose_products(matrices) == first
     timed.clear()
-    assert choices(matrices) == first and not timed
+    assert choose_products(matrices) == first and not timed
     assert json.loads((home() / "kernels.json").read_text())
     monkeypatch.setattr(torch, "get_num_threads", lambda: 77)
-    assert choices(matrices) == choices(matrices) == choices(matrices) == first and timed
+    assert (
+        choose_products(matrices) == choose_products(matrices) == choose_products(matrices) == first
+        and timed
+    )
     timed.clear()
-    assert choices(matrices) == first and not timed
+    assert choose_products(matrices) == first and not timed
     monkeypatch.setattr(kernels.compiled, "version", lambda: "another")
-    assert choices(matrices) == first and timed
+    assert choose_products(matrices) == first and timed
 
 
 def test_what_found_no_time_is_timed_by_the_next(timed, monkeypatch):
     """Claim: on a machine too busy for more the rows that matter most are timed all the same, and
     later measurements, which have time, add the others. Fails if what a busy moment left out stays
     unknown for good."""
-    matrices, measured = [Matrix(torch.randn(8, 8))], kernels.measured
-    monkeypatch.setattr(kernels, "measured", lambda alike: measured(alike, 0.0))
-    (few,) = choices(matrices)
-    assert few.rows == tuple(sorted(kernels.FIRST)) and len(timed) == len(few.rows)
-    monkeypatch.setattr(kernels, "measured", lambda alike: measured(alike, 60.0))
-    (more,) = choices(matrices)
-    assert more.rows == kernels.ROWS
+    matrices, measured = [Matrix(torch.randn(8, 8))], kernels.time_products
+    monkeypatch.setattr(kernels, "time_products", lambda alike: measured(alike, 0.0))
+    (few,) = choose_products(matrices)
+    assert few.rows == tuple(sorted(kernels.ROWS_TIMED_FIRST)) and len(timed) == len(few.rows)
+    monkeypatch.setattr(kernels, "time_products", lambda alike: measured(alike, 60.0))
+    (more,) = choose_products(matrices)
+    assert more.rows == kernels.TIMED_ROWS
 
 
 def test_a_busy_moment_does_not_decide_for_good_how_to_multiply(timed, monkeypatch):
     """Claim: of each product at each number of rows the least of three measurements counts."""
-    plain, other = kernels.products()[0], kernels.products()[-1]
-    quiet = dict.fromkeys(kernels.products(), 9.0) | {plain: 2.0, other: 1.0}
+    plain, other = kernels.product_names()[0], kernels.product_names()[-1]
+    quiet = dict.fromkeys(kernels.product_names(), 9.0) | {plain: 2.0, other: 1.0}
     seconds, matrices = {**quiet, other: 9.0}, [Matrix(torch.randn(8, 8))]
-    monkeypatch.setattr(kernels, "quickest", lambda calls: dict(seconds))
-    assert {*choices(matrices)[0].names} == {plain}
+    monkeypatch.setattr(kernels, "time_calls", lambda calls: dict(seconds))
+    assert {*choose_products(matrices)[0].names} == {plain}
     seconds.update(quiet)
-    assert {*choices(matrices)[0].names} == {other}
+    assert {*choose_products(matrices)[0].names} == {other}
     seconds.update({other: 9.0})
-    assert {*choices(matrices)[0].names} == {*choices(matrices)[0].names} == {other}
+    assert {*choose_products(matrices)[0].names} == {*choose_products(matrices)[0].names} == {other}
 
 
-@pytest.mark.parametrize("use", Use)
+@pytest.mark.parametrize("use", Epilogue)
 def test_a_large_weight_is_timed_by_a_part_of_it(timed, monkeypatch, use):
     """Claim: of a weight that no cache holds a few rows are timed, with as much of its bias or
     residual, or of both halves; the numbers of rows that matter most all the same. Fails where a
     part and what is added to it differ in size."""
     calls = []
-    monkeypatch.setattr(kernels, "quickest", lambda own: calls.append(own) or dict.fromkeys(own, 1))
-    monkeypatch.setattr(kernels, "LAID", 5 * 4 * 8)  # five rows
-    bias = torch.randn(64) if use is Use.BIASED else None
-    choices([Matrix(torch.randn(64, 8), bias, use)])
+    monkeypatch.setattr(
+        kernels, "time_calls", lambda own: calls.append(own) or dict.fromkeys(own, 1)
+    )
+    monkeypatch.setattr(kernels, "MIN_TIMED_BYTES", 5 * 4 * 8)  # five rows
+    bias = torch.randn(64) if use is Epilogue.BIAS else None
+    choose_products([Matrix(torch.randn(64, 8), bias, use)])
     found = [call() for own in calls for call in own.values()]
-    assert {each.shape[1] for (each,) in found} == {2 if use is Use.GATED else 4}
+    assert {each.shape[1] for (each,) in found} == {2 if use is Epilogue.SILU_GATE else 4}
 
 
 def _timed(**seconds):
@@ -201,15 +206,15 @@ def test_attention_changes_over_where_the_seconds_cross():
     """Claim: of two or three ways those two and that turn are taken that lose least, one alone
     where no second is better, and one slow moment moves nothing."""
     fused = (1.0, 2.0, 4.0, 8.0)
-    crossing = _timed(fused=fused, spelt=(2.0, 2.1, 3.0, 5.0))
-    assert turning(crossing) == (("fused", "spelt"), KEYS[2])
-    for slower, alone in ((2.0, "fused"), (0.5, "spelt")):
-        found = turning(_timed(fused=fused, spelt=[each * slower for each in fused]))
-        assert found == ((alone, alone), KEYS[0])
-    jolted = _timed(fused=(1.0, 2.0, 4.0, 5.0), spelt=(2.0, 2.1, 3.0, 5.1))
-    assert turning(jolted) == (("fused", "spelt"), KEYS[2])
-    three = _timed(fused=fused, spelt=(0.5, 1.5, 4.0, 9.0), heads=(3.0, 3.0, 3.0, 3.0))
-    assert turning(three) == (("spelt", "heads"), KEYS[2])
+    crossing = _timed(fused=fused, unfused=(2.0, 2.1, 3.0, 5.0))
+    assert best_threshold(crossing) == (("fused", "unfused"), ATTENTION_KEYS[2])
+    for slower, alone in ((2.0, "fused"), (0.5, "unfused")):
+        found = best_threshold(_timed(fused=fused, unfused=[each * slower for each in fused]))
+        assert found == ((alone, alone), ATTENTION_KEYS[0])
+    jolted = _timed(fused=(1.0, 2.0, 4.0, 5.0), unfused=(2.0, 2.1, 3.0, 5.1))
+    assert best_threshold(jolted) == (("fused", "unfused"), ATTENTION_KEYS[2])
+    three = _timed(fused=fused, unfused=(0.5, 1.5, 4.0, 9.0), heads=(3.0, 3.0, 3.0, 3.0))
+    assert best_threshold(three) == (("unfused", "heads"), ATTENTION_KEYS[2])
 
 
 def test_a_busy_moment_does_not_decide_for_good_how_to_attend(timed, monkeypatch):
@@ -218,32 +223,32 @@ def test_a_busy_moment_does_not_decide_for_good_how_to_attend(timed, monkeypatch
     prompts of 2,048 tokens half as slow again on that machine, for good."""
     quiet, busy = {"fused": 2.0, "compiled": 1.0}, {"fused": 2.1, "compiled": 9.0}
     moments = iter([quiet, busy, quiet, quiet, busy, quiet])
-    monkeypatch.setattr(kernels, "quickest", lambda calls: dict(next(moments)))
+    monkeypatch.setattr(kernels, "time_calls", lambda calls: dict(next(moments)))
 
     def asked():
-        return ways(("these",), lambda rows, keys: {}, (768,), (1024, 2048))
+        return choose_attention(("these",), lambda rows, keys: {}, (768,), (1024, 2048))
 
-    assert asked().at(768, 2048) == "fused"
-    assert [asked().at(768, keys) for keys in (1024, 2048)] == ["compiled", "compiled"]
+    assert asked().kernel_for(768, 2048) == "fused"
+    assert [asked().kernel_for(768, keys) for keys in (1024, 2048)] == ["compiled", "compiled"]
     assert asked() == asked() and next(moments, None) is None
 
 
 def test_ways_are_found_by_rows_and_keys():
     """Claim: the entry of the next larger number of rows holds, the last one beyond it too."""
-    there = Ways((1, 4), (("fused", "fused"), ("fused", "spelt")), (0, 512))
-    assert there.at(1, 10**6) == there.at(2, 511) == "fused"
-    assert there.at(2, 512) == there.at(40, 512) == "spelt"
+    there = AttentionChoice((1, 4), (("fused", "fused"), ("fused", "unfused")), (0, 512))
+    assert there.kernel_for(1, 10**6) == there.kernel_for(2, 511) == "fused"
+    assert there.kernel_for(2, 512) == there.kernel_for(40, 512) == "unfused"
 
 
 def test_what_few_rows_prefer_ends_where_they_end(monkeypatch):
     """Claim: rows that are folded go by few rows' seconds, the others by a prompt's."""
-    few = Ways((1, 16), (("spelt", "spelt"),) * 2, (0, 0))
-    many = Ways((768,), (("fused", "fused"),), (0,))
+    few = AttentionChoice((1, 16), (("unfused", "unfused"),) * 2, (0, 0))
+    many = AttentionChoice((768,), (("fused", "fused"),), (0,))
     told = iter((few, many))
-    monkeypatch.setattr(kernels, "ways", lambda *asked: next(told))
-    found = ways_of(4, 2, 8, [torch.device("cpu")], torch.float32)
-    assert [found.at(rows, 9) for rows in (1, 16, FOLD_LIMIT)] == ["spelt"] * 3
-    assert found.at(FOLD_LIMIT + 1, 9) == "fused"
+    monkeypatch.setattr(kernels, "choose_attention", lambda *asked: next(told))
+    found = quickest_attention(4, 2, 8, [torch.device("cpu")], torch.float32)
+    assert [found.kernel_for(rows, 9) for rows in (1, 16, FOLD_LIMIT)] == ["unfused"] * 3
+    assert found.kernel_for(FOLD_LIMIT + 1, 9) == "fused"
 
 
 def test_only_fp32_on_a_cpu_with_memory_is_chosen_for(monkeypatch):
@@ -251,16 +256,18 @@ def test_only_fp32_on_a_cpu_with_memory_is_chosen_for(monkeypatch):
     Control: the same model in fp32 is not."""
 
     def used(model):
-        return Backbone(model).fused.head.kernels
+        return Backbone(model).fused.head.prepared_kernels
 
     assert used(copy.deepcopy(llama())) - {"plain"}
     assert used(copy.deepcopy(llama()).bfloat16()) == {"plain"}
-    monkeypatch.setattr(kernels.memory, "available", lambda device: 1000)
+    monkeypatch.setattr(kernels.memory, "available_bytes", lambda device: 1000)
     assert used(copy.deepcopy(llama())) == {"plain"}
     place = torch.device("cpu")
-    assert ways_of(4, 2, 16, [place], torch.bfloat16) == FUSED
-    assert ways_of(4, 2, 16, [place, torch.device("meta")], torch.float32) == FUSED
-    assert ways_of(4, 2, 16, [place], torch.float32) != FUSED
+    assert quickest_attention(4, 2, 16, [place], torch.bfloat16) == ALWAYS_FUSED
+    assert (
+        quickest_attention(4, 2, 16, [place, torch.device("meta")], torch.float32) == ALWAYS_FUSED
+    )
+    assert quickest_attention(4, 2, 16, [place], torch.float32) != ALWAYS_FUSED
 
 
 def test_a_row_attends_over_the_keys_of_as_many_layers_as_the_model_has(monkeypatch):
@@ -276,18 +283,22 @@ def test_a_row_attends_over_the_keys_of_as_many_layers_as_the_model_has(monkeypa
         read[q.shape[1], k.shape[1]].add(k.data_ptr())
         return q
 
-    def called(facts: Any, calls: Any, *of: Any) -> Ways:
-        for each in [] if of else [calls(rows, keys) for rows in FEW for keys in KEYS]:
+    def called(facts: Any, calls: Any, *of: Any) -> AttentionChoice:
+        for each in (
+            [] if of else [calls(rows, keys) for rows in ATTENTION_ROWS for keys in ATTENTION_KEYS]
+        ):
             for call in each.values():
                 call()
-        return FUSED
+        return ALWAYS_FUSED
 
-    monkeypatch.setattr(kernels, "ways", called)
-    monkeypatch.setattr(attention, "FEW_ROWS", dict.fromkeys(attention.FEW_ROWS, watched))
-    ways_of(4, 2, 32, [torch.device("cpu")] * 20, torch.float32)
-    assert len(read) == len(FEW) * len(KEYS)
+    monkeypatch.setattr(kernels, "choose_attention", called)
+    monkeypatch.setattr(
+        attention, "FEW_ROW_KERNELS", dict.fromkeys(attention.FEW_ROW_KERNELS, watched)
+    )
+    quickest_attention(4, 2, 32, [torch.device("cpu")] * 20, torch.float32)
+    assert len(read) == len(ATTENTION_ROWS) * len(ATTENTION_KEYS)
     for (rows, keys), places in read.items():
-        assert len(places) == max(1, min(20, attention.FAR // rows // (keys * size)))
+        assert len(places) == max(1, min(20, attention.TIMED_BYTES // rows // (keys * size)))
     assert len(read[1, 512]) == 20 and len(read[16, 4096]) < 3
 
 
@@ -320,7 +331,7 @@ def test_a_weight_tells_of_a_change_to_any_part(rows, into):
     same columns of every row, as in a grid."""
     numbers = torch.arange(rows * into, dtype=torch.float64).view(rows, into)
     for weight in (numbers, numbers.t()):
-        seen = kernels.sample(weight)
+        seen = kernels.fingerprint_entries(weight)
         assert len(seen) <= 1.1 * max(rows, into) + 2
         assert len((seen // into).unique()) == rows and len((seen % into).unique()) == into
 
@@ -330,10 +341,10 @@ def test_a_changed_row_or_column_is_noticed(where):
     """Claim: writing to a row, a column or a head of ``weight.data`` is noticed, in memory that is
     laid out either way. Control: nothing is noticed before."""
     for weight in (torch.randn(300, 700), torch.randn(700, 300).t()):
-        before = kernels.sample(weight).numpy().tobytes()
-        assert kernels.sample(weight).numpy().tobytes() == before
+        before = kernels.fingerprint_entries(weight).numpy().tobytes()
+        assert kernels.fingerprint_entries(weight).numpy().tobytes() == before
         weight.data[where] = 0.5
-        assert kernels.sample(weight).numpy().tobytes() != before
+        assert kernels.fingerprint_entries(weight).numpy().tobytes() != before
 
 
 TASKS = Path("/proc/self/task")
@@ -366,7 +377,7 @@ def test_an_answer_keeps_no_threads_of_its_thread(monkeypatch, released):
 FAULTS = """
 import resource, torch
 from saccade.model import memory
-memory.keep_freed()
+memory.reuse_freed_memory()
 for _ in range(16):
     before = resource.getrusage(resource.RUSAGE_SELF).ru_minflt
     held = [torch.ones(6 * 2**20), torch.ones(6 * 2**20)]

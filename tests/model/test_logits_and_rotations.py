@@ -19,7 +19,7 @@ from saccade.engine.request import Request
 from saccade.engine.request import current_backbone as followed
 from saccade.engine.scheduler import Scheduler
 from saccade.methods import resolve
-from saccade.model.trial import check
+from saccade.model.generate_check import check_against_generate
 
 TOKENS = 24
 
@@ -114,8 +114,8 @@ def test_a_cap_that_a_prompt_does_not_reach_is_seen():
     head is tried with hidden states far too large."""
     model = _random_model("nanochat", std=0.02)
     target = followed(model)
-    check(target)
-    assert target.through_model
+    check_against_generate(target)
+    assert target.needs_model_for_logits
 
 
 # -- rotary rules ------------------------------------------------------------------------------

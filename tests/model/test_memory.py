@@ -23,7 +23,7 @@ from saccade.inputs.footprint import footprint
 from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
-from saccade.model.memory import GIB, SPARE
+from saccade.model.memory import GIB, SPARE_SHARE
 from saccade.model.session import Session
 
 CPU = torch.device("cpu")
@@ -47,7 +47,7 @@ def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded]:
 @pytest.fixture
 def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
     """Sets how many bytes are free."""
-    return lambda there: monkeypatch.setattr(memory, "available", lambda device: int(there))
+    return lambda there: monkeypatch.setattr(memory, "available_bytes", lambda device: int(there))
 
 
 def sentence(error: BaseException) -> str:
@@ -184,7 +184,7 @@ def test_what_fits_is_loaded(
     name = loaded("llama").name
     config = loading.read_config(name)
     needed = footprint(config).weights(4)
-    room(needed / (1 - SPARE) + 2)
+    room(needed / (1 - SPARE_SHARE) + 2)
     assert models.load(name, dtype="float32", device="cpu").backbone.layers == 2
     room(0.75 * needed)
     assert models.load(name, dtype="bfloat16", device="cpu").backbone.layers == 2
@@ -264,9 +264,9 @@ def test_a_prompt_that_just_fits(room: Callable[[float], None]) -> None:
     """Claim: the border is where the sentence says it is. Fails if what "would fit" is refused."""
     each, there = 1000, 10 * MIB
     room(there)
-    fits = int(there * (1 - SPARE)) // each
+    fits = int(there * (1 - SPARE_SHARE)) // each
     assert memory.has_room(fits, each, CPU) and not memory.has_room(fits + 1, each, CPU)
-    assert f"about {fits} would fit" in str(memory.too_long(fits + 1, each, CPU))
+    assert f"about {fits} would fit" in str(memory.too_long_error(fits + 1, each, CPU))
 
 
 def allocate() -> None:
@@ -287,15 +287,15 @@ def test_errors_that_say_memory_ran_out(fail: Callable[[], None]) -> None:
     Fails if one of them reaches a user as a traceback."""
     with pytest.raises((RuntimeError, MemoryError)) as caught:
         fail()
-    assert memory.ran_out(caught.value)
+    assert memory.is_out_of_memory(caught.value)
 
 
 def test_control_other_errors_do_not() -> None:
     """Claim: any other error is not taken for one of memory. Fails if bugs are hidden as such."""
     with pytest.raises(RuntimeError) as caught:
         torch.ones(2) @ torch.ones(3)
-    assert not memory.ran_out(caught.value)
-    assert not memory.ran_out(ValueError("can't allocate memory"))
+    assert not memory.is_out_of_memory(caught.value)
+    assert not memory.is_out_of_memory(ValueError("can't allocate memory"))
 
 
 @pytest.fixture
@@ -377,24 +377,24 @@ def test_a_container_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     Fails if a container's own limit is found out by being killed."""
     own = memory.psutil.Process().memory_info().rss
     file = tmp_path / "memory.max"
-    monkeypatch.setattr(memory, "CGROUP", file)
+    monkeypatch.setattr(memory, "CGROUP_LIMIT", file)
     near = dict(rel=0.1)
-    free = memory.available(CPU)
+    free = memory.available_bytes(CPU)
     assert free == pytest.approx(memory.psutil.virtual_memory().available, **near)
     file.write_text(f"{own + 64 * MIB}\n")
-    assert memory.available(CPU) == pytest.approx(64 * MIB, abs=16 * MIB)
+    assert memory.available_bytes(CPU) == pytest.approx(64 * MIB, abs=16 * MIB)
     file.write_text(f"{own // 2}\n")
-    assert memory.available(CPU) == 0
+    assert memory.available_bytes(CPU) == 0
     for unlimited in ("max\n", f"{2**62}\n"):
         file.write_text(unlimited)
-        assert memory.available(CPU) == pytest.approx(free, **near)
+        assert memory.available_bytes(CPU) == pytest.approx(free, **near)
 
 
 def test_sizes_as_they_are_shown() -> None:
     """Claim: bytes are shown in GiB from a tenth on, and in MiB below. Fails if a unit is off."""
-    assert memory.gib(3 * GIB / 2) == "1.5 GiB"
-    assert memory.gib(0.1 * GIB) == "0.1 GiB"
-    assert memory.gib(3 * MIB) == "3.0 MiB"
+    assert memory.format_bytes(3 * GIB / 2) == "1.5 GiB"
+    assert memory.format_bytes(0.1 * GIB) == "0.1 GiB"
+    assert memory.format_bytes(3 * MIB) == "3.0 MiB"
 
 
 def test_a_peak_is_what_was_taken_above_what_was_there():
@@ -404,7 +404,7 @@ def test_a_peak_is_what_was_taken_above_what_was_there():
     """
     earlier = torch.ones(256 * MIB // 4)
     del earlier
-    peak = memory.Peak([CPU])
+    peak = memory.PeakMemory([CPU])
     if peak.bytes() is None:
         pytest.skip("nothing measures it here")
     torch.ones(96 * MIB // 4)  # above 32 MiB glibc asks the system anew, whatever was freed before
@@ -414,8 +414,8 @@ def test_a_peak_is_what_was_taken_above_what_was_there():
 
 def test_a_peak_is_unknown_where_nothing_measures_it(monkeypatch, tmp_path):
     """Claim: without Linux's files the peak is None, not zero."""
-    monkeypatch.setattr(memory, "CLEAR", tmp_path / "missing" / "file")
-    assert memory.Peak([CPU]).bytes() is None
+    monkeypatch.setattr(memory, "CLEAR_REFS", tmp_path / "missing" / "file")
+    assert memory.PeakMemory([CPU]).bytes() is None
 
 
 @pytest.mark.slow
@@ -425,10 +425,10 @@ def test_reading_a_long_clip_takes_its_keys_and_one_chunk():
     The mask over all keys alone would be 2,048 rows x 5,000 keys x 4 bytes = 40 MB; what a chunk
     of rows needs is about its own width of numbers. Keys and values count too.
     """
-    from lab.hardware.prefill import read
+    from lab.hardware.prefill import measure_reading
 
     target = models.load("shapes", device="cpu")
-    found = read(target, 5_000, rows=4, record=True)
+    found = measure_reading(target, 5_000, rows=4, record=True)
     assert abs(found.visual_tokens - 5_000) < 256
     assert found.kv >= found.prompt_tokens * target.backbone.token_bytes
     assert found.prefill_peak is None or found.prefill_peak < found.kv + 64 * MIB

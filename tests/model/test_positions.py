@@ -90,4 +90,4 @@ def test_a_checkpoints_age_says_where_it_was_trained_to_read(tmp_path, version, 
     assert torch.equal(prompts["auto"].positions, prompts[place].positions)
     assert prompts["trained"].has_trained_positions and not prompts["library"].has_trained_positions
     config = AutoConfig.for_model("llava_onevision", transformers_version=version)
-    assert families.positions(config) == "library"
+    assert families.position_rule(config) == "library"

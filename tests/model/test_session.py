@@ -34,7 +34,7 @@ from saccade.core.tree import ROOT, Tree, add, chain, path
 from saccade.model import session as session_module
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
-from saccade.model.session import Session, _ends
+from saccade.model.session import Session, _chunk_ends
 
 BOTH = pytest.mark.parametrize("fused", [None, False], ids=["fused", "modules"])
 BATCH = left_padded(
@@ -199,8 +199,8 @@ def test_many_histories_equal_the_oracle(kind, fused):
 def test_control_planted_session_bugs_are_seen(bug, monkeypatch):
     """Control: a wrong rollback, position or tree mask must fail the comparison above."""
     if bug == "rollback":
-        keep = Cache.keep
-        monkeypatch.setattr(Cache, "keep", lambda self, nodes: keep(self, range(len(nodes))))
+        keep = Cache.commit_path
+        monkeypatch.setattr(Cache, "commit_path", lambda self, nodes: keep(self, range(len(nodes))))
     elif bug == "position":
         monkeypatch.setattr(session_module.trees_, "depths", lambda tree: [1] * len(tree))
     else:
@@ -290,7 +290,7 @@ def test_prefill_in_chunks_equals_prefill_at_once(fused):
     for chunk in (1, 7, 20):
         parts, _ = _session(model, BATCH, chunk=chunk)
         for request in range(3):
-            apart = parts.requests[request].root - whole.requests[request].root
+            apart = parts.requests[request].root_logits - whole.requests[request].root_logits
             assert apart.abs().max() < 1e-4
         _assert_fresh_cache(parts, oracle)
 
@@ -300,7 +300,7 @@ def test_no_piece_of_a_prompt_is_tiny(chunk):
     """Claim: pieces follow each other to the end, none over a chunk and a quarter; where there are
     several, each is more than a quarter: a forward of few rows costs nearly as much as of many."""
     for start, stop in ((0, 1), (0, 2064), (0, 2561), (300, 5000), (7, 7 + 3 * chunk)):
-        ends = _ends(start, stop, chunk)
+        ends = _chunk_ends(start, stop, chunk)
         rows = [after - before for before, after in pairwise(ends)]
         assert (ends[0], ends[-1]) == (start, stop)
         assert max(rows) <= chunk + chunk // 4

@@ -117,7 +117,7 @@ def test_a_process_whose_draft_fails_alone_does_not_hang_the_others(
     began = time.monotonic()
     done = launched(HERE / "split.py", "stuck", target, draft)
     assert done.returncode != 0 and time.monotonic() - began < 200
-    assert "rank 1 waited for the other processes in vain (5 s)" in done.stderr
+    assert "rank 1 waited 5 s" in done.stderr
 
 
 class Counting:
@@ -144,8 +144,8 @@ def test_what_failed_elsewhere_proposes_nothing_here(monkeypatch) -> None:
         def everyones(mine: Any, elsewhere: str | None = failed[id(draft)]) -> list[Any]:
             return [mine, (elsewhere, None) if isinstance(mine, tuple) else elsewhere]
 
-        monkeypatch.setattr(tensor_parallel, "everyones", everyones)
-        trees = tensor_parallel._Agreeing(draft).propose({0: None})
+        monkeypatch.setattr(tensor_parallel, "gather_from_all", everyones)
+        trees = tensor_parallel._AgreedDraft(draft).propose({0: None})
         assert len(trees[0]) == draft.asked
     assert [draft.asked for draft in drafts] == [0, 1]
     assert drafts[0].reason == "rank 1: broken" and drafts[1].reason is None
@@ -198,4 +198,4 @@ def test_methods_that_go_by_the_clock_are_refused(method: str, why: str) -> None
     with pytest.raises(MethodError, match=why):
         recipes.for_split_target(resolve(method))
     assert recipes.for_split_target(resolve("sage")).name == "sage"
-    assert tensor_parallel.world() == 1
+    assert tensor_parallel.world_size() == 1

@@ -24,7 +24,7 @@ def packed(monkeypatch):
     asked = []
     called = Matrix.__call__
     monkeypatch.setattr(
-        kernels, "choices", lambda matrices: [Choice((1,), ("packed",))] * len(matrices)
+        kernels, "choose_products", lambda matrices: [Choice((1,), ("packed",))] * len(matrices)
     )
     monkeypatch.setattr(
         Matrix, "__call__", lambda matrix, x: asked.append(matrix) or called(matrix, x)
@@ -68,7 +68,7 @@ def test_a_towers_attention_is_by_the_quicker_kernel(family, ours, monkeypatch):
     it alone, or if the first measurement, which a busy moment spoilt here, decides."""
     theirs, asked, timed = ALL_ATTENTION_FUNCTIONS["sdpa"], [], []
     model, inputs = copy.deepcopy(FAMILIES[family]()), input_for(family, 1)
-    monkeypatch.setattr(kernels, "_MEASURED", MeasurementFile(f"{family}{ours}"))
+    monkeypatch.setattr(kernels, "_MEASUREMENTS", MeasurementFile(f"{family}{ours}"))
     seconds = {"ours": 2.0 - ours, "theirs": 1.5}
     spoilt = seconds | {"ours" if ours else "theirs": 9.0}
 
@@ -76,7 +76,7 @@ def test_a_towers_attention_is_by_the_quicker_kernel(family, ours, monkeypatch):
         timed.append({*calls})
         return seconds if timed[1:] else spoilt
 
-    monkeypatch.setattr(kernels, "quickest", quickest)
+    monkeypatch.setattr(kernels, "time_calls", quickest)
     called = compiled.attend
     monkeypatch.setattr(compiled, "attend", lambda *given: asked.append(1) or called(*given))
     (told, *_) = Backbone(model).prompts(inputs)
@@ -96,7 +96,7 @@ def test_attention_that_is_special_stays_theirs():
     """Claim: what is masked, causal, dropped out or of another type is Hugging Face's to compute,
     and so is what comes with names that we do not know. Control: the plain one is not."""
     tower = Tower(nn.Module(), nn.Module(), nn.Module())
-    tower._quicker = {(2, 2, 16, 3): True}
+    tower._is_ours_quicker = {(2, 2, 16, 3): True}
     module, (q, k, v) = nn.Module(), torch.randn(3, 1, 2, 5, 16)
 
     def by_theirs(dtype=torch.float32, mask=None, **named):
@@ -158,7 +158,7 @@ def test_a_convolution_over_pictures_stays_one(packed):
     with torch.no_grad():
         for x, products in ((patches, 1), (picture, 0)):
             packed.clear()
-            with tower.quick():
+            with tower.use_quickest_kernels():
                 found = model(x)
             assert len(packed) == products
             assert found.shape == model(x).shape

@@ -118,10 +118,10 @@ class Kernel:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     """Ours serves on this CPU in fp32, over the stand-in."""
     found = Kernel()
-    monkeypatch.setattr(windows, "DEVICES", ("cpu",))
+    monkeypatch.setattr(windows, "DEVICE_TYPES", ("cpu",))
     monkeypatch.setattr(windows, "DTYPES", (torch.float32,))
-    monkeypatch.setattr(windows, "flash", found)
-    monkeypatch.setattr(windows, "is_right", lambda *given: True)
+    monkeypatch.setattr(windows, "attend_by_flash", found)
+    monkeypatch.setattr(windows, "is_flash_correct", lambda *given: True)
     return found
 
 
@@ -143,7 +143,7 @@ def test_a_tower_with_windows_sees_in_one_call_a_layer_what_it_saw(family, kerne
     expected = _see(family, tower)
     assert len(calls) > 2 * DEPTH
     calls.clear()
-    with _quick(tower).quick():
+    with _quick(tower).use_quickest_kernels():
         assert tower.config._attn_implementation == windows.ATTENTION
         found = _see(family, tower)
     assert tower.config._attn_implementation == "eager"
@@ -165,8 +165,8 @@ def test_control_other_borders_or_another_scale_are_seen(kernel, monkeypatch):
             whole = borders[[0, -1]]
             return kernel(q, k, v, whole, int(whole[-1]), scale, is_causal)
 
-        monkeypatch.setattr(windows, "flash", call)
-        with _quick(tower).quick():
+        monkeypatch.setattr(windows, "attend_by_flash", call)
+        with _quick(tower).use_quickest_kernels():
             found = _see("qwen2_5_vl", tower)
         assert (found - expected).abs().max() > 1e-3 * float(expected.abs().max())
 
@@ -176,8 +176,8 @@ def test_where_the_kernel_is_wrong_windows_are_taken_one_by_one(family, kernel, 
     """Claim: where the trial fails, the tower sees the same, without the kernel."""
     tower = _tower(family)
     expected = _see(family, tower)
-    monkeypatch.setattr(windows, "is_right", lambda *given: False)
-    with _quick(tower).quick():
+    monkeypatch.setattr(windows, "is_flash_correct", lambda *given: False)
+    with _quick(tower).use_quickest_kernels():
         found = _see(family, tower)
     assert torch.allclose(found, expected, atol=1e-5 * float(expected.abs().max()))
     assert not kernel.calls
@@ -188,8 +188,8 @@ def test_on_a_cpu_and_in_fp32_nothing_changes():
     error stopped. Control: its modules are recognised."""
     tower = _tower("qwen2_5_vl")
     quick = _quick(tower)
-    assert [each.config for each in quick._windowed] == [tower.config]
-    with pytest.raises(ZeroDivisionError), quick.quick():
+    assert [each.config for each in quick._windowed_towers] == [tower.config]
+    with pytest.raises(ZeroDivisionError), quick.use_quickest_kernels():
         assert tower.config._attn_implementation == "eager"
         raise ZeroDivisionError
     assert tower.config._attn_implementation == "eager"
@@ -198,7 +198,7 @@ def test_on_a_cpu_and_in_fp32_nothing_changes():
 def test_an_error_while_a_tower_looks_leaves_its_attention_as_it_was(kernel):
     """Claim: the function's name is put back whatever happens."""
     tower = _tower("qwen2_5_vl")
-    with pytest.raises(ZeroDivisionError), _quick(tower).quick():
+    with pytest.raises(ZeroDivisionError), _quick(tower).use_quickest_kernels():
         assert tower.config._attn_implementation == windows.ATTENTION
         raise ZeroDivisionError
     assert tower.config._attn_implementation == "eager"
@@ -209,7 +209,7 @@ def test_towers_without_windows_keep_their_attention(kernel):
     config = siglip.SiglipVisionConfig(
         hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
     )
-    assert not windows.towers_of([*siglip.SiglipVisionModel(config).modules()])
+    assert not windows.windowed_towers([*siglip.SiglipVisionModel(config).modules()])
 
 
 def test_the_trial_of_torchs_kernel(kernel, monkeypatch, caplog):
@@ -230,14 +230,14 @@ def test_the_trial_of_torchs_kernel(kernel, monkeypatch, caplog):
         raise RuntimeError("no kernel image")
 
     for kernel, good in ((grouped, True), (of_nan, False), (raising, False)):
-        windows.is_right.cache_clear()
+        windows.is_flash_correct.cache_clear()
         caplog.clear()
-        monkeypatch.setattr(windows, "flash", kernel)
+        monkeypatch.setattr(windows, "attend_by_flash", kernel)
         with caplog.at_level(logging.WARNING):
-            assert [windows.is_right(*asked, 72) for _ in range(2)] == [good] * 2
+            assert [windows.is_flash_correct(*asked, 72) for _ in range(2)] == [good] * 2
         assert len(caplog.messages) == (not good)
-    assert not windows.is_right(*asked, 20)
-    windows.is_right.cache_clear()
+    assert not windows.is_flash_correct(*asked, 20)
+    windows.is_flash_correct.cache_clear()
 
 
 def test_torchs_kernel_takes_what_it_is_given():
@@ -252,4 +252,4 @@ def test_torchs_kernel_takes_what_it_is_given():
     assert "scale" in names[10:]
     q = torch.randn(6, 2, 8, dtype=torch.bfloat16, device="meta")
     borders = torch.zeros(3, dtype=torch.int32, device="meta")
-    assert windows.flash(q, q, q, borders, 4, 0.5, False).shape == q.shape
+    assert windows.attend_by_flash(q, q, q, borders, 4, 0.5, False).shape == q.shape

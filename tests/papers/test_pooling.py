@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import avg_pool2d, gelu
 
-from saccade.model.prompting import averaged
+from saccade.model.prompting import average_blocks
 
 SIDE, HALF = 24, 12
 
@@ -19,7 +19,7 @@ def test_p_averages_features_and_then_projects():
     square = features.transpose(1, 2).unflatten(2, (SIDE, SIDE))
     means = avg_pool2d(square, 2).flatten(2).transpose(1, 2)
     assert means.shape[1] == HALF * HALF
-    found = averaged(features, (SIDE, SIDE)).unflatten(1, (HALF, 2, HALF, 2))
+    found = average_blocks(features, (SIDE, SIDE)).unflatten(1, (HALF, 2, HALF, 2))
     for corner in ((0, 0), (0, 1), (1, 0), (1, 1)):
         own = found[:, :, corner[0], :, corner[1]].flatten(1, 2)
         assert torch.allclose(own, means, atol=1e-6)

@@ -132,11 +132,11 @@ def test_what_is_too_long_loses_its_end(folder: Path, monkeypatch: Any) -> None:
         (length - 1, ["A red box." + end, "A red box. And a star." + end]),
         (int((whole["labels"][0] >= 0).nonzero()[0, 0]) + 4, ["A r"]),
     ):
-        monkeypatch.setattr(loaded.backbone, "context", context)
+        monkeypatch.setattr(loaded.backbone, "max_positions", context)
         found = training_sample(loaded, told, np.random.default_rng(0), 0.0)
         assert found is not None and labelled(loaded, found) == expected
         assert found["input_ids"].shape[1] <= context
-    monkeypatch.setattr(loaded.backbone, "context", 4)
+    monkeypatch.setattr(loaded.backbone, "max_positions", 4)
     assert training_sample(loaded, told, np.random.default_rng(0), 0.0) is None
     with pytest.raises(OptionError, match="every conversation is too long"):
         Conversations(loaded, [told], (0, 0), count=1, batch=1, drop=0.0)[0]

@@ -34,7 +34,7 @@ from saccade.engine.conversation import Conversation
 from saccade.engine.trace import environment
 from saccade.inputs import Loaded, Pair
 from saccade.inputs.media import Clip
-from saccade.model.memory import Peak
+from saccade.model.memory import PeakMemory
 
 OnProgress = Callable[[str, int, int], None]
 """Called with what is being done, the number of items done, and the number of all items."""
@@ -286,7 +286,7 @@ class _ItemRun:
         draft_inputs: Inputs | None,
     ) -> dict[str, Any]:
         torch.manual_seed(self.seed)  # A peer samples with torch's own noise.
-        peak = Peak(self.pair.target.backbone.devices)
+        peak = PeakMemory(self.pair.target.backbone.devices)
         run = PEERS[name](self.pair.target, self.pair.draft, inputs, dict(settings))
         peak_bytes = peak.bytes()
         return {

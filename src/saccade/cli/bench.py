@@ -82,14 +82,14 @@ def bench(
     )
 
     from saccade.bench import report, runner
-    from saccade.bench.hardware.others import Watch
+    from saccade.bench.hardware.disturbance import DisturbanceWatch
     from saccade.corpus import json_lines
 
     part = json_lines.parse_shard(shard)
     suites = named_suites(suite, data)
     names = _check_method_names(methods, exact)
     pair = settings.load_models(quiet=False)
-    watch = Watch()
+    watch = DisturbanceWatch()
     plan = runner.Benchmark(suites, names, limit, part, seed, max_new_tokens, exact, temperature)
 
     with Progress(
@@ -111,7 +111,7 @@ def bench(
                 task, description=what, completed=done, total=whole
             ),
         )
-    if (warning := watch.said()) is not None:
+    if (warning := watch.warning()) is not None:
         err.print(warning, style="yellow", markup=False, soft_wrap=True)
     path = report.write_report(out_dir)
     out.print(f"{path} has the report", markup=False, soft_wrap=True)

@@ -73,7 +73,7 @@ def calibrate(
     clips = [run_setup.read_clip(video, sampling, quiet=as_json) for video in videos or ()]
     prepare(device_options.threads, verbose, quiet=as_json)
     from saccade.bench import calibrate as calibration
-    from saccade.bench.hardware.others import Watch
+    from saccade.bench.hardware.disturbance import DisturbanceWatch
     from saccade.cli.config_file import write_config
     from saccade.inputs import clip_arguments
 
@@ -83,7 +83,7 @@ def calibrate(
         clips = clips or _draw_clips(tell)
         models = run_setup.load_models(target, draft, quiet=True, **device_options.load_arguments)
         requests = [models.ask(prompt, **clip_arguments(clip)) for clip in clips]
-        watch = Watch()
+        watch = DisturbanceWatch()
         result = calibration.calibrate(
             models,
             requests,
@@ -92,7 +92,7 @@ def calibrate(
             max_new_tokens=max_new_tokens,
             on_progress=tell,
         )
-    if (warning := watch.said()) is not None:
+    if (warning := watch.warning()) is not None:
         err.print(warning, style="yellow", markup=False, soft_wrap=True)
     write_config(out_file, result)
     if as_json:

@@ -154,11 +154,11 @@ def compare_methods(
     import torch
 
     from saccade.bench.compare import BASELINE, resolve_methods, run_interleaved
-    from saccade.bench.hardware.others import Watch
+    from saccade.bench.hardware.disturbance import DisturbanceWatch
 
     backbone = models.target.backbone
     inputs = models.ask(prompt, **subject.ask_arguments)
-    watch = Watch()
+    watch = DisturbanceWatch()
     with status("comparing", quiet=not err.is_terminal) as tell:
         outcome = run_interleaved(
             models,
@@ -169,7 +169,7 @@ def compare_methods(
             on_run=lambda name, round: tell(f"run {round} of {repeat}: {name}"),
             **race_options,
         )
-    warning = watch.said([run.decode for run in outcome.runs[BASELINE]])
+    warning = watch.warning([run.decode for run in outcome.runs[BASELINE]])
     results = outcome.last_results()
     baseline = results[BASELINE]
     about = {

@@ -101,7 +101,7 @@ def describe(
     recipe = for_split_target(recipe) if tp else recipe
     pair = settings.load_models(quiet=detail != "all", tp=tp)
     if tp and seed is None:
-        seed = tensor_parallel.agreed(secrets.randbits(63))
+        seed = tensor_parallel.broadcast_from_rank_0(secrets.randbits(63))
     start = partial(
         stream_answer,
         pair,
@@ -115,7 +115,7 @@ def describe(
     )
     result = print_answer(pair.target, start, detail)
     if tp:
-        tensor_parallel.leave()
+        tensor_parallel.disconnect()
         if tensor_parallel.rank():
             return
     if trace is not None:

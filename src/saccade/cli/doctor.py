@@ -68,7 +68,7 @@ def doctor(
     prepare(None, verbose)
     from saccade.bench.hardware.doctor import examine
     from saccade.inputs import loading, questions
-    from saccade.model.memory import GIB, available
+    from saccade.model.memory import GIB, available_bytes
 
     place = loading.pick_device(device)
     with status("reading the configs", quiet=as_json):
@@ -94,8 +94,8 @@ def doctor(
         keep=keep,
         dtype=precision,
         device=place.type,
-        there=available(place) if memory is None else int(memory * GIB),
-        draft_there=None if draft_place in (None, place) else available(draft_place),
+        free_bytes=available_bytes(place) if memory is None else int(memory * GIB),
+        draft_free_bytes=None if draft_place in (None, place) else available_bytes(draft_place),
         bits=bits,
         problems=problems,
         notes=notes,
@@ -136,7 +136,7 @@ def _check_together(
     for name, config in both:
         try:
             architectures.model_class(config)
-            families.refuse(config, architectures.text_config(config))
+            families.refuse_unsupported(config, architectures.text_config(config))
         except SaccadeError as error:
             problems.append(f"{name}: {error}")
     if problems or draft is None:
@@ -172,15 +172,20 @@ def _fixed_cost_text(device: str) -> str:
 
 def _print_diagnosis(diagnosis: Diagnosis, device: str) -> None:
     from saccade.bench.terminal_output import make_table
-    from saccade.model.memory import gib
+    from saccade.model.memory import format_bytes
 
     table = make_table(["model"], ["weights", "cache", "a step reads"])
     for part in diagnosis.parts:
-        table.add_row(Text(part.name), gib(part.weights), gib(part.cache), gib(part.step))
+        table.add_row(
+            Text(part.name),
+            format_bytes(part.weights),
+            format_bytes(part.cache),
+            format_bytes(part.step),
+        )
     out.print(table)
     out.print(
-        f"[dim]{diagnosis.tokens} tokens; {gib(diagnosis.needed)} needed, "
-        f"{gib(diagnosis.there)} free on {device}[/dim]\n"
+        f"[dim]{diagnosis.tokens} tokens; {format_bytes(diagnosis.needed)} needed, "
+        f"{format_bytes(diagnosis.there)} free on {device}[/dim]\n"
     )
     if diagnosis.outlook:
         expected = make_table([], ["accepted", "best chain", "decode x"])

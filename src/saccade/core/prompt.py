@@ -50,7 +50,7 @@ class Prompt:
     """Rows of the whole prompt that are read page by page; none of them is a row here."""
     ids_to_embed: Int[Tensor, " len"] | None = None
     """Ids of rows that the model has yet to embed (words in the place of a video), -1 elsewhere;
-    ``Backbone.written`` embeds them."""
+    ``Backbone.embed_missing_rows`` embeds them."""
     coarse: Float[Tensor, "visual dim"] | None = None
     """The visual rows of a vision tower whose output is averaged in 2x2 blocks before the
     projector; all cells of a block have its row. None unless a view asks for them."""

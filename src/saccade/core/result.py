@@ -182,7 +182,8 @@ class Result:
     warnings: tuple[str, ...] = ()
     peak_bytes: int | None = None
     """The most memory in use beyond what was in use before, so without weights: torch's allocations
-    on GPUs, else the growth of the process's resident size (``memory.Peak``). None: unknown."""
+    on GPUs, else the growth of the process's resident size (``memory.PeakMemory``). None where it
+    is unknown."""
 
     @property
     def forwards(self) -> tuple[RoundRecord, ...]:

@@ -71,9 +71,9 @@ class Stops:
             return False
         last = self.answers[request][-self._window :]
         for tail in (decode(last) for decode in self._decoders):
-            found = [(tail.find(string), string) for string in self.limits.stop if string in tail]
-            if found:
-                self.stopped_by[request] = min(found)[1]
+            matches = [(tail.find(string), string) for string in self.limits.stop if string in tail]
+            if matches:
+                self.stopped_by[request] = min(matches)[1]
                 return True
         return False
 

@@ -261,7 +261,7 @@ class ModelDrafter(SessionDrafter):
             self._visual_tokens[i] = max(each.visual_tokens for each in pruned)
             rows += pruned
         clock.lap()
-        self.session.prefill([model.written(prompt) for prompt in rows])
+        self.session.prefill([model.embed_missing_rows(prompt) for prompt in rows])
         return vision_seconds + clock.lap()
 
     def captioning_seconds(self) -> tuple[float, float]:
@@ -274,7 +274,7 @@ class SelfDrafter(SessionDrafter):
 
     def __init__(self, setup: Setup, layers: int | None = None) -> None:
         banned = list(setup.target.placeholders)
-        model = setup.target if layers is None else setup.target.first(layers)
+        model = setup.target if layers is None else setup.target.first_layers(layers)
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._view = setup.view
@@ -294,7 +294,7 @@ class SelfDrafter(SessionDrafter):
             }
         if self._view.refresh is not None:
             self._refreshed_views = dict(enumerate(zip(prefills, pruned, strict=True)))
-        self.session.fork(prefills, pruned, renewed=bool(self._refreshed_views))
+        self.session.fork(prefills, pruned, can_reselect=bool(self._refreshed_views))
         return clock.since()
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
@@ -311,7 +311,7 @@ class SelfDrafter(SessionDrafter):
         over = state.cache.length - self._window_rows[request]
         if over >= SLIDE_TOKENS and prompt_rows > sinks:
             dropped = min(over, prompt_rows - sinks)
-            state.cache.forget(sinks, dropped)
+            state.cache.remove_rows(sinks, dropped)
             state.prompt_rows = prompt_rows - dropped, other_rows
 
     def _refresh_view(self, request: int) -> None:

@@ -21,7 +21,7 @@ from saccade.drafting.shapes import cost_measurement
 from saccade.drafting.views.basic import FULL
 from saccade.model import tensor_parallel
 from saccade.model.backbone import Backbone
-from saccade.model.batch_invariant import CHAINS, ROWS
+from saccade.model.batch_invariant import NEEDS_CHAINS, ROWS
 
 
 @dataclass(frozen=True)
@@ -132,7 +132,7 @@ def as_chains(recipe: Recipe) -> Recipe:
     """Returns the recipe with drafts that are chains. Raises MethodError if its shape branches."""
     shape = recipe.shape.as_chains()
     if recipe.drafts and shape.branches:
-        raise MethodError(f"{recipe.name}: {CHAINS}")
+        raise MethodError(f"{recipe.name}: {NEEDS_CHAINS}")
     return replace(recipe, shape=shape)
 
 
@@ -148,4 +148,4 @@ def for_split_target(recipe: Recipe) -> Recipe:
             f"{recipe.name} times its forwards, and processes that share a target would each "
             "find other times; name a method with a shape, as in --method specvlm or std"
         )
-    return replace(recipe, schedule=tensor_parallel.together(recipe.schedule))
+    return replace(recipe, schedule=tensor_parallel.agree_on_drafts(recipe.schedule))

@@ -151,7 +151,7 @@ class MemoryGuard:
         try:
             return self.session.score(trees)
         except (RuntimeError, MemoryError) as error:
-            if not memory.ran_out(error) or not any(map(len, trees.values())):
+            if not memory.is_out_of_memory(error) or not any(map(len, trees.values())):
                 raise
             self.give_up(trees, error)
         return self.session.score(dict.fromkeys(trees, Tree()))

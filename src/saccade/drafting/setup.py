@@ -102,7 +102,7 @@ class Setup:
     @property
     def coarse(self) -> bool:
         """Whether a view reads ``Prompt.coarse`` and the draft model has it."""
-        return self.draft_model().coarsens and any(view.coarse for view in self.view.parts)
+        return self.draft_model().can_coarsen and any(view.coarse for view in self.view.parts)
 
     def draft_inputs(self, inputs: Inputs) -> Inputs:
         """Returns the inputs that the draft model can read: the text alone for a language model."""

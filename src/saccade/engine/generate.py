@@ -93,7 +93,7 @@ class Stream(Iterator[Round]):
         return replace(round, spell=partial(added_text, decode, ids, *ends))
 
     def _decode(self, call: RequestBatch, phase: Phase, keep: bool) -> Generator[Round, None, None]:
-        peak = memory.Peak(call.target.devices)
+        peak = memory.PeakMemory(call.target.devices)
 
         def emit(round: Round) -> Round:
             """Frees a request that has ended, and adds the text to its round."""
@@ -111,7 +111,7 @@ class Stream(Iterator[Round]):
                 yield emit(round)
             self.results = call.results(clock.since(), peak.bytes())
         except (RuntimeError, MemoryError) as error:
-            if not memory.ran_out(error):
+            if not memory.is_out_of_memory(error):
                 raise
             raise call.request.too_long(call.target) from error
         finally:

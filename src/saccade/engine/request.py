@@ -21,7 +21,7 @@ from saccade.drafting.setup import Captioner, Words
 from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.cuda_graphs import unused_bytes
-from saccade.model.session import LONG
+from saccade.model.session import MAX_RESERVED_ANSWER_TOKENS
 
 PREPARED_INPUTS = {"attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs"}
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}  # and ..._grid_thw beside them
@@ -182,11 +182,11 @@ class Request:
 
     def tokens(self) -> int:
         """Returns how many tokens all caches have room for at first, prompts and answers."""
-        return sum(map(len, self.ids)) + LONG * len(self.inputs["input_ids"])
+        return sum(map(len, self.ids)) + MAX_RESERVED_ANSWER_TOKENS * len(self.inputs["input_ids"])
 
     def check_length(self, target: Backbone) -> None:
         """Raises ModelError where a prompt is longer than the target's context."""
-        longest, most = max(map(len, self.ids)), target.context
+        longest, most = max(map(len, self.ids)), target.max_positions
         if most is not None and longest > most:
             raise ModelError(
                 f"the prompt has {longest} tokens, and this model reads {most} at most: "
@@ -209,7 +209,7 @@ class Request:
 
     def too_long(self, target: Backbone) -> ModelError:
         """Returns the error to raise where memory runs out."""
-        return memory.too_long(self.tokens(), target.token_bytes, target.device)
+        return memory.too_long_error(self.tokens(), target.token_bytes, target.device)
 
     def text(self, answer: Sequence[int], stop: str | None) -> str | None:
         """Returns an answer's text, up to the string it stopped at; None without a tokenizer."""
@@ -249,7 +249,7 @@ def _check_inputs(target: Backbone, inputs: Inputs) -> Inputs:
         )
     if not ids.numel():
         raise OptionError("input_ids are empty: there is nothing to answer")
-    rows = target.embeddings
+    rows = target.embedding_count
     if int(ids.min()) < 0 or int(ids.max()) >= rows:
         raise OptionError(
             f"input_ids go from {int(ids.min())} to {int(ids.max())}, and this model has {rows} "

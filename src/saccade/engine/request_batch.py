@@ -23,10 +23,10 @@ from saccade.drafting.schedule import NO_MEMORY_REASON, MemoryGuard, opening_rou
 from saccade.drafting.setup import Setup
 from saccade.drafting.views.basic import FULL
 from saccade.engine.request import Request
-from saccade.model import batch_invariant, trial
+from saccade.model import batch_invariant, generate_check
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
-from saccade.model.tensor_parallel import agreeing
+from saccade.model.tensor_parallel import agree_on_cut
 
 T = TypeVar("T")
 
@@ -56,7 +56,7 @@ class RequestBatch:
         self.requested_recipe, self.exact = recipe, exact
         if exact:
             recipe = as_chains(recipe)
-            batch_invariant.check(target)
+            batch_invariant.require_batch_invariance(target)
         length = int(request.inputs["input_ids"].shape[1])
         request.check(target)  # This comes before ``plan``, which may time forwards of this length.
         self.recipe = plan(recipe, target, draft, length, exact, phase)
@@ -117,7 +117,7 @@ class RequestBatch:
         """Emits a request's first token."""
         cut: Cut = self.stops.cut
         if self.target.shares.count > 1:
-            cut = agreeing(cut)  # All processes of a split target cut as rank 0 does.
+            cut = agree_on_cut(cut)  # All processes of a split target cut as rank 0 does.
         opened[request] = opening_round(self.session, request, cut, self.first)
         self.record(opened[request])
         return opened[request]
@@ -132,7 +132,7 @@ class RequestBatch:
         self.prompts = target.prompts(request.inputs)
         spent["vision"] = clock.since()
         # The prompt comes before this check, because models that cannot read it say so better.
-        trial.check(target)
+        generate_check.check_against_generate(target)
         yield
         phase("prefill")
         clock = Clock(target.device)
@@ -144,8 +144,8 @@ class RequestBatch:
         prefills = []
         for place, prompt in enumerate(self.prompts):
             number = self.first + place
-            for prefill in self.session.reading(
-                number, prompt, record=record, follow=follow, place=place
+            for prefill in self.session.prefill_in_chunks(
+                number, prompt, record=record, follow_rows=follow, noise_number=place
             ):
                 spent["prefill"] += clock.lap()
                 if prefill is None:
@@ -153,7 +153,7 @@ class RequestBatch:
                     clock.lap()
                 else:
                     prefills.append(prefill)
-                    self.reused[place] = self.session.requests[number].reused
+                    self.reused[place] = self.session.requests[number].reused_rows
                     yield self._open(place, opened)
                     clock.lap()
         if not keep and all(round.finish for round in opened.values()):

@@ -83,9 +83,9 @@ class Scheduler:
         """Returns whether memory has room for one more request, beside the caches there are and
         those of requests whose prompts are not read yet. Drops stored prefixes where that helps."""
         unread = (e.batch.request for e in self._entries.values() if not e.batch.decoding)
-        others, prefix_store = sum(each.tokens() for each in unread), self._target.kept
-        if not request.fits(self._target, others) and prefix_store is not None:
-            prefix_store.clear()  # A request that is here counts more than one that may come.
+        others, prefix_cache = sum(each.tokens() for each in unread), self._target.prefix_cache
+        if not request.fits(self._target, others) and prefix_cache is not None:
+            prefix_cache.clear()  # A request that is here counts more than one that may come.
         return request.fits(self._target, others)
 
     def join(self, request: Request) -> int:
@@ -234,5 +234,5 @@ class Scheduler:
         """Removes a request that failed and returns its last event."""
         request = self._entries[number].batch.request
         self.leave(number)
-        ran_out = memory.ran_out(error)
-        return Event(number, error=request.too_long(self._target) if ran_out else error)
+        memory_ran_out = memory.is_out_of_memory(error)
+        return Event(number, error=request.too_long(self._target) if memory_ran_out else error)

@@ -87,7 +87,7 @@ def split(name: str, text: Any) -> dict[str, Any]:
     ``text`` is the config of its decoder. Raises OptionError or ModelError, before any weight is
     read, where the model cannot be split.
     """
-    count = tensor_parallel.world()
+    count = tensor_parallel.world_size()
     if count < 2:
         raise OptionError(
             "a target is split over the processes of torchrun: start it with "

@@ -120,9 +120,9 @@ def check(
     """
     if device is None:
         return
-    available = memory.available(device)
+    available_bytes = memory.available_bytes(device)
     size = footprint(config, trust_remote_code=trust_remote_code)
-    if size.weights(weight_size(dtype, config, bits)) > available * (1 - memory.SPARE):
+    if size.weights(weight_size(dtype, config, bits)) > available_bytes * (1 - memory.SPARE_SHARE):
         raise ModelError(advice(name, config, size, dtype, device, bits=bits))
 
 
@@ -136,17 +136,18 @@ def advice(
     bits: int | None = None,
 ) -> str:
     """Returns a sentence with the memory needed, the memory available, and what would fit."""
-    available = memory.available(device)
+    available_bytes = memory.available_bytes(device)
     size = weight_size(dtype, config, bits)
     fitting = [
-        f"{option} ({memory.gib(model.weights(smaller_size))})"
+        f"{option} ({memory.format_bytes(model.weights(smaller_size))})"
         for option, smaller_size in BYTES_PER_WEIGHT.items()
-        if smaller_size < size and model.weights(smaller_size) < available * (1 - memory.SPARE)
+        if smaller_size < size
+        and model.weights(smaller_size) < available_bytes * (1 - memory.SPARE_SHARE)
     ]
     suggestion = "a smaller model, or --device-map auto, might fit"
     if fitting:
         suggestion = f"{fitting[0]} would fit"
     return (
-        f"{name} does not fit: its weights take {memory.gib(model.weights(size))}, "
-        f"and {device.type} has {memory.gib(available)} free; {suggestion}"
+        f"{name} does not fit: its weights take {memory.format_bytes(model.weights(size))}, "
+        f"and {device.type} has {memory.format_bytes(available_bytes)} free; {suggestion}"
     )

@@ -118,7 +118,7 @@ def load(
         settings["device_map"] = {"": place}  # So that weights are read directly into their place.
     config = read_config(name, trust_remote_code=trust_remote_code)
     model_class = architectures.model_class(config)
-    families.refuse(config, architectures.text_config(config))
+    families.refuse_unsupported(config, architectures.text_config(config))
     if tp:
         settings |= architectures.split(name, architectures.text_config(config))
     packed_bits = None if quantize is None else bits(quantize)
@@ -147,14 +147,14 @@ def load(
     except SaccadeError:
         raise
     except Exception as error:  # Libraries raise almost anything over damaged files.
-        if memory.ran_out(error):
+        if memory.is_out_of_memory(error):
             size = footprint.footprint(config, trust_remote_code=trust_remote_code)
             message = footprint.advice(
                 name, config, size, settings["dtype"], place, bits=packed_bits
             )
             raise ModelError(message) from error
         raise ModelError(_loading_message(name, error)) from error
-    rule = families.positions(config) if positions == "auto" else positions
+    rule = families.position_rule(config) if positions == "auto" else positions
     loaded = Loaded(name, Backbone(model.eval(), fused=fused, positions=rule), processor)
     kernels.release_threads()  # Another thread may run the model.
     return loaded

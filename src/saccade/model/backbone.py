@@ -1,7 +1,8 @@
-"""A Hugging Face model as the rest sees it: its prompts, its decoder, and what two of them share.
+"""A Hugging Face model as the rest of the package sees it: its prompts, its decoder, and what two
+models have in common.
 
-``prompts`` is what the model hands to its language model (``prompting``); ``forward`` drives the
-language model, token lists in, hidden states out.
+``prompts`` returns what the model passes to its language model (``prompting``). ``forward`` runs
+the language model: a list of tokens in, hidden states out.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ from saccade.core.errors import ModelError
 from saccade.core.once import once
 from saccade.core.prompt import Inputs, Prompt
 from saccade.model import families, memory, tensor_parallel
-from saccade.model.attention import Step, ways_of
+from saccade.model.attention import Step, quickest_attention
 from saccade.model.cache import Cache
 from saccade.model.decoder import FusedDecoder
 from saccade.model.fidelity import (
@@ -38,28 +39,33 @@ from saccade.model.fidelity import (
     lock_of,
     refuse_autocast,
 )
-from saccade.model.kept import Kept, looked_at
 from saccade.model.kernels.few_rows import Kernels, kernels_for
 from saccade.model.kernels.tower import Tower
-from saccade.model.prompting import Reader
+from saccade.model.prefix_cache import PrefixCache, cache_vision
+from saccade.model.prompting import PromptReader
 from saccade.model.rotary import depends_on_length, rotate_by_length
 
 log = logging.getLogger(__name__)
 
-ATTENTION = "saccade"
-REMEMBERED = "_saccade_backbone"
+ATTENTION_NAME = "saccade"  # under which transformers finds our attention
+BACKBONE_ATTRIBUTE = "_saccade_backbone"  # of a model, which holds its backbone
 
-APART = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.05, torch.float64: 1e-6}
-"""How far logits may be apart by rounding alone, as a share of the largest."""
+MAX_ROUNDING_DIFFERENCE = {
+    torch.float32: 1e-4,
+    torch.float16: 0.02,
+    torch.bfloat16: 0.05,
+    torch.float64: 1e-6,
+}
+"""By how much logits may differ by rounding alone, as a share of the largest one."""
 
 
 class Backbone:
-    """A loaded model seen as: inputs -> prompts, ids -> embeddings, embeddings -> logits.
+    """A loaded model: inputs -> prompts, ids -> embeddings, embeddings -> logits.
 
     ``positions`` says where text stands after a video: where transformers puts it ("library", so
-    that answers are ``generate``'s), or as Qwen2.5-VL was trained ("trained"). ``fused`` picks the
-    decoder: ours beside the modules where the architecture is known (None or True), or the modules
-    themselves (False), which are the fallback and the oracle.
+    that answers are those of ``generate``), or where Qwen2.5-VL was trained to read it ("trained").
+    ``fused`` picks the decoder: our own where the architecture is known (None or True), or the
+    modules of the model (False), which are the fallback and the reference in tests.
     """
 
     def __init__(
@@ -69,8 +75,8 @@ class Backbone:
         fused: bool | None = None,
         positions: Literal["library", "trained"] = "library",
     ) -> None:
-        # What is made here outlives the caller's inference mode, and his weights become part of it:
-        # tensors made in that mode could never be trained again.
+        # A tensor that is made in inference mode can never be trained. What is made here uses the
+        # caller's weights and outlives the caller's inference mode.
         with torch.inference_mode(False), torch.no_grad():
             self._build(model, fused, positions)
 
@@ -78,9 +84,11 @@ class Backbone:
         self, model: nn.Module, fused: bool | None, positions: Literal["library", "trained"]
     ) -> None:
         self.model = cast(Any, model)
-        self._wanted, self._positions = fused, positions
+        self._fused_option, self._position_rule = fused, positions
         try:
-            families.refuse(self.model.config, self.model.config.get_text_config(decoder=True))
+            families.refuse_unsupported(
+                self.model.config, self.model.config.get_text_config(decoder=True)
+            )
             self.text = cast(Any, self.model.get_decoder())
             config = cast(Any, self.text.config)
             layers = self.text.layers[: config.num_hidden_layers]
@@ -93,8 +101,8 @@ class Backbone:
                 f"{type(model).__name__} has no decoder of layers, with a head over them, that "
                 "Saccade knows how to drive"
             ) from error
-        self.shares = tensor_parallel.shares(layers[0])
-        self.heads //= self.shares.count  # those of this process from here on
+        self.shares = tensor_parallel.head_shares(layers[0])
+        self.heads //= self.shares.count  # From here on these are the heads of this process.
         self.kv_heads //= self.shares.count
         self.config = config
         self.layers: int = len(layers)
@@ -103,62 +111,72 @@ class Backbone:
         )
         rope = config.to_dict().get("rope_parameters") or {}
         self.axes = 3 if "mrope_section" in rope else 1
-        self.context: int | None = config.to_dict().get("max_position_embeddings")
+        self.max_positions: int | None = config.to_dict().get("max_position_embeddings")
         self._embed: Any = self.model.get_input_embeddings()
-        self.embeddings: int = self._embed.weight.shape[0]  # ids it can read; heads may be wider
-        self.device = place_of(self._embed)
-        self.devices = [place_of(layer) for layer in layers]
+        # The head of a model may have more ids than its embedding can read.
+        self.embedding_count: int = self._embed.weight.shape[0]
+        self.device = device_of(self._embed)
+        self.devices = [device_of(layer) for layer in layers]
         self.dtype: torch.dtype = head.weight.dtype
-        trained = positions == "trained"
-        self._reader = Reader(self.model, self.text, self.axes, self.device, trained)
+        self._reader = PromptReader(
+            self.model,
+            self.text,
+            self.axes,
+            self.device,
+            uses_trained_positions=positions == "trained",
+        )
         self.placeholders = self._reader.placeholders
-        known = self.shares.count == 1 and FusedDecoder.knows(self.text)
-        if fused and not known:
+        is_known = self.shares.count == 1 and FusedDecoder.supports(self.text)
+        if fused and not is_known:
             raise ModelError(
                 f"the fused decoder does not know {config.model_type}: leave it to choose by itself"
             )
-        memory.keep_freed()  # before anything is timed
-        self.ways = ways_of(self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype)
+        memory.reuse_freed_memory()  # This has to come before anything is timed.
+        self.attention_choice = quickest_attention(
+            self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype
+        )
         self.rotates_by_length = depends_on_length(self.text)
         self.lock = lock_of(self.text)
         self._tower = Tower(self.model, self.text, head)
-        self.kept: Kept | None = None  # what later prompts need not read again; a server's
-        self.graphs: dict[int, Any] = {}  # of cuda_graphs, by layers; shared by copies of this
-        self.whole: Backbone | None = None  # the model of which this is the first layers
-        self.fused = (
-            FusedDecoder(self.text, head, self.axes) if known and fused is not False else None
-        )
-        heads = self.heads, self.kv_heads, self.head_dim
-        self.few_rows: Kernels | None = None  # by which captured forwards attend, on GPUs
-        if self.fused is not None:
-            self.few_rows = kernels_for(*heads, self.devices, self.dtype)
-        self.tried = False  # whether its logits were compared with ``generate``'s
-        self._newest: Backbone | None = None  # made when the model was found changed
+        self.prefix_cache: PrefixCache | None = None  # A server shares one between its requests.
+        self.graphs: dict[int, Any] = {}  # of cuda_graphs, by layers; copies of this share them
+        self.full_backbone: Backbone | None = None  # the model of which this is the first layers
+        self.fused: FusedDecoder | None = None
+        self.few_row_kernels: Kernels | None = None  # for captured forwards on GPUs
+        if is_known and fused is not False:
+            self.fused = FusedDecoder(self.text, head, self.axes)
+            self.few_row_kernels = kernels_for(
+                self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype
+            )
+        # Whether its logits were compared with those of ``generate`` (``generate_check``).
+        self.is_checked_against_generate = False
+        self._newest: Backbone | None = None  # made when the model was changed
         modules = [*self.model.modules()]
-        outside = [each for each in modules if any(self.text is part for part in each.modules())]
-        self.outside: list[nn.Module] = [each for each in outside if each is not self.text]
-        self.through_model: bool | None = None  # whether the model does more than apply its head
-        if any(foreign_hooks(each) or is_patched(each) for each in self.outside):
-            self.through_model = True
-        self._snapshot, self.description = self._look_at_modules()
+        outer = [each for each in modules if any(self.text is part for part in each.modules())]
+        self.outer_modules: list[nn.Module] = [each for each in outer if each is not self.text]
+        # Whether logits are more than the output of the head; None until that was tried.
+        self.needs_model_for_logits: bool | None = None
+        if any(foreign_hooks(each) or is_patched(each) for each in self.outer_modules):
+            self.needs_model_for_logits = True
+        self._snapshot, self.description = self._describe_modules()
 
     @classmethod
     def of(cls, model: nn.Module) -> Backbone:
-        """The backbone of a model as it is now, made anew only when something was changed."""
+        """Returns the backbone of a model as it is now. A new one is made only after a change."""
         with lock_of(model):
-            # It is kept on the model itself, so that both are freed together.
-            kept: Backbone | None = vars(model).get(REMEMBERED)
-            found = cls(model) if kept is None or kept.model is not model else kept.current()
-            if found is not kept:
-                vars(model)[REMEMBERED] = found
-            return found
+            # It is stored on the model itself, so that both are freed together.
+            old: Backbone | None = vars(model).get(BACKBONE_ATTRIBUTE)
+            backbone = cls(model) if old is None or old.model is not model else old.current()
+            if backbone is not old:
+                vars(model)[BACKBONE_ATTRIBUTE] = backbone
+            return backbone
 
-    # -- following the model -------------------------------------------------------------------
+    # -- changes of the model ------------------------------------------------------------------
 
     def current(self) -> Backbone:
-        """This backbone if its model is what it was, else one of the model as it is now.
+        """Returns this backbone if its model is unchanged, else one of the model as it is now.
 
-        Every answer begins with it. A few microseconds for each layer where nothing was changed.
+        Every answer begins with it. Where nothing was changed it takes a few microseconds a layer.
         """
         newest = self._newest or self
         if newest._is_current():
@@ -167,80 +185,96 @@ class Backbone:
             newest = self._newest or self
             if newest._is_current():
                 return newest
-            snapshot, description = newest._look_at_modules()
+            snapshot, description = newest._describe_modules()
             if description == newest.description and not newest._weights_changed():
-                newest._snapshot = snapshot  # something that does not matter was changed
+                newest._snapshot = snapshot  # What was changed does not matter.
                 return newest
-            found = Backbone(self.model, fused=self._wanted, positions=self._positions)
-            found.kept = self.kept
-            same = found.description.structure == newest.description.structure
-            found.tried = newest.tried and same
-            if same:
-                found.through_model = newest.through_model
-            if found.kept is not None:
-                found.kept.clear()  # what the model gave before, it may not give now
-            self._newest = found
-            return found
+            rebuilt = Backbone(self.model, fused=self._fused_option, positions=self._position_rule)
+            rebuilt.prefix_cache = self.prefix_cache
+            has_same_structure = rebuilt.description.structure == newest.description.structure
+            rebuilt.is_checked_against_generate = (
+                newest.is_checked_against_generate and has_same_structure
+            )
+            if has_same_structure:
+                rebuilt.needs_model_for_logits = newest.needs_model_for_logits
+            if rebuilt.prefix_cache is not None:
+                rebuilt.prefix_cache.clear()  # It has outputs of the model before the change.
+            self._newest = rebuilt
+            return rebuilt
 
     def _is_current(self) -> bool:
         return self._snapshot.is_current() and not self._weights_changed()
 
     def _weights_changed(self) -> bool:
-        """Whether weights of which there are copies were written to."""
-        decoder = self.fused is not None and self.fused.weights_changed()
-        return decoder or self._tower.weights_changed()
+        """Returns whether weights of which there are copies were written to."""
+        decoder_changed = self.fused is not None and self.fused.weights_changed()
+        return decoder_changed or self._tower.weights_changed()
 
-    def _look_at_modules(self) -> tuple[Snapshot, Description]:
-        # Such a rotary module remembers the last text; none of ours computes with what it holds.
-        notes = self.text.rotary_emb if self.rotates_by_length else None
-        modules = [each for each in self.model.modules() if each is not notes]
-        configs = [each for each in {id(c): c for c in self._configs()}.values()]
-        return Snapshot(modules, configs, self.outside), Description.of(modules, configs)
+    def _describe_modules(self) -> tuple[Snapshot, Description]:
+        # A rotary module that depends on the length stores numbers of the last text in itself.
+        # None of our computations reads them, so they are no change.
+        ignored = self.text.rotary_emb if self.rotates_by_length else None
+        modules = [each for each in self.model.modules() if each is not ignored]
+        configs = list({id(config): config for config in self._configs()}.values())
+        return Snapshot(modules, configs, self.outer_modules), Description.of(modules, configs)
 
     def _configs(self) -> Iterator[Any]:
         for module in self.model.modules():
             if "config" in vars(module):
                 yield vars(module)["config"]
 
+    # -- prompts -------------------------------------------------------------------------------
+
     @torch.no_grad()
     def prompts(
-        self, inputs: Inputs, looked: Sequence[Any] | None = None, *, coarse: bool = False
+        self, inputs: Inputs, vision_outputs: Sequence[Any] | None = None, *, coarse: bool = False
     ) -> list[Prompt]:
-        """Every request of a processor's output, as the language model would read it.
+        """Returns every request of a processor's output as the language model would read it.
 
-        Padding is dropped: prompts differ in length, and none pays for another. ``looked`` is what
-        another model's equal vision tower gave for these inputs (:meth:`record_vision`).
-        ``coarse`` asks for ``Prompt.coarse``, which only families that have it (:attr:`coarsens`)
-        give; the vision tower looks once all the same.
+        Padding is dropped, so that prompts differ in length. ``vision_outputs`` are what an equal
+        vision tower of another model returned for these inputs (:meth:`record_vision`). ``coarse``
+        asks for ``Prompt.coarse``, of models that have it (:attr:`can_coarsen`); the vision tower
+        runs only once all the same.
         """
         with self.lock:
-            return self._read_prompts(inputs, looked, coarse)
+            return self._read_prompts(inputs, vision_outputs, coarse)
 
     def _read_prompts(
-        self, inputs: Inputs, looked: Sequence[Any] | None, coarse: bool
+        self, inputs: Inputs, vision_outputs: Sequence[Any] | None, coarse: bool
     ) -> list[Prompt]:
         refuse_autocast(self.device)
-        coarse, seen = coarse and self.coarsens, [*(looked or ())]
-        if self.kept is not None:
-            inputs = self.kept.send_pixels(inputs, self.device)
-        with looked_at(self.model, self.kept), self._shown(looked), self._tower.quick():
-            with self.record_vision(seen) if coarse else nullcontext():
-                found = self._reader.read(inputs)
+        coarse = coarse and self.can_coarsen
+        recorded = [*(vision_outputs or ())]
+        if self.prefix_cache is not None:
+            inputs = self.prefix_cache.move_pixels(inputs, self.device)
+        with (
+            cache_vision(self.model, self.prefix_cache),
+            self._replay_vision(vision_outputs),
+            self._tower.use_quickest_kernels(),
+        ):
+            with self.record_vision(recorded) if coarse else nullcontext():
+                prompts = self._reader.read(inputs)
         if not coarse:
-            return found
-        with self._shown(seen), self._reader.averaging(), self._tower.quick():
-            again = self._reader.read(inputs)
-        rows = [prompt.embeds[prompt.visual] for prompt in again]
-        return [replace(prompt, coarse=each) for prompt, each in zip(found, rows, strict=True)]
+            return prompts
+        with (
+            self._replay_vision(recorded),
+            self._reader.average_pictures(),
+            self._tower.use_quickest_kernels(),
+        ):
+            coarse_prompts = self._reader.read(inputs)
+        coarse_rows = [prompt.embeds[prompt.visual] for prompt in coarse_prompts]
+        return [
+            replace(prompt, coarse=rows) for prompt, rows in zip(prompts, coarse_rows, strict=True)
+        ]
 
     @property
-    def coarsens(self) -> bool:
-        """Whether what the vision tower gives can be averaged before it is projected."""
-        return self.model.config.model_type in families.PROJECTS_ROWS
+    def can_coarsen(self) -> bool:
+        """Whether the output of the vision tower can be averaged before it is projected."""
+        return self.model.config.model_type in families.ROWWISE_PROJECTORS
 
     @torch.no_grad()
-    def assemble(self, inputs: Inputs, rows: Float[Tensor, "seen dim"]) -> Prompt:
-        """One request's prompt from the rows its visual tokens are, whoever computed them."""
+    def assemble(self, inputs: Inputs, rows: Float[Tensor, "visual dim"]) -> Prompt:
+        """Returns one request's prompt from its visual rows, whichever model computed them."""
         return self._reader.assemble(inputs, rows)
 
     # -- decoding ------------------------------------------------------------------------------
@@ -257,19 +291,22 @@ class Backbone:
         last: bool = False,
         length: int | None = None,
     ) -> Float[Tensor, "rows dim"]:
-        """Hidden states (after the last norm) of a flat list of tokens; ``step`` is the attention.
+        """Returns the hidden states (after the last norm) of a flat list of tokens.
 
-        Text stands at one position on every axis: a list of them will do.
-        ``deepstack`` is (mask of visual rows, [layer, seen, dim] to add to the first layers).
-        ``last``: only the last one is wanted; what comes before it may be left out.
-        ``length``: tokens of the prompt these rows are of, which rotary rules may depend on; a row
-        that was written is the last of its text.
+        Args:
+            embeds: the embedded tokens of all requests, one request after another.
+            positions: on each axis; a list for text, which has one position on every axis.
+            step: the attention, which also writes keys and values.
+            deepstack: (mask of visual rows, [layer, visual, dim] to add to the first layers).
+            last: only the last hidden state is needed, so earlier ones may be left out.
+            length: tokens of the prompt that these rows belong to, on which rotary rules may
+                depend. None where each row is the last of its own text.
         """
         refuse_autocast(self.device)
         if self.fused is not None:
             rotation = self.fused.rotation(embeds, positions)
             if deepstack is not None and len(deepstack[1]) >= self.layers:
-                last = False  # the last layer, too, has rows added
+                last = False  # Even the last layer has rows added, so all of them are needed.
             return self.fused.decode(embeds, rotation, step, deepstack, last)
         if not isinstance(positions, Tensor):
             positions = torch.tensor(positions, device=self.device).expand(self.axes, -1)
@@ -277,9 +314,9 @@ class Backbone:
         if deepstack is not None:
             mask, layers = deepstack
             extra = {"visual_pos_masks": mask[None], "deepstack_visual_embeds": list(layers)}
-        with self.lock, self._turning(positions, length):
+        with self.lock, self._use_lengths_for_rotary(positions, length):
             before = self.text.config._attn_implementation
-            self.text.config._attn_implementation = ATTENTION  # for the length of this call
+            self.text.config._attn_implementation = ATTENTION_NAME
             try:
                 out = self.text(
                     inputs_embeds=embeds[None],
@@ -293,7 +330,8 @@ class Backbone:
         return out.last_hidden_state[0]
 
     def prepare(self, threads: int) -> None:
-        """Gets ready to compute with so many threads of the CPU, so that no answer has to."""
+        """Does the work that depends on a number of CPU threads now, so that no answer waits for
+        it."""
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
@@ -306,72 +344,80 @@ class Backbone:
             self.fused.refresh()
 
     @contextmanager
-    def _turning(self, positions: Int[Tensor, "axes all"], length: int | None) -> Iterator[None]:
-        """While this lasts each row is rotated as in a text of its own length, where that tells."""
+    def _use_lengths_for_rotary(
+        self, positions: Int[Tensor, "axes all"], length: int | None
+    ) -> Iterator[None]:
+        """While this lasts each row is rotated as in a text that ends with it, or has ``length``
+        tokens. That matters only to rotary rules that depend on the length."""
         if not self.rotates_by_length:
             yield
             return
         lengths = positions[0] + 1 if length is None else positions.new_full((1,), length)
         rotary = self.text.rotary_emb
-        with _attributes(rotary, forward=partial(rotate_by_length, rotary, lengths)):
+        with _replace_attributes(rotary, forward=partial(rotate_by_length, rotary, lengths)):
             yield
 
     def logits(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows vocab"]:
-        """The model's logits: its head's output, and what its own forward makes of that."""
-        whole = self.whole or self  # A model that is stopped early has the whole one's head.
-        if whole.through_model is None:
-            whole.through_model = whole._does_more_than_its_head()
-        if whole.through_model:
-            return whole._logits_of_model(hidden)
-        head = (
-            self.head_module if self.fused is None or self.fused.head is None else self.fused.head
-        )
+        """Returns the model's logits: the output of its head, and what its own forward makes of
+        that."""
+        full = self.full_backbone or self  # First layers have the head of the whole model.
+        if full.needs_model_for_logits is None:
+            full.needs_model_for_logits = full._does_more_than_its_head()
+        if full.needs_model_for_logits:
+            return full._logits_of_model(hidden)
+        head = self.head_module
+        if self.fused is not None and self.fused.head is not None:
+            head = self.fused.head
         return head(hidden).to(self.device)
 
     def _logits_of_model(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows vocab"]:
-        """Logits by the model's own forward, in which its decoder gives these hidden states.
+        """Returns logits by the model's own forward, whose decoder returns these hidden states.
 
-        Families scale or cap what their head gives, each in its own way.
+        Some families scale or cap the output of their head, each in its own way.
         """
 
-        def give(*args: Any, **kwargs: Any) -> BaseModelOutputWithPast:
+        def decode(*args: Any, **kwargs: Any) -> BaseModelOutputWithPast:
             return BaseModelOutputWithPast(last_hidden_state=hidden[None])
 
-        unhooked: dict[str, Any] = {name: {} for name in HOOKS}  # hooks have seen these states
-        plain = next(id_ for id_ in range(self.embeddings) if id_ not in self.placeholders)
-        ids = torch.full((1, len(hidden)), plain, device=self.device)
-        with self.lock, _attributes(self.text, forward=give, **unhooked):
+        no_hooks: dict[str, Any] = {name: {} for name in HOOKS}  # They ran on these states before.
+        plain_id = next(id_ for id_ in range(self.embedding_count) if id_ not in self.placeholders)
+        ids = torch.full((1, len(hidden)), plain_id, device=self.device)
+        with self.lock, _replace_attributes(self.text, forward=decode, **no_hooks):
             out = self.model(input_ids=ids, use_cache=False)
         return out.logits[0].to(self.device)
 
     @torch.no_grad()
     def _does_more_than_its_head(self) -> bool:
-        """Whether the model's logits are other numbers than its head gives.
+        """Returns whether the model's logits differ from the output of its head.
 
-        A cap shows on large logits alone, so hidden states are tried that are far too large.
+        A cap shows on large logits alone, so this also tries hidden states that are far too large.
         """
         noise = torch.Generator().manual_seed(0)
         hidden = torch.randn(2, self.config.hidden_size, generator=noise)
         hidden = (hidden * torch.tensor([[1.0], [64.0]])).to(self.device, self.dtype)
         try:
-            theirs = self._logits_of_model(hidden)
-        except Exception as error:  # a model raises almost anything over a prompt it does not take
-            log.info("the model's head is tried alone: %s", error)
+            logits = self._logits_of_model(hidden)
+        except Exception as error:  # A model raises almost anything over a prompt without pictures.
+            log.info(
+                "the model's own forward failed on plain text, so its head is used alone: %s", error
+            )
             return False
-        ours = self.head_module(hidden).to(self.device)
-        if ours.shape != theirs.shape:
+        head_logits = self.head_module(hidden).to(self.device)
+        if head_logits.shape != logits.shape:
             return True
-        gap = (ours.float() - theirs.float()).abs().amax(1)
-        most = theirs.float().abs().amax(1)
-        return bool((gap > APART.get(self.dtype, APART[torch.bfloat16]) * most).any())
+        gap = (head_logits.float() - logits.float()).abs().amax(1)
+        largest = logits.float().abs().amax(1)
+        bfloat16_difference = MAX_ROUNDING_DIFFERENCE[torch.bfloat16]
+        max_difference = MAX_ROUNDING_DIFFERENCE.get(self.dtype, bfloat16_difference)
+        return bool((gap > max_difference * largest).any())
 
     @property
     def token_bytes(self) -> int:
-        """Bytes a token's keys and values take."""
+        """Bytes that the keys and values of a token take."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     def cache(self, capacity: int) -> Cache:
-        """Room for the keys and values of a request, where each layer is."""
+        """Returns an empty cache for a request, whose tensors are where each layer is."""
         return Cache(
             self.layers,
             self.kv_heads,
@@ -381,25 +427,28 @@ class Backbone:
             devices=self.devices,
         )
 
-    def keeping(self, kept: Kept | None) -> Backbone:
-        """The same model, whose sessions keep what they read and begin with what is kept."""
-        found = copy(self)
-        found.kept = kept
-        return found
+    def with_prefix_cache(self, prefix_cache: PrefixCache | None) -> Backbone:
+        """Returns the same model with a prefix cache: its sessions begin with the prefixes that are
+        stored there, and store what they prefill."""
+        other = copy(self)
+        other.prefix_cache = prefix_cache
+        return other
 
-    def first(self, layers: int) -> Backbone:
-        """The same model stopped after its first ``layers``, then its norm and head; no copies."""
+    def first_layers(self, count: int) -> Backbone:
+        """Returns the same model stopped after its first layers, with its norm and head. Nothing is
+        copied."""
         short = copy(self)
-        short.whole = self.whole or self
-        short.layers, short.devices = layers, self.devices[:layers]
-        short.fused = None if self.fused is None else self.fused.first(layers)
+        short.full_backbone = self.full_backbone or self
+        short.layers, short.devices = count, self.devices[:count]
+        short.fused = None if self.fused is None else self.fused.first_layers(count)
         short.text = copy(self.text)
-        short.text._modules = {**self.text._modules, "layers": self.text.layers[:layers]}
+        short.text._modules = {**self.text._modules, "layers": self.text.layers[:count]}
         return short
 
     @torch.no_grad()
-    def written(self, prompt: Prompt) -> Prompt:
-        """The prompt with the rows a view left blank embedded as the ids they are to say."""
+    def embed_missing_rows(self, prompt: Prompt) -> Prompt:
+        """Returns the prompt with those rows embedded that a view left as ids
+        (``Prompt.ids_to_embed``)."""
         if prompt.ids_to_embed is None:
             return prompt
         rows = prompt.ids_to_embed >= 0
@@ -407,88 +456,95 @@ class Backbone:
         embeds[rows] = self.embed(prompt.ids_to_embed[rows])
         return replace(prompt, embeds=embeds, ids_to_embed=None)
 
-    # -- sharing -------------------------------------------------------------------------------
+    # -- two models ----------------------------------------------------------------------------
 
     @once
     def shares_rows_with(self, other: Backbone) -> bool:
-        """Whether both models turn pixels into the very same rows at the same positions. Weights
-        are compared once: a tower that is trained later on is another's no more."""
-        ropes = [each.config.to_dict().get("rope_parameters") for each in (self, other)]
-        mine = _tower(self)
-        return bool(mine) and ropes[0] == ropes[1] and _equal(mine, _tower(other))
+        """Returns whether both models turn pixels into the very same rows at the same positions.
+
+        Weights are compared once. A tower that is trained later on no longer equals another.
+        """
+        rope = self.config.to_dict().get("rope_parameters")
+        other_rope = other.config.to_dict().get("rope_parameters")
+        weights = _vision_weights(self)
+        return bool(weights) and rope == other_rope and _equal(weights, _vision_weights(other))
 
     @once
     def shares_vision_with(self, other: Backbone) -> bool:
-        """Whether both have the very same vision tower, whatever projects what it gives."""
-        mine, theirs = self._eyes, other._eyes
+        """Returns whether both have the very same vision tower, whatever projects its output."""
+        mine, theirs = self._vision_tower, other._vision_tower
         if mine is None or theirs is None or self.device != other.device:
             return False
         return _equal(dict(mine.named_parameters()), dict(theirs.named_parameters()))
 
-    def record_vision(self, seen: list[Any]) -> RemovableHandle:
-        """From now on ``seen`` takes (pixels, what the vision tower gives), until removed."""
-        assert self._eyes is not None, "shares_vision_with says whether there is a tower"
-        return self._eyes.register_forward_hook(
-            lambda module, args, given: seen.append((args[0] if args else None, given))
+    def record_vision(self, outputs: list[Any]) -> RemovableHandle:
+        """Appends (pixels, output) to a list whenever the vision tower runs, until the handle is
+        removed."""
+        assert self._vision_tower is not None, "shares_vision_with says whether there is a tower"
+        return self._vision_tower.register_forward_hook(
+            lambda module, args, output: outputs.append((args[0] if args else None, output))
         )
 
     @contextmanager
-    def _shown(self, seen: Sequence[Any] | None) -> Iterator[None]:
-        """The vision tower gives what was ``seen`` of these very pixels instead of looking."""
-        if seen is None or self._eyes is None:
+    def _replay_vision(self, outputs: Sequence[Any] | None) -> Iterator[None]:
+        """While this lasts the vision tower does not run on pixels that ``outputs`` has, as
+        :meth:`record_vision` recorded them, but returns that output."""
+        tower = self._vision_tower
+        if outputs is None or tower is None:
             yield
             return
-        before, look = vars(self._eyes).get("forward"), self._eyes.forward
+        own_forward, forward = vars(tower).get("forward"), tower.forward
 
-        def remembered(*args: Any, **kwargs: Any) -> Any:
-            for pixels, given in seen:
-                same = args and pixels is not None and pixels.shape == args[0].shape
-                if same and torch.equal(pixels, args[0].to(pixels)):
-                    return given
-            return look(*args, **kwargs)
+        def replay(*args: Any, **kwargs: Any) -> Any:
+            for pixels, output in outputs:
+                same_shape = args and pixels is not None and pixels.shape == args[0].shape
+                if same_shape and torch.equal(pixels, args[0].to(pixels)):
+                    return output
+            return forward(*args, **kwargs)
 
-        self._eyes.forward = remembered
+        tower.forward = replay
         try:
             yield
         finally:
-            del self._eyes.forward
-            if before is not None:
-                self._eyes.forward = before
+            del tower.forward
+            if own_forward is not None:
+                tower.forward = own_forward
 
     @property
-    def _eyes(self) -> Any:
+    def _vision_tower(self) -> Any:
         return self.model.base_model._modules.get("vision_tower")
 
     @torch.no_grad()
     def adopt(self, prompt: Prompt) -> Prompt:
-        """Another model's prompt with its visual rows kept and its text embedded by this one."""
+        """Returns another model's prompt with the same visual rows and its text embedded by this
+        model."""
         prompt = prompt.to(self.device)
         embeds = self.embed(prompt.context)
-        seen = prompt.visual | prompt.fixed
-        embeds[seen] = prompt.embeds[seen].to(embeds)
+        tower_rows = prompt.visual | prompt.fixed
+        embeds[tower_rows] = prompt.embeds[tower_rows].to(embeds)
         return replace(prompt, embeds=embeds)
 
 
 @contextmanager
-def _attributes(module: nn.Module, **values: Any) -> Iterator[None]:
+def _replace_attributes(module: nn.Module, **values: Any) -> Iterator[None]:
     """While this lasts a module has these attributes instead of its own."""
-    own, before = vars(module), {name: vars(module).get(name) for name in values}
-    there = {name for name in values if name in own}
-    own.update(values)
+    attributes = vars(module)
+    before = {name: attributes[name] for name in values if name in attributes}
+    attributes.update(values)
     try:
         yield
     finally:
         for name in values:
-            if name in there:
-                own[name] = before[name]
+            if name in before:
+                attributes[name] = before[name]
             else:
-                del own[name]
+                del attributes[name]
 
 
 def _step_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """What transformers' layers call: our attention when a step came along, else plain SDPA."""
+    """Attends for a layer of transformers: by the step of a forward of ours, else by SDPA."""
     step: Step | None = kwargs.pop("saccade_step", None)
     if step is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
@@ -496,11 +552,14 @@ def _step_attention(
     return out.view(1, out.shape[0], query.shape[1], query.shape[3]), None
 
 
-AttentionInterface.register(ATTENTION, _step_attention)
+AttentionInterface.register(ATTENTION_NAME, _step_attention)
 
 
-def place_of(module: nn.Module) -> torch.device:
-    """Where a module computes; of one that is kept elsewhere and fetched, where accelerate says."""
+def device_of(module: nn.Module) -> torch.device:
+    """Returns the device where a module computes.
+
+    Where its weights are stored elsewhere and fetched, that is the device accelerate moves them to.
+    """
     hook = vars(module).get("_hf_hook")
     if hook is not None and hook.execution_device is not None:
         return torch.device(hook.execution_device)
@@ -508,7 +567,7 @@ def place_of(module: nn.Module) -> torch.device:
 
 
 def _equal(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
-    """Whether these are the very same weights; quantised ones never count as such."""
+    """Returns whether these are the very same weights. Quantised ones never count as equal."""
     return mine.keys() == theirs.keys() and all(
         type(mine[name].data) is type(theirs[name].data) is Tensor
         and mine[name].shape == theirs[name].shape
@@ -518,7 +577,12 @@ def _equal(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
     )
 
 
-def _tower(backbone: Backbone) -> dict[str, Tensor]:
-    """Every weight between pixels and the language model."""
-    text = {id(p) for p in backbone.text.parameters()} | {id(backbone.head_module.weight)}
-    return {n: p for n, p in backbone.model.named_parameters() if id(p) not in text}
+def _vision_weights(backbone: Backbone) -> dict[str, Tensor]:
+    """Returns every weight between the pixels and the language model, by name."""
+    text_weights = {id(p) for p in backbone.text.parameters()}
+    text_weights.add(id(backbone.head_module.weight))
+    return {
+        name: weight
+        for name, weight in backbone.model.named_parameters()
+        if id(weight) not in text_weights
+    }

@@ -1,12 +1,13 @@
-"""``exact``: in low precision too, a drafted answer is bit for bit the answer of plain decoding.
+"""Makes drafted answers equal plain decoding bit for bit in low precision too (``exact=True``).
 
-A product over n rows rounds unlike one over a single row, and a sum over keys rounds by its order.
-So every forward over text has ``ROWS`` rows of one request, padded at its end, and attention adds
-up its keys in blocks of ``BLOCK`` from the first one on, each a product of one shape, in fp32. In a
-tree keys lie in another order than in plain decoding, so drafts are chains.
+A product over n rows rounds unlike a product over a single row, and a sum over keys rounds by its
+order. So every forward over text has ``ROWS`` rows of one request, padded at its end. Attention
+adds up its keys in fp32, in blocks of ``BLOCK`` from the first key on, and each block is a product
+of one shape. In a tree the keys are in another order than in plain decoding, so drafts must be
+chains.
 
-That a row comes out the same at every place among the ``ROWS`` is left to the machine's kernels. It
-is tried once for each model, and exactness refused where it fails.
+The result of a row must be the same at every place among the ``ROWS``, which depends on the
+machine's kernels. This is tried once for each model, and ``exact=True`` is refused where it fails.
 """
 
 from __future__ import annotations
@@ -25,82 +26,97 @@ from saccade.model.attention import Keys, Segment, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.cache_pool import CachePool
-from saccade.model.cuda_graphs import Attention, Kind, Rows, Slots, write
-from saccade.model.kernels.attended import Queries
+from saccade.model.cuda_graphs import (
+    Attention,
+    AttentionKind,
+    Rows,
+    StaticInputs,
+    write_keys_and_values,
+)
+from saccade.model.kernels.attention_mass import Queries
 from saccade.model.session import Session
 
-ROWS = 16
-BLOCK = 256  # keys
+ROWS = 16  # Of every forward over text.
+BLOCK = 256  # Keys that are added up together.
 Block = Float[Tensor, "kv_head block head_dim"]
 """``BLOCK`` keys or values, in fp32."""
-CHAINS = "exact=True needs drafts that are chains: use shape=chain-N, fit or auto"
+NEEDS_CHAINS = "exact=True needs drafts that are chains: use shape=chain-N, fit or auto"
 
-_tried: WeakKeyDictionary[Backbone, dict[tuple[object, ...], bool]] = WeakKeyDictionary()
+_trials: WeakKeyDictionary[Backbone, dict[tuple[object, ...], bool]] = WeakKeyDictionary()
+"""Whether each model is batch invariant, by what that depends on."""
 
 
 class BatchInvariantSession(Session):
-    """A session whose rows depend on the text alone, where :func:`check` lets the model pass."""
+    """A session whose logits depend on the text alone, for models that pass the check.
 
-    def _forward(self, rows: Rows) -> Float[Tensor, "wanted vocab"]:
-        segments, ids, positions, wanted = rows
-        found = []
+    The check is :func:`require_batch_invariance`.
+    """
+
+    def _forward(self, rows: Rows) -> Float[Tensor, "logit_rows vocab"]:
+        segments, ids, positions, logit_rows = rows
+        logits = []
         for segment in segments:
             if segment.block is not None:
-                raise MethodError(CHAINS)
+                raise MethodError(NEEDS_CHAINS)
             for start in range(segment.start, segment.stop, ROWS):
                 stop = min(start + ROWS, segment.stop)
                 at = segment.at + start - segment.start
-                part = Segment(segment.cache, 0, stop - start, at, asked=segment.asked)
-                own = [row - start for row in wanted if start <= row < stop]
-                found.append(self._part(Rows([part], ids[start:stop], positions[start:stop], own)))
-        return torch.cat(found)
+                part = Segment(segment.cache, 0, stop - start, at, row_queries=segment.row_queries)
+                own_rows = [row - start for row in logit_rows if start <= row < stop]
+                chunk = Rows([part], ids[start:stop], positions[start:stop], own_rows)
+                logits.append(self._logits_of_chunk(chunk))
+        return torch.cat(logits)
 
-    def _part(self, rows: Rows) -> Float[Tensor, "wanted vocab"]:
-        """Logits of some of at most ``ROWS`` rows of one request, the last ones."""
-        if self.cuda_graphs is None or rows.segments[0].asked is not None:
-            return self._ordinary(rows)
-        return self.cuda_graphs.logits(rows, self._ordinary, EXACT)
+    def _logits_of_chunk(self, rows: Rows) -> Float[Tensor, "logit_rows vocab"]:
+        """Returns the logits of the last rows among at most ``ROWS`` rows of one request."""
+        if self.cuda_graphs is None or rows.segments[0].row_queries is not None:
+            return self._ordinary_forward(rows)
+        return self.cuda_graphs.logits(rows, self._ordinary_forward, EXACT)
 
-    def _ordinary(self, rows: Rows) -> Float[Tensor, "wanted vocab"]:
-        model, ((segment,), ids, positions, wanted) = self.backbone, rows
-        # The last row again, so that nothing new enters; none of the real rows sees it.
+    def _ordinary_forward(self, rows: Rows) -> Float[Tensor, "logit_rows vocab"]:
+        model, ((segment,), ids, positions, logit_rows) = self.backbone, rows
+        # The padding repeats the last row, so that nothing new enters. None of the real rows sees
+        # it.
         spare = ROWS - (segment.stop - segment.start)
-        tokens, places = ids + ids[-1:] * spare, positions + positions[-1:] * spare
-        step = BatchInvariantStep(Segment(segment.cache, 0, ROWS, segment.at, asked=segment.asked))
-        laws = model.logits(model.forward(model.embed(tokens), places, step))
-        return laws[segment.stop - len(wanted) : segment.stop]
+        padded_ids, padded_positions = ids + ids[-1:] * spare, positions + positions[-1:] * spare
+        padded = Segment(segment.cache, 0, ROWS, segment.at, row_queries=segment.row_queries)
+        embeds = model.embed(padded_ids)
+        hidden = model.forward(embeds, padded_positions, BatchInvariantStep(padded))
+        return model.logits(hidden)[segment.stop - len(logit_rows) : segment.stop]
 
 
 class BatchInvariantStep(Step):
     """Attention of ``ROWS`` rows of one request over its keys, block after block.
 
-    ``last`` is the last key each row sees; itself when None.
+    ``last`` is the last key that each row sees: its own when None.
     """
 
     def __init__(self, segment: Segment, last: Int[Tensor, " rows"] | None = None) -> None:
-        # no mask is made here: the base's is as wide as the cache
+        # The base class is not initialised, because its mask is as wide as the cache.
         end = segment.at + segment.stop - segment.start
         ends = torch.arange(segment.at, end) if last is None else last
         self.segments, self.calls = [segment], 0
-        self._choose = lambda segment, new: (ordered, ends[-new:])
-        self._ways = [(ordered, ends)]
+        self._choose = lambda segment, new: (attend_in_order, ends[-new:])
+        self._kernels = [(attend_in_order, ends)]
         segment.cache.reserve(end)
 
 
-def ordered(q: Queries, k: Keys, v: Keys, last: Int[Tensor, " new"], scale: float) -> Queries:
-    """Softmax attention in fp32, its sums over keys taken block by block from key 0 on.
+def attend_in_order(
+    q: Queries, k: Keys, v: Keys, last: Int[Tensor, " new"], scale: float
+) -> Queries:
+    """Returns softmax attention in fp32, whose sums over keys go block by block from key 0 on.
 
-    Keys after a row's ``last`` (one of the newest, or right before them) add exactly 0 to its sums,
-    so blocks of them change no bit.
+    Keys after a row's ``last`` add exactly 0 to its sums, so blocks of them change no bit. ``last``
+    is one of the newest keys, or the key right before them.
     """
     heads, new, width = q.shape
-    kv_heads, seen, _ = k.shape
+    kv_heads, key_count, _ = k.shape
     grouped = (q.reshape(kv_heads, -1, width).float() * scale).contiguous()
-    starts = range(0, seen, BLOCK)
+    starts = range(0, key_count, BLOCK)
     column = torch.arange(BLOCK, device=q.device)
     futures = (
-        # elsewhere every row sees every key
-        column + start > last[:, None] if start + BLOCK > seen - new else None
+        # In the blocks before the newest keys every row sees every key.
+        column + start > last[:, None] if start + BLOCK > key_count - new else None
         for start in starts
     )
     keys, values = (_block(k, start) for start in starts), (_block(v, start) for start in starts)
@@ -114,9 +130,10 @@ def _add_blocks(
     futures: Iterable[Bool[Tensor, "new block"] | None],
     new: int,
 ) -> Float[Tensor, "kv_head queries head_dim"]:
-    """Softmax attention, in fp32, whose every sum over keys goes block by block.
+    """Returns softmax attention in fp32, whose sums over keys all go block by block.
 
-    ``futures`` hide keys of a block from each of the ``new`` rows; None hides nothing.
+    ``futures`` are masks of the keys of a block that each of the ``new`` rows does not see; None
+    hides nothing.
     """
     scores = []
     for key, future in zip(keys, futures, strict=True):
@@ -124,19 +141,21 @@ def _add_blocks(
         if future is not None:
             score.view(len(score), -1, new, BLOCK).masked_fill_(future, float("-inf"))
         scores.append(score)
-    # a maximum is the same in whatever order it is taken, and never that of hidden keys alone
+    # A maximum does not depend on the order. It is finite, because every row sees some key.
     top = torch.stack([score.amax(-1) for score in scores]).amax(0)[..., None]
-    total, mixed = torch.zeros_like(top), torch.zeros_like(grouped)
+    total, weighted = torch.zeros_like(top), torch.zeros_like(grouped)
     for score, value in zip(scores, values, strict=True):
         weight = score.sub_(top).exp_()
         total += weight.sum(-1, keepdim=True)
-        mixed += weight @ value
-    return mixed / total
+        weighted += weight @ value
+    return weighted / total
 
 
 def _block(rows: Keys, start: int) -> Block:
-    """``BLOCK`` rows as a tensor of their own, zeros after the last: what lies there may be NaN,
-    and kernels may round by how their input lies in memory."""
+    """Returns ``BLOCK`` rows as a tensor of their own, with zeros after the last row.
+
+    The rows after the last may be NaN, and kernels may round by how their input is laid out.
+    """
     part = rows[:, start : start + BLOCK]
     block = torch.empty(
         (rows.shape[0], BLOCK, rows.shape[2]), dtype=torch.float32, device=rows.device
@@ -146,32 +165,35 @@ def _block(rows: Keys, start: int) -> Block:
     return block
 
 
-# -- captured ----------------------------------------------------------------------------------
+# -- captured forwards -------------------------------------------------------------------------
 
 
-class Exact(Kind):
-    """The attention of :func:`ordered` in a captured forward: the same products over as many blocks
-    as the size has. Blocks after a row's last key change no bit."""
+class Exact(AttentionKind):
+    """The attention of :func:`attend_in_order` in a captured forward.
 
-    branches: ClassVar[bool] = False
-    rows: ClassVar[int | None] = ROWS
+    It has the same products, over as many blocks as the size has. Blocks after a row's last key
+    change no bit.
+    """
 
-    def attention(self, slots: Slots, pool: CachePool, groups: int) -> Attention:
-        size = slots.size
-        places = slots.tokens[2]
-        first_rows, capacities, _ = slots.caches
+    may_branch: ClassVar[bool] = False
+    fixed_rows: ClassVar[int | None] = ROWS
+
+    def attention(self, inputs: StaticInputs, pool: CachePool, groups: int) -> Attention:
+        size = inputs.size
+        places = inputs.tokens[2]
+        first_rows, capacities, _ = inputs.caches
         heads = torch.arange(pool.kv_heads, device=places.device)
         base = first_rows + heads * capacities
         column = torch.arange(size.keys, device=places.device).view(-1, 1, BLOCK)
-        # [block, kv_head, key]: each block lies by itself
+        # The shape is [block, kv_head, key], so that each block is contiguous.
         read = (base[:, None] + column).clamp_(max=pool.rows - 1)
         after = (column > places[0, -1])[..., None]
         futures = column.view(-1, 1, BLOCK) > places[0][:, None]
         written = base[:, None] + places
         return partial(_attend_by_blocks, pool, written.flatten(), read, after, futures)
 
-    def agree(self, captured: Tensor, ordinary: Tensor) -> bool:
-        """Bit for bit."""
+    def agrees(self, captured: Tensor, ordinary: Tensor) -> bool:
+        """Returns whether the logits are equal bit for bit."""
         return torch.equal(captured, ordinary)
 
 
@@ -188,7 +210,7 @@ def _attend_by_blocks(
     scale: float,
 ) -> Float[Tensor, "new out"]:
     heads, new, width = q.shape
-    write(pool.keys[layer], pool.values[layer], written, k, v)
+    write_keys_and_values(pool.keys[layer], pool.values[layer], written, k, v)
     grouped = (q.reshape(k.shape[0], -1, width).float() * scale).contiguous()
     keys, values = (
         torch.where(after, 0, buffer.index_select(0, read.flatten()).view(*read.shape, width))
@@ -204,21 +226,21 @@ def _attend_by_blocks(
 EXACT = Exact()
 
 
-# -- what is left to the machine ---------------------------------------------------------------
+# -- what depends on the machine ---------------------------------------------------------------
 
 
-def check(model: Backbone) -> None:
-    """Raises ModelError unless rows of this model come out the same at every place."""
+def require_batch_invariance(model: Backbone) -> None:
+    """Raises ModelError unless a row of this model has the same result at every place."""
     if any("expert" in name and value for name, value in model.config.to_dict().items()):
         raise ModelError(
             "exact=True cannot be promised for a mixture of experts, where the tokens beside a "
             "token decide how many rows its experts multiply; leave exact out"
         )
-    tried = _tried.setdefault(model, {})
+    trials = _trials.setdefault(model, {})
     key = (model.dtype, str(model.device), torch.get_num_threads(), model.fused is None)
-    if key not in tried:
-        tried[key] = is_batch_invariant(model)
-    if not tried[key]:
+    if key not in trials:
+        trials[key] = is_batch_invariant(model)
+    if not trials[key]:
         raise ModelError(
             f"exact=True cannot be promised on this machine: in {str(model.dtype)[6:]} on "
             f"{model.device} with {torch.get_num_threads()} threads a row's result depends on its "
@@ -228,24 +250,28 @@ def check(model: Backbone) -> None:
 
 @torch.no_grad()
 def is_batch_invariant(model: Backbone, tries: int = 2) -> bool:
-    """Whether one row gives the same logits, bit for bit, at each of the ``ROWS`` places and with
-    other rows beside it. The rows attend to the same random keys and not to each other."""
+    """Returns whether a row's logits are the same bits at each of the ``ROWS`` places.
+
+    Other rows are beside it. The rows attend to the same random keys and not to each other.
+    """
     random = torch.Generator().manual_seed(0)
     past = BLOCK + BLOCK // 3
     cache = _random_cache(model, past, random)
     last = torch.full((ROWS,), past - 1)
-    where = torch.full((model.axes, ROWS), past, device=model.device)
+    positions = torch.full((model.axes, ROWS), past, device=model.device)
     even = torch.arange(ROWS) % 2 == 0
     for _ in range(tries):
         row = torch.randint(model.vocab, (1,), generator=random)
-        seen = []
-        for mine in (torch.ones_like(even), even, ~even):
+        parts = []
+        for own in (torch.ones_like(even), even, ~even):
             others = torch.randint(model.vocab, (ROWS,), generator=random)
-            ids = torch.where(mine, row, others).tolist()
+            ids = torch.where(own, row, others).tolist()
             step = BatchInvariantStep(Segment(cache, 0, ROWS, past), last)
-            seen.append(model.logits(model.forward(model.embed(ids), where, step)).cpu()[mine])
-        found = torch.cat(seen)
-        if not bool(found.isfinite().all()) or not torch.equal(found, found[:1].expand_as(found)):
+            hidden = model.forward(model.embed(ids), positions, step)
+            parts.append(model.logits(hidden).cpu()[own])
+        logits = torch.cat(parts)
+        first = logits[:1].expand_as(logits)
+        if not bool(logits.isfinite().all()) or not torch.equal(logits, first):
             return False
     return True
 

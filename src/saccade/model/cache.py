@@ -1,7 +1,8 @@
-"""The keys and values of one request. A batch is several of them, each with its own length.
+"""The KV cache of one request. A batch is several of them, each with its own length.
 
-Tensors are preallocated per layer, so appending n tokens moves n tokens, forgetting is an integer,
-and keeping a path moves only the accepted nodes. Rows at ``length`` and beyond may hold anything.
+Tensors are preallocated per layer. So appending n tokens writes n tokens, a rollback changes an
+integer, and committing a path moves only the accepted nodes. Rows at ``length`` and beyond may hold
+anything.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from saccade.model.cache_pool import CachePool, Lease
 
 
 class Cache:
-    """Keys and values of every layer, ``[kv_head, capacity, head_dim]`` each."""
+    """The keys and values of every layer, ``[kv_head, capacity, head_dim]`` each."""
 
     def __init__(
         self,
@@ -30,8 +31,11 @@ class Cache:
         devices: Sequence[torch.device | str] = (),
         pool: CachePool | None = None,
     ) -> None:
-        """``devices``: where each layer's tensors live; on the CPU by default. ``pool``: whose rows
-        they are, of a model on one device, as long as it has memory."""
+        """Allocates an empty cache.
+
+        ``devices`` says where the tensors of each layer are; on the CPU by default. ``pool`` (of a
+        model on one device) provides the rows, as long as it has memory.
+        """
         self.length = 0
         self.pool = pool
         self.lease: Lease | None = None
@@ -54,7 +58,7 @@ class Cache:
         return 2 * len(self.keys) * self.keys[0].numel() * self.keys[0].element_size()
 
     def reserve(self, length: int) -> None:
-        """Room for ``length`` tokens, growing by half as much again when there is not."""
+        """Makes room for ``length`` tokens. A cache that is too small grows by half at least."""
         if length <= self.capacity:
             return
         capacity = max(length, self.capacity * 3 // 2)
@@ -66,7 +70,7 @@ class Cache:
                 new[:, : old.shape[1]] = old
             self.lease, self.keys, self.values = lease, lease.keys, lease.values
             return
-        if self.lease is not None:  # The pool may move, and these tensors do not follow any more.
+        if self.lease is not None:  # The pool replaces the views in the lease's own lists.
             self.keys, self.values = [*self.keys], [*self.values]
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
@@ -84,7 +88,7 @@ class Cache:
         keys: Float[Tensor, "kv_head new head_dim"],
         values: Float[Tensor, "kv_head new head_dim"],
     ) -> None:
-        """Puts new tokens at ``at``. The length changes only by :meth:`advance`."""
+        """Writes new tokens from row ``at`` on. Only :meth:`advance` changes the length."""
         end = at + keys.shape[1]
         self.keys[layer][:, at:end] = keys
         self.values[layer][:, at:end] = values
@@ -92,32 +96,36 @@ class Cache:
     def read(
         self, layer: int, end: int
     ) -> tuple[Float[Tensor, "kv_head end head_dim"], Float[Tensor, "kv_head end head_dim"]]:
-        """The first ``end`` tokens, without a copy."""
+        """Returns the first ``end`` tokens, without a copy."""
         return self.keys[layer][:, :end], self.values[layer][:, :end]
 
     def advance(self, count: int) -> None:
-        """Counts ``count`` tokens already written as committed."""
+        """Commits the next ``count`` tokens, which were written already."""
         self.length += count
 
-    def keep(self, path: Sequence[int]) -> None:
-        """Commits the tokens ``path`` places after the end (increasing) and forgets the others."""
-        stay = sum(place == node for place, node in enumerate(path))  # the first of them
-        start, self.length = self.length + stay, self.length + len(path)
+    def commit_path(self, path: Sequence[int]) -> None:
+        """Commits the tokens at these places after the end (increasing) and drops the others."""
+        # The first tokens of the path are often in their places already.
+        in_place = sum(place == node for place, node in enumerate(path))
+        old_length = self.length
+        start = old_length + in_place
+        self.length = old_length + len(path)
         if start < self.length:
-            rows = torch.tensor(path[stay:]) + start - stay
-            # Each device is sent them once, not once a layer.
-            rows_on = {device: send(rows, device) for device in {k.device for k in self.keys}}
+            rows = torch.tensor(path[in_place:]) + old_length
+            # The rows are sent to each device once, not once a layer.
+            devices = {keys.device for keys in self.keys}
+            rows_on = {device: send_to_device(rows, device) for device in devices}
             for layer in (*self.keys, *self.values):
                 layer[:, start : self.length] = layer.index_select(1, rows_on[layer.device])
 
     def truncate(self, length: int) -> None:
-        """Forgets everything from ``length`` on."""
+        """Drops all tokens from ``length`` on. Raises ValueError where there are fewer."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate {self.length} tokens to {length}")
         self.length = length
 
-    def forget(self, start: int, count: int) -> None:
-        """Takes these rows out; those after them move up, in the same memory."""
+    def remove_rows(self, start: int, count: int) -> None:
+        """Removes ``count`` rows; those after them move up, in the same memory."""
         for layer in (*self.keys, *self.values):
             layer[:, start : self.length - count] = layer[:, start + count : self.length].clone()
         self.length -= count
@@ -130,10 +138,11 @@ class Cache:
         *,
         pooled: bool = True,
     ) -> Cache:
-        """A new cache with copies of these rows, of the first ``layers``, and room for more.
+        """Returns a new cache with copies of these rows and room for ``room`` more.
 
-        One set of rows for all heads, or one for each. ``pooled``: in this one's pool, if it has
-        one; what is only to be copied from later is better off elsewhere.
+        There is one set of rows for all heads, or one for each layer and head. ``layers`` takes the
+        first layers only. ``pooled`` allocates it in this cache's pool, if there is one; a cache
+        that is only copied from later does not need that.
         """
         heads, capacity, width = self.keys[0].shape
         depth = len(self.keys) if layers is None else layers
@@ -146,7 +155,7 @@ class Cache:
             devices=[keys.device for keys in self.keys[:depth]],
             pool=self.pool if pooled else None,
         )
-        # Flat rows and index_select: many times faster than torch.gather.
+        # index_select over flat rows is many times faster than torch.gather.
         start = torch.arange(heads, device=rows.device)[:, None] * capacity
         flat = (rows + start).expand(depth, heads, -1).reshape(depth, -1)
         for layer in range(depth):
@@ -160,30 +169,35 @@ class Cache:
     def exchange(
         self,
         other: Cache,
-        held: Int[Tensor, "layer kv_head kept"],
-        rows: Int[Tensor, "layer kv_head kept"],
+        old_rows: Int[Tensor, "layer kv_head kept"],
+        new_rows: Int[Tensor, "layer kv_head kept"],
     ) -> Int[Tensor, "layer kv_head kept"]:
-        """Holds these rows of another cache in the places of ``held`` ones; only the difference
-        moves. Returns which row stands in which place now: attention does not mind their order."""
-        last = int(torch.maximum(held.max(), rows.max())) + 1
-        wanted = torch.zeros(*held.shape[:2], last, dtype=torch.bool, device=held.device)
-        there = wanted.clone().scatter_(-1, held, True)
-        wanted.scatter_(-1, rows, True)
-        layer, head, place = (~wanted.gather(-1, held)).nonzero(as_tuple=True)
-        new = rows[~there.gather(-1, rows)]  # as many a head as leave, in the same order of heads
-        for number, count in enumerate(torch.bincount(layer, minlength=len(held)).tolist()):
+        """Replaces copies of ``old_rows`` of another cache by copies of ``new_rows`` of it.
+
+        Only rows that are not in both sets move, each to the place of one that leaves. Returns
+        which row of the other cache is in each place now: attention does not depend on the order.
+        """
+        size = int(torch.maximum(old_rows.max(), new_rows.max())) + 1
+        is_new = torch.zeros(*old_rows.shape[:2], size, dtype=torch.bool, device=old_rows.device)
+        is_old = is_new.clone().scatter_(-1, old_rows, True)
+        is_new.scatter_(-1, new_rows, True)
+        layer, head, place = (~is_new.gather(-1, old_rows)).nonzero(as_tuple=True)
+        # In each head as many rows arrive as leave, and both are in the same order of heads.
+        arriving = new_rows[~is_old.gather(-1, new_rows)]
+        for number, count in enumerate(torch.bincount(layer, minlength=len(old_rows)).tolist()):
             at = (layer == number).nonzero().squeeze(-1) if count else layer[:0]
             device = self.keys[number].device
             to = head[at].to(device), place[at].to(device)
-            origin = head[at].to(device), new[at].to(device)
+            origin = head[at].to(device), arriving[at].to(device)
             self.keys[number][to] = other.keys[number][origin]
             self.values[number][to] = other.values[number][origin]
-        held = held.clone()
-        held[layer, head, place] = new
-        return held
+        rows_by_place = old_rows.clone()
+        rows_by_place[layer, head, place] = arriving
+        return rows_by_place
 
     def extend(self, other: Cache, start: int, stop: int) -> None:
-        """Appends copies of another cache's rows ``start:stop``, of the layers held here."""
+        """Appends copies of rows ``start:stop`` of another cache, of as many layers as there are
+        here."""
         self.reserve(self.length + stop - start)
         for layer in range(len(self.keys)):
             keys, values = other.read(layer, stop)
@@ -191,66 +205,74 @@ class Cache:
         self.advance(stop - start)
 
 
-def send(values: Tensor, device: torch.device) -> Tensor:
-    """A copy of a few numbers of the CPU on a device: to a GPU from pinned memory, so that nobody
-    waits for it."""
+def send_to_device(values: Tensor, device: torch.device) -> Tensor:
+    """Returns a copy of a few numbers of the CPU on a device.
+
+    To a GPU it goes from pinned memory, so that the CPU does not wait for it.
+    """
     if device.type != "cuda":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
 
 
-def together(columns: Int[Tensor, " seen"]) -> slice | Int[Tensor, " seen"]:
-    """Increasing columns as a slice where nothing lies between them: read without a copy."""
+def as_slice(columns: Int[Tensor, " column"]) -> slice | Int[Tensor, " column"]:
+    """Returns increasing columns as a slice where they are adjacent, to be read without a copy."""
     if len(columns) and int(columns[-1] - columns[0]) + 1 == len(columns):
         return slice(int(columns[0]), int(columns[-1]) + 1)
     return columns
 
 
 class Pages:
-    """Rows of a cache in pages of a few, of which each step reads those that its queries point at:
-    those whose mean keys they attend to the most."""
+    """Rows of a cache in pages of a few rows. Each step of a draft reads the few pages whose mean
+    keys its queries attend to the most."""
 
     def __init__(self, source: Cache, paged: Paged, layers: int) -> None:
-        """``layers``: the first so many of the source's are read."""
-        self._source, self._read = source, paged.pages_per_step
+        """Computes the mean keys of the pages, in the first ``layers`` of the source."""
+        self._source = source
+        self._pages_per_step = paged.pages_per_step
         self._rows = [paged.rows.to(keys.device) for keys in source.keys[:layers]]
-        self._means = [
+        self._mean_keys = [
             keys[:, rows].mean(2).transpose(1, 2).contiguous()
             for keys, rows in zip(source.keys, self._rows, strict=False)
         ]
 
     def attend(
         self,
-        into: Cache,
+        cache: Cache,
         layer: int,
-        way: Callable[..., Tensor],
+        attend_to_keys: Callable[..., Tensor],
         q: Float[Tensor, "head new head_dim"],
-        keys: Float[Tensor, "kv_head seen head_dim"],
-        values: Float[Tensor, "kv_head seen head_dim"],
+        keys: Float[Tensor, "kv_head key head_dim"],
+        values: Float[Tensor, "kv_head key head_dim"],
         bias: Float[Tensor, "rows last"] | None,
         scale: float,
     ) -> Float[Tensor, "head new head_dim"]:
-        """A way to attend of few rows, each on its own over the pages that it asks for."""
-        new, found = q.shape[1], []
+        """Attends with each of a few rows over the pages that its own queries choose.
+
+        ``keys`` and ``values`` are those of ``cache``, whose first rows are the pages.
+        """
+        new = q.shape[1]
+        outputs = []
         for row in range(new):
-            own = q[:, row : row + 1]
-            self.open(into, layer, own * scale)
-            found.append(way(own, keys, values, None if bias is None else bias[row::new], scale))
-        return torch.cat(found, 1)
+            row_q = q[:, row : row + 1]
+            self.load(cache, layer, row_q * scale)
+            row_bias = None if bias is None else bias[row::new]
+            outputs.append(attend_to_keys(row_q, keys, values, row_bias, scale))
+        return torch.cat(outputs, 1)
 
-    def chosen(
+    def best_pages(
         self, layer: int, q: Float[Tensor, "head one head_dim"]
-    ) -> Int[Tensor, "kv_head read"]:
-        """The pages for these scaled queries: of a group's heads together."""
-        means = self._means[layer]
-        logits = torch.bmm(q.reshape(len(means), -1, q.shape[-1]), means)
-        return logits.float().softmax(-1).sum(1).topk(self._read).indices
+    ) -> Int[Tensor, "kv_head page"]:
+        """Returns the pages that these scaled queries choose, one choice for a group of heads."""
+        mean_keys = self._mean_keys[layer]
+        logits = torch.bmm(q.reshape(len(mean_keys), -1, q.shape[-1]), mean_keys)
+        return logits.float().softmax(-1).sum(1).topk(self._pages_per_step).indices
 
-    def open(self, into: Cache, layer: int, q: Float[Tensor, "head one head_dim"]) -> None:
+    def load(self, cache: Cache, layer: int, q: Float[Tensor, "head one head_dim"]) -> None:
         """Writes the keys and values of the chosen pages over the first rows of a cache."""
         kv_heads, capacity, width = self._source.keys[layer].shape
-        rows = self._rows[layer][self.chosen(layer, q)].flatten(1)
+        rows = self._rows[layer][self.best_pages(layer, q)].flatten(1)
         flat = (rows + torch.arange(kv_heads, device=rows.device)[:, None] * capacity).flatten()
-        for theirs, own in ((self._source.keys, into.keys), (self._source.values, into.values)):
+        for theirs, own in ((self._source.keys, cache.keys), (self._source.values, cache.values)):
             picked = theirs[layer].view(-1, width).index_select(0, flat)
             own[layer][:, : rows.shape[1]] = picked.view(kv_heads, -1, width)

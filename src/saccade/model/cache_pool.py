@@ -1,9 +1,9 @@
-"""Memory for the keys and values of many requests, at addresses that stay.
+"""Memory for the keys and values of many requests, at addresses that do not change.
 
-A captured forward (``cuda_graphs``) reads and writes at addresses that were noted when it was
-captured. So the caches of a model's requests are rows of one buffer a layer, and a forward is told
-where a request's rows begin. A cache borrows rows and they come back when it is dropped; the next
-request finds the same buffer, and what was captured over it still holds.
+A captured forward (``cuda_graphs``) reads and writes at the addresses of its capture. All caches of
+a model's requests are therefore rows of one buffer a layer, and a forward reads where the rows of
+each request begin. A cache borrows rows, and returns them when it is dropped. The next request gets
+rows of the same buffer, so that captured forwards stay valid.
 """
 
 from __future__ import annotations
@@ -19,17 +19,17 @@ from torch import Tensor
 
 from saccade.model import memory
 
-FIRST_TOKENS = 32768  # of a pool at first, so that it need not grow soon,
-FIRST_SHARE = 0.1  # unless they would take more than this share of the memory there is
+INITIAL_TOKENS = 32768  # The size of a new pool, so that it need not grow soon.
+MAX_INITIAL_SHARE = 0.1  # of the free memory, for INITIAL_TOKENS; else a pool begins smaller
 
 Buffer = Float[Tensor, "row head_dim"]
 
 
 @dataclass(eq=False)
 class Lease:
-    """The rows that one cache has borrowed: those of its first head, then the next one's.
+    """The rows that one cache has borrowed: those of its first head, then those of the next.
 
-    ``keys`` and ``values`` are views of them by layer, replaced in place where the pool moves.
+    ``keys`` and ``values`` are views of them by layer, replaced in place when the pool moves.
     """
 
     start: int
@@ -41,9 +41,9 @@ class Lease:
 class CachePool:
     """Buffers of keys and values, one pair a layer, of which caches borrow rows.
 
-    The buffers grow to twice their size where all rows are taken; that moves them, so what was
-    captured over them is forgotten (:meth:`watch`). Where there is no memory to grow, a cache gets
-    memory of its own.
+    The buffers grow to twice their size when all rows are borrowed. They move then, which makes
+    captured forwards invalid, so watchers are called (:meth:`watch`). Where there is no memory to
+    grow, a cache gets memory of its own.
     """
 
     def __init__(
@@ -59,119 +59,125 @@ class CachePool:
         self._dtype, self._device = dtype, device
         self.keys: list[Buffer] = [self._empty(0) for _ in range(layers)]
         self.values: list[Buffer] = [self._empty(0) for _ in range(layers)]
-        self._free: list[tuple[int, int]] = []  # (start, stop), increasing and never adjacent
-        self._returned: list[tuple[int, int]] = []  # free too, and not yet among those
+        self._free_runs: list[tuple[int, int]] = []  # (start, stop), increasing, never adjacent
+        self._returned_runs: list[tuple[int, int]] = []  # free too, but not yet in _free_runs
         self._lock = threading.RLock()
         self._leases: weakref.WeakSet[Lease] = weakref.WeakSet()
         self._watchers: weakref.WeakSet[Any] = weakref.WeakSet()
 
     @property
     def rows(self) -> int:
-        """How many rows a layer's buffer has, borrowed or not."""
+        """How many rows the buffer of a layer has, borrowed or not."""
         return self.keys[0].shape[0]
 
     @property
     def free_bytes(self) -> int:
         """Bytes of the rows that no cache has borrowed."""
-        return self._bytes(sum(stop - start for start, stop in (*self._free, *self._returned)))
+        return self._bytes(
+            sum(stop - start for start, stop in (*self._free_runs, *self._returned_runs))
+        )
 
     def watch(self, watcher: Any) -> None:
-        """From now on ``watcher.forget()`` is called whenever the buffers have moved."""
+        """Calls ``watcher.forget()`` from now on, whenever the buffers have moved."""
         self._watchers.add(watcher)
 
     def lease(self, capacity: int, layers: int) -> Lease | None:
-        """Rows for ``capacity`` tokens in the first ``layers``; None where there is no memory."""
+        """Returns rows for ``capacity`` tokens in the first ``layers``; None without memory."""
         rows = self.kv_heads * capacity
         with self._lock:
-            start = self._take(rows)
+            start = self._take_rows(rows)
             if start is None and self._grow(rows):
-                start = self._take(rows)
+                start = self._take_rows(rows)
             if start is None:
                 return None
             lease = Lease(start, capacity, [], [])
-            self._point(lease, layers)
+            self._set_views(lease, layers)
             self._leases.add(lease)
-        # Garbage may be collected at any moment, also while the runs are being changed: so what
-        # comes back is only noted.
-        ending = weakref.finalize(lease, self._returned.append, (start, start + rows))
+        # Garbage may be collected at any moment, even while the free runs are being changed. So
+        # this only appends to a list, which the next lease reads.
+        ending = weakref.finalize(lease, self._returned_runs.append, (start, start + rows))
         ending.atexit = False
         return lease
 
     def release(self) -> None:
-        """Frees the buffers, if no cache has borrowed anything."""
+        """Frees the buffers, unless a cache has borrowed rows."""
         with self._lock:
             if self.rows and not len(self._leases):
-                self._free.clear()
-                self._returned.clear()
-                self._replace(0)
+                self._free_runs.clear()
+                self._returned_runs.clear()
+                self._resize(0)
 
-    def _point(self, lease: Lease, layers: int) -> None:
-        """Makes a lease's tensors views of where its rows are now."""
+    def _set_views(self, lease: Lease, layers: int) -> None:
+        """Makes the tensors of a lease views of its rows, wherever the buffers are now."""
         stop = lease.start + self.kv_heads * lease.capacity
         shape = self.kv_heads, lease.capacity, self._head_dim
         for views, buffers in ((lease.keys, self.keys), (lease.values, self.values)):
             views[:] = [buffer[lease.start : stop].view(shape) for buffer in buffers[:layers]]
 
-    def _take(self, rows: int) -> int | None:
-        """The start of the first free run of so many rows, which is free no more."""
-        while self._returned:
-            self._add_free(*self._returned.pop())
-        for place, (start, stop) in enumerate(self._free):
+    def _take_rows(self, rows: int) -> int | None:
+        """Takes the first free run of so many rows and returns its start; None without one."""
+        while self._returned_runs:
+            self._add_free(*self._returned_runs.pop())
+        for place, (start, stop) in enumerate(self._free_runs):
             if stop - start >= rows:
                 rest = [(start + rows, stop)] if stop - start > rows else []
-                self._free[place : place + 1] = rest
+                self._free_runs[place : place + 1] = rest
                 return start
         return None
 
     def _add_free(self, start: int, stop: int) -> None:
+        """Adds a run to the free ones and joins those that are adjacent."""
         runs: list[tuple[int, int]] = []
-        for run in sorted([*self._free, (start, stop)]):
+        for run in sorted([*self._free_runs, (start, stop)]):
             if runs and runs[-1][1] == run[0]:
                 runs[-1] = runs[-1][0], run[1]
             else:
                 runs.append(run)
-        self._free = runs
+        self._free_runs = runs
 
     def _grow(self, rows: int) -> bool:
-        """Makes the buffers longer by ``rows`` at least; whether there was memory for it."""
-        before, there = self.rows, memory.available(self._device)
-        plenty = max(rows, before)
-        if not before and self._bytes(self.kv_heads * FIRST_TOKENS) <= FIRST_SHARE * there:
-            plenty = max(rows, self.kv_heads * FIRST_TOKENS)
-        for more in sorted({rows, plenty}, reverse=True):
-            # Each layer is copied by itself, so at most one of them is there twice.
-            needed = self._bytes(more) + self._bytes(before) // self.layers
-            if needed <= there * (1 - memory.SPARE):
+        """Adds at least ``rows`` rows to the buffers. Returns whether there was memory for it."""
+        old_rows = self.rows
+        free_bytes = memory.available_bytes(self._device)
+        initial_rows = self.kv_heads * INITIAL_TOKENS
+        generous_rows = max(rows, old_rows)
+        if not old_rows and self._bytes(initial_rows) <= MAX_INITIAL_SHARE * free_bytes:
+            generous_rows = max(rows, initial_rows)
+        for added_rows in sorted({rows, generous_rows}, reverse=True):
+            # Layers are copied one by one, so at most one of them exists twice.
+            needed_bytes = self._bytes(added_rows) + self._bytes(old_rows) // self.layers
+            if needed_bytes <= free_bytes * (1 - memory.SPARE_SHARE):
                 try:
-                    self._replace(before + more)
+                    self._resize(old_rows + added_rows)
                 except (RuntimeError, MemoryError) as error:
-                    if not memory.ran_out(error):
+                    if not memory.is_out_of_memory(error):
                         raise
-                    self._replace(before)  # Some layers may have grown.
+                    self._resize(old_rows)  # Some layers may have grown.
                     return False
-                self._add_free(before, before + more)
+                self._add_free(old_rows, old_rows + added_rows)
                 return True
         return False
 
-    def _replace(self, rows: int) -> None:
-        """Moves every layer's rows to new buffers of this length; leases follow."""
+    def _resize(self, rows: int) -> None:
+        """Moves every layer to a new buffer of this many rows. Leases follow."""
         for buffers in (self.keys, self.values):
             for layer, old in enumerate(buffers):
                 if old.shape[0] == rows:
                     continue
                 new = self._empty(rows)
-                stays = min(rows, old.shape[0])
-                new[:stays].copy_(old[:stays])
+                copied_rows = min(rows, old.shape[0])
+                new[:copied_rows].copy_(old[:copied_rows])
                 buffers[layer] = new
                 del old
         for lease in self._leases:
-            self._point(lease, len(lease.keys))
+            self._set_views(lease, len(lease.keys))
         for watcher in self._watchers:
             watcher.forget()
-        memory.return_unused(self._device)
+        memory.return_unused_memory(self._device)
 
     def _empty(self, rows: int) -> Buffer:
         return torch.empty(rows, self._head_dim, dtype=self._dtype, device=self._device)
 
     def _bytes(self, rows: int) -> int:
+        """Returns the bytes of so many rows in all layers, keys and values."""
         return 2 * self.layers * rows * self._head_dim * self._dtype.itemsize

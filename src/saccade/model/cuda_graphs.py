@@ -1,14 +1,14 @@
-"""Forwards of fixed sizes, which a GPU repeats without being sent every kernel again.
+"""Captures forwards of fixed sizes, which a GPU replays without being sent every kernel again.
 
-A decoding step of one or several requests is padded to one of a few sizes. All its numbers (ids,
-positions, where each request's keys lie, how many there are, who sees whom) are read from memory
-that stays where it is. So are the keys, since the caches are rows of the model's
-:class:`CachePool`. One CUDA graph a size then serves every request of every answer. Graphs belong
-to a model, not to a session: an answer like an earlier one captures nothing.
+A decoding step of one or several requests is padded to one of a few sizes. All its numbers are read
+from memory that stays where it is: ids, positions, where each request's keys are, how many there
+are, and which row sees which key. The keys stay where they are too, since the caches are rows of
+the model's :class:`CachePool`. So one CUDA graph for each size serves every request of every
+answer. Graphs belong to a model, not to a session: an answer like an earlier one captures nothing.
 
-The life of a size. The step in which it first appears is an ordinary forward. Between two rounds
-:func:`capture_new_sizes` captures it, compares it with an ordinary forward over the same keys, and
-from then on it is replayed. What that takes is in no round's seconds (``timing.stopped_clock``).
+The first step of a new size is an ordinary forward. Between two rounds :func:`capture_new_sizes`
+captures the size and compares it with an ordinary forward over the same keys. From then on it is
+replayed. The time that a capture takes is in no round's seconds (``timing.stopped_clock``).
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial as bind
+from functools import partial
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import torch
@@ -28,79 +28,83 @@ from torch import Tensor
 
 from saccade.core.errors import ModelError
 from saccade.core.timing import stopped_clock
-from saccade.model.attention import Mixed, NewKeys, Segment
-from saccade.model.backbone import APART, Backbone
+from saccade.model.attention import AttentionOutput, NewKeys, Segment
+from saccade.model.backbone import MAX_ROUNDING_DIFFERENCE, Backbone
 from saccade.model.cache import Cache
 from saccade.model.cache_pool import Buffer, CachePool, Lease
-from saccade.model.kernels.attended import Queries
+from saccade.model.kernels.attention_mass import Queries
 from saccade.model.kernels.few_rows import FewRowAttention, Kernels
 
 log = logging.getLogger(__name__)
 
-ROW_SIZES = (1, 2, 4, 8, 16, 32, 64)  # of each request; a longer step is an ordinary forward
+ROW_SIZES = (1, 2, 4, 8, 16, 32, 64)  # Rows of each request; a longer step is an ordinary forward.
 REQUEST_SIZES = (1, 2, 4, 8, 16, 32)
-MAX_ROWS = 512  # of all requests of a step together
-TAIL_SIZES = (64, 128)  # of the last keys, which not every row may see
-MIN_KEYS = 1024  # the fewest keys a size is for; the others are powers of two
-MIN_POSITIONS = 32768  # of the rotary table, which moves when it grows
-MAX_GRAPHS = 64  # of a model; the one used least recently goes first
-DEVICES = ("cuda",)  # where sessions use this by themselves
+MAX_ROWS = 512  # The most rows of all requests of a step together.
+TAIL_SIZES = (64, 128)  # How many of the last keys have a mask.
+MIN_KEYS = 1024  # The fewest keys of a size; larger sizes have powers of two.
+MIN_POSITIONS = 32768  # Rows of the rotary table, which moves when it grows.
+MAX_GRAPHS = 64  # The most graphs of a model; the least recently used one is dropped first.
+DEVICE_TYPES = ("cuda",)  # Where sessions use captured forwards unless they are told otherwise.
 
-Work = Callable[[], Tensor]
-Capture = Callable[[Work], Work]
-"""Turns a forward into one that can be repeated: same memory in, same memory out."""
+Forward = Callable[[], Tensor]
+Capture = Callable[[Forward], Forward]
+"""Turns a forward into one that can be replayed, with the same memory for inputs and outputs."""
 
 
 class Rows(NamedTuple):
-    """The tokens of one forward: those of one request after another's, a segment each."""
+    """The tokens of one forward: one segment for each request, one after another."""
 
     segments: list[Segment]
     ids: list[int]
     positions: list[int]
-    wanted: list[int]  # the rows whose laws are asked for
+    logit_rows: list[int]  # The rows whose logits are needed.
 
 
-Ordinary = Callable[[Rows], Float[Tensor, "wanted vocab"]]
-"""A forward that is sent kernel by kernel: what every captured one is held against."""
+OrdinaryForward = Callable[[Rows], Float[Tensor, "logit_rows vocab"]]
+"""A forward that is sent kernel by kernel. Every captured forward is compared with one."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """What a captured forward is made for."""
+    """The size of a captured forward."""
 
     requests: int
-    rows: int  # of each request
-    tail: int  # last keys of each request that have a mask
-    keys: int  # of each request, at most
+    rows: int  # Of each request.
+    tail: int  # Last keys of each request that have a mask.
+    keys: int  # Of each request, at most.
 
 
 @runtime_checkable
 class Attention(Protocol):
-    """One layer's attention of a captured forward: see ``attention.Attend``."""
+    """One layer's attention in a captured forward: see ``attention.Attend``."""
 
-    def __call__(self, layer: int, q: Queries, k: NewKeys, v: NewKeys, scale: float) -> Mixed: ...
+    def __call__(
+        self, layer: int, q: Queries, k: NewKeys, v: NewKeys, scale: float
+    ) -> AttentionOutput: ...
 
 
 @runtime_checkable
-class Kind(Protocol):
-    """How the rows of a captured forward attend, and how equal to ordinary ones their laws are."""
+class AttentionKind(Protocol):
+    """How the rows of a captured forward attend, and how its logits are checked."""
 
-    branches: ClassVar[bool]  # whether a row may not see one before it
-    rows: ClassVar[int | None]  # of every forward, where all have as many
+    may_branch: ClassVar[
+        bool
+    ]  # Whether there may be trees: a row need not see every row before it.
+    fixed_rows: ClassVar[int | None]  # The rows of every forward; None where they vary.
 
-    def attention(self, slots: Slots, pool: CachePool, groups: int) -> Attention:
-        """The layers' attention over what ``slots`` say; called while the forward is captured."""
+    def attention(self, inputs: StaticInputs, pool: CachePool, groups: int) -> Attention:
+        """Returns the layers' attention over these inputs; called while a forward is captured."""
 
-    def few_rows(self, slots: Slots, pool: CachePool) -> FewRowAttention | None:
-        """Kernels that do so, and norm and rotate as well; None where :meth:`attention` serves."""
+    def few_rows(self, inputs: StaticInputs, pool: CachePool) -> FewRowAttention | None:
+        """Returns kernels that attend, norm and rotate; None where :meth:`attention` is used."""
         return None
 
-    def agree(self, captured: Tensor, ordinary: Tensor) -> bool:
-        """Whether a captured forward's logits are those of an ordinary one."""
+    def agrees(self, captured: Tensor, ordinary: Tensor) -> bool:
+        """Returns whether a captured forward's logits are those of an ordinary forward."""
 
 
-class Slots:
-    """The numbers that a step of one size reads; filled in place, by one copy, before each run."""
+class StaticInputs:
+    """The numbers that a step of one size reads, filled in place by one copy before each replay."""
 
     def __init__(self, size: Size, device: torch.device) -> None:
         self.size = size
@@ -118,8 +122,12 @@ class Slots:
     ) -> tuple[
         Int[Tensor, "3 request rows"], Int[Tensor, "3 request"], Bool[Tensor, "request rows tail"]
     ]:
-        """(ids, positions, where each key goes in its cache), (first row of each cache, its rows a
-        head, how many keys every row sees), and who sees which of the keys after those."""
+        """Returns the views of a flat buffer.
+
+        The first has ids, positions, and the position of each row's key in its cache. The second
+        has the first row of each cache, its rows for each head, and how many keys every row sees.
+        The third says which rows see which of the keys after those.
+        """
         requests, rows, _ = self._mask_shape
         first = 8 * 3 * requests * rows
         second = first + 8 * 3 * requests
@@ -130,8 +138,11 @@ class Slots:
         )
 
     def fill(self, rows: Rows, leases: Sequence[Lease], spare: Lease) -> None:
-        """Writes a step's numbers. Rows beyond a request's own repeat its last one, and requests
-        beyond the step's own its first, over rows of their caches that nobody reads."""
+        """Writes a step's numbers.
+
+        Rows that pad a request repeat its last row, over rows of its cache that nobody reads.
+        Requests that pad the step repeat its first request, over the ``spare`` cache.
+        """
         size = self.size
         host = torch.zeros(self._bytes(), dtype=torch.uint8)
         tokens, caches, visible = self._parts(host)
@@ -158,31 +169,31 @@ class Slots:
         tokens.copy_(torch.tensor([ids, positions, places]))
         caches.copy_(torch.tensor(numbers).t())
         if self._memory.device.type == "cuda":
-            host = host.pin_memory()  # torch keeps it until the copy is done
+            host = host.pin_memory()  # Torch does not free it before the copy is done.
         self._memory.copy_(host, non_blocking=True)
 
 
-class Plain(Kind):
-    """Attention over the keys of several requests in torch's own words: gathered, then softmax."""
+class GatheredAttention(AttentionKind):
+    """Attention over the keys of several requests by torch's operators, which gather the keys."""
 
-    branches: ClassVar[bool] = True
-    rows: ClassVar[int | None] = None
+    may_branch: ClassVar[bool] = True
+    fixed_rows: ClassVar[int | None] = None
 
-    def attention(self, slots: Slots, pool: CachePool, groups: int) -> Attention:
-        size = slots.size
-        kv_heads, places = pool.kv_heads, slots.tokens[2]
-        first_rows, capacities, seen_by_all = slots.caches
+    def attention(self, inputs: StaticInputs, pool: CachePool, groups: int) -> Attention:
+        size = inputs.size
+        kv_heads, places = pool.kv_heads, inputs.tokens[2]
+        first_rows, capacities, seen_by_all = inputs.caches
         heads = torch.arange(kv_heads, device=places.device)
         column = torch.arange(size.keys, device=places.device)
-        # [kv_head, request, rows] as the layers' keys lie; [request, kv_head, key] as they are read
+        # Keys are written as [kv_head, request, rows] and read as [request, kv_head, key].
         written = (first_rows + heads[:, None] * capacities)[..., None] + places
         base = first_rows[:, None] + heads * capacities[:, None]
         read = (base[..., None] + column).clamp_(max=pool.rows - 1).flatten()
         in_tail = column - seen_by_all[:, None]
         place = in_tail.clamp(0, size.tail - 1)[:, None].expand(-1, size.rows, -1)
-        visible = slots.visible.gather(2, place) & (in_tail < size.tail)[:, None]
+        visible = inputs.visible.gather(2, place) & (in_tail < size.tail)[:, None]
         visible |= (in_tail < 0)[:, None]
-        return bind(
+        return partial(
             _attend_gathered,
             pool,
             groups,
@@ -192,10 +203,10 @@ class Plain(Kind):
             visible.any(1)[:, None, :, None],
         )
 
-    def agree(self, captured: Tensor, ordinary: Tensor) -> bool:
-        apart = float((captured.float() - ordinary.float()).abs().amax())
-        most = APART[captured.dtype] * float(ordinary.float().abs().amax())
-        return apart <= most  # false of NaN
+    def agrees(self, captured: Tensor, ordinary: Tensor) -> bool:
+        difference = float((captured.float() - ordinary.float()).abs().amax())
+        most = MAX_ROUNDING_DIFFERENCE[captured.dtype] * float(ordinary.float().abs().amax())
+        return difference <= most  # This is false for NaN.
 
 
 def _attend_gathered(
@@ -210,52 +221,53 @@ def _attend_gathered(
     k: NewKeys,
     v: NewKeys,
     scale: float,
-) -> Mixed:
+) -> AttentionOutput:
     """Writes the new keys and values, then attends to those of each row's request."""
     keys, values = pool.keys[layer], pool.values[layer]
-    write(keys, values, written, k, v)
+    write_keys_and_values(keys, values, written, k, v)
     requests, _, _, rows, count = hidden.shape
     kv_heads, width = k.shape[0], k.shape[2]
     grouped = q.reshape(kv_heads, groups, requests, rows, width).permute(2, 0, 1, 3, 4)
     grouped = grouped.reshape(requests * kv_heads, groups * rows, width)
-    seen = keys.index_select(0, read).view(requests * kv_heads, count, width)
-    logits = torch.bmm(grouped.float(), seen.float().transpose(1, 2)) * scale
+    read_keys = keys.index_select(0, read).view(requests * kv_heads, count, width)
+    logits = torch.bmm(grouped.float(), read_keys.float().transpose(1, 2)) * scale
     by_head = logits.view(requests, kv_heads, groups, rows, count)
     by_head.masked_fill_(hidden, float("-inf"))
     weights = torch.softmax(logits, -1).to(v.dtype)
-    held = values.index_select(0, read).view(requests, kv_heads, count, width)
-    # Rows that hold nothing may hold NaN, and 0 x NaN is NaN.
-    held = torch.where(used, held, 0).view(requests * kv_heads, count, width)
-    out = torch.bmm(weights, held).view(requests, kv_heads, groups, rows, width)
+    read_values = values.index_select(0, read).view(requests, kv_heads, count, width)
+    # Unused rows may be NaN, and 0 x NaN is NaN.
+    read_values = torch.where(used, read_values, 0).view(requests * kv_heads, count, width)
+    out = torch.bmm(weights, read_values).view(requests, kv_heads, groups, rows, width)
     return out.permute(0, 3, 1, 2, 4).reshape(requests * rows, -1)
 
 
-def write(
+def write_keys_and_values(
     keys: Buffer, values: Buffer, written: Int[Tensor, " place"], k: NewKeys, v: NewKeys
 ) -> None:
-    """Puts the new keys and values into these rows of a layer's buffers."""
+    """Writes the new keys and values into these rows of a layer's buffers."""
     keys.index_copy_(0, written, k.reshape(-1, k.shape[2]))
     values.index_copy_(0, written, v.reshape(-1, v.shape[2]))
 
 
-PLAIN = Plain()
+GATHERED = GatheredAttention()
 
 
 @dataclass(frozen=True)
-class FewRows(Plain):
-    """The same attention by kernels of our own, over the keys where they lie."""
+class FewRowKernels(GatheredAttention):
+    """The same attention by our own kernels, which read the keys where they are."""
 
     kernels: Kernels
 
-    def few_rows(self, slots: Slots, pool: CachePool) -> FewRowAttention:
-        caches, places = slots.caches, slots.tokens[2]
-        return FewRowAttention(self.kernels, pool.keys, pool.values, caches, places, slots.visible)
+    def few_rows(self, inputs: StaticInputs, pool: CachePool) -> FewRowAttention:
+        caches, places = inputs.caches, inputs.tokens[2]
+        return FewRowAttention(self.kernels, pool.keys, pool.values, caches, places, inputs.visible)
 
 
 class CudaGraphs:
-    """One model's captured forwards, by size. ``capture`` makes them repeatable.
+    """One model's captured forwards, by size.
 
-    They outlast sessions; any thread may use them, one at a time.
+    ``capture`` makes them repeatable. They outlive sessions. Any thread may use them, one at a
+    time.
     """
 
     def __init__(
@@ -263,7 +275,7 @@ class CudaGraphs:
     ) -> None:
         if backbone.fused is None:
             raise ModelError(
-                "steps of fixed shape need the fused decoder, which this model has not"
+                "captured steps need the fused decoder, which does not support this model"
             )
         self._backbone, self._fused = backbone, backbone.fused
         self.pool = pool or CachePool(
@@ -274,22 +286,22 @@ class CudaGraphs:
             device=backbone.device,
         )
         self.pool.watch(self)
-        if capture is None:  # On a CPU the same forward is sent anew each time.
-            gpu = backbone.device.type == "cuda"
-            capture = captured_on(backbone.device) if gpu else lambda work: work
+        if capture is None:
+            on_gpu = backbone.device.type == "cuda"
+            capture = cuda_graph_capture(backbone.device) if on_gpu else _capture_on_cpu
         self._capture: Capture | None = capture
-        few_rows = backbone.few_rows
-        self._kind: Kind = PLAIN if few_rows is None else FewRows(few_rows)
-        self._slots: dict[Size, Slots] = {}
-        self._runs: OrderedDict[tuple[Kind, Size], Work] = OrderedDict()
-        self._refused: set[tuple[Kind, Size]] = set()
-        self._new: dict[tuple[Kind, Size], Probe] = {}
+        few_rows = backbone.few_row_kernels
+        self._kind: AttentionKind = GATHERED if few_rows is None else FewRowKernels(few_rows)
+        self._inputs: dict[Size, StaticInputs] = {}
+        self._captured: OrderedDict[tuple[AttentionKind, Size], Forward] = OrderedDict()
+        self._refused: set[tuple[AttentionKind, Size]] = set()
+        self._new: dict[tuple[AttentionKind, Size], Probe] = {}
         self._table: tuple[Tensor, Tensor] | None = None
-        self._spare: Cache | None = None  # where requests that only fill a size up write
+        self._spare: Cache | None = None  # The requests that pad a step write here.
         self._lock = threading.RLock()
 
     def cache(self, capacity: int) -> Cache:
-        """Room for the keys and values of a request, in the model's pool."""
+        """Returns room for the keys and values of a request, in the model's pool."""
         model = self._backbone
         return Cache(
             model.layers,
@@ -302,67 +314,75 @@ class CudaGraphs:
         )
 
     def logits(
-        self, rows: Rows, ordinary: Ordinary, kind: Kind | None = None
-    ) -> Float[Tensor, "wanted vocab"]:
-        """Logits of the wanted rows (the last ones of every segment), their keys written; those of
-        the ``ordinary`` forward where this is no step of a size that is captured yet. ``kind``:
-        None for the one that is quickest here."""
+        self, rows: Rows, ordinary: OrdinaryForward, kind: AttentionKind | None = None
+    ) -> Float[Tensor, "logit_rows vocab"]:
+        """Writes the keys of all rows and returns the logits of ``rows.logit_rows``.
+
+        Those are the last rows of every segment. The ``ordinary`` forward computes them where the
+        step's size is not captured yet. ``kind`` is None for the one that is quickest here.
+        """
         kind = kind or self._kind
         with self._lock:
-            size = self._ready(rows, ordinary, kind)
+            size = self._fill_captured_size(rows, ordinary, kind)
             if size is not None:
-                return _wanted(rows, self._runs[kind, size](), size)
+                return _copy_logit_rows(rows, self._captured[kind, size](), size)
         return ordinary(rows)
 
     def forget(self) -> None:
-        """Lets go of what was captured: the memory it was captured over has moved."""
-        self._runs.clear()
+        """Drops all captured forwards, because the memory that they read has moved."""
+        self._captured.clear()
         self._table = None
 
-    def _ready(self, rows: Rows, ordinary: Ordinary, kind: Kind) -> Size | None:
-        """The size of the captured step over these rows, whose numbers are filled in; None if there
-        is none (yet)."""
+    def _fill_captured_size(
+        self, rows: Rows, ordinary: OrdinaryForward, kind: AttentionKind
+    ) -> Size | None:
+        """Fills in the inputs of the captured forward for these rows, and returns its size.
+
+        Returns None where there is no such forward, or where it is not captured yet.
+        """
         size = self._size(rows.segments, kind)
         if self._capture is None or size is None or (kind, size) in self._refused:
             return None
-        leases = self._reserved(rows.segments, size)
+        leases = self._reserve(rows.segments, size)
         spare = self._spare_lease()
         if leases is None or spare is None:
             return None
         self._grow_table(max(rows.positions))
-        if (kind, size) not in self._runs:
+        if (kind, size) not in self._captured:
             if (kind, size) not in self._new:
-                _waiting.add(self)
+                _graphs_with_new_sizes.add(self)
                 self._new[kind, size] = Probe.of(rows, ordinary)
             return None
-        self._runs.move_to_end((kind, size))
-        self._slots[size].fill(rows, leases, spare)
+        self._captured.move_to_end((kind, size))
+        self._inputs[size].fill(rows, leases, spare)
         return size
 
-    def _size(self, segments: Sequence[Segment], kind: Kind) -> Size | None:
-        """The smallest size for these; None where none is large enough."""
+    def _size(self, segments: Sequence[Segment], kind: AttentionKind) -> Size | None:
+        """Returns the smallest size for these segments, or None where none is large enough."""
         new = max(segment.stop - segment.start for segment in segments)
         if len(segments) > REQUEST_SIZES[-1] or new > ROW_SIZES[-1]:
             return None
-        rows = kind.rows or next(size for size in ROW_SIZES if size >= new)
+        rows = kind.fixed_rows or next(size for size in ROW_SIZES if size >= new)
         requests = next(size for size in REQUEST_SIZES if size >= len(segments))
-        masked = max(rows, *(_masked(segment) for segment in segments))
-        if requests * rows > MAX_ROWS or masked > TAIL_SIZES[-1]:
+        mask_width = max(rows, *(_mask_width(segment) for segment in segments))
+        if requests * rows > MAX_ROWS or mask_width > TAIL_SIZES[-1]:
             return None
-        tail = next(size for size in TAIL_SIZES if size >= masked)
+        tail = next(size for size in TAIL_SIZES if size >= mask_width)
         keys = MIN_KEYS
         while keys < max(segment.at for segment in segments) + rows:
             keys *= 2
         return Size(requests, rows, tail, keys)
 
-    def _reserved(self, segments: Sequence[Segment], size: Size) -> list[Lease] | None:
-        """Where each segment's cache lies, with room for a size's rows; None if any is elsewhere
-        than in the pool, or two are the same."""
+    def _reserve(self, segments: Sequence[Segment], size: Size) -> list[Lease] | None:
+        """Makes room for a size's rows in each segment's cache, and returns the caches' leases.
+
+        Returns None if a cache is not in the pool, or if two segments have the same cache.
+        """
         for segment in segments:
             segment.cache.reserve(segment.at + size.rows)
-        leases = [segment.cache.lease for segment in segments if segment.cache.pool is self.pool]
-        found = [lease for lease in leases if lease is not None]
-        return found if len({id(lease) for lease in found}) == len(segments) else None
+        caches = [segment.cache for segment in segments if segment.cache.pool is self.pool]
+        leases = [cache.lease for cache in caches if cache.lease is not None]
+        return leases if len({id(lease) for lease in leases}) == len(segments) else None
 
     def _spare_lease(self) -> Lease | None:
         if self._spare is None:
@@ -372,8 +392,11 @@ class CudaGraphs:
         return self._spare.lease
 
     def _grow_table(self, last: int) -> None:
-        """Makes sure of cos and sin at every position; where they move, nothing captured holds."""
-        longest = max(last, min(MIN_POSITIONS, self._backbone.context or MIN_POSITIONS) - 1)
+        """Makes sure that the rotary table has all positions up to ``last``.
+
+        If the table moves, all captured forwards are dropped.
+        """
+        longest = max(last, min(MIN_POSITIONS, self._backbone.max_positions or MIN_POSITIONS) - 1)
         table = self._fused.table(longest, self.pool.keys[0])
         if self._table is not None and table[0] is not self._table[0]:
             self.forget()
@@ -386,47 +409,51 @@ class CudaGraphs:
         with self._lock, torch.no_grad():
             new, self._new = self._new, {}
             for (kind, size), probe in new.items():
-                if self._capture is not None and (kind, size) not in self._runs:
+                if self._capture is not None and (kind, size) not in self._captured:
                     self._capture_one(kind, size, probe)
 
-    def _capture_one(self, kind: Kind, size: Size, probe: Probe) -> None:
-        rows = probe.rows(size, self._backbone.embeddings, kind.branches)
-        leases, spare = self._reserved(rows.segments, size), self._spare_lease()
+    def _capture_one(self, kind: AttentionKind, size: Size, probe: Probe) -> None:
+        rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)
+        leases, spare = self._reserve(rows.segments, size), self._spare_lease()
         if leases is None or spare is None or self._capture is None:
             return
         self._grow_table(max(rows.positions))
-        if size not in self._slots:
-            self._slots[size] = Slots(size, self._backbone.device)
-        slots = self._slots[size]
-        slots.fill(rows, leases, spare)
-        with _unchanged(rows.segments):
+        if size not in self._inputs:
+            self._inputs[size] = StaticInputs(size, self._backbone.device)
+        inputs = self._inputs[size]
+        inputs.fill(rows, leases, spare)
+        with _restore_keys(rows.segments):
             try:
-                run = self._capture(bind(self._forward, kind, slots))
-                found = _wanted(rows, run(), size)
+                replay = self._capture(partial(self._forward, kind, inputs))
+                captured = _copy_logit_rows(rows, replay(), size)
             except RuntimeError as error:
                 # An ordinary forward gives the same answer; it will say so if memory ran out.
-                log.warning("no steps of fixed shape on %s: %s", self._backbone.device, error)
+                log.warning("forwards cannot be captured on %s: %s", self._backbone.device, error)
                 self._capture = None
                 self.forget()
                 return
             ordinary = probe.ordinary(rows)
-        if not kind.agree(found, ordinary):
-            apart = float((found.float() - ordinary.float()).abs().amax())
-            log.warning("no step of fixed shape %s: its logits are %.2g apart", size, apart)
+        if not kind.agrees(captured, ordinary):
+            difference = float((captured.float() - ordinary.float()).abs().amax())
+            log.warning(
+                "a captured forward is not used, because its logits differ by %.2g: %s",
+                difference,
+                size,
+            )
             self._refused.add((kind, size))
             return
-        self._runs[kind, size] = run
-        while len(self._runs) > MAX_GRAPHS:
-            self._runs.popitem(last=False)
+        self._captured[kind, size] = replay
+        while len(self._captured) > MAX_GRAPHS:
+            self._captured.popitem(last=False)
 
-    def _forward(self, kind: Kind, slots: Slots) -> Float[Tensor, "row vocab"]:
-        """The forward of one size, which reads all its numbers from ``slots``."""
+    def _forward(self, kind: AttentionKind, inputs: StaticInputs) -> Float[Tensor, "row vocab"]:
+        """Computes the forward of one size, which reads all its numbers from ``inputs``."""
         assert self._table is not None
-        ids, positions = slots.tokens[:2].flatten(1)
+        ids, positions = inputs.tokens[:2].flatten(1)
         cos, sin = (part.index_select(0, positions) for part in self._table)
         groups = self._backbone.heads // self._backbone.kv_heads
-        few_rows = kind.few_rows(slots, self.pool)
-        attention = few_rows or kind.attention(slots, self.pool, groups)
+        few_rows = kind.few_rows(inputs, self.pool)
+        attention = few_rows or kind.attention(inputs, self.pool, groups)
         embeds = self._backbone.embed(ids)
         hidden = self._fused.decode(embeds, (cos, sin), attention, few_rows=few_rows)
         return self._backbone.logits(hidden)
@@ -434,27 +461,29 @@ class CudaGraphs:
 
 @dataclass(frozen=True)
 class Probe:
-    """What a size is tried with: the caches it was first asked for."""
+    """What a new size is tried with: the caches of the step in which it first appeared."""
 
     caches: list[Cache]
     position: int
-    ordinary: Ordinary
+    ordinary: OrdinaryForward
 
     @classmethod
-    def of(cls, rows: Rows, ordinary: Ordinary) -> Probe:
-        """A probe of the size of these rows."""
+    def of(cls, rows: Rows, ordinary: OrdinaryForward) -> Probe:
+        """Returns a probe for the size of these rows."""
         return cls([each.cache for each in rows.segments], max(rows.positions), ordinary)
 
-    def rows(self, size: Size, embeddings: int, branches: bool) -> Rows:
-        """As many rows as the size has for each request, of ids all unlike; where they may branch,
-        with a mask of which no two rows are alike."""
+    def rows(self, size: Size, embeddings: int, may_branch: bool) -> Rows:
+        """Returns as many rows as the size has for each request, whose ids all differ.
+
+        Where they may branch, they have a mask whose rows all differ.
+        """
         block = torch.ones(size.rows, size.rows, dtype=torch.bool).tril_()
         for row in range(2, size.rows):
             block[row, row % (row - 1)] = False
         segments = []
         for number, cache in enumerate(self.caches):
             start, at = number * size.rows, min(cache.length, cache.capacity - size.rows)
-            mask = block if branches else None
+            mask = block if may_branch else None
             segments.append(Segment(cache, start, start + size.rows, at, mask))
         count = range(size.rows * len(segments))
         ids = [(7919 * (row + 1)) % embeddings for row in count]
@@ -463,8 +492,8 @@ class Probe:
 
 
 @contextmanager
-def _unchanged(segments: Sequence[Segment]) -> Iterator[None]:
-    """What the segments' rows hold of keys and values now, they hold again after the block."""
+def _restore_keys(segments: Sequence[Segment]) -> Iterator[None]:
+    """Restores the keys and values of the segments' rows when the context ends."""
     parts = [
         tensor[:, segment.at : segment.at + segment.stop - segment.start]
         for segment in segments
@@ -478,8 +507,8 @@ def _unchanged(segments: Sequence[Segment]) -> Iterator[None]:
             part.copy_(old)
 
 
-class _Waiting(threading.local):
-    """Graphs for which this thread has met new sizes."""
+class _GraphsWithNewSizes(threading.local):
+    """The models' graphs for which this thread has met new sizes."""
 
     def __init__(self) -> None:
         self._graphs: list[CudaGraphs] = []
@@ -488,64 +517,70 @@ class _Waiting(threading.local):
         if graphs not in self._graphs:
             self._graphs.append(graphs)
 
-    def take(self) -> list[CudaGraphs]:
-        found, self._graphs = self._graphs, []
-        return found
+    def take_all(self) -> list[CudaGraphs]:
+        graphs, self._graphs = self._graphs, []
+        return graphs
 
 
-_waiting = _Waiting()
+_graphs_with_new_sizes = _GraphsWithNewSizes()
 
 
 def capture_new_sizes() -> None:
-    """Captures what this thread's forwards were the first of their size for. To be called between
-    two rounds; it takes no time on any clock, and does nothing where nothing is new."""
-    for graphs in _waiting.take():
+    """Captures the sizes that this thread's forwards were the first of.
+
+    To be called between two rounds. It takes no time on any clock, and does nothing where no size
+    is new.
+    """
+    for graphs in _graphs_with_new_sizes.take_all():
         with stopped_clock():
             graphs.capture_new()
 
 
-def pays(backbone: Backbone) -> bool:
-    """Whether steps of fixed sizes pay: on a GPU, with the decoder we know every kernel of."""
-    return backbone.fused is not None and backbone.device.type in DEVICES
+def is_capturing_worthwhile(backbone: Backbone) -> bool:
+    """Returns whether captured forwards are worthwhile: on a GPU, with the fused decoder."""
+    return backbone.fused is not None and backbone.device.type in DEVICE_TYPES
 
 
 def graphs_of(backbone: Backbone) -> CudaGraphs:
-    """The captured forwards of a model, made at the first request.
+    """Returns the captured forwards of a model, which are made at the first call.
 
-    A model that is stopped early (``Backbone.first``) has its own over the whole model's pool,
-    whichever of the two is asked first.
+    A model that is stopped early (``Backbone.first_layers``) has its own, over the whole model's
+    pool. It does not matter which of the two is passed first.
     """
-    known = backbone.graphs
-    if backbone.layers not in known:
-        pool = None if backbone.whole is None else graphs_of(backbone.whole).pool
-        known[backbone.layers] = CudaGraphs(backbone, pool=pool)
-    return known[backbone.layers]
+    graphs_by_layers = backbone.graphs
+    if backbone.layers not in graphs_by_layers:
+        pool = None if backbone.full_backbone is None else graphs_of(backbone.full_backbone).pool
+        graphs_by_layers[backbone.layers] = CudaGraphs(backbone, pool=pool)
+    return graphs_by_layers[backbone.layers]
 
 
 def unused_bytes(backbone: Backbone) -> int:
-    """Bytes that the model's pool holds and no request uses."""
+    """Returns the bytes of the model's pool that no request uses."""
     pools = {id(graphs.pool): graphs.pool for graphs in backbone.graphs.values()}
     return sum(pool.free_bytes for pool in pools.values())
 
 
-def captured_on(device: torch.device) -> Capture:
-    """Captures forwards as CUDA graphs that share one pool: no two of them run at once."""
+def cuda_graph_capture(device: torch.device) -> Capture:
+    """Returns a function that captures forwards as CUDA graphs.
+
+    The graphs share one memory pool, so no two of them may run at once.
+    """
     pool = torch.cuda.graph_pool_handle()
 
-    def capture(work: Work) -> Work:
+    def capture(forward: Forward) -> Forward:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(device):
-            # What is made at first use (workspaces, plans) must not be made during capture. The
-            # stream is this device's own: the one torch captures on by itself is the first's.
-            stream, now = torch.cuda.Stream(device), torch.cuda.current_stream(device)
-            stream.wait_stream(now)
+            # Workspaces and plans are made at first use, which must not be during the capture. The
+            # stream is one of this device: torch itself would capture on one of the first device.
+            stream, current = torch.cuda.Stream(device), torch.cuda.current_stream(device)
+            stream.wait_stream(current)
             with torch.cuda.stream(stream):
-                work()
-            now.wait_stream(stream)
+                forward()
+            current.wait_stream(stream)
             with torch.cuda.graph(
                 graph, pool=pool, stream=stream, capture_error_mode="thread_local"
             ):
-                out = work()
+                out = forward()
 
         def replay() -> Tensor:
             with torch.cuda.device(device):
@@ -557,19 +592,24 @@ def captured_on(device: torch.device) -> Capture:
     return capture
 
 
-def _masked(segment: Segment) -> int:
-    """Of how many of the last keys a segment's mask tells."""
+def _capture_on_cpu(forward: Forward) -> Forward:
+    """Returns the forward itself, which runs anew each time."""
+    return forward
+
+
+def _mask_width(segment: Segment) -> int:
+    """Returns how many of the last keys a segment's mask is about."""
     new = segment.stop - segment.start
     return new if segment.block is None else segment.block.shape[1]
 
 
-def _wanted(
-    rows: Rows, laws: Float[Tensor, "row vocab"], size: Size
-) -> Float[Tensor, "wanted vocab"]:
-    """A copy of the wanted rows: the next step writes its own to the same place."""
+def _copy_logit_rows(
+    rows: Rows, logits: Float[Tensor, "row vocab"], size: Size
+) -> Float[Tensor, "logit_rows vocab"]:
+    """Returns a copy of the rows that are needed, because the next step overwrites them."""
     parts = []
     for number, segment in enumerate(rows.segments):
-        count = sum(segment.start <= row < segment.stop for row in rows.wanted)
+        count = sum(segment.start <= row < segment.stop for row in rows.logit_rows)
         end = number * size.rows + segment.stop - segment.start
-        parts.append(laws[end - count : end])
+        parts.append(logits[end - count : end])
     return torch.cat(parts)

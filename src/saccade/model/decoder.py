@@ -1,8 +1,8 @@
-"""The fused decoder: a language model written out beside Hugging Face's modules, on their weights.
+"""The fused decoder: a language model without Hugging Face's modules, on the modules' own weights.
 
-Fused projections and no module overhead; laws equal the modules' to rounding (tests hold 1e-5).
-Covers decoders made of RMSNorm, grouped attention with rotary positions (queries and keys normed or
-not) and a gated SiLU MLP.
+Its projections are fused and it has no module overhead. Its logits equal the modules' to rounding
+(tests check 1e-5). It supports decoders made of RMSNorm, grouped attention with rotary positions,
+with or without norms of queries and keys, and a gated SiLU MLP.
 """
 
 from __future__ import annotations
@@ -21,45 +21,49 @@ from transformers.activations import SiLUActivation
 
 from saccade.model import memory
 from saccade.model.attention import Attend
-from saccade.model.fidelity import is_from_library, oddities, settings
-from saccade.model.kernels import Matrix, Quickest, Use
+from saccade.model.fidelity import is_from_library, settings, unusual_changes
+from saccade.model.kernels import Epilogue, Matrix, TunedMatrices
 from saccade.model.kernels.few_rows import FewRowAttention
 
-# Text models known to be exactly this decoder.
-KNOWN = (
+# The types of text models that are exactly this decoder.
+SUPPORTED_MODEL_TYPES = (
     "qwen2_5_vl_text", "qwen2_vl_text", "qwen2_5_omni_text", "qwen3_vl_text",
     "qwen2", "qwen3", "llama", "mistral",
 )  # fmt: skip
-TABLE = 4096  # rows of the rotary table to begin with
+INITIAL_TABLE_ROWS = 4096  # Of the rotary table, which grows when a text needs more.
 
 
 @dataclass(frozen=True)
 class Layer:
-    """Weights of one layer, fused by rows."""
+    """The weights of one layer, fused by rows."""
 
     norm_in: Tensor
     qkv: Matrix
-    norm_qk: tuple[Tensor, Tensor] | None  # of every query head, of every key head
+    norm_qk: tuple[Tensor, Tensor] | None  # Of every query head, of every key head.
     out: Matrix
     norm_mlp: Tensor
-    gated: Matrix  # the gate and what it lets through
+    gate_up: Matrix
     down: Matrix
 
     @property
     def matrices(self) -> tuple[Matrix, ...]:
-        return self.qkv, self.out, self.gated, self.down
+        return self.qkv, self.out, self.gate_up, self.down
 
 
 class RmsNorm:
-    """x / sqrt(mean(x^2) + eps) * weight. On a CPU in fp32, in as few passes as torch allows."""
+    """Computes x / sqrt(mean(x^2) + eps) * weight.
 
-    def __init__(self, dim: int, eps: float, like: Tensor) -> None:
+    In fp32 on a CPU it takes as few passes over the numbers as torch allows.
+    """
+
+    def __init__(self, dim: int, eps: float, example: Tensor) -> None:
+        """``example`` is on the device and of the type of what will be normed."""
         self._dim, self._eps = dim, float(eps)
-        self._slim = like.device.type == "cpu" and like.dtype == torch.float32
-        self._eps_tensor = like.new_tensor(self._eps)
+        self._is_fp32_on_cpu = example.device.type == "cpu" and example.dtype == torch.float32
+        self._eps_tensor = example.new_tensor(self._eps)
 
     def __call__(self, x: Float[Tensor, "all dim"], weight: Tensor) -> Float[Tensor, "all dim"]:
-        if not self._slim:
+        if not self._is_fp32_on_cpu:
             return rms_norm(x, (self._dim,), weight, self._eps)
         length = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
         scale = torch.addcmul(self._eps_tensor, length, length, value=1 / self._dim).rsqrt_()
@@ -67,10 +71,11 @@ class RmsNorm:
 
 
 class FusedDecoder:
-    """Embeddings, their rotations and an attention step in, hidden states out.
+    """Computes hidden states from embeddings, their rotations and an attention step.
 
-    The modules' q, k, v, gate and up weights become views of the fused tensors, so weights changed
-    in place are changed here too (their copies by :meth:`refresh`, with which every prompt begins).
+    The modules' q, k, v, gate and up weights become views of the fused tensors, so weights that are
+    changed in place are changed here too. Copies of them follow by :meth:`refresh`, which every
+    prompt calls first.
     """
 
     def __init__(self, text: Any, head: Any, axes: int) -> None:
@@ -84,44 +89,51 @@ class FusedDecoder:
         self.norm: Tensor = text.norm.weight.data
         self.eps = float(config.rms_norm_eps)
         self.layers = [_fuse(layer) for layer in text.layers[: config.num_hidden_layers]]
-        memory.return_unused(self.norm.device)  # the weights that were fused are freed
+        memory.return_unused_memory(self.norm.device)  # Frees the weights that were fused.
         self.rotary: nn.Module = text.rotary_emb
         self.axes = axes
         self._table: tuple[Tensor, Tensor] | None = None
-        # A head that somebody wrapped, hooked or quantised is not ours to multiply with.
-        plain_head = type(head) is nn.Linear and not oddities([("the head", head)])
+        # A head that somebody wrapped, hooked or quantised must run by its own forward.
+        plain_head = type(head) is nn.Linear and not unusual_changes([("the head", head)])
         self.head = Matrix(head.weight.data, head.bias) if plain_head else None
-        inner = [matrix for layer in self.layers for matrix in layer.matrices]
-        self._quickest = Quickest(inner if self.head is None else [*inner, self.head])
+        matrices = [matrix for layer in self.layers for matrix in layer.matrices]
+        if self.head is not None:
+            matrices.append(self.head)
+        self._matrices = TunedMatrices(matrices)
         self.refresh()
 
     def refresh(self) -> None:
-        """As :meth:`Quickest.refresh`."""
-        self._quickest.refresh()
+        """Calls :meth:`TunedMatrices.refresh`."""
+        self._matrices.refresh()
 
-    def first(self, layers: int) -> FusedDecoder:
-        """The decoder stopped after its first ``layers``; the weights are shared."""
+    def first_layers(self, count: int) -> FusedDecoder:
+        """Returns the decoder stopped after its first ``count`` layers. The weights are shared."""
         short = copy(self)
-        short.layers = self.layers[:layers]
+        short.layers = self.layers[:count]
         return short
 
     def weights_changed(self) -> bool:
-        """As :meth:`Quickest.weights_changed`."""
-        return self._quickest.weights_changed()
+        """Returns :meth:`TunedMatrices.weights_changed`."""
+        return self._matrices.weights_changed()
 
     @staticmethod
-    def knows(text: Any) -> bool:
-        """Whether this decoder computes what those modules compute: plain weights, static rope, all
-        layers alike, and nothing hooked, patched or put in the place of what was loaded."""
+    def supports(text: Any) -> bool:
+        """Returns whether this decoder computes what those modules compute.
+
+        They must have plain weights, static rotary rules and equal layers, and nothing may be
+        hooked, patched or replaced since they were loaded.
+        """
         config = text.config.to_dict()
         rope = (config.get("rope_parameters") or {}).get("rope_type", "default")
-        if config.get("model_type") not in KNOWN or rope not in ("default", "llama3", "linear"):
+        if config.get("model_type") not in SUPPORTED_MODEL_TYPES:
+            return False
+        if rope not in ("default", "llama3", "linear"):
             return False
         if config.get("hidden_act") != "silu" or config.get("mlp_bias"):
             return False
         layers = text.layers[: text.config.num_hidden_layers]
-        own = all(is_from_library(type(module)) for module in text.modules())
-        if not len(layers) or not own or oddities(text.named_modules()):
+        from_library = all(is_from_library(type(module)) for module in text.modules())
+        if not len(layers) or not from_library or unusual_changes(text.named_modules()):
             return False
         first = _blueprint(layers[0])
         if any(_blueprint(layer) != first for layer in layers):
@@ -138,10 +150,10 @@ class FusedDecoder:
         alike = len({(type(norm), norm.variance_epsilon) for norm in norms}) == 1
         if not alike or text.norm.variance_epsilon != text.config.rms_norm_eps:
             return False
-        # An offloaded weight is elsewhere.
+        # An offloaded weight is on another device, or on none.
         devices = {parameter.device for parameter in text.parameters()}
-        here = len(devices) == 1 and torch.device("meta") not in devices
-        return here and type(mlp.act_fn) in (nn.SiLU, SiLUActivation)
+        on_one_device = len(devices) == 1 and torch.device("meta") not in devices
+        return on_one_device and type(mlp.act_fn) in (nn.SiLU, SiLUActivation)
 
     def decode(
         self,
@@ -152,9 +164,17 @@ class FusedDecoder:
         last: bool = False,
         few_rows: FewRowAttention | None = None,
     ) -> Float[Tensor, "rows dim"]:
-        """The layers, given each token's (cos, sin). ``last``: only the last token's hidden state
-        is wanted; the last layer computes keys, values and queries alone of the others.
-        ``few_rows`` attends in the place of ``step``, and norms and rotates by itself."""
+        """Returns the hidden states after all layers and the last norm.
+
+        Args:
+            embeds: of every token.
+            rotation: cos and sin of every token.
+            step: the attention.
+            deepstack: (mask of visual rows, [layer, row, dim] to add after the first layers).
+            last: return the last token's hidden state alone. The last layer then computes only
+                queries, keys and values for the other tokens.
+            few_rows: attends instead of ``step``, and norms and rotates too.
+        """
         count = embeds.shape[0]
         heads, kv_heads, width, norm = self.heads, self.kv_heads, self.head_dim, self.norm_of
         cos, sin = rotation
@@ -164,7 +184,7 @@ class FusedDecoder:
             normed = norm(hidden, layer.norm_in)
             by_head = layer.qkv(normed).view(count, heads + 2 * kv_heads, width)
             if few_rows is not None:
-                mixed = few_rows.rotate_and_attend(
+                attention = few_rows.rotate_and_attend(
                     index, by_head, self.scale, rotation, layer.norm_qk, self.eps
                 )
             else:
@@ -175,14 +195,14 @@ class FusedDecoder:
                     qk = torch.cat(
                         [rms_norm(part, (width,), each, self.eps) for part, each in parts]
                     )
-                turned = torch.cat((qk[..., half:], qk[..., :half]), -1)
-                qk = torch.addcmul(qk * cos, turned, sin)
+                swapped = torch.cat((qk[..., half:], qk[..., :half]), -1)
+                qk = torch.addcmul(qk * cos, swapped, sin)
                 if last and index == len(self.layers) - 1:
                     step, hidden = partial(step, last=True), hidden[-1:]
-                mixed = step(index, qk[:heads], qk[heads:], v, self.scale)
-            hidden = layer.out.onto(hidden, mixed)
+                attention = step(index, qk[:heads], qk[heads:], v, self.scale)
+            hidden = layer.out.add_to(hidden, attention)
             normed = norm(hidden, layer.norm_mlp)
-            hidden = layer.down.onto(hidden, layer.gated(normed))
+            hidden = layer.down.add_to(hidden, layer.gate_up(normed))
             if deepstack is not None and index < len(deepstack[1]):
                 hidden[deepstack[0]] += deepstack[1][index]
         return norm(hidden, self.norm)
@@ -190,9 +210,10 @@ class FusedDecoder:
     def rotation(
         self, embeds: Tensor, positions: Int[Tensor, "axes all"] | Sequence[int]
     ) -> tuple[Tensor, Tensor]:
-        """cos and sin per token, sin with the sign of rotate-half folded in.
+        """Returns cos and sin of every token; sin includes the sign of rotate-half.
 
-        Text, at one position on every axis, is looked up; tokens of a prompt are computed.
+        A list of positions is for text, which has the same position on every axis: it is looked up
+        in the table. The rotations of a prompt's tokens are computed.
         """
         if isinstance(positions, Tensor):
             return self._rotate(embeds, positions)
@@ -203,11 +224,14 @@ class FusedDecoder:
         rows = torch.tensor(positions, device=embeds.device)
         return cos.index_select(0, rows), sin.index_select(0, rows)
 
-    def table(self, last: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """cos and sin of text at every position up to ``last`` and beyond."""
+    def table(self, last: int, example: Tensor) -> tuple[Tensor, Tensor]:
+        """Returns cos and sin of text at every position up to ``last``, and at some beyond.
+
+        ``example`` is on the device and of the type of the table.
+        """
         if self._table is None or last >= self._table[0].shape[0]:
-            rows = torch.arange(max(TABLE, 2 * last), device=like.device)
-            self._table = self._rotate(like, rows.expand(self.axes, -1))
+            rows = torch.arange(max(INITIAL_TABLE_ROWS, 2 * last), device=example.device)
+            self._table = self._rotate(example, rows.expand(self.axes, -1))
         return self._table
 
     def _rotate(self, embeds: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
@@ -232,15 +256,17 @@ def _fuse(layer: Any) -> Layer:
             _stack([module.bias for module in projections]) if biased else None,
         ),
         norm_qk=norm,
-        out=Matrix(attention.o_proj.weight.data, use=Use.ONTO),
+        out=Matrix(attention.o_proj.weight.data, epilogue=Epilogue.ADD),
         norm_mlp=layer.post_attention_layernorm.weight.data,
-        gated=Matrix(_stack([mlp.gate_proj.weight, mlp.up_proj.weight]), use=Use.GATED),
-        down=Matrix(mlp.down_proj.weight.data, use=Use.ONTO),
+        gate_up=Matrix(
+            _stack([mlp.gate_proj.weight, mlp.up_proj.weight]), epilogue=Epilogue.SILU_GATE
+        ),
+        down=Matrix(mlp.down_proj.weight.data, epilogue=Epilogue.ADD),
     )
 
 
 def _blueprint(layer: nn.Module) -> tuple[object, ...]:
-    """What a layer is made of: its modules' classes and settings, and the shapes of its weights."""
+    """Returns the classes and settings of a layer's modules, and the shapes of its weights."""
     return tuple(
         (name, type(module), settings(module, leave_out="layer_idx"), _shapes(module))
         for name, module in layer.named_modules()
@@ -253,12 +279,12 @@ def _shapes(module: nn.Module) -> list[tuple[str, torch.Size | None]]:
 
 
 def _stack(parameters: list[nn.Parameter]) -> Tensor:
-    """The parameters stacked by rows; each becomes a view of its part.
+    """Returns the parameters stacked by rows; each becomes a view of its part.
 
-    Where they are such views already (of a model that was sent from another process, or had a
-    decoder before) that memory is used again.
+    They may be such views already, in a model that was sent from another process or had a decoder
+    before. Then that memory is used again.
     """
-    fused = _stacked(parameters)
+    fused = _stack_without_copy(parameters)
     if fused is not None:
         return fused
     fused = torch.cat([parameter.data for parameter in parameters])
@@ -270,8 +296,11 @@ def _stack(parameters: list[nn.Parameter]) -> Tensor:
     return fused
 
 
-def _stacked(parameters: list[nn.Parameter]) -> Tensor | None:
-    """All parameters as one tensor without a copy, where they lie one after the other."""
+def _stack_without_copy(parameters: list[nn.Parameter]) -> Tensor | None:
+    """Returns the parameters as one tensor without a copy, or None.
+
+    That is possible where they are one after another in memory.
+    """
     first = parameters[0].data
     end = first.storage_offset()
     for parameter in parameters:

@@ -1,7 +1,7 @@
-"""What sets model families apart, as data: how their visual tokens are laid out.
+"""Differences between model families, as data: how each lays out its visual tokens.
 
-Most families need no entry: a processor that gives a grid of patches says it all. A new family with
-square pictures needs one line in ``SIDES``.
+Most families need no entry, because their processor returns a grid of patches. A new family with
+square pictures needs one line in ``PICTURE_LAYOUTS``.
 """
 
 from __future__ import annotations
@@ -14,97 +14,119 @@ from typing import Any, Literal
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from saccade.core.errors import ModelError
-from saccade.model.grid import Side
+from saccade.model.grid import PictureLayout
 
 Kind = Literal["image", "video", "audio"]
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
-Described = Mapping[str, Any]
-"""A config as a plain dict."""
+ConfigDict = Mapping[str, Any]
+"""A model's config as a plain dict."""
 
-# Saved by a transformers before this one, they were trained with text after a video where their
-# authors put it (docs/upstream-transformers-positions.md).
-AUTHORS, MOVED = ("qwen2_vl", "qwen2_5_vl"), (5, 3)
+# Qwen trained these families with text after a video at other positions than transformers gives it
+# from this version on (docs/upstream-transformers-positions.md).
+FAMILIES_WITH_MOVED_TEXT = ("qwen2_vl", "qwen2_5_vl")
+TEXT_MOVED_IN_VERSION = (5, 3)
 
-RECURRENT = ("linear_attention", "mamba", "recurrent", "conv")
+RECURRENT_LAYER_PREFIXES = ("linear_attention", "mamba", "recurrent", "conv")
 
 
-def _patches(config: Described) -> int:
+def _patches_per_side(config: ConfigDict) -> int:
     vision = config["vision_config"]
     return int(vision["image_size"]) // int(vision["patch_size"])
 
 
-def _lead(config: Described) -> int:
-    """CLIP's class token, where a config keeps it."""
-    full = config.get("vision_feature_select_strategy") == "full"
-    return int(full and config["vision_config"].get("model_type") == "clip_vision_model")
+def _class_tokens(config: ConfigDict) -> int:
+    """Returns 1 where the model keeps CLIP's class token before each picture, else 0."""
+    keeps_all = config.get("vision_feature_select_strategy") == "full"
+    return int(keeps_all and config["vision_config"].get("model_type") == "clip_vision_model")
 
 
-def _llava(config: Described) -> Side:
-    return Side(_patches(config), _patches(config), _lead(config))
+def _llava(config: ConfigDict) -> PictureLayout:
+    side = _patches_per_side(config)
+    return PictureLayout(side, side, _class_tokens(config))
 
 
-def _llava_next_video(config: Described) -> Side:
-    side = _patches(config)
-    return Side(side, side // int(config.get("spatial_pool_stride") or 2), _lead(config))
+def _llava_next_video(config: ConfigDict) -> PictureLayout:
+    side = _patches_per_side(config)
+    stride = int(config.get("spatial_pool_stride") or 2)
+    return PictureLayout(side, side // stride, _class_tokens(config))
 
 
-def _square(config: Described) -> Side:
+def _llava_onevision(config: ConfigDict) -> PictureLayout:
+    side = _patches_per_side(config)
+    return PictureLayout(side, math.ceil(side / 2))
+
+
+def _video_llava(config: ConfigDict) -> PictureLayout:
+    """Returns the layout of Video-LLaVA, whose frames keep the class token of their tower."""
+    side = _patches_per_side(config)
+    return PictureLayout(side, side, frame_lead_rows=1)
+
+
+def _internvl(config: ConfigDict) -> PictureLayout:
     side = math.isqrt(int(config["image_seq_length"]))
-    return Side(side, side, joined=True)
+    return PictureLayout(side, side, has_tiles=True)
 
 
-def _scaled(config: Described) -> Side:
-    side = _patches(config) // int(config["scale_factor"])
-    return Side(side, side)
+def _idefics(config: ConfigDict) -> PictureLayout:
+    side = _patches_per_side(config) // int(config["scale_factor"])
+    return PictureLayout(side, side)
 
 
-# How families with square pictures lay them out.
-SIDES: dict[str, Callable[[Described], Side]] = {
+PICTURE_LAYOUTS: dict[str, Callable[[ConfigDict], PictureLayout]] = {
     "llava": _llava,
     "llava_next": _llava,
     "llava_next_video": _llava_next_video,
-    "llava_onevision": lambda config: Side(_patches(config), math.ceil(_patches(config) / 2)),
-    "internvl": _square,
-    "smolvlm": _scaled,
-    "idefics3": _scaled,
-    # its frames keep the class token their tower puts first
-    "video_llava": lambda config: Side(_patches(config), _patches(config), frame_lead=1),
+    "llava_onevision": _llava_onevision,
+    "internvl": _internvl,
+    "smolvlm": _idefics,
+    "idefics3": _idefics,
+    "video_llava": _video_llava,
 }
+"""How families with square pictures lay them out, by model type."""
 
 
-# Families whose ``multi_modal_projector`` takes every row of a square by itself, so that rows may
-# be averaged before it; others merge patches there themselves (Qwen's merger).
-PROJECTS_ROWS = {"llava", "llava_next", "llava_next_video", "llava_onevision", "internvl"}
+ROWWISE_PROJECTORS = {"llava", "llava_next", "llava_next_video", "llava_onevision", "internvl"}
+"""Families whose ``multi_modal_projector`` reads each row of a picture by itself, so that rows may
+be averaged before it. The projectors of other families merge patches (Qwen's merger)."""
 
 
-def placeholders(config: Described) -> dict[int, Kind]:
-    """The ids that stand for pixels or sound in a prompt."""
-    found: dict[int, Kind] = {}
+def placeholders(config: ConfigDict) -> dict[int, Kind]:
+    """Returns the token ids that stand for pixels or sound in a prompt, with their kind."""
+    kind_by_id: dict[int, Kind] = {}
     for kind in KINDS:
         for name in (f"{kind}_token_id", f"{kind}_token_index"):
             if isinstance(config.get(name), int):
-                found[config[name]] = kind
-    return found
+                kind_by_id[config[name]] = kind
+    return kind_by_id
 
 
-def positions(config: Any) -> Literal["library", "trained"]:
-    """Where a checkpoint saw text after a video while it was trained; see ``Backbone``."""
-    saved = re.match(r"(\d+)\.(\d+)", str(config.transformers_version))
-    older = saved is not None and (int(saved[1]), int(saved[2])) < MOVED
-    return "trained" if older and config.model_type in AUTHORS else "library"
+def position_rule(config: Any) -> Literal["library", "trained"]:
+    """Returns which positions a checkpoint was trained with for text after a video.
+
+    See ``Backbone`` for what the two rules mean. A checkpoint saved by a transformers before
+    ``TEXT_MOVED_IN_VERSION`` was trained with the positions of its authors.
+    """
+    version = re.match(r"(\d+)\.(\d+)", str(config.transformers_version))
+    is_older = version is not None and (int(version[1]), int(version[2])) < TEXT_MOVED_IN_VERSION
+    is_moved = is_older and config.model_type in FAMILIES_WITH_MOVED_TEXT
+    return "trained" if is_moved else "library"
 
 
-def refuse(whole: Any, text: Any) -> None:
-    """Raises ModelError, before any work, for a model that cannot be rolled back token by token."""
-    described = text.to_dict()
-    kinds = set(described.get("layer_types") or ())
-    name = described.get("model_type", "this model")
-    if whole.to_dict().get("is_encoder_decoder"):
+def refuse_unsupported(config: Any, text_config: Any) -> None:
+    """Raises ModelError, before any work, for a model that cannot be rolled back token by token.
+
+    ``config`` is the whole model's, ``text_config`` its language model's.
+    """
+    text = text_config.to_dict()
+    layer_types = set(text.get("layer_types") or ())
+    name = text.get("model_type", "this model")
+    if config.to_dict().get("is_encoder_decoder"):
         raise ModelError(f"{name} is an encoder-decoder; Saccade needs a decoder-only model")
-    sliding = any("sliding" in kind or "chunked" in kind for kind in kinds)
-    everywhere = not kinds and described.get("sliding_window")  # Mistral's way of saying so
-    if sliding or everywhere or described.get("use_sliding_window"):
+    has_sliding_layers = any("sliding" in kind or "chunked" in kind for kind in layer_types)
+    # Mistral's configs have no layer types: their window applies to every layer.
+    slides_everywhere = not layer_types and text.get("sliding_window")
+    if has_sliding_layers or slides_everywhere or text.get("use_sliding_window"):
         raise ModelError(f"{name} uses sliding-window attention, which Saccade does not handle yet")
-    stateful = getattr(MODEL_MAPPING.get(type(text), None), "_is_stateful", False)
-    if stateful or any(kind.startswith(RECURRENT) for kind in kinds):
+    is_stateful = getattr(MODEL_MAPPING.get(type(text_config), None), "_is_stateful", False)
+    if is_stateful or any(kind.startswith(RECURRENT_LAYER_PREFIXES) for kind in layer_types):
         raise ModelError(f"{name} has recurrent layers, whose state cannot be rolled back")

@@ -1,10 +1,10 @@
-"""Whether a model is still the one whose weights were fused, and what was changed about it if not.
+"""Notices that a model was changed after its weights were fused, and says what was changed.
 
-A fused copy of a model is a promise to follow the original. A caller may hang adapters into it,
-hook or patch a module, swap the head, delete a layer or write into a weight, before the first
-answer or between two of them. So every answer begins with :meth:`Snapshot.is_current`, which
-compares what the modules hold now with what they held then: a few microseconds for each layer. Only
-where something differs a :class:`Description`, which takes milliseconds, says whether it matters.
+A fused copy of a model must follow the original. A caller may add adapters to it, hook or patch a
+module, swap the head, delete a layer or write into a weight, before the first answer or between two
+answers. So every answer begins with :meth:`Snapshot.is_current`, which compares the modules with
+what they were then, in a few microseconds for each layer. Only where something differs, a
+:class:`Description` is made, which takes milliseconds and says whether the difference matters.
 """
 
 from __future__ import annotations
@@ -37,10 +37,10 @@ GLOBAL_HOOKS: tuple[dict[Any, Any], ...] = (
 LIBRARIES = tuple(
     f"{Path(str(package.__file__)).parent}{os.sep}" for package in (torch, transformers)
 )
-OURS = f"{Path(__file__).parents[1]}{os.sep}"
-# Attributes of modules and of configs that change what is computed in no way that matters here.
-# The last two are what a rotary rule that depends on length remembers of the longest text.
-INDIFFERENT = {
+OUR_FILES = f"{Path(__file__).parents[1]}{os.sep}"
+# These attributes of modules and of configs do not change what is computed here. In the last two, a
+# rotary rule that depends on length remembers the longest text.
+IRRELEVANT_SETTINGS = {
     "training", "gradient_checkpointing", "max_seq_len_cached", "attention_scaling",
 }  # fmt: skip
 Setting = int | float | bool | str
@@ -52,7 +52,7 @@ Setting = int | float | bool | str
 class ModuleLock:
     """Lets one thread at a time run a model by its modules, hook them or fuse them.
 
-    It is kept with a model, which may be copied or pickled: a copy gets a lock of its own.
+    It is an attribute of a model, which may be copied or pickled. A copy gets a lock of its own.
     """
 
     def __init__(self) -> None:
@@ -73,59 +73,64 @@ _locks_lock = threading.Lock()
 
 
 def lock_of(module: nn.Module) -> ModuleLock:
-    """The one lock of a module, whatever looks at the model it belongs to."""
+    """Returns the lock of a module, which is the same for everybody who uses the module."""
     with _locks_lock:
         return _locks.setdefault(module, ModuleLock())
 
 
-# -- who wrote it ----------------------------------------------------------------------------------
+# -- whose code it is ------------------------------------------------------------------------------
 
 
-def is_library_code(function: Any, places: Sequence[str] = LIBRARIES) -> bool:
-    """Whether a function, or what a decorator made of one, is from torch or transformers."""
+def is_library_code(function: Any, folders: Sequence[str] = LIBRARIES) -> bool:
+    """Returns whether a function is from torch or transformers, or from these ``folders``.
+
+    The function may be decorated.
+    """
     code = getattr(getattr(function, "__func__", function), "__code__", None)
-    return code is not None and str(code.co_filename).startswith(tuple(places))
+    return code is not None and str(code.co_filename).startswith(tuple(folders))
 
 
 def foreign_hooks(module: nn.Module) -> list[Any]:
-    """The hooks that run with a module's forward and that neither transformers nor we put there.
+    """Returns the hooks of a module's forward that are neither transformers' nor ours.
 
-    transformers hangs its own into layers to record hidden states when it is asked to.
+    transformers adds its own hooks to layers where it records hidden states.
     """
     hooks = (hook for name in HOOKS for hook in vars(module)[name].values())
-    return [hook for hook in hooks if not is_library_code(hook, (*LIBRARIES, OURS))]
+    return [hook for hook in hooks if not is_library_code(hook, (*LIBRARIES, OUR_FILES))]
 
 
 def is_patched(module: nn.Module) -> bool:
-    """Whether somebody replaced a module's forward, in the module or in its class."""
+    """Returns whether somebody replaced a module's forward, in the module or in its class."""
     own = vars(module).get("forward")
     if own is not None:
-        return not is_library_code(own, (OURS,))
+        return not is_library_code(own, (OUR_FILES,))
     kind = type(module)
     return is_from_library(kind) and not is_library_code(kind.forward)
 
 
 def is_from_library(kind: type) -> bool:
-    """Whether a class of modules is torch's or transformers'."""
+    """Returns whether a class of modules is torch's or transformers'."""
     return kind.__module__.partition(".")[0] in ("torch", "transformers")
 
 
 def patched_functions(modules: Iterable[nn.Module]) -> list[str]:
-    """Functions and classes that somebody put into the files of transformers that define these
-    modules, and by which these modules compute."""
-    found = []
-    for name in sorted({type(module).__module__ for module in modules}):
-        if not name.startswith("transformers.models."):
+    """Returns names of functions and classes that somebody replaced in files of transformers.
+
+    Only in the files that define these modules.
+    """
+    names = []
+    for file_name in sorted({type(module).__module__ for module in modules}):
+        if not file_name.startswith("transformers.models."):
             continue
-        for key, value in vars(sys.modules[name]).items():
-            place = str(getattr(value, "__module__", None))
-            if callable(value) and place.partition(".")[0] not in {*KNOWN_TO_MODELING, "None"}:
-                found.append(f"{name}.{key}")
-    return found
+        for name, value in vars(sys.modules[file_name]).items():
+            package = str(getattr(value, "__module__", None)).partition(".")[0]
+            if callable(value) and package not in {*IMPORTED_BY_MODELING_FILES, "None"}:
+                names.append(f"{file_name}.{name}")
+    return names
 
 
-# What modeling files import from elsewhere.
-KNOWN_TO_MODELING = {
+# The packages that modeling files of transformers import from.
+IMPORTED_BY_MODELING_FILES = {
     "transformers", "torch", "typing", "collections", "dataclasses", "functools", "math", "copy",
     "builtins", "abc", "_abc", "contextlib", "itertools", "numpy", "huggingface_hub", "packaging",
     "kernels", "enum", "warnings", "operator", "_operator", "logging", "re", "os", "_functools",
@@ -133,11 +138,11 @@ KNOWN_TO_MODELING = {
 }  # fmt: skip
 
 
-# -- what there is ---------------------------------------------------------------------------------
+# -- comparing -------------------------------------------------------------------------------------
 
 
 class Snapshot:
-    """What modules held when they were fused, to compare with what they hold now."""
+    """The state of modules when they were fused, to compare with their state now."""
 
     def __init__(
         self,
@@ -148,11 +153,11 @@ class Snapshot:
         """Takes the snapshot.
 
         Args:
-            modules: all whose change matters.
-            configs: what they read while they compute.
-            outer: those of them that note something about each prompt among their attributes.
+            modules: all modules whose change matters.
+            configs: the configs that they read while they compute.
+            outer: those modules that store something about each prompt in their attributes.
         """
-        noting = {*map(id, outer)}
+        outer_ids = {*map(id, outer)}
         self._modules = modules
         self._types: list[Any] = [*map(type, modules)]
         kinds = list(dict.fromkeys(self._types))
@@ -160,40 +165,41 @@ class Snapshot:
         self._registries = [
             (module, _registries(module))
             for module in modules
-            if id(module) in noting or _holds_tensors(module)
+            if id(module) in outer_ids or _has_tensor_attributes(module)
         ]
-        partly = {id(module) for module, _ in self._registries}
+        # Of these modules only the registries are compared, not all attributes.
+        partly_compared = {id(module) for module, _ in self._registries}
         registries = [vars(module)[name] for module in modules for name in REGISTRIES]
         registries += GLOBAL_HOOKS
         self._empty = [registry for registry in registries if not registry]
         self._dicts: list[dict[Any, Any]] = [
-            *(vars(module) for module in modules if id(module) not in partly),
+            *(vars(module) for module in modules if id(module) not in partly_compared),
             *(registry for registry in registries if registry),
-            *_modeling_files(kinds),
+            *_contents_of_modeling_files(kinds),
             *(config.__dict__ for config in configs),
         ]
-        self._values = [tuple(held.values()) for held in self._dicts]
-        self._weights = [tensor for _, tensor in _weights(modules) if _has_memory(tensor)]
+        self._values = [tuple(each.values()) for each in self._dicts]
+        self._weights = [tensor for _, tensor in _weights(modules) if _has_own_memory(tensor)]
         self._versioned = [tensor for tensor in self._weights if not tensor.is_inference()]
-        self._places = [*map(Tensor.data_ptr, self._weights)]
+        self._addresses = [*map(Tensor.data_ptr, self._weights)]
         self._versions = [*map(_version, self._versioned)]
 
     def __reduce__(self) -> tuple[Callable[..., Snapshot], tuple[()]]:
         return _never_current, ()
 
     def is_current(self) -> bool:
-        """Whether nothing differs: no module, weight, version, hook, forward or setting."""
+        """Returns whether no module, weight, version, hook, forward or setting differs."""
         try:
             return (
                 not any(self._empty)
                 and all(map(eq, map(tuple, map(dict.values, self._dicts)), self._values))
                 and [*map(type, self._modules)] == self._types
-                and [*map(Tensor.data_ptr, self._weights)] == self._places
+                and [*map(Tensor.data_ptr, self._weights)] == self._addresses
                 and [*map(_version, self._versioned)] == self._versions
                 and all(kind.forward is own for kind, own in self._forwards)
                 and all(all(map(is_, _registries(module), own)) for module, own in self._registries)
             )
-        except RuntimeError:  # a tensor stands where another stood
+        except RuntimeError:  # Comparing raises where one tensor was replaced by another.
             return False
 
 
@@ -203,21 +209,21 @@ def _registries(module: nn.Module) -> tuple[Any, ...]:
 
 
 def _never_current() -> Snapshot:
-    """What a copy of a model has: its modules are others than those that were fused."""
-    found = Snapshot(())
-    found._types = [nn.Module]
-    return found
+    """Returns the snapshot of a copied model, whose modules are not those that were fused."""
+    snapshot = Snapshot(())
+    snapshot._types = [nn.Module]
+    return snapshot
 
 
 _version = attrgetter("_version")
 
 
-def _holds_tensors(module: nn.Module) -> bool:
-    """Whether plain attributes are tensors, which cannot be compared in passing."""
+def _has_tensor_attributes(module: nn.Module) -> bool:
+    """Returns whether plain attributes are tensors, which ``==`` cannot compare."""
     return any(isinstance(value, Tensor) for value in vars(module).values())
 
 
-def _modeling_files(kinds: Iterable[type]) -> list[dict[str, Any]]:
+def _contents_of_modeling_files(kinds: Iterable[type]) -> list[dict[str, Any]]:
     names = {kind.__module__ for kind in kinds}
     return [vars(sys.modules[name]) for name in sorted(names) if name.startswith("transformers.m")]
 
@@ -230,21 +236,21 @@ def _weights(modules: Iterable[nn.Module]) -> Iterator[tuple[str, Tensor]]:
                     yield name, tensor
 
 
-def _has_memory(tensor: Tensor) -> bool:
-    """Whether a tensor's numbers are where ``data_ptr`` says; quantised ones hold other tensors."""
+def _has_own_memory(tensor: Tensor) -> bool:
+    """Returns whether a tensor's numbers are at ``data_ptr``; quantised ones wrap other tensors."""
     return type(tensor.data) is Tensor and not tensor.is_meta
 
 
 @dataclass(frozen=True)
 class Description:
-    """What matters of a model, to be compared with what mattered when it was fused."""
+    """Everything that matters about a model, to compare with what it was when it was fused."""
 
-    structure: tuple[Any, ...]  # modules, their forwards, hooks and settings
+    structure: tuple[Any, ...]  # Modules, their forwards, hooks and settings.
     weights: tuple[Any, ...]
 
     @classmethod
     def of(cls, modules: Sequence[nn.Module], configs: Sequence[Any]) -> Description:
-        """Of these modules and of the configs that they read while they compute."""
+        """Describes these modules and the configs that they read while they compute."""
         structure = [
             *(_structure(module) for module in modules),
             *(settings(config) for config in configs),
@@ -266,7 +272,7 @@ def _structure(module: nn.Module) -> tuple[Any, ...]:
         kind,
         tuple((name, _kind_of(parameter)) for name, parameter in parameters),
         kind.forward,
-        None if own is None or is_library_code(own, (OURS,)) else own,
+        None if own is None or is_library_code(own, (OUR_FILES,)) else own,
         children,
         tuple(foreign_hooks(module)),
         settings(module),
@@ -278,43 +284,45 @@ def _kind_of(parameter: Tensor | None) -> tuple[type, torch.dtype, torch.Size] |
 
 
 def settings(owner: object, leave_out: str = "") -> tuple[tuple[str, Setting], ...]:
-    """The numbers, words and switches that a module or a config holds, and that it computes by."""
+    """Returns the numbers, words and switches of a module or a config that it computes by."""
     return tuple(
         (name, value)
         for name, value in vars(owner).items()
         if isinstance(value, Setting)
-        and name not in INDIFFERENT
+        and name not in IRRELEVANT_SETTINGS
         and name != leave_out
         and not name.startswith("_")
     )
 
 
 def _identity(tensor: Tensor) -> tuple[Any, ...]:
-    if not _has_memory(tensor):
+    if not _has_own_memory(tensor):
         return id(tensor), type(tensor.data), tensor.shape
     version = -1 if tensor.is_inference() else tensor._version
     return tensor.data_ptr(), version, tensor.dtype, tensor.shape
 
 
-# -- what is unusual -------------------------------------------------------------------------------
+# -- describing changes ----------------------------------------------------------------------------
 
 
-def oddities(modules: Iterable[tuple[str, nn.Module]]) -> list[str]:
-    """What was done to these modules, given by name, beyond loading them; in words, by name."""
-    found = [f"hooks on every module ({_names(hooks.values())})" for hooks in GLOBAL_HOOKS if hooks]
-    named = list(modules)
+def unusual_changes(named_modules: Iterable[tuple[str, nn.Module]]) -> list[str]:
+    """Returns what was done to these modules beyond loading them, in words."""
+    changes = [
+        f"hooks on every module ({_names(hooks.values())})" for hooks in GLOBAL_HOOKS if hooks
+    ]
+    named = list(named_modules)
     for name, module in named:
         place = name or type(module).__name__
         if hooks := foreign_hooks(module):
-            found.append(f"a hook on {place} ({_names(hooks)})")
+            changes.append(f"a hook on {place} ({_names(hooks)})")
         if is_patched(module):
-            found.append(f"another forward in {place}")
+            changes.append(f"another forward in {place}")
         weight = vars(module)["_parameters"].get("weight")
         if weight is not None and type(weight.data) is not Tensor:
-            found.append(f"{type(weight.data).__name__} weights in {place}")
+            changes.append(f"{type(weight.data).__name__} weights in {place}")
         elif isinstance(module, nn.Linear) and type(module) is not nn.Linear:
-            found.append(f"{type(module).__name__} in the place of {place}")
-    return found + [f"another {name}" for name in patched_functions(each for _, each in named)]
+            changes.append(f"{type(module).__name__} in the place of {place}")
+    return changes + [f"another {name}" for name in patched_functions(each for _, each in named)]
 
 
 def _names(hooks: Iterable[Any]) -> str:
@@ -324,7 +332,7 @@ def _names(hooks: Iterable[Any]) -> str:
 def refuse_autocast(device: torch.device) -> None:
     """Raises ModelError inside ``torch.autocast`` for this kind of device.
 
-    There every product rounds by itself, and by how many rows are multiplied at once.
+    Under it every product rounds its inputs, and rounds by how many rows are multiplied at once.
     """
     if torch.is_autocast_enabled(device.type):
         raise ModelError(

@@ -1,4 +1,4 @@
-"""How much memory there is, whether keys and values fit into it, and what a run took."""
+"""How much memory a device has free, whether keys and values fit into it, and what a run used."""
 
 from __future__ import annotations
 
@@ -13,103 +13,121 @@ import torch
 from saccade.core.errors import ModelError
 
 GIB = 2**30
-CGROUP = Path("/sys/fs/cgroup/memory.max")
-STATUS, CLEAR = Path("/proc/self/status"), Path("/proc/self/clear_refs")
-SPARE = 0.05  # of what there is, for what is not counted: activations, the allocator's gaps
+CGROUP_LIMIT = Path("/sys/fs/cgroup/memory.max")
+PROCESS_STATUS = Path("/proc/self/status")
+CLEAR_REFS = Path("/proc/self/clear_refs")
+RESET_PEAK = "5"  # Written to CLEAR_REFS, it restarts the process's peak size (see proc(5)).
+SPARE_SHARE = 0.05  # Free memory left for what is not counted: activations, the allocator's gaps.
 
 
-class Peak:
-    """How much memory was taken at most since this was made, above what was held then.
+class PeakMemory:
+    """Measures the most memory used since it was made, above what was in use then.
 
-    On GPUs what torch allocated, over all of ``devices``; else, on Linux, the resident size of this
-    process: coarse, 0 where memory freed earlier was used again, and shared with whatever else the
-    process does meanwhile. One at a time: a new one starts the high-water mark anew.
+    On GPUs it is what torch allocated, over all of ``devices``. Elsewhere it is the resident size
+    of this process, on Linux only. That size is coarse: it includes whatever else the process does
+    meanwhile, and it is 0 where memory that was freed before is used again. Use one at a time,
+    because each new one restarts the peak.
     """
 
     def __init__(self, devices: Sequence[torch.device]) -> None:
         self._gpus = [device for device in dict.fromkeys(devices) if device.type == "cuda"]
         for device in self._gpus:
             torch.cuda.reset_peak_memory_stats(device)
-        self._before: int | None = None
+        self._bytes_before: int | None = None
         with suppress(OSError):
             if not self._gpus:
-                CLEAR.write_text("5")  # the high-water mark starts anew
-            self._before = self._held(torch.cuda.memory_allocated, "VmRSS")
+                CLEAR_REFS.write_text(RESET_PEAK)
+            self._bytes_before = self._used_bytes(torch.cuda.memory_allocated, "VmRSS")
 
     def bytes(self) -> int | None:
-        """None where nothing measures it."""
-        if self._before is None:
+        """Returns the growth in bytes, or None where nothing measures it."""
+        if self._bytes_before is None:
             return None
-        with suppress(OSError):  # no descriptor is left to read it by
-            return max(0, self._held(torch.cuda.max_memory_allocated, "VmHWM") - self._before)
+        with suppress(OSError):  # The process may have no file descriptor left to read it with.
+            peak_bytes = self._used_bytes(torch.cuda.max_memory_allocated, "VmHWM")
+            return max(0, peak_bytes - self._bytes_before)
         return None
 
-    def _held(self, on: Callable[[torch.device], int], name: str) -> int:
-        """Bytes on GPUs; without any, a size of this process by its name."""
-        return sum(map(on, self._gpus)) if self._gpus else _resident(name)
+    def _used_bytes(self, gpu_bytes: Callable[[torch.device], int], status_name: str) -> int:
+        """Returns the bytes used on the GPUs; without any, the named size of this process."""
+        if self._gpus:
+            return sum(gpu_bytes(device) for device in self._gpus)
+        return _process_bytes(status_name)
 
 
-def _resident(name: str) -> int:
-    for line in STATUS.read_text().splitlines():
-        if line.startswith(name):
+def _process_bytes(status_name: str) -> int:
+    """Returns a size of this process, by its name in ``/proc/self/status``."""
+    for line in PROCESS_STATUS.read_text().splitlines():
+        if line.startswith(status_name):
             return int(line.split()[1]) * 1024
-    raise OSError(f"no {name}")
+    raise OSError(f"no {status_name}")
 
 
-def available(device: torch.device) -> int:
-    """Bytes free on a device; on a CPU, within this container's limit."""
+def available_bytes(device: torch.device) -> int:
+    """Returns the bytes that are free on a device; on a CPU, within this container's limit."""
     if device.type == "cuda":
-        spare = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
-        return int(torch.cuda.mem_get_info(device)[0]) + spare
+        reserved_and_free = torch.cuda.memory_reserved(device) - torch.cuda.memory_allocated(device)
+        return int(torch.cuda.mem_get_info(device)[0]) + reserved_and_free
     try:
         free = int(psutil.virtual_memory().available)
-    except OSError:  # No descriptor is left to read it by: as much as the machine has in all.
+    except OSError:  # Without a file descriptor to read it, assume all of the machine's memory.
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
-        limit = int(CGROUP.read_text())
-    except (OSError, ValueError):  # no limit
+        limit = int(CGROUP_LIMIT.read_text())
+    except (OSError, ValueError):  # The container has no limit.
         return free
     return min(free, max(0, limit - psutil.Process().memory_info().rss))
 
 
-def keep_freed() -> None:
-    """From now on freed tensors of up to 31 MiB stay with this process for the next ones.
+def reuse_freed_memory() -> None:
+    """Makes this process reuse the memory of freed tensors of up to 31 MiB from now on.
 
-    The C library (glibc) hands large blocks back to the system, which takes them anew page by page
-    for every product, until it has seen blocks of such a size freed.
+    The C library (glibc) returns large blocks to the system until it has seen one of that size
+    freed. Every matrix product would then fetch its memory again, page by page.
     """
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
 
-def return_unused(device: torch.device) -> None:
-    """Gives what torch has reserved on a GPU and nobody uses back to it, for tensors of other sizes
-    and for other processes. It waits for the GPU, so it is for after rare moves of much memory."""
+def return_unused_memory(device: torch.device) -> None:
+    """Returns memory that torch reserved on a GPU and does not use, so that tensors of other sizes
+    and other processes can have it.
+
+    It waits for the GPU, so call it only after rare moves of much memory.
+    """
     if device.type == "cuda":
         torch.cuda.empty_cache()
 
 
-def has_room(tokens: int, each: int, device: torch.device, unused: int = 0) -> bool:
-    """Whether keys and values, ``each`` bytes a token, fit beside what is there; ``unused`` bytes
-    of what is taken are theirs to use."""
-    return tokens * each <= available(device) * (1 - SPARE) + unused
+def has_room(
+    tokens: int, bytes_per_token: int, device: torch.device, unused_bytes: int = 0
+) -> bool:
+    """Returns whether keys and values of so many tokens fit into a device's free memory.
+
+    ``unused_bytes`` are allocated already, for them to use.
+    """
+    free_bytes = available_bytes(device) * (1 - SPARE_SHARE) + unused_bytes
+    return tokens * bytes_per_token <= free_bytes
 
 
-def too_long(tokens: int, each: int, device: torch.device) -> ModelError:
-    """What to raise: what a prompt needs, what there is, how long one would fit."""
-    there = available(device)
+def too_long_error(tokens: int, bytes_per_token: int, device: torch.device) -> ModelError:
+    """Returns the error for a prompt that does not fit: the memory it needs, the memory there is,
+    and how long a prompt would fit."""
+    free_bytes = available_bytes(device)
     return ModelError(
-        f"{tokens} tokens of prompt and answer need {gib(tokens * each)} for keys and values, and "
-        f"{device.type} has {gib(there)} free: about {int(there * (1 - SPARE)) // each} would fit; "
+        f"{tokens} tokens of prompt and answer need {format_bytes(tokens * bytes_per_token)} for "
+        f"keys and values, and {device.type} has {format_bytes(free_bytes)} free: about "
+        f"{int(free_bytes * (1 - SPARE_SHARE)) // bytes_per_token} would fit; "
         "take fewer frames (--num-frames) or a smaller --dtype"
     )
 
 
-def ran_out(error: BaseException) -> bool:
-    """Whether an error says that memory ran out."""
+def is_out_of_memory(error: BaseException) -> bool:
+    """Returns whether an error means that memory ran out."""
     return isinstance(error, torch.OutOfMemoryError | MemoryError) or (
         isinstance(error, RuntimeError) and "can't allocate memory" in str(error)
     )
 
 
-def gib(count: float) -> str:
+def format_bytes(count: float) -> str:
+    """Returns a number of bytes for people to read, in GiB or MiB."""
     return f"{count / GIB:.1f} GiB" if count >= 0.1 * GIB else f"{count / 2**20:.1f} MiB"

@@ -1,7 +1,8 @@
-"""A processor's output to prompts, by the model's own code.
+"""Reads a processor's output into prompts, by running the model's own code.
 
-A multimodal model embeds its prompt (vision towers, placeholders, positions) and hands that to its
-language model. Here it does exactly that and is stopped there, so no family needs code of its own.
+A multimodal model embeds its prompt (vision towers, placeholders, positions) and calls its language
+model with the result. Here it does exactly that and is stopped at that call, so that no family
+needs code of its own.
 """
 
 from __future__ import annotations
@@ -20,104 +21,120 @@ from torch.utils.hooks import RemovableHandle
 from saccade.core.errors import ModelError, OptionError, first_line
 from saccade.core.prompt import CONTEXT, Inputs, Prompt, with_context
 from saccade.model import families, memory
-from saccade.model.grid import Cells, arrange, counted
+from saccade.model.grid import Cells, arrange_cells, processor_cells
 
-READ = (  # what language models are given and we understand
+KNOWN_ARGUMENTS = (  # arguments of language models that Saccade handles
     "attention_mask", "position_ids", "past_key_values", "cache", "inputs_embeds", "input_ids",
     "cache_position", "visual_pos_masks", "deepstack_visual_embeds",
 )  # fmt: skip
 
 
-class _Captured(Exception):
-    """Carries what a model was about to give its language model, by name."""
+class _LanguageModelCalled(Exception):
+    """Carries the arguments that a model was about to call its language model with."""
 
 
-class Reader:
-    """A model up to the door of its language model. ``trained``: see ``Backbone``'s positions."""
+class PromptReader:
+    """Runs a model up to the call of its language model, to read prompts.
+
+    ``uses_trained_positions`` is for ``positions="trained"`` of ``Backbone``.
+    """
 
     def __init__(
-        self, model: Any, text: Any, axes: int, device: torch.device, trained: bool = False
+        self,
+        model: Any,
+        text: Any,
+        axes: int,
+        device: torch.device,
+        uses_trained_positions: bool = False,
     ) -> None:
         self.model, self.text, self.axes, self.device = model, text, axes, device
-        self.trained = trained
+        self.uses_trained_positions = uses_trained_positions
         self.config = model.config.to_dict()
         self.placeholders = families.placeholders(self.config)
-        square = families.SIDES.get(self.config["model_type"])
-        self.side = None if square is None else square(self.config)
+        layout = families.PICTURE_LAYOUTS.get(self.config["model_type"])
+        self.layout = None if layout is None else layout(self.config)
 
     def read(self, inputs: Inputs) -> list[Prompt]:
-        """Every request of a processor's output, without its padding."""
-        captured = self._capture(inputs)
+        """Returns the prompt of every request of a processor's output, without its padding.
+
+        Raises ModelError for a model that Saccade cannot drive, OptionError for inputs that do not
+        belong together.
+        """
+        arguments = self._language_model_arguments(inputs)
         ids: Tensor = inputs["input_ids"].to(self.device)
-        embeds = captured["inputs_embeds"]
+        embeds = arguments["inputs_embeds"]
         if embeds is None:
             embeds = self.model.get_input_embeddings()(ids)
         kinds = self.placeholders.items()
-        images = ids.new_tensor([id_ for id_, kind in kinds if kind == "image"])
-        batch, length = ids.shape
+        image_ids = ids.new_tensor([id_ for id_, kind in kinds if kind == "image"])
         mask, documents = inputs.get("attention_mask"), inputs.get(CONTEXT)
-        real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
-        real = real.to(self.device)
-        positions = self._positions(captured.get("position_ids"), real)
-        layers = captured.get("deepstack_visual_embeds") or ()
-        found, taken = [], 0
-        layout = _Layout(self, inputs)
-        for row in range(batch):
-            rows = real[row]
-            mine, read = ids[row, rows], embeds[row, rows]
-            visual, fixed, grid = layout.next(mine, read)
-            seen = int(visual.sum())
-            places = theirs = positions[:, row, rows]
-            if self.trained and self.axes > 1:
-                places = after_all_axes(theirs, visual | fixed)
+        is_real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
+        is_real = is_real.to(self.device)
+        positions = self._positions(arguments.get("position_ids"), is_real)
+        deepstack = arguments.get("deepstack_visual_embeds") or ()
+        prompts: list[Prompt] = []
+        deepstack_start = 0  # of the next prompt's rows
+        cells = _CellReader(self, inputs)
+        for number in range(len(ids)):
+            rows = is_real[number]
+            own_ids, own_embeds = ids[number, rows], embeds[number, rows]
+            visual, fixed, grid = cells.next(own_ids, own_embeds)
+            deepstack_stop = deepstack_start + int(visual.sum())
+            places = library_places = positions[:, number, rows]
+            if self.uses_trained_positions and self.axes > 1:
+                places = move_text_past_media(library_places, visual | fixed)
             prompt = Prompt(
-                context=mine,
-                embeds=read,
+                context=own_ids,
+                embeds=own_embeds,
                 positions=places,
                 visual=visual,
                 fixed=fixed,
                 grid=grid,
-                index=torch.arange(len(mine), device=self.device),
-                next_position=int(places[:, -1].max()) + 1,  # as generate does
-                deepstack=tuple(layer[taken : taken + seen] for layer in layers),
-                stills=int((visual & torch.isin(mine, images)).sum()),
-                has_trained_positions=not torch.equal(places, theirs),
+                index=torch.arange(len(own_ids), device=self.device),
+                next_position=int(places[:, -1].max()) + 1,  # as generate() does
+                deepstack=tuple(layer[deepstack_start:deepstack_stop] for layer in deepstack),
+                stills=int((visual & torch.isin(own_ids, image_ids)).sum()),
+                has_trained_positions=not torch.equal(places, library_places),
             )
-            taken += seen
+            deepstack_start = deepstack_stop
             if documents is not None:
-                prompt = with_context(prompt, documents[row].to(self.device)[rows].bool())
-            found.append(prompt)
-        return found
+                prompt = with_context(prompt, documents[number].to(self.device)[rows].bool())
+            prompts.append(prompt)
+        return prompts
 
-    def assemble(self, inputs: Inputs, rows: Float[Tensor, "seen dim"]) -> Prompt:
-        """One request whose visual rows are there already: no tower looks.
+    def assemble(self, inputs: Inputs, rows: Float[Tensor, "visual dim"]) -> Prompt:
+        """Returns one request's prompt from its visual rows, without running a vision tower.
 
-        Positions count from 0; whoever has others puts them in.
+        Its positions count from 0. A caller that knows others replaces them.
         """
         ids: Tensor = inputs["input_ids"][0].to(self.device)
         embeds = self.model.get_input_embeddings()(ids)
-        named = torch.isin(ids, torch.tensor([*self.placeholders], device=self.device))
-        embeds[named] = rows.to(embeds)
-        visual, fixed, grid = _Layout(self, inputs).next(ids, embeds)
+        is_placeholder = torch.isin(ids, torch.tensor([*self.placeholders], device=self.device))
+        embeds[is_placeholder] = rows.to(embeds)
+        visual, fixed, grid = _CellReader(self, inputs).next(ids, embeds)
         index = torch.arange(len(ids), device=self.device)
         positions = index.expand(self.axes, -1)
         return Prompt(ids, embeds, positions, visual, fixed, grid, index, len(ids))
 
-    def averaging(self) -> RemovableHandle:
-        """From now on the projector reads pictures averaged in blocks, until removed; of a family
-        in ``families.PROJECTS_ROWS``."""
-        assert self.side is not None, "these families have square pictures"
-        sides = self.side.image, self.side.frame
+    def average_pictures(self) -> RemovableHandle:
+        """Makes the projector read pictures averaged in blocks, until the handle is removed.
+
+        It is for families in ``families.ROWWISE_PROJECTORS``.
+        """
+        assert self.layout is not None, "these families have square pictures"
+        sides = self.layout.image_side, self.layout.frame_side
         projector = self.model.base_model.multi_modal_projector
         return projector.register_forward_pre_hook(
-            lambda module, args: (averaged(args[0], sides), *args[1:])
+            lambda module, args: (average_blocks(args[0], sides), *args[1:])
         )
 
-    def _capture(self, inputs: Inputs) -> dict[str, Any]:
-        def stop(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            raise _Captured(kwargs)
+    def _language_model_arguments(self, inputs: Inputs) -> dict[str, Any]:
+        """Returns the arguments that the model calls its language model with, by name."""
 
-        # It comes before others' hooks: what they change, they change when the decoder reads it.
+        def stop(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+            raise _LanguageModelCalled(kwargs)
+
+        # The hook comes before the hooks of others, which run when the decoder reads the prompt.
         handle = self.text.register_forward_pre_hook(stop, with_kwargs=True, prepend=True)
         moved = {
             key: value.to(self.device) if isinstance(value, Tensor) else value
@@ -126,10 +143,12 @@ class Reader:
         }
         try:
             self.model(**moved, use_cache=False)
-        except _Captured as caught:
-            return {"inputs_embeds": None, **self._understood(caught.args[0])}
-        except Exception as error:  # models raise almost anything over others' inputs
-            if memory.ran_out(error):
+        except _LanguageModelCalled as call:
+            arguments: dict[str, Any] = call.args[0]
+            self._check_arguments(arguments)
+            return {"inputs_embeds": None, **arguments}
+        except Exception as error:  # A model raises almost anything over the inputs of another.
+            if memory.is_out_of_memory(error):
                 raise
             raise OptionError(
                 f"these inputs do not belong together: {first_line(error)}"
@@ -138,41 +157,48 @@ class Reader:
             handle.remove()
         raise ModelError(f"{type(self.model).__name__} never reached its language model")
 
-    def _understood(self, kwargs: dict[str, Any]) -> dict[str, Any]:
-        """Refuses a model that reads more than tokens at positions, each seeing those before it."""
+    def _check_arguments(self, arguments: dict[str, Any]) -> None:
+        """Raises ModelError for a language model that reads more than tokens at positions, each of
+        which sees those before it."""
         name = type(self.model).__name__
-        mask = kwargs.get("attention_mask")
+        mask = arguments.get("attention_mask")
         if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
             raise ModelError(f"{name} does not read its prompt from left to right alone")
-        named = inspect.signature(self.text.forward).parameters  # the rest is passed by unread
-        for key, value in kwargs.items():
-            if key in named and key not in READ and isinstance(value, Tensor | dict | list | tuple):
+        # An argument that is no parameter of the language model is passed through it unread.
+        parameters = inspect.signature(self.text.forward).parameters
+        for key, value in arguments.items():
+            is_unknown = key in parameters and key not in KNOWN_ARGUMENTS
+            if is_unknown and isinstance(value, Tensor | dict | list | tuple):
                 raise ModelError(f"{name} also reads {key}, which Saccade does not know")
-        return kwargs
 
-    def _positions(self, given: Tensor | None, real: Tensor) -> Int[Tensor, "axes batch len"]:
-        if given is None:
-            given = (real.long().cumsum(-1) - 1).clamp(min=0)
-        if given.ndim == 2:
-            given = given[None]
-        if given.shape[0] == self.axes + 1:  # some models put plain text positions first
-            given = given[1:]
+    def _positions(
+        self, positions: Tensor | None, is_real: Bool[Tensor, "batch len"]
+    ) -> Int[Tensor, "axes batch len"]:
+        """Returns the positions on every axis; those of plain text where the model has none."""
+        if positions is None:
+            positions = (is_real.long().cumsum(-1) - 1).clamp(min=0)
+        if positions.ndim == 2:
+            positions = positions[None]
+        if positions.shape[0] == self.axes + 1:  # Some models put plain text positions first.
+            positions = positions[1:]
         try:
-            return given.expand(self.axes, *real.shape)
+            return positions.expand(self.axes, *is_real.shape)
         except RuntimeError as error:
             raise OptionError(
-                f"positions of {list(given.shape)} do not belong to {list(real.shape)} tokens on "
-                f"{self.axes} axes: leave position_ids out, or see rope_parameters in config.json"
+                f"positions of {list(positions.shape)} do not belong to {list(is_real.shape)} "
+                f"tokens on {self.axes} axes: leave position_ids out, or see rope_parameters in "
+                "config.json"
             ) from error
 
 
-def after_all_axes(
+def move_text_past_media(
     positions: Int[Tensor, "axes len"], visual: Bool[Tensor, " len"]
 ) -> Int[Tensor, "axes len"]:
-    """Positions with text after a picture or video one past the largest position on any axis.
+    """Returns positions where the text after a picture or video begins one past the largest
+    position on any axis.
 
-    This is how Qwen2-VL and Qwen2.5-VL were trained; transformers 5.3 and later go on from the
-    larger of height and width, though a video's time may have come further
+    This is how Qwen2-VL and Qwen2.5-VL were trained. Transformers 5.3 and later go on from the
+    larger of height and width, though the time of a video may be larger still
     (docs/upstream-transformers-positions.md). Where both agree nothing changes.
     """
     moved = positions.clone()
@@ -181,31 +207,35 @@ def after_all_axes(
     return moved
 
 
-def averaged(
+def average_blocks(
     rows: Float[Tensor, "picture row dim"], sides: Sequence[int]
 ) -> Float[Tensor, "picture row dim"]:
-    """Each row of a square picture as the mean of its 2x2 block; edges average what they have.
+    """Returns each row of a square picture as the mean of its 2x2 block; blocks at an edge may be
+    smaller.
 
-    A class token before the square stays. Rows that are no square of one of these ``sides`` (a
-    tower that gives pictures of any size in one row) are left as they are.
+    A class token before the square stays as it is. So do rows that are no square of one of these
+    ``sides`` (some towers return pictures of any size in one row).
     """
     side = math.isqrt(rows.shape[1])
-    lead = rows.shape[1] - side**2
-    if side not in sides or lead > 1:
+    lead_rows = rows.shape[1] - side**2
+    if side not in sides or lead_rows > 1:
         return rows
-    square = rows[:, lead:].transpose(1, 2).unflatten(2, (side, side))
+    square = rows[:, lead_rows:].transpose(1, 2).unflatten(2, (side, side))
     means = avg_pool2d(square, 2, ceil_mode=True).repeat_interleave(2, 2).repeat_interleave(2, 3)
-    return torch.cat([rows[:, :lead], means[..., :side, :side].flatten(2).transpose(1, 2)], 1)
+    return torch.cat([rows[:, :lead_rows], means[..., :side, :side].flatten(2).transpose(1, 2)], 1)
 
 
-class _Layout:
-    """What stands where in the prompts of one batch, in order: grids are handed out as met."""
+class _CellReader:
+    """Finds the cells of visual rows in the prompts of one batch, in order.
 
-    def __init__(self, reader: Reader, inputs: Inputs) -> None:
-        self._kinds, self._side, self._device = reader.placeholders, reader.side, reader.device
+    Each prompt takes the grids of its own media, so that the next prompt's come next.
+    """
+
+    def __init__(self, reader: PromptReader, inputs: Inputs) -> None:
+        self._kinds, self._layout, self._device = reader.placeholders, reader.layout, reader.device
         self._newline = vars(reader.model.base_model)["_parameters"].get("image_newline")
         self._grids: dict[str, Iterator[Cells]] = {
-            kind: counted(kind, inputs, reader.config)
+            kind: processor_cells(kind, inputs, reader.config)
             for kind in set(self._kinds.values())
             if inputs.get(f"{kind}_grid_thw") is not None
         }
@@ -214,20 +244,27 @@ class _Layout:
 
     def next(
         self, ids: Int[Tensor, " len"], embeds: Float[Tensor, "len dim"]
-    ) -> tuple[Bool[Tensor, " len"], Bool[Tensor, " len"], Int[Tensor, "seen 4"]]:
-        """Of the next request: rows a view may drop, rows it may not, the cells of the former."""
+    ) -> tuple[Bool[Tensor, " len"], Bool[Tensor, " len"], Int[Tensor, "visual 4"]]:
+        """Returns for the next prompt which rows a view may drop, which rows of a tower it may not
+        drop, and the cells of the former."""
         kinds = [self._kinds.get(token) for token in ids.tolist()]
-        at = torch.tensor([i for i, kind in enumerate(kinds) if kind], dtype=torch.long)
-        rows = at.to(self._device)
-        newline = torch.zeros(len(at), dtype=torch.bool)
-        if self._newline is not None:  # a copy of one row of weights, so equal to the last bit
-            newline = (embeds[rows] == self._newline.to(embeds)).all(-1).cpu()
-        cells = arrange(
-            [kind for kind in kinds if kind], newline, at, self._grids, self._side, self._frames
+        places = torch.tensor([i for i, kind in enumerate(kinds) if kind], dtype=torch.long)
+        rows = places.to(self._device)
+        is_newline = torch.zeros(len(places), dtype=torch.bool)
+        if self._newline is not None:
+            # A newline row is a copy of a row of weights, so it is equal to the last bit.
+            is_newline = (embeds[rows] == self._newline.to(embeds)).all(-1).cpu()
+        cells = arrange_cells(
+            [kind for kind in kinds if kind],
+            is_newline,
+            places,
+            self._grids,
+            self._layout,
+            self._frames,
         ).to(self._device)
-        real = cells[:, 0] >= 0
+        has_cell = cells[:, 0] >= 0
         visual = torch.zeros(len(kinds), dtype=torch.bool, device=self._device)
-        visual[rows[real]] = True
+        visual[rows[has_cell]] = True
         fixed = torch.zeros_like(visual)
-        fixed[rows[~real]] = True
-        return visual, fixed, cells[real]
+        fixed[rows[~has_cell]] = True
+        return visual, fixed, cells[has_cell]

@@ -1,9 +1,10 @@
-"""Rotary rules that depend on how long a text is (dynamic NTK, longrope).
+"""Rotates each row by its own text's length, for rotary rules that depend on the length.
 
-transformers takes the length from the largest position in a forward, remembers the largest length
-it has met, and rotates every row of the forward by it. So with rows of several requests, or several
-drafted tokens, a row would be rotated by its neighbours' length. Here each row is rotated as in a
-text of its own that ends there, by a module that remembers nothing.
+Such rules are dynamic NTK and longrope. transformers takes the length from the largest position in
+a forward, remembers the largest length so far, and rotates every row of the forward by it. With
+rows of several requests, or with several drafted tokens, a row would be rotated by its neighbours'
+length. Here each row is rotated as in a text of its own that ends there, by a module that remembers
+nothing.
 """
 
 from __future__ import annotations
@@ -16,22 +17,22 @@ from torch import Tensor
 
 from saccade.core.errors import ModelError
 
-BY_LENGTH = ("dynamic", "longrope")
+LENGTH_DEPENDENT_RULES = ("dynamic", "longrope")
 
 
 def depends_on_length(text: Any) -> bool:
-    """Whether a decoder's rotary rule depends on the length of the text.
+    """Returns whether a decoder's rotary rule depends on the length of the text.
 
     Raises ModelError where it does in a way that cannot be followed row by row.
     """
     rules = text.config.to_dict().get("rope_parameters") or {}
     nested = [rule for rule in rules.values() if isinstance(rule, dict)]
-    if any(_by_length(rule) for rule in nested):
+    if any(_is_length_dependent(rule) for rule in nested):
         raise ModelError(
             f"{type(text).__name__} has rotary rules that depend on the text's length and differ "
             "by layer, which Saccade does not follow"
         )
-    if not _by_length(rules):
+    if not _is_length_dependent(rules):
         return False
     if "rotary_emb" not in vars(text)["_modules"]:
         raise ModelError(
@@ -40,8 +41,8 @@ def depends_on_length(text: Any) -> bool:
     return True
 
 
-def _by_length(rule: dict[str, Any]) -> bool:
-    return any(kind in str(rule.get("rope_type")) for kind in BY_LENGTH)
+def _is_length_dependent(rule: dict[str, Any]) -> bool:
+    return any(name in str(rule.get("rope_type")) for name in LENGTH_DEPENDENT_RULES)
 
 
 @torch.no_grad()
@@ -52,25 +53,25 @@ def rotate_by_length(
     position_ids: Int[Tensor, "*axes rows"],
     **more: Any,
 ) -> tuple[Float[Tensor, "*axes rows head_dim"], Float[Tensor, "*axes rows head_dim"]]:
-    """cos and sin of each row, as the rotary module gives them in a text of that row's length.
+    """Returns cos and sin of each row, as the rotary module returns them in a text of its length.
 
-    ``lengths``: of each row's text, or one for all. A position that ends the text comes along to
-    tell the rule its length.
+    ``lengths`` are those of each row's text, or one length for all rows. The last position of a
+    text is passed along with its rows, because the rule takes the length from it.
     """
     lengths = lengths.expand(position_ids.shape[-1])
     parts: list[tuple[Tensor, Tensor]] = []
-    for length, count in zip(*_runs(lengths), strict=True):
-        done = sum(part[0].shape[-2] for part in parts)
-        own = position_ids[..., done : done + count]
-        end = own.new_full((*own.shape[:-1], 1), length - 1)
-        fresh = type(rotary)(rotary.config).to(x.device)
-        cos, sin = fresh(x, torch.cat([own, end], -1), **more)
+    for length, count in zip(*_runs_of_equal_lengths(lengths), strict=True):
+        start = sum(part[0].shape[-2] for part in parts)
+        positions = position_ids[..., start : start + count]
+        end = positions.new_full((*positions.shape[:-1], 1), length - 1)
+        fresh_rotary = type(rotary)(rotary.config).to(x.device)
+        cos, sin = fresh_rotary(x, torch.cat([positions, end], -1), **more)
         parts.append((cos[..., :-1, :], sin[..., :-1, :]))
     cosines, sines = zip(*parts, strict=True)
     return torch.cat(cosines, -2), torch.cat(sines, -2)
 
 
-def _runs(lengths: Int[Tensor, " rows"]) -> tuple[list[int], list[int]]:
-    """Each run of equal lengths, and of how many rows it is."""
+def _runs_of_equal_lengths(lengths: Int[Tensor, " rows"]) -> tuple[list[int], list[int]]:
+    """Returns the length of each run of equal lengths, and how many rows it has."""
     values, counts = torch.unique_consecutive(lengths, return_counts=True)
     return values.tolist(), counts.tolist()

@@ -1,7 +1,7 @@
 """A model at work on a batch of requests: ``score`` trees, ``commit`` tokens.
 
 ``score`` is a pure function of (prompt, committed text, tree); the cache only makes it fast. Plain
-decoding is an empty tree, and a draft that grows is a tree scored again with more nodes.
+decoding is an empty tree. A draft that grows is a tree that is scored again with more nodes.
 """
 
 from __future__ import annotations
@@ -22,50 +22,53 @@ from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import Tree
 from saccade.model.attention import Segment, Step
 from saccade.model.backbone import Backbone
-from saccade.model.cache import Cache, Pages, send
-from saccade.model.cuda_graphs import CudaGraphs, Rows, graphs_of, pays
-from saccade.model.kept import Beginnings
-from saccade.model.kernels.attended import JudgedRow, Note, Recent, RowQueries
+from saccade.model.cache import Cache, Pages, send_to_device
+from saccade.model.cuda_graphs import CudaGraphs, Rows, graphs_of, is_capturing_worthwhile
+from saccade.model.kernels.attention_mass import JudgedRow, MassRecorder, RecentRows, RowQueries
+from saccade.model.prefix_cache import ModelPrefixes
 
-CHUNK = 2048  # prompt tokens a forward: what a prefill needs beside weights and keys
+PREFILL_CHUNK_TOKENS = 2048  # of a prompt in one forward, which bounds the memory of a prefill
+DRAFT_ROOM_TOKENS = 64  # rows of a cache for drafted tokens, beyond those for the answer
+MAX_RESERVED_ANSWER_TOKENS = 2048  # rows of a new cache for the answer; for a longer one it grows
 Rules = Sequence[Sampling] | Mapping[int, Sampling]
-ROOM = 64  # rows for drafted tokens beyond the answer's
-LONG = 2048  # a longer answer's cache grows on the way
+"""Each request's sampling rules, by its number."""
 
 
 @dataclass
 class RequestState:
-    """Where one request stands. The cache holds the prompt and the text except ``pending``.
+    """The state of one request. The cache holds the prompt and the text except ``pending``.
 
     The text is what follows the prompt: answers, and in a conversation the later questions too.
     """
 
     cache: Cache
-    context: list[int]
+    context: list[int]  # token ids of the prompt and the text
     first_position: int  # of the first token of the text
     length: int = 0  # of the text
-    generated: int = 0  # in this turn: what the noise of sampling counts
-    pending: list[int] = field(default_factory=list)
-    root: Tensor | None = None  # logits at the end of the text; None while tokens are pending
-    source: Cache | None = None  # where a fork takes the keys of committed text from
-    prompt_rows: tuple[int, int] = (0, 0)  # of the prompt: here, and in the source
-    copied: int = 0  # tokens of the text whose keys are the source's
-    tree: Tree = Tree()  # last scored; its keys follow the committed ones in the cache
-    rows: list[Tensor] = field(default_factory=list)  # its logits
-    reused: int = 0  # of the prompt's rows, read for an earlier request
-    place: int = 0  # among those it was asked with: names its noise
-    recent: Recent | None = None  # the rows judged last, where a view follows them
-    asked: list[tuple[RowQueries, int]] = field(default_factory=list)  # queries of the tree's nodes
-    held: Tensor | None = None  # [layer, kv_head, kept]: a fork's rows of its source, by place
-    pages: Pages | None = None  # of its source, read into the cache's first rows
+    generated: int = 0  # tokens of this turn, which the noise of sampling counts
+    pending: list[int] = field(default_factory=list)  # last tokens of the text, without keys yet
+    root_logits: Tensor | None = None  # at the end of the text; None while tokens are pending
+    source: Cache | None = None  # of a fork: the cache it copies the keys of committed text from
+    prompt_rows: tuple[int, int] = (0, 0)  # of the prompt: in this cache, and in the source
+    copied_tokens: int = 0  # of the text, whose keys are copies of the source's
+    tree: Tree = Tree()  # the tree scored last; its keys follow the committed ones in the cache
+    node_logits: list[Tensor] = field(default_factory=list)  # of the tree
+    reused_rows: int = 0  # of the prompt, whose keys come from an earlier request
+    noise_number: int = 0  # its number among the requests of its call, which names its noise
+    recent_rows: RecentRows | None = None  # the rows judged last, where a view follows the answer
+    node_queries: list[tuple[RowQueries, int]] = field(default_factory=list)  # of the tree
+    source_rows: Tensor | None = None  # [layer, kv_head, kept]: the source's row in each row here
+    pages: Pages | None = None  # of the source, read into the first rows of the cache
 
 
 class Session:
-    """Scores and commits over a cache, one :class:`RequestState` per prompt.
+    """Scores and commits over a KV cache, one :class:`RequestState` per prompt.
 
-    ``vocab`` clips the laws to the ids draft and target share; ``banned`` ids are never proposed
-    (placeholders of images and videos). ``cuda_graphs`` runs steps of fixed sizes, captured once a
-    model: None where they pay (on GPUs).
+    ``vocab`` clips the distributions to the ids that draft and target share. ``banned`` ids are
+    never proposed (placeholders of images and videos). ``room`` is how many tokens an answer may
+    have before its cache grows, ``chunk`` how many tokens of a prompt a forward reads.
+    ``cuda_graphs`` runs steps of fixed sizes, captured once a model; None runs them where that is
+    faster (on GPUs).
     """
 
     def __init__(
@@ -76,7 +79,7 @@ class Session:
         vocab: int | None = None,
         banned: Sequence[int] = (),
         room: int = 512,
-        chunk: int = CHUNK,
+        chunk: int = PREFILL_CHUNK_TOKENS,
         cuda_graphs: bool | None = None,
     ) -> None:
         self.backbone = backbone
@@ -84,42 +87,46 @@ class Session:
         self.requests: dict[int, RequestState] = {}
         self._vocab = vocab
         self._banned = torch.tensor(list(banned), dtype=torch.long, device=backbone.device)
-        self._room, self.chunk = min(room, LONG) + ROOM, chunk
-        fixed = pays(backbone) if cuda_graphs is None else cuda_graphs
-        self.cuda_graphs: CudaGraphs | None = graphs_of(backbone) if fixed else None
-        # A prompt's keys are another prompt's only where they do not depend on its length.
-        shared = None if backbone.rotates_by_length else backbone.kept
-        self._beginnings = None if shared is None else Beginnings(shared, backbone)
+        self._room, self.chunk = min(room, MAX_RESERVED_ANSWER_TOKENS) + DRAFT_ROOM_TOKENS, chunk
+        uses_graphs = is_capturing_worthwhile(backbone) if cuda_graphs is None else cuda_graphs
+        self.cuda_graphs: CudaGraphs | None = graphs_of(backbone) if uses_graphs else None
+        # Prompts can share keys only where keys do not depend on the length of the prompt.
+        prefix_cache = None if backbone.rotates_by_length else backbone.prefix_cache
+        self._prefixes = None if prefix_cache is None else ModelPrefixes(prefix_cache, backbone)
 
-    # -- starting ------------------------------------------------------------------------------
+    # -- prefill and forks ---------------------------------------------------------------------
 
     def prefill(self, prompts: Sequence[Prompt], *, record: bool = False) -> list[Prefill]:
-        """Reads the prompts; ``record`` writes down what the text attends to in the visual."""
+        """Prefills the prompts. ``record`` also records the attention of the text after the last
+        visual row on the visual rows."""
         return [
             prefill
             for number, prompt in enumerate(prompts)
-            for prefill in self.reading(number, prompt, record=record, place=number)
+            for prefill in self.prefill_in_chunks(
+                number, prompt, record=record, noise_number=number
+            )
             if prefill is not None
         ]
 
     def cache(self, capacity: int) -> Cache:
-        """Room for the keys and values of a request: where captured forwards find them, if any."""
+        """Returns an empty cache for a request, in the pool of captured forwards if there are
+        any."""
         graphs = self.cuda_graphs
         return self.backbone.cache(capacity) if graphs is None else graphs.cache(capacity)
 
-    def reading(
+    def prefill_in_chunks(
         self,
         number: int,
         prompt: Prompt,
         *,
         record: bool = False,
-        follow: int = 0,
-        place: int = 0,
+        follow_rows: int = 0,
+        noise_number: int = 0,
     ) -> Iterator[Prefill | None]:
-        """One prompt's prefill, a chunk at a time, so that others may be scored in between: None
-        after each but the last, which gives the whole.
+        """Prefills one prompt a chunk at a time, so that other requests can be scored in between.
 
-        ``follow``: how many of the rows judged last ``Prefill.with_latest_attention`` attends by.
+        Yields None after each chunk but the last, and the ``Prefill`` after that.
+        ``Prefill.with_latest_attention`` then uses the last ``follow_rows`` rows that were judged.
         """
         model = self.backbone
         if model.fused is not None:
@@ -127,63 +134,72 @@ class Session:
         cache = self.cache(len(prompt) + self._room)
         columns = prompt.visual.nonzero().squeeze(-1)
         text = prompt.text_after()
-        noted = len(columns) if record else 0
-        both = torch.zeros(model.layers, model.kv_heads, 2, noted, device=model.device).float()
+        recorded_columns = len(columns) if record else 0
+        # The mass of each column, over all keys and over the visual ones alone.
+        attention = torch.zeros(
+            model.layers, model.kv_heads, 2, recorded_columns, device=model.device
+        ).float()
         hidden = prompt.embeds[:0]
-        reused, whose = 0, None
-        if self._beginnings is not None:
-            # the law after the prompt is computed anew, and with it what is written down
-            last = int(text[0]) if noted and len(text) else len(prompt)
-            most = max(0, min(last, len(prompt) - max(1, follow)))
-            reused, whose = self._beginnings.lend(prompt, cache, most)
-        for start, stop in pairwise(_ends(reused, len(prompt), self.chunk)):
+        reused_rows, prefix_key = 0, None
+        if self._prefixes is not None:
+            # Rows whose logits or attention are needed must be computed, even if they are stored.
+            first_needed = int(text[0]) if recorded_columns and len(text) else len(prompt)
+            max_reused = max(0, min(first_needed, len(prompt) - max(1, follow_rows)))
+            reused_rows, prefix_key = self._prefixes.copy_longest(prompt, cache, max_reused)
+        for start, stop in pairwise(_chunk_ends(reused_rows, len(prompt), self.chunk)):
             rows = text[(text >= start) & (text < stop)].cpu()
-            note = Note(rows, stop, columns, both) if noted and len(rows) else None
-            asked = RowQueries(follow) if follow and stop == len(prompt) else None
-            segment = Segment(cache, 0, stop - start, start, noted=note, asked=asked)
-            hidden = self._read(prompt, segment)
-            if note is not None:
-                note.end(cache)
+            is_recorded = recorded_columns > 0 and len(rows) > 0
+            recorder = MassRecorder(rows, stop, columns, attention) if is_recorded else None
+            queries = RowQueries(follow_rows) if follow_rows and stop == len(prompt) else None
+            segment = Segment(cache, 0, stop - start, start, recorder=recorder, row_queries=queries)
+            hidden = self._prefill_chunk(prompt, segment)
+            if recorder is not None:
+                recorder.finish(cache)
             if stop < len(prompt):
                 yield None
         with torch.no_grad():
             logits = self._clip(model.logits(hidden[-1:]))[0]
-        if self._beginnings is not None:
-            self._beginnings.keep(prompt, cache, whose)
+        if self._prefixes is not None:
+            self._prefixes.add(prompt, cache, prefix_key)
         request = self.requests[number] = RequestState(
             cache,
             prompt.context.tolist(),
             prompt.next_position,
-            root=logits,
+            root_logits=logits,
             prompt_rows=(cache.length, cache.length),
-            reused=reused,
-            place=place,
-            recent=Recent(maxlen=follow) if follow else None,
+            reused_rows=reused_rows,
+            noise_number=noise_number,
+            recent_rows=RecentRows(maxlen=follow_rows) if follow_rows else None,
         )
-        every = model.shares.every_head
         if not record:
             yield Prefill(prompt, cache, logits)
             return
-        both /= max(1, len(text)) * (model.heads // model.kv_heads)
-        found = Prefill(prompt, cache, logits, every(both[:, :, 0]), every(both[:, :, 1]))
-        if request.recent is not None and asked is not None:
-            kept = min(follow, stop - start)
-            for row in range(kept):
-                request.recent.append(JudgedRow(asked, row, cache.length - kept + row + 1))
-            found = replace(
-                found, with_latest_attention=partial(self._again, number, found, columns)
+        attention /= max(1, len(text)) * (model.heads // model.kv_heads)
+        prefill = self._with_attention(Prefill(prompt, cache, logits), attention)
+        if request.recent_rows is not None and queries is not None:
+            followed = min(follow_rows, stop - start)
+            for row in range(followed):
+                visible_keys = cache.length - followed + row + 1
+                request.recent_rows.append(JudgedRow(queries, row, visible_keys))
+            prefill = replace(
+                prefill,
+                with_latest_attention=partial(
+                    self._with_latest_attention, number, prefill, columns
+                ),
             )
-        yield found
+        yield prefill
 
-    @torch.no_grad()  # there and not on the generator: between its pieces others compute
-    def _read(self, prompt: Prompt, segment: Segment) -> Float[Tensor, "rows dim"]:
-        """The last hidden states of a prompt's rows; their keys and values are written."""
+    # The decorator is here and not on the generator, because others compute between its chunks.
+    @torch.no_grad()
+    def _prefill_chunk(self, prompt: Prompt, segment: Segment) -> Float[Tensor, "rows dim"]:
+        """Writes the keys and values of some rows of a prompt and returns their last hidden
+        states."""
         model, step = self.backbone, self._step([segment])
         start, stop = segment.at, segment.at + segment.stop
-        rows = prompt.embeds[start:stop], prompt.positions[:, start:stop]
-        length = (int(prompt.positions.max()) + 1,) if model.rotates_by_length else ()
+        embeds, positions = prompt.embeds[start:stop], prompt.positions[:, start:stop]
         deepstack = prompt.deepstack_of(start, stop)
-        hidden = model.forward(*rows, step, deepstack, True, *length)
+        length = int(prompt.positions.max()) + 1 if model.rotates_by_length else None
+        hidden = model.forward(embeds, positions, step, deepstack, True, length)
         if step.calls != model.layers:
             raise ModelError(
                 f"{type(model.model).__name__} computes its attention in a way of its own, "
@@ -192,27 +208,43 @@ class Session:
         segment.cache.advance(stop - start)
         return hidden
 
-    def _again(self, number: int, prefill: Prefill, columns: Int[Tensor, " seen"]) -> Prefill:
-        """What a prefill revealed, with the attention of the rows judged last."""
+    def _with_attention(
+        self, prefill: Prefill, attention: Float[Tensor, "layer kv_head 2 visual"]
+    ) -> Prefill:
+        """Returns a prefill with this attention, of all heads of all processes."""
+        gather_heads = self.backbone.shares.gather_heads
+        mass, relevance = gather_heads(attention[:, :, 0]), gather_heads(attention[:, :, 1])
+        return replace(prefill, mass=mass, relevance=relevance)
+
+    def _with_latest_attention(
+        self, number: int, prefill: Prefill, columns: Int[Tensor, " visual"]
+    ) -> Prefill:
+        """Returns a prefill with the attention of the rows that were judged last."""
         request = self.requests[number]
-        if not request.recent:
+        if not request.recent_rows:
             return prefill
-        both = request.recent.attended(request.cache, columns)
-        every = self.backbone.shares.every_head
-        return replace(prefill, mass=every(both[:, :, 0]), relevance=every(both[:, :, 1]))
+        return self._with_attention(
+            prefill, request.recent_rows.attention_mass(request.cache, columns)
+        )
 
     def fork(
-        self, prefills: Sequence[Prefill], prompts: Sequence[Prompt], *, renewed: bool = False
+        self,
+        prefills: Sequence[Prefill],
+        prompts: Sequence[Prompt],
+        *,
+        can_reselect: bool = False,
     ) -> None:
-        """Starts from another session's caches, keeping the rows these prompts kept of them.
+        """Starts from the caches of another session, with only those rows that these prompts have.
 
-        From then on the keys of committed text are copied from there too: exact, and for free.
-        ``renewed``: what is kept may change by :meth:`reselect`.
+        From then on the keys of committed text are copied from there too, which is exact and needs
+        no forward. ``can_reselect`` allows :meth:`reselect` to change the rows.
         """
         for number, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
             source = prefill.cache
             assert source is not None
-            rows = self._kept(prompt) if renewed or prompt.heads is not None else prompt.index
+            rows = prompt.index
+            if can_reselect or prompt.heads is not None:
+                rows = self._rows_by_head(prompt)
             if (paged := prompt.paged) is not None:
                 rows = torch.cat([paged.rows.flatten()[: paged.slots], rows])
             cache = source.select(rows, self._room, self.backbone.layers)
@@ -220,183 +252,203 @@ class Session:
                 cache,
                 prompt.context.tolist(),
                 prompt.next_position,
-                root=self._clip(prefill.logits[None])[0],
+                root_logits=self._clip(prefill.logits[None])[0],
                 source=source,
                 prompt_rows=(cache.length, source.length),
-                place=number,
-                held=rows if renewed else None,
+                noise_number=number,
+                source_rows=rows if can_reselect else None,
                 pages=None if paged is None else Pages(source, paged, self.backbone.layers),
             )
 
     def reselect(self, number: int, prompt: Prompt) -> None:
-        """Changes which rows of its source's prompt a fork keeps; as many as before."""
+        """Changes which rows of the source's prompt a fork has; their number stays."""
         request = self.requests[number]
-        assert request.held is not None and request.source is not None
-        request.held = request.cache.exchange(request.source, request.held, self._kept(prompt))
+        assert request.source_rows is not None and request.source is not None
+        request.source_rows = request.cache.exchange(
+            request.source, request.source_rows, self._rows_by_head(prompt)
+        )
 
-    def _kept(self, prompt: Prompt) -> Int[Tensor, "layer kv_head kept"]:
-        """The rows each head of this process keeps."""
+    def _rows_by_head(self, prompt: Prompt) -> Int[Tensor, "layer kv_head kept"]:
+        """Returns which rows of the whole prompt each head of this process reads."""
         model = self.backbone
         if prompt.heads is not None:
             return model.shares.own_heads(prompt.heads)
         return prompt.index.expand(model.layers, model.kv_heads, -1).contiguous()
 
     def turn(self, turns: Mapping[int, Turn], rules: Rules) -> None:
-        """Goes on with a conversation: forgets the last tokens, appends the next question's.
+        """Continues conversations: drops the last tokens and appends the next question's.
 
-        Keys of all that stays are kept; the new tokens wait for the next score.
+        The keys of all other tokens stay. The new tokens are pending until the next score.
         """
         self.rules = rules
         for number, turn in turns.items():
             request = self.requests[number]
-            shorter = max(0, turn.drop - request.length)  # of the prompt's own last tokens
-            if shorter:
+            dropped_from_prompt = max(0, turn.drop - request.length)
+            if dropped_from_prompt:
                 here, there = request.prompt_rows
-                request.prompt_rows = max(0, here - shorter), there - shorter
-                request.first_position -= shorter
+                request.prompt_rows = (
+                    max(0, here - dropped_from_prompt),
+                    there - dropped_from_prompt,
+                )
+                request.first_position -= dropped_from_prompt
             request.context[len(request.context) - turn.drop :] = turn.ids
-            stays = max(0, request.length - turn.drop)
-            request.length = stays + len(turn.ids)
+            kept_tokens = max(0, request.length - turn.drop)
+            request.length = kept_tokens + len(turn.ids)
             request.generated = 0
-            if request.recent is not None:
-                request.recent.clear()
-            request.tree, request.rows, request.root = Tree(), [], None
-            # at least one token waits: the law after it has yet to be computed
-            held = min(request.cache.length - request.prompt_rows[0], stays, request.length - 1)
-            request.cache.truncate(request.prompt_rows[0] + held)
-            request.copied = max(0, min(request.copied, held))
-            request.pending = request.context[len(request.context) - request.length + held :]
+            if request.recent_rows is not None:
+                request.recent_rows.clear()
+            request.tree = Tree()
+            request.node_logits = []
+            request.root_logits = None
+            # At least one token is pending, so that the logits after it are computed.
+            cached_tokens = min(
+                request.cache.length - request.prompt_rows[0], kept_tokens, request.length - 1
+            )
+            request.cache.truncate(request.prompt_rows[0] + cached_tokens)
+            request.copied_tokens = max(0, min(request.copied_tokens, cached_tokens))
+            text_start = len(request.context) - request.length
+            request.pending = request.context[text_start + cached_tokens :]
             if request.source is not None and request.length:
-                _catch_up(request)
+                _copy_committed_keys(request)
 
-    def narrow(self, number: int, rows: Int[Tensor, " kept"]) -> None:
-        """Forgets all of a prompt but these rows of it; what was scored since stays scored."""
+    def keep_prompt_rows(self, number: int, rows: Int[Tensor, " kept"]) -> None:
+        """Drops all rows of a prompt but these. What was scored after it stays scored."""
         request = self.requests[number]
-        cache, size = request.cache, request.prompt_rows[0]
-        scored = torch.arange(size, cache.length + len(request.rows), device=rows.device)
-        after = cache.length - size
-        request.cache = cache.select(torch.cat([rows, scored]), self._room)
-        request.cache.truncate(len(rows) + after)
+        cache, old_rows = request.cache, request.prompt_rows[0]
+        scored_rows = torch.arange(
+            old_rows, cache.length + len(request.node_logits), device=rows.device
+        )
+        text_rows = cache.length - old_rows
+        request.cache = cache.select(torch.cat([rows, scored_rows]), self._room)
+        request.cache.truncate(len(rows) + text_rows)
         request.prompt_rows = len(rows), len(rows)
 
     def end(self, request: int) -> None:
-        """Frees a finished request's cache."""
+        """Frees the cache of a request that has ended."""
         self.requests.pop(request, None)
 
-    # -- the two verbs -------------------------------------------------------------------------
+    # -- score and commit ----------------------------------------------------------------------
 
     def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
-        """Raw logits at the end of the text and at every node, in one forward for all requests.
+        """Returns the raw logits at the end of the text and at every node, in one forward for all
+        requests.
 
-        Nodes that led the previous tree too are not computed again.
+        Leading nodes that the previous tree had too are not computed again.
         """
-        (found,) = score_together([(self, trees)])
-        return found
+        (scores,) = score_together([(self, trees)])
+        return scores
 
-    def _ask(self, trees: Mapping[int, Tree], into: Rows) -> None:
-        """The tokens that are not computed yet, as rows of a forward."""
+    def _add_new_rows(self, trees: Mapping[int, Tree], forward: Rows) -> None:
+        """Adds the tokens that are not computed yet to the rows of a forward."""
         for number, tree in trees.items():
             request = self.requests[number]
-            known = trees_.shared_nodes(request.tree, tree)
-            del request.rows[known:]
-            nodes = tree.tokens[known:]
-            start, waiting = len(into.ids), len(request.pending)
+            old_nodes = trees_.shared_nodes(request.tree, tree)
+            del request.node_logits[old_nodes:]
+            nodes = tree.tokens[old_nodes:]
+            start, waiting = len(forward.ids), len(request.pending)
             if not waiting and not nodes:
                 continue
-            into.ids.extend((*request.pending, *nodes))
+            forward.ids.extend((*request.pending, *nodes))
             end = request.first_position + request.length
-            into.positions.extend(range(end - waiting, end))
-            depths = trees_.depths(tree.parents)[known:]
-            into.positions.extend(end - 1 + depth for depth in depths)
-            # of the pending tokens only the last one's law is asked for
-            into.wanted.extend(range(start + max(waiting - 1, 0), len(into.ids)))
-            at = request.cache.length + known
-            block = None if trees_.is_chain(tree) else trees_.tree_mask(tree, known, waiting)
-            asked = None if request.recent is None else RowQueries()
-            stop = len(into.ids)
-            into.segments.append(
-                Segment(request.cache, start, stop, at, block, None, asked, request.pages)
+            forward.positions.extend(range(end - waiting, end))
+            depths = trees_.depths(tree.parents)[old_nodes:]
+            forward.positions.extend(end - 1 + depth for depth in depths)
+            # Of the pending tokens only the last one's logits are needed.
+            forward.logit_rows.extend(range(start + max(waiting - 1, 0), len(forward.ids)))
+            at = request.cache.length + old_nodes
+            block = None if trees_.is_chain(tree) else trees_.tree_mask(tree, old_nodes, waiting)
+            queries = None if request.recent_rows is None else RowQueries()
+            stop = len(forward.ids)
+            forward.segments.append(
+                Segment(request.cache, start, stop, at, block, None, queries, request.pages)
             )
-            if asked is not None:
-                _note(request, asked, waiting, known, len(nodes))
+            if queries is not None:
+                _store_queries(request, queries, waiting, old_nodes, len(nodes))
 
-    def _told(self, trees: Mapping[int, Tree], laws: Tensor) -> dict[int, Scores]:
-        """Scores, given the laws of the rows that were wanted."""
-        rows = list(self._clip(laws))
-        found = {}
+    def _scores(
+        self, trees: Mapping[int, Tree], logits: Float[Tensor, "logit_rows vocab"]
+    ) -> dict[int, Scores]:
+        """Returns the scores of trees, from the logits of the rows that were added for them."""
+        new_logits = list(self._clip(logits))
+        scores = {}
         for number, tree in trees.items():
             request = self.requests[number]
             if request.pending:
                 request.cache.advance(len(request.pending))
                 request.pending = []
-                request.root = rows.pop(0)
-            fresh = len(tree) - len(request.rows)
-            request.rows += rows[:fresh]
-            del rows[:fresh]
+                request.root_logits = new_logits.pop(0)
+            new_nodes = len(tree) - len(request.node_logits)
+            request.node_logits += new_logits[:new_nodes]
+            del new_logits[:new_nodes]
             request.tree = tree
-            assert request.root is not None
-            found[number] = Scores(
+            assert request.root_logits is not None
+            scores[number] = Scores(
                 tree,
-                [request.root, *request.rows],
+                [request.root_logits, *request.node_logits],
                 self.rules[number],
                 request.context,
                 request.generated,
-                request.place,
+                request.noise_number,
             )
-        return found
+        return scores
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        """Appends what was emitted; what the last tree already held of it stays in the cache."""
+        """Appends the tokens that a round emitted. The keys of those that the last tree had stay
+        in the cache."""
         for number, new in tokens.items():
             request = self.requests[number]
-            forked = request.source is not None
-            path = [] if request.pending or forked else trees_.follow(request.tree, new)
-            request.cache.keep(path)
+            is_fork = request.source is not None
+            path = [] if request.pending or is_fork else trees_.follow(request.tree, new)
+            request.cache.commit_path(path)
             if path:
-                request.root = request.rows[path[-1]]
-            if request.recent is not None:
-                seen = request.prompt_rows[0] + request.length
+                request.root_logits = request.node_logits[path[-1]]
+            if request.recent_rows is not None:
+                committed_rows = request.prompt_rows[0] + request.length
                 for depth, node in enumerate(path):
-                    request.recent.append(JudgedRow(*request.asked[node], seen + depth + 1))
+                    visible_keys = committed_rows + depth + 1
+                    request.recent_rows.append(JudgedRow(*request.node_queries[node], visible_keys))
             request.pending += new[len(path) :]
-            # what follows on a chain that was not judged to its end keeps its keys
-            ahead = len(path) if path and len(path) == len(new) else len(request.tree)
-            ahead = ahead if trees_.is_chain(request.tree) else len(request.tree)
-            request.tree, request.rows = trees_.after(request.tree, ahead), request.rows[ahead:]
-            request.asked = request.asked[ahead:]
+            # Where a chain was judged in part, the nodes after the committed ones keep their keys.
+            past_nodes = len(request.tree)
+            if trees_.is_chain(request.tree) and path and len(path) == len(new):
+                past_nodes = len(path)
+            request.tree = trees_.after(request.tree, past_nodes)
+            request.node_logits = request.node_logits[past_nodes:]
+            request.node_queries = request.node_queries[past_nodes:]
             request.context += new
             request.length += len(new)
             request.generated += len(new)
-            if forked:
-                _catch_up(request)
+            if is_fork:
+                _copy_committed_keys(request)
             if request.pending:
-                request.root = None
+                request.root_logits = None
 
     # -- one forward ---------------------------------------------------------------------------
 
-    def _forward(self, rows: Rows) -> Float[Tensor, "wanted vocab"]:
-        """Logits of the wanted rows; keys and values of all are written."""
-        # Queries that are kept, and pages that are chosen by them, are new in every forward. The
-        # model's own forward, where logits come from it, may run Python that no graph records.
-        ever_new = any(segment.asked or segment.pages for segment in rows.segments)
-        whole = self.backbone.whole or self.backbone
-        if self.cuda_graphs is None or ever_new or whole.through_model:
-            return self._ordinary(rows)
-        return self.cuda_graphs.logits(rows, self._ordinary)
+    def _forward(self, rows: Rows) -> Float[Tensor, "logit_rows vocab"]:
+        """Writes the keys and values of all rows and returns the logits that scores need."""
+        # A captured forward can neither store queries nor read pages chosen by them. Nor can it
+        # record the model's own forward, where logits need that: it may run any Python.
+        is_unusual = any(segment.row_queries or segment.pages for segment in rows.segments)
+        full_backbone = self.backbone.full_backbone or self.backbone
+        if self.cuda_graphs is None or is_unusual or full_backbone.needs_model_for_logits:
+            return self._ordinary_forward(rows)
+        return self.cuda_graphs.logits(rows, self._ordinary_forward)
 
-    def _ordinary(self, rows: Rows) -> Float[Tensor, "wanted vocab"]:
-        """A forward that is sent to the device kernel by kernel."""
-        model, (segments, ids, positions, wanted) = self.backbone, rows
-        hidden = model.forward(model.embed(ids), positions, self._step(segments))
-        if len(wanted) < len(ids):
-            hidden = hidden[send(torch.tensor(wanted), hidden.device)]
+    def _ordinary_forward(self, rows: Rows) -> Float[Tensor, "logit_rows vocab"]:
+        """Does what :meth:`_forward` does, kernel by kernel."""
+        model = self.backbone
+        hidden = model.forward(model.embed(rows.ids), rows.positions, self._step(rows.segments))
+        if len(rows.logit_rows) < len(rows.ids):
+            hidden = hidden[send_to_device(torch.tensor(rows.logit_rows), hidden.device)]
         return model.logits(hidden)
 
     def _step(self, segments: list[Segment]) -> Step:
         model = self.backbone
-        return Step(segments, model.heads // model.kv_heads, model.dtype, model.ways)
+        return Step(segments, model.heads // model.kv_heads, model.dtype, model.attention_choice)
 
     def _clip(self, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows clipped"]:
+        """Returns logits of the shared vocabulary, where banned ids have probability 0."""
         logits = logits[:, : self._vocab]
         if len(self._banned):
             logits = logits.index_fill(1, self._banned, float("-inf"))
@@ -404,46 +456,60 @@ class Session:
 
 
 @torch.no_grad()
-def score_together(asked: Sequence[tuple[Session, Mapping[int, Tree]]]) -> list[dict[int, Scores]]:
-    """What :meth:`Session.score` gives, for several sessions over one model, in one forward."""
+def score_together(
+    batches: Sequence[tuple[Session, Mapping[int, Tree]]],
+) -> list[dict[int, Scores]]:
+    """Returns what :meth:`Session.score` returns, for several sessions over one model, in one
+    forward."""
     rows, ends = Rows([], [], [], []), [0]
-    for session, trees in asked:
-        session._ask(trees, rows)
-        ends.append(len(rows.wanted))
-    first = asked[0][0]
-    laws = torch.empty(0, first.backbone.vocab, device=first.backbone.device)
+    for session, trees in batches:
+        session._add_new_rows(trees, rows)
+        ends.append(len(rows.logit_rows))
+    first_session = batches[0][0]
+    backbone = first_session.backbone
+    logits = torch.empty(0, backbone.vocab, device=backbone.device)
     if rows.segments:
-        laws = first._forward(rows)
+        logits = first_session._forward(rows)
     return [
-        session._told(trees, laws[start:stop])
-        for (session, trees), (start, stop) in zip(asked, pairwise(ends), strict=True)
+        session._scores(trees, logits[start:stop])
+        for (session, trees), (start, stop) in zip(batches, pairwise(ends), strict=True)
     ]
 
 
-def _ends(start: int, stop: int, chunk: int) -> list[int]:
-    """Where pieces of a prompt end; a last one of few rows, which would cost a forward's fixed
-    share, is read with the one before."""
+def _chunk_ends(start: int, stop: int, chunk: int) -> list[int]:
+    """Returns the borders of a prompt's chunks, from ``start`` to ``stop``.
+
+    The last chunk is joined to the one before where it has few rows, since every forward has a
+    fixed cost.
+    """
     return [*range(start, max(start + 1, stop - chunk // 4), chunk), stop]
 
 
-def _note(request: RequestState, asked: RowQueries, waiting: int, known: int, nodes: int) -> None:
-    """Pending tokens are committed already; which of the nodes will be is told by ``commit``."""
-    assert request.recent is not None
-    committed = request.prompt_rows[0] + request.length
+def _store_queries(
+    request: RequestState, queries: RowQueries, waiting: int, old_nodes: int, new_nodes: int
+) -> None:
+    """Stores the queries of a request's rows of a forward.
+
+    Its ``waiting`` pending tokens are committed already. Which of the nodes are committed, and so
+    count as judged, is known in ``commit``.
+    """
+    assert request.recent_rows is not None
+    committed_rows = request.prompt_rows[0] + request.length
     for row in range(waiting):
-        request.recent.append(JudgedRow(asked, row, committed - waiting + row + 1))
-    request.asked[known:] = [(asked, waiting + node) for node in range(nodes)]
+        visible_keys = committed_rows - waiting + row + 1
+        request.recent_rows.append(JudgedRow(queries, row, visible_keys))
+    request.node_queries[old_nodes:] = [(queries, waiting + node) for node in range(new_nodes)]
 
 
-def _catch_up(request: RequestState) -> None:
-    """Copies the keys of committed text that the source has by now; the rest stays pending."""
+def _copy_committed_keys(request: RequestState) -> None:
+    """Copies those keys of committed text that the source has by now. The rest stays pending."""
     assert request.source is not None
     here, there = request.prompt_rows
-    # the last one stays pending even so: the law after it has yet to be computed
+    # The last token stays pending even so, because the logits after it are needed.
     ready = max(0, min(request.source.length - there, request.length - 1))
-    # of a turn that adds nothing, the prompt's own last token may have waited
-    copied = min(request.copied, request.cache.length - here)
+    # After a turn that adds nothing, the last token of the prompt itself may have been pending.
+    copied = min(request.copied_tokens, request.cache.length - here)
     request.cache.truncate(here + copied)
     request.cache.extend(request.source, there + copied, there + ready)
-    request.copied = ready
+    request.copied_tokens = ready
     request.pending = request.context[len(request.context) - request.length + ready :]

@@ -1,9 +1,10 @@
-"""A target split over several processes (tensor parallelism): what each holds, and agreeing.
+"""Runs a target that is split over several processes (tensor parallelism), and keeps them in step.
 
-transformers splits every layer's projections over the processes of ``torchrun``; each keeps keys
-and values of its own heads. All run the same loop over the same logits, which are gathered and so
-equal to the bit. Rank 0 decides what could still differ: the drafted trees and what stands of them.
-A draft that fails in one process is given up in all; one that no longer answers is told of in time.
+transformers splits every layer's projections over the processes of ``torchrun``. Each process has
+the keys and values of its own heads. All run the same loop over the same logits, which are gathered
+and therefore equal to the bit. Rank 0 decides what could still differ: the drafted trees, and where
+answers are cut. A draft that fails in one process is given up in all. A process that no longer
+answers raises an error in the others after a while.
 """
 
 from __future__ import annotations
@@ -27,33 +28,33 @@ from saccade.core.result import FinishReason, Round
 from saccade.core.tree import Tree
 
 T = TypeVar("T")
-PATIENCE = 120.0  # seconds the processes wait for each other between forwards
+TIMEOUT_SECONDS = 120.0  # So long the processes wait for each other between forwards.
 
 
 @dataclass(frozen=True)
-class Shares:
-    """The key heads of every layer, dealt out in order: this process has the ``rank``-th share."""
+class HeadShares:
+    """The key heads of every layer, split in order: this process has the ``rank``-th share."""
 
     rank: int
     count: int
 
-    def every_head(
-        self, noted: Float[Tensor, "layer own seen"]
+    def gather_heads(
+        self, own: Float[Tensor, "layer own seen"]
     ) -> Float[Tensor, "layer kv_head seen"]:
-        """What was noted per key head, with that of the other processes' heads."""
+        """Returns numbers of all key heads, gathered from the processes that have the heads."""
         if self.count == 1:
-            return noted
-        parts = [torch.empty_like(noted) for _ in range(self.count)]
-        dist.all_gather(parts, noted.contiguous())
+            return own
+        parts = [torch.empty_like(own) for _ in range(self.count)]
+        dist.all_gather(parts, own.contiguous())
         return torch.cat(parts, 1)
 
     def own_heads(self, chosen: Int[Tensor, "layer kv_head kept"]) -> Int[Tensor, "layer own kept"]:
-        """Of what was chosen per key head, this process's part."""
+        """Returns this process's heads of what was chosen for all key heads."""
         return chosen.chunk(self.count, 1)[self.rank]
 
 
-def shares(layer: nn.Module) -> Shares:
-    """How a model's layers are split over processes, seen from one of them.
+def head_shares(layer: nn.Module) -> HeadShares:
+    """Returns how a model's layers are split over processes, as seen from one of its layers.
 
     Raises ModelError where they are split in a way that is not by heads.
     """
@@ -63,16 +64,16 @@ def shares(layer: nn.Module) -> Shares:
         if isinstance(parameter.data, DTensor)
     }
     if not split:
-        return Shares(0, 1)
+        return HeadShares(0, 1)
     keys = split.get("self_attn.k_proj.weight")
     mesh = None if keys is None else cast(Any, keys.data).device_mesh
-    if mesh is None or mesh.ndim != 1 or mesh.size() != world():
+    if mesh is None or mesh.ndim != 1 or mesh.size() != world_size():
         raise ModelError("this model is split over processes in a way Saccade does not know")
-    return Shares(rank(), mesh.size())
+    return HeadShares(rank(), mesh.size())
 
 
-def world() -> int:
-    """How many processes ``torchrun`` started."""
+def world_size() -> int:
+    """Returns how many processes ``torchrun`` started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
@@ -81,70 +82,77 @@ def rank() -> int:
 
 
 @cache
-def _control() -> Any:
-    """A group for small objects, which need no GPU."""
-    return dist.new_group(backend="gloo", timeout=timedelta(seconds=PATIENCE))
+def _control_group() -> Any:
+    """Returns a process group for small objects, which needs no GPU."""
+    return dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_SECONDS))
 
 
-def agreed(mine: T) -> T:
-    """Rank 0's value, in every process. Raises ModelError where one does not answer in time."""
-    return everyones(mine)[0]
+def broadcast_from_rank_0(own: T) -> T:
+    """Returns rank 0's value in every process.
+
+    Raises ModelError where a process does not answer in time.
+    """
+    return gather_from_all(own)[0]
 
 
-def everyones(mine: T) -> list[T]:
-    """The value of every process, by rank. Raises ModelError where one does not answer in time."""
-    found = [mine] * world()
+def gather_from_all(own: T) -> list[T]:
+    """Returns the value of every process, by rank.
+
+    Raises ModelError where a process does not answer in time.
+    """
+    values = [own] * world_size()
     try:
-        dist.all_gather_object(found, mine, group=_control())
+        dist.all_gather_object(values, own, group=_control_group())
     except RuntimeError as error:
         raise ModelError(
-            f"rank {rank()} waited for the other processes in vain ({PATIENCE:g} s): one has ended "
-            "or hangs, and its own output may say why; start all of them again"
+            f"rank {rank()} waited {TIMEOUT_SECONDS:g} s for the other processes in vain: one has "
+            "ended or hangs, and its own output may say why; start all of them again"
         ) from error
-    return found
+    return values
 
 
-def leave() -> None:
-    """Ends the processes' connection, after the last answer."""
+def disconnect() -> None:
+    """Ends the connection between the processes, after the last answer."""
     if dist.is_initialized():
-        dist.barrier(group=_control())
+        dist.barrier(group=_control_group())
         dist.destroy_process_group()
-        _control.cache_clear()
+        _control_group.cache_clear()
 
 
-def together(schedule: Schedule) -> Schedule:
-    """A serial schedule whose drafts and whose verdicts are rank 0's in every process."""
+def agree_on_drafts(schedule: Schedule) -> Schedule:
+    """Returns a serial schedule that uses rank 0's drafts and verdicts in every process."""
 
     def run(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
-        yield from schedule(target, cast(Drafter, _Agreeing(draft)), requests, agreeing(cut))
+        agreed_draft = cast(Drafter, _AgreedDraft(draft))
+        yield from schedule(target, agreed_draft, requests, agree_on_cut(cut))
 
     return run
 
 
-def agreeing(cut: Cut) -> Cut:
-    """Where answers end, with rank 0's word in every process of a split target.
+def agree_on_cut(cut: Cut) -> Cut:
+    """Returns a function that cuts answers where rank 0 does, in every process of a split target.
 
-    Raises ModelError where a process would have let other tokens stand.
+    Raises ModelError where a process would have accepted other tokens.
     """
 
-    def judged(request: int, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
-        mine = cut(request, tokens)
-        first, standing = agreed((tuple(tokens), mine))
-        if first != tuple(tokens):
+    def agreed_cut(request: int, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
+        own = cut(request, tokens)
+        first_tokens, first_cut = broadcast_from_rank_0((tuple(tokens), own))
+        if first_tokens != tuple(tokens):
             raise ModelError(
                 f"rank {rank()} and rank 0 do not agree on the next tokens: all processes need "
                 "the same files, versions and GPUs"
             )
-        return standing
+        return first_cut
 
-    return judged
+    return agreed_cut
 
 
-class _Agreeing:
-    """A draft that proposes what rank 0's proposes; all else is each process's own.
+class _AgreedDraft:
+    """A draft that proposes what rank 0's draft proposes; everything else is each process's own.
 
-    Its failures are everybody's: where one process decodes plainly, the others' drafts would wait
-    for it inside the forwards that they share.
+    A failure in one process ends drafting in all. If one process decoded plainly, the others'
+    drafts would wait for it inside the forwards that they share.
     """
 
     def __init__(self, draft: Any) -> None:
@@ -154,29 +162,30 @@ class _Agreeing:
         return getattr(self._draft, name)
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
-        plain = dict.fromkeys(states, Tree())
-        # asked first too: a self-draft's forwards are shared, and all must begin them or none
-        if self._failed(everyones(self._draft.reason)):
-            return plain
-        mine = self._draft.propose(states)
-        laws = [law for tree in mine.values() for law in tree.q if law is not None]
-        place = laws[0].device if laws else torch.device("cpu")
-        told = _moved(mine, torch.device("cpu")) if rank() == 0 else None
-        reasons, trees = zip(*everyones((self._draft.reason, told)), strict=True)
-        return plain if self._failed(reasons) else _moved(trees[0], place)
+        empty_trees = dict.fromkeys(states, Tree())
+        # Failures are exchanged before the draft's forwards too. A self-draft's forwards are
+        # shared, so either all processes begin them or none.
+        if self._has_failed(gather_from_all(self._draft.reason)):
+            return empty_trees
+        own = self._draft.propose(states)
+        laws = [law for tree in own.values() for law in tree.q if law is not None]
+        device = laws[0].device if laws else torch.device("cpu")
+        sent = _move_laws(own, torch.device("cpu")) if rank() == 0 else None
+        reasons, trees = zip(*gather_from_all((self._draft.reason, sent)), strict=True)
+        return empty_trees if self._has_failed(reasons) else _move_laws(trees[0], device)
 
-    def _failed(self, reasons: Sequence[str | None]) -> bool:
-        """Whether a draft has failed somewhere, and so here."""
+    def _has_failed(self, reasons: Sequence[str | None]) -> bool:
+        """Returns whether a draft has failed in any process; if so, gives up this one's."""
         failed = next((place for place, reason in enumerate(reasons) if reason), None)
         if failed is not None and self._draft.reason is None:
-            said = f"rank {failed}: {reasons[failed]}"
-            self._draft.give_up(said, RuntimeError(said))
+            reason = f"rank {failed}: {reasons[failed]}"
+            self._draft.give_up(reason, RuntimeError(reason))
         return failed is not None
 
 
-def _moved(trees: Mapping[int, Tree], place: torch.device) -> dict[int, Tree]:
-    """Trees with their laws on a device; any process can read those on a CPU."""
+def _move_laws(trees: Mapping[int, Tree], device: torch.device) -> dict[int, Tree]:
+    """Returns the trees with their laws on a device; every process can read those on a CPU."""
     return {
-        request: replace(tree, q=tuple(law if law is None else law.to(place) for law in tree.q))
+        request: replace(tree, q=tuple(law if law is None else law.to(device) for law in tree.q))
         for request, tree in trees.items()
     }

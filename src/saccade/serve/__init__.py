@@ -14,7 +14,7 @@
    of speculation. `formats.responses` gives them OpenAI's shape, including tool calls
    (`formats.tool_calls`).
 
-What one request read (media, vision, prompts) is kept for later ones in `model.kept`.
+What one request read (media, vision, prompts) is kept for later ones in `model.prefix_cache`.
 
 A server is a `service`, which is made of `server_settings`. `api_errors` has the form of an error
 response.

@@ -20,7 +20,7 @@ from saccade.inputs.media import Clip, FrameSampling
 from saccade.inputs.media.fetch import FetchedMedia
 from saccade.inputs.media.guard import DecoderPool, StopSignal
 from saccade.inputs.questions import conversation_inputs, same_inputs
-from saccade.model.kept import Kept, digest, prepared
+from saccade.model.prefix_cache import PrefixCache, cache_preprocessing, digest
 from saccade.serve.api_errors import ApiError
 from saccade.serve.formats import grammar, tool_calls
 from saccade.serve.formats.responses import ChatForm, ResponseForm, TextForm
@@ -60,7 +60,7 @@ class RequestReader:
         draft: Loaded | None,
         settings: ServerSettings,
         decoders: DecoderPool,
-        prefix_cache: Kept,
+        prefix_cache: PrefixCache,
     ) -> None:
         self._target, self._media = target, settings.media
         self._decoders, self._prefix_cache = decoders, prefix_cache
@@ -68,7 +68,7 @@ class RequestReader:
         self._draft = None if draft is None or same_inputs(target, draft) else draft
         self._captioner, self._target_name = settings.captioner, settings.target
         self._max_answer_tokens = settings.max_answer_tokens
-        self._context = target.backbone.context or sys.maxsize
+        self._context = target.backbone.max_positions or sys.maxsize
         eos_ids = generation_settings.end_ids(target.backbone.model.generation_config)
         self._vocabulary = grammar.Vocabulary(target.tokenizer, target.backbone.vocab, eos_ids)
         template = getattr(target.processor, "chat_template", None) or ""
@@ -182,7 +182,7 @@ class RequestReader:
         tools = [tool.model_dump(exclude_none=True) for tool in request.callable_tools]
         continues_last_turn = request.messages[-1].role == "assistant"
         try:
-            with prepared(loaded.processor, self._prefix_cache):
+            with cache_preprocessing(loaded.processor, self._prefix_cache):
                 return conversation_inputs(
                     MODEL_NAME,
                     loaded.processor,
@@ -260,7 +260,7 @@ class RequestReader:
         if media.kind == "frames":
             raise ApiError(400, "an image_url holds a list of frames: use video_url", "messages")
         source = media.data if media.path is None else media.path
-        return self._prefix_cache.made(
+        return self._prefix_cache.get_or_compute(
             ("image", _content_key(media)),
             lambda: self._decoders.read_image(source, self._media.limits, stop),
             lambda image: image.nbytes,
@@ -280,7 +280,7 @@ class RequestReader:
             return self._decoders.read(source, sampling, limits, stop)
 
         key = ("clip", _content_key(media), sampling)
-        return self._prefix_cache.made(key, decode, lambda clip: clip.frames.nbytes)
+        return self._prefix_cache.get_or_compute(key, decode, lambda clip: clip.frames.nbytes)
 
 
 def _answer_grammar(request: CompletionRequest) -> tuple[str, str] | None:

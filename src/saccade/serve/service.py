@@ -19,7 +19,7 @@ from saccade.inputs import Loaded, load_pair
 from saccade.inputs.loading import use_threads
 from saccade.inputs.media.guard import DecoderPool
 from saccade.methods import resolve
-from saccade.model.kept import Kept
+from saccade.model.prefix_cache import PrefixCache
 from saccade.serve.api_errors import ApiError
 from saccade.serve.metrics import Metrics
 from saccade.serve.queue import RequestQueue
@@ -70,7 +70,7 @@ class Engine:
     reader: RequestReader
     decode: Callable[[Sequence[int]], str]
     close: Callable[[], None] = lambda: None
-    prefix_cache: Kept = field(default_factory=lambda: Kept(0))
+    prefix_cache: PrefixCache = field(default_factory=lambda: PrefixCache(0))
 
     def stop(self) -> None:
         """Ends its processes and its thread; requests that still wait get an error."""
@@ -147,12 +147,12 @@ def make_engine(
 ) -> Engine:
     """Returns an engine of these models."""
     guard = DecoderPool(processes=MEDIA_DECODERS)
-    prefix_cache = Kept(settings.prefix_cache_bytes)
+    prefix_cache = PrefixCache(settings.prefix_cache_bytes)
     # A prompt that is prefilled in other pieces is rounded otherwise, which `exact` rules out.
     keys = prefix_cache if settings.prefix_cache_bytes and not settings.exact else None
-    models = [None if each is None else each.backbone.keeping(keys) for each in (target, draft)]
-    assert models[0] is not None
-    scheduler = Scheduler(models[0], recipe, models[1], exact=settings.exact)
+    target_model = target.backbone.with_prefix_cache(keys)
+    draft_model = None if draft is None else draft.backbone.with_prefix_cache(keys)
+    scheduler = Scheduler(target_model, recipe, draft_model, exact=settings.exact)
     return Engine(
         RequestQueue(scheduler, max_running=settings.max_running, max_waiting=settings.max_waiting),
         RequestReader(target, draft, settings, guard, prefix_cache),

@@ -23,7 +23,7 @@ from saccade.drafting.drafters import MAX_MATCH_TOKENS, drive, lookup
 from saccade.drafting.shapes.policies import confidence
 from saccade.drafting.views.basic import SCATTERED
 from saccade.model.backbone import Backbone
-from saccade.model.session import LONG, ROOM, Session
+from saccade.model.session import DRAFT_ROOM_TOKENS, MAX_RESERVED_ANSWER_TOKENS, Session
 from saccade.vllm.draft_length import DraftPlan
 
 
@@ -90,7 +90,11 @@ class ModelDrafts(Drafts):
         rules = Sampling(end_ids=ends)
         self._backbone, self._view, self._memory = backbone, view, memory
         self._session = Session(
-            backbone, defaultdict(lambda: rules), vocab=vocab, banned=banned, room=LONG // 4
+            backbone,
+            defaultdict(lambda: rules),
+            vocab=vocab,
+            banned=banned,
+            room=MAX_RESERVED_ANSWER_TOKENS // 4,
         )
         self._numbers_by_name: dict[str, int] = {}
         self._next_number = count()
@@ -110,12 +114,12 @@ class ModelDrafts(Drafts):
         view = self._view
         if view.attention and prefill.mass is None:  # The target's attention was not recorded.
             view = replace(SCATTERED, keep=view.keep or SCATTERED.keep)
-        prompt = self._backbone.written(view(prefill, prefill.prompt))
-        rows = len(prompt) + LONG // 4 + ROOM
+        prompt = self._backbone.embed_missing_rows(view(prefill, prefill.prompt))
+        rows = len(prompt) + MAX_RESERVED_ANSWER_TOKENS // 4 + DRAFT_ROOM_TOKENS
         if self.bytes + rows * self._backbone.token_bytes > self._memory:
             return False
         number = next(self._next_number)
-        for _ in self._session.reading(number, prompt, place=number):
+        for _ in self._session.prefill_in_chunks(number, prompt, noise_number=number):
             pass
         self._numbers_by_name[requests.name] = number
         return True

@@ -1,9 +1,10 @@
-"""Whether a target and a draft go together and whether that pays, before any weight is loaded.
+"""Says whether a target and a draft fit together and are worth it, before any weight is loaded.
 
-From the configs and tokenizers alone. The speedup is the model of costs in
-:mod:`saccade.core.costs`. A forward costs the bytes it reads (weights it passes through, keys and
-values). On a GPU each layer costs a fixed time as well, which is most of a small draft's step. On a
-CPU rows beyond the first cost something too. It is an expectation: ``saccade calibrate`` measures.
+It needs only the configs and tokenizers. The speedup is that of the cost model in
+:mod:`saccade.core.costs`. A forward costs the bytes it reads: the weights it passes through, keys
+and values. On a GPU each layer costs a fixed time as well, which is most of a small draft's step.
+On a CPU rows beyond the first cost something too. This is an expectation, and ``saccade calibrate``
+measures.
 """
 
 from __future__ import annotations
@@ -21,31 +22,37 @@ from saccade.inputs.footprint import (
     number_size,
     weight_size,
 )
-from saccade.model.memory import GIB, SPARE, gib
+from saccade.model.memory import GIB, SPARE_SHARE, format_bytes
 
-RATES = (0.6, 0.7, 0.8, 0.9)
-LONGEST = 12
-SLOPE = {"cpu": 0.055, "cuda": 0.005}
-"""What one more row adds to a verifying forward, as a share of T(1): on a CPU measured on tiny
-models (notebook/LOG.md), on a GPU assumed, since nothing has been timed there."""
-H100_BYTES_PER_SECOND = 3.35e12  # as published
-REACHED_BANDWIDTH = 0.85  # the share of it that a step's products reach; assumed
-SECONDS_PER_LAYER = 64e-6  # about twenty small kernels in a captured step; assumed
-FIXED = {"cpu": 0.0, "cuda": SECONDS_PER_LAYER * REACHED_BANDWIDTH * H100_BYTES_PER_SECOND}
-"""What a layer of a step costs beside its bytes, as the bytes that could be read meanwhile."""
+ACCEPTANCE_RATES = (0.6, 0.7, 0.8, 0.9)
+MAX_CHAIN = 12
+COST_PER_ROW = {"cpu": 0.055, "cuda": 0.005}
+"""What one more row adds to a verifying forward, as a share of T(1).
+
+The CPU's was measured on tiny models (notebook/LOG.md). The GPU's is assumed.
+"""
+H100_BYTES_PER_SECOND = 3.35e12  # As published.
+REACHED_BANDWIDTH = 0.85  # The share of it that a step's products reach; assumed.
+SECONDS_PER_LAYER = 64e-6  # Of about twenty small kernels in a captured step; assumed.
+FIXED_BYTES_PER_LAYER = {
+    "cpu": 0.0,
+    "cuda": SECONDS_PER_LAYER * REACHED_BANDWIDTH * H100_BYTES_PER_SECOND,
+}
+"""The fixed time of a layer of a step, as the bytes that could be read meanwhile."""
 PROCESS_BYTES = GIB // 2
-"""What a further process takes on a GPU for CUDA itself; about."""
-PAYS, HARDLY = 1.3, 1.05
-TYPICAL = 0.8  # an acceptance rate the papers' pairs reach
+"""About what another process takes on a GPU for CUDA itself."""
+WORTHWHILE_SPEEDUP = 1.3
+NOTICEABLE_SPEEDUP = 1.05
+TYPICAL_RATE = 0.8  # An acceptance rate that the papers' pairs reach.
 
 
 @dataclass(frozen=True)
 class Outlook:
-    """What to expect at one acceptance rate."""
+    """The expected speedup at one acceptance rate."""
 
     rate: float
-    length: int  # of the chain that pays best
-    speedup: float  # of decoding
+    length: int  # Of the best chain.
+    speedup: float  # Of decoding.
 
 
 @dataclass(frozen=True)
@@ -55,32 +62,32 @@ class Part:
     name: str
     weights: int
     cache: int
-    step: float  # read by a forward of one token
-    fixed: float = 0.0  # what a forward costs beside: bytes that could be read meanwhile
+    step: float  # What a forward of one token reads.
+    fixed: float = 0.0  # The fixed time of a forward, as bytes that could be read meanwhile.
 
     @property
     def cost(self) -> float:
-        """A forward of one token, in bytes."""
+        """The cost of a forward of one token, in bytes."""
         return self.step + self.fixed
 
     @property
     def h100_seconds(self) -> float:
-        """Seconds of a forward of one token on an H100, on paper."""
+        """The expected seconds of a forward of one token on an H100."""
         return self.cost / (REACHED_BANDWIDTH * H100_BYTES_PER_SECOND)
 
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """The verdict on a pair, and what it rests on."""
+    """The verdict on a pair, and the numbers behind it. The field names are those of the JSON."""
 
     parts: tuple[Part, ...]
-    there: int  # bytes free
+    there: int  # Free bytes.
     tokens: int
-    ratio: float  # a draft's step against the target's
+    ratio: float  # The cost of a draft's step over that of the target's.
     outlook: tuple[Outlook, ...]
-    problems: tuple[str, ...]  # why the two cannot work together or do not fit
+    problems: tuple[str, ...]  # Why the two cannot work together or do not fit.
     notes: tuple[str, ...]
-    child: int = 0  # bytes that a draft in a process of its own takes beside all that
+    child: int = 0  # Further bytes that a draft in a process of its own needs.
 
     @property
     def needed(self) -> int:
@@ -91,18 +98,17 @@ class Diagnosis:
         if self.problems:
             return "no: " + "; ".join(self.problems)
         if not self.outlook:
-            return "it fits; with a draft, whether drafting pays is said too"
-        typical = next(each for each in self.outlook if each.rate == TYPICAL)
-        about = f"about {typical.speedup:.1f} times as fast where {TYPICAL:.0%} are accepted"
-        if typical.speedup >= PAYS:
+            return "it fits; name a draft to see what drafting would gain"
+        typical = next(each for each in self.outlook if each.rate == TYPICAL_RATE)
+        about = f"about {typical.speedup:.1f} times as fast where {TYPICAL_RATE:.0%} are accepted"
+        if typical.speedup >= WORTHWHILE_SPEEDUP:
             return f"worth it: {about}"
-        if typical.speedup >= HARDLY:
+        if typical.speedup >= NOTICEABLE_SPEEDUP:
             return f"little to gain: {about}"
         return f"not worth it: {about}, so plain decoding (--method ar) is the better choice"
 
     def json(self) -> dict[str, Any]:
-        found = asdict(self)
-        return {**found, "needed": self.needed, "verdict": self.verdict}
+        return {**asdict(self), "needed": self.needed, "verdict": self.verdict}
 
 
 def examine(
@@ -113,65 +119,78 @@ def examine(
     keep: float = 0.1,
     dtype: Any = "auto",
     device: str = "cpu",
-    there: int,
-    draft_there: int | None = None,
+    free_bytes: int,
+    draft_free_bytes: int | None = None,
     bits: int | None = None,
     problems: Sequence[str] = (),
     notes: Sequence[str] = (),
 ) -> Diagnosis:
-    """The verdict on (name, config) of a target and a draft; without one, the target alone.
+    """Returns the verdict on (name, config) of a target and a draft, or of a target alone.
 
     Args:
         tokens: of the prompt and the answer together.
-        keep: the share of them the draft reads.
-        there: bytes free on ``device``.
-        draft_there: bytes free where the draft is, if that is another device.
-        bits: a weight of the target takes, where it is to be quantised on the way in.
+        keep: the share of them that the draft reads.
+        free_bytes: on ``device``.
+        draft_free_bytes: on the draft's device, if that is another one.
+        bits: of a weight of the target, if it is to be quantised when it is loaded.
+        problems: those that are already known.
+        notes: those to begin with.
     """
-    found = list(problems)
+    all_problems = list(problems)
     try:
         parts = [_part(*target, tokens, dtype, bits, device)]
         if draft is not None:
             parts.append(_part(*draft, max(1, int(tokens * keep)), dtype, None, device))
     except ModelError as error:
-        why = (*dict.fromkeys([*found, str(error)]),)
-        return Diagnosis((), there, tokens, 1.0, (), why, tuple(notes))
+        reasons = (*dict.fromkeys([*all_problems, str(error)]),)
+        return Diagnosis((), free_bytes, tokens, 1.0, (), reasons, tuple(notes))
     outlook: tuple[Outlook, ...] = ()
     ratio = parts[-1].cost / parts[0].cost
-    if draft is not None and not found:
-        slope = SLOPE.get(device, SLOPE["cuda"])
-        outlook = tuple(_best(rate, ratio, slope) for rate in RATES)
-    beside = parts if draft_there is None else parts[:1]
-    needed = sum(part.weights + part.cache for part in beside)
-    if needed > there * (1 - SPARE):
-        who = "together they need" if len(beside) > 1 else f"{target[0]} needs"
-        found.append(
-            f"{who} {gib(needed)}, and {device} has {gib(there)} free"
-            + _smaller(beside, there, weight_size(dtype, target[1], bits))
+    if draft is not None and not all_problems:
+        cost_per_row = COST_PER_ROW.get(device, COST_PER_ROW["cuda"])
+        outlook = tuple(_best_chain(rate, ratio, cost_per_row) for rate in ACCEPTANCE_RATES)
+    on_device = parts if draft_free_bytes is None else parts[:1]
+    needed = sum(part.weights + part.cache for part in on_device)
+    if needed > free_bytes * (1 - SPARE_SHARE):
+        who = "together they need" if len(on_device) > 1 else f"{target[0]} needs"
+        all_problems.append(
+            f"{who} {format_bytes(needed)}, and {device} has {format_bytes(free_bytes)} free"
+            + _suggest_smaller(on_device, free_bytes, weight_size(dtype, target[1], bits))
         )
-    if draft is not None and draft_there is not None:
-        own = parts[1].weights + parts[1].cache
-        if own > draft_there * (1 - SPARE):
-            found.append(
-                f"{draft[0]} needs {gib(own)}, and the draft's device has {gib(draft_there)} free"
+    if draft is not None and draft_free_bytes is not None:
+        draft_needs = parts[1].weights + parts[1].cache
+        if draft_needs > draft_free_bytes * (1 - SPARE_SHARE):
+            all_problems.append(
+                f"{draft[0]} needs {format_bytes(draft_needs)}, and the draft's device has "
+                f"{format_bytes(draft_free_bytes)} free"
             )
-    child, more = 0, list(notes)
+    child, all_notes = 0, list(notes)
     if draft is not None and device != "cpu":
         child = PROCESS_BYTES
-        if draft_there is None:
-            more.append(_beside(child, needed, there))
+        if draft_free_bytes is None:
+            all_notes.append(_process_note(child, needed, free_bytes))
         else:
-            more.append(_beside(child, parts[1].weights + parts[1].cache, draft_there))
-    return Diagnosis(tuple(parts), there, tokens, ratio, outlook, tuple(found), tuple(more), child)
-
-
-def _beside(child: int, needed: int, there: int) -> str:
-    """What a parallel method needs where the draft is, in a sentence."""
-    sentence = (
-        f"parallel methods (hippo, pearl) need about {gib(child)} more: their draft is a process "
-        "of its own, over the same weights"
+            draft_needs = parts[1].weights + parts[1].cache
+            all_notes.append(_process_note(child, draft_needs, draft_free_bytes))
+    return Diagnosis(
+        tuple(parts),
+        free_bytes,
+        tokens,
+        ratio,
+        outlook,
+        tuple(all_problems),
+        tuple(all_notes),
+        child,
     )
-    if needed <= there * (1 - SPARE) < needed + child:
+
+
+def _process_note(child: int, needed: int, free_bytes: int) -> str:
+    """Returns a sentence about what a parallel method needs on the draft's device."""
+    sentence = (
+        f"parallel methods (hippo, pearl) need about {format_bytes(child)} more: "
+        "their draft is a process of its own, over the same weights"
+    )
+    if needed <= free_bytes * (1 - SPARE_SHARE) < needed + child:
         return f"{sentence}, which does not fit; other methods do"
     return sentence
 
@@ -188,32 +207,38 @@ def _part(name: str, config: Any, tokens: int, dtype: Any, bits: int | None, dev
         counted.weights(weight),
         counted.kv * tokens * size,
         counted.step(weight, tokens, size),
-        counted.layers * FIXED.get(device, FIXED["cuda"]),
+        counted.layers * FIXED_BYTES_PER_LAYER.get(device, FIXED_BYTES_PER_LAYER["cuda"]),
     )
 
 
-def _best(rate: float, ratio: float, slope: float) -> Outlook:
-    """The chain length that pays best: E[tokens] / (length * c + T(length + 1) / T(1))."""
-    speed = {
-        length: expected_chain(rate, length) / (length * ratio + 1 + slope * length)
-        for length in range(1, LONGEST + 1)
+def _best_chain(rate: float, ratio: float, cost_per_row: float) -> Outlook:
+    """Returns the chain length with the highest speedup.
+
+    The speedup is E[tokens] / (length * c + T(length + 1) / T(1)).
+    """
+    speedups = {
+        length: expected_chain(rate, length) / (length * ratio + 1 + cost_per_row * length)
+        for length in range(1, MAX_CHAIN + 1)
     }
-    length = max(speed, key=lambda each: speed[each])
-    return Outlook(rate, length, speed[length])
+    length = max(speedups, key=lambda each: speedups[each])
+    return Outlook(rate, length, speedups[length])
 
 
-def _smaller(parts: Sequence[Part], there: int, size: float) -> str:
-    """What would fit instead; a number of the target's weights takes ``size`` bytes now."""
-    room = there * (1 - SPARE)
+def _suggest_smaller(parts: Sequence[Part], free_bytes: int, size: float) -> str:
+    """Returns what would fit instead, in words. ``size`` is the bytes of a target's weight now."""
+    room = free_bytes * (1 - SPARE_SHARE)
     cache = sum(part.cache for part in parts)
     weights = sum(part.weights for part in parts)
     numbers, rest = parts[0].weights / size, weights - parts[0].weights
-    for way, each in BYTES_PER_WEIGHT.items():
-        # another type is the draft's and the caches' too, fewer bits are of the target's weights
-        typed = way.startswith("--dtype")
-        needed = (weights + cache) * each / size if typed else numbers * each + rest + cache
-        if each < size and needed < room:
-            return f"; {way} would fit ({gib(needed)})"
+    for option, new_size in BYTES_PER_WEIGHT.items():
+        if option.startswith("--dtype"):
+            # Another type is also that of the draft and of the caches.
+            needed = (weights + cache) * new_size / size
+        else:
+            # Fewer bits are only for the target's weights.
+            needed = numbers * new_size + rest + cache
+        if new_size < size and needed < room:
+            return f"; {option} would fit ({format_bytes(needed)})"
     if weights < room:
         return f"; a prompt of {int((room - weights) / cache * 100)} % of that length would fit"
     return ""

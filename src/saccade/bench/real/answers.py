@@ -25,7 +25,7 @@ from saccade.engine.generate import stream
 from saccade.inputs import Loaded
 from saccade.inputs.questions import batch_inputs
 from saccade.model.backbone import Backbone
-from saccade.model.kept import Kept as Prompts
+from saccade.model.prefix_cache import PrefixCache
 
 ROW_KINDS = "measured", "looked"
 PROMPT_CACHE_BYTES = 2**32  # So that every document's prompt is prefilled once.
@@ -42,7 +42,7 @@ ANSWER_HEADER = "<|im_start|>assistant\n"  # The text before an answer in the mo
 REPETITION_PENALTY = 1.1
 Settings = Mapping[str, Any]
 """The arguments that ``generate()`` and every method share."""
-MeasureAttention = Callable[[Loaded, Document, Sequence[int], Prompts], list[AttentionShare]]
+MeasureAttention = Callable[[Loaded, Document, Sequence[int], PrefixCache], list[AttentionShare]]
 
 
 class AnswerPenalty(LogitsProcessor):
@@ -88,9 +88,12 @@ def answer_settings(model: Loaded, count: int, penalty: float) -> dict[str, Any]
 class MethodResult:
     """One method's answer about one document.
 
+    The field names are those of the stored rows.
+
     ``same`` says whether it is ``generate()``'s answer, ``repeated`` is the share of its four-grams
-    that occurred in it before, ``tau`` counts tokens per target forward, ``drafted`` those per
-    round, and ``taken`` has the accepted tokens of each forward.
+    that occurred in it before, ``tau`` counts tokens per target forward, and ``drafted`` those per
+    round. ``kept`` counts the document's tokens that the draft reads, and ``taken`` has the number
+    of accepted tokens of each forward.
     """
 
     document: str
@@ -146,7 +149,7 @@ def answer_documents(
     recipe: Recipe,
     settings: Settings,
     references: Sequence[tuple[int, ...]],
-    prompt_cache: Prompts,
+    prompt_cache: PrefixCache,
     draft: Backbone | None = None,
     ask: MakeInputs = document_inputs,
 ) -> list[MethodResult]:
@@ -155,7 +158,7 @@ def answer_documents(
     ``prompt_cache`` has the prompts that were prefilled before. Raises MethodError where a draft
     failed, because its numbers would be wrong.
     """
-    target = model.backbone.keeping(prompt_cache)
+    target = model.backbone.with_prefix_cache(prompt_cache)
     inputs = batch_inputs(model, [ask(model, document) for document in documents])
     results = stream(target, inputs, method=recipe, draft=draft, **settings).finish()
     if reason := next((each.fallback_reason for each in results if each.fallback_reason), None):
@@ -251,7 +254,7 @@ def run_methods(
     on_progress: Callable[[str], None] = lambda text: None,
 ) -> None:
     """Adds what ``results`` lack of these documents and methods, and the target's attention."""
-    prompt_cache = Prompts(PROMPT_CACHE_BYTES)
+    prompt_cache = PrefixCache(PROMPT_CACHE_BYTES)
     for start in range(0, len(documents), together):
         group = documents[start : start + together]
         needed = [r for r in recipes if any(results.missing(each, [r.name]) for each in group)]

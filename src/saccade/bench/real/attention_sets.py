@@ -18,7 +18,7 @@ from saccade.core.tree import chain
 from saccade.drafting.views import saliency
 from saccade.inputs import Loaded, ask
 from saccade.model.backbone import Backbone
-from saccade.model.kept import Kept as Prompts
+from saccade.model.prefix_cache import PrefixCache
 from saccade.model.session import Session
 
 STEP_TOKENS = 8  # Tokens of the answer between two measurements.
@@ -72,7 +72,7 @@ def measure_attention_sets(
     model: Loaded,
     document: Document,
     answer_ids: Sequence[int],
-    prompt_cache: Prompts,
+    prompt_cache: PrefixCache,
     ask: MakeInputs = document_inputs,
     shares: Sequence[float] = SHARES,
     chosen: ChoicesOf = lambda first: CHOICES,
@@ -82,10 +82,10 @@ def measure_attention_sets(
     Also measures how often the target's next token is the same where it sees that set alone. Both
     are means over an answer that is read again ``STEP_TOKENS`` tokens at a time.
     """
-    target = model.backbone.keeping(prompt_cache)
+    target = model.backbone.with_prefix_cache(prompt_cache)
     (prompt,) = target.prompts(ask(model, document))
     session = Session(target, [Sampling()], room=len(answer_ids))
-    *_, first = session.reading(0, prompt, record=True, follow=STEP_TOKENS)
+    *_, first = session.prefill_in_chunks(0, prompt, record=True, follow_rows=STEP_TOKENS)
     assert isinstance(first, Prefill)
     assert first.mass is not None and first.with_latest_attention is not None
     steps, before = list[AnswerStep](), first.mass
@@ -146,7 +146,7 @@ def _agreement(
     assert first.cache is not None
     answered = first.cache.length - len(prompt)
     first.cache.truncate(len(prompt))  # The forks begin at the prompt's end.
-    draft.fork([first] * len(ways), chosen, renewed=True)
+    draft.fork([first] * len(ways), chosen, can_reselect=True)
     first.cache.advance(answered)
     for step in steps:
         for number, (_, choose) in enumerate(ways):

@@ -42,17 +42,16 @@ def open_dataset(
         )
     setting = benchmark.papers[paper or next(iter(benchmark.papers))]
     sources = [source for source in benchmark.sources if setting.split in source.files]
-    parts = (
-        () if benchmark.part_column or not benchmark.parts else (part,) if part else benchmark.parts
-    )
-    search = _Search(
-        benchmark, setting.split, parts or ("",), Path(root) if root is not None else None
-    )
+    # Parts are in files of their own, unless a column of the rows names the part.
+    parts: tuple[str, ...] = ("",)
+    if benchmark.parts and not benchmark.part_column:
+        parts = (part,) if part else benchmark.parts
+    search = _Search(benchmark, setting.split, parts, None if root is None else Path(root))
     for find_folders in (search.folders, search.fetch):
         for source, folder in ((s, f) for s in sources for f in find_folders(s)):
             if dataset := search.load(source, folder, setting):
-                wanted_part = part if benchmark.part_column else ""
-                return replace(dataset, name=f"{key}/{part}" if part else key, part=wanted_part)
+                part_of_rows = part if benchmark.part_column else ""
+                return replace(dataset, name=f"{key}/{part}" if part else key, part=part_of_rows)
     raise search.not_found_error(sources[0])
 
 
@@ -116,10 +115,8 @@ class _Search:
         if benchmark.media is not None:
             remedy = self.remedy(source, with_media=True)
             videos = "video" in benchmark.columns
-            roots, suffixes = (
-                self._roots(source, folder),
-                VIDEO_SUFFIXES if videos else IMAGE_SUFFIXES,
-            )
+            suffixes = VIDEO_SUFFIXES if videos else IMAGE_SUFFIXES
+            roots = self._roots(source, folder)
             index = MediaIndex(roots, suffixes, videos, benchmark.media.fold)
             if index.is_empty:
                 what = "videos" if videos else "images"
@@ -149,9 +146,9 @@ class _Search:
         """Returns the error for a dataset that was not found."""
         title, root = self.benchmark.title, self.root
         place = "the local hub cache" if root is None else str(root)
-        empty = root is not None and not any(root.iterdir())
-        state = "is empty" if empty else "is not"
-        problem = f"{place} {state}" if empty else f"{title} {state} in {place}"
+        problem = f"{title} is not in {place}"
+        if root is not None and not any(root.iterdir()):
+            problem = f"{place} is empty"
         return OptionError(f"{problem}: {self.remedy(source)}")
 
     def _patterns(self, files: Mapping[str, tuple[str, ...]], parts: Sequence[str]) -> list[str]:
@@ -238,11 +235,11 @@ def _snapshots(base: Path) -> list[Path]:
         return []
     main = base / "refs" / "main"
     named = main.read_text().strip() if main.is_file() else ""
-    found = [path for path in folder.iterdir() if path.is_dir()]
-    return sorted(found, key=lambda path: (path.name != named, path.name))
+    snapshots = [path for path in folder.iterdir() if path.is_dir()]
+    return sorted(snapshots, key=lambda path: (path.name != named, path.name))
 
 
 def _matching_files(folder: Path, patterns: Sequence[str], part: str) -> list[Path]:
     """Returns the files of the first pattern that matches any."""
-    found = (sorted(folder.glob(pattern.format(part=part))) for pattern in patterns)
-    return next((files for files in found if files), [])
+    matches = (sorted(folder.glob(pattern.format(part=part))) for pattern in patterns)
+    return next((files for files in matches if files), [])

@@ -136,7 +136,7 @@ class Child:
         if not self._early_tokens:
             pairs = zip(prefills, self._prompts, strict=True)
             pruned = [view(prefill, prompt) for prefill, prompt in pairs]
-            self._read([self._backbone.written(prompt) for prompt in pruned])
+            self._read([self._backbone.embed_missing_rows(prompt) for prompt in pruned])
             visual_tokens = {i: prompt.visual_tokens for i, prompt in enumerate(pruned)}
         for i, early in enumerate(self._early_tokens):
             whole = self._prompts[i]
@@ -144,7 +144,7 @@ class Child:
             visual_tokens[i] = len(chosen)
             if len(chosen) < len(early):
                 stays = torch.isin(whole.select(early).index, whole.select(chosen).index)
-                self._session.narrow(i, stays.nonzero().squeeze(-1))
+                self._session.keep_prompt_rows(i, stays.nonzero().squeeze(-1))
         for i in visual_tokens:
             self._drafts.setdefault(i, Draft(self._job.shape.length))
         self._reading = before + now() - start
@@ -154,7 +154,7 @@ class Child:
         """Reads prompts piece by piece. Raises Abandoned after a piece if the job was ended."""
         start = now()
         for number, prompt in enumerate(prompts):
-            for _ in self._session.reading(number, prompt, place=number):
+            for _ in self._session.prefill_in_chunks(number, prompt, noise_number=number):
                 if self._is_abandoned():
                     raise Abandoned
         self._reading += now() - start

@@ -27,7 +27,7 @@ from torch import Tensor
 
 from saccade.drafting.parallel.channel import Channel, LineClosed
 from saccade.drafting.parallel.child import Job
-from saccade.model.backbone import REMEMBERED, Backbone
+from saccade.model.backbone import BACKBONE_ATTRIBUTE, Backbone
 
 START_SECONDS = 120.0  # that a worker may take to start, or to take a message
 STOP_SECONDS = 5.0  # that a worker may take to stop when its answer is closed
@@ -89,7 +89,7 @@ class Worker:
         if sent_weights != weights:
             number = number or max(self._sent_models, default=0) + 1
             bare = copy(backbone.model)
-            vars(bare).pop(REMEMBERED, None)
+            vars(bare).pop(BACKBONE_ATTRIBUTE, None)
             with _without_local_hooks(bare):
                 self.send("model", number, bare, backbone.fused is not None)
             if self.receive(START_SECONDS) != ("taught",):

@@ -239,7 +239,7 @@ def time_step(session: Session, context: int, rows: int) -> float:
     """Returns the seconds of a forward of ``rows`` new tokens of each request of a filled
     session."""
     for request in session.requests.values():
-        request.pending, request.tree, request.rows = [0], Tree(), []
+        request.pending, request.tree, request.node_logits = [0], Tree(), []
         request.cache.length = context
     trees = dict.fromkeys(session.requests, chain([0] * (rows - 1)))
     clock = Clock(session.backbone.device)

@@ -1,8 +1,8 @@
-"""Which of several equal kernels is quickest here, measured when a model is made ready.
+"""Chooses the quickest of several equal kernels on this machine, when a model is made ready.
 
-Every make of processor has another library behind a product of few rows, and the quickest differs
-by its shape and number of rows. So each is timed on each machine, a few times, and remembered; what
-wins nowhere is not kept.
+Which library multiplies a few rows fastest depends on the make of the processor, on the shape of
+the matrix and on the number of rows. Each kernel is therefore timed a few times on each machine,
+and the times are stored. A copy of the weights that saves nothing anywhere is dropped.
 """
 
 from __future__ import annotations
@@ -27,242 +27,268 @@ from saccade.core.home import MeasurementFile
 from saccade.model import memory
 from saccade.model.kernels import compiled
 
-ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 256)
-FIRST = (1, 256, 8, 4, 16, 2, 64)  # what is timed first, should there be no time for all
-FEW = (1, 4, 16)  # rows of attention
-KEYS = (512, 1024, 2048, 4096)
-MANY, LONG = (768,), (1024, 2048)  # rows and keys of a prompt
-SECONDS = 0.15  # of timing the products of a model; attention takes a third of it
-REPEATS = 4
-OFTEN = 3  # times that each is timed
-LAID = 2**22  # bytes of matrices timed one after another: more than the nearest cache holds
-GAIN = 0.15  # of a product's time: a copy that never saves more is not worth its memory
-PROMPT = 64  # rows from which two matrices tell enough
-SHARE = 0.25  # of free memory that copies of weights may take
-_MEASURED = MeasurementFile("kernels.json")
+TIMED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 256)
+ROWS_TIMED_FIRST = (1, 256, 8, 4, 16, 2, 64)  # The time may not suffice for all of TIMED_ROWS.
+PRODUCT_TIMING_SECONDS = 0.15  # For all products of a model; attention takes a third of that.
+CALLS_PER_MEASUREMENT = 4
+MAX_MEASUREMENTS = 3  # How many times each kernel is measured before its times are final.
+MIN_TIMED_BYTES = 2**22  # Matrices timed in a row; more than the nearest cache holds.
+FEW_MATRICES_FROM_ROWS = 64  # From this many rows on, timing two matrices is enough.
+MIN_SAVING = 0.15  # Share of a product's time; a copy that saves less is not worth its memory.
+MAX_COPY_SHARE = 0.25  # Share of the free memory that copies of weights may take.
+ATTENTION_ROWS = (1, 4, 16)  # Numbers of rows for which decoding's attention is timed.
+ATTENTION_KEYS = (512, 1024, 2048, 4096)  # Numbers of keys for the same.
+PROMPT_ROWS = (768,)  # Numbers of rows for which a prompt's attention is timed.
+PROMPT_KEYS = (1024, 2048)  # Numbers of keys for the same.
+_MEASUREMENTS = MeasurementFile("kernels.json")
 
-Place = tuple[int, ...]  # what was timed: a shape, a number of rows, of keys
+ProblemSize = tuple[int, ...]
+"""What was timed: a matrix's shape and epilogue, a number of rows, a number of keys."""
 
 
-class Use(IntEnum):
-    """What becomes of a product x W^T, which its kernel does on the way."""
+class Epilogue(IntEnum):
+    """What happens to a product x W^T inside its kernel. The numbers are part of stored keys."""
 
-    ALONE = 0
-    BIASED = 1
-    ONTO = 2  # it is added to rows that are given
-    GATED = 3  # silu of its first half of outputs, times the second half
+    NONE = 0
+    BIAS = 1
+    ADD = 2  # The product is added to given rows.
+    SILU_GATE = 3  # silu of the first half of the outputs multiplies the second half.
 
 
 @dataclass(frozen=True)
 class Product:
-    """A way of computing base + x W^T, over W laid out as it likes."""
+    """One way to compute base + x W^T, over weights prepared in its own layout."""
 
-    lay: Callable[[Tensor], Any]
-    times: Callable[[Tensor, Any, Tensor | None], Tensor]  # (x, laid, base): a bias, rows or None
+    prepare: Callable[[Tensor], Any]
+    multiply: Callable[[Tensor, Any, Tensor | None], Tensor]
+    """(x, prepared weights, base) -> rows; the base is a bias, rows, or None."""
 
 
 def release_threads() -> None:
-    """Ends the threads that shared this one's products; the next product is given new ones.
+    """Ends the threads that shared this thread's products; the next product starts new ones.
 
-    Those of GNU's OpenMP spin while they wait, unless a process has more of them than there are
-    processors: who multiplies in a second thread is half as fast while those of the first live.
+    The threads of GNU's OpenMP spin while they wait, unless a process has more of them than there
+    are processors. Multiplying in a second thread takes twice as long while those of the first
+    live.
     """
-    with suppress(AttributeError, OSError, TypeError):  # another OpenMP
-        ctypes.CDLL(None).omp_pause_resource_all(1)  # softly
+    with suppress(AttributeError, OSError, TypeError):  # Another OpenMP is loaded.
+        ctypes.CDLL(None).omp_pause_resource_all(1)  # 1 pauses softly.
 
 
-def _times(x: Tensor, weight: Tensor, base: Tensor | None) -> Tensor:
+def _multiply_plain(x: Tensor, weight: Tensor, base: Tensor | None) -> Tensor:
     if base is None or base.dim() == 1:
         return linear(x, weight, base)
     return torch.addmm(base, x, weight.t())
 
 
-def _times_transposed(x: Tensor, laid: Tensor, base: Tensor | None) -> Tensor:
-    return x @ laid if base is None else torch.addmm(base, x, laid)
+def _multiply_transposed(x: Tensor, transposed: Tensor, base: Tensor | None) -> Tensor:
+    return x @ transposed if base is None else torch.addmm(base, x, transposed)
 
 
-def _times_packed(x: Tensor, laid: Tensor, base: Tensor | None) -> Tensor:
+def _multiply_packed(x: Tensor, packed: Tensor, base: Tensor | None) -> Tensor:
     if base is None or base.dim() == 1:
-        return torch.ops.mkldnn._linear_pointwise(x, laid, base, "none", [], "")
-    return torch.ops.mkldnn._linear_pointwise.binary(x, base, laid, None, "add")
+        return torch.ops.mkldnn._linear_pointwise(x, packed, base, "none", [], "")
+    return torch.ops.mkldnn._linear_pointwise.binary(x, base, packed, None, "add")
 
 
 PRODUCTS: dict[str, Product] = {
-    "plain": Product(lambda weight: weight, _times),  # over the module's own weight
-    "transposed": Product(lambda weight: weight.t().contiguous(), _times_transposed),
-    # oneDNN's, over weights in blocks of its own
-    "packed": Product(lambda w: torch.ops.mkldnn._reorder_linear_weight(w), _times_packed),
+    # This one multiplies with the module's own weight, so it needs no copy.
+    "plain": Product(lambda weight: weight, _multiply_plain),
+    "transposed": Product(lambda weight: weight.t().contiguous(), _multiply_transposed),
+    # This one is oneDNN's, whose weights lie in blocks.
+    "packed": Product(lambda w: torch.ops.mkldnn._reorder_linear_weight(w), _multiply_packed),
     "compiled": Product(compiled.Panels.of, compiled.multiply),
 }
 
 
-def _gated(product: Product) -> Product:
-    def times(x: Tensor, laid: Any, base: Tensor | None) -> Tensor:
-        gate, gated = product.times(x, laid, base).chunk(2, -1)
+def _with_silu_gate(product: Product) -> Product:
+    def multiply(x: Tensor, prepared: Any, base: Tensor | None) -> Tensor:
+        gate, gated = product.multiply(x, prepared, base).chunk(2, -1)
         return silu(gate).mul_(gated)
 
-    return Product(product.lay, times)
+    return Product(product.prepare, multiply)
 
 
-GATED = {
-    **{name: _gated(product) for name, product in PRODUCTS.items()},
+GATED_PRODUCTS = {
+    **{name: _with_silu_gate(product) for name, product in PRODUCTS.items()},
     "compiled": Product(compiled.Panels.of_gated, compiled.multiply),
 }
 
 
-def products() -> list[str]:
-    """The names of those to choose from: a transposed copy is for where none is compiled."""
-    left_out = "transposed" if compiled.available() else "compiled"
+def product_names() -> list[str]:
+    """Returns the products to choose from: "transposed" is only for where none is compiled."""
+    left_out = "transposed" if compiled.is_available() else "compiled"
     return [name for name in PRODUCTS if name != left_out]
 
 
 @dataclass(frozen=True)
 class Choice:
-    """The quickest of some kernels by number of rows: ``names[i]`` up to ``rows[i]``, the last one
-    beyond them too."""
+    """The quickest kernel by number of rows.
+
+    ``names[i]`` is for up to ``rows[i]`` rows, and the last name also for more.
+    """
 
     rows: tuple[int, ...]
     names: tuple[str, ...]
 
-    def at(self, rows: int) -> str:
+    def kernel_for(self, rows: int) -> str:
         return self.names[min(bisect_left(self.rows, rows), len(self.rows) - 1)]
 
 
-ALL_PLAIN = Choice((1,), ("plain",))
+ALWAYS_PLAIN = Choice((1,), ("plain",))
 
 
 class Matrix:
-    """x W^T for one :class:`Use`, over the module's own weight and what copies of it a
-    :class:`Choice` asks for."""
+    """Computes x W^T with one :class:`Epilogue`.
+
+    It multiplies with the module's own weight and with those copies of it that a :class:`Choice`
+    needs.
+    """
 
     def __init__(
-        self, weight: Float[Tensor, "out into"], bias: Tensor | None = None, use: Use = Use.ALONE
+        self,
+        weight: Float[Tensor, "out into"],
+        bias: Tensor | None = None,
+        epilogue: Epilogue = Epilogue.NONE,
     ) -> None:
         self.weight, self.bias = weight, bias
-        self.use = use if bias is None else Use.BIASED
-        self.forget()
-        self.choose(ALL_PLAIN)
+        self.epilogue = epilogue if bias is None else Epilogue.BIAS
+        self.drop_copies()
+        self.choose(ALWAYS_PLAIN)
 
-    def __getstate__(self) -> tuple[Tensor, Tensor | None, Use]:
-        """Packed weights can be neither copied nor sent elsewhere: they are laid out there."""
-        return self.weight, self.bias, self.use
+    def __getstate__(self) -> tuple[Tensor, Tensor | None, Epilogue]:
+        """Leaves out prepared weights: they cannot be copied or sent, so they are made anew."""
+        return self.weight, self.bias, self.epilogue
 
-    def __setstate__(self, state: tuple[Tensor, Tensor | None, Use]) -> None:
-        self.weight, self.bias, self.use = state
-        self.forget()
-        self.choose(ALL_PLAIN)
+    def __setstate__(self, state: tuple[Tensor, Tensor | None, Epilogue]) -> None:
+        self.weight, self.bias, self.epilogue = state
+        self.drop_copies()
+        self.choose(ALWAYS_PLAIN)
 
     @property
     def products(self) -> Mapping[str, Product]:
-        return GATED if self.use is Use.GATED else PRODUCTS
+        return GATED_PRODUCTS if self.epilogue is Epilogue.SILU_GATE else PRODUCTS
 
     @property
-    def place(self) -> Place:
-        """What its seconds depend on but the rows."""
-        return (*self.weight.shape, self.use)
+    def problem_size(self) -> ProblemSize:
+        """What the time of a product depends on, apart from the number of rows."""
+        return (*self.weight.shape, self.epilogue)
 
-    def forget(self) -> None:
-        """Drops all copies of the weights: they are laid out anew when they are chosen."""
-        self._laid: dict[str, Any] = {}
-        self._chosen: dict[Choice, list[tuple[Callable[..., Tensor], Any]]] = {}
+    def drop_copies(self) -> None:
+        """Drops all copies of the weights. They are prepared anew when they are chosen."""
+        self._prepared: dict[str, Any] = {}
+        self._tables: dict[Choice, list[tuple[Callable[..., Tensor], Any]]] = {}
 
     def choose(self, choice: Choice) -> None:
-        """Multiplies by this choice from now on. Lays the weights out, as they are now, in the ways
-        that no earlier choice has asked for; those stay, so that going back costs nothing."""
-        if choice not in self._chosen:
-            for name in set(choice.names) - self._laid.keys():
-                self._laid[name] = self.products[name].lay(self.weight)
-            names = [choice.at(rows) for rows in range(choice.rows[-1] + 2)]
-            self._chosen[choice] = [(self.products[n].times, self._laid[n]) for n in names]
-        self._by_rows = self._chosen[choice]
-        self._most = len(self._by_rows) - 1
+        """Multiplies by this choice from now on.
+
+        Prepares the weights, as they are now, for kernels that no earlier choice had. Copies for
+        earlier choices stay, so that going back to one costs nothing.
+        """
+        if choice not in self._tables:
+            for name in set(choice.names) - self._prepared.keys():
+                self._prepared[name] = self.products[name].prepare(self.weight)
+            names = [choice.kernel_for(rows) for rows in range(choice.rows[-1] + 2)]
+            self._tables[choice] = [(self.products[n].multiply, self._prepared[n]) for n in names]
+        self._kernel_by_rows = self._tables[choice]
+        self._max_rows = len(self._kernel_by_rows) - 1
 
     @property
-    def kernels(self) -> frozenset[str]:
-        """The ways in which the weights are laid out."""
-        return frozenset(self._laid)
+    def prepared_kernels(self) -> frozenset[str]:
+        """The kernels that the weights are prepared for."""
+        return frozenset(self._prepared)
 
     def __call__(self, x: Float[Tensor, "all into"]) -> Float[Tensor, "all out"]:
-        times, laid = self._by_rows[min(x.shape[0], self._most)]
-        return times(x, laid, self.bias)
+        multiply, prepared = self._kernel_by_rows[min(x.shape[0], self._max_rows)]
+        return multiply(x, prepared, self.bias)
 
-    def onto(
+    def add_to(
         self, hidden: Float[Tensor, "all out"], x: Float[Tensor, "all into"]
     ) -> Float[Tensor, "all out"]:
-        """hidden + x W^T, of a matrix without bias."""
-        times, laid = self._by_rows[min(x.shape[0], self._most)]
-        return times(x, laid, hidden)
+        """Returns hidden + x W^T, for a matrix without a bias."""
+        multiply, prepared = self._kernel_by_rows[min(x.shape[0], self._max_rows)]
+        return multiply(x, prepared, hidden)
 
 
-def fp32_on_cpu(tensors: Iterable[Tensor]) -> bool:
+def are_fp32_on_cpu(tensors: Iterable[Tensor]) -> bool:
     return all(each.device.type == "cpu" and each.dtype == torch.float32 for each in tensors)
 
 
 def may_copy(matrices: Sequence[Matrix]) -> bool:
-    """Whether there is anything to choose from: fp32 on a CPU with oneDNN, and memory for it."""
+    """Returns whether there are kernels to choose from, and memory for copies of the weights.
+
+    There are, for fp32 on a CPU with oneDNN.
+    """
     weights = [matrix.weight for matrix in matrices]
-    if not fp32_on_cpu(weights) or not torch.backends.mkldnn.is_available():
+    if not are_fp32_on_cpu(weights) or not torch.backends.mkldnn.is_available():
         return False
-    copies = (len(products()) - 1) * sum(weight.nbytes for weight in weights)
-    return copies <= SHARE * memory.available(torch.device("cpu"))
+    copies = (len(product_names()) - 1) * sum(weight.nbytes for weight in weights)
+    return copies <= MAX_COPY_SHARE * memory.available_bytes(torch.device("cpu"))
 
 
-class Quickest:
-    """Matrices that multiply by what is quickest here; by their own weights where there is nothing
-    to choose from, and then it is false."""
+class TunedMatrices:
+    """Matrices that multiply by the kernels that are quickest here.
+
+    Where there is nothing to choose from they multiply with their own weights, and this is false.
+    """
 
     def __init__(self, matrices: Sequence[Matrix]) -> None:
         self._matrices = matrices if matrices and may_copy(matrices) else ()
-        self._samples = [sample(matrix.weight) for matrix in self._matrices]
-        self._seen: list[bytes] = []
-        self._choices: dict[int, list[Choice]] = {}  # by how many threads there are
+        self._entries = [fingerprint_entries(matrix.weight) for matrix in self._matrices]
+        self._fingerprints: list[bytes] = []
+        self._choices: dict[int, list[Choice]] = {}  # By number of threads.
         self._threads = 0
 
     def __bool__(self) -> bool:
         return bool(self._matrices)
 
     def weights_changed(self) -> bool:
-        """Whether weights were changed in place since they were laid out: a row of one, a column,
-        or more. ``weight.data`` may be written to without leaving a trace in its version."""
-        return bool(self._seen) and self._seen != self._sampled()
+        """Returns whether weights were changed in place since their copies were made.
 
-    def _sampled(self) -> list[bytes]:
-        return [each.numpy().tobytes() for each in self._samples]
+        A changed row or column of one weight is noticed. Writing to ``weight.data`` does not change
+        a tensor's version, so the version would not do.
+        """
+        return bool(self._fingerprints) and self._fingerprints != self._read_fingerprints()
+
+    def _read_fingerprints(self) -> list[bytes]:
+        return [each.numpy().tobytes() for each in self._entries]
 
     def refresh(self) -> None:
-        """Lays the weights out anew if they were changed in place, and multiplies by what is
-        quickest with the threads there are now.
+        """Copies the weights anew if they were changed, and chooses kernels for the threads in use.
 
-        For each number of threads it is chosen once, and the copies that it takes stay, so nobody
-        pays for a number of threads that somebody else used before. There are never more copies
-        than :func:`may_copy` has found room for.
+        Kernels are chosen once for each number of threads, and the copies that they need stay, so
+        that nobody pays for a number of threads that somebody else used before. There are never
+        more copies than :func:`may_copy` allows.
         """
         if not self._matrices:
             return
-        seen = self._sampled()
+        fingerprints = self._read_fingerprints()
         threads = torch.get_num_threads()
-        if self._seen == seen and self._threads == threads:
+        if self._fingerprints == fingerprints and self._threads == threads:
             return
-        if self._seen != seen:
+        if self._fingerprints != fingerprints:
             for matrix in self._matrices:
-                matrix.forget()
+                matrix.drop_copies()
         if threads not in self._choices:
-            self._choices[threads] = choices(self._matrices)
-        self._seen, self._threads = seen, threads
+            self._choices[threads] = choose_products(self._matrices)
+        self._fingerprints, self._threads = fingerprints, threads
         for matrix, choice in zip(self._matrices, self._choices[threads], strict=True):
             matrix.choose(choice)
 
 
-def sample(weight: Float[Tensor, "out into"]) -> Float[Tensor, "*sampled"]:
-    """Entries of a weight, in its own memory, that tell whether it was changed: at least one of
-    every row and one of every column, about as many as its longer side.
+def fingerprint_entries(weight: Float[Tensor, "out into"]) -> Float[Tensor, "*sampled"]:
+    """Returns a view of entries of a weight, by which a change to any row or column is noticed.
 
-    The entries stand ``step`` apart. A step of at most a row's length leaves out no row. One that
+    It has at least one entry of every row and one of every column, and about as many entries as the
+    longer side has.
+
+    The entries are ``step`` apart. A step of at most a row's length leaves out no row. A step that
     shares no divisor with that length meets another column each time until all were met, which
-    takes as many entries as there are columns; a step of at most the number of rows gives them.
+    takes as many entries as there are columns. A step of at most the number of rows gives that
+    many.
     """
     if not weight.is_contiguous():
-        return sample(weight.t()) if weight.t().is_contiguous() else weight
+        return fingerprint_entries(weight.t()) if weight.t().is_contiguous() else weight
     rows, into = weight.shape
     step = max(1, min(rows, into - 1))
     while math.gcd(step, into) > 1:
@@ -270,105 +296,119 @@ def sample(weight: Float[Tensor, "out into"]) -> Float[Tensor, "*sampled"]:
     return weight.view(-1)[::step]
 
 
-def choices(matrices: Sequence[Matrix]) -> list[Choice]:
-    """The quickest products of each matrix; those of one shape are measured together."""
-    alike = defaultdict(list)
+def choose_products(matrices: Sequence[Matrix]) -> list[Choice]:
+    """Returns the quickest products of each matrix; those of one size are measured together."""
+    by_size = defaultdict(list)
     for matrix in matrices:
-        alike[matrix.place].append(matrix)
-    times: dict[Place, dict[int, dict[str, float]]] = defaultdict(dict)
-    known = least(("products", products(), sorted(alike)), lambda: measured(alike))
-    for (*shape, rows), seconds in known.items():
-        times[tuple(shape)][rows] = seconds
-    found = {shape: best(each) for shape, each in times.items()}
-    return [found[matrix.place] for matrix in matrices]
+        by_size[matrix.problem_size].append(matrix)
+    times: dict[ProblemSize, dict[int, dict[str, float]]] = defaultdict(dict)
+    facts = "products", product_names(), sorted(by_size)
+    for (*size, rows), seconds in shortest_times(facts, lambda: time_products(by_size)).items():
+        times[tuple(size)][rows] = seconds
+    choice_by_size = {size: best_choice(each) for size, each in times.items()}
+    return [choice_by_size[matrix.problem_size] for matrix in matrices]
 
 
 @torch.no_grad()
-def measured(
-    alike: Mapping[Place, Sequence[Matrix]], seconds: float = SECONDS
-) -> dict[Place, dict[str, float]]:
-    """Seconds of the products of each place, given its matrices, by it and number of rows: of
-    those rows that matter most, and of as many others as ``seconds`` are enough for."""
+def time_products(
+    by_size: Mapping[ProblemSize, Sequence[Matrix]], seconds: float = PRODUCT_TIMING_SECONDS
+) -> dict[ProblemSize, dict[str, float]]:
+    """Returns the seconds of every product, by (problem size, number of rows) and kernel.
+
+    ``by_size`` has the matrices of each size. The numbers of rows that matter most are always
+    timed, and as many others as fit into ``seconds``.
+    """
     began = time.perf_counter()
-    laid: dict[Place, tuple[Matrix, dict[str, list[Any]]]] = {}
-    for place, (first, *others) in alike.items():
-        few = max(1, LAID // first.weight[0].nbytes // 2) * 2  # of a vocabulary's, say
-        part = Matrix(first.weight[:few], first.bias, first.use)
-        some = [part.weight, *(other.weight for other in others)]
-        some = some[: max(1, LAID // part.weight.nbytes)]
-        laid[place] = part, {n: [part.products[n].lay(each) for each in some] for n in products()}
+    prepared: dict[ProblemSize, tuple[Matrix, dict[str, list[Any]]]] = {}
+    for size, (first, *others) in by_size.items():
+        # A part of the outputs is enough of a large matrix, such as a vocabulary's.
+        outputs = max(1, MIN_TIMED_BYTES // first.weight[0].nbytes // 2) * 2
+        part = Matrix(first.weight[:outputs], first.bias, first.epilogue)
+        weights = [part.weight, *(other.weight for other in others)]
+        weights = weights[: max(1, MIN_TIMED_BYTES // part.weight.nbytes)]
+        copies = {
+            name: [part.products[name].prepare(each) for each in weights]
+            for name in product_names()
+        }
+        prepared[size] = part, copies
     times = {}
-    for rows in dict.fromkeys((*FIRST, *ROWS)):
-        if rows not in FIRST and time.perf_counter() - began > seconds:
+    for rows in dict.fromkeys((*ROWS_TIMED_FIRST, *TIMED_ROWS)):
+        if rows not in ROWS_TIMED_FIRST and time.perf_counter() - began > seconds:
             break
-        for place, (part, copies) in laid.items():
+        for size, (part, copies) in prepared.items():
+            count = 2 if rows >= FEW_MATRICES_FROM_ROWS else None
             calls = {
-                name: _all(part, name, rows, each[:2] if rows >= PROMPT else each)
-                for name, each in copies.items()
+                name: _call_for_all(part, name, rows, each[:count]) for name, each in copies.items()
             }
-            times[*place, rows] = quickest(calls)
+            times[*size, rows] = time_calls(calls)
     return times
 
 
-def _all(part: Matrix, name: str, rows: int, laid: Sequence[Any]) -> Callable[[], object]:
-    """A product over one weight after another, with what its use asks for."""
-    times, (out, into) = part.products[name].times, part.weight.shape
+def _call_for_all(
+    part: Matrix, name: str, rows: int, prepared: Sequence[Any]
+) -> Callable[[], object]:
+    """Returns a call that multiplies with one weight after another, with the matrix's epilogue."""
+    multiply, (out, into) = part.products[name].multiply, part.weight.shape
     x, base = torch.randn(rows, into), None if part.bias is None else part.bias[:out]
-    if part.use is Use.ONTO:
+    if part.epilogue is Epilogue.ADD:
         base = torch.randn(rows, out)
-    return lambda: [times(x, each, base) for each in laid]
+    return lambda: [multiply(x, each, base) for each in prepared]
 
 
-def quickest(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Seconds of each call: the least of several, taken in turns, so that a busy moment neither
-    counts nor falls on one of them alone."""
-    took: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(REPEATS):
+def time_calls(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
+    """Returns the seconds of each call: the shortest of several.
+
+    The calls take turns, so that a busy moment does not fall on one of them alone.
+    """
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for _ in range(CALLS_PER_MEASUREMENT):
         for name, call in calls.items():
             began = time.perf_counter()
             call()
-            took[name].append(time.perf_counter() - began)
-    return {name: min(each) for name, each in took.items()}
+            times[name].append(time.perf_counter() - began)
+    return {name: min(each) for name, each in times.items()}
 
 
-def least(
-    facts: Sequence[object], timed: Callable[[], Mapping[Place, Mapping[str, float]]]
-) -> dict[Place, dict[str, float]]:
-    """Seconds of each kernel in each place, which ``timed`` measures, remembered by ``facts`` and
-    the version of our own kernels.
+def shortest_times(
+    facts: Sequence[object], measure: Callable[[], Mapping[ProblemSize, Mapping[str, float]]]
+) -> dict[ProblemSize, dict[str, float]]:
+    """Returns the seconds of each kernel by problem size, as measured on this machine so far.
 
-    They are timed the first few times they are asked for, and the least of each counts: a busy
-    moment, into which so short a measurement may fall, must not decide for good.
+    ``measure`` returns the seconds now. They are stored by ``facts`` and by the version of our own
+    kernels. The first few calls of this function measure, and the shortest time of each kernel
+    counts. Such a short measurement may fall into a busy moment, which must not decide for good.
     """
-    key = _MEASURED.key("least", compiled.version(), *facts)
-    often, saved = _MEASURED.load(key) or (0, [])
-    known = {tuple(place): seconds for place, seconds in saved}
-    if often < OFTEN:
-        for place, seconds in timed().items():
-            old = known.get(place, seconds)
-            known[place] = {name: min(took, old[name]) for name, took in seconds.items()}
-        _MEASURED.save(key, [often + 1, list(known.items())])
-    return known
+    key = _MEASUREMENTS.key("least", compiled.version(), *facts)
+    measurements, stored = _MEASUREMENTS.load(key) or (0, [])
+    times = {tuple(size): seconds for size, seconds in stored}
+    if measurements < MAX_MEASUREMENTS:
+        for size, new in measure().items():
+            old = times.get(size, new)
+            times[size] = {name: min(seconds, old[name]) for name, seconds in new.items()}
+        _MEASUREMENTS.save(key, [measurements + 1, list(times.items())])
+    return times
 
 
-def best(times: dict[int, dict[str, float]]) -> Choice:
-    """The choice that these seconds, by rows and kernel, speak for. A copy of the weights that
-    saves less than ``GAIN`` of the time is left out; the first kernel needs none.
+def best_choice(times: dict[int, dict[str, float]]) -> Choice:
+    """Returns the best choice by these seconds, which are by number of rows and kernel.
 
-    Between two numbers of rows that were timed the kernel of the larger holds: beyond the step
-    where a kernel falls behind, it does so at once.
+    A copy of the weights that saves less than ``MIN_SAVING`` of the time is left out. The first
+    kernel needs no copy.
+
+    Between two numbers of rows that were timed, the kernel of the larger number is used: just
+    beyond the number of rows at which a kernel falls behind, it is far behind already.
     """
     rows = sorted(times)
     names = list(times[rows[0]])
 
-    def lost(kept: Sequence[str]) -> float:
-        """Against the quickest of all, at the number of rows where that is the most."""
-        return max(min(times[n][name] for name in kept) / min(times[n].values()) for n in rows)
+    def slowdown(subset: Sequence[str]) -> float:
+        """Returns by how much the best of a subset is slower than the best, where that is worst."""
+        return max(min(times[n][name] for name in subset) / min(times[n].values()) for n in rows)
 
     while len(names) > 1:
-        fewer = {name: lost([other for other in names if other != name]) for name in names[1:]}
-        needless = min(fewer, key=fewer.__getitem__)
-        if fewer[needless] > 1 + GAIN:
+        without = {name: slowdown([each for each in names if each != name]) for name in names[1:]}
+        needless = min(without, key=without.__getitem__)
+        if without[needless] > 1 + MIN_SAVING:
             break
         names.remove(needless)
     return Choice(tuple(rows), tuple(min(names, key=times[n].__getitem__) for n in rows))
@@ -378,50 +418,60 @@ def best(times: dict[int, dict[str, float]]) -> Choice:
 
 
 @dataclass(frozen=True)
-class Ways:
-    """By number of rows (the last one beyond it too) two ways to attend: over fewer keys than
-    ``turns`` says the first, from there on the second."""
+class AttentionChoice:
+    """The quickest attention kernels by number of rows and of keys.
+
+    ``names[i]`` are two kernels for up to ``rows[i]`` rows, and the last two also for more. The
+    first is for fewer than ``thresholds[i]`` keys, the second for that many and more.
+    """
 
     rows: tuple[int, ...]
     names: tuple[tuple[str, str], ...]
-    turns: tuple[int, ...]
+    thresholds: tuple[int, ...]
 
-    def at(self, rows: int, keys: int) -> str:
+    def kernel_for(self, rows: int, keys: int) -> str:
         index = min(bisect_left(self.rows, rows), len(self.rows) - 1)
-        return self.names[index][keys >= self.turns[index]]
+        return self.names[index][keys >= self.thresholds[index]]
 
 
 @torch.no_grad()
-def ways(
+def choose_attention(
     facts: Sequence[object],
     calls: Callable[[int, int], dict[str, Callable[[], object]]],
-    rows: Sequence[int] = FEW,
-    keys: Sequence[int] = KEYS,
-) -> Ways:
-    """The quickest ways to attend by these numbers of rows and of keys.
+    rows: Sequence[int] = ATTENTION_ROWS,
+    keys: Sequence[int] = ATTENTION_KEYS,
+) -> AttentionChoice:
+    """Returns the quickest attention kernels for these numbers of rows and of keys.
 
-    ``calls`` gives each way for (rows, keys); ``facts`` is what they depend on.
+    ``calls`` gives a call of each kernel for (rows, keys). ``facts`` is what their times depend on.
     """
-    places = [(few, each) for few in rows for each in keys]
-    known = least(("ways", rows, keys, *facts), lambda: {at: quickest(calls(*at)) for at in places})
-    found = [turning([known[few, each] for each in keys], keys) for few in rows]
-    names, turns = zip(*found, strict=True)
-    return Ways(tuple(rows), names, turns)
+    sizes = [(few, each) for few in rows for each in keys]
+    times = shortest_times(
+        ("ways", rows, keys, *facts), lambda: {size: time_calls(calls(*size)) for size in sizes}
+    )
+    plans = [best_threshold([times[few, each] for each in keys], keys) for few in rows]
+    names, thresholds = zip(*plans, strict=True)
+    return AttentionChoice(tuple(rows), names, thresholds)
 
 
-def turning(
-    timed: Sequence[Mapping[str, float]], keys: Sequence[int] = KEYS
+def best_threshold(
+    times: Sequence[Mapping[str, float]], keys: Sequence[int] = ATTENTION_KEYS
 ) -> tuple[tuple[str, str], int]:
-    """The two ways, and the one of ``keys`` where the second takes over, that lose least by the
-    seconds of each way over each; a single slow moment decides nothing. Twice the same way where
-    no second is better."""
+    """Returns two kernels, and the number of keys from which the second is the better one.
 
-    def lost(plan: tuple[tuple[str, str], int]) -> float:
-        names, turn = plan
-        taken = [names[each >= turn] for each in keys]
-        return sum(each[name] / min(each.values()) for name, each in zip(taken, timed, strict=True))
+    ``times`` has the seconds of each kernel for each number of ``keys``. The plan that loses least
+    over all of them is chosen, so that a single slow moment decides nothing. Where no second kernel
+    is better, it is twice the same.
+    """
 
-    names = tuple(timed[0])
+    def slowdown(plan: tuple[tuple[str, str], int]) -> float:
+        names, threshold = plan
+        chosen = [names[each >= threshold] for each in keys]
+        return sum(
+            each[name] / min(each.values()) for name, each in zip(chosen, times, strict=True)
+        )
+
+    names = tuple(times[0])
     alone = [((name, name), keys[0]) for name in names]
     pairs = [((one, two), key) for one in names for two in names if one != two for key in keys[1:]]
-    return min((*alone, *pairs), key=lost)
+    return min((*alone, *pairs), key=slowdown)

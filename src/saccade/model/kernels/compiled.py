@@ -1,8 +1,9 @@
-"""Attention and products of fp32 on a CPU in C (``kernels.c``), compiled for this processor once.
+"""Attention and products of fp32 on a CPU in C (``kernels.c``), compiled once for this processor.
 
-Torch's own go through libraries that are made for large matrices, and on some processors with half
-of the instructions there are. Where no C compiler is found (``CC``, else ``cc``), or what it makes
-does not compute the same, torch's serve.
+Torch's own kernels come from libraries that are made for large matrices, and on some processors
+they use half of the available instructions. Torch's kernels are used all the same where no C
+compiler is found (``CC``, else ``cc``), and where the compiled kernels do not compute what torch
+computes.
 """
 
 from __future__ import annotations
@@ -29,28 +30,34 @@ from torch.nn.functional import scaled_dot_product_attention
 from saccade.core.home import home, instructions
 
 log = logging.getLogger(__name__)
+
 SOURCE = Path(__file__).with_name("kernels.c")
 FLAGS = (
     *("-O2", "-march=native", "-fno-math-errno", "-fopenmp", "-fPIC", "-shared"),
-    "--param=avoid-fma-max-bits=0",  # GCC would round twice in some loops, and not in their twins
+    # Without this, GCC rounds twice in some loops and once in others that must agree with them.
+    "--param=avoid-fma-max-bits=0",
 )
-CALL = struct.Struct("8P18nd")  # `call` of the source, and its `product`
-PRODUCT = struct.Struct("4P6n")
-WIDEST, DIMS = 256, 8  # of a head's size: the most, and what it is a multiple of
-CLOSE = 1e-4  # to what torch computes
-PATIENCE = 60.0  # seconds for a compiler
+ATTENTION_ARGUMENTS = struct.Struct("8P18nd")  # The layout of `call` in kernels.c.
+PRODUCT_ARGUMENTS = struct.Struct("4P6n")  # The layout of `product` in kernels.c.
+MAX_HEAD_DIM = 256
+HEAD_DIM_MULTIPLE = 8
+TOLERANCE = 1e-4  # How far the kernels may be from what torch computes.
+COMPILE_TIMEOUT_SECONDS = 60.0
 
 
-class Noted(NamedTuple):
-    """Where a call adds what its last rows weigh some columns by, as ``attended`` tells it, and how
-    many keys each row ``sees``, where that is not up to itself. By address: somebody holds the
-    tensors meanwhile."""
+class MassOutput(NamedTuple):
+    """Where a call of :func:`attend` adds the attention mass of its last ``rows`` on some columns.
+
+    All fields but ``chosen``, the number of columns, and ``rows`` are addresses: the caller keeps
+    the tensors alive meanwhile. ``visible_keys`` is 0, or has the number of keys that each row
+    sees, where that is not every key up to itself.
+    """
 
     columns: int = 0
     mass: int = 0
     chosen: int = 0
     rows: int = 0
-    sees: int = 0
+    visible_keys: int = 0
 
     @classmethod
     def of(
@@ -58,13 +65,13 @@ class Noted(NamedTuple):
         rows: int,
         columns: Int[Tensor, " chosen"],
         mass: Float[Tensor, "kv_head 2 chosen"],
-        sees: Int[Tensor, " new"] | None = None,
-    ) -> Noted:
-        seen = 0 if sees is None else sees.data_ptr()
-        return cls(columns.data_ptr(), mass.data_ptr(), len(columns), rows, seen)
+        visible_keys: Int[Tensor, " new"] | None = None,
+    ) -> MassOutput:
+        visible_address = 0 if visible_keys is None else visible_keys.data_ptr()
+        return cls(columns.data_ptr(), mass.data_ptr(), len(columns), rows, visible_address)
 
 
-NOTHING = Noted()
+NO_MASS = MassOutput()
 
 
 def attend(
@@ -73,39 +80,47 @@ def attend(
     v: Float[Tensor, "kv_head seen head_dim"] | None,
     bias: Float[Tensor, "rows last"] | None,
     scale: float,
-    noted: Noted = NOTHING,
+    mass_output: MassOutput = NO_MASS,
 ) -> Float[Tensor, "head new head_dim"]:
-    """softmax(scale q k^T + bias) v; where all rows are ``noted`` they may do without values, and
-    what is given then means nothing.
+    """Returns softmax(scale q k^T + bias) v. Only for sizes that :func:`supports_head_dim` allows.
 
-    ``bias`` is added over the last keys, for each head the same: further rows are not looked at.
-    Without one each row sees up to itself, or as many keys as ``noted`` says, and what is noted is
-    written down. Only where :func:`serves` says so.
+    ``bias`` is added to the logits of the last keys, the same for each head; its further rows are
+    not read. Without a bias each row sees every key up to itself, or as many as ``mass_output``
+    says, and the mass of the rows that it names is added there. The values may be None where it
+    names all rows; then the returned numbers mean nothing. Raises MemoryError where there is no
+    memory for the mass.
     """
-    (heads, rows, width), (kv_heads, seen, _) = q.shape, k.shape
-    assert v is not None or noted.rows == rows
+    (heads, rows, width), (kv_heads, key_count, _) = q.shape, k.shape
+    assert v is not None or mass_output.rows == rows
     out = q.new_empty(rows, heads, width)
-    added = (0, 0, 0) if bias is None else (bias.data_ptr(), bias.stride(0), bias.shape[1])
-    columns, mass, chosen, last, sees = noted
+    columns, mass, chosen, mass_rows, visible_keys = mass_output
+    if bias is None:
+        bias_address, bias_stride, last = 0, 0, 0
+    else:
+        bias_address, bias_stride, last = bias.data_ptr(), bias.stride(0), bias.shape[1]
     q, k = (each if each.stride(2) == 1 else each.contiguous() for each in (q, k))
     if v is not None and v.stride(2) != 1:
         v = v.contiguous()
-    values, apart = (0, (0, 0)) if v is None else (v.data_ptr(), v.stride()[:2])
-    failed = _library().attend(
-        CALL.pack(
-            *(q.data_ptr(), k.data_ptr(), values, added[0], sees, columns, out.data_ptr(), mass),
-            *(*q.stride()[:2], *k.stride()[:2], *apart, added[1], width, heads * width),
-            *(kv_heads, heads // kv_heads, rows, seen, width, added[2], chosen, last),
-            *(torch.get_num_threads(), scale),
-        )
+    v_address, v_strides = (0, (0, 0)) if v is None else (v.data_ptr(), v.stride()[:2])
+    pointers = q.data_ptr(), k.data_ptr(), v_address, bias_address
+    outputs = visible_keys, columns, out.data_ptr(), mass
+    strides = *q.stride()[:2], *k.stride()[:2], *v_strides, bias_stride, width, heads * width
+    sizes = kv_heads, heads // kv_heads, rows, key_count, width, last, chosen, mass_rows
+    arguments = ATTENTION_ARGUMENTS.pack(
+        *pointers, *outputs, *strides, *sizes, torch.get_num_threads(), scale
     )
-    if failed:
-        raise MemoryError(f"no memory for what {last} rows attend to among {seen} keys")
+    if _library().attend(arguments):
+        raise MemoryError(
+            f"there is no memory for the attention mass of {mass_rows} rows on {key_count} keys"
+        )
     return out.transpose(0, 1)
 
 
 class Panels(NamedTuple):
-    """A weight as :func:`multiply` reads it: a few outputs after another, each input's together."""
+    """A weight in the layout that :func:`multiply` reads.
+
+    A panel has a few outputs, and their weights of one input lie together.
+    """
 
     numbers: Float[Tensor, "panels into few"]
     out: int
@@ -118,100 +133,108 @@ class Panels(NamedTuple):
 
     @classmethod
     def of_gated(cls, weight: Float[Tensor, "twice into"]) -> Panels:
-        """The first half of its outputs gates the second: each panel has of both."""
+        """Returns panels that have outputs of both halves: the first half gates the second."""
         few = _library().outputs_of_a_panel() // 2
         both = torch.cat([_in_panels(half, few) for half in weight.chunk(2)], 1)
         return cls(both.transpose(1, 2).contiguous(), len(weight) // 2, gated=True)
 
 
 def _in_panels(weight: Float[Tensor, "out into"], few: int) -> Float[Tensor, "panels few into"]:
+    """Returns a weight cut into panels of few outputs, the last one padded with zeros."""
     out, into = weight.shape
-    whole = weight.new_zeros(-(-out // few) * few, into)
-    whole[:out] = weight
-    return whole.view(-1, few, into)
+    padded = weight.new_zeros(-(-out // few) * few, into)
+    padded[:out] = weight
+    return padded.view(-1, few, into)
 
 
 def multiply(
-    x: Float[Tensor, "rows into"], laid: Panels, base: Float[Tensor, "*rows out"] | None = None
+    x: Float[Tensor, "rows into"], panels: Panels, base: Float[Tensor, "*rows out"] | None = None
 ) -> Float[Tensor, "rows out"]:
-    """base + x W^T; of a gated weight, without a base, silu(gate) times what is gated. Only where
-    :func:`available` says so."""
-    x, (rows, into), out = x.contiguous(), x.shape, laid.out
-    if base is None:
-        place = 0, 0
-    else:
+    """Returns base + x W^T; for a gated weight, which has no base, silu(gate) times the other half.
+
+    Only where :func:`is_available`.
+    """
+    x, (rows, into), out = x.contiguous(), x.shape, panels.out
+    base_address = base_stride = 0
+    if base is not None:
         base = base.contiguous()
-        place = base.data_ptr(), out if base.dim() > 1 else 0
-    found = x.new_empty(rows, out)
+        base_address = base.data_ptr()
+        base_stride = out if base.dim() > 1 else 0
+    product = x.new_empty(rows, out)
     _library().multiply(
-        PRODUCT.pack(
-            *(x.data_ptr(), laid.numbers.data_ptr(), place[0], found.data_ptr()),
-            *(place[1], rows, into, out, laid.gated, torch.get_num_threads()),
+        PRODUCT_ARGUMENTS.pack(
+            *(x.data_ptr(), panels.numbers.data_ptr(), base_address, product.data_ptr()),
+            *(base_stride, rows, into, out, panels.gated, torch.get_num_threads()),
         )
     )
-    return found
+    return product
 
 
-def serves(width: int) -> bool:
-    """Whether attention is there for heads of this size."""
-    return width <= WIDEST and not width % DIMS and available()
+def supports_head_dim(width: int) -> bool:
+    """Returns whether attention is available for heads of this size."""
+    return width <= MAX_HEAD_DIM and not width % HEAD_DIM_MULTIPLE and is_available()
 
 
 @cache
-def available() -> bool:
-    """Whether these kernels are there, and compute what torch does."""
+def is_available() -> bool:
+    """Returns whether these kernels could be compiled and compute what torch computes."""
     try:
         _library()
     except (OSError, subprocess.SubprocessError) as error:
-        log.info("kernels stay torch's own, for none could be compiled: %s", error)
+        log.info("torch's own kernels are used, because ours could not be compiled: %s", error)
         return False
     q, k, v = torch.linspace(-9.0, 9.0, 3 * 4 * 9 * 16).sin().view(3, 4, 9, 16)
     exact = scaled_dot_product_attention(q, k[:2], v[:2], is_causal=True, enable_gqa=True)
     x, weight = k.flatten(0, 1), v.flatten(0, 1)
-    same = torch.allclose(attend(q, k[:2], v[:2], None, 0.25), exact, atol=CLOSE)
-    same &= torch.allclose(multiply(x, Panels.of(weight)), x @ weight.t(), atol=CLOSE)
-    if not same:
-        log.warning("compiled kernels are wrong on this processor, and left alone")
-    return same
+    correct = torch.allclose(attend(q, k[:2], v[:2], None, 0.25), exact, atol=TOLERANCE)
+    correct &= torch.allclose(multiply(x, Panels.of(weight)), x @ weight.t(), atol=TOLERANCE)
+    if not correct:
+        log.warning("the compiled kernels are wrong on this processor, so they are not used")
+    return correct
 
 
 @cache
 def _library() -> ctypes.CDLL:
-    """What was compiled for this processor before, or is now. Raises OSError or SubprocessError."""
-    place = _place()
+    """Returns the library, and compiles it if that was not done for this processor before.
+
+    Raises OSError or SubprocessError.
+    """
+    path = _library_path()
     try:
-        library = ctypes.CDLL(str(place))
-    except OSError:  # not there, or cut short
-        library = _compile(place)
+        library = ctypes.CDLL(str(path))
+    except OSError:  # The file is missing or cut short.
+        library = _compile(path)
     library.attend.argtypes = library.multiply.argtypes = (ctypes.c_char_p,)
     library.multiply.restype = None
     return library
 
 
-def _compile(place: Path) -> ctypes.CDLL:
+def _compile(path: Path) -> ctypes.CDLL:
     with tempfile.TemporaryDirectory() as scratch:
         library = Path(scratch) / "kernels.so"
         subprocess.run(
             [*_compiler(), *FLAGS, "-o", library, SOURCE],
-            check=True, capture_output=True, timeout=PATIENCE,
+            check=True, capture_output=True, timeout=COMPILE_TIMEOUT_SECONDS,
         )  # fmt: skip
-        with suppress(OSError):  # a read-only home only means compiling again
-            place.parent.mkdir(parents=True, exist_ok=True)
-            mine = place.with_suffix(f".{os.getpid()}")
-            shutil.copy(library, mine)
-            mine.replace(place)
+        with suppress(OSError):  # In a read-only home, the next process compiles again.
+            path.parent.mkdir(parents=True, exist_ok=True)
+            own_copy = path.with_suffix(f".{os.getpid()}")
+            shutil.copy(library, own_copy)
+            own_copy.replace(path)
         return ctypes.CDLL(str(library))
 
 
 @cache
 def version() -> str:
-    """Names what these kernels are compiled from, by what and for which processor: seconds that are
-    remembered are of one version."""
-    made = repr((SOURCE.read_bytes(), _compiler(), FLAGS, instructions()))
-    return hashlib.sha256(made.encode()).hexdigest()[:24]
+    """Returns a digest of what these kernels are compiled from, by what, and for which processor.
+
+    Stored times are those of one version.
+    """
+    facts = repr((SOURCE.read_bytes(), _compiler(), FLAGS, instructions()))
+    return hashlib.sha256(facts.encode()).hexdigest()[:24]
 
 
-def _place() -> Path:
+def _library_path() -> Path:
     return home() / f"kernels-{version()}.so"
 
 

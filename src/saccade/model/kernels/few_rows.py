@@ -1,12 +1,13 @@
-"""Attention of few rows on a GPU: decoding and verifying, for several requests, in three kernels.
+"""Attention of few rows on a GPU, for decoding and verifying several requests, in three kernels.
 
-One kernel norms and rotates queries and keys and writes the caches, one attends over splits of the
-keys, one adds those up (``few_rows_triton``). All that changes from step to step is in the device's
-memory (how long texts are, where caches are, who sees whom), so a captured forward may be replayed
-while texts grow and requests come and go.
+The first kernel norms and rotates queries and keys and writes the caches. The second attends over
+splits of the keys, and the third adds the splits up (``few_rows_triton``). Everything that changes
+from step to step is in the device's memory: how long texts are, where caches are, and which row
+sees which key. A captured forward may therefore be replayed while texts grow and requests come and
+go.
 
-Where Triton is missing, or where what its kernels give on a device is not what torch gives,
-:func:`kernels_for` gives none, and torch's own attention serves.
+Where Triton is missing, or where its kernels do not compute on a device what torch computes,
+:func:`kernels_for` returns None, and torch's own attention is used.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import logging
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from functools import cache as remembered
+from functools import cache
 from importlib import import_module
 from typing import Any
 
@@ -26,19 +27,19 @@ from torch.nn.functional import rms_norm
 
 log = logging.getLogger(__name__)
 
-MAX_ROWS = 64  # of a request that the kernels are tried with
-DEVICES = ("cuda",)  # where these kernels are used
+MAX_ROWS = 64  # The most rows of a request that the kernels are tried with.
+DEVICE_TYPES = ("cuda",)
 TRITON = "saccade.model.kernels.few_rows_triton"
 
-CLOSE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
 """How far the kernels may be from torch in fp32, as a share of 1 + the number."""
 
 Buffers = Sequence[Float[Tensor, "pool_row head_dim"]]
-"""Keys or values of all requests, by layer, as ``CachePool`` holds them."""
+"""Keys or values of all requests, by layer, as ``CachePool`` stores them."""
 Rotation = tuple[Float[Tensor, "row head_dim"], Float[Tensor, "row head_dim"]]
-"""cos and sin of each row, sin with the sign of rotate-half in it."""
+"""cos and sin of each row; sin includes the sign of rotate-half."""
 Norms = tuple[Float[Tensor, " head_dim"], Float[Tensor, " head_dim"]]
-"""The weights by which queries and keys are normed."""
+"""The weights of the norms of queries and of keys."""
 
 
 @dataclass(frozen=True)
@@ -53,36 +54,37 @@ class Kernels:
 
     @property
     def triton(self) -> Any:
-        """The module of kernels. No field: a model is copied and sent to processes with these."""
+        """The module of kernels. It is not a field, so that models can be copied and sent."""
         return import_module(TRITON)
 
     def splits(self, requests: int, rows: int) -> int:
-        """Over how many programs the keys of each request are split."""
+        """Returns over how many programs the keys of each request are split."""
         queries = rows * self.heads // self.kv_heads
         blocks = -(-queries // self.triton.row_block(queries))
-        found: int = self.triton.splits_for(
-            requests * self.kv_heads * blocks, processors(self.device)
+        splits: int = self.triton.splits_for(
+            requests * self.kv_heads * blocks, processor_count(self.device)
         )
-        return found
+        return splits
 
 
 @dataclass(frozen=True)
 class FewRowAttention:
-    """The attention of one forward, or of all captured ones of a size: as many rows a request.
+    """The attention of one forward, or of all captured forwards of a size.
 
-    The tensors are read when the kernels run, so they may be filled anew before each replay.
+    Each request has the same number of rows. The tensors are read when the kernels run, so they may
+    be filled anew before each replay.
     """
 
     kernels: Kernels
     keys: Buffers
     values: Buffers
     caches: Int[Tensor, "3 request"]
-    """Of each request: its first row in the buffers, the rows a head has there, and how many keys
-    every row sees."""
+    """Each request's first row in the buffers, its rows for each head, and how many keys every row
+    sees."""
     places: Int[Tensor, "request rows"]
-    """Where in its request's cache a row's key goes."""
+    """The position of each row's key in the request's cache."""
     visible: Bool[Tensor, "request rows tail"]
-    """Who sees which of the keys after those that every row sees."""
+    """Which of the keys after those that every row sees each row sees too."""
 
     def __call__(
         self,
@@ -92,9 +94,9 @@ class FewRowAttention:
         v: Float[Tensor, "kv_head row head_dim"],
         scale: float,
     ) -> Float[Tensor, "row out"]:
-        """Writes a layer's keys and values, which are rotated already, and attends."""
-        asked, keys, values = (each.transpose(0, 1) for each in (q, k, v))
-        return self._attend(layer, asked, keys, values, scale, None, None, 0.0)
+        """Writes a layer's keys and values and attends. Queries and keys are already rotated."""
+        queries, keys, values = (each.transpose(0, 1) for each in (q, k, v))
+        return self._attend(layer, queries, keys, values, scale, None, None, 0.0)
 
     def rotate_and_attend(
         self,
@@ -107,7 +109,7 @@ class FewRowAttention:
     ) -> Float[Tensor, "row out"]:
         """Norms and rotates a layer's queries and keys, writes its cache and attends.
 
-        ``qkv`` is what the layer projected: the heads of queries, then of keys, then of values.
+        ``qkv`` is the layer's projection: the heads of queries, then of keys, then of values.
         """
         heads, kv_heads = self.kernels.heads, self.kernels.kv_heads
         q, k, v = qkv.split((heads, kv_heads, kv_heads), 1)
@@ -126,18 +128,18 @@ class FewRowAttention:
     ) -> Float[Tensor, "row out"]:
         kernels, (requests, rows) = self.kernels, self.places.shape
         caches = self.keys[layer], self.values[layer], self.caches
-        asked = kernels.triton.rotate_and_write(
+        queries = kernels.triton.rotate_and_write(
             q, k, v, *caches, self.places.flatten(), rotation, norms, eps
         )
         mask = self.visible.view(torch.uint8).flatten(0, 1)
         splits = kernels.splits(requests, rows)
-        mixed: Tensor = kernels.triton.attend(asked, *caches, mask, kernels.kv_heads, splits, scale)
-        return mixed
+        out: Tensor = kernels.triton.attend(queries, *caches, mask, kernels.kv_heads, splits, scale)
+        return out
 
 
-@remembered
-def processors(device: torch.device) -> int:
-    """How many processors (SMs) a device has."""
+@cache
+def processor_count(device: torch.device) -> int:
+    """Returns how many processors (SMs) a device has."""
     if device.type != "cuda":
         return 4
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -150,55 +152,58 @@ def kernels_for(
     devices: Sequence[torch.device],
     dtype: torch.dtype,
 ) -> Kernels | None:
-    """The kernels for a model of these heads, whose layers are on these ``devices``; None on CPUs,
-    over several devices, without Triton, and where a trial shows that they are wrong there."""
+    """Returns the kernels for a model of these heads, whose layers are on these ``devices``.
+
+    Returns None on CPUs, over several devices, without Triton, and where a trial shows that the
+    kernels are wrong there.
+    """
     device, *others = set(devices)
-    if others or device.type not in DEVICES or dtype not in CLOSE or head_dim % 2:
+    if others or device.type not in DEVICE_TYPES or dtype not in TOLERANCE or head_dim % 2:
         return None
-    return _tried(heads, kv_heads, head_dim, device, dtype)
+    return _kernels_if_correct(heads, kv_heads, head_dim, device, dtype)
 
 
-@remembered
-def _tried(
+@cache
+def _kernels_if_correct(
     heads: int, kv_heads: int, head_dim: int, device: torch.device, dtype: torch.dtype
 ) -> Kernels | None:
     try:
         triton: Any = import_module(TRITON)
     except ImportError as error:
-        log.warning("torch's attention serves on %s, for there is no Triton: %s", device, error)
+        log.warning("torch's attention is used on %s, because Triton is missing: %s", device, error)
         return None
     if triton.INTERPRETED and device.type == "cuda":
-        log.warning("torch's attention serves on %s, for TRITON_INTERPRET is set", device)
+        log.warning("torch's attention is used on %s, because TRITON_INTERPRET is set", device)
         return None
     kernels = Kernels(heads, kv_heads, head_dim, dtype, device)
     # Triton launches on the current device, wherever the tensors are.
-    here = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
+    on_device = torch.cuda.device(device) if device.type == "cuda" else nullcontext()
     try:
-        with here:
-            apart = difference_from_torch(kernels)
+        with on_device:
+            difference = difference_from_torch(kernels)
     except Exception as error:  # Triton raises whatever its compiler and the driver raise.
-        log.warning("torch's attention serves on %s, for Triton's failed: %s", device, error)
+        log.warning("torch's attention is used on %s, because Triton's failed: %s", device, error)
         return None
-    if not apart <= CLOSE[dtype]:  # NaN is not close either
+    if not difference <= TOLERANCE[dtype]:  # This form also refuses NaN.
         log.warning(
-            "torch's attention serves on %s in %s: Triton's gives numbers %.2g apart from it",
+            "torch's attention is used on %s in %s, because Triton's differs from it by %.2g",
             device,
             dtype,
-            apart,
+            difference,
         )
         return None
     return kernels
 
 
-# -- what the kernels are held against -------------------------------------------------------------
+# -- comparing the kernels with torch --------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class Trial:
-    """Random requests for the kernels, and what torch computes of them.
+    """Random requests for the kernels, and what torch computes for them.
 
-    Each has ``rows`` new rows, over the tokens that are there already; ``visible`` are random trees
-    over the new rows. Cache rows that hold nothing are NaN.
+    Each request has ``rows`` new rows after the tokens that are in its cache, and ``visible`` has a
+    random tree over the new rows. Unused rows of caches are NaN.
     """
 
     attention: FewRowAttention
@@ -208,7 +213,7 @@ class Trial:
     def of(
         cls, kernels: Kernels, lengths: Sequence[int], rows: int, tail: int = 64, seed: int = 0
     ) -> Trial:
-        """A trial of one layer, of as many requests as ``lengths``."""
+        """Returns a trial of one layer, with one request for each of ``lengths``."""
         random = torch.Generator().manual_seed(seed)
         device, dtype, kv_heads = kernels.device, kernels.dtype, kernels.kv_heads
         tail = max(tail, rows)
@@ -234,7 +239,7 @@ class Trial:
         return cls(attention, torch.randn(shape, generator=random).to(device, dtype))
 
     def copy(self) -> Trial:
-        """The same requests over buffers of their own."""
+        """Returns the same requests over buffers of their own."""
         own = self.attention
         keys, values = [own.keys[0].clone()], [own.values[0].clone()]
         copied = FewRowAttention(
@@ -242,7 +247,7 @@ class Trial:
         )
         return Trial(copied, self.qkv)
 
-    def plain(
+    def expected_output(
         self,
         scale: float,
         rotation: Rotation | None = None,
@@ -250,7 +255,7 @@ class Trial:
         eps: float = 0.0,
         soft_cap: float = 0.0,
     ) -> Float[Tensor, "row out"]:
-        """What the kernels compute, in fp32 and in torch's own words; it writes the buffers too."""
+        """Computes in fp32 and in torch what the kernels compute; writes the buffers as they do."""
         own, kernels = self.attention, self.attention.kernels
         kv_heads, head_dim = kernels.kv_heads, kernels.head_dim
         q, k, v = self.qkv.split((kernels.heads, kv_heads, kv_heads), 1)
@@ -258,34 +263,35 @@ class Trial:
             q, k = (rms_norm(x, (head_dim,), w, eps) for x, w in zip((q, k), norms, strict=True))
         if rotation is not None:
             q, k = (_rotated(each, rotation) for each in (q, k))
-        rows, found = own.visible.shape[1], []
+        rows, outputs = own.visible.shape[1], []
         for number, (first, capacity, length) in enumerate(own.caches.t().tolist()):
             new, end = slice(number * rows, (number + 1) * rows), length + rows
             parts = []
-            for buffer, given in ((own.keys[0], k), (own.values[0], v)):
-                cache = buffer[first : first + kv_heads * capacity].view(kv_heads, capacity, -1)
-                cache[:, length:end] = given[new].transpose(0, 1)
-                parts.append(cache[:, :end].float())
+            for buffer, source in ((own.keys[0], k), (own.values[0], v)):
+                of_request = buffer[first : first + kv_heads * capacity]
+                of_request = of_request.view(kv_heads, capacity, -1)
+                of_request[:, length:end] = source[new].transpose(0, 1)
+                parts.append(of_request[:, :end].float())
             grouped = q[new].transpose(0, 1).float().reshape(kv_heads, -1, rows, head_dim)
             logits = torch.einsum("hgrd,hkd->hgrk", grouped, parts[0]) * scale
             if soft_cap:
                 logits = soft_cap * torch.tanh(logits / soft_cap)
             hidden = ~own.visible[number, :, :rows]
             logits[..., length:].masked_fill_(hidden, float("-inf"))
-            mixed = torch.einsum("hgrk,hkd->rhgd", logits.softmax(-1), parts[1])
-            found.append(mixed.reshape(rows, -1))
-        return torch.cat(found).to(self.qkv.dtype)
+            output = torch.einsum("hgrk,hkd->rhgd", logits.softmax(-1), parts[1])
+            outputs.append(output.reshape(rows, -1))
+        return torch.cat(outputs).to(self.qkv.dtype)
 
 
 def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
     half = x.shape[-1] // 2
-    turned = torch.cat((x[..., half:], x[..., :half]), -1)
+    swapped = torch.cat((x[..., half:], x[..., :half]), -1)
     cos, sin = (each[:, None].float() for each in rotation)
-    return (x.float() * cos + turned.float() * sin).to(x.dtype)
+    return (x.float() * cos + swapped.float() * sin).to(x.dtype)
 
 
 def example_rotation(trial: Trial) -> tuple[Rotation, Norms]:
-    """A rotation for a trial's rows and weights of norms, none of whose numbers are alike."""
+    """Returns a rotation for a trial's rows and weights of norms, whose numbers all differ."""
     count, width = len(trial.qkv), trial.attention.kernels.head_dim
     angle = torch.arange(count)[:, None] * torch.linspace(0.1, 1, width)
     norms = torch.linspace(0.5, 1.5, width), torch.linspace(1.4, 0.6, width)
@@ -297,23 +303,25 @@ def example_rotation(trial: Trial) -> tuple[Rotation, Norms]:
 
 @torch.no_grad()
 def difference_from_torch(kernels: Kernels) -> float:
-    """How far the kernels are from torch, in what they give and in what they write (see ``CLOSE``;
-    NaN if anything is NaN): of one row and of the most rows, over few keys and over many, with
-    norms and rotations."""
-    worst = []
+    """Returns how far the kernels are from torch, in what they return and in what they write.
+
+    The measure is that of ``TOLERANCE``, and NaN if any number is NaN. The kernels are tried with
+    one row and with the most rows, over few keys and over many, with norms and rotations.
+    """
+    differences = []
     for lengths, rows in (((700,), 1), ((0, 333, 64), 2), ((150,), MAX_ROWS)):
         trial = Trial.of(kernels, lengths, rows)
         other = trial.copy()
         rotation, norms = example_rotation(trial)
         scale = kernels.head_dim**-0.5
         ours = trial.attention.rotate_and_attend(0, trial.qkv, scale, rotation, norms, 1e-6)
-        theirs = other.plain(scale, rotation, norms, 1e-6)
+        theirs = other.expected_output(scale, rotation, norms, 1e-6)
         written, expected_written = (
             [buffer.nan_to_num() for buffer in (*each.attention.keys, *each.attention.values)]
             for each in (trial, other)
         )
         pairs = zip([ours, *written], [theirs, *expected_written], strict=True)
-        for found, expected in pairs:
-            apart = (found.float() - expected.float()).abs() / (1 + expected.float().abs())
-            worst.append(apart.amax())
-    return float(torch.stack(worst).amax())
+        for actual, expected in pairs:
+            difference = (actual.float() - expected.float()).abs() / (1 + expected.float().abs())
+            differences.append(difference.amax())
+    return float(torch.stack(differences).amax())

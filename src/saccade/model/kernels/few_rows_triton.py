@@ -1,13 +1,14 @@
-"""The Triton kernels of :mod:`few_rows`, and how they are launched.
+"""The Triton kernels of :mod:`few_rows`, and their launches.
 
-Nothing imports this file but ``few_rows``, and that only where there is a GPU: Triton is optional.
+Only ``few_rows`` imports this file, and only where there is a GPU, because Triton is optional.
 Under ``TRITON_INTERPRET=1`` the same code runs on CPUs.
 
-The attention follows Flash-Decoding (Dao, Haziza, Massa and Sizov, 2023): few rows do not fill a
-GPU, so the keys are split over many programs, and a second kernel adds up what they found.
+The attention follows Flash-Decoding (Dao, Haziza, Massa and Sizov, 2023). Few rows do not fill a
+GPU, so the keys are split over many programs, and a second kernel adds up the results of the
+splits.
 """
 
-# Arguments of kernels are what the compiler makes of them: they have no types for mypy.
+# Arguments of kernels have no types for mypy, because Triton's compiler gives them their types.
 # mypy: disallow-untyped-defs=False
 
 from __future__ import annotations
@@ -22,28 +23,33 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 
 INTERPRETED = triton.knobs.runtime.interpret  # The interpreter multiplies bfloat16 wrongly.
 MAX_SPLITS = 64
-BLOCK_BYTES = 16384  # of keys (and as many of values) that a program reads at once
-MAX_ROW_BLOCK = 64  # queries of a program; more are further programs
-SPLITS_AT_ONCE = 16  # that are added up together
+BLOCK_BYTES = 16384  # A program reads so many bytes of keys at once, and as many of values.
+MAX_ROW_BLOCK = 64  # The most queries of one program.
+SPLITS_AT_ONCE = 16  # So many splits are added up together.
 
 
 def row_block(queries: int) -> int:
-    """How many of a request's queries a program attends for: a power of two that tensor cores
-    take. A query is one head of one row; a group's heads share their keys."""
+    """Returns how many of a request's queries one program attends for.
+
+    It is a power of two that tensor cores allow. A query is one head of one row, and a group's
+    heads share their keys.
+    """
     return min(MAX_ROW_BLOCK, max(16, triton.next_power_of_2(queries)))
 
 
 def key_block(head_dim: int, itemsize: int) -> int:
-    """How many keys a program reads at once."""
+    """Returns how many keys a program reads at once."""
     padded = max(16, triton.next_power_of_2(head_dim))
     return min(64, max(16, BLOCK_BYTES // (padded * itemsize)))
 
 
 def splits_for(programs: int, processors: int) -> int:
-    """Over how many programs keys are split, where there are ``programs`` without splitting: so
-    that every processor of the GPU has two."""
-    wanted = max(1, 2 * processors // max(1, programs))
-    return min(MAX_SPLITS, 1 << (wanted.bit_length() - 1))
+    """Returns over how many programs keys are split, where there are ``programs`` without splits.
+
+    Every processor of the GPU has about two programs then.
+    """
+    splits = max(1, 2 * processors // max(1, programs))
+    return min(MAX_SPLITS, 1 << (splits.bit_length() - 1))
 
 
 @triton.jit
@@ -53,7 +59,7 @@ def _add_keys(
     MASKED: tl.constexpr, SOFT_CAP: tl.constexpr, HEAD_DIM: tl.constexpr,
     KEY_BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """One block of keys, added to the running softmax."""
+    """Adds one block of keys to the running softmax."""
     key = start + tl.arange(0, KEY_BLOCK)
     key_at = key[:, None] * HEAD_DIM + dims[None, :]
     if MASKED:
@@ -84,7 +90,7 @@ def _add_keys(
         is_used = tl.max(visible.to(tl.int32), 0) > 0
         read_values = tl.where(is_used[:, None], read_values, 0.0)
     new_top = tl.maximum(top, tl.max(logits, 1))
-    # A row that has seen no key yet has no maximum.
+    # As long as a row sees no key it has no maximum.
     base = tl.where(new_top == float("-inf"), 0.0, new_top)
     weights = tl.exp2(logits - base[:, None])
     shrink = tl.exp2(top - base)
@@ -105,9 +111,9 @@ def _attend_to_split(
     ROW_BLOCK: tl.constexpr, KEY_BLOCK: tl.constexpr, SOFT_CAP: tl.constexpr,
     WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Softmax attention of a block of one request's queries over one split of its keys.
+    """Computes softmax attention of a block of one request's queries over one split of its keys.
 
-    What is stored is not divided by the softmax's sum: (mixed, maximum, sum) of every split.
+    Stores (mixed values, maximum, sum) of every split, without dividing by the softmax's sum.
     """
     GROUPS: tl.constexpr = HEADS // KV_HEADS
     split, splits = tl.program_id(0), tl.num_programs(0)
@@ -118,8 +124,8 @@ def _attend_to_split(
     capacity = tl.load(caches + requests + request)
     seen_by_all = tl.load(caches + 2 * requests + request).to(tl.int32)
     all_keys = tl.minimum(seen_by_all + tail, capacity.to(tl.int32))
-    # Times a constant: the compiler knows how this is aligned, and reads 16 bytes at once. It would
-    # not know it of a pointer that is loaded.
+    # The offset is a multiple of a constant, so the compiler knows its alignment and reads 16 bytes
+    # at once. It would not know the alignment of a pointer that is loaded.
     start_at = (first_row + kv_head * capacity) * HEAD_DIM
     keys = key_buffer + start_at
     values = value_buffer + start_at
@@ -131,13 +137,13 @@ def _attend_to_split(
     head = kv_head * GROUPS + number % GROUPS
     dims = tl.arange(0, PADDED)
     is_inside = dims < HEAD_DIM
-    asked = tl.load(
+    queries = tl.load(
         query + ((row * HEADS + head) * HEAD_DIM)[:, None] + dims[None, :],
         mask=is_row[:, None] & is_inside[None, :],
         other=0.0,
     )
     if WIDE:
-        asked = asked.to(tl.float32)
+        queries = queries.to(tl.float32)
     mask_rows = mask + row * tail
 
     share = tl.cdiv(tl.cdiv(all_keys, KEY_BLOCK), splits) * KEY_BLOCK
@@ -150,12 +156,12 @@ def _attend_to_split(
     total = tl.zeros([ROW_BLOCK], dtype=tl.float32)
     for start in range(begin, plain_end, KEY_BLOCK):
         mixed, top, total = _add_keys(
-            mixed, top, total, asked, keys, values, mask_rows, start, seen_by_all, end, scale,
+            mixed, top, total, queries, keys, values, mask_rows, start, seen_by_all, end, scale,
             soft_cap, is_row, is_inside, dims, False, SOFT_CAP, HEAD_DIM, KEY_BLOCK, WIDE,
         )  # fmt: skip
     for start in range(tl.maximum(begin, plain_end), end, KEY_BLOCK):
         mixed, top, total = _add_keys(
-            mixed, top, total, asked, keys, values, mask_rows, start, seen_by_all, end, scale,
+            mixed, top, total, queries, keys, values, mask_rows, start, seen_by_all, end, scale,
             soft_cap, is_row, is_inside, dims, True, SOFT_CAP, HEAD_DIM, KEY_BLOCK, WIDE,
         )  # fmt: skip
 
@@ -174,7 +180,7 @@ def _add_splits(
     mixed, sums, out,
     HEAD_DIM: tl.constexpr, PADDED: tl.constexpr, SPLITS: tl.constexpr, CHUNK: tl.constexpr,
 ):  # fmt: skip
-    """Adds up what the splits of one row's head found, and divides by the softmax's sum."""
+    """Adds up the splits of one head of one row, and divides by the softmax's sum."""
     part = tl.program_id(0)
     every = part * SPLITS + tl.arange(0, SPLITS)
     tops = tl.load(sums + 2 * every)
@@ -184,17 +190,17 @@ def _add_splits(
     total = tl.sum(totals * tl.exp2(tops - base), 0)
     dims = tl.arange(0, PADDED)
     is_inside = dims < HEAD_DIM
-    found = tl.zeros([PADDED], dtype=tl.float32)
+    summed = tl.zeros([PADDED], dtype=tl.float32)
     for first in range(0, SPLITS, CHUNK):
         some = part * SPLITS + first + tl.arange(0, CHUNK)
         weight = tl.exp2(tl.load(sums + 2 * some) - base)
         read = tl.load(
             mixed + some[:, None] * HEAD_DIM + dims[None, :], mask=is_inside[None, :], other=0.0
         )
-        found += tl.sum(read * weight[:, None], 0)
-    # A row that sees no key at all gives zeros.
-    found = found / tl.where(total == 0.0, 1.0, total)
-    tl.store(out + part * HEAD_DIM + dims, found.to(out.dtype.element_ty), mask=is_inside)
+        summed += tl.sum(read * weight[:, None], 0)
+    # The result of a row that sees no key at all is zeros.
+    summed = summed / tl.where(total == 0.0, 1.0, total)
+    tl.store(out + part * HEAD_DIM + dims, summed.to(out.dtype.element_ty), mask=is_inside)
 
 
 @triton.jit
@@ -205,16 +211,16 @@ def _rotate_and_write(
     HEADS: tl.constexpr, KV_HEADS: tl.constexpr, HEAD_DIM: tl.constexpr, PADDED: tl.constexpr,
     NORMED: tl.constexpr, ROTATED: tl.constexpr,
 ):  # fmt: skip
-    """One head of one row: a query goes to ``query_out``, a key or value to its request's cache.
+    """Writes one head of one row: a query to ``query_out``, a key or value to its request's cache.
 
-    Queries and keys are normed and rotated on the way; ``sin`` has the sign of rotate-half in it.
+    Queries and keys are normed and rotated before. ``sin`` includes the sign of rotate-half.
     """
     row = tl.program_id(0)
     head = tl.program_id(1)
     dims = tl.arange(0, PADDED)
     is_inside = dims < HEAD_DIM
     HALF: tl.constexpr = HEAD_DIM // 2
-    turned = tl.where(dims < HALF, dims + HALF, dims - HALF)
+    swapped = tl.where(dims < HALF, dims + HALF, dims - HALF)
     is_query = head < HEADS
     is_value = head >= HEADS + KV_HEADS
     kind = query.dtype.element_ty
@@ -224,11 +230,11 @@ def _rotate_and_write(
         source = value + row * value_row_stride + (head - HEADS - KV_HEADS) * value_head_stride
     else:
         source = key + row * key_row_stride + (head - HEADS) * key_head_stride
-    found = tl.load(source + dims, mask=is_inside, other=0.0)
+    numbers = tl.load(source + dims, mask=is_inside, other=0.0)
     if not is_value:
         if NORMED or ROTATED:
-            exact = found.to(tl.float32)
-            partner = tl.load(source + turned, mask=is_inside, other=0.0).to(tl.float32)
+            exact = numbers.to(tl.float32)
+            partner = tl.load(source + swapped, mask=is_inside, other=0.0).to(tl.float32)
             if NORMED:
                 norm = query_norm
                 if not is_query:
@@ -236,15 +242,15 @@ def _rotate_and_write(
                 scale = tl.rsqrt(tl.sum(exact * exact, 0) / HEAD_DIM + eps)
                 weight = tl.load(norm + dims, mask=is_inside, other=0.0).to(tl.float32)
                 exact = (exact * scale * weight).to(kind).to(tl.float32)
-                weight = tl.load(norm + turned, mask=is_inside, other=0.0).to(tl.float32)
+                weight = tl.load(norm + swapped, mask=is_inside, other=0.0).to(tl.float32)
                 partner = (partner * scale * weight).to(kind).to(tl.float32)
             if ROTATED:
                 at = row * HEAD_DIM + dims
                 exact = exact * tl.load(cos + at, mask=is_inside, other=0.0).to(tl.float32)
                 exact += partner * tl.load(sin + at, mask=is_inside, other=0.0).to(tl.float32)
-            found = exact.to(kind)
+            numbers = exact.to(kind)
     if is_query:
-        tl.store(query_out + (row * HEADS + head) * HEAD_DIM + dims, found, mask=is_inside)
+        tl.store(query_out + (row * HEADS + head) * HEAD_DIM + dims, numbers, mask=is_inside)
     else:
         request = row // rows
         first_row = tl.load(caches + request)
@@ -255,7 +261,7 @@ def _rotate_and_write(
         if is_value:
             buffer = value_buffer
         at = (first_row + kv_head * capacity + place) * HEAD_DIM
-        tl.store(buffer + at + dims, found, mask=is_inside)
+        tl.store(buffer + at + dims, numbers, mask=is_inside)
 
 
 def attend(
@@ -269,11 +275,11 @@ def attend(
     scale: float,
     soft_cap: float = 0.0,
 ) -> Float[Tensor, "row out"]:
-    """Attention of every row over its request's keys; heads lie side by side in the result.
+    """Returns the attention of every row over its request's keys, heads side by side.
 
-    ``caches`` are, of each request, its first row in the buffers, the rows a head has there, and
-    how many keys every row sees; ``mask`` tells who sees the keys after those. Two kernels, of
-    which neither waits for the GPU nor for anything the host knows but sizes.
+    ``caches`` has each request's first row in the buffers, its rows for each head, and how many
+    keys every row sees. ``mask`` says which rows see the keys after those. Launches two kernels.
+    Neither waits for the GPU, and neither depends on numbers that the host knows, other than sizes.
     """
     rows, heads, head_dim = q.shape
     requests = caches.shape[1]
@@ -310,9 +316,9 @@ def rotate_and_write(
     norms: tuple[Float[Tensor, " head_dim"], Float[Tensor, " head_dim"]] | None = None,
     eps: float = 0.0,
 ) -> Float[Tensor, "row head head_dim"]:
-    """The queries, normed and rotated; keys (so too) and values are written into the buffers.
+    """Returns the queries normed and rotated; writes such keys, and the values, into the buffers.
 
-    ``places`` say where in its request's cache a row's key goes. One kernel.
+    ``places`` has the position of each row's key in its request's cache. Launches one kernel.
     """
     rows, heads, head_dim = q.shape
     out = q.new_empty(rows, heads, head_dim)

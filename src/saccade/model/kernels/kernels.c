@@ -1,14 +1,14 @@
 /* Attention and products of a decoder in fp32, for any number of rows.
 
-   Nothing that a row gives is added up across a vector's lanes, and its sums are taken in one order
-   whatever rows are beside it and however many threads there are: a row comes out the same, bit for
-   bit, alone and among others. (What rows attend to, told beside, is added up as it comes.)
+   No result of a row is a sum over a vector's lanes, and its sums are computed in one order, whatever
+   rows are beside it and however many threads there are. So a row has the same result, bit for bit,
+   alone and among others. (The attention mass is an exception: threads add it up in any order.)
 
-   In attention the lanes are queries: a key's numbers are broadcast to all of them, and both products
-   and the softmax go lane by lane. Keys are read once, a block at a time, with the softmax's maximum
-   and sum carried along (Milakov and Gimelshein 2018, "Online normalizer calculation for softmax").
-   A *tile* is up to WIDE vectors of queries of one key head; tiles, and parts of the keys, are shared
-   out among threads. In a product the lanes are outputs. */
+   In attention the lanes are queries. A key's numbers are broadcast to all of them, and both products
+   and the softmax go lane by lane. Keys are read once, a block at a time, and the softmax's maximum and
+   sum are updated with each block (Milakov and Gimelshein 2018, "Online normalizer calculation for
+   softmax"). A *tile* is up to MAX_VECTORS vectors of queries of one key head. Threads share the tiles,
+   and parts of the keys. In a product the lanes are outputs. */
 
 #include <float.h>
 #include <omp.h>
@@ -19,38 +19,39 @@
 
 #if defined(__AVX512F__)
 #define BYTES 64
-#define TOGETHER 8 /* keys scored, or numbers mixed, at once: with WIDE vectors each, what registers hold */
-#define ROWS 12    /* multiplied at once, with ACROSS vectors each */
+#define KEYS_AT_ONCE 8  /* Keys scored together; with MAX_VECTORS vectors each they fill the registers. */
+#define ROWS_AT_ONCE 12 /* Rows multiplied together, with VECTORS_PER_PANEL vectors each. */
 #elif defined(__AVX__)
 #define BYTES 32
-#define TOGETHER 4
-#define ROWS 6
-#define HELD(x) __asm__("" : "+x"(x)) /* GCC would read it anew for each sum: no register is left over */
+#define KEYS_AT_ONCE 4
+#define ROWS_AT_ONCE 6
+/* Without this, GCC reads the vector from memory again for each sum. */
+#define IN_REGISTER(x) __asm__("" : "+x"(x))
 #else
 #define BYTES 16
-#define TOGETHER 4
-#define ROWS 6
+#define KEYS_AT_ONCE 4
+#define ROWS_AT_ONCE 6
 #endif
-#ifndef HELD
-#define HELD(x)
+#ifndef IN_REGISTER
+#define IN_REGISTER(x)
 #endif
-#define HOLD(each, from, count) \
-    lanes each[WIDE];           \
-    EACH(n, count) { each[n] = (from)[n]; HELD(each[n]); }
+#define LOAD(each, from, count) \
+    lanes each[MAX_VECTORS];    \
+    EACH(n, count) { each[n] = (from)[n]; IN_REGISTER(each[n]); }
 #define LANES ((int)(BYTES / sizeof(float)))
-#define WIDE 3
-#define TILE (WIDE * LANES)
-#define DIMS 8      /* of a value mixed at once for one vector; head sizes are multiples of it */
-#define WIDEST 256  /* head size */
-#define BLOCK 64    /* keys between two looks at the maximum */
-#define PART 1024   /* keys that a thread goes over, a multiple of BLOCK */
+#define MAX_VECTORS 3 /* Of a tile's queries. */
+#define TILE (MAX_VECTORS * LANES)
+#define DIMS_AT_ONCE 8 /* Numbers of a value added together for one vector; head sizes are multiples of it. */
+#define MAX_HEAD_DIM 256
+#define KEY_BLOCK 64       /* Keys between two updates of the maximum. */
+#define KEYS_PER_PART 1024 /* Keys that one thread goes over; a multiple of KEY_BLOCK. */
 #define LOWEST -1e30f
-#define LOG2_E 1.4426950408889634 /* logits are kept times it, for weights are powers of two */
-#define ACROSS 2    /* vectors of outputs of a product in a panel */
-#define PANEL (ACROSS * LANES)
-#define AHEAD 8     /* inputs whose weights are fetched before they are asked for */
-#define TALL 8      /* blocks in a part of the rows, at least: parts are then about as large for threads */
-#define NEAR 524288 /* bytes of rows that meet one panel after another, as near caches hold them */
+#define LOG2_E 1.4426950408889634 /* Logits are multiplied by it, because weights are powers of two. */
+#define VECTORS_PER_PANEL 2       /* Vectors of outputs in a panel of a product. */
+#define OUTPUTS_PER_PANEL (VECTORS_PER_PANEL * LANES)
+#define PREFETCH_DISTANCE 8     /* Weights are prefetched so many inputs before they are used. */
+#define MIN_BLOCKS_PER_PART 8   /* Of a part of the rows, so that all parts are about equally large. */
+#define NEAR_CACHE_BYTES 524288 /* So many bytes of rows are multiplied with one panel after another. */
 #define INLINE static inline __attribute__((always_inline))
 #define EACH(i, count) _Pragma("GCC unroll 16") for (int i = 0; i < (count); i++)
 
@@ -58,42 +59,48 @@ typedef float lanes __attribute__((vector_size(BYTES), may_alias));
 typedef float anywhere __attribute__((vector_size(BYTES), may_alias, aligned(4)));
 typedef int32_t masks __attribute__((vector_size(BYTES), may_alias));
 
-/* As `compiled.CALL` packs it. Strides are counted in floats; rows lie one after another in width. */
+/* The layout is that of `compiled.ATTENTION_ARGUMENTS`. Strides are counted in floats, and the numbers of
+   a row are contiguous. `bias` [rows][bias_keys] is added to the logits of the last keys, or it is NULL.
+   `visible_keys` has the number of keys that each row sees. Where it is NULL, a row sees all keys if there
+   is a bias, and else every key up to itself. The mass of the last `mass_rows` rows on `columns` is added
+   to `mass` [kv_heads][2][chosen]. */
 typedef struct {
-    const float *q, *k, *v, *bias; /* bias [rows, last] is added over the last keys; or none */
-    const int64_t *sees, *columns; /* how many keys each row sees; else up to itself, or all if a bias tells */
-    float *out, *mass; /* to mass [kv_heads][2][chosen] is added what the last `noted` rows have there */
+    const float *q, *k, *v, *bias;
+    const int64_t *visible_keys, *columns;
+    float *out, *mass;
     ptrdiff_t q_head, q_row, k_head, k_row, v_head, v_row, bias_row, out_head, out_row;
-    ptrdiff_t kv_heads, groups, rows, seen, width, last, chosen, noted, threads;
+    ptrdiff_t kv_heads, groups, rows, keys, width, bias_keys, chosen, mass_rows, threads;
     double scale;
-} call;
+} attention_call;
 
-/* How many keys each query of a tile sees, and what the fewest and the most of them are. */
+/* How many keys each query of a tile sees, and the fewest and the most of these numbers. */
 typedef struct {
-    masks each[WIDE];
+    masks each[MAX_VECTORS];
     ptrdiff_t fewest, most;
-} sight;
+} visibility;
 
-/* Queries of one key head: `count` of its rows * groups, from `first` on. Those of a row lie together,
-   so a tile's see about as much. */
+/* Queries of one key head: `count` of its rows * groups, from `first` on. The queries of a row are next to
+   each other, so that the queries of a tile see about equally many keys. */
 typedef struct {
     ptrdiff_t head, first, count;
 } tile;
 
-INLINE lanes larger(lanes a, lanes b) {
+INLINE lanes maximum(lanes a, lanes b) {
     masks first = a > b;
     return (lanes)(((masks)a & first) | ((masks)b & ~first));
 }
 
-INLINE float total(lanes x) {
+INLINE float sum_lanes(lanes x) {
     EACH(half, LANES / 2) x[half] += x[half + LANES / 2];
     EACH(half, LANES / 4) x[half] += x[half + LANES / 4];
-    return LANES == 4 ? x[0] : LANES == 8 ? x[0] + x[1] : x[0] + x[1] + x[2] + x[3];
+    float sum = x[0];
+    EACH(rest, LANES / 4 - 1) sum += x[rest + 1];
+    return sum;
 }
 
-/* 2^x to 2e-7, of 0 exactly 1; nothing below 2^-126, and what is no number stays none. The shift rounds
-   to a whole power, which a float's bits are moved by; of the rest the largest error is the least there
-   is with so few terms. */
+/* Returns 2^x to 2e-7. It is exactly 1 for 0, it is 0 below 2^-126, and NaN stays NaN. The shift rounds x
+   to a whole power, which is added to the float's exponent. The polynomial of the rest has the smallest
+   largest error with so few terms. */
 INLINE lanes power_of_two(lanes x) {
     const float shift = 12582912.0f;
     const masks nothing = x < -126.0f;
@@ -107,27 +114,28 @@ INLINE lanes power_of_two(lanes x) {
     return (lanes)(((masks)y + ((masks)whole << 23)) & ~nothing);
 }
 
-/* Some keys' products with a tile: logits[key][wide]. */
-INLINE void score(int wide, int keys, const lanes *q, const float *k, ptrdiff_t k_row, ptrdiff_t width,
+/* Computes the products of some keys with a tile: logits[key][vectors]. */
+INLINE void score(int vectors, int keys, const lanes *q, const float *k, ptrdiff_t k_row, ptrdiff_t width,
                   lanes *logits) {
-    lanes sum[2 * TOGETHER][WIDE];
-    EACH(j, keys) EACH(n, wide) sum[j][n] = (lanes){0};
+    lanes sum[2 * KEYS_AT_ONCE][MAX_VECTORS];
+    EACH(j, keys) EACH(n, vectors) sum[j][n] = (lanes){0};
     for (ptrdiff_t i = 0; i < width; i++) {
-        HOLD(each, q + i * wide, wide)
-        EACH(j, keys) EACH(n, wide) sum[j][n] += k[j * k_row + i] * each[n];
+        LOAD(each, q + i * vectors, vectors)
+        EACH(j, keys) EACH(n, vectors) sum[j][n] += k[j * k_row + i] * each[n];
     }
-    EACH(j, keys) EACH(n, wide) logits[j * wide + n] = sum[j][n];
+    EACH(j, keys) EACH(n, vectors) logits[j * vectors + n] = sum[j][n];
 }
 
-/* mixed[dim][wide] += weights[key][wide] of some numbers of each value. */
-INLINE void mix(int wide, int dims, int keys, const lanes *weights, const float *v, ptrdiff_t v_row, lanes *mixed) {
-    lanes sum[DIMS][WIDE];
-    EACH(i, dims) EACH(n, wide) sum[i][n] = mixed[i * wide + n];
+/* Adds some numbers of each weighted value: mixed[dim][vectors] += weights[key][vectors] * value[dim]. */
+INLINE void add_values(int vectors, int dims, int keys, const lanes *weights, const float *v, ptrdiff_t v_row,
+                       lanes *mixed) {
+    lanes sum[DIMS_AT_ONCE][MAX_VECTORS];
+    EACH(i, dims) EACH(n, vectors) sum[i][n] = mixed[i * vectors + n];
     for (int j = 0; j < keys; j++) {
-        HOLD(each, weights + j * wide, wide)
-        EACH(i, dims) EACH(n, wide) sum[i][n] += v[j * v_row + i] * each[n];
+        LOAD(each, weights + j * vectors, vectors)
+        EACH(i, dims) EACH(n, vectors) sum[i][n] += v[j * v_row + i] * each[n];
     }
-    EACH(i, dims) EACH(n, wide) mixed[i * wide + n] = sum[i][n];
+    EACH(i, dims) EACH(n, vectors) mixed[i * vectors + n] = sum[i][n];
 }
 
 INLINE void fetch(const float *rows, ptrdiff_t row, int count, ptrdiff_t width) {
@@ -135,306 +143,332 @@ INLINE void fetch(const float *rows, ptrdiff_t row, int count, ptrdiff_t width) 
         for (ptrdiff_t i = 0; i < width; i += 16) __builtin_prefetch(rows + j * row + i);
 }
 
-/* Makes logits weights, and what was mixed before relative to the same maximum. */
-INLINE void weigh(int wide, int keys, lanes *logits, lanes *mixed, ptrdiff_t width, lanes *highest, lanes *sum) {
-    lanes top[WIDE], less[WIDE];
+/* Replaces logits by weights, and rescales what was added before to the same maximum. */
+INLINE void update_softmax(int vectors, int keys, lanes *logits, lanes *mixed, ptrdiff_t width, lanes *highest,
+                           lanes *sum) {
+    lanes top[MAX_VECTORS], shrink[MAX_VECTORS];
     masks higher = {0};
     int any = 0, j = 0;
-    EACH(n, wide) top[n] = highest[n];
-    for (; j + 4 <= keys; j += 4) /* one after another they would wait for each other */
-        EACH(n, wide) {
-            const lanes *key = logits + j * wide + n;
-            top[n] = larger(top[n], larger(larger(key[0], key[wide]), larger(key[2 * wide], key[3 * wide])));
+    EACH(n, vectors) top[n] = highest[n];
+    for (; j + 4 <= keys; j += 4) /* Maxima of pairs do not wait for each other. */
+        EACH(n, vectors) {
+            const lanes *key = logits + j * vectors + n;
+            const lanes first = maximum(key[0], key[vectors]), second = maximum(key[2 * vectors], key[3 * vectors]);
+            top[n] = maximum(top[n], maximum(first, second));
         }
-    for (; j < keys; j++) EACH(n, wide) top[n] = larger(top[n], logits[j * wide + n]);
-    EACH(n, wide) higher |= top[n] > highest[n];
+    for (; j < keys; j++) EACH(n, vectors) top[n] = maximum(top[n], logits[j * vectors + n]);
+    EACH(n, vectors) higher |= top[n] > highest[n];
     EACH(lane, LANES) any |= higher[lane];
     if (any) {
-        EACH(n, wide) {
-            less[n] = power_of_two(highest[n] - top[n]);
+        EACH(n, vectors) {
+            shrink[n] = power_of_two(highest[n] - top[n]);
             highest[n] = top[n];
-            sum[n] *= less[n];
+            sum[n] *= shrink[n];
         }
-        for (ptrdiff_t i = 0; i < width; i++) EACH(n, wide) mixed[i * wide + n] *= less[n];
+        for (ptrdiff_t i = 0; i < width; i++) EACH(n, vectors) mixed[i * vectors + n] *= shrink[n];
     }
     for (j = 0; j < keys; j++)
-        EACH(n, wide) {
-            lanes weight = power_of_two(logits[j * wide + n] - top[n]);
-            logits[j * wide + n] = weight;
+        EACH(n, vectors) {
+            lanes weight = power_of_two(logits[j * vectors + n] - top[n]);
+            logits[j * vectors + n] = weight;
             sum[n] += weight;
         }
 }
 
-INLINE ptrdiff_t row_of(const call *c, tile t, ptrdiff_t r) { return (t.first + r) / c->groups; }
+INLINE ptrdiff_t row_of(const attention_call *c, tile t, ptrdiff_t r) { return (t.first + r) / c->groups; }
 
-/* Where query `r` of a tile lies, by the strides of q or out. */
-INLINE ptrdiff_t place(const call *c, tile t, ptrdiff_t r, ptrdiff_t by_head, ptrdiff_t by_row) {
-    return (t.head * c->groups + (t.first + r) % c->groups) * by_head + row_of(c, t, r) * by_row;
+/* Returns the offset of query `r` of a tile, by the strides of q or out. */
+INLINE ptrdiff_t offset_of(const attention_call *c, tile t, ptrdiff_t r, ptrdiff_t head, ptrdiff_t row) {
+    return (t.head * c->groups + (t.first + r) % c->groups) * head + row_of(c, t, r) * row;
 }
 
-INLINE int vectors(tile t) { return (int)((t.count + LANES - 1) / LANES); }
+INLINE int vector_count(tile t) { return (int)((t.count + LANES - 1) / LANES); }
 
-/* A tile's queries as lanes [width][wide], and what they see. */
-static sight load(const call *c, tile t, lanes *q) {
-    const int across = vectors(t) * LANES;
+/* Loads a tile's queries as lanes [width][vectors], and returns how many keys they see. */
+static visibility load(const attention_call *c, tile t, lanes *q) {
+    const int across = vector_count(t) * LANES;
     const float scale = (float)(c->scale * LOG2_E);
-    sight sees = {.fewest = c->seen};
-    EACH(n, WIDE) sees.each[n] += (int32_t)c->seen; /* so does padding */
+    visibility visible = {.fewest = c->keys};
+    EACH(n, MAX_VECTORS) visible.each[n] += (int32_t)c->keys; /* Padding sees all keys. */
     memset(q, 0, sizeof(float) * c->width * across);
     for (ptrdiff_t r = 0; r < t.count; r++) {
-        const float *row = c->q + place(c, t, r, c->q_head, c->q_row);
+        const float *row = c->q + offset_of(c, t, r, c->q_head, c->q_row);
         const ptrdiff_t number = row_of(c, t, r);
         for (ptrdiff_t i = 0; i < c->width; i++) ((float *)q)[i * across + r] = row[i] * scale;
-        const ptrdiff_t own = c->sees ? c->sees[number] : c->bias ? c->seen : c->seen - c->rows + number + 1;
-        if (own < sees.fewest) sees.fewest = own;
-        if (own > sees.most) sees.most = own;
-        ((int32_t *)sees.each)[r] = (int32_t)own;
+        ptrdiff_t own = c->keys - c->rows + number + 1;
+        if (c->bias) own = c->keys;
+        if (c->visible_keys) own = c->visible_keys[number];
+        if (own < visible.fewest) visible.fewest = own;
+        if (own > visible.most) visible.most = own;
+        ((int32_t *)visible.each)[r] = (int32_t)own;
     }
-    return sees;
+    return visible;
 }
 
-/* Logits [count][wide] of a tile and the keys from `start` on, of those up to `to`; -inf where a
-   query does not see one. */
-INLINE void logits_of(int wide, const call *c, tile t, const lanes *q, const sight *sees,
-                      ptrdiff_t start, int count, ptrdiff_t to, lanes *logits) {
-    const int keys = wide == 1 ? 2 * TOGETHER : TOGETHER;
+/* Computes the logits [count][vectors] of a tile and the keys from `start` on. They are -inf where a query
+   does not see the key. Keys before `to` may be prefetched. */
+INLINE void compute_logits(int vectors, const attention_call *c, tile t, const lanes *q, const visibility *visible,
+                           ptrdiff_t start, int count, ptrdiff_t to, lanes *logits) {
+    const int keys = vectors == 1 ? 2 * KEYS_AT_ONCE : KEYS_AT_ONCE;
     const float *k = c->k + t.head * c->k_head + start * c->k_row;
     const float *v = c->v ? c->v + t.head * c->v_head + start * c->v_row : NULL;
     const int many = count < keys ? 0 : count;
     for (int next = 0; next < many; next += keys) {
-        const int j = next + keys <= count ? next : count - keys; /* once more rather than one by one */
+        /* The last keys are scored together, some of them for the second time. */
+        const int j = next + keys <= count ? next : count - keys;
         if (v) fetch(v + j * c->v_row, c->v_row, keys, c->width);
         if (start + j + 2 * keys <= to) fetch(k + (j + keys) * c->k_row, c->k_row, keys, c->width);
-        score(wide, keys, q, k + j * c->k_row, c->k_row, c->width, logits + j * wide);
+        score(vectors, keys, q, k + j * c->k_row, c->k_row, c->width, logits + j * vectors);
     }
-    for (int j = many; j < count; j++) score(wide, 1, q, k + j * c->k_row, c->k_row, c->width, logits + j * wide);
+    for (int j = many; j < count; j++)
+        score(vectors, 1, q, k + j * c->k_row, c->k_row, c->width, logits + j * vectors);
     const lanes nothing = (lanes){0} - __builtin_inff();
-    for (ptrdiff_t key = sees->fewest > start ? sees->fewest : start; key < start + count; key++)
-        EACH(n, wide) {
-            const masks seen = sees->each[n] > (int32_t)key;
-            lanes *logit = logits + (key - start) * wide + n;
-            *logit = (lanes)(((masks)*logit & seen) | ((masks)nothing & ~seen));
+    for (ptrdiff_t key = visible->fewest > start ? visible->fewest : start; key < start + count; key++)
+        EACH(n, vectors) {
+            const masks sees_key = visible->each[n] > (int32_t)key;
+            lanes *logit = logits + (key - start) * vectors + n;
+            *logit = (lanes)(((masks)*logit & sees_key) | ((masks)nothing & ~sees_key));
         }
 }
 
-/* A tile over keys from:to, into mixed [width][wide] where there are values, then the maximum and the
-   sum [wide] of each. The weights are kept where there is `room`: [seen][wide], relative to the
-   maximum [wide] as it was at each block, which all follow. */
-INLINE void over(int wide, const call *c, tile t, const lanes *q, const sight *sees, ptrdiff_t from,
-                 ptrdiff_t to, lanes *mixed, lanes *room) {
+/* Attends with a tile to keys from:to. Writes the weighted values into mixed [width][vectors], if there are
+   values, and after them the maximum and the sum [vectors] of each query. If there are `weights`
+   [keys][vectors], it stores the weights there, relative to the maximum as it was at each block, and after
+   all weights it stores those maxima [block][vectors]. */
+INLINE void attend_to_keys(int vectors, const attention_call *c, tile t, const lanes *q, const visibility *visible,
+                           ptrdiff_t from, ptrdiff_t to, lanes *mixed, lanes *weights) {
     const float *v = c->v + t.head * c->v_head;
-    const int dims = wide == 1 ? DIMS : TOGETHER, valued = !room || c->v;
-    const ptrdiff_t width = c->width, before = c->seen - c->last;
-    lanes block[BLOCK * WIDE], *highest = mixed + width * wide, *sum = highest + wide;
-    memset(mixed, 0, sizeof(lanes) * wide * (width + 2));
-    EACH(n, wide) highest[n] += LOWEST;
-    for (ptrdiff_t start = from; start < to; start += BLOCK) {
-        const int count = to - start < BLOCK ? (int)(to - start) : BLOCK;
-        lanes *logits = room ? room + start * wide : block;
-        logits_of(wide, c, t, q, sees, start, count, to, logits);
+    const int dims = vectors == 1 ? DIMS_AT_ONCE : KEYS_AT_ONCE, has_values = !weights || c->v;
+    const ptrdiff_t width = c->width, before = c->keys - c->bias_keys;
+    lanes block[KEY_BLOCK * MAX_VECTORS], *highest = mixed + width * vectors, *sum = highest + vectors;
+    memset(mixed, 0, sizeof(lanes) * vectors * (width + 2));
+    EACH(n, vectors) highest[n] += LOWEST;
+    for (ptrdiff_t start = from; start < to; start += KEY_BLOCK) {
+        const int count = to - start < KEY_BLOCK ? (int)(to - start) : KEY_BLOCK;
+        lanes *logits = weights ? weights + start * vectors : block;
+        compute_logits(vectors, c, t, q, visible, start, count, to, logits);
         for (ptrdiff_t r = 0; c->bias && start + count > before && r < t.count; r++) {
             const float *bias = c->bias + row_of(c, t, r) * c->bias_row;
             for (ptrdiff_t key = start > before ? start : before; key < start + count; key++)
-                ((float *)logits)[(key - start) * wide * LANES + r] += bias[key - before] * (float)LOG2_E;
+                ((float *)logits)[(key - start) * vectors * LANES + r] += bias[key - before] * (float)LOG2_E;
         }
-        weigh(wide, count, logits, mixed, valued ? width : 0, highest, sum);
-        EACH(n, wide) if (room) room[(c->seen + start / BLOCK) * wide + n] = highest[n];
-        for (ptrdiff_t i = 0; valued && i < width; i += dims)
-            mix(wide, dims, count, logits, v + start * c->v_row + i, c->v_row, mixed + i * wide);
+        update_softmax(vectors, count, logits, mixed, has_values ? width : 0, highest, sum);
+        EACH(n, vectors) if (weights) weights[(c->keys + start / KEY_BLOCK) * vectors + n] = highest[n];
+        for (ptrdiff_t i = 0; has_values && i < width; i += dims)
+            add_values(vectors, dims, count, logits, v + start * c->v_row + i, c->v_row, mixed + i * vectors);
     }
 }
 
-/* A tile over the part of the keys that has this number. */
-static void part(const call *c, tile t, const lanes *q, const sight *sees, ptrdiff_t number, lanes *mixed,
-                 lanes *room) {
-    const ptrdiff_t from = number * PART, to = from + PART < sees->most ? from + PART : sees->most;
-#define OVER(wide) if (vectors(t) == wide && room) over(wide, c, t, q, sees, from, to, mixed, room); \
-                   else if (vectors(t) == wide) over(wide, c, t, q, sees, from, to, mixed, NULL);
-    OVER(1) OVER(2) OVER(3)
+/* Attends with a tile to the part of the keys that has this number. */
+static void attend_to_part(const attention_call *c, tile t, const lanes *q, const visibility *visible,
+                           ptrdiff_t number, lanes *mixed, lanes *weights) {
+    const ptrdiff_t from = number * KEYS_PER_PART, end = from + KEYS_PER_PART;
+    const ptrdiff_t to = end < visible->most ? end : visible->most;
+/* The constants let the compiler unroll each case, and leave out what is done for `weights`. */
+#define ATTEND(vectors)                                                      \
+    if (vector_count(t) == vectors && weights)                               \
+        attend_to_keys(vectors, c, t, q, visible, from, to, mixed, weights); \
+    else if (vector_count(t) == vectors)                                     \
+        attend_to_keys(vectors, c, t, q, visible, from, to, mixed, NULL);
+    ATTEND(1) ATTEND(2) ATTEND(3)
 }
 
-/* What a tile mixed of some keys, `mine`, and of the next ones, as one. */
-static void join(const call *c, tile t, lanes *mine, const lanes *next) {
-    const int wide = vectors(t);
-    const ptrdiff_t tops = c->width * wide, sums = tops + wide;
-    for (int n = 0; n < wide; n++) {
-        const lanes top = larger(mine[tops + n], next[tops + n]);
-        const lanes first = power_of_two(mine[tops + n] - top), second = power_of_two(next[tops + n] - top);
-        for (ptrdiff_t i = n; i < tops; i += wide) mine[i] = mine[i] * first + next[i] * second;
-        mine[tops + n] = top;
-        mine[sums + n] = mine[sums + n] * first + next[sums + n] * second;
+/* Merges a tile's results over the next keys into its results over the keys before them. */
+static void merge(const attention_call *c, tile t, lanes *merged, const lanes *next) {
+    const int vectors = vector_count(t);
+    const ptrdiff_t tops = c->width * vectors, sums = tops + vectors;
+    for (int n = 0; n < vectors; n++) {
+        const lanes top = maximum(merged[tops + n], next[tops + n]);
+        const lanes first = power_of_two(merged[tops + n] - top), second = power_of_two(next[tops + n] - top);
+        for (ptrdiff_t i = n; i < tops; i += vectors) merged[i] = merged[i] * first + next[i] * second;
+        merged[tops + n] = top;
+        merged[sums + n] = merged[sums + n] * first + next[sums + n] * second;
     }
 }
 
-static void finish(const call *c, tile t, lanes *mixed) {
-    const int wide = vectors(t);
-    const ptrdiff_t tops = c->width * wide, sums = tops + wide;
-    for (int n = 0; n < wide; n++)
-        for (ptrdiff_t i = n; i < tops; i += wide) mixed[i] /= mixed[sums + n];
+/* Divides a tile's weighted values by the softmax's sums, and writes the outputs. */
+static void write_outputs(const attention_call *c, tile t, lanes *mixed) {
+    const int vectors = vector_count(t);
+    const ptrdiff_t tops = c->width * vectors, sums = tops + vectors;
+    for (int n = 0; n < vectors; n++)
+        for (ptrdiff_t i = n; i < tops; i += vectors) mixed[i] /= mixed[sums + n];
     for (ptrdiff_t r = 0; r < t.count; r++) {
-        float *out = c->out + place(c, t, r, c->out_head, c->out_row);
-        for (ptrdiff_t i = 0; i < c->width; i++) out[i] = ((float *)mixed)[i * wide * LANES + r];
+        float *out = c->out + offset_of(c, t, r, c->out_head, c->out_row);
+        for (ptrdiff_t i = 0; i < c->width; i++) out[i] = ((float *)mixed)[i * vectors * LANES + r];
     }
 }
 
-INLINE ptrdiff_t parts_of(const call *c) { return (c->seen + PART - 1) / PART; }
+INLINE ptrdiff_t parts_of(const attention_call *c) { return (c->keys + KEYS_PER_PART - 1) / KEYS_PER_PART; }
 
-INLINE ptrdiff_t tiles(const call *c, ptrdiff_t rows) { return (c->groups * rows + TILE - 1) / TILE; }
+INLINE ptrdiff_t tiles(const attention_call *c, ptrdiff_t rows) { return (c->groups * rows + TILE - 1) / TILE; }
 
-/* The last rows, as many as fill the tiles of those that are noted. */
-INLINE ptrdiff_t beside(const call *c) {
-    const ptrdiff_t rows = tiles(c, c->noted) * TILE / c->groups;
+/* Returns how many of the last rows are in the tiles of the rows whose mass is added up. */
+INLINE ptrdiff_t rows_of_mass_tiles(const attention_call *c) {
+    const ptrdiff_t rows = tiles(c, c->mass_rows) * TILE / c->groups;
     return rows < c->rows ? rows : c->rows;
 }
 
-/* Of so many rows after the ones `before`. */
-INLINE tile tile_of(const call *c, ptrdiff_t task, ptrdiff_t before, ptrdiff_t rows) {
+/* Returns the tile of this number, among the tiles of `rows` rows that come after `before` others. */
+INLINE tile tile_of(const attention_call *c, ptrdiff_t task, ptrdiff_t before, ptrdiff_t rows) {
     const ptrdiff_t first = task / c->kv_heads * TILE, left = c->groups * rows - first;
     return (tile){task % c->kv_heads, c->groups * before + first, left < TILE ? left : TILE};
 }
 
-/* A tile over all keys it sees, of which it gives the number. */
-static ptrdiff_t whole(const call *c, tile t, lanes own[2][(WIDEST + 2) * WIDE], lanes *room) {
-    lanes q[WIDEST * WIDE];
-    const sight sees = load(c, t, q);
-    part(c, t, q, &sees, 0, own[0], room);
-    for (ptrdiff_t number = 1; number * PART < sees.most; number++) {
-        part(c, t, q, &sees, number, own[1], room);
-        join(c, t, own[0], own[1]);
+/* Attends with a tile to all keys that it sees, and returns their number. */
+static ptrdiff_t attend_to_all_keys(const attention_call *c, tile t, lanes own[2][(MAX_HEAD_DIM + 2) * MAX_VECTORS],
+                                    lanes *weights) {
+    lanes q[MAX_HEAD_DIM * MAX_VECTORS];
+    const visibility visible = load(c, t, q);
+    attend_to_part(c, t, q, &visible, 0, own[0], weights);
+    for (ptrdiff_t number = 1; number * KEYS_PER_PART < visible.most; number++) {
+        attend_to_part(c, t, q, &visible, number, own[1], weights);
+        merge(c, t, own[0], own[1]);
     }
-    if (c->v) finish(c, t, own[0]);
-    return sees.most;
+    if (c->v) write_outputs(c, t, own[0]);
+    return visible.most;
 }
 
-/* From kept weights of a tile, its maximum and its sum: what it weighs the chosen columns by, among all
-   keys and among them alone, added to mass [2][chosen]. */
-INLINE void share(int wide, const call *c, tile t, ptrdiff_t most, lanes *weights, const lanes *highest, float *mass) {
-    const lanes *sum = highest + wide;
-    lanes *less = weights + c->seen * wide, all[WIDE], among[WIDE];
-    EACH(n, wide) among[n] = (lanes){0};
-    for (ptrdiff_t block = 0; block * BLOCK < most; block++)
-        EACH(n, wide) less[block * wide + n] = power_of_two(less[block * wide + n] - highest[n]);
+/* Adds to mass [2][chosen] what a tile attends to on the chosen columns: its share of all keys, and its
+   share of the chosen columns. `weights` are those that attend_to_keys stored, and `highest` is followed by
+   the sums. */
+INLINE void add_mass(int vectors, const attention_call *c, tile t, ptrdiff_t most, lanes *weights,
+                     const lanes *highest, float *mass) {
+    const lanes *sum = highest + vectors;
+    lanes *shrink = weights + c->keys * vectors, all[MAX_VECTORS], among[MAX_VECTORS];
+    EACH(n, vectors) among[n] = (lanes){0};
+    for (ptrdiff_t block = 0; block * KEY_BLOCK < most; block++)
+        EACH(n, vectors) shrink[block * vectors + n] = power_of_two(shrink[block * vectors + n] - highest[n]);
     for (ptrdiff_t i = 0; i < c->chosen; i++) {
         const ptrdiff_t key = c->columns[i];
-        EACH(n, wide) if (key < most) among[n] += weights[key * wide + n] * less[key / BLOCK * wide + n];
+        EACH(n, vectors)
+        if (key < most) among[n] += weights[key * vectors + n] * shrink[key / KEY_BLOCK * vectors + n];
     }
-    EACH(n, wide) {
-        for (int lane = 0; lane < LANES; lane++) { /* no padding, nor other rows, nor one of no weight here */
+    EACH(n, vectors) {
+        /* Padding, other rows, and rows without weight on these columns are left out. */
+        for (int lane = 0; lane < LANES; lane++) {
             const ptrdiff_t r = n * LANES + lane;
-            const int counts = r < t.count && row_of(c, t, r) >= c->rows - c->noted;
+            const int counts = r < t.count && row_of(c, t, r) >= c->rows - c->mass_rows;
             all[n][lane] = counts ? 1 / sum[n][lane] : 0;
             among[n][lane] = counts && among[n][lane] >= FLT_MIN ? 1 / among[n][lane] : 0;
         }
     }
     for (ptrdiff_t i = 0; i < c->chosen; i++) {
         const ptrdiff_t key = c->columns[i];
-        lanes of_all = {0}, of_these = {0};
+        lanes share_of_all = {0}, share_of_chosen = {0};
         if (key >= most) continue;
-        EACH(n, wide) {
-            const lanes weight = weights[key * wide + n] * less[key / BLOCK * wide + n];
-            of_all += weight * all[n];
-            of_these += weight * among[n];
+        EACH(n, vectors) {
+            const lanes weight = weights[key * vectors + n] * shrink[key / KEY_BLOCK * vectors + n];
+            share_of_all += weight * all[n];
+            share_of_chosen += weight * among[n];
         }
-        mass[i] += total(of_all);
-        mass[c->chosen + i] += total(of_these);
+        mass[i] += sum_lanes(share_of_all);
+        mass[c->chosen + i] += sum_lanes(share_of_chosen);
     }
 }
 
-/* A tile that holds noted rows, told to mass [kv_heads][2][chosen]. */
-static void note(const call *c, tile t, lanes *room, float *mass) {
-    lanes own[2][(WIDEST + 2) * WIDE];
-    const ptrdiff_t most = whole(c, t, own, room);
-    const lanes *highest = own[0] + c->width * vectors(t);
+/* Attends with a tile, and adds the mass of its rows to mass [kv_heads][2][chosen]. */
+static void attend_with_mass(const attention_call *c, tile t, lanes *weights, float *mass) {
+    lanes own[2][(MAX_HEAD_DIM + 2) * MAX_VECTORS];
+    const ptrdiff_t most = attend_to_all_keys(c, t, own, weights);
+    const lanes *highest = own[0] + c->width * vector_count(t);
     mass += t.head * 2 * c->chosen;
-    if (vectors(t) == 1) share(1, c, t, most, room, highest, mass);
-    if (vectors(t) == 2) share(2, c, t, most, room, highest, mass);
-    if (vectors(t) == 3) share(3, c, t, most, room, highest, mass);
+    if (vector_count(t) == 1) add_mass(1, c, t, most, weights, highest, mass);
+    if (vector_count(t) == 2) add_mass(2, c, t, most, weights, highest, mass);
+    if (vector_count(t) == 3) add_mass(3, c, t, most, weights, highest, mass);
 }
 
-static lanes *room_of(const call *c) {
-    return aligned_alloc(BYTES, sizeof(lanes) * WIDE * (c->seen + c->seen / BLOCK + 1));
+static lanes *allocate_weights(const attention_call *c) {
+    return aligned_alloc(BYTES, sizeof(lanes) * MAX_VECTORS * (c->keys + c->keys / KEY_BLOCK + 1));
 }
 
-/* 1 where there is no memory for what is noted. */
-int attend(const call *c) {
-    const ptrdiff_t last = beside(c), rest = c->rows - last, told = 2 * c->kv_heads * c->chosen;
+/* Returns 1 where there is no memory for the mass, else 0. */
+int attend(const attention_call *c) {
+    const ptrdiff_t last = rows_of_mass_tiles(c), rest = c->rows - last;
+    const ptrdiff_t mass_size = 2 * c->kv_heads * c->chosen;
     const ptrdiff_t tasks = c->kv_heads * tiles(c, rest), parts = parts_of(c), size = (c->width + 2) * TILE;
     /* Threads share a tile's keys where there are more of them than tiles. */
     const int shared = tasks && tasks < c->threads && parts > 1;
     lanes *mixed = shared ? aligned_alloc(BYTES, sizeof(float) * tasks * parts * size) : NULL;
     const ptrdiff_t units = mixed ? tasks * parts : tasks;
-    float *masses = last ? calloc(c->threads * told + 1, sizeof(float)) : NULL; /* each thread's own */
+    float *masses = last ? calloc(c->threads * mass_size + 1, sizeof(float)) : NULL; /* One for each thread. */
     int failed = last && !masses;
 #pragma omp parallel num_threads(c->threads) reduction(| : failed)
     {
-        lanes q[WIDEST * WIDE], own[2][(WIDEST + 2) * WIDE], *room = masses ? room_of(c) : NULL;
-        failed |= masses && !room;
+        lanes q[MAX_HEAD_DIM * MAX_VECTORS], own[2][(MAX_HEAD_DIM + 2) * MAX_VECTORS];
+        lanes *weights = masses ? allocate_weights(c) : NULL;
+        failed |= masses && !weights;
 #pragma omp for schedule(static) nowait
-        for (ptrdiff_t task = 0; task < c->kv_heads * tiles(c, last); task++)
-            if (room) note(c, tile_of(c, task, rest, last), room, masses + omp_get_thread_num() * told);
+        for (ptrdiff_t task = 0; task < c->kv_heads * tiles(c, last); task++) {
+            float *mass = masses + omp_get_thread_num() * mass_size;
+            if (weights) attend_with_mass(c, tile_of(c, task, rest, last), weights, mass);
+        }
 #pragma omp for schedule(dynamic)
         for (ptrdiff_t task = 0; task < units; task++) {
-            const ptrdiff_t unit = units - 1 - task; /* the longest first, for the others even out */
+            const ptrdiff_t unit = units - 1 - task; /* The longest come first, so that threads end together. */
             const tile t = tile_of(c, mixed ? unit / parts : unit, 0, rest);
             if (mixed) {
-                const sight sees = load(c, t, q);
-                part(c, t, q, &sees, unit % parts, mixed + unit * size / LANES, NULL);
+                const visibility visible = load(c, t, q);
+                attend_to_part(c, t, q, &visible, unit % parts, mixed + unit * size / LANES, NULL);
             } else {
-                whole(c, t, own, NULL);
+                attend_to_all_keys(c, t, own, NULL);
             }
         }
-        free(room);
+        free(weights);
     }
     for (ptrdiff_t thread = 0; masses && thread < c->threads; thread++)
-        for (ptrdiff_t i = 0; i < told; i++) c->mass[i] += masses[thread * told + i];
+        for (ptrdiff_t i = 0; i < mass_size; i++) c->mass[i] += masses[thread * mass_size + i];
     free(masses);
     for (ptrdiff_t task = 0; mixed && task < tasks; task++) {
         const tile t = tile_of(c, task, 0, rest);
         lanes *first = mixed + task * parts * size / LANES;
-        for (ptrdiff_t number = 1; number < parts; number++) join(c, t, first, first + number * size / LANES);
-        finish(c, t, first);
+        for (ptrdiff_t number = 1; number < parts; number++) merge(c, t, first, first + number * size / LANES);
+        write_outputs(c, t, first);
     }
     free(mixed);
     return failed;
 }
 
-/* x W^T + base, of rows side by side. `w` is laid out as `panels` [in][PANEL]; row `r` of the base is
-   `base_row` from the last, so that a bias is one of no distance. Where it is `gated` there is no base,
-   and a panel's first half of outputs gates the second: silu(gate) times them, half as many. As
-   `compiled.PRODUCT` packs it. */
+/* A product x W^T + base of contiguous rows. The layout is that of `compiled.PRODUCT_ARGUMENTS`. `w` is laid
+   out as panels [in][OUTPUTS_PER_PANEL]. Rows of the base are `base_row` floats apart, which is 0 for a bias.
+   A `gated` product has no base: the first half of a panel's outputs gates the second half, so that the
+   results are silu(gate) times the second half. */
 typedef struct {
     const float *x, *w, *base;
     float *y;
     ptrdiff_t base_row, rows, in, out, gated, threads;
 } product;
 
-/* x / (1 + exp(-x)), by a power that is 1 at most. */
+/* Returns x / (1 + exp(-x)), by the power exp(-|x|), which cannot overflow. */
 INLINE lanes silu(lanes x) {
-    const lanes one = (lanes){0} + 1.0f, power = power_of_two((lanes)((masks)x | INT32_MIN) * (float)LOG2_E);
+    const lanes one = (lanes){0} + 1.0f;
+    const lanes power = power_of_two((lanes)((masks)x | INT32_MIN) * (float)LOG2_E);
     const masks negative = x < 0.0f;
     return x * (lanes)(((masks)power & negative) | ((masks)one & ~negative)) / (one + power);
 }
 
-INLINE int outputs(const product *c) { return c->gated ? PANEL / 2 : PANEL; }
+/* Returns how many results a panel has. */
+INLINE int panel_results(const product *c) { return c->gated ? OUTPUTS_PER_PANEL / 2 : OUTPUTS_PER_PANEL; }
 
-INLINE void panel(int rows, const product *c, ptrdiff_t row, ptrdiff_t number) {
+/* Multiplies some rows, from `row` on, with the panel of this number. */
+INLINE void multiply_panel(int rows, const product *c, ptrdiff_t row, ptrdiff_t number) {
     const float *x = c->x + row * c->in;
-    const lanes *w = (const lanes *)(c->w + number * PANEL * c->in);
-    const ptrdiff_t first = number * outputs(c), left = c->out - first;
-    lanes sum[ROWS][ACROSS];
-    EACH(r, rows) EACH(n, ACROSS) sum[r][n] = (lanes){0};
+    const lanes *w = (const lanes *)(c->w + number * OUTPUTS_PER_PANEL * c->in);
+    const ptrdiff_t first = number * panel_results(c), left = c->out - first;
+    lanes sum[ROWS_AT_ONCE][VECTORS_PER_PANEL];
+    EACH(r, rows) EACH(n, VECTORS_PER_PANEL) sum[r][n] = (lanes){0};
     for (ptrdiff_t i = 0; i < c->in; i++) {
-        EACH(n, ACROSS) __builtin_prefetch(w + (i + AHEAD) * ACROSS + n);
-        HOLD(each, w + i * ACROSS, ACROSS)
-        EACH(r, rows) EACH(n, ACROSS) sum[r][n] += x[r * c->in + i] * each[n];
+        EACH(n, VECTORS_PER_PANEL) __builtin_prefetch(w + (i + PREFETCH_DISTANCE) * VECTORS_PER_PANEL + n);
+        LOAD(each, w + i * VECTORS_PER_PANEL, VECTORS_PER_PANEL)
+        EACH(r, rows) EACH(n, VECTORS_PER_PANEL) sum[r][n] += x[r * c->in + i] * each[n];
     }
     if (c->gated)
-        EACH(r, rows) EACH(n, ACROSS / 2) sum[r][n] = silu(sum[r][n]) * sum[r][n + ACROSS / 2];
+        EACH(r, rows) EACH(n, VECTORS_PER_PANEL / 2)
+            sum[r][n] = silu(sum[r][n]) * sum[r][n + VECTORS_PER_PANEL / 2];
     EACH(r, rows) {
         float *y = c->y + (row + r) * c->out + first;
         const float *base = c->base ? c->base + (row + r) * c->base_row + first : NULL;
-        EACH(n, ACROSS) {
-            if (n * LANES >= outputs(c)) break;
+        EACH(n, VECTORS_PER_PANEL) {
+            if (n * LANES >= panel_results(c)) break;
             if ((n + 1) * LANES <= left) {
                 if (base) sum[r][n] += *(const anywhere *)(base + n * LANES);
                 *(anywhere *)(y + n * LANES) = sum[r][n];
@@ -445,21 +479,23 @@ INLINE void panel(int rows, const product *c, ptrdiff_t row, ptrdiff_t number) {
     }
 }
 
-int outputs_of_a_panel(void) { return PANEL; }
+int outputs_of_a_panel(void) { return OUTPUTS_PER_PANEL; }
 
 void multiply(const product *c) {
-    const ptrdiff_t panels = (c->out + outputs(c) - 1) / outputs(c), blocks = (c->rows + ROWS - 1) / ROWS;
-    ptrdiff_t parts = c->rows * c->in * (ptrdiff_t)sizeof(float) / NEAR + 1; /* of the rows */
-    if (parts > blocks / TALL) parts = blocks < TALL ? 1 : blocks / TALL;
+    const ptrdiff_t panels = (c->out + panel_results(c) - 1) / panel_results(c);
+    const ptrdiff_t blocks = (c->rows + ROWS_AT_ONCE - 1) / ROWS_AT_ONCE, most_parts = blocks / MIN_BLOCKS_PER_PART;
+    /* The rows are multiplied in parts that near caches hold. */
+    ptrdiff_t parts = c->rows * c->in * (ptrdiff_t)sizeof(float) / NEAR_CACHE_BYTES + 1;
+    if (parts > most_parts) parts = most_parts < 1 ? 1 : most_parts;
 #pragma omp parallel for schedule(static) num_threads(c->threads)
     for (ptrdiff_t unit = 0; unit < parts * panels; unit++) {
         const ptrdiff_t start = blocks * (unit / panels) / parts, stop = blocks * (unit / panels + 1) / parts;
         for (ptrdiff_t block = start; block < stop; block++) {
-            const ptrdiff_t row = c->rows * block / blocks; /* blocks as alike as can be */
+            const ptrdiff_t row = c->rows * block / blocks; /* Blocks differ by at most one row. */
             switch (c->rows * (block + 1) / blocks - row) {
-#define CASE(n) case n: panel(n, c, row, unit % panels); break;
+#define CASE(n) case n: multiply_panel(n, c, row, unit % panels); break;
                 CASE(1) CASE(2) CASE(3) CASE(4) CASE(5) CASE(6)
-#if ROWS == 12
+#if ROWS_AT_ONCE == 12
                 CASE(7) CASE(8) CASE(9) CASE(10) CASE(11) CASE(12)
 #endif
             }

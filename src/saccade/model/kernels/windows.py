@@ -1,10 +1,11 @@
 """Attention of vision and audio towers over all their windows in one call, on GPUs.
 
-The towers of Qwen, GLM and VideoLLaMA look at windows or frames that do not see each other. By its
-own SDPA path, transformers calls attention once a window: 1.75 calls a visual token in Qwen2.5-VL.
-Flash attention of sequences of any lengths takes all of a layer's in one. transformers passes the
-windows' borders (``cu_seq_lens_q``) to attention functions whose name has "flash" in it, in every
-version that we work with; ours is such a one, over torch's own kernel.
+The towers of Qwen, GLM and VideoLLaMA look at windows or frames that do not see each other. In its
+own SDPA path, transformers calls attention once for each window: 1.75 calls for each visual token
+in Qwen2.5-VL. Flash attention over sequences of any lengths does all of a layer's windows in one
+call. transformers passes the borders of the windows (``cu_seq_lens_q``) to attention functions
+whose name contains "flash", in every version that we support. Ours is such a function, over torch's
+own kernel.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ import logging
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache as remembered
+from functools import cache
 from typing import Any
 
 import torch
@@ -26,52 +27,53 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
 log = logging.getLogger(__name__)
 
-ATTENTION = "saccade_flash"  # "flash" is what transformers looks for
-DEVICES = ("cuda",)
-DTYPES = (torch.float16, torch.bfloat16)  # of torch's kernel
-CLOSE = 2e-2  # to attention window by window, for numbers of about 1
-MULTIPLE = 8  # of a head's size, for torch's kernel
+ATTENTION = "saccade_flash"  # transformers looks for "flash" in the name.
+DEVICE_TYPES = ("cuda",)
+DTYPES = (torch.float16, torch.bfloat16)  # Torch's flash kernel has no others.
+TOLERANCE = 2e-2  # Difference from attention window by window, for numbers of about 1.
+HEAD_DIM_MULTIPLE = 8  # Torch's flash kernel has no other head sizes.
 
 Packed = Float[Tensor, "token head head_dim"]
 
 
 @dataclass(frozen=True)
 class WindowedTower:
-    """Modules whose attention is over windows; they share a config, which names the function."""
+    """Modules that attend over windows and share a config, which names their attention function."""
 
     config: Any
-    like: Tensor  # a weight of theirs: its device and type are those of what they compute
+    weight: Tensor
+    """One of their weights, whose device and type are those of what they compute."""
 
     @property
-    def is_served(self) -> bool:
+    def is_supported(self) -> bool:
         """Whether our attention is for this device and type."""
-        return self.like.device.type in DEVICES and self.like.dtype in DTYPES
+        return self.weight.device.type in DEVICE_TYPES and self.weight.dtype in DTYPES
 
 
-def towers_of(modules: Sequence[nn.Module]) -> list[WindowedTower]:
-    """The towers among these modules: an attention over windows is told their borders."""
-    found: dict[int, WindowedTower] = {}
+def windowed_towers(modules: Sequence[nn.Module]) -> list[WindowedTower]:
+    """Returns the towers among these modules whose attention is passed the borders of windows."""
+    towers: dict[int, WindowedTower] = {}
     for module in modules:
         config = vars(module).get("config")
         weight = next(module.parameters(), None)
-        if config is None or weight is None or id(config) in found:
+        if config is None or weight is None or id(config) in towers:
             continue
         if "cu_seqlens" in inspect.signature(module.forward).parameters:
-            found[id(config)] = WindowedTower(config, weight)
-    return list(found.values())
+            towers[id(config)] = WindowedTower(config, weight)
+    return list(towers.values())
 
 
 @contextmanager
-def attended_at_once(towers: Sequence[WindowedTower]) -> Iterator[None]:
-    """While this lasts these towers attend by :func:`attend`, where it is for their device."""
-    served = [tower.config for tower in towers if tower.is_served]
-    before = [config._attn_implementation for config in served]
-    for config in served:
+def attend_to_all_windows_at_once(towers: Sequence[WindowedTower]) -> Iterator[None]:
+    """Makes these towers attend by :func:`attend` in this context, where their device allows it."""
+    configs = [tower.config for tower in towers if tower.is_supported]
+    before = [config._attn_implementation for config in configs]
+    for config in configs:
         config._attn_implementation = ATTENTION
     try:
         yield
     finally:
-        for config, name in zip(served, before, strict=True):
+        for config, name in zip(configs, before, strict=True):
             config._attn_implementation = name
 
 
@@ -91,9 +93,9 @@ def attend(
     max_length_k: int | None = None,
     **named: Any,
 ) -> tuple[Float[Tensor, "one token head head_dim"], None]:
-    """What a tower's layers call: (attention of every window over itself, None).
+    """Returns (attention of every window over itself, None), as a tower's layers expect it.
 
-    ``cu_seq_lens_q`` are where windows begin, and the end of the last one.
+    ``cu_seq_lens_q`` has the first token of each window, and the end of the last window.
     """
     if cu_seq_lens_q is None or dropout or attention_mask is not None or len(query) != 1:
         named |= {"scaling": scaling, "dropout": dropout, "is_causal": is_causal}
@@ -101,18 +103,19 @@ def attend(
     q, k, v = (each[0].transpose(0, 1) for each in (query, key, value))
     scale = q.shape[2] ** -0.5 if scaling is None else scaling
     borders = cu_seq_lens_q
-    if q.dtype in DTYPES and is_right(q.device, q.dtype, q.shape[1], k.shape[1], q.shape[2]):
+    heads = q.shape[1], k.shape[1], q.shape[2]
+    if q.dtype in DTYPES and is_flash_correct(q.device, q.dtype, *heads):
         longest = int((borders[1:] - borders[:-1]).max()) if max_length_q is None else max_length_q
-        out = flash(q, k, v, borders.to(torch.int32), longest, scale, bool(is_causal))
+        out = attend_by_flash(q, k, v, borders.to(torch.int32), longest, scale, bool(is_causal))
     else:
-        out = one_by_one(q, k, v, borders, scale, bool(is_causal))
+        out = attend_window_by_window(q, k, v, borders, scale, bool(is_causal))
     return out[None], None
 
 
 AttentionInterface.register(ATTENTION, attend)
 
 
-def flash(
+def attend_by_flash(
     q: Packed,
     k: Packed,
     v: Packed,
@@ -121,15 +124,15 @@ def flash(
     scale: float,
     is_causal: bool,
 ) -> Packed:
-    """Attention of every window in one kernel: torch's flash attention of any lengths."""
-    found = torch.ops.aten._flash_attention_forward(
+    """Returns the attention of every window by one call of torch's flash kernel."""
+    outputs = torch.ops.aten._flash_attention_forward(
         q, k, v, borders, borders, longest, longest, 0.0, is_causal, False, scale=scale
     )
-    out: Tensor = found[0]
+    out: Tensor = outputs[0]
     return out
 
 
-def one_by_one(
+def attend_window_by_window(
     q: Packed,
     k: Packed,
     v: Packed,
@@ -137,7 +140,7 @@ def one_by_one(
     scale: float,
     is_causal: bool,
 ) -> Packed:
-    """Attention of one window after another: what :func:`flash` has to give."""
+    """Returns the attention of one window after another, which the flash kernel must match."""
     sizes = (borders[1:] - borders[:-1]).tolist()
     parts = (each.transpose(0, 1).split(sizes, 1) for each in (q, k, v))
     windows = [
@@ -149,13 +152,15 @@ def one_by_one(
     return torch.cat(windows, 1).transpose(0, 1)
 
 
-@remembered
-def is_right(
+@cache
+def is_flash_correct(
     device: torch.device, dtype: torch.dtype, heads: int, kv_heads: int, head_dim: int
 ) -> bool:
-    """Whether torch's kernel gives what attention window by window gives on this device, for heads
-    like these; tried once."""
-    if head_dim % MULTIPLE:
+    """Returns whether torch's flash kernel matches attention window by window for such heads.
+
+    It is tried once for each device.
+    """
+    if head_dim % HEAD_DIM_MULTIPLE:
         return False
     random = torch.Generator().manual_seed(0)
     borders = torch.tensor([0, 5, 6, 70, 110], dtype=torch.int32, device=device)
@@ -165,15 +170,17 @@ def is_right(
     )
     scale = head_dim**-0.5
     try:
-        found = flash(q, k, v, borders, 64, scale, False)
+        out = attend_by_flash(q, k, v, borders, 64, scale, False)
     except (RuntimeError, NotImplementedError) as error:
         log.warning("towers attend window by window on %s: %s", device, error)
         return False
-    expected = one_by_one(q.float(), k.float(), v.float(), borders, scale, False)
-    apart = float((found.float() - expected).abs().max())
-    if not apart <= CLOSE:  # NaN is not close either
+    expected = attend_window_by_window(q.float(), k.float(), v.float(), borders, scale, False)
+    difference = float((out.float() - expected).abs().max())
+    if not difference <= TOLERANCE:  # This form also refuses NaN.
         log.warning(
-            "towers attend window by window on %s: flash attention is %.2g apart", device, apart
+            "towers attend window by window on %s: flash attention differs by %.2g",
+            device,
+            difference,
         )
         return False
     return True

@@ -173,7 +173,7 @@ def training_sample(
         media.read(path, media.FrameSampling(num_frames=FRAMES_PER_VIDEO))
         for path in conversation.videos
     ]
-    max_length = loaded.backbone.context or 1 << 30
+    max_length = loaded.backbone.max_positions or 1 << 30
     answer_turns = [i for i, turn in enumerate(conversation.turns) if turn["role"] == "assistant"]
     for last in reversed(answer_turns):
         turns = conversation.turns[:last]

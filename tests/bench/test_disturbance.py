@@ -7,8 +7,8 @@ from typing import Any, NamedTuple
 
 import pytest
 
-from saccade.bench.hardware import others
-from saccade.bench.hardware.others import Watch, disturbed
+from saccade.bench.hardware import disturbance
+from saccade.bench.hardware.disturbance import DisturbanceWatch, disturbance_warning
 from saccade.cli.compare import Comparison
 from saccade.cli.terminal import err, out
 
@@ -34,10 +34,10 @@ def test_what_disturbs_timings_is_reported(
 ) -> None:
     """Claim: others' work counts as far as it takes cores from our threads, and so does plain
     decoding that took unequally long; one sentence says which, and nothing is said in peace."""
-    found = disturbed(busy, own, there, plain)
+    found = disturbance_warning(busy, own, there, plain)
     assert (found is None) == (said is None)
     if found is not None and said is not None:
-        assert said in found and found.endswith("ask a quiet machine again") and "\n" not in found
+        assert said in found and found.endswith("quiet machine") and "\n" not in found
 
 
 class Times(NamedTuple):
@@ -62,12 +62,12 @@ def test_what_is_ours_is_not_others(monkeypatch: pytest.MonkeyPatch) -> None:
             return [Us(1.0, 0.0)] if recursive and self.busy[0] else []
 
     clock: Any = iter([100.0, 110.0])
-    monkeypatch.setattr(others.time, "monotonic", lambda: next(clock))
+    monkeypatch.setattr(disturbance.time, "monotonic", lambda: next(clock))
     machine = iter([Times(50.0, 5.0, 500.0, 9.0), Times(60.0, 7.0, 506.0, 11.0)])
-    monkeypatch.setattr(others.psutil, "cpu_times", lambda: next(machine))
+    monkeypatch.setattr(disturbance.psutil, "cpu_times", lambda: next(machine))
     us = iter([Us(0.0, 0.0), Us(3.0, 1.0)])
-    monkeypatch.setattr(others.psutil, "Process", lambda: next(us))
-    assert Watch().cores() == pytest.approx(0.7)
+    monkeypatch.setattr(disturbance.psutil, "Process", lambda: next(us))
+    assert DisturbanceWatch().busy_cores() == pytest.approx(0.7)
 
 
 def test_a_comparison_says_so() -> None:
@@ -84,6 +84,6 @@ def test_a_comparison_says_so() -> None:
 
 def test_a_machine_can_be_watched() -> None:
     """Claim: on this one others keep at least no and at most all cores busy."""
-    watch = Watch()
+    watch = DisturbanceWatch()
     time.sleep(0.05)
-    assert 0 <= watch.cores() <= 2 * (others.psutil.cpu_count() or 1)
+    assert 0 <= watch.busy_cores() <= 2 * (disturbance.psutil.cpu_count() or 1)

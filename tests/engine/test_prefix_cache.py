@@ -24,9 +24,9 @@ from helpers import AMOUNT, FAMILIES, WORDS, backbone, dealt, input_for, noisy, 
 
 import saccade
 from saccade.core.sampling import Sampling
-from saccade.model import kept as kept_
+from saccade.model import prefix_cache as prefix_cache_module
 from saccade.model.backbone import Backbone
-from saccade.model.kept import Beginnings, Kept, digest, shared
+from saccade.model.prefix_cache import ModelPrefixes, PrefixCache, common_rows, digest
 from saccade.model.session import Session
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -34,12 +34,12 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 @pytest.fixture(autouse=True)
 def _few_rows_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(kept_, "WORTH", 1)
+    monkeypatch.setattr(prefix_cache_module, "MIN_NEW_ROWS", 1)
 
 
-def pair(family: str, kept: Kept | None) -> tuple[Backbone, Backbone]:
+def pair(family: str, prefix_cache: PrefixCache | None) -> tuple[Backbone, Backbone]:
     models = FAMILIES[family](0), noisy(FAMILIES[family], 0, AMOUNT)
-    target, draft = (backbone(model).keeping(kept) for model in models)
+    target, draft = (backbone(model).with_prefix_cache(prefix_cache) for model in models)
     return target, draft
 
 
@@ -57,8 +57,8 @@ def test_conversations_through_it_are_those_without(method, family):
     """Claim: the three turns of a conversation, each a request of its own, get transformers'
     answers, and the last with a seed the same drawn one; drafts are the same token for token, so
     they too see what they would have seen."""
-    kept = Kept(1 << 30)
-    models, alone = pair(family, kept), pair(family, None)
+    prefix_cache = PrefixCache(1 << 30)
+    models, alone = pair(family, prefix_cache), pair(family, None)
     reused = []
     for inputs, answer in script(family):
         found = answered(models, method, inputs)
@@ -85,17 +85,17 @@ def test_any_order_of_requests_gets_the_oracles_answers(family):
     if family == "llama":
         script_ += [cut(each, 9) for each in script_[:2]]
     expected = [answered(alone, "sd", each).ids for each in script_]
-    one = Kept(1 << 30)
+    one = PrefixCache(1 << 30)
     answered(pair(family, one), "sd", script_[0])
-    kept = Kept(3 * one.bytes)
-    models = pair(family, kept)
+    prefix_cache = PrefixCache(3 * one.bytes)
+    models = pair(family, prefix_cache)
     rng = random.Random(7)
     reused = 0
     for _ in range(24):
         place = rng.randrange(len(script_))
         found = answered(models, "sd", script_[place])
         assert found.ids == expected[place]
-        assert kept.bytes <= kept.most
+        assert prefix_cache.bytes <= prefix_cache.max_bytes
         reused += found.reused_tokens
     assert reused > 0
 
@@ -106,12 +106,15 @@ def test_laws_and_what_is_written_down_are_a_whole_readings(family):
     those of a whole prefill, within rounding."""
     model = FAMILIES[family](0)
     first, second = (further(input_for(family), question(seed)) for seed in (0, 1))
-    kept = Kept(1 << 30)
-    with_, without = (Session(backbone(model).keeping(each), [Sampling()]) for each in (kept, None))
+    prefix_cache = PrefixCache(1 << 30)
+    with_, without = (
+        Session(backbone(model).with_prefix_cache(each), [Sampling()])
+        for each in (prefix_cache, None)
+    )
     with_.prefill([prompt_of(model, first)], record=True)
     prompt = prompt_of(model, second)
     (found,), (whole,) = (each.prefill([prompt], record=True) for each in (with_, without))
-    assert with_.requests[0].reused > 0
+    assert with_.requests[0].reused_rows > 0
     torch.testing.assert_close(found.logits, whole.logits, atol=2e-4, rtol=1e-4)
     assert found.mass is not None and whole.mass is not None
     torch.testing.assert_close(found.mass, whole.mass, atol=1e-5, rtol=1e-3)
@@ -126,13 +129,13 @@ def test_laws_and_what_is_written_down_are_a_whole_readings(family):
 def test_no_vision_tower_looks_twice_at_the_same(family):
     """Claim: a second question about a video runs no vision tower and gets the same rows, another
     video is looked at."""
-    target = backbone(FAMILIES[family](0)).keeping(Kept(1 << 30))
+    target = backbone(FAMILIES[family](0)).with_prefix_cache(PrefixCache(1 << 30))
     with pixels_read(target.model) as looks:
         (first,) = target.prompts(input_for(family))
         assert looks
         looks.clear()
         (second,) = target.prompts(further(input_for(family), [3, 4]))
-        assert not looks and shared(first, second) == len(first)
+        assert not looks and common_rows(first, second) == len(first)
         target.prompts(input_for(family, 1))
         assert looks
     assert "get_video_features" not in vars(target.model.base_model)
@@ -141,50 +144,56 @@ def test_no_vision_tower_looks_twice_at_the_same(family):
 def test_a_prompt_is_known_by_its_rows():
     """Claim: another pixel, another position or another id ends what two prompts share."""
     prompt = prompt_of(FAMILIES["qwen2_5_vl"](0), input_for("qwen2_5_vl"))
-    assert shared(prompt, prompt) == len(prompt)
+    assert common_rows(prompt, prompt) == len(prompt)
     row = len(prompt) // 2
     embeds, positions = prompt.embeds.clone(), prompt.positions.clone()
     embeds[row, 0] += 1e-3
     positions[0, row + 1] += 1
-    assert shared(prompt, replace(prompt, embeds=embeds)) == row
-    assert shared(prompt, replace(prompt, positions=positions)) == row + 1
-    assert shared(replace(prompt, embeds=embeds), replace(prompt, positions=positions)) == row
+    assert common_rows(prompt, replace(prompt, embeds=embeds)) == row
+    assert common_rows(prompt, replace(prompt, positions=positions)) == row + 1
+    assert common_rows(replace(prompt, embeds=embeds), replace(prompt, positions=positions)) == row
 
 
 def test_a_prompt_that_goes_on_takes_the_place_of_its_beginning():
     """Claim: a conversation keeps its longest prompt alone, two questions about a video what is
     worth it of both, and another model's keys are nobody else's."""
     family = "qwen2_5_vl"
-    model, kept = FAMILIES[family](0), Kept(1 << 30)
+    model, prefix_cache = FAMILIES[family](0), PrefixCache(1 << 30)
     inputs = input_for(family)
     longer = further(inputs, question(0))
-    target = backbone(model).keeping(kept)
+    target = backbone(model).with_prefix_cache(prefix_cache)
     for each in (inputs, longer):
         Session(target, [Sampling()]).prefill([prompt_of(model, each)])
-    found = [value for _, value in kept.items() if isinstance(value, kept_.Beginning)]
+    found = [
+        value
+        for _, value in prefix_cache.items()
+        if isinstance(value, prefix_cache_module.CachedPrompt)
+    ]
     assert [len(each.prompt) for each in found] == [len(ids_of(longer))]
-    other = backbone(noisy(FAMILIES[family], 0, AMOUNT)).keeping(kept)
+    other = backbone(noisy(FAMILIES[family], 0, AMOUNT)).with_prefix_cache(prefix_cache)
     prompt = prompt_of(model, inputs)
-    assert Beginnings(kept, other).lend(prompt, other.cache(99), 99) == (0, None)
-    rows, _ = Beginnings(kept, target).lend(prompt, target.cache(99), len(prompt) - 1)
+    assert ModelPrefixes(prefix_cache, other).copy_longest(prompt, other.cache(99), 99) == (0, None)
+    rows, _ = ModelPrefixes(prefix_cache, target).copy_longest(
+        prompt, target.cache(99), len(prompt) - 1
+    )
     assert rows == len(prompt) - 1
 
 
 def test_what_was_used_least_recently_goes_first():
     """Claim: bytes are bounded, a value used stays, one too large is not kept."""
-    kept = Kept(10)
+    prefix_cache = PrefixCache(10)
     for name in "abc":
-        kept.put(name, name, 4)
-    assert [key for key, _ in kept.items()] == ["b", "c"] and kept.bytes == 8
-    assert kept.get("b") == "b" and kept.get("a") is None
-    kept.put("d", "d", 4)
-    assert [key for key, _ in kept.items()] == ["b", "d"]
-    kept.put("e", "e", 11)
-    assert kept.get("e") is None and kept.bytes == 8
-    kept.put("b", "B", 1)
-    assert kept.bytes == 5 and kept.made("b", lambda: "new", len) == "B"
-    kept.clear()
-    assert kept.bytes == 0 and len(kept) == 0
+        prefix_cache.put(name, name, 4)
+    assert [key for key, _ in prefix_cache.items()] == ["b", "c"] and prefix_cache.bytes == 8
+    assert prefix_cache.get("b") == "b" and prefix_cache.get("a") is None
+    prefix_cache.put("d", "d", 4)
+    assert [key for key, _ in prefix_cache.items()] == ["b", "d"]
+    prefix_cache.put("e", "e", 11)
+    assert prefix_cache.get("e") is None and prefix_cache.bytes == 8
+    prefix_cache.put("b", "B", 1)
+    assert prefix_cache.bytes == 5 and prefix_cache.get_or_compute("b", lambda: "new", len) == "B"
+    prefix_cache.clear()
+    assert prefix_cache.bytes == 0 and len(prefix_cache) == 0
 
 
 def test_digests_tell_contents_apart():
@@ -199,15 +208,15 @@ def test_digests_tell_contents_apart():
 def test_a_tensor_that_changed_is_read_again():
     """Claim: a digest that is remembered is the tensor's as it is, also after it was written to;
     arrays count by all their bytes."""
-    kept, tensor = Kept(0), torch.zeros(3)
-    assert kept.digest(tensor) == digest(tensor) == kept.digest(tensor)
+    prefix_cache, tensor = PrefixCache(0), torch.zeros(3)
+    assert prefix_cache.digest(tensor) == digest(tensor) == prefix_cache.digest(tensor)
     tensor[1] = 1
-    assert kept.digest(tensor) == digest(tensor) == digest(torch.tensor([0.0, 1, 0]))
+    assert prefix_cache.digest(tensor) == digest(tensor) == digest(torch.tensor([0.0, 1, 0]))
     with torch.inference_mode():
         quiet = torch.zeros(3)
-        first = kept.digest(quiet)
+        first = prefix_cache.digest(quiet)
         quiet[1] = 1
-        assert kept.digest(quiet) == digest(tensor) != first
+        assert prefix_cache.digest(quiet) == digest(tensor) != first
     one = np.zeros((300, 300), np.uint8)
     other = one.copy()
     other[150, 150] = 1

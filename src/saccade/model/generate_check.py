@@ -1,9 +1,9 @@
-"""Whether a model's answers by Saccade are those of its own ``generate()``: tried before the first.
+"""Checks before the first answer that a target's answers are those of its own ``generate()``.
 
-What a model computes is known from its modules only as far as they are known. So a target's logits
-are compared with those that its own ``generate()`` gives over a few tokens: after a prompt, after
-one token, and after several that were read in one forward, as drafted ones are. What differs runs
-by the model's own modules, or is refused with a sentence that names the cause.
+A model may do things that its modules do not tell us. So a target's logits over a few tokens are
+compared with those of its own ``generate()``: after a prompt, after one token, and after several
+tokens that were read in one forward, as drafted tokens are. If they differ, the model runs by its
+own modules. If they differ then too, it is refused with a sentence that names the cause.
 """
 
 from __future__ import annotations
@@ -21,40 +21,41 @@ from saccade.core.errors import ModelError, first_line
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, chain
 from saccade.model import memory
-from saccade.model.backbone import APART, Backbone, place_of
-from saccade.model.fidelity import foreign_hooks, oddities, refuse_autocast
+from saccade.model.backbone import MAX_ROUNDING_DIFFERENCE, Backbone, device_of
+from saccade.model.fidelity import foreign_hooks, refuse_autocast, unusual_changes
 from saccade.model.session import Session
 
 log = logging.getLogger(__name__)
 
 PROMPT_TOKENS = 6
 STEPS = 4  # Logits that are compared: after the prompt, after one token, after two more at once.
-NAMED_CAUSES = 3  # of a refusal; more than these are counted
-NUDGE = 1e-5  # share by which the inputs of a product are changed to see whether it rounds them
-NUDGED_ROWS = 256
-SMOOTH = 3e-5  # share of the largest output that such a change may make
-SMOOTH_TYPES = (torch.float32, torch.float64)
+MAX_NAMED_CAUSES = 3  # A refusal names so many causes, and counts the others.
+INPUT_CHANGE = 1e-5  # Inputs of a product are changed by this share, to see whether it rounds them.
+CHANGED_ROWS = 256
+MAX_OUTPUT_CHANGE = 3e-5  # As a share of the largest output; a product that rounds changes by more.
+UNROUNDED_TYPES = (torch.float32, torch.float64)
 
 
 @torch.no_grad()
-def check(target: Backbone) -> None:
+def check_against_generate(target: Backbone) -> None:
     """Raises ModelError, naming the cause, unless the target's answers are ``generate()``'s.
 
     Takes a few forwards of a few tokens the first time, and after changes to modules.
     """
     refuse_autocast(target.device)
-    if target.tried:
+    if target.is_checked_against_generate:
         return
     with target.lock, torch.inference_mode(False):
         _refuse_changed_inputs(target)
-        _refuse_numbered_otherwise(target)
+        _refuse_odd_layer_numbers(target)
         _refuse_rounded_inputs(target)
-        _compare(target)
-        target.tried = True
+        _compare_logits(target)
+        target.is_checked_against_generate = True
 
 
 def _refuse_changed_inputs(target: Backbone) -> None:
-    for module in target.outside:
+    """Refuses hooks outside of the decoder that may change what the model reads."""
+    for module in target.outer_modules:
         changing = vars(module)["_forward_pre_hooks_with_kwargs"]
         hooks = [key for key in vars(module)["_forward_pre_hooks"] if key in changing]
         if hooks and foreign_hooks(module):
@@ -65,7 +66,8 @@ def _refuse_changed_inputs(target: Backbone) -> None:
             )
 
 
-def _refuse_numbered_otherwise(target: Backbone) -> None:
+def _refuse_odd_layer_numbers(target: Backbone) -> None:
+    """Refuses layers that are not numbered from 0 on, in order."""
     numbers = [
         vars(module)["layer_idx"]
         for layer in target.text.layers[: target.layers]
@@ -81,23 +83,23 @@ def _refuse_numbered_otherwise(target: Backbone) -> None:
 
 
 def _refuse_rounded_inputs(target: Backbone) -> None:
-    """Refuses products that round what they are given, as int8 activations do.
+    """Refuses products that round their inputs, as int8 activations do.
 
-    Which numbers round up then depends on the last bit of each, and so on how many rows are
-    computed at once. Such a product jumps where its inputs change by next to nothing.
+    Which numbers are rounded up depends on the last bit of each, and so on how many rows are
+    computed at once. The output of such a product jumps where its inputs change by next to nothing.
     """
-    if target.dtype not in SMOOTH_TYPES:
-        return  # There every product rounds its inputs.
+    if target.dtype not in UNROUNDED_TYPES:
+        return  # In low precision every product rounds its inputs.
     noise = torch.Generator().manual_seed(0)
     for name, module in _decoding_modules(target):
         into = vars(module).get("in_features")
-        if not isinstance(into, int) or not oddities(module.named_modules()):
+        if not isinstance(into, int) or not unusual_changes(module.named_modules()):
             continue
-        place = place_of(module)
-        x, change = torch.randn(2, NUDGED_ROWS, into, generator=noise, dtype=target.dtype)
+        place = device_of(module)
+        x, change = torch.randn(2, CHANGED_ROWS, into, generator=noise, dtype=target.dtype)
         first = module(x.to(place))
-        second = module((x * (1 + NUDGE * change)).to(place))
-        if bool((second - first).abs().amax() > SMOOTH * first.abs().amax()):
+        second = module((x * (1 + INPUT_CHANGE * change)).to(place))
+        if bool((second - first).abs().amax() > MAX_OUTPUT_CHANGE * first.abs().amax()):
             weight = vars(module)["_parameters"].get("weight")
             kind = type(module if weight is None else weight.data).__name__
             raise ModelError(
@@ -108,17 +110,21 @@ def _refuse_rounded_inputs(target: Backbone) -> None:
 
 
 def _decoding_modules(target: Backbone) -> Iterator[tuple[str, nn.Module]]:
-    """Those of the decoder and the head, by their names in the model."""
+    """Returns the modules of the decoder and the head, with their names in the model."""
     own = {*target.text.modules(), *target.head_module.modules()}
     return ((name, each) for name, each in target.model.named_modules() if each in own)
 
 
-def _compare(target: Backbone) -> None:
+def _compare_logits(target: Backbone) -> None:
+    """Compares the logits, and makes the target run by its own modules if that is needed.
+
+    Raises ModelError if they differ in any case.
+    """
     ids, forced = _tokens(target)
     try:
         theirs = _generated_logits(target, ids, forced)
-    except Exception as error:  # a model raises almost anything over a prompt it does not take
-        if memory.ran_out(error):
+    except Exception as error:  # A model may raise anything over a prompt that it cannot read.
+        if memory.is_out_of_memory(error):
             raise
         log.warning(
             "%s was not compared with its own generate(), which failed on a prompt of text: %s",
@@ -127,44 +133,49 @@ def _compare(target: Backbone) -> None:
         )
         return
     if not bool(theirs.isfinite().any(-1).all()) or bool(theirs.isnan().any()):
-        return  # Its numbers broke down, which the answer will say.
-    apart = _apart(target, ids, forced, theirs)
-    if apart and not target.through_model:
-        target.through_model = True
-        apart = _apart(target, ids, forced, theirs)
-    if apart and target.fused is not None:
-        log.warning("%s runs by its own modules: fused ones differ", type(target.model).__name__)
+        return  # The model's numbers are broken, and the answer will report that.
+    differ = _logits_differ(target, ids, forced, theirs)
+    if differ and not target.needs_model_for_logits:
+        target.needs_model_for_logits = True
+        differ = _logits_differ(target, ids, forced, theirs)
+    if differ and target.fused is not None:
+        log.warning(
+            "%s runs by its own modules, because the fused decoder's logits differ",
+            type(target.model).__name__,
+        )
         target.fused = None
-        apart = _apart(target, ids, forced, theirs)
-    if apart:
-        raise ModelError(_cause(target))
+        differ = _logits_differ(target, ids, forced, theirs)
+    if differ:
+        raise ModelError(_explain_difference(target))
 
 
-def _cause(target: Backbone) -> str:
-    named = [*_decoding_modules(target), *_named(target, target.outside)]
-    causes = oddities(dict(named).items())
-    more = f" and {len(causes) - NAMED_CAUSES} more" if len(causes) > NAMED_CAUSES else ""
-    said = ", ".join(causes[:NAMED_CAUSES]) or "its forward does what Saccade does not know"
+def _explain_difference(target: Backbone) -> str:
+    named = [*_decoding_modules(target), *_with_names(target, target.outer_modules)]
+    causes = unusual_changes(dict(named).items())
+    count = len(causes) - MAX_NAMED_CAUSES
+    more = f" and {count} more" if count > 0 else ""
+    reasons = ", ".join(causes[:MAX_NAMED_CAUSES])
+    reasons = reasons or "its forward does what Saccade does not know"
     return (
         f"{type(target.model).__name__} gives other logits in its own generate() than token by "
-        f"token, several at once or beside other requests ({said}{more}): undo that, or call the "
-        "model's own generate()"
+        f"token, several at once or beside other requests ({reasons}{more}): undo that, or call "
+        "the model's own generate()"
     )
 
 
-def _named(target: Backbone, modules: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
+def _with_names(target: Backbone, modules: Sequence[nn.Module]) -> list[tuple[str, nn.Module]]:
     return [(name, each) for name, each in target.model.named_modules() if each in {*modules}]
 
 
 def _tokens(target: Backbone) -> tuple[Int[Tensor, "1 prompt"], list[int]]:
-    """A prompt of text and what follows it, always the same of one model."""
+    """Returns a prompt of text and the tokens after it, which are always the same for a model."""
     special = {*target.placeholders, *_special_ids(target.model.config.to_dict())}
     random = torch.Generator().manual_seed(0)
-    most = min(target.vocab, target.embeddings)
+    most = min(target.vocab, target.embedding_count)
     drawn = torch.randint(most, (64,), generator=random).tolist()
     plain = [id_ for id_ in drawn if id_ not in special] or [0]
-    found = [plain[place % len(plain)] for place in range(PROMPT_TOKENS + STEPS)]
-    return torch.tensor([found[:PROMPT_TOKENS]], device=target.device), found[PROMPT_TOKENS:]
+    ids = [plain[place % len(plain)] for place in range(PROMPT_TOKENS + STEPS)]
+    return torch.tensor([ids[:PROMPT_TOKENS]], device=target.device), ids[PROMPT_TOKENS:]
 
 
 def _special_ids(config: dict[Any, Any]) -> Iterator[int]:
@@ -175,8 +186,8 @@ def _special_ids(config: dict[Any, Any]) -> Iterator[int]:
             yield value
 
 
-class _Forced(LogitsProcessor):
-    """Has ``generate`` write these tokens."""
+class _ForcedTokens(LogitsProcessor):
+    """Makes ``generate`` write these tokens."""
 
     def __init__(self, prompt: int, tokens: Sequence[int]) -> None:
         self._prompt, self._tokens = prompt, tokens
@@ -201,18 +212,18 @@ def _generated_logits(
         input_ids=ids,
         attention_mask=torch.ones_like(ids),
         generation_config=config,
-        logits_processor=LogitsProcessorList([_Forced(ids.shape[1], forced)]),
+        logits_processor=LogitsProcessorList([_ForcedTokens(ids.shape[1], forced)]),
     )
     return torch.cat(out.logits).to(target.device)
 
 
-def _apart(
+def _logits_differ(
     target: Backbone,
     ids: Int[Tensor, "1 prompt"],
     forced: Sequence[int],
     theirs: Float[Tensor, "step vocab"],
 ) -> bool:
-    """Whether our logits are further from ``generate``'s than rounding takes them."""
+    """Returns whether our logits differ from ``generate``'s by more than rounding explains."""
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     session = Session(target, [Sampling()], room=STEPS, cuda_graphs=False)
     (prefill,) = session.prefill(target.prompts(inputs))
@@ -226,5 +237,5 @@ def _apart(
     ours, theirs = torch.stack(rows).float(), theirs.float()
     theirs = theirs.masked_fill(theirs == float("-inf"), 0)
     ours = ours.masked_fill(ours == float("-inf"), 0)
-    limit = APART.get(target.dtype, APART[torch.bfloat16])
+    limit = MAX_ROUNDING_DIFFERENCE.get(target.dtype, MAX_ROUNDING_DIFFERENCE[torch.bfloat16])
     return not bool(((ours - theirs).abs().amax(1) <= limit * theirs.abs().amax(1)).all())

@@ -1,9 +1,10 @@
-"""A pretrained Llama behind the embedded pair's eyes, and the adapter that teaches it to see.
+"""Puts a pretrained Llama behind the embedded pair's vision tower, with an adapter to train.
 
-`shell` puts a Llama's weights into `Qwen2_5_VLForConditionalGeneration` bit for bit: no biases, and
-M-RoPE's sections over the same frequencies, so that on text alone both say the same. In front of it
-is the pair's vision tower. What learns is the merger between them and a term of low rank beside
-every matrix of the language model (LoRA, Hu et al. 2021): an `Adapter`, 11 MB as a file.
+`put_behind_tower` copies a Llama's weights into `Qwen2_5_VLForConditionalGeneration` bit for bit.
+The biases are zero and M-RoPE's sections have the same frequencies, so both models have the same
+logits on text. The `Adapter` is what training changes: the merger between tower and language model,
+and a term of low rank beside every matrix of the language model (LoRA, Hu et al. 2021). Its file
+has 11 MB.
 """
 
 import json
@@ -35,20 +36,28 @@ from saccade.inputs.checkpoints import EMBEDDED
 RANK = 16
 MERGER = "model.visual.merger.mlp."
 TEXT = "model.language_model."
-# Of the language model's special tokens, some that its chats never hold, and what they become.
-RENAMED = {"<repo_name>": "<|vision_start|>", "<reponame>": "<|vision_end|>"}
-RENAMED |= {"<file_sep>": "<|vision_pad|>", "<filename>": "<|image_pad|>"}
-RENAMED |= {"<gh_stars>": "<|video_pad|>"}
-FILE = "adapter.safetensors"
-KEPT = (  # of a Llama's configuration
-    *("vocab_size", "hidden_size", "intermediate_size", "num_hidden_layers", "rms_norm_eps"),
-    *("num_attention_heads", "num_key_value_heads", "max_position_embeddings"),
-    *("bos_token_id", "eos_token_id", "pad_token_id"),
+# Special tokens that the language model's chats never have, and the names that they get here.
+RENAMED_TOKENS = {"<repo_name>": "<|vision_start|>", "<reponame>": "<|vision_end|>"}
+RENAMED_TOKENS |= {"<file_sep>": "<|vision_pad|>", "<filename>": "<|image_pad|>"}
+RENAMED_TOKENS |= {"<gh_stars>": "<|video_pad|>"}
+ADAPTER_FILE = "adapter.safetensors"
+CONFIG_FIELDS = (  # Those that are copied from a Llama's config.
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "rms_norm_eps",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
 )
 
 
-class Low(nn.Module):
-    """A matrix with a term of low rank beside it, which adds nothing before it is trained."""
+class LowRankLinear(nn.Module):
+    """A matrix with a term of low rank beside it, which is zero before it is trained."""
 
     def __init__(self, base: nn.Linear, rank: int) -> None:
         super().__init__()
@@ -57,13 +66,13 @@ class Low(nn.Module):
         self.up = nn.Parameter(torch.zeros(base.out_features, rank))
 
     def forward(self, x: Tensor) -> Tensor:
-        beside = F.linear(F.linear(x, self.down), self.up)
-        whole: Tensor = self.base(x) + beside
-        return whole
+        low_rank = F.linear(F.linear(x, self.down), self.up)
+        total: Tensor = self.base(x) + low_rank
+        return total
 
 
 class Adapter(nn.Module):
-    """All that learns: the merger and, by the name of each matrix, the two parts of its term."""
+    """The trained parts: the merger, and the two factors of each matrix's term by its name."""
 
     def __init__(self, model: Any, rank: int = RANK) -> None:
         super().__init__()
@@ -72,14 +81,14 @@ class Adapter(nn.Module):
         lm = model.model.language_model
         matrices = [(n, m) for n, m in lm.named_modules() if isinstance(m, nn.Linear)]
         for name, matrix in matrices:
-            low = Low(matrix, rank)
+            low = LowRankLinear(matrix, rank)
             lm.set_submodule(name, low)
             for part, value in (("down", low.down), ("up", low.up)):
                 self.lora[f"{name}.{part}".replace(".", "/")] = value
 
 
-def fold(model: Any, adapter: Mapping[str, Tensor]) -> None:
-    """Put what an adapter learnt into the shell's own weights."""
+def fold_adapter(model: Any, adapter: Mapping[str, Tensor]) -> None:
+    """Adds an adapter's terms to the model's own weights, and copies its merger."""
     state = model.state_dict()
     for name, value in adapter.items():
         kind, _, rest = name.partition(".")
@@ -90,28 +99,30 @@ def fold(model: Any, adapter: Mapping[str, Tensor]) -> None:
             state[f"{TEXT}{rest.removesuffix('/up').replace('/', '.')}.weight"].add_(term)
 
 
-def shell(llama: LlamaForCausalLM, pair: Any, tok: Any) -> Qwen2_5_VLForConditionalGeneration:
-    """The language model behind the pair's tower, with a merger that knows nothing."""
-    told = llama.config
-    half = told.hidden_size // told.num_attention_heads // 2
+def put_behind_tower(
+    llama: LlamaForCausalLM, pair: Any, tok: Any
+) -> Qwen2_5_VLForConditionalGeneration:
+    """Returns the language model behind the pair's tower, with an untrained merger."""
+    config = llama.config
+    half = config.hidden_size // config.num_attention_heads // 2
     side = 3 * half // 8
     image, video, start, end = tok.convert_tokens_to_ids(
         ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
     )
     model = Qwen2_5_VLForConditionalGeneration(
         Qwen2_5_VLConfig(
-            text_config={name: getattr(told, name) for name in KEPT}
+            text_config={name: getattr(config, name) for name in CONFIG_FIELDS}
             | {
                 "rope_parameters": {
                     "rope_type": "default",
-                    "rope_theta": told.rope_parameters["rope_theta"],
+                    "rope_theta": config.rope_parameters["rope_theta"],
                     "mrope_section": [half - 2 * side, side, side],
                 },
                 "tie_word_embeddings": True,
                 "use_sliding_window": False,
             },
             vision_config=pair.config.vision_config.to_dict()
-            | {"out_hidden_size": told.hidden_size},
+            | {"out_hidden_size": config.hidden_size},
             image_token_id=image,
             video_token_id=video,
             vision_start_token_id=start,
@@ -120,12 +131,12 @@ def shell(llama: LlamaForCausalLM, pair: Any, tok: Any) -> Qwen2_5_VLForConditio
         )
     ).float()
     model.generation_config = GenerationConfig(
-        do_sample=False, eos_token_id=told.eos_token_id, pad_token_id=told.pad_token_id
+        do_sample=False, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
     )
     state = model.state_dict()
     text = {n.replace("model.", TEXT, 1): v for n, v in llama.state_dict().items()}
-    seen = {n: v for n, v in pair.state_dict().items() if n.startswith("model.visual.")}
-    for name, value in chain(seen.items(), text.items()):
+    vision = {n: v for n, v in pair.state_dict().items() if n.startswith("model.visual.")}
+    for name, value in chain(vision.items(), text.items()):
         if not name.startswith(f"{MERGER}2."):
             state[name].copy_(value)
     for name, value in state.items():
@@ -137,12 +148,12 @@ def shell(llama: LlamaForCausalLM, pair: Any, tok: Any) -> Qwen2_5_VLForConditio
     return model.eval().requires_grad_(False)
 
 
-def tokenizer(folder: Path) -> PreTrainedTokenizerFast:
-    """The language model's tokenizer, with names for what stands for pictures and videos."""
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Returns the language model's tokenizer, with names for the tokens of pictures and videos."""
     raw = json.loads((folder / "tokenizer.json").read_text())
     for token in raw["added_tokens"]:
-        token["content"] = RENAMED.get(token["content"], token["content"])
-    raw["model"]["vocab"] = {RENAMED.get(k, k): v for k, v in raw["model"]["vocab"].items()}
+        token["content"] = RENAMED_TOKENS.get(token["content"], token["content"])
+    raw["model"]["vocab"] = {RENAMED_TOKENS.get(k, k): v for k, v in raw["model"]["vocab"].items()}
     return PreTrainedTokenizerFast(
         tokenizer_object=Tokenizer.from_str(json.dumps(raw)),
         unk_token="<|endoftext|>",
@@ -153,32 +164,40 @@ def tokenizer(folder: Path) -> PreTrainedTokenizerFast:
     )
 
 
-def begin(text: Path | None = None) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
-    """The shell of a Llama's checkpoint (that of `saccade real make` unless told), and its
-    tokenizer. Raises ModelError where it is not there."""
+def load_untrained(text: Path | None = None) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
+    """Returns a Llama behind the pair's tower with an untrained merger, and its tokenizer.
+
+    `text` is the Llama's folder; by default it is that of `saccade real make`. Raises ModelError if
+    that does not exist.
+    """
     folder = real_weights.require_checkpoint() if text is None else text
     llama = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
-    tok = tokenizer(folder)
-    return shell(llama, build.load(EMBEDDED / "target"), tok), tok
+    tok = load_tokenizer(folder)
+    return put_behind_tower(llama, build.load(EMBEDDED / "target"), tok), tok
 
 
-def write(adapter: Mapping[str, Tensor], file: Path) -> None:
-    """The adapter's file, in bfloat16."""
+def write_adapter(adapter: Mapping[str, Tensor], file: Path) -> None:
+    """Writes an adapter to a file in bfloat16."""
     save_file({n: v.bfloat16().contiguous() for n, v in adapter.items()}, file)
 
 
-def seeing(file: Path, text: Path | None = None) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
-    """The model that an adapter's file makes of the shell, and its tokenizer."""
+def load_adapted(
+    file: Path, text: Path | None = None
+) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
+    """Returns the model with the adapter of a file folded into it, and its tokenizer.
+
+    Raises ModelError if there is no such file.
+    """
     if not file.is_file():
-        raise ModelError(f"no adapter at {file}: `python -m lab seeing train` makes one")
-    model, tok = begin(text)
-    fold(model, load_file(file))
+        raise ModelError(f"there is no adapter at {file}; `python -m lab seeing train` makes one")
+    model, tok = load_untrained(text)
+    fold_adapter(model, load_file(file))
     return model, tok
 
 
-def save(model: Any, tok: Any, out: Path) -> None:
-    """Write an ordinary checkpoint folder, in float32, with the pair's way of reading pictures."""
-    pair = build.saved_processor(EMBEDDED / "target")
+def save_checkpoint(model: Any, tok: Any, out: Path) -> None:
+    """Writes an ordinary checkpoint folder in float32, with the pair's image processing."""
+    pair = build.load_processor(EMBEDDED / "target")
     model.save_pretrained(out)
     Qwen2_5_VLProcessor(
         image_processor=pair.image_processor,

@@ -1,7 +1,7 @@
-"""vLLM engines in processes of their own: waves of questions in, answers and counts of drafts out.
+"""Runs vLLM engines in processes of their own, which answer waves of questions.
 
-An engine's memory, threads and caches die with its process. All are forked from one server that has
-imported vLLM already: importing it takes longer than what most engines are asked.
+An engine's memory, threads and caches are released when its process ends. All processes are forked
+from one server that has imported vLLM, because importing it takes longer than most runs.
 """
 
 from __future__ import annotations
@@ -21,22 +21,22 @@ from pathlib import Path
 from typing import Any
 
 FPS = 8.0
-COUNTED = {
+COUNTER_NAMES = {
     "vllm:spec_decode_num_draft_tokens": "drafted",
     "vllm:spec_decode_num_accepted_tokens": "accepted",
     "vllm:num_preemptions": "preempted",
 }
-NGRAM = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
-OURS = {"method": "custom_class", "model": "saccade.vllm.Draft"}
+NGRAM_DRAFT = {"method": "ngram", "prompt_lookup_max": 3, "prompt_lookup_min": 1}
+OUR_DRAFT = {"method": "custom_class", "model": "saccade.vllm.Draft"}
 
 
 @dataclass(frozen=True)
 class Question:
-    """A prompt: media of the synthetic world by their seeds, then words."""
+    """A prompt: media of the synthetic world, named by their seeds, followed by words."""
 
     words: str = "Describe the video in detail."
-    videos: tuple[tuple[int, int, int], ...] = ()  # (seed, frames, pixels a side)
-    images: tuple[tuple[int, int], ...] = ()
+    videos: tuple[tuple[int, int, int], ...] = ()  # (seed, number of frames, pixels a side)
+    images: tuple[tuple[int, int], ...] = ()  # (seed, pixels a side)
 
 
 Wave = Sequence[Question]
@@ -44,70 +44,77 @@ Wave = Sequence[Question]
 
 @dataclass(frozen=True)
 class Setup:
-    """How an engine is made."""
+    """The settings that an engine is made with."""
 
     target: str
-    options: Mapping[str, Any] | None = None  # of our draft; None: vLLM alone
-    most: int = 8
-    engine: Mapping[str, Any] = field(default_factory=dict)
-    ngram: bool = False  # vLLM's own drafts
-    breaks: bool = False  # whether the draft's third forward raises
-    environment: Mapping[str, str] = field(default_factory=dict)  # beside this process's
+    options: Mapping[str, Any] | None = None  # Options of our draft; None runs vLLM without it.
+    most: int = 8  # The largest number of draft tokens in a round.
+    engine: Mapping[str, Any] = field(default_factory=dict)  # Further arguments of ``vllm.LLM``.
+    ngram: bool = False  # Whether vLLM drafts by its own n-grams.
+    breaks: bool = False  # Whether the draft's third forward raises.
+    environment: Mapping[str, str] = field(default_factory=dict)  # Added to this process's own.
 
     def speculative(self) -> dict[str, Any] | None:
+        """Returns vLLM's ``speculative_config``, or None for plain decoding."""
         if not self.ngram and self.options is None:
             return None
-        method: Mapping[str, Any] = NGRAM if self.ngram else OURS
+        method: Mapping[str, Any] = NGRAM_DRAFT if self.ngram else OUR_DRAFT
         return {**method, "num_speculative_tokens": self.most}
 
 
 @dataclass(frozen=True)
-class Ran:
-    """What came of one or more waves."""
+class WaveResults:
+    """The answers and counts of one or more waves."""
 
-    answers: list[list[list[int]]]  # by wave and question
-    seconds: list[float]  # by wave, from the first question to the last token
-    decoding: list[float]  # by wave, between the first token and the last, the longest of them
-    prompts: list[list[int]]  # tokens
+    answers: list[list[list[int]]]  # Token ids by wave and question.
+    seconds: list[float]  # By wave: from the first question to the last token.
+    decoding: list[float]  # By wave: the longest time between an answer's first and last token.
+    prompts: list[list[int]]  # The number of prompt tokens by wave and question.
     drafted: int
     accepted: int
     preempted: int
 
     @property
     def rate(self) -> float:
-        """Of drafted tokens, how many were accepted."""
+        """The acceptance rate: the share of drafted tokens that were accepted."""
         return self.accepted / max(1, self.drafted)
 
 
 class Engine:
-    """One engine, from its start until ``close``. Raises RuntimeError with what it said."""
+    """One engine in its own process, from its start until ``close``.
+
+    Raises RuntimeError with the end of the process's output if it fails or does not answer in time.
+    """
 
     def __init__(self, setup: Setup, timeout: float = 300) -> None:
         self._folder = tempfile.TemporaryDirectory()
         self._log = Path(self._folder.name) / "log"
         self._timeout = timeout
         self._pipe, theirs = multiprocessing.Pipe()
-        self._process = _server().Process(target=_serve, args=(setup, theirs, self._log))
+        self._process = _fork_server().Process(target=_serve, args=(setup, theirs, self._log))
         self._process.start()
         theirs.close()
         try:
-            self._answer()
+            self._receive()
         except RuntimeError:
             self.close()
             raise
 
-    def ask(self, waves: Sequence[Wave], **sampling: Any) -> Ran:
-        """Answers of every wave, whose questions are asked at once; greedy unless told."""
+    def ask(self, waves: Sequence[Wave], **sampling: Any) -> WaveResults:
+        """Answers waves one after another; the questions of a wave are sent at once.
+
+        ``sampling`` has arguments of ``vllm.SamplingParams``; decoding is greedy by default.
+        """
         self._pipe.send((waves, sampling))
-        return Ran(**self._answer())
+        return WaveResults(**self._receive())
 
     @property
-    def said(self) -> str:
-        """On both streams so far."""
+    def output(self) -> str:
+        """What the process has written to its standard output and error so far."""
         return self._log.read_text(errors="replace")
 
     def close(self) -> None:
-        self._pipe.close()  # it ends by itself, or else it is ended
+        self._pipe.close()  # The process ends at this; it is killed if it has not after a while.
         self._process.join(5)
         self._process.kill()
         self._process.join()
@@ -119,21 +126,21 @@ class Engine:
     def __exit__(self, *exception: object) -> None:
         self.close()
 
-    def _answer(self) -> dict[str, Any]:
+    def _receive(self) -> dict[str, Any]:
         try:
             if not self._pipe.poll(self._timeout):
-                raise RuntimeError(f"no answer in {self._timeout:g} s\n{self.said[-6000:]}")
-            found = self._pipe.recv()
+                raise RuntimeError(f"no answer in {self._timeout:g} s\n{self.output[-6000:]}")
+            reply = self._pipe.recv()
         except EOFError as error:
-            raise RuntimeError(self.said[-6000:]) from error
-        if isinstance(found, str):
-            raise RuntimeError(found + self.said[-6000:])
-        return dict(found)
+            raise RuntimeError(self.output[-6000:]) from error
+        if isinstance(reply, str):
+            raise RuntimeError(reply + self.output[-6000:])
+        return dict(reply)
 
 
 @cache
-def _server() -> ForkServerContext:
-    # as many threads as there are cores that nobody else wants: one on a busy machine
+def _fork_server() -> ForkServerContext:
+    # One thread and one reserved core, because other processes may need the other cores.
     for name, value in {
         "HF_HUB_OFFLINE": "1",
         "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
@@ -150,42 +157,42 @@ def _server() -> ForkServerContext:
 
 
 def _serve(setup: Setup, pipe: Connection, log: Path) -> None:
-    """What the process does."""
+    """Makes the engine in its process, and answers the waves that come by the pipe."""
     file = os.open(log, os.O_WRONLY | os.O_CREAT)
     os.dup2(file, 1)
     os.dup2(file, 2)
     try:
         os.environ.update(setup.environment)
-        made = _Made(setup)
+        engine = _EngineProcess(setup)
         pipe.send({})
         while True:
             waves, sampling = pipe.recv()
-            pipe.send(made.ask(waves, sampling))
+            pipe.send(engine.ask(waves, sampling))
     except EOFError:
         pass
     except Exception:
         pipe.send(traceback.format_exc())
 
 
-class _Made:
-    """vLLM's engine and its processor."""
+class _EngineProcess:
+    """vLLM's engine and the processor of its model, inside the engine's process."""
 
     def __init__(self, setup: Setup) -> None:
         from transformers import AutoProcessor
         from vllm import LLM
 
         if setup.breaks:
-            _break()
-        given = dict(setup.engine)
+            _break_third_forward()
+        options = dict(setup.engine)
         if setup.options is not None:
-            given["additional_config"] = {"saccade": dict(setup.options)}
+            options["additional_config"] = {"saccade": dict(setup.options)}
         self._engine: Any = LLM(
             setup.target,
             speculative_config=setup.speculative(),
             **{
                 "dtype": "float32", "max_model_len": 4096, "max_num_seqs": 32, "seed": 0,
                 "limit_mm_per_prompt": {"video": 2, "image": 2}, "disable_log_stats": False,
-                "skip_mm_profiling": True, "enforce_eager": True, **given,
+                "skip_mm_profiling": True, "enforce_eager": True, **options,
             },
         )  # fmt: skip
         self._processor = AutoProcessor.from_pretrained(setup.target)
@@ -195,29 +202,32 @@ class _Made:
 
         rules = SamplingParams(**{"temperature": 0, "max_tokens": 64, **sampling})
         kind = self._engine.llm_engine.model_config.hf_config.model_type
-        told = [[_prompt(each, self._processor, kind) for each in wave] for wave in waves]
-        ran: dict[str, Any] = {"answers": [], "seconds": [], "decoding": [], "prompts": []}
+        prompts = [[_make_prompt(each, self._processor, kind) for each in wave] for wave in waves]
+        results: dict[str, Any] = {"answers": [], "seconds": [], "decoding": [], "prompts": []}
         before = self._counts()
-        for wave in told:
+        for wave in prompts:
             began = time.perf_counter()
             outputs = self._engine.generate(wave, rules, use_tqdm=False)
-            ran["seconds"].append(time.perf_counter() - began)
+            results["seconds"].append(time.perf_counter() - began)
             spans = [one.metrics.last_token_ts - one.metrics.first_token_ts for one in outputs]
-            ran["decoding"].append(max(spans))
-            ran["answers"].append([list(each.token_ids) for one in outputs for each in one.outputs])
-            ran["prompts"].append([len(one.prompt_token_ids) for one in outputs])
+            results["decoding"].append(max(spans))
+            results["answers"].append(
+                [list(each.token_ids) for one in outputs for each in one.outputs]
+            )
+            results["prompts"].append([len(one.prompt_token_ids) for one in outputs])
         after = self._counts()
-        return ran | {name: after[name] - before[name] for name in COUNTED.values()}
+        return results | {name: after[name] - before[name] for name in COUNTER_NAMES.values()}
 
     def _counts(self) -> dict[str, int]:
-        found = dict.fromkeys(COUNTED.values(), 0)
+        counts = dict.fromkeys(COUNTER_NAMES.values(), 0)
         for one in self._engine.get_metrics():
-            if one.name in COUNTED:
-                found[COUNTED[one.name]] = int(one.value)
-        return found
+            if one.name in COUNTER_NAMES:
+                counts[COUNTER_NAMES[one.name]] = int(one.value)
+        return counts
 
 
-def _break() -> None:
+def _break_third_forward() -> None:
+    """Makes the third forward of our draft raise, to test that the engine goes on without it."""
     from saccade.model.session import Session
 
     score, calls = Session.score, itertools.count()
@@ -230,8 +240,8 @@ def _break() -> None:
     Session.score = broken  # type: ignore[method-assign]
 
 
-def _prompt(question: Question, processor: Any, kind: str) -> dict[str, Any]:
-    """As ``LLM.generate`` takes it."""
+def _make_prompt(question: Question, processor: Any, kind: str) -> dict[str, Any]:
+    """Returns a question in the format that ``LLM.generate`` takes."""
     from saccade.world import drawing, scenes
 
     parts = [{"type": "video"} for _ in question.videos]
@@ -242,22 +252,24 @@ def _prompt(question: Question, processor: Any, kind: str) -> dict[str, Any]:
     )
     media: dict[str, Any] = {}
     if question.videos:
-        clips = [drawing.render(scenes.scene(s), n, side) for s, n, side in question.videos]
-        media["video"] = clips if kind.startswith("llava") else [_with_times(c) for c in clips]
+        videos = [drawing.render(scenes.scene(s), n, side) for s, n, side in question.videos]
+        media["video"] = (
+            videos if kind.startswith("llava") else [_with_frame_times(c) for c in videos]
+        )
     if question.images:
         from PIL import Image
 
         drawn = (drawing.image_frame(scenes.scene(s), side) for s, side in question.images)
         media["image"] = [Image.fromarray(one) for one in drawn]
-    asked: dict[str, Any] = {"prompt": text}
+    prompt: dict[str, Any] = {"prompt": text}
     if media:
-        asked["multi_modal_data"] = media
+        prompt["multi_modal_data"] = media
     if question.videos:
-        asked["mm_processor_kwargs"] = {"do_sample_frames": False}
-    return asked
+        prompt["mm_processor_kwargs"] = {"do_sample_frames": False}
+    return prompt
 
 
-def _with_times(frames: Any) -> tuple[Any, dict[str, Any]]:
+def _with_frame_times(frames: Any) -> tuple[Any, dict[str, Any]]:
     count = len(frames)
     return frames, {
         "fps": FPS,
@@ -269,6 +281,6 @@ def _with_times(frames: Any) -> tuple[Any, dict[str, Any]]:
     }
 
 
-def clips(seeds: Sequence[int], frames: int = 16, side: int = 112) -> tuple[Question, ...]:
-    """A question about a clip each."""
+def clip_questions(seeds: Sequence[int], frames: int = 16, side: int = 112) -> tuple[Question, ...]:
+    """Returns one question for each clip."""
     return tuple(Question(videos=((seed, frames, side),)) for seed in seeds)

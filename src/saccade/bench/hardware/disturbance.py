@@ -1,0 +1,67 @@
+"""Warns where timings were disturbed by other programs on this machine."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+
+import psutil
+import torch
+
+TOLERATED_SHARE = 0.1  # Share of all cores that others may use beside the cores we leave free.
+TOLERATED_RATIO = 1.25  # The slowest run of the same work may take so many times the fastest.
+
+
+class DisturbanceWatch:
+    """Measures the processor time of other programs from when it is made."""
+
+    def __init__(self) -> None:
+        self._seconds, self._clock = _seconds_of_others(), time.monotonic()
+
+    def busy_cores(self) -> float:
+        """Returns how many cores other programs used since then, on average."""
+        seconds = max(time.monotonic() - self._clock, 1e-3)
+        return max(0.0, _seconds_of_others() - self._seconds) / seconds
+
+    def warning(self, plain: Sequence[float] = ()) -> str | None:
+        """Returns :func:`disturbance_warning` for this machine and PyTorch's threads."""
+        threads, cores = torch.get_num_threads(), psutil.cpu_count() or 1
+        return disturbance_warning(self.busy_cores(), threads, cores, plain)
+
+
+def disturbance_warning(
+    busy_cores: float, threads: int, cores: int, plain: Sequence[float] = ()
+) -> str | None:
+    """Returns a sentence where timings say more about other programs than about ours, else None.
+
+    Args:
+        busy_cores: how many cores other programs used.
+        threads: how many threads we computed with.
+        cores: how many cores the machine has.
+        plain: seconds of the same plain decoding, several times.
+    """
+    causes = []
+    if busy_cores > max(0, cores - threads) + TOLERATED_SHARE * cores:
+        causes.append(f"other programs kept {busy_cores:.1f} of {cores} cores busy")
+    if plain and max(plain) > TOLERATED_RATIO * min(plain):
+        causes.append(f"plain decoding took {min(plain):.2g} to {max(plain):.2g} s")
+    if not causes:
+        return None
+    return (
+        f"{' and '.join(causes)} meanwhile, so these times and ratios may be far off: measure "
+        "again on a quiet machine"
+    )
+
+
+def _seconds_of_others() -> float:
+    """Returns processor seconds of all programs but this one and those it started."""
+    seconds = psutil.cpu_times()._asdict()
+    # The time of guests is part of user time too, so it must not be counted twice.
+    excluded = sum(seconds.get(name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice"))
+    process = psutil.Process()
+    own = sum(process.cpu_times()[:4])  # Includes children that have ended.
+    for child in process.children(recursive=True):
+        with suppress(psutil.Error):
+            own += sum(child.cpu_times()[:4])
+    return float(sum(seconds.values()) - excluded - own)

@@ -1,0 +1,188 @@
+"""The attention mass of rows on some columns, for views that choose what the draft sees by it.
+
+The kernel that attends for the rows adds the mass up where it can. Elsewhere the mass is computed
+from the queries, which are a few numbers for each row.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor
+
+from saccade.model import kernels
+from saccade.model.cache import Cache, as_slice
+from saccade.model.kernels import compiled
+
+Queries = Float[Tensor, "head new head_dim"]
+LOGITS_AT_ONCE_ON_CPU = 2**20  # As many as a processor's caches hold.
+LOGITS_AT_ONCE_ON_GPU = 2**26  # Every further piece costs some kernel launches.
+
+
+@torch.no_grad()
+def attention_mass(
+    keys: Sequence[Float[Tensor, "kv_head cached head_dim"]],
+    queries: list[Float[Tensor, "head new head_dim"]],
+    visible_keys: Int[Tensor, " new"],
+    columns: Int[Tensor, " chosen"],
+) -> Float[Tensor, "layer kv_head 2 chosen"]:
+    """Returns the softmax mass of rows on some columns, summed over rows and over a group's heads.
+
+    The first of the two is of a softmax over all keys, the second of one over the columns alone.
+
+    Args:
+        keys: each layer's.
+        queries: each layer's, multiplied by the scale.
+        visible_keys: how many keys each row sees, from the first one on.
+        columns: the keys whose mass is wanted.
+    """
+    end = int(visible_keys.max())
+    if kernels.are_fp32_on_cpu(keys) and compiled.supports_head_dim(keys[0].shape[2]):
+        visible_keys, columns = visible_keys.contiguous(), columns.contiguous()
+        mass = keys[0].new_zeros(len(keys), len(keys[0]), 2, len(columns))
+        for q, k, each in zip(queries, keys, mass, strict=True):
+            output = compiled.MassOutput.of(len(visible_keys), columns, each, visible_keys)
+            compiled.attend(q, k[:, :end], None, None, 1.0, output)
+        return mass
+    on_cpu = keys[0].device.type == "cpu"
+    logits_at_once = LOGITS_AT_ONCE_ON_CPU if on_cpu else LOGITS_AT_ONCE_ON_GPU
+    chosen, few = as_slice(columns.cpu()), max(1, logits_at_once // (len(queries[0]) * end))
+    mass_by_layer = []
+    for q, k in zip(queries, keys, strict=True):
+        parts = zip(q.split(few, 1), visible_keys.split(few), strict=True)
+        both = [_mass_of_few_rows(own, k[:, :end], part, chosen) for own, part in parts]
+        mass_by_layer.append(sum(both[1:], both[0]).to(columns.device))
+    return torch.stack(mass_by_layer)
+
+
+def _mass_of_few_rows(
+    q: Float[Tensor, "head new head_dim"],
+    keys: Float[Tensor, "kv_head seen head_dim"],
+    visible_keys: Int[Tensor, " new"],
+    columns: slice | Int[Tensor, " chosen"],
+) -> Float[Tensor, "kv_head 2 chosen"]:
+    """Returns the :func:`attention_mass` of a few rows of one layer."""
+    (kv_heads, key_count, width), seen_by_all = keys.shape, int(visible_keys.min())
+    hidden = (torch.arange(seen_by_all, key_count) >= visible_keys[:, None]).to(keys.device)
+    logits = q.reshape(kv_heads, -1, width).float() @ keys.float().transpose(1, 2)
+    by_row = logits.view(kv_heads, -1, len(visible_keys), key_count)
+    by_row[..., seen_by_all:].masked_fill_(hidden, float("-inf"))
+    weights = torch.softmax(logits, -1, out=logits)[..., columns]
+    # A row without any mass on these columns must not divide by zero.
+    among = weights.sum(-1).clamp_min(torch.finfo(weights.dtype).tiny)
+    return torch.stack([torch.ones_like(among), 1 / among], 1) @ weights
+
+
+class RowQueries:
+    """The scaled queries of the last rows of a segment, stored layer by layer.
+
+    What those rows attend to can be computed from them as long as the keys are there.
+    """
+
+    def __init__(self, last: int | None = None) -> None:
+        """``last`` is the number of rows; None means all of them."""
+        self.last = 0 if last is None else last
+        self._layers: dict[int, list[Queries]] = {}
+
+    def add(self, layer: int, q: Queries, scale: float) -> None:
+        self._layers.setdefault(layer, []).append(q[:, -self.last :] * scale)
+
+    def of(self, rows: Int[Tensor, " rows"]) -> dict[int, Float[Tensor, "head rows head_dim"]]:
+        """Returns each layer's queries of these rows, where all were added by one forward."""
+        chosen = as_slice(rows)
+        return {layer: part[:, chosen] for layer, (part,) in self._layers.items()}
+
+    def of_row(self, layer: int, row: int) -> Float[Tensor, "head head_dim"]:
+        """Returns one row's queries. Rows are counted from the first one that was added."""
+        for part in self._layers[layer]:
+            if row < part.shape[1]:
+                return part[:, row]
+            row -= part.shape[1]
+        raise IndexError(row)
+
+
+class MassRecorder:
+    """Adds to ``mass`` the :func:`attention_mass` of rows of a prompt's chunk.
+
+    The kernel that attends for the rows does it where it can. Elsewhere their queries are stored,
+    and :meth:`finish` computes the mass.
+    """
+
+    def __init__(
+        self,
+        rows: Int[Tensor, " recorded"],
+        stop: int,
+        columns: Int[Tensor, " chosen"],
+        mass: Float[Tensor, "layer kv_head 2 chosen"],
+    ) -> None:
+        """``rows`` are rows of a chunk that ends at ``stop``."""
+        self._rows, self._columns, self._mass = rows, columns.contiguous(), mass
+        self.last = stop - int(rows[0])
+        """So many rows at the chunk's end contain all recorded rows."""
+        self._queries = RowQueries(self.last)
+        self._recording_kernels: list[Callable[..., Queries]] = []  # By layer, or empty.
+        if self.last == len(rows):
+            outputs = (compiled.MassOutput.of(self.last, self._columns, each) for each in mass)
+            self._recording_kernels = [
+                partial(compiled.attend, mass_output=each) for each in outputs
+            ]
+
+    def recording_kernel(
+        self, kernel: Callable[..., Queries], layer: int, q: Queries, scale: float
+    ) -> Callable[..., Queries] | None:
+        """Returns ``kernel`` in a form that also adds up the mass, or None where there is none.
+
+        ``kernel`` attends for these rows or for more, each up to itself. Where None is returned,
+        the queries are stored for :meth:`finish`.
+        """
+        if kernel is compiled.attend and self._recording_kernels:
+            return self._recording_kernels[layer]
+        self._queries.add(layer, q, scale)
+        return None
+
+    def finish(self, cache: Cache) -> None:
+        """Adds the mass of the rows whose queries were stored."""
+        if not (queries := self._queries.of(self._rows - self._rows[0])):
+            return
+        keys = [cache.keys[layer] for layer in queries]
+        mass = attention_mass(keys, list(queries.values()), self._rows + 1, self._columns)
+        for layer, own in zip(queries, mass, strict=True):
+            self._mass[layer] += own
+
+
+@dataclass(frozen=True)
+class JudgedRow:
+    """One row of a forward, and how many keys of its request's cache it sees."""
+
+    queries: RowQueries
+    row: int
+    visible_keys: int
+
+
+class RecentRows(deque[JudgedRow]):
+    """The last rows of a request that were committed, to compute later what they attended to.
+
+    A verification computes attention anyway, and drops it. Only the queries are stored, a few
+    numbers for each row. Their products with the keys are computed again when a draft chooses anew.
+    """
+
+    def attention_mass(
+        self, cache: Cache, columns: Int[Tensor, " chosen"]
+    ) -> Float[Tensor, "layer kv_head 2 chosen"]:
+        """Returns the mean :func:`attention_mass` of these rows over rows and a group's heads.
+
+        The two are ``Prefill.mass`` and ``Prefill.relevance``.
+        """
+        visible_keys = torch.tensor([each.visible_keys for each in self])
+        queries = [
+            torch.stack([each.queries.of_row(layer, each.row) for each in self], 1)
+            for layer in range(len(cache.keys))
+        ]
+        groups = len(queries[0]) // len(cache.keys[0])
+        mass = attention_mass(cache.keys, queries, visible_keys, columns)
+        return mass / (len(visible_keys) * groups)

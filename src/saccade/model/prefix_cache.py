@@ -1,0 +1,325 @@
+"""A cache of work that a later request need not do again, within a number of bytes.
+
+Four kinds of values share the bytes: decoded media, what processors computed from them (a server's
+request reader stores these two), the outputs of a vision tower, and the keys and values of prompts.
+The value used least recently is dropped first.
+
+Values are looked up by content: pixels by a digest, a prompt by its rows (embeddings and
+positions). A prompt that a view, a template or another model changed is therefore another prompt.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakTensorKeyDictionary
+
+from saccade.core.prompt import Prompt
+from saccade.model.cache import Cache
+
+T = TypeVar("T")
+
+MIN_NEW_ROWS = 64  # Prompts with fewer new rows are not stored: prefilling those again is cheaper.
+VISION_METHODS = ("get_image_features", "get_video_features")  # of Hugging Face's models
+PREPROCESSORS = ("image_processor", "video_processor")  # of Hugging Face's processors
+
+
+class PrefixCache:
+    """Stores values by key, up to ``max_bytes``. Any thread may call it."""
+
+    def __init__(self, max_bytes: int) -> None:
+        self.max_bytes = max_bytes
+        self.bytes = 0
+        self._entries: OrderedDict[Hashable, tuple[Any, int]] = OrderedDict()
+        self._lock = threading.Lock()
+        self._digests: Any = WeakTensorKeyDictionary()  # each tensor's version and its digest
+
+    def __len__(self) -> int:
+        return len(self._entries)
+
+    def get(self, key: Hashable) -> Any:
+        """Returns a value and marks it as the one used last; None where there is none."""
+        with self._lock:
+            if key not in self._entries:
+                return None
+            self._entries.move_to_end(key)
+            return self._entries[key][0]
+
+    def put(self, key: Hashable, value: Any, size: int) -> None:
+        """Stores a value of ``size`` bytes and drops old values until all fit.
+
+        A value that is larger than the whole cache is not stored.
+        """
+        self.drop(key)
+        if size > self.max_bytes:
+            return
+        with self._lock:
+            self._entries[key] = value, size
+            self.bytes += size
+            while self.bytes > self.max_bytes:
+                self.bytes -= self._entries.popitem(last=False)[1][1]
+
+    def drop(self, key: Hashable) -> None:
+        """Removes a value, if there is one."""
+        with self._lock:
+            self.bytes -= self._entries.pop(key, (None, 0))[1]
+
+    def clear(self) -> None:
+        """Removes all values."""
+        with self._lock:
+            self._entries.clear()
+            self.bytes = 0
+
+    def items(self) -> list[tuple[Hashable, Any]]:
+        """Returns all keys and values there are now, the least recently used first."""
+        with self._lock:
+            return [(key, value) for key, (value, _) in self._entries.items()]
+
+    def get_or_compute(
+        self, key: Hashable, compute: Callable[[], T], size_of: Callable[[T], int]
+    ) -> T:
+        """Returns a value; computes and stores it where there is none."""
+        value = self.get(key)
+        if value is None:
+            value = compute()
+            self.put(key, value, size_of(value))
+        return value
+
+    def move_pixels(self, inputs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
+        """Returns a processor's output with its pixels on a device.
+
+        Their digests are computed before they are moved, where it is cheaper.
+        """
+        moved = dict(inputs)
+        for name, value in inputs.items():
+            is_pixels = isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1
+            if is_pixels and value.device != device and not value.is_inference():
+                pixels = value.to(device)
+                moved[name] = pixels
+                self._digests[pixels] = pixels._version, _tensor_digest(value)
+        return moved
+
+    def digest(self, *values: Any) -> bytes:
+        """Returns :func:`digest` of values; reads a tensor again only after it was written to."""
+        return digest(*values, tensor_digest=self._remembered_digest)
+
+    def _remembered_digest(self, tensor: Tensor) -> bytes:
+        if tensor.is_inference():  # Such a tensor has no version, which would show a write.
+            return _tensor_digest(tensor)
+        version, tensor_digest = self._digests.get(tensor, (None, b""))
+        if version != tensor._version:
+            tensor_digest = _tensor_digest(tensor)
+            self._digests[tensor] = tensor._version, tensor_digest
+        return bytes(tensor_digest)
+
+
+# -- prompts -----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CachedPrompt:
+    """A prompt that was prefilled, with its keys and values."""
+
+    owner: object  # the model that computed the keys
+    prompt: Prompt
+    ids: Tensor  # of its rows
+    cache: Cache
+
+
+class ModelPrefixes:
+    """The prompts in a prefix cache that one model has prefilled."""
+
+    def __init__(self, prefix_cache: PrefixCache, owner: object) -> None:
+        self._prefix_cache, self._owner = prefix_cache, owner
+
+    def copy_longest(self, prompt: Prompt, cache: Cache, max_rows: int) -> tuple[int, Hashable]:
+        """Copies the longest stored prefix of a prompt, ``max_rows`` at most, to an empty cache.
+
+        Returns the number of rows and the key of the stored prompt; (0, None) where there is none.
+        """
+        ids = _row_ids(prompt)
+        best_rows = 0
+        best_key: Hashable = None
+        best: CachedPrompt | None = None
+        for key, value in self._prefix_cache.items():
+            is_own = isinstance(value, CachedPrompt) and value.owner is self._owner
+            if is_own and _common_ids(value.ids, ids) > best_rows:
+                rows = common_rows(value.prompt, prompt)
+                if rows > best_rows:
+                    best_rows, best_key, best = rows, key, value
+        if best is None:
+            return 0, None
+        self._prefix_cache.get(best_key)  # This marks it as used.
+        copied_rows = min(best_rows, max_rows)
+        cache.extend(best.cache, 0, copied_rows)
+        return copied_rows, best_key
+
+    def add(self, prompt: Prompt, cache: Cache, prefix_key: Hashable) -> None:
+        """Stores a prompt that was prefilled, if enough of it is new.
+
+        ``prefix_key`` is the key of the stored prompt it began with, or None. That prompt is
+        dropped if this one continues all of it.
+        """
+        prefix: CachedPrompt | None = None
+        if prefix_key is not None:
+            prefix = self._prefix_cache.get(prefix_key)
+        shared_rows = 0 if prefix is None else common_rows(prefix.prompt, prompt)
+        if len(prompt) - shared_rows < MIN_NEW_ROWS:
+            return
+        if prefix is not None and shared_rows == len(prefix.prompt):
+            self._prefix_cache.drop(prefix_key)
+        rows = torch.arange(len(prompt), device=prompt.index.device)
+        copied = cache.select(rows, 0, pooled=False)
+        cached_prompt = CachedPrompt(self._owner, prompt, _row_ids(prompt), copied)
+        prompt_bytes = tensor_bytes([prompt.embeds, prompt.positions, *prompt.deepstack])
+        self._prefix_cache.put(copied, cached_prompt, copied.bytes + prompt_bytes)
+
+
+def common_rows(one: Prompt, other: Prompt) -> int:
+    """Returns how many leading rows of two prompts are equal: embeddings, positions, and what is
+    added to early layers."""
+    length = min(len(one), len(other))
+    equal = (one.embeds[:length] == other.embeds[:length]).all(-1)
+    equal &= (one.positions[:, :length] == other.positions[:, :length]).all(0)
+    equal &= one.visual[:length] == other.visual[:length]
+    if one.deepstack or other.deepstack:
+        visual_rows = min(int(one.visual[:length].sum()), int(other.visual[:length].sum()))
+        same = torch.ones(visual_rows, dtype=torch.bool, device=equal.device)
+        for mine, theirs in zip(one.deepstack, other.deepstack, strict=True):
+            same &= (mine[:visual_rows] == theirs[:visual_rows]).all(-1)
+        rows = one.visual[:length].nonzero()[:visual_rows, 0]
+        equal[rows] &= same
+    return _leading_true(equal)
+
+
+def _row_ids(prompt: Prompt) -> Tensor:
+    """Returns the token ids of a prompt's rows, which are compared before its embeddings: that is
+    cheaper, and most prompts differ there."""
+    return prompt.context[prompt.index]
+
+
+def _common_ids(one: Tensor, other: Tensor) -> int:
+    length = min(len(one), len(other))
+    return _leading_true(one[:length] == other[:length])
+
+
+def _leading_true(mask: Tensor) -> int:
+    """Returns how many of a mask's first entries are true."""
+    return len(mask) if bool(mask.all()) else int(mask.int().argmin())
+
+
+# -- calls of vision towers and processors -----------------------------------------------------
+
+
+def cache_vision(model: Any, prefix_cache: PrefixCache | None) -> AbstractContextManager[None]:
+    """While this lasts the model's vision tower does not run again on pixels that it has seen."""
+    if prefix_cache is None:
+        return nullcontext()
+    base = model.base_model
+    names = [name for name in VISION_METHODS if name in dir(type(base))]
+    return cache_calls(base, names, prefix_cache)
+
+
+@contextmanager
+def cache_preprocessing(processor: Any, prefix_cache: PrefixCache | None) -> Iterator[None]:
+    """While this lasts a processor does not process the same pictures and videos again."""
+    with ExitStack() as stack:
+        for preprocessor in (vars(processor).get(name) for name in PREPROCESSORS):
+            if prefix_cache is not None and preprocessor is not None:
+                stack.enter_context(cache_calls(preprocessor, ["preprocess"], prefix_cache))
+        yield
+
+
+@contextmanager
+def cache_calls(owner: Any, names: Sequence[str], prefix_cache: PrefixCache) -> Iterator[None]:
+    """While this lasts these methods of an object return for equal arguments what they returned
+    before."""
+    is_inside = False  # One of the methods may call another, which is not cached then.
+
+    def with_cache(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal is_inside
+            if is_inside:
+                return method(*args, **kwargs)
+            is_inside = True
+            try:
+                arguments = prefix_cache.digest(args, sorted(kwargs.items(), key=lambda kv: kv[0]))
+                output = prefix_cache.get_or_compute(
+                    (id(owner), name, arguments), lambda: method(*args, **kwargs), tensor_bytes
+                )
+                # A caller may remove entries from a mapping that it gets.
+                return copy(output) if isinstance(output, MutableMapping) else output
+            finally:
+                is_inside = False
+
+        return call
+
+    before = {name: vars(owner)[name] for name in names if name in vars(owner)}
+    vars(owner).update({name: with_cache(name, getattr(owner, name)) for name in names})
+    try:
+        yield
+    finally:
+        for name in names:
+            del vars(owner)[name]
+        vars(owner).update(before)
+
+
+# -- digests and sizes -------------------------------------------------------------------------
+
+
+def _tensor_digest(value: Tensor) -> bytes:
+    """Returns a digest of a tensor's type, shape and bytes."""
+    flat = value.detach().cpu().contiguous()
+    hasher = hashlib.blake2b(f"{flat.dtype}{tuple(flat.shape)}".encode(), digest_size=20)
+    hasher.update(flat.view(-1).view(torch.uint8).numpy().data)
+    return hasher.digest()
+
+
+def digest(*values: Any, tensor_digest: Callable[[Tensor], bytes] = _tensor_digest) -> bytes:
+    """Returns a digest of values: tensors and arrays by their bytes, sequences and mappings by
+    their items, anything else by its ``repr``."""
+    hasher = hashlib.blake2b(digest_size=20)
+
+    def add(value: Any) -> None:
+        match value:
+            case Tensor():
+                hasher.update(tensor_digest(value))
+            case np.ndarray():
+                hasher.update(f"{value.dtype}{value.shape}".encode())
+                hasher.update(np.ascontiguousarray(value).data)
+            case bytes() | bytearray():
+                hasher.update(f"{len(value)}:".encode())
+                hasher.update(value)
+            case list() | tuple():
+                hasher.update(f"[{len(value)}".encode())
+                for each in value:
+                    add(each)
+            case dict():
+                add(list(value.items()))
+            case _:
+                hasher.update(repr(value).encode())
+
+    add(values)
+    return hasher.digest()
+
+
+def tensor_bytes(value: Any) -> int:
+    """Returns the bytes of all tensors in an output."""
+    match value:
+        case Tensor():
+            return value.numel() * value.element_size()
+        case list() | tuple():
+            return sum(map(tensor_bytes, value))
+        case Mapping():
+            return sum(map(tensor_bytes, value.values()))
+    return 0
