@@ -19,7 +19,6 @@ from lab.studies.specvlm import LAMBDA
 from saccade.bench import measures
 from saccade.bench.compare import BASELINE
 from saccade.bench.records import Answer
-from saccade.drafting.schedule import parallel
 from saccade.methods import resolve
 
 Cell = Callable[[Sequence[Answer], Sequence[Answer]], str]
@@ -50,7 +49,7 @@ def _accepted(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
 
 def _mat(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
     """Across rounds for a draft that goes on while it is judged, by the round for any other."""
-    ahead = bool(own) and resolve(own[0].method).schedule is parallel
+    ahead = bool(own) and resolve(own[0].method).drafts_beside_target
     count = measures.accepted_between_refusals if ahead else measures.accepted_per_forward
     return _said(count(own) if _drafted(own) else None)
 

@@ -38,11 +38,11 @@ class Oracle:
         later = prompt.next_position + torch.arange(len(new), device=new.device)
         positions = torch.cat([prompt.positions, later.expand(prompt.positions.shape[0], -1)], 1)
         extra: dict[str, Any] = {}
-        if prompt.deepstack:
+        if prompt.media.deepstack:
             rows = torch.cat([prompt.visual, torch.zeros_like(new, dtype=torch.bool)])
             extra = {
                 "visual_pos_masks": rows[None],
-                "deepstack_visual_embeds": list(prompt.deepstack),
+                "deepstack_visual_embeds": list(prompt.media.deepstack),
             }
         out = self.text(
             inputs_embeds=embeds[None],

@@ -37,6 +37,7 @@ from saccade.bench.peers import TimedRun
 from saccade.bench.runner import media_arguments
 from saccade.bench.suites import shapes
 from saccade.bench.suites.types import Item
+from saccade.core.capabilities import Capabilities
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.core.protocols import View
@@ -92,7 +93,14 @@ class Elsewhere(View):
 
     def __post_init__(self) -> None:
         self.name, self.keep = f"{self.view.name} of another video", self.view.keep
-        self.attention, self.own_keys = self.view.attention, self.view.own_keys
+
+    @property
+    def needs(self) -> Capabilities:
+        return self.view.needs
+
+    @property
+    def offers(self) -> Capabilities:
+        return self.view.offers
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         embeds = prompt.embeds.clone()

@@ -10,9 +10,10 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -22,9 +23,10 @@ from torch import Tensor
 
 import saccade
 from lab import reference
+from saccade.core.capabilities import NOTHING, Capabilities
 from saccade.core.prompt import Inputs, Prefill, Prompt
-from saccade.core.protocols import Drafter, Shape, State
-from saccade.core.result import Result, Round
+from saccade.core.protocols import Drafter, Learner, Shape, State
+from saccade.core.result import Result
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, add, path
 from saccade.drafting.drafters import drive
@@ -317,7 +319,7 @@ def answered(
 
 def stubbed(propose: Callable[[int, list[int], int], Any]) -> Recipe:
     """A recipe whose draft is a function."""
-    return Recipe("stub", "", lambda setup: StubDraft(propose), Chain(1), serial)
+    return Recipe("stub", "", MadeBy(lambda setup: StubDraft(propose)), Chain(1), serial)
 
 
 def drafter_of(
@@ -397,6 +399,20 @@ class StubDraft(Drafter):
             self.texts[request] += new
 
 
+@dataclass(frozen=True)
+class MadeBy:
+    """A function that makes drafters, as a part of a recipe that needs nothing of the others."""
+
+    name: ClassVar[str] = "stub"
+    needs: ClassVar[Capabilities] = NOTHING
+    offers: ClassVar[Capabilities] = NOTHING
+
+    make: Callable[[Setup], Drafter]
+
+    def __call__(self, setup: Setup) -> Drafter:
+        return self.make(setup)
+
+
 # -- table models ------------------------------------------------------------------------------
 
 Table = Mapping[tuple[int, ...], Tensor]
@@ -444,11 +460,9 @@ class TableDraft(Drafter):
         self.session = TableSession(table, rules)
         self.shape = shape
 
-    def start(self) -> State:
-        return self.shape.start()
-
-    def fold(self, state: State, round: Round) -> State:
-        return self.shape.fold(state, round)
+    @property
+    def learner(self) -> Learner:
+        return self.shape
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         growing = {r: self.shape.grow(state) for r, state in states.items()}

@@ -27,7 +27,6 @@ from saccade.core.sampling import Sampling
 from saccade.core.timing import Clock
 from saccade.core.tree import Tree, chain
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.schedule import serial
 from saccade.drafting.shapes import cost_measurement
 from saccade.inputs import Loaded
 from saccade.inputs.footprint import footprint
@@ -73,7 +72,7 @@ class Acceptance:
         self.report, self.models, self.sizes = report, models, sizes
         chosen = tuple(methods) or tuple(SYSTEMS)
         # Methods that draft in another process come last, because it may take long to start.
-        self.methods = sorted(chosen, key=lambda name: resolve(name).schedule is not serial)
+        self.methods = sorted(chosen, key=lambda name: resolve(name).drafts_beside_target)
         self.device = models.device
         self.is_gpu = self.device.type == "cuda"
 
@@ -401,7 +400,7 @@ class Acceptance:
 
         A draft shape that learns from answers is exempt, because it may use a new size later.
         """
-        learns = recipe.drafts and recipe.shape.needs_costs
+        learns = recipe.drafts and recipe.needs_costs
         self.report.check(learns or captures == 0, f"{what} captured {captures} in a second answer")
 
     def _time_generate(
@@ -566,7 +565,7 @@ def count_graphs() -> Iterator[Counter[str]]:
 
 def _with_imposed_acceptance(recipe: Recipe) -> Recipe:
     """Returns the recipe with acceptance imposed; one that cannot have it is returned unchanged."""
-    if not recipe.drafts or recipe.schedule is not serial:
+    if not recipe.drafts or recipe.drafts_beside_target:
         return recipe
     return impose_acceptance(recipe, ImposedAcceptance(rates=(ACCEPTANCE_RATE,)))
 

@@ -122,11 +122,14 @@ def impose_acceptance(recipe: Recipe, acceptance: ImposedAcceptance) -> Recipe:
     Raises OptionError for a recipe that drafts in parallel, whose drafts are verified while
     drafting goes on.
     """
-    if recipe.schedule is not serial:
+    if recipe.drafts_beside_target:
         raise OptionError(
             f"{recipe.name} drafts in parallel; acceptance can only be imposed on serial methods"
         )
-    return replace(recipe, schedule=partial(_serial_with_imposed_acceptance, acceptance))
+    return replace(
+        recipe,
+        schedule=replace(serial, run=partial(_serial_with_imposed_acceptance, acceptance)),
+    )
 
 
 def _serial_with_imposed_acceptance(

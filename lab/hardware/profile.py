@@ -24,11 +24,11 @@ from saccade.bench import measures
 from saccade.bench.compare import BASELINE, run_interleaved
 from saccade.bench.measures import Interval
 from saccade.bench.peers import TimedRun
+from saccade.core.capabilities import Capability
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result, RoundRecord
 from saccade.core.tree import height
-from saccade.drafting.drafters import Lookup, ModelDrafter, NoDraft, SelfDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes import cost_measurement
 from saccade.inputs import Loaded, Pair
@@ -152,11 +152,12 @@ def _drafting_model(
     name: str, recipe: Recipe, target: Loaded, draft: Loaded | None
 ) -> Backbone | None:
     """Returns the model whose forward drafts a level; None if drafting needs no forward."""
-    if recipe.drafter in (NoDraft, Lookup):
+    offers = recipe.drafter.offers
+    if Capability.READS_VIEW not in offers:
         return None
-    if recipe.drafter is SelfDrafter:
+    if Capability.TARGET_KEYS in offers:
         return target.backbone
-    if recipe.drafter is ModelDrafter and draft is not None:
+    if Capability.DRAFT_MODEL in offers and draft is not None:
         return draft.backbone
     raise OptionError(
         f"{name} has no profile: a level of its draft is not one forward of a model that the "

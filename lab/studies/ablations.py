@@ -16,8 +16,9 @@ from lab.training import agreement
 from saccade.bench.measures import interval
 from saccade.bench.real.answers import MethodResult, Results
 from saccade.bench.suites.long_documents import Document
+from saccade.core.capabilities import Capabilities
 from saccade.core.prompt import Prefill, Prompt
-from saccade.core.protocols import Refresh, View
+from saccade.core.protocols import Following, Refresh, View
 from saccade.drafting.recipe import Recipe
 from saccade.methods import resolve
 from saccade.methods.fresh import FRESH
@@ -39,10 +40,16 @@ class Anchored(View):
 
     name: str = "anchored"
     keep: float | None = KEEP
-    attention: bool = True
-    own_keys: bool = True
     refresh: Refresh | None = Refresh()
     window: float = 0.0
+
+    @property
+    def needs(self) -> Capabilities:
+        return PerHead().needs
+
+    @property
+    def following(self) -> Following:
+        return Following(refresh=self.refresh)
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         assert prefill.mass is not None

@@ -35,7 +35,9 @@ def test_the_draft_alone_writes_what_it_would_draft(view: str) -> None:
     asked = draft_only.draft_only_recipe(f"draft/view={view}")
     found = draft_only.draft_answer(target, draft, inputs, None, asked, tokens=12, ends=())
     (prompt,) = target.backbone.prompts(inputs)
-    (guide,) = Session(target.backbone, [Sampling()]).prefill([prompt], record=asked.view.attention)
+    (guide,) = Session(target.backbone, [Sampling()]).prefill(
+        [prompt], record=asked.records_attention
+    )
     kept = asked.view(guide, draft.backbone.prompts(inputs)[0])
     text: list[int] = []
     for _ in range(12):

@@ -17,8 +17,9 @@ import saccade
 from lab import checkpoints
 from saccade.core import generation_settings
 from saccade.core.errors import ModelError, OptionError, VideoInputError
-from saccade.core.generation_settings import GenerateArguments
+from saccade.core.generation_settings import GenerateArguments, Settings
 from saccade.core.result import added_text
+from saccade.engine.generate import CallArguments
 from saccade.inputs import media
 from saccade.world import drawing, drawn_world, scenes
 
@@ -145,6 +146,7 @@ def test_editors_see_the_arguments() -> None:
         names = set(inspect.signature(function).parameters)
         own = {"draft", "draft_inputs", "method", "tokenizer", "seed", "captioner", "exact"}
         assert own <= names
+        assert CallArguments.__annotations__.keys() - Settings.__annotations__.keys() <= names
     assert {"max_new_tokens", "do_sample", "temperature", "stop_strings"} <= set(
         get_type_hints(GenerateArguments)
     )

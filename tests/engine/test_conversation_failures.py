@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 from conversations import fresh, ids_of, oracle, script, talking
 from helpers import (
+    MadeBy,
     StubDraft,
     backbone,
     qwen25,
@@ -104,7 +105,9 @@ def test_a_draft_that_cannot_go_on_costs_speed_only():
         draft.turn = turn  # type: ignore[method-assign]
         return draft
 
-    recipe = saccade.Recipe("stub", "", drafter, SYSTEMS["sd"].shape, SYSTEMS["sd"].schedule)
+    recipe = saccade.Recipe(
+        "stub", "", MadeBy(drafter), SYSTEMS["sd"].shape, SYSTEMS["sd"].schedule
+    )
     (inputs, first), (more, second), _ = script("qwen2_5_vl")
     with talking("qwen2_5_vl", recipe) as conversation:
         assert conversation.run(inputs).fallback_reason is None

@@ -13,6 +13,7 @@ from helpers import (
     TEXT,
     VIDEO,
     VOCAB,
+    MadeBy,
     StubDraft,
     input_for,
     left_padded,
@@ -24,6 +25,7 @@ from helpers import (
 )
 
 import saccade
+from saccade.core.protocols import Learner
 from saccade.core.tree import ROOT, Tree, add, chain
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
@@ -188,12 +190,15 @@ def test_a_draft_that_fails_elsewhere_costs_speed_only(step):
     def broken(*args: Any) -> Any:
         raise ValueError(f"{step} is broken")
 
+    class Learning(StubDraft):
+        learner = Learner()
+
     def drafter(team: Any) -> StubDraft:
-        draft = StubDraft(_right(2))
-        setattr(draft, step, broken)
+        draft = Learning(_right(2))
+        setattr(draft.learner if step in ("start", "fold") else draft, step, broken)
         return draft
 
-    recipe = Recipe("stub", "", drafter, Chain(1), serial)
+    recipe = Recipe("stub", "", MadeBy(drafter), Chain(1), serial)
     result = saccade.run(qwen25(), INPUTS, method=recipe, max_new_tokens=COUNT)
     assert list(result.ids) == _answer()[:COUNT]
     assert result.fallback_reason == f"drafting failed with ValueError: {step} is broken"

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import (
+    MadeBy,
     StubDraft,
     answered,
     backbone,
@@ -472,7 +473,9 @@ def test_the_first_token_does_not_wait_for_the_draft():
             done.append(f"commit {list(tokens[0])}")
             super().commit(tokens)
 
-    method = replace(stubbed(lambda *_: Tree()), drafter=lambda setup: Slow(lambda *_: Tree()))
+    method = replace(
+        stubbed(lambda *_: Tree()), drafter=MadeBy(lambda setup: Slow(lambda *_: Tree()))
+    )
     stream = saccade.stream(qwen25(), INPUTS, method=method, max_new_tokens=6)
     first = next(stream)
     assert first.opening and list(first.tokens) == _answer()[:1] and done == []

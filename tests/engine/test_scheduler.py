@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import StubDraft, backbone, dealt, noisy, qwen25, text_input, video_input
+from helpers import MadeBy, StubDraft, backbone, dealt, noisy, qwen25, text_input, video_input
 
 import saccade
 from saccade.core.errors import ModelError, OptionError
@@ -346,7 +346,7 @@ def test_a_draft_that_fails_is_its_own_requests_affair():
 
         return StubDraft(propose)
 
-    scheduler = Scheduler(TARGET, Recipe("stub", "", drafter, Chain(2), serial))
+    scheduler = Scheduler(TARGET, Recipe("stub", "", MadeBy(drafter), Chain(2), serial))
     for number in range(3):
         scheduler.join(_asked(number))
     found = _steps(scheduler)

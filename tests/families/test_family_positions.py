@@ -20,7 +20,7 @@ from torch import Tensor
 
 import saccade
 from lab import reference
-from saccade.core.prompt import Inputs, Prompt
+from saccade.core.prompt import Inputs, Media, Prompt
 from saccade.core.result import Result, RoundRecord
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, add
@@ -184,9 +184,11 @@ def module_laws(loaded: Loaded, prompt: Prompt, tokens: Sequence[int]) -> Tensor
     later = prompt.next_position + torch.arange(len(new)).expand(axes, -1)
     positions = torch.cat([prompt.positions, later], 1)
     extra: dict[str, Any] = {}
-    if prompt.deepstack:
+    if prompt.media.deepstack:
         mask = torch.cat([prompt.visual, torch.zeros(len(new), dtype=torch.bool)])
-        extra = dict(visual_pos_masks=mask[None], deepstack_visual_embeds=list(prompt.deepstack))
+        extra = dict(
+            visual_pos_masks=mask[None], deepstack_visual_embeds=list(prompt.media.deepstack)
+        )
     hidden = model.get_decoder()(
         inputs_embeds=embeds,
         position_ids=positions[:, None] if axes > 1 else positions,
@@ -218,9 +220,11 @@ def masked_laws(loaded: Loaded, inputs: Inputs, kept: Prompt, tokens: Sequence[i
     later = whole.next_position + torch.arange(len(new)).expand(axes, -1)
     positions = torch.cat([whole.positions, later], 1)
     extra: dict[str, Any] = {}
-    if whole.deepstack:
+    if whole.media.deepstack:
         seen = torch.cat([whole.visual, torch.zeros(len(new), dtype=torch.bool)])
-        extra = dict(visual_pos_masks=seen[None], deepstack_visual_embeds=list(whole.deepstack))
+        extra = dict(
+            visual_pos_masks=seen[None], deepstack_visual_embeds=list(whole.media.deepstack)
+        )
     hidden = model.get_decoder()(
         inputs_embeds=embeds,
         position_ids=positions[:, None] if axes > 1 else positions,
@@ -273,13 +277,13 @@ def test_control_deepstack_rows_count(family: str) -> None:
     Fails if the comparison above would pass with them lost."""
     loaded = zoo.member(family)
     pruned = half(zoo.prompt_of(loaded, zoo.asked(loaded, "video")))
-    assert len(pruned.deepstack) == 2 and all(
-        len(rows) == pruned.visual_tokens for rows in pruned.deepstack
+    assert len(pruned.media.deepstack) == 2 and all(
+        len(rows) == pruned.visual_tokens for rows in pruned.media.deepstack
     )
     right = session_laws(loaded, pruned, TOKENS)
-    rolled = tuple(rows.roll(1, 0) for rows in pruned.deepstack)
+    rolled = tuple(rows.roll(1, 0) for rows in pruned.media.deepstack)
     for wrong in ((), rolled):
-        laws = session_laws(loaded, replace(pruned, deepstack=wrong), TOKENS)
+        laws = session_laws(loaded, replace(pruned, media=Media(deepstack=wrong)), TOKENS)
         assert zoo.apart(laws, right) > 10 * SAME
 
 

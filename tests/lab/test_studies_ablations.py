@@ -19,6 +19,7 @@ from saccade.bench.real.answers import Results
 from saccade.bench.suites.long_documents import Document
 from saccade.core.prompt import Prefill, Prompt
 from saccade.inputs import load
+from saccade.methods.pages import ByPage
 from saccade.methods.std import PerHead
 
 ROOT = Path(__file__).parents[2]
@@ -48,9 +49,9 @@ def test_anchors_are_always_in_and_the_mass_decides_the_rest():
     head's set, which is as large as without; what is left is the head's top of the others. Control:
     without anchors some head leaves one of them out."""
     told = guide()
-    own = PerHead(keep=0.25)(told, told.prompt).heads
+    own = PerHead(keep=0.25)(told, told.prompt).reading.heads
     for window, last in ((0.0, []), (0.25, list(range(78, 83)))):
-        found = Anchored(keep=0.25, window=window)(told, told.prompt).heads
+        found = Anchored(keep=0.25, window=window)(told, told.prompt).reading.heads
         assert own is not None and found is not None and found.shape == own.shape
         always = {0, 1, 2, 3, 4, 5, 6, 83, 84, 85, *last}  # text, and four of the medium
         for head, mass in zip(found.flatten(0, 1), told.mass.flatten(0, 1), strict=True):
@@ -68,7 +69,7 @@ def test_every_choice_differs_from_ours_in_what_it_is_called():
         names = [recipe.name for recipe in group.values()]
         assert names.count(OURS) == 1 and len(set(names)) == len(names)
         views = [recipe.view for recipe in group.values()]
-        follows = [view.refresh is not None or view.page is not None for view in views]
+        follows = [bool(view.following.refresh) or isinstance(view, ByPage) for view in views]
         assert all(follow or "never" in told for told, follow in zip(group, follows, strict=True))
 
 

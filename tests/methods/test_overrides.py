@@ -163,7 +163,7 @@ def test_lambda_is_specvlms_share():
         ("lookup/schedule=parallel", "needs a draft model in a process of its own"),
         ("hippo/drafter=self", "needs a draft model in a process of its own"),
         ("tabed/schedule=parallel", "needs a draft model in a process of its own"),
-        ("lookup/shape=tree", "lookup drafts a chain"),
+        ("lookup/shape=tree", "lookup needs a shape that drafts a chain"),
         ("ar/schedule=parallel", "drafts nothing"),
     ],
 )
@@ -337,7 +337,7 @@ REFUSED = {
     ("pages", "model"): "picks among the target's own keys; use drafter=self",
     ("pages", "early-exit"): "picks among the target's own keys; use drafter=self",
     **{
-        (view, drafter): "is not a choice among the target's keys; use drafter=model"
+        (view, drafter): "needs a view that is a choice among the rows of the prompt"
         for view in ("dycoke", "pooled", "pooled-after", "text", "caption")
         for drafter in ("self", "early-exit")
     },

@@ -148,11 +148,11 @@ def test_each_round_drafts_on_the_keys_looked_at_last(monkeypatch):
     reselect = Session.reselect
 
     def watched(session: Session, number: int, prompt: Prompt) -> None:
-        assert prompt.heads is not None
-        kept.append(prompt.heads)
+        assert prompt.reading.heads is not None
+        kept.append(prompt.reading.heads)
         reselect(session, number, prompt)
         held = session.requests[number].source_rows
-        assert held is not None and torch.equal(held.sort(-1).values, prompt.heads)
+        assert held is not None and torch.equal(held.sort(-1).values, prompt.reading.heads)
 
     monkeypatch.setattr(Session, "reselect", watched)
     recipe = replace(resolve("fresh/shape=chain-3"), view=view)
@@ -168,9 +168,9 @@ def test_each_round_drafts_on_the_keys_looked_at_last(monkeypatch):
         mass, _ = by_hand(model, prompt, text, list(range(read - ROWS, read)))
         mass = (mass * (1 + 0.25 * before.chosen_mask(prompt))).float()
         right = view(replace(first, mass=mass), prompt)
-        assert right.heads is not None and torch.equal(kept[number], right.heads)
-        assert before.heads is not None
-        changed += not torch.equal(right.heads, before.heads)
+        assert right.reading.heads is not None and torch.equal(kept[number], right.reading.heads)
+        assert before.reading.heads is not None
+        changed += not torch.equal(right.reading.heads, before.reading.heads)
         before = right
     assert len(kept) > 4 and changed > 2
 

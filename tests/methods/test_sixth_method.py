@@ -52,7 +52,7 @@ def test_its_parts_are_chosen_by_their_names() -> None:
     assert resolve("sd/view=motion").view == sixth_method.MOTION
     with pytest.raises(MethodError, match="write sure-T with a threshold T from 0 to 1"):
         resolve("sd/shape=sure-2")
-    with pytest.raises(MethodError, match="lookup drafts a chain"):
+    with pytest.raises(MethodError, match="lookup needs a shape that drafts a chain"):
         resolve("lookup/shape=sure-0.5")  # it has no laws to be sure by
 
 

@@ -117,7 +117,7 @@ def test_each_head_keeps_what_the_text_attends_to_in_it(family, keep):
     seen = len(visual_rows(prompt))
     count = seen // 8 if keep is None else share_of(seen, keep)
     view = resolve("std" if keep is None else f"std/keep={keep}").view
-    found = view(prefill, prompt).heads
+    found = view(prefill, prompt).reading.heads
     assert found is not None
     expected = kept_by_hand(model, prompt, count)
     assert found.tolist() == expected
@@ -188,7 +188,7 @@ def test_ties_go_to_the_lower_index(mass, keep):
     prompt = stub(5, 8)
     heads = torch.tensor(mass).view(1, 3, 8)
     prefill = Prefill(prompt, None, torch.zeros(1), heads)
-    found = resolve(f"std/keep={keep}").view(prefill, prompt).heads
+    found = resolve(f"std/keep={keep}").view(prefill, prompt).reading.heads
     assert found is not None
     for head in range(3):
         best = ranked(heads[0, head].tolist())[: share_of(8, keep)]
@@ -218,8 +218,8 @@ def test_the_budget_is_1024_or_an_eighth_or_as_requested(text, seen, keep):
     prompt = stub(text, seen)
     prefill = Prefill(prompt, None, torch.zeros(1), torch.rand(1, 1, seen))
     pruned = resolve("std" if keep is None else f"std/keep={keep}").view(prefill, prompt)
-    assert pruned.heads is not None
-    rows = pruned.heads[0, 0].tolist()
+    assert pruned.reading.heads is not None
+    rows = pruned.reading.heads[0, 0].tolist()
     assert set(text_rows(prompt)) <= set(rows) and rows == sorted(set(rows))
     if keep is not None:
         expected = share_of(seen, keep)
@@ -240,7 +240,7 @@ def test_keys_are_text_and_video_together(method):
     for text, seen, expected in ((100, 400, 300), (100, 150, 250)):
         prompt = stub(text, seen)
         pruned = recipe.view(Prefill(prompt, None, torch.zeros(1), torch.rand(1, 1, seen)), prompt)
-        rows = len(pruned) if pruned.heads is None else pruned.heads.shape[-1]
+        rows = len(pruned) if pruned.reading.heads is None else pruned.reading.heads.shape[-1]
         assert rows == expected
     for wrong in (f"{method}/keep=0.5/keys=300", f"{method}/keys=0", "sd/keys=300"):
         with pytest.raises(MethodError, match="keys"):
@@ -385,7 +385,7 @@ def test_streaming_keeps_sinks_and_a_window(family, keep):
     prompt = prefill.prompt
     override = "" if keep is None else f"/keep={keep}"
     found = resolve("streaming" + override).view(prefill, prompt)
-    heads = resolve("std" + override).view(prefill, prompt).heads
+    heads = resolve("std" + override).view(prefill, prompt).reading.heads
     assert heads is not None
     size = heads.shape[-1]
     expected = [*range(SINKS), *range(len(prompt) - (size - SINKS), len(prompt))]

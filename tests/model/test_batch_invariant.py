@@ -23,12 +23,13 @@ from lab.training.agreement import unseen_clip
 from saccade import inputs as models
 from saccade.core.costs import Costs
 from saccade.core.errors import MethodError, ModelError
+from saccade.core.pace import Rate
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, add, chain
 from saccade.drafting.recipe import Recipe, as_chains
 from saccade.drafting.shapes.auto import Auto
-from saccade.drafting.shapes.fit import Fit, FitState, Rate
+from saccade.drafting.shapes.fit import Fit, FitState
 from saccade.drafting.shapes.policies import Chain
 from saccade.methods import SYSTEMS, resolve
 from saccade.model import batch_invariant, cuda_graphs

@@ -11,7 +11,7 @@ from typing import Any
 import httpx
 import psutil
 import pytest
-from helpers import StubDraft
+from helpers import MadeBy, StubDraft
 from serve.live import (
     QUESTION,
     Live,
@@ -65,7 +65,7 @@ def test_a_draft_that_raises_costs_one_request_its_speed(models, plain):
 
         return StubDraft(propose)
 
-    engine = made(models, Recipe("stub", "", drafter, Chain(1), serial))
+    engine = made(models, Recipe("stub", "", MadeBy(drafter), Chain(1), serial))
     slowed(engine, 0.02)
     with serving(lambda: engine) as live:
         answers = _together(live)

@@ -233,7 +233,7 @@ class Backbone:
 
         Padding is dropped, so that prompts differ in length. ``vision_outputs`` are what an equal
         vision tower of another model returned for these inputs (:meth:`record_vision`). ``coarse``
-        asks for ``Prompt.coarse``, of models that have it (:attr:`can_coarsen`); the vision tower
+        asks for ``Media.coarse``, of models that have it (:attr:`can_coarsen`); the vision tower
         runs only once all the same.
         """
         with self.lock:
@@ -264,7 +264,8 @@ class Backbone:
             coarse_prompts = self._reader.read(inputs)
         coarse_rows = [prompt.embeds[prompt.visual] for prompt in coarse_prompts]
         return [
-            replace(prompt, coarse=rows) for prompt, rows in zip(prompts, coarse_rows, strict=True)
+            replace(prompt, media=replace(prompt.media, coarse=rows))
+            for prompt, rows in zip(prompts, coarse_rows, strict=True)
         ]
 
     @property
@@ -448,13 +449,13 @@ class Backbone:
     @torch.no_grad()
     def embed_missing_rows(self, prompt: Prompt) -> Prompt:
         """Returns the prompt with those rows embedded that a view left as ids
-        (``Prompt.ids_to_embed``)."""
-        if prompt.ids_to_embed is None:
+        (``Reading.ids_to_embed``)."""
+        ids = prompt.reading.ids_to_embed
+        if ids is None:
             return prompt
-        rows = prompt.ids_to_embed >= 0
         embeds = prompt.embeds.clone()
-        embeds[rows] = self.embed(prompt.ids_to_embed[rows])
-        return replace(prompt, embeds=embeds, ids_to_embed=None)
+        embeds[ids >= 0] = self.embed(ids[ids >= 0])
+        return replace(prompt, embeds=embeds, reading=replace(prompt.reading, ids_to_embed=None))
 
     # -- two models ----------------------------------------------------------------------------
 

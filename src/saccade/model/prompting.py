@@ -19,7 +19,7 @@ from torch.nn.functional import avg_pool2d
 from torch.utils.hooks import RemovableHandle
 
 from saccade.core.errors import ModelError, OptionError, first_line
-from saccade.core.prompt import CONTEXT, Inputs, Prompt, with_context
+from saccade.core.prompt import CONTEXT, Inputs, Media, Prompt, with_context
 from saccade.model import families, memory
 from saccade.model.grid import Cells, arrange_cells, processor_cells
 
@@ -92,9 +92,11 @@ class PromptReader:
                 grid=grid,
                 index=torch.arange(len(own_ids), device=self.device),
                 next_position=int(places[:, -1].max()) + 1,  # as generate() does
-                deepstack=tuple(layer[deepstack_start:deepstack_stop] for layer in deepstack),
-                stills=int((visual & torch.isin(own_ids, image_ids)).sum()),
-                has_trained_positions=not torch.equal(places, library_places),
+                media=Media(
+                    deepstack=tuple(layer[deepstack_start:deepstack_stop] for layer in deepstack),
+                    stills=int((visual & torch.isin(own_ids, image_ids)).sum()),
+                    has_trained_positions=not torch.equal(places, library_places),
+                ),
             )
             deepstack_start = deepstack_stop
             if documents is not None:

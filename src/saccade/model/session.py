@@ -243,9 +243,9 @@ class Session:
             source = prefill.cache
             assert source is not None
             rows = prompt.index
-            if can_reselect or prompt.heads is not None:
+            if can_reselect or prompt.reading.heads is not None:
                 rows = self._rows_by_head(prompt)
-            if (paged := prompt.paged) is not None:
+            if (paged := prompt.reading.paged) is not None:
                 rows = torch.cat([paged.rows.flatten()[: paged.slots], rows])
             cache = source.select(rows, self._room, self.backbone.layers)
             self.requests[number] = RequestState(
@@ -271,8 +271,8 @@ class Session:
     def _rows_by_head(self, prompt: Prompt) -> Int[Tensor, "layer kv_head kept"]:
         """Returns which rows of the whole prompt each head of this process reads."""
         model = self.backbone
-        if prompt.heads is not None:
-            return model.shares.own_heads(prompt.heads)
+        if prompt.reading.heads is not None:
+            return model.shares.own_heads(prompt.reading.heads)
         return prompt.index.expand(model.layers, model.kv_heads, -1).contiguous()
 
     def turn(self, turns: Mapping[int, Turn], rules: Rules) -> None:

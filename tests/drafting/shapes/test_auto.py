@@ -336,11 +336,11 @@ def test_an_answer_cut_short_refuses_nothing():
     whole = replace(cut, verdict=Verdict((0,), (1,), 9, "recovered"), finish=None)
     start = Estimates()
     assert (
-        Auto(COSTS).fold(start, cut).acceptance_rate
-        > Auto(COSTS).fold(start, whole).acceptance_rate
+        Auto(COSTS).fold(start, cut).acceptance.rate
+        > Auto(COSTS).fold(start, whole).acceptance.rate
     )
     assert math.isclose(
-        Auto(COSTS).fold(start, cut).acceptance_rate,
+        Auto(COSTS).fold(start, cut).acceptance.rate,
         (0.98 * 0.8 * PRIOR_WEIGHT + 1) / (0.98 * PRIOR_WEIGHT + 1),
     )
 

@@ -14,13 +14,14 @@ from helpers import TableSession, backbone, noisy, qwen25
 
 import saccade
 from saccade.core.costs import Costs
+from saccade.core.pace import Rate, expected_chain
 from saccade.core.result import Round, Verdict
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
 from saccade.drafting import recipe
 from saccade.drafting.shapes import cost_measurement
 from saccade.drafting.shapes import fit as fitting
-from saccade.drafting.shapes.fit import Fit, FitState, Rate, expected_chain, expected_tree
+from saccade.drafting.shapes.fit import Fit, FitState, expected_tree
 from saccade.methods import resolve
 from saccade.methods.specvlm import TREE
 

@@ -132,7 +132,7 @@ BUGS = (
     PlantedBug(
         "auto: the wait before the next try does not grow",
         "drafting/shapes/auto.py",
-        find="min(MAX_RETRY_AFTER_ROUNDS, 8 * $estimates.retry_after)",
+        find="min(MAX_RETRY_AFTER_ROUNDS, 8 * $estimates.pause.length)",
         plant="RETRY_AFTER_ROUNDS",
         tests=(
             "drafting/shapes/test_auto.py::test_it_is_tried_again_ever_more_seldom_and_comes_back",
@@ -186,33 +186,12 @@ BUGS = (
         ),
     ),
     PlantedBug(
-        "costs: the expected length leaves out the bonus token",
-        "drafting/shapes/fit.py",
-        within="expected_chain",
-        find="range($length + 1)",
-        plant="range(1, $length + 1)",
-        tests=(
-            "drafting/shapes/test_cost_measurement.py::"
-            "test_expected_chain_is_the_geometric_sum_of_the_paper",
-        ),
-    ),
-    PlantedBug(
         "fit: a round cut by a stop counts as a rejection",
         "drafting/shapes/fit.py",
         find="$round.verdict.kind == 'recovered'",
         plant="$round.verdict.kind != 'bonus'",
         tests=(
             "drafting/shapes/test_cost_measurement.py::test_a_round_cut_by_a_stop_is_no_refusal",
-        ),
-    ),
-    PlantedBug(
-        "fit: old rounds count as much as new ones",
-        "drafting/shapes/fit.py",
-        find="Rate(self.hits * $memory + $hits, self.tries * $memory + $tries)",
-        plant="Rate(self.hits + $hits, self.tries + $tries)",
-        tests=(
-            "drafting/shapes/test_cost_measurement.py::"
-            "test_fit_folds_the_rate_towards_what_it_sees_and_forgets",
         ),
     ),
     PlantedBug(
@@ -254,16 +233,6 @@ BUGS = (
         plant="self.verify_together($requests, $requests * $rows)",
         tests=(
             "drafting/shapes/test_cost_measurement.py::test_shared_costs_are_a_part_of_the_whole",
-        ),
-    ),
-    PlantedBug(
-        "fit: a cost that was once high never falls again",
-        "drafting/shapes/fit.py",
-        find="max($here, $each - EXTRA_COST_DECAY * ($each - $here))",
-        plant="max($here, $each)",
-        tests=(
-            "drafting/shapes/test_cost_measurement.py::"
-            "test_costs_of_a_busy_moment_fade_within_an_answer",
         ),
     ),
     PlantedBug(
@@ -369,5 +338,22 @@ BUGS = (
         find="$prefill.with_latest_attention()",
         plant="$prefill",
         tests=("methods/test_renewed_views.py::test_each_round_drafts_on_the_keys_looked_at_last",),
+    ),
+    PlantedBug(
+        "recipes: a draft that starts early is taken to need no schedule beside the target",
+        "drafting/views/basic.py",
+        within="Pruned.needs",
+        find="self.early != 'wait'",
+        plant="False",
+        tests=(
+            "methods/test_legal_recipes.py::test_a_recipe_is_legal_exactly_where_needs_are_offered",
+        ),
+    ),
+    PlantedBug(
+        "recipes: a chain that stops by itself is taken for one of a fixed length",
+        "drafting/shapes/policies.py",
+        find="type(self).goes_on is Chain.goes_on",
+        plant="True",
+        tests=("methods/test_sixth_method.py::test_its_parts_are_chosen_by_their_names",),
     ),
 )

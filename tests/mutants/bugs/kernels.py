@@ -6,7 +6,7 @@ BUGS = (
     PlantedBug(
         "a model that stops at an early layer captures its steps in a memory pool of its own",
         "model/cuda_graphs.py",
-        find="None if $backbone.whole is None else graphs_of($backbone.whole).pool",
+        find="None if $backbone.full_backbone is None else graphs_of($backbone.full_backbone).pool",
         plant="None",
         tests=(
             "gpu/test_methods_on_gpu.py::test_a_method_is_right_and_within_its_budget[layerskip]",
@@ -22,8 +22,8 @@ BUGS = (
     PlantedBug(
         "attention in C: sums so far are not rescaled to the new maximum",
         "model/kernels/kernels.c",
-        find="mixed[i * wide + n] *= less[n];",
-        plant="mixed[i * wide + n] *= 1;",
+        find="mixed[i * vectors + n] *= shrink[n];",
+        plant="mixed[i * vectors + n] *= 1;",
         tests=("model/test_compiled.py::test_it_is_the_softmax_over_what_each_row_sees",),
     ),
     PlantedBug(
@@ -36,8 +36,8 @@ BUGS = (
     PlantedBug(
         "attention in C: rows of a tile attend to too many keys",
         "model/kernels/kernels.c",
-        find="if (own < sees.fewest) sees.fewest = own;",
-        plant="if (own > sees.fewest) sees.fewest = own;",
+        find="if (own < visible.fewest) visible.fewest = own;",
+        plant="if (own > visible.fewest) visible.fewest = own;",
         tests=("model/test_compiled.py::test_it_is_the_softmax_over_what_each_row_sees",),
     ),
     PlantedBug(
@@ -50,15 +50,16 @@ BUGS = (
     PlantedBug(
         "kernels: measurements of an older version of the kernels are used",
         "model/kernels/__init__.py",
-        find="_MEASURED.key('least', compiled.version(), *$facts)",
-        plant="_MEASURED.key('least', *$facts)",
+        find="_MEASUREMENTS.key('least', compiled.version(), *$facts)",
+        plant="_MEASUREMENTS.key('least', *$facts)",
         tests=("model/test_kernels.py::test_what_was_measured_is_remembered_for_these_threads",),
     ),
     PlantedBug(
         "products in C: a bias is read as one bias for each row",
         "model/kernels/compiled.py",
-        find="($base.data_ptr(), $out if $base.dim() > 1 else 0)",
-        plant="($base.data_ptr(), $out)",
+        within="multiply",
+        find="$out if $base.dim() > 1 else 0",
+        plant="$out",
         tests=("model/test_kernels.py::test_every_kernel_computes_the_same_product",),
     ),
     PlantedBug(
@@ -93,14 +94,14 @@ BUGS = (
     PlantedBug(
         "recorded attention in C: rows that were not asked for count too",
         "model/kernels/kernels.c",
-        find="row_of(c, t, r) >= c->rows - c->noted;",
+        find="row_of(c, t, r) >= c->rows - c->mass_rows;",
         plant="1;",
         tests=("model/test_compiled.py::test_what_is_noted_on_the_way_is_what_is_attended_to",),
     ),
     PlantedBug(
         "attention in C: parts of the keys are joined without their own maximum",
         "model/kernels/kernels.c",
-        find="first = power_of_two(mine[tops + n] - top), second",
+        find="first = power_of_two(merged[tops + n] - top), second",
         plant="first = power_of_two(top - top), second",
         tests=("model/test_compiled.py::test_it_is_the_softmax_over_what_each_row_sees",),
     ),
@@ -114,9 +115,9 @@ BUGS = (
     PlantedBug(
         "vision towers: copies of weights are not renewed after a change",
         "model/kernels/__init__.py",
-        within="Quickest.refresh",
-        find="self._seen == $seen",
-        plant="self._seen",
+        within="TunedMatrices.refresh",
+        find="self._fingerprints == $fingerprints",
+        plant="self._fingerprints",
         tests=(
             "model/test_tower.py::"
             "test_a_towers_weights_changed_in_place_count_from_the_next_prompt_on",
@@ -125,7 +126,7 @@ BUGS = (
     PlantedBug(
         "CUDA graphs: a request attends to another request's cache",
         "model/cuda_graphs.py",
-        within="Plain.attention",
+        within="GatheredAttention.attention",
         find="$first_rows[:, None] + $heads * $capacities[:, None]",
         plant="$first_rows.roll(1)[:, None] + $heads * $capacities[:, None]",
         tests=("model/test_cuda_graphs.py::test_several_requests_are_one_step",),
@@ -134,14 +135,14 @@ BUGS = (
         "CUDA graphs: only the first captured size is checked",
         "model/cuda_graphs.py",
         within="CudaGraphs._capture_one",
-        find="not $kind.agree($found, $ordinary)",
-        plant="not self._runs and (not $kind.agree($found, $ordinary))",
+        find="not $kind.agrees($captured, $ordinary)",
+        plant="not self._captured and (not $kind.agrees($captured, $ordinary))",
         tests=("model/test_cuda_graphs.py::test_each_size_is_compared_with_an_ordinary_forward",),
     ),
     PlantedBug(
         "CUDA graphs: the trial's keys stay in the cache",
         "model/cuda_graphs.py",
-        within="_unchanged",
+        within="_restore_keys",
         find="$part.copy_($old)",
         plant="$part.copy_($part)",
         tests=("model/test_cuda_graphs.py::test_a_trial_changes_no_keys",),
@@ -166,7 +167,7 @@ BUGS = (
     PlantedBug(
         "the cache pool lends the same row twice",
         "model/cache_pool.py",
-        within="CachePool._take",
+        within="CachePool._take_rows",
         find="($start + $rows, $stop)",
         plant="($start + $rows - 1, $stop)",
         tests=("model/test_cache_pool.py::test_what_is_dropped_is_borrowed_again",),
@@ -196,8 +197,14 @@ BUGS = (
     PlantedBug(
         "vision towers: windows attend to each other",
         "model/kernels/windows.py",
-        find="flash($q, $k, $v, $borders.to(torch.int32), $longest, $scale, bool($is_causal))",
-        plant="flash($q, $k, $v, $borders[[0, -1]].int(), len($q), $scale, bool($is_causal))",
+        find=(
+            "attend_by_flash($q, $k, $v, $borders.to(torch.int32), $longest, $scale, "
+            "bool($is_causal))"
+        ),
+        plant=(
+            "attend_by_flash($q, $k, $v, $borders[[0, -1]].int(), len($q), $scale, "
+            "bool($is_causal))"
+        ),
         tests=(
             "model/test_windows.py::test_a_tower_with_windows_sees_in_one_call_a_layer_what_it_saw",
         ),
@@ -206,15 +213,15 @@ BUGS = (
         "weights are packed anew each time the number of threads changes back",
         "model/kernels/__init__.py",
         find="""
-            if $choice not in self._chosen:
-                for $name in set($choice.names) - self._laid.keys():
-                    self._laid[$name] = self.products[$name].lay(self.weight)
+            if $choice not in self._tables:
+                for $name in set($choice.names) - self._prepared.keys():
+                    self._prepared[$name] = self.products[$name].prepare(self.weight)
                 ...
         """,
         plant="""
             if True:
                 for $name in set($choice.names):
-                    self._laid[$name] = self.products[$name].lay(self.weight)
+                    self._prepared[$name] = self.products[$name].prepare(self.weight)
                 ...
         """,
         tests=(
@@ -223,8 +230,8 @@ BUGS = (
     ),
     PlantedBug(
         "recorded attention: the first rows of a forward are taken for its last",
-        "model/kernels/attended.py",
-        within="RowQueries.take",
+        "model/kernels/attention_mass.py",
+        within="RowQueries.add",
         find="$q[:, -self.last:]",
         plant="$q[:, :self.last or None]",
         tests=("model/test_decoder.py::test_a_prompts_last_layer_computes_what_is_wanted_alone",),
@@ -232,15 +239,15 @@ BUGS = (
     PlantedBug(
         "recorded attention in C: weights are not rescaled to the new maximum",
         "model/kernels/kernels.c",
-        find="power_of_two(less[block * wide + n] - highest[n])",
+        find="power_of_two(shrink[block * vectors + n] - highest[n])",
         plant="power_of_two((lanes){0})",
         tests=("model/test_compiled.py::test_what_is_noted_on_the_way_is_what_is_attended_to",),
     ),
     PlantedBug(
         "kernels: the first measurement decides for ever",
         "model/kernels/__init__.py",
-        within="least",
-        find="min($took, $old[$name])",
+        within="shortest_times",
+        find="min($seconds, $old[$name])",
         plant="$old[$name]",
         tests=(
             "model/test_kernels.py::test_a_busy_moment_does_not_decide_for_good_how_to_multiply",
@@ -249,8 +256,8 @@ BUGS = (
     PlantedBug(
         "kernels: a packed copy is kept however little it saves",
         "model/kernels/__init__.py",
-        within="best",
-        find="1 + GAIN",
+        within="best_choice",
+        find="1 + MIN_SAVING",
         plant="1",
         tests=("model/test_kernels.py::test_a_copy_that_saves_little_is_not_kept",),
     ),

@@ -69,4 +69,11 @@ BUGS = (
         plant="$guide.to($grid.device)",
         tests=("methods/test_hippo_scores.py::test_the_holistic_score_is_eq_7",),
     ),
+    PlantedBug(
+        "overrides: a share that is set does not apply to images",
+        "methods/names.py",
+        find='{"images": None} if "images" in $owner.settings else {}',
+        plant="{}",
+        tests=("methods/test_sage.py::test_a_fifth_of_an_image_and_a_tenth_of_a_video",),
+    ),
 )

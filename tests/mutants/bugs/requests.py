@@ -39,6 +39,37 @@ BUGS = (
         tests=("engine/test_greedy.py::test_a_target_drafting_for_itself_accepts_everything",),
     ),
     PlantedBug(
+        "costs: the expected length leaves out the bonus token",
+        "core/pace.py",
+        within="expected_chain",
+        find="range($length + 1)",
+        plant="range(1, $length + 1)",
+        tests=(
+            "drafting/shapes/test_cost_measurement.py::"
+            "test_expected_chain_is_the_geometric_sum_of_the_paper",
+        ),
+    ),
+    PlantedBug(
+        "fit: old rounds count as much as new ones",
+        "core/pace.py",
+        find="Rate(self.hits * $memory + $hits, self.tries * $memory + $tries)",
+        plant="Rate(self.hits + $hits, self.tries + $tries)",
+        tests=(
+            "drafting/shapes/test_cost_measurement.py::"
+            "test_fit_folds_the_rate_towards_what_it_sees_and_forgets",
+        ),
+    ),
+    PlantedBug(
+        "fit: a cost that was once high never falls again",
+        "core/pace.py",
+        find="max($here, $each - EXTRA_COST_DECAY * ($each - $here))",
+        plant="max($here, $each)",
+        tests=(
+            "drafting/shapes/test_cost_measurement.py::"
+            "test_costs_of_a_busy_moment_fade_within_an_answer",
+        ),
+    ),
+    PlantedBug(
         "scheduler: a short prompt costs its newcomer a round",
         "engine/scheduler.py",
         find="min(1.0, len($batch.request.ids[0]) / $batch.session.chunk)",
@@ -82,8 +113,8 @@ BUGS = (
     ),
     PlantedBug(
         "round size: only the last round's time counts",
-        "engine/round_size.py",
-        within="RoundTimes.fold",
+        "core/pace.py",
+        within="SecondsBySize.fold",
         find="$old + NEW_ROUND_WEIGHT * ($seconds - $old)",
         plant="$seconds",
         tests=("engine/test_round_size.py::test_what_rounds_took_lately_counts",),
@@ -185,5 +216,15 @@ BUGS = (
         find="[*held_out_videos] * MAX_CONFIRMING_RUNS",
         plant="[*search_videos] * MAX_CONFIRMING_RUNS",
         tests=("bench/test_calibrate.py::test_what_is_reported_chose_nothing",),
+    ),
+    PlantedBug(
+        "recipes: a need that no part offers is let through",
+        "core/capabilities.py",
+        within="find_unmet_needs",
+        find="$capability in $part.needs and $capability not in $offered",
+        plant="False",
+        tests=(
+            "methods/test_legal_recipes.py::test_a_recipe_is_legal_exactly_where_needs_are_offered",
+        ),
     ),
 )

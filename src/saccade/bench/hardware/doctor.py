@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from saccade.core.errors import ModelError
-from saccade.drafting.shapes.fit import expected_chain
+from saccade.core.pace import expected_chain
 from saccade.inputs.footprint import (
     BYTES_PER_WEIGHT,
     Footprint,
