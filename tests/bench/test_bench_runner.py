@@ -276,6 +276,7 @@ def test_interrupted_and_gone_on_with(ran: Ran, embedded: Embedded, tmp_path: Pa
     assert [each.ids for each in found] == [each.ids for each in ran.answers]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_killed_and_gone_on_with(embedded: Embedded, tmp_path: Path) -> None:
     """Claim: a process killed by SIGKILL leaves whole items, and another one finishes the run.

@@ -70,6 +70,7 @@ def test_what_is_no_text_is_reported_before_any_model(
         assert len(line.splitlines()) == 1 and "nope.mp4" not in line
 
 
+@pytest.mark.slow
 def test_too_long_a_document_is_reported(call: Call, tmp_path: Path, reads_little: None) -> None:
     """Claim: of more tokens than the model reads there is one sentence, with both numbers."""
     long = tmp_path / "long.txt"
@@ -79,6 +80,7 @@ def test_too_long_a_document_is_reported(call: Call, tmp_path: Path, reads_littl
     assert "shorter document" in said and "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_compare_asks_about_a_document(call: Call, notes: Path, clip: Path) -> None:
     """Claim: methods side by side about a document alone, and about a video with it, say what plain
     decoding says, generate() among them, and drafts see less of it than there is."""

@@ -117,6 +117,7 @@ PROCESSORS: dict[str, Callable[[list[int]], dict[str, Any]]] = {  # of what is a
 }
 
 
+@pytest.mark.representatives(11)
 @pytest.mark.parametrize("method", ["sd/shape=chain-1", "sd/shape=chain-9", "sd-tree"])
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_processors_act_at_every_node_as_in_generate(name, method):
@@ -130,6 +131,7 @@ def test_processors_act_at_every_node_as_in_generate(name, method):
     assert _direct(method=method, **settings) == expected
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_processors_arrive_through_custom_generate(name):
     """Claim: the processors transformers made ready are the ones that act."""

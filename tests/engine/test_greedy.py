@@ -64,6 +64,7 @@ def _assert_lossless(family: str, method: str, seed: int = 0, fused: bool | None
     assert sum(len(r.accepted) + (r.own is not None) for r in result.rounds) == 40
 
 
+@pytest.mark.representatives(12)
 @pytest.mark.parametrize("method", few(sorted(METHODS, key="hippo".__eq__), len(METHODS) - 1))
 def test_a_method_answers_like_plain_greedy_decoding(method):
     """Claim: lossless: 40 tokens equal transformers' generate and the cache-free reference.
@@ -74,6 +75,7 @@ def test_a_method_answers_like_plain_greedy_decoding(method):
     _assert_lossless("qwen2_5_vl", method)
 
 
+@pytest.mark.representatives(6)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("method", "family"), dealt(SYSTEMS, [*FAMILIES][1:]))
 def test_a_method_is_lossless_in_every_family(method, family):
@@ -81,6 +83,7 @@ def test_a_method_is_lossless_in_every_family(method, family):
     _assert_lossless(family, method)
 
 
+@pytest.mark.representatives(6)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("method", "family"), dealt(SYSTEMS, ["qwen2_5_vl", "llama"]))
 def test_a_method_over_the_modules_answers_the_same(method, family):
@@ -88,6 +91,7 @@ def test_a_method_over_the_modules_answers_the_same(method, family):
     _assert_lossless(family, method, seed=1, fused=False)
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2_vl"])
 @pytest.mark.parametrize(
@@ -189,6 +193,7 @@ def test_control_a_draft_without_the_video_is_refused():
     assert result.acceptance_rate < 0.5 and result.draft_visual_tokens == 0
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "method", few(sorted(SYSTEMS, key=lambda name: name not in BATCHED), len(BATCHED))
@@ -272,6 +277,7 @@ def _coarse(model: Any) -> Any:
     return tied
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["ar", "sd", "sd-tree", "specvlm-self"])
 def test_exact_ties_go_to_the_first_id(method):
     """Claim: with logits tied at most steps, the answer is still transformers', token for token.

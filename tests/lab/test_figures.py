@@ -212,6 +212,7 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence(call, tmp_path, words, 
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_real_run_becomes_numbers_and_a_picture(call, pair, monkeypatch, unchecked):
     """Claim: on a real clip SAGE's figure holds, round by round, the trees a run of the method
     itself drafts, starting with the first tree of the prose, and SpecVLM's never change; the JSON

@@ -73,6 +73,7 @@ def test_a_report_ends_with_the_papers_tables(
     assert page[len(own) :].lstrip().startswith("## In the papers' layouts")
 
 
+@pytest.mark.slow
 def test_the_page_of_numbers_is_written_anew(call: Call, tmp_path: Path) -> None:
     """Claim: the command puts the tables of the stored runs into a page whose tables are empty, and
     every chart beside it. Fails if it keeps a number that is there."""

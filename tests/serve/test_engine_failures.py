@@ -149,6 +149,7 @@ DEATHS = {
 }
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_decoder_that_dies_is_one_refusal(models, clips, monkeypatch, death):
     """Claim: a decoder that crashes over a video is a 4xx for it, and the next is answered."""

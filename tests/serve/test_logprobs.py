@@ -37,6 +37,7 @@ def _forced(models: Pair, inputs: Any, answer: Sequence[int]) -> torch.Tensor:
     return logits[-len(answer) - 1 : -1].float().log_softmax(-1)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("method", "kind"),
     [
