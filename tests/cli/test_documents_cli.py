@@ -97,6 +97,7 @@ def test_compare_asks_about_a_document(call: Call, notes: Path, clip: Path) -> N
     assert (alone, video) == (None, clip.name) and 0 < few < more
 
 
+@pytest.mark.slow
 def test_a_conversation_about_documents(
     call: Call, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads_little: None
 ) -> None:

@@ -221,6 +221,7 @@ def test_a_seed_names_the_answer(endpoint, asking):
     assert len({_text(endpoint.chat(seed=seed, **ask)) for seed in range(12)}) > 1
 
 
+@pytest.mark.slow
 def test_several_answers_are_drawn_apart(endpoint, asking):
     """Claim: n=3 gives three, numbered, repeatable by their seed, and streamed pieces belong."""
     ask = dict(messages=asking["video"], n=3, seed=3, **DRAWN)
