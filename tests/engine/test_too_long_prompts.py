@@ -45,7 +45,7 @@ def test_a_later_turn_that_is_too_long_is_refused() -> None:
     target = Backbone.of(qwen25())
     ids = torch.randint(0, 200, (1, 40), generator=torch.Generator().manual_seed(0))
     with pytest.MonkeyPatch.context() as patch, saccade.Conversation(target) as talk:
-        patch.setattr(target, "context", 60)
+        patch.setattr(target, "max_positions", 60)
         first = talk.run({"input_ids": ids}, method="ar", max_new_tokens=2)
         longer = torch.cat([ids, torch.tensor([first.ids]), ids[:, :30]], 1)
         with pytest.raises(ModelError, match="has 72 tokens, and this model reads 60"):
