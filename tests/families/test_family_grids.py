@@ -108,6 +108,7 @@ def newlines(family: str, media: zoo.Media) -> int:
 SHOWING = [(family, kind) for family, kind in zoo.PAIRS if kind not in ("text", "audio")]
 
 
+@pytest.mark.representatives(13)
 @pytest.mark.parametrize(("family", "kind"), SHOWING)
 def test_every_token_stands_where_the_sizes_say(family: str, kind: str) -> None:
     """Claim: each visual token's cell is the one its picture's or frame's size implies, for four
@@ -203,6 +204,7 @@ def kept_rows(view: Any, prefill: Prefill) -> list[set[int]]:
     return [set(rows) for rows in seen.reading.heads.flatten(0, 1).tolist()]
 
 
+@pytest.mark.representatives(12)
 @pytest.mark.parametrize(
     ("name", "shown"),
     dealt([name for name in VIEWS if name not in (*STREAMING, *WRITTEN)], FIXED),

@@ -42,6 +42,7 @@ def _accept(call: Call, path: Path, *words: object) -> tuple[int, list[dict[str,
     return code, _lines(path)
 
 
+@pytest.mark.slow
 def test_a_shrunken_acceptance_passes(call: Call, tmp_path: Path) -> None:
     """Claim: every section runs on a CPU, finds nothing wrong, and says what only a GPU can; what
     is printed is what is in the file. Fails if a section does not run without a GPU."""
@@ -59,7 +60,8 @@ def test_a_shrunken_acceptance_passes(call: Call, tmp_path: Path) -> None:
     assert drafted["rounds"] < drafted["tokens"] // 2, "acceptance was not imposed"
 
 
-def test_methods_are_held_against_generate(
+@pytest.mark.slow
+def test_methods_are_compared_with_generate(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: a method passes with the ids of `generate` and is wrong with any others, and then the

@@ -18,12 +18,6 @@ RESULTS = Path(__file__).parents[2] / "docs" / "results"
 EVERY = [claim for own in claims.CLAIMS.values() for claim in own]
 
 
-def test_the_page_is_what_the_stored_runs_say():
-    """Claim: docs/results/claims.md is, byte for byte, made from the runs and figures beside it.
-    Fails when a run is replaced and the page is not, or the page is edited by hand."""
-    assert (RESULTS / "claims.md").read_text() == claims.page(Evidence(RESULTS))
-
-
 def test_control_a_verdict_that_changed_is_seen(monkeypatch):
     """Control: where a run would turn a verdict, the page is refused, naming the claim: its
     explanation was written for another."""

@@ -43,6 +43,7 @@ def test_what_has_no_profile_is_refused(call: Call, method: str) -> None:
     assert method in said and len(said.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_flips_of_the_target_alone(call: Call) -> None:
     """`lab flips` counts every token of an answer; with `--exact` no logit differs."""
     words = ["flips", "--dtype", "bfloat16", "--limit", 1, "--max-new-tokens", 8]

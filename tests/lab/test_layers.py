@@ -9,7 +9,7 @@ from lab.hardware.layers import measure_step_variants
 from saccade.model.kernels import few_rows
 
 
-@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("ours", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_every_rival_computes_the_same(ours, monkeypatch):
     """Claim: kernels (where there are any), torch and compiled layers are each timed at each number
     of rows, over the same keys, and their logits are an ordinary forward's to 1e-4. Fails if a

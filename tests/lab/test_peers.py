@@ -130,11 +130,3 @@ def test_an_unknown_row_is_refused() -> None:
     """Claim: a row that is not there is refused by name, with those that are."""
     with pytest.raises(OptionError, match="'SGLang'.*Saccade"):
         command.peers(row=["SGLang"])
-
-
-def test_the_page_has_the_stored_table() -> None:
-    """Claim: the page shows the table of the stored run and nothing else in its place. Fails on a
-    number that was changed by hand."""
-    page = (ROOT / command.PAGE).read_text()
-    stored = json.loads((ROOT / command.PAGE).with_suffix(".json").read_text())
-    assert turns.page_with_table(page, {**EMPTY, **stored}) == page

@@ -20,13 +20,6 @@ def pair() -> tuple[scaling.Shape, scaling.Shape]:
     return shape(scaling.TARGET), shape(scaling.DRAFT)
 
 
-def test_the_page_holds_what_the_command_prints() -> None:
-    """Claim: docs/results/scaling.md has the tables of `python -m lab scaling`, byte for
-    byte."""
-    page = (ROOT / "docs" / "results" / "scaling.md").read_text()
-    assert scaling.page() in page
-
-
 def test_one_gpu_is_what_the_older_prediction_says(
     pair: tuple[scaling.Shape, scaling.Shape],
 ) -> None:

@@ -100,6 +100,7 @@ def test_criteria_name_their_views_and_shares(lab, monkeypatch):
                 ]
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("name", ("windows", "redundancy"))
 def test_choices_are_of_a_tenth(lab, name):
     """Claim: every row's bars are the mean tau of its view at a tenth, by each draft. Fails if a

@@ -119,6 +119,7 @@ def test_turns_rotate_and_the_first_is_not_counted(monkeypatch):
     assert order == [*"ab", *"ba"] * ((1 + turns) // 2)
 
 
+@pytest.mark.slow
 def test_captions_are_timed_beside_the_first_token(pair, monkeypatch):
     """Claim: a row a number of pictures and one for the clip; each bar is the mean over clips of
     one captioner's seconds over the target's, of the same row. Fails if rows or whose seconds they

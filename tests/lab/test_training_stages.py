@@ -73,7 +73,8 @@ def test_a_stage_that_was_cut_goes_on(tmp_path, monkeypatch):
     torch.testing.assert_close(left["mean"]["module.lm_head.weight"], mean)
 
 
-def test_a_broken_answer_is_told_from_a_whole_one():
+@pytest.mark.slow
+def test_a_broken_answer_is_distinguished_from_a_whole_one():
     """Claim: true descriptions of unseen clips are whole; one cut within a sentence, one with a
     word left out and one that breaks off after a sentence that cannot be the last are not."""
     for seed in range(10_000_000, 10_000_050):

@@ -182,6 +182,7 @@ POSSIBLE = [
 ]
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("name", POSSIBLE)
 def test_control_what_can_be_runs_and_answers_the_same(name):
     """Control: neighbours of the refused combinations run, greedily as plain decoding does."""

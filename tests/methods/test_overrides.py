@@ -344,6 +344,7 @@ REFUSED = {
 }
 
 
+@pytest.mark.representatives(16)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("of", "family"),
@@ -377,6 +378,7 @@ def test_a_view_and_a_drafter_resolve_to_themselves_or_are_refused(view, drafter
     assert recipe.drafter is DRAFTERS[drafter] and recipe.view == VIEWS[view]
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "method",

@@ -157,6 +157,7 @@ def test_what_is_read_is_the_sources() -> None:
 # -- the answer --------------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["pages/page=2/keep=0.5", "specvlm-self/view=pages/page=2"])
 @BY_FAMILY
 def test_the_answer_is_the_targets(family: str, method: str) -> None:
@@ -190,7 +191,7 @@ def test_a_batch_reads_each_its_own() -> None:
         ("pages/keep=0.1/keys=300", "give one of them"),
     ],
 )
-def test_what_cannot_be_is_told(method: str, said: str) -> None:
+def test_what_cannot_be_is_reported(method: str, said: str) -> None:
     with pytest.raises(MethodError, match=said):
         resolve(method)
 

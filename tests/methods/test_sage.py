@@ -245,6 +245,7 @@ EACH = pytest.mark.parametrize("family", list(PAIRS))
 BOTH = pytest.mark.parametrize("method", list(METHODS))
 
 
+@pytest.mark.representatives(4)
 @BOTH
 @EACH
 def test_every_round_drafts_the_papers_tree(runs, family, method):
@@ -258,6 +259,7 @@ def test_every_round_drafts_the_papers_tree(runs, family, method):
     assert same(rounds, METHODS[method])
 
 
+@pytest.mark.representatives(4)
 @BOTH
 @EACH
 def test_laws_and_tokens_are_the_drafts_by_uncached_forwards(runs, family, method):
@@ -279,6 +281,7 @@ def test_laws_and_tokens_are_the_drafts_by_uncached_forwards(runs, family, metho
             assert sorted(round.tree.tokens[n] for n in below) == sorted(best)
 
 
+@pytest.mark.representatives(7)
 @pytest.mark.parametrize("misreading", list(MISREADINGS))
 @BOTH
 def test_control_a_misread_equation_drafts_another_tree(runs, method, misreading):
@@ -415,6 +418,7 @@ def _stub_rounds(method: str, seed: int, count: int) -> list[Seen]:
     return found
 
 
+@pytest.mark.representatives(2)
 @BOTH
 def test_any_laws_give_the_papers_tree(method):
     """Claim: the same over laws from flat to certain, acceptance from none to all.

@@ -88,7 +88,7 @@ def test_a_file_and_a_package_are_found(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_broken_package_is_left_out_and_a_broken_file_is_told(
+def test_a_broken_package_is_left_out_and_a_broken_file_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Claim: an installed module that cannot be read takes nothing else with it; of the user's own

@@ -210,7 +210,7 @@ BUDGETS = [
 
 @pytest.mark.parametrize(("text", "seen"), BUDGETS)
 @pytest.mark.parametrize("keep", [None, 0.05, 1.0])
-def test_the_budget_is_1024_in_all_or_an_eighth_or_what_was_asked(text, seen, keep):
+def test_the_budget_is_1024_or_an_eighth_or_as_requested(text, seen, keep):
     """Claim: m_t + K = 1024 as in the paper, of a video that fits in it an eighth, never none; a
     keep given by hand wins. Text is never counted out. Fails if the text's share of 1024 is
     forgotten, or a video of 2,048 tokens keeps an eighth as it once did.
@@ -511,6 +511,7 @@ def test_a_window_that_holds_all_of_the_prompt_stands_still(monkeypatch):
         assert [len(round.verdict.accepted) for round in run.rounds[:-1]] == [GAMMA] * 2
 
 
+@pytest.mark.representatives(2)
 @FAMILIES
 @pytest.mark.parametrize("layers", [2, 5])
 def test_layerskips_laws_are_the_first_half_the_norm_and_the_head(family, layers):
@@ -543,6 +544,7 @@ def test_layerskips_laws_are_the_first_half_the_norm_and_the_head(family, layers
 # -- accepted lengths --------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(2)
 @FAMILIES
 @pytest.mark.parametrize(
     ("method", "deep"), [("std/keep=1.0", GAMMA), ("specvlm-self/keep=1.0", 5)]

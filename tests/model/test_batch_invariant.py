@@ -103,6 +103,7 @@ def told(
 # -- whole answers -----------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("fused", "dtype"),
     [
@@ -127,6 +128,7 @@ def test_a_drafted_answer_has_the_bits_of_plain_decoding(family, fused, dtype):
         assert any(round.accepted for round in result.rounds), method
 
 
+@pytest.mark.representatives(2)
 @low
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llama"])
 def test_control_without_exact_bits_differ(family, dtype):
@@ -158,6 +160,7 @@ def _loaded(name: str, dtype: torch.dtype) -> models.Loaded:
     return models.load(name, dtype=str(dtype).removeprefix("torch."))
 
 
+@pytest.mark.representatives(1)
 @low
 def test_in_parallel(dtype):
     """Claim: what is in flight while the target judges changes no bit either."""
@@ -183,6 +186,7 @@ def test_a_request_in_a_batch_has_the_bits_it_has_alone(dtype):
     assert [result.ids for result in rounds.results] == alone
 
 
+@pytest.mark.representatives(1)
 @low
 def test_turns_of_a_conversation(dtype):
     """Claim: a second turn, whose question waits in front of the first draft, has plain decoding's
@@ -209,7 +213,7 @@ def _root(talk: saccade.Conversation) -> Tensor:
     return session.score({0: Tree()})[0].logits(ROOT)
 
 
-def test_fp32_too():
+def test_float32_has_equal_bits_too():
     """Claim: exact may be asked for in fp32, where it does the same."""
     target, inputs = model_of("llama", torch.float32), asked("llama", torch.float32)
     plain, truth = told(target, inputs, "ar", exact=True)
@@ -276,6 +280,7 @@ def one_by_one(kind: Callable[..., Session], dtype: torch.dtype, length: int) ->
     return along(_begun(kind, dtype), TEXT[:length], None)
 
 
+@pytest.mark.representatives(2)
 @low
 @pytest.mark.parametrize("seed", few(range(4), 2))
 def test_any_way_through_a_text_gives_the_same_bits(dtype, seed, unchecked):
@@ -285,6 +290,7 @@ def test_any_way_through_a_text_gives_the_same_bits(dtype, seed, unchecked):
     assert torch.equal(found, one_by_one(BatchInvariantSession, dtype, len(TEXT)))
 
 
+@pytest.mark.representatives(3)
 @low
 @pytest.mark.parametrize("kind", [Session, Unpadded, Unordered])
 def test_control_each_half_alone_is_not_enough(dtype, kind, unchecked):
@@ -295,6 +301,7 @@ def test_control_each_half_alone_is_not_enough(dtype, kind, unchecked):
     assert not torch.equal(found, one_by_one(kind, dtype, BLOCK))
 
 
+@pytest.mark.representatives(1)
 @low
 @pytest.mark.parametrize("family", few(["qwen2_5_vl", "llama"], 1))
 def test_captured_forwards_give_the_same_bits(family, dtype, monkeypatch):
@@ -457,6 +464,7 @@ def test_costs_are_those_of_padded_forwards():
 # -- flips -------------------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(1)
 @low
 def test_flips_are_counted(dtype):
     """Claim: rows alone change logits without exact, and none with it."""

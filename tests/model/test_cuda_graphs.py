@@ -108,6 +108,7 @@ def test_every_step_gives_the_laws_of_an_ordinary_forward(family):
     assert fixed.requests[0].cache.capacity > 70 + len(fixed.requests[0].context) - 60
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_several_requests_are_one_step(count):
     """Claim: requests of unlike prompts that score trees of unlike sizes are one captured step a
@@ -343,6 +344,7 @@ def test_what_forwards_cost_is_measured_on_replays(monkeypatch):
     assert len(rest) >= 6 and rest == [(0, 1)] * len(rest), (warm, rest)
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("method", ["ar", "sd-tree", "specvlm", "specvlm-self", "std", "sage"])
 def test_answers_are_the_same(method, monkeypatch):
     """Claim: with every session in fixed sizes, target's and draft's, answers stay the target's.
@@ -356,7 +358,7 @@ def test_answers_are_the_same(method, monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", [(), (4,), (8,), (4, 8)])
-def test_each_size_is_held_against_an_ordinary_forward(wrong, caplog):
+def test_each_size_is_compared_with_an_ordinary_forward(wrong, caplog):
     """Claim: a size whose logits are off is found out when it is captured and never used, and laws
     stay those of ordinary forwards; the other sizes are. Fails if one size's check stands for all.
     """

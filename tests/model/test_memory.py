@@ -59,6 +59,7 @@ def sentence(error: BaseException) -> str:
 # -- counting ----------------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_are_counted_exactly(loaded: Callable[[str], Loaded], family: str) -> None:
     """Claim: a footprint's parameters are those of the model that is loaded, its decoder's those of
@@ -99,6 +100,7 @@ def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
     assert untied.decoder == found.decoder
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_a_token_leaves_is_what_a_cache_takes(
@@ -139,8 +141,9 @@ def test_published_sizes(name: str, billions: float) -> None:
 
 
 @pytest.fixture
-def unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No weight may be read."""
+def unread(loaded: Callable[[str], Loaded], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No weight may be read any more."""
+    loaded("llama")
 
     def never(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("weights were read")

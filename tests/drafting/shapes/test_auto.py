@@ -131,6 +131,7 @@ def seconds_of_chains(world: World, tokens: int) -> dict[int, float]:
     return {n: simulate(Chain(n), world, tokens).seconds for n in (1, 2, 3, 4, 5, 7, 9, 12, 16)}
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     "world",
     few(

@@ -247,7 +247,7 @@ def test_no_law_of_a_draft_lets_a_wrong_token_through(kind):
 
 
 def test_a_target_of_nan_ends_with_an_error():
-    """Claim: NaN in the target's logits ends the request with finish_reason "error" (R9).
+    """Claim: NaN in the target's logits ends the request with finish_reason "error".
 
     Fails if token ids made of nothing are handed out as an answer.
     """

@@ -27,7 +27,7 @@ def test_exact_compares_words() -> None:
     + [("C", False), ("Blue", False), ("", False), ("C. Not B", False)]
     + [("A red box. The answer is B.", True), ("It must be B", True)],
 )
-def test_letter_is_the_one_said_to_be_the_answer(answer: str, right: bool) -> None:
+def test_the_letter_is_the_one_given_as_the_answer(answer: str, right: bool) -> None:
     """Claim: a choice is right by the letter it begins with, or says the answer is, or ends on.
 
     Fails if a letter inside a word counts, or the article of a sentence.

@@ -1,4 +1,4 @@
-"""Claims about a server that is not told the truth, or nothing at all: a sentence, in time."""
+"""Claims about clients that send nonsense, too much, or nothing: a sentence, in time."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ def _said(live: Live, *pieces: bytes, pause: float = 0.2) -> tuple[bytes, float]
     return found, time.monotonic() - began
 
 
-def test_silent_5_a_connection_that_sends_no_whole_headers_is_closed(
+def test_a_connection_that_sends_no_whole_headers_is_closed(
     server: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: silence, half a header, headers a byte at a time and half a second request are cut off
@@ -70,7 +70,7 @@ def test_silent_5_a_connection_that_sends_no_whole_headers_is_closed(
     assert b"400 Bad Request" in answered and took > 2
 
 
-def test_silent_6_too_many_stops_are_told_as_such(server: Live) -> None:
+def test_too_many_stops_are_reported_as_such(server: Live) -> None:
     """Claim: of the two forms of stop, the error is about the one that was sent."""
     said = server.ask(stop=["x"] * 17).json()["error"]
     assert said["param"] == "stop" and "at most 16 items" in said["message"]
@@ -78,14 +78,14 @@ def test_silent_6_too_many_stops_are_told_as_such(server: Live) -> None:
     assert said["param"] == "messages.0.content.0.text" and "required" in said["message"]
 
 
-def test_silent_6_a_client_is_not_shown_the_words_of_a_file(server: Live, tmp_path: Path) -> None:
+def test_a_client_is_not_shown_the_words_of_a_file(server: Live, tmp_path: Path) -> None:
     """Claim: a text sent as a video is refused without its words."""
     (tmp_path / "a.mp4").write_text("hunter2 is the password\n" * 5)
     said = server.ask([video_part(tmp_path / "a.mp4"), text_part("hi")])
     assert said.status_code == 400 and "hunter2" not in said.text and "not a video" in said.text
 
 
-def test_silent_3_slow_files_leave_the_server_to_others(
+def test_slow_files_leave_the_server_to_others(
     models: Pair, clips: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: with both decoders held, an innocent request is answered; where they stay held, it is
@@ -170,7 +170,7 @@ def _tell_taken(into: Path) -> None:
     into.write_text(str(taken()))
 
 
-def test_silent_3_a_large_body_takes_a_small_multiple_of_itself(tmp_path: Path) -> None:
+def test_a_large_body_takes_a_small_multiple_of_itself(tmp_path: Path) -> None:
     """Claim: from its first byte to the loaded media, a body of 64 MB takes at most twice as
     much memory in the server's process: itself, and the bytes it stands for (1.75; what else the
     process does has a half more). Fails if another copy is kept on the way: 2.75. In a process of
@@ -198,7 +198,7 @@ def _request(*urls: str) -> dict[str, Any]:
     ],
     ids=["plain", "slashes", "unicode", "spaces"],
 )
-def test_silent_3_what_is_cut_out_of_a_body_can_be_put_back(spelt: Callable[[str], str]) -> None:
+def test_what_is_cut_out_of_a_body_can_be_put_back(spelt: Callable[[str], str]) -> None:
     """Claim: however base64 is spelt, a body's text and what stands apart are together what it
     said, to the byte, and the text is short. Short addresses stay, so does text that looks like
     one."""
@@ -210,7 +210,7 @@ def test_silent_3_what_is_cut_out_of_a_body_can_be_put_back(spelt: Callable[[str
     assert json.loads(text) == told
 
 
-def test_silent_3_a_body_that_is_no_base64_is_left_as_it_is() -> None:
+def test_a_body_that_is_no_base64_is_left_as_it_is() -> None:
     """Claim: a long address with other escapes stays in the text and says the same, wherever they
     begin; one that does not end is not touched."""
     for url in ("é" * (1 << 16), LARGE + "\\", LARGE[:-1] + '/"'):
@@ -221,7 +221,7 @@ def test_silent_3_a_body_that_is_no_base64_is_left_as_it_is() -> None:
     assert cut_data_urls(bytearray(text)) == (text, {})
 
 
-def test_silent_3_long_addresses_elsewhere_and_long_texts_are_told(
+def test_long_addresses_elsewhere_and_long_texts_are_reported(
     server: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: a long address where no media are read, its short name beside it, and more text than
@@ -235,7 +235,7 @@ def test_silent_3_long_addresses_elsewhere_and_long_texts_are_told(
     assert said.status_code == 413 and "1048576 bytes of text" in said.json()["error"]["message"]
 
 
-def test_silent_3_bodies_that_wait_to_be_read_count(models: Pair, tmp_path: Path) -> None:
+def test_bodies_that_wait_to_be_read_count(models: Pair, tmp_path: Path) -> None:
     """Claim: what is here of bodies is bounded until their media are read: beyond four of full size
     the next is told to come again, and their room is free afterwards."""
     with (

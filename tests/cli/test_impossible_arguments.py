@@ -24,7 +24,7 @@ from commands import Call
         (("--temperature", "1e-300"), "numbers broke down"),
     ],
 )
-def test_silent_2_5_6_the_command_line_says_what_cannot_be(
+def test_impossible_arguments_are_refused_in_a_sentence(
     call: Call, tmp_path: Path, words: tuple[str, ...], says: str
 ) -> None:
     """Claim: exit code 2 and a sentence; nothing is computed that is then lost."""
@@ -58,7 +58,7 @@ def test_silent_2_5_6_the_command_line_says_what_cannot_be(
         ("describe there.txt folder", "the question folder is a file"),
     ],
 )
-def test_what_stands_in_the_way_is_said(
+def test_obstacles_are_reported(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: str, says: str
 ) -> None:
     """Claim: a file where a folder is wanted, the reverse, a clip larger than memory and a name
@@ -70,7 +70,7 @@ def test_what_stands_in_the_way_is_said(
     assert code == 2 and says in said and "Traceback" not in said
 
 
-def test_silent_6_no_video_is_no_folder(call: Call) -> None:
+def test_a_missing_video_is_not_reported_as_a_folder(call: Call) -> None:
     """Claim: an empty name is refused, and not read as the current folder."""
     code, _, said = call("describe", "")
     assert code == 2 and "name a video" in said

@@ -1,4 +1,4 @@
-"""Bugs of other libraries that belong to a family of models, each a named claim."""
+"""Claims about visual tokens: every placeholder gets its feature, also with DeepStack."""
 
 from __future__ import annotations
 
@@ -19,8 +19,9 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 METHODS = ("ar", "sd", "sd-tree", "specvlm", "specvlm-self", "std", "sage", "lookup")
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(("method", "family"), dealt(METHODS, zoo.DEEP))
-def test_b15_a_family_with_deepstack_answers_like_generate(family, method):
+def test_a_family_with_deepstack_answers_like_generate(family, method):
     """Claim: where visual features enter early layers too, every method's answers about pictures,
     videos and both are generate's, 32 tokens long."""
     target, draft = zoo.member(family), zoo.draft_of(family)
@@ -33,7 +34,7 @@ def test_b15_a_family_with_deepstack_answers_like_generate(family, method):
 
 
 @pytest.mark.parametrize("family", zoo.DEEP)
-def test_b15_control_deepstack_left_out_is_another_answer(family, monkeypatch):
+def test_control_deepstack_left_out_is_another_answer(family, monkeypatch):
     """Control: without the rows for the early layers the answer must differ, so that the claim
     above is one about them."""
     target = zoo.member(family)
@@ -51,8 +52,9 @@ ODD = [(1, 31, 33), (2, 57, 141), (3, 85, 59), (5, 99, 61), (7, 29, 167), (8, 11
 FILMING = tuple(name for name in zoo.SEEING if name not in zoo.STILL)
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("family", FILMING)
-def test_b17_odd_frames_and_sizes_leave_no_token_over(family):
+def test_odd_frames_and_sizes_leave_no_token_over(family):
     """Claim: for odd numbers of frames and sizes that no patch divides, placeholders in the prompt,
     cells of the grid and features are equally many, and a drafted answer is generate's.
 
@@ -77,6 +79,7 @@ def test_b17_odd_frames_and_sizes_leave_no_token_over(family):
     assert compared >= 4
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("family", FILMING)
 def test_one_frame_is_a_video_in_every_family(family):
     """Claim: a video of one frame, or a window that holds one, is answered as generate answers it,
@@ -95,7 +98,7 @@ def test_one_frame_is_a_video_in_every_family(family):
     assert torch.equal(inputs["input_ids"], other["input_ids"])
 
 
-def test_b17_features_that_do_not_match_the_placeholders_are_an_error():
+def test_features_that_do_not_match_the_placeholders_are_an_error():
     """Claim: one placeholder too few is an error before any answer, never a shifted video."""
     target = zoo.member("qwen2.5-vl")
     inputs = zoo.asked(target, "video", 1)

@@ -30,6 +30,7 @@ def saccade(*words: str, out: Any, **more: str) -> subprocess.CompletedProcess[s
     )
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("encoding", ["ascii", "latin-1", "cp1252", "cp437", "utf-8"])
 def test_every_text_can_be_printed(monkeypatch: pytest.MonkeyPatch, encoding: str) -> None:
     """Claim: what an encoding lacks is written otherwise and nothing is lost; JSON stays JSON."""

@@ -1,9 +1,9 @@
-"""Claims about models that break while an answer is under way, at rounds 0, 1 and 5 (R9).
+"""Claims about models that break while an answer is under way, at rounds 0, 1 and 5.
 
-What a draft *function* does wrong is in ``test_faults.py``; a draft process that dies, falls silent
-or raises in ``test_parallel.py``. A draft that hangs inside this very process cannot be interrupted
-and is not tested: only the parallel schedule has a deadline, because only there can the draft be
-killed.
+Draft functions that fail are tested in ``test_failing_drafts.py``, and draft processes that die,
+fall silent or raise in ``test_parallel.py``. A draft that hangs inside this very process cannot be
+interrupted and is not tested: only the parallel schedule has a deadline, because only there can the
+draft be killed.
 """
 
 from __future__ import annotations
@@ -89,6 +89,7 @@ NAMED = {  # what an arg-max can be taken of is only refused, token by token
 }
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize(("name", "round"), dealt(FAULTS, STARTS))
 def test_a_draft_model_that_breaks_leaves_the_answer(name, round, monkeypatch):
     """Claim: whatever a draft model gives from some round on, the greedy answer is the target's,
@@ -104,6 +105,7 @@ def test_a_draft_model_that_breaks_leaves_the_answer(name, round, monkeypatch):
     assert any(step.accepted for step in again.rounds)
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize(("name", "round"), dealt(FAULTS, STARTS))
 def test_a_draft_model_that_breaks_leaves_a_tree_too(name, round, monkeypatch):
     """Claim: the same for trees of top-k ids, which are chosen from rows without any law."""
@@ -145,6 +147,7 @@ class Garbling(Inside):
         super()._tell(*message)
 
 
+@pytest.mark.representatives(5)
 @ROUNDS
 @pytest.mark.parametrize("name", GARBLED)
 def test_a_worker_that_speaks_nonsense_leaves_the_answer(name, round):
@@ -177,6 +180,7 @@ def test_bytes_that_are_no_message_are_an_error_that_a_guard_takes():
 # -- the target --------------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(4)
 @ROUNDS
 @pytest.mark.parametrize("method", ["ar", "sd", "sd-tree"])
 def test_a_target_of_nan_ends_its_answer_with_an_error(method, round, monkeypatch):
@@ -194,7 +198,7 @@ def test_a_target_of_nan_ends_its_answer_with_an_error(method, round, monkeypatc
 
 
 @pytest.mark.parametrize("row", range(6))
-def test_b23_a_nan_in_any_row_of_a_verification_is_no_token(row, monkeypatch):
+def test_a_nan_in_any_row_of_a_verification_is_no_token(row, monkeypatch):
     """Claim: NaN in row 0 to 5 of every verification: no token of it is ever emitted. What comes
     is the answer as far as no broken row decided, then "error"; a row that was not asked for its
     law (a node behind a refusal) harms nothing.
@@ -263,6 +267,7 @@ def short_of_memory(error: BaseException, round: int, method: str, patch: Any) -
     return stream.results[0]
 
 
+@pytest.mark.representatives(5)
 @ROUNDS
 @pytest.mark.parametrize("method", ["sd", "sd-tree"])
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, MemoryError()], ids=["cuda", "host"])

@@ -180,7 +180,7 @@ def test_newer_codecs(codec):
 
 
 def test_eight_k_under_a_memory_cap():
-    """V16: of an 8K video only as many frames are kept as the budget holds, with a warning; asked
+    """Of an 8K video only as many frames are kept as the budget holds, with a warning; asked
     for more, it is refused with the number that fits."""
     black = np.zeros((4320, 7680, 3), np.uint8)
     data = video("matroska", "mjpeg", n=4, rate=4, size=(7680, 4320), pix="yuvj420p",

@@ -112,7 +112,7 @@ def test_a_target_of_nan_ends_one_request(models, plain, monkeypatch, stream):
 
 
 @pytest.mark.slow
-def test_a_draft_process_that_is_killed_is_told_of(models, plain):
+def test_a_draft_process_that_is_killed_is_reported(models, plain):
     """Claim: SIGKILL of the draft's process mid-answer leaves the answer; the reason is told."""
     engine = made(models, "hippo", rows=2)
     slowed(engine, 0.05)
@@ -149,6 +149,7 @@ DEATHS = {
 }
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_decoder_that_dies_is_one_refusal(models, clips, monkeypatch, death):
     """Claim: a decoder that crashes over a video is a 4xx for it, and the next is answered."""

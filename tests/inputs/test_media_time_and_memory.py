@@ -36,7 +36,7 @@ def crowd(side: int, frames: int) -> bytes:
     return screen + frame * frames + b";"
 
 
-def test_silent_3_a_gif_of_eleven_hours_is_refused_before_it_is_decoded(monkeypatch) -> None:
+def test_a_gif_of_eleven_hours_is_refused_before_it_is_decoded(monkeypatch) -> None:
     """Claim: 39,999 frames of 7000 x 7000 in a file of 0.6 MB are refused by what they would take,
     at once. Fails if a frame is painted."""
     data = crowd(7000, 39_999)
@@ -56,7 +56,7 @@ def test_silent_3_a_gif_of_eleven_hours_is_refused_before_it_is_decoded(monkeypa
     ],
     ids=["gif", "mp4", "webp"],
 )
-def test_silent_3_reading_ends_in_its_time(make: Callable[[], bytes]) -> None:
+def test_reading_ends_in_its_time(make: Callable[[], bytes]) -> None:
     """Claim: the time a source may take holds while it is decoded. Control: it is a clip else."""
     source = make()
     began = time.monotonic()
@@ -65,7 +65,7 @@ def test_silent_3_reading_ends_in_its_time(make: Callable[[], bytes]) -> None:
     assert len(read(source, EVERY, Limits(max_memory=0)).frames) >= 120
 
 
-def test_silent_3_lists_of_frames_end_in_their_time() -> None:
+def test_lists_of_frames_end_in_their_time() -> None:
     """Claim: so do pictures one after another. Control: they are a clip else."""
     pictures = [still("JPEG")] * 100
     with pytest.raises(VideoInputError, match="took too long"):
@@ -88,7 +88,7 @@ def slow(monkeypatch: pytest.MonkeyPatch):
         made.close()
 
 
-def test_silent_3_slow_files_do_not_starve_the_others(slow) -> None:
+def test_slow_files_do_not_starve_the_others(slow) -> None:
     """Claim: with both decoders held, others are read once the share is over, and who held them is
     told why. Fails if anyone waits for the whole time that a file may take."""
     made, pool, held = slow
@@ -101,7 +101,7 @@ def test_silent_3_slow_files_do_not_starve_the_others(slow) -> None:
     assert all(each is None or each.code == "busy" for each in told if each is not None)
 
 
-def test_silent_3_who_waits_for_a_decoder_in_vain_is_told(slow, monkeypatch) -> None:
+def test_waiting_for_a_decoder_ends_in_a_sentence(slow, monkeypatch) -> None:
     """Claim: it names what it waited for, with 503; also where the request's own time is up."""
     made, _, _ = slow
     made.share = 1000.0
@@ -114,7 +114,7 @@ def test_silent_3_who_waits_for_a_decoder_in_vain_is_told(slow, monkeypatch) -> 
 
 
 @pytest.mark.parametrize("head", [b"", b"\0\0\0\x18ftypmp42"], ids=["zeros", "like a video"])
-def test_silent_3_an_endless_stream_takes_little_memory(head: bytes) -> None:
+def test_an_endless_stream_takes_little_memory(head: bytes) -> None:
     """Claim: from a stream without end no more is read than is allowed, and of that 64 MB are in
     memory: the peak of a process stays under 300 MB with a limit of 400 MB."""
     code = (
@@ -140,7 +140,7 @@ def test_silent_3_an_endless_stream_takes_little_memory(head: bytes) -> None:
     assert int(peak) < 300
 
 
-def test_silent_3_streams_beyond_what_is_held_in_memory_are_whole(monkeypatch) -> None:
+def test_streams_beyond_what_is_held_in_memory_are_whole(monkeypatch) -> None:
     """Claim: a stream that goes to disk gives the clip its bytes give."""
     from saccade.inputs.media import media_file
 
@@ -151,7 +151,7 @@ def test_silent_3_streams_beyond_what_is_held_in_memory_are_whole(monkeypatch) -
     assert (read_image(io.BytesIO(still())) == read_image(still())).all()
 
 
-def test_silent_6_no_words_of_a_file_in_its_error(tmp_path) -> None:
+def test_no_words_of_a_file_in_its_error(tmp_path) -> None:
     """Claim: of a text given as a video no word is repeated."""
     secret = b"hunter2 is the password\nand more\n"
     for data in (secret, b"<secret>hunter2</secret>" + secret, secret * 10):
@@ -160,7 +160,7 @@ def test_silent_6_no_words_of_a_file_in_its_error(tmp_path) -> None:
         assert "hunter2" not in str(error)
 
 
-def test_silent_6_an_index_cut_short_is_damage(tmp_path) -> None:
+def test_an_index_cut_short_is_damage(tmp_path) -> None:
     """Claim: an MP4 whose index breaks off anywhere is called cut short, not one of sound only.
     Control: a whole file of sound is."""
     data = faststart(tmp_path)
@@ -173,7 +173,7 @@ def test_silent_6_an_index_cut_short_is_damage(tmp_path) -> None:
 
 
 @pytest.mark.parametrize("height", [1, 2, 3, 4, 5])
-def test_silent_11_no_side_is_taken_for_channels(height: int) -> None:
+def test_no_side_is_taken_for_channels(height: int) -> None:
     """Claim: what a processor makes of a flat picture or video is what it makes of one that it is
     told is of height, width and channels. Fails where a side of 4 pixels is taken for channels."""
     source = still(size=(8, height))

@@ -178,6 +178,7 @@ def test_each_round_drafts_on_the_keys_looked_at_last(monkeypatch):
 # -- the answer --------------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("method", ["fresh", "fresh/refresh=3", "specvlm-self/refresh=1"])
 @FAMILIES
 def test_the_answer_is_the_targets(family, method):
@@ -222,7 +223,7 @@ def test_without_a_refresh_it_is_std():
         ("sd/refresh=1", "needs a view by attention"),
     ],
 )
-def test_what_cannot_be_refreshed_is_told(method, said):
+def test_what_cannot_be_refreshed_is_reported(method, said):
     """Claim: in one sentence, before any work."""
     with pytest.raises(MethodError, match=said):
         resolve(method)
