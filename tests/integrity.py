@@ -20,8 +20,10 @@ def poison(cache: Cache, spare: int = 0) -> None:
 
 def check_integrity(cache: Cache) -> None:
     """Raises AssertionError unless all layers agree and every committed row is finite."""
-    shapes = {tuple(t.shape) for t in (*cache.keys, *cache.values)}
-    assert len(shapes) == 1, f"layers differ in shape: {shapes}"
+    for keys, values, shape in zip(cache.keys, cache.values, cache.shapes, strict=True):
+        expected_keys = shape.kv_heads, cache.capacity, shape.key_dim
+        expected_values = shape.kv_heads, cache.capacity, shape.value_dim
+        assert (keys.shape, values.shape) == (expected_keys, expected_values), "another shape"
     assert 0 <= cache.length <= cache.capacity, f"{cache.length} tokens in {cache.capacity} rows"
     committed = [tensor[:, : cache.length] for tensor in (*cache.keys, *cache.values)]
     # a sum is finite where all it adds is, and a tenth of the work of asking each
