@@ -72,7 +72,7 @@ def numbers(
 
     page.write_text(tables.page_with(page.read_text(), tables.blocks(results)))
     for name, run in chart.RUNS.items():
-        chart.write(results / run, page.parent / name)
+        chart.write_chart(results / run, page.parent / name)
     out.print(f"{page} has the numbers", markup=False, soft_wrap=True)
 
 
@@ -84,15 +84,15 @@ def listed(
 ) -> None:
     """Write the listing of the package's own methods, which `saccade methods` reads, and the tables
     of methods and of command line options in the documents."""
-    from lab import command_options
+    from lab import options_table
     from lab.hardware.inside import written
     from saccade.methods import listing, names
 
     found = names.listing()
     listing.save_listing(found)
     page.write_text(written(page.read_text(), table(found.methods), BEGIN))
-    options = command_options.table()
-    options_page.write_text(written(options_page.read_text(), options, command_options.BEGIN))
+    options = options_table.options_table()
+    options_page.write_text(written(options_page.read_text(), options, options_table.BEGIN))
     out.print(
         f"{listing.LISTED}, {page} and {options_page} are made anew", markup=False, soft_wrap=True
     )

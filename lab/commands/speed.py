@@ -33,11 +33,11 @@ def speed(
     prepare(threads, verbose)
     from lab import speed as measured
 
-    parts = measured.chosen(split_names(only or ""))
+    parts = measured.parts_named(split_names(only or ""))
     if path is not None and not path.parent.is_dir():
         raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
 
-    def keep(found: Mapping[str, Any]) -> None:
+    def save(found: Mapping[str, Any]) -> None:
         if path is not None:
             path.write_text(json.dumps(found) + "\n")
 
@@ -45,7 +45,9 @@ def speed(
     assert models.draft is not None
     pair = measured.Pair(models.target, models.draft)
     with status("measuring", quiet=as_json) as tell:
-        found = measured.speed(pair, parts, clips=clips, repeat=repeat, tell=tell, keep=keep)
+        found = measured.measure_speed(
+            pair, parts, clips=clips, repeat=repeat, on_progress=tell, on_part=save
+        )
     if as_json:
         typer.echo(json.dumps(found))
         return

@@ -216,7 +216,7 @@ STUDIES = {
         "TABED, Fig. 3 and 4",
         "Weights of M under which each token of the target would have been drafted, and MT*'s.",
         weights,
-        draw.shaded,
+        draw.shaded_weights,
         clips=12,
     ),
     "tabed-drift": Study(

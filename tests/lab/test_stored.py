@@ -109,13 +109,13 @@ def test_control_a_typed_number_is_seen():
 def test_each_chart_is_its_stored_run(name):
     """Claim: each chart holds each method's speed of its stored run, and draws. Fails if the run is
     replaced and the chart is not."""
-    found = chart.bars(RESULTS / chart.RUNS[name])
+    found = chart.read_bars(RESULTS / chart.RUNS[name])
     words = re.findall(r"<text[^>]*>([^<]*)</text>", (ROOT / "docs" / name).read_text())
     speeds = [
         f"{whole[0]:.2f}" for suite in found.values() for both in suite.values() for whole in both
     ]
     assert [word for word in words if re.fullmatch(r"\d\.\d\d", word)] == speeds
-    assert isinstance(chart.draw(found), Figure)
+    assert isinstance(chart.draw_bars(found), Figure)
 
 
 def test_the_speed_pages_table_over_suites_is_the_stored_runs():

@@ -388,7 +388,7 @@ def test_a_picture_has_as_many_tokens_as_asked_for(tokens, shape):
 def test_shaded_draws_the_numbers(shaded):
     """Claim: a panel each, its picture dark exactly at accepted weights with candidates going up,
     its lines through the weights. Fails if tokens and candidates are exchanged or upside down."""
-    drawn = draw.shaded(shaded)
+    drawn = draw.shaded_weights(shaded)
     for axis, (title, panel) in zip(drawn.axes, shaded["panels"].items(), strict=True):
         assert axis.get_title() == title
         (image,) = axis.images
