@@ -21,7 +21,7 @@ def report(
     from lab import layouts
     from saccade.bench import report
 
-    path = report.write_report(run, layouts.section)
+    path = report.write_report(run, layouts.papers_section)
     out.print(f"{path} has the report", markup=False, soft_wrap=True)
 
 
@@ -70,7 +70,7 @@ def numbers(
     from lab import chart
     from lab import numbers as tables
 
-    page.write_text(tables.page_with(page.read_text(), tables.blocks(results)))
+    page.write_text(tables.page_with(page.read_text(), tables.tables_by_name(results)))
     for name, run in chart.RUNS.items():
         chart.write_chart(results / run, page.parent / name)
     out.print(f"{page} has the numbers", markup=False, soft_wrap=True)

@@ -38,7 +38,7 @@ def test_a_stored_report_is_its_runs(run):
         drawn.setdefault(name, []).append(suite)
         assert (run / suite).is_file()
     assert (run / "report.md").read_text() == report.report_markdown(
-        about, answers, drawn, layouts.section(answers)
+        about, answers, drawn, layouts.papers_section(answers)
     )
 
 
@@ -89,7 +89,7 @@ def test_the_page_of_numbers_is_its_command_made_again():
     """Claim: docs/numbers.md is what ``python -m lab numbers`` makes of the stored runs. Fails
     on any number typed by hand, and if a run is replaced and the page is not."""
     page = (ROOT / "docs" / "numbers.md").read_text()
-    assert numbers.page_with(page, numbers.blocks(RESULTS)) == page
+    assert numbers.page_with(page, numbers.tables_by_name(RESULTS)) == page
 
 
 def test_control_a_typed_number_is_seen():
