@@ -1,4 +1,4 @@
-"""The papers' claims, each judged from stored runs: a page that says what holds here."""
+"""Judges the papers' claims from stored runs, and makes the page of what holds here."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from typing import get_args
 
 from lab.claims import hippo, real, sage, seeing, sparse_to_dense, specvlm, tabed
-from lab.claims.evidence import Claim, Evidence, Finding, Verdict
+from lab.claims.claim import Claim, Finding, StoredResults, Verdict
 from saccade.core.errors import SaccadeError
 
 CLAIMS: Mapping[str, tuple[Claim, ...]] = {
@@ -42,46 +42,51 @@ the drawn world. The counts leave it out.
 
 
 class StaleClaim(SaccadeError):
-    """A verdict came out other than the one its explanation was written for."""
+    """A verdict differs from the one that its explanation was written for."""
 
 
-def page(evidence: Evidence) -> str:
-    """The whole page. Raises StaleClaim where an explanation does not fit its verdict any more."""
-    judged = {
-        paper: [(claim, claim.judge(evidence)) for claim in claims]
+def page(results: StoredResults) -> str:
+    """Returns the whole page in Markdown.
+
+    Raises StaleClaim where an explanation no longer fits its verdict.
+    """
+    findings = {
+        paper: [(claim, claim.judge(results)) for claim in claims]
         for paper, claims in CLAIMS.items()
     }
     stale = [
         f"{paper}, {claim.place}: {finding.verdict}, not {claim.expected} ({finding.number})"
-        for paper, own in judged.items()
+        for paper, own in findings.items()
         for claim, finding in own
         if finding.verdict != claim.expected
     ]
     if stale:
         raise StaleClaim("write anew why: " + "; ".join(stale))
-    lines = [INTRODUCTION, *_summary(judged)]
-    for paper, own in judged.items():
+    lines = [INTRODUCTION, *_summary_table(findings)]
+    for paper, own in findings.items():
         head = f"| where | claim | printed | here | numbers | why | run | {real.NAME} |"
         lines += ["", f"## {paper}", "", head, "|-|-|-|-|-|-|-|-|"]
-        lines += [_row(claim, finding, _again(claim, evidence)) for claim, finding in own]
+        lines += [
+            _row(claim, finding, _real_weights_cell(claim, results)) for claim, finding in own
+        ]
     return "\n".join(lines) + "\n"
 
 
-def _summary(judged: Mapping[str, list[tuple[Claim, Finding]]]) -> Iterable[str]:
+def _summary_table(findings: Mapping[str, list[tuple[Claim, Finding]]]) -> Iterable[str]:
     yield "| paper | claims | hold | partly | do not hold | not measured |"
     yield "|-|-:|-:|-:|-:|-:|"
-    for paper, own in judged.items():
+    for paper, own in findings.items():
         count = Counter(finding.verdict for _, finding in own)
         numbers = " | ".join(str(count[verdict]) for verdict in get_args(Verdict))
         yield f"| {paper} | {len(own)} | {numbers} |"
 
 
-def _again(claim: Claim, evidence: Evidence) -> str:
-    """What real weights say of it: over documents, and over clips."""
-    return " ".join(filter(None, (each.cell(claim, evidence) for each in (real, seeing))))
+def _real_weights_cell(claim: Claim, results: StoredResults) -> str:
+    """Returns the verdicts on real weights, over documents and over clips."""
+    return " ".join(filter(None, (each.cell(claim, results) for each in (real, seeing))))
 
 
-def _row(claim: Claim, finding: Finding, again: str) -> str:
+def _row(claim: Claim, finding: Finding, real_weights: str) -> str:
     cells = (
         claim.place,
         claim.text,
@@ -90,6 +95,6 @@ def _row(claim: Claim, finding: Finding, again: str) -> str:
         finding.number,
         claim.why,
         f"`{claim.source}`" if claim.source else "",
-        again,
+        real_weights,
     )
     return "| " + " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in cells) + " |"

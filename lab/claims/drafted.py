@@ -1,8 +1,8 @@
-"""Claims about views and shapes of a draft model, judged again on real weights: acceptance over the
-documents and questions of ``real-drafts.json``, which ``python -m lab text`` makes.
+"""Judges claims about the views and shapes of a draft model again on real weights.
 
-The draft is the target with its weights rounded: it costs what the target does, so a claim about
-speed is judged by its acceptance alone, and then holds in part at most.
+Acceptance is over the documents and questions of ``real-drafts.json``, which ``python -m lab text``
+makes. The draft is the target with rounded weights. Because it costs what the target does, a claim
+about speed is judged by its acceptance alone, and then it holds in part at most.
 """
 
 from __future__ import annotations
@@ -12,7 +12,15 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 
 from lab.claims import sage, sparse_to_dense, specvlm
-from lab.claims.evidence import Evidence, Finding, among, between, graded, ordered, said
+from lab.claims.claim import (
+    Finding,
+    StoredResults,
+    grade,
+    grade_each,
+    grade_ordering,
+    interval_text,
+    mean_interval,
+)
 from lab.studies.lab import interval
 from lab.studies.sage import LEAST, correlations, white_noise
 from lab.studies.text import CODE, SHARES, SUMS, Row, sets, taken
@@ -20,184 +28,198 @@ from saccade.bench.measures import Interval
 from saccade.core.errors import OptionError
 
 DOCUMENTS = "documents"
-SPECVLM, RANDOM, WHOLE = "specvlm/keep=0.1", "sd-tree/view=random/keep={:g}", "sd-tree"
-LIVE = "sage/shape=sage-live/rule=formal"
-LENGTHS = (16, 32, 64)  # tokens of an answer
-HALF = 0.5  # of the layers that layerskip drafts with
+SPECVLM, RANDOM, WHOLE_DOCUMENT = "specvlm/keep=0.1", "sd-tree/view=random/keep={:g}", "sd-tree"
+LIVE_TREE = "sage/shape=sage-live/rule=formal"
+AHEAD_TREE = "sage/shape=sage-ahead/rule=formal"
+LENGTHS = (16, 32, 64)  # In tokens of an answer.
+LAYERSKIP_SHARE = 0.5  # The share of the layers that ``layerskip`` drafts with.
 
 
-def _rows(e: Evidence, kind: str, where: str) -> Sequence[Row]:
-    path = e.folder / e.drafted
+def _rows(results: StoredResults, kind: str, where: str) -> Sequence[Row]:
+    path = results.folder / results.draft_model_file
     if not path.is_file():
         raise OptionError(f"{path} is missing: python -m lab text makes it")
     return sets(json.loads(path.read_text())[kind])[where]
 
 
-def _taken(e: Evidence, method: str, where: str = DOCUMENTS) -> dict[str, float]:
-    return taken(_rows(e, "measured", where), method)
+def _accepted_by_question(
+    results: StoredResults, method: str, where: str = DOCUMENTS
+) -> dict[str, float]:
+    return taken(_rows(results, "measured", where), method)
 
 
-def _mean(e: Evidence, method: str, first: int | None = None) -> float:
-    return fmean(taken(_rows(e, "measured", DOCUMENTS), method, first).values())
+def _mean_accepted(results: StoredResults, method: str, first: int | None = None) -> float:
+    return fmean(taken(_rows(results, "measured", DOCUMENTS), method, first).values())
 
 
-def _gain(e: Evidence, method: str, other: str, where: str = DOCUMENTS) -> Interval:
-    """Accepted tokens of one method less another's, on the same question."""
-    own, than = (_taken(e, name, where) for name in (method, other))
-    return between([own[each] - than[each] for each in own if each in than])
-
-
-def _ordered(gains: Mapping[str, Interval], told: str) -> Finding:
-    words = ", ".join(f"{said(gain)} {name}" for name, gain in gains.items())
-    return Finding(ordered(list(gains.values())), f"accepted tokens of {told}: {words}")
-
-
-def over_random(e: Evidence) -> Finding:
-    return _ordered(
-        {"over a random tenth": _gain(e, SPECVLM, RANDOM.format(0.1))}, "SpecVLM's tenth"
+def _gain(results: StoredResults, method: str, other: str, where: str = DOCUMENTS) -> Interval:
+    """Returns accepted tokens of one method less another's, on the same questions."""
+    own, other_accepted = (_accepted_by_question(results, name, where) for name in (method, other))
+    return mean_interval(
+        [own[each] - other_accepted[each] for each in own if each in other_accepted]
     )
 
 
-def insensitive(e: Evidence) -> Finding:
-    whole = _mean(e, WHOLE)
-    left = {1 - keep: _mean(e, RANDOM.format(keep)) / whole for keep in SHARES}
-    left[1.0] = _mean(e, f"{WHOLE}/view=none") / whole
-    words = ", ".join(f"{share:.0%} with {pruned:.0%} pruned" for pruned, share in left.items())
+def _judge_gains(gains: Mapping[str, Interval], what: str) -> Finding:
+    words = ", ".join(f"{interval_text(gain)} {name}" for name, gain in gains.items())
+    return Finding(grade_ordering(list(gains.values())), f"accepted tokens of {what}: {words}")
+
+
+def judge_gain_over_random(results: StoredResults) -> Finding:
+    return _judge_gains(
+        {"over a random tenth": _gain(results, SPECVLM, RANDOM.format(0.1))}, "SpecVLM's tenth"
+    )
+
+
+def judge_random_pruning(results: StoredResults) -> Finding:
+    whole = _mean_accepted(results, WHOLE_DOCUMENT)
+    share_by_pruned = {
+        1 - keep: _mean_accepted(results, RANDOM.format(keep)) / whole for keep in SHARES
+    }
+    share_by_pruned[1.0] = _mean_accepted(results, f"{WHOLE_DOCUMENT}/view=none") / whole
+    words = ", ".join(
+        f"{share:.0%} with {pruned:.0%} pruned" for pruned, share in share_by_pruned.items()
+    )
     return Finding(
-        specvlm.pruned_at_random([left[0.5]], [left[0.9]]),
+        specvlm.grade_random_pruning([share_by_pruned[0.5]], [share_by_pruned[0.9]]),
         f"of the accepted tokens of the whole document remain {words}",
     )
 
 
-def every_ratio(e: Evidence) -> Finding:
+def judge_every_ratio(results: StoredResults) -> Finding:
     gains = {
-        f"at {keep:g}": _gain(e, f"specvlm/keep={keep:g}", RANDOM.format(keep)) for keep in SHARES
+        f"at {keep:g}": _gain(results, f"specvlm/keep={keep:g}", RANDOM.format(keep))
+        for keep in SHARES
     }
-    return _ordered(gains, "SpecVLM less random")
+    return _judge_gains(gains, "SpecVLM less random")
 
 
-def both_stages(e: Evidence) -> Finding:
+def judge_both_stages(results: StoredResults) -> Finding:
     parts = {"stage I": "uniform", "stage II": "attention"}
     gains = {
-        f"over none of {stage}": _gain(e, SPECVLM, f"{SPECVLM}/view={view}")
+        f"over none of {stage}": _gain(results, SPECVLM, f"{SPECVLM}/view={view}")
         for stage, view in parts.items()
     }
-    return _ordered(gains, "SpecVLM")
+    return _judge_gains(gains, "SpecVLM")
 
 
-def steady(e: Evidence) -> Finding:
-    rows = [row for row in _rows(e, "measured", DOCUMENTS) if row["method"] == SPECVLM]
+def judge_steady_acceptance(results: StoredResults) -> Finding:
+    rows = [row for row in _rows(results, "measured", DOCUMENTS) if row["method"] == SPECVLM]
     by_round = [fmean(r["taken"][at] for r in rows if len(r["taken"]) > at) for at in range(10)]
-    early = fmean(n for row in rows for n in row["taken"][:10])
-    every = fmean(n for row in rows for n in row["taken"])
+    first_ten = fmean(n for row in rows for n in row["taken"][:10])
+    all_rounds = fmean(n for row in rows for n in row["taken"])
     return Finding(
-        among([0.8 <= early / every <= 1.25, by_round[0] == max(by_round)]),
-        f"{early:.2f} accepted tokens in the first ten rounds, {every:.2f} in all; first round "
-        f"{by_round[0]:.2f}, the nine after it {min(by_round[1:]):.2f} to {max(by_round[1:]):.2f}",
+        grade_each([0.8 <= first_ten / all_rounds <= 1.25, by_round[0] == max(by_round)]),
+        f"{first_ten:.2f} accepted tokens in the first ten rounds, {all_rounds:.2f} in all; first "
+        f"round {by_round[0]:.2f}, the nine after it {min(by_round[1:]):.2f} to "
+        f"{max(by_round[1:]):.2f}",
     )
 
 
-def trees(e: Evidence) -> Finding:
-    pairs = {"(whole)": (WHOLE, "sd"), "(a tenth)": (SPECVLM, f"{SPECVLM}/shape=chain-5")}
-    return _ordered(
-        {name: _gain(e, *pair) for name, pair in pairs.items()}, "the tree less the chain's"
+def judge_trees(results: StoredResults) -> Finding:
+    pairs = {"(whole)": (WHOLE_DOCUMENT, "sd"), "(a tenth)": (SPECVLM, f"{SPECVLM}/shape=chain-5")}
+    return _judge_gains(
+        {name: _gain(results, *pair) for name, pair in pairs.items()}, "the tree less the chain's"
     )
 
 
-def skipping(e: Evidence) -> Finding:
-    rows = [row for row in _rows(e, "measured", DOCUMENTS) if row["method"] == "layerskip"]
+def judge_layer_skipping(results: StoredResults) -> Finding:
+    rows = [row for row in _rows(results, "measured", DOCUMENTS) if row["method"] == "layerskip"]
     rate = fmean(row["accepted"] for row in rows)
-    bound = fmean(row["tau"] / (1 + HALF * row["drafted"]) for row in rows)
+    bound = fmean(row["tau"] / (1 + LAYERSKIP_SHARE * row["drafted"]) for row in rows)
     return Finding(
-        sparse_to_dense.skips(rate, bound),
+        sparse_to_dense.grade_layer_skipping(rate, bound),
         f"accepts {rate:.1%}; by the weights read {bound:.2f}x plain decoding",
     )
 
 
-def writes(e: Evidence) -> Finding:
-    rows = [row for row in _rows(e, "measured", DOCUMENTS) if row["method"] == SPECVLM]
-    found = between([sum(n := row["taken"]) / (sum(n) + len(n)) for row in rows])
+def judge_share_written(results: StoredResults) -> Finding:
+    rows = [row for row in _rows(results, "measured", DOCUMENTS) if row["method"] == SPECVLM]
+    share = mean_interval([sum(n := row["taken"]) / (sum(n) + len(n)) for row in rows])
     return Finding(
-        graded(found[1] > 0.5, found[2] > 0.5),
-        f"{said(found)} of the tokens are the draft's, over a tenth of the document",
+        grade(share[1] > 0.5, share[2] > 0.5),
+        f"{interval_text(share)} of the tokens are the draft's, over a tenth of the document",
     )
 
 
-def hangs_together(e: Evidence) -> Finding:
-    right, words = [], []
+def judge_entropy_correlation(results: StoredResults) -> Finding:
+    is_above_noise = []
+    words = []
     for where in (SUMS, CODE, DOCUMENTS):
-        traces = [row["entropies"] for row in _rows(e, "looked", where)]
+        traces = [row["entropies"] for row in _rows(results, "looked", where)]
         traces = [trace for trace in traces if len(trace) >= LEAST]
         by_question = [correlations(trace) for trace in traces]
         line = [interval(at) for at in zip(*by_question, strict=True)]
         noise = white_noise([len(trace) for trace in traces])
         above = [value[1] > most for value, most in zip(line, noise, strict=True)]
-        right += above
+        is_above_noise += above
         words.append(
-            f"{where} ({len(traces)}): lag 1 {said(line[0])}, above noise at {sum(above)} of "
-            f"{len(above)} lags"
+            f"{where} ({len(traces)}): lag 1 {interval_text(line[0])}, above noise at {sum(above)} "
+            f"of {len(above)} lags"
         )
-    return Finding(among(right), "autocorrelation, " + "; ".join(words))
+    return Finding(grade_each(is_above_noise), "autocorrelation, " + "; ".join(words))
 
 
-def longer(e: Evidence) -> Finding:
-    own, other = ([_mean(e, name, count) for count in LENGTHS] for name in ("sage", SPECVLM))
+def judge_answer_length(results: StoredResults) -> Finding:
+    own, other = (
+        [_mean_accepted(results, name, count) for count in LENGTHS] for name in ("sage", SPECVLM)
+    )
     gaps = [a / b - 1 for a, b in zip(own, other, strict=True)]
     rises, widens = own[-1] > own[0] and other[-1] > other[0], gaps[-1] > gaps[0]
     words = ", ".join(f"{gap:+.0%} at {at}" for gap, at in zip(gaps, LENGTHS, strict=True))
     return Finding(
-        graded(rises and widens, rises or widens),
+        grade(rises and widens, rises or widens),
         f"accepted tokens of SAGE {own[0]:.2f} over the first {LENGTHS[0]} tokens, {own[-1]:.2f} "
         f"over {LENGTHS[-1]}; over SpecVLM's {words} tokens",
     )
 
 
-def pruned(e: Evidence) -> Finding:
-    whole, tenth = (_mean(e, name) for name in ("sage/keep=1", "sage"))
+def judge_pruning(results: StoredResults) -> Finding:
+    whole, tenth = (_mean_accepted(results, name) for name in ("sage/keep=1", "sage"))
     return Finding(
-        graded(False, tenth > 0.97 * whole),
+        grade(False, tenth > 0.97 * whole),
         f"accepted tokens over all of the document {whole:.2f}, over a tenth {tenth:.2f}",
     )
 
 
-def ahead(e: Evidence) -> Finding:
-    last, whole = (_gain(e, name, LIVE) for name in ("sage/rule=formal", _AHEAD))
+def judge_planning_ahead(results: StoredResults) -> Finding:
+    last, whole = (_gain(results, name, LIVE_TREE) for name in ("sage/rule=formal", AHEAD_TREE))
     return Finding(
-        graded(last[2] > 0),
+        grade(last[2] > 0),
         "accepted tokens less the all-live tree's: depth and width of the last round "
-        f"{said(last)}; its root's law at every level too {said(whole)}",
+        f"{interval_text(last)}; its root's law at every level too {interval_text(whole)}",
     )
 
 
-def accepts_more(e: Evidence) -> Finding:
+def judge_acceptance(results: StoredResults) -> Finding:
     gains = {
-        "by the rounded draft": _gain(e, "sage", SPECVLM),
-        "by the target itself over a tenth": _gain(e, "specvlm-self/shape=sage", "specvlm-self"),
+        "by the rounded draft": _gain(results, "sage", SPECVLM),
+        "by the target itself over a tenth": _gain(
+            results, "specvlm-self/shape=sage", "specvlm-self"
+        ),
     }
-    return _ordered(gains, "SAGE less SpecVLM's")
+    return _judge_gains(gains, "SAGE less SpecVLM's")
 
 
-def alone(e: Evidence) -> Finding:
-    gains = {f"({where})": _gain(e, "sd/shape=sage", "sd", where) for where in (SUMS, CODE)}
-    return _ordered(gains, "SAGE less native SD's")
+def judge_text_alone(results: StoredResults) -> Finding:
+    gains = {f"({where})": _gain(results, "sd/shape=sage", "sd", where) for where in (SUMS, CODE)}
+    return _judge_gains(gains, "SAGE less native SD's")
 
 
-_AHEAD = "sage/shape=sage-ahead/rule=formal"
-
-# by the function that judges the claim on the embedded pair
-JUDGES: Mapping[Callable[[Evidence], Finding], Callable[[Evidence], Finding]] = {
-    specvlm.over_random: over_random,
-    specvlm.insensitive: insensitive,
-    specvlm.against_random: every_ratio,
-    specvlm.both_stages: both_stages,
-    specvlm.steady: steady,
-    specvlm.trees: trees,
-    specvlm.examples: writes,
-    sparse_to_dense.skipping: skipping,
-    sage.correlated: hangs_together,
-    sage.longer: longer,
-    sage.pruned: pruned,
-    sage.ahead: ahead,
-    sage.accepts_more: accepts_more,
-    sage.alone: alone,
+# The function that judges a claim on the embedded pair -> the one that judges it with this draft.
+JUDGES: Mapping[Callable[[StoredResults], Finding], Callable[[StoredResults], Finding]] = {
+    specvlm.judge_gain_over_random: judge_gain_over_random,
+    specvlm.judge_random_pruning: judge_random_pruning,
+    specvlm.judge_every_ratio: judge_every_ratio,
+    specvlm.judge_both_stages: judge_both_stages,
+    specvlm.judge_steady_acceptance: judge_steady_acceptance,
+    specvlm.judge_trees: judge_trees,
+    specvlm.judge_examples: judge_share_written,
+    sparse_to_dense.judge_layer_skipping: judge_layer_skipping,
+    sage.judge_entropy_correlation: judge_entropy_correlation,
+    sage.judge_answer_length: judge_answer_length,
+    sage.judge_pruning: judge_pruning,
+    sage.judge_planning_ahead: judge_planning_ahead,
+    sage.judge_acceptance: judge_acceptance,
+    sage.judge_text_alone: judge_text_alone,
 }

@@ -32,10 +32,10 @@ def claims(
 ) -> None:
     """Judge every claim of the papers by stored results: claims.md beside them."""
     from lab.claims import page
-    from lab.claims.evidence import Evidence
+    from lab.claims.claim import StoredResults
 
     path = results / "claims.md"
-    path.write_text(page(Evidence(results)))
+    path.write_text(page(StoredResults(results)))
     out.print(f"{path} has the claims", markup=False, soft_wrap=True)
 
 
