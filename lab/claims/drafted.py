@@ -21,9 +21,9 @@ from lab.claims.claim import (
     interval_text,
     mean_interval,
 )
-from lab.studies.lab import interval
-from lab.studies.sage import LEAST, correlations, white_noise
-from lab.studies.text import CODE, SHARES, SUMS, Row, sets, taken
+from lab.studies.experiment import interval_over_clips
+from lab.studies.sage import MIN_TOKENS, autocorrelations, white_noise_band
+from lab.studies.text import CODE, SHARES, SUMS, Row, accepted_by_document, rows_by_task
 from saccade.bench.measures import Interval
 from saccade.core.errors import OptionError
 
@@ -39,17 +39,19 @@ def _rows(results: StoredResults, kind: str, where: str) -> Sequence[Row]:
     path = results.folder / results.draft_model_file
     if not path.is_file():
         raise OptionError(f"{path} is missing: python -m lab text makes it")
-    return sets(json.loads(path.read_text())[kind])[where]
+    return rows_by_task(json.loads(path.read_text())[kind])[where]
 
 
 def _accepted_by_question(
     results: StoredResults, method: str, where: str = DOCUMENTS
 ) -> dict[str, float]:
-    return taken(_rows(results, "measured", where), method)
+    return accepted_by_document(_rows(results, "measured", where), method)
 
 
 def _mean_accepted(results: StoredResults, method: str, first: int | None = None) -> float:
-    return fmean(taken(_rows(results, "measured", DOCUMENTS), method, first).values())
+    return fmean(
+        accepted_by_document(_rows(results, "measured", DOCUMENTS), method, first).values()
+    )
 
 
 def _gain(results: StoredResults, method: str, other: str, where: str = DOCUMENTS) -> Interval:
@@ -147,10 +149,10 @@ def judge_entropy_correlation(results: StoredResults) -> Finding:
     words = []
     for where in (SUMS, CODE, DOCUMENTS):
         traces = [row["entropies"] for row in _rows(results, "looked", where)]
-        traces = [trace for trace in traces if len(trace) >= LEAST]
-        by_question = [correlations(trace) for trace in traces]
-        line = [interval(at) for at in zip(*by_question, strict=True)]
-        noise = white_noise([len(trace) for trace in traces])
+        traces = [trace for trace in traces if len(trace) >= MIN_TOKENS]
+        by_question = [autocorrelations(trace) for trace in traces]
+        line = [interval_over_clips(at) for at in zip(*by_question, strict=True)]
+        noise = white_noise_band([len(trace) for trace in traces])
         above = [value[1] > most for value, most in zip(line, noise, strict=True)]
         is_above_noise += above
         words.append(

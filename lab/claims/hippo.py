@@ -18,7 +18,7 @@ from lab.claims.claim import (
 )
 from lab.claims.specvlm import KEEPS, TREE
 from lab.claims.specvlm import RUN as LONG_RUN
-from lab.studies.lab import DRAFTS
+from lab.studies.experiment import DRAFTS
 from saccade.bench import measures
 from saccade.bench.measures import Interval
 

@@ -20,8 +20,8 @@ from lab.claims.claim import (
     tau_of,
 )
 from lab.claims.specvlm import RUN, TREE
-from lab.studies.lab import DRAFTS, TAU
-from lab.studies.sage import OWN as SAGE
+from lab.studies.experiment import DRAFTS, TAU
+from lab.studies.sage import CALIBRATED_SAGE as SAGE
 from lab.studies.sage import SPEED
 
 CAPTIONS = RUN, "shapes-caption-2k"

@@ -19,7 +19,7 @@ from lab.claims.claim import (
     mean_difference,
     tau_of,
 )
-from lab.studies.lab import DRAFTS
+from lab.studies.experiment import DRAFTS
 from lab.studies.specvlm import CALIBRATED, LAMBDA
 
 RUN, TREE, SELF_DRAFTED = "papers-2k", CALIBRATED, f"specvlm-self/lambda={LAMBDA}"

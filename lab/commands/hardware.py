@@ -205,7 +205,7 @@ def following(
     """What it costs to choose a self-draft's keys again every round, on real weights."""
     prepare(threads, verbose)
     from lab.hardware.following import MARKS, follow, told
-    from lab.studies.ablations import put
+    from lab.studies.ablations import page_with_table
     from saccade.bench.suites.long_documents import find_documents
     from saccade.engine.trace import environment
     from saccade.inputs import load, real_weights
@@ -223,7 +223,7 @@ def following(
     if path is not None:
         path.write_text(json.dumps(facts, indent=1) + "\n")
     if page is not None:
-        page.write_text(put(page.read_text(), told(facts), MARKS))
+        page.write_text(page_with_table(page.read_text(), told(facts), MARKS))
 
 
 @with_option_groups
@@ -241,7 +241,7 @@ def methods(
     """Every method on three clips: the same ids, tokens a forward, ratios to plain decoding."""
     prepare(how.threads, verbose)
     from lab.hardware.methods import MARKS, SEEDS, compared, told
-    from lab.studies.ablations import put
+    from lab.studies.ablations import page_with_table
     from saccade.engine.trace import environment
     from saccade.methods import SYSTEMS
 
@@ -256,4 +256,4 @@ def methods(
         "clips": clips,
     }
     path.write_text(json.dumps(facts, indent=1) + "\n")
-    page.write_text(put(page.read_text(), told(facts), MARKS))
+    page.write_text(page_with_table(page.read_text(), told(facts), MARKS))

@@ -10,7 +10,7 @@ import pytest
 from lab import claims
 from lab.claims import drafted, real, sage, sparse_to_dense
 from lab.claims.claim import StoredResults
-from lab.studies.text import CODE, DRAFTED, SHARES, SUMS
+from lab.studies.text import CODE, METHODS_OVER_DOCUMENTS, SHARES, SUMS
 from saccade.core.errors import OptionError
 
 COUNT = 6
@@ -64,7 +64,7 @@ def test_pruning_at_random(tmp_path):
 
 def test_a_pruned_draft_that_accepts_alike_holds_in_part(tmp_path):
     """Claim: acceptance that stays to a tenth is half the claim, since no seconds are judged."""
-    shares = {method: 4.0 for method in DRAFTED if method.startswith("sage")}
+    shares = {method: 4.0 for method in METHODS_OVER_DOCUMENTS if method.startswith("sage")}
     assert drafted.judge_pruning(written(tmp_path, shares)).verdict == "partly"
     assert (
         drafted.judge_pruning(written(tmp_path, shares | {"sage": 1.0})).verdict == "does not hold"

@@ -226,8 +226,8 @@ def test_every_figure_is_stored_and_draws():
     """Claim: each study's numbers and picture are in docs/results/figures, draw today, were made
     at the study's own size, and the page shows them all."""
     folder = RESULTS / "figures"
-    for name in studies.OWN:
-        data, study = studies.read(folder / f"{name}.json", name), studies.named(name)
+    for name in studies.PAPER_FIGURES:
+        data, study = studies.load_numbers(folder / f"{name}.json", name), studies.study_named(name)
         assert isinstance(study.draw(data), Figure)
         assert (folder / f"{name}.png").is_file()
         assert (data["clips"], data["size"], data["tokens"]) == (
@@ -235,4 +235,4 @@ def test_every_figure_is_stored_and_draws():
             study.size,
             study.tokens,
         ), name
-    assert (folder / "README.md").read_text() == studies.index(folder)
+    assert (folder / "README.md").read_text() == studies.figures_page(folder)
