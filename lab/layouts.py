@@ -189,9 +189,10 @@ LAYOUTS = (
 
 
 ABOUT = """\
-The same figures in each paper's own tables, suites in the place of its benchmarks; speedups are of
-decoding, in HIPPO's tables of whole answers, medians with intervals. A row of ours in brackets is
-the setting that this run has: lambda calibrated for the pair, HIPPO's draft waiting for attention.
+These are the same figures in each paper's own tables, with our suites in place of its benchmarks.
+Speedups are medians with intervals, of whole answers in HIPPO's tables and of decoding elsewhere.
+Brackets after a name have the setting that this run used: a lambda calibrated for the pair, or a
+HIPPO draft that waits for the target's attention.
 """
 
 
@@ -327,9 +328,9 @@ def seconds_by_operation(by_suite: AnswersBySuite) -> Iterable[str]:
         place = "SpecVLM, Table 5 - SAGE, Table 6 - HIPPO, Table 2"
         yield from ("", f"### {place}: {suite}", "")
         yield (
-            "Seconds an answer (its share). What a parallel draft (hippo) does beside the target, "
-            "choosing included, is overlapped: it holds nobody up and is in no other row. Its "
-            "draft decoding is what the target waited."
+            "Seconds per answer, with their share. What a parallel draft (hippo) does beside the "
+            "target, choosing included, is overlapped: it delays nothing and is in no other row. "
+            "Its draft decoding is the time that the target waited for it."
         )
         yield ""
         yield "| operation | " + " | ".join(names) + " |"

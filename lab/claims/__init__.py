@@ -20,24 +20,32 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
 INTRODUCTION = """\
 # What the papers claim, and what holds here
 
-Made by `python -m lab claims docs/results` from the runs and figures stored beside it; a test
-fails where this page and they disagree. Target and drafts are the embedded pair, genuinely trained
-but tiny, on a synthetic world, in fp32 on two cores of a CPU: a claim that *does not hold here* is
-not refuted for a 72B model on video from the wild, and one that holds is not proven for it.
-Intervals are 95 % bootstraps over items; an ordering holds where the whole interval of the
-difference on the same item lies on the claimed side, for the draft that never saw pruned video
-(first) and for the one trained on it. *Partly*: for some of what is compared. *Printed* is the
-paper's number in its own unit; ours are in the same. Tau of SpecVLM and SAGE is accepted tokens,
-of TABED tokens a block, the target's own included; a difference of two taus is the same in both.
-Where a verdict rests on seconds they are of November 24, 2026, and two threads of a machine with
-nothing else to do; captions' are processor seconds of one thread. `papers-2k` has 12 items and one
-random draw each, `papers-256` 10 a suite (wide intervals); figures have five draws. Figures and
-runs of acceptance alone are of the same day, by one thread beside others.
-The last column judges again what a language model alone can settle, on SmolLM2-135M-Instruct (Q4_1,
-dequantised): over [documents](real.md), where the target drafts for itself, and with [a draft model
-of ours](real-drafts.md) where a claim is about one, or says what it would take; and *on clips* of
-512 visual tokens (sixteen), by the same model once it has [learnt to see](seeing.md)
-the drawn world. The counts leave it out.
+This page judges the claims of five papers by the runs and figures that are stored beside it. It is
+for readers who ask which of the papers' results hold for a small model on a CPU. The command
+`python -m lab claims docs/results` makes it, and a test fails where the page and the runs disagree.
+
+Target and drafts are the embedded pair. It is genuinely trained but tiny, it sees a synthetic
+world, and it runs in fp32 on two cores of a CPU. A claim that *does not hold* here is not refuted
+for a 72B model on real video, and a claim that holds here is not proven for it.
+
+- Intervals are 95 % bootstraps over items.
+- An ordering holds where the whole interval of the difference on the same item lies on the claimed
+  side. It has to hold for the draft that never saw pruned video (named first) and for the one that
+  was trained on it. *Partly* means that it holds for some of what is compared.
+- *Printed* is the paper's number in its own unit. Our numbers are in the same unit.
+- For SpecVLM and SAGE tau is accepted tokens. For TABED it is tokens per block, the target's own
+  included. A difference of two taus is the same in both.
+- Seconds are of November 24, 2026, with two threads on a machine without other work. Captions are
+  measured in processor seconds of one thread. Figures and runs of acceptance alone are of the same
+  day, with one thread beside other work.
+- `papers-2k` has 12 items and one random draw for each. `papers-256` has 10 items a suite, so its
+  intervals are wide. Figures have five draws.
+
+The last column judges claims again that need a language model alone, on SmolLM2-135M-Instruct
+(Q4_1, dequantised). Over [documents](real.md) the target drafts for itself, and where a claim is
+about a draft model there is [one of ours](real-drafts.md). Where there is no verdict, the column
+says what one would need. *On clips* means sixteen clips of 512 visual tokens, read by the same
+model after it was [trained to see](seeing.md) the drawn world. The counts leave this column out.
 """
 
 
@@ -61,7 +69,7 @@ def page(results: StoredResults) -> str:
         if finding.verdict != claim.expected
     ]
     if stale:
-        raise StaleClaim("write anew why: " + "; ".join(stale))
+        raise StaleClaim("these verdicts changed and need a new explanation: " + "; ".join(stale))
     lines = [INTRODUCTION, *_summary_table(findings)]
     for paper, own in findings.items():
         head = f"| where | claim | printed | here | numbers | why | run | {real.NAME} |"

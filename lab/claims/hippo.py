@@ -217,18 +217,18 @@ CLAIMS = (
         "figure hippo-edges",
         judge_edge_bias,
         "does not hold",
-        "Less than the fifth that lies there, at the bottom above all: this target looks where the "
-        "shapes are.",
+        "Less than a fifth of the kept tokens lies at the edges, and least at the bottom, because "
+        "this target looks where the shapes are.",
     ),
     Claim(
         "Fig. 8",
-        "The holistic score takes the bias away.",
+        "The holistic score removes the bias.",
         "share of the kept tokens, in a plot",
         "figure hippo-edges",
         judge_holistic_balance,
         "partly",
-        "There is no bias here to take away. It keeps still less of the edges than attention does: "
-        "motion and texture, too, are where the shapes are.",
+        "There is no bias here to remove. The holistic score keeps even less of the edges than "
+        "attention does, because motion and texture are also where the shapes are.",
     ),
     Claim(
         "Fig. 3",
@@ -237,8 +237,8 @@ CLAIMS = (
         "figure hippo-accuracy",
         judge_draft_accuracy,
         "holds",
-        "As in the paper, and attention is no better than chance; most of the intervals over 50 "
-        "questions overlap.",
+        "This is as in the paper, and attention is no better than chance. Most of the intervals "
+        "over 50 questions overlap.",
     ),
     Claim(
         "Fig. 6",
@@ -247,17 +247,18 @@ CLAIMS = (
         "figure hippo-ablation",
         judge_components,
         "partly",
-        "Only attention helps beyond its interval, and only the draft that trained on pruned "
+        "Only attention helps beyond its interval, and only the draft that was trained on pruned "
         "video.",
     ),
     Claim(
         "Fig. 7",
-        "Choices that do not ask the target are worse at every ratio.",
+        "Choices without the target's attention are worse at every ratio.",
         "MAT, in a plot; ours tau of a chain of 5",
         "figure hippo-pruning",
         judge_criteria,
         "does not hold",
-        "Whatever keeps a little of every frame does better here than what gathers on some.",
+        "Here, choices that keep a little of every frame do better than choices that keep much of "
+        "some frames.",
     ),
     Claim(
         "Sec. 4.2, Fig. 4",
@@ -266,8 +267,8 @@ CLAIMS = (
         LONG_RUN,
         judge_drafting_share,
         "holds",
-        "Five steps of a draft beside one verification of six rows: a third of the round by two "
-        "threads, where a quarter counts as substantial.",
+        "A round has five steps of the draft and one verification of six rows. With two threads "
+        "the draft takes a third of it, and a quarter counts as substantial here.",
     ),
     Claim(
         "Table 1",
@@ -277,8 +278,9 @@ CLAIMS = (
         RUN,
         judge_fastest,
         "partly",
-        "Faster than the trees in captions, not in lists; never than a chain in turns. Two "
-        "processes share two cores: what works beside the target takes its cores away.",
+        "HIPPO is faster than the trees in captions but not in lists, and never faster than a "
+        "chain that takes turns with the target. Two processes share two cores, so a draft that "
+        "works beside the target takes cores from it.",
     ),
     Claim(
         "Table 1",
@@ -288,9 +290,10 @@ CLAIMS = (
         RUN,
         judge_acceptance,
         "holds",
-        "A draft that goes on while it is judged is refused less often than a round ends: its MAT "
-        "runs on over full rounds. The baselines' is by the round, as the paper prints it "
-        "(SpecVLM's own figures); run on in the same way they would have 27 to 43.",
+        "A draft that goes on during verification is rejected less often than a round ends, so "
+        "its MAT runs on over rounds that were accepted whole. The baselines' MAT is by the "
+        "round, as the paper prints it (SpecVLM's own figures). Counted in HIPPO's way they would "
+        "have 27 to 43.",
     ),
     Claim(
         "Fig. 6",
@@ -299,8 +302,8 @@ CLAIMS = (
         RUN,
         judge_parallel_schedule,
         "does not hold",
-        "Slower everywhere: with one core a process the target's own forwards take longer than "
-        "with two, and by kernels of our own they gain more from the second.",
+        "It is slower everywhere. With one core for each process the target's forwards take "
+        "longer than with two, and with our own kernels they gain more from the second core.",
     ),
     Claim(
         "Table 3",
@@ -310,10 +313,10 @@ CLAIMS = (
         RUN,
         judge_gain_over_pearl,
         "partly",
-        "Faster than PEARL with SpecVLM's view in lists, and there than PEARL's early start where "
-        "it drafts by what is never pruned; elsewhere within the intervals or behind. Not than "
-        "PEARL over the whole video: so small a draft gains no time from a tenth of it and loses "
-        "acceptance.",
+        "In lists HIPPO is faster than PEARL with SpecVLM's view, and also than PEARL's early "
+        "start where HIPPO drafts early over what is never pruned. Elsewhere it is within the "
+        "intervals or behind. It is not faster than PEARL over the whole video, because so small "
+        "a draft gains no time from a tenth of it and loses acceptance.",
     ),
     Claim(
         "Sec. 5.2, Table 3",
@@ -322,8 +325,9 @@ CLAIMS = (
         "figure hippo-early",
         judge_early_prefill,
         "does not hold",
-        "Two cores are shared: beside a draft that reads, the target reads with one of them, and "
-        "its prefill is most of the answer. With a device each there is nothing to share.",
+        "Two cores are shared. While the draft prefills, the target prefills with one of them, "
+        "and its prefill takes most of the answer's time. With a device for each model nothing "
+        "would be shared.",
     ),
     Claim(
         "Table 2",
@@ -332,6 +336,6 @@ CLAIMS = (
         RUN,
         judge_overlap,
         "partly",
-        "Rounds after a refusal begin with nothing in flight and wait a little.",
+        "Rounds after a rejection begin without drafted tokens and wait a little.",
     ),
 )

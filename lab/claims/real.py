@@ -180,8 +180,8 @@ def judge_time_by_keys(results: StoredResults) -> Finding | None:
         read_keys, all_keys = 0.0, 0.0
         for row in rows:
             prompt_tokens, count = row["prompt_tokens"], row["tokens"] - 1
-            step = prompt_tokens - row["kept"] * (1 / keep - 1)  # the text, and what is kept
-            read_keys += count / row["tau"] * (row["drafted"] * step + prompt_tokens)
+            step_keys = prompt_tokens - row["kept"] * (1 / keep - 1)  # The text and the kept keys.
+            read_keys += count / row["tau"] * (row["drafted"] * step_keys + prompt_tokens)
             all_keys += count * prompt_tokens
         seconds = sum(row["decode_seconds"] for row in rows) / plain
         ratios[keep] = seconds / (read_keys / all_keys)
@@ -207,7 +207,7 @@ JUDGES: Mapping[Judge, Callable[[StoredResults], Finding | None]] = {
     sparse_to_dense.judge_fastest: judge_fastest,
     sparse_to_dense.judge_time_by_keys: judge_time_by_keys,
 }
-_PROOF = "a proof: no model is asked"
+_PROOF = "a proof: it needs no model"
 _SAME_COST = "needs seconds of a small draft: the one here costs what its target does"
 _ONE_BY_ONE = "needs a run that times documents one by one"
 # Why a claim has no function above, or why that function may return nothing.

@@ -210,14 +210,14 @@ def judge_text_alone(results: StoredResults) -> Finding:
 CLAIMS = (
     Claim(
         "Fig. 2",
-        "Entropy hangs together: its autocorrelation stays high over many lags.",
+        "Entropy is correlated along an answer: its autocorrelation stays high over many lags.",
         "autocorrelation, in a plot",
         "figure sage-entropy",
         judge_entropy_correlation,
         "partly",
-        "Tokens next to each other are a little alike where a clip is described by the draft that "
-        "never saw pruning, further ones and others not at all: in short clauses a colour is "
-        "uncertain and the word after it is not.",
+        "The entropies of neighbouring tokens are a little correlated where the draft that never "
+        "saw pruning describes a clip. Tokens further apart are not, and the other draft's are "
+        "not either. In short clauses a colour is uncertain and the word after it is not.",
     ),
     Claim(
         "Fig. 3",
@@ -237,9 +237,9 @@ CLAIMS = (
         "figure sage-pruning",
         judge_pruning,
         "does not hold",
-        "By the calibrated lambda a fifth of the video costs hardly anything, a tenth one in "
-        "fourteen; and so small a draft gains little time by reading less: fastest with six tenths "
-        "pruned, by less than runs differ.",
+        "At the calibrated lambda, keeping a fifth of the video costs hardly any acceptance, and "
+        "keeping a tenth costs one token in fourteen. So small a draft gains little time by "
+        "reading less. It is fastest with six tenths pruned, by less than runs differ.",
     ),
     Claim(
         "Sec. 3.2, 6.3",
@@ -248,10 +248,10 @@ CLAIMS = (
         "figure sage-plan",
         judge_planning_ahead,
         "does not hold",
-        "Depth and width of the last round lose nothing for the draft that trained on pruned "
-        "video, and a fifth of a token for the other, whose last tree says less of the next. Our "
-        "old reading, by which its root's law also stood for every level of the next tree, loses "
-        ".2 to .5.",
+        "Planning depth and width by the last round loses nothing for the draft that was trained "
+        "on pruned video. It loses a fifth of a token for the other draft, whose last tree "
+        "predicts the next one less well. Our earlier reading, in which the root's distribution "
+        "also stood for every level of the next tree, loses .2 to .5.",
     ),
     Claim(
         "Tables 1-3",
@@ -260,9 +260,10 @@ CLAIMS = (
         f"{RUN}, {SHORT}",
         judge_acceptance,
         "holds",
-        "By .7 to 2.3 tokens: its trees reach deeper, and by the prose's rule they are as wide. "
-        "Planned whole by one law and formally read, which was our reading before, it accepted "
-        "fewer in lists and as many in short answers.",
+        "It accepts .7 to 2.3 tokens more, because its trees are deeper, and as wide by the rule "
+        "in the paper's prose. In our earlier reading, with the whole tree planned from one "
+        "distribution and the formal rule, it accepted fewer in lists and as many in short "
+        "answers.",
     ),
     Claim(
         "Tables 1-3",
@@ -271,8 +272,9 @@ CLAIMS = (
         RUN,
         judge_speed,
         "partly",
-        "Faster than the static trees. A plain chain of 5 verifies fewer rows and is a little "
-        "faster; by the formal rule, with fewer nodes than by the prose, SAGE is faster than it.",
+        "It is faster than the static trees. A plain chain of 5 verifies fewer rows and is a "
+        "little faster. By the formal rule, which makes fewer nodes than the prose's, SAGE is "
+        "faster than that chain.",
     ),
     Claim(
         "Sec. 4.2, 5",
@@ -281,8 +283,8 @@ CLAIMS = (
         RUN,
         judge_fixed_shapes,
         "does not hold",
-        "SAGE does not know what a row costs, and on a CPU rows cost; the fitted shape is "
-        "chosen by it.",
+        "SAGE does not use the cost of a row, and on a CPU rows cost time. The fitted shape is "
+        "chosen by that cost.",
     ),
     Claim(
         "Table 6",
@@ -291,7 +293,7 @@ CLAIMS = (
         RUN,
         judge_overhead,
         "holds",
-        "Little arithmetic a round beside forwards of milliseconds.",
+        "A round needs little arithmetic beside its forwards, which take milliseconds.",
     ),
     Claim(
         "Table 3",
@@ -300,7 +302,8 @@ CLAIMS = (
         "",
         judge_mixtures,
         "not measured",
-        "Mixtures of experts run here with random weights only, which say nothing of acceptance.",
+        "Mixtures of experts run here with random weights only, which say nothing about "
+        "acceptance.",
     ),
     Claim(
         "Table 4",
@@ -309,8 +312,8 @@ CLAIMS = (
         "",
         judge_text_alone,
         "not measured",
-        "The embedded pair knows no text but its world's: judged in the last column alone, by a "
-        "draft of ours ([how](real-drafts.md)).",
+        "The embedded pair was trained on no text but its own world's. The claim is judged in the "
+        "last column alone, with a draft of ours ([how](real-drafts.md)).",
     ),
     Claim(
         "Lemma 4.3",
@@ -319,8 +322,9 @@ CLAIMS = (
         "",
         judge_lemma,
         "does not hold",
-        "The proof bounds the entropy's curve by its chord, but for an entropy given, p_1 is least "
-        "where few tokens share the mass, not all k: two equal ones already break it.",
+        "The proof bounds the entropy's curve by its chord. At a given entropy, however, p_1 is "
+        "smallest where few tokens share the mass and not all k, so two equal tokens already "
+        "break the bound.",
     ),
     Claim(
         "Theorem 4.4",
@@ -339,7 +343,7 @@ CLAIMS = (
         "",
         judge_expectation,
         "holds",
-        "Summation by parts; it equals the sum over the law of the number accepted.",
+        "By summation by parts it equals the sum over the distribution of the number accepted.",
     ),
     Claim(
         "Theorem 4.7",
@@ -348,7 +352,7 @@ CLAIMS = (
         "",
         judge_depth_formula,
         "does not hold",
-        "The proof weighs one more token against one more draft step; a rate is a ratio, and its "
+        "The proof weighs one more token against one more draft step. A rate is a ratio, and its "
         "optimum comes earlier. It does grow with p, as the text says.",
     ),
     Claim(
@@ -358,8 +362,8 @@ CLAIMS = (
         "",
         judge_width_formula,
         "does not hold",
-        "With the first candidate likelier, less is left for others to gain: the best width falls "
-        "with q_1, as the paper's own text argues; the formula (by dimensional analysis) says "
-        "the opposite.",
+        "The more probable the first candidate is, the less others can gain. So the best width "
+        "falls with q_1, as the paper's own text argues, while the formula (by dimensional "
+        "analysis) says the opposite.",
     ),
 )

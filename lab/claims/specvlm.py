@@ -290,7 +290,8 @@ CLAIMS = (
         "figure specvlm-boundary",
         judge_text_attention,
         "does not hold",
-        "The other way round: rows of the video attend to their neighbours, text to everything.",
+        "It is the other way round: rows of the video attend to their neighbours, and text to "
+        "everything.",
     ),
     Claim(
         "Table 1",
@@ -299,9 +300,9 @@ CLAIMS = (
         RUN,
         judge_standard_speedup,
         "partly",
-        "Of 26 rows to verify each costs time on a CPU, which keeps the tree below the "
-        "paper's range; the same draft and view in a shape fitted to this machine's costs reach "
-        "it.",
+        "Each of the 26 rows to verify costs time on a CPU, which keeps the tree below the "
+        "paper's range. The same draft and view reach it in a shape fitted to this machine's "
+        "costs.",
     ),
     Claim(
         "Tables 1-2",
@@ -312,7 +313,7 @@ CLAIMS = (
         judge_self_speedup,
         "does not hold",
         "A self-draft's step reads all the target's weights, and beside them 2,048 keys are "
-        "little: pruning keys saves next to nothing. It takes a GPU and a long context.",
+        "little, so pruning keys saves next to nothing. A gain takes a GPU and a long context.",
     ),
     Claim(
         "Tables 1-2",
@@ -321,8 +322,9 @@ CLAIMS = (
         RUN,
         judge_pruning_speedup,
         "partly",
-        "SD-Rand beyond the interval of the difference on the same clip, SpecVLM within it: two "
-        "threads read 2,048 keys of so small a draft nearly as fast as a tenth of them.",
+        "SD-Rand is faster beyond the interval of the difference on the same clip, and SpecVLM "
+        "only within it. Two threads read 2,048 keys of so small a draft nearly as fast as a "
+        "tenth of them.",
     ),
     Claim(
         "Tables 1-2",
@@ -342,8 +344,9 @@ CLAIMS = (
         "figure specvlm-sensitivity",
         judge_random_pruning,
         "partly",
-        "Little up to a half, as claimed; but here hardly more up to nine tenths: one frame in ten "
-        "shows nearly all there is to say, and the drop comes after that.",
+        "Pruning up to a half costs little, as claimed, but pruning up to nine tenths costs "
+        "hardly more. One frame in ten shows nearly all there is to say, and the drop comes after "
+        "that.",
     ),
     Claim(
         "Fig. 5",
@@ -352,7 +355,7 @@ CLAIMS = (
         "figure specvlm-tail",
         judge_long_tail,
         "does not hold",
-        "So small a model attends almost evenly: evenness would give that tenth 10 %.",
+        "So small a model attends almost evenly. Fully even attention would give that tenth 10 %.",
     ),
     Claim(
         "Fig. 6",
@@ -361,8 +364,9 @@ CLAIMS = (
         "figure specvlm-criteria",
         judge_every_ratio,
         "does not hold",
-        "As good as random, at the lambda calibrated on clips of their own. By the paper's .5 "
-        "stage I would take the whole budget here, and accept less (figure specvlm-lambda).",
+        "SpecVLM is as good as random, at a lambda calibrated on other clips. At the paper's .5 "
+        "stage I would take the whole budget here, and fewer tokens would be accepted (figure "
+        "specvlm-lambda).",
     ),
     Claim(
         "Fig. 7a",
@@ -371,9 +375,9 @@ CLAIMS = (
         "figure specvlm-windows",
         judge_windows,
         "partly",
-        "For the draft that trained on pruned video, and over the video's end for both. For the "
-        "other the front and the middle do as well: a window holds whole frames, and in this world "
-        "one frame shows every shape.",
+        "It does for the draft that was trained on pruned video, and it is better than the "
+        "video's end for both drafts. For the other draft the front and the middle do as well, "
+        "because a window has whole frames and in this world one frame shows every shape.",
     ),
     Claim(
         "Fig. 7b",
@@ -382,9 +386,9 @@ CLAIMS = (
         "figure specvlm-redundancy",
         judge_temporal_redundancy,
         "partly",
-        "An even sample is ahead of dropping frames, and of DyCoke's way by a hair, for one draft "
-        "and by a tenth of a token at most. Shapes stay through a clip, so dropping frames loses "
-        "little: everything lies within .1 of everything else.",
+        "For one draft an even sample is ahead of dropping frames, and slightly ahead of DyCoke, "
+        "by a tenth of a token at most. Shapes stay through a clip, so dropping frames loses "
+        "little, and all choices lie within .1 of each other.",
     ),
     Claim(
         "Fig. 8",
@@ -393,9 +397,10 @@ CLAIMS = (
         "figure specvlm-stages",
         judge_both_stages,
         "partly",
-        "Stage II carries it: at the calibrated lambda (.02, figure specvlm-lambda; the paper's .5 "
-        "lets stage I fill the budget of so flat an attention) stage I takes one token in "
-        "fourteen, which helps neither draft and costs the one that never saw pruning a little.",
+        "Stage II does the work. At the calibrated lambda of .02 (figure specvlm-lambda) stage I "
+        "takes one token in fourteen, which helps neither draft and costs the one that never saw "
+        "pruning a little. At the paper's .5 stage I would fill the budget, because this "
+        "attention is so even.",
     ),
     Claim(
         "Table 3",
@@ -404,9 +409,10 @@ CLAIMS = (
         RUN,
         judge_steady_acceptance,
         "partly",
-        "Nothing drifts: the same kinds of clauses come again and again. The first round is no "
-        "better than those after it, of which one is accepted whole on every clip: how an answer "
-        "begins is as good as never wrong, and neither is what follows.",
+        "Acceptance does not change along an answer, because the same kinds of clauses return. "
+        "The first round is no better than those after it, one of which is accepted whole on "
+        "every clip. The draft is almost never wrong about how an answer begins, nor about what "
+        "follows.",
     ),
     Claim(
         "Table 4",
@@ -415,7 +421,7 @@ CLAIMS = (
         RUN,
         judge_trees,
         "holds",
-        "Where the first candidate is refused the second is often right.",
+        "Where the first candidate is rejected, the second is often right.",
     ),
     Claim(
         "Table 5",
@@ -424,9 +430,10 @@ CLAIMS = (
         RUN,
         judge_pruning_cost,
         "holds",
-        "The draft reads a tenth. Writing the attention down, which the paper has in the target's "
-        "prefill (24.01 s in both of its columns), is within what prefills differ by from run to "
-        "run; taken in turns it is 2 to 3 % of a prefill (`lab prefill --turns`).",
+        "The draft reads a tenth of the video. Recording the attention, which the paper counts in "
+        "the target's prefill (24.01 s in both of its columns), takes less than prefills differ "
+        "by from run to run. Measured in turns it takes 2 to 3 % of a prefill (`lab prefill "
+        "--turns`).",
     ),
     Claim(
         "Fig. 2a, Table 6",
@@ -435,8 +442,8 @@ CLAIMS = (
         "figure specvlm-latency, figure specvlm-layers",
         judge_step_growth,
         "holds",
-        "Keys are read at every step; below some thousand of them the weights are what takes "
-        "the time.",
+        "Keys are read at every step. Below some thousand of them, the weights take most of the "
+        "time.",
     ),
     Claim(
         "Fig. 10, 11",
@@ -445,6 +452,6 @@ CLAIMS = (
         "figure specvlm-cases",
         judge_examples,
         "holds",
-        "What it misses is a colour, a place or how a clause begins, as with all of the video.",
+        "It misses a colour, a place or how a clause begins, as it does with all of the video.",
     ),
 )

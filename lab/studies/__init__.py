@@ -98,11 +98,11 @@ def draw_all(folder: Path, on_progress: Callable[[str], None], names: Sequence[s
 FIGURES_HEAD = """\
 # The papers' figures, measured on the embedded pair
 
-Made by `python -m lab figure all --threads 1 --out docs/results/figures`, drawn from the JSON
-beside it. Tau is tokens per target forward, the target's own included; intervals are 95 %
-bootstraps over clips. *The draft that never saw pruning* was trained on whole videos alone: the
-fair one for comparing views. Seconds are of one machine and so many threads as `environment` in
-the JSON says, which may be others than above.
+`python -m lab figure all --threads 1 --out docs/results/figures` makes this page and its figures,
+which are drawn from the JSON beside them. Tau is tokens per target forward, the target's own
+included. Intervals are 95 % bootstraps over clips. *The draft that never saw pruning* was trained
+on whole videos alone, so it is the fair one for comparing views. Seconds are of the machine and the
+threads in the JSON's `environment`, which may differ from the command above.
 """
 
 

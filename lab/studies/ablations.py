@@ -136,7 +136,7 @@ def measure_clips(
 
 
 def results_table(measured: Sequence[Row]) -> str:
-    """Returns Markdown: each choice's tau and its ratio to ``fresh``'s, then ``fresh`` over others."""
+    """Returns Markdown: each choice's tau, its ratio to ``fresh``'s, and ``fresh`` over others."""
     long_answers = [row for row in measured if row["tokens"] >= MIN_TOKENS]
     rows = {medium: [row for row in long_answers if _medium(row) == medium] for medium in MEDIA}
     count = {medium: len({row["document"] for row in own}) for medium, own in rows.items()}

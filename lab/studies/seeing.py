@@ -245,7 +245,7 @@ def measure_answers(
     for size, (frames, side) in CANVASES.items():
         for task in ("qa", "describe"):
             if (size, task) not in forced:
-                on_progress(f"{task} of {size} tokens, the truth read")
+                on_progress(f"{task} of {size} tokens, reading the true text")
                 scores = evaluate.teacher_forced(
                     folder, Canvas("video", frames, side, side), FORCED_CLIPS, task
                 )

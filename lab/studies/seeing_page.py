@@ -44,14 +44,14 @@ def page(stored: Mapping[str, Any]) -> str:
     lines = [
         "# A language model that sees",
         "",
-        f"{stored['model']} behind the embedded pair's vision tower, with a merger and terms of "
-        "low rank that learnt the drawn world (`lab/training/seeing.py`); adapter "
-        f"`{stored['settings']['adapter']}`. {clips} clips of {SIZE} visual tokens that no "
-        f"training drew, descriptions of {MIN_TRUE_TOKENS} tokens or more in truth, {TOKENS} at "
-        f"most; greedy. {stored['machine']}.",
+        f"This page measures {stored['model']} behind the embedded pair's vision tower. A merger "
+        "and low-rank terms were trained on the drawn world (`lab/training/seeing.py`, adapter "
+        f"`{stored['settings']['adapter']}`). There are {clips} clips of {SIZE} visual tokens that "
+        f"no training used, whose true descriptions have {MIN_TRUE_TOKENS} tokens or more. Answers "
+        f"are greedy, of {TOKENS} tokens at most. {stored['machine']}.",
         "",
         f"Made by `python -m lab seeing train`, `... draft` and `{stored['command']}`. Of "
-        f"{len(measured)} answers {_count_same(measured)} are `generate()`'s of transformers, "
+        f"{len(measured)} answers {_count_same(measured)} are those of transformers' `generate()`, "
         f"token for token; {_timed_sentence(timed)}. Intervals are 95 % bootstraps over clips.",
         "",
         *_training_section(stored["training"]),
@@ -84,7 +84,10 @@ def _interval_words(interval: Sequence[float]) -> str:
 
 def _training_section(stages: Sequence[Row]) -> Iterator[str]:
     yield from ("## Training", "")
-    yield "By one thread. Content words are those of the batches, the truth read, in sixths of it."
+    yield (
+        "Training used one thread. *Content words* is the share of them that was right in the "
+        "batches when the true text was read, in six parts of each stage."
+    )
     yield from ("", "| | stage | steps | conversations | CPU seconds | loss | content words |")
     yield "|-|-|-|-|-|-|-|"
     for row in stages:
@@ -101,15 +104,16 @@ def _training_section(stages: Sequence[Row]) -> Iterator[str]:
 def _descriptions_section(descriptions: Sequence[Row], forced: Sequence[Row]) -> Iterator[str]:
     yield from ("## What it says", "")
     yield (
-        f"{len(descriptions)} greedy descriptions, F1 of their content words and the truth's: "
-        f"{_interval_text([row['own'] for row in descriptions])} with the clip, "
-        f"{_interval_text([row['other'] for row in descriptions])} with another."
+        f"The content words of {len(descriptions)} greedy descriptions and the true ones have an "
+        f"F1 of {_interval_text([row['own'] for row in descriptions])} with the right clip and of "
+        f"{_interval_text([row['other'] for row in descriptions])} with another one."
     )
     yield ""
     if not forced:
         return
     yield (
-        f"Content words right where the truth before them is read, over {FORCED_CLIPS} clips each:"
+        "This is the share of content words that are right when the true text before them is read, "
+        f"over {FORCED_CLIPS} clips each:"
     )
     yield from ("", "| visual tokens | | with the clip | with another | with none |", "|-|-|-|-|-|")
     shares = {(row["size"], row["task"], row["view"]): row["content"] for row in forced}
@@ -122,10 +126,11 @@ def _descriptions_section(descriptions: Sequence[Row], forced: Sequence[Row]) ->
 def _sets_section(looked: Sequence[Row]) -> Iterator[str]:
     yield from ("## Where it looks while it answers", "")
     yield (
-        f"{len({row['document'] for row in looked})} clips. Of the attention that a clip gets at a "
-        "moment of the answer, the share on a set of its tokens; how often the next token is the "
-        "same where the model sees that set alone; and that less the same at random, where the "
-        f"interval is over clips and {RANDOM_DRAWS} draws."
+        f"There are {len({row['document'] for row in looked})} clips. *On it* is the share of a "
+        "clip's attention that a set of its tokens gets while the model answers. *Same* is how "
+        "often the next token stays the same when the model sees that set alone. *Less random* is "
+        "how much more often that is than with a random set, with an interval over "
+        f"clips and {RANDOM_DRAWS} draws."
     )
     at = [f"{keep:g}" for keep in KEEPS]
     head = [f"{what} {keep}" for what in ("on it at", "same at", "less random at") for keep in at]
@@ -190,20 +195,20 @@ def _ratios(values: Mapping[str, float], others: Mapping[str, float]) -> list[fl
 def _self_draft_section(measured: Sequence[Row]) -> Iterator[str]:
     yield from ("## Drafting for itself", "")
     yield (
-        f"{_count_clips(measured, SELF_METHODS)} clips. Tau is tokens a forward of the target, its "
-        "own included, of a chain of 9 (`specvlm-self`: its tree); *over* is of the same clip and "
-        "share kept, `std`'s and `streaming`'s."
+        f"There are {_count_clips(measured, SELF_METHODS)} clips. Tau is tokens per forward of the "
+        "target, its own included, of a chain of 9 (for `specvlm-self` of its tree). *Over* is the "
+        "ratio to `std` or `streaming` on the same clip, with the same share kept."
     )
     yield from ("", "| method | tau | over `std` | over `streaming` | accepted |", "|-|-|-|-|-|")
     for method in SELF_METHODS:
         own, rest = _value_by_clip(measured, method, "tau"), method.rpartition("/")[2]
         if not own:
             continue
-        ratios = [
-            "" if method == f"{other}/{rest}" else
-            _interval_text(_ratios(own, _value_by_clip(measured, f"{other}/{rest}", "tau")))
-            for other in ("std", "streaming")
-        ]  # fmt: skip
+        ratios = []
+        for other in ("std", "streaming"):
+            same = method == f"{other}/{rest}"
+            taus = _value_by_clip(measured, f"{other}/{rest}", "tau")
+            ratios.append("" if same else _interval_text(_ratios(own, taus)))
         accepted = fmean(_value_by_clip(measured, method, "accepted").values())
         cells = [_interval_text([*own.values()]), *ratios, f"{accepted:.2f}"]
         yield f"| `{method}` | {' | '.join(cells)} |"
@@ -213,9 +218,10 @@ def _self_draft_section(measured: Sequence[Row]) -> Iterator[str]:
 def _draft_section(measured: Sequence[Row]) -> Iterator[str]:
     yield from ("## With a draft of 11.5 million weights", "")
     yield (
-        f"{_count_clips(measured, DRAFT_METHODS)} clips. Four layers of 192, the pair's draft in "
-        "the language model's words. Tau as above; *less* is of the same clip, "
-        "`specvlm/keep=0.1`'s; nodes are of a round."
+        f"There are {_count_clips(measured, DRAFT_METHODS)} clips. The draft has four layers of "
+        "width 192: it is the pair's draft with the language model's vocabulary. Tau is as above. "
+        "*Less* is the difference from `specvlm/keep=0.1` on the same clip. Nodes are those of a "
+        "round."
     )
     base = "specvlm/keep=0.1"
     yield from ("", f"| method | tau | less `{base}` | nodes |", "|-|-|-|-|")
@@ -224,11 +230,8 @@ def _draft_section(measured: Sequence[Row]) -> Iterator[str]:
         own = _value_by_clip(measured, method, "tau")
         if not own:
             continue
-        less = (
-            ""
-            if method == base
-            else _interval_text([own[c] - base_tau[c] for c in own if c in base_tau])
-        )
+        gains = [own[clip] - base_tau[clip] for clip in own if clip in base_tau]
+        less = "" if method == base else _interval_text(gains)
         nodes = fmean(_value_by_clip(measured, method, "drafted").values())
         yield f"| `{method}` | {_interval_text([*own.values()])} | {less} | {nodes:.1f} |"
     yield ""
@@ -238,16 +241,17 @@ def _seconds_section(timed: Sequence[Row], costs: Sequence[Row]) -> Iterator[str
     if not timed:
         return
     (cost,) = costs
-    one = cost["seconds"][0]
-    each = zip(cost["rows"], cost["seconds"], strict=True)
-    times = ", ".join(f"{took / one:.2f} ({rows})" for rows, took in each)
+    single_row = cost["seconds"][0]
+    seconds_by_rows = zip(cost["rows"], cost["seconds"], strict=True)
+    times = ", ".join(f"{took / single_row:.2f} ({rows})" for rows, took in seconds_by_rows)
     clips = len({row["document"] for row in timed})
     yield from ("## Seconds", "")
     yield (
-        f"{clips} of the clips by every method in turn, {cost['threads']} threads, one model in "
-        f"memory; before them the machine had {cost['load']:.1f} processes at work on average. "
-        "Speed is over `ar` on the same clip: of decoding, and of whole answers. T(n)/T(1) of the "
-        f"target over {cost['context']:,} keys, by n: {times}; T(1) is {1e3 * one:.0f} ms."
+        f"{clips} of the clips were answered by every method in turn, with {cost['threads']} "
+        "threads and one model in memory. Before that the machine had "
+        f"{cost['load']:.1f} running processes on average. Speeds are ratios to `ar` on the same "
+        f"clip, of decoding and of whole answers. Over {cost['context']:,} keys the target's "
+        f"T(n)/T(1) is {times}, with n in brackets, and T(1) is {1e3 * single_row:.0f} ms."
     )
     yield from ("", "| method | tau | decoding | whole answers | same ids |", "|-|-|-|-|-|")
     plain = {row["document"]: row for row in timed if row["method"] == "ar"}

@@ -71,9 +71,8 @@ def measure_lambda(experiment: Experiment) -> Data:
         taus = experiment.taus_by_view(list(views.values()), draft, FIRST_CALIBRATION_CLIP)
         panel[f"a draft that {what}"] = [interval_over_clips(taus[view]) for view in views.values()]
         each[what] = rounded_taus(taus)
-    means = [
-        float(np.mean([own[view] for own in each.values()])) for view in views.values()
-    ]  # one lambda a target, whatever drafts for it
+    # A target has one lambda, whichever draft it has.
+    means = [float(np.mean([own[view] for own in each.values()])) for view in views.values()]
     stage_one_shares: list[list[float]] = [[] for _ in LAMBDAS]
     for number in range(FIRST_CALIBRATION_CLIP, FIRST_CALIBRATION_CLIP + experiment.clips):
         mass = saliency.attended(experiment.answered_clip(number).guide)
@@ -92,7 +91,7 @@ def measure_lambda(experiment: Experiment) -> Data:
             },
         },
         "clips_tau": each,
-        "best": LAMBDAS[1 + int(np.argmax(means[1:]))],  # without stage I it is not SpecVLM
+        "best": LAMBDAS[1 + int(np.argmax(means[1:]))],  # At 0 there is no stage I.
     }
 
 

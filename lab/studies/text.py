@@ -177,17 +177,18 @@ def page(stored: Mapping[str, Any]) -> str:
     lines = [
         "# A draft model on real weights",
         "",
-        f"{stored['model']} and a draft that is the same network with its layers' weights rounded "
-        f"to {BITS} bits, in groups of {GROUP}: {count[SUMS]} sums and {count[CODE]} functions to "
-        f"write, asked without a document, and {count['documents']} documents; {settings_text}. "
-        "The draft costs what its target costs, so tokens are counted and no seconds.",
+        f"This page measures {stored['model']} with a draft that is the same network, with its "
+        f"layers' weights rounded to {BITS} bits in groups of {GROUP}. There are {count[SUMS]} "
+        f"sums and {count[CODE]} functions to write without a document, and {count['documents']} "
+        f"documents; {settings_text}. The draft costs what its target costs, so tokens are counted "
+        "and no seconds.",
         "",
         f"Made by `{stored['command']}`. Of {len(measured)} answers "
         f"{sum(row['same'] for row in measured)} are `generate()`'s, token for token.",
         "",
-        "Accepted is drafted tokens that stood, a forward of the target, the target's own left out "
-        "(SAGE's and SpecVLM's tau): mean and 95 % bootstrap over questions; *less* is of the same "
-        "question. Nodes are of a round's draft.",
+        "*Accepted* is accepted draft tokens per forward of the target, without the target's own "
+        "(SAGE's and SpecVLM's tau): the mean with its 95 % bootstrap interval over questions. "
+        "*Less* is the difference on the same question. Nodes are those of a round's draft.",
         "",
         "## Without a document (SAGE, Table 4)",
         "",
