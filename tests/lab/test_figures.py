@@ -162,7 +162,7 @@ def test_a_trees_depth_is_its_longest_path(parents, expected):
 def test_a_picture_is_redrawn_from_its_numbers(call, tmp_path, name, monkeypatch):
     """Claim: with --data nothing is run, the numbers stay as they are, the same numbers give the
     same pixels and others give others. Fails if a drawing needs anything but its JSON."""
-    monkeypatch.setattr(studies, "Lab", None)
+    monkeypatch.setattr(studies, "Experiment", None)
     data = stored(tmp_path / "numbers.json", name)
     before = data.read_bytes()
     for file in ("a.png", "b.png"):
@@ -202,7 +202,7 @@ def test_an_svg_holds_no_date(tmp_path):
 def test_what_cannot_be_drawn_is_refused_in_one_sentence(call, tmp_path, words, says, monkeypatch):
     """Claim: an OptionError that says what would work, before any model is loaded, and no file is
     left. Fails on a traceback, a late refusal or a half-written picture."""
-    monkeypatch.setattr(studies, "Lab", None)
+    monkeypatch.setattr(studies, "Experiment", None)
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "broken.json").write_text('{"figure": ')
     stored(tmp_path / "tabed.json", "tabed")

@@ -274,7 +274,7 @@ def test_latency_is_of_one_token_over_both_caches(experiment, monkeypatch):
         middle = context if model is experiment.target.backbone else 0.1 * context
         return [(middle, middle, middle)]
 
-    monkeypatch.setattr(specvlm, "milliseconds", milliseconds)
+    monkeypatch.setattr(specvlm, "step_milliseconds", milliseconds)
     data = specvlm.measure_step_latency(experiment)
     assert asked == [
         (model.backbone, context, [(1, 1)])
