@@ -1,8 +1,8 @@
 """Judges claims that need no video again, on a language model with weights that others trained.
 
 Its documents are in ``real.json`` and ``real-8k.json``, which ``saccade bench real`` makes. A
-verdict here stands beside the embedded pair's and does not change it. ``drafted`` judges the claims
-that need a draft model. Claims that need a video are not judged here.
+verdict here stands beside the embedded pair's and does not change it. ``draft_model`` judges the
+claims that need a draft model. Claims that need a video are not judged here.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from statistics import fmean
 from typing import Any
 
-from lab.claims import drafted, sage, sparse_to_dense, specvlm
+from lab.claims import draft_model, sage, sparse_to_dense, specvlm
 from lab.claims.claim import (
     Claim,
     Finding,
@@ -198,7 +198,7 @@ _STATIC_SET = "std: each head's top at prefill"
 # The function that judges a claim on the embedded pair -> the one that judges it over documents.
 JUDGES: Mapping[Judge, Callable[[StoredResults], Finding | None]] = {
     specvlm.judge_long_tail: judge_long_tail,
-    **drafted.JUDGES,
+    **draft_model.JUDGES,
     specvlm.judge_windows: judge_windows,
     sparse_to_dense.judge_agreement: judge_agreement,
     sparse_to_dense.judge_acceptance: judge_acceptance,

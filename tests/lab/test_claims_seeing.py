@@ -42,7 +42,7 @@ def test_a_choice_is_above_those_that_do_not_ask(tmp_path):
 
 def test_acceptance_is_judged_as_over_documents(tmp_path):
     """Claim: what judges documents judges clips, which are called so."""
-    names = seeing.real.drafted.SPECVLM, seeing.real.drafted.RANDOM.format(0.1)
+    names = seeing.real.draft_model.SPECVLM, seeing.real.draft_model.RANDOM.format(0.1)
     e = written(tmp_path, dict(zip(names, (4.0, 3.0), strict=True)))
     assert seeing.cell(claim(specvlm.judge_gain_over_random), e).startswith("On clips **holds**: ")
     tau = {"sage": 3.0, "specvlm/keep=0.1": 4.0}
