@@ -66,13 +66,15 @@ def measure_lambda(experiment: Experiment) -> Data:
     """
     views = {share: f"specvlm/keep=0.1/lambda={share:g}" for share in LAMBDAS}
     panel: Data = {}
-    each: Data = {}
+    taus_by_draft: Data = {}
     for what, draft in experiment.drafts.items():
         taus = experiment.taus_by_view(list(views.values()), draft, FIRST_CALIBRATION_CLIP)
         panel[f"a draft that {what}"] = [interval_over_clips(taus[view]) for view in views.values()]
-        each[what] = rounded_taus(taus)
+        taus_by_draft[what] = rounded_taus(taus)
     # A target has one lambda, whichever draft it has.
-    means = [float(np.mean([own[view] for own in each.values()])) for view in views.values()]
+    means = [
+        float(np.mean([own[view] for own in taus_by_draft.values()])) for view in views.values()
+    ]
     stage_one_shares: list[list[float]] = [[] for _ in LAMBDAS]
     for number in range(FIRST_CALIBRATION_CLIP, FIRST_CALIBRATION_CLIP + experiment.clips):
         mass = saliency.attended(experiment.answered_clip(number).guide)
@@ -90,7 +92,7 @@ def measure_lambda(experiment: Experiment) -> Data:
                 "stage I": [interval_over_clips(own) for own in stage_one_shares]
             },
         },
-        "clips_tau": each,
+        "clips_tau": taus_by_draft,
         "best": LAMBDAS[1 + int(np.argmax(means[1:]))],  # At 0 there is no stage I.
     }
 
@@ -286,7 +288,7 @@ def measure_over_shares(experiment: Experiment, views: Sequence[str]) -> Data:
     """Measures tau by the share pruned under each view, in a panel for each draft."""
     shares = PRUNED[1:-1]
     panels: Data = {}
-    each: Data = {}
+    taus_by_draft: Data = {}
     for what, draft in experiment.drafts.items():
         names = {f"{view}/keep={1 - p:.2f}": view for view in views for p in shares}
         taus = experiment.taus_by_view(list(names), draft)
@@ -294,8 +296,8 @@ def measure_over_shares(experiment: Experiment, views: Sequence[str]) -> Data:
         for name, view in names.items():
             lines.setdefault(view, []).append(list(interval_over_clips(taus[name])))
         panels[f"{TAU},\na draft that {what}"] = lines
-        each[what] = rounded_taus(taus)
-    return {**_panels_over_pruned(shares, panels), "clips_tau": each}
+        taus_by_draft[what] = rounded_taus(taus)
+    return {**_panels_over_pruned(shares, panels), "clips_tau": taus_by_draft}
 
 
 def measure_windows(experiment: Experiment) -> Data:
@@ -312,14 +314,14 @@ def measure_redundancy(experiment: Experiment) -> Data:
 
 def _measure_choices(experiment: Experiment, views: dict[str, str]) -> Data:
     rows: Data = {name: {} for name in views}
-    each: Data = {}
+    taus_by_draft: Data = {}
     for what, draft in experiment.drafts.items():
         taus = experiment.taus_by_view(list(views.values()), draft)
-        each[what] = rounded_taus(taus)
+        taus_by_draft[what] = rounded_taus(taus)
         for name, view in views.items():
             rows[name][f"a draft that {what}"] = interval_over_clips(taus[view])
     across = f"{TAU}, a tenth of the video kept"
-    return {"x": across, "rows": rows, "start": 1, "clips_tau": each}
+    return {"x": across, "rows": rows, "start": 1, "clips_tau": taus_by_draft}
 
 
 def measure_stages(experiment: Experiment) -> Data:
@@ -338,14 +340,14 @@ def measure_tau_differences(
 ) -> Data:
     """Measures tau under each view less that of a whole one, clip by clip, with both drafts."""
     rows: Data = {name: {} for name in views}
-    each: Data = {}
+    taus_by_draft: Data = {}
     for what, draft in experiment.drafts.items():
         taus = experiment.taus_by_view([whole, *views.values()], draft)
-        each[what] = rounded_taus(taus)
+        taus_by_draft[what] = rounded_taus(taus)
         for name, view in views.items():
             lost = [b - a for a, b in zip(taus[whole], taus[view], strict=True)]
             rows[name][f"a draft that {what}"] = interval_over_clips(lost)
-    return {"x": across, "rows": rows, "start": None, "clips_tau": each}
+    return {"x": across, "rows": rows, "start": None, "clips_tau": taus_by_draft}
 
 
 STUDIES = {
