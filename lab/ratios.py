@@ -102,24 +102,24 @@ def seconds_at_length(tokens: int) -> Seconds:
 
 
 def speedups_by_clip(
-    runs: InterleavedRuns, method: str, over: str, seconds: Seconds = decoding_seconds_per_token
+    timed: InterleavedRuns, method: str, over: str, seconds: Seconds = decoding_seconds_per_token
 ) -> list[float]:
     """Returns how many times as fast as ``over`` a method is on each clip: the median of turns."""
     return [
         median(
             seconds(base) / seconds(each) for each, base in zip(own[method], own[over], strict=True)
         )
-        for own in runs.runs
+        for own in timed.runs
     ]
 
 
 def best_method(
-    runs: InterleavedRuns, over: str = BASELINE, seconds: Seconds = decoding_seconds_per_token
+    timed: InterleavedRuns, over: str = BASELINE, seconds: Seconds = decoding_seconds_per_token
 ) -> str:
     """Returns the drafting method with the highest median speedup over clips."""
     return max(
-        runs.drafting_methods(),
-        key=lambda name: median(speedups_by_clip(runs, name, over, seconds)),
+        timed.drafting_methods(),
+        key=lambda name: median(speedups_by_clip(timed, name, over, seconds)),
     )
 
 
@@ -143,10 +143,10 @@ def method_ratio(
 ) -> Callable[[InterleavedRuns], MeasuredRatio]:
     """Returns a measure of how many times as fast as ``over`` one method is."""
 
-    def measure(runs: InterleavedRuns) -> MeasuredRatio:
-        if {method, over} - {*runs.methods()}:
-            return MeasuredRatio(None, detail={"errors": dict(runs.errors)})
-        return _median_ratio(speedups_by_clip(runs, method, over, seconds))
+    def measure(timed: InterleavedRuns) -> MeasuredRatio:
+        if {method, over} - {*timed.methods()}:
+            return MeasuredRatio(None, detail={"errors": dict(timed.errors)})
+        return _median_ratio(speedups_by_clip(timed, method, over, seconds))
 
     return measure
 
@@ -159,34 +159,34 @@ def best_method_ratio(
     The detail has the median speedup of every drafting method.
     """
 
-    def measure(runs: InterleavedRuns) -> MeasuredRatio:
-        if over not in runs.methods():
-            return MeasuredRatio(None, detail={"errors": dict(runs.errors)})
-        best = best_method(runs, over, seconds)
+    def measure(timed: InterleavedRuns) -> MeasuredRatio:
+        if over not in timed.methods():
+            return MeasuredRatio(None, detail={"errors": dict(timed.errors)})
+        best = best_method(timed, over, seconds)
         speedup_by_method = {
-            name: median(speedups_by_clip(runs, name, over, seconds))
-            for name in runs.drafting_methods()
+            name: median(speedups_by_clip(timed, name, over, seconds))
+            for name in timed.drafting_methods()
         }
         return _median_ratio(
-            speedups_by_clip(runs, best, over, seconds), best=best, methods=speedup_by_method
+            speedups_by_clip(timed, best, over, seconds), best=best, methods=speedup_by_method
         )
 
     return measure
 
 
-def share_of_amdahl_limit(runs: InterleavedRuns) -> MeasuredRatio:
+def share_of_amdahl_limit(timed: InterleavedRuns) -> MeasuredRatio:
     """Returns the best method's speedup of whole answers, as a share of Amdahl's limit.
 
     The limit assumes that plain decoding's time before the first token stays, and that the rest
     shrinks by the speedup of decoding.
     """
-    best = best_method(runs)
-    shares = [median(each.decode / each.total for each in own[BASELINE]) for own in runs.runs]
-    decoding_speedups = speedups_by_clip(runs, best, BASELINE)
+    best = best_method(timed)
+    shares = [median(each.decode / each.total for each in own[BASELINE]) for own in timed.runs]
+    decoding_speedups = speedups_by_clip(timed, best, BASELINE)
     limits = [
         amdahl_limit(share, own) for share, own in zip(shares, decoding_speedups, strict=True)
     ]
-    whole_speedups = speedups_by_clip(runs, best, BASELINE, whole_seconds_per_token)
+    whole_speedups = speedups_by_clip(timed, best, BASELINE, whole_seconds_per_token)
     detail = {
         "best": best,
         "decode share of ar": median(shares),
@@ -198,14 +198,14 @@ def share_of_amdahl_limit(runs: InterleavedRuns) -> MeasuredRatio:
     )
 
 
-def ratio_to_best_fixed(runs: InterleavedRuns) -> MeasuredRatio:
+def ratio_to_best_fixed(timed: InterleavedRuns) -> MeasuredRatio:
     """Returns the fastest fixed method's seconds of decoding all clips, over `auto`'s.
 
     Plain decoding counts as a fixed method.
     """
     seconds_by_method = {
-        name: np.array([median(each.decode for each in own[name]) for own in runs.runs])
-        for name in runs.methods()
+        name: np.array([median(each.decode for each in own[name]) for own in timed.runs])
+        for name in timed.methods()
     }
     auto_seconds = seconds_by_method.pop(AUTO)
     best = min(seconds_by_method, key=lambda name: float(seconds_by_method[name].sum()))
