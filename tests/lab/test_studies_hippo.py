@@ -169,7 +169,9 @@ def test_the_draft_alone_is_judged_by_its_own_words(
             return (replace(item, answers=("nobody knows",)) for item in items)
 
     monkeypatch.setattr(hippo, "suites", lambda: {"shapes-qa": Unanswerable()})
-    (wrong,) = hippo.measure_accuracy(replace(experiment, clips=1, _shot=None))["panels"].values()
+    (wrong,) = hippo.measure_accuracy(replace(experiment, clips=1, _last_clip=None))[
+        "panels"
+    ].values()
     assert {value[0] for row in wrong.values() for value in row.values()} == {0.0}
 
 
@@ -209,7 +211,7 @@ def test_shares_are_of_the_recorded_seconds(
         }
 
     monkeypatch.setattr(Experiment, "run_interleaved", race)
-    data = hippo.measure_round_times(replace(experiment, size=2048, _shot=None))
+    data = hippo.measure_round_times(replace(experiment, size=2048, _last_clip=None))
     assert asked == [256, 2048]
     for row, parts in data["rows"].items():
         expected = (12.5, 87.5, 0) if row.endswith("a tenth") else (30, 50, 20)
@@ -219,9 +221,9 @@ def test_shares_are_of_the_recorded_seconds(
 
 def test_a_real_race_fills_the_shares(experiment: Experiment) -> None:
     """Claim: on a real clip each row sums to 100 %, and draft and target both take some of it."""
-    (whole, tenth) = hippo.measure_round_times(replace(experiment, clips=1, tokens=12, _shot=None))[
-        "rows"
-    ].values()
+    (whole, tenth) = hippo.measure_round_times(
+        replace(experiment, clips=1, tokens=12, _last_clip=None)
+    )["rows"].values()
     for parts in (whole, tenth):
         assert sum(parts.values()) == pytest.approx(100)
         assert min(parts.values()) >= 0 and parts["the draft"] > 0 < parts["the target"]
@@ -262,7 +264,7 @@ def test_an_ablation_is_the_difference_of_real_runs(experiment: Experiment) -> N
 def test_pruning_is_tau_of_real_runs(experiment: Experiment) -> None:
     """Claim: a panel a draft, a line a way to choose, at each share pruned the tau a run gives.
     Fails if a line is another view's or the shares run the other way."""
-    experiment = replace(experiment, clips=1, tokens=16, _shot=None)
+    experiment = replace(experiment, clips=1, tokens=16, _last_clip=None)
     data = hippo.measure_pruning(experiment)
     assert data["at"] == list(specvlm.PRUNED[1:-1])
     for (what, draft), panel in zip(

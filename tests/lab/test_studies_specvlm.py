@@ -102,7 +102,7 @@ def test_criteria_name_their_views_and_shares(experiment, monkeypatch):
                 ]
 
 
-@pytest.mark.parametrize("name", ("windows", "redundancy"))
+@pytest.mark.parametrize("name", ("measure_windows", "measure_redundancy"))
 def test_choices_are_of_a_tenth(experiment, name):
     """Claim: every row's bars are the mean tau of its view at a tenth, by each draft. Fails if a
     row or a draft is another's, or the share is."""

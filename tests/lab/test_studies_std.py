@@ -57,7 +57,7 @@ def test_guesses_are_those_of_a_draft_that_goes_step_by_step(experiment: Experim
 
     Fails if a draft reads the keys of tokens to come, or another view's keys.
     """
-    short = replace(experiment, tokens=8, _shot=None)
+    short = replace(experiment, tokens=8, _last_clip=None)
     found = std.correct_guesses(short, 0, SPARSE)
     assert found == [step_by_step(short, 0, method) for method in SPARSE]
     assert not all(map(all, found)) and found[0] != found[1]
