@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from lab import command_options
+from lab import options_table
 from lab.commands.pages import METHODS, OPTIONS, methods_table
 from saccade.core.errors import how_to_install
 from saccade.methods import listing
@@ -90,9 +90,9 @@ def test_the_table_of_methods_is_the_listings():
 def test_the_page_of_options_is_the_commands():
     """Claim: docs/options.md has every option of every command as its help has it, as ``make
     listed`` writes it. Fails when an option was added, renamed or left out of the page."""
-    options = command_options.table()
+    options = options_table.options_table()
     page = (ROOT / OPTIONS).read_text()
-    assert page.endswith(f"{command_options.BEGIN}\n\n{options}\n<!-- to here -->\n")
+    assert page.endswith(f"{options_table.BEGIN}\n\n{options}\n<!-- to here -->\n")
     for row in (
         "`-t, --target <str>`",
         "`--replicas <int range>`",

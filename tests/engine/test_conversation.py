@@ -87,13 +87,13 @@ def question(seed: int, count: int = 5) -> list[int]:
 def oracle(family: str, inputs: Inputs, count: int = COUNT, seed: int = 0) -> tuple[int, ...]:
     """The answer of a start afresh, without a cache."""
     model = FAMILIES[family](seed)
-    return tuple(reference.greedy(model, prompt_of(model, inputs), count))
+    return tuple(reference.decode_greedily(model, prompt_of(model, inputs), count))
 
 
 def is_oracles(family: str, inputs: Inputs, ids: Sequence[int], count: int) -> bool:
     """Whether this is the oracle's answer of ``count`` tokens: one uncached forward tells."""
     model = FAMILIES[family](0)
-    expected = reference.teacher_forced(model, prompt_of(model, inputs), list(ids))
+    expected = reference.teacher_forced_argmax(model, prompt_of(model, inputs), list(ids))
     return len(ids) == count and expected == list(ids)
 
 

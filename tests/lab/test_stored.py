@@ -38,7 +38,7 @@ def test_a_stored_report_is_its_runs(run):
         drawn.setdefault(name, []).append(suite)
         assert (run / suite).is_file()
     assert (run / "report.md").read_text() == report.report_markdown(
-        about, answers, drawn, layouts.section(answers)
+        about, answers, drawn, layouts.papers_section(answers)
     )
 
 
@@ -89,7 +89,7 @@ def test_the_page_of_numbers_is_its_command_made_again():
     """Claim: docs/numbers.md is what ``python -m lab numbers`` makes of the stored runs. Fails
     on any number typed by hand, and if a run is replaced and the page is not."""
     page = (ROOT / "docs" / "numbers.md").read_text()
-    assert numbers.page_with(page, numbers.blocks(RESULTS)) == page
+    assert numbers.page_with(page, numbers.tables_by_name(RESULTS)) == page
 
 
 def test_control_a_typed_number_is_seen():
@@ -109,13 +109,13 @@ def test_control_a_typed_number_is_seen():
 def test_each_chart_is_its_stored_run(name):
     """Claim: each chart holds each method's speed of its stored run, and draws. Fails if the run is
     replaced and the chart is not."""
-    found = chart.bars(RESULTS / chart.RUNS[name])
+    found = chart.read_bars(RESULTS / chart.RUNS[name])
     words = re.findall(r"<text[^>]*>([^<]*)</text>", (ROOT / "docs" / name).read_text())
     speeds = [
         f"{whole[0]:.2f}" for suite in found.values() for both in suite.values() for whole in both
     ]
     assert [word for word in words if re.fullmatch(r"\d\.\d\d", word)] == speeds
-    assert isinstance(chart.draw(found), Figure)
+    assert isinstance(chart.draw_bars(found), Figure)
 
 
 def test_the_speed_pages_table_over_suites_is_the_stored_runs():
@@ -226,8 +226,8 @@ def test_every_figure_is_stored_and_draws():
     """Claim: each study's numbers and picture are in docs/results/figures, draw today, were made
     at the study's own size, and the page shows them all."""
     folder = RESULTS / "figures"
-    for name in studies.OWN:
-        data, study = studies.read(folder / f"{name}.json", name), studies.named(name)
+    for name in studies.PAPER_FIGURES:
+        data, study = studies.load_numbers(folder / f"{name}.json", name), studies.study_named(name)
         assert isinstance(study.draw(data), Figure)
         assert (folder / f"{name}.png").is_file()
         assert (data["clips"], data["size"], data["tokens"]) == (
@@ -235,4 +235,4 @@ def test_every_figure_is_stored_and_draws():
             study.size,
             study.tokens,
         ), name
-    assert (folder / "README.md").read_text() == studies.index(folder)
+    assert (folder / "README.md").read_text() == studies.figures_page(folder)

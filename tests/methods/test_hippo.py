@@ -35,7 +35,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from lab.reference import Oracle, greedy
+from lab.reference import Oracle, decode_greedily
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling
@@ -473,7 +473,7 @@ def traced(
 @cache
 def truth_of(length: int) -> tuple[int, ...]:
     model, inputs = TARGET(), video_input(**CLIP)
-    return tuple(greedy(model, prefilled(model, inputs).prompt, length))
+    return tuple(decode_greedily(model, prefilled(model, inputs).prompt, length))
 
 
 def whole_scores(trace: Trace, reading: Reading) -> list[float]:
