@@ -9,7 +9,7 @@ from commands import Call
 from helpers import few
 
 from lab.hardware.pairs import PAIRS, examine_pair
-from saccade.bench.hardware.doctor import TYPICAL
+from saccade.bench.hardware.doctor import TYPICAL_RATE
 
 ROOT = Path(__file__).parents[2]
 
@@ -48,7 +48,7 @@ def test_gains_are_those_of_the_arithmetic(pair: tuple[str, str], speedup: float
     kernels and bytes, to 3 %. Fails where a step is thought to cost its bytes alone: then the first
     gain would be 1.3 and the second 2.8."""
     found = examine_pair(*pair, tokens=12288)
-    typical = next(each for each in found.outlook if each.rate == TYPICAL)
+    typical = next(each for each in found.outlook if each.rate == TYPICAL_RATE)
     assert typical.speedup == pytest.approx(speedup, rel=0.03)
 
 
