@@ -293,7 +293,7 @@ AMOUNT = 0.05  # of noise in a draft's weights: it is right about two times in t
 def truth(family: str, seed: int = 0, count: int = 40) -> tuple[int, ...]:
     """The greedy answer, on which the cache-free reference and transformers' generate agree."""
     model, inputs = FAMILIES[family](seed), input_for(family, seed)
-    answer = reference.greedy(model, prompt_of(model, inputs), count)
+    answer = reference.decode_greedily(model, prompt_of(model, inputs), count)
     assert answer == hf_greedy(model, inputs, count)
     assert len(set(answer)) > count // 6, "an answer that repeats itself proves little"
     return tuple(answer)

@@ -48,10 +48,10 @@ def figure(
 
     if name == "all":
         with status("loading the pair", quiet=False) as tell:
-            page = studies.every(picture or Path("figures"), tell)
+            page = studies.draw_all(picture or Path("figures"), tell)
         out.print(f"wrote {page}, which has all figures", markup=False, soft_wrap=True)
         return
-    study = studies.named(name)
+    study = studies.study_named(name)
     path = picture or Path(f"{name}.svg")
     if path.suffix not in SUFFIXES or not path.parent.is_dir():
         raise OptionError(f"cannot write {path}; give --out an .svg or .png in an existing folder")
@@ -60,9 +60,9 @@ def figure(
     if data is None:
         data = path.with_suffix(".json")
         with status("loading the pair", quiet=False) as tell:
-            lab = studies.Lab(
+            experiment = studies.Experiment(
                 clips or study.clips, size or study.size, max_new_tokens or study.tokens, tell
             )
-            studies.write(data, name, lab)
-    save_figure(study.draw(studies.read(data, name)), path)
+            studies.measure_and_save(data, name, experiment)
+    save_figure(study.draw(studies.load_numbers(data, name)), path)
     out.print(f"wrote {path} from the numbers in {data}", markup=False, soft_wrap=True)

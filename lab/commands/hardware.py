@@ -210,7 +210,7 @@ def following(
     """Measure on real weights what it costs to choose a self-draft's keys again every round."""
     prepare(threads, verbose)
     from lab.hardware.following import MARKS, measure_following, page_section
-    from lab.studies.ablations import put
+    from lab.studies.ablations import page_with_table
     from saccade.bench.suites.long_documents import find_documents
     from saccade.engine.trace import environment
     from saccade.inputs import load, real_weights
@@ -229,7 +229,7 @@ def following(
     if path is not None:
         path.write_text(json.dumps(facts, indent=1) + "\n")
     if page is not None:
-        page.write_text(put(page.read_text(), page_section(facts), MARKS))
+        page.write_text(page_with_table(page.read_text(), page_section(facts), MARKS))
 
 
 @with_option_groups
@@ -247,7 +247,7 @@ def methods(
     """Run every method on three clips, and compare ids, tokens a forward and speed with ar's."""
     prepare(options.threads, verbose)
     from lab.hardware.methods import MARKS, SEEDS, compare_on_clip, page_section
-    from lab.studies.ablations import put
+    from lab.studies.ablations import page_with_table
     from saccade.engine.trace import environment
     from saccade.methods import SYSTEMS
 
@@ -266,4 +266,4 @@ def methods(
         "clips": clips,
     }
     path.write_text(json.dumps(facts, indent=1) + "\n")
-    page.write_text(put(page.read_text(), page_section(facts), MARKS))
+    page.write_text(page_with_table(page.read_text(), page_section(facts), MARKS))

@@ -24,7 +24,7 @@ def report(
     from lab import layouts
     from saccade.bench import report
 
-    path = report.write_report(run, layouts.section)
+    path = report.write_report(run, layouts.papers_section)
     out.print(f"wrote the report to {path}", markup=False, soft_wrap=True)
 
 
@@ -35,10 +35,10 @@ def claims(
 ) -> None:
     """Judge every claim of the papers by stored results, and write claims.md beside them."""
     from lab.claims import page
-    from lab.claims.evidence import Evidence
+    from lab.claims.claim import StoredResults
 
     path = results / "claims.md"
-    path.write_text(page(Evidence(results)))
+    path.write_text(page(StoredResults(results)))
     out.print(f"wrote the claims to {path}", markup=False, soft_wrap=True)
 
 
@@ -73,9 +73,9 @@ def numbers(
     from lab import chart
     from lab import numbers as tables
 
-    page.write_text(tables.page_with(page.read_text(), tables.blocks(results)))
+    page.write_text(tables.page_with(page.read_text(), tables.tables_by_name(results)))
     for name, run in chart.RUNS.items():
-        chart.write(results / run, page.parent / name)
+        chart.write_chart(results / run, page.parent / name)
     out.print(f"wrote the numbers to {page}", markup=False, soft_wrap=True)
 
 
@@ -87,15 +87,15 @@ def listed(
 ) -> None:
     """Write the listing of built-in methods that `saccade methods` reads, and the documents' tables
     of methods and of command line options."""
-    from lab import command_options
+    from lab import options_table
     from lab.hardware.vllm_comparison import replace_table
     from saccade.methods import listing, names
 
     method_listing = names.listing()
     listing.save_listing(method_listing)
     page.write_text(replace_table(page.read_text(), methods_table(method_listing.methods), BEGIN))
-    options = command_options.table()
-    options_page.write_text(replace_table(options_page.read_text(), options, command_options.BEGIN))
+    options = options_table.options_table()
+    options_page.write_text(replace_table(options_page.read_text(), options, options_table.BEGIN))
     out.print(f"wrote {listing.LISTED}, {page} and {options_page}", markup=False, soft_wrap=True)
 
 

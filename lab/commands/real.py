@@ -43,8 +43,11 @@ def text(
     results = measure.Results(path.with_suffix(".json"), facts)
     questions = [each for kind in study.TASKS.values() for each in kind[:limit]]
     with status("rounding a draft", quiet=False) as tell:
-        draft = study.rounded(model)
-        for some, methods in ((questions, study.ASKED), (texts, study.DRAFTED)):
+        draft = study.rounded_draft(model)
+        for some, methods in (
+            (questions, study.METHODS_WITHOUT_DOCUMENT),
+            (texts, study.METHODS_OVER_DOCUMENTS),
+        ):
             measure.run_methods(
                 model,
                 some,
@@ -59,7 +62,7 @@ def text(
             if not results.has_attention(each):
                 tell(f"measuring the draft's entropy on {each.name}")
                 own = results.reference(each, lambda: ())
-                results.add([study.unsure(model, draft, each, own)], "looked")
+                results.add([study.measure_entropies(model, draft, each, own)], "looked")
     path.write_text(study.page(results.facts))
     out.print(f"wrote the tables to {path}", markup=False, soft_wrap=True)
 
@@ -82,21 +85,21 @@ def ablations(
     """Measure what each choice of the method `fresh` contributes, on documents and on clips."""
     prepare(threads, verbose)
     from lab.studies import ablations as study
-    from lab.studies.lab import Lab
+    from lab.studies.experiment import Experiment
     from saccade.bench.real import answers as measure
 
     model, texts, facts = _prepare_study(paths, path, limit, max_new_tokens, together)
     settings = measure.answer_settings(model, max_new_tokens, measure.REPETITION_PENALTY)
     results = measure.Results(path, facts)
     with status("running the methods", quiet=False) as tell:
-        study.over_clips(Lab(clips), results, tell)
+        study.measure_clips(Experiment(clips), results, tell)
         choices = list(study.CHOICES.values())
         measure.run_methods(
             model, texts, choices, settings, results, together=together, on_progress=tell
         )
-    table = study.table(results.facts["measured"])
+    table = study.results_table(results.facts["measured"])
     if page.is_file():
-        page.write_text(study.put(page.read_text(), table))
+        page.write_text(study.page_with_table(page.read_text(), table))
     out.print(table, markup=False, soft_wrap=True)
 
 

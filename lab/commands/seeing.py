@@ -93,13 +93,15 @@ def judge(
         )
     digest = hashlib.sha256(adapter.read_bytes()).hexdigest()[:16]
     command = shlex.join(["python", "-m", "lab", *sys.argv[1:]])
-    facts = study.facts(real_weights.NAME, digest, together, run_dir, command)
+    facts = study.run_facts(real_weights.NAME, digest, together, run_dir, command)
     results = measure.Results(path.with_suffix(".json"), facts, study.KINDS)
     model, draft = load(str(run_dir / MODEL)), load(str(run_dir / DRAFT))
     with status("running the methods", quiet=False) as tell:
         if timed:
-            study.race(model, draft, timed, results, tell)
+            study.time_methods(model, draft, timed, results, tell)
         else:
-            study.judge(model, draft, run_dir / MODEL, clips, results, together=together, tell=tell)
+            study.measure_answers(
+                model, draft, run_dir / MODEL, clips, results, together=together, on_progress=tell
+            )
     path.write_text(seeing_page.page(results.facts))
     out.print(f"wrote the tables to {path}", markup=False, soft_wrap=True)

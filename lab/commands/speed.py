@@ -33,7 +33,7 @@ def speed(
     prepare(threads, verbose)
     from lab import speed as measured
 
-    parts = measured.chosen(split_names(only or ""))
+    parts = measured.parts_named(split_names(only or ""))
     if path is not None and not path.parent.is_dir():
         raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
 
@@ -45,8 +45,8 @@ def speed(
     assert models.draft is not None
     pair = measured.Pair(models.target, models.draft)
     with status("measuring", quiet=as_json) as tell:
-        results = measured.speed(
-            pair, parts, clips=clips, repeat=repeat, tell=tell, keep=write_results
+        results = measured.measure_speed(
+            pair, parts, clips=clips, repeat=repeat, on_progress=tell, on_part=write_results
         )
     if as_json:
         typer.echo(json.dumps(results))

@@ -65,7 +65,7 @@ def question(seed: int, count: int = 5) -> list[int]:
 def oracle(family: str, inputs: Inputs, count: int = COUNT, seed: int = 0) -> tuple[int, ...]:
     """The answer of a start afresh, without a cache."""
     model = FAMILIES[family](seed)
-    return tuple(reference.greedy(model, prompt_of(model, inputs), count))
+    return tuple(reference.decode_greedily(model, prompt_of(model, inputs), count))
 
 
 @cache

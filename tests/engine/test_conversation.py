@@ -47,7 +47,7 @@ SELF = ("specvlm-self", "std", "streaming", "layerskip")
 def is_oracles(family: str, inputs: Inputs, ids: Sequence[int], count: int) -> bool:
     """Whether this is the oracle's answer of ``count`` tokens: one uncached forward tells."""
     model = FAMILIES[family](0)
-    expected = reference.teacher_forced(model, prompt_of(model, inputs), list(ids))
+    expected = reference.teacher_forced_argmax(model, prompt_of(model, inputs), list(ids))
     return len(ids) == count and expected == list(ids)
 
 

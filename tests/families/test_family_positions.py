@@ -357,6 +357,7 @@ def test_control_anothers_offset_is_another_answer(family: str) -> None:
     assert offsets == [prompt.next_position - len(prompt) for prompt in prompts]
     mixed = replace(prompts[0], next_position=len(prompts[0]) + offsets[1])
     answers = [
-        reference.greedy(loaded.backbone.model, prompt, COUNT) for prompt in (prompts[0], mixed)
+        reference.decode_greedily(loaded.backbone.model, prompt, COUNT)
+        for prompt in (prompts[0], mixed)
     ]
     assert answers[0] != answers[1]

@@ -37,23 +37,23 @@ def _methods(page: str) -> str:
 
 
 def _options(page: str) -> str:
-    from lab import command_options
+    from lab import options_table
     from lab.hardware.vllm_comparison import replace_table
 
-    return replace_table(page, command_options.table(), command_options.BEGIN)
+    return replace_table(page, options_table.options_table(), options_table.BEGIN)
 
 
 def _numbers(page: str) -> str:
     from lab import numbers
 
-    return numbers.page_with(page, numbers.blocks(RESULTS))
+    return numbers.page_with(page, numbers.tables_by_name(RESULTS))
 
 
 def _claims(page: str) -> str:
     from lab import claims
-    from lab.claims.evidence import Evidence
+    from lab.claims.claim import StoredResults
 
-    return claims.page(Evidence(RESULTS))
+    return claims.page(StoredResults(RESULTS))
 
 
 def _scaling(page: str) -> str:
@@ -83,9 +83,9 @@ def _peers(page: str) -> str:
 
 def _all_methods(page: str) -> str:
     from lab.hardware import methods
-    from lab.studies.ablations import put
+    from lab.studies.ablations import page_with_table
 
-    return put(page, methods.page_section(_stored("methods.json")), methods.MARKS)
+    return page_with_table(page, methods.page_section(_stored("methods.json")), methods.MARKS)
 
 
 def _renewed_views(page: str) -> str:
@@ -94,7 +94,7 @@ def _renewed_views(page: str) -> str:
 
     rows = json.loads((DOCS / "methods" / "fresh.json").read_text())["measured"]
     costs = following.page_section(_stored("following.json"))
-    return ablations.put(ablations.put(page, costs, following.MARKS), ablations.table(rows))
+    return ablations.page_with_table(ablations.page_with_table(page, costs, following.MARKS), ablations.results_table(rows))
 
 
 def _real_weights(name: str) -> Callable[[str], str]:
@@ -121,7 +121,7 @@ def _seeing(page: str) -> str:
 def _figures(page: str) -> str:
     from lab import studies
 
-    return studies.index(RESULTS / "figures")
+    return studies.figures_page(RESULTS / "figures")
 
 
 def _gpu_budgets(page: str) -> str:
@@ -171,7 +171,7 @@ def test_a_report_is_what_its_run_says(run):
     for picture, name in re.findall(r"!\[((\S+)-\w+\.png)\]", (run / "report.md").read_text()):
         drawn.setdefault(name, []).append(picture)
         assert (run / picture).is_file()
-    made = report.report_markdown(about, answers, drawn, layouts.section(answers))
+    made = report.report_markdown(about, answers, drawn, layouts.papers_section(answers))
     assert (run / "report.md").read_text() == made
 
 
@@ -199,7 +199,7 @@ def test_control_a_number_typed_by_hand_is_noticed():
     typed = page.replace("| `ar` | 1.00", "| `ar` | 1.01")
     assert typed != page == _numbers(typed)
     with pytest.raises(ValueError):
-        numbers.page_with("", numbers.blocks(RESULTS))
+        numbers.page_with("", numbers.tables_by_name(RESULTS))
 
 
 # -- what is stored ----------------------------------------------------------------------------
@@ -255,12 +255,12 @@ def test_every_figure_draws_from_its_stored_numbers():
 
     folder = RESULTS / "figures"
     for name in studies.OWN:
-        data, study = studies.read(folder / f"{name}.json", name), studies.named(name)
+        data, study = studies.load_numbers(folder / f"{name}.json", name), studies.study_named(name)
         assert isinstance(study.draw(data), Figure)
         assert (folder / f"{name}.png").is_file()
         size = (data["clips"], data["size"], data["tokens"])
         assert size == (study.clips, study.size, study.tokens), name
     for path in sorted((DOCS / "methods").glob("*.json")):
         if path.stem in studies.STUDIES:
-            drawn = studies.named(path.stem).draw(studies.read(path, path.stem))
+            drawn = studies.study_named(path.stem).draw(studies.load_numbers(path, path.stem))
             assert isinstance(drawn, Figure) and drawn.axes

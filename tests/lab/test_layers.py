@@ -19,7 +19,7 @@ def test_every_rival_computes_the_same(ours, monkeypatch):
     kernels = few_rows.Kernels(
         model.heads, model.kv_heads, model.head_dim, model.dtype, model.device
     )
-    monkeypatch.setattr(model, "few_rows", kernels if ours else None)
+    monkeypatch.setattr(model, "few_row_kernels", kernels if ours else None)
     monkeypatch.setattr(model, "graphs", {})
     compiled, launched = [], []
     attend = few_rows.FewRowAttention.rotate_and_attend

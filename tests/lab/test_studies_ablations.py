@@ -13,8 +13,8 @@ import torch
 from lab import checkpoints
 from lab.hardware import following
 from lab.studies import ablations
-from lab.studies.ablations import OURS, Anchored
-from lab.studies.lab import Lab
+from lab.studies.ablations import FRESH_METHOD, Anchored
+from lab.studies.experiment import Experiment
 from saccade.bench.real.answers import Results
 from saccade.bench.suites.long_documents import Document
 from saccade.core.prompt import Prefill, Prompt
@@ -67,7 +67,7 @@ def test_every_choice_differs_from_ours_in_what_it_is_called():
     they do not."""
     for group in ablations.GROUPS.values():
         names = [recipe.name for recipe in group.values()]
-        assert names.count(OURS) == 1 and len(set(names)) == len(names)
+        assert names.count(FRESH_METHOD) == 1 and len(set(names)) == len(names)
         views = [recipe.view for recipe in group.values()]
         follows = [bool(view.following.refresh) or isinstance(view, ByPage) for view in views]
         assert all(follow or "never" in told for told, follow in zip(group, follows, strict=True))
@@ -89,9 +89,11 @@ def rows(taus: dict[str, float], name: str) -> list[dict[str, Any]]:
 def test_the_table_is_paired_by_document():
     """Claim: ratios are of the same document, so that long ones and short ones have one; documents
     and clips stand apart; answers of two words are left out. Fails if medians are divided."""
-    found = ablations.table(
-        rows({OURS: 2.0, f"std/keep={ablations.KEEP}": 1.0}, "page")
-        + rows({OURS: 3.0, f"{OURS}/refresh=2": 6.0, "streaming/keep=0.1": 2.0}, "clip")
+    found = ablations.results_table(
+        rows({FRESH_METHOD: 2.0, f"std/keep={ablations.KEEP}": 1.0}, "page")
+        + rows(
+            {FRESH_METHOD: 3.0, f"{FRESH_METHOD}/refresh=2": 6.0, "streaming/keep=0.1": 2.0}, "clip"
+        )
     )
     lines = {line.split(" | ")[0].strip("| "): line for line in found.splitlines()}
     assert "0.50 [0.50, 0.50] |  |  |" in lines["never again (`std`)"]
@@ -102,21 +104,21 @@ def test_the_table_is_paired_by_document():
 
 def test_a_page_takes_the_table_between_its_marks():
     page = f"before\n{ablations.MARKS[0]}\nold\n{ablations.MARKS[1]}\nafter\n"
-    once = ablations.put(page, "| new |")
+    once = ablations.page_with_table(page, "| new |")
     assert "old" not in once and "| new |" in once and once.startswith("before\n")
-    assert ablations.put(once, "| new |") == once and once.endswith("\nafter\n")
+    assert ablations.page_with_table(once, "| new |") == once and once.endswith("\nafter\n")
 
 
 @pytest.mark.slow
 def test_clips_are_asked_once(tmp_path, pair):
     """Claim: on a clip every choice gives the target's answer, and a second run asks nothing."""
     facts = {"model": "M", "settings": {"max_new_tokens": 12}, "together": 1}
-    lab, told = Lab(clips=1, size=64, tokens=12), []
+    experiment, told = Experiment(clips=1, size=64, tokens=12), []
     results = Results(tmp_path / "fresh.json", facts)
-    ablations.over_clips(lab, results, told.append)
+    ablations.measure_clips(experiment, results, told.append)
     assert len(told) == len(ablations.OVER_CLIPS) == len(results.facts["measured"])
     assert all(row["same"] for row in results.facts["measured"])
-    ablations.over_clips(lab, Results(tmp_path / "fresh.json", facts), told.append)
+    ablations.measure_clips(experiment, Results(tmp_path / "fresh.json", facts), told.append)
     assert len(told) == len(ablations.OVER_CLIPS)
 
 

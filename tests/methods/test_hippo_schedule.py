@@ -25,7 +25,7 @@ from helpers import (
 from hippo_by_hand import GAMMA, KEEP, Reading, holistic_by_hand, shown
 from torch import Tensor
 
-from lab.reference import Oracle, greedy
+from lab.reference import Oracle, decode_greedily
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling
@@ -102,7 +102,7 @@ def traced(
 @cache
 def truth_of(length: int) -> tuple[int, ...]:
     model, inputs = TARGET(), video_input(**CLIP)
-    return tuple(greedy(model, prefilled(model, inputs).prompt, length))
+    return tuple(decode_greedily(model, prefilled(model, inputs).prompt, length))
 
 
 def whole_scores(trace: Trace, reading: Reading) -> list[float]:

@@ -22,7 +22,7 @@ from helpers import (
     video_input,
 )
 
-from lab.reference import greedy
+from lab.reference import decode_greedily
 
 COUNT = 24
 MAKE: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
@@ -52,7 +52,7 @@ def run_of(family: str, method: str, draft: str) -> Run:
 def plain(family: str) -> list[int]:
     """By uncached forwards of the modules, one a token."""
     make, inputs = MAKE[family]
-    return greedy(make(), prompt_of(make(), inputs()), COUNT)
+    return decode_greedily(make(), prompt_of(make(), inputs()), COUNT)
 
 
 @pytest.mark.parametrize("family", list(MAKE))

@@ -187,7 +187,7 @@ def test_captured_forwards_by_the_kernels_give_the_laws_of_ordinary_ones(
         return plain(self, layer, *given)
 
     monkeypatch.setattr(few_rows.FewRowAttention, "rotate_and_attend", counted)
-    monkeypatch.setattr(model, "few_rows", kernels)
+    monkeypatch.setattr(model, "few_row_kernels", kernels)
     graphs = CudaGraphs(model)
     assert isinstance(graphs._kind, FewRowKernels)
     prompts = [model.prompts(text_input(n, 20 + 9 * n))[0] for n in range(2)]

@@ -39,7 +39,7 @@ RUN_ON = mean((7, 10, 3))  # 5 2 | 5 5 0 | 3
 def cells(place: str, *methods: str) -> list[dict[str, str]]:
     """The rows of a paper's table over one run in which every method had the same rounds."""
     run = [answer("a", name, ROUNDS, (5,) * 6, suite="s", total=1.0) for name in methods]
-    text = "\n".join(layouts.tables(run)).split(f"### {place}")[1].split("###")[0]
+    text = "\n".join(layouts.all_tables(run)).split(f"### {place}")[1].split("###")[0]
     (table,) = tables(text)
     return [*table.values()]
 

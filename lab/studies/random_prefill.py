@@ -1,6 +1,6 @@
-"""Prompts that nobody read: random keys under an imposed acceptance.
+"""Makes prefills of random keys, and times decoding after them under an imposed acceptance.
 
-So contexts of any length cost no prefill; how long a token takes is real.
+A context of any length costs no prefill in this way, and the seconds of a token are real.
 """
 
 from __future__ import annotations
@@ -16,22 +16,24 @@ from saccade.drafting.setup import Setup
 from saccade.model.backbone import Backbone
 from saccade.model.session import DRAFT_ROOM_TOKENS, RequestState, Session
 
-SIDE = 8  # rows and columns of a stand-in's frames
+FRAME_SIDE = 8  # Rows and columns of a frame's tokens.
 
 
-def stand_in(target: Backbone, visual: int, *, text: int = 64, room: int = 256) -> Prefill:
-    """What a prefill of ``visual`` tokens and some text would leave, all of it random: rows, keys,
-    attention. As long as a real one, at the price of none."""
+def make_prefill(target: Backbone, visual: int, *, text: int = 64, room: int = 256) -> Prefill:
+    """Makes a prefill of ``visual`` tokens and some text with random rows, keys and attention.
+
+    It is as long as a real prefill, and no forward is run for it.
+    """
     length, (first, *_) = visual + text, (*target.placeholders, 0)
-    frames = -(-visual // SIDE**2)
-    seen = torch.arange(length) < visual
-    cells = torch.cartesian_prod(*map(torch.arange, (1, frames, SIDE, SIDE)))
+    frames = -(-visual // FRAME_SIDE**2)
+    is_visual = torch.arange(length) < visual
+    cells = torch.cartesian_prod(*map(torch.arange, (1, frames, FRAME_SIDE, FRAME_SIDE)))
     prompt = Prompt(
-        context=torch.where(seen, first, 0),
+        context=torch.where(is_visual, first, 0),
         embeds=torch.randn(length, target.embed([0]).shape[-1]),
         positions=torch.arange(length).expand(target.axes, -1),
-        visual=seen,
-        fixed=torch.zeros_like(seen),
+        visual=is_visual,
+        fixed=torch.zeros_like(is_visual),
         grid=cells[:visual],
         index=torch.arange(length),
         next_position=length,
@@ -44,12 +46,12 @@ def stand_in(target: Backbone, visual: int, *, text: int = 64, room: int = 256) 
     return Prefill(prompt, cache, torch.randn(target.vocab), mass, mass)
 
 
-def decode(
+def time_decoding(
     target: Backbone, draft: Backbone, recipe: Recipe, prefill: Prefill, tokens: int
 ) -> float:
-    """Seconds a token of decoding after a stand-in, from the second token on; on a CPU.
+    """Returns the seconds of decoding per token after a random prefill, from the second token on.
 
-    The draft reads what its view keeps, and proposes, in earnest.
+    It runs on a CPU. The draft really reads what its view keeps, and really proposes tokens.
     """
     prompt, cache, rules = prefill.prompt, prefill.cache, [Sampling()]
     assert cache is not None

@@ -1,4 +1,4 @@
-"""The table of docs/options.md: every option of every command, as its help has it."""
+"""Makes the tables of docs/options.md: every option of every command, in the words of its help."""
 
 from __future__ import annotations
 
@@ -13,10 +13,13 @@ from saccade.cli.application import OTHER_OPTIONS, SECTIONS, app
 BEGIN = "<!-- `make listed` writes from here -->"
 
 
-def table() -> str:
-    """A table a section of the help, a row an option, with the commands that take it."""
+def options_table() -> str:
+    """Returns Markdown: a table for each section of the help, with a row for each option.
+
+    A row also names the commands that take the option.
+    """
     commands_by_option: dict[tuple[str, str, str], list[str]] = {}
-    for command, section, option, text in _options():
+    for command, section, option, text in _documented_options():
         commands_by_option.setdefault((section, option, text), []).append(command)
     lines = []
     for title in (*SECTIONS, OTHER_OPTIONS):
@@ -28,23 +31,28 @@ def table() -> str:
     return "\n".join(lines[1:]) + "\n"
 
 
-def _options() -> Iterator[tuple[str, str, str, str]]:
-    """(command, section of its help, option as it is written, what it does) of all of them."""
-    places = {name: title for title, names in SECTIONS.items() for name in names}
-    for command, context in _commands(typer.main.get_command(app), None, ()):
+def _documented_options() -> Iterator[tuple[str, str, str, str]]:
+    """Yields (command, section of its help, option as it is written, what it does)."""
+    section_by_parameter = {name: title for title, names in SECTIONS.items() for name in names}
+    for command, context in _all_commands(typer.main.get_command(app), None, ()):
         for parameter in context.command.params:
             record = parameter.get_help_record(context)
             if record is None or parameter.name == "help":
                 continue
             option, text = (" ".join(part.split()).replace("|", "\\|") for part in record)
-            yield command, places.get(str(parameter.name), OTHER_OPTIONS), option, text
+            yield (
+                command,
+                section_by_parameter.get(str(parameter.name), OTHER_OPTIONS),
+                option,
+                text,
+            )
 
 
-def _commands(command: Any, parent: Any, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
-    """Every command with its context, those within others by all of their names."""
+def _all_commands(command: Any, parent: Any, names: tuple[str, ...]) -> Iterator[tuple[str, Any]]:
+    """Yields every command's full name, its groups' names included, with its context."""
     context = typer.Context(command, parent=parent, info_name=names[-1] if names else "saccade")
     if names:
         yield f"`{' '.join(names)}`", context
     if isinstance(command, TyperGroup):
         for name in command.list_commands(context):
-            yield from _commands(command.get_command(context, name), context, (*names, name))
+            yield from _all_commands(command.get_command(context, name), context, (*names, name))
