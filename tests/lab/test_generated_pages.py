@@ -94,7 +94,8 @@ def _renewed_views(page: str) -> str:
 
     rows = json.loads((DOCS / "methods" / "fresh.json").read_text())["measured"]
     costs = following.page_section(_stored("following.json"))
-    return ablations.page_with_table(ablations.page_with_table(page, costs, following.MARKS), ablations.results_table(rows))
+    with_costs = ablations.page_with_table(page, costs, following.MARKS)
+    return ablations.page_with_table(with_costs, ablations.results_table(rows))
 
 
 def _real_weights(name: str) -> Callable[[str], str]:
@@ -182,12 +183,12 @@ def test_charts_have_the_numbers_of_their_runs():
     from lab import chart
 
     for name, run in chart.RUNS.items():
-        bars = chart.bars(RESULTS / run)
+        bars = chart.read_bars(RESULTS / run)
         words = re.findall(r"<text[^>]*>([^<]*)</text>", (DOCS / name).read_text())
         both = [whole for suite in bars.values() for both in suite.values() for whole in both]
         speeds = [f"{whole[0]:.2f}" for whole in both]
         assert [word for word in words if re.fullmatch(r"\d\.\d\d", word)] == speeds, name
-        assert isinstance(chart.draw(bars), Figure)
+        assert isinstance(chart.draw_bars(bars), Figure)
 
 
 def test_control_a_number_typed_by_hand_is_noticed():
@@ -254,7 +255,7 @@ def test_every_figure_draws_from_its_stored_numbers():
     from lab import studies
 
     folder = RESULTS / "figures"
-    for name in studies.OWN:
+    for name in studies.PAPER_FIGURES:
         data, study = studies.load_numbers(folder / f"{name}.json", name), studies.study_named(name)
         assert isinstance(study.draw(data), Figure)
         assert (folder / f"{name}.png").is_file()
