@@ -52,6 +52,9 @@ SHORT_PROMPTS = (
 )
 HOSTILE = "families/test_family_hostile_text.py"
 HISTORY_ENDS = "engine/test_generate.py"
+RECURRENT = "model/test_recurrent.py"
+HYBRIDS = "families/test_hybrid_models.py"
+STATE_HISTORIES = f"{RECURRENT}::test_any_history_of_a_hybrid_equals_the_oracle"
 HISTORIES = f"{SESSION}::test_b10_any_history_of_trees_and_commits_equals_the_oracle"
 
 MUTANTS = (
@@ -76,6 +79,91 @@ MUTANTS = (
         'return draft.device.type == "cuda" and draft.device == self.target.device',
         "return False",
         ("gpu/test_warnings_on_gpu.py::test_pointless_choices_are_named",),
+    ),
+    # -- layers with a state ---------------------------------------------------------------------
+    Mutant(
+        "the state of a refused node is kept",
+        "model/recurrent.py",
+        "path = journal.path[:count]",
+        "path = tuple(range(journal.path[count - 1] + 1))",
+        (STATE_HISTORIES,),
+    ),
+    Mutant(
+        "a node's convolution reads the inputs one place too early",
+        "model/recurrent.py",
+        "torch.tensor(path[-past - 1 :])",
+        "torch.tensor(path[-past - 2 : -1])",
+        (f"{RECURRENT}::test_a_convolution_reads_the_last_inputs_of_a_path",),
+    ),
+    Mutant(
+        "the window after text is one input old",
+        "model/recurrent.py",
+        "window=text[len(text) - self.past :])",
+        "window=text[len(text) - self.past - 1 : -1])",
+        (f"{RECURRENT}::test_a_layer_is_its_own_module_along_every_path",),
+    ),
+    Mutant(
+        "the window after an accepted path is one input old",
+        "model/recurrent.py",
+        "self.inputs.index_select(0, path)])[-past:]",
+        "self.inputs.index_select(0, path)])[-past - 1 : -1]",
+        (f"{RECURRENT}::test_a_convolution_reads_the_last_inputs_of_a_path",),
+    ),
+    Mutant(
+        "the decay of what is left of a chain still begins before its accepted part",
+        "model/recurrent.py",
+        "self.total_decay[:, start:] - passed",
+        "self.total_decay[:, start:] - 0 * passed",
+        (f"{RECURRENT}::test_what_follows_an_accepted_part_of_a_chain_stays_scored",),
+    ),
+    Mutant(
+        "a new node's decay begins at the root, not at its scored ancestor",
+        "model/recurrent.py",
+        "total = total + before",
+        "total = total + 0 * before",
+        (f"{RECURRENT}::test_a_row_of_a_tree_reads_its_own_path_alone",),
+    ),
+    Mutant(
+        "a snapshot is of another length than its states",
+        "model/recurrent.py",
+        "self._snapshots[self.length] = self.states",
+        "self._snapshots[self.length - 1] = self.states",
+        (f"{RECURRENT}::test_states_of_an_accepted_path_and_of_snapshots_can_be_had_again",),
+    ),
+    Mutant(
+        "the states at the end of the pictures are forgotten",
+        "model/recurrent.py",
+        "if length not in spared]",
+        "if length]",
+        (f"{RECURRENT}::test_a_text_is_never_cut_back_to_before_a_picture",),
+    ),
+    Mutant(
+        "a shared prefix is reused to where no state is known",
+        "model/prefix_cache.py",
+        "copied_rows = best.cache.nearest_length(min(best_rows, max_rows))",
+        "copied_rows = min(best_rows, max_rows)",
+        (f"{HYBRIDS}::test_a_prompt_that_shares_half_of_another_is_right",),
+    ),
+    Mutant(
+        "a turn cuts a text back to where no state is known",
+        "model/session.py",
+        "length = request.cache.nearest_length(request.prompt_rows[0] + cached_tokens)",
+        "length = request.prompt_rows[0] + cached_tokens",
+        (f"{HYBRIDS}::test_every_turn_of_a_hybrid_answers_as_a_fresh_start",),
+    ),
+    Mutant(
+        "a fork needs the states that it had before the rows it computed itself",
+        "model/cache.py",
+        "self.length = at  #",
+        "self.truncate(at)  #",
+        (f"{RECURRENT}::test_a_fork_goes_on_after_a_turn_right_behind_a_score",),
+    ),
+    Mutant(
+        "exact is promised for a model with states",
+        "model/batch_invariant.py",
+        "if model.mixers:",
+        "if not model:",
+        (f"{HYBRIDS}::test_exact_is_refused_by_name",),
     ),
     # -- verification ----------------------------------------------------------------------------
     Mutant(
