@@ -47,7 +47,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 INPUTS = video_input(0, (1, 4, 4), before=2, after=3)
 INPUTS_BY_FAMILY = {
     "qwen2_5_vl": INPUTS,
-    "qwen3_5": timed_frames_input(0, (1, 4, 4), before=2, after=3),
+    "qwen3_5": timed_frames_input(22, (1, 4, 4), before=2, after=3),
 }
 TOKENS, BATCH, CALLS, MANY, ALPHA = 4, 40, 8, 80, 1e-4
 RULES = (

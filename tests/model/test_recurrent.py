@@ -493,8 +493,8 @@ def test_control_planted_bugs_of_states_are_seen(bug, monkeypatch):
 
         monkeypatch.setattr(Writes, "after", not_rebased)
     with pytest.raises(AssertionError):
-        for seed in range(12):
-            _history("qwen3_5", seed)
+        for seed in range(40):
+            _history("qwen3_5", seed, 12)
 
 
 def test_a_fork_goes_on_after_a_turn_right_behind_a_score():
