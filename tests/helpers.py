@@ -134,6 +134,58 @@ def llama(seed: int = 0, layers: int = 2, vocab: int = VOCAB) -> Any:
     return randomize(transformers.LlamaForCausalLM(config), seed)
 
 
+MROPE_3 = MROPE | dict(mrope_interleaved=True)  # as Qwen3-VL and Qwen3.5 lay the axes
+
+
+@cache
+def qwen35(seed: int = 0, layers: int = 4) -> Any:
+    """Qwen3.5: Gated DeltaNet in three of four layers, and full attention in the fourth."""
+    kinds = ("linear_attention", "linear_attention", "linear_attention", "full_attention")
+    config = transformers.Qwen3_5Config(
+        text_config=_text(layers, VOCAB)
+        | dict(
+            hidden_size=64,
+            intermediate_size=96,
+            head_dim=32,
+            rope_parameters=MROPE_3,
+            layer_types=[kinds[layer % 4] for layer in range(layers)],
+            linear_key_head_dim=8,
+            linear_value_head_dim=16,
+            linear_num_key_heads=2,
+            linear_num_value_heads=4,
+        ),
+        vision_config=dict(
+            depth=1,
+            hidden_size=32,
+            intermediate_size=48,
+            num_heads=2,
+            patch_size=PATCH,
+            out_hidden_size=64,
+            num_position_embeddings=64,
+        ),
+        tie_word_embeddings=False,
+        **IDS,
+    )
+    model = randomize(transformers.Qwen3_5ForConditionalGeneration(config), seed)
+    with torch.no_grad():  # Some heads forget within a token or two, others keep all of a text.
+        for name, weight in model.named_parameters():
+            if name.endswith("A_log"):
+                weight.copy_(torch.linspace(-5.0, 0.5, len(weight)))
+    return model
+
+
+@cache
+def lfm2(seed: int = 0, layers: int = 3) -> Any:
+    """LFM2, text only: two short convolutions and one layer of full attention."""
+    config = transformers.Lfm2Config(
+        **_text(layers, VOCAB) | dict(hidden_size=64, intermediate_size=96),
+        layer_types=[("conv", "conv", "full_attention")[layer % 3] for layer in range(layers)],
+        conv_L_cache=3,
+        rope_parameters=dict(rope_type="default", rope_theta=1e4),
+    )
+    return randomize(transformers.Lfm2ForCausalLM(config), seed)
+
+
 @cache
 def onevision(seed: int = 0, layers: int = 2) -> Any:
     """LLaVA-OneVision: SigLIP frames, pooled, one newline row after the last."""
@@ -164,6 +216,14 @@ FAMILIES: dict[str, Callable[..., Any]] = {
     "llama": llama,
     "llava_onevision": onevision,
 }
+
+HYBRIDS: dict[str, Callable[..., Any]] = {"qwen3_5": qwen35, "lfm2": lfm2}
+"""Families some of whose layers have a state instead of keys."""
+
+
+def model_of(family: str) -> Callable[..., Any]:
+    """Returns what makes a family's model, whatever its layers keep."""
+    return (FAMILIES | HYBRIDS)[family]
 
 
 @cache
@@ -232,6 +292,29 @@ def video_input(
     }
 
 
+def timed_frames_input(
+    seed: int = 0,
+    grid: tuple[int, int, int] = (2, 4, 4),
+    before: int = 4,
+    after: int = 7,
+) -> dict[str, Tensor]:
+    """What a Qwen3.5 processor returns for a video: each frame follows the text of its time."""
+    generator = torch.Generator().manual_seed(seed)
+    t, h, w = grid
+    frame = [START, *[VIDEO] * ((h // 2) * (w // 2)), END]
+    parts = [torch.randint(0, TEXT, (before,), generator=generator)]
+    for _ in range(t):
+        parts += [torch.randint(0, TEXT, (2,), generator=generator), torch.tensor(frame)]
+    ids = torch.cat([*parts, torch.randint(0, TEXT, (after,), generator=generator)])[None]
+    return {
+        "input_ids": ids,
+        "attention_mask": torch.ones_like(ids),
+        "mm_token_type_ids": (ids == VIDEO).int() * 2,
+        "pixel_values_videos": torch.randn(t * h * w, 6 * PATCH**2, generator=generator),
+        "video_grid_thw": torch.tensor([[t, h, w]]),
+    }
+
+
 def frames_input(seed: int = 0, frames: int = 3, before: int = 4, after: int = 7) -> Any:
     """What a LLaVA-OneVision processor returns for a video: 4 tokens a frame and a newline."""
     generator = torch.Generator().manual_seed(seed)
@@ -254,6 +337,10 @@ def input_for(family: str, seed: int = 0) -> dict[str, Tensor]:
         return text_input(seed)
     if family == "llava_onevision":
         return frames_input(seed)
+    if family == "lfm2":
+        return text_input(seed, 30)
+    if family == "qwen3_5":
+        return timed_frames_input(seed)
     return video_input(seed) if family == "qwen2_5_vl" else no_seconds(video_input(seed))
 
 
@@ -292,7 +379,7 @@ AMOUNT = 0.05  # of noise in a draft's weights: it is right about two times in t
 @cache
 def truth(family: str, seed: int = 0, count: int = 40) -> tuple[int, ...]:
     """The greedy answer, on which the cache-free reference and transformers' generate agree."""
-    model, inputs = FAMILIES[family](seed), input_for(family, seed)
+    model, inputs = model_of(family)(seed), input_for(family, seed)
     answer = reference.decode_greedily(model, prompt_of(model, inputs), count)
     assert answer == hf_greedy(model, inputs, count)
     assert len(set(answer)) > count // 6, "an answer that repeats itself proves little"
@@ -310,8 +397,9 @@ def answered(
     **settings: Any,
 ) -> Result:
     """One answer of a family's random target, with a noisy copy of it as the draft."""
-    target = backbone(FAMILIES[family](seed), fused)
-    draft = backbone(noisy(FAMILIES[family], seed, amount), fused)
+    make = model_of(family)
+    target = backbone(make(seed), fused)
+    draft = backbone(noisy(make, seed, amount), fused)
     inputs = input_for(family, seed)
     settings = {"max_new_tokens": count, "do_sample": False, **WORDS, **settings}
     return saccade.run(target, inputs, draft=draft, method=method, **settings)

@@ -20,6 +20,12 @@ def poison(cache: Cache, spare: int = 0) -> None:
 
 def check_integrity(cache: Cache) -> None:
     """Raises AssertionError unless all layers agree and every committed row is finite."""
+    if cache.states is not None:
+        for state in cache.states.states:
+            tensors = [each for each in (state.window, state.memory) if each is not None]
+            assert all(each.isfinite().all() for each in tensors), "a state holds NaN or infinity"
+    if not cache.keys:  # No layer has keys, as among the first layers of a hybrid.
+        return
     for keys, values, shape in zip(cache.keys, cache.values, cache.shapes, strict=True):
         expected_keys = shape.kv_heads, cache.capacity, shape.key_dim
         expected_values = shape.kv_heads, cache.capacity, shape.value_dim

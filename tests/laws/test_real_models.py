@@ -16,7 +16,18 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import WORDS, backbone, chi_square, few, left_padded, noisy, qwen25, video_input
+from helpers import (
+    WORDS,
+    backbone,
+    chi_square,
+    few,
+    left_padded,
+    model_of,
+    noisy,
+    qwen25,
+    timed_frames_input,
+    video_input,
+)
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
@@ -34,6 +45,10 @@ from saccade.model.cache import Cache, Pages
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 INPUTS = video_input(0, (1, 4, 4), before=2, after=3)
+INPUTS_BY_FAMILY = {
+    "qwen2_5_vl": INPUTS,
+    "qwen3_5": timed_frames_input(22, (1, 4, 4), before=2, after=3),
+}
 TOKENS, BATCH, CALLS, MANY, ALPHA = 4, 40, 8, 80, 1e-4
 RULES = (
     hf.RepetitionPenaltyLogitsProcessor(0.6),
@@ -76,6 +91,17 @@ REST = (
     "tabed-mtcp",
     "streaming",
 )
+HYBRID_METHODS = (
+    "sd-tree",
+    "sd/shape=chain-2",
+    "sage",
+    "specvlm",
+    "specvlm-self",
+    "layerskip/shape=chain-2",
+    "sd/shape=best-8",
+    "hippo",
+    "pearl",
+)
 
 
 def method(name: str) -> Recipe:
@@ -86,10 +112,10 @@ def method(name: str) -> Recipe:
 
 
 @cache
-def law(rules: Sequence[Any] = RULES) -> dict[tuple[int, ...], float]:
+def law(rules: Sequence[Any] = RULES, family: str = "qwen2_5_vl") -> dict[tuple[int, ...], float]:
     """Every answer of four tokens and its probability, by recomputing everything."""
-    model = backbone(qwen25())
-    (prompt,) = model.prompts(INPUTS)
+    model = backbone(model_of(family)())
+    (prompt,) = model.prompts(INPUTS_BY_FAMILY[family])
     told = Sampling(True, tuple(rules))
     oracle = Oracle(model.model, [prompt], [told])
     found: dict[tuple[int, ...], float] = {(): 1.0}
@@ -104,15 +130,17 @@ def law(rules: Sequence[Any] = RULES) -> dict[tuple[int, ...], float]:
     return found
 
 
-def p_value(name: str, calls: int = CALLS, moved: float = 0.0) -> float:
+def p_value(name: str, calls: int = CALLS, moved: float = 0.0, family: str = "qwen2_5_vl") -> float:
     """Of the answers under the exact law, or one ``moved`` away from it in total variation."""
-    exact = dict(law())
+    exact = dict(law(family=family))
+    make = model_of(family)
     cells = {answer: i for i, answer in enumerate(exact)}
     counts = torch.zeros(len(exact) + 1)
-    batch, draft = left_padded([INPUTS] * BATCH), backbone(noisy(qwen25, 0, 0.1))
+    batch = left_padded([INPUTS_BY_FAMILY[family]] * BATCH)
+    draft = backbone(noisy(make, 0, 0.1))
     for seed in range(calls):
         out = saccade.generate(
-            backbone(qwen25()), batch, draft=draft, method=method(name), seed=seed, **SETTINGS
+            backbone(make()), batch, draft=draft, method=method(name), seed=seed, **SETTINGS
         )
         for answer in out[:, -TOKENS:].tolist():
             counts[cells.get(tuple(answer), len(exact))] += 1
@@ -135,6 +163,19 @@ def test_four_sampled_tokens_follow_the_exact_law(name):
     own law. An answer outside these fails at once; a bent law with the power stated above.
     """
     assert p_value(name) > ALPHA
+
+
+@pytest.mark.parametrize("name", few(HYBRID_METHODS, 1))
+def test_a_hybrids_sampled_tokens_follow_the_exact_law(name):
+    """Claim: a target with recurrent layers is drawn from exactly too, over trees and chains and by
+    both schedules. A state that a refused token left behind bends the law and fails."""
+    assert p_value(name, family="qwen3_5") > ALPHA
+
+
+def test_a_hybrids_exact_law_has_answers_enough():
+    """Claim: there is something to tell apart, and a law 0.3 away is found."""
+    assert len(law(family="qwen3_5")) >= 8 and max(law(family="qwen3_5").values()) < 0.6
+    assert p_value("ar", moved=0.3, family="qwen3_5") < ALPHA
 
 
 def test_a_window_that_slides_bends_no_law(monkeypatch):

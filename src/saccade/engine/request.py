@@ -217,11 +217,17 @@ class Request:
         if len(set(target.devices)) > 1:
             return True
         tokens, unused = self.tokens() + beside, unused_bytes(target)
-        return memory.has_room(tokens, target.token_bytes, target.device, unused)
+        states = self._state_bytes(target)
+        return memory.has_room(tokens, target.token_bytes, target.device, unused, states)
 
     def too_long(self, target: Backbone) -> ModelError:
         """Returns the error to raise where memory runs out."""
-        return memory.too_long_error(self.tokens(), target.token_bytes, target.device)
+        states = self._state_bytes(target)
+        return memory.too_long_error(self.tokens(), target.token_bytes, target.device, states)
+
+    def _state_bytes(self, target: Backbone) -> int:
+        """Returns the bytes of the states of all prompts, in layers that have no keys."""
+        return target.state_bytes * len(self.ids)
 
     def text(self, answer: Sequence[int], stop: str | None) -> str | None:
         """Returns an answer's text, up to the string it stopped at; None without a tokenizer."""

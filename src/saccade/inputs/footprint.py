@@ -9,7 +9,7 @@ import torch
 
 from saccade.core.errors import ModelError, SaccadeError, kind_and_line
 from saccade.inputs import architectures
-from saccade.model import families, memory
+from saccade.model import families, memory, recurrent
 
 BYTES_PER_WEIGHT = {"--dtype bfloat16": 2.0, "--quantize bnb-8bit": 1.0, "--quantize bnb-4bit": 0.5}
 """The options that make a model smaller, and the bytes that a weight takes with each."""
@@ -24,6 +24,18 @@ class Footprint:
     kv: int  # Keys and values that a token adds to the cache.
     layers: int
     vocab: int
+    windows: int = 0  # Numbers of a state in layers that have one instead of keys.
+    memories: int = 0  # Further numbers of a state, which are always in fp32.
+    stateful_layers: int = 0  # Layers that have a state instead of keys.
+
+    def state(self, size: float) -> int:
+        """Returns the bytes of one state of all layers, at ``size`` bytes a number of the model."""
+        return int(self.windows * size + self.memories * torch.float32.itemsize)
+
+    def cache(self, tokens: int, size: float) -> int:
+        """Returns the bytes of a request of ``tokens``: their keys and values, and its states."""
+        states = self.state(size) * recurrent.STATES_PER_REQUEST
+        return int(self.kv * tokens * size) + states
 
     def weights(self, size: float) -> int:
         """Returns the bytes of all weights at ``size`` bytes a number."""
@@ -31,7 +43,8 @@ class Footprint:
 
     def step(self, size: float, tokens: int, cache_size: float) -> float:
         """Returns the bytes that a forward of one token reads over ``tokens`` cached ones."""
-        return self.decoder * size + self.kv * tokens * cache_size
+        cached = self.kv * tokens * cache_size + self.state(cache_size)
+        return self.decoder * size + cached
 
 
 def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
@@ -57,12 +70,20 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
         )
         heads = settings.get("num_key_value_heads") or text.num_attention_heads
         width = settings.get("head_dim") or text.hidden_size // text.num_attention_heads
+        layers = [*families.language_model(model).layers]
+        mixers = recurrent.mixers_of(layers, text)
+        windows = sum(mixer.window_numbers for mixer in mixers.values())
+        memories = sum(mixer.memory_numbers for mixer in mixers.values())
+        key_layers = text.num_hidden_layers - len(mixers)
         return Footprint(
             parameters=sum(weight.numel() for weight in model.parameters()),
             decoder=decoder + model.get_output_embeddings().weight.numel(),
-            kv=2 * text.num_hidden_layers * heads * width,
+            kv=2 * key_layers * heads * width,
             layers=text.num_hidden_layers,
             vocab=text.vocab_size,
+            windows=windows,
+            memories=memories,
+            stateful_layers=len(mixers),
         )
     except AttributeError as error:
         raise ModelError(

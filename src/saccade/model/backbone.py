@@ -474,6 +474,18 @@ class Backbone:
         """Bytes that the keys and values of a token take."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
+    @property
+    def state_bytes(self) -> int:
+        """Bytes that the states of a request take at most, however long it is.
+
+        They are those of now and the older ones to which the request can be cut back. It is 0 where
+        every layer has keys.
+        """
+        mixers = self.mixers.values()
+        windows = sum(mixer.window_numbers for mixer in mixers) * self.dtype.itemsize
+        memories = sum(mixer.memory_numbers for mixer in mixers) * torch.float32.itemsize
+        return (windows + memories) * recurrent.STATES_PER_REQUEST
+
     def cache(self, capacity: int) -> Cache:
         """Returns an empty cache for a request, whose tensors are where each layer is."""
         return Cache(

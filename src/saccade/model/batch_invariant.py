@@ -236,6 +236,11 @@ def require_batch_invariance(model: Backbone) -> None:
             "exact=True cannot be promised for a mixture of experts, where the tokens beside a "
             "token decide how many rows its experts multiply; leave exact out"
         )
+    if model.mixers:
+        raise ModelError(
+            "exact=True cannot be promised for a model with recurrent layers, whose state is "
+            "rounded by how many tokens are read at once; leave exact out"
+        )
     trials = _trials.setdefault(model, {})
     key = (model.dtype, str(model.device), torch.get_num_threads(), model.fused is None)
     if key not in trials:

@@ -241,9 +241,11 @@ class Cache:
         rows_by_place[layer, head, place] = arriving
         return rows_by_place
 
-    def extend(self, other: Cache, start: int, stop: int) -> None:
-        """Appends copies of rows ``start:stop`` of another cache, of as many layers as there are
-        here."""
+    def extend(self, other: Cache, start: int, stop: int, at: int | None = None) -> None:
+        """Writes copies of rows ``start:stop`` of another cache, of as many layers as there are
+        here, from row ``at`` on, and ends behind them. They are appended where ``at`` is None."""
+        if at is not None:
+            self.length = at  # The states that there were after so many rows are not needed.
         self.reserve(self.length + stop - start)
         for layer in range(len(self.keys)):
             keys, values = other.read(layer, stop)

@@ -99,24 +99,33 @@ def return_unused_memory(device: torch.device) -> None:
 
 
 def has_room(
-    tokens: int, bytes_per_token: int, device: torch.device, unused_bytes: int = 0
+    tokens: int,
+    bytes_per_token: int,
+    device: torch.device,
+    unused_bytes: int = 0,
+    state_bytes: int = 0,
 ) -> bool:
     """Returns whether keys and values of so many tokens fit into a device's free memory.
 
-    ``unused_bytes`` are allocated already, for them to use.
+    ``unused_bytes`` are allocated already, for them to use. ``state_bytes`` are needed beside them,
+    however many tokens there are.
     """
     free_bytes = available_bytes(device) * (1 - SPARE_SHARE) + unused_bytes
-    return tokens * bytes_per_token <= free_bytes
+    return tokens * bytes_per_token + state_bytes <= free_bytes
 
 
-def too_long_error(tokens: int, bytes_per_token: int, device: torch.device) -> ModelError:
+def too_long_error(
+    tokens: int, bytes_per_token: int, device: torch.device, state_bytes: int = 0
+) -> ModelError:
     """Returns the error for a prompt that does not fit: the memory it needs, the memory there is,
     and how long a prompt would fit."""
     free_bytes = available_bytes(device)
+    needed = format_bytes(tokens * bytes_per_token + state_bytes)
+    fitting = max(0, int(free_bytes * (1 - SPARE_SHARE)) - state_bytes) // max(1, bytes_per_token)
+    kinds = "keys, values and states" if state_bytes else "keys and values"
     return ModelError(
-        f"{tokens} tokens of prompt and answer need {format_bytes(tokens * bytes_per_token)} for "
-        f"keys and values, and {device.type} has {format_bytes(free_bytes)} free: about "
-        f"{int(free_bytes * (1 - SPARE_SHARE)) // bytes_per_token} would fit; "
+        f"{tokens} tokens of prompt and answer need {needed} for {kinds}, and {device.type} has "
+        f"{format_bytes(free_bytes)} free: about {fitting} would fit; "
         "take fewer frames (--num-frames) or a smaller --dtype"
     )
 

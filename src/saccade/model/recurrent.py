@@ -19,7 +19,7 @@ of the causal one of the chunked form of Gated DeltaNet (Yang et al. 2024, arXiv
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
@@ -37,6 +37,7 @@ if TYPE_CHECKING:
 
 CHUNK = 64  # rows of committed text whose triangular system is solved at once
 MAX_SNAPSHOTS = 4  # Older states cost memory, and conversations go back one turn at most.
+STATES_PER_REQUEST = MAX_SNAPSHOTS + 2  # with those of now, and before the path accepted last
 
 
 # -- the delta rule --------------------------------------------------------------------------------
@@ -260,14 +261,18 @@ class LayerStates:
 
     @property
     def bytes(self) -> int:
+        """Bytes of all states that are held; a state that is held twice counts once."""
         held = [self.states, *self._snapshots.values()]
-        return sum(
-            each.numel() * each.element_size()
+        if self._journal is not None:
+            held.append(self._journal.states)
+        tensors = {
+            id(each): each
             for states in held
             for state in states
             for each in (state.window, state.memory)
             if each is not None
-        )
+        }
+        return sum(each.numel() * each.element_size() for each in tensors.values())
 
     # -- of one forward ------------------------------------------------------------------------
 
@@ -312,12 +317,17 @@ class LayerStates:
         self._updates = [each.after(path) for each in updates]
         self.length += len(path)
 
-    def snapshot(self) -> None:
-        """Remembers the states of now, to which the text may be cut back."""
+    def snapshot(self, spared: Collection[int] = ()) -> None:
+        """Remembers the states of now, to which the text may be cut back.
+
+        Where there are too many, old ones are forgotten, but not the first and not those at the
+        ``spared`` lengths. Text can be read again from a length where no picture follows, so the
+        end of a prompt's pictures is one of these.
+        """
         self._snapshots[self.length] = self.states
-        while len(self._snapshots) > MAX_SNAPSHOTS:
-            # The first ones, at the ends of the pictures and of the prompt, are asked for most.
-            del self._snapshots[[*self._snapshots][2]]
+        old = [length for length in [*self._snapshots][1:-1] if length not in spared]
+        for length in old[: max(0, len(self._snapshots) - MAX_SNAPSHOTS)]:
+            del self._snapshots[length]
 
     def nearest(self, length: int) -> int:
         """Returns the largest length up to this one at which the states are known."""
@@ -335,8 +345,11 @@ class LayerStates:
             return self._snapshots[length]
         if length == 0:
             return self._empty
-        assert self._journal is not None
-        return self._journal_states(self._journal, length - self._journal.length)
+        journal = self._journal
+        assert journal is not None
+        count = length - journal.length
+        assert 0 <= count <= len(journal.path), f"no state of {length} tokens is known"
+        return self._journal_states(journal, count)
 
     @staticmethod
     def _journal_states(journal: Journal, count: int) -> list[State]:
@@ -403,6 +416,16 @@ class Mixer(ABC):
         """Returns the state before the first token."""
         device = self.conv.weight.device
         return State(torch.zeros(self.past, self.conv.in_channels, dtype=dtype, device=device))
+
+    @property
+    def window_numbers(self) -> int:
+        """How many numbers the window of a state has."""
+        return self.past * self.conv.in_channels
+
+    @property
+    def memory_numbers(self) -> int:
+        """How many numbers the memory of a state has, in fp32."""
+        return 0
 
     @abstractmethod
     def run(
@@ -520,6 +543,10 @@ class GatedDelta(Mixer):
             own.num_v_heads, own.head_k_dim, own.head_v_dim, dtype=torch.float32
         )
         return replace(state, memory=memory)
+
+    @property
+    def memory_numbers(self) -> int:
+        return int(self.module.num_v_heads * self.module.head_k_dim * self.module.head_v_dim)
 
     def project(
         self, hidden: Float[Tensor, "all dim"]

@@ -171,7 +171,7 @@ class Session:
             )
             hidden = self._prefill_chunk(prompt, segment)
             if stop in cuts and cache.states is not None:
-                cache.states.snapshot()
+                cache.states.snapshot(cuts)
             if recorder is not None:
                 recorder.finish(cache)
             if stop < len(prompt):
@@ -580,9 +580,9 @@ def _copy_committed_keys(request: RequestState) -> None:
     # Layers without keys can go on only from where the source knows their states.
     ready = request.source.nearest_length(there + ready) - there
     if ready < copied:
-        request.pending = request.context[len(request.context) - request.length + copied :]
-        return
-    request.cache.truncate(here + copied)
-    request.cache.extend(request.source, there + copied, there + ready)
-    request.copied_tokens = ready
+        # Nothing new is there, so the fork goes on behind the rows that it computed itself.
+        ready = request.cache.length - here
+    else:
+        request.cache.extend(request.source, there + copied, there + ready, at=here + copied)
+        request.copied_tokens = ready
     request.pending = request.context[len(request.context) - request.length + ready :]

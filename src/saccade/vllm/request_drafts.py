@@ -119,7 +119,8 @@ class ModelDrafts(Drafts):
             view = replace(SCATTERED, keep=view.keep or SCATTERED.keep)
         prompt = self._backbone.embed_missing_rows(view(prefill, prefill.prompt))
         rows = len(prompt) + MAX_RESERVED_ANSWER_TOKENS // 4 + DRAFT_ROOM_TOKENS
-        if self.bytes + rows * self._backbone.token_bytes > self._memory:
+        needed = rows * self._backbone.token_bytes + self._backbone.state_bytes
+        if self.bytes + needed > self._memory:
             return False
         number = next(self._next_number)
         for _ in self._session.prefill_in_chunks(number, prompt, noise_number=number):

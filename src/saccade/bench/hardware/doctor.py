@@ -64,6 +64,7 @@ class Part:
     cache: int
     step: float  # What a forward of one token reads.
     fixed: float = 0.0  # The fixed time of a forward, as bytes that could be read meanwhile.
+    states: str = ""  # A sentence about its layers that have a state instead of keys, if any.
 
     @property
     def cost(self) -> float:
@@ -164,7 +165,7 @@ def examine(
                 f"{draft[0]} needs {format_bytes(draft_needs)}, and the draft's device has "
                 f"{format_bytes(draft_free_bytes)} free"
             )
-    child, all_notes = 0, list(notes)
+    child, all_notes = 0, [*notes, *(part.states for part in parts if part.states)]
     if draft is not None and device != "cpu":
         child = PROCESS_BYTES
         if draft_free_bytes is None:
@@ -205,9 +206,20 @@ def _part(name: str, config: Any, tokens: int, dtype: Any, bits: int | None, dev
     return Part(
         name,
         counted.weights(weight),
-        counted.kv * tokens * size,
+        counted.cache(tokens, size),
         counted.step(weight, tokens, size),
         counted.layers * FIXED_BYTES_PER_LAYER.get(device, FIXED_BYTES_PER_LAYER["cuda"]),
+        _describe_states(name, counted, size),
+    )
+
+
+def _describe_states(name: str, counted: Footprint, size: float) -> str:
+    """Returns a sentence about the layers that have a state instead of keys; "" without any."""
+    if not counted.stateful_layers:
+        return ""
+    return (
+        f"{counted.stateful_layers} of {name}'s {counted.layers} layers keep a state instead of "
+        f"keys: {format_bytes(counted.cache(0, size))} a request, however long it is"
     )
 
 
