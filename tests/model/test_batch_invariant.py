@@ -33,7 +33,7 @@ from saccade.drafting.shapes.fit import Fit, FitState
 from saccade.drafting.shapes.policies import Chain
 from saccade.methods import SYSTEMS, resolve
 from saccade.model import batch_invariant, cuda_graphs
-from saccade.model.attention import Segment, Step
+from saccade.model.attention import Step
 from saccade.model.backbone import Backbone
 from saccade.model.batch_invariant import (
     BLOCK,
@@ -43,6 +43,7 @@ from saccade.model.batch_invariant import (
     attend_in_order,
 )
 from saccade.model.cache import Cache
+from saccade.model.segments import Segment
 from saccade.model.session import Session
 
 LOW = (torch.bfloat16, torch.float16)

@@ -15,10 +15,11 @@ from helpers import FAMILIES, backbone, input_for, llama, qwen2, qwen25, random_
 from saccade.core.errors import ModelError
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ancestors
-from saccade.model.attention import Segment, Step
+from saccade.model.attention import Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.decoder import INITIAL_TABLE_ROWS, FusedDecoder
+from saccade.model.segments import Segment
 from saccade.model.session import Session
 
 

@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.core.tree import Tree, depths, path, tree_mask
-from saccade.model.attention import Segment
 from saccade.model.cache import Cache
-from saccade.model.visibility import Extras, Window, attend_visible, reach_of, visible_keys
+from saccade.model.segments import Segment, Window
+from saccade.model.visibility import Extras, attend_visible, reach_of, visible_keys
 
 WINDOWS = (None, Window(1), Window(3), Window(7), Window(4, chunked=True))
 

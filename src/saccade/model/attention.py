@@ -7,19 +7,18 @@ another, and none reads another's keys. This module knows no model: layers call 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from saccade.model import kernels
-from saccade.model.cache import Cache, Pages
 from saccade.model.kernels import AttentionChoice, compiled
-from saccade.model.kernels.attention_mass import MassRecorder, Queries, RowQueries
-from saccade.model.visibility import Extras, Window, attend_visible, visible_keys
+from saccade.model.kernels.attention_mass import Queries
+from saccade.model.segments import Segment, Window
+from saccade.model.visibility import Extras, attend_visible, visible_keys
 
 Attend = Callable[..., Tensor]
 """What layers call: (layer, q, k, v, scale) -> heads side by side.
@@ -49,43 +48,6 @@ MAX_LOGITS_AT_ONCE = 2**25
 
 
 NO_EXTRAS = Extras()
-
-
-@dataclass(frozen=True)
-class Segment:
-    """The tokens of one request in a forward.
-
-    They are rows ``start:stop`` of the forward, and their keys go to its cache from ``at`` on.
-    Among the last keys a row sees what ``block`` says, and it sees all keys before those. When
-    ``block`` is None it sees everything up to itself.
-    """
-
-    cache: Cache
-    start: int
-    stop: int
-    at: int
-    block: Bool[Tensor, "new last"] | None = None
-    recorder: MassRecorder | None = None
-    row_queries: RowQueries | None = None
-    pages: Pages | None = None
-    """Pages that each row's queries choose, whose keys are read into the cache's first rows."""
-    committed_rows: int = 0  # leading rows that are committed when the forward has ended
-    scored_nodes: int = 0  # leading nodes of the tree that were scored before
-    reach: Int[Tensor, " new"] | None = None
-    """The last key that each row of a prompt sees, where that may be after the row itself."""
-    reaches_in_windows_only: bool = False  # Layers without a window see no later key then.
-
-    def needs_mask(self, window: Window | None) -> bool:
-        """Returns whether rows do not simply see all keys before them, in a layer of this kind."""
-        return window is not None or (self.reach is not None and not self.reaches_in_windows_only)
-
-    @property
-    def mask(self) -> Bool[Tensor, "new last"]:
-        """``block``, or the mask that it stands for where it is None."""
-        new = self.stop - self.start
-        if self.block is None:
-            return torch.ones(new, new, dtype=torch.bool).tril_()
-        return self.block
 
 
 class Step:

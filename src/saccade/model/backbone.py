@@ -27,7 +27,7 @@ from saccade.core.errors import ModelError
 from saccade.core.once import once
 from saccade.core.prompt import Inputs, Prompt
 from saccade.model import families, memory, recurrent, tensor_parallel, visibility
-from saccade.model.attention import Segment, Step, quickest_attention
+from saccade.model.attention import Step, quickest_attention
 from saccade.model.cache import Cache, HeadShape
 from saccade.model.decoder import FusedDecoder
 from saccade.model.fidelity import (
@@ -43,9 +43,10 @@ from saccade.model.kernels.few_rows import Kernels, kernels_for
 from saccade.model.kernels.tower import Tower
 from saccade.model.prefix_cache import PrefixCache, cache_vision
 from saccade.model.prompting import PromptReader
-from saccade.model.recurrent import LayerStates, Rows
+from saccade.model.recurrent import LayerStates, StateRows
 from saccade.model.rotary import depends_on_length, rotate_by_length
-from saccade.model.visibility import Extras, Window
+from saccade.model.segments import Segment, Window
+from saccade.model.visibility import Extras
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +179,7 @@ class Backbone:
         self._snapshot, self.description = self._describe_modules()
         self.head_shapes = [HeadShape(self.kv_heads, self.head_dim, self.head_dim)] * self.layers
         self.has_uneven_heads = False
-        if self.fused is None and not is_known:
+        if not families.SETTINGS_OF_UNEVEN_HEADS.isdisjoint(config.to_dict()):
             usual = self.head_shapes
             self.head_shapes = self._find_head_shapes()
             self.has_uneven_heads = self.head_shapes != usual
@@ -377,10 +378,10 @@ class Backbone:
         if not self.mixers:
             yield
             return
-        rows: list[Rows] = []
+        rows: list[StateRows] = []
         for segment in segments:
             assert segment.cache.states is not None
-            rows.append(Rows.of(segment, segment.cache.states, self.device))
+            rows.append(_state_rows(segment, segment.cache.states, self.device))
         with ExitStack() as stack:
             for number, mixer in enumerate(self.mixers.values()):
                 run = recurrent.runner(mixer, rows, number)
@@ -502,13 +503,13 @@ class Backbone:
     def _find_head_shapes(self) -> list[HeadShape]:
         """Returns the shapes of the keys and values that each layer asks attention for.
 
-        Configs name them in many ways (latent attention, other heads in layers with a window), so
-        the layers are run on one token.
+        Configs say so in many ways (latent attention, other heads in layers with a window), so the
+        layers are run on one token.
         """
         probe = _ShapeProbe(self.key_layers)
         embeds = self.embed([0])
         self.forward(embeds, [0], cast(Any, probe), row_arguments=self.row_arguments([0], embeds))
-        return [probe.shapes[number] for number in range(self.layers)]
+        return [probe.shapes.get(number, usual) for number, usual in enumerate(self.head_shapes)]
 
     def _empty_states(self) -> LayerStates | None:
         """Returns the states before the first token; None where every layer has keys."""
@@ -622,6 +623,17 @@ class Backbone:
         return replace(prompt, embeds=embeds)
 
 
+def _state_rows(segment: Segment, states: LayerStates, device: torch.device) -> StateRows:
+    """Returns the rows of a segment as layers with a state see them."""
+    committed, scored = segment.committed_rows, segment.scored_nodes
+    new = segment.stop - segment.start - committed
+    if segment.block is None:
+        ancestors = torch.ones(new, scored + new, dtype=torch.bool).tril_(scored)
+    else:
+        ancestors = segment.block[committed:, committed:]
+    return StateRows(states, segment.start, segment.stop, committed, scored, ancestors.to(device))
+
+
 class _ShapeProbe:
     """Stands in for a :class:`Step` to see which keys and values layers have."""
 
@@ -634,7 +646,7 @@ class _ShapeProbe:
         return self._key_layers[layer]
 
     def __call__(
-        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, extras: Extras
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, **_: Extras
     ) -> Tensor:
         self.shapes[layer] = HeadShape(k.shape[0], k.shape[2], v.shape[2])
         return q.new_zeros(q.shape[1], q.shape[0] * v.shape[2])
@@ -665,7 +677,8 @@ def _step_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     layer = step.key_layer(module.layer_idx)
     extras = Extras(kwargs.get("softcap"), kwargs.get("s_aux"))
-    out = step(layer, query[0], key[0], value[0], float(kwargs["scaling"]), extras=extras)
+    more: dict[str, Any] = {"extras": extras} if extras else {}
+    out = step(layer, query[0], key[0], value[0], float(kwargs["scaling"]), **more)
     return out.view(1, out.shape[0], query.shape[1], value.shape[3]), None
 
 

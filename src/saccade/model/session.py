@@ -20,12 +20,13 @@ from saccade.core.errors import ModelError
 from saccade.core.prompt import Prefill, Prompt, Turn
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import Tree
-from saccade.model.attention import Segment, Step
+from saccade.model.attention import Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache, Pages, send_to_device
 from saccade.model.cuda_graphs import CudaGraphs, Rows, graphs_of, is_capturing_worthwhile
 from saccade.model.kernels.attention_mass import JudgedRow, MassRecorder, RecentRows, RowQueries
 from saccade.model.prefix_cache import ModelPrefixes
+from saccade.model.segments import Segment
 
 PREFILL_CHUNK_TOKENS = 2048  # of a prompt in one forward, which bounds the memory of a prefill
 DRAFT_ROOM_TOKENS = 64  # rows of a cache for drafted tokens, beyond those for the answer
@@ -476,9 +477,11 @@ class Session:
         """Does what :meth:`_forward` does, kernel by kernel."""
         model = self.backbone
         embeds = model.embed(rows.ids)
-        row_arguments = model.row_arguments(rows.ids, embeds)
         step = self._step(rows.segments)
-        hidden = model.forward(embeds, rows.positions, step, row_arguments=row_arguments)
+        forward = model.forward
+        if row_arguments := model.row_arguments(rows.ids, embeds):
+            forward = partial(forward, row_arguments=row_arguments)
+        hidden = forward(embeds, rows.positions, step)
         if len(rows.logit_rows) < len(rows.ids):
             hidden = hidden[send_to_device(torch.tensor(rows.logit_rows), hidden.device)]
         return model.logits(hidden)

@@ -11,27 +11,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-if TYPE_CHECKING:
-    from saccade.model.attention import Segment
+from saccade.model.segments import Segment, Window
 
 Queries = Float[Tensor, "head new head_dim"]
 MAX_LOGITS_AT_ONCE = 2**25  # of one layer, where its logits are computed one by one
-
-
-@dataclass(frozen=True)
-class Window:
-    """Which keys a row of a layer sees at most: the last ``size``, itself included, or those of its
-    own chunk of ``size`` tokens."""
-
-    size: int
-    chunked: bool = False
 
 
 @dataclass(frozen=True)
