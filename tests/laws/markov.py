@@ -195,10 +195,11 @@ MODEL: Any = SimpleNamespace(
     shares_vision_with=lambda other: False,
     adopt=lambda prompt: prompt,
     embed_missing_rows=lambda prompt: prompt,
-    first_layers=lambda count: MODEL, depth=lambda count: MODEL,
+    first_layers=lambda count: MODEL,
     device=torch.device("cpu"),
     vocab=IDS,
-    layers=2, depth=2,
+    layers=2,
+    depth=2,
     placeholders={},
     prepare=lambda threads: None,
 )

@@ -12,13 +12,13 @@ from hypothesis import strategies as st
 
 from saccade.core.tree import Tree, depths, path, tree_mask
 from saccade.model.cache import Cache
-from saccade.model.segments import Segment, Window
+from saccade.model.segments import KeyWindow, Segment
 from saccade.model.visibility import Extras, attend_visible, reach_of, visible_keys
 
-WINDOWS = (None, Window(1), Window(3), Window(7), Window(4, chunked=True))
+WINDOWS = (None, KeyWindow(1), KeyWindow(3), KeyWindow(7), KeyWindow(4, chunked=True))
 
 
-def sees(row: int, key: int, window: Window | None, reach: int) -> bool:
+def sees(row: int, key: int, window: KeyWindow | None, reach: int) -> bool:
     """Returns whether a row of a text sees a key, both counted from the text's start."""
     if key > max(row, reach):
         return False
@@ -103,7 +103,7 @@ def test_what_a_model_lets_rows_see_is_read_from_its_mask():
     assert reach_of(picture) is not None
     assert reach_of(picture).tolist() == [0, 1, 4, 4, 4, 5, 6, 7]
     windowed = picture & (torch.arange(8)[:, None] - torch.arange(8) < 3)
-    assert reach_of(windowed, Window(3)).tolist() == [0, 1, 4, 4, 4, 5, 6, 7]
+    assert reach_of(windowed, KeyWindow(3)).tolist() == [0, 1, 4, 4, 4, 5, 6, 7]
     gap = causal.clone()
     gap[1, 6] = True
     with pytest.raises(ValueError, match="does not see"):

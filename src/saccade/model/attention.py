@@ -17,7 +17,7 @@ from torch.nn.functional import scaled_dot_product_attention
 from saccade.model import kernels
 from saccade.model.kernels import AttentionChoice, compiled
 from saccade.model.kernels.attention_mass import Queries
-from saccade.model.segments import Segment, Window
+from saccade.model.segments import KeyWindow, Segment
 from saccade.model.visibility import Extras, attend_visible, visible_keys
 
 Attend = Callable[..., Tensor]
@@ -63,7 +63,7 @@ class Step:
         dtype: torch.dtype,
         choice: AttentionChoice = ALWAYS_FUSED,
         key_layers: Mapping[int, int] | None = None,
-        windows: Sequence[Window | None] = (),
+        windows: Sequence[KeyWindow | None] = (),
         masks_always: bool = False,
     ) -> None:
         """``groups`` is the number of query heads for each key head.
@@ -76,7 +76,7 @@ class Step:
         self._key_layers = key_layers
         self._windows = windows
         self._masks_always = masks_always
-        self._visible: dict[tuple[int, Window | None], tuple[Tensor, int]] = {}
+        self._visible: dict[tuple[int, KeyWindow | None], tuple[Tensor, int]] = {}
         self.calls = 0
         """One a layer, where the model's layers call this for their attention."""
         self._choose: Callable[[Segment, int], Kernel] = partial(
@@ -151,7 +151,7 @@ class Step:
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _visible_keys(
-        self, number: int, window: Window | None, device: torch.device
+        self, number: int, window: KeyWindow | None, device: torch.device
     ) -> tuple[Tensor, int]:
         """Returns :func:`visible_keys` of a segment, which layers of a kind share."""
         if (number, window) not in self._visible:

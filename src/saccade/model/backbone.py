@@ -45,7 +45,7 @@ from saccade.model.prefix_cache import PrefixCache, cache_vision
 from saccade.model.prompting import PromptReader
 from saccade.model.recurrent import LayerStates, StateRows
 from saccade.model.rotary import depends_on_length, rotate_by_length
-from saccade.model.segments import Segment, Window
+from saccade.model.segments import KeyWindow, Segment
 from saccade.model.visibility import Extras
 
 log = logging.getLogger(__name__)
@@ -117,7 +117,7 @@ class Backbone:
         }
         self.layers: int = len(self.key_layers)  # those that have keys
         windows = visibility.windows_of(config, [*self.key_layers])
-        self.windows: list[Window | None] = windows if any(windows) else []
+        self.windows: list[KeyWindow | None] = windows if any(windows) else []
         self.head_dim: int = (
             config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
         )
@@ -311,6 +311,8 @@ class Backbone:
         self, ids: Sequence[int], embeds: Float[Tensor, "all dim"]
     ) -> dict[str, Tensor]:
         """Returns what the language model reads of rows of text besides their embeddings."""
+        if not self._row_argument_names:
+            return {}
         rows = torch.as_tensor(ids, device=self.device)[None]
         return {
             name: compute(self.text, rows, embeds[None])[0]

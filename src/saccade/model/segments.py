@@ -13,7 +13,7 @@ from saccade.model.kernels.attention_mass import MassRecorder, RowQueries
 
 
 @dataclass(frozen=True)
-class Window:
+class KeyWindow:
     """Which keys a row of a layer sees at most: the last ``size``, itself included, or those of its
     own chunk of ``size`` tokens."""
 
@@ -45,7 +45,7 @@ class Segment:
     """The last key that each row of a prompt sees, where that may be after the row itself."""
     reaches_in_windows_only: bool = False  # Layers without a window see no later key then.
 
-    def needs_mask(self, window: Window | None) -> bool:
+    def needs_mask(self, window: KeyWindow | None) -> bool:
         """Returns whether rows do not simply see all keys before them, in a layer of this kind."""
         return window is not None or (self.reach is not None and not self.reaches_in_windows_only)
 

@@ -18,7 +18,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from saccade.model.segments import Segment, Window
+from saccade.model.segments import KeyWindow, Segment
 
 Queries = Float[Tensor, "head new head_dim"]
 MAX_LOGITS_AT_ONCE = 2**25  # of one layer, where its logits are computed one by one
@@ -39,7 +39,7 @@ class Extras:
         return self.softcap is not None or self.sinks is not None
 
 
-def windows_of(config: Any, layers: Sequence[int]) -> list[Window | None]:
+def windows_of(config: Any, layers: Sequence[int]) -> list[KeyWindow | None]:
     """Returns the windows of these layers of a language model, by its config."""
     described = config.to_dict()
     kinds = described.get("layer_types")
@@ -48,22 +48,24 @@ def windows_of(config: Any, layers: Sequence[int]) -> list[Window | None]:
         # Mistral's configs have no layer types, so their window applies to every layer. Qwen2's
         # have a window that is used only if they say so.
         everywhere = size is not None and described.get("use_sliding_window", True)
-        return [Window(size) if everywhere else None for _ in layers]
+        return [KeyWindow(size) if everywhere else None for _ in layers]
     return [window_of_kind(config, kinds[layer]) for layer in layers]
 
 
-def window_of_kind(config: Any, kind: str) -> Window | None:
+def window_of_kind(config: Any, kind: str) -> KeyWindow | None:
     """Returns the window of layers of a kind, as configs name kinds; None where they have none."""
     described = config.to_dict()
     size, chunk = described.get("sliding_window"), described.get("attention_chunk_size")
     if "chunked" in kind and chunk is not None:
-        return Window(chunk, chunked=True)
+        return KeyWindow(chunk, chunked=True)
     if "sliding" in kind and size is not None:
-        return Window(size)
+        return KeyWindow(size)
     return None
 
 
-def visible_keys(segment: Segment, window: Window | None) -> tuple[Bool[Tensor, "new seen"], int]:
+def visible_keys(
+    segment: Segment, window: KeyWindow | None
+) -> tuple[Bool[Tensor, "new seen"], int]:
     """Returns which keys each row of a segment sees, and the first key that any row sees.
 
     Columns before that key are left out. Tokens are counted along each row's own path, so a node
@@ -140,7 +142,7 @@ def _attend_with_extras(
 
 
 def reach_of(
-    mask: Bool[Tensor, "len len"], window: Window | None = None
+    mask: Bool[Tensor, "len len"], window: KeyWindow | None = None
 ) -> Int[Tensor, " len"] | None:
     """Returns the last key that each row of a prompt sees, by the mask that a model made for it.
 
