@@ -65,7 +65,7 @@ def window_of_kind(config: Any, kind: str) -> KeyWindow | None:
 
 def visible_keys(
     segment: Segment, window: KeyWindow | None
-) -> tuple[Bool[Tensor, "new seen"], int]:
+) -> tuple[Bool[Tensor, "new visible"], int]:
     """Returns which keys each row of a segment sees, and the first key that any row sees.
 
     Columns before that key are left out. Tokens are counted along each row's own path, so a node
