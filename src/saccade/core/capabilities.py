@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from enum import Enum
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 
 class Capability(Enum):
@@ -85,6 +85,7 @@ def where(conditions: Mapping[Capability, bool]) -> Capabilities:
     return frozenset(capability for capability, holds in conditions.items() if holds)
 
 
+@runtime_checkable
 class Part(Protocol):
     """A part of a method, with what it needs from the others and what it offers them."""
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from statistics import linear_regression
-from typing import NamedTuple, Self
+from typing import NamedTuple, TypeVar
 
 SECONDS_DECAY = 0.97  # Per round, of the weight of seconds on a cost line.
 MIN_MEASURED_ROUNDS = 3.0  # The decayed number of rounds after which a cost line is used.
@@ -148,13 +148,16 @@ def correct_ratios(
     return (1.0, *(each / cost for each, cost in pairs))
 
 
+Times = TypeVar("Times", bound="SecondsBySize")
+
+
 @dataclass(frozen=True)
 class SecondsBySize:
     """The mean seconds of recent rounds, by how many requests took part."""
 
     seconds: Mapping[int, float] = field(default_factory=dict)
 
-    def fold(self, requests: int, seconds: float) -> Self:
+    def fold(self: Times, requests: int, seconds: float) -> Times:
         """Returns the times with one more round; the size that was seen longest ago is dropped."""
         old = self.seconds.get(requests, seconds)
         others = [each for each in self.seconds.items() if each[0] != requests]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 
@@ -113,6 +113,7 @@ class Setup:
         return {"input_ids": ids.masked_fill(media, 0), "attention_mask": mask, **documents}
 
 
+@runtime_checkable
 class MakeDrafter(Protocol):
     """A drafter as a part of a recipe: its class, or whatever else makes one."""
 

@@ -94,7 +94,7 @@ class Backbone:
             )
             self.text = families.language_model(self.model)
             config = cast(Any, self.text.config)
-            layers = self.text.layers[: config.num_hidden_layers]
+            layers = [*self.text.layers[: config.num_hidden_layers]]
             self.heads: int = config.num_attention_heads
             self.kv_heads: int = config.num_key_value_heads or self.heads
             head = self.head_module = cast(Any, self.model.get_output_embeddings())
