@@ -108,11 +108,15 @@ def written(config: Any, folder: Path) -> Path:
     return folder
 
 
-def sliding() -> Any:
-    return hf.MistralConfig(vocab_size=320, hidden_size=32, num_hidden_layers=2, sliding_window=8)
+def unknown_state() -> Any:
+    return hf.JambaConfig(
+        vocab_size=320, hidden_size=32, intermediate_size=48, num_hidden_layers=2,
+        num_attention_heads=2, num_key_value_heads=1, mamba_d_state=4,
+        attn_layer_period=2, attn_layer_offset=1,
+    )  # fmt: skip
 
 
-def recurrent() -> Any:
+def no_attention() -> Any:
     return hf.MambaConfig(vocab_size=320, hidden_size=32, state_size=4, num_hidden_layers=2)
 
 
@@ -127,8 +131,8 @@ def otherwise() -> Any:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (sliding, "sliding-window"),
-        (recurrent, "recurrent"),
+        (unknown_state, "a state that Saccade does not know"),
+        (no_attention, "no decoder of layers"),
         (both_ways, "encoder-decoder"),
         (otherwise, "no decoder of layers"),
     ],

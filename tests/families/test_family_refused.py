@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -89,8 +90,8 @@ MLLAMA = inputs(
     cross_attention_mask=torch.ones(1, 7, 1, 1, dtype=torch.long),
 )  # fmt: skip
 UNFOLLOWED = [
-    (paligemma, PALIGEMMA, "does not read its prompt from left to right"),
-    (mllama, MLLAMA, "also reads cross_attention"),
+    (paligemma, PALIGEMMA, r"gives other logits in its own generate\(\)"),
+    (mllama, MLLAMA, "cross.attention"),
 ]
 
 
@@ -100,14 +101,16 @@ def test_what_reads_otherwise_is_refused_at_the_first_prompt(
     build: Callable[[], Any], asked: dict[str, Any], reason: str, method: str
 ) -> None:
     """Claim: a model whose prompt is no list of tokens each seeing those before it is refused in
-    one sentence, before its language model runs. Fails if it answers, wrongly and in silence."""
+    one sentence, before its layers read the prompt. Fails if it answers, wrongly and in silence."""
     model = build().eval()
-    ran: list[bool] = []
-    model.get_decoder().layers[0].register_forward_hook(lambda *args: ran.append(True))
+    lengths: set[int] = set()
+    model.get_decoder().layers[0].register_forward_hook(
+        lambda layer, args, out: lengths.add(args[0].shape[1])
+    )
     with pytest.raises(ModelError, match=reason) as caught:
         saccade.run(model, asked, method=method, max_new_tokens=4, do_sample=False)
     assert "\n" not in str(caught.value) and type(model).__name__ in str(caught.value)
-    assert not ran
+    assert asked["input_ids"].shape[1] not in lengths  # Shorter texts of our own may be read.
 
 
 @pytest.mark.parametrize(("build", "asked", "reason"), UNFOLLOWED)
@@ -135,7 +138,7 @@ def test_as_a_draft_it_costs_speed_alone() -> None:
         max_new_tokens=8,
         do_sample=False,
     )
-    assert "cross_attention" in str(result.fallback_reason)
+    assert re.search("cross.attention", str(result.fallback_reason))
     assert list(result.ids) == zoo.hf_greedy(target, asked, 8)
 
 

@@ -45,8 +45,9 @@ BUGS = (
     PlantedBug(
         "a new node's decay begins at the root and not at its scored ancestor",
         "model/recurrent.py",
-        find="$total + $before",
-        plant="$total + 0 * $before",
+        within="score_tree",
+        find="$total = $total + $before",
+        plant="$total = $total + 0 * $before",
         tests=(f"{RECURRENT}::test_a_row_of_a_tree_reads_its_own_path_alone",),
     ),
     PlantedBug(
@@ -59,6 +60,7 @@ BUGS = (
     PlantedBug(
         "the states at the end of the pictures are forgotten",
         "model/recurrent.py",
+        within="LayerStates.snapshot",
         find="$length not in $spared",
         plant="$length",
         tests=(f"{RECURRENT}::test_a_text_is_never_cut_back_to_before_a_picture",),
@@ -87,6 +89,7 @@ BUGS = (
     PlantedBug(
         "a window is one key too wide",
         "model/visibility.py",
+        within="visible_keys",
         find="$distance < $window.size",
         plant="$distance <= $window.size",
         tests=("model/test_visibility.py::test_each_row_sees_what_its_own_text_would_see",),
