@@ -216,6 +216,7 @@ OTHERS = [f for f in checkpoints.FAMILIES if f not in (*zoo.FAMILIES, *REFUSING,
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of processors that make arrays
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
 @pytest.mark.parametrize("family", OTHERS)
 def test_the_other_families_too(family: str) -> None:
     """Claim: words stay words in the families that the other tests here do not ask."""
@@ -229,6 +230,7 @@ def test_the_other_families_too(family: str) -> None:
     assert HOSTILE in loaded.tokenizer.decode(hostile["input_ids"][0])
 
 
+@pytest.mark.filterwarnings("ignore:__array__ implementation")
 @pytest.mark.parametrize("family", REFUSING)
 def test_families_that_refuse_such_words(family: str) -> None:
     """Claim: these families refuse a question that spells special tokens, in one sentence, and take
