@@ -18,7 +18,7 @@ from saccade.core.tree import chain
 from saccade.inputs.loading import load, load_pair
 from saccade.model.attention import Step
 from saccade.model.backbone import Backbone
-from saccade.model.cache import Cache
+from saccade.model.cache import Cache, HeadShape
 from saccade.model.kernels.attention_mass import attention_mass
 from saccade.model.prefix_cache import PrefixCache
 from saccade.model.segments import Segment
@@ -60,7 +60,7 @@ def test_an_accepted_path_is_sent_once():
     """Claim: the rows that a cache keeps are sent to the GPU once, not once a layer, and nobody
     waits for it. Fails if each layer's copy sends them again."""
     with pretend_gpus() as record:
-        cache = Cache(6, 2, 4, 16, devices=[torch.device("cuda:0")] * 6)
+        cache = Cache([HeadShape(2, 4, 4)] * 6, 16, devices=[torch.device("cuda:0")] * 6)
         cache.advance(3)
         record.clear()
         cache.commit_path([0, 2, 5])
@@ -156,7 +156,7 @@ def test_a_few_rows_need_no_mask_over_all_keys(dtype):
     q, k, v = torch.randn(4, 5, 16), torch.randn(2, 405, 16), torch.randn(2, 405, 16)
 
     def attend(device: str, block: torch.Tensor | None) -> tuple[torch.Tensor, Step]:
-        cache = Cache(1, 2, 16, 500, dtype=dtype, devices=[torch.device(device)])
+        cache = Cache([HeadShape(2, 16, 16)] * 1, 500, dtype=dtype, devices=[torch.device(device)])
         cache.keys[0][:, :400], cache.values[0][:, :400] = (
             each[:, :400].to(device, dtype) for each in (k, v)
         )

@@ -26,7 +26,7 @@ from saccade.core.tree import ROOT, Tree, chain
 from saccade.methods import resolve
 from saccade.methods.names import choices
 from saccade.methods.pages import ByPage
-from saccade.model.cache import Cache, Pages
+from saccade.model.cache import Cache, HeadShape, Pages
 from saccade.model.session import Session
 from saccade.ui.kept_tokens import kept_share
 
@@ -131,7 +131,7 @@ def test_what_is_read_is_the_sources() -> None:
     """Claim: a cache's first rows are the keys and values of the chosen pages, each head's own,
     also once the source has grown. Fails if a head reads another's."""
     generator = torch.Generator().manual_seed(3)
-    source = Cache(2, 3, 4, 30)
+    source = Cache([HeadShape(3, 4, 4)] * 2, 30)
     for tensors in (source.keys, source.values):
         for layer in tensors:
             layer.normal_(generator=generator)
@@ -141,7 +141,7 @@ def test_what_is_read_is_the_sources() -> None:
     (prompt,) = target.prompts(video_input(1, grid=(2, 4, 6)))
     paged = view(Session(target, [Sampling()]).prefill([prompt])[0], prompt).reading.paged
     assert paged is not None
-    pages, into = Pages(source, paged, 2), Cache(2, 3, 4, paged.slots + 5)
+    pages, into = Pages(source, paged, 2), Cache([HeadShape(3, 4, 4)] * 2, paged.slots + 5)
     before = [keys.clone() for keys in source.keys]
     source.reserve(60)
     for layer in range(2):

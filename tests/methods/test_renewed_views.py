@@ -29,7 +29,7 @@ from saccade.methods import resolve
 from saccade.methods.names import choices
 from saccade.methods.std import PerHead
 from saccade.model.batch_invariant import BatchInvariantSession
-from saccade.model.cache import Cache
+from saccade.model.cache import Cache, HeadShape
 from saccade.model.session import Session
 
 ROWS = 4
@@ -110,7 +110,7 @@ def test_an_exchanged_cache_holds_what_one_made_anew_would():
     """Claim: after ``exchange`` each head's places hold exactly the wanted rows, keys and values,
     and those that stay have not moved. Fails if a head gets another head's rows."""
     generator = torch.Generator().manual_seed(3)
-    source = Cache(3, 2, 4, 40)
+    source = Cache([HeadShape(2, 4, 4)] * 3, 40)
     for tensors in (source.keys, source.values):
         for layer in tensors:
             layer.normal_(generator=generator)

@@ -20,7 +20,7 @@ from saccade.model.attention import (
     attend_partially_by_products,
     merge,
 )
-from saccade.model.cache import Cache
+from saccade.model.cache import Cache, HeadShape
 from saccade.model.kernels import AttentionChoice, attention_mass, compiled
 from saccade.model.kernels.attention_mass import MassRecorder
 from saccade.model.session import Session
@@ -43,7 +43,7 @@ def _naive(q, keys, values, visible):
 
 def _cache(length: int, seed: int) -> Cache:
     generator = torch.Generator().manual_seed(seed)
-    cache = Cache(1, KV, WIDTH, length + 2)
+    cache = Cache([HeadShape(KV, WIDTH, WIDTH)] * 1, length + 2)
     kv = torch.randn(2, KV, length, WIDTH, generator=generator)
     cache.write(0, 0, kv[0], kv[1])
     cache.advance(length)
@@ -190,7 +190,7 @@ def test_chunks_of_a_prompt_equal_the_prompt_at_once(sizes, dtype, close):
     """
     total = sum(sizes)
     inputs = [[t.to(dtype) for t in _fresh(total, seed)] for seed in (8, 9)]
-    caches = [Cache(1, KV, WIDTH, total + 3, dtype=dtype) for _ in inputs]
+    caches = [Cache([HeadShape(KV, WIDTH, WIDTH)] * 1, total + 3, dtype=dtype) for _ in inputs]
     found: list[list[torch.Tensor]] = [[], []]
     at = 0
     for new in sizes:
@@ -314,7 +314,7 @@ def test_attended_is_the_weight_on_each_column(numbers, columns, monkeypatch):
     monkeypatch.setattr(attention_mass, "LOGITS_AT_ONCE_ON_CPU", numbers or 1)
     monkeypatch.setattr(compiled, "supports_head_dim", lambda width: not numbers)
     layers, new = 3, 9
-    cache = Cache(layers, KV, WIDTH, 16)
+    cache = Cache([HeadShape(KV, WIDTH, WIDTH)] * layers, 16)
     fresh = [_fresh(new, seed) for seed in range(layers)]
     rows, chosen = torch.tensor([5, 7, 8]), torch.tensor(columns)
     both = torch.zeros(layers, KV, 2, 3)
@@ -353,7 +353,8 @@ def test_a_note_is_the_same_on_the_way_and_after(rows, monkeypatch):
     fresh = [_fresh(100, seed) for seed in range(3)]
     found = []
     for name in ("fused", "compiled"):
-        cache, both = Cache(3, KV, WIDTH, 128), torch.zeros(3, KV, 2, len(columns))
+        cache = Cache([HeadShape(KV, WIDTH, WIDTH)] * 3, 128)
+        both = torch.zeros(3, KV, 2, len(columns))
         note = MassRecorder(rows, 100, columns, both)
         ways = AttentionChoice((1,), ((name, name),), (0,))
         step = Step([Segment(cache, 0, 100, 0, recorder=note)], 2, torch.float32, ways)

@@ -42,7 +42,7 @@ from saccade.model.batch_invariant import (
     BatchInvariantStep,
     attend_in_order,
 )
-from saccade.model.cache import Cache
+from saccade.model.cache import Cache, HeadShape
 from saccade.model.segments import Segment
 from saccade.model.session import Session
 
@@ -359,7 +359,7 @@ def test_a_row_depends_on_its_past_alone(dtype):
     q, k, v = _rows(length, 1, dtype)
     truth: dict[int, Tensor] = {}
     for start in range(BLOCK - 2 * ROWS, BLOCK + ROWS):
-        cache = Cache(1, KV, WIDTH, start + ROWS + start % 7, dtype=dtype)
+        cache = Cache([HeadShape(KV, WIDTH, WIDTH)] * 1, start + ROWS + start % 7, dtype=dtype)
         cache.write(0, 0, k[:, :start], v[:, :start])
         rows = slice(start, start + ROWS)
         step = BatchInvariantStep(Segment(cache, 0, ROWS, start))

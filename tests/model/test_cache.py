@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from integrity import check_integrity, poison
 
-from saccade.model.cache import Cache
+from saccade.model.cache import Cache, HeadShape
 
 LAYERS, HEADS, WIDTH = 2, 3, 4
 
@@ -53,7 +53,7 @@ def test_any_history_equals_a_list(steps):
 
     Rows carry their own number in every layer and head, so a row moved wrongly or lost shows.
     """
-    cache, model, stamp = Cache(LAYERS, HEADS, WIDTH, 2), [], 1
+    cache, model, stamp = Cache([HeadShape(HEADS, WIDTH, WIDTH)] * LAYERS, 2), [], 1
     for verb, count, mask in steps:
         if verb == "truncate":
             length = min(count, cache.length)
@@ -77,7 +77,7 @@ def test_any_history_equals_a_list(steps):
 
 
 def _filled(count: int, capacity: int = 8) -> Cache:
-    cache = Cache(LAYERS, HEADS, WIDTH, capacity)
+    cache = Cache([HeadShape(HEADS, WIDTH, WIDTH)] * LAYERS, capacity)
     _write(cache, 0, 0, count)
     cache.advance(count)
     return cache

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from saccade.model import cache_pool, memory
-from saccade.model.cache import Cache
+from saccade.model.cache import Cache, HeadShape
 from saccade.model.cache_pool import CachePool
 
 LAYERS, HEADS, WIDTH = 3, 2, 4
@@ -20,7 +20,7 @@ def pool(monkeypatch) -> CachePool:
 
 def _cache(pool: CachePool, capacity: int, layers: int = LAYERS) -> Cache:
     """A cache of the pool whose every row says whose it is."""
-    cache = Cache(layers, HEADS, WIDTH, capacity, pool=pool)
+    cache = Cache([HeadShape(HEADS, WIDTH, WIDTH)] * layers, capacity, pool=pool)
     for number, tensor in enumerate((*cache.keys, *cache.values)):
         tensor[:] = 100 * capacity + number
     cache.advance(capacity)

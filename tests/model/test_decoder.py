@@ -30,7 +30,7 @@ def _forward(
     generator = torch.Generator().manual_seed(seed)
     count = positions.shape[1] if isinstance(positions, torch.Tensor) else len(positions)
     embeds = torch.randn(count, 128, generator=generator)
-    cache = Cache(model.layers, model.kv_heads, model.head_dim, count)
+    cache = Cache(model.head_shapes, count)
     segment = Segment(cache, 0, count, 0, block)
     step = Step([segment], model.heads // model.kv_heads, model.dtype)
     with torch.no_grad():

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.core.tree import Tree, depths, path, tree_mask
-from saccade.model.cache import Cache
+from saccade.model.cache import Cache, HeadShape
 from saccade.model.segments import KeyWindow, Segment
 from saccade.model.visibility import Extras, attend_visible, reach_of, visible_keys
 
@@ -54,7 +54,7 @@ def test_a_node_sees_what_the_text_that_ends_with_it_would_see(
     if not new:
         return
     block = tree_mask(tree, scored, waiting)
-    cache = Cache(1, 1, 1, committed + waiting + len(tree))
+    cache = Cache([HeadShape(1, 1, 1)] * 1, committed + waiting + len(tree))
     segment = Segment(
         cache, 0, new, committed + scored, block, committed_rows=waiting, scored_nodes=scored
     )
@@ -77,7 +77,7 @@ def test_each_row_sees_what_its_own_text_would_see(window):
     both directions. Fails if a picture is read from left to right, or a window is off by one."""
     reach = torch.tensor([0, 3, 3, 3, 4, 5, 8, 8, 8, 9])
     for start, stop in ((0, 10), (0, 4), (4, 10), (9, 10)):
-        cache = Cache(1, 1, 1, 10)
+        cache = Cache([HeadShape(1, 1, 1)] * 1, 10)
         segment = Segment(
             cache,
             0,

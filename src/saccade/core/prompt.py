@@ -122,6 +122,17 @@ class Prompt:
         last = visual[-1] if len(visual) else -1
         return rows[(rows > last) & ~self.fixed]
 
+    def uncut_length(self, length: int) -> int:
+        """Returns the largest length, up to this one, across which no row before it looks.
+
+        Pictures that are read in both directions (``Media.reach``) are not cut there.
+        """
+        if self.media.reach is None or length == len(self):
+            return length
+        places = torch.arange(1, length + 1, device=self.media.reach.device)
+        is_border = self.media.reach[:length].cummax(0).values < places
+        return int((is_border * places).amax()) if length else 0
+
     def deepstack_of(self, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
         """Returns what a forward of these rows adds to the first layers (``Backbone.forward``)."""
         if not self.media.deepstack:

@@ -56,6 +56,11 @@ class Step:
     It is made anew for every forward, and passed to the layers explicitly.
     """
 
+    # Of a model whose layers are all alike, and see every key before them.
+    _key_layers: Mapping[int, int] | None = None
+    _windows: Sequence[KeyWindow | None] = ()
+    _masks_always = False
+
     def __init__(
         self,
         segments: list[Segment],

@@ -118,18 +118,19 @@ class Backbone:
         self.layers: int = len(self.key_layers)  # those that have keys
         windows = visibility.windows_of(config, [*self.key_layers])
         self.windows: list[KeyWindow | None] = windows if any(windows) else []
+        described = config.to_dict()
         self.head_dim: int = (
-            config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
+            described.get("head_dim") or config.hidden_size // config.num_attention_heads
         )
-        rope = config.to_dict().get("rope_parameters") or {}
+        rope = described.get("rope_parameters") or {}
         # Where a config leaves the sections of the axes out, the rotary module has the usual ones.
         rotary = self.text._modules.get("rotary_emb")
         default_sections = () if rotary is None else vars(rotary).get("mrope_section", ())
         self.axes = len(rope.get("mrope_section") or default_sections or ()) or 1
         # Models with embeddings for each layer say how wide those are.
-        reads_per_layer = bool(config.to_dict().get("hidden_size_per_layer_input"))
+        reads_per_layer = bool(described.get("hidden_size_per_layer_input"))
         self._row_argument_names = {"per_layer_inputs"} if reads_per_layer else set()
-        self.max_positions: int | None = config.to_dict().get("max_position_embeddings")
+        self.max_positions: int | None = described.get("max_position_embeddings")
         self._embed: Any = self.model.get_input_embeddings()
         # The head of a model may have more ids than its embedding can read.
         self.embedding_count: int = self._embed.weight.shape[0]
@@ -179,7 +180,7 @@ class Backbone:
         self._snapshot, self.description = self._describe_modules()
         self.head_shapes = [HeadShape(self.kv_heads, self.head_dim, self.head_dim)] * self.layers
         self.has_uneven_heads = False
-        if not families.SETTINGS_OF_UNEVEN_HEADS.isdisjoint(config.to_dict()):
+        if not families.SETTINGS_OF_UNEVEN_HEADS.isdisjoint(described):
             usual = self.head_shapes
             self.head_shapes = self._find_head_shapes()
             self.has_uneven_heads = self.head_shapes != usual
@@ -492,14 +493,11 @@ class Backbone:
     def cache(self, capacity: int) -> Cache:
         """Returns an empty cache for a request, whose tensors are where each layer is."""
         return Cache(
-            self.layers,
-            self.kv_heads,
-            self.head_dim,
+            self.head_shapes,
             capacity,
             dtype=self.dtype,
             devices=self.devices,
             states=self._empty_states(),
-            shapes=self.head_shapes,
         )
 
     def _find_head_shapes(self) -> list[HeadShape]:

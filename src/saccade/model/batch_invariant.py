@@ -97,7 +97,6 @@ class BatchInvariantStep(Step):
         end = segment.at + segment.stop - segment.start
         ends = torch.arange(segment.at, end) if last is None else last
         self.segments, self.calls = [segment], 0
-        self._key_layers, self._windows, self._masks_always = None, (), False
         self._choose = lambda segment, new: (attend_in_order, ends[-new:])
         self._kernels = [(attend_in_order, ends)]
         segment.cache.reserve(end)

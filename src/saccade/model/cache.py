@@ -33,37 +33,33 @@ class Cache:
 
     def __init__(
         self,
-        layers: int,
-        kv_heads: int,
-        head_dim: int,
+        shapes: Sequence[HeadShape],
         capacity: int,
         *,
         dtype: torch.dtype = torch.float32,
         devices: Sequence[torch.device | str] = (),
         pool: CachePool | None = None,
         states: LayerStates | None = None,
-        shapes: Sequence[HeadShape] = (),
     ) -> None:
-        """Allocates an empty cache.
+        """Allocates an empty cache for layers whose keys and values have these shapes.
 
         ``devices`` says where the tensors of each layer are; on the CPU by default. ``pool`` (of a
         model on one device) provides the rows, as long as it has memory. ``states`` are those of
-        layers that have no keys. ``shapes`` has an entry for each layer, where layers differ or
-        values have another width than keys.
+        layers that have no keys.
         """
         self.length = 0
         self.states = states
         self.pool = pool
         self.lease: Lease | None = None
         self._initial_capacity = max(capacity, 1)
-        self.shapes = [*shapes] or [HeadShape(kv_heads, head_dim, head_dim)] * layers
+        self.shapes = [*shapes]
         self._dtype = dtype
         if pool is not None:
-            self.lease = pool.lease(self._initial_capacity, layers)
+            self.lease = pool.lease(self._initial_capacity, len(shapes))
         if self.lease is not None:
             self.keys, self.values = self.lease.keys, self.lease.values
             return
-        places = devices or ["cpu"] * layers
+        places = devices or ["cpu"] * len(shapes)
         self.keys, self.values = [], []
         for shape, place in zip(self.shapes, places, strict=True):
             for tensors, width in ((self.keys, shape.key_dim), (self.values, shape.value_dim)):
@@ -186,24 +182,21 @@ class Cache:
         """
         depth = len(self.keys) if layers is None else layers
         new = Cache(
-            depth,
-            0,
-            0,
+            self.shapes[:depth],
             rows.shape[-1] + room,
             dtype=self._dtype,
             devices=[keys.device for keys in self.keys[:depth]],
             pool=self.pool if pooled else None,
             states=None if self.states is None else self.states.copy(),
-            shapes=self.shapes[:depth],
         )
-        flat_rows: dict[int, Tensor] = {}  # by the number of heads, where all heads have the same
-        for layer in range(depth):
-            heads = self.shapes[layer].kv_heads
-            if rows.ndim > 1 or heads not in flat_rows:
-                own = rows[layer] if rows.ndim > 1 else rows
-                start = torch.arange(heads, device=rows.device)[:, None] * self.capacity
-                flat_rows[heads] = (own + start).flatten()
-            where = flat_rows[heads].to(self.keys[layer].device)
+        starts = {
+            heads: torch.arange(heads, device=rows.device)[:, None] * self.capacity
+            for heads in {shape.kv_heads for shape in new.shapes}
+        }
+        for layer, shape in enumerate(new.shapes):
+            heads = shape.kv_heads
+            own = rows[layer] if rows.ndim > 1 else rows
+            where = (own + starts[heads]).flatten().to(self.keys[layer].device)
             # index_select over flat rows is many times faster than torch.gather.
             for old, copy in ((self.keys, new.keys), (self.values, new.values)):
                 width = old[layer].shape[2]

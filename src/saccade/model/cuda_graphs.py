@@ -305,9 +305,7 @@ class CudaGraphs:
         """Returns room for the keys and values of a request, in the model's pool."""
         model = self._backbone
         return Cache(
-            model.layers,
-            model.kv_heads,
-            model.head_dim,
+            model.head_shapes,
             capacity,
             dtype=model.dtype,
             devices=model.devices,

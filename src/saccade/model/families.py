@@ -10,6 +10,7 @@ import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
+from functools import cache
 from typing import Any, Literal
 
 from saccade.core.errors import ModelError
@@ -89,9 +90,16 @@ be averaged before it. The projectors of other families merge patches (Qwen's me
 
 def _per_layer_inputs(text: Any, ids: Any, embeds: Any) -> Any:
     """Gemma 3n and 4 embed each token once more for each layer."""
-    parameters = inspect.signature(text.get_per_layer_inputs).parameters
-    given = (ids, embeds)[: len(parameters)]
-    return text.get_per_layer_inputs(*given)
+    kind: Any = type(text)
+    if _reads_embeddings(kind):
+        return text.get_per_layer_inputs(ids, embeds)
+    return text.get_per_layer_inputs(ids)
+
+
+@cache
+def _reads_embeddings(kind: Any) -> bool:
+    """Returns whether a kind of language model embeds for its layers by more than ids (Gemma 4)."""
+    return "inputs_embeds" in inspect.signature(kind.get_per_layer_inputs).parameters
 
 
 ROW_ARGUMENTS: dict[str, Callable[[Any, Any, Any], Any] | None] = {

@@ -21,7 +21,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -74,13 +74,6 @@ class Writes:
     keys: Heads
     values: Heads
     total_decay: PerRow
-
-    def append(self, new: Writes) -> Writes:
-        return Writes(
-            torch.cat([self.keys, new.keys], 1),
-            torch.cat([self.values, new.values], 1),
-            torch.cat([self.total_decay, new.total_decay], 1),
-        )
 
     def first(self, count: int) -> Writes:
         return Writes(self.keys[:, :count], self.values[:, :count], self.total_decay[:, :count])
@@ -156,11 +149,7 @@ def read_text(rows: Delta, memory: Memory) -> tuple[Heads, Memory]:
     def cut(each: Tensor) -> Tensor:
         # Rows that are added at the end write nothing: their beta and their decay are 0.
         padding = (0, 0, 0, extra) if each.dim() == 3 else (0, extra)
-        return (
-            pad(each, padding).unflatten(1, (chunks, size))
-            if extra
-            else each.unflatten(1, (chunks, size))
-        )
+        return pad(each, padding).unflatten(1, (chunks, size))
 
     q, k, v, beta, decay = map(cut, (rows.q, rows.k, rows.v, rows.beta, rows.decay))
     total = decay.cumsum(-1)
@@ -252,9 +241,6 @@ class LayerStates:
         self._updates: list[Updates | None] = [None] * len(empty)
         self._snapshots: dict[int, list[State]] = {}
         self._journal: Journal | None = None
-
-    def __len__(self) -> int:
-        return len(self.states)
 
     @property
     def bytes(self) -> int:
@@ -361,21 +347,21 @@ class LayerStates:
 
     def truncate(self, length: int) -> None:
         """Cuts back to a length at which the states are known. Forgets the tree."""
-        self.states, self.length = self.at(length), length
-        self._ahead = [None] * len(self.states)
-        self._updates = [None] * len(self.states)
-        self._journal = Journal(length, self.states, [], ())
+        self._start_from(self.at(length), length)
         self._snapshots = {n: each for n, each in self._snapshots.items() if n <= length}
 
     def follow(self, other: LayerStates, length: int) -> None:
         """Takes the states that another request of the same text has after so many tokens."""
         count = len(self.states)
-        known = {n: each[:count] for n, each in other._snapshots.items() if n <= length}
-        self.states, self.length = other.at(length)[:count], length
-        self._ahead = [None] * count
-        self._updates = [None] * count
-        self._journal = Journal(length, self.states, [], ())
-        self._snapshots = known
+        self._start_from(other.at(length)[:count], length)
+        self._snapshots = {n: each[:count] for n, each in other._snapshots.items() if n <= length}
+
+    def _start_from(self, states: list[State], length: int) -> None:
+        """Takes these states, of so many tokens, and forgets the tree."""
+        self.states, self.length = states, length
+        self._ahead = [None] * len(states)
+        self._updates = [None] * len(states)
+        self._journal = Journal(length, states, [], ())
 
     def copy(self) -> LayerStates:
         """Returns a copy, which goes its own way from here on."""
@@ -432,12 +418,12 @@ class Mixer(ABC):
 
     def convolve(
         self, inputs: Float[Tensor, "all channel"], segments: Sequence[StateRows], layer: int
-    ) -> tuple[Float[Tensor, "all channel"], list[Updates | None]]:
+    ) -> tuple[Float[Tensor, "all channel"], list[Float[Tensor, "row channel"]]]:
         """Convolves each row with the inputs before it on its path.
 
-        Returns also, for each request, the updates of the rows of its tree that were scored before.
+        Returns also, for each request, the inputs of all rows of its tree.
         """
-        mixed, known = [], []
+        mixed, tree_inputs = [], []
         weight = self.conv.weight
         for rows in segments:
             own = inputs[rows.start : rows.stop]
@@ -450,19 +436,17 @@ class Mixer(ABC):
                 rows.states.pass_text(layer, state)
             drafted = own[rows.firm :]
             earlier = rows.states.earlier(layer, rows.known)
-            known.append(earlier)
+            tree = drafted if earlier is None else torch.cat([earlier.inputs, drafted])
+            tree_inputs.append(tree)
             if len(drafted):
-                before = (
-                    state.window if earlier is None else torch.cat([state.window, earlier.inputs])
-                )
-                every = torch.cat([before.to(own), drafted])
+                every = torch.cat([state.window.to(own), tree])
                 taps = every[rows.taps(self.past)].float()
                 out = (taps * weight[:, 0].T.float()).sum(1)
                 if self.conv.bias is not None:
                     out = out + self.conv.bias.float()
                 mixed.append(out.to(own))
         out = torch.cat(mixed)
-        return (nn.functional.silu(out) if self.activation else out), known
+        return (nn.functional.silu(out) if self.activation else out), tree_inputs
 
 
 @dataclass(frozen=True)
@@ -480,10 +464,16 @@ class StateRows:
     firm: int
     known: int
     ancestors: Bool[Tensor, "new all"]
+    _taps: dict[int, Int[Tensor, "new tap"]] = field(default_factory=dict)
 
     def taps(self, past: int) -> Int[Tensor, "new tap"]:
         """Returns, for each new node, the places of the inputs that its convolution reads, in the
-        window before the tree and the tree's rows after it."""
+        window before the tree and the tree's rows after it. All layers of a forward share them."""
+        if past not in self._taps:
+            self._taps[past] = self._find_taps(past)
+        return self._taps[past]
+
+    def _find_taps(self, past: int) -> Int[Tensor, "new tap"]:
         taps = torch.zeros(len(self.ancestors), past + 1, dtype=torch.long)
         for row, seen in enumerate(self.ancestors.cpu()):
             path = [*range(past), *(past + seen.nonzero().squeeze(-1)).tolist()]
@@ -505,12 +495,10 @@ class ShortConvolution(Mixer):
     ) -> Float[Tensor, "all dim"]:
         gate_in, gate_out, values = self.module.in_proj(hidden).chunk(3, -1)
         inputs = gate_in * values
-        mixed, known = self.convolve(inputs, segments, layer)
-        for rows, earlier in zip(segments, known, strict=True):
-            new = inputs[rows.start + rows.firm : rows.stop]
-            if len(new):
-                every = new if earlier is None else torch.cat([earlier.inputs, new])
-                rows.states.put(layer, Updates(every))
+        mixed, tree_inputs = self.convolve(inputs, segments, layer)
+        for rows, tree in zip(segments, tree_inputs, strict=True):
+            if rows.start + rows.firm < rows.stop:
+                rows.states.put(layer, Updates(tree))
         return self.module.out_proj((gate_out * mixed).contiguous())
 
 
@@ -552,10 +540,10 @@ class GatedDelta(Mixer):
     ) -> Float[Tensor, "all dim"]:
         own = self.module
         inputs, gate, for_beta, for_decay = self.project(hidden)
-        mixed, known = self.convolve(inputs, segments, layer)
+        mixed, tree_inputs = self.convolve(inputs, segments, layer)
         delta = self._delta(mixed, for_beta, for_decay)
         reads = []
-        for rows, earlier in zip(segments, known, strict=True):
+        for rows, tree in zip(segments, tree_inputs, strict=True):
             text = slice(rows.start, rows.start + rows.firm)
             state = rows.states.base(layer)
             assert state.memory is not None
@@ -568,13 +556,12 @@ class GatedDelta(Mixer):
             if drafted.start < drafted.stop:
                 assert state.memory is not None
                 nodes = delta.rows(drafted)
+                earlier = rows.states.earlier(layer, rows.known)
                 before = _no_writes(nodes) if earlier is None else earlier.writes
                 assert before is not None
                 read, writes = score_tree(nodes, state.memory, before, rows.ancestors)
                 reads.append(read)
-                new = inputs[drafted]
-                every = new if earlier is None else torch.cat([earlier.inputs, new])
-                rows.states.put(layer, Updates(every, writes))
+                rows.states.put(layer, Updates(tree, writes))
         core = torch.cat(reads, 1).transpose(0, 1).to(hidden.dtype)
         core = own.norm(core.reshape(-1, own.head_v_dim), gate.reshape(-1, own.head_v_dim))
         return own.out_proj(core.view(len(hidden), -1))

@@ -20,6 +20,14 @@ class KeyWindow:
     size: int
     chunked: bool = False
 
+    def covers(
+        self, rows: Int[Tensor, "new 1"], keys: Int[Tensor, "#new key"]
+    ) -> Bool[Tensor, "new key"]:
+        """Returns whether keys are in the windows of rows, both by their places in the text."""
+        if self.chunked:
+            return keys // self.size == rows // self.size
+        return rows - keys < self.size
+
 
 @dataclass(frozen=True)
 class Segment:

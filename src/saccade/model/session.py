@@ -151,9 +151,9 @@ class Session:
         ends = _chunk_ends(reused_rows, len(prompt), self.chunk)
         cuts = _lengths_to_remember(prompt) if cache.states is not None else set()
         ends = sorted({*ends, *(n for n in cuts if n > reused_rows)})
+        # A chunk never ends within a picture that is read in both directions.
+        ends = [end for end in ends if end == ends[0] or prompt.uncut_length(end) == end]
         reach = prompt.media.reach
-        if reach is not None:
-            ends = _ends_that_cut_no_picture(ends, reach)
         for start, stop in pairwise(ends):
             rows = text[(text >= start) & (text < stop)].cpu()
             is_recorded = recorded_columns > 0 and len(rows) > 0
@@ -535,13 +535,6 @@ def _chunk_ends(start: int, stop: int, chunk: int) -> list[int]:
     fixed cost.
     """
     return [*range(start, max(start + 1, stop - chunk // 4), chunk), stop]
-
-
-def _ends_that_cut_no_picture(ends: Sequence[int], reach: Int[Tensor, " len"]) -> list[int]:
-    """Returns the borders of chunks without those that a row before them looks across."""
-    furthest = reach.cummax(0).values.tolist()
-    inner = [end for end in ends[1:-1] if furthest[end - 1] < end]
-    return [ends[0], *inner, ends[-1]]
 
 
 def _lengths_to_remember(prompt: Prompt) -> set[int]:

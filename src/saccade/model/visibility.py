@@ -49,7 +49,8 @@ def windows_of(config: Any, layers: Sequence[int]) -> list[KeyWindow | None]:
         # have a window that is used only if they say so.
         everywhere = size is not None and described.get("use_sliding_window", True)
         return [KeyWindow(size) if everywhere else None for _ in layers]
-    return [window_of_kind(config, kinds[layer]) for layer in layers]
+    window_by_kind = {kind: window_of_kind(config, kind) for kind in {*kinds}}
+    return [window_by_kind[kinds[layer]] for layer in layers]
 
 
 def window_of_kind(config: Any, kind: str) -> KeyWindow | None:
@@ -91,10 +92,7 @@ def visible_keys(
     # From a row to its ancestors in the tree one counts the nodes between them.
     later = nodes.int().flip(1).cumsum(1).flip(1)
     distance[segment.committed_rows :, tree_start:] = later - 1
-    if window.chunked:
-        visible &= (places[:, None] - distance) // window.size == (places // window.size)[:, None]
-    else:
-        visible &= distance < window.size
+    visible &= window.covers(places[:, None], places[:, None] - distance)
     first = int(visible.any(0).int().argmax())
     return visible[:, first:], first
 
@@ -154,10 +152,8 @@ def reach_of(
     places = torch.arange(length, device=mask.device)
     reach = torch.where(mask, places, -1).amax(1).clamp(min=places)
     expected = places <= reach[:, None]
-    if window is not None and window.chunked:
-        expected &= places[:, None] // window.size == places // window.size
-    elif window is not None:
-        expected &= places[:, None] - places < window.size
+    if window is not None:
+        expected &= window.covers(places[:, None], places[None])
     if not bool((mask == expected).all()):
         raise ValueError("a row does not see all keys up to the last one that it sees")
     return None if torch.equal(reach, places) else reach

@@ -88,10 +88,9 @@ BUGS = (
     ),
     PlantedBug(
         "a window is one key too wide",
-        "model/visibility.py",
-        within="visible_keys",
-        find="$distance < $window.size",
-        plant="$distance <= $window.size",
+        "model/segments.py",
+        find="$rows - $keys < self.size",
+        plant="$rows - $keys <= self.size",
         tests=("model/test_visibility.py::test_each_row_sees_what_its_own_text_would_see",),
     ),
     PlantedBug(
