@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -145,3 +146,30 @@ def test_a_prefill_in_chunks_gives_the_models_own_logits(family):
         session = Session(loaded.backbone, [Sampling()], chunk=chunk)
         (prefill,) = session.prefill([prompt])
         assert torch.allclose(prefill.logits, expected, atol=1e-3), chunk
+
+
+def test_prompts_share_no_part_of_a_picture_whose_later_rows_differ():
+    """Claim: where pictures are read in both directions, a prefix that two prompts share ends
+    before a picture of which only the first rows are equal, and a prompt that reuses it gets the
+    logits of one that does not. Control: read from left to right, those rows would be shared."""
+    from saccade.core.sampling import Sampling
+    from saccade.model.prefix_cache import PrefixCache, common_rows
+    from saccade.model.session import Session
+
+    loaded = zoo.member("gemma3")
+    (first,) = loaded.backbone.prompts(zoo.asked(loaded, "images"))
+    pictures = first.visual.nonzero().squeeze(-1)
+    embeds = first.embeds.clone()
+    embeds[pictures[-1]] += 1
+    second = replace(first, embeds=embeds)
+    assert first.media.reach is not None
+    begin = int(first.media.reach.eq(first.media.reach[pictures[-1]]).nonzero()[0])
+    assert begin < int(pictures[-1])
+    assert common_rows(first, second) == begin == common_rows(second, first)
+    causal = [replace(each, media=replace(each.media, reach=None)) for each in (first, second)]
+    assert common_rows(*causal) == int(pictures[-1])
+
+    model = loaded.backbone.with_prefix_cache(PrefixCache(2**30))
+    prefills = [Session(model, [Sampling()]).prefill([each])[0] for each in (first, second)]
+    (fresh,) = Session(loaded.backbone, [Sampling()]).prefill([second])
+    assert torch.allclose(prefills[1].logits, fresh.logits, atol=1e-4)

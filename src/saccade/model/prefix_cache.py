@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from jaxtyping import Int
 from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
@@ -199,7 +200,20 @@ def common_rows(one: Prompt, other: Prompt) -> int:
             same &= (mine[:visual_rows] == theirs[:visual_rows]).all(-1)
         rows = one.visual[:length].nonzero()[:visual_rows, 0]
         equal[rows] &= same
-    return _leading_true(equal)
+    if one.media.reach is not None or other.media.reach is not None:
+        equal &= _reach(one)[:length] == _reach(other)[:length]
+    for name in {*one.media.row_arguments} & {*other.media.row_arguments}:
+        mine, theirs = one.media.row_arguments[name], other.media.row_arguments[name]
+        equal &= (mine[:length] == theirs[:length]).reshape(length, -1).all(-1)
+    # A row that looks at a later one that differs has other keys.
+    return one.uncut_length(_leading_true(equal))
+
+
+def _reach(prompt: Prompt) -> Int[Tensor, " len"]:
+    """Returns the last row that each row of a prompt sees."""
+    if prompt.media.reach is not None:
+        return prompt.media.reach
+    return torch.arange(len(prompt), device=prompt.embeds.device)
 
 
 def _row_ids(prompt: Prompt) -> Tensor:
