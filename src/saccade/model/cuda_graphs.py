@@ -34,7 +34,7 @@ from saccade.model.backbone import MAX_ROUNDING_DIFFERENCE, Backbone
 from saccade.model.cache import Cache
 from saccade.model.cache_pool import Buffer, CachePool, Lease
 from saccade.model.kernels.attention_mass import Queries
-from saccade.model.kernels.few_rows import FewRowAttention, Kernels
+from saccade.model.kernels.few_rows import FewRowAttention, Kernels, abandon
 from saccade.model.likeliest import (
     WHOLE_VOCABULARY,
     LikeliestTokens,
@@ -130,6 +130,13 @@ class AttentionKind(Protocol):
 
     def agrees(self, captured: Tensor, ordinary: Tensor) -> bool:
         """Returns whether a captured forward's logits are those of an ordinary forward."""
+
+    def replacement(self, reason: str) -> AttentionKind | None:
+        """Gives this kind up, because it failed, and returns the one to use instead.
+
+        Returns None where there is no other.
+        """
+        return None
 
 
 class StaticInputs:
@@ -305,6 +312,10 @@ class FewRowKernels(GatheredAttention):
         caches, places = inputs.caches, inputs.tokens[2]
         return FewRowAttention(self.kernels, pool.keys, pool.values, caches, places, inputs.visible)
 
+    def replacement(self, reason: str) -> AttentionKind:
+        abandon(self.kernels, reason)
+        return GATHERED
+
 
 class CudaGraphs:
     """One model's captured forwards, by size.
@@ -338,6 +349,7 @@ class CudaGraphs:
         self._inputs: dict[Size, StaticInputs] = {}
         self._captured: OrderedDict[tuple[AttentionKind, Size], Forward] = OrderedDict()
         self._refused: set[tuple[AttentionKind, Size]] = set()
+        self._replaced: dict[AttentionKind, AttentionKind] = {}  # kinds that failed
         self._new: dict[tuple[AttentionKind, Size], Probe] = {}
         self._table: tuple[Tensor, Tensor] | None = None
         self._vocabularies = VocabularyTable(backbone.vocab, backbone.device)
@@ -478,9 +490,28 @@ class CudaGraphs:
         """Captures the sizes that have appeared since the last time, and checks each."""
         with self._lock, torch.no_grad():
             new, self._new = self._new, {}
-            for (kind, size), probe in new.items():
+            for (old_kind, size), probe in new.items():
+                kind = self._replaced.get(old_kind, old_kind)
                 if self._capture is not None and (kind, size) not in self._captured:
                     self._capture_one(kind, size, probe)
+
+    def _capture_with_replacement(
+        self, kind: AttentionKind, size: Size, probe: Probe, reason: str
+    ) -> bool:
+        """Captures a size by the kind that replaces one that failed; from now on all sizes are.
+
+        Returns False where there is no such kind.
+        """
+        other = kind.replacement(reason)
+        if other is None:
+            return False
+        self._replaced[kind] = other
+        if self._kind == kind:
+            self._kind = other
+        for key in [key for key in self._captured if key[0] == kind]:
+            del self._captured[key]
+        self._capture_one(other, size, probe)
+        return True
 
     def _capture_one(self, kind: AttentionKind, size: Size, probe: Probe) -> None:
         rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)
@@ -498,7 +529,11 @@ class CudaGraphs:
             try:
                 replay = self._capture(partial(self._forward, kind, inputs))
                 captured = _copy_logit_rows(rows, replay(), size)
-            except RuntimeError as error:
+            except Exception as error:  # Triton raises whatever its compiler and the driver raise.
+                if self._capture_with_replacement(kind, size, probe, str(error)):
+                    return
+                if not isinstance(error, RuntimeError):
+                    raise
                 # An ordinary forward gives the same answer; it will say so if memory ran out.
                 log.warning("forwards cannot be captured on %s: %s", self._backbone.device, error)
                 self._capture = None
@@ -507,6 +542,9 @@ class CudaGraphs:
             ordinary = probe.ordinary(rows)
         if not kind.agrees(captured, ordinary):
             difference = float((captured.float() - ordinary.float()).abs().amax())
+            reason = f"logits differ by {difference:.2g} from those of an ordinary forward"
+            if self._capture_with_replacement(kind, size, probe, reason):
+                return
             log.warning(
                 "a captured forward is not used, because its logits differ by %.2g: %s",
                 difference,
@@ -637,11 +675,20 @@ def unused_bytes(backbone: Backbone) -> int:
 def cuda_graph_capture(device: torch.device) -> Capture:
     """Returns a function that captures forwards as CUDA graphs.
 
-    The graphs share one memory pool, so no two of them may run at once.
+    The graphs share one memory pool, so no two of them may run at once. A capture that fails may
+    leave its pool unusable, so those after it share another.
     """
     pool = torch.cuda.graph_pool_handle()
 
     def capture(forward: Forward) -> Forward:
+        nonlocal pool
+        try:
+            return capture_in_pool(forward)
+        except Exception:
+            pool = torch.cuda.graph_pool_handle()
+            raise
+
+    def capture_in_pool(forward: Forward) -> Forward:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(device):
             # Workspaces and plans are made at first use, which must not be during the capture. The
