@@ -445,7 +445,8 @@ class Acceptance:
         The step is that of the target's first layers and its head. Nothing is compiled where the
         rest of the acceptance compiles nothing, and then the line says so.
         """
-        layers = self._model("target").first_layers(COMPILED_LAYERS)
+        target = self._model("target")
+        layers = target.first_layers(min(COMPILED_LAYERS, target.depth))
         compiler = torch.compile if self._compiles else _leave_as_it_is
         for context in self.report.cases(self.sizes.contexts[1:2]):
             for variant in measure_step_variants(
