@@ -444,6 +444,7 @@ def _history(family: str, seed: int, rounds: int = 6) -> None:
     _assert_equal_laws(session, oracle, {r: Tree() for r in range(3)})
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", HYBRIDS)
 @settings(max_examples=5)
 @given(seed=st.integers(0, 10_000))
@@ -519,6 +520,7 @@ def test_a_fork_goes_on_after_a_turn_right_behind_a_score():
             _assert_equal_laws(each, oracle, {0: chain([5, 6])})
 
 
+@pytest.mark.extra
 @settings(max_examples=4)
 @given(seed=st.integers(0, 10_000))
 def test_a_fork_of_a_hybrid_keeps_up_with_its_source(seed):
