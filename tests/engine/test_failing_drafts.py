@@ -165,7 +165,6 @@ FAILURES: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.representatives(12)
 @pytest.mark.parametrize("round", [0, 1, 5])
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_draft_that_fails_costs_speed_only(name, round):

@@ -112,7 +112,7 @@ def test_a_failure_after_one_drawn_token_does_not_bend_the_law(name, failure):
     assert distance(play) < EXACT
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("regime", [SAME, NEAR, WRONG])
 def test_a_chain_that_fails_keeps_the_law_whatever_the_draft(failure, regime):

@@ -245,7 +245,7 @@ EACH = pytest.mark.parametrize("family", list(PAIRS))
 BOTH = pytest.mark.parametrize("method", list(METHODS))
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(4)
 @BOTH
 @EACH
 def test_every_round_drafts_the_papers_tree(runs, family, method):

@@ -53,6 +53,7 @@ def _said(live: Live, *pieces: bytes, pause: float = 0.2) -> tuple[bytes, float]
     return found, time.monotonic() - began
 
 
+@pytest.mark.extra
 def test_a_connection_that_sends_no_whole_headers_is_closed(
     server: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,7 +88,6 @@ def test_second_turns_follow_the_same_first_ones(case: Case, art: Art, tmp_path:
         assert len(item.next.media) == len(after.media) > 0
 
 
-@pytest.mark.representatives(30)
 @every
 @pytest.mark.parametrize("how", ["name", "owner", "hub", "snapshot"])
 def test_both_generations_of_ids_are_found(case: Case, how: str, art: Art, tmp_path: Path):
