@@ -50,7 +50,7 @@ def shapes() -> Iterator[Shape]:
 def fits(drafter: Any, view: View, shape: Shape, schedule: Schedule) -> bool:
     """Which parts go together, written out by their classes."""
     picks_keys = isinstance(view, PerHead | ByPage) or vars(view).get("refresh") is not None
-    is_chain = type(shape) is Chain
+    is_chain = type(shape) in (Chain, FamilyChain)
     if drafter in (SelfDrafter, EarlyExit) and isinstance(view, TextView | Merged | Pooled):
         return False  # These rows have no keys in the target's cache.
     if drafter in (SelfDrafter, EarlyExit) and vars(view).get("positions") == "repacked":

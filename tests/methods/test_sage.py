@@ -207,7 +207,8 @@ def same(rounds: Sequence[Seen], plan: str, reading: Reading = PAPER, nodes: int
     """Whether every round drafted what the paper says it drafts."""
     most, accepted, ahead, last = D_MAX, [], {}, 0.5
     for seen in rounds:
-        if "ahead" not in plan:  # what hangs on a law that was never asked for cannot be in the tree
+        if "ahead" not in plan:
+            # What hangs on a law that was never asked for cannot be in the tree.
             alpha = None if plan == "live" else last
             tree = tree_by_hand(
                 lambda at, s=seen: s.laws.get(at, []), most, reading, alpha, "prose" in plan
@@ -222,9 +223,7 @@ def same(rounds: Sequence[Seen], plan: str, reading: Reading = PAPER, nodes: int
         accepted.append(seen.accepted)
         if reading.history:
             most = moved(most, accepted)
-        ahead = tree_by_hand(
-            lambda at, s=seen: s.laws[()], most, reading, prose="prose" in plan
-        )
+        ahead = tree_by_hand(lambda at, s=seen: s.laws[()], most, reading, prose="prose" in plan)
         last = confidence(seen.laws[()], reading.base)
     return True
 
