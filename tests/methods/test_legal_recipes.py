@@ -23,6 +23,7 @@ from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.basic import FULL, Pruned, Several, TextView
 from saccade.drafting.views.pruning import Merged, Pooled
 from saccade.methods import DRAFTERS, FAMILIES, SCHEDULES, SHAPES, VIEWS, resolve
+from saccade.methods.hippo import FamilyChain
 from saccade.methods.pages import ByPage
 from saccade.methods.std import PerHead
 
