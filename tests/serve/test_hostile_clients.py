@@ -25,7 +25,7 @@ from saccade.inputs.media.fetch import Sources
 from saccade.inputs.media.guard import DecoderPool, StopSignal
 from saccade.serve import listen_socket, request_bodies
 from saccade.serve.api_errors import ApiError
-from saccade.serve.formats.responses import ChatForm
+from saccade.serve.formats.chat_forms import ChatForm
 from saccade.serve.request_bodies import cut_data_urls
 from saccade.serve.request_schema import ChatRequest
 from saccade.serve.routes import make_app

@@ -80,8 +80,12 @@ def to_api_error(error: Exception) -> ApiError:
 
 
 NOT_SUPPORTED = {
-    *("presence_penalty", "frequency_penalty", "logit_bias", "refusal"),
-    *("store", "echo", "suffix", "best_of"),
+    *("logit_bias", "refusal", "store", "echo", "suffix", "best_of", "use_beam_search"),
+    *("length_penalty", "include_stop_str_in_output", "bad_words", "allowed_token_ids"),
+    *("prompt_logprobs", "truncate_prompt_tokens", "chat_template", "documents", "modalities"),
+    *("audio", "prediction", "functions", "function_call", "web_search_options"),
+    *("previous_response_id", "conversation", "background", "max_tool_calls"),
+    *("context_management", "moderation"),
 }
 """Fields of which only values that change nothing are accepted."""
 WRONG_TYPE_ERRORS = {"string_type", "list_type"}

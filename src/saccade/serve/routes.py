@@ -26,7 +26,7 @@ from saccade.serve.api_errors import (
     validation_api_error,
 )
 from saccade.serve.completion_handler import CompletionHandler
-from saccade.serve.formats.responses import Completion, TextCompletion
+from saccade.serve.formats.chat_forms import Completion, TextCompletion
 from saccade.serve.request_bodies import BodyMemory, RequestBody
 from saccade.serve.request_schema import ChatRequest, CompletionRequest, TextRequest
 from saccade.serve.service import Engine, Service
