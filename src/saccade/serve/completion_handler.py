@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -41,22 +41,28 @@ GRACE_SECONDS = 1.0  # The queue itself reports within this time that a deadline
 
 
 class CompletionHandler:
-    """Answers one HTTP request: reserves slots, queues an engine request per answer, responds."""
+    """Answers one HTTP request: reserves slots, queues an engine request per answer, responds.
+
+    A class for another API overrides what the section on its JSON and `_complete` and `_chunks` do.
+    """
+
+    end_of_stream: ClassVar[str] = "data: [DONE]\n\n"
 
     def __init__(
         self,
         service: Service,
         engine: Engine,
         http: Request,
-        request: CompletionRequest,
+        request: Any,
         arrived_at: float,
         body: RequestBody,
     ) -> None:
         self._form: ResponseForm = TextForm()  # Until the request has been read.
         self._service, self._engine, self._http = service, engine, http
-        self._request, self._arrived_at, self._body = request, arrived_at, body
+        self._request: CompletionRequest = request.completion
+        self._arrived_at, self._body = arrived_at, body
         self.deadline = arrived_at + service.settings.timeout_seconds
-        self._slots = request.n or 1
+        self._slots = self._request.n or 1
         self._has_failed = False
         self._queued: list[QueuedRequest] = []
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
@@ -180,13 +186,22 @@ class CompletionHandler:
         """Yields server-sent events; an error is the last one before [DONE]."""
         try:
             async for chunk in self._chunks():
-                yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+                yield self._event(chunk)
         except Exception as error:
             api_error = to_api_error(error)
             self._has_failed = True
             self._service.metrics.refused.labels(str(api_error.status)).inc()
-            yield f"data: {json.dumps(api_error.body())}\n\n"
-        yield "data: [DONE]\n\n"
+            yield self._event(self._failure(api_error))
+        if self.end_of_stream:
+            yield self.end_of_stream
+
+    def _event(self, chunk: dict[str, Any]) -> str:
+        """Returns a chunk as a server-sent event."""
+        return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+
+    def _failure(self, error: ApiError) -> dict[str, Any]:
+        """Returns the chunk that tells of an error."""
+        return error.body()
 
     async def _chunks(self) -> AsyncIterator[dict[str, Any]]:
         """Yields every answer's chunks, with text as soon as it is certain."""

@@ -9,7 +9,7 @@ import math
 import re
 import sys
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -30,8 +30,8 @@ from saccade.inputs.questions import cast_pixels, conversation_inputs, same_inpu
 from saccade.model.prefix_cache import PrefixCache, cache_preprocessing, digest
 from saccade.serve.api_errors import ApiError
 from saccade.serve.formats import grammar, tool_calls
-from saccade.serve.formats.reasoning import PROMPT_END_TOKENS, Reasoning, find_marks
 from saccade.serve.formats.chat_forms import ChatForm, ResponseForm, TextForm
+from saccade.serve.formats.reasoning import PROMPT_END_TOKENS, Reasoning, find_marks
 from saccade.serve.formats.strict_json import parse_object
 from saccade.serve.request_schema import (
     AssistantMessage,
@@ -130,7 +130,10 @@ class RequestReader:
             if has_form and getattr(request, field):
                 reason = "an answer of a form ends where its form does"
                 raise ApiError(400, f"{field}: {reason}: leave one of them out", field)
-        for field in sorted(request.ignored_fields):
+
+    def log_ignored(self, fields: Iterable[str]) -> None:
+        """Logs, once for each field, that it changes nothing."""
+        for field in sorted(fields):
             self._log_once(f"{field} changes nothing here and is ignored")
 
     def _log_once(self, message: str) -> None:

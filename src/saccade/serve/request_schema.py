@@ -40,6 +40,7 @@ IGNORED_FIELDS = frozenset(
         *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_salt"),
         *("parallel_tool_calls", "priority", "request_id"),
         *("spaces_between_special_tokens", "add_special_tokens"),
+        *("truncation", "include"),
     }
 )
 """Fields that known clients send and that change no answer here; the log names them once."""
@@ -266,6 +267,7 @@ class JsonSchema(Strict):
     json_schema: NamedSchema
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Format = Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")]
 Pattern = Annotated[Text, Field(min_length=1, max_length=10_000)]
 
@@ -325,11 +327,10 @@ class MediaOptions(Strict):
     video: VideoOptions = VideoOptions()
 
 
-class CompletionRequest(Strict, ABC):
-    """The fields of every completion: its length, sampling rules and format."""
+class RequestFields(Strict):
+    """The fields that requests of every kind share: sampling rules, stops and forms of answers."""
 
     model: Text
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
     top_k: Annotated[int, Field(ge=1)] | Literal[-1] | None = None  # -1 is vLLM's word for all.
@@ -338,7 +339,6 @@ class CompletionRequest(Strict, ABC):
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     seed: Annotated[int, Field(ge=-SEED_RANGE, lt=SEED_RANGE)] | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
     stop: (
         Annotated[Text, Field(min_length=1)]
         | Annotated[list[Annotated[Text, Field(min_length=1)]], Field(max_length=MAX_STOP_STRINGS)]
@@ -351,22 +351,9 @@ class CompletionRequest(Strict, ABC):
     ignore_eos: bool | None = None
     skip_special_tokens: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_regex: Pattern | None = None
     guided_json: dict[str, Any] | None = None
-    # These would change the answer. Only the values are accepted that change nothing.
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
-    store: Literal[False] | None = None
-    best_of: Literal[1] | None = None
-    echo: Literal[False] | None = None
-    use_beam_search: Literal[False] | None = None
-    length_penalty: Literal[1] | None = None
-    include_stop_str_in_output: Literal[False] | None = None
-    bad_words: Annotated[list[Any], Field(max_length=0)] | None = None
-    allowed_token_ids: Annotated[list[Any], Field(max_length=0)] | None = None
-    prompt_logprobs: Literal[None] = None
-    truncate_prompt_tokens: Literal[None] = None
     # These are ignored, see `IGNORED_FIELDS`.
     user: Text | None = None
     metadata: dict[str, Text] | None = None
@@ -381,6 +368,32 @@ class CompletionRequest(Strict, ABC):
     spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
 
+    @property
+    def ignored_fields(self) -> frozenset[str]:
+        """The fields of this request that change nothing."""
+        sent = IGNORED_FIELDS & self.model_fields_set
+        return frozenset(name for name in sent if vars(self)[name] is not None)
+
+
+class CompletionRequest(RequestFields, ABC):
+    """The fields of every completion, of a chat or of plain text."""
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stream_options: StreamOptions | None = None
+    # These would change the answer. Only the values are accepted that change nothing.
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    store: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+    echo: Literal[False] | None = None
+    use_beam_search: Literal[False] | None = None
+    length_penalty: Literal[1] | None = None
+    include_stop_str_in_output: Literal[False] | None = None
+    bad_words: Annotated[list[Any], Field(max_length=0)] | None = None
+    allowed_token_ids: Annotated[list[Any], Field(max_length=0)] | None = None
+    prompt_logprobs: Literal[None] = None
+    truncate_prompt_tokens: Literal[None] = None
+
     @model_validator(mode="after")
     def _check_combinations(self) -> CompletionRequest:
         if self.stream_options is not None and not self.stream:
@@ -393,10 +406,9 @@ class CompletionRequest(Strict, ABC):
         return self
 
     @property
-    def ignored_fields(self) -> frozenset[str]:
-        """The fields of this request that change nothing."""
-        sent = IGNORED_FIELDS & self.model_fields_set
-        return frozenset(name for name in sent if vars(self)[name] is not None)
+    def completion(self) -> CompletionRequest:
+        """The completion to run, which is this request."""
+        return self
 
     @property
     def token_limit(self) -> int | None:
@@ -499,12 +511,10 @@ class ChatRequest(CompletionRequest):
             raise ValueError("tool_choice needs tools")
         return self
 
-    def frame_options_of(self, field: Literal["media_io_kwargs", "mm_processor_kwargs"]) -> dict:
+    def frame_options_of(self, field: str) -> dict[str, Any]:
         """Returns the options by which one of two fields chooses frames."""
-        if field == "media_io_kwargs":
-            options = None if self.media_io_kwargs is None else self.media_io_kwargs.video
-        else:
-            options = self.mm_processor_kwargs
+        video = None if self.media_io_kwargs is None else self.media_io_kwargs.video
+        options = {"media_io_kwargs": video, "mm_processor_kwargs": self.mm_processor_kwargs}[field]
         return {} if options is None else options.frame_options
 
     @property
