@@ -144,7 +144,7 @@ WRONG: list[tuple[str, Any]] = [
     ("structured_outputs", {}),
     ("messages", [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]),
     ("messages", [{"role": "user", "content": [{"type": "text", "text": "x", "more": 1}]}]),
-    ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": "data:"}]}]),
+    ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": 5}]}]),
 ]
 
 
@@ -345,6 +345,7 @@ def test_bad_media_are_refused_in_a_sentence(server, name):
     for content in (
         _video(VIDEOS[name]),
         [{"type": "image_url", "image_url": {"url": VIDEOS[name]}}, text_part("hi")],
+        [{"type": "image_url", "image_url": VIDEOS[name]}, text_part("hi")],
     ):
         error = _refused(server.ask(content), 400, 413, 415, 422)
         assert error["param"] == "messages"
