@@ -142,6 +142,7 @@ def test_drafted_is_plain_and_plain_is_transformers(models, name):
     assert list(plain.ids) == expected[0, length:].tolist()
 
 
+@pytest.mark.extra
 def test_drawn_answers_are_repeated_less(models):
     """Claim: the seed names the answer under penalties too, and a large penalty makes tokens
     repeat less than none does. Fails if sampling leaves the rule out."""

@@ -67,6 +67,7 @@ def test_harmless_fields_change_nothing(server, caplog):
     assert _text(server.ask("hi")) == _text(server.ask(messages=named, **more))
 
 
+@pytest.mark.extra
 def test_rules_are_transformers_own(server, models):
     """Claim: repetition_penalty and min_p give the answers of `saccade.run` with the same names."""
     for asked, given in (
@@ -125,6 +126,7 @@ def test_a_token_may_be_a_stop(server, models):
         assert answer["usage"]["completion_tokens"] == 3
 
 
+@pytest.mark.extra
 def test_all_is_a_number_of_likeliest_tokens(server):
     """Claim: a top_k of -1, vLLM's word for all, is the answer of no top_k at that temperature."""
     drawn: dict[str, Any] = dict(temperature=1.0, seed=5, max_tokens=24)
@@ -156,6 +158,7 @@ def test_pictures_have_as_many_pixels_as_is_asked(server, tmp_path):
     assert tokens({"max_pixels": 10**12}) == plain
 
 
+@pytest.mark.extra
 def test_videos_are_scaled_too(server, clips):
     """Claim: max_pixels is of each frame of a video."""
     part = video_part(clips[0])
@@ -176,6 +179,7 @@ def test_an_address_may_be_a_bare_string(server, picture, clips):
         assert len({answer["usage"]["prompt_tokens"] for answer in answers}) == 1
 
 
+@pytest.mark.extra
 def test_a_last_message_may_be_finished(server):
     """Claim: with add_generation_prompt a last message of the assistant is a finished turn, with
     continue_final_message it is continued, and without either field too."""
@@ -207,6 +211,7 @@ def test_a_form_decides_where_its_answer_ends(server, field, value):
     assert answer.status_code == 400 and answer.json()["error"]["param"] == field
 
 
+@pytest.mark.extra
 def test_pictures_of_low_detail_are_small(server, tmp_path):
     """Claim: low shrinks a large picture to fewer tokens; high and auto leave it."""
     path = tmp_path / "large.png"
@@ -329,6 +334,7 @@ def test_a_document_that_is_none_is_reported(server, part, param):
     assert said["code"] == 400 and said["param"] == param
 
 
+@pytest.mark.extra
 def test_what_the_embedded_pair_cannot_know_is_reported(server, clips, tmp_path):
     """Claim: asked about frames that are not of its drawn world, the embedded pair's answer says
     so, for images and videos, streamed or not; about a drawn clip or words it does not."""
