@@ -39,7 +39,7 @@ LENGTH = 256  # tokens of the documents that they are asked about
 SLACK = 24  # rows that a window may hold beside its share until it slides
 needs_weights = pytest.mark.skipif(
     not (CHECKPOINT / "config.json").is_file(),
-    reason=f"{weights.NAME} is not here: run `saccade real make`",
+    reason=f"{weights.SMOLLM2.name} is not here: run `saccade real make`",
 )
 
 

