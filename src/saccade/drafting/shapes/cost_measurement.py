@@ -152,7 +152,7 @@ class CorrectedCosts:
     measurements."""
 
     def __init__(self, target: Backbone, draft: Backbone, context: int, draft_context: int) -> None:
-        facts = "corrected", draft_context, context, compiled.version()
+        facts = "corrected", draft is target, draft_context, context, compiled.version()
         self._key = _MEASUREMENTS.key(*facts, *_facts(target), *_facts(draft))
 
     def load(self) -> Costs | None:
