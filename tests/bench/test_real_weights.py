@@ -18,13 +18,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from typer.testing import CliRunner
 
 import saccade
 from lab import checkpoints
 from saccade.bench.real import answers as measure
-from saccade.bench.real import attention_sets
+from saccade.bench.real import attention_sets, pair
 from saccade.bench.real.results_page import ForwardSizes, make_page
 from saccade.bench.suites import long_documents as documents
+from saccade.cli.application import app
 from saccade.core.errors import ModelError, OptionError
 from saccade.inputs import load
 from saccade.inputs import real_weights as weights
@@ -423,3 +425,61 @@ def test_a_few_documents_are_the_shortest():
     texts = [documents.Document(f"{n}", "", "", n) for n in (5, 2, 9, 2, 1)]
     assert [each.tokens for each in documents.shortest_documents(texts, 3)] == [2, 2, 1]
     assert documents.shortest_documents(texts, None) == texts
+
+
+# -- a target with its draft -------------------------------------------------------------------
+
+
+def test_a_pair_is_measured_on_every_kind_by_one_command(tmp_path, monkeypatch):
+    """Claim: one command asks questions of every kind by every method that has something to draft
+    with, in float32 for identity and in the named precision for speed, stores each row, and goes on
+    from them: a second run asks nothing. Fails if a kind, a method or a precision is left out."""
+    folder = checkpoints.make("llama", tmp_path / "target")
+    monkeypatch.setattr(weights, "require_checkpoint", lambda model: folder)
+    text = documents.Document("a.md", "some words of a text, " * 12, "Go on.", 60)
+    monkeypatch.setattr(documents, "find_documents", lambda paths: iter([text]))
+    rows = tmp_path / "pair.json"
+    command = [
+        "bench",
+        "pair",
+        "--limit",
+        "1",
+        "--methods",
+        "ar,sd,std/keep=0.25",
+        "--out",
+        str(rows),
+    ]
+    command += ["--max-new-tokens", "6", "--identity-tokens", "4"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    stored = json.loads(rows.read_text())
+    for kind, tokens in (("measured", 6), ("identity", 4)):
+        asked = {(pair.kind_of(row["document"]), row["method"]) for row in stored[kind]}
+        every = {(name, method) for name in pair.KINDS for method in ("ar", "sd")}
+        assert asked == every | {("document", "std/keep=0.25")}
+        assert all(row["tokens"] <= tokens for row in stored[kind])
+    assert all(row["same"] for row in stored["identity"])
+    monkeypatch.setattr(measure, "answer_documents", lambda *all: pytest.fail("asked again"))
+    assert CliRunner().invoke(app, command).exit_code == 0
+
+
+def test_a_pair_s_section_has_a_table_of_each_kind():
+    """Claim: a method's tau, its tokens a second and its speed against plain decoding on the same
+    prompt stand in the table of their kind; identity is counted over the float32 answers."""
+    row = dict(document="code: 1", same=True, tokens=97, accepted=None, tau=1.0)
+    facts = {
+        "measured": [
+            {**row, "method": "ar", "decode_seconds": 12.0},
+            {**row, "method": "sd", "decode_seconds": 8.0, "tau": 4.5, "accepted": 0.7},
+        ],
+        "identity": [row, {**row, "same": False}],
+        "identity_tokens": 24,
+        "settings": {"dtype": "bfloat16"},
+        "model": "T with D",
+        "machine": "P.",
+        "command": "saccade bench pair",
+    }
+    text = pair.pair_section(facts)
+    assert "### Code: 1 prompts" in text and "Prose" not in text
+    assert "| `sd` | 4.50 | 0.70 | 1 of 1 | 12.0 | 1.50 | 1.50 to 1.50 |" in text
+    assert "of 2 answers of 24 tokens 1 are" in text
