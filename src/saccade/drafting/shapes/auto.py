@@ -73,7 +73,8 @@ MAX_TRIAL_DEPTH = 3  # levels of a draft that does not pay by the believed costs
 # A round without a draft shows what plain decoding takes: after so many rounds with drafts.
 FIRST_PLAIN_AFTER_ROUNDS = 3
 PLAIN_AFTER_ROUNDS = 48
-NEW_ANSWER_WEIGHT = 0.3  # of the latest answer in the acceptance that the next one begins by
+# The acceptance that the next answer begins by counts as so many judged tokens beside this one's.
+REMEMBERED_TOKENS = 10
 FORGOTTEN_SHARE = 0.05  # by which that returns to the prior in an answer without drafts
 REMEMBERED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 26, 48)  # of the costs that the next answer begins by
 
@@ -252,9 +253,11 @@ class Auto(CostedShape):
             # Drafts that nobody tries are believed to get better, until they are tried again.
             forgotten = before + FORGOTTEN_SHARE * (PRIOR_ACCEPTANCE - before)
             return replace(self.forward_costs, acceptance=forgotten)
-        acceptance = estimates.acceptance.rate
-        if before is not None:
-            acceptance = before + NEW_ANSWER_WEIGHT * (acceptance - before)
+        # A few judged tokens tell little of a draft, so one unlucky answer must not end drafting.
+        believed = PRIOR_ACCEPTANCE if before is None else before
+        judged = estimates.acceptance.accepted.tries
+        share = judged / (judged + REMEMBERED_TOKENS)
+        acceptance = believed + share * (estimates.acceptance.rate - believed)
         costs = self.believed(estimates._replace(requests=1))
         seconds = tuple(accumulate(map(costs.verify, REMEMBERED_ROWS), max))
         return replace(
