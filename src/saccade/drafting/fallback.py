@@ -49,6 +49,9 @@ class Fallback(Drafter, Learner, BesideTarget):
     def fold(self, state: State, round: Round) -> State:
         return state if self.reason else self._try(lambda: self._drafter.learner.fold(state, round))
 
+    def finish(self, state: State) -> None:
+        self._try(lambda: self._drafter.learner.finish(state))
+
     def sharing_threads(self) -> AbstractContextManager[None]:
         return self._drafter.beside.sharing_threads()
 

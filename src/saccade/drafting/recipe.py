@@ -7,6 +7,7 @@ request is read.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from saccade.core.capabilities import Capability, find_unmet_needs
 from saccade.core.costs import Costs
@@ -85,6 +86,16 @@ class Recipe:
         return Capability.BESIDE_TARGET in self.schedule.offers
 
 
+class AnswerOutlook(NamedTuple):
+    """What is known of an answer before it begins."""
+
+    tokens: int | None = None  # that it may have; None where measuring may take any time
+    samples: bool = True  # whether tokens are drawn: then no clock of earlier answers may decide
+
+
+ANY_ANSWER = AnswerOutlook()
+
+
 def plan(
     recipe: Recipe,
     target: Backbone,
@@ -92,35 +103,50 @@ def plan(
     context: int,
     exact: bool = False,
     phase: Phase = ignore_phase,
+    answer: AnswerOutlook = ANY_ANSWER,
 ) -> Recipe:
     """Completes what a recipe leaves open by what forwards cost here: how much the draft reads, its
     shape, and for ``auto`` without a draft model whether to draft at all.
 
     ``context`` is the prompt's length in tokens. Costs that are not stored yet are measured, as the
-    phase "costs".
+    phase "costs", if that takes little of what the ``answer`` takes; else they are estimated by the
+    number of weights, and rounds correct them.
     """
     view, shape = recipe.view, recipe.shape
     works_alone = Capability.NO_DRAFT_MODEL in shape.offers
     if draft is None and works_alone and Capability.DRAFT_MODEL in recipe.drafter.offers:
-        alone = plan(replace(recipe, drafter=SelfDrafter), target, None, context, exact, phase)
+        own = replace(recipe, drafter=SelfDrafter)
+        alone = plan(own, target, None, context, exact, phase, answer)
         return alone if alone.shape.pays() else replace(alone, drafter=NoDraft, view=FULL)
     own_keys = Capability.TARGET_KEYS in recipe.drafter.offers
     drafting = target if own_keys or draft is None else draft
     bucket = cost_measurement.context_bucket(context)
     if Capability.COSTS in view.needs:
         view = view.with_share(
-            view.keep or cost_measurement.affordable_share(target, drafting, bucket, phase)
+            view.keep
+            or cost_measurement.affordable_share(target, drafting, bucket, phase, answer.tokens)
         )
     keep = 1.0 if view.keep is None else view.keep
 
+    draft_context = cost_measurement.context_bucket(int(bucket * keep))
+
     def measure() -> Costs:
-        draft_context = cost_measurement.context_bucket(int(bucket * keep))
         costs = cost_measurement.measure_costs(
-            target, drafting, context=bucket, draft_context=draft_context, phase=phase
+            target,
+            drafting,
+            context=bucket,
+            draft_context=draft_context,
+            phase=phase,
+            answer_tokens=answer.tokens,
         )
         return replace(costs, row_multiple=ROWS) if exact else costs
 
-    shape = shape.settle(measure, target.model.config.model_type)
+    memory = cost_measurement.CorrectedCosts(target, drafting, bucket, draft_context)
+    shape = shape.settle(
+        measure,
+        None if exact or answer.samples else memory,
+        target.model.config.model_type,
+    )
     if recipe.drafts_beside_target:
         shape = shape.for_parallel()
     if view is recipe.view and shape is recipe.shape:

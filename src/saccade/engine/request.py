@@ -74,6 +74,7 @@ class Request:
     decode: Callable[[Sequence[int]], str] | None = None  # without special tokens
     spell: Callable[[Sequence[int]], str] | None = None  # with special tokens
     words: Words = Words()
+    samples: bool = False  # whether tokens are drawn, so that no clock may decide about drafts
 
     @classmethod
     def of(
@@ -136,7 +137,8 @@ class Request:
         decode, spell = _decoder(tokenizer, True), _decoder(tokenizer, False)
         if not arguments.get("skip_special_tokens", True):
             decode = _without_end(spell, ends)
-        return cls(inputs, rules, limits, draft_inputs, decode, spell, words)
+        samples = bool(config.do_sample)
+        return cls(inputs, rules, limits, draft_inputs, decode, spell, words, samples)
 
     @classmethod
     def from_transformers(
@@ -191,6 +193,7 @@ class Request:
             replace(limits, stop=()),  # Stop strings are among the criteria already.
             draft_inputs,
             words=Words(_encoder(arguments.get("tokenizer")), arguments.get("captioner")),
+            samples=sampling.sample,
         )
 
     @property

@@ -18,7 +18,7 @@ from saccade.core.stopping import Stops
 from saccade.core.timing import Clock, Phase, ignore_phase, stopped_seconds
 from saccade.core.tree import Tree, common_length
 from saccade.drafting.fallback import Fallback
-from saccade.drafting.recipe import Recipe, as_chains, plan
+from saccade.drafting.recipe import AnswerOutlook, Recipe, as_chains, plan
 from saccade.drafting.schedule import NO_MEMORY_REASON, MemoryGuard, opening_round
 from saccade.drafting.setup import Setup
 from saccade.engine.request import Request
@@ -58,7 +58,8 @@ class RequestBatch:
             batch_invariant.require_batch_invariance(target)
         length = int(request.inputs["input_ids"].shape[1])
         request.check(target)  # This comes before ``plan``, which may time forwards of this length.
-        self.recipe = plan(recipe, target, draft, length, exact, phase)
+        answer = AnswerOutlook(request.limits.max_new_tokens, request.samples)
+        self.recipe = plan(recipe, target, draft, length, exact, phase, answer)
         self._set_request(request)
         room = self.stops.limits.max_new_tokens
         view, shape = self.recipe.view, self.recipe.shape
@@ -172,6 +173,8 @@ class RequestBatch:
         """
         if (recipe, exact) != (self.requested_recipe, self.exact) or self.target.rotates_by_length:
             return False
+        if self.recipe.needs_costs and request.samples != self.request.samples:
+            return False  # The costs that rounds have corrected may not decide about draws.
         turns = self._turns_after_cached(request)
         if turns is None:
             return False

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from saccade.core.costs import EXPECTED_COST_PER_ROW
 from saccade.core.errors import ModelError
 from saccade.core.pace import expected_chain
 from saccade.inputs.footprint import (
@@ -26,11 +27,7 @@ from saccade.model.memory import GIB, SPARE_SHARE, format_bytes
 
 ACCEPTANCE_RATES = (0.6, 0.7, 0.8, 0.9)
 MAX_CHAIN = 12
-COST_PER_ROW = {"cpu": 0.055, "cuda": 0.005}
-"""What one more row adds to a verifying forward, as a share of T(1).
-
-The CPU's was measured on tiny models (notebook/LOG.md). The GPU's is assumed.
-"""
+COST_PER_ROW = EXPECTED_COST_PER_ROW
 H100_BYTES_PER_SECOND = 3.35e12  # As published.
 REACHED_BANDWIDTH = 0.85  # The share of it that a step's products reach; assumed.
 SECONDS_PER_LAYER = 64e-6  # Of about twenty small kernels in a captured step; assumed.
