@@ -261,4 +261,18 @@ BUGS = (
         plant="1",
         tests=("model/test_kernels.py::test_a_copy_that_saves_little_is_not_kept",),
     ),
+    PlantedBug(
+        "products of bf16 in C: the rows of the last outputs lie elsewhere",
+        "model/kernels/kernels.c",
+        find="const ptrdiff_t second = c->gated ? c->out + first : after;",
+        plant="const ptrdiff_t second = c->gated ? c->out + start : after;",
+        tests=("model/test_bf16_products.py::test_a_product_is_fp32s_rounded_once",),
+    ),
+    PlantedBug(
+        "products of bf16 in C: vectors leave out the inputs that fill no vector",
+        "model/kernels/kernels.c",
+        find="? ~0u : (1u << (in - i)) - 1;",
+        plant="? ~0u : 0;",
+        tests=("model/test_bf16_products.py::test_a_product_is_fp32s_rounded_once",),
+    ),
 )
