@@ -98,6 +98,8 @@ def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         every = Choice((1, 5, 64, 65), (own, "plain", "packed", "transposed"))
 
         def every_kernel(matrix: kernels.Matrix) -> Choice:
+            if matrix.rounding is not None:
+                return Choice((16, 17), (matrix.candidates[-1], "plain"))
             if matrix.weight.dtype == torch.float32:
                 return every
             return Choice((16, 64, 65), (matrix.candidates[-1], "plain", "packed"))

@@ -151,7 +151,7 @@ def test_an_exact_answer_in_bf16_is_plain_decodings():
 
 @pytest.mark.skipif(not compiled.bf16_units(), reason="no products of bf16 here")
 def test_a_wrong_product_is_left_alone(monkeypatch, caplog):
-    """Claim: a unit that does not compute what torch does is not chosen from, and the log says so."""
+    """Claim: a unit that does not compute what torch does is never chosen, and the log says so."""
     compiled.bf16_units.cache_clear()
     right = compiled.multiply_bf16
     monkeypatch.setattr(compiled, "multiply_bf16", lambda *a, **k: right(*a, **k) * 2)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
-from functools import partial
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -26,7 +26,8 @@ from torch.nn.functional import linear, silu
 
 from saccade.core.home import MeasurementFile
 from saccade.model import memory
-from saccade.model.kernels import compiled
+from saccade.model.kernels import compiled, few_bits
+from saccade.model.kernels.few_bits import FewBitProduct, Rounding
 
 TIMED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 256)
 ROWS_TIMED_FIRST = (1, 256, 8, 4, 16, 2, 64)  # The time may not suffice for all of TIMED_ROWS.
@@ -147,6 +148,25 @@ GATED_BF16_PRODUCTS = {
 }
 
 
+def _rounded(product: FewBitProduct, gated: bool) -> Product:
+    """Returns a product with rounded weights, as one of those to choose from."""
+    plain = Product(
+        few_bits.prepared_by(product, gated), product.multiply, supports=product.supports
+    )
+    return _with_silu_gate(plain) if gated and not product.gates else plain
+
+
+@cache
+def rounded_products(rounding: Rounding, gated: bool) -> dict[str, Product]:
+    """Returns the products to choose from for a draft whose weights are rounded, by name.
+
+    The first is the plain one, which a prompt's many rows need.
+    """
+    plain = _with_silu_gate(PLAIN) if gated else PLAIN
+    found = few_bits.few_bit_products(rounding)
+    return {"plain": plain, **{name: _rounded(each, gated) for name, each in found.items()}}
+
+
 def product_names(dtype: torch.dtype = torch.float32) -> list[str]:
     """Returns the products to choose from on this machine, for weights of this type.
 
@@ -191,19 +211,22 @@ class Matrix:
         weight: Float[Tensor, "out into"],
         bias: Tensor | None = None,
         epilogue: Epilogue = Epilogue.NONE,
+        rounding: Rounding | None = None,
     ) -> None:
+        """``rounding`` is for a draft, whose few rows may be multiplied with rounded weights."""
+        self.rounding = rounding
         self.weight, self.bias = weight, bias
         self.epilogue = epilogue if bias is None else Epilogue.BIAS
         self.may_be_copied = True
         self.drop_copies()
         self.choose(ALWAYS_PLAIN)
 
-    def __getstate__(self) -> tuple[Tensor, Tensor | None, Epilogue]:
+    def __getstate__(self) -> tuple[Tensor, Tensor | None, Epilogue, Rounding | None]:
         """Leaves out prepared weights: they cannot be copied or sent, so they are made anew."""
-        return self.weight, self.bias, self.epilogue
+        return self.weight, self.bias, self.epilogue, self.rounding
 
-    def __setstate__(self, state: tuple[Tensor, Tensor | None, Epilogue]) -> None:
-        self.weight, self.bias, self.epilogue = state
+    def __setstate__(self, state: tuple[Tensor, Tensor | None, Epilogue, Rounding | None]) -> None:
+        self.weight, self.bias, self.epilogue, self.rounding = state
         self.may_be_copied = True
         self.drop_copies()
         self.choose(ALWAYS_PLAIN)
@@ -212,6 +235,8 @@ class Matrix:
     def products(self) -> Mapping[str, Product]:
         """The products for a weight of this type with this epilogue, by name."""
         is_gated = self.epilogue is Epilogue.SILU_GATE
+        if self.rounding is not None:
+            return rounded_products(self.rounding, is_gated)
         if self.weight.dtype == torch.bfloat16:
             return GATED_BF16_PRODUCTS if is_gated else BF16_PRODUCTS
         return GATED_PRODUCTS if is_gated else PRODUCTS
@@ -219,8 +244,19 @@ class Matrix:
     @property
     def candidates(self) -> list[str]:
         """The names of the products to choose from here; the first is "plain"."""
-        names = product_names(self.weight.dtype)
+        names = self.product_names
         return [n for n in names if self.may_use(n) and self.products[n].supports(self.weight)]
+
+    @property
+    def product_names(self) -> list[str]:
+        """The names of the products on this machine for weights of this type and rounding."""
+        if self.rounding is not None:
+            return list(self.products)
+        return product_names(self.weight.dtype)
+
+    def rounded(self, rounding: Rounding) -> Matrix:
+        """Returns a matrix over the same weight that may multiply few rows with rounded weights."""
+        return Matrix(self.weight, self.bias, self.epilogue, rounding)
 
     def may_use(self, name: str) -> bool:
         """Returns whether there is memory for what a product needs."""
@@ -302,7 +338,8 @@ class TunedMatrices:
     def __init__(self, matrices: Sequence[Matrix]) -> None:
         self._matrices: Sequence[Matrix] = ()
         if matrices and has_kernels(matrices):
-            with_copies = may_copy(matrices)
+            # Whoever rounds weights has asked for copies of them.
+            with_copies = matrices[0].rounding is not None or may_copy(matrices)
             for matrix in matrices:
                 matrix.may_be_copied = with_copies
             if any(len(matrix.candidates) > 1 for matrix in matrices):
@@ -384,8 +421,8 @@ def choose_products(matrices: Sequence[Matrix]) -> list[Choice]:
         by_size[matrix.problem_size].append(matrix)
     times: dict[ProblemSize, dict[int, dict[str, float]]] = defaultdict(dict)
     first = matrices[0]
-    names = [name for name in product_names(first.weight.dtype) if first.may_use(name)]
-    facts = "products", names, sorted(by_size)
+    names = [name for name in first.product_names if first.may_use(name)]
+    facts = "products", str(first.weight.dtype), names, sorted(by_size)
     for (*size, rows), seconds in shortest_times(facts, lambda: time_products(by_size)).items():
         times[tuple(size)][rows] = seconds
     free = [name for name in names if not first.products[name].copies]
@@ -407,7 +444,7 @@ def time_products(
     for size, (first, *others) in by_size.items():
         # A part of the outputs is enough of a large matrix, such as a vocabulary's.
         outputs = max(1, MIN_TIMED_BYTES // first.weight[0].nbytes // 2) * 2
-        part = Matrix(first.weight[:outputs], first.bias, first.epilogue)
+        part = Matrix(first.weight[:outputs], first.bias, first.epilogue, first.rounding)
         part.may_be_copied = first.may_be_copied
         weights = [part.weight, *(other.weight for other in others)]
         weights = weights[: max(1, MIN_TIMED_BYTES // part.weight.nbytes)]

@@ -26,7 +26,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -42,11 +42,15 @@ FLAGS = (
 )
 ATTENTION_ARGUMENTS = struct.Struct("8P18nd")  # The layout of `call` in kernels.c.
 PRODUCT_ARGUMENTS = struct.Struct("4P6n")  # The layout of `product` in kernels.c.
+CODED_ARGUMENTS = struct.Struct("4P8n")  # The layout of `coded_product` in kernels.c.
+OUTPUTS_PER_UNIT = 32  # Outputs of a panel of rounded weights.
+CODE_BLOCK = 32  # Inputs that share a scale.
 TILE_ROWS = 16  # Outputs of a tile of weights.
 TILE_INPUTS = 32  # Inputs of a tile of weights in bf16.
 MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
 TOLERANCE = 1e-4  # How far the kernels may be from what torch computes.
+BYTES_BIT = 4  # Of `low_precision_instructions` in kernels.c.
 BF16_TOLERANCE = 2**-7  # The same for results that are rounded to bf16.
 COMPILE_TIMEOUT_SECONDS = 60.0
 
@@ -224,6 +228,42 @@ def multiply_bf16(
     if multiply_by_unit(arguments):
         raise MemoryError(f"there is no memory for {rows} rows of {into} numbers")
     return product
+
+
+def multiply_coded(
+    x: Float[Tensor, "rows into"],
+    panels: UInt8[Tensor, "panel block byte"],
+    base: Float[Tensor, "*rows out"] | None = None,
+    *,
+    out: int,
+    bits: int,
+    gated: bool = False,
+) -> Float[Tensor, "rows out"]:
+    """Returns about base + x W^T for rounded weights, or silu(gate) times the other half.
+
+    The rows are rounded to bytes. ``panels`` are laid out as ``few_bits.CodedPanels``. Rows and
+    results are in fp32 or bf16. Only where :func:`multiplies_bytes`.
+    """
+    x, (rows, into) = x.contiguous(), x.shape
+    base_address = base_stride = 0
+    if base is not None:
+        base = base.contiguous()
+        base_address = base.data_ptr()
+        base_stride = out if base.dim() > 1 else 0
+    product = x.new_empty(rows, out)
+    arguments = CODED_ARGUMENTS.pack(
+        *(x.data_ptr(), panels.data_ptr(), base_address, product.data_ptr()),
+        *(base_stride, rows, into, out, gated, torch.get_num_threads(), bits),
+        x.dtype == torch.float32,
+    )
+    if _library().multiply_coded(arguments):
+        raise MemoryError(f"there is no memory for {rows} rows of {into} numbers")
+    return product
+
+
+def multiplies_bytes() -> bool:
+    """Returns whether this processor multiplies with weights of few bits (AVX512-VNNI)."""
+    return is_available() and bool(_library().low_precision_instructions() & BYTES_BIT)
 
 
 @cache
