@@ -13,6 +13,7 @@ import saccade
 from saccade.core.errors import ModelError, OptionError
 from saccade.drafting import recipe as recipes
 from saccade.drafting.drafters import ModelDrafter, NoDraft, SelfDrafter
+from saccade.drafting.parallel import process
 from saccade.inputs import loading
 from saccade.methods import resolve
 from saccade.model import decoder
@@ -136,6 +137,23 @@ def test_a_video_is_drafted_on_with_rounded_weights_over_the_targets_keys():
     assert planned.drafter is SelfDrafter
     assert recipes.plan(resolve("sd"), target, target, 64).drafter is ModelDrafter
     assert recipes.plan(resolve("ar"), target, rounded, 64).drafter is NoDraft
+
+
+def test_a_draft_in_a_process_of_its_own_is_rounded_there():
+    """Claim: a parallel method's process gets a draft that rounds as here, and the answer is plain
+    decoding's. Fails if the rounding is not sent along."""
+    target, draft = copy.deepcopy(llama()), noisy(llama, 0, 0.1)
+    plain = saccade.run(target, text_input(1), method="ar", max_new_tokens=16)
+    drafted = saccade.run(
+        target,
+        text_input(1),
+        draft=draft,
+        draft_quantize="int4",
+        method="pearl",
+        max_new_tokens=16,
+    )
+    assert drafted.ids == plain.ids and drafted.fallback_reason is None
+    assert process._idle[-1].has_model(Backbone.of(draft).rounded(ROUNDINGS["int4"]))
 
 
 def test_a_rounded_copy_follows_its_model():

@@ -275,4 +275,21 @@ BUGS = (
         plant="? ~0u : 0;",
         tests=("model/test_bf16_products.py::test_a_product_is_fp32s_rounded_once",),
     ),
+    PlantedBug(
+        "products of few bits in C: halves of bytes are met by each other's inputs",
+        "model/kernels/kernels.c",
+        find="_mm512_set1_epi32(x[r * (c->in / 4) + 4])",
+        plant="_mm512_set1_epi32(x[r * (c->in / 4)])",
+        tests=("model/test_few_bits.py::test_a_product_is_that_of_the_rounded_weights",),
+    ),
+    PlantedBug(
+        "drafts of few bits: the target multiplies with rounded weights too",
+        "model/decoder.py",
+        within="FusedDecoder.rounded",
+        find="other = copy(self)",
+        plant="other = self",
+        tests=(
+            "model/test_few_bits.py::test_an_answer_is_the_targets_whatever_the_draft_is_rounded_to",
+        ),
+    ),
 )
