@@ -307,7 +307,7 @@ OPERATION_SECONDS: Mapping[str, Callable[[Answer], float]] = {
     "draft decoding": lambda answer: answer.draft,
     "draft prefill, overlapped": lambda answer: answer.beside_prefill,
     "draft decoding, overlapped": lambda answer: answer.beside_draft,
-    "token pruning": lambda answer: answer.guide,
+    "token pruning": lambda answer: answer.guide + answer.beside_guide,
     "others (committing, tree update, ...)": lambda answer: answer.rest,
     "in all": lambda answer: answer.total,
 }

@@ -103,7 +103,9 @@ def judge_early_prefill(results: StoredResults) -> Finding:
 
 def judge_overlap(results: StoredResults) -> Finding:
     answers = results.answers(RUN, "shapes-caption", DEFAULT)
-    beside_seconds = mean(answer.beside_prefill + answer.beside_draft for answer in answers)
+    beside_seconds = mean(
+        answer.beside_prefill + answer.beside_guide + answer.beside_draft for answer in answers
+    )
     waiting_seconds = mean(answer.draft for answer in answers)
     waiting_share = mean(answer.draft / answer.decode for answer in answers)
     verdict = grade(waiting_share < 0.05, waiting_share < 0.5)

@@ -106,11 +106,9 @@ def _clip_entropies(experiment: Experiment, clip: AnsweredClip, draft: Loaded) -
 
 def draft_entropies(logits: Float[Tensor, "answer vocab"]) -> list[float]:
     """Returns SAGE's H (Eq. 8) at each place, of the ten most probable tokens."""
-    max_entropy = math.log(sage.Sage().top)
-    return [
-        (1 - sage.confidence(probabilities)) * max_entropy
-        for probabilities in logits.double().softmax(-1)
-    ]
+    top = sage.Sage().top
+    best = logits.double().softmax(-1).topk(min(top, logits.shape[-1])).values
+    return [(1 - sage.confidence(ranks, top)) * math.log(top) for ranks in best.tolist()]
 
 
 def autocorrelations(trace: Sequence[float]) -> list[float]:

@@ -27,6 +27,7 @@ NUMBERS = dict(
         guide=0.3,
         draft_prefill=0.35,
         beside_prefill=0.6,
+        beside_guide=0.1,
         beside_draft=0.7,
         caption=0.8,
         caption_hidden=0.6,
@@ -68,6 +69,7 @@ def test_fields_of_a_result() -> None:
     times = Timings(
         **dict(vision=1, prefill=2, guide=3, draft_prefill=9, decode=4, first_token=5, total=11),
         beside_prefill=6,
+        beside_guide=1,
         beside_draft=8,
         caption=7,
         caption_hidden=5,
@@ -88,6 +90,7 @@ def test_fields_of_a_result() -> None:
             "draft_prefill": 9,
             "decode": 4,
             "beside_prefill": 6,
+            "beside_guide": 1,
             "beside_draft": 8,
             "caption": 7,
             "caption_hidden": 5,

@@ -28,6 +28,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
+from saccade.core.capabilities import Capability
 from saccade.core.prompt import Prompt
 from saccade.core.sampling import Sampling
 from saccade.drafting.views import saliency
@@ -166,8 +167,12 @@ def test_temporal_and_spatial_are_eq_3_to_6(sizes, seed, shuffle):
         embeds, grid = embeds[order], grid[order]
     rows, cells = embeds.double().tolist(), [tuple(cell) for cell in grid.tolist()]
     temp, spa = temporal_by_hand(rows, cells), spatial_by_hand(rows, cells)
-    assert saliency.temporal(embeds, grid).tolist() == pytest.approx(temp, abs=2e-6)
-    assert saliency.spatial(embeds, grid, CROP).tolist() == pytest.approx(spa, abs=2e-6)
+    assert saliency.temporal(saliency.normalise(embeds), grid).tolist() == pytest.approx(
+        temp, abs=2e-6
+    )
+    assert saliency.spatial(saliency.normalise(embeds), grid, CROP).tolist() == pytest.approx(
+        spa, abs=2e-6
+    )
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -244,7 +249,7 @@ def test_a_background_that_never_changes_scores_nothing():
     """
     rows = torch.randn(48, 64, generator=torch.Generator().manual_seed(0))
     grid = torch.cartesian_prod(*(torch.arange(n) for n in (1, 4, 6, 8)))
-    still = saliency.per_frame(saliency.temporal(rows.repeat(4, 1), grid), grid)
+    still = saliency.per_frame(saliency.temporal(saliency.normalise(rows.repeat(4, 1)), grid), grid)
     assert float(still.abs().max()) == 0
 
 
@@ -286,3 +291,40 @@ def test_the_ablations_keep_different_tokens():
         for name in VIEWS
     }
     assert len(kept) == len(VIEWS)
+
+
+# -- the paper's own method --------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("family", "gamma"),
+    [("qwen2_5_vl", 5), ("llava_onevision", 7), ("qwen3_vl", 3), ("of_nobody", 5)],
+)
+def test_the_papers_gamma_is_the_targets_familys(family, gamma):
+    """Claim (App. B): gamma is 5, 7 and 3 by family, and costs are not measured for it. Fails where
+    every family has the same length."""
+    shape = resolve("hippo-paper").shape.settle(lambda: pytest.fail("measured"), family)
+    assert shape.spelling == f"chain-{gamma}"
+
+
+def test_the_papers_method_reads_everything_early_and_hippo_does_not():
+    """Claim: in the paper both prefills begin together; ours waits for the attention. Fails where
+    the preset is the default under another name."""
+    prompt = stub([(2, 6, 7)], 0)
+    early = resolve("hippo-paper").view.choose_early(prompt)
+    assert len(early.tokens) == prompt.visual_tokens
+    assert Capability.BESIDE_TARGET not in resolve("hippo").view.needs
+
+
+def test_a_superset_scores_once(monkeypatch):
+    """Claim: what needs no target is computed once, early, and the later choice uses it. Fails
+    where a cosine is computed after the target's attention has come."""
+    prompt = stub([(3, 6, 7)], 2)
+    view = resolve("hippo/early=superset").view
+    guide = draws(3, prompt.visual_tokens)
+    early = view.choose_early(prompt)
+    once = view.select.saliency(prompt, torch.tensor(guide), early.unguided)
+    again = view.select.saliency(prompt, torch.tensor(guide))
+    assert torch.equal(once, again)
+    monkeypatch.setattr(saliency, "normalise", lambda rows: pytest.fail("computed again"))
+    view.select.saliency(prompt, torch.tensor(guide), early.unguided)

@@ -23,6 +23,7 @@ from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.basic import FULL, Pruned, Several, TextView
 from saccade.drafting.views.pruning import Merged, Pooled
 from saccade.methods import DRAFTERS, FAMILIES, SCHEDULES, SHAPES, VIEWS, resolve
+from saccade.methods.hippo import FamilyChain
 from saccade.methods.pages import ByPage
 from saccade.methods.std import PerHead
 
@@ -50,7 +51,7 @@ def shapes() -> Iterator[Shape]:
 def fits(drafter: Any, view: View, shape: Shape, schedule: Schedule) -> bool:
     """Which parts go together, written out by their classes."""
     picks_keys = isinstance(view, PerHead | ByPage) or vars(view).get("refresh") is not None
-    is_chain = type(shape) is Chain
+    is_chain = type(shape) in (Chain, FamilyChain)
     if drafter in (SelfDrafter, EarlyExit) and isinstance(view, TextView | Merged | Pooled):
         return False  # These rows have no keys in the target's cache.
     if drafter in (SelfDrafter, EarlyExit) and vars(view).get("positions") == "repacked":

@@ -58,6 +58,7 @@ FIG9 = {
 AHEAD = "sage/shape=sage-ahead/rule=formal"
 METHODS = {
     "sage": "grown, prose",
+    "sage-paper": "ahead, prose",
     "sage/rule=formal": "grown",
     AHEAD: "ahead",
     "sage/shape=sage-live/rule=formal": "live",
@@ -81,6 +82,7 @@ class Reading:
     base: int = K  # the number whose logarithm normalises the entropy
     history: bool = True  # Sec. 3.3's feedback
     path: bool = True  # the threshold is on P of the path, not of its last token
+    beyond: bool = True  # Eq. 12 decays beyond the first level only
 
 
 PAPER = Reading()
@@ -90,6 +92,7 @@ MISREADINGS = {
     "log of the vocabulary": Reading(base=256),
     "history frozen": Reading(history=False),
     "threshold on one token": Reading(path=False),
+    "the first level decays too": Reading(beyond=False),
 }
 
 
@@ -128,7 +131,9 @@ def tree_by_hand(
         level = len(above) + 1
         if level > math.floor(depth + 0.5):
             return
-        wide = width * (1 / level) * (0.5 + (parent if reading.parent else 1.0))  # Eq. 12
+        wide = width
+        if level > 1 or not reading.beyond:
+            wide *= (1 / level) * (0.5 + (parent if reading.parent else 1.0))  # Eq. 12
         theta = 0.1 * level / depth
         for rank, p in enumerate(law(above)):
             likely = (chance * p if reading.path else p) > theta
@@ -147,18 +152,18 @@ def is_capped(drafted: set[Ranks], tree: Mapping[Ranks, float], nodes: int, plan
     Under one law for all levels, paths that differ in the order of their ranks are equally likely
     up to rounding; which of them stays is nobody's claim.
     """
-    if plan == "ahead":
+    if "ahead" in plan:
         levels = [list(tree)]
     else:  # what hangs on a path that had to go is never seen
         levels = [[p for p in tree if len(p) == level] for level in range(1, D_MAX + 1)]
     room = nodes
     for level in levels:
         kept = [p for p in level if p in drafted]
-        able = [p for p in level if plan == "ahead" or len(p) == 1 or p[:-1] in drafted]
+        able = [p for p in level if "ahead" in plan or len(p) == 1 or p[:-1] in drafted]
         if len(kept) != min(room, len(able)):
             return False
         dropped = [tree[p] for p in able if p not in drafted]
-        if kept and dropped and max(dropped) > min(tree[p] for p in kept) * (1 + 1e-9):
+        if kept and dropped and max(dropped) > min(tree[p] for p in kept) * (1 + 1e-5):
             return False
         room -= len(kept)
     return drafted <= set(tree) and all(len(p) == 1 or p[:-1] in drafted for p in drafted)
@@ -202,7 +207,8 @@ def same(rounds: Sequence[Seen], plan: str, reading: Reading = PAPER, nodes: int
     """Whether every round drafted what the paper says it drafts."""
     most, accepted, ahead, last = D_MAX, [], {}, 0.5
     for seen in rounds:
-        if plan != "ahead":  # what hangs on a law that was never asked for cannot be in the tree
+        if "ahead" not in plan:
+            # What hangs on a law that was never asked for cannot be in the tree.
             alpha = None if plan == "live" else last
             tree = tree_by_hand(
                 lambda at, s=seen: s.laws.get(at, []), most, reading, alpha, "prose" in plan
@@ -217,7 +223,7 @@ def same(rounds: Sequence[Seen], plan: str, reading: Reading = PAPER, nodes: int
         accepted.append(seen.accepted)
         if reading.history:
             most = moved(most, accepted)
-        ahead = tree_by_hand(lambda at, s=seen: s.laws[()], most, reading)
+        ahead = tree_by_hand(lambda at, s=seen: s.laws[()], most, reading, prose="prose" in plan)
         last = confidence(seen.laws[()], reading.base)
     return True
 
@@ -287,11 +293,11 @@ def test_laws_and_tokens_are_the_drafts_by_uncached_forwards(runs, family, metho
 def test_control_a_misread_equation_drafts_another_tree(runs, method, misreading):
     """Control: the comparisons have power: each misreading fails on real runs or on stub laws.
 
-    Both, but for P_parent: planned ahead it rarely matters, since the threshold cuts first.
+    Both, but for Eq. 12: planned ahead it rarely matters, since the threshold cuts first.
     """
     plan, reading = METHODS[method], MISREADINGS[misreading]
     rounds = [[as_ranks(r) for r in runs[family, method].rounds] for family in PAIRS]
-    if misreading != "P_parent left at 1":
+    if misreading not in ("P_parent left at 1", "the first level decays too"):
         assert not all(same(each, plan, reading) for each in rounds)
     if misreading != "log of the vocabulary":  # the stubs' vocabulary is smaller
         assert not all(same(stub_rounds(method, seed), plan, reading) for seed in range(2))
@@ -301,7 +307,7 @@ def test_the_first_tree_is_specvlms_and_a_live_one_is_not(runs):
     """Claim: Algorithm 1 starts from the 25-node tree; a live tree needs no start."""
     for (_, method), run in runs.items():
         first = as_ranks(run.rounds[0]).drafted
-        assert (first == FIG9) == (METHODS[method] == "ahead")
+        assert (first == FIG9) == ("ahead" in METHODS[method])
 
 
 @EACH
@@ -434,7 +440,7 @@ def test_any_laws_give_the_papers_tree(method):
         assert {D_MIN, D_MAX} <= set(allowed)
         steps |= {b - a for a, b in pairwise(allowed)}
         sizes |= {len(seen.drafted) for seen in rounds}
-    if METHODS[method] == "grown, prose":  # wide enough never to be empty, nor often below 2
+    if "prose" in METHODS[method]:  # wide enough never to be empty, nor often below 2
         assert steps >= {-1, 0} and min(sizes) > 1 and max(sizes) > 40
     else:
         assert steps == {-1, 0, 1} and min(sizes) == 0 and max(sizes) > 15
@@ -488,7 +494,7 @@ def test_the_cap_keeps_the_most_probable_paths(method, nodes):
     Fails under the paper's depth-first recursion, which starves siblings: the control below.
     """
     rounds = stub_rounds(method, 1, 240, nodes)
-    start = METHODS[method] == "ahead"  # the first tree is given, not planned
+    start = "ahead" in METHODS[method]  # the first tree is given, not planned
     assert all(len(seen.drafted) <= nodes for seen in rounds[start:])
     assert sum(len(seen.drafted) == nodes for seen in rounds) > 3
     assert same(rounds, METHODS[method], nodes=nodes)
@@ -598,9 +604,9 @@ def test_every_number_of_the_paper_is_a_setting():
     assert not {*choices(resolve("sage"))} & {"depth", "width", "nodes", "top", "theta", "rule"}
     trees = [seen.drafted for seen in _stub_rounds(f"sage/{SETTINGS}", 0, 340)]
     assert max(len(path) for tree in trees for path in tree) <= 4
-    assert max(max(path) for tree in trees for path in tree if path) < 8  # W_l: 5 (0.5 + 1)
+    assert max(max(path) for tree in trees for path in tree if path) < 5  # W_1 is the widest
     assert max(map(len, trees)) <= 9
-    assert sage.confidence(torch.tensor([0.5, 0.5, 0, 0]), 4) == pytest.approx(0.5)
+    assert sage.confidence([0.5, 0.5, 0, 0], 4) == pytest.approx(0.5)
 
 
 @pytest.mark.parametrize(
@@ -623,7 +629,7 @@ def test_lemma_4_3_has_a_counterexample():
     law = [0.5, 0.5, *[0.0] * 8]
     alpha = confidence(law)
     bound = 1 / K + alpha * (K - 1) / K
-    assert sage.confidence(torch.tensor(law)) == pytest.approx(alpha)
+    assert sage.confidence(law) == pytest.approx(alpha)
     assert max(law) < bound
     assert round(alpha, 3) == 0.699 and round(bound, 3) == 0.729
     # it does hold at the ends, so it is no slip of a constant

@@ -30,9 +30,9 @@ class Answer:
 
     Times are in seconds. ``total`` runs from inputs to the last token, ``first`` to the first.
     ``guide`` is for choosing what the draft sees. ``caption_hidden`` is the part of ``caption``
-    that delayed nothing, and ``beside_prefill`` and ``beside_draft`` are the draft's work beside
-    the target, which delays nothing either. ``draft`` and ``verify`` are sums over the rounds.
-    ``decode`` begins where everything before the rounds ends.
+    that delayed nothing, and ``beside_prefill``, ``beside_guide`` and ``beside_draft`` are the
+    draft's work beside the target, which delays nothing either. ``draft`` and ``verify`` are sums
+    over the rounds. ``decode`` begins where everything before the rounds ends.
     """
 
     suite: str
@@ -51,6 +51,7 @@ class Answer:
     caption_hidden: float = 0.0
     draft_prefill: float = 0.0
     beside_prefill: float = 0.0
+    beside_guide: float = 0.0
     beside_draft: float = 0.0
     draft: float = 0.0
     verify: float = 0.0

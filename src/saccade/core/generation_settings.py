@@ -6,6 +6,7 @@ Every argument is honoured or refused by name, never ignored.
 from __future__ import annotations
 
 import copy
+import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
@@ -15,7 +16,7 @@ from transformers import GenerationConfig, LogitsProcessorList, MaxTimeCriteria
 
 from saccade.core.errors import OptionError, first_line, suggest
 from saccade.core.plain import to_plain
-from saccade.core.sampling import Grammar, Processor, Sampling
+from saccade.core.sampling import GeneratedTokenPenalties, Grammar, Processor, Sampling
 from saccade.core.stopping import MAX_NEW_TOKENS, Limits
 
 
@@ -124,6 +125,8 @@ def merge_settings(
         unknown = config.update(**overrides)
     except (ValueError, TypeError) as error:
         raise OptionError(first_line(error)) from error
+    if config.eos_token_id == []:  # No token ends the answer.
+        config.eos_token_id = None
     if unknown:
         known_names = config.to_dict()
         hints = [f"{name}{suggest_argument(name, known_names)}" for name in sorted(unknown)]
@@ -204,6 +207,14 @@ def check_callables(**arguments: Any) -> None:
             raise OptionError(f"{name}= is a list of functions or such objects, not {several!r}")
 
 
+def check_number(name: str, value: Any) -> None:
+    """Raises OptionError unless the value is None or a finite number."""
+    value = to_plain(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and math.isfinite(value)):
+        raise OptionError(f"{name}={value!r} is not a number")
+
+
 def check_whole(name: str, value: Any) -> None:
     """Raises OptionError unless the value is None or a whole number."""
     value = to_plain(value)
@@ -228,11 +239,14 @@ def sampling_rules(
     allowed: Callable[..., list[int]] | None = None,
     seed: int | None = None,
     grammar: Grammar | None = None,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
 ) -> list[Sampling]:
     """Returns each request's sampling rules, for answers up to ``length`` tokens.
 
-    The logits processors are those that Hugging Face makes for this config. Raises OptionError
-    where it refuses the settings.
+    The logits processors are those that Hugging Face makes for this config, and the two penalties
+    of :class:`GeneratedTokenPenalties`, which come before temperature and truncation. Raises
+    OptionError where it refuses the settings.
     """
     rules = []
     seed = secrets.randbits(63) if seed is None else seed
@@ -241,6 +255,11 @@ def sampling_rules(
         own = copy.copy(config)
         own.max_length = len(context) + length
         own.num_beams = own.num_return_sequences = 1  # Each request is a batch of one row here.
+        penalties: list[Processor] = []
+        if presence_penalty or frequency_penalty:
+            penalties.append(
+                GeneratedTokenPenalties(len(context), presence_penalty, frequency_penalty)
+            )
         try:
             model._prepare_special_tokens(own, device=context.device)
             processors = model._get_logits_processor(
@@ -248,7 +267,7 @@ def sampling_rules(
                 input_ids_seq_length=len(context),
                 encoder_input_ids=context[None],
                 prefix_allowed_tokens_fn=allowed and _for_request(allowed, request),
-                logits_processor=LogitsProcessorList(own_processors[request]),
+                logits_processor=LogitsProcessorList([*own_processors[request], *penalties]),
                 device=str(context.device),
                 model_kwargs={},
             )

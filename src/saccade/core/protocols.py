@@ -11,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, fields
 from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
-from jaxtyping import Int
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from saccade.core.capabilities import NOTHING, Capabilities, Capability
@@ -45,6 +45,15 @@ class Following:
 
     refresh: Refresh | None = None  # The view chooses again by the latest attention.
     sinks: int | None = None  # The prompt's rows after these first ones are a sliding window.
+
+
+@dataclass(frozen=True)
+class EarlyChoice:
+    """What a draft reads before the target's prefill has ended."""
+
+    tokens: Int[Tensor, " early"]  # visual tokens
+    unguided: Float[Tensor, " visual"] | None = None
+    """The part of every visual token's saliency that needs no target, where it was computed."""
 
 
 class View(ABC):
@@ -89,16 +98,16 @@ class View(ABC):
         """Returns the view with this share of the tokens, where it needs costs to know it."""
         return self
 
-    def early_tokens(self, prompt: Prompt) -> Int[Tensor, " early"]:
-        """Returns the visual tokens that a draft reads before the target's prefill has ended, where
-        the view needs ``Capability.BESIDE_TARGET``."""
+    def choose_early(self, prompt: Prompt) -> EarlyChoice:
+        """Returns what a draft reads before the target's prefill has ended, where the view needs
+        ``Capability.BESIDE_TARGET``."""
         raise NotImplementedError
 
     def choose(
-        self, prefill: Prefill, prompt: Prompt, available: Int[Tensor, " available"] | None = None
+        self, prefill: Prefill, prompt: Prompt, early: EarlyChoice | None = None
     ) -> Int[Tensor, " kept"]:
-        """Returns the visual tokens that the draft keeps of a whole prompt; a choice among
-        ``available``, where it started early with those."""
+        """Returns the visual tokens that the draft keeps of a whole prompt; some of those of
+        ``early``, where it has read them already."""
         raise NotImplementedError
 
 
@@ -161,9 +170,10 @@ class Shape(Learner, ABC):
         """Returns the nearest shape whose drafts are chains; itself where there is none."""
         return self
 
-    def settle(self, measure: Callable[[], Costs]) -> Shape:
-        """Returns the shape with the costs of forwards here, where it decides by them and has none
-        yet; only then ``measure`` is called."""
+    def settle(self, measure: Callable[[], Costs], family: str) -> Shape:
+        """Returns the shape with what it takes from the models: the costs of forwards here, where
+        it decides by them and has none yet (only then ``measure`` is called), or a setting of the
+        target's family, which is its ``model_type``."""
         return self
 
     def pays(self) -> bool:
@@ -206,6 +216,7 @@ class DraftSeconds:
     """The seconds of a drafter's work that other clocks do not show."""
 
     beside_prefill: float = 0.0  # of reading prompts beside the target
+    beside_guide: float = 0.0  # of the view's choice beside the target
     beside_draft: float = 0.0  # of drafting beside the target
     caption: float = 0.0  # of captioning
     caption_hidden: float = 0.0  # those of captioning that nobody waited for

@@ -156,7 +156,8 @@ class Timings:
     caption: float = 0.0  # making captions for views that read them
     caption_hidden: float = 0.0  # the part of ``caption`` that ran beside the target's prefill
     draft_prefill: float = 0.0  # with its vision tower; 0 where it ran beside the target
-    beside_prefill: float = 0.0  # the draft's prefill beside the target, with its view's choice
+    beside_prefill: float = 0.0  # the draft's prefill beside the target
+    beside_guide: float = 0.0  # choosing what the draft sees, beside the target
     beside_draft: float = 0.0  # the draft's steps beside the target, waited for or not
     decode: float = 0.0  # every round
     captures: float = 0.0  # capturing CUDA graphs between rounds, which serve later answers too

@@ -123,7 +123,7 @@ def plan(
         )
         return replace(costs, row_multiple=ROWS) if exact else costs
 
-    shape = shape.settle(measure)
+    shape = shape.settle(measure, target.model.config.model_type)
     if recipe.drafts_beside_target:
         shape = shape.for_parallel()
     if view is recipe.view and shape is recipe.shape:

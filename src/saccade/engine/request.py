@@ -46,11 +46,19 @@ class RequestArguments(GenerateArguments, total=False):
     captioner: Captioner | None
     """A function of the inputs. It returns for each request one caption, or one per video and
     image in prompt order. It runs in a thread where a core is free."""
+    presence_penalty: float | None
+    """How far the logit of a token falls once the answer contains it (OpenAI's penalty)."""
+    frequency_penalty: float | None
+    """How far the logit of a token falls for each time that the answer contains it."""
+    skip_special_tokens: bool
+    """Leaves special tokens out of the text, which is the default. Otherwise all of them are in the
+    text but the one that ends the answer."""
     context: Spans | Sequence[Spans] | None
     """(start, stop) of a document among the prompt's tokens, or a list of such: text that views may
     prune like a video. For several requests, a list with one each."""
 
 
+PENALTIES = ("presence_penalty", "frequency_penalty")
 # Names that are no settings of generation.
 NO_SETTINGS = RequestArguments.__annotations__.keys() - Settings.__annotations__.keys()
 
@@ -92,6 +100,8 @@ class Request:
         prefix_allowed_tokens_fn = arguments.get("prefix_allowed_tokens_fn")
         settings = {name: each for name, each in arguments.items() if name not in NO_SETTINGS}
         generation_settings.check_whole("seed", seed)
+        for name in PENALTIES:
+            generation_settings.check_number(name, arguments.get(name))
         generation_settings.check_callables(
             logits_processor=logits_processor, stopping_criteria=stopping_criteria
         )
@@ -119,9 +129,13 @@ class Request:
             allowed=prefix_allowed_tokens_fn,
             seed=None if seed is None else int(seed),
             grammar=grammar,
+            presence_penalty=float(arguments.get("presence_penalty") or 0.0),
+            frequency_penalty=float(arguments.get("frequency_penalty") or 0.0),
         )
         words = Words(_encoder(tokenizer), arguments.get("captioner"))
         decode, spell = _decoder(tokenizer, True), _decoder(tokenizer, False)
+        if not arguments.get("skip_special_tokens", True):
+            decode = _without_end(spell, ends)
         return cls(inputs, rules, limits, draft_inputs, decode, spell, words)
 
     @classmethod
@@ -139,6 +153,11 @@ class Request:
         """
         seed, draft_inputs = arguments.get("seed"), arguments.get("draft_inputs")
         stopping_criteria = arguments.get("stopping_criteria")
+        if any(arguments.get(name) for name in PENALTIES):
+            raise OptionError(
+                f"{' and '.join(PENALTIES)} cannot come through custom_generate: call "
+                "saccade.generate directly"
+            )
         checked = generation_settings.merge_settings(
             target.model, arguments.get("generation_config"), {}
         )
@@ -404,6 +423,16 @@ def _decoder(tokenizer: Any, skips_special: bool) -> Callable[[Sequence[int]], s
     if tokenizer is None:
         return None
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=skips_special)
+
+
+def _without_end(
+    spell: Callable[[Sequence[int]], str] | None, end_ids: Sequence[int]
+) -> Callable[[Sequence[int]], str] | None:
+    """Returns a decoder that writes special tokens, but not one that ends the answer."""
+    if spell is None:
+        return None
+    write = spell
+    return lambda ids: write(ids[:-1] if ids and ids[-1] in end_ids else ids)
 
 
 def _encoder(tokenizer: Any) -> Callable[[str], list[int]] | None:

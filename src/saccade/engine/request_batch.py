@@ -267,6 +267,7 @@ class RequestBatch:
         timings = Timings(
             **self.spent,
             beside_prefill=report.seconds.beside_prefill,
+            beside_guide=report.seconds.beside_guide,
             beside_draft=report.seconds.beside_draft,
             decode=decode,
             captures=captures,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -177,6 +178,8 @@ def conversation_inputs(
     *,
     tools: Sequence[Mapping[str, Any]] = (),
     continues_last_turn: bool = False,
+    opens_answer: bool = True,
+    variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> Inputs:
     """Returns the processor's inputs of a conversation in the form of chat templates.
 
@@ -185,8 +188,9 @@ def conversation_inputs(
     in the place of the next of ``clips`` or ``images``.
     An assistant's turn may have ``tool_calls`` and ``reasoning_content`` as templates take them.
     The template describes the ``tools`` to the model. With ``continues_last_turn`` the last turn,
-    the assistant's, is left unfinished. Raises ModelError or OptionError for what the model cannot
-    read.
+    the assistant's, is left unfinished. Otherwise the template begins the answer's turn, if it
+    ``opens_answer``. The template also gets these ``variables``, such as ``enable_thinking``.
+    Raises ModelError or OptionError for what the model cannot read.
     """
     if not getattr(processor, "chat_template", None):
         raise ModelError(f"{name} has no chat template, so questions cannot be put to it")
@@ -197,7 +201,9 @@ def conversation_inputs(
         raise ModelError(f"{name} reads text only; give a vision-language --target")
     if clips and getattr(processor, "video_processor", None) is None:
         raise ModelError(f"{name} reads images and no videos; give it a picture")
-    text, placeholders = _render(name, processor, turns, tools, continues_last_turn)
+    text, placeholders = _render(
+        name, processor, turns, tools, continues_last_turn, opens_answer, variables
+    )
     if is_text_only:
         inputs = processor(text, return_tensors="pt", add_special_tokens=False)
         return literal_text.replace_placeholders(name, inputs, placeholders)
@@ -264,6 +270,8 @@ def _render(
     turns: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
     continues_last_turn: bool,
+    opens_answer: bool = True,
+    variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[str, literal_text.Placeholders | None]:
     """Returns a conversation as its template writes it, and the texts that must stay literal."""
     is_text_only = getattr(processor, "tokenizer", None) is None
@@ -274,15 +282,24 @@ def _render(
                 {**turn, "content": "".join(part["text"] for part in turn["content"])}
                 for turn in turns
             ]
-        return str(
-            processor.apply_chat_template(
-                turns,
-                add_generation_prompt=not continues_last_turn,
-                continue_final_message=continues_last_turn,
-                tokenize=False,
-                **({"tools": [*tools]} if tools else {}),
+        try:
+            return str(
+                processor.apply_chat_template(
+                    turns,
+                    add_generation_prompt=opens_answer and not continues_last_turn,
+                    continue_final_message=continues_last_turn,
+                    tokenize=False,
+                    **({"tools": [*tools]} if tools else {}),
+                    **variables,
+                )
             )
-        )
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            if not variables:
+                raise
+            names = ", ".join(variables)
+            raise OptionError(
+                f"{name}'s chat template cannot use these values of {names}: {first_line(error)}"
+            ) from error
 
     return literal_text.render_conversation(name, processor, turns, render)
 

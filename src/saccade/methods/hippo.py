@@ -9,20 +9,26 @@ target judges the first new token while the rest is drafted.
     s_spa  = variance of a token's cosines inside its 5x5 crop                           (Eq. 5-6)
     s      = the sum of the three, each z-scored within its frame; the top 10 % stay     (Eq. 7)
 
-The paper overlaps the prefills *and* prunes by the target's attention: see ``early`` of ``Pruned``.
+The paper overlaps the prefills *and* prunes by the target's attention, so its draft reads the whole
+video and then drops the rest: the method ``hippo-paper``. ``hippo`` waits for the attention and
+reads a tenth. See ``early`` of ``Pruned``.
 Baselines of Table 3: PEARL with the whole video (``pearl``), with overlapped prefill
 (``pearl-syn``), with SpecVLM's view.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
+from typing import ClassVar
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from saccade.core.costs import Costs
 from saccade.core.prompt import Prompt
+from saccade.core.protocols import Shape
 from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
@@ -34,7 +40,8 @@ from saccade.methods import specvlm
 
 KEEP = 0.1
 CROP = 5
-GAMMA = 5  # 5 / 5 / 7 / 3 for video-SALMONN2+, Qwen2.5-VL, LLaVA-OneVision, Qwen3-VL
+GAMMA = 5  # of video-SALMONN2+ and Qwen2.5-VL, and of families that the paper did not try
+GAMMAS = {"llava_onevision": 7, "qwen3_vl": 3, "qwen3_vl_moe": 3}
 
 
 @dataclass(frozen=True)
@@ -45,15 +52,25 @@ class Holistic:
     temp: bool = True
     spa: bool = True
 
-    def saliency(self, prompt: Prompt, guide: Guide) -> Float[Tensor, " visual"]:
-        grid, embeds = prompt.grid, prompt.embeds[prompt.visual]
+    def unguided(self, prompt: Prompt) -> Float[Tensor, " visual"]:
+        """Returns the part of the saliency that needs no target: s_temp and s_spa."""
+        grid = prompt.grid
         total = torch.zeros(len(grid), dtype=torch.double, device=grid.device)
-        if self.attn and guide is not None:
-            total += saliency.per_frame(guide.to(grid.device), grid)
+        if self.temp or self.spa:
+            unit = saliency.normalise(prompt.embeds[prompt.visual])
         if self.temp:
-            total += saliency.per_frame(saliency.temporal(embeds, grid), grid)
+            total += saliency.per_frame(saliency.temporal(unit, grid), grid)
         if self.spa:
-            total += saliency.per_frame(saliency.spatial(embeds, grid, CROP), grid)
+            total += saliency.per_frame(saliency.spatial(unit, grid, CROP), grid)
+        return total
+
+    def saliency(
+        self, prompt: Prompt, guide: Guide, unguided: Float[Tensor, " visual"] | None = None
+    ) -> Float[Tensor, " visual"]:
+        """Returns the whole saliency; ``unguided`` is :meth:`unguided` where it is known."""
+        total = self.unguided(prompt) if unguided is None else unguided
+        if self.attn and guide is not None:
+            return total + saliency.per_frame(guide.to(total.device), prompt.grid)
         return total
 
     def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
@@ -74,6 +91,30 @@ HIPPO = Recipe(
     view=VIEW,
     shape=Chain(GAMMA),
     schedule=parallel,
+)
+
+
+@dataclass(frozen=True)
+class FamilyChain(Chain):
+    """A chain as long as the paper sets it for the target's family (App. B)."""
+
+    family: ClassVar[str] = ""
+    length: int = GAMMA
+
+    @property
+    def spelling(self) -> str:
+        return "hippo-gamma"
+
+    def settle(self, measure: Callable[[], Costs], family: str) -> Shape:
+        return Chain(GAMMAS.get(family, GAMMA))
+
+
+HIPPO_PAPER = replace(
+    HIPPO,
+    name="hippo-paper",
+    about="HIPPO to the letter: both prefills begin together, and gamma is the family's",
+    view=replace(VIEW, early="all"),
+    shape=FamilyChain(),
 )
 
 PEARL = replace(
@@ -97,4 +138,8 @@ PEARL_SPECVLM = replace(
     view=specvlm.VIEW,
 )
 
-PROVIDES = Provides(recipes=(HIPPO, PEARL, PEARL_SYN, PEARL_SPECVLM), views=(VIEW, *WITHOUT))
+PROVIDES = Provides(
+    recipes=(HIPPO, HIPPO_PAPER, PEARL, PEARL_SYN, PEARL_SPECVLM),
+    views=(VIEW, *WITHOUT),
+    shapes={FamilyChain().spelling: FamilyChain()},
+)

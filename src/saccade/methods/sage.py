@@ -5,17 +5,19 @@ Tong et al., 2026. A confident draft gets a deep, narrow tree, an uncertain one 
     alpha   = 1 - H(P~) / log k,  P~ the top k of the draft's law, renormalised    (Eq. 7-9)
     D       = D_min + alpha (D_max - D_min)                                        (Eq. 10)
     W       = W_min + (1 - alpha) (W_max - W_min)                                  (Eq. 11)
-    W_l     = W / l * (0.5 + P_parent)                                             (Eq. 12)
+    W_1     = W;  W_l = W / l * (0.5 + P_parent) beyond the first level            (Eq. 12)
     path in tree  iff  at every level l: rank < W_l and P(path up to l) > theta_l = 0.1 l / D
 
 That is what Sec. 3.2 states "formally" (``rule=formal``). In its prose the top W_l are always
 children, and theta decides which of them are expanded (``rule=prose``).
 
-Algorithm 1 plans the next tree from the last round. ``sage`` takes D and W from that round's law at
-the root, and grows the tree over the laws that it scores then. ``sage-ahead`` uses that one law for
-every level too. ``sage-live`` takes D and W from the law that was just scored at the root, with no
-more forwards; its difference to ``sage`` is what planning early costs. Where the cap on nodes
-binds, the likeliest paths stay. The mean accepted length moves the deepest depth (Sec. 3.3).
+Algorithm 1 plans the next tree whole, from the law P_out that the last round had at the root: the
+shape ``sage-ahead``, and the method ``sage-paper``. Its first tree is SpecVLM's (App. A.1). One law
+for every level is a poor guess of the deeper laws, so the method ``sage`` takes from the last round
+D and W alone, and grows the tree over the laws that it scores then. ``sage-live`` takes D and W
+from the law that was just scored at the root, with no more forwards; its difference to ``sage`` is
+what planning early costs. Where the cap on nodes binds, the likeliest paths stay. The mean accepted
+length moves the deepest depth (Sec. 3.3).
 """
 
 from __future__ import annotations
@@ -26,12 +28,11 @@ from dataclasses import dataclass, replace
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
-from jaxtyping import Float
-from torch import Tensor
 
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Growing, Shape
 from saccade.core.result import Round
+from saccade.core.sampling import Scores
 from saccade.core.tree import ROOT, Tree, add
 from saccade.drafting.drafters import ModelDrafter
 from saccade.drafting.provides import Axis, Provides, Setting, parse_share
@@ -46,12 +47,20 @@ Range = tuple[int, int]  # least and most
 Rule = Literal["formal", "prose"]
 
 
-def confidence(law: Float[Tensor, " vocab"], k: int = 10) -> float:
-    """Returns alpha, the confidence of a law (Eq. 7-9)."""
-    top = torch.topk(law, min(k, law.shape[0])).values
-    top = top / top.sum()
-    entropy = -float(torch.special.xlogy(top, top).sum())
-    return 1.0 - entropy / math.log(k)
+def confidence(ranks: Ranks, k: int = 10) -> float:
+    """Returns alpha, the confidence of a law with these probabilities (Eq. 7-9)."""
+    total = math.fsum(ranks[:k])
+    top = [p / total for p in ranks[:k]]
+    return 1.0 + math.fsum(p * math.log(p) for p in top if p > 0) / math.log(k)
+
+
+def likeliest(scores: Scores, nodes: Sequence[int], count: int) -> list[tuple[Ranks, list[int]]]:
+    """Returns the ``count`` likeliest tokens after each node, likeliest first: their probabilities
+    and their ids. One computation in float32 for all nodes."""
+    logits = torch.stack([scores.logits(node) for node in nodes]).float()
+    best = torch.topk(logits, min(count, logits.shape[-1]))
+    probabilities = (best.values - logits.logsumexp(-1, keepdim=True)).exp()
+    return list(zip(probabilities.tolist(), best.indices.tolist(), strict=True))
 
 
 @dataclass(frozen=True)
@@ -76,7 +85,9 @@ class Reach:
     ) -> list[tuple[float, int]]:
         """Returns the children that a node may have, as (P of the path down to it, rank)."""
         least, most = self.shape.width
-        width = (least + (1 - self.alpha) * (most - least)) / level * (0.5 + parent)  # Eq. 11-12
+        width = least + (1 - self.alpha) * (most - least)  # Eq. 11
+        if level > 1:
+            width *= (0.5 + parent) / level  # Eq. 12
         # A token that the request's rules forbid has probability zero and is never a child.
         likely = [(path * p, rank) for rank, p in enumerate(ranks) if rank < width and p > 0]
         if self.shape.rule == "prose":
@@ -140,8 +151,13 @@ class Sage(Shape):
     def start(self) -> Adapted:
         return Adapted(self.depth[1])
 
-    def at(self, state: Adapted, law: Float[Tensor, " vocab"]) -> Reach:
-        """Returns the reach of a tree whose law at the root is ``law``."""
+    @property
+    def most_tokens(self) -> int:
+        """How many of a law's tokens a tree or its confidence may depend on."""
+        return max(self.width[1], self.top)
+
+    def at(self, state: Adapted, ranks: Ranks) -> Reach:
+        """Returns the reach of a tree with these probabilities at the root."""
         return Reach(self, state.alpha, state.most)
 
     def grow(self, state: Adapted) -> Growing:
@@ -149,13 +165,11 @@ class Sage(Shape):
         frontier = [(ROOT, 1.0, 1.0)]  # (node, P of the path, P of the node)
         while frontier and level in reach.levels:
             scores = yield tree
+            laws = likeliest(scores, [node for node, *_ in frontier], self.most_tokens)
+            if level == 1:
+                reach = self.at(state, laws[0][0])
             children: list[tuple[float, float, int, int]] = []
-            for node, chance, parent in frontier:
-                law = torch.softmax(scores.logits(node).double(), -1)
-                if level == 1:
-                    reach = self.at(state, law)
-                best = torch.topk(law, min(2 * self.width[1], len(law)))
-                ranks, tokens = best.values.tolist(), best.indices.tolist()
+            for (node, chance, parent), (ranks, tokens) in zip(frontier, laws, strict=True):
                 for whole, rank in reach.admitted(level, chance, parent, ranks):
                     children.append((whole, ranks[rank], node, tokens[rank]))
             children.sort(key=lambda entry: -entry[0])
@@ -177,11 +191,12 @@ class Sage(Shape):
         state = replace(state, most=most, recent=recent)
         if round.q is None:
             return state
-        return self.learn(state, torch.softmax(round.q.logits(ROOT).double(), -1))
+        ((ranks, _),) = likeliest(round.q, [ROOT], self.most_tokens)
+        return self.learn(state, ranks)
 
-    def learn(self, state: Adapted, law: Float[Tensor, " vocab"]) -> Adapted:
-        """Returns the state after a round with this law at the root."""
-        return replace(state, alpha=confidence(law, self.top))
+    def learn(self, state: Adapted, ranks: Ranks) -> Adapted:
+        """Returns the state after a round with these probabilities at the root."""
+        return replace(state, alpha=confidence(ranks, self.top))
 
 
 @dataclass(frozen=True)
@@ -194,9 +209,8 @@ class SageAhead(Sage):
     def grow(self, state: Adapted) -> Growing:
         return grow_static(state.paths)
 
-    def learn(self, state: Adapted, law: Float[Tensor, " vocab"]) -> Adapted:
-        ranks = torch.topk(law, min(2 * self.width[1], len(law))).values.tolist()
-        reach = Reach(self, confidence(law, self.top), state.most)
+    def learn(self, state: Adapted, ranks: Ranks) -> Adapted:
+        reach = Reach(self, confidence(ranks, self.top), state.most)
         return replace(state, paths=plan(ranks, reach))
 
 
@@ -206,8 +220,8 @@ class SageLive(Sage):
 
     named: ClassVar[str] = "sage-live"
 
-    def at(self, state: Adapted, law: Float[Tensor, " vocab"]) -> Reach:
-        return Reach(self, confidence(law, self.top), state.most)
+    def at(self, state: Adapted, ranks: Ranks) -> Reach:
+        return Reach(self, confidence(ranks, self.top), state.most)
 
 
 SAGE = Recipe(
@@ -216,6 +230,13 @@ SAGE = Recipe(
     drafter=ModelDrafter,
     view=replace(VIEW, images=IMAGES),
     shape=Sage(),
+)
+
+SAGE_PAPER = replace(
+    SAGE,
+    name="sage-paper",
+    about="SAGE's Algorithm 1 to the letter: the next tree is planned whole from the last round",
+    shape=SageAhead(),
 )
 
 
@@ -272,7 +293,7 @@ def _axis(name: str) -> Axis:
 
 
 PROVIDES = Provides(
-    recipes=(SAGE,),
+    recipes=(SAGE, SAGE_PAPER),
     shapes={each.named: each() for each in (Sage, SageAhead, SageLive)},
     axes={name: _axis(name) for name in SETTINGS},
 )

@@ -250,11 +250,11 @@ class Cache:
 
 
 def send_to_device(values: Tensor, device: torch.device) -> Tensor:
-    """Returns a copy of a few numbers of the CPU on a device.
+    """Returns numbers on a device.
 
-    To a GPU it goes from pinned memory, so that the CPU does not wait for it.
+    From the CPU to a GPU they go from pinned memory, so that the CPU does not wait for it.
     """
-    if device.type != "cuda":
+    if device.type != "cuda" or values.device.type != "cpu":
         return values.to(device)
     return values.pin_memory().to(device, non_blocking=True)
 

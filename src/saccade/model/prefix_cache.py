@@ -26,7 +26,7 @@ from torch import Tensor
 from torch.utils.weak import WeakTensorKeyDictionary
 
 from saccade.core.prompt import Prompt
-from saccade.model.cache import Cache
+from saccade.model.cache import Cache, send_to_device
 
 T = TypeVar("T")
 
@@ -105,7 +105,7 @@ class PrefixCache:
         for name, value in inputs.items():
             is_pixels = isinstance(value, Tensor) and value.is_floating_point() and value.ndim > 1
             if is_pixels and value.device != device and not value.is_inference():
-                pixels = value.to(device)
+                pixels = send_to_device(value, device)
                 moved[name] = pixels
                 self._digests[pixels] = pixels._version, _tensor_digest(value)
         return moved

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from saccade.model.cache import Cache, Pages
 from saccade.model.kernels.attention_mass import MassRecorder, RowQueries
+from saccade.model.likeliest import WHOLE_VOCABULARY, Vocabulary
 
 
 @dataclass(frozen=True)
@@ -52,6 +53,7 @@ class Segment:
     reach: Int[Tensor, " new"] | None = None
     """The last key that each row of a prompt sees, where that may be after the row itself."""
     reaches_in_windows_only: bool = False  # Layers without a window see no later key then.
+    vocabulary: Vocabulary = WHOLE_VOCABULARY  # that the request's likeliest tokens are from
 
     def needs_mask(self, window: KeyWindow | None) -> bool:
         """Returns whether rows do not simply see all keys before them, in a layer of this kind."""

@@ -23,8 +23,16 @@ from saccade.core.tree import Tree
 from saccade.model.attention import Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache, Pages, send_to_device
-from saccade.model.cuda_graphs import CudaGraphs, Rows, graphs_of, is_capturing_worthwhile
+from saccade.model.cuda_graphs import (
+    CudaGraphs,
+    ReadToken,
+    RowLogits,
+    Rows,
+    graphs_of,
+    is_capturing_worthwhile,
+)
 from saccade.model.kernels.attention_mass import JudgedRow, MassRecorder, RecentRows, RowQueries
+from saccade.model.likeliest import Vocabulary
 from saccade.model.prefix_cache import ModelPrefixes
 from saccade.model.segments import Segment
 
@@ -50,11 +58,13 @@ class RequestState:
     generated: int = 0  # tokens of this turn, which the noise of sampling counts
     pending: list[int] = field(default_factory=list)  # last tokens of the text, without keys yet
     root_logits: Tensor | None = None  # at the end of the text; None while tokens are pending
+    root_likeliest: ReadToken | None = None  # there too, where the forward computed it
     source: Cache | None = None  # of a fork: the cache it copies the keys of committed text from
     prompt_rows: tuple[int, int] = (0, 0)  # of the prompt: in this cache, and in the source
     copied_tokens: int = 0  # of the text, whose keys are copies of the source's
     tree: Tree = Tree()  # the tree scored last; its keys follow the committed ones in the cache
     node_logits: list[Tensor] = field(default_factory=list)  # of the tree
+    node_likeliest: list[ReadToken | None] = field(default_factory=list)  # of the tree
     reused_rows: int = 0  # of the prompt, whose keys come from an earlier request
     noise_number: int = 0  # its number among the requests of its call, which names its noise
     recent_rows: RecentRows | None = None  # the rows judged last, where a view follows the answer
@@ -88,6 +98,7 @@ class Session:
         self.rules = rules
         self.requests: dict[int, RequestState] = {}
         self._vocab = vocab
+        self._vocabulary = Vocabulary(vocab, tuple(banned))
         self._banned = torch.tensor(list(banned), dtype=torch.long, device=backbone.device)
         self._room, self.chunk = min(room, MAX_RESERVED_ANSWER_TOKENS) + DRAFT_ROOM_TOKENS, chunk
         uses_graphs = is_capturing_worthwhile(backbone) if cuda_graphs is None else cuda_graphs
@@ -372,6 +383,7 @@ class Session:
             request = self.requests[number]
             old_nodes = trees_.shared_nodes(request.tree, tree)
             del request.node_logits[old_nodes:]
+            del request.node_likeliest[old_nodes:]
             nodes = tree.tokens[old_nodes:]
             start, waiting = len(forward.ids), len(request.pending)
             if not waiting and not nodes:
@@ -398,16 +410,17 @@ class Session:
                     pages=request.pages,
                     committed_rows=waiting,
                     scored_nodes=old_nodes,
+                    vocabulary=self._vocabulary,
                 )
             )
             if queries is not None:
                 _store_queries(request, queries, waiting, old_nodes, len(nodes))
 
-    def _scores(
-        self, trees: Mapping[int, Tree], logits: Float[Tensor, "logit_rows vocab"]
-    ) -> dict[int, Scores]:
+    def _scores(self, trees: Mapping[int, Tree], rows: RowLogits) -> dict[int, Scores]:
         """Returns the scores of trees, from the logits of the rows that were added for them."""
-        new_logits = list(self._clip(logits))
+        is_clipped = None not in rows.likeliest
+        new_logits = list(rows.logits[:, : self._vocab] if is_clipped else self._clip(rows.logits))
+        new_likeliest = [*rows.likeliest]
         scores = {}
         for number, tree in trees.items():
             request = self.requests[number]
@@ -415,9 +428,12 @@ class Session:
                 request.cache.advance(len(request.pending))
                 request.pending = []
                 request.root_logits = new_logits.pop(0)
+                request.root_likeliest = new_likeliest.pop(0)
             new_nodes = len(tree) - len(request.node_logits)
             request.node_logits += new_logits[:new_nodes]
+            request.node_likeliest += new_likeliest[:new_nodes]
             del new_logits[:new_nodes]
+            del new_likeliest[:new_nodes]
             request.tree = tree
             assert request.root_logits is not None
             scores[number] = Scores(
@@ -427,6 +443,7 @@ class Session:
                 request.context,
                 request.generated,
                 request.noise_number,
+                likeliest=[request.root_likeliest, *request.node_likeliest],
             )
         return scores
 
@@ -440,6 +457,7 @@ class Session:
             request.cache.commit_path(path)
             if path:
                 request.root_logits = request.node_logits[path[-1]]
+                request.root_likeliest = request.node_likeliest[path[-1]]
             if request.recent_rows is not None:
                 committed_rows = request.prompt_rows[0] + request.length
                 for depth, node in enumerate(path):
@@ -452,6 +470,7 @@ class Session:
                 past_nodes = len(path)
             request.tree = trees_.after(request.tree, past_nodes)
             request.node_logits = request.node_logits[past_nodes:]
+            request.node_likeliest = request.node_likeliest[past_nodes:]
             request.node_queries = request.node_queries[past_nodes:]
             request.context += new
             request.length += len(new)
@@ -463,18 +482,18 @@ class Session:
 
     # -- one forward ---------------------------------------------------------------------------
 
-    def _forward(self, rows: Rows) -> Float[Tensor, "logit_rows vocab"]:
+    def _forward(self, rows: Rows) -> RowLogits:
         """Writes the keys and values of all rows and returns the logits that scores need."""
         # A captured forward can neither store queries nor read pages chosen by them. Nor can it
         # record the model's own forward, where logits need that: it may run any Python.
         is_unusual = any(segment.row_queries or segment.pages for segment in rows.segments)
         full_backbone = self.backbone.full_backbone or self.backbone
         if self.cuda_graphs is None or is_unusual or full_backbone.needs_model_for_logits:
-            return self._ordinary_forward(rows)
+            return RowLogits.of_ordinary(self._ordinary_forward(rows))
         return self.cuda_graphs.logits(rows, self._ordinary_forward)
 
     def _ordinary_forward(self, rows: Rows) -> Float[Tensor, "logit_rows vocab"]:
-        """Does what :meth:`_forward` does, kernel by kernel."""
+        """Computes what :meth:`_forward` does, kernel by kernel."""
         model = self.backbone
         embeds = model.embed(rows.ids)
         step = self._step(rows.segments)
@@ -519,11 +538,11 @@ def score_together(
         ends.append(len(rows.logit_rows))
     first_session = batches[0][0]
     backbone = first_session.backbone
-    logits = torch.empty(0, backbone.vocab, device=backbone.device)
+    logits = RowLogits.of_ordinary(torch.empty(0, backbone.vocab, device=backbone.device))
     if rows.segments:
         logits = first_session._forward(rows)
     return [
-        session._scores(trees, logits[start:stop])
+        session._scores(trees, logits.part(start, stop))
         for (session, trees), (start, stop) in zip(batches, pairwise(ends), strict=True)
     ]
 

@@ -77,7 +77,7 @@ def _measure_view(view: View, prefill: Prefill, prompt: Prompt) -> KeptTokens:
     """Applies one view and returns what it kept."""
     if Capability.BESIDE_TARGET in view.needs:
         # A draft that starts early has this choice before the target's prefill ends.
-        early_choice = view.early_tokens(prompt)
+        early_choice = view.choose_early(prompt)
         pruned = prompt.select(view.choose(prefill, prompt, early_choice))
     else:
         pruned = view(prefill, prompt)

@@ -140,6 +140,37 @@ BUGS = (
         tests=("model/test_cuda_graphs.py::test_each_size_is_compared_with_an_ordinary_forward",),
     ),
     PlantedBug(
+        "likeliest tokens: the next step's are read instead",
+        "model/cuda_graphs.py",
+        within="CudaGraphs._fill",
+        find="$tokens.preserve()",
+        plant="None",
+        tests=(
+            "model/test_likeliest.py::test_a_step_that_follows_does_not_change_what_was_scored",
+        ),
+    ),
+    PlantedBug(
+        "likeliest tokens: each request has the vocabulary of the first",
+        "model/likeliest.py",
+        within="VocabularyTable.forbid_",
+        find="$forbidden[:, None]",
+        plant="$forbidden[:1, None]",
+        tests=(
+            "model/test_likeliest.py::"
+            "test_sessions_that_share_a_forward_have_their_own_vocabularies",
+        ),
+    ),
+    PlantedBug(
+        "few-row kernels: captures are turned off where a kernel fails",
+        "model/cuda_graphs.py",
+        within="FewRowKernels.replacement",
+        find="return GATHERED",
+        plant="return None",
+        tests=(
+            "model/test_few_rows.py::test_kernels_that_fail_later_are_given_up_before_captures",
+        ),
+    ),
+    PlantedBug(
         "CUDA graphs: the trial's keys stay in the cache",
         "model/cuda_graphs.py",
         within="_restore_keys",

@@ -4,6 +4,34 @@ from bugs.bug import PlantedBug
 
 BUGS = (
     PlantedBug(
+        "generated tokens' penalties count the prompt",
+        "core/sampling.py",
+        find="ids[:, self.prompt_length :]",
+        plant="ids",
+        tests=("laws/test_penalties.py::test_the_formula_is_openais",),
+    ),
+    PlantedBug(
+        "generated tokens' penalties: presence counts every time",
+        "core/sampling.py",
+        find="self.presence * (counts > 0)",
+        plant="self.presence * counts",
+        tests=("laws/test_penalties.py::test_the_formula_is_openais",),
+    ),
+    PlantedBug(
+        "reasoning that the prompt opens is taken for the answer",
+        "serve/formats/reasoning.py",
+        find="$end.endswith(self.opening)",
+        plant="False",
+        tests=("serve/test_reasoning.py::test_marks_come_from_the_tokenizer_or_the_template",),
+    ),
+    PlantedBug(
+        "a form holds the reasoning before it too",
+        "serve/formats/reasoning.py",
+        find="self.grammar(answer[$end + 1 :])",
+        plant="self.grammar(answer)",
+        tests=("serve/test_reasoning.py::test_a_form_follows_the_reasoning",),
+    ),
+    PlantedBug(
         "a step on a GPU costs its bytes and no fixed time",
         "bench/hardware/doctor.py",
         find="self.step + self.fixed",

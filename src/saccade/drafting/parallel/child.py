@@ -19,19 +19,17 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-from jaxtyping import Int
-from torch import Tensor
 from transformers import PreTrainedModel
 
 from saccade.core.capabilities import Capability
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
-from saccade.core.protocols import View
+from saccade.core.protocols import EarlyChoice, View
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.timing import now
 from saccade.core.tree import Tree, add, after
@@ -106,10 +104,10 @@ class Child:
             backbone, job.rules, vocab=job.vocab, banned=job.banned, room=job.room
         )
         self._prompts: list[Prompt] = []
-        # The visual tokens of each request that were read before the target's prefill ended.
-        self._early_tokens: list[Int[Tensor, " early"]] = []
+        # What was read of each request before the target's prefill ended.
+        self._early: list[EarlyChoice] = []
         self._drafts: dict[int, Draft] = {}
-        self._reading = self._drafting = 0.0  # seconds so far
+        self._reading = self._choosing = self._drafting = 0.0  # seconds so far
 
     def prefill(self, prompts: Sequence[Prompt] | None, inputs: Inputs | None) -> None:
         """Makes the draft's prompts from the target's or from inputs; reads them and starts to
@@ -123,33 +121,41 @@ class Child:
         view = self._job.view
         if Capability.BESIDE_TARGET not in view.needs:
             return
-        self._early_tokens = [view.early_tokens(prompt) for prompt in self._prompts]
-        pairs = zip(self._prompts, self._early_tokens, strict=True)
-        self._read([prompt.select(tokens) for prompt, tokens in pairs])
+        with self._timing_choice():
+            self._early = [view.choose_early(prompt) for prompt in self._prompts]
+        pairs = zip(self._prompts, self._early, strict=True)
+        self._read([prompt.select(early.tokens) for prompt, early in pairs])
         if self._job.laws is None:  # What is sampled must not depend on the speed of this process.
             self._drafts = {i: Draft(HEAD_START_TOKENS) for i in range(len(self._prompts))}
 
     def ready(self, prefills: Sequence[Prefill]) -> None:
         """Reduces what was read to the view's choice, or reads the view's choice now."""
-        start, before = now(), self._reading
         prefills = [prefill.to(self._backbone.device) for prefill in prefills]
         view, visual_tokens = self._job.view, {}
-        if not self._early_tokens:
+        if not self._early:
             pairs = zip(prefills, self._prompts, strict=True)
-            pruned = [view(prefill, prompt) for prefill, prompt in pairs]
+            with self._timing_choice():
+                pruned = [view(prefill, prompt) for prefill, prompt in pairs]
             self._read([self._backbone.embed_missing_rows(prompt) for prompt in pruned])
             visual_tokens = {i: prompt.visual_tokens for i, prompt in enumerate(pruned)}
-        for i, early in enumerate(self._early_tokens):
+        for i, early in enumerate(self._early):
             whole = self._prompts[i]
-            chosen = view.choose(prefills[i], whole, early)
+            with self._timing_choice():
+                chosen = view.choose(prefills[i], whole, early)
             visual_tokens[i] = len(chosen)
-            if len(chosen) < len(early):
-                stays = torch.isin(whole.select(early).index, whole.select(chosen).index)
+            if len(chosen) < len(early.tokens):
+                stays = torch.isin(whole.select(early.tokens).index, whole.select(chosen).index)
                 self._session.keep_prompt_rows(i, stays.nonzero().squeeze(-1))
         for i in visual_tokens:
             self._drafts.setdefault(i, Draft(self._job.shape.length))
-        self._reading = before + now() - start
-        self._send("ready", visual_tokens, self._reading)
+        self._send("ready", visual_tokens, self._reading, self._choosing)
+
+    @contextmanager
+    def _timing_choice(self) -> Iterator[None]:
+        """Counts the seconds of the block as the view's."""
+        start = now()
+        yield
+        self._choosing += now() - start
 
     def _read(self, prompts: Sequence[Prompt]) -> None:
         """Reads prompts piece by piece. Raises Abandoned after a piece if the job was ended."""

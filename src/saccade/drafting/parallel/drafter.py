@@ -93,7 +93,8 @@ class WorkerDrafter(Drafter, BesideTarget):
         self._is_sharing_now = self._is_within_scope = False
         if self._shares_threads:
             setup.target.prepare(self._target_threads)
-        self._reading = self._drafting = 0.0  # seconds in the draft's process
+        # Seconds in the draft's process.
+        self._reading = self._choosing = self._drafting = 0.0
         self._reading_patience = READING_PATIENCE_SECONDS
         self._patience = TOKEN_PATIENCE_SECONDS
         self._laws: Laws = None
@@ -257,7 +258,7 @@ class WorkerDrafter(Drafter, BesideTarget):
 
     def report(self) -> DraftReport:
         captioning = (0.0, 0.0) if self._captioning is None else self._captioning.seconds
-        seconds = DraftSeconds(self._reading, self._drafting, *captioning)
+        seconds = DraftSeconds(self._reading, self._choosing, self._drafting, *captioning)
         return DraftReport(visual_tokens=self._visual_tokens or {}, seconds=seconds)
 
     def close(self) -> None:
@@ -314,7 +315,7 @@ class WorkerDrafter(Drafter, BesideTarget):
         if name == "failed":  # Only the job has failed; the process can do others.
             self._failure = DraftError(content[0])
         if name == "ready":
-            self._visual_tokens, self._reading = content
+            self._visual_tokens, self._reading, self._choosing = content
             # No step takes longer than a prefill.
             self._patience = max(self._patience, 2 * self._reading)
         if name == "token":

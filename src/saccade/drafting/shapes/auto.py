@@ -27,6 +27,7 @@ from itertools import accumulate
 from math import isnan, log
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from saccade.core.capabilities import Capabilities, Capability
@@ -314,7 +315,9 @@ def _look(
         return law, confidence(scores, node, law), ()
     probabilities = scores.logits(node).float().softmax(-1)
     top = probabilities.topk(min(runners + 1, probabilities.shape[0]))
-    likely = dict(zip(top.indices.tolist(), top.values.tolist(), strict=True))
+    # Both come in one copy, so that the host waits for a GPU once. A double holds any id.
+    ids, chances = torch.stack((top.indices.double(), top.values.double())).tolist()
+    likely = dict(zip(map(int, ids), chances, strict=True))
     token = next(iter(likely)) if law is None else law
     odds = likely.pop(token) if token in likely else float(probabilities[token])
     if isnan(odds):

@@ -118,7 +118,7 @@ class CostedShape(Shape):
     def needs(self) -> Capabilities:
         return frozenset({Capability.COSTS})
 
-    def settle(self, measure: Callable[[], Costs]) -> Shape:
+    def settle(self, measure: Callable[[], Costs], family: str) -> Shape:
         return self if self.costs is not None else replace(cast(Any, self), costs=measure())
 
     @property

@@ -17,7 +17,7 @@ from torch import Tensor
 from saccade.core.capabilities import NOTHING, Capabilities, Capability, where
 from saccade.core.errors import MethodError
 from saccade.core.prompt import Media, Prefill, Prompt, Reading, Texts
-from saccade.core.protocols import Following, Refresh, View
+from saccade.core.protocols import EarlyChoice, Following, Refresh, View
 from saccade.drafting.views import saliency
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
@@ -40,7 +40,13 @@ Measure = Callable[[Prefill], Float[Tensor, " visual"]]
 class Ranking(Protocol):
     """A selector that keeps the most salient tokens, with a saliency that needs no guide too."""
 
-    def saliency(self, prompt: Prompt, guide: Guide) -> Float[Tensor, " visual"]: ...
+    def unguided(self, prompt: Prompt) -> Float[Tensor, " visual"]:
+        """Returns the part of the saliency that needs no guide."""
+
+    def saliency(
+        self, prompt: Prompt, guide: Guide, unguided: Float[Tensor, " visual"] | None = None
+    ) -> Float[Tensor, " visual"]:
+        """Returns the whole saliency; ``unguided`` saves computing that part again."""
 
     def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]: ...
 
@@ -103,19 +109,20 @@ class Pruned(View):
         return repack(pruned) if self.positions == "repacked" else pruned
 
     def choose(
-        self, prefill: Prefill, prompt: Prompt, available: Int[Tensor, " available"] | None = None
+        self, prefill: Prefill, prompt: Prompt, early: EarlyChoice | None = None
     ) -> Int[Tensor, " kept"]:
-        """Returns the visual tokens to keep of a whole prompt; a choice among ``available``, where
-        only those were read."""
+        """Returns the visual tokens to keep of a whole prompt; some of those that were read
+        ``early``."""
         guide = None
         if self.attention:
             assert prefill.mass is not None, f"view {self.name} needs recorded attention"
             guide = saliency.transfer(self.guide(prefill), prefill.prompt.grid, prompt.grid)
         count = self.budget(prompt)
-        if available is None or len(available) == prompt.visual_tokens:
+        if early is None or len(early.tokens) == prompt.visual_tokens:
             return self.select(prompt, guide, count)
         assert isinstance(self.select, Ranking)
-        return available[saliency.top(self.select.saliency(prompt, guide)[available], count)]
+        whole = self.select.saliency(prompt, guide, early.unguided)
+        return early.tokens[saliency.top(whole[early.tokens], count)]
 
     def budget(self, prompt: Prompt) -> int:
         """Returns how many visual tokens of a prompt are kept."""
@@ -123,13 +130,13 @@ class Pruned(View):
         moving = saliency.budget(prompt.visual_tokens - still, self.keep, self.rounding)
         return moving + saliency.budget(still, self.images or 0, self.rounding)
 
-    def early_tokens(self, prompt: Prompt) -> Int[Tensor, " early"]:
-        """Returns the visual tokens that a draft may read before the target's prefill has ended."""
+    def choose_early(self, prompt: Prompt) -> EarlyChoice:
+        """Returns what a draft may read before the target's prefill has ended."""
         if self.early == "all":
-            return torch.arange(prompt.visual_tokens, device=prompt.visual.device)
+            return EarlyChoice(torch.arange(prompt.visual_tokens, device=prompt.visual.device))
         assert isinstance(self.select, Ranking)
-        twice = 2 * self.budget(prompt)
-        return saliency.top(self.select.saliency(prompt, None), twice)
+        unguided = self.select.unguided(prompt)
+        return EarlyChoice(saliency.top(unguided, 2 * self.budget(prompt)), unguided)
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,12 @@ from torch import Tensor
 
 from saccade.core.prompt import Prefill
 
-# Scores are rounded, so that z-scores do not magnify differences that are rounding errors.
+# Cosines of float32 rows and scores of them are rounded, so that z-scores do not magnify
+# differences that are rounding errors.
+COSINE_DECIMALS = 6
 DECIMALS = 12
+ROWS_AT_ONCE = 2048  # rows that are copied at once
+CROPS_AT_ONCE = 64  # crops whose rows are copied at once
 
 
 Rounding = Literal["nearest", "down"]
@@ -122,52 +126,63 @@ def relevant(prefill: Prefill) -> Float[Tensor, " visual"]:
     return attention(prefill.relevance)
 
 
-def temporal(embeds: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"]) -> Tensor:
+def normalise(embeds: Float[Tensor, "visual dim"]) -> Float[Tensor, "visual dim"]:
+    """Returns the rows in float32, scaled to length 1, as :func:`temporal` and :func:`spatial` read
+    them."""
+    return torch.nn.functional.normalize(embeds.float(), dim=-1)
+
+
+def temporal(unit: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"]) -> Tensor:
     """Returns HIPPO's s_temp (Eq. 3-4), [visual]: 1 - mean cosine with the same cell in the frames
     before and after.
 
-    A cell without such neighbours has 1.
+    A cell without such neighbours has 1. The rows have length 1 (:func:`normalise`).
     """
     if not len(grid):
         return torch.zeros(0, device=grid.device)
-    unit = torch.nn.functional.normalize(embeds.double(), dim=-1)
-    total = torch.zeros(len(grid), dtype=torch.double, device=grid.device)
-    count = torch.zeros_like(total)
     cell, order = torch.sort(through_time(grid))
-    for step in (1, -1):
-        neighbour = through_time(grid) + step
-        at = torch.searchsorted(cell, neighbour).clamp(max=len(cell) - 1)
-        exists = cell[at] == neighbour
-        cosine = (unit * unit[order[at]]).sum(-1)
-        total += cosine.where(exists, torch.zeros_like(cosine))
-        count += exists
-    return (1 - total / count.clamp(min=1)).round(decimals=DECIMALS)
+    follows = (cell[1:] == cell[:-1] + 1).nonzero().squeeze(-1)
+    before, after = order[follows], order[follows + 1]
+    pairs = zip(before.split(ROWS_AT_ONCE), after.split(ROWS_AT_ONCE), strict=True)
+    cosine = torch.cat([torch.linalg.vecdot(unit[first], unit[second]) for first, second in pairs])
+    total, count = unit.new_zeros(len(grid)), unit.new_zeros(len(grid))
+    for row in (before, after):
+        total.index_add_(0, row, cosine)
+        count.index_add_(0, row, torch.ones_like(cosine))
+    return (1 - total / count.clamp(min=1)).round(decimals=COSINE_DECIMALS)
 
 
-def spatial(
-    embeds: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"], side: int
-) -> Tensor:
+def spatial(unit: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"], side: int) -> Tensor:
     """Returns HIPPO's s_spa (Eq. 5-6), [visual]: the variance of a token's cosines with all tokens
     of its crop, itself included.
 
-    Crops tile a frame from its top left. Those at the edges have fewer members.
+    Crops tile a frame from its top left. Those at the edges have fewer members. The rows have
+    length 1 (:func:`normalise`).
     """
     if not len(grid):
         return torch.zeros(0, device=grid.device)
-    unit = torch.nn.functional.normalize(embeds.double(), dim=-1)
     crop = torch.cat([grid[:, :2], grid[:, 2:] // side], 1)
     _, number = torch.unique(crop, dim=0, return_inverse=True)
     order = torch.sort(number, stable=True).indices
     counts = torch.bincount(number)
     slot = torch.arange(len(grid), device=grid.device)
     slot -= (counts.cumsum(0) - counts)[number[order]]
-    members = unit.new_zeros(len(counts), int(counts.max()), unit.shape[1])
-    members[number[order], slot] = unit[order]
-    cosine = members @ members.transpose(1, 2)  # Members that a crop lacks give 0.
-    size = counts[:, None]
-    variance = cosine.pow(2).sum(-1) / size - (cosine.sum(-1) / size).pow(2)
+    # Each crop's tokens, [crop, slot]; slots that a crop lacks repeat token 0 and are not counted.
+    token = torch.zeros(len(counts), int(counts.max()), dtype=torch.long, device=grid.device)
+    token[number[order], slot] = order
+    member = torch.arange(token.shape[1], device=grid.device) < counts[:, None]
+    variances = []
+    for some, is_member in zip(
+        token.split(CROPS_AT_ONCE), member.split(CROPS_AT_ONCE), strict=True
+    ):
+        rows, among = unit[some], is_member[:, None, :]
+        cosine = (rows @ rows.transpose(1, 2)).double().round(decimals=COSINE_DECIMALS)
+        size = is_member.sum(1)[:, None]
+        mean = (cosine * among).sum(-1) / size
+        spread = (cosine - mean[..., None]) * among
+        variances.append(spread.square().sum(-1) / size)
     saliency = torch.empty(len(grid), dtype=torch.double, device=grid.device)
-    saliency[order] = variance[number[order], slot].clamp(min=0)
+    saliency[order] = torch.cat(variances)[number[order], slot]
     return saliency.round(decimals=DECIMALS)
 
 
