@@ -555,6 +555,36 @@ def test_rows_become_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     assert gone([7]).method == "ar"
 
 
+def test_a_rounded_draft_is_proposed_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim: on a CPU both roundings run on the videos that the search did not use, and the fastest
+    is proposed where it beats what was chosen by more than runs differ by. Control: not where it is
+    as fast, and not for a model that cannot be rounded."""
+    loaded = Loaded("big", Backbone(helpers.qwen25()), None)
+    questions: list[Any] = [({"n": 7}, None), ({"n": 9}, None)]
+    speeds = {"int8": 1.5, "int4": 2.5}
+    seen: list[tuple[str, int]] = []
+
+    def run(pair: Pair, question: Any, methods: Any, **more: Any) -> Any:
+        rounding = pair.draft.backbone.rounding.name
+        seen.append((rounding, question[0]["n"]))
+        row = Summary(identical_to_ar=True, speedup_decode=speeds[rounding], tau=3.0)
+        return SimpleNamespace(summaries=lambda: dict.fromkeys(methods, row))
+
+    monkeypatch.setattr(calibrating, "run_interleaved", run)
+
+    def proposed(chosen: Calibration, model: Loaded = loaded) -> Calibration:
+        return calibrating.propose_rounding(Pair(model), questions, chosen)
+
+    found = proposed(calibration(trial("sd", 1.2)))
+    assert seen == [("int8", 9), ("int4", 9)]
+    assert (found.draft_quantize, found.best.speedup, found.method) == ("int4", 2.5, "sd")
+    assert found.json()["draft_quantize"] == "int4" and "--draft-quantize int4" in found.advice
+    assert proposed(calibration(trial("ar", 1.0))).method == "auto"
+    assert proposed(calibration(trial("sd", 2.49))).draft_quantize is None
+    unfused = Loaded("big", Backbone(helpers.qwen25(), fused=False), None)
+    assert proposed(calibration(trial("sd", 1.2)), unfused).draft_quantize is None
+
+
 def test_a_mismatch_of_the_comparison_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: a row whose tokens differ from ar's raises. Fails if identity is taken for granted."""
     run = stub(monkeypatch, lambda m: Summary(identical_to_ar="keep" not in m, speedup_decode=2.0))

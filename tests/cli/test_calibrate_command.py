@@ -60,7 +60,7 @@ def test_a_small_run_leaves_a_file_that_runs(
     measured = config["measured"]
     assert printed["method"] == config["method"] and printed["measured"] == measured
     stages = [trial["stage"] for trial in measured["trials"]]
-    assert list(dict.fromkeys(stages)) == ["start", "view", "keep", "shape", "confirm"]
+    assert list(dict.fromkeys(stages))[:5] == ["start", "view", "keep", "shape", "confirm"]
     assert [t["method"] for t in measured["trials"] if t["stage"] == "confirm"][:2] == [
         "ar",
         "auto",

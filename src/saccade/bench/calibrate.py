@@ -20,12 +20,14 @@ import torch
 
 from saccade.bench.compare import BASELINE, Summary, resolve_methods, run_interleaved
 from saccade.core.capabilities import Capability
-from saccade.core.errors import MethodError, OptionError
+from saccade.core.errors import MethodError, ModelError, OptionError
 from saccade.core.prompt import Inputs
 from saccade.engine.generate import DEFAULT_METHOD
 from saccade.engine.trace import environment
 from saccade.inputs import Pair
+from saccade.inputs.loading import round_weights
 from saccade.methods import resolve
+from saccade.model.kernels.few_bits import ROUNDINGS
 
 Candidates = Mapping[str, Sequence[str]]
 
@@ -112,6 +114,7 @@ class Calibration:
     threads: int
     seconds: float
     environment: Mapping[str, Any]
+    draft_quantize: str | None = None
 
     @property
     def method(self) -> str:
@@ -139,6 +142,11 @@ class Calibration:
     def advice(self) -> str:
         """What to do, and for which reasons, in one line."""
         videos = f"on {self.held_out} video(s) held out" if self.held_out else "on the one video"
+        if self.draft_quantize is not None:
+            gain = f"x {self.best.speedup:.2f} against ar"
+            return (
+                f"use {self.method} with --draft-quantize {self.draft_quantize}: {gain}, {videos}"
+            )
         if self.method not in (BASELINE, REFERENCE):
             gains = f"x {self.best.speedup:.2f} against ar, x {self.against_auto:.2f} against auto"
             return f"use {self.method}: {gains}, {videos}"
@@ -168,6 +176,7 @@ class Calibration:
             "trials": [trial.json() for trial in self.table],
         }
         names = {"method": self.method, "target": self.target, "draft": self.draft}
+        names |= {"draft_quantize": self.draft_quantize}
         return {**names, "threads": self.threads, "measured": measurements}
 
 
@@ -227,6 +236,44 @@ def calibrate(
         seconds=time.monotonic() - start,
         environment=environment(),
     )
+
+
+def propose_rounding(
+    pair: Pair,
+    questions: Sequence[tuple[Inputs, Inputs | None]],
+    calibration: Calibration,
+    on_progress: Callable[[str], None] | None = None,
+) -> Calibration:
+    """Returns the calibration with the rounding of the draft that decodes fastest, if one does.
+
+    The method, or ``auto`` where plain decoding was chosen, runs on the videos that the search did
+    not use, with the draft as it is and with its weights rounded. A rounding that this pair does
+    not allow is left out.
+    """
+    method = REFERENCE if calibration.method == BASELINE else calibration.method
+    held_out = questions[(len(questions) + 1) // 2 :] or questions
+    best = max(1.0, calibration.best.speedup) * (1 + TIE_MARGIN)
+    chosen: Calibration = calibration
+    for rounding in ROUNDINGS:
+        if on_progress is not None:
+            on_progress(f"{method} with a draft in {rounding}")
+        try:
+            rounded = replace(pair, draft=round_weights(pair.draft or pair.target, rounding))
+        except ModelError:
+            return calibration
+        settings = {"max_new_tokens": calibration.max_new_tokens, "do_sample": False}
+        summaries = [
+            run_interleaved(
+                rounded, question, resolve_methods([method]), repeat=1, settings=settings
+            ).summaries()[method]
+            for question in held_out
+        ]
+        trial = Trial(f"draft in {rounding}", method, tuple(summaries))
+        if trial.fallback is None and trial.speedup > best:
+            best = trial.speedup
+            table = (*calibration.table, trial)
+            chosen = replace(calibration, best=trial, table=table, draft_quantize=rounding)
+    return chosen
 
 
 def check_method(method: str) -> None:

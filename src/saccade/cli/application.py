@@ -46,6 +46,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
             "threads",
             "quantize",
             "draft_device",
+            "draft_quantize",
             "device_map",
             "tp",
             "memory",

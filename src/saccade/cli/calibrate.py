@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -38,6 +39,7 @@ def calibrate(
         str, typer.Option("--target", "-t", help="A checkpoint folder or hub id.")
     ] = "shapes",
     draft: command_options.Draft = None,
+    draft_quantize: command_options.DraftQuantize = None,
     method: Annotated[
         str | None,
         typer.Option(
@@ -81,7 +83,13 @@ def calibrate(
         calibration.check_method(method)
     with status("loading the models", quiet=as_json) as tell:
         clips = clips or _draw_clips(tell)
-        models = run_setup.load_models(target, draft, quiet=True, **device_options.load_arguments)
+        models = run_setup.load_models(
+            target,
+            draft,
+            quiet=True,
+            draft_quantize=draft_quantize,
+            **device_options.load_arguments,
+        )
         requests = [models.ask(prompt, **clip_arguments(clip)) for clip in clips]
         watch = DisturbanceWatch()
         result = calibration.calibrate(
@@ -92,6 +100,10 @@ def calibrate(
             max_new_tokens=max_new_tokens,
             on_progress=tell,
         )
+        if draft_quantize is not None:
+            result = replace(result, draft=draft, draft_quantize=draft_quantize)
+        elif models.target.backbone.device.type == "cpu":
+            result = calibration.propose_rounding(models, requests, result, tell)
     if (warning := watch.warning()) is not None:
         err.print(warning, style="yellow", markup=False, soft_wrap=True)
     write_config(out_file, result)

@@ -44,6 +44,7 @@ def doctor(
     dtype: command_options.Dtype = None,
     device: command_options.Device = None,
     draft_device: command_options.DraftDevice = None,
+    draft_quantize: command_options.DraftQuantize = None,
     memory: Annotated[
         float | None, typer.Option(min=0, help="Plan for this many GiB and not for this machine.")
     ] = None,
@@ -68,6 +69,7 @@ def doctor(
     prepare(None, verbose)
     from saccade.bench.hardware.doctor import examine
     from saccade.inputs import loading, questions
+    from saccade.model.kernels.few_bits import ROUNDINGS
     from saccade.model.memory import GIB, available_bytes
 
     place = loading.pick_device(device)
@@ -87,6 +89,7 @@ def doctor(
     draft_place = None if draft_device is None else loading.pick_device(draft_device)
     precision = loading.precision(dtype, place)
     bits = None if quantize is None else loading.bits(quantize)
+    loading.check_draft_quantize(draft_quantize)
     diagnosis = examine(
         target_model,
         draft_model,
@@ -97,6 +100,7 @@ def doctor(
         free_bytes=available_bytes(place) if memory is None else int(memory * GIB),
         draft_free_bytes=None if draft_place in (None, place) else available_bytes(draft_place),
         bits=bits,
+        draft_rounding=None if draft_quantize is None else ROUNDINGS[draft_quantize],
         problems=problems,
         notes=notes,
     )
@@ -203,3 +207,5 @@ def _print_diagnosis(diagnosis: Diagnosis, device: str) -> None:
     if diagnosis.outlook or diagnosis.problems:
         style = "bold red" if diagnosis.problems else "bold"
         out.print(diagnosis.verdict, style=style, markup=False, soft_wrap=True)
+    if diagnosis.suggestion:
+        out.print(diagnosis.suggestion, markup=False, soft_wrap=True)

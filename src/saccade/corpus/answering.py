@@ -222,6 +222,7 @@ def load(
     device: str | None = None,
     device_map: str | None = None,
     draft_device: str | None = None,
+    draft_quantize: str | None = None,
     quantize: str | None = None,
     trust_remote_code: bool = False,
     positions: Literal["auto", "library", "trained"] = "auto",
@@ -241,6 +242,9 @@ def load(
         device: by default a GPU where there is one.
         device_map: "auto" spreads the target over the devices there are.
         draft_device: where the draft is, if not beside the target: "cuda:1", say.
+        draft_quantize: "int8" or "int4" rounds the draft's weights, so that its steps read fewer
+            bytes; without a draft the target drafts for itself with a rounded copy. Answers stay
+            the target's.
         quantize: "bnb-8bit", "bnb-4bit" or "torchao-int8", for the target.
         trust_remote_code: whether to run code that comes with a checkpoint.
         positions: of text after a Qwen2.5-VL video; "library" is where ``generate`` puts it,
@@ -262,6 +266,7 @@ def load(
             target,
             draft,
             draft_device=draft_device,
+            draft_quantize=draft_quantize,
             dtype=dtype,
             device=device,
             device_map=device_map,

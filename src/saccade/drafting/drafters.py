@@ -288,7 +288,7 @@ class ModelDrafter(SessionDrafter):
 
 class SelfDrafter(SessionDrafter):
     """The target drafts for itself, over copies of the keys that its view keeps, without a second
-    prefill."""
+    prefill. Its weights may be rounded (``draft_quantize``)."""
 
     name = "self"
     needs = frozenset({Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS})
@@ -298,7 +298,8 @@ class SelfDrafter(SessionDrafter):
 
     def __init__(self, setup: Setup, layers: int | None = None) -> None:
         banned = list(setup.target.placeholders)
-        model = setup.target if layers is None else setup.target.first_layers(layers)
+        whole = setup.target_as_draft
+        model = whole if layers is None else whole.first_layers(layers)
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._view, self._following = setup.view, setup.view.following

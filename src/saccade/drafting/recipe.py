@@ -112,6 +112,9 @@ def plan(
     phase "costs", if that takes little of what the ``answer`` takes; else they are estimated by the
     number of weights, and rounds correct them.
     """
+    is_rounded_target = draft is not None and draft.is_rounded_copy_of(target)
+    if is_rounded_target and Capability.DRAFT_MODEL in recipe.drafter.offers:
+        recipe = _over_target_keys(recipe)
     view, shape = recipe.view, recipe.shape
     works_alone = Capability.NO_DRAFT_MODEL in shape.offers
     if draft is None and works_alone and Capability.DRAFT_MODEL in recipe.drafter.offers:
@@ -119,7 +122,7 @@ def plan(
         alone = plan(own, target, None, context, exact, phase, answer)
         return alone if alone.shape.pays() else replace(alone, drafter=NoDraft, view=FULL)
     own_keys = Capability.TARGET_KEYS in recipe.drafter.offers
-    drafting = target if own_keys or draft is None else draft
+    drafting = target if draft is None or (own_keys and not is_rounded_target) else draft
     bucket = cost_measurement.context_bucket(context)
     if Capability.COSTS in view.needs:
         view = view.with_share(
@@ -152,6 +155,17 @@ def plan(
     if view is recipe.view and shape is recipe.shape:
         return recipe
     return replace(recipe, view=view, shape=shape)
+
+
+def _over_target_keys(recipe: Recipe) -> Recipe:
+    """Returns the recipe with the target itself as its draft, which needs no prefill of its own.
+
+    A view or a schedule that needs a model of its own keeps it: it reads the prompt again.
+    """
+    try:
+        return replace(recipe, drafter=SelfDrafter)
+    except MethodError:
+        return recipe
 
 
 def as_chains(recipe: Recipe) -> Recipe:

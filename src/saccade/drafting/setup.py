@@ -90,6 +90,13 @@ class Setup:
             )
         return self.draft
 
+    @property
+    def target_as_draft(self) -> Backbone:
+        """The target as a draft for itself: with rounded weights where there is such a copy."""
+        if self.draft is not None and self.draft.is_rounded_copy_of(self.target):
+            return self.draft
+        return self.target
+
     def shared_vocabulary(self) -> tuple[int, list[int]]:
         """Returns how many ids both models have, and those of them that stand for pixels."""
         draft = self.draft_model()

@@ -34,6 +34,7 @@ from saccade.engine.request_batch import RequestBatch
 from saccade.methods import resolve
 from saccade.model import kernels, memory
 from saccade.model.backbone import Backbone
+from saccade.model.kernels.few_bits import rounding_named
 
 DEFAULT_METHOD = "auto"
 
@@ -132,6 +133,9 @@ class CallArguments(RequestArguments, total=False):
 
     draft: nn.Module | Backbone | None
     """The draft model, for methods that use one."""
+    draft_quantize: str | None
+    """Rounds the draft's weights to "int8" or "int4", on a CPU. Without a draft the target drafts
+    for itself with a rounded copy of its weights. The answer stays the target's."""
     method: str | Recipe
     """A method's name with overrides, or a recipe; see ``saccade methods``."""
     exact: bool
@@ -149,11 +153,15 @@ class _Call:
     request: RequestArguments
 
     @classmethod
-    def of(cls, arguments: CallArguments) -> _Call:
+    def of(cls, target: Backbone, arguments: CallArguments) -> _Call:
         request: dict[str, Any] = {**arguments}
         draft, method = request.pop("draft", None), request.pop("method", DEFAULT_METHOD)
+        backbone = None if draft is None else current_backbone(draft)
+        rounding = request.pop("draft_quantize", None)
+        if rounding is not None:
+            backbone = (backbone or target).rounded(rounding_named(rounding))
         return cls(
-            None if draft is None else current_backbone(draft),
+            backbone,
             method if isinstance(method, Recipe) else resolve(method),
             request.pop("exact", False),
             cast(RequestArguments, request),
@@ -219,7 +227,8 @@ def _start(
     keep: bool = False,
 ) -> Stream:
     """Checks everything and returns the stream, before any work."""
-    target, call = current_backbone(model), _Call.of(arguments)
+    target = current_backbone(model)
+    call = _Call.of(target, arguments)
     request = Request.of(target, inputs, **call.request)
     return Stream(
         target,
@@ -267,7 +276,8 @@ def generate(
     streamer. Without a length (``max_new_tokens``, ``max_length``, or the model's generation
     config) an answer gets 256 tokens at most, and 20 where transformers calls this.
     """
-    target, call = current_backbone(model), _Call.of(arguments)
+    target = current_backbone(model)
+    call = _Call.of(target, arguments)
     direct = not isinstance(inputs, Tensor)
     if isinstance(inputs, Tensor):
         ids = inputs

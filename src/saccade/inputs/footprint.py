@@ -41,6 +41,10 @@ class Footprint:
         """Returns the bytes of all weights at ``size`` bytes a number."""
         return int(self.parameters * size)
 
+    def rounded_copy(self, bytes_per_weight: float) -> int:
+        """Returns the bytes of a rounded copy of the weights that a token passes through."""
+        return int(self.decoder * bytes_per_weight)
+
     def step(self, size: float, tokens: int, cache_size: float) -> float:
         """Returns the bytes that a forward of one token reads over ``tokens`` cached ones."""
         cached = self.kv * tokens * cache_size + self.state(cache_size)

@@ -39,6 +39,7 @@ from saccade.model.fidelity import (
     lock_of,
     refuse_autocast,
 )
+from saccade.model.kernels.few_bits import Rounding, few_bit_products
 from saccade.model.kernels.few_rows import Kernels, kernels_for
 from saccade.model.kernels.tower import Tower
 from saccade.model.prefix_cache import PrefixCache, cache_vision
@@ -160,6 +161,8 @@ class Backbone:
         self.prefix_cache: PrefixCache | None = None  # A server shares one between its requests.
         self.graphs: dict[int, Any] = {}  # of cuda_graphs, by layers; copies of this share them
         self.full_backbone: Backbone | None = None  # the model of which this is the first layers
+        self.rounding: Rounding | None = None  # of the weights that a draft multiplies with
+        self._rounded: dict[Rounding, Backbone] = {}
         self.fused: FusedDecoder | None = None
         self.few_row_kernels: Kernels | None = None  # for captured forwards on GPUs
         if is_known and fused is not False:
@@ -215,6 +218,8 @@ class Backbone:
                 newest._snapshot = snapshot  # What was changed does not matter.
                 return newest
             rebuilt = Backbone(self.model, fused=self._fused_option, positions=self._position_rule)
+            if self.rounding is not None:
+                rebuilt = rebuilt.rounded(self.rounding)
             rebuilt.prefix_cache = self.prefix_cache
             has_same_structure = rebuilt.description.structure == newest.description.structure
             rebuilt.is_checked_against_generate = (
@@ -542,6 +547,50 @@ class Backbone:
         short.text = copy(self.text)
         short.text._modules = {**self.text._modules, "layers": self.text.layers[:count]}
         return short
+
+    def rounded(self, rounding: Rounding) -> Backbone:
+        """Returns the same model as a draft: it multiplies few rows with rounded copies of the
+        weights.
+
+        The weights themselves are shared and stay as they are. The copies are made once. Raises
+        ModelError for a decoder that is not fused, for other devices than CPUs, and where there is
+        no memory.
+        """
+        if self.rounding == rounding:
+            return self
+        with self.lock:
+            if rounding not in self._rounded:
+                self._rounded[rounding] = self._make_rounded(rounding)
+            return self._rounded[rounding]
+
+    def _make_rounded(self, rounding: Rounding) -> Backbone:
+        if self.device.type != "cpu":
+            raise ModelError(
+                f"draft_quantize={rounding.name} rounds models on a CPU, and this one is on "
+                f"{self.device}: name a checkpoint in few bits as the draft"
+            )
+        if self.fused is None:
+            raise ModelError(
+                f"draft_quantize rounds decoders that Saccade runs itself, and this "
+                f"{self.config.model_type} runs by its own modules: leave draft_quantize out, or "
+                "name another draft"
+            )
+        if not few_bit_products(rounding):
+            raise ModelError(
+                f"this machine has no products with weights in {rounding.name}: leave "
+                "draft_quantize out"
+            )
+        other = copy(self)
+        with torch.inference_mode(False), torch.no_grad():
+            other.fused = self.fused.rounded(rounding)
+        other.rounding, other.graphs, other._rounded = rounding, {}, {}
+        other._newest = None
+        return other
+
+    def is_rounded_copy_of(self, other: Backbone) -> bool:
+        """Returns whether this is the other model with rounded weights, so that it may read the
+        other's keys."""
+        return self.rounding is not None and self.model is other.model
 
     @torch.no_grad()
     def embed_missing_rows(self, prompt: Prompt) -> Prompt:

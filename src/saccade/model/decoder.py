@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,10 +19,12 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers.activations import SiLUActivation
 
+from saccade.core.errors import ModelError
 from saccade.model import memory
 from saccade.model.attention import Attend
 from saccade.model.fidelity import is_from_library, settings, unusual_changes
 from saccade.model.kernels import Epilogue, Matrix, TunedMatrices
+from saccade.model.kernels.few_bits import Rounding
 from saccade.model.kernels.few_rows import FewRowAttention
 
 # The types of text models that are exactly this decoder.
@@ -111,6 +113,40 @@ class FusedDecoder:
         short = copy(self)
         short.layers = self.layers[:count]
         return short
+
+    def rounded(self, rounding: Rounding) -> FusedDecoder:
+        """Returns the decoder of a draft over the same weights, with rounded copies beside them.
+
+        The copies multiply few rows. Raises ModelError where there is no memory for them.
+        """
+        matrices = [matrix for layer in self.layers for matrix in layer.matrices]
+        matrices += [] if self.head is None else [self.head]
+        numbers = sum(matrix.weight.numel() for matrix in matrices)
+        needed, place = int(numbers * rounding.bytes_per_weight), self.norm.device
+        available = memory.available_bytes(place)
+        if needed > available * (1 - memory.SPARE_SHARE):
+            raise ModelError(
+                f"a copy of the weights in {rounding.name} takes {memory.format_bytes(needed)}, "
+                f"and {place.type} has {memory.format_bytes(available)} free: leave "
+                "draft_quantize out"
+            )
+        other = copy(self)
+        other.layers = [
+            replace(
+                layer,
+                qkv=layer.qkv.rounded(rounding),
+                out=layer.out.rounded(rounding),
+                gate_up=layer.gate_up.rounded(rounding),
+                down=layer.down.rounded(rounding),
+            )
+            for layer in self.layers
+        ]
+        other.head = None if self.head is None else self.head.rounded(rounding)
+        matrices = [matrix for layer in other.layers for matrix in layer.matrices]
+        matrices += [] if other.head is None else [other.head]
+        other._matrices = TunedMatrices(matrices)
+        other.refresh()
+        return other
 
     def weights_changed(self) -> bool:
         """Returns :meth:`TunedMatrices.weights_changed`."""

@@ -333,4 +333,4 @@ def _facts(model: Backbone) -> tuple[object, ...]:
     """Returns everything about a model that its costs depend on."""
     kind = str(model.config.to_dict()), str(model.dtype), str(model.device)
     gpu = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else None
-    return (*kind, model.fused is not None, gpu)
+    return (*kind, model.fused is not None, gpu, str(model.rounding))
