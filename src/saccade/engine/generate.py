@@ -8,15 +8,27 @@ happen. All three run one :class:`RequestBatch`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar, Unpack, cast, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    Protocol,
+    TypeVar,
+    Unpack,
+    cast,
+    get_type_hints,
+    overload,
+)
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
+from transformers import GenerationConfig
+from transformers.generation import GenerateDecoderOnlyOutput
 
+from saccade.core import generation_settings
 from saccade.core.errors import OptionError
 from saccade.core.generation_settings import Settings
 from saccade.core.prompt import Inputs
@@ -31,6 +43,8 @@ from saccade.engine.request import (
     current_backbone,
 )
 from saccade.engine.request_batch import RequestBatch
+from saccade.engine.returned_scores import ReturnedScores
+from saccade.engine.transformers_call import current_transformers_call, is_from_transformers
 from saccade.methods import resolve
 from saccade.model import kernels, memory
 from saccade.model.backbone import Backbone
@@ -248,50 +262,174 @@ def run(
     return rounds.finish()[0]
 
 
+class Generate(Protocol):
+    """The type of :func:`generate`, whose result depends on ``return_dict_in_generate``."""
+
+    @overload
+    def __call__(
+        self,
+        model: nn.Module | Backbone,
+        inputs: Inputs | Tensor | None = None,
+        *,
+        streamer: Any = None,
+        return_dict_in_generate: Literal[True],
+        **arguments: Any,
+    ) -> GenerateDecoderOnlyOutput: ...
+
+    @overload
+    def __call__(
+        self,
+        model: nn.Module | Backbone,
+        inputs: Inputs | Tensor | None = None,
+        *,
+        streamer: Any = None,
+        **arguments: Any,
+    ) -> Tensor: ...
+
+    def with_(self, **arguments: Any) -> partial[Any]: ...
+
+
+def with_arguments(**arguments: Any) -> partial[Any]:
+    """Returns :func:`generate` with arguments bound to it.
+
+    It is for ``custom_generate=``, where transformers does not pass on every argument::
+
+        fast = saccade.generate.with_(draft=small, streamer=streamer, tokenizer=tokenizer)
+        model.generate(**inputs, custom_generate=fast, stop_strings=["."], max_new_tokens=64)
+    """
+    return partial(generate, **arguments)
+
+
+def _as_generate(function: Callable[..., Any]) -> Generate:
+    """Gives a function its method ``with_``."""
+    vars(function)["with_"] = with_arguments
+    return cast(Generate, function)
+
+
+@_as_generate
 @_named
 @torch.no_grad()
 def generate(
     model: nn.Module | Backbone,
-    inputs: Inputs | Tensor,
+    inputs: Inputs | Tensor | None = None,
     *,
     streamer: Any = None,
+    stop_strings: str | list[str] | None = None,
     **arguments: Unpack[CallArguments],
-) -> Int[Tensor, "batch len"]:
+) -> Int[Tensor, "batch len"] | GenerateDecoderOnlyOutput:
     """Returns ids of prompt and answer, like Hugging Face's ``generate``; shorter answers are
     padded.
 
-    Call it with a processor's output, or let transformers call it:
+    Call it with a processor's output, ``generate(model, inputs)`` or ``generate(model, **inputs)``,
+    with ids alone, or let transformers call it:
     ``model.generate(**inputs, custom_generate=saccade.generate, draft=..., method=...)``. In the
-    second case the pixels have been read already, so a draft with a vision tower of its own needs
-    ``draft_inputs=``. The arguments are those of :func:`stream`. ``streamer`` is a transformers
-    streamer. Without a length (``max_new_tokens``, ``max_length``, or the model's generation
-    config) an answer gets 256 tokens at most, and 20 where transformers calls this.
+    last case the pixels have been read already, so a draft with a vision tower of its own needs
+    ``draft_inputs=``, and stop strings need ``custom_generate=saccade.generate.with_(tokenizer=)``.
+    The arguments are those of :func:`stream`. ``streamer`` is a transformers streamer; its ``end``
+    is called whatever happens. Without a length (``max_new_tokens``, ``max_length``, or the model's
+    generation config) an answer gets 256 tokens at most, and 20 where transformers calls this.
+
+    With ``num_return_sequences`` and sampling, each request has so many answers next to each other.
+    With ``return_dict_in_generate`` the result is transformers' ``GenerateDecoderOnlyOutput``;
+    ``output_logits`` and ``output_scores`` put a float32 tensor [batch, vocab] for each token into
+    it, before and after the rules of sampling, with zeros where an answer has ended.
     """
-    target, call = current_backbone(model), _Call.of(arguments)
-    direct = not isinstance(inputs, Tensor)
-    if isinstance(inputs, Tensor):
-        ids = inputs
-        request = Request.from_transformers(target, ids, **call.request)
-        own_tower = call.draft is not None and not call.draft.shares_rows_with(target)
-        has_pixels = call.request.get("draft_inputs") is not None
-        if call.recipe.drafts and own_tower and not has_pixels and target.placeholders:
-            raise OptionError(
-                "transformers does not pass the pixels on, and this draft has a vision tower of "
-                "its own: give draft_inputs= with the processor's output"
-            )
-    else:
-        request = Request.of(target, inputs, **call.request)
-        ids = inputs["input_ids"]
-    check_streamer(streamer, len(ids))
-    rounds = Stream(target, request, call.recipe, draft=call.draft, exact=call.exact)
-    if streamer is not None and direct:
-        streamer.put(ids.cpu())
-    for round in rounds:
+    asked: dict[str, Any] = {**arguments, "stop_strings": stop_strings}
+    is_theirs = isinstance(inputs, Tensor) and is_from_transformers(asked)
+    has_prompt = False  # whether the streamer has been given the prompt
+    if is_theirs:
+        theirs = current_transformers_call()
+        if streamer is not None and theirs.streamer not in (None, streamer):
+            raise OptionError("streamer= is given twice, to model.generate and to with_: give one")
+        has_prompt = theirs.streamer is not None
+        streamer = theirs.streamer if has_prompt else streamer
+        if theirs.assistant_model is not None:
+            if asked.get("draft") not in (None, theirs.assistant_model):
+                raise OptionError("assistant_model= and draft= are two drafts: give one of them")
+            asked["draft"] = theirs.assistant_model
+    check_streamer(streamer)
+    try:
+        target = current_backbone(model)
+        call, request, ids = _read_call(target, inputs, asked, is_theirs)
+        if streamer is not None and len(request.inputs["input_ids"]) > 1:
+            raise OptionError("streamer= needs a single request")
+        rounds = Stream(target, request, call.recipe, draft=call.draft, exact=call.exact)
+        if streamer is not None and not has_prompt:
+            streamer.put(ids.cpu())
+        scores = ReturnedScores(request.returned)
+        for round in rounds:
+            scores.add(round)
+            if streamer is not None:
+                streamer.put(torch.tensor(round.tokens))
+    finally:  # Who reads an iterating streamer would wait for ever.
         if streamer is not None:
-            streamer.put(torch.tensor(round.tokens))
-    if streamer is not None:
-        streamer.end()
-    pad = request.limits.pad
-    answers = [torch.tensor(result.ids, dtype=ids.dtype) for result in rounds.results]
+            streamer.end()
+    pad, copies = request.limits.pad, request.copies
+    # The answers to one request stand next to each other, as transformers returns them.
+    order = [copy * len(ids) + row for row in range(len(ids)) for copy in range(copies)]
+    answers = [torch.tensor(rounds.results[number].ids, dtype=ids.dtype) for number in order]
     padded = nn.utils.rnn.pad_sequence(answers, batch_first=True, padding_value=float(pad))
-    return torch.cat([ids, padded.to(ids)], dim=1)
+    sequences = torch.cat([ids.repeat_interleave(copies, dim=0), padded.to(ids)], dim=1)
+    return scores.output(sequences, order) if request.returned else sequences
+
+
+def _read_call(
+    target: Backbone,
+    inputs: Inputs | Tensor | None,
+    arguments: dict[str, Any],
+    is_theirs: bool,
+) -> tuple[_Call, Request, Int[Tensor, "requests prompt"]]:
+    """Returns the arguments of a call of :func:`generate`, its request, and the prompts' ids."""
+    if not is_theirs:
+        inputs, arguments = _split_inputs(inputs, arguments)
+        call = _Call.of(cast(CallArguments, arguments))
+        honoured = generation_settings.GENERATE_SETTINGS
+        request = Request.of(target, inputs, honoured=honoured, **call.request)
+        return call, request, inputs["input_ids"]
+    assert isinstance(inputs, Tensor)
+    call = _Call.of(cast(CallArguments, arguments))
+    request = Request.from_transformers(target, inputs, **call.request)
+    own_tower = call.draft is not None and not call.draft.shares_rows_with(target)
+    has_pixels = call.request.get("draft_inputs") is not None
+    if call.recipe.drafts and own_tower and not has_pixels and target.placeholders:
+        raise OptionError(
+            "transformers does not pass the pixels on, and this draft has a vision tower of "
+            "its own: give draft_inputs= with the processor's output"
+        )
+    return call, request, inputs
+
+
+def _split_inputs(
+    inputs: Inputs | Tensor | None, arguments: Mapping[str, Any]
+) -> tuple[Inputs, dict[str, Any]]:
+    """Returns the processor's output and the other arguments of ``generate(model, **inputs)``.
+
+    An argument that is a tensor, or a list of them, is an input, unless it has the name of another
+    argument. Raises OptionError where there are no inputs.
+    """
+    names = NO_SETTINGS | CallArguments.__annotations__.keys() | GenerationConfig().to_dict().keys()
+    own = {
+        name: value for name, value in arguments.items() if name not in names and _is_tensors(value)
+    }
+    others = {name: value for name, value in arguments.items() if name not in own}
+    if isinstance(inputs, Tensor):
+        return {"input_ids": inputs, **own}, others
+    if inputs is None and "input_ids" not in own:
+        raise OptionError(
+            "there is nothing to answer: call saccade.generate(model, inputs) with what the "
+            "processor returned"
+        )
+    if inputs is None:
+        return own, others
+    if own:
+        raise OptionError(
+            f"{min(own)}= is a part of the processor's output, and inputs are there already: give "
+            "all of it once"
+        )
+    return inputs, others
+
+
+def _is_tensors(value: Any) -> bool:
+    """Returns whether this is a tensor or a list of tensors."""
+    is_list = isinstance(value, list | tuple) and bool(value)
+    return all(isinstance(each, Tensor) for each in (value if is_list else [value]))

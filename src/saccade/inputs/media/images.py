@@ -49,7 +49,7 @@ def read_image(source: Source, limits: Limits | None = None) -> Image:
         if file.kind != "image":
             raise file.refusal("is not an image; give a PNG, JPEG, WebP, GIF or BMP", "unsupported")
         with _open_image(file, limits) as image, translate_errors(file):
-            return enlarge(_rgb(image))
+            return enlarge(upright_rgb(image))
 
 
 class Animation:
@@ -91,7 +91,7 @@ class Animation:
             for number in numbers:
                 with translate_errors(self.file):
                     image.seek(number)
-                    array = _rgb(image)
+                    array = upright_rgb(image)
                 yield number, array
 
 
@@ -156,7 +156,7 @@ def _open_image(file: File, limits: Limits) -> Iterator[Any]:
         yield image
 
 
-def _rgb(image: Any) -> Image:
+def upright_rgb(image: Any) -> Image:
     """Returns an image as upright 8-bit RGB, on white where it is transparent."""
     with contextlib.suppress(Exception):  # Broken EXIF is no reason to refuse an image.
         image = ImageOps.exif_transpose(image)
