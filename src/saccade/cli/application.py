@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from saccade.cli import output_streams
+from saccade.cli import output_streams, resumption
 from saccade.cli.bench import bench_app
 from saccade.cli.calibrate import calibrate
 from saccade.cli.caption import caption, caption_merge
@@ -114,6 +114,9 @@ app.command(cls=SectionedCommand)(calibrate)
 app.command(cls=SectionedCommand)(doctor)
 app.command("train-draft", cls=SectionedCommand)(train_draft)
 bench_app.command("real", cls=SectionedCommand)(bench_real)
+for group in (bench_app, real_app, shapes_app):
+    for registered in group.registered_commands:
+        registered.cls = SectionedCommand  # Its short help is not cut.
 app.add_typer(bench_app, name="bench")
 app.add_typer(real_app, name="real")
 app.add_typer(shapes_app, name="shapes")
@@ -142,6 +145,8 @@ def run_application(commands: typer.Typer) -> None:
         output_streams.discard_output()
         _fail(f"the output cannot be written: {error.strerror}")
     except KeyboardInterrupt:
+        if (hint := resumption.hint()) is not None:
+            err.print(hint, style="dim", markup=False, soft_wrap=True)
         sys.exit(130)
 
 

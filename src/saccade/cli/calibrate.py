@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -48,7 +49,7 @@ def calibrate(
         ),
     ] = None,
     max_new_tokens: command_options.Tokens = 128,
-    seconds: Annotated[float, typer.Option(min=1, help="About how long it may take.")] = 600,
+    seconds: Annotated[float, typer.Option(min=1, help="How long it may take in all.")] = 600,
     out_file: Annotated[
         Path, typer.Option("--out", help="The file to write, for --config.")
     ] = Path("saccade.yaml"),
@@ -61,6 +62,7 @@ def calibrate(
     plain decoding on those. It holds for this pair, videos like these, and this machine, when
     nothing else keeps it busy.
     """
+    deadline = time.monotonic() + seconds
     _check_writable(out_file)
     if method is not None:
         run_setup.check_methods([method])
@@ -88,7 +90,7 @@ def calibrate(
             models,
             requests,
             method=method,
-            seconds=seconds,
+            seconds=max(1.0, deadline - time.monotonic()),
             max_new_tokens=max_new_tokens,
             on_progress=tell,
         )
