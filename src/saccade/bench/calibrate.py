@@ -54,8 +54,8 @@ MAX_CONFIRMING_RUNS = 3  # Of each video that the search did not use.
 
 
 MeasureMethods = Callable[[int, Sequence[str], float], Mapping[str, Summary]]
-"""Takes a video's index, methods, and the moment by which to end. Returns the figures of each and of
-``ar``, run in turns; methods that there was no time for are left out."""
+"""Takes a video's index, methods, and the moment by which to end. Returns the figures of each and
+of ``ar``, run in turns; methods that there was no time for are left out."""
 
 
 @dataclass(frozen=True)
@@ -344,11 +344,15 @@ def search(
     trials = run_stage(START_STAGE, first_methods, search_videos[:1], deadline)
     fallback = choose_or_fall_back(trials[:2])
     start_trials = [trial for trial in trials if trial.method in start_methods]
+    axes = [axis for axis in candidates if f"/{axis}=" not in base]
     if not start_trials:  # There was time for the references alone.
-        return fallback, tuple(table), (*candidates, CONFIRM_STAGE)
+        for axis in axes:
+            names = [_set_axis(start_methods[0], axis, value) for value in candidates[axis]]
+            if len(_possible_methods(start_methods[0], names)[1]) > 1:
+                skipped.append(axis)
+        return fallback, tuple(table), (*skipped, CONFIRM_STAGE)
     best = choose_fastest(start_trials, start_methods[0])
     search_deadline = deadline - (len(references) + 1) * max(seconds_per_method.values())
-    axes = [axis for axis in candidates if f"/{axis}=" not in base]
     for number, axis in enumerate(axes):
         names = [_set_axis(best.method, axis, value) for value in candidates[axis]]
         unchanged, methods = _possible_methods(best.method, names)
