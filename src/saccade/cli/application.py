@@ -25,6 +25,7 @@ from saccade.cli.terminal import err
 from saccade.cli.train_draft import train_draft
 from saccade.cli.ui import ui
 from saccade.core.errors import SaccadeError
+from saccade.core.spinning import limit_spinning
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Arguments": ("video", "videos", "manifest", "question"),
@@ -124,6 +125,7 @@ app.add_typer(shapes_app, name="shapes")
 
 def main() -> None:
     """Runs the command line."""
+    limit_spinning()
     run_application(app)
 
 

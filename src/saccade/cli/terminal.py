@@ -43,8 +43,11 @@ def prepare(threads: int | None, verbose: bool, *, quiet: bool = False) -> None:
     with status("starting PyTorch and Transformers", quiet=quiet):
         from transformers.utils import logging as hf_logging
 
+        from saccade.core import free_cores
         from saccade.inputs.loading import use_threads
 
+    if not quiet:  # One warning where other programs keep the machine busy.
+        free_cores.log.setLevel(logging.WARNING)
     if not verbose:
         hf_logging.set_verbosity_error()
         hf_logging.disable_progress_bar()

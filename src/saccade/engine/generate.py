@@ -33,6 +33,7 @@ from saccade.core.errors import OptionError
 from saccade.core.generation_settings import Settings
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result, Round, added_text
+from saccade.core.scoped_steps import each_within
 from saccade.core.timing import Clock, Phase, ignore_phase
 from saccade.drafting.recipe import Recipe
 from saccade.engine.request import (
@@ -44,6 +45,7 @@ from saccade.engine.request import (
 )
 from saccade.engine.request_batch import RequestBatch
 from saccade.engine.returned_scores import ReturnedScores
+from saccade.engine.thread_scope import thread_scope
 from saccade.engine.transformers_call import current_transformers_call, is_from_transformers
 from saccade.methods import resolve
 from saccade.model import kernels, memory
@@ -79,7 +81,8 @@ class Stream(Iterator[Round]):
         same = call is not None and (call.target, call.draft) == (target, draft)
         if call is None or not same or not call.try_continue(request, recipe, exact):
             before = call
-            call = RequestBatch(target, recipe, request, draft=draft, exact=exact, phase=phase)
+            with thread_scope(target, recipe, exact):  # Costs may be measured.
+                call = RequestBatch(target, recipe, request, draft=draft, exact=exact, phase=phase)
             if before is not None:
                 before.close()  # The method or the videos are others, so its caches are of no use.
         self.recipe = call.recipe  # as it was planned for this machine
@@ -114,6 +117,7 @@ class Stream(Iterator[Round]):
 
     def _decode(self, call: RequestBatch, phase: Phase, keep: bool) -> Generator[Round, None, None]:
         peak = memory.PeakMemory(call.target.devices)
+        scope = partial(thread_scope, call.target, self.recipe, call.exact)
 
         def emit(round: Round) -> Round:
             """Frees a request that has ended, and adds the text to its round."""
@@ -122,12 +126,12 @@ class Stream(Iterator[Round]):
             return self._with_spelling(round, call.request.decode)
 
         try:
-            for opening in call.read(phase, keep):
+            for opening in each_within(scope, call.read(phase, keep)):
                 if opening is not None:
                     yield emit(opening)
             phase("decode")
             clock = Clock(call.target.device)
-            for round in call.rounds():
+            for round in each_within(scope, call.rounds()):
                 yield emit(round)
             self.results = call.results(clock.since(), peak.bytes())
         except (RuntimeError, MemoryError) as error:
