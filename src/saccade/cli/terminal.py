@@ -38,7 +38,7 @@ def prepare(threads: int | None, verbose: bool, *, quiet: bool = False) -> None:
     logging.basicConfig(
         level=logging.INFO if verbose else logging.ERROR,
         format="%(message)s",
-        handlers=[RichHandler(console=err, show_path=False)],
+        handlers=[RichHandler(console=err, show_path=False, show_time=verbose, show_level=verbose)],
     )
     with status("starting PyTorch and Transformers", quiet=quiet):
         from transformers.utils import logging as hf_logging
