@@ -57,3 +57,7 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(import_module(f"saccade.{home}"), name)
     raise AttributeError(f"module 'saccade' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -110,7 +110,7 @@ def test_without_a_video_it_draws_its_own(
     assert read_config(tmp_path / "saccade.yaml")["method"] in ("auto", "ar")
     assert (
         "keep " in shown.get()
-        and "sd" in shown.get()
+        and "auto" in shown.get()
         and "decode x" in shown.get()
         and "--config" in shown.get()
     )

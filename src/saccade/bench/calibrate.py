@@ -55,8 +55,9 @@ TIE_MARGIN = 0.02  # Speeds that differ by less count as equal.
 MAX_CONFIRMING_RUNS = 3  # Of each video that the search did not use.
 
 
-MeasureMethods = Callable[[int, Sequence[str]], Mapping[str, Summary]]
-"""Takes a video's index and methods; returns the figures of each and of ``ar``, run in turns."""
+MeasureMethods = Callable[[int, Sequence[str], float], Mapping[str, Summary]]
+"""Takes a video's index, methods, and the moment by which to end. Returns the figures of each and
+of ``ar``, run in turns; methods that there was no time for are left out."""
 
 
 @dataclass(frozen=True)
@@ -204,13 +205,18 @@ def calibrate(
     if not questions or seconds <= 0:
         raise OptionError("calibrating needs a video or more and some seconds")
     visual_tokens: dict[int, int] = {}
+    start = time.monotonic()
+    pace = _RunPace(time.monotonic)
 
-    def measure(video: int, methods: Sequence[str]) -> dict[str, Summary]:
-        def on_run(name: str, round: int) -> None:
+    def measure(video: int, methods: Sequence[str], until: float) -> dict[str, Summary]:
+        def on_run(name: str, iteration: int) -> None:
+            pace.start_run()
             if on_progress is not None:
-                state = "" if round else "warming up "
-                on_progress(f"video {video + 1} of {len(questions)}: {state}{name}")
+                state = "" if iteration else "warming up "
+                left = max(0, round(start + seconds - time.monotonic()))
+                on_progress(f"video {video + 1} of {len(questions)}: {state}{name}, {left} s left")
 
+        required = () if visual_tokens else (BASELINE, REFERENCE)
         settings = {"max_new_tokens": max_new_tokens, "do_sample": False}
         timed = run_interleaved(
             pair,
@@ -219,11 +225,15 @@ def calibrate(
             repeat=1,
             settings=settings,
             on_run=on_run,
+            on_runs=lambda runs: pace.end_run(),
+            may_start=lambda name: name in required or pace.can_end_by(until),
         )
-        visual_tokens[video] = timed.last_results()[BASELINE].visual_tokens
+        results = timed.last_results()
+        if BASELINE not in results:
+            return {}
+        visual_tokens[video] = results[BASELINE].visual_tokens
         return timed.summaries()
 
-    start = time.monotonic()
     result = search(method, len(questions), measure, candidates=candidates, seconds=seconds)
     return Calibration(
         *result,
@@ -276,6 +286,25 @@ def propose_rounding(
     return chosen
 
 
+class _RunPace:
+    """Measures how long runs take, so that none begins that would end too late."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._started_at = clock()
+        self._longest = 0.0
+
+    def start_run(self) -> None:
+        self._started_at = self._clock()
+
+    def end_run(self) -> None:
+        self._longest = max(self._longest, self._clock() - self._started_at)
+
+    def can_end_by(self, moment: float) -> bool:
+        """Returns whether a run as long as the longest so far would end by a moment."""
+        return self._clock() + self._longest <= moment
+
+
 def check_method(method: str) -> None:
     """Raises MethodError or OptionError unless ``method`` can be calibrated."""
     if not resolve(method).drafts:
@@ -297,9 +326,9 @@ def search(
     """Searches from ``base``; returns what to use, every trial in order, and the skipped stages.
 
     The first half of the videos is searched on, and the rest is held out; a single video is both.
-    The start on the first video always runs. After it, nothing begins that would run past the time
-    at the pace measured so far, or leave none to confirm in. Each stage gets an even share of the
-    remaining time. A stage is cut to fewer videos, never to fewer candidates.
+    Plain decoding and ``auto`` always run on the first video. After that, nothing begins that would
+    run past the time at the pace measured so far, or leave none to confirm in. Each stage gets an
+    even share of the remaining time. A stage is cut to fewer videos, never to fewer candidates.
     """
     deadline = clock() + seconds
     seconds_per_method: dict[int, float] = {}  # By video.
@@ -323,14 +352,23 @@ def search(
             limit = share_end if summaries else stage_deadline
             if seconds_per_method and start + expected > limit:
                 break
-            summaries.append(measure(video, methods))
-            seconds_per_method[video] = (clock() - start) / runs
-            by_method = summaries[-1]
-            if differing := [name for name in methods if not by_method[name].identical_to_ar]:
+            by_method = measure(video, methods, stage_deadline)
+            seconds_per_method[video] = (clock() - start) / len({BASELINE, *by_method})
+            different = [
+                method
+                for method in methods
+                if method in by_method and not by_method[method].identical_to_ar
+            ]
+            if different:
                 raise MethodError(
-                    f"{differing[0]} wrote other tokens than plain decoding on video {video + 1}: "
+                    f"{different[0]} wrote other tokens than plain decoding on video {video + 1}: "
                     "a bug in float32, rounding in lower precision (try --dtype float32)"
                 )
+            if name == START_STAGE:
+                methods = [each for each in methods if each in by_method]
+            if not set(methods) <= by_method.keys():
+                break  # The time ran out, and methods can only be compared on the same videos.
+            summaries.append(by_method)
         if not summaries:
             skipped.append(name)
             return []
@@ -353,9 +391,15 @@ def search(
     trials = run_stage(START_STAGE, first_methods, search_videos[:1], deadline)
     fallback = choose_or_fall_back(trials[:2])
     start_trials = [trial for trial in trials if trial.method in start_methods]
+    axes = [axis for axis in candidates if f"/{axis}=" not in base]
+    if not start_trials:  # There was time for the references alone.
+        for axis in axes:
+            names = [_set_axis(start_methods[0], axis, value) for value in candidates[axis]]
+            if len(_possible_methods(start_methods[0], names)[1]) > 1:
+                skipped.append(axis)
+        return fallback, tuple(table), (*skipped, CONFIRM_STAGE)
     best = choose_fastest(start_trials, start_methods[0])
     search_deadline = deadline - (len(references) + 1) * max(seconds_per_method.values())
-    axes = [axis for axis in candidates if f"/{axis}=" not in base]
     for number, axis in enumerate(axes):
         names = [_set_axis(best.method, axis, value) for value in candidates[axis]]
         unchanged, methods = _possible_methods(best.method, names)

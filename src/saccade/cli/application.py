@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from saccade.cli import output_streams
+from saccade.cli import output_streams, resumption
 from saccade.cli.bench import bench_app
 from saccade.cli.calibrate import calibrate
 from saccade.cli.caption import caption, caption_merge
@@ -25,6 +25,7 @@ from saccade.cli.terminal import err
 from saccade.cli.train_draft import train_draft
 from saccade.cli.ui import ui
 from saccade.core.errors import SaccadeError
+from saccade.core.spinning import limit_spinning
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Arguments": ("video", "videos", "manifest", "question"),
@@ -116,6 +117,9 @@ app.command(cls=SectionedCommand)(doctor)
 app.command("train-draft", cls=SectionedCommand)(train_draft)
 bench_app.command("real", cls=SectionedCommand)(bench_real)
 bench_app.command("pair", cls=SectionedCommand)(bench_pair)
+for group in (bench_app, real_app, shapes_app):
+    for registered in group.registered_commands:
+        registered.cls = SectionedCommand  # Its short help is not cut.
 app.add_typer(bench_app, name="bench")
 app.add_typer(real_app, name="real")
 app.add_typer(shapes_app, name="shapes")
@@ -123,6 +127,7 @@ app.add_typer(shapes_app, name="shapes")
 
 def main() -> None:
     """Runs the command line."""
+    limit_spinning()
     run_application(app)
 
 
@@ -144,6 +149,8 @@ def run_application(commands: typer.Typer) -> None:
         output_streams.discard_output()
         _fail(f"the output cannot be written: {error.strerror}")
     except KeyboardInterrupt:
+        if (hint := resumption.hint()) is not None:
+            err.print(hint, style="dim", markup=False, soft_wrap=True)
         sys.exit(130)
 
 

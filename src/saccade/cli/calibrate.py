@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -50,7 +51,7 @@ def calibrate(
         ),
     ] = None,
     max_new_tokens: command_options.Tokens = 128,
-    seconds: Annotated[float, typer.Option(min=1, help="About how long it may take.")] = 600,
+    seconds: Annotated[float, typer.Option(min=1, help="How long it may take in all.")] = 600,
     out_file: Annotated[
         Path, typer.Option("--out", help="The file to write, for --config.")
     ] = Path("saccade.yaml"),
@@ -63,6 +64,7 @@ def calibrate(
     plain decoding on those. It holds for this pair, videos like these, and this machine, when
     nothing else keeps it busy.
     """
+    deadline = time.monotonic() + seconds
     _check_writable(out_file)
     if method is not None:
         run_setup.check_methods([method])
@@ -96,7 +98,7 @@ def calibrate(
             models,
             requests,
             method=method,
-            seconds=seconds,
+            seconds=max(1.0, deadline - time.monotonic()),
             max_new_tokens=max_new_tokens,
             on_progress=tell,
         )

@@ -10,7 +10,10 @@ import warnings
 from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, cast
+
+import torch
 
 from saccade.core.errors import OptionError, suggest
 from saccade.core.generation_settings import GenerateArguments, suggest_argument
@@ -19,19 +22,22 @@ from saccade.core.result import Result
 from saccade.drafting.recipe import Recipe
 from saccade.engine.conversation import Conversation
 from saccade.engine.generate import DEFAULT_METHOD, Stream, stream
-from saccade.inputs import captions, media
+from saccade.inputs import captions, python_media
 from saccade.inputs.loading import load_pair, use_threads
-from saccade.inputs.media import Clip, FrameSampling, Source
-from saccade.inputs.questions import Pair, clip_arguments
+from saccade.inputs.media import Clip, FrameSampling, Source, arrays
+from saccade.inputs.media.fetch import Sources
+from saccade.inputs.questions import Pair, clip_arguments, system_turn
 from saccade.methods import resolve
 from saccade.world import drawn_world
 
 QUESTION = "Describe the video in detail."
 EMBEDDED_TARGET = "shapes"
 
-Media = Source | Clip
-"""A video, an animation, an image, a folder of frames, its bytes, or frames already read."""
-MediaInput = Media | Sequence[Media] | None
+Media = python_media.Medium | Source
+"""A video, an animation, an image or a folder of frames by its path, bytes or address; a Pillow
+image, an array or a tensor of pixels; or a clip that was read already."""
+MediaInput = Media | Sequence[Any] | None
+"""One of them, a list of them (in which a list of pictures is one video), messages, or None."""
 
 
 class Frames(TypedDict, total=False):
@@ -42,6 +48,15 @@ class Frames(TypedDict, total=False):
     start: float | None
     end: float | None
     every: bool
+
+
+class AnswerArguments(GenerateArguments, total=False):
+    """The settings of an answer, and short forms of ``frames``."""
+
+    fps: float | None
+    """The same as ``frames={"fps": ...}``."""
+    num_frames: int | None
+    """The same as ``frames={"num_frames": ...}``."""
 
 
 class NoOtherArguments(TypedDict):
@@ -59,25 +74,35 @@ class Model:
 
     pair: Pair
     method: str | Recipe = DEFAULT_METHOD
+    sources: Sources = Sources()
+    """The addresses that media may be read from; by default data: addresses only."""
 
     def describe(
         self,
         media: MediaInput,
         question: str = QUESTION,
         *,
+        system: str | None = None,
         documents: Sequence[str] = (),
         frames: Frames | None = None,
         exact: bool = False,
         seed: int | None = None,
-        **settings: Unpack[GenerateArguments],
+        **settings: Unpack[AnswerArguments],
     ) -> Result:
         """Returns the answer to a question about media, with its statistics.
 
         Args:
-            media: one video or picture, several, or None.
+            media: one video or picture, several in a list, or None. Each is a path, bytes, an
+                address, a Pillow image, an array or tensor of pixels ([height, width, 3] for a
+                picture, [frame, height, width, 3] for a video), a list of pictures for a video, or
+                a clip. Messages in the form of chat templates or OpenAI stand for all of it, and
+                for the question.
             question: the question about it.
+            system: a system prompt.
             documents: long texts beside it, of which a draft may see a part.
-            frames: which frames to take, such as ``{"fps": 2}``; by default 2 a second.
+            frames: which frames to take, such as ``{"fps": 2}``; by default 2 a second. ``fps=2``
+                and ``num_frames=8`` are short forms. Of frames in memory ``fps`` is the rate at
+                which they were taken, by default 1.
             exact: bit for bit plain decoding's answer in bf16 and fp16 too.
             seed: of the noise that sampling uses.
             settings: ``GenerationConfig``'s names: max_new_tokens (else the model's own, or 256),
@@ -86,7 +111,7 @@ class Model:
         Raises:
             VideoInputError, OptionError, ModelError: in one sentence.
         """
-        options: dict[str, Any] = {"documents": documents, "frames": frames}
+        options: dict[str, Any] = {"documents": documents, "frames": frames, "system": system}
         options |= {"exact": exact, "seed": seed}
         return self.stream(media, question, **options, **settings).finish()[0]
 
@@ -95,28 +120,40 @@ class Model:
         media: MediaInput,
         question: str = QUESTION,
         *,
+        system: str | None = None,
         documents: Sequence[str] = (),
         frames: Frames | None = None,
         exact: bool = False,
         seed: int | None = None,
-        **settings: Unpack[GenerateArguments],
+        **settings: Unpack[AnswerArguments],
     ) -> Stream:
         """Yields the rounds of an answer as they come, each with the ``text`` it adds.
 
         Arguments are those of :meth:`describe`. ``results`` has the whole answer afterwards.
         """
-        clips = self._read_clips(media, frames)
-        encoded = self.pair.ask(question, **_media_arguments(clips), documents=documents)
+        sampling, answer_settings = _split_settings(frames, settings)
+        if python_media.is_messages(media):
+            if question != QUESTION or documents:
+                raise OptionError(
+                    "messages have the question in them: leave question and documents out, or "
+                    "give the media alone"
+                )
+            clips, encoded = self._read_messages(cast(Sequence[Any], media), system, sampling)
+        else:
+            clips = self._read_clips(media, sampling)
+            arguments = {**_media_arguments(clips), "documents": documents, "system": system}
+            encoded = self.pair.ask(question, **arguments)
         options = {"captioner": self._captioner(clips), "exact": exact, "seed": seed}
-        return stream_answer(self.pair, encoded, self.method, **options, **settings)
+        return stream_answer(self.pair, encoded, self.method, **options, **answer_settings)
 
     def batch(
         self,
         questions: Sequence[tuple[MediaInput, str]],
         *,
+        system: str | None = None,
         frames: Frames | None = None,
         seed: int | None = None,
-        **settings: Unpack[GenerateArguments],
+        **settings: Unpack[AnswerArguments],
     ) -> list[Result]:
         """Returns the answers to several questions, each with its media, decoded in one batch.
 
@@ -130,29 +167,34 @@ class Model:
             ) from error
         if not pairs:
             return []
+        sampling, answer_settings = _split_settings(frames, settings)
         encoded = [
-            self.pair.ask(question, **_media_arguments(self._read_clips(media, frames)))
+            self.pair.ask(
+                question, **_media_arguments(self._read_clips(media, sampling)), system=system
+            )
             for media, question in pairs
         ]
         batch = self.pair.batch(encoded)
-        return stream_answer(self.pair, batch, self.method, seed=seed, **settings).finish()
+        return stream_answer(self.pair, batch, self.method, seed=seed, **answer_settings).finish()
 
     def chat(
         self,
         media: MediaInput,
         *,
+        system: str | None = None,
         documents: Sequence[str] = (),
         frames: Frames | None = None,
         exact: bool = False,
         seed: int | None = None,
-        **settings: Unpack[GenerateArguments],
+        **settings: Unpack[AnswerArguments],
     ) -> Chat:
         """Starts a conversation about the same media, to be used in a ``with``.
 
         Arguments are those of :meth:`describe`. Caches stay from turn to turn, so only new tokens
         are prefilled.
         """
-        clips = self._read_clips(media, frames)
+        sampling, answer_settings = _split_settings(frames, settings)
+        clips = self._read_clips(media, sampling)
         conversation = Conversation(
             self.pair.target.backbone,
             draft=self.pair.draft_backbone,
@@ -161,21 +203,42 @@ class Model:
             captioner=self._captioner(clips),
             exact=exact,
             seed=seed,
-            **settings,
+            **answer_settings,
         )
-        return Chat(self.pair, conversation, {**_media_arguments(clips), "documents": documents})
+        arguments = {**_media_arguments(clips), "documents": documents, "system": system}
+        return Chat(self.pair, conversation, arguments)
 
-    def _read_clips(self, several: MediaInput, frames: Frames | None) -> list[Clip]:
+    def _read_clips(self, several: MediaInput, sampling: FrameSampling) -> list[Clip]:
         """Decodes every video or picture, and issues the warnings that come with it."""
-        sampling = _frame_sampling({} if frames is None else frames)
-        clips = []
-        for each in _media_list(several):
-            clip = each if isinstance(each, Clip) else media.read(each, sampling)
-            clips.append(drawn_world.warn_if_foreign(clip, self.pair.target.name))
+        clips = [python_media.read(each, sampling, self.sources) for each in _media_list(several)]
+        return self._with_warnings(clips)
+
+    def _with_warnings(self, clips: Sequence[Clip]) -> list[Clip]:
+        """Returns clips with a warning where the embedded pair knows nothing of them, and issues
+        all warnings."""
+        clips = [drawn_world.warn_if_foreign(clip, self.pair.target.name) for clip in clips]
         for warning in dict.fromkeys(warning for clip in clips for warning in clip.warnings):
-            warnings.warn(warning, stacklevel=4)
+            warnings.warn(warning, stacklevel=5)
         return clips
-        return clips
+
+    def _read_messages(
+        self, messages: Sequence[Any], system: str | None, sampling: FrameSampling
+    ) -> tuple[list[Clip], tuple[Inputs, Inputs | None]]:
+        """Returns the media of a conversation as clips, and its inputs for target and draft."""
+        read = python_media.Messages(messages, sampling, self.sources)
+        turns = read.turns
+        if system is not None:
+            if turns[0]["role"] == "system":
+                raise OptionError("the messages have a system prompt already: leave system= out")
+            turns = [system_turn(system), *turns]
+        clips = self._with_warnings([*read.clips, *map(arrays.picture_clip, read.images)])
+        encoded = self.pair.converse(
+            turns,
+            clips=read.clips,
+            images=read.images,
+            continues_last_turn=read.continues_last_turn,
+        )
+        return clips, encoded
 
     def _captioner(self, clips: Sequence[Clip]) -> Any:
         """Returns the captioner for views that read a caption; only the embedded pair has one."""
@@ -218,7 +281,7 @@ def load(
     draft: str | None = None,
     *,
     method: str | Recipe = DEFAULT_METHOD,
-    dtype: str | None = None,
+    dtype: str | torch.dtype | None = None,
     device: str | None = None,
     device_map: str | None = None,
     draft_device: str | None = None,
@@ -227,6 +290,10 @@ def load(
     trust_remote_code: bool = False,
     positions: Literal["auto", "library", "trained"] = "auto",
     threads: int | None = None,
+    media_hosts: Sequence[str] = (),
+    any_media_host: bool = False,
+    private_media_hosts: bool = False,
+    media_root: str | Path | None = None,
     **others: Unpack[NoOtherArguments],
 ) -> Model:
     """Loads a target, and a draft for it, to ask them about videos.
@@ -237,8 +304,8 @@ def load(
         draft: a smaller model of the same family, likewise; without one the target may draft for
             itself, where that pays.
         method: how to draft, NAME/axis=value/...; see ``saccade methods``.
-        dtype: "float32", "bfloat16" or "float16"; by default float32 on a CPU, else the
-            checkpoint's own.
+        dtype: "float32", "bfloat16" or "float16", or torch's type of that name; by default float32
+            on a CPU, else the checkpoint's own.
         device: by default a GPU where there is one.
         device_map: "auto" spreads the target over the devices there are.
         draft_device: where the draft is, if not beside the target: "cuda:1", say.
@@ -251,14 +318,21 @@ def load(
             "trained" where the published checkpoints learnt it and vLLM puts it; "auto" goes by the
             checkpoint, and a result's ``warnings`` say where the two differ.
         threads: of the CPU, for all of PyTorch.
+        media_hosts: the hosts that media may be fetched from, such as "example.com" or
+            "*.example.com"; by default none. The rules are those of ``saccade serve``.
+        any_media_host: whether media may be fetched from every public host.
+        private_media_hosts: whether ``media_hosts`` may be on this machine or its network.
+        media_root: a folder whose files file: addresses may name; a path needs none.
 
     Raises:
         ModelError, OptionError, MethodError: in one sentence, if possible before weights are read.
     """
     for name in others:
-        raise OptionError(
-            f"saccade.load does not take {name}{suggest_argument(name, load.__annotations__)}"
-        )
+        raise OptionError(_refusal(name))
+    if isinstance(media_hosts, str):
+        media_hosts = [media_hosts]
+    if private_media_hosts and not media_hosts:
+        raise OptionError("private_media_hosts= is about hosts named by media_hosts=: name them")
     recipe = method if isinstance(method, Recipe) else resolve(method)
     use_threads(threads)
     pair = Pair(
@@ -267,7 +341,7 @@ def load(
             draft,
             draft_device=draft_device,
             draft_quantize=draft_quantize,
-            dtype=dtype,
+            dtype=str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype,
             device=device,
             device_map=device_map,
             quantize=quantize,
@@ -275,7 +349,48 @@ def load(
             positions=positions,
         )
     )
-    return Model(pair, recipe)
+    sources = Sources(
+        None if media_root is None else Path(media_root),
+        tuple(media_hosts),
+        any_host=any_media_host,
+        private=private_media_hosts,
+    )
+    return Model(pair, recipe, sources)
+
+
+LOAD_ADVICE = {  # What to write instead of an argument of from_pretrained.
+    "torch_dtype": "its name here is dtype=",
+    "attn_implementation": "Saccade computes attention itself, so leave it out",
+    "load_in_8bit": 'write quantize="bnb-8bit"',
+    "load_in_4bit": 'write quantize="bnb-4bit"',
+    "quantization_config": 'write quantize="bnb-8bit", "bnb-4bit" or "torchao-int8"',
+    "assistant_model": "its name here is draft=",
+    "revision": "name a folder that has this revision, such as huggingface_hub.snapshot_download's",
+    "low_cpu_mem_usage": "weights are always read directly into their place, so leave it out",
+}
+
+
+def _refusal(name: str) -> str:
+    """Returns the sentence that refuses an argument of :func:`load`."""
+    if name in LOAD_ADVICE:
+        return f"saccade.load does not take {name}: {LOAD_ADVICE[name]}"
+    return f"saccade.load does not take {name}{suggest_argument(name, load.__annotations__)}"
+
+
+def _split_settings(
+    frames: Frames | None, settings: Mapping[str, Any]
+) -> tuple[FrameSampling, dict[str, Any]]:
+    """Returns how frames are sampled, and the settings that are about the answer.
+
+    Raises OptionError where a short form and ``frames`` say two things.
+    """
+    short_names = AnswerArguments.__annotations__.keys() - GenerateArguments.__annotations__.keys()
+    given = {name: settings[name] for name in short_names & settings.keys()}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and frames is not None:
+        raise OptionError(f"{min(given)}= is a short form of frames=: give one of them")
+    answer_settings = {name: settings[name] for name in settings if name not in short_names}
+    return _frame_sampling(given if frames is None else frames), answer_settings
 
 
 def _media_list(media: MediaInput) -> Sequence[Media]:

@@ -14,6 +14,7 @@ from saccade.core.capabilities import Capability
 from saccade.core.prompt import Prompt, Turn
 from saccade.core.protocols import Cut, Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
+from saccade.core.scoped_steps import each_within
 from saccade.core.stopping import Stops
 from saccade.core.timing import Clock, Phase, ignore_phase, stopped_seconds
 from saccade.core.tree import Tree, common_length
@@ -241,13 +242,7 @@ class RequestBatch:
         The drafter may change the process's number of threads for a step; the caller never sees
         the change.
         """
-        while True:
-            with self.drafter.beside.sharing_threads():
-                try:
-                    step = next(steps)
-                except StopIteration:
-                    return
-            yield step
+        yield from each_within(lambda: self.drafter.beside.sharing_threads(), steps)
 
     def record(self, round: Round) -> None:
         """Keeps the scalars of a round for the results."""

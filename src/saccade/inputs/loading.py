@@ -22,6 +22,7 @@ from transformers import (
 )
 
 from saccade.core.errors import ModelError, OptionError, SaccadeError, first_line
+from saccade.core.free_cores import free_cores
 from saccade.core.generation_settings import check_whole
 from saccade.inputs import architectures, footprint
 from saccade.inputs.checkpoints import cached_only, check_folder, offline, source_of
@@ -319,6 +320,7 @@ def use_threads(threads: int | None) -> None:
         problem = "more than this machine bears" if threads > most else "too few"
         raise OptionError(f"--threads {threads} is {problem}: 1 to {most}")
     torch.set_num_threads(threads)
+    free_cores.is_fixed = True
 
 
 def check_pair(target: Loaded, draft: Loaded) -> None:

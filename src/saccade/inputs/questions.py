@@ -40,6 +40,20 @@ class Pair:
             return inputs, None
         return inputs, ask_draft(self.target, self.draft, question, **arguments)
 
+    def converse(self, turns: Sequence[Mapping[str, Any]], **arguments: Any) -> tuple[Any, Any]:
+        """Returns the target's inputs of a conversation and the draft's own, as :meth:`ask` does.
+
+        The arguments are those of :func:`conversation_inputs`.
+        """
+
+        def inputs(loaded: Loaded) -> Inputs:
+            made = conversation_inputs(loaded.name, loaded.processor, turns, **arguments)
+            return cast_pixels(made, loaded.backbone.dtype)
+
+        if self.draft is None or same_inputs(self.target, self.draft):
+            return inputs(self.target), None
+        return inputs(self.target), inputs(self.draft)
+
     def batch(
         self, requests: Sequence[tuple[Inputs, Inputs | None]]
     ) -> tuple[Inputs, Inputs | None]:
@@ -61,17 +75,18 @@ def ask(
     parts: Sequence[Mapping[str, str]] | None = None,
     last: Sequence[Mapping[str, str]] | None = None,
     documents: Sequence[str] = (),
+    system: str | None = None,
 ) -> Inputs:
     """Returns the processor's inputs of videos, images and a question, after earlier turns.
 
     ``history`` has the earlier questions and answers. ``documents`` are long texts that views may
     prune; they follow the images. ``parts`` is the first message in the form of chat templates,
     where images stand between words. ``last`` is the last message, where a further question has
-    images of its own.
+    images of its own. ``system`` is a message of the system's before all others.
     """
     processor = loaded.processor
     inputs = question_inputs(
-        loaded.name, processor, question, clips, images, history, parts, documents, last
+        loaded.name, processor, question, clips, images, history, parts, documents, last, system
     )
     return cast_pixels(inputs, loaded.backbone.dtype)
 
@@ -149,6 +164,7 @@ def question_inputs(
     parts: Sequence[Mapping[str, str]] | None = None,
     documents: Sequence[str] = (),
     last: Sequence[Mapping[str, str]] | None = None,
+    system: str | None = None,
 ) -> Inputs:
     """Does what :func:`ask` does without a loaded model. Raises OptionError for what is no text."""
     is_list = isinstance(documents, list | tuple)
@@ -166,7 +182,16 @@ def question_inputs(
     turns[0]["content"] = [*media, *turns[0]["content"]] if parts is None else [*parts]
     if last is not None:
         turns[-1]["content"] = [*last]
+    if system is not None:
+        turns.insert(0, system_turn(system))
     return conversation_inputs(name, processor, turns, clips, images)
+
+
+def system_turn(text: str) -> dict[str, Any]:
+    """Returns a system prompt as a message. Raises OptionError for what is no text."""
+    if not isinstance(text, str):
+        raise OptionError(f"a system prompt is text, not {type(text).__name__}")
+    return {"role": "system", "content": [{"type": "text", "text": text}]}
 
 
 def conversation_inputs(

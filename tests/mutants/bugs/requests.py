@@ -255,4 +255,23 @@ BUGS = (
             "methods/test_legal_recipes.py::test_a_recipe_is_legal_exactly_where_needs_are_offered",
         ),
     ),
+    PlantedBug(
+        "returned scores are those of refused siblings",
+        "engine/returned_scores.py",
+        find="(ROOT, *round.verdict.path)",
+        plant="(ROOT, *range(len(round.verdict.path)))",
+        tests=(
+            "engine/test_transformers_habits.py::"
+            "test_a_drafted_tree_returns_the_scores_of_its_path",
+        ),
+    ),
+    PlantedBug(
+        "a busy machine keeps all threads",
+        "core/free_cores.py",
+        find="threads_beside(self._others, most, self._cores)",
+        plant="most",
+        tests=(
+            "core/test_free_cores.py::test_others_are_noticed_within_an_answer_and_forgotten_after",
+        ),
+    ),
 )
