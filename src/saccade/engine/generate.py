@@ -34,6 +34,7 @@ from saccade.engine.request_batch import RequestBatch
 from saccade.methods import resolve
 from saccade.model import kernels, memory
 from saccade.model.backbone import Backbone
+from saccade.model.vision_cache import ConversationVision
 
 DEFAULT_METHOD = "auto"
 
@@ -64,8 +65,12 @@ class Stream(Iterator[Round]):
         phase = on_phase or ignore_phase
         same = call is not None and (call.target, call.draft) == (target, draft)
         if call is None or not same or not call.try_continue(request, recipe, exact):
-            before = call
-            call = RequestBatch(target, recipe, request, draft=draft, exact=exact, phase=phase)
+            before, vision = call, ConversationVision() if keep else None
+            if before is not None and same and before.vision is not None:
+                vision = before.vision  # Media that stay are not run through the tower again.
+            call = RequestBatch(
+                target, recipe, request, draft=draft, exact=exact, phase=phase, vision=vision
+            )
             if before is not None:
                 before.close()  # The method or the videos are others, so its caches are of no use.
         self.recipe = call.recipe  # as it was planned for this machine
