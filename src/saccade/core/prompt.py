@@ -162,6 +162,12 @@ class Prompt:
             ),
         )
 
+    def head(self, stop: int) -> Prompt:
+        """Returns the first ``stop`` rows of a whole prompt as a whole prompt."""
+        part = self.rows(torch.arange(len(self), device=self.visual.device) < stop)
+        next_position = int(part.positions[:, -1].max()) + 1
+        return replace(part, context=self.context[:stop], next_position=next_position)
+
     def tail(self, start: int) -> Prompt:
         """Returns the prompt's rows from ``start`` on, as a prompt of their own for a view.
 

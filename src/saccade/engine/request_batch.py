@@ -5,12 +5,14 @@ The target's caches are in the batch's session, and the draft's in its drafter.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 
 from saccade.core.capabilities import Capability
+from saccade.core.errors import OptionError
 from saccade.core.prompt import Addition, Prompt, Turn
 from saccade.core.protocols import Cut, Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
@@ -70,11 +72,14 @@ class RequestBatch:
             kind = batch_invariant.BatchInvariantSession if exact else Session
             session = kind(target, self.rules, room=room)
         self.session, self.first = session, first
-        self.prompts: Sequence[Prompt] = ()
+        self.prompts: list[Prompt] = []
         self.decoding = False  # True once target and draft have read everything
         self._media = request.media
         self._turns: Mapping[int, Turn] = {}
         self._adds_media = False  # whether this turn has media that the turns before did not have
+        # How many leading rows of each prompt were the same since the drafter read one; None before
+        # it has read any.
+        self._rows_of_draft: list[int] | None = None
         self._restarted_draft = False  # whether a new drafter read this turn from the beginning
         self._unfinished: Sequence[int] = ()  # requests that their first token did not end
 
@@ -142,8 +147,9 @@ class RequestBatch:
         self, phase: Phase, keep: bool, opened: dict[int, Round]
     ) -> Generator[Round | None, None, None]:
         target, request, spent = self.target, self.request, self.spent
-        goes_on = self._adds_media and self.drafter.can_add_media
-        self._restarted_draft = self._adds_media and not goes_on
+        is_ready = self._adds_media and self._rows_of_draft is not None
+        goes_on = is_ready and self.drafter.can_add_media
+        self._restarted_draft = is_ready and not goes_on
         if self._restarted_draft:
             self.drafter.close()
             self.drafter = self._make_drafter()
@@ -151,15 +157,7 @@ class RequestBatch:
         phase("vision")
         clock = Clock(target.device)
         drafter.encode(request.draft_inputs or request.inputs)
-        earlier = self.prompts
-        self.prompts = target.prompts(request.inputs, vision=self.vision)
-        additions = [Addition.of(prompt, 0) for prompt in self.prompts]
-        if self._adds_media:
-            self.session.rules = self.rules
-            additions = [
-                Addition.of(prompt, self.session.shared_rows(place, earlier[place], prompt))
-                for place, prompt in enumerate(self.prompts)
-            ]
+        shared = self._encode_prompts()
         spent["vision"] = clock.since()
         # The prompt comes before this check, because models that cannot read it say so better.
         generate_check.check_against_generate(target)
@@ -180,7 +178,7 @@ class RequestBatch:
                 record=record,
                 follow_rows=follow,
                 noise_number=place,
-                shared_rows=additions[place].shared_rows,
+                shared_rows=shared[place],
             ):
                 spent["prefill"] += clock.lap()
                 if prefill is None:
@@ -195,14 +193,56 @@ class RequestBatch:
             return
         phase("guide")
         clock.lap()
-        if goes_on:
+        if goes_on and self._rows_of_draft is not None:
+            pairs = zip(self.prompts, self._rows_of_draft, strict=True)
+            additions = [Addition.of(prompt, rows) for prompt, rows in pairs]
             spent["draft_prefill"] = drafter.add_media(prefills, additions, self._draft_rules)
         else:
             spent["draft_prefill"] = drafter.ready(prefills)
+        self._rows_of_draft = [sys.maxsize] * len(self.prompts)
         seconds = drafter.report().seconds
         spent["caption"], spent["caption_hidden"] = seconds.caption, seconds.caption_hidden
         waited = spent["draft_prefill"] + seconds.caption - seconds.caption_hidden
         spent["guide"] = max(0.0, clock.lap() - waited)
+
+    def _encode_prompts(self) -> list[int]:
+        """Encodes the request's prompts and returns how many leading rows of each are those of the
+        turns before."""
+        earlier = self.prompts
+        self.prompts = self.target.prompts(self.request.inputs, vision=self.vision)
+        if not self._adds_media:
+            return [0] * len(self.prompts)
+        self.session.rules = self.rules
+        shared = [
+            self.session.shared_rows(place, earlier[place], prompt)
+            for place, prompt in enumerate(self.prompts)
+        ]
+        if self._rows_of_draft is not None:
+            self._rows_of_draft = [*map(min, self._rows_of_draft, shared)]
+        return shared
+
+    def read_ahead(self, phase: Phase = ignore_phase) -> None:
+        """Reads the prompts up to the end of their last medium, before the question is known.
+
+        The draft reads nothing yet, because its view may need the question's attention. Raises
+        OptionError for a prompt without media.
+        """
+        if self._turns:
+            return  # The media are read already.
+        phase("vision")
+        with self.drafter.beside.sharing_threads():
+            shared = self._encode_prompts()
+            phase("prefill")
+            for place, prompt in enumerate(self.prompts):
+                rows = (prompt.visual | prompt.fixed).nonzero()
+                if not len(rows):
+                    raise OptionError("there is nothing to read ahead: the prompt has no media")
+                self.prompts[place] = head = prompt.head(int(rows[-1]) + 1)
+                number = self.first + place
+                for _ in self.session.prefill_in_chunks(
+                    number, head, noise_number=place, shared_rows=shared[place]
+                ):
+                    pass
 
     def try_continue(self, request: Request, recipe: Recipe, exact: bool) -> bool:
         """Takes the conversation's next request over the caches there are, if that is possible.

@@ -19,6 +19,40 @@ from saccade.model.backbone import Backbone
 
 
 @dataclass(frozen=True)
+class Dialogue:
+    """A conversation with its media: every turn may bring videos, images and documents.
+
+    ``turns`` are in the form of :func:`conversation_inputs`, and ``clips`` and ``images`` are those
+    of all turns in order.
+    """
+
+    turns: tuple[Mapping[str, Any], ...] = ()
+    clips: tuple[Clip, ...] = ()
+    images: tuple[np.ndarray, ...] = ()
+
+    def ask(
+        self,
+        question: str,
+        *,
+        clips: Sequence[Clip] = (),
+        images: Sequence[np.ndarray] = (),
+        documents: Sequence[str] = (),
+    ) -> Dialogue:
+        """Returns the dialogue with one more question, after the media that it brings.
+
+        Raises OptionError for what is no text.
+        """
+        content = _question_content(question, clips, images, documents)
+        turns = (*self.turns, {"role": "user", "content": content})
+        return Dialogue(turns, (*self.clips, *clips), (*self.images, *images))
+
+    def answer(self, text: str) -> Dialogue:
+        """Returns the dialogue with the answer to its last question."""
+        content = [{"type": "text", "text": text}]
+        return replace(self, turns=(*self.turns, {"role": "assistant", "content": content}))
+
+
+@dataclass(frozen=True)
 class Pair:
     """A target, and the draft beside it if there is one."""
 
@@ -38,6 +72,14 @@ class Pair:
         if self.draft is None:
             return inputs, None
         return inputs, ask_draft(self.target, self.draft, question, **arguments)
+
+    def converse(self, dialogue: Dialogue) -> tuple[Inputs, Inputs | None]:
+        """Returns the target's inputs of a dialogue and the draft's own, as :meth:`ask` does."""
+        target, draft = self.target, self.draft
+        inputs = dialogue_inputs(target, dialogue)
+        if draft is None or same_inputs(target, draft):
+            return inputs, None
+        return inputs, dialogue_inputs(draft, dialogue)
 
     def batch(
         self, requests: Sequence[tuple[Inputs, Inputs | None]]
@@ -72,6 +114,14 @@ def ask(
     inputs = question_inputs(
         loaded.name, processor, question, clips, images, history, parts, documents, last
     )
+    return cast_pixels(inputs, loaded.backbone.dtype)
+
+
+def dialogue_inputs(loaded: Loaded, dialogue: Dialogue) -> Inputs:
+    """Returns the processor's inputs of a dialogue. Raises ModelError or OptionError for what the
+    model cannot read."""
+    clips, images = dialogue.clips, dialogue.images
+    inputs = conversation_inputs(loaded.name, loaded.processor, dialogue.turns, clips, images)
     return cast_pixels(inputs, loaded.backbone.dtype)
 
 
@@ -150,22 +200,42 @@ def question_inputs(
     last: Sequence[Mapping[str, str]] | None = None,
 ) -> Inputs:
     """Does what :func:`ask` does without a loaded model. Raises OptionError for what is no text."""
-    is_list = isinstance(documents, list | tuple)
-    if not is_list or not all(isinstance(each, str) for each in documents):
-        raise OptionError("documents are a list of texts, such as [text]")
-    if not isinstance(question, str):
-        raise OptionError(f"a question is text, not {type(question).__name__}")
-    media = [{"type": "video"} for _ in clips] + [{"type": "image"} for _ in images]
-    media += [literal_text.document_part(text) for text in documents]
+    first = _question_content("", clips, images, documents)[:-1]
+    _question_content(question)
     turns: list[dict[str, Any]] = []
     for earlier_question, answer in history:
         turns.append({"role": "user", "content": [{"type": "text", "text": earlier_question}]})
         turns.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
     turns.append({"role": "user", "content": [{"type": "text", "text": question}]})
-    turns[0]["content"] = [*media, *turns[0]["content"]] if parts is None else [*parts]
+    turns[0]["content"] = [*first, *turns[0]["content"]] if parts is None else [*parts]
     if last is not None:
         turns[-1]["content"] = [*last]
     return conversation_inputs(name, processor, turns, clips, images)
+
+
+def check_documents(documents: Any) -> None:
+    """Raises OptionError unless these are a list of texts."""
+    is_list = isinstance(documents, list | tuple)
+    if not is_list or not all(isinstance(each, str) for each in documents):
+        raise OptionError("documents are a list of texts, such as [text]")
+
+
+def _question_content(
+    question: str,
+    clips: Sequence[Clip] = (),
+    images: Sequence[np.ndarray] = (),
+    documents: Sequence[str] = (),
+) -> list[dict[str, str]]:
+    """Returns the parts of a user's turn: its media and documents, then the question.
+
+    Raises OptionError for what is no text.
+    """
+    check_documents(documents)
+    if not isinstance(question, str):
+        raise OptionError(f"a question is text, not {type(question).__name__}")
+    media = [{"type": "video"} for _ in clips] + [{"type": "image"} for _ in images]
+    media += [literal_text.document_part(text) for text in documents]
+    return [*media, {"type": "text", "text": question}]
 
 
 def conversation_inputs(

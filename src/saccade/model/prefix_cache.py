@@ -37,6 +37,8 @@ PREPROCESSORS = ("image_processor", "video_processor")  # of Hugging Face's proc
 class PrefixCache:
     """Stores values by key, up to ``max_bytes``. Any thread may call it."""
 
+    runs_separately = False  # New media of a prompt run through a vision tower together.
+
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
         self.bytes = 0

@@ -27,6 +27,10 @@ FIELDS_BY_LAYER = {"deepstack_features"}  # Lists of these have one entry for ea
 class Store(Protocol):
     """Where outputs are stored: a server's ``PrefixCache``, or a conversation's own."""
 
+    @property
+    def runs_separately(self) -> bool:
+        """Whether media that are new run one by one; else neighbours run together."""
+
     def get(self, key: Hashable) -> Any: ...
 
     def put(self, key: Hashable, value: Any, size: int) -> None: ...
@@ -38,9 +42,11 @@ class ConversationVision:
     """The outputs of vision towers for the media of one conversation, of target and draft.
 
     What a model's latest prompt did not use is dropped, so that it grows no larger than that.
+    ``runs_separately`` runs each medium by itself, so that neighbours can be dropped one by one.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, runs_separately: bool = False) -> None:
+        self.runs_separately = runs_separately
         self._outputs: dict[Hashable, Any] = {}
         self._used: set[Hashable] = set()
 
@@ -202,6 +208,9 @@ def run_new_media(store: Store, owner: tuple[Hashable, ...], media: MediaCall) -
             start = at
         else:
             at += 1
+            if store.runs_separately:
+                outputs.append(_run_and_store(store, owner, names, media, start, at))
+                start = at
     if start < at:
         outputs.append(_run_and_store(store, owner, names, media, start, at))
     joined = join_outputs(outputs)
@@ -249,7 +258,7 @@ def join_outputs(outputs: Sequence[Any]) -> Any:
     if len(outputs) == 1:
         return first
     if isinstance(first, Tensor):
-        return _join_values(outputs)
+        return join_values(outputs)
     if not isinstance(first, Mapping) or any(each.keys() != first.keys() for each in outputs):
         return None
     joined = {
@@ -265,12 +274,12 @@ def join_outputs(outputs: Sequence[Any]) -> Any:
 
 def _join_field(name: str, values: Sequence[Any]) -> Any:
     if name not in FIELDS_BY_LAYER:
-        return _join_values(values)
-    layers = [_join_values(layer) for layer in zip(*values, strict=True)]
+        return join_values(values)
+    layers = [join_values(layer) for layer in zip(*values, strict=True)]
     return None if any(layer is None for layer in layers) else layers
 
 
-def _join_values(values: Sequence[Any]) -> Any:
+def join_values(values: Sequence[Any]) -> Any:
     """Returns tensors joined along their first dimension, or lists with an entry a medium joined;
     None for anything else."""
     first = values[0]
