@@ -250,6 +250,17 @@ class Live(AbstractContextManager["Live"]):
             return 0.0, 0.0
         return float(segments[0].clip.timestamps[0]), float(segments[-1].clip.timestamps[-1])
 
+    def latest_frames(self, count: int) -> list[Timed]:
+        """Returns the latest frames that are kept or wait, at most so many, the oldest first."""
+        with self._counting:
+            waiting = [*self._waiting]
+        frames: dict[float, Image] = {}
+        for segment in self.segments[-count:]:
+            clip = segment.clip
+            frames |= dict(zip(clip.timestamps.tolist(), clip.frames, strict=True))
+        frames |= {time: frame for frame, time in waiting}
+        return [(frame, time) for time, frame in [*frames.items()][-count:]]
+
     @property
     def history(self) -> list[tuple[str, str]]:
         """The questions that are kept, with their answers."""
