@@ -115,7 +115,7 @@ class MediaCall:
         if pixels is None:
             return None
         grid = next((each for name, each in tensors.items() if name.endswith("grid_thw")), None)
-        counts = [1] * len(tensors[pixels]) if tensors[pixels].ndim >= 4 else []
+        counts = [1] * len(tensors[pixels]) if tensors[pixels].ndim >= 3 else []
         if grid is not None:
             counts = grid.prod(-1).tolist()
         ends = [0, *torch.tensor(counts, dtype=torch.long).cumsum(0).tolist()]
