@@ -24,6 +24,7 @@ from saccade.cli.shapes import shapes_app
 from saccade.cli.terminal import err
 from saccade.cli.train_draft import train_draft
 from saccade.cli.ui import ui
+from saccade.cli.watch import watch
 from saccade.core.errors import SaccadeError
 from saccade.core.spinning import limit_spinning
 
@@ -31,6 +32,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
     "Arguments": ("video", "videos", "manifest", "question"),
     "Input": (
         *("prompt", "document", "num_frames", "fps", "every_frame", "start", "end", "tokens"),
+        *("ask", "every", "window", "realtime"),
         *("media_root", "media_host", "private_media_hosts", "any_media_host"),
         *("allow_media_options", "max_frames", "max_media_mb", "max_body_mb", "max_upload_mb"),
         *("max_prompt", "shard", "retry_errors"),
@@ -106,6 +108,7 @@ def top(
 app.command(cls=SectionedCommand)(demo)
 app.command(cls=SectionedCommand)(describe)
 app.command(cls=SectionedCommand)(chat)
+app.command(cls=SectionedCommand)(watch)
 app.command(cls=SectionedCommand)(caption)
 app.command("caption-merge", cls=SectionedCommand)(caption_merge)
 app.command(cls=SectionedCommand)(compare)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from saccade.core.capabilities import NOTHING, Capabilities, Capability
 from saccade.core.costs import Costs
-from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
+from saccade.core.prompt import Addition, Inputs, Prefill, Prompt, Turn
 from saccade.core.result import FinishReason, Round
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import Tree
@@ -287,6 +287,25 @@ class Drafter(ABC):
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         """Continues the conversation over the caches there are, by this turn's rules."""
+
+    @property
+    def can_add_media(self) -> bool:
+        """Whether :meth:`add_media` continues a conversation whose turn has new media. Where it is
+        not, a new drafter reads the conversation from its beginning."""
+        return False
+
+    def add_media(
+        self,
+        prefills: Sequence[Prefill],
+        additions: Sequence[Addition],
+        rules: Sequence[Sampling],
+    ) -> float:
+        """Does what :meth:`ready` does, for a later turn with new media; only they are read.
+
+        ``encode`` and ``prefill`` come before it, as in a first turn. Returns the seconds that the
+        drafter's own prefill made the target wait.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:

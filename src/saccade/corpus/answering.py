@@ -7,7 +7,7 @@ which can also be used alone.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +19,7 @@ from saccade.core.errors import OptionError, suggest
 from saccade.core.generation_settings import GenerateArguments, suggest_argument
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
+from saccade.corpus.live import Live, Window, frames_of
 from saccade.drafting.recipe import Recipe
 from saccade.engine.conversation import Conversation
 from saccade.engine.generate import DEFAULT_METHOD, Stream, stream
@@ -26,8 +27,15 @@ from saccade.inputs import captions, python_media
 from saccade.inputs.loading import load_pair, use_threads
 from saccade.inputs.media import Clip, FrameSampling, Source, arrays
 from saccade.inputs.media.fetch import Sources
-from saccade.inputs.questions import Pair, clip_arguments, system_turn
+from saccade.inputs.questions import (
+    Dialogue,
+    Pair,
+    check_documents,
+    clip_arguments,
+    system_turn,
+)
 from saccade.methods import resolve
+from saccade.model.vision_cache import ConversationVision
 from saccade.world import drawn_world
 
 QUESTION = "Describe the video in detail."
@@ -188,25 +196,67 @@ class Model:
         seed: int | None = None,
         **settings: Unpack[AnswerArguments],
     ) -> Chat:
-        """Starts a conversation about the same media, to be used in a ``with``.
+        """Starts a conversation about media, to be used in a ``with``.
 
-        Arguments are those of :meth:`describe`. Caches stay from turn to turn, so only new tokens
-        are prefilled.
+        Arguments are those of :meth:`describe`; later questions may bring media of their own.
+        Caches stay from turn to turn, so only what is new is encoded and read.
         """
         sampling, answer_settings = _split_settings(frames, settings)
-        clips = self._read_clips(media, sampling)
         conversation = Conversation(
             self.pair.target.backbone,
             draft=self.pair.draft_backbone,
             method=self.method,
             tokenizer=self.pair.target.tokenizer,
-            captioner=self._captioner(clips),
             exact=exact,
             seed=seed,
             **answer_settings,
         )
-        arguments = {**_media_arguments(clips), "documents": documents, "system": system}
-        return Chat(self.pair, conversation, arguments)
+        clips = self._read_clips(media, sampling)
+        return Chat(self, conversation, clips, documents, sampling, system)
+
+    def watch(
+        self,
+        source: Source | Iterable[Any] | None = None,
+        *,
+        window: float | str | Window = 60.0,
+        fps: float = 2.0,
+        segment: int | None = None,
+        realtime: bool = True,
+        exact: bool = False,
+        seed: int | None = None,
+        **settings: Unpack[GenerateArguments],
+    ) -> Live:
+        """Watches a live video, to be used in a ``with``: ``live.ask`` answers at any time.
+
+        Args:
+            source: a file, or an iterator of frames such as a camera's; it is read in a thread of
+                its own. None where frames are given to ``live.append``.
+            window: how much is kept at most: seconds, "120 frames" or "8000 tokens". When that is
+                exceeded the oldest are dropped until half of it is left.
+            fps: frames a second that are taken of a file; of other sources, how fast they come.
+            segment: frames that are one clip of the prompt; by default 4.
+            realtime: whether a file's frames come at the speed at which it plays.
+            exact, seed, settings: as for :meth:`describe`.
+
+        An answer is what ``generate`` answers to ``live.inputs(question)``; see
+        ``saccade.corpus.live``.
+
+        Raises:
+            OptionError, ModelError: in one sentence.
+        """
+        size = Window.of(window)
+        conversation = Conversation(
+            self.pair.target.backbone,
+            draft=self.pair.draft_backbone,
+            method=self.method,
+            tokenizer=self.pair.target.tokenizer,
+            vision=ConversationVision(runs_separately=True),
+            exact=exact,
+            seed=seed,
+            **settings,
+        )
+        frames = None if source is None else frames_of(source, fps, realtime)
+        return Live(self.pair, conversation, window=size, fps=fps, segment=segment, source=frames)
 
     def _read_clips(self, several: MediaInput, sampling: FrameSampling) -> list[Clip]:
         """Decodes every video or picture, and issues the warnings that come with it."""
@@ -232,13 +282,10 @@ class Model:
                 raise OptionError("the messages have a system prompt already: leave system= out")
             turns = [system_turn(system), *turns]
         clips = self._with_warnings([*read.clips, *map(arrays.picture_clip, read.images)])
-        encoded = self.pair.converse(
-            turns,
-            clips=read.clips,
-            images=read.images,
-            continues_last_turn=read.continues_last_turn,
+        dialogue = Dialogue(
+            tuple(turns), tuple(read.clips), tuple(read.images), read.continues_last_turn
         )
-        return clips, encoded
+        return clips, self.pair.converse(dialogue)
 
     def _captioner(self, clips: Sequence[Clip]) -> Any:
         """Returns the captioner for views that read a caption; only the embedded pair has one."""
@@ -247,33 +294,122 @@ class Model:
 
 
 class Chat(AbstractContextManager["Chat"]):
-    """A conversation about the same media. Close it, or use it in a ``with``, to free the caches.
+    """A conversation about media, of which every question may bring more.
 
-    ``history`` has every earlier question with its answer.
+    Close it, or use it in a ``with``, to free the caches. ``history`` has every earlier question
+    with its answer.
     """
 
     def __init__(
-        self, pair: Pair, conversation: Conversation, media_arguments: dict[str, Any]
+        self,
+        model: Model,
+        conversation: Conversation,
+        clips: Sequence[Clip],
+        documents: Sequence[str],
+        sampling: FrameSampling,
+        system: str | None,
     ) -> None:
-        self.history: list[tuple[str, str]] = []
-        self._pair = pair
+        self._model = model
         self._conversation = conversation
-        self._media_arguments = media_arguments
+        self._sampling = sampling
+        # What came before the first question and belongs to it.
+        self._first_clips, self._first_documents = [*clips], documents
+        self._clips: list[Clip] = []  # of all turns so far
+        self._dialogue = Dialogue(() if system is None else (system_turn(system),))
+        self._history: list[tuple[str, str]] = []
+        self._open_question: _OpenQuestion | None = None
 
-    def ask(self, question: str, **settings: Unpack[GenerateArguments]) -> Result:
-        """Returns the next answer; the settings are for this turn alone."""
-        inputs, draft_inputs = self._pair.ask(
-            question, **self._media_arguments, history=self.history
-        )
-        result = self._conversation.run(inputs, draft_inputs=draft_inputs, **settings)
-        self.history.append((question, result.text or ""))
+    @property
+    def history(self) -> list[tuple[str, str]]:
+        """Every earlier question with its answer."""
+        self._finish_turn()
+        return self._history
+
+    def ask(
+        self,
+        question: str,
+        media: MediaInput = None,
+        *,
+        documents: Sequence[str] = (),
+        frames: Frames | None = None,
+        **settings: Unpack[GenerateArguments],
+    ) -> Result:
+        """Returns the next answer.
+
+        Args:
+            question: the next question.
+            media: videos and pictures that come with it; only these are encoded.
+            documents: long texts that come with it.
+            frames: which frames to take of them; by default as for the chat's first media.
+            settings: of this turn alone.
+
+        Raises:
+            VideoInputError, OptionError, ModelError: in one sentence; the conversation stays as it
+                was.
+        """
+        options: dict[str, Any] = {"documents": documents, "frames": frames, **settings}
+        result = self.stream(question, media, **options).finish()[0]
+        self._finish_turn()
         return result
+
+    def stream(
+        self,
+        question: str,
+        media: MediaInput = None,
+        *,
+        documents: Sequence[str] = (),
+        frames: Frames | None = None,
+        **settings: Unpack[GenerateArguments],
+    ) -> Stream:
+        """Yields the rounds of the next answer; arguments are those of :meth:`ask`.
+
+        Exhaust it before the next question. A question whose stream was closed is forgotten.
+        """
+        self._finish_turn()
+        model, is_first = self._model, not self._history
+        clips = model._read_clips(
+            media, self._sampling if frames is None else _frame_sampling(frames)
+        )
+        check_documents(documents)
+        if is_first:
+            check_documents(self._first_documents)
+            clips = [*self._first_clips, *clips]
+            documents = [*self._first_documents, *documents]
+        dialogue = self._dialogue.ask(question, **_media_arguments(clips), documents=documents)
+        inputs, draft_inputs = model.pair.converse(dialogue)
+        captioner = model._captioner([*self._clips, *clips])
+        stream = self._conversation.stream(
+            inputs, draft_inputs=draft_inputs, captioner=captioner, **settings
+        )
+        self._open_question = _OpenQuestion(question, dialogue, clips, stream)
+        return stream
+
+    def _finish_turn(self) -> None:
+        """Adds the last question and its answer to the dialogue, once the answer is whole."""
+        last = self._open_question
+        if last is None or not last.stream.results:
+            return
+        answer = last.stream.results[0].text or ""
+        self._history.append((last.question, answer))
+        self._dialogue = last.dialogue.answer(answer)
+        self._clips += last.clips
+        self._open_question = None
 
     def close(self) -> None:
         self._conversation.close()
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+@dataclass(frozen=True)
+class _OpenQuestion:
+    """A question whose answer is under way."""
+
+    question: str
+    dialogue: Dialogue
+    clips: Sequence[Clip]
+    stream: Stream
 
 
 def load(

@@ -14,6 +14,7 @@ from saccade.core.prompt import CONTEXT, Inputs, Texts
 from saccade.core.protocols import Drafter, Shape, View
 from saccade.core.sampling import Sampling
 from saccade.model.backbone import Backbone
+from saccade.model.vision_cache import ConversationVision
 
 Captions = Sequence[str | Sequence[str]]
 """For each request, one caption for all its videos and images, or one each in prompt order."""
@@ -80,6 +81,7 @@ class Setup:
     rules: Sequence[Sampling]
     room: int  # tokens an answer may have
     words: Words = Words()
+    vision: ConversationVision | None = None  # outputs of vision towers for earlier turns' media
 
     def draft_model(self) -> Backbone:
         """Returns the draft model. Raises ModelError where there is none."""

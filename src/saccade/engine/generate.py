@@ -51,6 +51,7 @@ from saccade.methods import resolve
 from saccade.model import kernels, memory
 from saccade.model.backbone import Backbone
 from saccade.model.kernels.few_bits import rounding_named
+from saccade.model.vision_cache import ConversationVision
 
 DEFAULT_METHOD = "auto"
 
@@ -77,18 +78,26 @@ class Stream(Iterator[Round]):
         call: RequestBatch | None = None,
         keep: bool = False,
         exact: bool = False,
+        vision: ConversationVision | None = None,
     ) -> None:
         phase = on_phase or ignore_phase
         same = call is not None and (call.target, call.draft) == (target, draft)
         if call is None or not same or not call.try_continue(request, recipe, exact):
             before = call
+            if vision is None and keep:
+                vision = ConversationVision()
+            if before is not None and same and before.vision is not None:
+                vision = before.vision  # Media that stay are not run through the tower again.
             with thread_scope(target, recipe, exact):  # Costs may be measured.
-                call = RequestBatch(target, recipe, request, draft=draft, exact=exact, phase=phase)
+                call = RequestBatch(
+                    target, recipe, request, draft=draft, exact=exact, phase=phase, vision=vision
+                )
             if before is not None:
                 before.close()  # The method or the videos are others, so its caches are of no use.
         self.recipe = call.recipe  # as it was planned for this machine
         self.call: RequestBatch | None = call
         self.closed = False
+        self._phase = phase
         self.results: list[Result] = []
         self._ids: dict[int, list[int]] = {}  # emitted so far, by request
         self._rounds = self._decode(call, phase, keep)
@@ -101,6 +110,24 @@ class Stream(Iterator[Round]):
         for _ in self:
             pass
         return self.results
+
+    def read_ahead(self) -> None:
+        """Reads the media of the prompts, instead of answering, for a later turn with a question.
+
+        See :meth:`saccade.Conversation.read_ahead`.
+        """
+        assert self.call is not None, "the stream has begun already"
+        self.closed = True
+        try:
+            self.call.read_ahead(self._phase)
+        except (RuntimeError, MemoryError) as error:
+            self.call.close()
+            call, self.call = self.call, None
+            if not memory.is_out_of_memory(error):
+                raise
+            raise call.request.too_long(call.target) from error
+        finally:
+            kernels.release_threads()
 
     def close(self) -> None:
         """Stops decoding; nothing more is emitted."""
@@ -215,6 +242,7 @@ def stream(
     on_phase: Phase | None = None,
     call: RequestBatch | None = None,
     keep: bool = False,
+    vision: ConversationVision | None = None,
     **arguments: Unpack[CallArguments],
 ) -> Stream:
     """Yields the rounds of an answer as they happen; its ``results`` are there afterwards.
@@ -224,8 +252,10 @@ def stream(
         inputs: what the target's processor returned, for one request or several.
         on_phase: called as each phase of the work begins; see :class:`Stream`.
         call: an earlier stream's ``call`` (made with ``keep``). ``inputs`` continue its
-            conversation, and only the new tokens are read. Other videos or pixels start afresh.
+            conversation, and only new media and tokens are read. Other first media start afresh.
         keep: leaves the caches for a later turn; see :class:`saccade.Conversation`.
+        vision: with ``keep``, where outputs of vision towers stay from turn to turn; one is made
+            where there is none.
         arguments: see :class:`CallArguments` and :class:`RequestArguments`. All others are
             ``GenerationConfig``'s names, of which :class:`GenerateArguments` lists those in use.
             ``max_new_tokens`` is 256 where neither they nor the model's config set a length.
@@ -233,7 +263,7 @@ def stream(
     Raises:
         OptionError, MethodError, ModelError: before any work, in one sentence.
     """
-    return _start(model, inputs, arguments, on_phase, call, keep)
+    return _start(model, inputs, arguments, on_phase, call, keep, vision)
 
 
 def _start(
@@ -243,6 +273,7 @@ def _start(
     on_phase: Phase | None,
     batch: RequestBatch | None = None,
     keep: bool = False,
+    vision: ConversationVision | None = None,
 ) -> Stream:
     """Checks everything and returns the stream, before any work."""
     target = current_backbone(model)
@@ -257,6 +288,7 @@ def _start(
         call=batch,
         keep=keep,
         exact=call.exact,
+        vision=vision,
     )
 
 

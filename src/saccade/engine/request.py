@@ -252,6 +252,29 @@ class Request:
             if isinstance(value, Tensor) and value.shape[:2] != length
         }
 
+    def document_marks(self, number: int) -> list[bool]:
+        """Returns which tokens of a request, without its padding, are of documents."""
+        marks, mask = self.inputs.get(CONTEXT), self.inputs.get("attention_mask")
+        if marks is None:
+            return [False] * len(self.ids[number])
+        row = marks[number].bool()
+        return (row if mask is None else row[mask[number].bool()]).tolist()
+
+    def starts_with_media(self, earlier: Mapping[str, Tensor]) -> bool:
+        """Returns whether the first picture and the first video of an earlier request of this
+        conversation, whose ``media`` these are, are the first ones of this request too."""
+        media = self.media
+        grids = {name: f"{kind}_grid_thw" for kind, name in PIXELS.items()}
+        for name, old in earlier.items():
+            new, grid = media.get(name), earlier.get(grids.get(name, ""))
+            if new is None or new.ndim != old.ndim:
+                return False
+            is_flat = old.ndim == 2 and grid is not None
+            count = int(grid[0].prod()) if is_flat and grid is not None else 1
+            if not torch.equal(old[:count] if old.ndim else old, new[:count] if new.ndim else new):
+                return False
+        return True
+
     def tokens(self) -> int:
         """Returns how many tokens all caches have room for at first, prompts and answers."""
         return sum(map(len, self.ids)) + MAX_RESERVED_ANSWER_TOKENS * len(self.inputs["input_ids"])

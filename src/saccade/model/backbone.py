@@ -42,12 +42,13 @@ from saccade.model.fidelity import (
 from saccade.model.kernels.few_bits import Rounding, few_bit_products
 from saccade.model.kernels.few_rows import Kernels, kernels_for
 from saccade.model.kernels.tower import Tower
-from saccade.model.prefix_cache import PrefixCache, cache_vision
+from saccade.model.prefix_cache import PrefixCache
 from saccade.model.prompting import PromptReader
 from saccade.model.recurrent import LayerStates, StateRows
 from saccade.model.rotary import depends_on_length, rotate_by_length
 from saccade.model.segments import KeyWindow, Segment
 from saccade.model.visibility import Extras
+from saccade.model.vision_cache import ConversationVision, cache_vision
 
 log = logging.getLogger(__name__)
 
@@ -257,28 +258,38 @@ class Backbone:
 
     @torch.no_grad()
     def prompts(
-        self, inputs: Inputs, vision_outputs: Sequence[Any] | None = None, *, coarse: bool = False
+        self,
+        inputs: Inputs,
+        vision_outputs: Sequence[Any] | None = None,
+        *,
+        coarse: bool = False,
+        vision: ConversationVision | None = None,
     ) -> list[Prompt]:
         """Returns every request of a processor's output as the language model would read it.
 
         Padding is dropped, so that prompts differ in length. ``vision_outputs`` are what an equal
         vision tower of another model returned for these inputs (:meth:`record_vision`). ``coarse``
         asks for ``Media.coarse``, of models that have it (:attr:`can_coarsen`); the vision tower
-        runs only once all the same.
+        runs only once all the same. Media whose output is in ``vision`` do not run again.
         """
-        with self.lock:
-            return self._read_prompts(inputs, vision_outputs, coarse)
+        with self.lock, nullcontext() if vision is None else vision.reading(self.model):
+            return self._read_prompts(inputs, vision_outputs, coarse, vision)
 
     def _read_prompts(
-        self, inputs: Inputs, vision_outputs: Sequence[Any] | None, coarse: bool
+        self,
+        inputs: Inputs,
+        vision_outputs: Sequence[Any] | None,
+        coarse: bool,
+        vision: ConversationVision | None,
     ) -> list[Prompt]:
         refuse_autocast(self.device)
         coarse = coarse and self.can_coarsen
         recorded = [*(vision_outputs or ())]
+        store = vision if self.prefix_cache is None else self.prefix_cache
         if self.prefix_cache is not None:
             inputs = self.prefix_cache.move_pixels(inputs, self.device)
         with (
-            cache_vision(self.model, self.prefix_cache),
+            cache_vision(self.model, store),
             self._replay_vision(vision_outputs),
             self._tower.use_quickest_kernels(),
         ):

@@ -33,7 +33,7 @@ from saccade.model.cuda_graphs import (
 )
 from saccade.model.kernels.attention_mass import JudgedRow, MassRecorder, RecentRows, RowQueries
 from saccade.model.likeliest import Vocabulary
-from saccade.model.prefix_cache import ModelPrefixes
+from saccade.model.prefix_cache import ModelPrefixes, common_rows
 from saccade.model.segments import Segment
 
 PREFILL_CHUNK_TOKENS = 2048  # of a prompt in one forward, which bounds the memory of a prefill
@@ -135,16 +135,20 @@ class Session:
         record: bool = False,
         follow_rows: int = 0,
         noise_number: int = 0,
+        shared_rows: int = 0,
     ) -> Iterator[Prefill | None]:
         """Prefills one prompt a chunk at a time, so that other requests can be scored in between.
 
         Yields None after each chunk but the last, and the ``Prefill`` after that.
         ``Prefill.with_latest_attention`` then uses the last ``follow_rows`` rows that were judged.
+        The prompt begins with ``shared_rows`` of the rows that the request has already, prompt and
+        text, and those are not read again.
         """
         model = self.backbone
         if model.fused is not None:
             model.fused.refresh()
-        cache = self.cache(len(prompt) + self._room)
+        old = self.requests[number].cache if shared_rows else None
+        cache = self.cache(len(prompt) + self._room) if old is None else old
         columns = prompt.visual.nonzero().squeeze(-1)
         text = prompt.text_after()
         recorded_columns = len(columns) if record else 0
@@ -154,10 +158,13 @@ class Session:
         ).float()
         hidden = prompt.embeds[:0]
         reused_rows, prefix_key = 0, None
-        if self._prefixes is not None:
-            # Rows whose logits or attention are needed must be computed, even if they are stored.
-            first_needed = int(text[0]) if recorded_columns and len(text) else len(prompt)
-            max_reused = max(0, min(first_needed, len(prompt) - max(1, follow_rows)))
+        # Rows whose logits or attention are needed must be computed, even if they are stored.
+        first_needed = int(text[0]) if recorded_columns and len(text) else len(prompt)
+        max_reused = max(0, min(first_needed, len(prompt) - max(1, follow_rows)))
+        if old is not None:
+            reused_rows = _cut_to_prompt(old, prompt, min(shared_rows, max_reused))
+            old.reserve(len(prompt) + self._room)
+        elif self._prefixes is not None:
             reused_rows, prefix_key = self._prefixes.copy_longest(prompt, cache, max_reused)
         ends = _chunk_ends(reused_rows, len(prompt), self.chunk)
         cuts = _lengths_to_remember(prompt) if cache.states is not None else set()
@@ -349,6 +356,25 @@ class Session:
             request.pending = request.context[text_start + cached_tokens :]
             if request.source is not None and request.length:
                 _copy_committed_keys(request)
+
+    def shared_rows(self, number: int, old: Prompt, new: Prompt) -> int:
+        """Returns how many leading rows of a new prompt are those of a request's prompt and text:
+        the same rows at the same positions."""
+        request = self.requests[number]
+        start = len(request.context) - request.length  # of the text, where the prompt ends now
+        rows = min(common_rows(old, new), start)
+        if rows < start:
+            return new.uncut_length(rows)
+        text = request.context[start : len(new)]
+        stop = start + len(text)
+        device = new.positions.device
+        ids = torch.tensor(text, dtype=torch.long, device=device)
+        places = request.first_position + torch.arange(len(text), device=device)
+        equal = (new.context[start:stop] == ids) & ~(new.visual | new.fixed)[start:stop]
+        equal &= (new.positions[:, start:stop] == places).all(0)
+        if new.media.reach is not None:
+            equal &= new.media.reach[start:stop] == torch.arange(start, stop, device=device)
+        return new.uncut_length(start + int(equal.long().cumprod(0).sum()))
 
     def keep_prompt_rows(self, number: int, rows: Int[Tensor, " kept"]) -> None:
         """Drops all rows of a prompt but these. What was scored after it stays scored."""
@@ -554,6 +580,22 @@ def _chunk_ends(start: int, stop: int, chunk: int) -> list[int]:
     fixed cost.
     """
     return [*range(start, max(start + 1, stop - chunk // 4), chunk), stop]
+
+
+def _cut_to_prompt(cache: Cache, prompt: Prompt, rows: int) -> int:
+    """Cuts a cache back to at most so many rows, with which a prompt begins, and returns how many
+    stay.
+
+    States are known at a few lengths, and pictures that are read in both directions are not cut.
+    """
+    rows = min(rows, cache.length)
+    while True:
+        length = prompt.uncut_length(cache.nearest_length(rows))
+        if length == rows:
+            break
+        rows = length
+    cache.truncate(rows)
+    return rows
 
 
 def _lengths_to_remember(prompt: Prompt) -> set[int]:

@@ -274,4 +274,34 @@ BUGS = (
             "core/test_free_cores.py::test_others_are_noticed_within_an_answer_and_forgotten_after",
         ),
     ),
+    PlantedBug(
+        "media of earlier turns run through the vision tower again",
+        "model/vision_cache.py",
+        find="$length, $output = _longest_stored($store, $owner, $names, $at)",
+        plant="length, output = 0, None",
+        tests=("engine/test_new_media.py::test_pixels_of_earlier_turns_are_not_run_again",),
+    ),
+    PlantedBug(
+        "a turn with new media keeps keys of rows that differ",
+        "model/session.py",
+        find="_cut_to_prompt($old, $prompt, min($shared_rows, $max_reused))",
+        plant="_cut_to_prompt(old, prompt, max_reused)",
+        tests=("engine/test_new_media.py::test_any_walk_through_videos_answers_as_generate",),
+    ),
+    PlantedBug(
+        "after new media the draft lacks the answers before them",
+        "drafting/drafters.py",
+        find="torch.cat([self.index[self.index < min($start, $stop)], $text])",
+        plant="self.index[self.index < min(start, stop)]",
+        tests=(
+            "engine/test_new_media.py::test_a_draft_that_is_the_target_is_accepted_after_new_videos",
+        ),
+    ),
+    PlantedBug(
+        "a live video never drops a frame",
+        "corpus/live.py",
+        find="$total <= self.window.size",
+        plant="True",
+        tests=("corpus/test_live.py::test_every_kind_of_window_bounds_what_is_kept",),
+    ),
 )
