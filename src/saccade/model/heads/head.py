@@ -32,9 +32,16 @@ class Head(Backbone):
     """
 
     def __init__(
-        self, target: Backbone, module: HeadModule, config: Any, rotary: Any, axes: int
+        self,
+        target: Backbone,
+        module: HeadModule,
+        config: Any,
+        rotary: Any,
+        axes: int,
+        like: int | None = None,
     ) -> None:
-        """``rotary`` makes cosines and sines of ``axes`` rows of positions."""
+        """``rotary`` makes cosines and sines of ``axes`` rows of positions. ``like`` is the layer of
+        the target that the head's layer is a copy of in all but its weights, if there is one."""
         if target.shares.count > 1:
             raise ModelError(
                 "a target that is split over processes cannot be drafted for by a head"
@@ -53,41 +60,28 @@ class Head(Backbone):
         self.graphs = {}
         self.device = next(module.parameters()).device
         self.devices = [self.device]
-        self._set_attention()
-
-    def _set_attention(self) -> None:
-        """Takes the shapes of the layer's heads from its config, or from the layer of the target
-        that it is like."""
-        config, target = self.config, self.target
-        number = self.layer_index
-        self.key_layers = {number: 0}
-        if number in target.key_layers:
-            like = target.key_layers[number]
-            self.head_shapes = [target.head_shapes[like]]
-            self.windows = [target.windows[like]] if target.windows else []
-        else:
-            self.heads = config.num_attention_heads
-            self.kv_heads = config.num_key_value_heads
+        self._like = like
+        self.key_layers = {0 if like is None else like: 0}  # The layer goes by that number.
+        if like is None:
+            self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
             self.head_dim = config.head_dim
             self.head_shapes = [HeadShape(self.kv_heads, self.head_dim, self.head_dim)]
             self.has_uneven_heads = False
+        else:
+            number = target.key_layers[like]
+            self.head_shapes = [target.head_shapes[number]]
+            self.windows = [target.windows[number]] if target.windows else []
         self.attention_choice = quickest_attention(
             self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype
         )
-
-    @property
-    def layer_index(self) -> int:
-        """The number that the layer's attention goes by; -1 for a layer unlike the target's."""
-        indices = [vars(each).get("layer_idx") for each in self.module.modules()]
-        own = next(index for index in indices if index is not None)
-        return own if isinstance(self.module, OwnHead) else -1
 
     def current(self) -> Head:
         """Returns this head, over the target as it is now."""
         target = self.target.current()
         if target is self.target:
             return self
-        return Head(target, self.module, self.config, self.text.rotary_emb, self.axes)
+        rotary = self.text.rotary_emb
+        return Head(target, self.module, self.config, rotary, self.axes, self._like)
 
     def embed(self, ids: Any) -> Float[Tensor, "... dim"]:
         if self.module.embed_tokens is None:
@@ -193,7 +187,7 @@ def make_own_head(
             masks_first=layout.masks_first,
         )
     _fill(module, layout.parts(tensors), target, name)
-    return Head(target, module, config, target.text.rotary_emb, target.axes)
+    return Head(target, module, config, target.text.rotary_emb, target.axes, like=number)
 
 
 def make_eagle3_head(

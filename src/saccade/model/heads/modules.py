@@ -32,7 +32,7 @@ class HeadModule(nn.Module, ABC):
     reads_media_rows: bool
     """Whether the embedding of a picture's token is its row from the vision tower, or that of its
     placeholder."""
-    embed_tokens: nn.Embedding | None = None  # None: the target's
+    embed_tokens: nn.Embedding | None  # None: the target's
 
     def project(self, target_hidden: Float[Tensor, "row layers_dim"]) -> Hidden:
         """Returns what the layer reads of the target's hidden states."""
@@ -75,6 +75,7 @@ class OwnHead(HeadModule):
     ) -> None:
         super().__init__()
         dim, eps = config.hidden_size, config.rms_norm_eps
+        self.embed_tokens = None
         self.norm_embedding, self.norm_hidden = norm(dim, eps=eps), norm(dim, eps=eps)
         self.fc = nn.Linear(2 * dim, dim, bias=False)
         self.layer = layer
