@@ -423,3 +423,30 @@ def test_costs_of_a_head_are_measured():
         scores = session.score(dict.fromkeys(range(2), Tree()))
         assert len(scores[1].rows) == 1
         assert session.requests[1].cache.length == 31
+
+
+def test_doctor_knows_heads(tmp_path):
+    """Claim: ``saccade doctor`` counts an EAGLE-3 head by its config, as its tensors are, refuses
+    another target's, and says where a target brings a head along."""
+    import json
+
+    from typer.testing import CliRunner
+
+    from saccade.cli.application import app
+    from saccade.inputs import footprint
+
+    folder = make("llama", tmp_path / "target")
+    target = loading.load(str(folder), device="cpu")
+    draft = random_heads.make_eagle3(tmp_path / "head", target.backbone, "specforge")
+    settings = head_files.read_settings(str(draft))
+    counted = footprint.head_footprint(settings, target.backbone.model.config)
+    tensors = random_heads.random_eagle3(target.backbone, "specforge", 100)
+    matrices = [each for each in tensors.values() if each.ndim == 2]
+    assert counted.parameters == sum(each.numel() for each in matrices)
+    words = ["doctor", "--target", str(folder), "--draft", str(draft), "--json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "EAGLE-3 head" in " ".join(json.loads(done.stdout)["notes"])
+    _spoil(draft, target_model_type="qwen3")
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 1 and "a head for qwen3" in done.stdout

@@ -17,10 +17,11 @@ from saccade.core.errors import ModelError, first_line
 from saccade.inputs.checkpoints import cached_only, looks_local, source_of
 from saccade.model.backbone import Backbone
 from saccade.model.heads import layouts
-from saccade.model.heads.head import Head, make_eagle3_head, make_own_head
+from saccade.model.heads.head import Head, find_other_target, make_eagle3_head, make_own_head
 
 log = logging.getLogger(__name__)
 
+OWN_HEAD_SETTINGS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers")
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")  # Some heads are published as the latter.
 
 
@@ -39,6 +40,18 @@ def is_eagle3(settings: dict[str, Any]) -> bool:
     architectures = settings.get("architectures") or ()
     names = (*architectures, str(settings.get("speculators_model_type") or ""))
     return any(layouts.EAGLE3_ARCHITECTURES.search(name) for name in names)
+
+
+def find_problems(settings: dict[str, Any], target_config: Any, name: str) -> list[str]:
+    """Returns why an EAGLE-3 head cannot draft for a target, as far as their configs say."""
+    problem = find_other_target(settings, target_config, name)
+    return [] if problem is None else [problem]
+
+
+def names_own(target_config: Any) -> bool:
+    """Returns whether a target's config says that its checkpoint brings a head along."""
+    settings = target_config.get_text_config(decoder=True).to_dict()
+    return any(settings.get(name) for name in OWN_HEAD_SETTINGS)
 
 
 def load_eagle3(name: str, target: Backbone) -> Head:

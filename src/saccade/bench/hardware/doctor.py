@@ -125,6 +125,7 @@ def examine(
     bits: int | None = None,
     problems: Sequence[str] = (),
     notes: Sequence[str] = (),
+    head: Footprint | None = None,
 ) -> Diagnosis:
     """Returns the verdict on (name, config) of a target and a draft, or of a target alone.
 
@@ -136,12 +137,15 @@ def examine(
         bits: of a weight of the target, if it is to be quantised when it is loaded.
         problems: those that are already known.
         notes: those to begin with.
+        head: the size of the draft, where that is a head; its config is then not looked at.
     """
     all_problems = list(problems)
     try:
         parts = [_part(*target, tokens, dtype, bits, device)]
         if draft is not None:
-            parts.append(_part(*draft, max(1, int(tokens * keep)), dtype, None, device))
+            read = max(1, int(tokens * keep))
+            own_config = draft[1] if head is None else target[1]
+            parts.append(_part(draft[0], own_config, read, dtype, None, device, head))
     except ModelError as error:
         reasons = (*dict.fromkeys([*all_problems, str(error)]),)
         return Diagnosis((), free_bytes, tokens, 1.0, (), reasons, tuple(notes))
@@ -166,7 +170,7 @@ def examine(
                 f"{format_bytes(draft_free_bytes)} free"
             )
     child, all_notes = 0, [*notes, *(part.states for part in parts if part.states)]
-    if draft is not None and device != "cpu":
+    if draft is not None and head is None and device != "cpu":
         child = PROCESS_BYTES
         if draft_free_bytes is None:
             all_notes.append(_process_note(child, needed, free_bytes))
@@ -196,9 +200,17 @@ def _process_note(child: int, needed: int, free_bytes: int) -> str:
     return sentence
 
 
-def _part(name: str, config: Any, tokens: int, dtype: Any, bits: int | None, device: str) -> Part:
+def _part(
+    name: str,
+    config: Any,
+    tokens: int,
+    dtype: Any,
+    bits: int | None,
+    device: str,
+    size_of_head: Footprint | None = None,
+) -> Part:
     try:
-        counted: Footprint = footprint(config)
+        counted: Footprint = size_of_head or footprint(config)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
     size = number_size(dtype, config)

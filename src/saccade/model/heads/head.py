@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
@@ -24,6 +25,12 @@ from saccade.model.segments import Segment
 EAGLE3_LAYERS = 3  # how many of the target's layers an EAGLE-3 head reads
 
 
+class HeadConfig(LlamaConfig):
+    """The config of an EAGLE-3 head's layer, whose rotations may have the target's sections."""
+
+    ignore_keys_at_rope_validation = {"mrope_section", "mrope_interleaved"}
+
+
 class Head(Backbone):
     """A head over a loaded target.
 
@@ -40,8 +47,10 @@ class Head(Backbone):
         axes: int,
         like: int | None = None,
     ) -> None:
-        """``rotary`` makes cosines and sines of ``axes`` rows of positions. ``like`` is the layer of
-        the target that the head's layer is a copy of in all but its weights, if there is one."""
+        """Makes a head of a module whose rotations ``rotary`` makes, of ``axes`` rows of positions.
+
+        ``like`` is the layer of the target whose shape the head's layer has, if there is one.
+        """
         if target.shares.count > 1:
             raise ModelError(
                 "a target that is split over processes cannot be drafted for by a head"
@@ -195,8 +204,7 @@ def make_eagle3_head(
 ) -> Head:
     """Returns an EAGLE-3 head by its config and tensors. Raises ModelError, in one sentence, where
     it is another target's or no such head."""
-    layer_settings = settings.get("transformer_layer_config") or settings
-    config = _for_our_attention(LlamaConfig.from_dict(_plain_settings(layer_settings)))
+    config = eagle3_config(settings)
     parts = layouts.eagle3_parts(tensors)
     for needed in ("fc.weight", "lm_head.weight", "norm.weight"):
         if needed not in parts:
@@ -238,11 +246,24 @@ def make_eagle3_head(
             norm_before_residual=bool(settings.get("norm_before_residual")),
         )
     _fill(module, parts, target, name)
+    rotary, axes = eagle3_rotary(target, config)
+    return Head(target, module, config, rotary.to(next(module.parameters()).device), axes)
+
+
+def eagle3_config(settings: dict[str, Any]) -> LlamaConfig:
+    """Returns the config of an EAGLE-3 head's layer, from the entries of its config.json."""
+    layer_settings = settings.get("transformer_layer_config") or settings
+    config: LlamaConfig = _for_our_attention(HeadConfig.from_dict(_plain_settings(layer_settings)))
+    return config
+
+
+def eagle3_rotary(target: Backbone, config: LlamaConfig) -> tuple[Any, int]:
+    """Returns what makes a head's rotations, and of how many axes of positions: those of the target
+    where the head's config has sections for them, else the first."""
     rope = config.rope_parameters or {}
     has_sections = target.axes > 1 and bool(rope.get("mrope_section"))
-    rotary_kind: Any = type(target.text.rotary_emb) if has_sections else LlamaRotaryEmbedding
-    rotary = rotary_kind(config=config).to(next(module.parameters()).device)
-    return Head(target, module, config, rotary, target.axes if has_sections else 1)
+    kind: Any = type(target.text.rotary_emb) if has_sections else LlamaRotaryEmbedding
+    return kind(config=config), target.axes if has_sections else 1
 
 
 def _plain_settings(settings: dict[str, Any]) -> dict[str, Any]:
@@ -272,28 +293,35 @@ def _eagle3_layers(target: Backbone, settings: dict[str, Any]) -> tuple[int, ...
 
 def _check_target(target: Backbone, settings: dict[str, Any], name: str) -> None:
     """Raises ModelError where a config declares another target than this one."""
-    config = target.model.config
-    known_types = {config.model_type, target.config.model_type}
-    known_classes = {*(config.architectures or ()), type(target.model).__name__}
-    declared_type = settings.get("target_model_type")
-    verifier = (settings.get("speculators_config") or {}).get("verifier") or {}
-    declared_classes = verifier.get("architectures") or []
-    problem = None
-    if declared_type is not None and declared_type not in known_types:
-        problem = declared_type
-    elif declared_classes and known_classes.isdisjoint(declared_classes):
-        problem = ", ".join(declared_classes)
-    declared_dim = settings.get("target_hidden_size")
-    if problem is None and declared_dim not in (None, target.config.hidden_size):
-        problem = f"a model with hidden states of {declared_dim}"
-    if problem is not None:
-        raise ModelError(
-            f"{name} is a head for {problem}, and the target is a {config.model_type} with hidden "
-            f"states of {target.config.hidden_size}: choose a head that was made for it"
-        )
+    if (problem := find_other_target(settings, target.model.config, name)) is not None:
+        raise ModelError(problem)
     layers = _eagle3_layers(target, settings)
     if any(not 0 <= each <= target.depth for each in layers):
         raise ModelError(
             f"{name} is a head for a deeper target: it reads layers {layers}, and the target has "
             f"{target.depth}"
         )
+
+
+def find_other_target(settings: Mapping[str, Any], config: Any, name: str) -> str | None:
+    """Returns a sentence where an EAGLE-3 head's config declares another target than one with this
+    config; None where it does not."""
+    text = config.get_text_config(decoder=True)
+    declared_type = settings.get("target_model_type")
+    verifier = (settings.get("speculators_config") or {}).get("verifier") or {}
+    declared_classes = verifier.get("architectures") or []
+    own_classes = config.architectures or declared_classes
+    declared_dim = settings.get("target_hidden_size")
+    other = None
+    if declared_type not in (None, config.model_type, text.model_type):
+        other = declared_type
+    elif not set(declared_classes).issubset(own_classes):
+        other = ", ".join(declared_classes)
+    elif declared_dim not in (None, text.hidden_size):
+        other = f"a model with hidden states of {declared_dim}"
+    if other is None:
+        return None
+    return (
+        f"{name} is a head for {other}, and the target is a {config.model_type} with hidden "
+        f"states of {text.hidden_size}: choose a head that was made for it"
+    )

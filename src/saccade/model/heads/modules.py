@@ -133,12 +133,9 @@ class Eagle3Layer(nn.Module):
         normed = self.hidden_norm(hidden)
         residual = normed if self._norm_before_residual else hidden
         both = torch.cat([self.input_layernorm(embeds), normed], -1)
+        attention = {"attention_mask": None, "past_key_values": None, **attention}
         attended = self.self_attn(
-            hidden_states=both[None],
-            position_embeddings=rotation,
-            attention_mask=None,
-            past_key_values=None,
-            **attention,
+            hidden_states=both[None], position_embeddings=rotation, **attention
         )[0][0]
         residual = residual + attended
         return residual + self.mlp(self.post_attention_layernorm(residual))
