@@ -21,6 +21,7 @@ from saccade.model.backbone import Backbone
 OwnLayoutName = Literal["mtp", "nextn"]
 Eagle3Style = Literal["angelslim", "specforge", "speculators"]
 
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32  # of an EAGLE-3 head's layer
 OWN_NAMES: Mapping[OwnLayoutName, Mapping[str, str]] = {
     "mtp": {
         "fc": "fc.weight",
@@ -73,9 +74,9 @@ def eagle3_settings(target: Backbone, style: Eagle3Style, draft_vocab: int) -> d
         "hidden_size": config.hidden_size,
         "intermediate_size": 2 * config.hidden_size,
         "num_hidden_layers": 1,
-        "num_attention_heads": 4,
-        "num_key_value_heads": 2,
-        "head_dim": 16,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
         "hidden_act": "silu",
         "rms_norm_eps": 1e-6,
         "vocab_size": target.vocab,
@@ -113,10 +114,10 @@ def random_eagle3(
     draw, dim = _drawing(seed), target.config.hidden_size
     prefix = "layers.0." if style == "speculators" else "midlayer."
     shapes: dict[str, tuple[int, ...]] = {
-        "self_attn.q_proj.weight": (64, 2 * dim),
-        "self_attn.k_proj.weight": (32, 2 * dim),
-        "self_attn.v_proj.weight": (32, 2 * dim),
-        "self_attn.o_proj.weight": (dim, 64),
+        "self_attn.q_proj.weight": (HEADS * HEAD_DIM, 2 * dim),
+        "self_attn.k_proj.weight": (KV_HEADS * HEAD_DIM, 2 * dim),
+        "self_attn.v_proj.weight": (KV_HEADS * HEAD_DIM, 2 * dim),
+        "self_attn.o_proj.weight": (dim, HEADS * HEAD_DIM),
         "mlp.gate_proj.weight": (2 * dim, dim),
         "mlp.up_proj.weight": (2 * dim, dim),
         "mlp.down_proj.weight": (dim, 2 * dim),

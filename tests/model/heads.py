@@ -131,14 +131,14 @@ class Reference:
         residual = normed if self.kind == "speculators" else hidden
         both = torch.cat([self._norm(embeds, w["input_layernorm"]), normed], -1)
         q, k, v = (
-            linear(both, w[f"self_attn.{each}_proj"]).view(len(both), -1, 16).transpose(0, 1)
+            linear(both, w[f"self_attn.{each}_proj"]).view(len(both), -1, 32).transpose(0, 1)
             for each in "qkv"
         )
-        angles = positions[0, :, None] / 10000.0 ** (torch.arange(0, 16, 2) / 16)
+        angles = positions[0, :, None] / 10000.0 ** (torch.arange(0, 32, 2) / 32)
         cos, sin = (torch.cat([each, each], -1) for each in (angles.cos(), angles.sin()))
 
         def rotate(x: Tensor) -> Tensor:
-            return x * cos + torch.cat([-x[..., 8:], x[..., :8]], -1) * sin
+            return x * cos + torch.cat([-x[..., 16:], x[..., :16]], -1) * sin
 
         attended = scaled_dot_product_attention(
             rotate(q)[None], rotate(k)[None], v[None], is_causal=True, enable_gqa=True
