@@ -12,7 +12,7 @@ pages-check:  ## every page and table that a command makes is what it makes of t
 test:  ## the default tests, as in the README
 	uv run pytest
 
-cases:  ## every case of the tests that run a few of them by default: twelve minutes on two cores
+cases:  ## every case of the tests that run a few of them by default, and the extra ones: twelve minutes on two cores
 	uv run pytest --all-cases
 
 laws:  ## that nothing bends the target's law: every method, shape and drafter, every case and sample

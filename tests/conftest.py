@@ -53,7 +53,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.hookimpl(tryfirst=True)  # Before `-m` chooses by the marks that are set here.
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Marks all but a few cases of each test with ``representatives(count)`` as slow.
+    """Marks what ``make cases`` runs and the default run does not as slow: tests and cases that are
+    ``extra``, and all but a few cases of each test with ``representatives(count)``.
 
     The few are spread evenly over the cases, and begin at another one in each test. So the tests of
     a file that has a case for every family, say, run every family between them. A case that is
@@ -63,6 +64,8 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         return
     cases: dict[str, list[pytest.Item]] = {}
     for item in items:
+        if item.get_closest_marker("extra"):
+            item.add_marker(pytest.mark.slow)
         if item.get_closest_marker("representatives") and not item.get_closest_marker("slow"):
             cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
     for name, group in cases.items():

@@ -77,6 +77,7 @@ def test_a_seeing_assistant_helps(embedded: Embedded, suite: str) -> None:
     assert len(plain.ids) - plain.counted == 1 < len(seeing.ids) - seeing.counted
 
 
+@pytest.mark.extra
 def test_the_hook_is_removed(embedded: Embedded) -> None:
     """Claim: the assistant's hook is there while it generates, and gone afterwards, come what may.
 

@@ -117,6 +117,7 @@ def test_second_turns_reuse_the_first(ran: Ran) -> None:
         assert each.answers == ()  # only the first question's is known
 
 
+@pytest.mark.extra
 def test_a_second_turn_may_show_a_picture_of_its_own(embedded: Embedded, tmp_path: Path) -> None:
     """Claim: where the second turn is the next item its picture stands in its own message, after
     the first answer, and a captioner gives each picture its caption.
@@ -252,6 +253,7 @@ def test_unknown_method_writes_nothing(embedded: Embedded, tmp_path: Path) -> No
 # -- interruptions -----------------------------------------------------------------------------
 
 
+@pytest.mark.extra
 def test_interrupted_and_gone_on_with(ran: Ran, embedded: Embedded, tmp_path: Path) -> None:
     """Claim: interrupted in the middle of an item, a run goes on to what it would have been.
 
@@ -307,6 +309,7 @@ def test_killed_and_gone_on_with(embedded: Embedded, tmp_path: Path) -> None:
 # -- what goes wrong ---------------------------------------------------------------------------
 
 
+@pytest.mark.extra
 def test_a_peers_crash_is_a_row(
     embedded: Embedded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -346,6 +349,7 @@ def test_our_own_crash_ends_the_run(
     assert not (tmp_path / records.RESULTS_FILE).exists()
 
 
+@pytest.mark.extra
 def test_a_fallback_says_so(
     embedded: Embedded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -364,6 +368,7 @@ def test_a_fallback_says_so(
     assert rows["ar"].fallback is rows["hf"].fallback is None
 
 
+@pytest.mark.extra
 def test_a_draft_that_changes_answers_shows(
     embedded: Embedded, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -387,6 +392,7 @@ def test_a_draft_that_changes_answers_shows(
     assert rows["ar"].identical is rows["hf"].identical is True
 
 
+@pytest.mark.extra
 def test_pictures_run_too(embedded: Embedded, tmp_path: Path) -> None:
     """Claim: items of pictures are answered like those of videos, by a seeing peer as well."""
     plan = short("ar", "specvlm", "hf", "hf-assisted-seeing", suite=PAIR)

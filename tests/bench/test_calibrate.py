@@ -99,6 +99,7 @@ def trial(method: str, *speedups: float, taus: Sequence[float] = (), **more: Any
 # -- the search ---------------------------------------------------------------------------------
 
 
+@pytest.mark.extra
 @settings(max_examples=25)
 @given(st.fixed_dictionaries({axis: st.permutations(CANDIDATES[axis]) for axis in AXES}))
 def test_the_search_finds_what_an_obvious_loop_finds(order: Mapping[str, Sequence[str]]) -> None:
@@ -173,6 +174,7 @@ def test_what_is_reported_chose_nothing() -> None:
 # -- never slower -------------------------------------------------------------------------------
 
 
+@pytest.mark.extra
 @settings(max_examples=50)
 @given(st.randoms(use_true_random=False), st.sampled_from(["auto", "specvlm", "sd"]))
 def test_the_answer_is_never_slower_on_what_was_held_out(random: Any, base: str) -> None:
@@ -316,6 +318,7 @@ def test_other_tokens_are_an_error() -> None:
 # -- time ---------------------------------------------------------------------------------------
 
 
+@pytest.mark.extra
 @settings(max_examples=25)
 @given(st.integers(1, 400), st.integers(1, 4), st.sampled_from([0.1, 0.5, 1.0, 3.0]))
 def test_nothing_begins_that_would_run_past_the_time(budget: int, videos: int, pace: float) -> None:

@@ -56,6 +56,7 @@ def test_control_python_alone_cannot_print_them() -> None:
         io.TextIOWrapper(io.BytesIO(), encoding="cp1252").write(SAID)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("words", [("--version",), ("describe", "--help"), ("methods",)])
 def test_a_full_disk_is_one_sentence(words: tuple[str, ...]) -> None:
     """Claim: output that cannot be written is told in a sentence, with exit code 2, also where it
@@ -133,6 +134,7 @@ def test_a_user_without_any_place_remembers_nothing(
     assert numbers.load("a") is None
 
 
+@pytest.mark.extra
 @pytest.mark.skipif(os.getuid() != 0, reason="only root can become another user")
 def test_a_user_without_a_name_is_answered(tmp_path: Path) -> None:
     """Claim: a process of a user that the system does not know, as containers run them, starts."""

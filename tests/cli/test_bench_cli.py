@@ -24,6 +24,7 @@ def rows(folder: Path) -> list[dict[str, Any]]:
     return [line for line in every if "done" not in line]
 
 
+@pytest.mark.extra
 def test_a_run_its_report_and_a_second_run(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

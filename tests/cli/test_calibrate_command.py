@@ -92,6 +92,7 @@ def test_a_small_run_leaves_a_file_that_runs(
     assert ids(config["method"]) == ids("ar")
 
 
+@pytest.mark.extra
 def test_without_a_video_it_draws_its_own(
     call: Call, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, unchecked: None
 ) -> None:

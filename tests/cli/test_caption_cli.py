@@ -26,6 +26,7 @@ def videos(clip: Path, tmp_path: Path) -> Path:
     return folder
 
 
+@pytest.mark.extra
 def test_shards_and_their_merge(call: Call, videos: Path, tmp_path: Path) -> None:
     """Claim: two shards' files joined are the whole, in order; until then it says what is missing.
 

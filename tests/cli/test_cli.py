@@ -83,6 +83,7 @@ def test_compare_prints_the_contract(
     assert all(rows[name]["fallback_reason"] is None for name in rows)
 
 
+@pytest.mark.extra
 def test_a_failing_peer_is_a_row(call: Call, clip: Path) -> None:
     """Hugging Face's prompt lookup proposes placeholder ids and crashes: a row with `error`.
 
@@ -96,6 +97,7 @@ def test_a_failing_peer_is_a_row(call: Call, clip: Path) -> None:
     assert "error" in rows["hf-lookup"] or rows["hf-lookup"]["identical_to_ar"]
 
 
+@pytest.mark.extra
 def test_describe_streams_what_it_reports(call: Call, clip: Path, tmp_path: Path) -> None:
     """The streamed text, the JSON's text and the trace's tokens are one and the same answer."""
     trace = tmp_path / "rounds.jsonl"
@@ -111,6 +113,7 @@ def test_describe_streams_what_it_reports(call: Call, clip: Path, tmp_path: Path
     assert found["method"] == "sd" and found["finish_reason"] in ("stop", "length")
 
 
+@pytest.mark.extra
 def test_sampling_by_seed(call: Call, clip: Path) -> None:
     """A seed fixes a sampled answer; of other seeds some give another (30 tokens at T = 3)."""
     words = ["describe", clip, "--max-new-tokens", 30, "--temperature", 3, "--json", "--seed"]
@@ -214,6 +217,7 @@ def test_exact_in_low_precision(call: Call, clip: Path) -> None:
     assert told["token_ids"] == rows["ar"]["token_ids"]
 
 
+@pytest.mark.extra
 def test_a_question_about_a_document_alone(call: Call, tmp_path: Path) -> None:
     """Claim: beside --document a question needs no -p. Fails if it is opened as a video."""
     notes = tmp_path / "notes.txt"
@@ -236,6 +240,7 @@ def test_exact_refuses_trees(call: Call, clip: Path) -> None:
     refused(call("compare", clip, "--methods", "ar,sd-tree", "--exact"), *words)
 
 
+@pytest.mark.extra
 def test_the_embedded_pair_says_what_it_does_not_know(
     call: Call, clip: Path, tmp_path: Path
 ) -> None:

@@ -58,6 +58,7 @@ def test_short_names_are_the_same_everywhere() -> None:
         assert not letters or written[0] in short, (name, written)
 
 
+@pytest.mark.extra
 def test_the_question_may_stand_after_the_video(call: Call, clip: Path) -> None:
     """Claim: a question after the video and by --prompt ask the same; short names are the long
     ones; both at once are refused."""
@@ -70,6 +71,7 @@ def test_the_question_may_stand_after_the_video(call: Call, clip: Path) -> None:
         resolve_question("why?", "what?")
 
 
+@pytest.mark.extra
 def test_chat_knows_its_words(call: Call, clip: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: /help, /document alone and /reset are answered, not asked of the model; after /reset
     the first question gets its first answer again, and exit ends it before the end of input."""

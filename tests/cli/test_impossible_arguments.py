@@ -8,6 +8,7 @@ import pytest
 from commands import Call
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -34,6 +35,7 @@ def test_impossible_arguments_are_refused_in_a_sentence(
     assert code == 2 and says in said and "Traceback" not in said
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize(
     ("words", "says"),
     [

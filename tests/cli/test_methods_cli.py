@@ -30,6 +30,7 @@ def test_compare_runs_every_method_and_none_falls_back(call: Call, clip: Path) -
         assert row["tau"] > 1 or name in ("ar", "lookup", "hippo", "pearl", "pearl-specvlm"), name
 
 
+@pytest.mark.extra
 def test_chat_reads_only_what_is_new(
     call: Call,
     clip: Path,
@@ -55,6 +56,7 @@ def test_chat_reads_only_what_is_new(
     assert json.loads(alone)["token_ids"] == first["token_ids"]
 
 
+@pytest.mark.extra
 def test_a_configuration_file_fills_in_what_is_not_given(
     call: Call,
     clip: Path,

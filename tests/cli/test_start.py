@@ -155,6 +155,7 @@ def test_nothing_heavy_is_imported(told: Told, words: tuple[str, ...]) -> None:
     assert code == 0 or len(said) == 1
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("command", [("describe", "x.mp4"), ("doctor",)], ids=" ".join)
 def test_a_hub_out_of_reach_is_one_sentence(fresh: Path, command: tuple[str, ...]) -> None:
     """Claim: where nothing answers at the hub's address, and the model is not in the cache, that

@@ -80,6 +80,7 @@ def said_last(plain: str) -> str:
     return re.split(r"[\r\n]+24 tokens,", plain)[0].splitlines()[-1].strip()
 
 
+@pytest.mark.extra
 def test_quiet_is_the_answer_alone(
     call: Call, clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -100,6 +101,7 @@ def test_quiet_is_the_answer_alone(
     assert code == 2 and printed == "" and len(said.splitlines()) == 1
 
 
+@pytest.mark.extra
 def test_json_is_the_same_with_and_without_quiet(call: Call, clip: Path) -> None:
     """Claim: --quiet takes nothing from --json but what went to standard error."""
     words = ["describe", clip, "--num-frames", 500, "--max-new-tokens", 8, "--json"]

@@ -57,6 +57,7 @@ def saying(
     return lambda: answers
 
 
+@pytest.mark.extra
 def test_a_manifest_names_documents(tmp_path: Path, videos: Path) -> None:
     """Claim: rows with a document, with and without a video beside it, are answered about it, one
     that is missing is a row's error, and a row whose document changed is not taken for its answer;
@@ -155,6 +156,7 @@ def test_prompts_of_several_lengths_are_one_batch(
     assert together[0].text != together[1].text
 
 
+@pytest.mark.extra
 def test_what_cannot_be_one_batch_is_answered_one_by_one(
     jobs: list[ClipJob], work: CaptionSettings, tmp_path: Path
 ) -> None:

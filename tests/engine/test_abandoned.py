@@ -149,7 +149,7 @@ LEFT: dict[str, Callable[[], None]] = {
 }
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("name", LEFT)
 def test_an_answer_that_is_left_writes_to_nobodys_file(name, tmp_path):
     """Claim: after an answer is left half way, files that the caller opens are its own: they keep
@@ -169,6 +169,7 @@ def test_an_answer_that_is_left_writes_to_nobodys_file(name, tmp_path):
     assert descriptors() == before
 
 
+@pytest.mark.extra
 def test_an_answer_that_nobody_has_collected_holds_up_nobody():
     """Claim: an answer left in a circle keeps its worker until it is collected; meanwhile the next
     answer has another, and the caller's threads are its own."""
@@ -318,6 +319,7 @@ def unlogged(caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.CRITICAL, "saccade")
 
 
+@pytest.mark.extra
 def test_answers_in_a_row_take_no_descriptors(unlogged):
     """Claim: after twenty answers, some left half way or bereft of their draft, as many descriptors
     are open as before, and no process is left."""
@@ -488,6 +490,7 @@ def test_a_draft_that_was_changed_in_place_is_taught_anew():
     assert not any(round.kind == "recovered" for round in after.rounds)
 
 
+@pytest.mark.extra
 def test_a_process_that_does_not_stop_is_ended(monkeypatch):
     """Claim: a process that is still at work a while after its answer is closed is ended, and the
     next answer has another."""

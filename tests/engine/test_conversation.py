@@ -51,7 +51,7 @@ def is_oracles(family: str, inputs: Inputs, ids: Sequence[int], count: int) -> b
     return len(ids) == count and expected == list(ids)
 
 
-@pytest.mark.representatives(6)
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize(
     ("method", "family"),
     [

@@ -47,6 +47,7 @@ def partings(dtype: torch.dtype, draft: Any, count: int = 32, prompts: int = PRO
     return found
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("prompts", [PROMPTS, pytest.param(16, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
 def test_every_divergence_in_low_precision_is_a_near_tie(dtype, prompts):

@@ -57,6 +57,7 @@ def only_genuine(genuine: Worker) -> Iterator[Worker]:
     process._idle.extend(idle)
 
 
+@pytest.mark.extra
 def test_a_worker_starts_as_it_does_for_users(only_genuine):
     """Claim: the command that starts a worker works: a new interpreter that imports the package by
     the caller's path, reads the model and drafts.
@@ -119,6 +120,7 @@ DRAFTS: dict[str, Callable[[], Any]] = {
 }
 
 
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize(("draft", "method"), dealt(DRAFTS, PARALLEL))
 def test_no_draft_and_no_timing_changes_a_token(method, draft):
     """Claim: the same for drafts from always right to never, over interleavings of the two sides
@@ -153,6 +155,7 @@ def emitted() -> list[int]:
     return list(truth("qwen2_5_vl")[:14])
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["hippo", "pearl-syn"])
 def test_an_answer_ends_wherever_it_should(method):
     """Claim: an end of text amid the tokens in flight, at any of them, ends the answer there, as
@@ -197,6 +200,7 @@ def batch(method: str, draft: Any, **settings: Any) -> list[list[int]]:
     return found
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["hippo", "pearl-syn"])
 def test_a_batch_answers_each_request_as_alone(method):
     """Claim: three requests in one worker get the answers they get alone, whichever ends first."""
@@ -218,6 +222,7 @@ def test_a_batch_answers_each_request_as_alone(method):
 SAMPLED: dict[str, Any] = dict(do_sample=True, temperature=0.8, top_k=20, seed=11)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["hippo", "pearl-syn"])
 def test_a_seed_means_the_same_whoever_is_faster(method):
     """Claim: a sampled answer is fixed by its seed: twice the same, and the same again with a draft

@@ -85,6 +85,7 @@ def _stop(one: Worker) -> None:
     os.kill(one.process.pid, signal.SIGSTOP)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("round", [0, 1, 5])
 def test_a_killed_worker_costs_speed_only(round):
     """Claim: a process that dies before or during decoding leaves the answer, the result says why,
@@ -99,6 +100,7 @@ def test_a_killed_worker_costs_speed_only(round):
     assert process._idle and all(one.process.pid not in pids for one in process._idle)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("round", [1, 5])
 def test_a_worker_that_falls_silent_costs_its_patience_only(round, monkeypatch):
     """Claim: a stopped process is given up within PATIENCE, killed, and replaced for the next."""
@@ -146,6 +148,7 @@ def test_a_worker_that_falls_silent_before_it_is_ready_is_given_up(stopped, monk
     check_next_answer()
 
 
+@pytest.mark.extra
 def test_a_worker_that_reads_nothing_holds_up_no_long_answer(stopped):
     """Claim: the target never waits for room on the line. Fails if what is sent to a worker that
     does not read (it is stopped, or still prefilling) blocks once the pipe is full.
@@ -173,6 +176,7 @@ def test_a_worker_that_reads_nothing_holds_up_no_long_answer(stopped):
     assert len(result.ids) == 450 and drafted(result) < 20
 
 
+@pytest.mark.extra
 def test_a_slow_draft_is_waited_for_as_long_as_its_prefill_suggests(monkeypatch):
     """Claim: a draft whose step takes longer than PATIENCE, and no longer than its prefill did, is
     slow and not dead. Fails if it is killed for it.
@@ -186,6 +190,7 @@ def test_a_slow_draft_is_waited_for_as_long_as_its_prefill_suggests(monkeypatch)
     assert drafted(result) > 0
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("step", [1, 3, 9])
 def test_a_draft_that_raises_costs_speed_only(step):
     """Claim: an error in the draft's forward leaves the answer and is quoted as the reason; the
@@ -275,6 +280,7 @@ def test_a_message_of_an_older_job_is_not_returned():
     assert heard == [("token", 0, 0, 30, None, 0.0), ("token", 0, 0, 31, None, 0.0), None]
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["pearl", "pearl-syn"])
 def test_every_token_in_flight_is_the_drafts_own(method):
     """Claim: whoever is faster, what the target judges is what the draft model itself says next,
@@ -325,6 +331,7 @@ def test_two_answers_at_once_have_a_worker_each():
     assert all(rounds.results[0].fallback_reason is None for rounds in streams)
 
 
+@pytest.mark.extra
 def test_threads_are_given_back():
     """Claim: whatever happens to a worker, the caller's thread count is what it was."""
     before = torch.get_num_threads()

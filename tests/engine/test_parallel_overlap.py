@@ -158,6 +158,7 @@ def too_many_steps(folder: Path, monkeypatch: pytest.MonkeyPatch, spoil: bool) -
     return found
 
 
+@pytest.mark.extra
 def test_a_refused_draft_stops_within_one_step(tmp_path, monkeypatch):
     """Claim: after the news of a refusal is sent, at most one more step begins on what was refused.
 
@@ -168,6 +169,7 @@ def test_a_refused_draft_stops_within_one_step(tmp_path, monkeypatch):
     assert len(extra) >= 4 and max(extra) <= 1
 
 
+@pytest.mark.extra
 def test_control_a_worker_that_reads_no_mail_is_noticed(tmp_path, monkeypatch):
     """Control: with a worker that drafts all it may before it reads, the same count is higher."""
     fire()

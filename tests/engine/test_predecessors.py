@@ -95,6 +95,7 @@ def follow(pair: tuple[Backbone, Backbone], methods: Any, laid: list[str]) -> li
     return found
 
 
+@pytest.mark.extra
 def test_no_weights_are_laid_out_on_the_clock_of_any_method(pair, laid):
     """Claim: after any method, every other one reads its prompt by weights that are laid out; so
     its prefill takes no longer after one than after another. Fails if a number of threads that was
@@ -115,6 +116,7 @@ def test_every_method_follows_every_early_one_for_nothing(before, pair, laid):
     assert others == [(method, 0) for method, _ in others]
 
 
+@pytest.mark.extra
 def test_control_layouts_that_are_forgotten_are_noticed(pair, laid, monkeypatch):
     """Control: were copies dropped whenever others are the quickest, the count would show it."""
     choose = Matrix.choose

@@ -52,6 +52,7 @@ def drafted(result: Any) -> list[Any]:
     return [(round.tokens, round.accepted, round.emitted) for round in result.rounds]
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(("method", "family"), dealt(METHODS, FAMILY))
 def test_conversations_through_it_are_those_without(method, family):
     """Claim: the three turns of a conversation, each a request of its own, get transformers'
@@ -75,6 +76,7 @@ def test_conversations_through_it_are_those_without(method, family):
     assert reused[0] == 0 and reused[1] > 0 and reused[2] >= reused[1]
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", FAMILY)
 def test_any_order_of_requests_gets_the_oracles_answers(family):
     """Claim: other videos, other questions, prompts cut short and asked again, in any order and

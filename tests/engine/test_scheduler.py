@@ -64,6 +64,7 @@ def _steps(scheduler: Scheduler, times: int = 1000) -> dict[int, Result]:
     return found
 
 
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize("method", [*METHODS, "hippo"])
 def test_requests_that_arrive_one_by_one_answer_as_alone(method):
     """Claim: five requests, one more every third round, get their own answers (ids, reasons); two
@@ -104,6 +105,7 @@ def test_a_round_is_one_forward_of_the_target_for_all(monkeypatch):
     assert calls == [len(scheduler)]
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("method", ["ar", "sd", "hippo"])
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_rounds_of_a_few_are_taken_in_turns(monkeypatch, method, most):

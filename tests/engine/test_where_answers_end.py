@@ -30,6 +30,7 @@ def test_an_end_inside_an_accepted_run_ends_the_answer(method):
         assert result.finish_reason == "stop"
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("amount", few([0.05, 0.0], 1))
 def test_the_length_limit_and_the_end_give_different_finish_reasons(amount):
     """Claim: over every limit x every place of the end, up to two rounds, ids and finish reason

@@ -36,6 +36,7 @@ def test_the_line_of_numbers_counts_answers_and_mismatches():
     }  # fmt: skip
 
 
+@pytest.mark.extra
 def test_low_precision_is_judged_with_and_without_exact():
     """Claim: one prompt in bf16: no drafted answer differs with ``exact``, and without it none
     parts but at a near-tie; a mixture of experts is counted as refusing ``exact``."""

@@ -95,6 +95,7 @@ def test_placeholders_are_the_grids(family: str) -> None:
     assert sum(i in ids for i in inputs["input_ids"][0].tolist()) == cells > 0
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("family", zoo.FAMILIES)
 def test_answers_are_those_of_generate(family: str) -> None:
     """Claim: with hostile words the answer is transformers' own on the same ids."""
@@ -215,6 +216,7 @@ NOT_LOADED = ("minimax-m3-vl",)
 OTHERS = [f for f in checkpoints.FAMILIES if f not in (*zoo.FAMILIES, *REFUSING, *NOT_LOADED)]
 
 
+@pytest.mark.representatives(8)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of processors that make arrays
 @pytest.mark.filterwarnings("ignore:__array__ implementation")
 @pytest.mark.parametrize("family", OTHERS)

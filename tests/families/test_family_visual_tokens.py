@@ -19,7 +19,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 METHODS = ("ar", "sd", "sd-tree", "specvlm", "specvlm-self", "std", "sage", "lookup")
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("method", "family"), dealt(METHODS, zoo.DEEP))
 def test_a_family_with_deepstack_answers_like_generate(family, method):
     """Claim: where visual features enter early layers too, every method's answers about pictures,
@@ -52,7 +52,7 @@ ODD = [(1, 31, 33), (2, 57, 141), (3, 85, 59), (5, 99, 61), (7, 29, 167), (8, 11
 FILMING = tuple(name for name in zoo.SEEING if name not in zoo.STILL)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", FILMING)
 def test_odd_frames_and_sizes_leave_no_token_over(family):
     """Claim: for odd numbers of frames and sizes that no patch divides, placeholders in the prompt,

@@ -81,6 +81,7 @@ def _fresh_answer(family: str, ids: tuple[int, ...], count: int) -> tuple[int, .
 # -- one answer --------------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize("family", HYBRIDS)
 @pytest.mark.parametrize("method", few(SERIAL, 4))
 def test_a_hybrid_answers_as_generate_does(method, family):
@@ -132,6 +133,7 @@ def _talk(family: str, method: Any, cut_back: int, turns: int, **settings: Any) 
             ids = [*ids[: max(0, len(ids) - cut_back)], *question(turn)]
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("method", "cut_back"),
     [
@@ -164,6 +166,7 @@ def test_every_turn_beside_a_draft_answers_as_a_fresh_start(family, method, cut_
     torch.set_num_threads(1)
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     "method", few(["sd/shape=chain-9", "specvlm-self", "sd-tree", "std", "layerskip", "fresh"], 2)
 )
@@ -214,6 +217,7 @@ def test_a_draft_that_is_the_hybrid_itself_is_never_refused(family):
 # -- shared prefixes ---------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", few(["sd", "specvlm-self", "specvlm", "sage", "std"], 2))
 def test_another_question_about_a_picture_reuses_its_rows(method, monkeypatch):
     """Claim: a second question about the same video begins with the states at the video's end, and
@@ -272,6 +276,7 @@ def _eight(family: str) -> list[dict[str, torch.Tensor]]:
     return [timed_frames_input(n, grid, 1 + n, 1 + 6 * n) for n, grid in enumerate(grids)]
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", few(["sd-tree", "ar", "sd", "specvlm", "sage", "std"], 1))
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_eight_requests_together_are_each_alone(family, method):

@@ -43,6 +43,7 @@ def _answer(pair: tuple[Backbone, Backbone], method: str, **settings: Any) -> Re
     )
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", few(["sd", "ar", "specvlm", "tabed-mtcp"], 1))
 def test_a_second_answer_captures_nothing(method, monkeypatch):
     """Claim: an answer like an earlier one captures nothing, and no capture is within a forward
@@ -67,6 +68,7 @@ def test_a_second_answer_captures_nothing(method, monkeypatch):
         assert first.timings.captures > 0 == second.timings.captures
 
 
+@pytest.mark.extra
 def test_the_second_gpu_is_captured_on_its_own_stream():
     """Claim: with the target on one GPU and the draft on another both models' forwards are
     captured, none of the graphs is empty, and the answers are right. Fails if a capture is made on
@@ -89,6 +91,7 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", few(ELSEWHERE, 2))
 def test_a_draft_on_another_gpu_gives_the_same_answer(method):
     """Claim: with the draft on another GPU than the target each method gives the answer it gives
@@ -105,6 +108,7 @@ def test_a_draft_on_another_gpu_gives_the_same_answer(method):
     ]
 
 
+@pytest.mark.extra
 def test_a_round_of_specvlm_sends_little():
     """Claim: a round of `specvlm` copies at most 16 times between the host and the GPU. Fails if
     each layer is sent what all need, or each node of a draft is waited for by itself."""
@@ -120,6 +124,7 @@ def test_a_round_of_specvlm_sends_little():
         assert long > short and (many - few) / (long - short) <= 16, record.worst("upload")
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", few(["sd", "ar"], 1))
 def test_several_live_requests_are_captured(method, monkeypatch):
     """Claim: requests that decode together replay captured forwards with the ids each gets alone,
@@ -154,6 +159,7 @@ def test_several_live_requests_are_captured(method, monkeypatch):
         assert record.counts["replay"] > 10
 
 
+@pytest.mark.extra
 def test_exact_is_captured_bit_for_bit():
     """Claim: with `exact` forwards are captured too, and give the bits of ordinary ones. Fails if
     `exact` is sent kernel by kernel, or if a captured sum is taken in another order."""

@@ -17,6 +17,7 @@ from saccade.methods import SYSTEMS
 BUDGETS = json.loads(budgets.STORED.read_text())
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("method", SYSTEMS)
 def test_a_method_is_right_and_within_its_budget(method, caplog):
     """Claim: on a GPU a method gives the ids of `generate`, falls back on nothing, mixes no
@@ -54,6 +55,8 @@ def test_no_budget_outlives_its_method():
     assert set(BUDGETS) == set(SYSTEMS)
 
 
+@pytest.mark.extra
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["ar", "sd", "specvlm"])
 def test_a_second_answer_captures_nothing(method):
     """Claim: what was captured for one answer serves the next. Fails where each session captures
@@ -66,6 +69,7 @@ def test_a_second_answer_captures_nothing(method):
     assert second.captures == 0
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("places", [("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")])
 def test_target_and_draft_on_two_gpus(places):
     """Claim: with target and draft on two GPUs of one process the answer is `generate`'s, every

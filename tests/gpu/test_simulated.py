@@ -48,6 +48,7 @@ def _answer(pair: Pair, method: str, tokens: int = TOKENS) -> Result:
     return result
 
 
+@pytest.mark.extra
 def test_costs_are_those_of_a_step(pair):
     """Claim: T(1), T(8) and a draft's step are believed within a tenth of what a replay takes, and
     what is timed is neither a capture nor an ordinary forward. Fails if lengths that are timed in
@@ -61,6 +62,7 @@ def test_costs_are_those_of_a_step(pair):
     assert done[target].ordinary <= 2 * done[target].captures + 2 < done[target].replays
 
 
+@pytest.mark.extra
 def test_auto_is_as_fast_as_the_best_method(pair):
     """Claim: with four of five tokens accepted and a draft at 0.27 of a step, `auto` is at least
     .95 of the best fixed length, and at least 1.5 times plain decoding, from the second answer on;

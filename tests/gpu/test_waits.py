@@ -108,6 +108,7 @@ def test_weights_are_read_to_where_they_are_to_be():
         assert {str(w.device) for w in loaded.backbone.model.parameters()} == {"cuda:1"}
 
 
+@pytest.mark.extra
 def test_a_draft_device_is_the_drafts():
     """Claim: `draft_device` says where the draft is and the target stays where it was to be. One
     sentence says so where there is no draft, or no such device. Fails if it is ignored."""

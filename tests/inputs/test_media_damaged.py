@@ -218,6 +218,7 @@ def test_frames_fit_the_memory_budget(form, codec):
     refused(mp4, "too_many_pixels", limits=Limits(max_memory=100))
 
 
+@pytest.mark.extra
 def test_four_hours_are_sampled_with_few_packets():
     """Four hours at one frame a second: 768 frames spread over all of it, few packets decoded; a
     minute near the end takes less than that."""
@@ -247,6 +248,7 @@ def test_a_large_file_is_refused_before_opening(tmp_path, monkeypatch):
     refused(bytes(200), "too_large", limits=Limits(max_bytes=100))
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("side", [10_000, 20_000])
 def test_an_image_of_too_many_pixels_is_refused_by_its_header(side, monkeypatch):
     """A small PNG of 100 or 400 million pixels is refused by its header, not warned about; also

@@ -167,7 +167,7 @@ DEATHS = {
 }
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("name", few(DEATHS, 4))
 def test_a_death_is_one_sentence(played, name):
     """Claim: however a child dies, the call gets a typed refusal in one sentence, and the next
@@ -182,6 +182,7 @@ def test_a_death_is_one_sentence(played, name):
     assert made.read(video()).source_frames == 30
 
 
+@pytest.mark.extra
 def test_a_hanging_child_meets_its_deadline(played):
     """Claim: a child that neither answers nor ends is ended, and the next call gets a clip."""
     made = played(answering("while True: g.time.sleep(1)"), seconds=1.0)
@@ -249,6 +250,7 @@ def one(parent):
 g._serve_one = one"""
 
 
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_malformed_answer_of_the_child_is_rejected(at_once, played, name):
     """Claim: an answer that is none is a refusal in our own words, whatever it says, and the child
@@ -341,6 +343,7 @@ def test_a_child_that_cannot_start_is_no_fault_of_the_input():
     made.close()
 
 
+@pytest.mark.extra
 def test_large_pictures_meet_the_memory_cap():
     """Claim: what would fit our limits but not the child's memory is a refusal that says so,
     with the parent and the next call unharmed."""
@@ -355,6 +358,7 @@ def test_large_pictures_meet_the_memory_cap():
         assert large.read(big, EVERY).frames.shape == (8, 2160, 3840, 3)
 
 
+@pytest.mark.extra
 def test_many_threads_share_a_few_children():
     """Claim: called from eight threads, two children answer each with its own clip."""
     lengths = [3, 5, 7, 9] * 6
@@ -365,6 +369,7 @@ def test_many_threads_share_a_few_children():
     assert [numbers(clip) for clip in found] == [list(range(n)) for n in lengths]
 
 
+@pytest.mark.extra
 def test_children_are_replaced_and_end():
     """Claim: a child that died while idle, or has answered its share, is replaced without a word;
     closing ends all of them and refuses further calls; a child whose parent is gone ends."""
@@ -473,6 +478,7 @@ def test_a_call_that_nobody_wants_is_ended(played, when):
         assert len(slow.read(video(n=3), EVERY).frames) == 3
 
 
+@pytest.mark.extra
 def test_closing_ends_calls_under_way(played):
     """Claim: who waits for a child when the guard is closed is told within a second or so."""
     slow = _slow(played)

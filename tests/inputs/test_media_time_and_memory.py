@@ -88,6 +88,7 @@ def slow(monkeypatch: pytest.MonkeyPatch):
         made.close()
 
 
+@pytest.mark.extra
 def test_slow_files_do_not_starve_the_others(slow) -> None:
     """Claim: with both decoders held, others are read once the share is over, and who held them is
     told why. Fails if anyone waits for the whole time that a file may take."""
@@ -113,6 +114,7 @@ def test_waiting_for_a_decoder_ends_in_a_sentence(slow, monkeypatch) -> None:
         made.read_image(still())
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("head", [b"", b"\0\0\0\x18ftypmp42"], ids=["zeros", "like a video"])
 def test_an_endless_stream_takes_little_memory(head: bytes) -> None:
     """Claim: from a stream without end no more is read than is allowed, and of that 64 MB are in

@@ -179,6 +179,7 @@ def test_newer_codecs(codec):
     assert numbers(clip) == list(range(6)) and clip.fps == 10
 
 
+@pytest.mark.extra
 def test_eight_k_under_a_memory_cap():
     """Of an 8K video only as many frames are kept as the budget holds, with a warning; asked
     for more, it is refused with the number that fits."""
@@ -291,6 +292,7 @@ LIMITS = st.builds(
 )
 
 
+@pytest.mark.extra
 @given(
     data=st.builds(bytes.__add__, st.sampled_from(STARTS), st.binary(max_size=64))
     | st.builds(lambda good, n: good[: n % len(good)], st.sampled_from(GOOD), st.integers(1, 9999))

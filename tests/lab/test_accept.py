@@ -82,6 +82,7 @@ def test_methods_are_compared_with_generate(
     assert "right answers: ar differs from generate in float32" in lines[-1]["all_wrong"]
 
 
+@pytest.mark.extra
 def test_wrong_steps_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: captured logits that are a tenth off, and ones that stand still, are wrong."""
     own = sections._score_chain

@@ -17,6 +17,7 @@ def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(profile, "BARE_CYCLES", 2)
 
 
+@pytest.mark.extra
 def test_cost_imposes_the_given_acceptance(call: Call) -> None:
     """Claim: at two accepted tokens a round tau is 3, whatever the models say."""
     words = ("--methods", "sd/shape=chain-3", "--accepted", 2, "--suite", "shapes-qa")

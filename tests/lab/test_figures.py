@@ -156,7 +156,7 @@ def test_a_trees_depth_is_its_longest_path(parents, expected):
 # -- files and the command ---------------------------------------------------------------------
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_picture_is_redrawn_from_its_numbers(call, tmp_path, name, monkeypatch):
     """Claim: with --data nothing is run, the numbers stay as they are, the same numbers give the
@@ -240,6 +240,7 @@ def test_a_real_run_becomes_numbers_and_a_picture(call, pair, monkeypatch, unche
     assert data["tau"] == {"specvlm": sum(emitted) / len(emitted)}
 
 
+@pytest.mark.extra
 def test_a_draft_that_gave_up_is_no_picture(pair, monkeypatch):
     """Claim: a run that fell back to plain decoding raises, naming method and reason. Control for
     every figure: without it a broken draft would be drawn as one that accepts nothing."""

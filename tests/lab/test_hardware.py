@@ -17,6 +17,7 @@ from saccade.model.backbone import Backbone
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
+@pytest.mark.extra
 def test_a_profile(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: a line a method, plain decoding first; as JSON the figures it is made of."""
     monkeypatch.setattr(profile, "BARE_CYCLES", 2)
@@ -35,6 +36,7 @@ def test_a_profile(call: Call, monkeypatch: pytest.MonkeyPatch) -> None:
     assert found["environment"]["threads"] == 1 and found["suite"] == "shapes-qa"
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["hippo", "magic"])
 def test_what_has_no_profile_is_refused(call: Call, method: str) -> None:
     """Claim: a draft beside the target, or no method at all, is one sentence that names it."""
@@ -54,6 +56,7 @@ def test_flips_of_the_target_alone(call: Call) -> None:
     assert "8 tokens" in call(*words)[1]
 
 
+@pytest.mark.extra
 def test_what_it_costs_to_verify_several_rows(call: Call) -> None:
     """Claim: seconds of one row and of those asked for, and as a line their ratios to one row's."""
     words = ["verify", "--visual-tokens", 64, "--rows", 3, "--turns", 2]

@@ -80,6 +80,7 @@ def recipes(*methods: str) -> dict[str, Recipe]:
 METHODS = ("sd/shape=chain-3", "specvlm", "specvlm-self", "lookup")
 
 
+@pytest.mark.extra
 def test_a_round_is_drafting_verifying_and_the_rest(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -123,6 +124,7 @@ def round_half(value: float) -> int:
     return int(value + 0.5)
 
 
+@pytest.mark.extra
 def test_bare_forwards_are_timed_for_all_rows_there_were(
     embedded: Embedded, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -219,6 +219,7 @@ def test_only_long_answers_are_taken(both: Pair, monkeypatch: pytest.MonkeyPatch
     assert found == [2, 4]
 
 
+@pytest.mark.extra
 def test_an_untrained_draft_is_drawn_from_its_seed(both: Pair) -> None:
     """Claim: the same weights each time and none of the trained ones, torch's own stream left as it
     was. Control: the trained draft accepts more."""
@@ -246,6 +247,7 @@ def test_an_untrained_draft_is_drawn_from_its_seed(both: Pair) -> None:
     assert rates[0] is not None and rates[1] is not None and rates[0] > 0.5 > 0.1 > rates[1]
 
 
+@pytest.mark.extra
 def test_the_wrong_video_stands_where_the_right_one_should(both: Pair) -> None:
     """Claim: the draft reads the next clip's rows at this one's places, and this one's question.
     Control: with its own rows the view is what it was."""

@@ -33,6 +33,7 @@ def test_sizes_are_what_they_are_called(size: int) -> None:
     assert frames // 2 * (side // 28) ** 2 == size
 
 
+@pytest.mark.extra
 def test_a_clip_of_the_new_size_has_as_many_tokens() -> None:
     """Claim: 4,096 tokens reach the target where 4,096 are asked for."""
     experiment = Experiment(clips=1)

@@ -108,6 +108,7 @@ def test_edges_are_of_what_the_views_keep(experiment: Experiment) -> None:
     }
 
 
+@pytest.mark.extra
 def test_kept_tokens_are_those_of_the_views(experiment: Experiment) -> None:
     """Claim: each row shows a tenth of the first clip's cells, no cell twice, attention's the most
     attended. Fails if another clip is shown, or a view's budget slips."""
@@ -175,6 +176,7 @@ def test_the_draft_alone_is_judged_by_its_own_words(
     assert {value[0] for row in wrong.values() for value in row.values()} == {0.0}
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("size, names", [(64, 1), (256, 1), (2048, 2), (8192, 3)])
 def test_suites_up_to_the_labs_size_are_asked(
     size: int, names: int, monkeypatch: pytest.MonkeyPatch

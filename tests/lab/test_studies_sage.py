@@ -47,6 +47,7 @@ def slow_correlation(trace: Sequence[float], lag: int) -> float:
     return across / spread
 
 
+@pytest.mark.extra
 def test_correlations_are_pearsons_of_the_drafts_entropy(experiment, monkeypatch):
     """Claim: at each lag, the mean over the clips with long enough answers of Pearson's correlation
     of SAGE's H along the target's answer, for both drafts and both kinds of question. Control: the

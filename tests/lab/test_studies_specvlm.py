@@ -102,6 +102,7 @@ def test_criteria_name_their_views_and_shares(experiment, monkeypatch):
                 ]
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("name", ("measure_windows", "measure_redundancy"))
 def test_choices_are_of_a_tenth(experiment, name):
@@ -306,6 +307,7 @@ def test_parts_of_a_step_are_the_modules_own(experiment, monkeypatch):
 # -- Fig. 10, 11 -------------------------------------------------------------------------------
 
 
+@pytest.mark.extra
 def test_cases_are_the_answers_token_by_token(experiment):
     """Claim: a case holds the tokens that a tenth's view keeps, the answer's own words with the
     draft's told from the target's as the rounds have them, and is drawn so: what the draft wrote on

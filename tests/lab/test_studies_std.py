@@ -51,6 +51,7 @@ def step_by_step(experiment: Experiment, number: int, method: str) -> list[bool]
     return found
 
 
+@pytest.mark.extra
 def test_guesses_are_those_of_a_draft_that_goes_step_by_step(experiment: Experiment) -> None:
     """Claim: many views at once, over an answer whose keys are there from the start, guess what
     each guesses alone, one token at a time. Control: they are not all right, nor all alike.
@@ -63,6 +64,8 @@ def test_guesses_are_those_of_a_draft_that_goes_step_by_step(experiment: Experim
     assert not all(map(all, found)) and found[0] != found[1]
 
 
+@pytest.mark.extra
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", few(["std/keep=0.02", "streaming/keep=0.1"], 1))
 def test_real_rounds_accept_what_is_guessed(experiment: Experiment, method: str) -> None:
     """Claim: a run that drafts one token a round accepts it exactly where the guess is right.
@@ -78,6 +81,7 @@ def test_real_rounds_accept_what_is_guessed(experiment: Experiment, method: str)
         assert at == len(guesses)
 
 
+@pytest.mark.extra
 def test_all_keys_guess_everything(experiment: Experiment) -> None:
     """Claim: with every key kept the sparse draft is the target. Fails if a key is missing."""
     (guesses,) = std.correct_guesses(experiment, 0, ["std/keep=1"])

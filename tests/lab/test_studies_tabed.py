@@ -68,6 +68,7 @@ def fits(
     return place == len(accepted)
 
 
+@pytest.mark.extra
 def test_what_is_shaded_is_what_real_blocks_accept(experiment, shaded, shots):
     """Claim: in both panels M's, T's and MT's weights and MT*'s path are shaded exactly where runs
     of these methods accept a token, and not where they refuse one. Control: with M and T exchanged

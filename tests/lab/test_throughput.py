@@ -41,6 +41,7 @@ def test_every_number_of_rows_gives_the_same_answers():
     assert all(0 < each.first_token < each.seconds for each in found)
 
 
+@pytest.mark.extra
 def test_control_another_answer_is_noticed(monkeypatch):
     """Control: where one run answers otherwise, it says so."""
     target, draft = _pair()

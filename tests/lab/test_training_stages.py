@@ -33,6 +33,7 @@ def test_shrinking_undoes_growing(layers):
     assert all(torch.equal(back[name], begun[name]) for name in begun)
 
 
+@pytest.mark.extra
 def test_a_stage_that_was_cut_goes_on(tmp_path, monkeypatch):
     """Claim: cut in its third step, a stage goes on after the first, where it was last saved, with
     clips not yet seen; what it leaves is a mean of its steps' weights, late ones counting more."""

@@ -88,16 +88,18 @@ CASES = {
     if recipe.schedule is not parallel and recipe.drafts
 }
 OTHERS = ("auto cheap", "sampled-2x1", "distinct-2x1", "tabed", "shape=sage")
+"""Methods whose every failure `make cases` runs."""
 
 
 def _law_tests() -> list[Any]:
-    """Every kind of failure with one method each by default; every pair in the slow run."""
+    """Returns every pair: each method fails in one way by default, in every way in the slow run."""
     found = []
     for place, name in enumerate(CASES):
         for turn, failure in enumerate(FAILURES):
             is_fast = turn == place % len(FAILURES) and not name.startswith("weights")
-            is_fast = is_fast or any(each in name for each in OTHERS)
-            found.append(pytest.param(name, failure, marks=() if is_fast else pytest.mark.slow))
+            is_extra = any(each in name for each in OTHERS)
+            other = pytest.mark.extra if is_extra else pytest.mark.slow
+            found.append(pytest.param(name, failure, marks=() if is_fast else other))
     return found
 
 
@@ -110,6 +112,7 @@ def test_a_failure_after_one_drawn_token_does_not_bend_the_law(name, failure):
     assert distance(play) < EXACT
 
 
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize("failure", FAILURES)
 @pytest.mark.parametrize("regime", [SAME, NEAR, WRONG])
 def test_a_chain_that_fails_keeps_the_law_whatever_the_draft(failure, regime):

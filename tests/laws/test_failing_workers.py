@@ -84,6 +84,7 @@ def recipe(length: int) -> Recipe:
     return markov.plain(resolve(f"pearl/shape=chain-{length}"), None)
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize(("kind", "length", "token"), [(FAR, 2, 1), (NEAR, 3, 2), (WRONG, 1, 2)])
 def test_a_parallel_draft_that_fails_because_of_a_token_leaves_the_law(name, kind, length, token):
@@ -93,6 +94,7 @@ def test_a_parallel_draft_that_fails_because_of_a_token_leaves_the_law(name, kin
     assert distance(failing(recipe(length), kind, FAULTS[name], token)) < EXACT
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("turns", [0, 2, 7])
 def test_so_it_does_however_far_ahead_the_draft_was(turns):
     """Claim: the same where the process was slow or had drafted far ahead when it died."""

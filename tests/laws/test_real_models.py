@@ -92,8 +92,8 @@ REST = (
     "streaming",
 )
 HYBRID_METHODS = (
-    "sd-tree",
     "sd/shape=chain-2",
+    "sd-tree",
     "sage",
     "specvlm",
     "specvlm-self",
@@ -172,12 +172,14 @@ def test_a_hybrids_sampled_tokens_follow_the_exact_law(name):
     assert p_value(name, family="qwen3_5") > ALPHA
 
 
+@pytest.mark.extra
 def test_a_hybrids_exact_law_has_answers_enough():
     """Claim: there is something to tell apart, and a law 0.3 away is found."""
     assert len(law(family="qwen3_5")) >= 8 and max(law(family="qwen3_5").values()) < 0.6
     assert p_value("ar", moved=0.3, family="qwen3_5") < ALPHA
 
 
+@pytest.mark.extra
 def test_a_window_that_slides_bends_no_law(monkeypatch):
     """Claim: what is sampled while a self-draft's window slides, here at every token, is drawn from
     the target's own law. A draft that reads other keys is judged by the law it drew from."""
@@ -205,6 +207,7 @@ def test_a_view_that_follows_the_answer_bends_no_law(monkeypatch):
     assert sum(moved) > BATCH * CALLS / 2
 
 
+@pytest.mark.extra
 def test_keys_asked_for_at_every_step_bend_no_law(monkeypatch):
     """Claim: what is sampled from drafts whose every step reads other keys, by its own queries, is
     drawn from the target's own law; steps of a draft do read other pages than the one before."""
@@ -245,6 +248,7 @@ def test_the_methods_above_do_draft():
         assert any(round.tokens for round in result.rounds), name
 
 
+@pytest.mark.extra
 def test_control_a_law_0_3_away_is_found():
     """Control: the default's answers find 0.3."""
     assert p_value("ar", moved=0.3) < ALPHA

@@ -57,7 +57,7 @@ CASES = cases()
 NUMBERS = dict(enumerate(REGIMES))
 SAME, NEAR, FAR, WRONG = NUMBERS
 FEW = 4_000
-ONCE = ("auto cheap", "hippo")  # what the default run samples too, the slow one does all
+ONCE = ("auto cheap", "hippo")  # What `make cases` samples too; the slow run samples everything.
 
 
 def test_every_entry_of_every_table_is_a_case():
@@ -103,10 +103,20 @@ def judged(name: str, judge: Callable[..., Any], *how: Any) -> Any:
 
 
 def by_default(name: str, late: bool) -> Any:
-    """The case, marked as slow where it takes long and another case is much like it."""
+    """Returns the case with the mark of the run that has it.
+
+    Every case is in the default run once: at the start of an answer or late in it, by turns. It is
+    slow where it takes long and another case is much like it.
+    """
     windowed = name.endswith("-2") and "weights" in name  # Mixes like the other weightings.
     two_levels = "sampled-2x1" in name or (late and "distinct-2x1" in name)
-    return pytest.param(name, marks=pytest.mark.slow) if windowed or two_levels else name
+    if windowed or two_levels:
+        return pytest.param(name, marks=pytest.mark.slow)
+    if "distinct-2x1" in name:
+        return pytest.param(name, marks=pytest.mark.extra)
+    only_at_the_start = CASES[name].schedule is parallel
+    is_late_by_default = [*CASES].index(name) % 2 == 1 and not only_at_the_start
+    return name if late == is_late_by_default else pytest.param(name, marks=pytest.mark.extra)
 
 
 @pytest.mark.parametrize("name", [by_default(name, late=False) for name in CASES])
@@ -142,8 +152,14 @@ def test_the_next_three_tokens_have_exactly_the_targets_law_after_many_pasts(nam
     assert judged(name, far, True, list(NUMBERS), seed) < EXACT
 
 
-@pytest.mark.representatives(1)
-@pytest.mark.parametrize("name", [name for name in CASES if any(each in name for each in ONCE)])
+@pytest.mark.parametrize(
+    "name",
+    [
+        name if ONCE[0] in name else pytest.param(name, marks=pytest.mark.extra)
+        for name in CASES
+        if any(each in name for each in ONCE)
+    ],
+)
 def test_sampled_answers_follow_the_law(name):
     """Claim: so they do by the noise there is: 4,000 answers at the start, as many triples late."""
     assert judged(name, at_the_start, FEW) > ALPHA
@@ -346,6 +362,7 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], Recipe]] = {
 }
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("bug", BUGS)
 def test_control_a_planted_bug_is_found_exactly(bug):
     """Control: each of these is far from the law in some regime, at the start or late."""

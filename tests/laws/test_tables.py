@@ -253,6 +253,7 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], Shape]] = {
 }
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("bug", BUGS)
 def test_control_a_planted_bug_bends_the_law(bug, monkeypatch):
     """Control: each of these must fail the very same test, or the test has no power."""

@@ -344,7 +344,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.representatives(16)
+@pytest.mark.representatives(12)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("of", "family"),

@@ -281,7 +281,7 @@ def test_laws_and_tokens_are_the_drafts_by_uncached_forwards(runs, family, metho
             assert sorted(round.tree.tokens[n] for n in below) == sorted(best)
 
 
-@pytest.mark.representatives(7)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("misreading", list(MISREADINGS))
 @BOTH
 def test_control_a_misread_equation_drafts_another_tree(runs, method, misreading):
@@ -449,6 +449,7 @@ def limits(rounds: Sequence[Seen]) -> list[int]:
     return found
 
 
+@pytest.mark.representatives(1)
 @BOTH
 def test_the_lowest_limit_is_a_trap(method):
     """Claim: by the paper's numbers a depth limit of 3 stays for good once it has lasted a window:

@@ -45,7 +45,7 @@ def _exact(q, k, v, mask):
     return scaled_dot_product_attention(q.double(), k, v, mask)
 
 
-@pytest.mark.representatives(18)
+@pytest.mark.representatives(8)
 @COMPILED
 @pytest.mark.parametrize("threads", [1, 2, 7])
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(6, 2, 32), (7, 1, 80), (4, 4, 256)])
@@ -121,7 +121,7 @@ def test_what_is_noted_on_the_way_is_what_is_attended_to(rows, columns, heads, k
     assert torch.allclose(mass.double() - 1, exact, atol=1e-4)
 
 
-@pytest.mark.representatives(6)
+@pytest.mark.representatives(3)
 @COMPILED
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("together", [2, 3, 5, 8, 13, 40])
@@ -352,6 +352,7 @@ for call in (lambda: None, lambda: compiled.attend(q, q[:2], q[:2], None, 1.0)):
 """
 
 
+@pytest.mark.extra
 @COMPILED
 @pytest.mark.skipif(not Path("/proc/self/task").exists(), reason="only Linux tells threads")
 def test_its_threads_are_torchs():

@@ -53,7 +53,7 @@ def _attend(trial: Trial, soft_cap: float = 0.0) -> torch.Tensor:
     return triton.attend(q, *caches, mask, kernels.kv_heads, splits, scale, soft_cap)
 
 
-@pytest.mark.representatives(6)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(
     ("rows", "keys"),
     [*((rows, keys) for rows in (1, 2, 7, 16) for keys in (0, 1, 63, 64, 65)), (7, 2300), (64, 65)],
@@ -89,7 +89,7 @@ def test_requests_of_unlike_lengths_do_not_read_each_other():
     assert _apart(Trial.of(_kernels(4, 2, 16), [0, 1, 300, 64, 129], 5)) < 1e-5
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("splits", [1, 2, 8, 64])
 def test_keys_may_be_split_over_any_number_of_programs(splits, monkeypatch):
     """Claim: any number of splits is the one softmax, splits without a key included."""
@@ -168,6 +168,7 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(few_rows, "DEVICE_TYPES", ("cpu",))
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", ["qwen2.5-vl", "qwen3-vl"])
 def test_captured_forwards_by_the_kernels_give_the_laws_of_ordinary_ones(
@@ -243,6 +244,7 @@ def test_a_model_is_given_kernels_that_were_tried(on_cpu, caplog, monkeypatch):
     few_rows._kernels_if_correct.cache_clear()
 
 
+@pytest.mark.extra
 def test_the_trial_notices_a_kernel_that_is_wrong(monkeypatch):
     """Claim: right kernels pass the trial, of three sizes with norms and rotations. Control: those
     that attend with another scale do not."""
@@ -308,6 +310,7 @@ def test_the_kernel_compiles_for_gpus_and_reads_sixteen_bytes_at_once(tmp_path):
     assert all(shared < 100 * 1024 and size > 0 for _, shared, size in found)
 
 
+@pytest.mark.extra
 def test_nothing_imports_triton_by_itself():
     """Claim: reading the package does not import the kernels, which need Triton."""
     code = (

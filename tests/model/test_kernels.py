@@ -351,6 +351,7 @@ def test_a_changed_row_or_column_is_noticed(where):
 TASKS = Path("/proc/self/task")
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.skipif(not TASKS.exists(), reason="only Linux tells a process's threads")
 @pytest.mark.parametrize("released", [True, False])
 def test_an_answer_keeps_no_threads_of_its_thread(monkeypatch, released):

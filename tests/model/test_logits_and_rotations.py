@@ -141,7 +141,7 @@ def _rotary(name: str) -> Any:
     return _random_model("llama", max_position_embeddings=most, rope_parameters=parameters)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("name", ROTARY)
 def test_answers_do_not_part_where_rotations_depend_on_length(name):
     """Claim: an answer that grows past the length where a rotary rule changes is generate()'s,

@@ -519,6 +519,7 @@ def test_a_fork_goes_on_after_a_turn_right_behind_a_score():
             _assert_equal_laws(each, oracle, {0: chain([5, 6])})
 
 
+@pytest.mark.extra
 @settings(max_examples=4)
 @given(seed=st.integers(0, 10_000))
 def test_a_fork_of_a_hybrid_keeps_up_with_its_source(seed):

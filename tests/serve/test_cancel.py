@@ -108,6 +108,7 @@ def test_a_client_that_disconnects_harms_no_other(slow):
     assert live.empties(SOON)
 
 
+@pytest.mark.extra
 def test_who_hangs_up_while_its_video_is_decoded_frees_place_and_decoder(
     models, clips, monkeypatch
 ):

@@ -78,6 +78,7 @@ def test_a_draft_that_raises_costs_one_request_its_speed(models, plain):
     assert "saccade_spec_decode_fallbacks_total 1.0" in metrics
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_a_target_of_nan_ends_one_request(models, plain, monkeypatch, stream):
     """Claim: NaN in one request's logits is a 500, or an error event, for it alone; the next one

@@ -60,6 +60,7 @@ def test_harmless_fields_change_nothing(server):
     assert _text(server.ask("hi")) == _text(server.ask(messages=named, **more))
 
 
+@pytest.mark.extra
 def test_rules_are_transformers_own(server, models):
     """Claim: repetition_penalty and min_p give the answers of `saccade.run` with the same names."""
     for asked, given in (
@@ -81,6 +82,7 @@ def test_rules_are_transformers_own(server, models):
     assert _text(server.ask("hi", repetition_penalty=5.0)) != _text(server.ask("hi"))
 
 
+@pytest.mark.extra
 def test_pictures_of_low_detail_are_small(server, tmp_path):
     """Claim: low shrinks a large picture to fewer tokens; high and auto leave it."""
     path = tmp_path / "large.png"
@@ -203,6 +205,7 @@ def test_a_document_that_is_none_is_reported(server, part, param):
     assert said["code"] == 400 and said["param"] == param
 
 
+@pytest.mark.extra
 def test_what_the_embedded_pair_cannot_know_is_reported(server, clips, tmp_path):
     """Claim: asked about frames that are not of its drawn world, the embedded pair's answer says
     so, for images and videos, streamed or not; about a drawn clip or words it does not."""

@@ -131,6 +131,7 @@ def test_a_draft_in_its_own_process_obeys_too(models, vocabulary, sampled):
     assert drafted and accepted and call.drafter.reason is None
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("asked", "pattern"),
     [

@@ -53,6 +53,7 @@ def _said(live: Live, *pieces: bytes, pause: float = 0.2) -> tuple[bytes, float]
     return found, time.monotonic() - began
 
 
+@pytest.mark.extra
 def test_a_connection_that_sends_no_whole_headers_is_closed(
     server: Live, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,6 +86,7 @@ def test_a_client_is_not_shown_the_words_of_a_file(server: Live, tmp_path: Path)
     assert said.status_code == 400 and "hunter2" not in said.text and "not a video" in said.text
 
 
+@pytest.mark.extra
 def test_slow_files_leave_the_server_to_others(
     models: Pair, clips: list[Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -170,6 +172,7 @@ def _tell_taken(into: Path) -> None:
     into.write_text(str(taken()))
 
 
+@pytest.mark.extra
 def test_a_large_body_takes_a_small_multiple_of_itself(tmp_path: Path) -> None:
     """Claim: from its first byte to the loaded media, a body of 64 MB takes at most twice as
     much memory in the server's process: itself, and the bytes it stands for (1.75; what else the
@@ -235,6 +238,7 @@ def test_long_addresses_elsewhere_and_long_texts_are_reported(
     assert said.status_code == 413 and "1048576 bytes of text" in said.json()["error"]["message"]
 
 
+@pytest.mark.extra
 def test_bodies_that_wait_to_be_read_count(models: Pair, tmp_path: Path) -> None:
     """Claim: what is here of bodies is bounded until their media are read: beyond four of full size
     the next is told to come again, and their room is free afterwards."""

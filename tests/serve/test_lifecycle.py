@@ -460,6 +460,7 @@ def test_what_is_counted_adds_up(models, clips):
 # -- leaving nothing ----------------------------------------------------------------------------
 
 
+@pytest.mark.extra
 def test_servers_after_each_other_leave_no_thread_and_no_child(models, clips: list[Path]):
     """Claim: two servers in one process, with media and streams, end with all they started."""
     threads, children = set(threading.enumerate()), set(psutil.Process().children(recursive=True))

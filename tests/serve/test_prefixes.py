@@ -79,6 +79,7 @@ def test_no_decoder_runs_twice_for_the_same_bytes(keeping, clips, picture, monke
     assert decoded == ["read", "read_image", "read"]
 
 
+@pytest.mark.extra
 def test_no_processor_works_twice_on_the_same_frames(
     keeping, forgetting, clips, picture, monkeypatch
 ):
@@ -108,6 +109,7 @@ def test_no_processor_works_twice_on_the_same_frames(
             assert worked[-1] == kind and _text(found) == _text(plain)
 
 
+@pytest.mark.extra
 def test_a_file_that_changed_is_read_again(models, clips, tmp_path):
     """Claim: another video under the same name is another video."""
     path = tmp_path / "clip.mp4"
@@ -124,6 +126,7 @@ def test_a_file_that_changed_is_read_again(models, clips, tmp_path):
         assert _cached(changed) < _cached(expected)
 
 
+@pytest.mark.extra
 def test_requests_at_once_share_what_is_kept(keeping, forgetting, clips):
     """Claim: four questions about one video at the same time get their answers alone."""
     content = [[video_part(clips[1]), text_part(f"{q} {n}")] for q in QUESTIONS[:2] for n in "ab"]
@@ -141,6 +144,7 @@ def test_requests_at_once_share_what_is_kept(keeping, forgetting, clips):
     assert [found[place] for place in range(4)] == expected
 
 
+@pytest.mark.extra
 def test_little_room_keeps_little(models, clips):
     """Claim: bytes stay within the bound whatever is asked, and /metrics tells of them."""
     with serving(lambda: made(models, METHOD, media=MEDIA, prefix_cache=3 << 20)) as live:
@@ -165,6 +169,7 @@ def test_sizes_are_read(text, size):
     assert _parse_size(text) == size
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("text", ["", "two", "-1", "1e9", "2GiBs", "inf"])
 def test_what_is_no_size_is_refused(text):
     """Claim: anything else is told in one sentence with what would do."""

@@ -308,6 +308,7 @@ VIDEOS = {
 }
 
 
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize("name", VIDEOS)
 def test_bad_media_are_refused_in_a_sentence(server, name):
     """Claim: 400, 413, 415 or 422, never the address in the sentence, and the server goes on."""

@@ -106,6 +106,7 @@ def test_fields_that_say_something_are_refused(server: Live, more: dict[str, Any
     assert next(iter(more)) in answer.json()["error"]["message"]
 
 
+@pytest.mark.extra
 def test_pictures_come_in_lines_and_without_padding(server: Live) -> None:
     """Claim: a short and a long picture whose base64 comes in lines, or unpadded, is that picture.
 

@@ -22,9 +22,12 @@ from saccade.ui import method_controls  # noqa: E402
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
-pytestmark = pytest.mark.skipif(
-    CHROMIUM is None, reason=f"no browser to look with: none of {', '.join(NAMES)} is installed"
-)
+pytestmark = [
+    pytest.mark.extra,
+    pytest.mark.skipif(
+        CHROMIUM is None, reason=f"no browser to look with: none of {', '.join(NAMES)} is installed"
+    ),
+]
 ARGUMENTS = [
     *("--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"),
     *("--disable-background-networking", "--disable-component-update", "--disable-sync"),

@@ -181,6 +181,7 @@ def test_a_round_is_spelt_in_pieces_of_its_kinds() -> None:
     assert (side.tau, side.acceptance_rate) == (2.5, 3 / 4)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["auto", "sage", "tabed", "specvlm-self"])
 def test_both_answers_are_the_ones_each_gives_alone(models: PageModels, method: str) -> None:
     """Claim: taking turns over one target changes neither answer, and the pieces spell them.
@@ -211,6 +212,7 @@ def test_a_sampled_answer_is_the_one_its_seed_gives_alone(models: PageModels) ->
         assert side.result is not None and side.result.ids == alone.ids
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["specvlm", "specvlm/view=pooled", "std", "tabed"])
 def test_what_is_shown_as_kept_is_as_much_as_the_draft_read(
     models: PageModels, method: str

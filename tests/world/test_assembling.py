@@ -58,6 +58,7 @@ def target(folder: Path, form: str) -> Loaded:
     return load(str(folder / form), fused=False)
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_draft_is_the_targets_class_around_smaller_parts(folder: Path, form: str) -> None:
     """Claim: of LLaVA's families the draft's decoder is the language model's, weight by weight, its
@@ -165,6 +166,7 @@ def test_the_recipes_name_what_tabed_starts_from(folder: Path, monkeypatch: Any)
     )
 
 
+@pytest.mark.extra
 def test_a_run_over_llavas_data_trains_and_its_draft_drafts(folder: Path, tmp_path: Path) -> None:
     """Claim: `train-draft --target --language --data` by LLaVA-1.5's recipe leaves a checkpoint
     that drafts for the target; the tower has not moved, projector and language have. The target

@@ -110,6 +110,7 @@ def _assert_lossless(folder: Path, number: int, methods: list[str], draft: Backb
     return found
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("number", few(range(10), 1))
 def test_the_pairs_answers_are_hugging_faces(pair, number):
     """Claim: real weights, real processor: 96 tokens of ten clips equal generate, over all methods
@@ -129,6 +130,7 @@ def test_the_pairs_answers_are_hugging_faces_on_a_hundred_clips(pair, tenth):
         _assert_lossless(pair, number, methods, draft)
 
 
+@pytest.mark.extra
 def test_the_pairs_draft_is_worth_having(pair):
     """Claim: the trained draft is accepted far more often than chance, and the video is why.
 
@@ -150,6 +152,7 @@ def test_the_pairs_target_drafting_for_itself_accepts_everything(pair):
         assert len(result.ids) == 42 and result.acceptance_rate == 1.0
 
 
+@pytest.mark.extra
 def test_stop_strings_with_a_real_tokenizer_equal_transformers(pair):
     """Claim: with byte-level tokens that share letters over borders, answers end where
     transformers' own stop strings end them.

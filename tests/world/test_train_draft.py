@@ -266,6 +266,7 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
     return out, json.loads(done.stdout)
 
 
+@pytest.mark.extra
 def test_a_run_trains_and_its_draft_drafts(straight: tuple[Path, dict[str, Any]]) -> None:
     """Claim: the folder is a checkpoint that drafts for the target, losslessly; the vision tower is
     the target's bit for bit (LLaVA-1.5 never trains it), projector and language have moved."""

@@ -183,6 +183,7 @@ def test_nodes_are_chosen_by_the_law_that_is_sampled_from():
     assert grown(warm, Best(8).grow(None)) != grown(table, Best(8).grow(None))
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("method", ["sd/shape=best-8", "specvlm-self/shape=best-5"])
