@@ -11,7 +11,7 @@ BUGS = (
         "model/cache.py",
         within="Cache.commit_path",
         find="self.hidden.move($rows, $start)",
-        plant="pass",
+        plant="None",
         tests=(HISTORY,),
     ),
     PlantedBug(
