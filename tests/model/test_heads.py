@@ -114,7 +114,8 @@ def test_any_history_of_a_head_equals_the_reference(kind, family):
     Fails if the hidden state of a rejected row stays, a position is off by one, or a drafted row's
     key survives its round.
     """
-    _play(*_together(kind, family), seed=3, rounds=6)
+    # With this seed an accepted path has gaps, so that hidden states have to move.
+    _play(*_together(kind, family), seed=4, rounds=6)
 
 
 @pytest.mark.parametrize("kind", ["mtp", "speculators"])
