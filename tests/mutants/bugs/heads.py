@@ -53,6 +53,7 @@ BUGS = (
     PlantedBug(
         "a later step of training sees the keys of a first step that drafting lacks",
         "world/train_draft/eagle3.py",
+        within="unrolled_mask",
         find="$back >= $step",
         plant="$back >= 0",
         tests=("world/test_train_eagle3.py::test_an_unrolled_row_is_a_drafted_row",),
