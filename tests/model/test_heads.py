@@ -115,7 +115,7 @@ def test_any_history_of_a_head_equals_the_reference(kind, family):
     key survives its round.
     """
     # With this seed an accepted path has gaps, so that hidden states have to move.
-    _play(*_together(kind, family), seed=4, rounds=6)
+    _play(*_together(kind, family), seed=4, rounds=8)
 
 
 @pytest.mark.parametrize("kind", ["mtp", "speculators"])
