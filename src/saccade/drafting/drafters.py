@@ -36,6 +36,7 @@ from saccade.core.tree import Tree, add, chain
 from saccade.drafting.captioning import Captioning
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
+from saccade.model.heads.session import HeadSession
 from saccade.model.session import RequestState, Session
 
 SLIDE_TOKENS = 32  # A window slides by this many at once, because sliding moves the draft's keys.
@@ -507,3 +508,28 @@ class EarlyExit(SelfDrafter):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup, max(1, setup.target.depth // 2))
+
+
+class HeadDrafter(SessionDrafter):
+    """A head of the target, over its hidden states: one that its checkpoint brings along, or an
+    EAGLE-3 head. It reads the rows of the prompt that its view keeps, at the target's positions."""
+
+    name = "head"
+    needs = frozenset(
+        {Capability.HIDDEN_STATES, Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS}
+    )
+    offers = frozenset({Capability.READS_VIEW})
+
+    def __init__(self, setup: Setup) -> None:
+        banned = list(setup.target.placeholders)
+        self._view = setup.view
+        self._head_session = HeadSession(setup.head(), setup.rules, banned=banned, room=setup.room)
+        super().__init__(self._head_session, setup.shape)
+
+    def ready(self, prefills: Sequence[Prefill]) -> float:
+        clock = Clock(self.session.backbone.device)
+        for request, prefill in enumerate(prefills):
+            prompt = self._view(prefill, prefill.prompt)
+            self._visual_tokens[request] = prompt.visual_tokens
+            self._head_session.read(request, prefill, prompt)
+        return clock.since()

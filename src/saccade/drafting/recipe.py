@@ -14,7 +14,7 @@ from saccade.core.costs import Costs
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Schedule, Shape, View
 from saccade.core.timing import Phase, ignore_phase
-from saccade.drafting.drafters import NoDraft, SelfDrafter
+from saccade.drafting.drafters import HeadDrafter, NoDraft, SelfDrafter
 from saccade.drafting.schedule import serial
 from saccade.drafting.setup import MakeDrafter
 from saccade.drafting.shapes import cost_measurement
@@ -22,6 +22,9 @@ from saccade.drafting.views.basic import FULL
 from saccade.model import tensor_parallel
 from saccade.model.backbone import Backbone
 from saccade.model.batch_invariant import NEEDS_CHAINS, ROWS
+
+DRAFT_MODELS = frozenset({Capability.DRAFT_MODEL, Capability.OWN_PROCESS, Capability.MIXTURE})
+"""What drafters offer that draft with a second model."""
 
 
 @dataclass(frozen=True)
@@ -81,6 +84,11 @@ class Recipe:
         return self.drafts and Capability.ATTENTION in self.view.needs
 
     @property
+    def records_hidden_states(self) -> bool:
+        """Whether the target has to record the hidden states that its head reads."""
+        return Capability.HIDDEN_STATES in self.drafter.needs
+
+    @property
     def drafts_beside_target(self) -> bool:
         """Whether the draft works in a process of its own while the target judges."""
         return Capability.BESIDE_TARGET in self.schedule.offers
@@ -108,6 +116,7 @@ def plan(
     """Completes what a recipe leaves open by what forwards cost here: how much the draft reads, its
     shape, and for ``auto`` without a draft model whether to draft at all.
 
+    Where the draft is a head of the target, it takes the place of a draft model.
     ``context`` is the prompt's length in tokens. Costs that are not stored yet are measured, as the
     phase "costs", if that takes little of what the ``answer`` takes; else they are estimated by the
     number of weights, and rounds correct them.
@@ -115,6 +124,8 @@ def plan(
     is_rounded_target = draft is not None and draft.is_rounded_copy_of(target)
     if is_rounded_target and Capability.DRAFT_MODEL in recipe.drafter.offers:
         recipe = _over_target_keys(recipe)
+    if draft is not None and draft.hidden_layers and recipe.drafter.offers & DRAFT_MODELS:
+        recipe = replace(recipe, drafter=HeadDrafter)  # The draft that is there is a head.
     view, shape = recipe.view, recipe.shape
     works_alone = Capability.NO_DRAFT_MODEL in shape.offers
     if draft is None and works_alone and Capability.DRAFT_MODEL in recipe.drafter.offers:

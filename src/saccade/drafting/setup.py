@@ -14,6 +14,7 @@ from saccade.core.prompt import CONTEXT, Inputs, Texts
 from saccade.core.protocols import Drafter, Shape, View
 from saccade.core.sampling import Sampling
 from saccade.model.backbone import Backbone
+from saccade.model.heads.head import Head
 from saccade.model.vision_cache import ConversationVision
 
 Captions = Sequence[str | Sequence[str]]
@@ -98,6 +99,20 @@ class Setup:
         if self.draft is not None and self.draft.is_rounded_copy_of(self.target):
             return self.draft
         return self.target
+
+    def head(self) -> Head:
+        """Returns the head. Raises ModelError where there is none."""
+        if self.draft is None:
+            raise ModelError(
+                "this method drafts with a head of the target, and its checkpoint has none that "
+                "was loaded with it: name an EAGLE-3 head with draft= (--draft), or another method"
+            )
+        if not isinstance(self.draft, Head):
+            raise ModelError(
+                "this method drafts with a head of the target, and the draft is a model: name a "
+                "head with draft= (--draft), or let the model draft with drafter=model"
+            )
+        return self.draft
 
     def shared_vocabulary(self) -> tuple[int, list[int]]:
         """Returns how many ids both models have, and those of them that stand for pixels."""

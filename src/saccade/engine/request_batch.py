@@ -171,6 +171,9 @@ class RequestBatch:
         refresh = self.recipe.view.following.refresh
         record = self.recipe.records_attention
         follow = refresh.rows if record and refresh is not None else 0
+        hidden_layers: Sequence[int] = ()
+        if self.recipe.records_hidden_states and self.draft is not None:
+            hidden_layers = self.draft.hidden_layers
         prefills = []
         for place, prompt in enumerate(self.prompts):
             number = self.first + place
@@ -181,6 +184,7 @@ class RequestBatch:
                 follow_rows=follow,
                 noise_number=place,
                 shared_rows=shared[place],
+                hidden_layers=hidden_layers,
             ):
                 spent["prefill"] += clock.lap()
                 if prefill is None:

@@ -24,10 +24,11 @@ from transformers import (
 from saccade.core.errors import ModelError, OptionError, SaccadeError, first_line
 from saccade.core.free_cores import free_cores
 from saccade.core.generation_settings import check_whole
-from saccade.inputs import architectures, footprint
+from saccade.inputs import architectures, footprint, heads
 from saccade.inputs.checkpoints import cached_only, check_folder, offline, source_of
 from saccade.model import families, kernels, memory
 from saccade.model.backbone import Backbone
+from saccade.model.heads import layouts
 from saccade.model.kernels import few_bits
 
 MAX_THREADS_PER_CPU = 16
@@ -168,9 +169,12 @@ def load(
 
 def _check_weights(name: str, model: Any, loading_info: Mapping[str, Any]) -> None:
     """Raises ModelError unless every weight was read and is finite; tied weights are read once."""
-    unexpected = loading_info["unexpected_keys"]
+    depth = architectures.text_config(model.config).num_hidden_layers
+    unexpected = [
+        key for key in loading_info["unexpected_keys"] if not layouts.is_of_own_head(key, depth)
+    ]
     if model.config.model_type in architectures.THINKERS:  # These checkpoints include a talker.
-        unexpected = ()
+        unexpected = []
     for weights, problem in (
         (loading_info["missing_keys"], "lacks"),
         ([key for key, *_ in loading_info["mismatched_keys"]], "has in another shape"),
@@ -199,6 +203,9 @@ def load_pair(
 ) -> tuple[Loaded, Loaded | None]:
     """Loads a target and a draft; ``options`` are those of :func:`load`.
 
+    The draft may be an EAGLE-3 head. Without a draft, it is the head in the target's own
+    checkpoint if there is one.
+
     The target may be spread over devices, split or quantised. The draft is on one device, which is
     the target's unless ``draft_device`` names another. ``draft_quantize`` ("int8", "int4") rounds
     the weights of the draft, or of the target as its own draft where there is no other; it never
@@ -217,7 +224,23 @@ def load_pair(
     if draft is None and target == "shapes":
         draft = "shapes-draft"
     if draft is None:
-        return loaded, None if draft_quantize is None else round_weights(loaded, draft_quantize)
+        if draft_quantize is not None:
+            return loaded, round_weights(loaded, draft_quantize)
+        is_plain = not options.get("tp") and options.get("quantize") is None
+        own = heads.load_own(target, loaded.backbone) if is_plain else None
+        return loaded, None if own is None else Loaded(f"{target}'s head", own, loaded.tokenizer)
+    if heads.is_eagle3(heads.read_settings(draft)):
+        if draft_device is not None:
+            raise OptionError(
+                f"{draft} is a head, which is where its target is: leave draft_device "
+                "(--draft-device) out"
+            )
+        if draft_quantize is not None:
+            raise OptionError(
+                f"{draft} is a head, whose weights are not rounded: leave draft_quantize "
+                "(--draft-quantize) out"
+            )
+        return loaded, Loaded(draft, heads.load_eagle3(draft, loaded.backbone), loaded.tokenizer)
     if options.get("tp"):  # Every process has a draft of its own beside its part of the target.
         options["device"] = architectures.local_device(options.get("device"))
     if draft_device is not None:

@@ -8,7 +8,7 @@ the language model: a list of tokens in, hidden states out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
@@ -39,6 +39,7 @@ from saccade.model.fidelity import (
     lock_of,
     refuse_autocast,
 )
+from saccade.model.hidden_states import AFTER_NORM, HiddenStates
 from saccade.model.kernels.few_bits import Rounding, few_bit_products
 from saccade.model.kernels.few_rows import Kernels, kernels_for
 from saccade.model.kernels.tower import Tower
@@ -46,7 +47,7 @@ from saccade.model.prefix_cache import PrefixCache
 from saccade.model.prompting import PromptReader
 from saccade.model.recurrent import LayerStates, StateRows
 from saccade.model.rotary import depends_on_length, rotate_by_length
-from saccade.model.segments import KeyWindow, Segment
+from saccade.model.segments import HiddenStateWriter, KeyWindow, Segment
 from saccade.model.visibility import Extras
 from saccade.model.vision_cache import ConversationVision, cache_vision
 
@@ -72,6 +73,9 @@ class Backbone:
     ``fused`` picks the decoder: our own where the architecture is known (None or True), or the
     modules of the model (False), which are the fallback and the reference in tests.
     """
+
+    hidden_layers: Sequence[int] = ()
+    """Which hidden states of the target a head reads (``HiddenStates``); a model reads none."""
 
     def __init__(
         self,
@@ -361,11 +365,16 @@ class Backbone:
                 (``families.ROW_ARGUMENTS``).
         """
         refuse_autocast(self.device)
+        writer = HiddenStateWriter(step.segments)
         if self.fused is not None:
             rotation = self.fused.rotation(embeds, positions)
             if deepstack is not None and len(deepstack[1]) >= self.layers:
                 last = False  # Even the last layer has rows added, so all of them are needed.
-            return self.fused.decode(embeds, rotation, step, deepstack, last)
+            last = last and not writer.needs_last_layer(self.depth)
+            write_hidden = writer.write if writer.layers else None
+            return self.fused.decode(
+                embeds, rotation, step, deepstack, last, write_hidden=write_hidden
+            )
         if not isinstance(positions, Tensor):
             positions = torch.tensor(positions, device=self.device).expand(self.axes, -1)
         extra: dict[str, Any] = {name: each[None] for name, each in (row_arguments or {}).items()}
@@ -376,6 +385,7 @@ class Backbone:
             self.lock,
             self._use_lengths_for_rotary(positions, length),
             self._run_mixers(step.segments),
+            self._write_hidden(writer),
         ):
             before = self.text.config._attn_implementation
             self.text.config._attn_implementation = ATTENTION_NAME
@@ -389,7 +399,29 @@ class Backbone:
                 )
             finally:
                 self.text.config._attn_implementation = before
+        writer.write(AFTER_NORM, out.last_hidden_state[0])
         return out.last_hidden_state[0]
+
+    @contextmanager
+    def _write_hidden(self, writer: HiddenStateWriter) -> Iterator[None]:
+        """While this lasts the layers write the hidden states that they read, where a head needs
+        them."""
+        modules = [*self.text.layers[: self.depth], self.text._modules.get("norm")]
+        with ExitStack() as stack:
+            for number in writer.layers - {AFTER_NORM}:
+                run = _with_input_written(modules[number], partial(writer.write, number))
+                stack.enter_context(_replace_attributes(modules[number], forward=run))
+            yield
+
+    def hidden_states(self, layers: Sequence[int], capacity: int) -> HiddenStates:
+        """Returns room for the hidden states of these layers, for a request's cache."""
+        return HiddenStates(
+            layers,
+            self.config.hidden_size,
+            capacity,
+            dtype=self.dtype,
+            device=self.devices[-1] if self.devices else self.device,
+        )
 
     @contextmanager
     def _run_mixers(self, segments: Sequence[Segment]) -> Iterator[None]:
@@ -710,6 +742,17 @@ class _ShapeProbe:
     ) -> Tensor:
         self.shapes[layer] = HeadShape(k.shape[0], k.shape[2], v.shape[2])
         return q.new_zeros(q.shape[1], q.shape[0] * v.shape[2])
+
+
+def _with_input_written(module: Any, write: Callable[[Tensor], None]) -> Callable[..., Any]:
+    """Returns a module's forward that writes the hidden states which it reads."""
+    forward = module.forward
+
+    def run(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        write(hidden_states[0])
+        return forward(hidden_states, *args, **kwargs)
+
+    return run
 
 
 @contextmanager

@@ -7,7 +7,7 @@ with or without norms of queries and keys, and a gated SiLU MLP.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import partial
@@ -23,6 +23,7 @@ from saccade.core.errors import ModelError
 from saccade.model import memory
 from saccade.model.attention import Attend
 from saccade.model.fidelity import is_from_library, settings, unusual_changes
+from saccade.model.hidden_states import AFTER_NORM
 from saccade.model.kernels import Epilogue, Matrix, TunedMatrices
 from saccade.model.kernels.few_bits import Rounding
 from saccade.model.kernels.few_rows import FewRowAttention
@@ -199,6 +200,7 @@ class FusedDecoder:
         deepstack: tuple[Tensor, Tensor] | None = None,
         last: bool = False,
         few_rows: FewRowAttention | None = None,
+        write_hidden: Callable[[int, Tensor], None] | None = None,
     ) -> Float[Tensor, "rows dim"]:
         """Returns the hidden states after all layers and the last norm.
 
@@ -210,6 +212,8 @@ class FusedDecoder:
             last: return the last token's hidden state alone. The last layer then computes only
                 queries, keys and values for the other tokens.
             few_rows: attends instead of ``step``, and norms and rotates too.
+            write_hidden: takes what each layer and the last norm read, and what the norm returns,
+                by the numbers of :class:`HiddenStates`.
         """
         count = embeds.shape[0]
         heads, kv_heads, width, norm = self.heads, self.kv_heads, self.head_dim, self.norm_of
@@ -217,6 +221,8 @@ class FusedDecoder:
         half = width // 2
         hidden = embeds
         for index, layer in enumerate(self.layers):
+            if write_hidden is not None:
+                write_hidden(index, hidden)
             normed = norm(hidden, layer.norm_in)
             by_head = layer.qkv(normed).view(count, heads + 2 * kv_heads, width)
             if few_rows is not None:
@@ -241,7 +247,11 @@ class FusedDecoder:
             hidden = layer.down.add_to(hidden, layer.gate_up(normed))
             if deepstack is not None and index < len(deepstack[1]):
                 hidden[deepstack[0]] += deepstack[1][index]
-        return norm(hidden, self.norm)
+        normed = norm(hidden, self.norm)
+        if write_hidden is not None:
+            write_hidden(len(self.layers), hidden)
+            write_hidden(AFTER_NORM, normed)
+        return normed
 
     def rotation(
         self, embeds: Tensor, positions: Int[Tensor, "axes all"] | Sequence[int]

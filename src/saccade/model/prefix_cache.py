@@ -155,7 +155,11 @@ class ModelPrefixes:
         best: CachedPrompt | None = None
         for key, value in self._prefix_cache.items():
             is_own = isinstance(value, CachedPrompt) and value.owner is self._owner
-            if is_own and _common_ids(value.ids, ids) > best_rows:
+            if (
+                is_own
+                and _has_hidden_states(value.cache, cache)
+                and _common_ids(value.ids, ids) > best_rows
+            ):
                 rows = common_rows(value.prompt, prompt)
                 if rows > best_rows:
                     best_rows, best_key, best = rows, key, value
@@ -182,9 +186,18 @@ class ModelPrefixes:
             self._prefix_cache.drop(prefix_key)
         rows = torch.arange(len(prompt), device=prompt.index.device)
         copied = cache.select(rows, 0, pooled=False)
+        if cache.hidden is not None:
+            copied.hidden = cache.hidden.copy(len(prompt))
         cached_prompt = CachedPrompt(self._owner, prompt, _row_ids(prompt), copied)
         prompt_bytes = tensor_bytes([prompt.embeds, prompt.positions, *prompt.media.deepstack])
         self._prefix_cache.put(copied, cached_prompt, copied.bytes + prompt_bytes)
+
+
+def _has_hidden_states(stored: Cache, cache: Cache) -> bool:
+    """Returns whether a stored prompt has the hidden states that a cache needs, if it needs any."""
+    if cache.hidden is None:
+        return True
+    return stored.hidden is not None and stored.hidden.layers == cache.hidden.layers
 
 
 def common_rows(one: Prompt, other: Prompt) -> int:

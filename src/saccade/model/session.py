@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, singledispatch
 from itertools import pairwise
 
 import torch
@@ -136,19 +136,23 @@ class Session:
         follow_rows: int = 0,
         noise_number: int = 0,
         shared_rows: int = 0,
+        hidden_layers: Sequence[int] = (),
     ) -> Iterator[Prefill | None]:
         """Prefills one prompt a chunk at a time, so that other requests can be scored in between.
 
         Yields None after each chunk but the last, and the ``Prefill`` after that.
         ``Prefill.with_latest_attention`` then uses the last ``follow_rows`` rows that were judged.
         The prompt begins with ``shared_rows`` of the rows that the request has already, prompt and
-        text, and those are not read again.
+        text, and those are not read again. From here on the cache also has the hidden states of
+        ``hidden_layers``, if there are any.
         """
         model = self.backbone
         if model.fused is not None:
             model.fused.refresh()
         old = self.requests[number].cache if shared_rows else None
         cache = self.cache(len(prompt) + self._room) if old is None else old
+        if hidden_layers and old is None:
+            cache.hidden = model.hidden_states(hidden_layers, len(prompt) + self._room)
         columns = prompt.visual.nonzero().squeeze(-1)
         text = prompt.text_after()
         recorded_columns = len(columns) if record else 0
@@ -166,7 +170,7 @@ class Session:
             old.reserve(len(prompt) + self._room)
         elif self._prefixes is not None:
             reused_rows, prefix_key = self._prefixes.copy_longest(prompt, cache, max_reused)
-        ends = _chunk_ends(reused_rows, len(prompt), self.chunk)
+        ends = chunk_ends(reused_rows, len(prompt), self.chunk)
         cuts = _lengths_to_remember(prompt) if cache.states is not None else set()
         ends = sorted({*ends, *(n for n in cuts if n > reused_rows)})
         # A chunk never ends within a picture that is read in both directions.
@@ -403,6 +407,43 @@ class Session:
         (scores,) = score_together([(self, trees)])
         return scores
 
+    @staticmethod
+    @torch.no_grad()
+    def score_batches(
+        batches: Sequence[tuple[Session, Mapping[int, Tree]]],
+    ) -> list[dict[int, Scores]]:
+        """Does what :func:`score_together` does, for sessions of this kind."""
+        rows, ends = Rows([], [], [], []), [0]
+        for session, trees in batches:
+            session._add_new_rows(trees, rows)
+            ends.append(len(rows.logit_rows))
+        first_session = batches[0][0]
+        backbone = first_session.backbone
+        logits = RowLogits.of_ordinary(torch.empty(0, backbone.vocab, device=backbone.device))
+        if rows.segments:
+            logits = first_session._forward(rows)
+        return [
+            session._scores(trees, logits.part(start, stop))
+            for (session, trees), (start, stop) in zip(batches, pairwise(ends), strict=True)
+        ]
+
+    def fill(self, number: int, context: int, room: int) -> None:
+        """Starts a request of ``context`` keys that hold no text, so that forwards can be timed."""
+        self.requests[number] = RequestState(self._filled_cache(context, room), [], context)
+
+    def _filled_cache(self, context: int, room: int) -> Cache:
+        cache = self.cache(context + room)
+        for tensor in (*cache.keys, *cache.values):
+            tensor.fill_(1)  # Random keys would take longer to make and cost a forward the same.
+        cache.advance(context)
+        return cache
+
+    def rewind(self, context: int) -> None:
+        """Sets every request back to ``context`` keys with one token pending."""
+        for request in self.requests.values():
+            request.pending, request.tree, request.node_logits = [0], Tree(), []
+            request.cache.length = context
+
     def _add_new_rows(self, trees: Mapping[int, Tree], forward: Rows) -> None:
         """Adds the tokens that are not computed yet to the rows of a forward."""
         for number, tree in trees.items():
@@ -510,9 +551,13 @@ class Session:
 
     def _forward(self, rows: Rows) -> RowLogits:
         """Writes the keys and values of all rows and returns the logits that scores need."""
-        # A captured forward can neither store queries nor read pages chosen by them. Nor can it
-        # record the model's own forward, where logits need that: it may run any Python.
-        is_unusual = any(segment.row_queries or segment.pages for segment in rows.segments)
+        # A captured forward can neither store queries nor read pages chosen by them, and it writes
+        # no hidden states. Nor can it record the model's own forward, where logits need that: it
+        # may run any Python.
+        is_unusual = any(
+            segment.row_queries or segment.pages or segment.cache.hidden is not None
+            for segment in rows.segments
+        )
         full_backbone = self.backbone.full_backbone or self.backbone
         if self.cuda_graphs is None or is_unusual or full_backbone.needs_model_for_logits:
             return RowLogits.of_ordinary(self._ordinary_forward(rows))
@@ -552,28 +597,21 @@ class Session:
         return logits
 
 
-@torch.no_grad()
 def score_together(
     batches: Sequence[tuple[Session, Mapping[int, Tree]]],
 ) -> list[dict[int, Scores]]:
     """Returns what :meth:`Session.score` returns, for several sessions over one model, in one
     forward."""
-    rows, ends = Rows([], [], [], []), [0]
-    for session, trees in batches:
-        session._add_new_rows(trees, rows)
-        ends.append(len(rows.logit_rows))
-    first_session = batches[0][0]
-    backbone = first_session.backbone
-    logits = RowLogits.of_ordinary(torch.empty(0, backbone.vocab, device=backbone.device))
-    if rows.segments:
-        logits = first_session._forward(rows)
-    return [
-        session._scores(trees, logits.part(start, stop))
-        for (session, trees), (start, stop) in zip(batches, pairwise(ends), strict=True)
-    ]
+    return type(batches[0][0]).score_batches(batches)
 
 
-def _chunk_ends(start: int, stop: int, chunk: int) -> list[int]:
+@singledispatch
+def session_of(model: Backbone, rules: Rules, *, cuda_graphs: bool | None = None) -> Session:
+    """Returns an empty session of a model, of the kind that the model needs."""
+    return Session(model, rules, cuda_graphs=cuda_graphs)
+
+
+def chunk_ends(start: int, stop: int, chunk: int) -> list[int]:
     """Returns the borders of a prompt's chunks, from ``start`` to ``stop``.
 
     The last chunk is joined to the one before where it has few rows, since every forward has a

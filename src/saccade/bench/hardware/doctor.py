@@ -126,6 +126,7 @@ def examine(
     draft_rounding: Rounding | None = None,
     problems: Sequence[str] = (),
     notes: Sequence[str] = (),
+    head: Footprint | None = None,
 ) -> Diagnosis:
     """Returns the verdict on (name, config) of a target and a draft, or of a target alone.
 
@@ -141,13 +142,17 @@ def examine(
         draft_rounding: of the weights with which the draft multiplies few rows, on a CPU.
         problems: those that are already known.
         notes: those to begin with.
+        head: the size of the draft, where that is a head; its config is then not looked at.
     """
     all_problems = list(problems)
     try:
         parts = [_part(*target, tokens, dtype, bits, device)]
         draft_tokens = max(1, int(tokens * keep))
         if draft is not None:
-            parts.append(_part(*draft, draft_tokens, dtype, None, device, draft_rounding))
+            own_config = draft[1] if head is None else target[1]
+            parts.append(
+                _part(draft[0], own_config, draft_tokens, dtype, None, device, draft_rounding, head)
+            )
         elif draft_rounding is not None:
             parts.append(_own_draft(*target, draft_tokens, dtype, device, draft_rounding))
     except ModelError as error:
@@ -175,14 +180,15 @@ def examine(
             )
     child, all_notes = 0, [*notes, *(part.states for part in parts if part.states)]
     suggestion = ""
-    if draft_rounding is None and bits is None and device == "cpu" and not all_problems:
+    is_roundable = head is None and draft_rounding is None and bits is None and device == "cpu"
+    if is_roundable and not all_problems:
         whom = target if draft is None else draft
         rounded = _part(*whom, draft_tokens, dtype, None, device, SUGGESTED_ROUNDING)
         gain = _best_chain(TYPICAL_RATE, rounded.cost / parts[0].cost, cost_per_row).speedup
         now = next((each.speedup for each in outlook if each.rate == TYPICAL_RATE), 1.0)
         if gain > now * NOTICEABLE_SPEEDUP:
             suggestion = _suggest_rounding(gain, draft is None)
-    if draft is not None and device != "cpu":
+    if draft is not None and head is None and device != "cpu":
         child = PROCESS_BYTES
         if draft_free_bytes is None:
             all_notes.append(_process_note(child, needed, free_bytes))
@@ -239,10 +245,11 @@ def _part(
     bits: int | None,
     device: str,
     rounding: Rounding | None = None,
+    size_of_head: Footprint | None = None,
 ) -> Part:
     """Returns what a model needs. A draft's ``rounding`` adds a copy, which its steps read."""
     try:
-        counted: Footprint = footprint(config)
+        counted: Footprint = size_of_head or footprint(config)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
     size = number_size(dtype, config)

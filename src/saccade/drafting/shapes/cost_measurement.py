@@ -18,11 +18,11 @@ from saccade.core.home import MeasurementFile
 from saccade.core.once import once
 from saccade.core.sampling import Sampling
 from saccade.core.timing import Clock, Phase, ignore_phase
-from saccade.core.tree import Tree, chain
+from saccade.core.tree import chain
 from saccade.model.backbone import Backbone
 from saccade.model.cuda_graphs import capture_new_sizes
 from saccade.model.kernels import compiled
-from saccade.model.session import RequestState, Session
+from saccade.model.session import Session, session_of
 
 log = logging.getLogger(__name__)
 
@@ -295,22 +295,16 @@ def filled_session(
     model: Backbone, context: int, requests: int, room: int, *, cuda_graphs: bool | None = None
 ) -> Session:
     """Returns a session of requests that each have ``context`` keys, and room for ``room`` more."""
-    session = Session(model, [Sampling()] * requests, cuda_graphs=cuda_graphs)
+    session = session_of(model, [Sampling()] * requests, cuda_graphs=cuda_graphs)
     for number in range(requests):
-        cache = session.cache(context + room)
-        for tensor in (*cache.keys, *cache.values):
-            tensor.fill_(1)  # Random keys would take longer to make and cost a forward the same.
-        cache.advance(context)
-        session.requests[number] = RequestState(cache, [], context)
+        session.fill(number, context, room)
     return session
 
 
 def time_step(session: Session, context: int, rows: int) -> float:
     """Returns the seconds of a forward of ``rows`` new tokens of each request of a filled
     session."""
-    for request in session.requests.values():
-        request.pending, request.tree, request.node_logits = [0], Tree(), []
-        request.cache.length = context
+    session.rewind(context)
     trees = dict.fromkeys(session.requests, chain([0] * (rows - 1)))
     clock = Clock(session.backbone.device)
     session.score(trees)
