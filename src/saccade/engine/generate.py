@@ -125,7 +125,7 @@ class Stream(Iterator[Round]):
             call, self.call = self.call, None
             if not memory.is_out_of_memory(error):
                 raise
-            raise call.request.too_long(call.target) from error
+            raise call.request.too_long(call.target, call.hidden_layers) from error
         finally:
             kernels.release_threads()
 
@@ -165,7 +165,7 @@ class Stream(Iterator[Round]):
         except (RuntimeError, MemoryError) as error:
             if not memory.is_out_of_memory(error):
                 raise
-            raise call.request.too_long(call.target) from error
+            raise call.request.too_long(call.target, call.hidden_layers) from error
         finally:
             kernels.release_threads()
             if not (keep and call.decoding):  # A later turn cannot continue half-read prompts.
