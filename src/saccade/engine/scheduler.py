@@ -28,7 +28,7 @@ from saccade.drafting.schedule import NO_MEMORY_REASON, Group, MemoryGuard, adva
 from saccade.engine.request import Request
 from saccade.engine.request_batch import RequestBatch
 from saccade.engine.round_size import RoundTimes
-from saccade.engine.thread_scope import thread_scope
+from saccade.engine.thread_scope import planning_scope, thread_scope
 from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
@@ -101,7 +101,7 @@ class Scheduler:
         self.fits(request)  # This drops stored prefixes where memory is short.
         number, target, draft, exact = self._next, self._target, self._draft, self._exact
         first = 0 if self._session is None else number
-        with self._thread_scope():  # Costs may be measured.
+        with planning_scope(target, self._recipe, exact, request.samples):
             batch = RequestBatch(
                 target,
                 self._recipe,
