@@ -275,6 +275,22 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a sampled answer is planned by the threads that are free",
+        "engine/thread_scope.py",
+        find="samples and recipe.needs_costs",
+        plant="False",
+        tests=(
+            "core/test_free_cores.py::test_a_sampled_answer_is_planned_by_the_costs_of_all_threads",
+        ),
+    ),
+    PlantedBug(
+        "rows of a document that was cut away count as left out by a head",
+        "model/heads/session.py",
+        find="min(self.read_length, length)",
+        plant="self.read_length",
+        tests=("model/test_heads.py::test_a_turn_cuts_a_head_back_into_a_document",),
+    ),
+    PlantedBug(
         "media of earlier turns run through the vision tower again",
         "model/vision_cache.py",
         find="$length, $output = _longest_stored($store, $owner, $names, $at)",
