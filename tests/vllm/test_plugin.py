@@ -105,7 +105,7 @@ def test_a_runner_meets_the_draft_it_made(vllm, early, monkeypatch):
 def test_runners_of_other_packages_meet_their_drafts(vllm, early, monkeypatch):
     """Claim: a runner of a hardware plug-in meets its draft once, by its name: one that derives
     from vLLM's and makes its draft last, and one that derives from nothing. A class of another name
-    is left alone. Fails if only ``GPUModelRunner`` is hooked, or if a runner meets a draft twice."""
+    is left alone. Fails if only ``GPUModelRunner`` is hooked, or a runner meets its draft twice."""
     folder = vllm.parents[3] / "vllm_other" / "worker"
     folder.mkdir(parents=True)
     (folder / "model_runner_v1.py").write_text(OTHER_MODULE)
