@@ -65,7 +65,7 @@ def _patch(runner_class: type) -> None:
             vars(self)[MET_MARK] = draft
             draft.set_runner(self)
 
-    runner_class.__init__ = patched_init  # type: ignore[misc]
+    runner_class.__init__ = patched_init
     setattr(runner_class, PATCHED_MARK, True)
 
 
