@@ -7,6 +7,8 @@ sides of a comparison have the same unit.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
+
 from lab.claims.claim import (
     ACCEPTED,
     ACCEPTED_UNTIL_REFUSAL,
@@ -86,7 +88,7 @@ def judge_holistic_balance(results: StoredResults) -> Finding:
         for edge in EDGES
     ]
     is_biased = judge_edge_bias(results).verdict == "holds"
-    premise = Premise("a bias of attention to the edges (Fig. 2)", is_biased)
+    premise = Premise("the bias of Fig. 2", is_biased)
     return judge_by_rule(suites, EDGE_SHARE, MORE, comparisons, premise)
 
 
@@ -172,6 +174,11 @@ def judge_gain_over_pearl(results: StoredResults) -> Finding:
     return results.compare(results.newest(PLANNED, RUN), WHOLE_SPEED, PEARLS, HIGHER_RATIO)
 
 
+def _totals(answers: Sequence[Mapping[str, float]]) -> dict[int, float]:
+    """Returns the seconds of whole answers, by clip."""
+    return {clip: answer["total"] for clip, answer in enumerate(answers)}
+
+
 def judge_early_prefill(results: StoredResults) -> Finding:
     answers = results.figure("hippo-early")["answers"]
     suites = results.figure_suites("hippo-early", SAVED, tuple(answers))
@@ -180,10 +187,8 @@ def judge_early_prefill(results: StoredResults) -> Finding:
             f"{late} over {early}",
             size,
             SAVED,
-            *(
-                {place: each["total"] for place, each in enumerate(own[name])}
-                for name in (late, early)
-            ),
+            _totals(own[late]),
+            _totals(own[early]),
         )
         for late, early in (("pearl", "pearl-syn"), *((WAITING, own) for own in EARLY))
         for size, own in answers.items()
@@ -210,7 +215,7 @@ def judge_pruning_cost(results: StoredResults) -> Finding:
 
 
 def judge_families(results: StoredResults) -> Finding:
-    return not_run("Four families of trained models; here is one embedded pair.")
+    return not_run("Four pairs of trained models; the embedded pair is one.")
 
 
 CLAIMS = (
@@ -230,7 +235,6 @@ CLAIMS = (
         "lab figure hippo-edges",
         judge_holistic_balance,
         "not testable here",
-        "Premise: the bias of Fig. 2.",
     ),
     Claim(
         "Fig. 3",
@@ -295,8 +299,8 @@ CLAIMS = (
         judge_units_of_table,
         "partly",
         "Three are those of SpecVLM's Table 1.",
-        "SpecVLM's 2.68x is of decoding alone. HIPPO's Table 1 prints it, and two more of SpecVLM's "
-        "own figures, beside HIPPO's speedups of whole answers.",
+        "SpecVLM's 2.68x is of decoding alone. HIPPO's Table 1 prints it, and two more of "
+        "SpecVLM's own figures, beside HIPPO's speedups of whole answers.",
     ),
     Claim(
         "Table 1",

@@ -12,7 +12,7 @@ import math
 from collections import defaultdict
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, TypeVar
 
 import numpy as np
 
@@ -29,7 +29,9 @@ Verdict = Literal[
     "to be run again",
     "not run yet",
 ]
+Item = TypeVar("Item", bound=Hashable)
 SMALL = 0.05  # What counts as small everywhere: TABED's remarks call 5 % constant.
+CHANCE = 1 / 40  # The share of 95 % intervals that lie above a true value by chance.
 MIN_ITEMS = 6  # With fewer items not even a unanimous sign is significant at 5 %.
 MAX_LISTED = 4  # Comparisons that are listed one by one.
 
@@ -145,8 +147,8 @@ def paired(
     label: str,
     suite: str,
     unit: Unit,
-    own: Mapping[Hashable, float],
-    other: Mapping[Hashable, float],
+    own: Mapping[Item, float],
+    other: Mapping[Item, float],
 ) -> Comparison:
     """Returns the mean difference, or mean ratio, of two values of the same items.
 
@@ -218,9 +220,9 @@ def judge(
     """Returns the verdict on a claim: the only function that gives one.
 
     - *holds*: every interval lies within the claimed range.
-    - *partly*: some do.
+    - *partly*: some do, and more than the one in forty that would by chance.
     - *does not hold*: every interval lies outside it.
-    - *not shown*: none lies within it, and some reach into it.
+    - *not shown*: anything else.
 
     Raises SuitesMissing where a comparison leaves out a suite of the run, and UnitsDiffer where
     comparisons are in different units or the range does not belong to the unit.
@@ -233,11 +235,13 @@ def judge(
     _require_every_suite(suites, comparisons)
     within = [each.is_within(claimed) for each in comparisons]
     verdict: Verdict
+    number = _number_text(claimed, comparisons)
     if premise is not None and not premise.is_met:
         verdict = "not testable here"
+        number = f"missing: {premise.text}. {number}"
     elif all(within):
         verdict = "holds"
-    elif any(within):
+    elif sum(within) > CHANCE * len(within):
         verdict = "partly"
     elif all(each.is_outside(claimed) for each in comparisons):
         verdict = "does not hold"
@@ -245,7 +249,7 @@ def judge(
         verdict = "not shown"
     return Finding(
         verdict,
-        _number_text(claimed, comparisons),
+        number,
         suites.source,
         unit.name,
         suites.visual_tokens,
@@ -267,7 +271,7 @@ def not_testable(premise: str) -> Finding:
 
 def interval_text(interval: Sequence[float], digits: int = 2) -> str:
     """Returns [value, low, high] as text."""
-    middle, low, high = (f"{value:.{digits}f}" for value in interval)
+    middle, low, high = (f"{round(value, digits) + 0.0:.{digits}f}" for value in interval)
     return f"{middle} [{low}, {high}]"
 
 
@@ -317,5 +321,6 @@ def _named_interval(each: Comparison, among: Sequence[Comparison]) -> str:
     names = [each.label] * has_labels + [each.suite] * has_suites
     is_point = each.interval[1] == each.interval[2]
     digits = each.unit.digits
-    number = f"{each.interval[0]:.{digits}f}" if is_point else interval_text(each.interval, digits)
+    point = f"{round(each.interval[0], digits) + 0.0:.{digits}f}"
+    number = point if is_point else interval_text(each.interval, digits)
     return f"{', '.join(names)} {number}".strip()

@@ -122,7 +122,8 @@ def _remaining(results: StoredResults, pruned: float) -> Finding:
             f"{pruned:.0%} pruned",
             name,
             REMAINING,
-            *([tau - 1 for tau in line[place]] for place in (at, whole)),
+            [tau - 1 for tau in line[at]],
+            [tau - 1 for tau in line[whole]],
             suites.items,
         )
         for name, line in lines.items()
