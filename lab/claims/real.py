@@ -37,7 +37,6 @@ SHARED_SET = "shared by all heads, at prefill"
 STATIC_SET = "std: each head's top at prefill"
 CURRENT_SET = "oracle: each head's top now"
 WINDOW_SET = "streaming: sinks and the last"
-MASS = Unit("share of attention on the top tenth", "value")
 AGREEMENT_GAIN = Unit("share of next tokens that stay", "difference")
 RATE = Unit("accepted share of drafted tokens", "difference")
 SPEED = Unit("speed of decoding, ratio", "ratio", is_time=True)
@@ -72,9 +71,9 @@ def _of_sets(results: StoredResults, chosen: str, what: str, keep: float) -> dic
 
 def judge_long_tail(results: StoredResults) -> Finding:
     masses = [*_of_sets(results, "oracle, shared by all heads", "mass", 0.1).values()]
-    suites = json_suites(results, results.self_draft_file, MASS, len(masses), (), DOCUMENTS)
-    comparison = alone("the top tenth", DOCUMENTS, MASS, masses)
-    return judge_by_rule(suites, MASS, printed(0.5, compared_by="value"), [comparison])
+    suites = json_suites(results, results.self_draft_file, specvlm.MASS, len(masses), (), DOCUMENTS)
+    comparison = alone("the top tenth", DOCUMENTS, specvlm.MASS, masses)
+    return judge_by_rule(suites, specvlm.MASS, printed(0.5, compared_by="value"), [comparison])
 
 
 def judge_windows(results: StoredResults) -> Finding:

@@ -132,8 +132,8 @@ def judge_planning_ahead(results: StoredResults) -> Finding:
 
 def judge_overhead(results: StoredResults) -> Finding:
     return not_testable(
-        "missing: a timer of planning. Trees grow within the draft's seconds, and the rest holds none "
-        "of it."
+        "missing: a timer of planning. Trees grow within the draft's seconds, and the rest holds "
+        "none of it."
     )
 
 

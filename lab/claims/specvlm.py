@@ -21,6 +21,7 @@ from lab.claims.rule import (
     SMALL_SHARE,
     Finding,
     Unit,
+    alone,
     not_run,
     of_intervals,
     printed,
@@ -36,6 +37,7 @@ SELF_DRAFTED = f"specvlm-self/lambda={LAMBDA}"
 RANDOM = "sd-tree/view=random/keep=0.1"
 KEEPS = ("0.50", "0.30", "0.20", "0.10", "0.05", "0.02")
 SHARE_OF_ATTENTION = Unit("share of attention on the top tenth", "difference")
+MASS = Unit("share of attention on the top tenth", "value")
 SHARE_OF_TOKENS = Unit("share of tokens that the draft wrote", "value")
 SHARE_OF_SECONDS = Unit("share of an answer's seconds", "value", is_time=True, digits=4)
 STEP_SECONDS = Unit("seconds of a draft's step, ratio", "ratio", is_time=True)
@@ -146,12 +148,11 @@ def judge_no_video(results: StoredResults) -> Finding:
 
 def judge_long_tail(results: StoredResults) -> Finding:
     data = results.figure("specvlm-tail")
-    mass = data["panels"]["share of the most\nattended, together"]["attention"]
-    tenth = max(i for i, rank in enumerate(data["at"]) if rank <= data["size"] / 10)
-    return not_run(
-        f"The figure stores a mean alone ({mass[tenth]:.2f} on the top tenth); the rule needs the "
-        "values of clips."
-    )
+    if "clips_tenth" not in data:
+        return not_run("The stored figure has a mean alone. The command stores every clip's value.")
+    suites = results.figure_suites("specvlm-tail", MASS, ["clips"])
+    comparison = alone("the top tenth", "clips", MASS, data["clips_tenth"])
+    return judge_by_rule(suites, MASS, printed(0.5, compared_by="value"), [comparison])
 
 
 def judge_every_ratio(results: StoredResults) -> Finding:
