@@ -19,6 +19,7 @@ from lab.claims.rule import (
     Finding,
     Premise,
     Suites,
+    SuitesMissing,
     Unit,
     Verdict,
     alone,
@@ -29,6 +30,7 @@ from saccade.bench import measures, records
 from saccade.bench.records import Answer
 from saccade.core.errors import OptionError
 
+CLIPS = "clips"  # The one suite of a figure that compares within one kind of clip.
 Turns = Literal["all", "first", "later"]
 Measure = Callable[[Answer], float]
 Pair = tuple[str, str, str]
@@ -195,10 +197,17 @@ class StoredResults:
     def figure_suites(
         self, name: str, unit: Unit, suites: Sequence[str], methods: Sequence[str] = ()
     ) -> Suites:
-        """Returns a figure's panels as the suites of a claim, all of which have to be compared."""
+        """Returns a figure's panels as the suites of a claim, all of which have to be compared.
+
+        Raises SuitesMissing where these are not all the panels, rows or drafts of the figure. A
+        figure of one kind of clip has the one suite ``CLIPS``.
+        """
         data = self.figure(name)
+        plain_names = tuple(" ".join(suite.split()) for suite in suites)
+        if plain_names != (CLIPS,) and plain_names not in _dimensions(data):
+            raise SuitesMissing(f"{', '.join(plain_names)} are not all that figure {name} has")
         reason = self.why_outdated(f"figure {name}", unit, methods)
-        return Suites(name, tuple(suites), f"{data['size']:,}", data["clips"], reason)
+        return Suites(name, plain_names, f"{data['size']:,}", data["clips"], reason)
 
     def compare_clips(
         self, figure: str, measured: Unit, pairs: Sequence[Pair], claimed: Claimed
@@ -244,6 +253,14 @@ def json_suites(
     """Returns one kind of document as the only suite of a verdict on real weights."""
     tokens = "512" if file == "seeing.json" else "0"
     return Suites(file, (where,), tokens, items, results.why_outdated(file, unit, methods))
+
+
+def _dimensions(numbers: object) -> set[tuple[str, ...]]:
+    """Returns the names of every mapping of a figure."""
+    if not isinstance(numbers, dict):
+        return set()
+    names = tuple(" ".join(str(name).split()) for name in numbers)
+    return {names}.union(*map(_dimensions, numbers.values()))
 
 
 def _is_of(answer: Answer, turns: Turns) -> bool:

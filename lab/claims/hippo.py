@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence
 from lab.claims.claim import (
     ACCEPTED,
     ACCEPTED_UNTIL_REFUSAL,
+    CLIPS,
     TAU_DIFFERENCE,
     WHOLE_SPEED,
     Claim,
@@ -65,9 +66,9 @@ PRINTED_TWICE = {
 
 def judge_edge_bias(results: StoredResults) -> Finding:
     rows = results.figure("hippo-edges")["rows"]["attention"]
-    suites = results.figure_suites("hippo-edges", EDGE_SHARE, ["clips"])
+    suites = results.figure_suites("hippo-edges", EDGE_SHARE, [CLIPS])
     comparisons = [
-        of_intervals(edge, "clips", EDGE_SHARE, rows[edge], EVEN_SHARE, suites.items)
+        of_intervals(edge, CLIPS, EDGE_SHARE, rows[edge], EVEN_SHARE, suites.items)
         for edge in EDGES
     ]
     return judge_by_rule(suites, EDGE_SHARE, MORE, comparisons)
@@ -75,11 +76,11 @@ def judge_edge_bias(results: StoredResults) -> Finding:
 
 def judge_holistic_balance(results: StoredResults) -> Finding:
     rows = results.figure("hippo-edges")["rows"]
-    suites = results.figure_suites("hippo-edges", EDGE_SHARE, ["clips"])
+    suites = results.figure_suites("hippo-edges", EDGE_SHARE, [CLIPS])
     comparisons = [
         of_intervals(
             f"attention less holistic, {edge}",
-            "clips",
+            CLIPS,
             EDGE_SHARE,
             rows["attention"][edge],
             rows["holistic"][edge],

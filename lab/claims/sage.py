@@ -8,6 +8,7 @@ from itertools import product
 from lab.claims import theory
 from lab.claims.claim import (
     ACCEPTED,
+    CLIPS,
     DECODING_SPEED,
     TAU_DIFFERENCE,
     Claim,
@@ -90,11 +91,11 @@ def judge_entropy_correlation(results: StoredResults) -> Finding:
 def judge_answer_length(results: StoredResults) -> Finding:
     data = results.figure("sage-length")
     taus = data["panels"][TAU]
-    suites = results.figure_suites("sage-length", GAP, ["clips"], ["sage"])
+    suites = results.figure_suites("sage-length", GAP, [CLIPS], ["sage"])
     last = [tau - 1 for tau in taus["sage"][-1]]
     comparison = of_intervals(
         f"at {data['at'][-1]} tokens",
-        "clips",
+        CLIPS,
         GAP,
         last,
         [tau - 1 for tau in taus["specvlm"][-1]],

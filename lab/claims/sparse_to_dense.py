@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from lab.claims.claim import ACCEPTANCE_RATE, DECODING_SPEED, Claim, StoredResults
+from lab.claims.claim import ACCEPTANCE_RATE, CLIPS, DECODING_SPEED, Claim, StoredResults
 from lab.claims.rule import (
     HIGHER_RATIO,
     MORE,
@@ -36,9 +36,9 @@ BATCH_SPEED = Unit("speed of decoding in a batch of 8, ratio", "ratio", is_time=
 def judge_agreement(results: StoredResults) -> Finding:
     data = results.figure("std-agreement")
     (lines,) = data["panels"].values()
-    suites = results.figure_suites("std-agreement", AGREEMENT, ["clips"])
+    suites = results.figure_suites("std-agreement", AGREEMENT, [CLIPS])
     comparisons = [
-        of_intervals(f"K {keys}", "clips", AGREEMENT, line, 0.0, suites.items)
+        of_intervals(f"K {keys}", CLIPS, AGREEMENT, line, 0.0, suites.items)
         for keys, line in zip(data["at"], lines["std"], strict=True)
     ]
     premise = Premise("a K, which the paper does not name", is_met=False)
@@ -90,12 +90,12 @@ def _judge_peak(results: StoredResults, figure: str) -> Finding:
     """Judges whether the best setting within the range is faster than both of its ends."""
     data = results.figure(figure)
     speeds = data["panels"]["times as fast as ar (decoding)"]["std"]
-    suites = results.figure_suites(figure, SPEED_BY_SETTING, ["clips"])
+    suites = results.figure_suites(figure, SPEED_BY_SETTING, [CLIPS])
     best = max(speeds[1:-1])
     comparisons = [
         of_intervals(
             f"best over {data['at'][end]}",
-            "clips",
+            CLIPS,
             SPEED_BY_SETTING,
             best,
             speeds[end],
@@ -120,9 +120,9 @@ def judge_fewer_keys(results: StoredResults) -> Finding:
 def judge_time_by_keys(results: StoredResults) -> Finding:
     data = results.figure("std-io")
     (lines,) = data["panels"].values()
-    suites = results.figure_suites("std-io", SECONDS_BY_KEYS, ["clips"])
+    suites = results.figure_suites("std-io", SECONDS_BY_KEYS, [CLIPS])
     comparisons = [
-        of_intervals(f"K {keys}", "clips", SECONDS_BY_KEYS, own, read[0], suites.items)
+        of_intervals(f"K {keys}", CLIPS, SECONDS_BY_KEYS, own, read[0], suites.items)
         for keys, own, read in zip(
             data["at"], lines["seconds (measured)"], lines["keys read (predicted)"], strict=True
         )
@@ -132,8 +132,8 @@ def judge_time_by_keys(results: StoredResults) -> Finding:
 
 def judge_speedup(results: StoredResults) -> Finding:
     speed = results.figure("std-batch")["rows"]["std"]["speed"]
-    suites = results.figure_suites("std-batch", BATCH_SPEED, ["a batch of 8"])
-    comparison = of_intervals("std", "a batch of 8", BATCH_SPEED, speed, 1.0, suites.items)
+    suites = results.figure_suites("std-batch", BATCH_SPEED, [CLIPS])
+    comparison = of_intervals("std", CLIPS, BATCH_SPEED, speed, 1.0, suites.items)
     return judge_by_rule(suites, BATCH_SPEED, printed(1.59), [comparison])
 
 

@@ -7,6 +7,7 @@ from statistics import mean
 from lab.claims.claim import (
     ACCEPTED,
     ACCEPTED_RATIO,
+    CLIPS,
     DECODING_SPEED,
     TAU_DIFFERENCE,
     Claim,
@@ -48,7 +49,7 @@ FIRST_ROUNDS = Unit("accepted tokens a forward, ratio to all rounds'", "ratio")
 
 def judge_text_attention(results: StoredResults) -> Finding:
     tenth = results.figure("specvlm-boundary")["tenth"]
-    suites = results.figure_suites("specvlm-boundary", SHARE_OF_ATTENTION, ["clips"])
+    suites = results.figure_suites("specvlm-boundary", SHARE_OF_ATTENTION, [CLIPS])
     return judge_by_rule(
         suites,
         SHARE_OF_ATTENTION,
@@ -56,7 +57,7 @@ def judge_text_attention(results: StoredResults) -> Finding:
         [
             of_intervals(
                 "text less visual queries",
-                "clips",
+                CLIPS,
                 SHARE_OF_ATTENTION,
                 tenth["text queries"],
                 tenth["visual queries"],
@@ -150,8 +151,8 @@ def judge_long_tail(results: StoredResults) -> Finding:
     data = results.figure("specvlm-tail")
     if "clips_tenth" not in data:
         return not_run("The stored figure has a mean alone. The command stores every clip's value.")
-    suites = results.figure_suites("specvlm-tail", MASS, ["clips"])
-    comparison = alone("the top tenth", "clips", MASS, data["clips_tenth"])
+    suites = results.figure_suites("specvlm-tail", MASS, [CLIPS])
+    comparison = alone("the top tenth", CLIPS, MASS, data["clips_tenth"])
     return judge_by_rule(suites, MASS, printed(0.5, compared_by="value"), [comparison])
 
 
@@ -248,10 +249,10 @@ def judge_step_growth(results: StoredResults) -> Finding:
     data = results.figure("specvlm-latency")
     (lines,) = data["panels"].values()
     line = lines["draft"]
-    suites = results.figure_suites("specvlm-latency", STEP_SECONDS, ["a draft's step"])
+    suites = results.figure_suites("specvlm-latency", STEP_SECONDS, [CLIPS])
     comparison = of_intervals(
         "32,768 over 1,024 keys",
-        "a draft's step",
+        CLIPS,
         STEP_SECONDS,
         line[data["at"].index(32768)],
         line[data["at"].index(1024)],

@@ -11,6 +11,7 @@ from statistics import mean
 
 from lab.claims.claim import (
     BLOCK_EFFICIENCY,
+    CLIPS,
     DECODING_SPEED,
     AnswerUnit,
     Claim,
@@ -205,10 +206,10 @@ def judge_ensembling_cost(results: StoredResults) -> Finding:
 
 def judge_history_windows(results: StoredResults) -> Finding:
     taus = results.figure("tabed-window")["clips_tau"]
-    suites = results.figure_suites("tabed-window", WINDOW_RATIO, ["clips"])
+    suites = results.figure_suites("tabed-window", WINDOW_RATIO, [CLIPS])
     whole = dict(enumerate(taus["tabed/weights=kl"]))
     comparisons = [
-        paired(label, "clips", WINDOW_RATIO, dict(enumerate(taus[f"tabed/weights={name}"])), whole)
+        paired(label, CLIPS, WINDOW_RATIO, dict(enumerate(taus[f"tabed/weights={name}"])), whole)
         for label, name in WINDOWS.items()
     ]
     return judge_by_rule(suites, WINDOW_RATIO, SAME, comparisons)
@@ -223,9 +224,9 @@ def judge_level_costs(results: StoredResults) -> Finding:
         "T_q along S": next(iter(t_q.values())),
         "T_q along B": list(zip(*t_q.values(), strict=True))[0],
     }
-    suites = results.figure_suites("tabed-latency", FORWARD_SECONDS, ["a machine"])
+    suites = results.figure_suites("tabed-latency", FORWARD_SECONDS, [CLIPS])
     comparisons = [
-        of_intervals(label, "a machine", FORWARD_SECONDS, max(line), min(line), suites.items)
+        of_intervals(label, CLIPS, FORWARD_SECONDS, max(line), min(line), suites.items)
         for label, line in lines.items()
     ]
     return judge_by_rule(suites, FORWARD_SECONDS, SAME, comparisons)
@@ -244,15 +245,15 @@ def judge_decoding_share(results: StoredResults) -> Finding:
             decoding[1] / whole[2],
             decoding[2] / whole[1],
         )
-        comparisons.append(Comparison("decoding", row, DECODING_SHARE, share, suites.items))
+        comparisons.append(
+            Comparison("decoding", " ".join(row.split()), DECODING_SHARE, share, suites.items)
+        )
     return judge_by_rule(suites, DECODING_SHARE, MOST, comparisons)
 
 
 def judge_visual_benefit(results: StoredResults) -> Finding:
     scores = results.figure("tabed-quality")["scores"]
-    suites = results.figure_suites(
-        "tabed-quality", SCORE, tuple(" ".join(row.split()) for row in scores)
-    )
+    suites = results.figure_suites("tabed-quality", SCORE, tuple(scores))
     comparisons = [
         paired(
             "seeing less text alone",
@@ -272,7 +273,7 @@ def judge_hidden_captioning(results: StoredResults) -> Finding:
     comparisons = [
         paired(
             captioner,
-            row,
+            " ".join(row.split()),
             CAPTION_SECONDS,
             dict(enumerate(own[captioner])),
             dict(enumerate(own["target"])),

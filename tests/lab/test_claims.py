@@ -12,7 +12,7 @@ import pytest
 from lab import claims, studies
 from lab.claims import hippo, runs, sage, tabed, theory
 from lab.claims.claim import ACCEPTED, StoredResults
-from lab.claims.rule import MORE
+from lab.claims.rule import MORE, SuitesMissing
 from saccade.bench import records
 from saccade.core.errors import OptionError
 
@@ -59,6 +59,15 @@ def test_a_claim_is_judged_over_every_suite_of_its_run():
     lists or the new wording."""
     finding = STORED.compare("papers-256", ACCEPTED, [("a", "sd-tree", "sd")], MORE)
     assert [each.suite for each in finding.comparisons] == STORED.suites("papers-256")
+
+
+def test_a_claim_is_judged_over_every_panel_of_its_figure():
+    """Claim: of a figure all rows or drafts have to be named. Fails if a claim can leave out the
+    draft that speaks against it."""
+    (lines,) = STORED.figure("specvlm-sensitivity")["panels"].values()
+    assert STORED.figure_suites("specvlm-sensitivity", ACCEPTED.unit, tuple(lines))
+    with pytest.raises(SuitesMissing, match="are not all that figure specvlm-sensitivity has"):
+        STORED.figure_suites("specvlm-sensitivity", ACCEPTED.unit, tuple(lines)[:1])
 
 
 def test_second_turns_are_judged_without_the_first():
