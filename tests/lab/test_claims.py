@@ -8,13 +8,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from typer.testing import CliRunner
 
 from lab import claims, studies
+from lab.__main__ import app
 from lab.claims import hippo, runs, sage, tabed, theory
 from lab.claims.claim import ACCEPTED, StoredResults
 from lab.claims.rule import MORE, SuitesMissing
 from saccade.bench import records
+from saccade.bench.suites.shapes import LENGTHS, SHORTEST, suites
 from saccade.core.errors import OptionError
+from saccade.methods import resolve
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 STORED = StoredResults(RESULTS)
@@ -102,6 +106,23 @@ def test_a_stored_run_is_made_again_as_it_was():
     assert arguments[arguments.index("--limit") + 1] == "12"
     with pytest.raises(OptionError, match="planned: specvlm-2k, "):
         runs.bench_arguments("papers-9k", RESULTS)
+
+
+def test_planned_runs_can_be_run():
+    """Claim: every method of a planned run resolves, every suite exists, and no planned run is
+    stored already under its name."""
+    for name, planned in runs.PLANNED.items():
+        assert all(resolve(method) for method in planned.methods.split(",")), name
+        assert set(planned.suites.split(",")) <= set(suites()), name
+        assert not (RESULTS / name).exists(), f"{name} is stored: it is no longer planned"
+
+
+def test_a_run_can_be_shown_without_running_it():
+    """Claim: --show prints the benchmark's command and runs nothing."""
+    result = CliRunner().invoke(app, ["run", "sage-2k", "--show", "--results", str(RESULTS)])
+    assert result.exit_code == 0
+    assert "saccade bench --threads 2 --limit 12 --suite shapes-caption-2k," in result.output
+    assert result.output.rstrip().endswith("--out runs/sage-2k")
 
 
 def test_every_paper_has_its_claims():
