@@ -37,6 +37,8 @@ class Report:
     seconds: float  # For everything, counted from the start of this process.
     device: torch.device
     judges_time: bool = True  # False for shrunken shapes, whose speed means nothing.
+    rivals: frozenset[str] = frozenset()
+    """Sections that only time what others made. One that fails or is cut off is no failure."""
     failures: list[str] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
     section: str = BEFORE_ALL
@@ -74,6 +76,13 @@ class Report:
         if self.judges_time:
             self.check(holds, sentence)
 
+    def fail(self, sentence: str) -> None:
+        """Records that a section could not go on, as a failure unless it is a rival's."""
+        if self.section in self.rivals:
+            self.note(skipped=[self.section], why=sentence)
+        else:
+            self.check(False, sentence)
+
     def cases(self, cases: Iterable[T], of: str = "") -> Iterator[T]:
         """Yields the cases for which there is time, assuming each takes as long as the longest yet.
 
@@ -95,8 +104,8 @@ class Report:
     def run(self, section: str, until: float, work: Callable[[], None]) -> None:
         """Runs a section, which may last until the share ``until`` of all the time is used.
 
-        An error in it is recorded as a failure, and the next section runs. The shared time begins
-        with the first section, because the imports before it may take long.
+        An error in it is recorded by :meth:`fail`, and the next section runs. The shared time
+        begins with the first section, because the imports before it may take long.
         """
         if self.section == BEFORE_ALL:
             self.first_section_start = self.elapsed()
@@ -111,7 +120,7 @@ class Report:
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(place.filename).name}:{place.lineno}"
-            self.check(False, f"{type(error).__name__} at {where}: {error}")
+            self.fail(f"{type(error).__name__} at {where}: {error}")
             traceback.print_exc(file=sys.stderr)
         if self.device.type == "cuda":
             torch.cuda.empty_cache()
@@ -122,10 +131,10 @@ class Report:
 
         def end_process() -> None:
             sentence = f"the time of {self.seconds:.0f} s ran out in the middle of it"
-            self.check(False, sentence)
+            self.fail(sentence)
             self.end()
             sys.stdout.flush()
-            os._exit(1)
+            os._exit(1 if self.failures else 0)
 
         timer = threading.Timer(self.seconds - self.elapsed() - GRACE_SECONDS / 2, end_process)
         timer.daemon = True

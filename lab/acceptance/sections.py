@@ -21,6 +21,7 @@ from lab.acceptance.models import LetterTokenizer, Models, caption, small_config
 from lab.acceptance.report import Report
 from lab.hardware.gpu import noise_video_inputs
 from lab.hardware.imposed import ImposedAcceptance, impose_acceptance
+from lab.hardware.layers import measure_step_variants
 from saccade.bench.peers import hf
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
@@ -44,6 +45,9 @@ STEP_REPEATS = 12  # How often a step is timed.
 WARM_UP_STEPS = 4  # Steps of plain decoding before those that are timed.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.05}
 """How far logits of captured and ordinary forwards may be apart, as a share of the largest."""
+COMPILED_LAYERS = 4  # Of the target, in steps of rivals: compiling all of them takes too long.
+COMPILED_ROWS = (1, 16)  # Of those steps.
+RIVALS = frozenset({"compiled peer", "step variants"})  # Sections that time what others made.
 MAX_COST_ERROR = 1.25  # The largest factor between a step's assumed cost and its real one.
 MAX_WEIGHT_OVERHEAD = 1.15  # The most memory a model may hold, as a factor of its weights' bytes.
 
@@ -424,18 +428,50 @@ class Acceptance:
     def time_compiled_generate(self) -> None:
         """Times ``generate`` with its static cache, which transformers compiles on a GPU.
 
-        This section is the last, because compiling may take long.
+        This section is one of the last, because compiling may take long.
         """
         target = self._model("target")
-        compiles = self.is_gpu and not self.models.small
-        settings = {"cache_implementation": "static", "disable_compile": not compiles}
+        settings = {"cache_implementation": "static", "disable_compile": not self._compiles}
         for context in self.report.cases(self.sizes.contexts[1:2]):
             prompt = with_model_dtype(
                 noise_video_inputs(self.models.target_config(), context), target
             )
             self._time_generate(target, prompt, "transformers, static cache", context, **settings)
 
+    def time_step_variants(self) -> None:
+        """Times a captured step with our kernels, with torch's attention, and with layers that
+        ``torch.compile`` compiles.
+
+        The step is that of the target's first layers and its head. Nothing is compiled where the
+        rest of the acceptance compiles nothing, and then the line says so.
+        """
+        target = self._model("target")
+        layers = target.first_layers(min(COMPILED_LAYERS, target.depth))
+        compiler = torch.compile if self._compiles else _leave_as_it_is
+        for context in self.report.cases(self.sizes.contexts[1:2]):
+            for variant in measure_step_variants(
+                layers,
+                context,
+                COMPILED_ROWS,
+                repeat=3 if self.models.small else STEP_REPEATS,
+                compiler=compiler,
+            ):
+                self.report.note(
+                    variant=variant.kind,
+                    layers=layers.depth,
+                    context=variant.context,
+                    rows=variant.rows,
+                    ms=variant.milliseconds,
+                    apart=variant.difference,
+                    is_compiled=self._compiles and variant.kind == "compiled",
+                )
+
     # -- parts of the above --------------------------------------------------------------------
+
+    @property
+    def _compiles(self) -> bool:
+        """Whether rivals are compiled: on a GPU, with models of full size."""
+        return self.is_gpu and not self.models.small
 
     def _model(self, name: str) -> Backbone:
         """Returns the target or the draft of the large pair; writes a line when it is made."""
@@ -530,8 +566,9 @@ class Acceptance:
             "kernels": (0.04, self.count_kernels),
             "believed costs": (0.08, self.check_costs),
             "prefill": (0.08, self.measure_prefill),
-            "whole answers": (0.20, self.time_answers),
-            "compiled peer": (0.10, self.time_compiled_generate),
+            "whole answers": (0.18, self.time_answers),
+            "compiled peer": (0.07, self.time_compiled_generate),
+            "step variants": (0.05, self.time_step_variants),
         }
 
     def run(self, sections: Sequence[str] = ()) -> None:
@@ -561,6 +598,11 @@ def count_graphs() -> Iterator[Counter[str]]:
 
                 stack.enter_context(patch.object(torch.cuda.CUDAGraph, name, count))
         yield counts
+
+
+def _leave_as_it_is(work: Callable[..., Any]) -> Callable[..., Any]:
+    """Stands in for a compiler."""
+    return work
 
 
 def _with_imposed_acceptance(recipe: Recipe) -> Recipe:

@@ -41,7 +41,7 @@ def accept(
 
     from lab.acceptance.models import Models
     from lab.acceptance.report import Report
-    from lab.acceptance.sections import FULL, SMALL, Acceptance
+    from lab.acceptance.sections import FULL, RIVALS, SMALL, Acceptance
     from saccade.methods import resolve
 
     place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
@@ -53,7 +53,7 @@ def accept(
     for name in names:
         resolve(name)
     out.parent.mkdir(parents=True, exist_ok=True)
-    report = Report(out, seconds, place, judges_time=not small)
+    report = Report(out, seconds, place, judges_time=not small, rivals=RIVALS)
     acceptance = Acceptance(report, Models(place, small), SMALL if small else FULL, names)
     chosen = [name for name in sections.split(",") if name]
     unknown = [name for name in chosen if name not in acceptance.sections()]

@@ -61,7 +61,9 @@ FACTORIES = {
     "zeros", "zeros_like",
 }  # fmt: skip
 FROM_HOST_DATA = {"as_tensor", "asarray", "new_tensor", "tensor"}
-ONE_KERNEL = {torch.nn.functional.scaled_dot_product_attention, torch.nn.functional.rms_norm}
+LAYS_ROWS_FIRST = {torch.nn.functional.scaled_dot_product_attention}
+"""Composites whose results CUDA may lay out unlike a CPU: see :func:`_rows_before_heads`."""
+ONE_KERNEL = {*LAYS_ROWS_FIRST, torch.nn.functional.rms_norm}
 """Composites that are a single kernel on CUDA."""
 
 
@@ -87,6 +89,8 @@ class Record:
     operations: Counter[str] = field(default_factory=Counter)
     sizes: list[int] = field(default_factory=list)  # operations of each finished capture
     errors: list[str] = field(default_factory=list)  # raised, whoever caught them
+    pageable: Counter[str] = field(default_factory=Counter)
+    """Uploads from memory that is not pinned, by line: the host waits until they are staged."""
 
     @property
     def transfers(self) -> int:
@@ -99,6 +103,7 @@ class Record:
         self.operations.clear()
         self.sizes.clear()
         self.errors.clear()
+        self.pageable.clear()
 
     def worst(self, kind: str, most: int = 8) -> list[tuple[str, int]]:
         """The lines of code that cause most of a kind."""
@@ -248,6 +253,8 @@ def _copied(source: int | None, target: int | None, what: str, waits: bool) -> N
     _count(kind, what)
     if waits and kind == "download":
         _count("sync", what)
+    if waits and kind == "upload" and not _state.unobserved:
+        _record.pageable[f"{_line()} [{what}]"] += 1
 
 
 @contextmanager
@@ -395,10 +402,21 @@ def _flash_attention(
     out, sums = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu(
         q.float(), keys, values, is_causal=is_causal, scale=scale
     )
-    laid = torch.empty_permuted(out.shape, (0, 2, 1, 3), dtype=q.dtype)
-    laid.copy_(out)
     nothing = torch.zeros(0)
+    laid = _rows_before_heads(out.to(q.dtype))
     return laid, sums.float(), nothing, nothing, q.shape[2], k.shape[2], nothing, nothing, nothing
+
+
+def _rows_before_heads(out: Tensor) -> Tensor:
+    """Attention's result in memory as [batch, row, head, dim], whose shape is [batch, head, row,
+    dim].
+
+    CUDA's memory-efficient kernel always lays it out so. Its flash kernels follow the layout of the
+    queries, which is this one where they come from a projection. Code has to bear both, and on a
+    CPU it meets contiguous results.
+    """
+    laid = torch.empty_permuted(out.shape, (0, 2, 1, 3), dtype=out.dtype)
+    return laid.copy_(out)
 
 
 # -- what Python calls do -----------------------------------------------------------------------
@@ -438,7 +456,8 @@ def _run_as_one_kernel(
 
     def run() -> Any:
         with unobserved(), _plain():
-            return func(*args, **kwargs)
+            out = func(*args, **kwargs)
+            return _rows_before_heads(out) if func in LAYS_ROWS_FIRST else out
 
     out = _tag(run(), place)
     _launched(name, place, run, out, False)

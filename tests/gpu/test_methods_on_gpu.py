@@ -9,7 +9,7 @@ import logging
 import budgets
 import pytest
 import torch
-from helpers import answered, truth
+from helpers import answered, few, truth
 from pretended import pretend_gpus
 
 from saccade.methods import SYSTEMS
@@ -67,6 +67,28 @@ def test_a_second_answer_captures_nothing(method):
         second = budgets.answer(record, target, draft, method)
     assert first.captures > 0
     assert second.captures == 0
+
+
+@pytest.mark.parametrize("method", few(["pearl", "hippo", "pearl-specvlm"], 1))
+def test_a_parallel_draft_on_a_second_gpu(method):
+    """Claim: with the draft of a parallel method on a second GPU the answer is `generate`'s, rounds
+    are those of one GPU, both models replay captured steps, and nothing waits in a capture. Fails
+    if what the two processes send each other lies on the other's device, or if captures of the
+    second device stay empty."""
+    expected = truth("qwen2_5_vl", 0, budgets.TOKENS)
+    rounds = set()
+    for places in (("cuda:0", "cuda:0"), ("cuda:0", "cuda:1"), ("cuda:1", "cuda:0")):
+        with pretend_gpus(2) as record, torch.no_grad():
+            target, draft = budgets.pair(*places)
+            for _ in range(2):
+                counted = budgets.answer(record, target, draft, method)
+                assert counted.ids == expected
+                assert counted.fallback is None
+                assert record.errors == [] and all(size > 0 for size in record.sizes)
+            assert counted.captures == 0 and counted.counts["replay"] > counted.rounds
+            assert all(model.graphs[model.layers]._captured for model in (target, draft))
+        rounds.add(counted.rounds)
+    assert len(rounds) == 1
 
 
 @pytest.mark.representatives(1)

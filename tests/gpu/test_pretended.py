@@ -84,7 +84,8 @@ def test_waits_and_copies_are_counted_by_line():
 
 
 def test_pinned_memory_is_what_was_pinned():
-    """Claim: only memory that was pinned copies without a wait. Fails if `is_pinned` is a guess."""
+    """Claim: only memory that was pinned copies without a wait, and uploads from other memory are
+    listed. Fails if `is_pinned` is a guess."""
     with pretend_gpus() as record:
         usual, pinned = torch.zeros(3), torch.zeros(3, pin_memory=True)
         assert not usual.is_pinned() and pinned.is_pinned() and usual.pin_memory().is_pinned()
@@ -93,6 +94,37 @@ def test_pinned_memory_is_what_was_pinned():
         assert record.counts["sync"] == 0
         usual.copy_(device, non_blocking=True)
         assert record.counts["sync"] == 1
+        record.clear()
+        pinned.to("cuda", non_blocking=True)
+        assert record.counts["upload"] == 1 and not record.pageable
+        for upload in (lambda: usual.to("cuda", non_blocking=True), lambda: pinned.to("cuda")):
+            record.clear()
+            upload()
+            assert record.counts["upload"] == record.pageable.total() == 1
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_attention_lays_rows_before_heads(dtype):
+    """Claim: what attention gives on a GPU is right and not contiguous, from torch's call and from
+    the flash operation, also when it is replayed. Fails if code that views it as heads of rows
+    passes."""
+    q, k, v = (torch.randn(1, 4, 3, 16).to(dtype) for _ in range(3))
+    attend = nn.functional.scaled_dot_product_attention
+    expected = attend(q, k, v)
+    with pretend_gpus():
+        there = [each.to("cuda") for each in (q, k, v)]
+        out = attend(*there)
+        results = [out]
+        if dtype == torch.bfloat16:
+            results += [torch.ops.aten._scaled_dot_product_flash_attention(*there)[0]]
+        graph = torch.cuda.CUDAGraph()
+        results += [_capture(graph, lambda: attend(*there))]
+        graph.replay()
+        for each in results:
+            assert torch.allclose(each.cpu().float(), expected.float(), atol=1e-2)
+            assert not each.is_contiguous() and each.transpose(1, 2).is_contiguous()
+            with pytest.raises(RuntimeError, match="view"):
+                each.view(12, 16)
 
 
 def test_a_graph_repeats_on_the_same_memory():

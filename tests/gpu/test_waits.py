@@ -14,14 +14,16 @@ from pretended import pretend_gpus
 import saccade
 from saccade.core.errors import OptionError
 from saccade.core.sampling import BrokenLaw, Sampling, Scores
-from saccade.core.tree import chain
+from saccade.core.tree import Tree, add, chain
 from saccade.inputs.loading import load, load_pair
 from saccade.model.attention import Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache, HeadShape
+from saccade.model.cuda_graphs import capture_new_sizes
 from saccade.model.kernels.attention_mass import attention_mass
 from saccade.model.prefix_cache import PrefixCache
 from saccade.model.segments import Segment
+from saccade.model.session import Session
 
 LOGITS = torch.tensor([[1.0, 3.0, 2.5], [0.5, 0.0, 4.0], [9.0, 8.0, 7.0]])
 
@@ -54,6 +56,25 @@ def test_a_step_waits_once():
             with pytest.raises(BrokenLaw):
                 law(0)
     assert on_cpu.tops({-1: 2, 0: 1, 1: 3}) == {-1: [1, 2], 0: [2], 1: [0, 1, 2]}
+
+
+def test_a_greedy_draft_step_is_one_replay_and_one_small_copy():
+    """Claim: a captured step of a greedy draft is sent its inputs without a wait, is one replay,
+    and gives its token in one copy that the host waits for. Besides only its logits are copied.
+    Fails if the arg-max, its check for NaN or the ids that a draft may not choose are kernels of
+    their own."""
+    with pretend_gpus() as record:
+        model = Backbone(deepcopy(FAMILIES["qwen2_5_vl"](0)).to("cuda"))
+        session = Session(model, [Sampling()], vocab=180, banned=[7, 8])
+        session.prefill(model.prompts(input_for("qwen2_5_vl")))
+        tree = Tree()
+        for step in range(4):
+            record.clear()
+            tree = add(tree, step - 1, session.score({0: tree})[0].law(step - 1))
+            counts = dict(record.counts)
+            capture_new_sizes()
+    # The two launches are the copy of the inputs and the copy of the logits.
+    assert counts == {"upload": 1, "replay": 1, "download": 1, "sync": 1, "launch": 2}
 
 
 def test_an_accepted_path_is_sent_once():
@@ -89,6 +110,23 @@ def test_pixels_are_digested_before_they_are_sent():
         model.prompts(input_for("qwen2_5_vl"))
         assert not any("kept.py" in line and "cpu" in line for line, _ in record.worst("download"))
         assert sum(isinstance(key, tuple) for key, _ in model.prefix_cache.items()) == 1
+
+
+@pytest.mark.parametrize("has_cache", [False, True])
+def test_pixels_are_uploaded_from_pinned_memory(has_cache):
+    """Claim: what a processor gave is copied to a GPU from pinned memory, with and without a cache
+    of prefixes, so that the host goes on. Fails if pixels are staged while the host waits."""
+    with pretend_gpus() as record:
+        model = Backbone(deepcopy(FAMILIES["qwen2_5_vl"](0)).to("cuda"))
+        model = model.with_prefix_cache(PrefixCache(2**28) if has_cache else None)
+        inputs = input_for("qwen2_5_vl")
+        record.clear()
+        model.prompts(inputs)
+    uploads = [line for line, _ in record.worst("upload", 99) if "[.to]" in line]
+    assert any("cache.py" in line for line in uploads)
+    # Transformers makes some small tensors of numbers by itself.
+    assert not any("[.to]" in line and "cache.py" in line for line in record.pageable)
+    assert not any("_language_model_arguments [.to]" in line for line in record.pageable)
 
 
 def test_weights_are_read_to_where_they_are_to_be():

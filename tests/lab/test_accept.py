@@ -46,7 +46,10 @@ def _accept(call: Call, path: Path, *words: object) -> tuple[int, list[dict[str,
 def test_a_shrunken_acceptance_passes(call: Call, tmp_path: Path) -> None:
     """Claim: every section runs on a CPU, finds nothing wrong, and says what only a GPU can; what
     is printed is what is in the file. Fails if a section does not run without a GPU."""
-    some = "facts,exact answers,steps,kernels,believed costs,prefill,whole answers,compiled peer"
+    some = (
+        "facts,exact answers,steps,kernels,believed costs,prefill,whole answers,compiled peer,"
+        "step variants"
+    )
     code, lines = _accept(call, tmp_path / "a.jsonl", "--sections", some)
     assert code == 0 and lines[-1]["all_wrong"] == []
     assert {line["section"] for line in lines} == {*some.split(","), "end"}
@@ -117,6 +120,35 @@ def test_an_error_ends_its_section_alone(tmp_path: Path) -> None:
     assert _lines(report.path)[-1] == report.lines[-1] and report.lines[-1]["fine"]
 
 
+def test_a_rival_that_fails_is_no_failure(tmp_path: Path) -> None:
+    """Claim: an error in a section that only times what others made is a line that says why it was
+    skipped, and the acceptance passes. Control: in any other section it is wrong."""
+
+    def breaks() -> None:
+        raise RuntimeError("no compiler")
+
+    for rivals, failures in ((frozenset({"one"}), 0), (frozenset(), 1)):
+        report = Report(tmp_path / "a.jsonl", 300, torch.device("cpu"), rivals=rivals)
+        report.run("one", 1.0, breaks)
+        assert len(report.failures) == failures
+        line = report.lines[-1]
+        assert "no compiler" in line["why" if rivals else "wrong"]
+
+
+def test_steps_are_compared_with_their_rivals(tmp_path: Path) -> None:
+    """Claim: the acceptance times a step with torch's attention and with compiled layers, at two
+    numbers of rows, on a part of the target's layers. Fails if a rival is left out."""
+    report = Report(tmp_path / "a.jsonl", 300, torch.device("cpu"), judges_time=False)
+    sizes = sections.Sizes((32, 64), (1,), 4, 4, 64)
+    Acceptance(report, Models(torch.device("cpu"), True), sizes).run(["step variants"])
+    lines = [line for line in report.lines if "variant" in line]
+    assert [(line["variant"], line["rows"]) for line in lines] == [
+        (kind, rows) for rows in sections.COMPILED_ROWS for kind in ("torch", "compiled")
+    ]
+    assert all(line["ms"] > 0 and line["apart"] < 1e-4 for line in lines)
+    assert report.failures == [] and not any(line["is_compiled"] for line in lines)
+
+
 def test_what_there_is_no_time_for_is_named(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -143,9 +175,13 @@ def test_what_there_is_no_time_for_is_named(
     assert report.lines[-1]["skipped"] == ["late"]
 
 
-def _overrun(path: str) -> None:
+def _overrun(path: str, rivals: frozenset[str] = frozenset()) -> None:
     report = Report(
-        Path(path), reports.GRACE_SECONDS / 2 + 1, torch.device("cpu"), start_time=time.time()
+        Path(path),
+        reports.GRACE_SECONDS / 2 + 1,
+        torch.device("cpu"),
+        rivals=rivals,
+        start_time=time.time(),
     )
     with report.time_limit():
         report.section = "endless"
@@ -161,6 +197,17 @@ def test_a_section_without_end_is_cut_off(tmp_path: Path) -> None:
     assert process.exitcode == 1
     lines = _lines(path)
     assert lines[-2]["section"] == "endless" and lines[-1]["wrong_count"] == 1
+
+
+def test_a_rival_without_end_is_cut_off(tmp_path: Path) -> None:
+    """Claim: where the time is gone while a rival is compiled, the last lines say so and the status
+    is 0. Fails if a slow compiler makes an acceptance fail."""
+    path = tmp_path / "a.jsonl"
+    process = fork(_overrun, str(path), frozenset({"endless"}))
+    process.join(30)
+    assert process.exitcode == 0
+    lines = _lines(path)
+    assert lines[-2]["skipped"] == ["endless"] and lines[-1]["wrong_count"] == 0
 
 
 @pytest.mark.parametrize(

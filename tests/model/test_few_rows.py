@@ -12,13 +12,13 @@ import sys
 
 import pytest
 import torch
-from helpers import random_tree, text_input
+from helpers import FAMILIES, backbone, random_tree, text_input
 
 from lab import checkpoints
 from saccade import inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
-from saccade.model.cuda_graphs import CudaGraphs, FewRowKernels, capture_new_sizes
+from saccade.model.cuda_graphs import GATHERED, CudaGraphs, FewRowKernels, capture_new_sizes
 from saccade.model.kernels import few_rows
 from saccade.model.kernels.few_rows import Kernels, Trial, example_rotation
 from saccade.model.session import Session
@@ -212,6 +212,52 @@ def test_captured_forwards_by_the_kernels_give_the_laws_of_ordinary_ones(
     assert not graphs._refused and len(graphs._captured) >= 2
     assert launches and len(launches) % model.layers == 0
     assert launches[: model.layers] == [*range(model.layers)]
+
+
+@pytest.mark.parametrize("failure", ["raises", "differs"])
+def test_kernels_that_fail_later_are_given_up_before_captures(failure, caplog, monkeypatch):
+    """Claim: where kernels that passed their trial raise while a step is captured, or give other
+    logits, one warning names them, torch's attention is captured instead at once, for this model
+    and for those made later, and captures go on. Fails if captures are turned off, if ordinary
+    forwards go on, or if each size warns anew."""
+    model = backbone(FAMILIES["qwen2_5_vl"]())
+    kernels = _kernels(model.heads, model.kv_heads, model.head_dim)
+    monkeypatch.setattr(few_rows, "_abandoned", set())
+    monkeypatch.setattr(few_rows, "_kernels_if_correct", lambda *given: kernels)
+    monkeypatch.setattr(few_rows, "DEVICE_TYPES", ("cpu",))
+    plain = few_rows.FewRowAttention.rotate_and_attend
+
+    class OutOfResources(Exception):
+        """Triton's errors are no RuntimeErrors."""
+
+    def fails(self, *given):
+        if failure == "raises":
+            raise OutOfResources("shared memory, Required: 300000")
+        return plain(self, *given) + 1
+
+    monkeypatch.setattr(few_rows.FewRowAttention, "rotate_and_attend", fails)
+    monkeypatch.setattr(model, "few_row_kernels", kernels)
+    monkeypatch.setattr(model, "graphs", {})
+    ordinary, fixed = (Session(model, [Sampling()], cuda_graphs=on) for on in (False, True))
+    graphs = fixed.cuda_graphs
+    assert isinstance(graphs._kind, FewRowKernels)
+    prompts = model.prompts(text_input(0, 20))
+    for session in (ordinary, fixed):
+        session.prefill(prompts)
+    with caplog.at_level(logging.WARNING):
+        for tree in (Tree(), chain([5, 6, 7]), Tree(), chain([5, 6, 7])):
+            a, b = (torch.stack([*each.score({0: tree})[0].rows]) for each in (ordinary, fixed))
+            assert (a - b).abs().max() < 1e-4
+            capture_new_sizes()
+            for session in (ordinary, fixed):
+                session.commit({0: [3]})
+    assert len(caplog.messages) == 1, caplog.messages
+    assert "Triton" in caplog.messages[0] and "torch's attention" in caplog.messages[0]
+    assert "Required" in caplog.messages[0] or "differ" in caplog.messages[0]
+    assert graphs._capture is not None
+    assert len(graphs._captured) >= 2 and {kind for kind, _ in graphs._captured} == {GATHERED}
+    asked = model.heads, model.kv_heads, model.head_dim, [model.device], model.dtype
+    assert few_rows.kernels_for(*asked) is None
 
 
 def test_a_model_is_given_kernels_that_were_tried(on_cpu, caplog, monkeypatch):

@@ -51,13 +51,41 @@ STATEFUL = (
 )
 
 
+@dataclass(frozen=True)
+class GeneratedTokenPenalties:
+    """Lowers the logits of tokens that the answer already contains, by OpenAI's formula.
+
+    The logit of a token that was generated ``n`` times falls by ``frequency * n``, and by
+    ``presence`` more where ``n`` is not zero. The tokens of the prompt do not count, so
+    ``prompt_length`` says how many there are. Source: OpenAI's API reference, "frequency and
+    presence penalties".
+    """
+
+    prompt_length: int  # in tokens
+    presence: float = 0.0
+    frequency: float = 0.0
+
+    def __call__(
+        self, ids: Int[Tensor, "rows length"], scores: Float[Tensor, "rows vocab"]
+    ) -> Float[Tensor, "rows vocab"]:
+        generated = ids[:, self.prompt_length :]
+        # A draft may know fewer tokens than the target. It cannot repeat those that it lacks.
+        is_known = generated < scores.shape[1]
+        counts = torch.zeros_like(scores).scatter_add_(
+            1, generated.where(is_known, 0), is_known.to(scores.dtype)
+        )
+        return scores - self.frequency * counts - self.presence * (counts > 0)
+
+
 def may_remember(processor: Processor) -> bool:
     """Whether a logits processor may keep state from call to call.
 
-    Nobody can look into a caller's function, so every processor counts that is not one of Hugging
-    Face's own. Such a processor is called for the target alone, once for each token of the answer
-    and in order, which is how ``generate`` calls it.
+    Nobody can look into a caller's function, so every processor counts that is neither one of
+    Hugging Face's nor ours. Such a processor is called for the target alone, once for each token of
+    the answer and in order, which is how ``generate`` calls it.
     """
+    if isinstance(processor, GeneratedTokenPenalties):
+        return False
     own = type(processor).__module__.startswith("transformers.")
     return not own or isinstance(processor, STATEFUL)
 
@@ -176,6 +204,12 @@ class Scores:
     request: int = 0
     draft_start: int | None = field(default=None, kw_only=True)
     """How many tokens were generated when this draft began; None means ``offset``."""
+    likeliest: Sequence[Callable[[], int] | None] = field(
+        default=(), kw_only=True, compare=False, repr=False
+    )
+    """For each row a function that returns its likeliest token, or NO_TOKEN where a logit is NaN.
+
+    None where the forward did not compute it; empty where it did so for no row."""
     draws: list[Draw] = field(default_factory=list, init=False, compare=False, repr=False)
     """Every draw made from these scores, in order. All of them have to be judged (see ``Tree``)."""
     _logits_by_node: dict[int, Tensor] = field(
@@ -202,20 +236,45 @@ class Scores:
 
     def law(self, node: int) -> Law | None:
         """Returns the law after ``node``, rules applied; None where the model has no row for it."""
-        return None if node + 1 >= len(self.rows) else self.rules.law_from_scores(self.logits(node))
+        if node + 1 >= len(self.rows):
+            return None
+        token = self._computed_token(node)
+        if token == NO_TOKEN:
+            raise BrokenLaw("the logits hold NaN")
+        return self.rules.law_from_scores(self.logits(node)) if token is None else token
 
     def every_law(self) -> Callable[[int], Law | None]:
         """Returns :meth:`law`, or a faster function that gives the same laws.
 
         Where every law is an arg-max and no logit is NaN, the arg-max of all rows is taken at once,
-        unless that would copy many logits on a CPU.
+        unless that would copy many logits on a CPU. Rows of which the forward computed it are left
+        out.
         """
-        copied = sum(len(row) for row in self.rows if row.device.type == "cpu")
-        if not self.rules.plain or len(self.rows) < 2 or copied > MAX_COPIED_LOGITS:
+        nodes = [node for node in range(ROOT, len(self.rows) - 1) if not self._has_token(node)]
+        rows = [self.rows[node + 1] for node in nodes]
+        copied = sum(len(row) for row in rows if row.device.type == "cpu")
+        if not self.rules.plain or len(rows) < 2 or copied > MAX_COPIED_LOGITS:
             return self.law
-        best, tokens = torch.stack(list(self.rows)).max(-1)
+        best, tokens = torch.stack(rows).max(-1)
         likeliest = tokens.masked_fill_(best.isnan(), NO_TOKEN).tolist()
-        return self.law if NO_TOKEN in likeliest else dict(enumerate(likeliest, ROOT)).get
+        if NO_TOKEN in likeliest:
+            return self.law
+        laws = dict(zip(nodes, likeliest, strict=True))
+        return lambda node: laws[node] if node in laws else self.law(node)
+
+    def _has_token(self, node: int) -> bool:
+        """Returns whether the forward computed the likeliest token after ``node``."""
+        return node + 1 < len(self.likeliest) and self.likeliest[node + 1] is not None
+
+    def _computed_token(self, node: int) -> int | None:
+        """Returns the likeliest token after ``node`` that the forward computed, or NO_TOKEN.
+
+        Returns None where it did not, and where the rules may choose another token.
+        """
+        if not self.rules.plain or node + 1 >= len(self.likeliest):
+            return None
+        read = self.likeliest[node + 1]
+        return None if read is None else read()
 
     def _below(self, node: int) -> list[int]:
         """Returns the tokens from the root down to ``node``."""
@@ -236,6 +295,10 @@ class Scores:
         """:meth:`top` of each node; of all nodes on a GPU together, which is waited for once."""
         if not counts:
             return {}
+        if set(counts.values()) == {1} and self.rules.plain and all(map(self._has_token, counts)):
+            tokens = {node: self._computed_token(node) for node in counts}
+            if NO_TOKEN not in tokens.values():
+                return {node: [token] for node, token in tokens.items() if token is not None}
         rows = {node: self.logits(node) for node in counts}
         if all(row.device.type != "cpu" for row in rows.values()):
             most = max(counts.values())

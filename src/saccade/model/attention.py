@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from saccade.model import kernels
+from saccade.model.cache import send_to_device
 from saccade.model.kernels import AttentionChoice, compiled
 from saccade.model.kernels.attention_mass import Queries
 from saccade.model.segments import KeyWindow, Segment
@@ -235,7 +236,7 @@ def _choose_kernel(
     device = segment.cache.keys[0].device
     masked = segment.block is not None or new > 1
     if new <= FOLD_LIMIT and masked and segment.pages is None and device.type != "cpu":
-        return _attend_folded, segment.mask.to(device).repeat(groups, 1)
+        return _attend_folded, send_to_device(segment.mask, device).repeat(groups, 1)
     if new <= FOLD_LIMIT or segment.pages is not None:
         return FEW_ROW_KERNELS[name], _bias(segment, new, groups, dtype, name)
     if segment.block is None:

@@ -29,6 +29,7 @@ from saccade.model.cache_pool import CachePool
 from saccade.model.cuda_graphs import (
     Attention,
     AttentionKind,
+    RowLogits,
     Rows,
     StaticInputs,
     write_keys_and_values,
@@ -53,25 +54,36 @@ class BatchInvariantSession(Session):
     The check is :func:`require_batch_invariance`.
     """
 
-    def _forward(self, rows: Rows) -> Float[Tensor, "logit_rows vocab"]:
+    def _forward(self, rows: Rows) -> RowLogits:
         segments, ids, positions, logit_rows = rows
-        logits = []
+        logits, likeliest = [], []
         for segment in segments:
             if segment.block is not None:
                 raise MethodError(NEEDS_CHAINS)
             for start in range(segment.start, segment.stop, ROWS):
                 stop = min(start + ROWS, segment.stop)
                 at = segment.at + start - segment.start
-                part = Segment(segment.cache, 0, stop - start, at, row_queries=segment.row_queries)
+                part = Segment(
+                    segment.cache,
+                    0,
+                    stop - start,
+                    at,
+                    row_queries=segment.row_queries,
+                    vocabulary=segment.vocabulary,
+                )
                 own_rows = [row - start for row in logit_rows if start <= row < stop]
                 chunk = Rows([part], ids[start:stop], positions[start:stop], own_rows)
-                logits.append(self._logits_of_chunk(chunk))
-        return torch.cat(logits)
+                own = self._logits_of_chunk(chunk)
+                logits.append(own.logits)
+                likeliest += own.likeliest
+        return RowLogits(torch.cat(logits), likeliest)
 
-    def _logits_of_chunk(self, rows: Rows) -> Float[Tensor, "logit_rows vocab"]:
+    def _logits_of_chunk(self, rows: Rows) -> RowLogits:
         """Returns the logits of the last rows among at most ``ROWS`` rows of one request."""
-        if self.cuda_graphs is None or rows.segments[0].row_queries is not None:
-            return self._ordinary_forward(rows)
+        (segment,) = rows.segments
+        is_unusual = segment.row_queries is not None or segment.cache.hidden is not None
+        if self.cuda_graphs is None or is_unusual:
+            return RowLogits.of_ordinary(self._ordinary_forward(rows))
         return self.cuda_graphs.logits(rows, self._ordinary_forward, EXACT)
 
     def _ordinary_forward(self, rows: Rows) -> Float[Tensor, "logit_rows vocab"]:

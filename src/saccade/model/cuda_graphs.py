@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -33,7 +34,13 @@ from saccade.model.backbone import MAX_ROUNDING_DIFFERENCE, Backbone
 from saccade.model.cache import Cache
 from saccade.model.cache_pool import Buffer, CachePool, Lease
 from saccade.model.kernels.attention_mass import Queries
-from saccade.model.kernels.few_rows import FewRowAttention, Kernels
+from saccade.model.kernels.few_rows import FewRowAttention, Kernels, abandon
+from saccade.model.likeliest import (
+    WHOLE_VOCABULARY,
+    LikeliestTokens,
+    VocabularyTable,
+    likeliest_ids,
+)
 from saccade.model.segments import Segment
 
 log = logging.getLogger(__name__)
@@ -63,6 +70,27 @@ class Rows(NamedTuple):
 
 OrdinaryForward = Callable[[Rows], Float[Tensor, "logit_rows vocab"]]
 """A forward that is sent kernel by kernel. Every captured forward is compared with one."""
+
+ReadToken = Callable[[], int]
+"""Returns the likeliest token of a row, or NO_TOKEN. It may wait for the device."""
+
+
+class RowLogits(NamedTuple):
+    """The logits of the rows that need them, and the likeliest token of each."""
+
+    logits: Float[Tensor, "logit_rows vocab"]
+    likeliest: list[ReadToken | None]
+    """None for rows of an ordinary forward. In all others, ids that the row's vocabulary forbids
+    have the logit -inf already."""
+
+    @classmethod
+    def of_ordinary(cls, logits: Float[Tensor, "logit_rows vocab"]) -> RowLogits:
+        """Returns the logits of an ordinary forward, whose likeliest tokens nobody knows yet."""
+        return cls(logits, [None] * len(logits))
+
+    def part(self, start: int, stop: int) -> RowLogits:
+        """Returns the rows from ``start`` to ``stop``."""
+        return RowLogits(self.logits[start:stop], self.likeliest[start:stop])
 
 
 @dataclass(frozen=True)
@@ -103,6 +131,13 @@ class AttentionKind(Protocol):
     def agrees(self, captured: Tensor, ordinary: Tensor) -> bool:
         """Returns whether a captured forward's logits are those of an ordinary forward."""
 
+    def replacement(self, reason: str) -> AttentionKind | None:
+        """Gives this kind up, because it failed, and returns the one to use instead.
+
+        Returns None where there is no other.
+        """
+        return None
+
 
 class StaticInputs:
     """The numbers that a step of one size reads, filled in place by one copy before each replay."""
@@ -112,41 +147,54 @@ class StaticInputs:
         self._shapes = (3, size.requests, size.rows), (3, size.requests)
         self._mask_shape = size.requests, size.rows, size.tail
         self._memory = torch.zeros(self._bytes(), dtype=torch.uint8, device=device)
-        self.tokens, self.caches, self.visible = self._parts(self._memory)
+        self.tokens, self.caches, self.vocabularies, self.visible = self._parts(self._memory)
+        self.likeliest: Int[Tensor, " row"] = torch.zeros(
+            size.requests * size.rows, dtype=torch.long, device=device
+        )
+        """What a forward writes: the likeliest token of each of its rows."""
 
     def _bytes(self) -> int:
         requests, rows, tail = self._mask_shape
-        return 8 * (3 * requests * rows + 3 * requests) + requests * rows * tail
+        return 8 * (3 * requests * rows + 4 * requests) + requests * rows * tail
 
     def _parts(
         self, flat: Tensor
     ) -> tuple[
-        Int[Tensor, "3 request rows"], Int[Tensor, "3 request"], Bool[Tensor, "request rows tail"]
+        Int[Tensor, "3 request rows"],
+        Int[Tensor, "3 request"],
+        Int[Tensor, " request"],
+        Bool[Tensor, "request rows tail"],
     ]:
         """Returns the views of a flat buffer.
 
         The first has ids, positions, and the position of each row's key in its cache. The second
         has the first row of each cache, its rows for each head, and how many keys every row sees.
-        The third says which rows see which of the keys after those.
+        The third has the number of each request's vocabulary. The last says which rows see which of
+        the keys after those that every row sees.
         """
         requests, rows, _ = self._mask_shape
         first = 8 * 3 * requests * rows
         second = first + 8 * 3 * requests
+        third = second + 8 * requests
         return (
             flat[:first].view(torch.long).view(self._shapes[0]),
             flat[first:second].view(torch.long).view(self._shapes[1]),
-            flat[second:].view(torch.bool).view(self._mask_shape),
+            flat[second:third].view(torch.long),
+            flat[third:].view(torch.bool).view(self._mask_shape),
         )
 
-    def fill(self, rows: Rows, leases: Sequence[Lease], spare: Lease) -> None:
+    def fill(
+        self, rows: Rows, leases: Sequence[Lease], spare: Lease, vocabularies: Sequence[int]
+    ) -> None:
         """Writes a step's numbers.
 
         Rows that pad a request repeat its last row, over rows of its cache that nobody reads.
         Requests that pad the step repeat its first request, over the ``spare`` cache.
+        ``vocabularies`` are the numbers of the segments' vocabularies.
         """
         size = self.size
         host = torch.zeros(self._bytes(), dtype=torch.uint8)
-        tokens, caches, visible = self._parts(host)
+        tokens, caches, vocabulary_numbers, visible = self._parts(host)
         ids, positions, places = [], [], []
         numbers = []
         for number, (segment, lease) in enumerate(zip(rows.segments, leases, strict=True)):
@@ -169,6 +217,7 @@ class StaticInputs:
             visible[number, :, : size.rows] = torch.eye(size.rows, dtype=torch.bool)
         tokens.copy_(torch.tensor([ids, positions, places]))
         caches.copy_(torch.tensor(numbers).t())
+        vocabulary_numbers[: len(leases)] = torch.tensor(vocabularies)
         if self._memory.device.type == "cuda":
             host = host.pin_memory()  # Torch does not free it before the copy is done.
         self._memory.copy_(host, non_blocking=True)
@@ -263,6 +312,10 @@ class FewRowKernels(GatheredAttention):
         caches, places = inputs.caches, inputs.tokens[2]
         return FewRowAttention(self.kernels, pool.keys, pool.values, caches, places, inputs.visible)
 
+    def replacement(self, reason: str) -> AttentionKind:
+        abandon(self.kernels, reason)
+        return GATHERED
+
 
 class CudaGraphs:
     """One model's captured forwards, by size.
@@ -296,8 +349,11 @@ class CudaGraphs:
         self._inputs: dict[Size, StaticInputs] = {}
         self._captured: OrderedDict[tuple[AttentionKind, Size], Forward] = OrderedDict()
         self._refused: set[tuple[AttentionKind, Size]] = set()
+        self._replaced: dict[AttentionKind, AttentionKind] = {}  # kinds that failed
         self._new: dict[tuple[AttentionKind, Size], Probe] = {}
         self._table: tuple[Tensor, Tensor] | None = None
+        self._vocabularies = VocabularyTable(backbone.vocab, backbone.device)
+        self._newest_tokens: dict[Size, weakref.ref[LikeliestTokens]] = {}
         self._spare: Cache | None = None  # The requests that pad a step write here.
         self._lock = threading.RLock()
 
@@ -314,7 +370,7 @@ class CudaGraphs:
 
     def logits(
         self, rows: Rows, ordinary: OrdinaryForward, kind: AttentionKind | None = None
-    ) -> Float[Tensor, "logit_rows vocab"]:
+    ) -> RowLogits:
         """Writes the keys of all rows and returns the logits of ``rows.logit_rows``.
 
         Those are the last rows of every segment. The ``ordinary`` forward computes them where the
@@ -324,8 +380,17 @@ class CudaGraphs:
         with self._lock:
             size = self._fill_captured_size(rows, ordinary, kind)
             if size is not None:
-                return _copy_logit_rows(rows, self._captured[kind, size](), size)
-        return ordinary(rows)
+                return self._replay(kind, size, rows)
+        return RowLogits.of_ordinary(ordinary(rows))
+
+    def _replay(self, kind: AttentionKind, size: Size, rows: Rows) -> RowLogits:
+        """Runs the captured forward whose inputs are filled in already."""
+        logits = _copy_logit_rows(rows, self._captured[kind, size](), size)
+        tokens = LikeliestTokens(self._inputs[size].likeliest)
+        self._newest_tokens[size] = weakref.ref(tokens)
+        spans = _logit_spans(rows, size)
+        places = [place for start, stop in spans for place in range(start, stop)]
+        return RowLogits(logits, [partial(tokens.read, place) for place in places])
 
     def forget(self) -> None:
         """Drops all captured forwards, because the memory that they read has moved."""
@@ -352,9 +417,27 @@ class CudaGraphs:
                 _graphs_with_new_sizes.add(self)
                 self._new[kind, size] = Probe.of(rows, ordinary)
             return None
+        vocabularies = self._vocabularies.numbers([each.vocabulary for each in rows.segments])
+        if vocabularies is None:
+            return None
         self._captured.move_to_end((kind, size))
-        self._inputs[size].fill(rows, leases, spare)
+        self._fill(size, rows, leases, spare, vocabularies)
         return size
+
+    def _fill(
+        self,
+        size: Size,
+        rows: Rows,
+        leases: Sequence[Lease],
+        spare: Lease,
+        vocabularies: Sequence[int],
+    ) -> None:
+        """Fills in the inputs of a size, once the outputs of its last forward are safe."""
+        newest = self._newest_tokens.pop(size, None)
+        tokens = None if newest is None else newest()
+        if tokens is not None:
+            tokens.preserve()
+        self._inputs[size].fill(rows, leases, spare, vocabularies)
 
     def _size(self, segments: Sequence[Segment], kind: AttentionKind) -> Size | None:
         """Returns the smallest size for these segments, or None where none is large enough."""
@@ -407,9 +490,28 @@ class CudaGraphs:
         """Captures the sizes that have appeared since the last time, and checks each."""
         with self._lock, torch.no_grad():
             new, self._new = self._new, {}
-            for (kind, size), probe in new.items():
+            for (old_kind, size), probe in new.items():
+                kind = self._replaced.get(old_kind, old_kind)
                 if self._capture is not None and (kind, size) not in self._captured:
                     self._capture_one(kind, size, probe)
+
+    def _capture_with_replacement(
+        self, kind: AttentionKind, size: Size, probe: Probe, reason: str
+    ) -> bool:
+        """Captures a size by the kind that replaces one that failed; from now on all sizes are.
+
+        Returns False where there is no such kind.
+        """
+        other = kind.replacement(reason)
+        if other is None:
+            return False
+        self._replaced[kind] = other
+        if self._kind == kind:
+            self._kind = other
+        for key in [key for key in self._captured if key[0] == kind]:
+            del self._captured[key]
+        self._capture_one(other, size, probe)
+        return True
 
     def _capture_one(self, kind: AttentionKind, size: Size, probe: Probe) -> None:
         rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)
@@ -420,12 +522,18 @@ class CudaGraphs:
         if size not in self._inputs:
             self._inputs[size] = StaticInputs(size, self._backbone.device)
         inputs = self._inputs[size]
-        inputs.fill(rows, leases, spare)
+        whole = self._vocabularies.numbers([WHOLE_VOCABULARY] * len(leases))
+        assert whole is not None, "the table always has the whole vocabulary"
+        self._fill(size, rows, leases, spare, whole)
         with _restore_keys(rows.segments):
             try:
                 replay = self._capture(partial(self._forward, kind, inputs))
                 captured = _copy_logit_rows(rows, replay(), size)
-            except RuntimeError as error:
+            except Exception as error:  # Triton raises whatever its compiler and the driver raise.
+                if self._capture_with_replacement(kind, size, probe, str(error)):
+                    return
+                if not isinstance(error, RuntimeError):
+                    raise
                 # An ordinary forward gives the same answer; it will say so if memory ran out.
                 log.warning("forwards cannot be captured on %s: %s", self._backbone.device, error)
                 self._capture = None
@@ -434,6 +542,9 @@ class CudaGraphs:
             ordinary = probe.ordinary(rows)
         if not kind.agrees(captured, ordinary):
             difference = float((captured.float() - ordinary.float()).abs().amax())
+            reason = f"logits differ by {difference:.2g} from those of an ordinary forward"
+            if self._capture_with_replacement(kind, size, probe, reason):
+                return
             log.warning(
                 "a captured forward is not used, because its logits differ by %.2g: %s",
                 difference,
@@ -455,7 +566,9 @@ class CudaGraphs:
         attention = few_rows or kind.attention(inputs, self.pool, groups)
         embeds = self._backbone.embed(ids)
         hidden = self._fused.decode(embeds, (cos, sin), attention, few_rows=few_rows)
-        return self._backbone.logits(hidden)
+        logits = self._vocabularies.forbid_(self._backbone.logits(hidden), inputs.vocabularies)
+        inputs.likeliest.copy_(likeliest_ids(logits))
+        return logits
 
 
 @dataclass(frozen=True)
@@ -562,11 +675,20 @@ def unused_bytes(backbone: Backbone) -> int:
 def cuda_graph_capture(device: torch.device) -> Capture:
     """Returns a function that captures forwards as CUDA graphs.
 
-    The graphs share one memory pool, so no two of them may run at once.
+    The graphs share one memory pool, so no two of them may run at once. A capture that fails may
+    leave its pool unusable, so those after it share another.
     """
     pool = torch.cuda.graph_pool_handle()
 
     def capture(forward: Forward) -> Forward:
+        nonlocal pool
+        try:
+            return capture_in_pool(forward)
+        except Exception:
+            pool = torch.cuda.graph_pool_handle()
+            raise
+
+    def capture_in_pool(forward: Forward) -> Forward:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(device):
             # Workspaces and plans are made at first use, which must not be during the capture. The
@@ -606,9 +728,15 @@ def _copy_logit_rows(
     rows: Rows, logits: Float[Tensor, "row vocab"], size: Size
 ) -> Float[Tensor, "logit_rows vocab"]:
     """Returns a copy of the rows that are needed, because the next step overwrites them."""
-    parts = []
+    return torch.cat([logits[start:stop] for start, stop in _logit_spans(rows, size)])
+
+
+def _logit_spans(rows: Rows, size: Size) -> list[tuple[int, int]]:
+    """Returns from where to where a captured forward has the rows of each segment that need
+    logits."""
+    spans = []
     for number, segment in enumerate(rows.segments):
         count = sum(segment.start <= row < segment.stop for row in rows.logit_rows)
         end = number * size.rows + segment.stop - segment.start
-        parts.append(logits[end - count : end])
-    return torch.cat(parts)
+        spans.append((end - count, end))
+    return spans

@@ -21,6 +21,7 @@ from torch.utils.hooks import RemovableHandle
 from saccade.core.errors import ModelError, OptionError, first_line
 from saccade.core.prompt import CONTEXT, Inputs, Media, Prompt, with_context
 from saccade.model import families, memory
+from saccade.model.cache import send_to_device
 from saccade.model.grid import Cells, arrange_cells, processor_cells
 from saccade.model.visibility import reach_of, window_of_kind
 
@@ -153,7 +154,7 @@ class PromptReader:
         # The hook comes before the hooks of others, which run when the decoder reads the prompt.
         handle = self.text.register_forward_pre_hook(stop, with_kwargs=True, prepend=True)
         moved = {
-            key: value.to(self.device) if isinstance(value, Tensor) else value
+            key: send_to_device(value, self.device) if isinstance(value, Tensor) else value
             for key, value in inputs.items()
             if key != CONTEXT
         }

@@ -140,6 +140,37 @@ BUGS = (
         tests=("model/test_cuda_graphs.py::test_each_size_is_compared_with_an_ordinary_forward",),
     ),
     PlantedBug(
+        "likeliest tokens: the next step's are read instead",
+        "model/cuda_graphs.py",
+        within="CudaGraphs._fill",
+        find="$tokens.preserve()",
+        plant="None",
+        tests=(
+            "model/test_likeliest.py::test_a_step_that_follows_does_not_change_what_was_scored",
+        ),
+    ),
+    PlantedBug(
+        "likeliest tokens: each request has the vocabulary of the first",
+        "model/likeliest.py",
+        within="VocabularyTable.forbid_",
+        find="$forbidden[:, None]",
+        plant="$forbidden[:1, None]",
+        tests=(
+            "model/test_likeliest.py::"
+            "test_sessions_that_share_a_forward_have_their_own_vocabularies",
+        ),
+    ),
+    PlantedBug(
+        "few-row kernels: captures are turned off where a kernel fails",
+        "model/cuda_graphs.py",
+        within="FewRowKernels.replacement",
+        find="return GATHERED",
+        plant="return None",
+        tests=(
+            "model/test_few_rows.py::test_kernels_that_fail_later_are_given_up_before_captures",
+        ),
+    ),
+    PlantedBug(
         "CUDA graphs: the trial's keys stay in the cache",
         "model/cuda_graphs.py",
         within="_restore_keys",
@@ -260,5 +291,36 @@ BUGS = (
         find="1 + MIN_SAVING",
         plant="1",
         tests=("model/test_kernels.py::test_a_copy_that_saves_little_is_not_kept",),
+    ),
+    PlantedBug(
+        "products of bf16 in C: the rows of the last outputs lie elsewhere",
+        "model/kernels/kernels.c",
+        find="const ptrdiff_t second = c->gated ? c->out + first : after;",
+        plant="const ptrdiff_t second = c->gated ? c->out + start : after;",
+        tests=("model/test_bf16_products.py::test_a_product_is_fp32s_rounded_once",),
+    ),
+    PlantedBug(
+        "products of bf16 in C: vectors leave out the inputs that fill no vector",
+        "model/kernels/kernels.c",
+        find="? ~0u : (1u << (in - i)) - 1;",
+        plant="? ~0u : 0;",
+        tests=("model/test_bf16_products.py::test_a_product_is_fp32s_rounded_once",),
+    ),
+    PlantedBug(
+        "products of few bits in C: halves of bytes are met by each other's inputs",
+        "model/kernels/kernels.c",
+        find="_mm512_set1_epi32(x[r * (c->in / 4) + 4])",
+        plant="_mm512_set1_epi32(x[r * (c->in / 4)])",
+        tests=("model/test_few_bits.py::test_a_product_is_that_of_the_rounded_weights",),
+    ),
+    PlantedBug(
+        "drafts of few bits: the target multiplies with rounded weights too",
+        "model/decoder.py",
+        within="FusedDecoder.rounded",
+        find="other = copy(self)",
+        plant="other = self",
+        tests=(
+            "model/test_few_bits.py::test_an_answer_is_the_targets_whatever_the_draft_is_rounded_to",
+        ),
     ),
 )

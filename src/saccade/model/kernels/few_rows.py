@@ -7,7 +7,8 @@ sees which key. A captured forward may therefore be replayed while texts grow an
 go.
 
 Where Triton is missing, or where its kernels do not compute on a device what torch computes,
-:func:`kernels_for` returns None, and torch's own attention is used.
+:func:`kernels_for` returns None, and torch's own attention is used. Kernels that fail later, at
+a size that was not tried, are given up for all models (:func:`abandon`).
 """
 
 from __future__ import annotations
@@ -65,6 +66,24 @@ class Kernels:
             requests * self.kv_heads * blocks, processor_count(self.device)
         )
         return splits
+
+
+_abandoned: set[Kernels] = set()
+"""Kernels that failed after they had passed their trial."""
+
+
+def abandon(kernels: Kernels, reason: str) -> None:
+    """Gives up kernels that passed their trial and failed later. A warning says so once."""
+    if kernels not in _abandoned:
+        _abandoned.add(kernels)
+        log.warning(
+            "torch's attention is used on %s from now on, because Triton's few-row kernels for "
+            "%d heads of %d failed: %s",
+            kernels.device,
+            kernels.heads,
+            kernels.head_dim,
+            reason,
+        )
 
 
 @dataclass(frozen=True)
@@ -160,7 +179,8 @@ def kernels_for(
     device, *others = set(devices)
     if others or device.type not in DEVICE_TYPES or dtype not in TOLERANCE or head_dim % 2:
         return None
-    return _kernels_if_correct(heads, kv_heads, head_dim, device, dtype)
+    kernels = _kernels_if_correct(heads, kv_heads, head_dim, device, dtype)
+    return None if kernels in _abandoned else kernels
 
 
 @cache

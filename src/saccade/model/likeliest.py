@@ -1,0 +1,129 @@
+"""The likeliest token of each row of a captured forward, which is computed inside the forward.
+
+A greedy draft needs one number of each step. It is written into memory that stays where it is, and
+the host reads it in one small copy. Sessions choose among different ids (:class:`Vocabulary`), so
+which ids a row may choose is read from the device's memory too (:class:`VocabularyTable`).
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+
+from saccade.core.sampling import NO_TOKEN
+
+MAX_VOCABULARIES = 16  # In the table of a model; sessions over a model have one to three.
+
+
+@dataclass(frozen=True)
+class Vocabulary:
+    """The ids that a session chooses among: those below ``size`` that are not ``banned``.
+
+    ``size`` is None for all ids of the model.
+    """
+
+    size: int | None = None
+    banned: tuple[int, ...] = ()
+
+    def forbidden(self, vocab: int) -> Bool[Tensor, " vocab"]:
+        """Returns which of a model's ids are not among them, on the CPU."""
+        mask = torch.zeros(vocab, dtype=torch.bool)
+        if self.size is not None:
+            mask[self.size :] = True
+        mask[list(self.banned)] = True
+        return mask
+
+
+WHOLE_VOCABULARY = Vocabulary()
+
+
+class VocabularyTable:
+    """Which ids each vocabulary forbids, on a device, at addresses that do not change."""
+
+    def __init__(self, vocab: int, device: torch.device) -> None:
+        self._vocab = vocab
+        self._forbidden = torch.zeros(MAX_VOCABULARIES, vocab, dtype=torch.bool, device=device)
+        self._numbers = {WHOLE_VOCABULARY: 0}
+
+    def numbers(self, vocabularies: Sequence[Vocabulary]) -> list[int] | None:
+        """Returns the row of each vocabulary, which is filled where it is new.
+
+        Returns None where they are too many for the table. A full table is begun again: forwards
+        that were started before have read their rows by then, as the device works in order.
+        """
+        if len(self._numbers.keys() | vocabularies) > MAX_VOCABULARIES:
+            self._numbers = {WHOLE_VOCABULARY: 0}
+            if len(self._numbers.keys() | vocabularies) > MAX_VOCABULARIES:
+                return None
+        for vocabulary in vocabularies:
+            if vocabulary not in self._numbers:
+                number = self._numbers[vocabulary] = len(self._numbers)
+                self._forbidden[number].copy_(vocabulary.forbidden(self._vocab))
+        return [self._numbers[vocabulary] for vocabulary in vocabularies]
+
+    def forbid_(
+        self, logits: Float[Tensor, "row vocab"], numbers: Int[Tensor, " request"]
+    ) -> Float[Tensor, "row vocab"]:
+        """Sets the logits of ids that each request's vocabulary forbids to -inf, in place.
+
+        Each request has the same number of rows.
+        """
+        forbidden = self._forbidden.index_select(0, numbers)
+        by_request = logits.view(len(numbers), -1, logits.shape[1])
+        by_request.masked_fill_(forbidden[:, None], float("-inf"))
+        return logits
+
+
+def likeliest_ids(logits: Float[Tensor, "row vocab"]) -> Int[Tensor, " row"]:
+    """Returns the id of each row's largest logit; NO_TOKEN where a logit is NaN."""
+    largest, ids = logits.max(-1)
+    return ids.masked_fill_(largest.isnan(), NO_TOKEN)
+
+
+class LikeliestTokens:
+    """The likeliest tokens of one forward's rows, which are fetched when the first is read.
+
+    Any thread may read them, also while another one starts the next forward.
+    """
+
+    def __init__(self, ids: Int[Tensor, " row"]) -> None:
+        """``ids`` may be memory that the next forward writes to, if :meth:`preserve` is called
+        before."""
+        self._ids = ids
+        self._fetched: list[int] | None = None
+        self._lock = threading.Lock()
+
+    def preserve(self) -> None:
+        """Copies the tokens that were not fetched yet, because their memory is written to next.
+
+        The host does not wait for it.
+        """
+        with self._lock:
+            if self._fetched is None:
+                self._ids = self._ids.clone()
+
+    def read(self, row: int) -> int:
+        """Returns the likeliest token of a row, NO_TOKEN where a logit is NaN.
+
+        The first call waits for the device.
+        """
+        return self._fetch()[row]
+
+    def _fetch(self) -> list[int]:
+        with self._lock:
+            if self._fetched is None:
+                self._fetched = self._ids.tolist()
+            return self._fetched
+
+    def __getstate__(self) -> list[int]:
+        """Returns the tokens, so that results can be copied and sent."""
+        return self._fetch()
+
+    def __setstate__(self, fetched: list[int]) -> None:
+        self._ids, self._fetched = torch.tensor(fetched), fetched
+        self._lock = threading.Lock()

@@ -1,0 +1,144 @@
+"""Claims about likeliest tokens that captured forwards compute: they are those of ordinary rows."""
+
+from __future__ import annotations
+
+import pickle
+
+import pytest
+import torch
+from helpers import FAMILIES, input_for
+
+from saccade.core.sampling import NO_TOKEN, BrokenLaw, Sampling, Scores
+from saccade.core.tree import ROOT, chain
+from saccade.model import likeliest
+from saccade.model.backbone import Backbone
+from saccade.model.cuda_graphs import CudaGraphs, capture_new_sizes
+from saccade.model.likeliest import LikeliestTokens, Vocabulary, VocabularyTable, likeliest_ids
+from saccade.model.session import Session, score_together
+
+FAMILY = "qwen2_5_vl"
+
+
+@pytest.fixture(scope="module")
+def model() -> Backbone:
+    """A model whose forwards are captured as on a GPU."""
+    made = Backbone(FAMILIES[FAMILY]())
+    made.graphs[made.layers] = CudaGraphs(made)
+    return made
+
+
+def _session(model: Backbone, captured: bool, **options) -> Session:
+    session = Session(model, [Sampling()], cuda_graphs=captured, **options)
+    session.prefill(model.prompts(input_for(FAMILY)))
+    return session
+
+
+def _laws(scores: Scores) -> list[int]:
+    law = scores.every_law()
+    return [law(node) for node in range(ROOT, len(scores.tree))]
+
+
+def test_laws_of_a_captured_step_are_those_of_an_ordinary_one(model):
+    """Claim: with any vocabulary the tokens that a captured forward computes are the arg-max of an
+    ordinary forward's clipped logits, one by one and all at once, and rows have -inf for what is
+    forbidden. Fails if a token is chosen before the vocabulary is cut, or if another session's
+    vocabulary counts."""
+    favourites: set[int] = set()
+    for _ in range(3):
+        options = {"vocab": 180, "banned": sorted(favourites)}
+        ordinary, captured = (_session(model, on, **options) for on in (False, True))
+        for token in (5, 6, 7):
+            trees = {0: chain([token, 9, 11])}
+            expected, found = (each.score(trees)[0] for each in (ordinary, captured))
+            assert _laws(found) == _laws(expected) == [found.law(n) for n in range(ROOT, 3)]
+            one = dict.fromkeys(range(ROOT, 3), 1)
+            assert found.tops(one) == expected.tops(one)
+            for mine, theirs in zip(found.rows, expected.rows, strict=True):
+                assert torch.equal(mine.isneginf(), theirs.isneginf())
+            capture_new_sizes()
+            for session in (ordinary, captured):
+                session.commit({0: [token]})
+        assert all(found._has_token(node) for node in range(ROOT, 3)), "nothing was captured"
+        favourites |= {*_laws(found)}
+
+
+def test_sessions_that_share_a_forward_have_their_own_vocabularies(model):
+    """Claim: two sessions in one captured forward choose among their own ids each. Fails if the
+    first one's vocabulary counts for both."""
+    free = _session(model, True)
+    for token in (3, 4):
+        free.score({0: chain([token])})
+        free.commit({0: [token]})
+        capture_new_sizes()
+    favourite = free.score({0: chain([5])})[0].law(0)
+    sessions = [_session(model, True), _session(model, True, banned=[favourite])]
+    for token in (3, 4):
+        trees = [(session, {0: chain([token])}) for session in sessions]
+        score_together(trees)
+        capture_new_sizes()
+        for session in sessions:
+            session.commit({0: [token]})
+    first, second = score_together([(session, {0: chain([5])}) for session in sessions])
+    assert first[0]._has_token(0) and second[0]._has_token(0)
+    assert first[0].law(0) == favourite != second[0].law(0)
+
+
+def test_more_vocabularies_than_rows_begin_the_table_again(monkeypatch):
+    """Claim: a table that is full is filled anew with what a step needs, and refuses a step that
+    needs more than it holds. Fails if a row is overwritten that the step itself needs."""
+    monkeypatch.setattr(likeliest, "MAX_VOCABULARIES", 3)
+    table = VocabularyTable(6, torch.device("cpu"))
+    vocabularies = [Vocabulary(banned=(number,)) for number in range(4)]
+    for first, second in ((0, 1), (1, 2), (3, 0)):
+        numbers = table.numbers([vocabularies[first], vocabularies[second]])
+        assert numbers is not None
+        logits = table.forbid_(torch.zeros(4, 6), torch.tensor(numbers))
+        hidden = [row.isneginf().nonzero().flatten().tolist() for row in logits]
+        assert hidden == [[first], [first], [second], [second]]
+    assert table.numbers(vocabularies) is None
+    assert table.numbers([Vocabulary()]) == [0]
+
+
+def test_tokens_outlive_the_memory_that_they_were_in():
+    """Claim: tokens that were not read are copied before their memory is written to, also where
+    they are sent elsewhere; NaN is no token. Fails if the next forward's tokens are read."""
+    memory = likeliest_ids(torch.tensor([[1.0, 3.0], [float("nan"), 0.0], [5.0, 5.0]]))
+    assert memory.tolist() == [1, NO_TOKEN, 0]
+    tokens, read = LikeliestTokens(memory), LikeliestTokens(memory)
+    assert read.read(0) == 1
+    for each in (tokens, read):
+        each.preserve()
+    memory.zero_()
+    for each in (tokens, read, pickle.loads(pickle.dumps(tokens))):
+        assert [each.read(row) for row in range(3)] == [1, NO_TOKEN, 0]
+
+
+def test_a_step_that_follows_does_not_change_what_was_scored(model):
+    """Claim: scores that nobody has read yet give the same tokens after further forwards of their
+    size. Fails if they are read from memory that was written to since."""
+    session = _session(model, True)
+    for token in (3, 4):
+        session.score({0: chain([token, 8])})
+        session.commit({0: [token]})
+        capture_new_sizes()
+    first = session.score({0: chain([6, 8])})[0]
+    expected = [int(row.argmax()) for row in first.rows]
+    session.commit({0: [7]})
+    second = session.score({0: chain([9, 10])})[0]
+    assert _laws(second) == [int(row.argmax()) for row in second.rows] != expected
+    assert _laws(first) == expected
+
+
+def test_nan_in_a_captured_step_is_refused():
+    """Claim: a row with NaN has no law, as in an ordinary forward, and rules other than the arg-max
+    do not read the computed tokens."""
+    tokens = LikeliestTokens(torch.tensor([NO_TOKEN, 2]))
+    rows = [torch.tensor([float("nan"), 0.0, 1.0]), torch.tensor([0.0, 5.0, 1.0])]
+    reads = [lambda: tokens.read(0), lambda: tokens.read(1)]
+    scores = Scores(chain([1]), rows, Sampling(), [], 0, likeliest=reads)
+    for law in (scores.law, scores.every_law()):
+        with pytest.raises(BrokenLaw):
+            law(ROOT)
+        assert law(0) == 2
+    grammar = Sampling(grammar=lambda ids: torch.tensor([True, True, False]))
+    assert Scores(chain([1]), rows, grammar, [], 0, likeliest=reads).law(0) == 1
