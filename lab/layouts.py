@@ -159,8 +159,8 @@ LAYOUTS = (
     ),
     Layout(
         "HIPPO, Table 1",
-        "Accepted tokens by the round, and from one refusal to the next (MAT). The paper prints the "
-        "first for its rivals and the second for HIPPO. Speedups are of whole answers.",
+        "Accepted tokens by the round, and from one refusal to the next (MAT). The paper prints "
+        "the first for its rivals and the second for HIPPO. Speedups are of whole answers.",
         {"Vanilla SD": "sd", "SD-tree": "sd-tree", "SpecVLM": "specvlm", "HIPPO": "hippo"},
         {"accepted": _accepted_cell, "MAT": _until_refusal_cell, **WHOLE_FIGURES},
     ),

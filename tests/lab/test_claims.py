@@ -16,7 +16,7 @@ from lab.claims import hippo, runs, sage, tabed, theory
 from lab.claims.claim import ACCEPTED, StoredResults
 from lab.claims.rule import MORE, SuitesMissing
 from saccade.bench import records
-from saccade.bench.suites.shapes import LENGTHS, SHORTEST, suites
+from saccade.bench.suites.shapes import suites
 from saccade.core.errors import OptionError
 from saccade.methods import resolve
 
