@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 
 from lab.claims import sage, sparse_to_dense, specvlm
-from lab.claims.claim import ACCEPTED, StoredResults, json_suites
+from lab.claims.claim import ACCEPTED, ACCEPTED_RATIO, StoredResults, json_suites
 from lab.claims.rule import (
     HIGHER_RATIO,
     MORE,
@@ -200,7 +200,8 @@ def judge_pruning(results: StoredResults) -> Finding:
 
 
 def judge_planning_ahead(results: StoredResults) -> Finding:
-    return _compare(results, ACCEPTED.unit, [("formal", "sage/rule=formal", LIVE_TREE)], MORE)
+    pairs = [("formal", "sage/rule=formal", LIVE_TREE)]
+    return _compare(results, ACCEPTED_RATIO.unit, pairs, SAME)
 
 
 def judge_acceptance(results: StoredResults) -> Finding:
