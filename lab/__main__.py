@@ -9,6 +9,7 @@ from lab.commands.checkpoint import make_checkpoint
 from lab.commands.figure import figure
 from lab.commands.gpu import gpu
 from lab.commands.hardware import flips, following, methods, pool, prefill, verify
+from lab.commands.head_trial import head_trial
 from lab.commands.pages import claims, listed, numbers, pairs, report, scaling
 from lab.commands.peers import peers
 from lab.commands.real import ablations, text
@@ -47,6 +48,7 @@ app.command()(text)
 app.command()(ablations)
 app.command()(gpu)
 app.command()(accept)
+app.command()(head_trial)
 app.command()(vllm)
 app.command()(peers)
 app.command("make-checkpoint")(make_checkpoint)
