@@ -14,6 +14,7 @@ from lab.commands.pages import claims, listed, numbers, pairs, report, scaling
 from lab.commands.peers import peers
 from lab.commands.real import ablations, text
 from lab.commands.rounds import cost, profile
+from lab.commands.runs import run
 from lab.commands.seeing import app as seeing
 from lab.commands.speed import speed
 from lab.commands.training import evaluate, train
@@ -29,6 +30,7 @@ app = typer.Typer(
 app.command()(figure)
 app.command()(report)
 app.command()(claims)
+app.command()(run)
 app.command()(speed)
 app.command()(scaling)
 app.command()(pairs)
