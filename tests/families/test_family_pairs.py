@@ -308,9 +308,7 @@ REFUSED: dict[Callable[[], Any], str] = {
     mixtral: "sliding-window",
     phi3: "sliding-window",
     llama4: "sliding-window|chunked",
-    qwen3_next: "recurrent",
     mamba: "recurrent",
-    lfm2: "recurrent",
     jamba: "recurrent",
     recurrent_gemma: "recurrent",
     t5: "encoder-decoder",
@@ -331,7 +329,7 @@ def test_models_that_cannot_work_are_refused_with_the_reason(
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("build", [gemma3, mistral, qwen3_next, mamba, t5])
+@pytest.mark.parametrize("build", [gemma3, mistral, jamba, mamba, t5])
 def test_they_are_refused_from_a_folder_too(build: Callable[[], Any], tmp_path: Path) -> None:
     """Claim: ``models.load`` refuses such a checkpoint with a ModelError. Fails if a user's folder
     ends in a traceback of something else, or in wrong answers."""
@@ -359,11 +357,14 @@ def test_refused_before_any_work(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_control_the_same_models_without_the_obstacle(tmp_path: Path) -> None:
-    """Claim: Mistral and Qwen2 without a window are not refused, and answer as ``generate`` does.
-    Fails if refusing goes by name, so that the tests above say nothing about windows."""
+    """Claim: Mistral and Qwen2 without a window are not refused, nor are recurrent layers whose
+    state is known, and they answer as ``generate`` does.
+    Fails if refusing goes by name, so that the tests above say nothing about windows or states."""
     windowless = {
         "mistral": hf.MistralForCausalLM(hf.MistralConfig(**tiny(sliding_window=None))),
         "qwen2": hf.Qwen2ForCausalLM(hf.Qwen2Config(**tiny(use_sliding_window=False))),
+        "qwen3_next": qwen3_next(),
+        "lfm2": lfm2(),
     }
     for name, model in windowless.items():
         folder = tmp_path / name

@@ -96,6 +96,7 @@ class BatchInvariantStep(Step):
         end = segment.at + segment.stop - segment.start
         ends = torch.arange(segment.at, end) if last is None else last
         self.segments, self.calls = [segment], 0
+        self._key_layers = None  # Models with layers that have no keys are refused.
         self._choose = lambda segment, new: (attend_in_order, ends[-new:])
         self._kernels = [(attend_in_order, ends)]
         segment.cache.reserve(end)
