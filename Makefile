@@ -1,13 +1,22 @@
 # What CI runs is what you run. `make check test` before a commit.
-.PHONY: check test quick slow typed scale oldest newest bench demo wheel results families mutants rounding fuzz vllm vllm-bench peers docs listed numbers screens gpu-budgets
+.PHONY: check pages-check test cases laws quick slow typed scale oldest newest bench demo wheel results families mutants rounding fuzz vllm vllm-bench peers docs listed numbers screens gpu-budgets
 
-check:  ## lint, format, types
+check: pages-check  ## lint, format, types, and pages that commands make
 	uv run ruff check src tests lab examples docs
 	uv run ruff format --check src tests lab examples docs
 	uv run mypy
 
+pages-check:  ## every page and table that a command makes is what it makes of the stored runs today
+	uv run pytest -m slow tests/lab/test_generated_pages.py
+
 test:  ## the default tests, as in the README
 	uv run pytest
+
+cases:  ## every case of the tests that run a few of them by default: twelve minutes on two cores
+	uv run pytest --all-cases
+
+laws:  ## that nothing bends the target's law: every method, shape and drafter, every case and sample
+	uv run pytest -m "slow or not slow" tests/laws tests/core
 
 quick:  ## the theorem, the law of every method registered, each method's answers: under a minute
 	uv run pytest -o addopts="-q --strict-markers --import-mode=importlib -n 2 -m 'not slow'" \
@@ -18,8 +27,8 @@ slow:  ## whole processes, every variant, 100 clips, smoke training: an hour on 
 	uv run pytest -m slow
 
 # all but the test that does so by itself: checked twice, a class is another one
-typed:  ## the default tests with shapes and types checked in every call: ten minutes on two cores
-	uv run pytest --ignore tests/engine/test_typed.py --jaxtyping-packages=saccade.core,saccade.model,saccade.drafting,saccade.methods,saccade.engine,typecheck.check
+typed:  ## the same tests with shapes and types checked in every call: twenty minutes on two cores
+	uv run pytest --all-cases --ignore tests/engine/test_typed.py --jaxtyping-packages=saccade.core,saccade.model,saccade.drafting,saccade.methods,saccade.engine,typecheck.check
 
 scale:  ## several processes (gloo), a Ray cluster, shards: ten minutes on two cores
 	uv run --extra ray pytest -m "slow or not slow" tests/corpus tests/cli/test_caption_cli.py \
@@ -30,15 +39,15 @@ SEAMS = tests/families tests/engine tests/model
 
 oldest:  ## the tests of what meets the libraries, on the oldest of them that we support
 	uv run --isolated --with transformers==5.17.0 --with "torch==2.11.*" \
-		--with "torchvision==0.26.*" pytest $(SEAMS)
+		--with "torchvision==0.26.*" pytest --all-cases $(SEAMS)
 
 # the lock file holds the libraries of the day it was made; this environment has today's
 NEWEST = .cache/newest
 
-newest:  ## the default tests on the newest libraries that pyproject.toml allows
+newest:  ## every case of the tests on the newest libraries that pyproject.toml allows
 	uv venv --clear --quiet --python 3.11 $(NEWEST)
 	uv pip install --quiet --upgrade --python $(NEWEST)/bin/python -e . --group dev
-	$(NEWEST)/bin/python -m pytest $(TESTS)
+	$(NEWEST)/bin/python -m pytest --all-cases $(TESTS)
 
 families:  ## 200 prompts x every family and method against generate(); resumes, see --help
 	uv run python tests/families/sweep.py
@@ -46,7 +55,7 @@ families:  ## 200 prompts x every family and method against generate(); resumes,
 rounding:  ## bf16 and fp16: exact answers are equal, others part at near-ties alone
 	uv run python tests/families/rounding.py
 
-mutants:  ## bugs planted in copies of the package, each to be noticed by a fast test
+mutants:  ## bugs planted in copies of the package, each to be noticed by a fast test: tests/mutants
 	uv run python tests/mutants/run.py
 
 HOURS ?= 4

@@ -1,4 +1,4 @@
-"""``python -m lab``, from the root of the repository: what the papers say, measured again."""
+"""The command ``python -m lab``, run from the root of the repository."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from lab.commands.vllm import vllm
 from saccade.cli.application import run_application
 
 app = typer.Typer(
-    help="The papers' figures, tables and claims, measured again; how the embedded pair was made.",
+    help="Measure the papers' figures, tables and claims again, and train the embedded pair.",
     no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,

@@ -1,4 +1,4 @@
-"""The charts of speed, one a processor: how much faster answers are, of stored runs alone."""
+"""Draws the charts of speed, one for each processor, from stored runs: nothing is measured."""
 
 from __future__ import annotations
 
@@ -23,20 +23,31 @@ METHODS = {
     "hf-assisted-seeing": "transformers,\nassisted",
     "hf": "transformers",
 }
-LETTERS = 10
+LETTER_SIZE = 10  # In points.
 
 Bars = Mapping[str, Mapping[str, tuple[Interval, Interval]]]
-"""panel -> method -> (decoding, whole answers): median times as fast as ``ar`` and its interval."""
+"""panel -> method -> (decoding, whole answers): how many times as fast as ``ar``, with intervals.
+
+Each value is the median over clips.
+"""
 
 
-def bars(run: Path) -> Bars:
-    """A chart's numbers: of each panel, those of its methods that the stored run has."""
+def read_bars(run: Path) -> Bars:
+    """Returns a chart's numbers from a stored run, leaving out the methods that it does not have.
+
+    Raises OptionError where there is no such run.
+    """
     _, answers = records.read_finished_run(run)
     methods = [name for name in METHODS if any(answer.method == name for answer in answers)]
-    return {suite: {name: _of(answers, suite, name) for name in methods} for suite in PANELS}
+    return {
+        suite: {name: _speedup_intervals(answers, suite, name) for name in methods}
+        for suite in PANELS
+    }
 
 
-def _of(answers: Sequence[Answer], suite: str, method: str) -> tuple[Interval, Interval]:
+def _speedup_intervals(
+    answers: Sequence[Answer], suite: str, method: str
+) -> tuple[Interval, Interval]:
     own, plain = (
         [a for a in answers if a.suite == suite and a.method == name] for name in (method, BASELINE)
     )
@@ -47,12 +58,16 @@ def _of(answers: Sequence[Answer], suite: str, method: str) -> tuple[Interval, I
     return decoding, whole
 
 
-def draw(found: Bars) -> Figure:
-    """A panel a suite, a pair of bars a method, each with its number and its 95 % interval."""
-    count = len(next(iter(found.values())))
+def draw_bars(bars: Bars) -> Figure:
+    """Draws a panel for each suite, with two bars for each method.
+
+    The upper bar is of decoding and the lower one of whole answers. Each bar has its number and its
+    95 % interval.
+    """
+    count = len(next(iter(bars.values())))
     figure = Figure(figsize=(6, 1.6 + 0.8 * count), layout="constrained")
-    axes = figure.subplots(len(found), 1, sharex=True)
-    for axis, (suite, methods) in zip(axes, found.items(), strict=True):
+    axes = figure.subplots(len(bars), 1, sharex=True)
+    for axis, (suite, methods) in zip(axes, bars.items(), strict=True):
         for place, both in enumerate(methods.values()):
             for shift, (middle, low, high), colour, label in zip(
                 (-0.2, 0.2), both, COLOURS, ("decoding", "whole answer"), strict=False
@@ -72,20 +87,22 @@ def draw(found: Bars) -> Figure:
                 axis.text(
                     *(high + 0.07, place + shift, f"{middle:.2f}"),
                     va="center",
-                    fontsize=LETTERS - 1,
+                    fontsize=LETTER_SIZE - 1,
                     bbox=paper,
                 )
         axis.axvline(1, color="black", lw=1, ls=":")
-        axis.set_yticks(range(len(methods)), [METHODS[name] for name in methods], fontsize=LETTERS)
+        axis.set_yticks(
+            range(len(methods)), [METHODS[name] for name in methods], fontsize=LETTER_SIZE
+        )
         axis.set_ylim(len(methods) - 0.5, -0.5)
-        axis.set_title(PANELS[suite], fontsize=LETTERS + 1, loc="left")
+        axis.set_title(PANELS[suite], fontsize=LETTER_SIZE + 1, loc="left")
         axis.spines[["top", "right"]].set_visible(False)
-    axes[-1].set_xlabel("times as fast as our own plain decoding", fontsize=LETTERS)
-    axes[0].legend(fontsize=LETTERS, loc="lower right", frameon=False)
+    axes[-1].set_xlabel("times as fast as our own plain decoding", fontsize=LETTER_SIZE)
+    axes[0].legend(fontsize=LETTER_SIZE, loc="lower right", frameon=False)
     return figure
 
 
-def write(run: Path, path: Path) -> None:
-    """The chart as an SVG whose words are words, so that a reader and a test can find them."""
+def write_chart(run: Path, path: Path) -> None:
+    """Saves the chart as an SVG whose words stay text, so that readers and tests can find them."""
     with matplotlib.rc_context({"svg.fonttype": "none", "font.family": "sans-serif"}):
-        save_figure(draw(bars(run)), path)
+        save_figure(draw_bars(read_bars(run)), path)

@@ -1,7 +1,7 @@
-"""How numbers become pictures: lines in panels, bars, maps over frames. Knows numbers, no model.
+"""Draws the figures of studies from their numbers alone: lines in panels, bars, maps over frames.
 
-Readable in grey: marks, dashes and hatches tell apart what colours do. A value is a number, or
-[value, low, high] where it has a 95 % interval.
+The figures can be read in grey, because marks, dashes and hatches differ wherever colours do. A
+value is a number, or [value, low, high] where it has a 95 % interval.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ Data = dict[str, Any]
 
 
 def lines(data: Data) -> Figure:
-    """A panel below another with a line for each name; over rounds, or over ``at``.
+    """Draws panels below each other, with a line for each name, over rounds or over ``at``.
 
     ``at`` is on a log scale unless ``linear`` is set. Names in ``guides`` are thin lines to
-    compare with; ``apart`` gives each panel a legend of its own, for panels of different names.
+    compare with. ``apart`` gives each panel a legend of its own, for panels of different names.
     """
     panels = data["panels"]
     size = (5.4, 1.3 + 1.3 * len(panels)) if len(panels) > 1 else (5.4, 3.4)
@@ -32,17 +32,20 @@ def lines(data: Data) -> Figure:
         size = (5.4, 1.0 + 2.4 * len(panels))
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False).flat
-    for axis, (label, own) in zip(axes, panels.items(), strict=True):
-        for i, (name, y) in enumerate(own.items()):
+    for axis, (label, line_by_name) in zip(axes, panels.items(), strict=True):
+        for i, (name, y) in enumerate(line_by_name.items()):
             x = data.get("at") or range(1, len(y) + 1)
-            middle, reach = _intervals(y)
+            middle, reach = _middles_and_reach(y)
             style = {
-                "marker": MARKS[i] if len(own) <= len(MARKS) else MARKERS[i % len(MARKERS)],
+                "marker": MARKS[i]
+                if len(line_by_name) <= len(MARKS)
+                else MARKERS[i % len(MARKERS)],
                 "ls": DASHES[(i + i // len(COLOURS)) % len(DASHES)],
                 "c": COLOURS[i % len(COLOURS)],
                 "mfc": "none",
                 "lw": 1.2,
-                "ms": max(3, 7 - i),  # hollow and ever smaller: all show when on a pile
+                # Markers are hollow and get smaller, so all of them show where they coincide.
+                "ms": max(3, 7 - i),
                 "label": name,
             }
             if name in data.get("guides", ()):
@@ -72,29 +75,29 @@ def lines(data: Data) -> Figure:
         for axis in figure.axes:
             axis.legend(fontsize=FONT_SIZE, loc="center left", bbox_to_anchor=(1, 0.5))
         return figure
-    most = max(figure.axes, key=lambda axis: len(axis.get_legend_handles_labels()[0]))
-    handles = dict(zip(*reversed(most.get_legend_handles_labels()), strict=True))
+    fullest_axis = max(figure.axes, key=lambda axis: len(axis.get_legend_handles_labels()[0]))
+    handles = dict(zip(*reversed(fullest_axis.get_legend_handles_labels()), strict=True))
     names = [name for name in max(panels.values(), key=len) if name in handles]
-    _legend(figure, [handles[name] for name in names], names)
+    _add_legend(figure, [handles[name] for name in names], names)
     return figure
 
 
 def bars(data: Data) -> Figure:
-    """Rows of horizontal bars, one a series, with intervals where there are any.
+    """Draws rows of horizontal bars, one bar for each series, with intervals where there are any.
 
-    ``rows``: {row: {series: value}}, or ``panels`` of them by title; ``x`` names the axis;
-    ``start`` is where it begins. ``stacked`` lays a row's bars end to end. ``marks``: {name: value}
-    are dashed lines across.
+    ``rows`` is {row: {series: value}}, and ``panels`` is several of them by title. ``x`` names the
+    axis and ``start`` is where it begins. ``stacked`` lays a row's bars end to end. ``marks`` is
+    {name: value}, drawn as dashed lines across.
     """
     panels = data.get("panels") or {"": data["rows"]}
-    every = [own for rows in panels.values() for own in rows.values()]
-    series = list(dict.fromkeys(name for own in every for name in own))
+    all_rows = [own for rows in panels.values() for own in rows.values()]
+    series = list(dict.fromkeys(name for own in all_rows for name in own))
     deep = 2 if data.get("stacked") else max(2, len(series))
-    height = 0.8 + 0.4 * len(panels) + 0.17 * len(every) * deep
+    height = 0.8 + 0.4 * len(panels) + 0.17 * len(all_rows) * deep
     figure = Figure(figsize=(6.0, height), layout="constrained")
     axes = figure.subplots(len(panels), 1, sharex=True, squeeze=False).flat
     for axis, (title, rows) in zip(axes, panels.items(), strict=True):
-        _bars(axis, rows, series, data.get("stacked", False))
+        _draw_bars(axis, rows, series, data.get("stacked", False))
         name_axes(axis, data["x"], "")
         axis.label_outer()
         axis.set_axisbelow(True)
@@ -104,31 +107,35 @@ def bars(data: Data) -> Figure:
         for name, at in data.get("marks", {}).items():
             axis.axvline(at, color="black", ls="--", lw=1, label=name)
     if (start := data.get("start", 0)) is not None:
-        axis.set_xlim(left=start)  # shared, and of every panel's bars
-    known: dict[str, Any] = {}
+        axis.set_xlim(left=start)  # All panels share this axis.
+    handle_by_name: dict[str, Any] = {}
     for axis in figure.axes:
         handles, names = axis.get_legend_handles_labels()
-        known.update(zip(names, handles, strict=True))
-    if len(known) > 1:
-        _legend(figure, list(known.values()), list(known))
+        handle_by_name.update(zip(names, handles, strict=True))
+    if len(handle_by_name) > 1:
+        _add_legend(figure, list(handle_by_name.values()), list(handle_by_name))
     return figure
 
 
-def _legend(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> None:
-    """Above the axes, in as many columns as fit (of a mark and letters of about 0.06 inches)."""
+def _add_legend(figure: Figure, handles: Sequence[Any], names: Sequence[str]) -> None:
+    """Puts a legend above the axes, in as many columns as fit.
+
+    A column needs a mark and its letters, which are about 0.06 inches wide.
+    """
     fit = int(figure.get_figwidth() / (0.06 * max(map(len, names)) + 0.5))
     place: Any = {"ncols": min(4, max(1, fit)), "loc": "outside upper center"}
     figure.legend(handles, names, fontsize=FONT_SIZE, **place)
 
 
-def _bars(axis: Axes, rows: Data, series: Sequence[str], stacked: bool) -> None:
+def _draw_bars(axis: Axes, rows: Data, series: Sequence[str], stacked: bool) -> None:
+    """Draws the bars of one panel."""
     greys = np.linspace(0.95, 0.45, len(series))
     thick = 0.7 if stacked else 0.8 / len(series)
     for place, own in enumerate(rows.values()):
         left = 0.0
         for i, (name, value) in enumerate(own.items()):
             style = series.index(name)
-            (middle,), reach = _intervals([value])
+            (middle,), reach = _middles_and_reach([value])
             axis.barh(
                 place if stacked else place + (i - (len(own) - 1) / 2) * thick,
                 middle,
@@ -146,34 +153,39 @@ def _bars(axis: Axes, rows: Data, series: Sequence[str], stacked: bool) -> None:
 
 
 def maps(data: Data) -> Figure:
-    """A row of frames a name, each a picture of values: dark is much (log scale, one for all)."""
+    """Draws a row of frames for each name, each a picture of values: dark cells are large.
+
+    The scale is logarithmic, and one for all frames.
+    """
     rows = data["maps"]
     wide = max(len(frames) for frames in rows.values())
-    size = max(4.4, 1.05 * wide + 1.2), max(3.2, 1.2 * len(rows) + 0.6)  # one map has its labels
+    # The least size leaves room for the labels of a single map.
+    size = max(4.4, 1.05 * wide + 1.2), max(3.2, 1.2 * len(rows) + 0.6)
     figure = Figure(figsize=size, layout="constrained")
     axes = figure.subplots(len(rows), wide, squeeze=False)
     floor = data["floor"]
-    shown = None
+    last_image = None
     for row, (name, frames) in zip(axes, rows.items(), strict=True):
         for axis, frame in zip(row, frames, strict=True):
             values = np.maximum(np.asarray(frame, dtype=float), floor)
-            shown = axis.imshow(np.log10(values), cmap="Greys", vmin=np.log10(floor), vmax=0)
+            last_image = axis.imshow(np.log10(values), cmap="Greys", vmin=np.log10(floor), vmax=0)
             axis.set(xticks=[], yticks=[])
         row[0].set_ylabel(name, fontsize=FONT_SIZE)
     for axis, label in zip(axes[-1], data["labels"], strict=True):
         axis.set_xlabel(label, fontsize=FONT_SIZE)
-    assert shown is not None
-    bar = figure.colorbar(shown, ax=axes, shrink=0.9)
+    assert last_image is not None
+    bar = figure.colorbar(last_image, ax=axes, shrink=0.9)
     bar.set_label(data["z"], fontsize=FONT_SIZE)
     bar.ax.tick_params(labelsize=FONT_SIZE - 1)
     return figure
 
 
-def shaded(data: Data) -> Figure:
-    """Weights over tokens, the weights that would have been accepted shaded (TABED's Fig. 3).
+def shaded_weights(data: Data) -> Figure:
+    """Draws weights over tokens and shades the weights that would have been accepted.
 
-    ``panels``: {title: {"accepted": [token][candidate] bool, "weights": {name: [token]}}};
-    candidates run from 0 to 1 evenly.
+    This is TABED's Fig. 3. ``panels`` is
+    {title: {"accepted": [token][candidate] bool, "weights": {name: [token]}}}, and candidates run
+    from 0 to 1 evenly.
     """
     panels = data["panels"]
     figure = Figure(figsize=(6.4, 0.6 + 1.7 * len(panels)), layout="constrained")
@@ -198,14 +210,17 @@ def shaded(data: Data) -> Figure:
         axis.set_title(title, fontsize=FONT_SIZE)
         axis.xaxis.set_major_locator(MaxNLocator(integer=True))
         if axis is not figure.axes[-1]:
-            axis.set_xlabel("")  # the answers have lengths of their own, so the ticks stay
+            axis.set_xlabel("")  # The ticks stay, because answers differ in length.
     names = figure.axes[0].get_legend_handles_labels()
     figure.legend(*names, fontsize=FONT_SIZE, ncols=4, loc="outside upper center")
     return figure
 
 
-def _intervals(values: Sequence[Any]) -> tuple[list[float], Any]:
-    """The middles, and how far intervals reach below and above them (None without any)."""
+def _middles_and_reach(values: Sequence[Any]) -> tuple[list[float], Any]:
+    """Returns the middles of values, and how far their intervals reach below and above them.
+
+    The second is None where no value has an interval.
+    """
     if not any(isinstance(value, list | tuple) for value in values):
         return list(values), None
     table = np.array(

@@ -1,11 +1,14 @@
-"""The papers' tables, as data: which rows, which figures, under which of our names.
+"""Lays a run out in the papers' own tables, which are data: rows, figures and our methods' names.
 
-A run fills what it has: a table needs two of its rows or more. Where a run has a method both bare
-and at the setting found for this pair (``SETTLED``), its row is of the second, and says so. Columns
-are the run's suites, in the place of the paper's benchmarks. Block efficiency is tau, with the
-target's own token; SpecVLM (by its published code) and SAGE (by its text) count accepted draft
-tokens alone, and so does HIPPO for its baselines (it prints SpecVLM's own figures); HIPPO's own MAT
-runs on over full acceptances. HIPPO's speedups are of whole answers, as its Table 2's totals are.
+A table is written where a run has two of its rows or more. Where a run has a method both bare and
+at the setting calibrated for this pair (``CALIBRATED_AXES``), the row is of the second and says so.
+Columns are the run's suites, in place of the paper's benchmarks.
+
+The papers count tokens in different ways. TABED's block efficiency is tau, which includes the
+target's own token. SpecVLM (by its published code) and SAGE (by its text) count accepted draft
+tokens alone. So does HIPPO for its baselines, because it prints SpecVLM's own figures. HIPPO's own
+MAT runs on over rounds that were accepted whole. Its speedups are of whole answers, as the totals
+of its Table 2 are.
 """
 
 from __future__ import annotations
@@ -19,110 +22,118 @@ from lab.studies.specvlm import LAMBDA
 from saccade.bench import measures
 from saccade.bench.compare import BASELINE
 from saccade.bench.records import Answer
-from saccade.drafting.schedule import parallel
 from saccade.methods import resolve
 
 Cell = Callable[[Sequence[Answer], Sequence[Answer]], str]
-"""(a method's answers to a suite, plain decoding's) -> what the table says."""
-By = Mapping[str, Mapping[str, Sequence[Answer]]]
-"""suite -> method -> its answers, without those that failed."""
+"""(a method's answers to a suite, plain decoding's answers) -> the text of a cell."""
+AnswersBySuite = Mapping[str, Mapping[str, Sequence[Answer]]]
+"""suite -> method -> its answers, without the failed ones."""
 
 
 @dataclass(frozen=True)
 class Layout:
-    """One table: methods down, suites across, a few figures each."""
+    """One table of a paper: a row for each method, and a few figures of each suite."""
 
-    place: str
+    place: str  # Where the paper has it.
     about: str
-    rows: Mapping[str, str]  # the paper's name -> ours
+    rows: Mapping[str, str]  # The paper's name of a method -> ours.
     figures: Mapping[str, Cell]
-    turns: bool = False  # first and further turns of conversations are columns of their own
-    average: Cell | None = None  # over all the columns
+    turns: bool = False  # Whether first and later turns of conversations have columns each.
+    average: Cell | None = None  # A figure over all columns.
 
 
-def _tau(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
-    return _said(measures.tau(own) if _drafted(own) else None)
+def _tau_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    return _number_text(measures.tau(own) if _has_drafts(own) else None)
 
 
-def _accepted(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
-    return _said(measures.accepted_per_forward(own) if _drafted(own) else None)
+def _accepted_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    return _number_text(measures.accepted_per_forward(own) if _has_drafts(own) else None)
 
 
-def _mat(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
-    """Across rounds for a draft that goes on while it is judged, by the round for any other."""
-    ahead = bool(own) and resolve(own[0].method).schedule is parallel
+def _mat_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    """Returns HIPPO's mean accepted tokens.
+
+    They are counted from one refusal to the next for a draft that goes on while the target verifies
+    it, and by the round for any other.
+    """
+    ahead = bool(own) and resolve(own[0].method).drafts_beside_target
     count = measures.accepted_between_refusals if ahead else measures.accepted_per_forward
-    return _said(count(own) if _drafted(own) else None)
+    return _number_text(count(own) if _has_drafts(own) else None)
 
 
-def _share(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
-    found = measures.acceptance_rate(own)
-    return _said(None if found is None else 100 * found, 1)
+def _acceptance_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    rate = measures.acceptance_rate(own)
+    return _number_text(None if rate is None else 100 * rate, 1)
 
 
-def _rate(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
-    return _said(measures.tokens_per_second(own), 0)
+def _tokens_per_second_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    return _number_text(measures.tokens_per_second(own), 0)
 
 
-def _speedup(own: Sequence[Answer], plain: Sequence[Answer], whole: bool = False) -> str:
+def _speedup_cell(own: Sequence[Answer], plain: Sequence[Answer], whole: bool = False) -> str:
+    """Returns the median speedup over plain decoding with its interval."""
     ratios = measures.speedups(own, plain, whole=whole) if own is not plain else []
-    found = measures.interval(ratios)
-    return "-" if found is None else f"{found[0]:.2f}x [{found[1]:.2f}, {found[2]:.2f}]"
+    interval = measures.interval(ratios)
+    return "-" if interval is None else f"{interval[0]:.2f}x [{interval[1]:.2f}, {interval[2]:.2f}]"
 
 
-def _drafted(own: Sequence[Answer]) -> bool:
+def _has_drafts(own: Sequence[Answer]) -> bool:
     return any(sum(answer.drafted) for answer in own)
 
 
-def _said(found: float | None, digits: int = 2) -> str:
-    return "-" if found is None else f"{found:.{digits}f}"
+def _number_text(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
 
 
-ACCEPTED = "Tau counts accepted draft tokens alone: one less than tokens a target forward."
-SPEED = {"tau": _accepted, "tokens/s": _rate, "speedup": _speedup}
-WHOLE = {"speedup": partial(_speedup, whole=True)}
-SETTLED = {
+ACCEPTED_NOTE = "Tau counts accepted draft tokens alone: one less than tokens a target forward."
+SPEED_FIGURES = {
+    "tau": _accepted_cell,
+    "tokens/s": _tokens_per_second_cell,
+    "speedup": _speedup_cell,
+}
+WHOLE_FIGURES = {"speedup": partial(_speedup_cell, whole=True)}
+CALIBRATED_AXES = {
     "specvlm": f"lambda={LAMBDA}",
     "specvlm-self": f"lambda={LAMBDA}",
     "sage": f"lambda={LAMBDA}",
     "hippo": "early=wait",
 }
-OFFICIAL = "view=specvlm-official"
+OFFICIAL_VIEW = "view=specvlm-official"
 LAYOUTS = (
     Layout(
         "SpecVLM, Tables 1-2",
         "Std.-SD drafts with the run's draft model (in `papers-self` that is the target's own "
         f"checkpoint: self-SD as the published code does it), Self-SD over the target's own keys. "
-        f"*Its code*: the choices of the published code. {ACCEPTED}",
+        f"*Its code*: the choices of the published code. {ACCEPTED_NOTE}",
         {
             "Vanilla": "ar",
             "Std.-SD: SD-Tree": "sd-tree",
             "Std.-SD: SD-Rand": "sd-tree/view=random/keep=0.1",
             "Std.-SD: SpecVLM": "specvlm",
-            "Std.-SD: SpecVLM, its code": f"specvlm/{OFFICIAL}/positions=repacked",
+            "Std.-SD: SpecVLM, its code": f"specvlm/{OFFICIAL_VIEW}/positions=repacked",
             "Self-SD: SD-Tree": "sd-tree/drafter=self",
             "Self-SD: SD-Rand": "specvlm-self/view=random/keep=0.1",
             "Self-SD: SpecVLM": "specvlm-self",
-            "Self-SD: SpecVLM, its code": f"specvlm-self/{OFFICIAL}",
+            "Self-SD: SpecVLM, its code": f"specvlm-self/{OFFICIAL_VIEW}",
         },
-        SPEED,
+        SPEED_FIGURES,
     ),
     Layout(
         "SpecVLM, Table 4",
-        f"Chains against trees. {ACCEPTED}",
+        f"Chains against trees. {ACCEPTED_NOTE}",
         {
             "SD-Chain": "sd",
             "SD-Tree": "sd-tree",
             "SpecVLM-Chain": "specvlm/shape=chain-5",
             "SpecVLM": "specvlm",
         },
-        {"tau": _accepted},
+        {"tau": _accepted_cell},
     ),
     Layout(
         "Sparse-to-Dense, Table 1",
         "Drafts by the target itself; *Acc.* is accepted over drafted tokens, in per cent.",
         {"LayerSkip": "layerskip", "Streaming": "streaming", "STD": "std"},
-        {"Acc.": _share, "speedup": _speedup},
+        {"Acc.": _acceptance_cell, "speedup": _speedup_cell},
     ),
     Layout(
         "TABED, Tables 1-2",
@@ -138,13 +149,13 @@ LAYOUTS = (
             "MTCP": "tabed-mtcp/weights=equal",
             "MTCP*": "tabed-mtcp",
         },
-        {"tau": _tau},
+        {"tau": _tau_cell},
         turns=True,
-        average=_tau,
+        average=_tau_cell,
     ),
     Layout(
         "SAGE, Tables 1-3",
-        ACCEPTED,
+        ACCEPTED_NOTE,
         {
             "Vanilla AR": "ar",
             "SD-Chain": "sd",
@@ -152,14 +163,14 @@ LAYOUTS = (
             "SpecVLM": "specvlm",
             "SAGE": "sage",
         },
-        SPEED,
+        SPEED_FIGURES,
     ),
     Layout(
         "HIPPO, Table 1",
         "MAT counts accepted tokens: HIPPO's from one refusal to the next, others' by the round. "
         "Speedups are of whole answers.",
         {"Vanilla SD": "sd", "SD-tree": "sd-tree", "SpecVLM": "specvlm", "HIPPO": "hippo"},
-        {"MAT": _mat, **WHOLE},
+        {"MAT": _mat_cell, **WHOLE_FIGURES},
     ),
     Layout(
         "HIPPO, Table 3",
@@ -171,69 +182,78 @@ LAYOUTS = (
             "HIPPO": "hippo",
             "HIPPO w/o vpsd": "hippo/schedule=serial",
         },
-        WHOLE,
+        WHOLE_FIGURES,
     ),
 )
 
 
 ABOUT = """\
-The same figures in each paper's own tables, suites in the place of its benchmarks; speedups are of
-decoding, in HIPPO's tables of whole answers, medians with intervals. A row of ours in brackets is
-the setting that this run has: lambda calibrated for the pair, HIPPO's draft waiting for attention.
+These are the same figures in each paper's own tables, with our suites in place of its benchmarks.
+Speedups are medians with intervals, of whole answers in HIPPO's tables and of decoding elsewhere.
+Brackets after a name have the setting that this run used: a lambda calibrated for the pair, or a
+HIPPO draft that waits for the target's attention.
 """
 
 
-def section(answers: Sequence[Answer]) -> Iterable[str]:
-    """The tables under their heading, as lines for the end of a run's report."""
-    yield from ("## In the papers' layouts", "", ABOUT, *tables(answers), "")
+def papers_section(answers: Sequence[Answer]) -> Iterable[str]:
+    """Yields the tables under their heading, as lines for the end of a run's report."""
+    yield from ("## In the papers' layouts", "", ABOUT, *all_tables(answers), "")
 
 
-def tables(answers: Sequence[Answer]) -> Iterable[str]:
-    """Every table this run can fill, as Markdown lines."""
-    by: dict[str, dict[str, list[Answer]]] = {}
+def all_tables(answers: Sequence[Answer]) -> Iterable[str]:
+    """Yields the Markdown lines of every table that this run can fill."""
+    by_suite: dict[str, dict[str, list[Answer]]] = {}
     for answer in answers:
         if not answer.error:
-            by.setdefault(answer.suite, {}).setdefault(answer.method, []).append(answer)
+            by_suite.setdefault(answer.suite, {}).setdefault(answer.method, []).append(answer)
     for layout in LAYOUTS:
-        rows = dict(run for label, own in layout.rows.items() if (run := _row(label, own, by)))
+        rows = dict(
+            run
+            for label, own in layout.rows.items()
+            if (run := _matching_row(label, own, by_suite))
+        )
         if len(rows) > 1:
             yield from ("", f"### {layout.place}", "", layout.about, "")
-            yield from _table(layout, rows, by)
-    yield from steps(by)
-    yield from breakdowns(by)
+            yield from _table_lines(layout, rows, by_suite)
+    yield from acceptance_by_round(by_suite)
+    yield from seconds_by_operation(by_suite)
 
 
-def settled(method: str) -> str:
-    """A method at the setting found for this pair; itself where none was looked for."""
+def calibrated_method(method: str) -> str:
+    """Returns a method at the setting calibrated for this pair, or itself where there is none."""
     name, *axes = method.split("/")
-    return "/".join([name, SETTLED[name], *axes]) if name in SETTLED else method
+    return "/".join([name, CALIBRATED_AXES[name], *axes]) if name in CALIBRATED_AXES else method
 
 
-def _row(label: str, method: str, by: By) -> tuple[str, str] | None:
-    """A row's label and the method of this run that fills it."""
-    for own in (settled(method), method):
-        if any(own in methods for methods in by.values()):
+def _matching_row(label: str, method: str, by_suite: AnswersBySuite) -> tuple[str, str] | None:
+    """Returns a row's label and the method of this run that fills it; None where it has none."""
+    for own in (calibrated_method(method), method):
+        if any(own in methods for methods in by_suite.values()):
             return (label if own == method else f"{label} (`{own}`)"), own
     return None
 
 
-def _columns(layout: Layout, by: By) -> dict[str, Mapping[str, Sequence[Answer]]]:
-    found: dict[str, Mapping[str, Sequence[Answer]]] = {}
-    for suite, methods in by.items():
+def _answers_by_column(
+    layout: Layout, by_suite: AnswersBySuite
+) -> dict[str, Mapping[str, Sequence[Answer]]]:
+    columns: dict[str, Mapping[str, Sequence[Answer]]] = {}
+    for suite, methods in by_suite.items():
         later = any(answer.turn for own in methods.values() for answer in own)
         if not (layout.turns and later):
-            found[suite] = methods
+            columns[suite] = methods
             continue
         for name, turns in ((f"{suite}, first turn", (0,)), (f"{suite}, later", range(1, 99))):
-            found[name] = {
+            columns[name] = {
                 method: [answer for answer in own if answer.turn in turns]
                 for method, own in methods.items()
             }
-    return found
+    return columns
 
 
-def _table(layout: Layout, rows: Mapping[str, str], by: By) -> Iterable[str]:
-    columns = _columns(layout, by)
+def _table_lines(
+    layout: Layout, rows: Mapping[str, str], by_suite: AnswersBySuite
+) -> Iterable[str]:
+    columns = _answers_by_column(layout, by_suite)
     heads = [f"{suite}: {figure}" for suite in columns for figure in layout.figures]
     if layout.average is not None:
         heads.append("all")
@@ -246,35 +266,40 @@ def _table(layout: Layout, rows: Mapping[str, str], by: By) -> Iterable[str]:
             for figure in layout.figures.values()
         ]
         if layout.average is not None:
-            every = [answer for methods in columns.values() for answer in methods.get(method, ())]
-            cells.append(layout.average(every, every))
+            all_answers = [
+                answer for methods in columns.values() for answer in methods.get(method, ())
+            ]
+            cells.append(layout.average(all_answers, all_answers))
         yield f"| {label} | " + " | ".join(cells) + " |"
 
 
-STEPS = 10
+FIRST_ROUNDS = 10
 
 
-def steps(by: By) -> Iterable[str]:
-    """SpecVLM's Table 3: accepted tokens of the first ten rounds of an answer, and of all."""
-    if (run := _row("", "specvlm", by)) is None:
+def acceptance_by_round(by_suite: AnswersBySuite) -> Iterable[str]:
+    """Yields SpecVLM's Table 3: accepted tokens of an answer's first ten rounds, and of all."""
+    if (run := _matching_row("", "specvlm", by_suite)) is None:
         return
     _, method = run
-    rows = {suite: methods[method] for suite, methods in by.items() if method in methods}
+    rows = {suite: methods[method] for suite, methods in by_suite.items() if method in methods}
     yield from ("", "### SpecVLM, Table 3", "", "Accepted tokens by the number of the round.", "")
-    heads = [*map(str, range(STEPS)), "first ten", "all"]
+    heads = [*map(str, range(FIRST_ROUNDS)), "first ten", "all"]
     yield f"| {method} | " + " | ".join(heads) + " |"
     yield "|-|" + "-:|" * len(heads)
     for suite, own in rows.items():
-        taken = [answer.accepted for answer in own]
-        at = [[run[step] for run in taken if len(run) > step] for step in range(STEPS)]
-        cells = [_said(mean(each) if each else None) for each in at]
-        early = [tokens for run in taken for tokens in run[:STEPS]]
-        every = [tokens for run in taken for tokens in run]
-        cells += [_said(mean(early)), _said(mean(every))]
+        accepted_by_answer = [answer.accepted for answer in own]
+        accepted_at = [
+            [run[step] for run in accepted_by_answer if len(run) > step]
+            for step in range(FIRST_ROUNDS)
+        ]
+        cells = [_number_text(mean(each) if each else None) for each in accepted_at]
+        first_rounds = [tokens for run in accepted_by_answer for tokens in run[:FIRST_ROUNDS]]
+        all_rounds = [tokens for run in accepted_by_answer for tokens in run]
+        cells += [_number_text(mean(first_rounds)), _number_text(mean(all_rounds))]
         yield f"| {suite} | " + " | ".join(cells) + " |"
 
 
-OPERATIONS: Mapping[str, Callable[[Answer], float]] = {
+OPERATION_SECONDS: Mapping[str, Callable[[Answer], float]] = {
     "vision": lambda answer: answer.vision,
     "target prefill": lambda answer: answer.prefill,
     "target decoding (verify)": lambda answer: answer.verify,
@@ -286,28 +311,34 @@ OPERATIONS: Mapping[str, Callable[[Answer], float]] = {
     "others (committing, tree update, ...)": lambda answer: answer.rest,
     "in all": lambda answer: answer.total,
 }
-BROKEN_DOWN = ("ar", "specvlm", "sage", "hippo")
+METHODS_BY_OPERATION = ("ar", "specvlm", "sage", "hippo")
 
 
-def breakdowns(by: By) -> Iterable[str]:
-    """SpecVLM's Table 5, SAGE's Table 6 and HIPPO's Table 2: seconds an answer by operation."""
-    for suite, methods in by.items():
-        runs = [_row("", name, {suite: methods}) for name in BROKEN_DOWN]
-        shown = [run[1] for run in runs if run is not None]
-        if len(shown) < 2:
+def seconds_by_operation(by_suite: AnswersBySuite) -> Iterable[str]:
+    """Yields SpecVLM's Table 5, SAGE's Table 6 and HIPPO's Table 2: seconds by operation.
+
+    Seconds are means over answers.
+    """
+    for suite, methods in by_suite.items():
+        runs = [_matching_row("", name, {suite: methods}) for name in METHODS_BY_OPERATION]
+        names = [run[1] for run in runs if run is not None]
+        if len(names) < 2:
             continue
         place = "SpecVLM, Table 5 - SAGE, Table 6 - HIPPO, Table 2"
         yield from ("", f"### {place}: {suite}", "")
         yield (
-            "Seconds an answer (its share). What a parallel draft (hippo) does beside the target, "
-            "choosing included, is overlapped: it holds nobody up and is in no other row. Its "
-            "draft decoding is what the target waited."
+            "Seconds per answer, with their share. What a parallel draft (hippo) does beside the "
+            "target, choosing included, is overlapped: it delays nothing and is in no other row. "
+            "Its draft decoding is the time that the target waited for it."
         )
         yield ""
-        yield "| operation | " + " | ".join(shown) + " |"
-        yield "|-|" + "-:|" * len(shown)
-        totals = {name: mean(answer.total for answer in methods[name]) for name in shown}
-        for what, seconds in OPERATIONS.items():
-            found = {name: mean(map(seconds, methods[name])) for name in shown}
-            cells = [f"{found[name]:.3f} ({found[name] / totals[name]:.1%})" for name in shown]
+        yield "| operation | " + " | ".join(names) + " |"
+        yield "|-|" + "-:|" * len(names)
+        totals = {name: mean(answer.total for answer in methods[name]) for name in names}
+        for what, seconds in OPERATION_SECONDS.items():
+            seconds_by_method = {name: mean(map(seconds, methods[name])) for name in names}
+            cells = [
+                f"{seconds_by_method[name]:.3f} ({seconds_by_method[name] / totals[name]:.1%})"
+                for name in names
+            ]
             yield f"| {what} | " + " | ".join(cells) + " |"

@@ -1,4 +1,4 @@
-"""The tables of docs/numbers.md, made of stored runs and nothing else."""
+"""Makes the tables of docs/numbers.md from stored runs and nothing else."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Processor:
     """A processor and the stored runs on two of its cores."""
 
     name: str
-    suffix: str  # of its files: speed-intel.json, pool-intel.json, speed-intel.svg
+    suffix: str  # Of its files: speed-intel.json, pool-intel.json, speed-intel.svg.
     runs: tuple[str, ...]
 
 
@@ -51,18 +51,21 @@ PROCESSORS = (
 )
 
 
-def blocks(results: Path) -> dict[str, str]:
-    """Every table of the page by its name."""
+def tables_by_name(results: Path) -> dict[str, str]:
+    """Returns every table of the page by its name."""
     tables = {f"suites{each.suffix}": "\n".join(suites(results, each.runs)) for each in PROCESSORS}
-    tables["missed"] = "\n".join(missed(results))
-    tables["requests"] = "\n".join(requests(results))
+    tables["missed"] = "\n".join(missed_goals(results))
+    tables["requests"] = "\n".join(requests_at_once(results))
     tables["peers"] = "\n".join(beside_peers(_stored_json(results / "peers.json")))
     tables["real"] = "\n".join(real_weights(_stored_json(results / "real.json")))
     return tables
 
 
 def page_with(page: str, tables: Mapping[str, str]) -> str:
-    """The page with each table between its marks. Raises ValueError where marks are missing."""
+    """Returns the page with each table between its marks.
+
+    Raises ValueError where the marks of a table are missing.
+    """
     for name, table in tables.items():
         before, begin, rest = page.partition(BEGIN.format(name=name))
         _, end, after = rest.partition(END)
@@ -73,7 +76,7 @@ def page_with(page: str, tables: Mapping[str, str]) -> str:
 
 
 def suites(results: Path, runs: Sequence[str]) -> Iterator[str]:
-    """How ``auto`` compares over each suite of these runs, a row a suite."""
+    """Yields how ``auto`` compares with others over each suite of these runs, a row for each."""
     yield (
         "| questions | visual tokens | decoding, × plain | whole answer, × plain | "
         "decoding, × `generate` | decoding, × best fixed method |"
@@ -91,16 +94,16 @@ def suites(results: Path, runs: Sequence[str]) -> Iterator[str]:
         cells = [
             words,
             f"{VISUAL_TOKENS.get(suite, 256):,}",
-            _interval(auto, plain),
-            _interval(auto, plain, whole=True),
-            _interval(auto, by_method[GENERATE]),
+            _speedup_text(auto, plain),
+            _speedup_text(auto, plain, whole=True),
+            _speedup_text(auto, by_method[GENERATE]),
             _beside_best(by_method),
         ]
         yield f"| {' | '.join(cells)} |"
 
 
 def _beside_best(by_method: Mapping[str, Sequence[Answer]]) -> str:
-    """``auto`` against the fixed method that decodes the whole suite in the fewest seconds."""
+    """Returns ``auto`` against the fixed method that decodes the suite in the fewest seconds."""
     seconds = {
         method: sum(answer.decode for answer in answers)
         for method, answers in by_method.items()
@@ -111,14 +114,14 @@ def _beside_best(by_method: Mapping[str, Sequence[Answer]]) -> str:
     return f"{seconds[best] / own:.2f} (`{best}`)"
 
 
-def _interval(own: Sequence[Answer], other: Sequence[Answer], whole: bool = False) -> str:
+def _speedup_text(own: Sequence[Answer], other: Sequence[Answer], whole: bool = False) -> str:
     interval = measures.interval(measures.speedups(own, other, whole=whole))
     assert interval is not None
     return "{:.2f} [{:.2f}, {:.2f}]".format(*interval)
 
 
-def missed(results: Path) -> Iterator[str]:
-    """The ratios with a goal that were not reached, of all processors."""
+def missed_goals(results: Path) -> Iterator[str]:
+    """Yields the ratios with a goal that were not reached, of all processors."""
     yield from ("| processor | ratio | measured | goal |", "|-|-|-|-|")
     for processor in PROCESSORS:
         for ratio in _stored_json(results / f"speed{processor.suffix}.json")["ratios"]:
@@ -130,20 +133,22 @@ def missed(results: Path) -> Iterator[str]:
 
 
 def _in_words(ratio: Mapping[str, Any]) -> str:
-    """What a ratio with a goal compares, in a reader's words."""
+    """Returns what a ratio with a goal compares, in a reader's words."""
     suite = ratio["name"].rpartition(", ")[2]
     if suite in QUESTIONS:
         return f"{QUESTIONS[suite]}: decoding, × the best fixed method"
     return RATIOS[ratio["part"], ratio["name"]]
 
 
-def requests(results: Path) -> Iterator[str]:
-    """What drafting gives where several requests share the target's forwards."""
+def requests_at_once(results: Path) -> Iterator[str]:
+    """Yields what drafting gives where several requests share the target's forwards."""
     names = [processor.name for processor in PROCESSORS]
     heads = [f"{name}: {what}" for name in names for what in ("tokens a second", "first token")]
     yield f"| requests at once | {' | '.join(heads)} |"
     yield "|-:|" + "-|" * len(heads)
-    runs = [_by_rows(_stored_json(results / f"pool{each.suffix}.json")) for each in PROCESSORS]
+    runs = [
+        _runs_by_requests(_stored_json(results / f"pool{each.suffix}.json")) for each in PROCESSORS
+    ]
     for rows in runs[0]:
         cells = []
         for run in runs:
@@ -155,7 +160,7 @@ def requests(results: Path) -> Iterator[str]:
         yield f"| {rows} | {' | '.join(cells)} |"
 
 
-def _by_rows(pool: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Mapping[str, Any]]]:
+def _runs_by_requests(pool: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Mapping[str, Any]]]:
     runs: dict[int, dict[str, Mapping[str, Any]]] = {}
     for run in pool:
         runs.setdefault(run["rows"], {})[run["method"]] = run
@@ -163,7 +168,7 @@ def _by_rows(pool: Sequence[Mapping[str, Any]]) -> dict[int, dict[str, Mapping[s
 
 
 def beside_peers(stored: Mapping[str, Any]) -> Iterator[str]:
-    """Medians of every engine on one clip, those that could not run left out."""
+    """Yields the medians of every engine on one clip, without those that could not run."""
     yield "| engine | first token, s | decoding, tokens/s | whole, tokens/s | × `generate`, whole |"
     yield "|-|-:|-:|-:|-:|"
     measured = {row.name: _medians(stored, row.name) for row in peers.ROWS}
@@ -188,7 +193,7 @@ def _medians(stored: Mapping[str, Any], name: str) -> dict[str, float] | None:
 
 
 def real_weights(stored: Mapping[str, Any]) -> Iterator[str]:
-    """Each method over documents on weights that others trained: tau, and its speed."""
+    """Yields each method's tau and speed over documents, on weights that others trained."""
     yield "| method | tau, 95 % | decoding, × plain |"
     yield "|-|-|-:|"
     rows: Sequence[Mapping[str, Any]] = stored["measured"]

@@ -1,9 +1,9 @@
-"""Ratios of speed as pure arithmetic over runs, each with its interval over clips.
+"""Computes ratios of speed from timed runs, each with its interval over clips.
 
-A figure of a clip is the median over its repeats, each set against the run of the other method in
-the same turn; a ratio is the median over clips, with its bootstrap interval where there are three
-or more. Only `auto`'s rank is of total seconds. *Best* is the one method with the highest median
-over the clips: of several that tie, the luckiest, so it flatters by about the noise.
+A clip's speedup is the median over its turns, and each turn compares runs of that turn alone. A
+ratio is the median over clips, with a bootstrap interval where there are three clips or more. Only
+`auto`'s rank is of total seconds. *Best* is the one method with the highest median over the clips.
+Where several methods tie, the luckiest is the best, so its ratio is too high by about the noise.
 """
 
 from __future__ import annotations
@@ -20,31 +20,35 @@ from saccade.bench.compare import BASELINE
 from saccade.bench.peers import TimedRun
 
 AUTO, PEER = "auto", "hf"
-ENOUGH = 3  # clips for an interval
+MIN_CLIPS_FOR_INTERVAL = 3
 
 Seconds = Callable[[TimedRun], float]
+"""Returns the seconds of one run that a ratio compares."""
 
 
 @dataclass(frozen=True)
-class Raced:
-    """One part's runs: for each clip, every method's timed runs in order."""
+class InterleavedRuns:
+    """The runs of one part: for each clip, every method's timed runs in the order of turns."""
 
-    clips: tuple[str, ...]  # ids of the suite's items, which end in their seeds
+    clips: tuple[str, ...]  # Ids of the suite's items, which end in their seeds.
     runs: tuple[Mapping[str, Sequence[TimedRun]], ...]
-    errors: Mapping[str, str] = field(default_factory=dict)  # of peers
+    errors: Mapping[str, str] = field(default_factory=dict)  # Why a peer failed, by its name.
 
     def methods(self) -> tuple[str, ...]:
-        """Those that ran on every clip."""
+        """Returns the methods that ran on every clip."""
         return tuple(name for name in self.runs[0] if all(own[name] for own in self.runs))
 
-    def ours(self) -> tuple[str, ...]:
-        """Those that could be the best: ours that draft."""
+    def drafting_methods(self) -> tuple[str, ...]:
+        """Returns our own methods that draft, of which one is the best."""
         return tuple(name for name in self.methods() if name not in (BASELINE, PEER))
 
 
 @dataclass(frozen=True)
-class Figure:
-    """A measured ratio; ``detail`` says what it is made of."""
+class MeasuredRatio:
+    """A measured ratio, with the numbers it was computed from in ``detail``.
+
+    ``value`` is None where a method failed.
+    """
 
     value: float | None
     interval: tuple[float, float] | None = None
@@ -53,16 +57,19 @@ class Figure:
 
 @dataclass(frozen=True)
 class Goal:
-    """A ratio, how it is made of the runs, and what it should be at least; None for no goal."""
+    """A ratio, how it is computed from the runs, and the least value that meets the goal.
+
+    ``minimum`` is None for a ratio that is only reported.
+    """
 
     name: str
-    figure: Callable[[Raced], Figure]
-    least: float | None = None
+    measure: Callable[[InterleavedRuns], MeasuredRatio]
+    minimum: float | None = None
 
 
 @dataclass(frozen=True)
-class Ratio:
-    """A goal and what became of it."""
+class GoalOutcome:
+    """A goal with the ratio that was measured for it, as the JSON of a run has it."""
 
     part: str
     name: str
@@ -73,103 +80,146 @@ class Ratio:
     detail: Mapping[str, Any]
 
 
-def decoding(run: TimedRun) -> float:
-    """Seconds of decoding a token, from the second token on."""
+def decoding_seconds_per_token(run: TimedRun) -> float:
+    """Returns the seconds of decoding per token, from the second token on."""
     return run.decode / run.counted
 
 
-def whole(run: TimedRun) -> float:
-    """Seconds of an answer a token, all included: two ways to write one text have as many."""
+def whole_seconds_per_token(run: TimedRun) -> float:
+    """Returns the seconds of the whole answer per token, everything included.
+
+    Methods that write the same text have the same number of tokens, so this compares whole answers.
+    """
     return run.total / max(1, len(run.ids))
 
 
-def lengthened(tokens: int) -> Seconds:
-    """Seconds of the answer, had it gone on at its pace to so many tokens."""
-    return lambda run: run.total - run.decode + (tokens - 1) * decoding(run)
+def seconds_at_length(tokens: int) -> Seconds:
+    """Returns a function for the seconds that an answer of so many tokens would have taken.
+
+    The run's own pace of decoding is extended. What comes before decoding stays as it was.
+    """
+    return lambda run: run.total - run.decode + (tokens - 1) * decoding_seconds_per_token(run)
 
 
-def faster(raced: Raced, method: str, over: str, seconds: Seconds = decoding) -> list[float]:
-    """How much faster ``method`` is, clip by clip: medians of turns."""
+def speedups_by_clip(
+    timed: InterleavedRuns, method: str, over: str, seconds: Seconds = decoding_seconds_per_token
+) -> list[float]:
+    """Returns how many times as fast as ``over`` a method is on each clip: the median of turns."""
     return [
         median(
             seconds(base) / seconds(each) for each, base in zip(own[method], own[over], strict=True)
         )
-        for own in raced.runs
+        for own in timed.runs
     ]
 
 
-def best(raced: Raced, over: str = BASELINE, seconds: Seconds = decoding) -> str:
-    """The drafting method with the highest median over clips."""
-    return max(raced.ours(), key=lambda name: median(faster(raced, name, over, seconds)))
+def best_method(
+    timed: InterleavedRuns, over: str = BASELINE, seconds: Seconds = decoding_seconds_per_token
+) -> str:
+    """Returns the drafting method with the highest median speedup over clips."""
+    return max(
+        timed.drafting_methods(),
+        key=lambda name: median(speedups_by_clip(timed, name, over, seconds)),
+    )
 
 
-def amdahl(share: float, speedup: float) -> float:
-    """The whole's speedup when ``share`` of its time becomes ``speedup`` times faster."""
+def amdahl_limit(share: float, speedup: float) -> float:
+    """Returns the whole's speedup when ``share`` of its time gets ``speedup`` times as fast.
+
+    This is Amdahl's law.
+    """
     return 1 / ((1 - share) + share / speedup)
 
 
-def _median(values: Sequence[float], **detail: Any) -> Figure:
-    """The median over clips, with an interval where there are clips enough."""
-    found = measures.interval(values) if len(values) >= ENOUGH else None
+def _median_ratio(values: Sequence[float], **detail: Any) -> MeasuredRatio:
+    """Returns the median over clips, with an interval where there are enough clips for one."""
+    interval = measures.interval(values) if len(values) >= MIN_CLIPS_FOR_INTERVAL else None
     detail |= {"clips": [round(value, 4) for value in values]}
-    return Figure(median(values), found and found[1:], detail)
+    return MeasuredRatio(median(values), interval and interval[1:], detail)
 
 
-def versus(method: str, over: str, seconds: Seconds = decoding) -> Callable[[Raced], Figure]:
-    """One method over another."""
+def method_ratio(
+    method: str, over: str, seconds: Seconds = decoding_seconds_per_token
+) -> Callable[[InterleavedRuns], MeasuredRatio]:
+    """Returns a measure of how many times as fast as ``over`` one method is."""
 
-    def figure(raced: Raced) -> Figure:
-        if {method, over} - {*raced.methods()}:
-            return Figure(None, detail={"errors": dict(raced.errors)})
-        return _median(faster(raced, method, over, seconds))
+    def measure(timed: InterleavedRuns) -> MeasuredRatio:
+        if {method, over} - {*timed.methods()}:
+            return MeasuredRatio(None, detail={"errors": dict(timed.errors)})
+        return _median_ratio(speedups_by_clip(timed, method, over, seconds))
 
-    return figure
-
-
-def best_versus(over: str, seconds: Seconds = decoding) -> Callable[[Raced], Figure]:
-    """The best drafting method over another; the others are in the detail."""
-
-    def figure(raced: Raced) -> Figure:
-        if over not in raced.methods():
-            return Figure(None, detail={"errors": dict(raced.errors)})
-        chosen = best(raced, over, seconds)
-        every = {name: median(faster(raced, name, over, seconds)) for name in raced.ours()}
-        return _median(faster(raced, chosen, over, seconds), best=chosen, methods=every)
-
-    return figure
+    return measure
 
 
-def of_amdahl(raced: Raced) -> Figure:
-    """The best decoder's speedup end to end, as a share of what its decoding allows: plain
-    decoding's time before the first token stays, the rest shrinks by the speedup of decoding."""
-    chosen = best(raced)
-    shares = [median(each.decode / each.total for each in own[BASELINE]) for own in raced.runs]
-    speed = faster(raced, chosen, BASELINE)
-    limits = [amdahl(share, own) for share, own in zip(shares, speed, strict=True)]
-    reached = faster(raced, chosen, BASELINE, whole)
+def best_method_ratio(
+    over: str, seconds: Seconds = decoding_seconds_per_token
+) -> Callable[[InterleavedRuns], MeasuredRatio]:
+    """Returns a measure of how many times as fast as ``over`` the best drafting method is.
+
+    The detail has the median speedup of every drafting method.
+    """
+
+    def measure(timed: InterleavedRuns) -> MeasuredRatio:
+        if over not in timed.methods():
+            return MeasuredRatio(None, detail={"errors": dict(timed.errors)})
+        best = best_method(timed, over, seconds)
+        speedup_by_method = {
+            name: median(speedups_by_clip(timed, name, over, seconds))
+            for name in timed.drafting_methods()
+        }
+        return _median_ratio(
+            speedups_by_clip(timed, best, over, seconds), best=best, methods=speedup_by_method
+        )
+
+    return measure
+
+
+def share_of_amdahl_limit(timed: InterleavedRuns) -> MeasuredRatio:
+    """Returns the best method's speedup of whole answers, as a share of Amdahl's limit.
+
+    The limit assumes that plain decoding's time before the first token stays, and that the rest
+    shrinks by the speedup of decoding.
+    """
+    best = best_method(timed)
+    shares = [median(each.decode / each.total for each in own[BASELINE]) for own in timed.runs]
+    decoding_speedups = speedups_by_clip(timed, best, BASELINE)
+    limits = [
+        amdahl_limit(share, own) for share, own in zip(shares, decoding_speedups, strict=True)
+    ]
+    whole_speedups = speedups_by_clip(timed, best, BASELINE, whole_seconds_per_token)
     detail = {
-        "best": chosen,
+        "best": best,
         "decode share of ar": median(shares),
         "limit": median(limits),
-        "end to end": median(reached),
+        "end to end": median(whole_speedups),
     }
-    return _median([own / top for own, top in zip(reached, limits, strict=True)], **detail)
+    return _median_ratio(
+        [own / top for own, top in zip(whole_speedups, limits, strict=True)], **detail
+    )
 
 
-def of_best_fixed(raced: Raced) -> Figure:
-    """The fastest fixed method's seconds of decoding all clips, over `auto`'s. Plain decoding is
-    a fixed method too."""
-    spent = {
-        name: np.array([median(each.decode for each in own[name]) for own in raced.runs])
-        for name in raced.methods()
+def ratio_to_best_fixed(timed: InterleavedRuns) -> MeasuredRatio:
+    """Returns the fastest fixed method's seconds of decoding all clips, over `auto`'s.
+
+    Plain decoding counts as a fixed method.
+    """
+    seconds_by_method = {
+        name: np.array([median(each.decode for each in own[name]) for own in timed.runs])
+        for name in timed.methods()
     }
-    mine = spent.pop(AUTO)
-    chosen = min(spent, key=lambda name: float(spent[name].sum()))
+    auto_seconds = seconds_by_method.pop(AUTO)
+    best = min(seconds_by_method, key=lambda name: float(seconds_by_method[name].sum()))
 
     def ratio(clips: np.ndarray) -> np.ndarray:
-        return spent[chosen][clips].sum(-1) / mine[clips].sum(-1)
+        return seconds_by_method[best][clips].sum(-1) / auto_seconds[clips].sum(-1)
 
-    found = measures.bootstrap(len(mine), ratio) if len(mine) >= ENOUGH else None
-    totals = {name: float(own.sum()) for name, own in {AUTO: mine, **spent}.items()}
-    value = float(spent[chosen].sum() / mine.sum())
-    return Figure(value, found and found[1:], {"best": chosen, "seconds": totals})
+    interval = (
+        measures.bootstrap(len(auto_seconds), ratio)
+        if len(auto_seconds) >= MIN_CLIPS_FOR_INTERVAL
+        else None
+    )
+    totals = {
+        name: float(own.sum()) for name, own in {AUTO: auto_seconds, **seconds_by_method}.items()
+    }
+    value = float(seconds_by_method[best].sum() / auto_seconds.sum())
+    return MeasuredRatio(value, interval and interval[1:], {"best": best, "seconds": totals})

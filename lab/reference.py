@@ -1,7 +1,8 @@
-"""The oracle: no cache, no mask, no tree attention. Slow and obviously right.
+"""The oracle that decoding is tested against: no cache, no mask and no tree attention.
 
-``Oracle`` is a drop-in for :class:`saccade.model.session.Session`: every law is computed by running
-Hugging Face's own modules over prompt + text + path from the start.
+``Oracle`` has the methods of :class:`saccade.model.session.Session` that drafting uses. It computes
+the logits of every node by running Hugging Face's own modules over prompt, text and path from the
+start, which is slow and obviously right.
 """
 
 from __future__ import annotations
@@ -19,7 +20,7 @@ from saccade.core.tree import ROOT, Tree, path
 
 
 class Oracle:
-    """Scores and commits by recomputing everything."""
+    """Scores trees and commits tokens by computing everything anew each time."""
 
     def __init__(self, model: Any, prompts: Sequence[Prompt], rules: Sequence[Sampling]) -> None:
         self.model = model
@@ -30,7 +31,7 @@ class Oracle:
 
     @torch.no_grad()
     def logits(self, request: int, tokens: Sequence[int]) -> Float[Tensor, "row vocab"]:
-        """Logits after the prompt and after each of ``tokens``, in one uncached forward."""
+        """Returns logits after the prompt and after each of ``tokens``, of one uncached forward."""
         prompt = self.prompts[request]
         embed = self.model.get_input_embeddings()
         new = torch.tensor(list(tokens), dtype=torch.long, device=prompt.embeds.device)
@@ -38,16 +39,17 @@ class Oracle:
         later = prompt.next_position + torch.arange(len(new), device=new.device)
         positions = torch.cat([prompt.positions, later.expand(prompt.positions.shape[0], -1)], 1)
         extra: dict[str, Any] = {}
-        if prompt.deepstack:
+        if prompt.media.deepstack:
             rows = torch.cat([prompt.visual, torch.zeros_like(new, dtype=torch.bool)])
             extra = {
                 "visual_pos_masks": rows[None],
-                "deepstack_visual_embeds": list(prompt.deepstack),
+                "deepstack_visual_embeds": list(prompt.media.deepstack),
             }
         out = self.text(
             inputs_embeds=embeds[None],
             position_ids=positions[:, None] if positions.shape[0] > 1 else positions,
-            attention_mask=torch.ones_like(positions[:1]),  # else gaps would read as packed texts
+            # Without a mask, transformers would take gaps in positions for packed texts.
+            attention_mask=torch.ones_like(positions[:1]),
             use_cache=False,
             **extra,
         )
@@ -55,7 +57,8 @@ class Oracle:
         return self.model.get_output_embeddings()(hidden)
 
     def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
-        found = {}
+        """Returns each request's logits at the root and at every node of its tree."""
+        scores = {}
         for request, tree in trees.items():
             text = self.committed[request]
             rows = []
@@ -63,16 +66,17 @@ class Oracle:
                 tokens = [*text, *(tree.tokens[n] for n in path(tree, node))]
                 rows.append(self.logits(request, tokens)[-1])
             context = [*self.prompts[request].context.tolist(), *text]
-            found[request] = Scores(tree, rows, self.rules[request], context, len(text), request)
-        return found
+            scores[request] = Scores(tree, rows, self.rules[request], context, len(text), request)
+        return scores
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        """Appends tokens to each request's text."""
         for request, new in tokens.items():
             self.committed[request] += new
 
 
-def greedy(model: Any, prompt: Prompt, count: int, eos: Sequence[int] = ()) -> list[int]:
-    """Greedy decoding, one uncached forward a token."""
+def decode_greedily(model: Any, prompt: Prompt, count: int, eos: Sequence[int] = ()) -> list[int]:
+    """Returns ``count`` greedy tokens, or fewer up to an ``eos``, by one uncached forward each."""
     oracle = Oracle(model, [prompt], [Sampling()])
     tokens: list[int] = []
     while len(tokens) < count and not (tokens and tokens[-1] in eos):
@@ -80,17 +84,17 @@ def greedy(model: Any, prompt: Prompt, count: int, eos: Sequence[int] = ()) -> l
     return tokens
 
 
-def teacher_forced(model: Any, prompt: Prompt, tokens: Sequence[int]) -> list[int]:
-    """The arg-max at every position of ``tokens``, in one uncached forward.
+def teacher_forced_argmax(model: Any, prompt: Prompt, tokens: Sequence[int]) -> list[int]:
+    """Returns the arg-max at every position of ``tokens``, of one uncached forward.
 
-    ``tokens`` is the greedy answer if and only if this equals it.
+    ``tokens`` is the greedy answer if and only if it equals what is returned.
     """
     oracle = Oracle(model, [prompt], [Sampling()])
     return oracle.logits(0, list(tokens)[:-1]).argmax(-1).tolist()
 
 
 def attention_mass(model: Any, prefill: Prefill) -> Float[Tensor, "layer kv_head seen"]:
-    """``Prefill.mass`` from the modules' own full attention matrices (eager attention)."""
+    """Returns ``Prefill.mass`` computed from the full attention matrices of eager attention."""
     prompt = prefill.prompt
     text = model.get_decoder()
     before = text.config._attn_implementation
@@ -110,11 +114,11 @@ def attention_mass(model: Any, prefill: Prefill) -> Float[Tensor, "layer kv_head
             )
     finally:
         text.config._attn_implementation = before
-    asks = ~prompt.fixed
-    asks[: int(prompt.visual.nonzero().max()) + 1] = False
-    found = []
+    is_query = ~prompt.fixed
+    is_query[: int(prompt.visual.nonzero().max()) + 1] = False
+    mass = []
     for weights in out.attentions:
-        rows = weights[0][:, asks][..., prompt.visual].float().mean(1)
+        rows = weights[0][:, is_query][..., prompt.visual].float().mean(1)
         heads = text.config.num_key_value_heads
-        found.append(rows.view(heads, -1, rows.shape[-1]).mean(1))
-    return torch.stack(found)
+        mass.append(rows.view(heads, -1, rows.shape[-1]).mean(1))
+    return torch.stack(mass)

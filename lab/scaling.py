@@ -1,8 +1,9 @@
-"""What a large pair should need and cost on several GPUs: arithmetic on published numbers.
+"""Predicts what a large pair needs and costs on several GPUs, by arithmetic on published numbers.
 
-Nothing here was timed. A forward takes as long as the slower of reading its bytes (every weight it
-passes through and every cached key, once) and doing its products, and under tensor parallelism it
-waits for two sums over all GPUs a layer. What is assumed is in ``ASSUMED`` and ``GPUS``.
+Nothing here was timed. A forward takes as long as the slower of two things: reading its bytes
+(every weight it passes through and every cached key, once) and doing its operations. Under tensor
+parallelism it also waits for two all-reduces in every layer. ``ASSUMED`` and ``GPUS`` have what is
+assumed.
 """
 
 from __future__ import annotations
@@ -17,43 +18,44 @@ from saccade.inputs import architectures
 from saccade.inputs.footprint import Footprint, footprint
 from saccade.model.memory import SPARE_SHARE
 
-GB = 1e9
-SIZE = 2  # bytes of a number, bfloat16
+BYTES_PER_GB = 1e9
+BYTES_PER_NUMBER = 2  # In bfloat16.
 Way = Literal["TP", "PP"]
-"""Every layer on all GPUs (``--tp``), or some layers on each, in turn (``--device-map auto``)."""
+"""TP splits every layer over all GPUs (``--tp``). PP gives each GPU some of the layers, which then
+work in turn (``--device-map auto``)."""
 
 
 @dataclass(frozen=True)
 class Gpu:
-    """As published, and two guesses: what a small sum over all takes, and what an hour costs."""
+    """A GPU by its data sheet, with two guesses: a small all-reduce's time, and the price."""
 
     name: str
-    memory: float  # bytes
-    bandwidth: float  # bytes a second
-    products: float  # dense bf16, a second, a product and a sum counting as two
-    link: float  # bytes a second to the others, one way
-    wait: float  # seconds of an all-reduce of nothing
-    dollars: float  # an hour
+    memory: float  # Bytes.
+    bandwidth: float  # Bytes per second.
+    operations: float  # Dense bf16 operations per second; a product with its sum counts as two.
+    link: float  # Bytes per second to the other GPUs, one way.
+    all_reduce_seconds: float  # Of an all-reduce without data.
+    dollars_per_hour: float
 
 
 GPUS = (
-    Gpu("H100 80 GB", 80 * GB, 3.35e12, 989e12, 450e9, 12e-6, 3.00),
-    Gpu("H200 141 GB", 141 * GB, 4.8e12, 989e12, 450e9, 12e-6, 3.80),
-    Gpu("A100 80 GB", 80 * GB, 2.04e12, 312e12, 300e9, 15e-6, 1.80),
-    Gpu("L40S 48 GB", 48 * GB, 0.864e12, 362e12, 32e9, 35e-6, 1.20),
+    Gpu("H100 80 GB", 80 * BYTES_PER_GB, 3.35e12, 989e12, 450e9, 12e-6, 3.00),
+    Gpu("H200 141 GB", 141 * BYTES_PER_GB, 4.8e12, 989e12, 450e9, 12e-6, 3.80),
+    Gpu("A100 80 GB", 80 * BYTES_PER_GB, 2.04e12, 312e12, 300e9, 15e-6, 1.80),
+    Gpu("L40S 48 GB", 48 * BYTES_PER_GB, 0.864e12, 362e12, 32e9, 35e-6, 1.20),
 )
-COUNTS = (1, 2, 4, 8)
+GPU_COUNTS = (1, 2, 4, 8)
 
 
 @dataclass(frozen=True)
 class Assumed:
-    """What no data sheet says."""
+    """What no data sheet has."""
 
-    answer: int = 256  # tokens
-    utilisation: float = 0.5  # of the products a GPU could do, in a prefill
-    chunk: int = 2048  # tokens of a prefill's forward
-    patches: int = 4  # of the vision tower, a visual token
-    reported: Reported = REPORTED[1]  # SpecVLM's acceptance, with a draft that sees a tenth
+    answer_tokens: int = 256
+    prefill_utilisation: float = 0.5  # The share of a GPU's operations that a prefill achieves.
+    prefill_chunk: int = 2048  # Tokens of one forward of a prefill.
+    patches_per_visual_token: int = 4  # In the vision tower.
+    reported: Reported = REPORTED[1]  # SpecVLM's acceptance, of a draft that sees a tenth.
 
 
 ASSUMED = Assumed()
@@ -61,118 +63,132 @@ ASSUMED = Assumed()
 
 @dataclass(frozen=True)
 class Shape:
-    """What of a model counts here."""
+    """The sizes of a model that this arithmetic uses."""
 
     name: str
-    counted: Footprint
+    footprint: Footprint
     hidden: int
     heads: int
     kv_heads: int
-    width: int  # of a head
-    vision: int  # weights that are not the language model's
+    head_width: int
+    vision_parameters: int  # Weights that are not the language model's.
 
     @property
-    def text(self) -> int:
-        """Weights that are split under TP: embeddings too."""
-        return self.counted.parameters - self.vision
+    def split_parameters(self) -> int:
+        """Weights that tensor parallelism splits, embeddings included."""
+        return self.footprint.parameters - self.vision_parameters
 
-    def products(self, rows: float, context: float) -> float:
-        """Of a forward of these rows, each over so many keys on average."""
-        attention = 4 * self.counted.layers * self.heads * self.width * context
-        return rows * (2 * self.counted.decoder + attention)
+    def operations(self, rows: float, context: float) -> float:
+        """Returns the operations of a forward of so many rows over ``context`` keys each."""
+        attention = 4 * self.footprint.layers * self.heads * self.head_width * context
+        return rows * (2 * self.footprint.decoder + attention)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """One arrangement: what the fullest GPU holds, and the seconds of one batch of videos."""
+    """One arrangement of a pair: what the fullest GPU holds, and the seconds of one batch."""
 
     gpu: Gpu
     count: int
     way: Way
     tokens: int
     batch: int
-    held: float  # bytes on the fullest GPU
-    look: float  # seconds of the vision towers
-    read: float  # of both prefills
-    once: float  # T(1) of the target
-    step: float  # of the draft
-    verify: float  # T(rows of a tree)
+    fullest_gpu_bytes: float
+    vision_seconds: float  # Of both vision towers.
+    prefill_seconds: float  # Of both prefills.
+    single_row_seconds: float  # T(1) of the target.
+    draft_step_seconds: float
+    verify_seconds: float  # T(n) of the target, for the n rows of a tree.
 
     @property
     def fits(self) -> bool:
-        return self.held <= self.gpu.memory * (1 - SPARE_SHARE)
+        return self.fullest_gpu_bytes <= self.gpu.memory * (1 - SPARE_SHARE)
 
     @property
-    def plain(self) -> float:
-        """Seconds to decode an answer plainly."""
-        return ASSUMED.answer * self.once
+    def plain_seconds(self) -> float:
+        """Seconds of decoding an answer plainly."""
+        return ASSUMED.answer_tokens * self.single_row_seconds
 
     @property
-    def drafted(self) -> float:
-        """Seconds to decode an answer at the reported acceptance."""
-        each = ASSUMED.reported
-        return ASSUMED.answer / each.tau * (each.levels * self.step + self.verify)
+    def drafted_seconds(self) -> float:
+        """Seconds of decoding an answer with drafts, at the reported acceptance."""
+        reported = ASSUMED.reported
+        round_seconds = reported.levels * self.draft_step_seconds + self.verify_seconds
+        return ASSUMED.answer_tokens / reported.tau * round_seconds
 
     @property
-    def gain(self) -> float:
-        return self.plain / self.drafted
+    def decoding_speedup(self) -> float:
+        return self.plain_seconds / self.drafted_seconds
 
     @property
-    def seconds(self) -> float:
-        """A batch from its pixels to its last token; not drafted where that does not pay."""
-        return self.look + self.read + min(self.plain, self.drafted)
+    def batch_seconds(self) -> float:
+        """Seconds of a batch from its pixels to its last token, drafting only where that pays."""
+        decoding = min(self.plain_seconds, self.drafted_seconds)
+        return self.vision_seconds + self.prefill_seconds + decoding
 
     def dollars(self, videos: int = 1000) -> float:
-        return self.seconds / 3600 * self.gpu.dollars * self.count * videos / self.batch
+        """Returns what so many videos cost."""
+        batch_hours = self.batch_seconds / 3600
+        return batch_hours * self.gpu.dollars_per_hour * self.count * videos / self.batch
 
 
-def shape(name: str) -> Shape:
-    """Of a published checkpoint."""
-    made: Any = CONFIGS[name]()
-    text, counted = architectures.text_config(made), footprint(made)
+def published_shape(name: str) -> Shape:
+    """Returns the sizes of a published checkpoint, from its config alone."""
+    config: Any = CONFIGS[name]()
+    text, size = architectures.text_config(config), footprint(config)
     embedding = text.vocab_size * text.hidden_size
-    tied = made.tie_word_embeddings
+    tied = config.tie_word_embeddings
     return Shape(
         name,
-        counted,
+        size,
         text.hidden_size,
         text.num_attention_heads,
         text.num_key_value_heads,
         text.hidden_size // text.num_attention_heads,
-        counted.parameters - counted.decoder - (0 if tied else embedding),
+        size.parameters - size.decoder - (0 if tied else embedding),
     )
 
 
-def plan(
+def predict_plan(
     target: Shape, draft: Shape, gpu: Gpu, count: int, way: Way, tokens: int, batch: int = 1
 ) -> Plan:
-    """The pair on so many GPUs. The draft is whole on each under TP, and on the first under PP."""
-    kept = int(tokens * ASSUMED.reported.keep)
-    split = count if way == "TP" else 1  # GPUs that work on one forward at the same time
-    keys = target.counted.kv * (tokens + ASSUMED.answer) * batch * SIZE
-    drafting = (
-        draft.counted.parameters + draft.counted.kv * (kept + ASSUMED.answer) * batch
-    ) * SIZE
-    working = 2 * ASSUMED.chunk * 8 * target.hidden * SIZE  # a chunk's activations, roughly
-    held = (target.text * SIZE + keys) / count + target.vision * SIZE + drafting + working
+    """Predicts the pair on so many GPUs.
+
+    The whole draft is on every GPU under TP, and on the first one under PP.
+    """
+    draft_tokens = int(tokens * ASSUMED.reported.keep)
+    split = count if way == "TP" else 1  # GPUs that work on one forward at the same time.
+    target_keys = target.footprint.kv * (tokens + ASSUMED.answer_tokens) * batch
+    draft_keys = draft.footprint.kv * (draft_tokens + ASSUMED.answer_tokens) * batch
+    activations = 2 * ASSUMED.prefill_chunk * 8 * target.hidden  # Of a chunk, roughly.
+    numbers_on_fullest_gpu = (
+        (target.split_parameters + target_keys) / count
+        + target.vision_parameters
+        + draft.footprint.parameters
+        + draft_keys
+        + activations
+    )
 
     def forward(model: Shape, rows: int, context: int, over: int) -> float:
-        """Seconds of decoding ``rows`` tokens of every request at once."""
-        read = model.counted.step(SIZE, context * batch, SIZE) / over
-        done = model.products(rows * batch, context) / over
-        alone = max(read / gpu.bandwidth, done / gpu.products)
-        return alone + _sums(model, gpu, over, rows * batch)
+        """Returns the seconds of decoding ``rows`` tokens of every request at once."""
+        read_bytes = (
+            model.footprint.step(BYTES_PER_NUMBER, context * batch, BYTES_PER_NUMBER) / over
+        )
+        operations = model.operations(rows * batch, context) / over
+        alone = max(read_bytes / gpu.bandwidth, operations / gpu.operations)
+        return alone + _all_reduce_seconds(model, gpu, over, rows * batch)
 
     def prefill(model: Shape, length: int, over: int) -> float:
-        done = model.products(length * batch, length / 2) / over
-        chunks = -(-length * batch // ASSUMED.chunk)
-        waits = _sums(model, gpu, over, ASSUMED.chunk) * chunks
-        return done / (gpu.products * ASSUMED.utilisation) + waits
+        operations = model.operations(length * batch, length / 2) / over
+        chunks = -(-length * batch // ASSUMED.prefill_chunk)
+        waits = _all_reduce_seconds(model, gpu, over, ASSUMED.prefill_chunk) * chunks
+        return operations / (gpu.operations * ASSUMED.prefill_utilisation) + waits
 
-    def look(model: Shape) -> float:
-        """The vision tower is not split: every GPU looks at the whole video."""
-        done = 2 * model.vision * ASSUMED.patches * tokens * batch
-        return done / (gpu.products * ASSUMED.utilisation)
+    def vision(model: Shape) -> float:
+        """Returns the seconds of the vision tower, which is not split: every GPU runs all of it."""
+        patches = ASSUMED.patches_per_visual_token * tokens * batch
+        operations = 2 * model.vision_parameters * patches
+        return operations / (gpu.operations * ASSUMED.prefill_utilisation)
 
     return Plan(
         gpu,
@@ -180,42 +196,46 @@ def plan(
         way,
         tokens,
         batch,
-        held,
-        look(target) + look(draft),
-        prefill(target, tokens, split) + prefill(draft, kept, 1),
+        numbers_on_fullest_gpu * BYTES_PER_NUMBER,
+        vision(target) + vision(draft),
+        prefill(target, tokens, split) + prefill(draft, draft_tokens, 1),
         forward(target, 1, tokens, split),
-        forward(draft, 1, kept, 1),
+        forward(draft, 1, draft_tokens, 1),
         forward(target, ASSUMED.reported.nodes + 1, tokens, split),
     )
 
 
-def _sums(model: Shape, gpu: Gpu, over: int, rows: int) -> float:
-    """Seconds of two all-reduces a layer, after attention and after the MLP."""
+def _all_reduce_seconds(model: Shape, gpu: Gpu, over: int, rows: int) -> float:
+    """Returns the seconds of two all-reduces in every layer: after attention and after the MLP."""
     if over == 1:
         return 0.0
-    sent = 2 * (over - 1) / over * rows * model.hidden * SIZE
-    return 2 * model.counted.layers * (gpu.wait + sent / gpu.link)
+    sent = 2 * (over - 1) / over * rows * model.hidden * BYTES_PER_NUMBER
+    return 2 * model.footprint.layers * (gpu.all_reduce_seconds + sent / gpu.link)
 
 
-def plans(
+def fitting_plans(
     target: Shape, draft: Shape, tokens: int, batch: int = 1, ways: Sequence[Way] = ("TP", "PP")
 ) -> Iterator[Plan]:
-    """What fits: of each GPU the fewest that do, and under TP, which gains by it, more too."""
+    """Yields the plans that fit into memory, for every kind of GPU.
+
+    Under PP that is the smallest number of GPUs that fits. Under TP it is that number and the
+    larger ones, because a forward gets faster with more of them.
+    """
     for gpu in GPUS:
         for way in ways:
             fitting = [
-                found
-                for count in COUNTS
+                plan
+                for count in GPU_COUNTS
                 if target.kv_heads % count == 0 and not (way == "PP" and count == 1)
-                if (found := plan(target, draft, gpu, count, way, tokens, batch)).fits
+                if (plan := predict_plan(target, draft, gpu, count, way, tokens, batch)).fits
             ]
             yield from fitting if way == "TP" else fitting[:1]
 
 
-# -- the page ----------------------------------------------------------------------------------
+# -- The page ------------------------------------------------------------------------------------
 
 TARGET, DRAFT = "Qwen2.5-VL-72B", "Qwen2.5-VL-7B"
-DRAFTS = (DRAFT, "Qwen2.5-VL-3B")  # of the same acceptance, which nobody reported of the second
+DRAFTS = (DRAFT, "Qwen2.5-VL-3B")  # The second is given the first one's acceptance: none is known.
 LENGTHS = (12_288, 100_000)
 BATCHES = (1, 8)
 HEADS = (
@@ -225,99 +245,104 @@ HEADS = (
 
 
 def page() -> str:
-    """The tables of docs/results/scaling.md, in Markdown."""
-    target, draft = shape(TARGET), shape(DRAFT)
-    parts = [_weights((target, draft)), _gpus()]
+    """Returns the tables of docs/results/scaling.md, in Markdown."""
+    target, draft = published_shape(TARGET), published_shape(DRAFT)
+    parts = [_weights_table((target, draft)), _gpu_table()]
     for tokens in LENGTHS:
         for batch in BATCHES:
             together = "one video at a time" if batch == 1 else f"{batch} videos together"
-            found = list(plans(target, draft, tokens, batch))
+            plans = list(fitting_plans(target, draft, tokens, batch))
+            too_small = [gpu.name for gpu in GPUS if all(gpu != plan.gpu for plan in plans)]
             parts.append(
                 f"### {tokens:,} visual tokens, {together}\n\n"
-                + _table(HEADS, [_row(each) for each in found])
-                + _none([gpu.name for gpu in GPUS if all(gpu != each.gpu for each in found)])
+                + _table(HEADS, [_plan_row(plan) for plan in plans])
+                + _too_small_line(too_small)
             )
-    parts.append(_drafts(target, [shape(name) for name in DRAFTS]))
+    parts.append(_draft_table(target, [published_shape(name) for name in DRAFTS]))
     return "\n\n".join(parts)
 
 
-def _drafts(target: Shape, drafts: Sequence[Shape]) -> str:
-    """What drafting gains where GPUs share the target and each has the whole draft."""
-    gpu, tokens, counts = GPUS[1], LENGTHS[0], COUNTS[1:]
-    gains = {
-        draft.name: [plan(target, draft, gpu, count, "TP", tokens).gain for count in counts]
+def _draft_table(target: Shape, drafts: Sequence[Shape]) -> str:
+    """Returns what each draft gains where GPUs share the target and each has the whole draft."""
+    gpu, tokens, counts = GPUS[1], LENGTHS[0], GPU_COUNTS[1:]
+    speedups = {
+        draft.name: [
+            predict_plan(target, draft, gpu, count, "TP", tokens).decoding_speedup
+            for count in counts
+        ]
         for draft in drafts
     }
     return (
         f"### Decoding against plain decoding, {tokens:,} visual tokens, {gpu.name} under TP\n\n"
     ) + _table(
         ("draft", *(f"{count} GPUs" for count in counts)),
-        [(name, *(f"{each:.2f}x" for each in own)) for name, own in gains.items()],
+        [(name, *(f"{each:.2f}x" for each in own)) for name, own in speedups.items()],
     )
 
 
-def _weights(shapes: Sequence[Shape]) -> str:
+def _weights_table(shapes: Sequence[Shape]) -> str:
     heads = (
         "model",
         "weights",
         "of these the vision tower's",
-        *(f"keys at {n:,}" for n in LENGTHS),
+        *(f"keys at {tokens:,}" for tokens in LENGTHS),
     )
     return _table(
         heads,
         [
             (
-                each.name,
-                _gb(each.counted.parameters * SIZE),
-                _gb(each.vision * SIZE),
-                *(_gb(each.counted.kv * tokens * SIZE) for tokens in LENGTHS),
+                shape.name,
+                _in_gb(shape.footprint.parameters * BYTES_PER_NUMBER),
+                _in_gb(shape.vision_parameters * BYTES_PER_NUMBER),
+                *(_in_gb(shape.footprint.kv * tokens * BYTES_PER_NUMBER) for tokens in LENGTHS),
             )
-            for each in shapes
+            for shape in shapes
         ],
     )
 
 
-def _gpus() -> str:
+def _gpu_table() -> str:
     heads = ("GPU", "memory", "TB/s", "bf16 TFLOP/s", "link GB/s", "*wait*", "*$ an hour*")
     return _table(
         heads,
         [
             (
                 gpu.name,
-                _gb(gpu.memory, 0),
+                _in_gb(gpu.memory, 0),
                 f"{gpu.bandwidth / 1e12:.2f}",
-                f"{gpu.products / 1e12:.0f}",
-                f"{gpu.link / GB:.0f}",
-                f"{gpu.wait * 1e6:.0f} us",
-                f"{gpu.dollars:.2f}",
+                f"{gpu.operations / 1e12:.0f}",
+                f"{gpu.link / BYTES_PER_GB:.0f}",
+                f"{gpu.all_reduce_seconds * 1e6:.0f} us",
+                f"{gpu.dollars_per_hour:.2f}",
             )
             for gpu in GPUS
         ],
     )
 
 
-def _row(each: Plan) -> tuple[str, ...]:
+def _plan_row(plan: Plan) -> tuple[str, ...]:
     return (
-        f"{each.count} x {each.gpu.name}",
-        each.way,
-        _gb(each.held),
-        f"{each.look + each.read:.1f} s",
-        f"{each.once * 1e3:.1f} ms",
-        f"{each.verify * 1e3:.1f} ms",
-        f"{each.step * 1e3:.1f} ms",
-        f"{each.plain:.1f} s",
-        f"{each.drafted:.1f} s ({each.gain:.2f}x)",
-        f"{each.seconds / each.batch:.1f} s",
-        f"${each.dollars():.2f}",
+        f"{plan.count} x {plan.gpu.name}",
+        plan.way,
+        _in_gb(plan.fullest_gpu_bytes),
+        f"{plan.vision_seconds + plan.prefill_seconds:.1f} s",
+        f"{plan.single_row_seconds * 1e3:.1f} ms",
+        f"{plan.verify_seconds * 1e3:.1f} ms",
+        f"{plan.draft_step_seconds * 1e3:.1f} ms",
+        f"{plan.plain_seconds:.1f} s",
+        f"{plan.drafted_seconds:.1f} s ({plan.decoding_speedup:.2f}x)",
+        f"{plan.batch_seconds / plan.batch:.1f} s",
+        f"${plan.dollars():.2f}",
     )
 
 
-def _none(names: Sequence[str]) -> str:
-    return f"\n\nDoes not fit on up to {COUNTS[-1]}: {', '.join(names)}." if names else ""
+def _too_small_line(names: Sequence[str]) -> str:
+    """Returns a line about the GPUs that no plan fits on, or nothing where there are none."""
+    return f"\n\nDoes not fit on up to {GPU_COUNTS[-1]}: {', '.join(names)}." if names else ""
 
 
-def _gb(count: float, digits: int = 1) -> str:
-    return f"{count / GB:.{digits}f} GB"
+def _in_gb(count: float, digits: int = 1) -> str:
+    return f"{count / BYTES_PER_GB:.{digits}f} GB"
 
 
 def _table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:

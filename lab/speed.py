@@ -1,7 +1,7 @@
-"""``python -m lab speed``: every ratio of speed we set ourselves a goal for, measured.
+"""``python -m lab speed``: measures every ratio of speed that has a goal.
 
-A part is data: whose clips, which methods, how long the answers, which ratios and their goals. Its
-methods take turns on a clip.
+A part is data: the suite of its clips, its methods, how long answers are, its ratios and their
+goals. The methods of a part take turns on each clip.
 """
 
 from __future__ import annotations
@@ -21,22 +21,23 @@ from lab.ratios import (
     AUTO,
     PEER,
     Goal,
-    Raced,
-    Ratio,
+    GoalOutcome,
+    InterleavedRuns,
     Seconds,
-    best_versus,
-    decoding,
-    lengthened,
-    of_amdahl,
-    of_best_fixed,
-    versus,
-    whole,
+    best_method_ratio,
+    decoding_seconds_per_token,
+    method_ratio,
+    ratio_to_best_fixed,
+    seconds_at_length,
+    share_of_amdahl_limit,
+    whole_seconds_per_token,
 )
 from saccade.bench.compare import BASELINE, resolve_methods, run_interleaved
 from saccade.bench.peers import TimedRun
 from saccade.bench.runner import media_arguments
 from saccade.bench.suites import shapes
 from saccade.bench.suites.types import Item
+from saccade.core.capabilities import Capabilities
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.core.protocols import View
@@ -51,29 +52,29 @@ FAST = (AUTO, "sd/shape=fit", "specvlm/shape=fit", "sd/view=uniform/keep=0.1/sha
 FIXED = (*FAST[1:], "sd", "specvlm", "sage", "hippo/schedule=serial", "lookup", "tabed")
 
 Recipes = Mapping[str, Recipe | None]
-Tell = Callable[[str], None]
+OnProgress = Callable[[str], None]
 
 
-# -- the parts, as data -------------------------------------------------------------------------
+# -- The parts, as data --------------------------------------------------------------------------
 
-Spoil = Callable[["Pair", Sequence[Inputs]], tuple[Loaded, Recipes]]
-"""A draft made useless: (the pair, this clip's inputs and the next one's) -> draft and methods."""
+SpoilDraft = Callable[["Pair", Sequence[Inputs]], tuple[Loaded, Recipes]]
+"""Makes a draft useless: (the pair, this clip's inputs and the next clip's) -> draft, methods."""
 
 
 @dataclass(frozen=True)
 class Pair(questions.Pair):
-    """The two models: there is a draft."""
+    """The target and a draft, which is always there."""
 
     draft: Loaded
 
 
-def random_weights(pair: Pair, inputs: Sequence[Inputs]) -> tuple[Loaded, Recipes]:
-    """A draft of the same build that learnt nothing; its vision tower is another's as well."""
-    return untrained(pair.draft), resolve_methods([AUTO])
+def use_random_weights(pair: Pair, inputs: Sequence[Inputs]) -> tuple[Loaded, Recipes]:
+    """Replaces the draft by an untrained one of the same architecture, vision tower included."""
+    return untrained_copy(pair.draft), resolve_methods([AUTO])
 
 
-def untrained(model: Loaded, seed: int = 0) -> Loaded:
-    """The same architecture with weights as torch draws them."""
+def untrained_copy(model: Loaded, seed: int = 0) -> Loaded:
+    """Returns a model of the same architecture whose weights are drawn at random from a seed."""
     own = model.backbone
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
@@ -84,15 +85,23 @@ def untrained(model: Loaded, seed: int = 0) -> Loaded:
 
 
 @dataclass(eq=False)
-class Elsewhere(View):
-    """A view of another video: its rows stand where this one's should."""
+class ViewOfAnotherVideo(View):
+    """A view under which the draft sees the rows of another video in place of this one's."""
 
     view: View
     rows: Float[Tensor, "seen dim"]
 
     def __post_init__(self) -> None:
-        self.name, self.keep = f"{self.view.name} of another video", self.view.keep
-        self.attention, self.own_keys = self.view.attention, self.view.own_keys
+        self.name = f"{self.view.name} of another video"
+        self.keep = self.view.keep
+
+    @property
+    def needs(self) -> Capabilities:
+        return self.view.needs
+
+    @property
+    def offers(self) -> Capabilities:
+        return self.view.offers
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         embeds = prompt.embeds.clone()
@@ -100,9 +109,12 @@ class Elsewhere(View):
         return self.view(prefill, replace(prompt, embeds=embeds))
 
 
-def wrong_video(pair: Pair, inputs: Sequence[Inputs]) -> tuple[Loaded, Recipes]:
-    """The true draft, shown the next clip. The draft takes over what the target's eyes saw, so the
-    swap is in its view: it costs nothing, and `auto` is settled before it."""
+def show_another_video(pair: Pair, inputs: Sequence[Inputs]) -> tuple[Loaded, Recipes]:
+    """Lets the trained draft see the next clip instead of this one.
+
+    The draft reads rows that the target's vision tower made, so its view swaps them. That costs no
+    time, and `auto` makes its choices before the swap.
+    """
     this, other = inputs
     target, draft = pair.target.backbone, pair.draft.backbone
     assert draft.shares_rows_with(target), (
@@ -112,41 +124,49 @@ def wrong_video(pair: Pair, inputs: Sequence[Inputs]) -> tuple[Loaded, Recipes]:
     recipe = resolve_methods([AUTO])[AUTO]
     assert recipe is not None
     fitted = plan(recipe, target, draft, int(this["input_ids"].shape[1]))
-    swapped = replace(fitted, view=Elsewhere(fitted.view, prompt.embeds[prompt.visual]))
+    swapped = replace(fitted, view=ViewOfAnotherVideo(fitted.view, prompt.embeds[prompt.visual]))
     return pair.draft, {**resolve_methods([]), AUTO: swapped}
 
 
 @dataclass(frozen=True)
 class Part:
-    """Clips of a suite, methods beside plain decoding, and the ratios asked for."""
+    """Clips of a suite, the methods that are compared on them, and the ratios with their goals.
+
+    Plain decoding takes part in every part.
+    """
 
     name: str
     about: str
     suite: str
     methods: tuple[str, ...]
     goals: tuple[Goal, ...]
-    settings: Mapping[str, Any] = field(default_factory=dict)  # else the suite's own
-    clips: int | None = None  # else as many as asked for
-    natural: int = 0  # only clips whose plain answer ends by itself after so many tokens
-    spoil: Spoil | None = None
+    settings: Mapping[str, Any] = field(default_factory=dict)  # They replace the suite's own.
+    clips: int | None = None  # None takes the number that the caller gives.
+    # Only clips are used whose plain answer ends by itself after this many tokens or more.
+    min_natural_tokens: int = 0
+    spoil_draft: SpoilDraft | None = None
 
     @property
     def title(self) -> str:
         return f"{self.name}, {self.suite}"
 
 
-def _rank(suite: str) -> Part:
-    goals = (Goal(f"auto / best fixed method, decoding, {suite}", of_best_fixed, 0.95),)
+def _rank_of_auto(suite: str) -> Part:
+    goals = (Goal(f"auto / best fixed method, decoding, {suite}", ratio_to_best_fixed, 0.95),)
     about = f"auto against every fixed method, {suite}"
     return Part("auto", about, suite, (AUTO, *FIXED), goals)
 
 
-def _useless(about: str, spoil: Spoil) -> Part:
+def _useless_draft(about: str, spoil_draft: SpoilDraft) -> Part:
     goals = (
-        Goal(f"auto / ar, decoding, {about}", versus(AUTO, BASELINE), 0.98),
-        Goal(f"auto / ar, end to end, {about}", versus(AUTO, BASELINE, whole), 0.95),
+        Goal(f"auto / ar, decoding, {about}", method_ratio(AUTO, BASELINE), 0.98),
+        Goal(
+            f"auto / ar, end to end, {about}",
+            method_ratio(AUTO, BASELINE, whole_seconds_per_token),
+            0.95,
+        ),
     )
-    return Part("useless", about, "shapes-caption", (AUTO,), goals, spoil=spoil)
+    return Part("useless", about, "shapes-caption", (AUTO,), goals, spoil_draft=spoil_draft)
 
 
 PARTS = (
@@ -156,12 +176,12 @@ PARTS = (
         "shapes-caption-2k",
         (*FAST, PEER),
         (
-            Goal("best / ar, decoding", best_versus(BASELINE), 3.5),
-            Goal("best / hf, decoding", best_versus(PEER), 4.5),
-            Goal("best / ar, end to end, of Amdahl's limit", of_amdahl, 0.9),
-            Goal("ar / hf, decoding", versus(BASELINE, PEER), 1.3),
+            Goal("best / ar, decoding", best_method_ratio(BASELINE), 3.5),
+            Goal("best / hf, decoding", best_method_ratio(PEER), 4.5),
+            Goal("best / ar, end to end, of Amdahl's limit", share_of_amdahl_limit, 0.9),
+            Goal("ar / hf, decoding", method_ratio(BASELINE, PEER), 1.3),
         ),
-        natural=128,
+        min_natural_tokens=128,
     ),
     Part(
         "whole-256",
@@ -169,55 +189,71 @@ PARTS = (
         "shapes-caption",
         (*FAST, PEER),
         (
-            Goal("best / ar, end to end", best_versus(BASELINE, whole), 2.2),
-            Goal("best / hf, end to end", best_versus(PEER, whole)),
-            Goal("best / ar, end to end, of Amdahl's limit", of_amdahl),
+            Goal(
+                "best / ar, end to end", best_method_ratio(BASELINE, whole_seconds_per_token), 2.2
+            ),
+            Goal("best / hf, end to end", best_method_ratio(PEER, whole_seconds_per_token)),
+            Goal("best / ar, end to end, of Amdahl's limit", share_of_amdahl_limit),
         ),
         {"min_new_tokens": 256, "max_new_tokens": 256},
     ),
-    Part(  # past its end the target writes what no draft guesses: this is the same without that
+    # Past the end of its answer the target writes what no draft guesses. This part is the one above
+    # without such tokens.
+    Part(
         "whole-256",
         "256 visual tokens, answers that end by themselves after 128 tokens or more",
         "shapes-caption",
         (*FAST, PEER),
         (
-            Goal("best / ar, end to end, natural answers", best_versus(BASELINE, whole)),
+            Goal(
+                "best / ar, end to end, natural answers",
+                best_method_ratio(BASELINE, whole_seconds_per_token),
+            ),
             Goal(
                 "best / ar, end to end, natural answers as if of 256 tokens",
-                best_versus(BASELINE, lengthened(256)),
+                best_method_ratio(BASELINE, seconds_at_length(256)),
             ),
         ),
-        natural=128,
+        min_natural_tokens=128,
     ),
     Part(
         "context-10k",
         "10,240 visual tokens, plain decoding",
         "shapes-caption-10k",
         (PEER,),
-        (Goal("ar / hf, decoding", versus(BASELINE, PEER), 1.6),),
-        {"min_new_tokens": 64, "max_new_tokens": 64},  # at this length it stops after a few
+        (Goal("ar / hf, decoding", method_ratio(BASELINE, PEER), 1.6),),
+        # At this length the target would stop after a few tokens.
+        {"min_new_tokens": 64, "max_new_tokens": 64},
         clips=3,
     ),
-    *(_rank(suite) for suite in (*shapes.TASKS, "shapes-caption-2k")),
-    _useless("random weights", random_weights),
-    _useless("wrong video", wrong_video),
+    *(_rank_of_auto(suite) for suite in (*shapes.TASKS, "shapes-caption-2k")),
+    _useless_draft("random weights", use_random_weights),
+    _useless_draft("wrong video", show_another_video),
 )
-NAMES = tuple(dict.fromkeys(part.name for part in PARTS))
+PART_NAMES = tuple(dict.fromkeys(part.name for part in PARTS))
 
 
-def chosen(names: Sequence[str]) -> tuple[Part, ...]:
-    """The parts of these names, all of them for none. Raises OptionError."""
+def parts_named(names: Sequence[str]) -> tuple[Part, ...]:
+    """Returns the parts of these names, or every part for no name.
+
+    Raises OptionError for a name that no part has.
+    """
     for name in names:
-        if name not in NAMES:
-            raise OptionError(f"unknown part {name!r}; known: {', '.join(NAMES)}")
+        if name not in PART_NAMES:
+            raise OptionError(f"unknown part {name!r}; known: {', '.join(PART_NAMES)}")
     return tuple(part for part in PARTS if not names or part.name in names)
 
 
-# -- running ------------------------------------------------------------------------------------
+# -- Running -------------------------------------------------------------------------------------
 
 
-def measure(part: Part, pair: Pair, *, clips: int, repeat: int, tell: Tell) -> Raced:
-    """A part's runs. Of a conversation the first question is asked."""
+def measure_part(
+    part: Part, pair: Pair, *, clips: int, repeat: int, on_progress: OnProgress
+) -> InterleavedRuns:
+    """Runs a part's methods on its clips, and asks the first question of a conversation.
+
+    Raises OptionError where no clip of the suite has an answer that is long enough.
+    """
     suite = shapes.suites()[part.suite]
     settings = {"max_new_tokens": suite.setting.max_new_tokens, "do_sample": False}
     settings |= part.settings
@@ -225,20 +261,20 @@ def measure(part: Part, pair: Pair, *, clips: int, repeat: int, tell: Tell) -> R
     ids: list[str] = []
     runs: list[Mapping[str, Sequence[TimedRun]]] = []
     errors: dict[str, str] = {}
-    for item, inputs, following in islice(_fitting(part, pair, settings, tell), count):
-        tell(f"{part.title}: clip {len(ids) + 1} of {count}")
-        beside = pair
+    for item, inputs, following in islice(_fitting_items(part, pair, settings, on_progress), count):
+        on_progress(f"{part.title}: clip {len(ids) + 1} of {count}")
+        pair_used = pair
         recipes: Recipes = resolve_methods(part.methods)
-        if part.spoil is not None:
-            draft, recipes = part.spoil(pair, (inputs, _inputs(pair, following)))
-            beside = Pair(pair.target, draft)
+        if part.spoil_draft is not None:
+            draft, recipes = part.spoil_draft(pair, (inputs, _inputs_of(pair, following)))
+            pair_used = Pair(pair.target, draft)
         timed = run_interleaved(
-            beside,
+            pair_used,
             (inputs, None),
             recipes,
             repeat=repeat,
             settings=settings,
-            on_run=lambda name, turn: tell(
+            on_run=lambda name, turn: on_progress(
                 f"{part.title}: clip {len(ids) + 1} of {count}, "
                 + (f"turn {turn} of {repeat}, {name}" if turn else f"warming up {name}")
             ),
@@ -247,44 +283,54 @@ def measure(part: Part, pair: Pair, *, clips: int, repeat: int, tell: Tell) -> R
         runs.append(timed.runs)
         errors |= timed.errors
     if not ids:
-        raise OptionError(f"{part.suite} has no clip whose answer has {part.natural} tokens")
-    return Raced(tuple(ids), tuple(runs), errors)
+        raise OptionError(
+            f"{part.suite} has no clip whose answer has {part.min_natural_tokens} tokens"
+        )
+    return InterleavedRuns(tuple(ids), tuple(runs), errors)
 
 
-def _fitting(
-    part: Part, pair: Pair, settings: Mapping[str, Any], tell: Tell
+def _fitting_items(
+    part: Part, pair: Pair, settings: Mapping[str, Any], on_progress: OnProgress
 ) -> Iterator[tuple[Item, Inputs, Item]]:
-    """The suite's items in order that the part wants, and which item follows each."""
+    """Yields the suite's items that fit the part: the item, its inputs, and the item after it."""
     items = list(shapes.suites()[part.suite].items())
     for item, following in zip(items, (*items[1:], items[0]), strict=True):
-        inputs = _inputs(pair, item)
-        if part.natural:
-            tell(f"{part.title}: is the answer to {item.id} long enough?")
+        inputs = _inputs_of(pair, item)
+        if part.min_natural_tokens:
+            on_progress(f"{part.title}: is the answer to {item.id} long enough?")
             plain = run(pair.target.backbone, inputs, method=BASELINE, **settings)
-            if plain.finish_reason != "stop" or len(plain.ids) < part.natural:
+            if plain.finish_reason != "stop" or len(plain.ids) < part.min_natural_tokens:
                 continue
         yield item, inputs, following
 
 
-def _inputs(pair: Pair, item: Item) -> Inputs:
+def _inputs_of(pair: Pair, item: Item) -> Inputs:
     return ask(pair.target, item.question, **media_arguments(item))
 
 
-# -- reporting ----------------------------------------------------------------------------------
+# -- Reporting -----------------------------------------------------------------------------------
 
 
-def judged(part: Part, timed: Raced) -> Iterator[Ratio]:
-    """Every ratio of a part against its goal."""
+def goal_outcomes(part: Part, timed: InterleavedRuns) -> Iterator[GoalOutcome]:
+    """Yields every ratio of a part, and whether it meets its goal."""
     for goal in part.goals:
-        found = goal.figure(timed)
-        met = None if goal.least is None or found.value is None else found.value >= goal.least
-        yield Ratio(
-            part.name, goal.name, found.value, goal.least, met, found.interval, found.detail
+        measured = goal.measure(timed)
+        met = None
+        if goal.minimum is not None and measured.value is not None:
+            met = measured.value >= goal.minimum
+        yield GoalOutcome(
+            part.name,
+            goal.name,
+            measured.value,
+            goal.minimum,
+            met,
+            measured.interval,
+            measured.detail,
         )
 
 
-def differing(timed: Raced) -> list[tuple[str, str]]:
-    """(clip, method) of every answer that is not plain decoding's, token for token."""
+def differing_answers(timed: InterleavedRuns) -> list[tuple[str, str]]:
+    """Returns (clip, method) of every answer that differs from plain decoding's in any token."""
     return [
         (clip, name)
         for clip, own in zip(timed.clips, timed.runs, strict=True)
@@ -293,26 +339,31 @@ def differing(timed: Raced) -> list[tuple[str, str]]:
     ]
 
 
-def summary(part: Part, timed: Raced) -> dict[str, Any]:
-    """What was run and what each method took, medians over clips of medians over turns."""
+def summary(part: Part, timed: InterleavedRuns) -> dict[str, Any]:
+    """Returns what was run, and how long each method took, as the JSON of a run has it.
 
-    def middle(name: str, figure: Seconds) -> float:
+    Times are medians over clips of medians over turns.
+    """
+
+    def median_seconds(name: str, figure: Seconds) -> float:
         return median(median(map(figure, own[name])) for own in timed.runs)
 
     methods = {}
     for name in timed.methods():
-        every = [each.result for own in timed.runs for each in own[name] if each.result is not None]
-        rounds = [round for result in every for round in result.rounds]
+        results = [
+            each.result for own in timed.runs for each in own[name] if each.result is not None
+        ]
+        rounds = [round for result in results for round in result.rounds]
         methods[name] = {
             "tau": emitted_per_forward(rounds),
             "tokens": [len(own[name][0].ids) for own in timed.runs],
-            "ms a token": 1e3 * middle(name, decoding),
-            "decode seconds": middle(name, lambda each: each.decode),
-            "before seconds": middle(name, lambda each: each.total - each.decode),
-            "total seconds": middle(name, lambda each: each.total),
-            "fallback": next((r.fallback_reason for r in every if r.fallback_reason), None),
+            "ms a token": 1e3 * median_seconds(name, decoding_seconds_per_token),
+            "decode seconds": median_seconds(name, lambda each: each.decode),
+            "before seconds": median_seconds(name, lambda each: each.total - each.decode),
+            "total seconds": median_seconds(name, lambda each: each.total),
+            "fallback": next((r.fallback_reason for r in results if r.fallback_reason), None),
         }
-    apart = differing(timed)
+    differences = differing_answers(timed)
     return {
         "part": part.name,
         "about": part.about,
@@ -321,25 +372,26 @@ def summary(part: Part, timed: Raced) -> dict[str, Any]:
         "settings": dict(part.settings),
         "methods": methods,
         "errors": dict(timed.errors),
-        "identical": not apart,
-        "differing": apart,
+        "identical": not differences,
+        "differing": differences,
     }
 
 
-def speed(
+def measure_speed(
     pair: Pair,
     parts: Sequence[Part] = PARTS,
     *,
     clips: int = 4,
     repeat: int = 3,
-    tell: Tell = lambda text: None,
-    keep: Callable[[Mapping[str, Any]], None] = lambda found: None,
+    on_progress: OnProgress = lambda text: None,
+    on_part: Callable[[Mapping[str, Any]], None] = lambda report: None,
 ) -> dict[str, Any]:
-    """Everything ``python -m lab speed --json`` prints: the machine, the parts, the ratios.
+    """Returns everything that ``python -m lab speed --json`` prints: machine, parts and ratios.
 
-    ``keep`` is handed what there is after every part, for a run that may be interrupted.
+    ``on_part`` is called with the report so far after every part, because a run takes long and may
+    be interrupted.
     """
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         "target": pair.target.name,
         "draft": pair.draft.name,
         "dtype": str(pair.target.backbone.dtype).removeprefix("torch."),
@@ -350,8 +402,8 @@ def speed(
         "ratios": [],
     }
     for part in parts:
-        timed = measure(part, pair, clips=clips, repeat=repeat, tell=tell)
-        found["parts"].append(summary(part, timed))
-        found["ratios"] += [asdict(ratio) for ratio in judged(part, timed)]
-        keep(found)
-    return found
+        timed = measure_part(part, pair, clips=clips, repeat=repeat, on_progress=on_progress)
+        report["parts"].append(summary(part, timed))
+        report["ratios"] += [asdict(ratio) for ratio in goal_outcomes(part, timed)]
+        on_part(report)
+    return report

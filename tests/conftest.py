@@ -10,6 +10,7 @@ import atexit
 import gc
 import os
 import sys
+import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -40,6 +41,40 @@ os.environ.setdefault("TRITON_INTERPRET", "1")
 
 gc.disable()  # what is imported stays: nobody looks through it for garbage, now or later
 atexit.register(gc.unfreeze)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--all-cases",
+        action="store_true",
+        help="run every case of the tests that run a few representatives of them by default",
+    )
+
+
+@pytest.hookimpl(tryfirst=True)  # Before `-m` chooses by the marks that are set here.
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Marks all but a few cases of each test with ``representatives(count)`` as slow.
+
+    The few are spread evenly over the cases, and begin at another one in each test. So the tests of
+    a file that has a case for every family, say, run every family between them. A case that is
+    named on the command line always runs.
+    """
+    if config.getoption("--all-cases"):
+        return
+    cases: dict[str, list[pytest.Item]] = {}
+    for item in items:
+        if item.get_closest_marker("representatives") and not item.get_closest_marker("slow"):
+            cases.setdefault(item.nodeid.partition("[")[0], []).append(item)
+    for name, group in cases.items():
+        mark = group[0].get_closest_marker("representatives")
+        assert mark is not None
+        first = zlib.crc32(name.encode())
+        chosen = {
+            (first + n * len(group) // mark.args[0]) % len(group) for n in range(mark.args[0])
+        }
+        for place, item in enumerate(group):
+            if place not in chosen:
+                item.add_marker(pytest.mark.slow)
 
 
 def pytest_collection_finish() -> None:

@@ -10,9 +10,10 @@ import os
 import random
 import shutil
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from functools import cache
 from itertools import product
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 import torch
@@ -22,9 +23,10 @@ from torch import Tensor
 
 import saccade
 from lab import reference
+from saccade.core.capabilities import NOTHING, Capabilities
 from saccade.core.prompt import Inputs, Prefill, Prompt
-from saccade.core.protocols import Drafter, Shape, State
-from saccade.core.result import Result, Round
+from saccade.core.protocols import Drafter, Learner, Shape, State
+from saccade.core.result import Result
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, add, path
 from saccade.drafting.drafters import drive
@@ -378,7 +380,7 @@ AMOUNT = 0.05  # of noise in a draft's weights: it is right about two times in t
 def truth(family: str, seed: int = 0, count: int = 40) -> tuple[int, ...]:
     """The greedy answer, on which the cache-free reference and transformers' generate agree."""
     model, inputs = model_of(family)(seed), input_for(family, seed)
-    answer = reference.greedy(model, prompt_of(model, inputs), count)
+    answer = reference.decode_greedily(model, prompt_of(model, inputs), count)
     assert answer == hf_greedy(model, inputs, count)
     assert len(set(answer)) > count // 6, "an answer that repeats itself proves little"
     return tuple(answer)
@@ -405,7 +407,7 @@ def answered(
 
 def stubbed(propose: Callable[[int, list[int], int], Any]) -> Recipe:
     """A recipe whose draft is a function."""
-    return Recipe("stub", "", lambda setup: StubDraft(propose), Chain(1), serial)
+    return Recipe("stub", "", MadeBy(lambda setup: StubDraft(propose)), Chain(1), serial)
 
 
 def drafter_of(
@@ -485,6 +487,20 @@ class StubDraft(Drafter):
             self.texts[request] += new
 
 
+@dataclass(frozen=True)
+class MadeBy:
+    """A function that makes drafters, as a part of a recipe that needs nothing of the others."""
+
+    name: ClassVar[str] = "stub"
+    needs: ClassVar[Capabilities] = NOTHING
+    offers: ClassVar[Capabilities] = NOTHING
+
+    make: Callable[[Setup], Drafter]
+
+    def __call__(self, setup: Setup) -> Drafter:
+        return self.make(setup)
+
+
 # -- table models ------------------------------------------------------------------------------
 
 Table = Mapping[tuple[int, ...], Tensor]
@@ -532,11 +548,9 @@ class TableDraft(Drafter):
         self.session = TableSession(table, rules)
         self.shape = shape
 
-    def start(self) -> State:
-        return self.shape.start()
-
-    def fold(self, state: State, round: Round) -> State:
-        return self.shape.fold(state, round)
+    @property
+    def learner(self) -> Learner:
+        return self.shape
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         growing = {r: self.shape.grow(state) for r, state in states.items()}

@@ -26,8 +26,10 @@ def check_integrity(cache: Cache) -> None:
             assert all(each.isfinite().all() for each in tensors), "a state holds NaN or infinity"
     if not cache.keys:  # No layer has keys, as among the first layers of a hybrid.
         return
-    shapes = {tuple(t.shape) for t in (*cache.keys, *cache.values)}
-    assert len(shapes) == 1, f"layers differ in shape: {shapes}"
+    for keys, values, shape in zip(cache.keys, cache.values, cache.shapes, strict=True):
+        expected_keys = shape.kv_heads, cache.capacity, shape.key_dim
+        expected_values = shape.kv_heads, cache.capacity, shape.value_dim
+        assert (keys.shape, values.shape) == (expected_keys, expected_values), "another shape"
     assert 0 <= cache.length <= cache.capacity, f"{cache.length} tokens in {cache.capacity} rows"
     committed = [tensor[:, : cache.length] for tensor in (*cache.keys, *cache.values)]
     # a sum is finite where all it adds is, and a tenth of the work of asking each

@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import re
 from functools import cache
 from pathlib import Path
 
 import pytest
 
-from lab import command_options
-from lab.commands.pages import METHODS, OPTIONS, table
 from saccade.core.errors import how_to_install
-from saccade.methods import listing
 
 ROOT = Path(__file__).parents[1]
 PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *ROOT.glob("notebook/*.md")])
@@ -75,41 +71,6 @@ def test_the_site_has_every_page():
     pages = {str(page.relative_to(ROOT / "docs")) for page in (ROOT / "docs").rglob("*.md")}
     beside = {"index.md", "changelog.md", "contributing.md"}
     assert sorted(entries) == sorted({p for p in pages if not OFF_SITE.fullmatch(p)} | beside)
-
-
-def test_the_table_of_methods_is_the_listings():
-    """Claim: every method listed stands in the table of methods with its line of description and
-    its choices, as ``make listed`` writes them. Fails on a row written or left by hand."""
-    listed = json.loads(listing.LISTED.read_text())["methods"]
-    assert table(listed) in (ROOT / METHODS).read_text()
-    assert all(f"| `{name}` | {told['about']} |" in table(listed) for name, told in listed.items())
-
-
-def test_the_page_of_options_is_the_commands():
-    """Claim: docs/options.md has every option of every command as its help has it, as ``make
-    listed`` writes it. Fails when an option was added, renamed or left out of the page."""
-    options = command_options.table()
-    page = (ROOT / OPTIONS).read_text()
-    assert page.endswith(f"{command_options.BEGIN}\n\n{options}\n<!-- to here -->\n")
-    for row in (
-        "`-t, --target <str>`",
-        "`--replicas <int range>`",
-        "`caption-merge`",
-        "`bench real`",
-    ):
-        assert row in options
-
-
-def test_the_first_page_begins_with_the_two_commands():
-    """Claim: README's first code is the two commands anyone may try, as they are. Fails if one is
-    changed in passing."""
-    block = FENCED.search((ROOT / "README.md").read_text())
-    assert block is not None
-    commands = [line.split("  #")[0].strip() for line in block.group().splitlines()[1:3]]
-    assert commands == [
-        "pip install uv && uv run saccade demo",
-        "pip install uv && uv run pytest",
-    ]
 
 
 def test_nothing_is_installed_from_an_index_that_lacks_it():

@@ -1,5 +1,5 @@
-"""``python -m lab accept``: whether Saccade is right and quick on a GPU, in one command.
+"""Checks in one command, ``python -m lab accept``, whether Saccade is right and fast on a GPU.
 
-``report`` writes what is found and keeps the time, ``models`` makes random models on the device,
-``sections`` are the parts of the acceptance in their order.
+``report`` writes the results and limits the time, ``models`` makes random models on the device, and
+``sections`` has the parts of the acceptance in their order.
 """

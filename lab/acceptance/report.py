@@ -1,4 +1,4 @@
-"""What an acceptance finds, a JSON line each, and how much of its time each section may take."""
+"""Writes the results of an acceptance as JSON lines, and limits the time of its sections."""
 
 from __future__ import annotations
 
@@ -19,13 +19,13 @@ import psutil
 import torch
 import typer
 
-GRACE = 10.0  # seconds kept free at the end, in which a section that overran is cut off
+GRACE_SECONDS = 10.0  # Reserved at the end, to stop a section that takes too long.
 BEFORE_ALL = "start"
 T = TypeVar("T")
 
 
 def process_start() -> float:
-    """When this process began, in seconds since 1970: importing everything counts too."""
+    """Returns when this process began, in seconds since 1970, so that imports count too."""
     return psutil.Process().create_time()
 
 
@@ -34,27 +34,27 @@ class Report:
     """The lines of an acceptance. Each is printed and appended to ``path`` at once."""
 
     path: Path
-    seconds: float  # for everything, counted from the start of this process
+    seconds: float  # For everything, counted from the start of this process.
     device: torch.device
-    judges_time: bool = True  # False where a slow answer says nothing: shrunken shapes
-    wrong: list[str] = field(default_factory=list)
+    judges_time: bool = True  # False for shrunken shapes, whose speed means nothing.
+    failures: list[str] = field(default_factory=list)
     lines: list[dict[str, Any]] = field(default_factory=list)
     section: str = BEFORE_ALL
-    first: float = 0.0  # when the first section began, in seconds since the start
-    deadline: float = math.inf  # of the section that runs, in seconds since the start
-    began: float = field(default_factory=lambda: process_start())
+    first_section_start: float = 0.0  # In seconds since the start of the process.
+    deadline: float = math.inf  # Of the current section, in seconds since the start.
+    start_time: float = field(default_factory=lambda: process_start())
 
-    def since(self) -> float:
-        """Seconds since the start."""
-        return time.time() - self.began
+    def elapsed(self) -> float:
+        """Returns the seconds since the start of the process."""
+        return time.time() - self.start_time
 
-    def left(self) -> float:
-        """Seconds that the section that runs may still take."""
-        return self.deadline - self.since()
+    def seconds_left(self) -> float:
+        """Returns the seconds that the current section may still take."""
+        return self.deadline - self.elapsed()
 
     def note(self, **facts: Any) -> None:
-        """Writes a line; floats are rounded to four digits that count."""
-        line = {"section": self.section, "at": round(self.since(), 1)}
+        """Writes a line with these facts; floats are rounded to four significant digits."""
+        line = {"section": self.section, "at": round(self.elapsed(), 1)}
         line |= {name: _rounded(value) for name, value in facts.items()}
         self.lines.append(line)
         text = json.dumps(line)
@@ -64,45 +64,46 @@ class Report:
             file.write(text + "\n")
 
     def check(self, holds: bool, sentence: str) -> None:
-        """Writes the sentence as wrong unless it holds that it is not so."""
+        """Records the sentence as a failure unless ``holds``."""
         if not holds:
-            self.wrong.append(f"{self.section}: {sentence}")
+            self.failures.append(f"{self.section}: {sentence}")
             self.note(wrong=sentence)
 
     def check_time(self, holds: bool, sentence: str) -> None:
-        """As :meth:`check`, where speed is judged at all."""
+        """Does what :meth:`check` does if this acceptance judges speed."""
         if self.judges_time:
             self.check(holds, sentence)
 
     def cases(self, cases: Iterable[T], of: str = "") -> Iterator[T]:
-        """The cases for which there is time, going by the longest so far.
+        """Yields the cases for which there is time, assuming each takes as long as the longest yet.
 
-        Says which cases ``of`` what it skips.
+        Writes a line that names the skipped cases; ``of`` says what they are cases of.
         """
         longest = 0.0
         skipped: list[str] = []
         for case in cases:
-            if skipped or self.left() < max(longest, 1.0):
+            if skipped or self.seconds_left() < max(longest, 1.0):
                 skipped.append(str(case))
                 continue
-            began = self.since()
+            start = self.elapsed()
             yield case
-            longest = max(longest, self.since() - began)
+            longest = max(longest, self.elapsed() - start)
         if skipped:
             why = "this section's share of the time is used up"
             self.note(skipped=skipped, of=of or self.section, why=why)
 
     def run(self, section: str, until: float, work: Callable[[], None]) -> None:
-        """Runs a section, which may take until this share of the time is gone. An error in it is a
-        wrong line, and the next section goes on.
+        """Runs a section, which may last until the share ``until`` of all the time is used.
 
-        The time that is shared begins with the first section: importing everything may take long.
+        An error in it is recorded as a failure, and the next section runs. The shared time begins
+        with the first section, because the imports before it may take long.
         """
         if self.section == BEFORE_ALL:
-            self.first = self.since()
+            self.first_section_start = self.elapsed()
         self.section = section
-        self.deadline = self.first + until * (self.seconds - GRACE - self.first)
-        if self.left() < 1:
+        shared = self.seconds - GRACE_SECONDS - self.first_section_start
+        self.deadline = self.first_section_start + until * shared
+        if self.seconds_left() < 1:
             self.note(skipped=[section], why="the time is used up")
             return
         try:
@@ -116,28 +117,28 @@ class Report:
             torch.cuda.empty_cache()
 
     @contextmanager
-    def ends_in_time(self) -> Iterator[None]:
-        """Ends the process when all the time is gone, even in the middle of a section."""
+    def time_limit(self) -> Iterator[None]:
+        """Ends the process when all the time is used, even in the middle of a section."""
 
-        def cut() -> None:
-            what = f"the time of {self.seconds:.0f} s ran out in the middle of it"
-            self.check(False, what)
+        def end_process() -> None:
+            sentence = f"the time of {self.seconds:.0f} s ran out in the middle of it"
+            self.check(False, sentence)
             self.end()
             sys.stdout.flush()
             os._exit(1)
 
-        watch = threading.Timer(self.seconds - self.since() - GRACE / 2, cut)
-        watch.daemon = True
-        watch.start()
+        timer = threading.Timer(self.seconds - self.elapsed() - GRACE_SECONDS / 2, end_process)
+        timer.daemon = True
+        timer.start()
         try:
             yield
         finally:
-            watch.cancel()
+            timer.cancel()
 
     def end(self) -> None:
-        """The last line: everything that was wrong."""
+        """Writes the last line, which has all failures."""
         self.section = "end"
-        self.note(wrong_count=len(self.wrong), all_wrong=self.wrong, seconds=self.since())
+        self.note(wrong_count=len(self.failures), all_wrong=self.failures, seconds=self.elapsed())
 
 
 def _rounded(value: Any) -> Any:

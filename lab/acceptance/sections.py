@@ -1,4 +1,4 @@
-"""The sections of an acceptance, in their order. Each writes its lines as it goes."""
+"""Runs the sections of an acceptance in their order; each writes its lines as it goes."""
 
 from __future__ import annotations
 
@@ -17,17 +17,16 @@ import transformers
 from torch import Tensor
 
 import saccade
-from lab.acceptance.models import Letters, Models, caption, prepared, small_config
+from lab.acceptance.models import LetterTokenizer, Models, caption, small_config, with_model_dtype
 from lab.acceptance.report import Report
-from lab.hardware.gpu import inputs
-from lab.hardware.imposed import ImposedAcceptance, imposed
+from lab.hardware.gpu import noise_video_inputs
+from lab.hardware.imposed import ImposedAcceptance, impose_acceptance
 from saccade.bench.peers import hf
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.timing import Clock
 from saccade.core.tree import Tree, chain
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.schedule import serial
 from saccade.drafting.shapes import cost_measurement
 from saccade.inputs import Loaded
 from saccade.inputs.footprint import footprint
@@ -38,25 +37,26 @@ from saccade.model.memory import GIB
 from saccade.model.session import Session
 
 EXACT_METHODS = ("sd", "sd/shape=chain-3", "lookup", "auto")
-ACCEPTANCE = 0.8  # the rate imposed on every drafted token
-WHOLE_METHODS = ("ar", "sd/shape=chain-4", "specvlm/shape=chain-4", "auto")
-KEPT_SHARE = 0.1  # of a prompt, which a small draft reads
-REPEATS = 12  # of a timed step
+ACCEPTANCE_RATE = 0.8  # Imposed on every drafted token of answers that are timed.
+TIMED_METHODS = ("ar", "sd/shape=chain-4", "specvlm/shape=chain-4", "auto")
+KEPT_SHARE = 0.1  # The share of a prompt that a draft with a view reads.
+STEP_REPEATS = 12  # How often a step is timed.
+WARM_UP_STEPS = 4  # Steps of plain decoding before those that are timed.
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.05}
 """How far logits of captured and ordinary forwards may be apart, as a share of the largest."""
-BELIEF = 1.25  # how far a believed price may be from a real step, as a factor
-WEIGHTS = 1.15  # how much of its weights' bytes a model may hold, as a factor
+MAX_COST_ERROR = 1.25  # The largest factor between a step's assumed cost and its real one.
+MAX_WEIGHT_OVERHEAD = 1.15  # The most memory a model may hold, as a factor of its weights' bytes.
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """How much is asked of a machine."""
+    """The sizes of the work that an acceptance does."""
 
-    contexts: tuple[int, ...]  # visual tokens
-    rows: tuple[int, ...]
-    tokens: int  # of an answer that is compared
-    long_tokens: int  # of an answer that is timed
-    prompt: int  # visual tokens of the prompt of answers that are compared
+    contexts: tuple[int, ...]  # Visual tokens of a prompt.
+    rows: tuple[int, ...]  # Rows of a step.
+    tokens: int  # Of an answer that is compared.
+    long_tokens: int  # Of an answer that is timed.
+    prompt: int  # Visual tokens of the prompt whose answers are compared.
 
 
 FULL = Sizes((2048, 12288, 20480), (1, 2, 4, 8, 16, 26, 32, 64), 48, 192, 512)
@@ -64,23 +64,22 @@ SMALL = Sizes((64, 192, 320), (1, 2, 4, 8, 16, 26, 32, 64), 16, 12, 64)
 
 
 class Acceptance:
-    """One run over one device."""
+    """The sections of one acceptance on one device."""
 
     def __init__(
         self, report: Report, models: Models, sizes: Sizes, methods: Sequence[str] = ()
     ) -> None:
         self.report, self.models, self.sizes = report, models, sizes
         chosen = tuple(methods) or tuple(SYSTEMS)
-        # Methods with a process of their own come last: it may take long to start.
-        self.methods = sorted(chosen, key=lambda name: resolve(name).schedule is not serial)
+        # Methods that draft in another process come last, because it may take long to start.
+        self.methods = sorted(chosen, key=lambda name: resolve(name).drafts_beside_target)
         self.device = models.device
         self.is_gpu = self.device.type == "cuda"
-        self._steps: dict[tuple[str, int, int], float] = {}  # milliseconds of captured ones
 
     # -- the machine ---------------------------------------------------------------------------
 
-    def facts(self) -> None:
-        """Versions, the device, and the bandwidth of its memory."""
+    def report_facts(self) -> None:
+        """Writes versions, the device, and the bandwidth of its memory."""
         name = torch.cuda.get_device_name(self.device) if self.is_gpu else platform.processor()
         self.report.note(
             saccade=saccade.__version__,
@@ -95,16 +94,16 @@ class Acceptance:
         count = 2**20 if self.models.small else 2**31
         source = torch.zeros(count, dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
-        took = self._median(lambda: target.copy_(source))
-        self.report.note(copied_bytes_per_second=2 * count / took)
+        seconds = self._median_seconds(lambda: target.copy_(source))
+        self.report.note(copied_bytes_per_second=2 * count / seconds)
 
     # -- right answers -------------------------------------------------------------------------
 
-    def right_answers(self) -> None:
-        """Every method against ``generate`` in float32."""
-        target, draft = self.models.correct(torch.float32)
+    def check_answers(self) -> None:
+        """Compares the answer of every method with that of ``generate`` in float32."""
+        target, draft = self.models.small_pair(torch.float32)
         prompt = self._short_prompt()
-        expected = self._generated(target, prompt)
+        expected = self._generate(target, prompt)
         varied = len(set(expected))
         self.report.note(generated=len(expected), different=varied)
         self.report.check(varied > len(expected) // 4, "the text repeats itself and proves little")
@@ -125,11 +124,11 @@ class Acceptance:
         expected: tuple[int, ...],
         **facts: Any,
     ) -> None:
-        """Two answers by a method, of which the second must capture nothing."""
+        """Compares two answers by a method, of which the second must capture nothing."""
         captures = []
         for _ in range(2):
-            with counted_graphs() as graphs:
-                result = self._run(target, prompt, draft, method, self.sizes.tokens)
+            with count_graphs() as graphs:
+                result = self._decode(target, prompt, draft, method, self.sizes.tokens)
             captures.append(graphs["captures"])
             same = result.ids == expected
             self.report.check(same, f"{method} differs from generate in float32")
@@ -150,16 +149,16 @@ class Acceptance:
         if self.is_gpu:
             self.report.check(graphs["replays"] > 0, f"{method} ran no captured step")
 
-    def exact_answers(self) -> None:
-        """``exact`` in bfloat16: drafted answers are plain decoding's, bit for bit."""
-        target, draft = self.models.correct(torch.bfloat16)
+    def check_exact_answers(self) -> None:
+        """Compares drafted answers with plain decoding in bfloat16, both with ``exact``."""
+        target, draft = self.models.small_pair(torch.bfloat16)
         prompt = self._short_prompt()
         count = self.sizes.tokens
-        plain = self._run(target, prompt, None, "ar", count, exact=True)
+        plain = self._decode(target, prompt, None, "ar", count, exact=True)
         self.report.note(method="ar", tokens=len(plain.ids), decode_s=plain.timings.decode)
         for method in self.report.cases(EXACT_METHODS):
-            with counted_graphs() as graphs:
-                result = self._run(target, prompt, draft, method, count, exact=True)
+            with count_graphs() as graphs:
+                result = self._decode(target, prompt, draft, method, count, exact=True)
             same = result.ids == plain.ids
             self.report.check(same, f"exact {method} differs from exact plain decoding")
             self.report.note(
@@ -172,10 +171,10 @@ class Acceptance:
 
     # -- steps ---------------------------------------------------------------------------------
 
-    def steps(self) -> None:
-        """Captured forwards against ordinary ones, by rows and by length."""
+    def check_steps(self) -> None:
+        """Compares captured forwards with ordinary ones, by rows and by context length."""
         for name, share in (("target", 1.0), ("draft", KEPT_SHARE)):
-            model = self._built(name)
+            model = self._model(name)
             cases = [
                 (max(16, int(context * share)), rows)
                 for context in self.sizes.contexts
@@ -185,10 +184,14 @@ class Acceptance:
             lengths: dict[int, tuple[Session, Session]] = {}
             for context, rows in self.report.cases(cases, name):
                 if context not in lengths:
-                    lengths = {context: _two_sessions(model, context, 4 * max(self.sizes.rows))}
-                self._step(name, model, context, rows, *lengths[context])
+                    lengths = {
+                        context: _captured_and_ordinary_sessions(
+                            model, context, 4 * max(self.sizes.rows)
+                        )
+                    }
+                self._check_step(name, model, context, rows, *lengths[context])
 
-    def _step(
+    def _check_step(
         self,
         name: str,
         model: Backbone,
@@ -197,35 +200,37 @@ class Acceptance:
         captured: Session,
         ordinary: Session,
     ) -> None:
-        """One size: whether its logits are right, and what it takes."""
-        with counted_graphs() as graphs:
+        """Checks a captured step's logits against an ordinary step's, and times both."""
+        with count_graphs() as graphs:
             first = Clock(self.device)
-            _score(captured, context, rows, 0)
+            _score_chain(captured, context, rows, 0)
             capture_new_sizes()
             first_ms = first.since() * 1e3
-            apart, largest, changes = 0.0, 0.0, 0.0
+            difference, largest, changes = 0.0, 0.0, 0.0
             before: Tensor | None = None
             for turn in range(3):
                 mine, theirs = (
-                    _score(session, context, rows, turn) for session in (captured, ordinary)
+                    _score_chain(session, context, rows, turn) for session in (captured, ordinary)
                 )
-                apart = max(apart, float((mine - theirs).abs().max()))
+                difference = max(difference, float((mine - theirs).abs().max()))
                 largest = max(largest, float(theirs.abs().max()))
                 if before is not None:
                     changes = max(changes, float((mine - before).abs().max()))
                 before = mine
-        share = apart / max(largest, 1e-9)
+        share = difference / max(largest, 1e-9)
         what = f"{rows} rows of the {name} over {context} keys"
-        allowed = TOLERANCE[model.dtype]
-        self.report.check(share <= allowed, f"{what}: captured logits are {share:.2g} apart")
+        tolerance = TOLERANCE[model.dtype]
+        self.report.check(share <= tolerance, f"{what}: captured logits are {share:.2g} apart")
         self.report.check(changes > 0, f"{what}: captured logits do not follow their input")
         if self.is_gpu:
             self.report.check(graphs["replays"] > 0, f"{what}: no captured step ran")
         times = {
-            kind: self._median(lambda session=session: _score(session, context, rows, 5))
+            kind: self._median_seconds(
+                lambda session=session: _score_chain(session, context, rows, 5)
+            )
             for kind, session in (("captured", captured), ("ordinary", ordinary))
         }
-        self._steps[name, context, rows] = times["captured"] * 1e3
+
         size = model.dtype.itemsize
         self.report.note(
             model=name,
@@ -242,80 +247,87 @@ class Acceptance:
             times["captured"] <= times["ordinary"], f"{what}: captured is slower than ordinary"
         )
 
-    def kernels(self) -> None:
-        """Kernels, waits and copies of a step, by torch's profiler; real GPUs only."""
+    def count_kernels(self) -> None:
+        """Counts kernels, waits and copies of a step with torch's profiler, on a real GPU only."""
         if not self.is_gpu or self.models.small:
             self.report.note(skipped=["kernels"], why="kernels are counted on a real GPU")
             return
         from torch.profiler import ProfilerActivity, profile
 
         for name, share in self.report.cases((("target", 1.0), ("draft", KEPT_SHARE))):
-            model, context = self._built(name), int(self.sizes.contexts[0] * share)
+            model, context = self._model(name), int(self.sizes.contexts[0] * share)
             for kind, session in zip(
-                ("captured", "ordinary"), _two_sessions(model, context, 64), strict=True
+                ("captured", "ordinary"),
+                _captured_and_ordinary_sessions(model, context, 64),
+                strict=True,
             ):
-                _score(session, context, 1, 0)
+                _score_chain(session, context, 1, 0)
                 capture_new_sizes()
                 with profile(activities=[ProfilerActivity.CPU, ProfilerActivity.CUDA]) as profiled:
-                    _score(session, context, 1, 1)
-                self.report.note(model=name, kind=kind, **_kernels(profiled))
+                    _score_chain(session, context, 1, 1)
+                self.report.note(model=name, kind=kind, **_profile_facts(profiled))
 
-    def believed_costs(self) -> None:
-        """What ``auto`` decides by, against steps as they are."""
-        target, draft = self._built("target"), self._built("draft")
+    def check_costs(self) -> None:
+        """Compares the costs that ``auto`` decides by with the times of real steps."""
+        target, draft = self._model("target"), self._model("draft")
         for context in self.report.cases(self.sizes.contexts[:2]):
             began, bucket = time.perf_counter(), cost_measurement.context_bucket(context)
-            kept = cost_measurement.context_bucket(int(KEPT_SHARE * bucket))
-            with counted_graphs() as graphs:
-                found = cost_measurement.measure_costs(
-                    target, draft, context=bucket, draft_context=kept
+            draft_bucket = cost_measurement.context_bucket(int(KEPT_SHARE * bucket))
+            with count_graphs() as graphs:
+                costs = cost_measurement.measure_costs(
+                    target, draft, context=bucket, draft_context=draft_bucket
                 )
-            took = time.perf_counter() - began
+            measuring_seconds = time.perf_counter() - began
             steps = {
                 name: self._decode_step(model, length)
-                for name, model, length in (("target", target, bucket), ("draft", draft, kept))
+                for name, model, length in (
+                    ("target", target, bucket),
+                    ("draft", draft, draft_bucket),
+                )
             }
-            believed = {"target": found.verify(1), "draft": found.draft}
+            assumed = {"target": costs.verify(1), "draft": costs.draft}
             self.report.note(
                 context=bucket,
-                rows=list(found.rows),
-                target_ms=[seconds * 1e3 for seconds in found.target],
-                draft_ms=found.draft * 1e3,
+                rows=list(costs.rows),
+                target_ms=[seconds * 1e3 for seconds in costs.target],
+                draft_ms=costs.draft * 1e3,
                 real_target_ms=steps["target"] * 1e3,
                 real_draft_ms=steps["draft"] * 1e3,
-                measured_in_s=took,
+                measured_in_s=measuring_seconds,
                 **graphs,
             )
             for name, seconds in steps.items():
-                ratio = believed[name] / seconds
+                ratio = assumed[name] / seconds
                 self.report.check_time(
-                    1 / BELIEF <= ratio <= BELIEF,
-                    f"a step of the {name} is believed to cost {ratio:.2f} times what it does",
+                    1 / MAX_COST_ERROR <= ratio <= MAX_COST_ERROR,
+                    f"the assumed cost of a step of the {name} is {ratio:.2f} times the real one",
                 )
 
     def _decode_step(self, model: Backbone, context: int) -> float:
-        """Seconds of a step of plain decoding, token after token, as a method takes it."""
-        _, first = _two_sessions(model, context, 128, kinds=(False, True))
+        """Returns the median seconds of a step of plain decoding, one token after another."""
+        _, first = _captured_and_ordinary_sessions(model, context, 128, kinds=(False, True))
         first.requests[0].pending, first.requests[0].tree = [1], Tree()
-        took = []
-        for _ in range(REPEATS + 4):
+        seconds = []
+        for _ in range(STEP_REPEATS + WARM_UP_STEPS):
             clock = Clock(self.device)
             (scores,) = first.score({0: Tree()}).values()
             (token,) = scores.top(-1, 1)
             first.commit({0: [token]})
-            took.append(clock.since())
+            seconds.append(clock.since())
             capture_new_sizes()
-        return median(took[4:])
+        return median(seconds[WARM_UP_STEPS:])
 
-    # -- reading and whole answers -------------------------------------------------------------
+    # -- prefill and whole answers -------------------------------------------------------------
 
-    def prefill(self) -> None:
-        """Seconds of each stage of reading a prompt, and the memory it takes."""
-        target = self._built("target")
+    def measure_prefill(self) -> None:
+        """Measures the seconds of each stage of a prefill, and the memory it takes."""
+        target = self._model("target")
         for context in self.report.cases(self.sizes.contexts):
-            prompt = prepared(inputs(self.models.target_config(), context), target)
+            prompt = with_model_dtype(
+                noise_video_inputs(self.models.target_config(), context), target
+            )
             for turn in range(2):
-                self._forget_peak()
+                self._reset_peak_memory()
                 clock = Clock(self.device)
                 (read,) = target.prompts(prompt)
                 vision = clock.lap()
@@ -330,34 +342,38 @@ class Acceptance:
                 vision_s=vision,
                 decoder_s=plain,
                 decoder_with_attention_recorded_s=recorded,
-                **self._memory(),
+                **self._memory_gib(),
             )
 
-    def whole_answers(self) -> None:
-        """Answers of the large pair at imposed acceptance, beside ``generate``."""
-        target, draft = self._built("target"), self._built("draft")
+    def time_answers(self) -> None:
+        """Times answers of the large pair with imposed acceptance, beside ``generate``."""
+        target, draft = self._model("target"), self._model("draft")
         for context in self.report.cases(self.sizes.contexts):
-            prompt = prepared(inputs(self.models.target_config(), context), target)
+            prompt = with_model_dtype(
+                noise_video_inputs(self.models.target_config(), context), target
+            )
             speeds: dict[str, float] = {}
-            for method in self.report.cases(WHOLE_METHODS, f"{context} tokens"):
-                speeds[method] = self._whole(target, draft, prompt, method, context)
+            for method in self.report.cases(TIMED_METHODS, f"{context} tokens"):
+                speeds[method] = self._time_method(target, draft, prompt, method, context)
             for _ in self.report.cases(["transformers"], f"{context} tokens"):
-                speeds["transformers"] = self._peer(target, prompt, "transformers", context)
+                speeds["transformers"] = self._time_generate(
+                    target, prompt, "transformers", context
+                )
             plain = speeds.get("ar")
             if plain:
                 over = {name: round(speed / plain, 3) for name, speed in speeds.items()}
-                self.report.note(context=context, acceptance=ACCEPTANCE, over_ar=over)
+                self.report.note(context=context, acceptance=ACCEPTANCE_RATE, over_ar=over)
 
-    def _whole(
+    def _time_method(
         self, target: Backbone, draft: Backbone, prompt: Inputs, method: str, context: int
     ) -> float:
-        """Tokens a second of the second of two answers."""
+        """Returns the tokens a second of the second of two answers by a method."""
         recipe = _with_imposed_acceptance(resolve(method))
         captures = []
         for _ in range(2):
-            self._forget_peak()
-            with counted_graphs() as graphs:
-                result = self._run(
+            self._reset_peak_memory()
+            with count_graphs() as graphs:
+                result = self._decode(
                     target, prompt, draft, recipe, self.sizes.long_tokens, eos_token_id=-1
                 )
             captures.append(graphs["captures"])
@@ -372,7 +388,7 @@ class Acceptance:
             total_s=result.timings.total,
             captures=captures,
             replays=graphs["replays"],
-            **self._memory(),
+            **self._memory_gib(),
         )
         why = result.fallback_reason
         self.report.check(why is None, f"{method} fell back: {why}")
@@ -380,19 +396,21 @@ class Acceptance:
         return speed
 
     def _check_captures(self, recipe: Recipe, captures: int, what: str) -> None:
-        """A second answer like the first captures nothing. A shape that learns from answers may
-        come to a size it had not used."""
-        learns = recipe.drafts and recipe.shape.needs_costs
+        """Checks that a second answer captured nothing.
+
+        A draft shape that learns from answers is exempt, because it may use a new size later.
+        """
+        learns = recipe.drafts and recipe.needs_costs
         self.report.check(learns or captures == 0, f"{what} captured {captures} in a second answer")
 
-    def _peer(
+    def _time_generate(
         self, target: Backbone, prompt: Inputs, name: str, context: int, **settings: Any
     ) -> float:
-        """Tokens a second of transformers' ``generate`` on the same weights."""
-        asked: dict[str, Any] = {"max_new_tokens": self.sizes.long_tokens, "do_sample": False}
-        asked |= {"eos_token_id": None, **settings}
+        """Returns the tokens a second of transformers' ``generate`` on the same weights."""
+        options: dict[str, Any] = {"max_new_tokens": self.sizes.long_tokens, "do_sample": False}
+        options |= {"eos_token_id": None, **settings}
         loaded = Loaded("random", target, None)
-        runs = [hf(loaded, None, prompt, asked) for _ in range(2 if settings else 1)]
+        runs = [hf(loaded, None, prompt, options) for _ in range(2 if settings else 1)]
         speed = runs[-1].counted / runs[-1].decode
         self.report.note(
             context=context,
@@ -403,53 +421,58 @@ class Acceptance:
         )
         return speed
 
-    def compiled_peer(self) -> None:
-        """``generate`` with its static cache, which transformers compiles on a GPU. The last part:
-        compiling may take long."""
-        target = self._built("target")
+    def time_compiled_generate(self) -> None:
+        """Times ``generate`` with its static cache, which transformers compiles on a GPU.
+
+        This section is the last, because compiling may take long.
+        """
+        target = self._model("target")
         compiles = self.is_gpu and not self.models.small
         settings = {"cache_implementation": "static", "disable_compile": not compiles}
         for context in self.report.cases(self.sizes.contexts[1:2]):
-            prompt = prepared(inputs(self.models.target_config(), context), target)
-            self._peer(target, prompt, "transformers, static cache", context, **settings)
+            prompt = with_model_dtype(
+                noise_video_inputs(self.models.target_config(), context), target
+            )
+            self._time_generate(target, prompt, "transformers, static cache", context, **settings)
 
     # -- parts of the above --------------------------------------------------------------------
 
-    def _built(self, name: str) -> Backbone:
-        """The target or the draft of the large pair; says what making it took."""
+    def _model(self, name: str) -> Backbone:
+        """Returns the target or the draft of the large pair; writes a line when it is made."""
         already = name in vars(self.models)
-        self._forget_peak()
-        before = self._allocated()
+        self._reset_peak_memory()
+        before = self._allocated_bytes()
         clock = Clock(self.device)
         model: Backbone = getattr(self.models, name)
         if already:
             return model
-        took = clock.since()
-        held = self._allocated() - before
+        seconds = clock.since()
+        held_bytes = self._allocated_bytes() - before
         weights = footprint(model.model.config).weights(model.dtype.itemsize)
         self.report.note(
             built=name,
-            seconds=took,
+            seconds=seconds,
             weights_gib=weights / GIB,
-            held_gib=held / GIB,
+            held_gib=held_bytes / GIB,
             captures_steps=model.fused is not None,
-            **self._memory(),
+            **self._memory_gib(),
         )
         if self.is_gpu and not self.models.small:
-            ratio = held / weights
+            ratio = held_bytes / weights
             self.report.check(
-                ratio <= WEIGHTS, f"the {name} holds {ratio:.2f} times the bytes of its weights"
+                ratio <= MAX_WEIGHT_OVERHEAD,
+                f"the {name} holds {ratio:.2f} times the bytes of its weights",
             )
         return model
 
     def _short_prompt(self) -> Inputs:
-        return inputs(small_config(self.models.small), self.sizes.prompt)
+        return noise_video_inputs(small_config(self.models.small), self.sizes.prompt)
 
-    def _generated(self, target: Backbone, prompt: Inputs) -> tuple[int, ...]:
-        asked = {"max_new_tokens": self.sizes.tokens, "do_sample": False}
-        return hf(Loaded("random", target, None), None, prompt, asked).ids
+    def _generate(self, target: Backbone, prompt: Inputs) -> tuple[int, ...]:
+        options = {"max_new_tokens": self.sizes.tokens, "do_sample": False}
+        return hf(Loaded("random", target, None), None, prompt, options).ids
 
-    def _run(
+    def _decode(
         self,
         target: Backbone,
         prompt: Inputs,
@@ -460,35 +483,35 @@ class Acceptance:
     ) -> saccade.Result:
         return saccade.run(
             target,
-            prepared(prompt, target),
+            with_model_dtype(prompt, target),
             draft=draft,
             method=method,
-            tokenizer=Letters(),
+            tokenizer=LetterTokenizer(),
             captioner=caption,
             max_new_tokens=tokens,
             do_sample=False,
             **settings,
         )
 
-    def _median(self, work: Callable[[], object]) -> float:
-        """Seconds of work, the middle of several after two that warm up."""
-        repeats = 3 if self.models.small else REPEATS
-        took = []
+    def _median_seconds(self, work: Callable[[], object]) -> float:
+        """Returns the median seconds of several calls, after two that warm up."""
+        repeats = 3 if self.models.small else STEP_REPEATS
+        seconds = []
         for _ in range(repeats + 2):
             clock = Clock(self.device)
             work()
-            took.append(clock.since())
-        return median(took[2:])
+            seconds.append(clock.since())
+        return median(seconds[2:])
 
-    def _allocated(self) -> int:
+    def _allocated_bytes(self) -> int:
         return torch.cuda.memory_allocated(self.device) if self.is_gpu else 0
 
-    def _forget_peak(self) -> None:
+    def _reset_peak_memory(self) -> None:
         if self.is_gpu:
             torch.cuda.reset_peak_memory_stats(self.device)
 
-    def _memory(self) -> dict[str, float]:
-        """GiB of the device's memory: in use, at most since the peak was forgotten, reserved."""
+    def _memory_gib(self) -> dict[str, float]:
+        """Returns GiB of the device's memory: in use, at the last peak, and reserved."""
         if not self.is_gpu:
             return {}
         return {
@@ -497,23 +520,25 @@ class Acceptance:
             "reserved_gib": torch.cuda.memory_reserved(self.device) / GIB,
         }
 
-    def all(self) -> dict[str, tuple[float, Callable[[], None]]]:
-        """Every section by name: its share of the time, and its work."""
+    def sections(self) -> dict[str, tuple[float, Callable[[], None]]]:
+        """Returns every section's share of the time and its work, by name."""
         return {
-            "facts": (0.02, self.facts),
-            "right answers": (0.22, self.right_answers),
-            "exact answers": (0.06, self.exact_answers),
-            "steps": (0.20, self.steps),
-            "kernels": (0.04, self.kernels),
-            "believed costs": (0.08, self.believed_costs),
-            "prefill": (0.08, self.prefill),
-            "whole answers": (0.20, self.whole_answers),
-            "compiled peer": (0.10, self.compiled_peer),
+            "facts": (0.02, self.report_facts),
+            "right answers": (0.22, self.check_answers),
+            "exact answers": (0.06, self.check_exact_answers),
+            "steps": (0.20, self.check_steps),
+            "kernels": (0.04, self.count_kernels),
+            "believed costs": (0.08, self.check_costs),
+            "prefill": (0.08, self.measure_prefill),
+            "whole answers": (0.20, self.time_answers),
+            "compiled peer": (0.10, self.time_compiled_generate),
         }
 
     def run(self, sections: Sequence[str] = ()) -> None:
-        """Runs the sections; time that one leaves over goes to those after it."""
-        chosen = {name: own for name, own in self.all().items() if not sections or name in sections}
+        """Runs the chosen sections, or all; time that one does not use goes to those after it."""
+        chosen = {
+            name: own for name, own in self.sections().items() if not sections or name in sections
+        }
         total, used = sum(share for share, _ in chosen.values()), 0.0
         for name, (share, work) in chosen.items():
             used += share
@@ -522,8 +547,8 @@ class Acceptance:
 
 
 @contextmanager
-def counted_graphs() -> Iterator[Counter[str]]:
-    """Counts captures and replays of CUDA graphs in this process."""
+def count_graphs() -> Iterator[Counter[str]]:
+    """Counts captures and replays of CUDA graphs in this process while it is entered."""
     counts: Counter[str] = Counter(captures=0, replays=0)
     with ExitStack() as stack:
         if torch.cuda.is_available():
@@ -539,16 +564,16 @@ def counted_graphs() -> Iterator[Counter[str]]:
 
 
 def _with_imposed_acceptance(recipe: Recipe) -> Recipe:
-    """The recipe with verdicts as asked; one without drafts as it is."""
-    if not recipe.drafts or recipe.schedule is not serial:
+    """Returns the recipe with acceptance imposed; one that cannot have it is returned unchanged."""
+    if not recipe.drafts or recipe.drafts_beside_target:
         return recipe
-    return imposed(recipe, ImposedAcceptance(rates=(ACCEPTANCE,)))
+    return impose_acceptance(recipe, ImposedAcceptance(rates=(ACCEPTANCE_RATE,)))
 
 
-def _two_sessions(
+def _captured_and_ordinary_sessions(
     model: Backbone, context: int, room: int, kinds: tuple[bool, bool] = (True, False)
 ) -> tuple[Session, Session]:
-    """Sessions of a captured and an ordinary kind over the same random keys."""
+    """Returns two sessions over the same random keys, the first with CUDA graphs."""
     sessions = [
         cost_measurement.filled_session(model, context, 1, room, cuda_graphs=kind) for kind in kinds
     ]
@@ -561,8 +586,8 @@ def _two_sessions(
     return sessions[0], sessions[1]
 
 
-def _score(session: Session, context: int, rows: int, turn: int) -> Tensor:
-    """Logits of a chain of tokens that depend on ``turn``, over the same keys each time."""
+def _score_chain(session: Session, context: int, rows: int, turn: int) -> Tensor:
+    """Returns the logits of a chain whose tokens depend on ``turn``, over the same keys always."""
     request = session.requests[0]
     request.pending, request.tree, request.node_logits = [(turn * 31 + 1) % 97], Tree(), []
     request.cache.length = context
@@ -571,9 +596,9 @@ def _score(session: Session, context: int, rows: int, turn: int) -> Tensor:
     return torch.stack([request.root_logits, *request.node_logits]).float()
 
 
-def _kernels(profiled: Any) -> dict[str, Any]:
-    """What a profile says of kernels, waits and copies."""
-    events = profiled.key_averages()
+def _profile_facts(profile: Any) -> dict[str, Any]:
+    """Returns the counts of kernels, waits and copies in torch's profile."""
+    events = profile.key_averages()
     kernels = [each for each in events if str(each.device_type).endswith("CUDA")]
     kernels.sort(key=lambda each: -each.self_device_time_total)
     return {

@@ -1,8 +1,8 @@
-"""Tiny random checkpoints of every family, made offline in the format of the real ones.
+"""Makes tiny random checkpoints of every family, offline and in the format of the real ones.
 
-What the tests load and what a contributor needs to try a family: config, weights, tokenizer,
-processor and chat template, as ``save_pretrained`` writes them. Nothing was trained; weights are
-scaled so that greedy text varies.
+Tests load them, and a contributor can try a family with them. A checkpoint has a config, weights, a
+tokenizer, a processor and a chat template, as ``save_pretrained`` writes them. Nothing is trained,
+but the weights are scaled so that greedy text varies.
 """
 
 from __future__ import annotations
@@ -49,26 +49,26 @@ def make(
     size: Size | None = None,
     noise: float = 0.0,
 ) -> Path:
-    """Writes a checkpoint of family ``name`` (see ``FAMILIES``) into ``folder`` and returns it.
+    """Writes a checkpoint of family ``name`` (see ``FAMILIES``) into ``folder``, and returns that.
 
-    ``noise`` disturbs the decoder's weights by that share of their spread: the same seed with a
-    little of it makes a draft that is often right. Raises OptionError for an unknown family or a
-    folder that holds something already.
+    ``noise`` is added to the decoder's weights, as a share of their standard deviation: the same
+    seed with a little noise makes a draft that is often right. Raises OptionError for an unknown
+    family, a vocabulary that is too small, or a folder that is not empty.
     """
     if name not in FAMILIES:
         raise OptionError(f"unknown family {name!r}; known: {', '.join(FAMILIES)}")
     target = Path(folder)
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
-        raise OptionError(f"{folder} is there already; give a new or empty folder")
+        raise OptionError(f"{folder} exists and is not empty; give a new or empty folder")
     family, size = FAMILIES[name], size or Size()
-    tokenizer = _tokenizer(family)
+    tokenizer = _make_tokenizer(family)
     if len(tokenizer) > size.vocab:
-        raise OptionError(f"the vocabulary needs {len(tokenizer)} rows or more")
+        raise OptionError(f"the vocabulary needs {len(tokenizer)} rows or more, not {size.vocab}")
     ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in family.tokens.items()}
     config, processor = family.build(size, ids)
-    model = _random(config, seed, len(tokenizer) - len(_specials(family)))
+    model = _make_random_model(config, seed, len(tokenizer) - len(_special_tokens(family)))
     if noise:
-        _disturb(model, noise, seed)
+        _add_noise(model, noise, seed)
     template = TEMPLATE.replace("IMAGE", family.image).replace("VIDEO", family.video)
     template = template.replace("AUDIO", family.audio)
     model.save_pretrained(target)
@@ -76,17 +76,17 @@ def make(
     return target
 
 
-def _specials(family: Family) -> list[str]:
+def _special_tokens(family: Family) -> list[str]:
     return [*CONTROL, *dict.fromkeys(family.tokens.values()), *family.more]
 
 
-def _tokenizer(family: Family) -> Any:
-    """One token a byte, then the special ones."""
+def _make_tokenizer(family: Family) -> Any:
+    """Returns a tokenizer with a token for each byte, followed by the special tokens."""
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     raw = Tokenizer(models.BPE(vocab={letter: i for i, letter in enumerate(alphabet)}, merges=[]))
     raw.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)
     raw.decoder = decoders.ByteLevel()
-    raw.add_special_tokens(_specials(family))
+    raw.add_special_tokens(_special_tokens(family))
     return hf.PreTrainedTokenizerFast(
         tokenizer_object=raw,
         eos_token="<|im_end|>",
@@ -96,13 +96,16 @@ def _tokenizer(family: Family) -> Any:
     )
 
 
-def _random(config: Any, seed: int, text: int) -> Any:
-    """A model whose layers mix well, its logits spread by about 4; ids past ``text`` never win."""
+def _make_random_model(config: Any, seed: int, text: int) -> Any:
+    """Returns a random model whose logits have a standard deviation of about 4.
+
+    Ids from ``text`` on are special tokens, which greedy decoding never picks.
+    """
     text_only = type(config) not in hf.MODEL_FOR_MULTIMODAL_LM_MAPPING
     model = (hf.AutoModelForCausalLM if text_only else hf.AutoModelForMultimodalLM).from_config(
         config
     )
-    inner = getattr(model, "thinker", model)  # the part of Qwen2.5-Omni that reads and writes text
+    inner = getattr(model, "thinker", model)  # Qwen2.5-Omni reads and writes text by its thinker.
     generator = torch.Generator().manual_seed(seed)
     head = inner.get_output_embeddings().weight
     embeddings = inner.get_input_embeddings().weight
@@ -115,11 +118,9 @@ def _random(config: Any, seed: int, text: int) -> Any:
                 weight.normal_(0, 1, generator=generator)
             else:
                 fan = weight[0].numel()
-                if "experts" in name and weight.ndim == 3:  # One matrix an expert.
+                if "experts" in name and weight.ndim == 3:  # There is one matrix an expert.
                     fan = round(fan**0.5)
-                looks = "layers" in name and ("q_proj" in name or "k_proj" in name)
-                sharp = 4.0 if weight is head else 2.0 if looks else 1.0  # else text repeats itself
-                weight.normal_(0, sharp / fan**0.5, generator=generator)
+                weight.normal_(0, _scale(name, weight is head) / fan**0.5, generator=generator)
         head[text:] = 0
     inner.generation_config = model.generation_config = hf.GenerationConfig(
         do_sample=False, pad_token_id=text
@@ -127,7 +128,16 @@ def _random(config: Any, seed: int, text: int) -> Any:
     return model.eval()
 
 
-def _disturb(model: Any, noise: float, seed: int) -> None:
+def _scale(name: str, is_head: bool) -> float:
+    """Returns a matrix's scale; text repeats itself if logits and attention are not sharp."""
+    if is_head:
+        return 4.0
+    attends = "layers" in name and ("q_proj" in name or "k_proj" in name)
+    return 2.0 if attends else 1.0
+
+
+def _add_noise(model: Any, noise: float, seed: int) -> None:
+    """Adds noise to the decoder's weights, as a share of their standard deviation."""
     generator = torch.Generator().manual_seed(1000 + seed)
     with torch.no_grad():
         for weight in getattr(model, "thinker", model).get_decoder().parameters():

@@ -1,4 +1,4 @@
-"""How the parts of each family's tiny checkpoint are built: a config and a processor."""
+"""Builds the config and the processor of each family's tiny checkpoint."""
 
 from __future__ import annotations
 
@@ -8,23 +8,25 @@ from typing import Any
 
 import transformers as hf
 
-PATCH, SIDE = 14, 56  # pixels: 4 x 4 patches a picture, or 2 x 2 cells where four merge
+PATCH, SIDE = 14, 56  # In pixels: a picture has 4 x 4 patches, or 2 x 2 tokens if four are merged.
 TOWER: dict[str, Any] = dict(
     hidden_size=32, intermediate_size=48, num_hidden_layers=1, num_attention_heads=2
 )
 NORMAL = dict(image_mean=[0.5] * 3, image_std=[0.5] * 3)
-TILES = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]  # of the "any resolution" kind
+TILES = [[SIDE, 2 * SIDE], [2 * SIDE, SIDE], [2 * SIDE, 2 * SIDE]]
+"""The picture sizes that "any resolution" families cut into tiles, in pixels."""
 
 
 @dataclass(frozen=True)
 class Size:
-    """How large the language model is."""
+    """The size of the language model."""
 
     layers: int = 2
     hidden: int = 128
-    vocab: int = 320  # rows of the embedding; the tokenizer fills fewer
+    vocab: int = 320  # Rows of the embedding; the tokenizer uses fewer.
 
     def text(self, **more: Any) -> dict[str, Any]:
+        """Returns the fields of a text config, with ``more`` fields of a family."""
         heads = self.hidden // 32
         return dict(
             vocab_size=self.vocab,
@@ -44,22 +46,22 @@ class Size:
 
 Ids = Mapping[str, int]
 Parts = tuple[Any, Callable[[Any, str], Any]]
-"""A model's config, and (tokenizer, chat template) -> its processor."""
+"""A model's config, and a function from (tokenizer, chat template) to its processor."""
 
 
 @dataclass(frozen=True)
 class Family:
-    """What sets a family apart: its markup, its special tokens and how its parts are built."""
+    """What a family needs: its markup, its special tokens, and how its parts are built."""
 
     build: Callable[[Size, Ids], Parts]
-    image: str = ""  # markup in the chat template; nothing where the family has none
+    image: str = ""  # Markup in the chat template; empty if the family reads no images.
     video: str = ""
     audio: str = ""
-    tokens: Mapping[str, str] = field(default_factory=dict)  # special tokens by attribute
-    more: tuple[str, ...] = ()  # special tokens without one
+    tokens: Mapping[str, str] = field(default_factory=dict)  # Special tokens by their attribute.
+    more: tuple[str, ...] = ()  # Special tokens without an attribute.
 
 
-# -- Qwen: patches in a grid, merged by fours, positions on three axes --------------------------
+# -- Qwen: a grid of patches, four of which merge, with positions on three axes ------------------
 
 MROPE = dict(rope_type="default", rope_theta=1e4, mrope_section=[4, 6, 6])
 PIXELS = dict(shortest_edge=28 * 28, longest_edge=SIDE * SIDE * 64)
@@ -125,7 +127,7 @@ def _qwen25(size: Size, ids: Ids) -> Parts:
 
 
 def _qwen3(config: Any, **more: Any) -> Callable[[Size, Ids], Parts]:
-    """``more`` of the language model: its experts."""
+    """Returns the builder of a Qwen3-VL family; ``more`` has the language model's experts."""
 
     def build(size: Size, ids: Ids) -> Parts:
         vision = dict(
@@ -139,13 +141,13 @@ def _qwen3(config: Any, **more: Any) -> Callable[[Size, Ids], Parts]:
             deepstack_visual_indexes=[0, 1],
         )
         rope = MROPE | dict(mrope_interleaved=True)
-        made = config(
+        model_config = config(
             text_config=size.text(rope_parameters=rope, head_dim=32, **more),
             vision_config=vision,
             tie_word_embeddings=False,
             **_qwen_ids(ids),
         )
-        return made, _qwen_processor(
+        return model_config, _qwen_processor(
             hf.Qwen3VLProcessor, hf.Qwen2VLImageProcessor, hf.Qwen3VLVideoProcessor
         )
 
@@ -164,7 +166,10 @@ OMNI_TOKENS = {
 
 
 def _omni(size: Size, ids: Ids) -> Parts:
-    """The whole model without its voice, as the hub's checkpoints are: only the thinker is read."""
+    """Builds the whole model without its voice, like the hub's checkpoints.
+
+    Only the thinker of such a checkpoint is loaded.
+    """
     thinker = hf.Qwen2_5OmniThinkerConfig(
         audio_config=dict(
             num_mel_bins=16,
@@ -203,7 +208,7 @@ def _omni(size: Size, ids: Ids) -> Parts:
     return whole, processor
 
 
-# -- LLaVA: square pictures, whole or in tiles; newline rows in some ---------------------------
+# -- LLaVA: square pictures, whole or in tiles, some with newline tokens -------------------------
 
 LLAVA_TOKENS = {"image_token": "<image>", "video_token": "<video>"}
 
@@ -221,11 +226,15 @@ def _squares(**more: Any) -> dict[str, Any]:
 def _llava(
     config: Any, processor: Any, images: Any, videos: Any = None, *, tiles: bool = True, **more: Any
 ) -> Callable[[Size, Ids], Parts]:
-    """``tiles``: pictures are cut; without ``videos`` it is shown none; ``more`` of the config."""
+    """Returns the builder of a LLaVA family.
+
+    With ``tiles``, pictures are cut into tiles. Without a processor of ``videos``, the family reads
+    none. ``more`` has further fields of the config.
+    """
     cut: dict[str, Any] = dict(image_grid_pinpoints=TILES) if tiles else {}
 
     def build(size: Size, ids: Ids) -> Parts:
-        made = config(
+        model_config = config(
             vision_config=_clip(),
             text_config=dict(model_type="llama", **size.text()),
             image_seq_length=(SIDE // PATCH) ** 2,
@@ -237,7 +246,7 @@ def _llava(
         readers = dict(image_processor=images(**_squares(**cut)))
         if videos is not None:
             readers |= dict(video_processor=videos(**_squares(do_sample_frames=False)))
-        return made, lambda tokenizer, template: processor(
+        return model_config, lambda tokenizer, template: processor(
             **readers,
             tokenizer=tokenizer,
             chat_template=template,
@@ -272,7 +281,7 @@ def _onevision(size: Size, ids: Ids) -> Parts:
     )
 
 
-# -- others that share the seam ----------------------------------------------------------------
+# -- other vision-language families ------------------------------------------------------------
 
 
 def _internvl(size: Size, ids: Ids) -> Parts:
@@ -312,7 +321,7 @@ def _video_llama(size: Size, ids: Ids) -> Parts:
 
 
 def _smolvlm(size: Size, ids: Ids) -> Parts:
-    """Needs the package num2words, as its processor does."""
+    """Builds SmolVLM, whose processor needs the package num2words."""
     config = hf.SmolVLMConfig(
         vision_config=TOWER | dict(image_size=SIDE, patch_size=PATCH),
         text_config=dict(model_type="llama", **size.text()),
@@ -342,7 +351,10 @@ def _llama(size: Size, ids: Ids) -> Parts:
 
 
 def _qwen(build: Callable[[Size, Ids], Parts], *, each_frame: bool = False) -> Family:
-    """``each_frame``: the processor itself puts the marks around every frame of a video."""
+    """Returns a Qwen family.
+
+    With ``each_frame``, the processor itself puts the start and end tokens around every frame.
+    """
     start, end = QWEN_TOKENS["vision_start_token"], QWEN_TOKENS["vision_end_token"]
     image, video = QWEN_TOKENS["image_token"], QWEN_TOKENS["video_token"]
     around = video if each_frame else f"{start}{video}{end}"

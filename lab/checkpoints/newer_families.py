@@ -343,18 +343,6 @@ GEMMA_SOUND_TOKENS = {
     "boa_token": "<start_of_audio>",
     "eoa_token": "<end_of_audio>",
 }
-EDGE_BLOCK = dict(
-    block_type="er", out_chs=16, stride=2, exp_kernel_size=3, pw_kernel_size=1, exp_ratio=2.0
-)
-INVERTED_BLOCK = dict(
-    block_type="uir",
-    out_chs=16,
-    stride=2,
-    dw_kernel_size_start=0,
-    dw_kernel_size_mid=3,
-    dw_kernel_size_end=0,
-    exp_ratio=2.0,
-)
 GEMMA3N = Recipe(
     config=hf.Gemma3nConfig,
     processor=hf.Gemma3nProcessor,
@@ -376,15 +364,7 @@ GEMMA3N = Recipe(
         hidden_size=2048,
         vocab_size=1,
         vocab_offset=318,
-        model_args=dict(
-            block_args=[
-                [EDGE_BLOCK, EDGE_BLOCK],
-                [INVERTED_BLOCK, INVERTED_BLOCK],
-            ],
-            stem_size=8,
-            num_features=2048,
-            msfa_output_resolution=4,
-        ),
+        model_args=dict(channel_multiplier=0.05, msfa_output_resolution=4),
     ),
     top=dict(
         vision_soft_tokens_per_image=16,

@@ -1,4 +1,4 @@
-"""What SAGE claims, its theory included."""
+"""SAGE's claims, its theory included, and how each is judged on the embedded pair."""
 
 from __future__ import annotations
 
@@ -6,22 +6,22 @@ from itertools import product
 from statistics import mean
 
 from lab.claims import theory
-from lab.claims.evidence import (
+from lab.claims.claim import (
     Claim,
-    Evidence,
     Finding,
-    accepted,
-    among,
-    graded,
-    less,
-    ordered,
-    said,
-    speed_of,
+    StoredResults,
+    accepted_tokens,
+    decoding_speed,
+    grade,
+    grade_each,
+    grade_ordering,
+    interval_text,
+    mean_difference,
     tau_of,
 )
 from lab.claims.specvlm import RUN, TREE
-from lab.studies.lab import DRAFTS, TAU
-from lab.studies.sage import OWN as SAGE
+from lab.studies.experiment import DRAFTS, TAU
+from lab.studies.sage import CALIBRATED_SAGE as SAGE
 from lab.studies.sage import SPEED
 
 CAPTIONS = RUN, "shapes-caption-2k"
@@ -29,95 +29,98 @@ SHORT = "papers-256"
 FORMAL = f"{SAGE}/rule=formal"
 
 
-def accepts_more(e: Evidence) -> Finding:
+def judge_acceptance(results: StoredResults) -> Finding:
     gains = {
-        suite: e.gain(run, suite, SAGE, TREE, tau_of)
-        for run, suite in (CAPTIONS, *((SHORT, suite) for suite in e.suites(SHORT)))
+        suite: results.gain(run, suite, SAGE, TREE, tau_of)
+        for run, suite in (CAPTIONS, *((SHORT, suite) for suite in results.suites(SHORT)))
     }
-    words = ", ".join(f"{said(gain)} ({suite})" for suite, gain in gains.items())
-    return Finding(ordered(list(gains.values())), f"tau of SAGE less SpecVLM's: {words}")
+    words = ", ".join(f"{interval_text(gain)} ({suite})" for suite, gain in gains.items())
+    return Finding(grade_ordering(list(gains.values())), f"tau of SAGE less SpecVLM's: {words}")
 
 
-def faster(e: Evidence) -> Finding:
+def judge_speed(results: StoredResults) -> Finding:
     others = (TREE, "sd-tree", "sd")
-    gains = {other: e.gain(*CAPTIONS, SAGE, other, speed_of) for other in others}
-    speeds = e.speeds(*CAPTIONS, (SAGE, FORMAL, *gains))
-    return Finding(ordered(list(gains.values())), speeds)
+    gains = {other: results.gain(*CAPTIONS, SAGE, other, decoding_speed) for other in others}
+    speeds = results.speeds(*CAPTIONS, (SAGE, FORMAL, *gains))
+    return Finding(grade_ordering(list(gains.values())), speeds)
 
 
-def fixed_shapes(e: Evidence) -> Finding:
+def judge_fixed_shapes(results: StoredResults) -> Finding:
     fitted = f"{TREE}/shape=fit"
-    gain = e.gain(*CAPTIONS, SAGE, fitted, speed_of)
-    own, fit = (e.speed(*CAPTIONS, name) for name in (SAGE, fitted))
+    gain = results.gain(*CAPTIONS, SAGE, fitted, decoding_speed)
+    own, fitted_speed = (results.speed(*CAPTIONS, name) for name in (SAGE, fitted))
     return Finding(
-        ordered([gain]), f"SAGE {said(own)}x, a fixed shape fitted to the costs {said(fit)}x"
+        grade_ordering([gain]),
+        f"SAGE {interval_text(own)}x, a fixed shape fitted to the costs "
+        f"{interval_text(fitted_speed)}x",
     )
 
 
-def overhead(e: Evidence) -> Finding:
-    answers = e.answers(*CAPTIONS, SAGE)
+def judge_overhead(results: StoredResults) -> Finding:
+    answers = results.answers(*CAPTIONS, SAGE)
     whole = mean(answer.total for answer in answers)
-    rest = mean(answer.rest for answer in answers)
-    verdict = graded(rest / whole < 0.01, rest / whole < 0.05)
+    rest_seconds = mean(answer.rest for answer in answers)
+    verdict = grade(rest_seconds / whole < 0.01, rest_seconds / whole < 0.05)
     return Finding(
         verdict,
-        f"{rest / whole:.2%} of the answer goes to everything but forwards in decoding: planning "
-        "the next tree, verdicts, committing",
+        f"{rest_seconds / whole:.2%} of the answer goes to everything but forwards in decoding: "
+        "planning the next tree, verdicts, committing",
     )
 
 
-def correlated(e: Evidence) -> Finding:
-    """Whether the interval of the autocorrelation lies above white noise, lag by lag."""
-    right, words = [], []
-    for panel, lines in e.figure("sage-entropy")["panels"].items():
+def judge_entropy_correlation(results: StoredResults) -> Finding:
+    """Judges whether the interval of the autocorrelation lies above white noise at each lag."""
+    is_above_noise = []
+    words = []
+    for panel, lines in results.figure("sage-entropy")["panels"].items():
         noise = lines["white noise, 97.5 %"]
         for what in DRAFTS:
             line = lines[f"a draft that {what}"]
             above = [value[1] > most for value, most in zip(line, noise, strict=True)]
-            right += above
+            is_above_noise += above
             words.append(
-                f"{' '.join(panel.split())}, {what}: lag 1 {said(line[0])}, above noise at "
-                f"{sum(above)} of {len(above)} lags"
+                f"{' '.join(panel.split())}, {what}: lag 1 {interval_text(line[0])}, above noise "
+                f"at {sum(above)} of {len(above)} lags"
             )
-    return Finding(among(right), "; ".join(words))
+    return Finding(grade_each(is_above_noise), "; ".join(words))
 
 
-def longer(e: Evidence) -> Finding:
-    data = e.figure("sage-length")
+def judge_answer_length(results: StoredResults) -> Finding:
+    data = results.figure("sage-length")
     taus = data["panels"][TAU]
     gaps = [
-        accepted(own[0]) / accepted(other[0]) - 1
+        accepted_tokens(own[0]) / accepted_tokens(other[0]) - 1
         for own, other in zip(taus["sage"], taus["specvlm"], strict=True)
     ]
     rises = all(taus[name][-1][0] > taus[name][0][0] for name in ("sage", "specvlm"))
     widens = gaps[-1] > gaps[0]
-    verdict = graded(rises and widens, rises or widens)
+    verdict = grade(rises and widens, rises or widens)
     words = ", ".join(f"{gap:+.0%} at {at}" for gap, at in zip(gaps, data["at"], strict=True))
     return Finding(verdict, f"accepted tokens of SAGE over SpecVLM's: {words} tokens")
 
 
-def pruned(e: Evidence) -> Finding:
-    data = e.figure("sage-pruning")
+def judge_pruning(results: StoredResults) -> Finding:
+    data = results.figure("sage-pruning")
     name = f"a draft that {next(iter(DRAFTS))}"
-    taus = [accepted(value[0]) for value in data["panels"][TAU][name]]
+    taus = [accepted_tokens(value[0]) for value in data["panels"][TAU][name]]
     speeds = [value[0] for value in data["panels"][SPEED][name]]
-    kept = data["at"]
-    flat = taus[kept.index(0.1)] > 0.97 * taus[kept.index(1.0)]
-    best = kept[speeds.index(max(speeds))]
-    right = [flat, best in (0.1, 0.2)]
-    verdict = among(right)
+    keeps = data["at"]
+    is_flat = taus[keeps.index(0.1)] > 0.97 * taus[keeps.index(1.0)]
+    best = keeps[speeds.index(max(speeds))]
+    parts_hold = [is_flat, best in (0.1, 0.2)]
+    verdict = grade_each(parts_hold)
     words = ", ".join(
-        f"{k:g}: {t:.2f}, {s:.2f}x" for k, t, s in zip(kept, taus, speeds, strict=True)
+        f"{k:g}: {t:.2f}, {s:.2f}x" for k, t, s in zip(keeps, taus, speeds, strict=True)
     )
     return Finding(verdict, f"accepted tokens and speed by the share kept ({name}): {words}")
 
 
-def ahead(e: Evidence) -> Finding:
-    taus = e.figure("sage-plan")["clips_tau"]
+def judge_planning_ahead(results: StoredResults) -> Finding:
+    taus = results.figure("sage-plan")["clips_tau"]
     shapes = {"depth and width of the last round": "", "all of it": "/shape=sage-ahead"}
     gains = {
         (rule, words): [
-            less(
+            mean_difference(
                 taus[what][f"{SAGE}{shape}/rule={rule}"],
                 taus[what][f"{SAGE}/shape=sage-live/rule={rule}"],
             )
@@ -127,29 +130,31 @@ def ahead(e: Evidence) -> Finding:
         for words, shape in shapes.items()
     }
     planned = [own for (_, words), own in gains.items() if words in tuple(shapes)[:1]]
-    told = "; ".join(
-        f"{words}, {rule} {', '.join(map(said, own))}" for (rule, words), own in gains.items()
+    gain_words = "; ".join(
+        f"{words}, {rule} {', '.join(map(interval_text, own))}"
+        for (rule, words), own in gains.items()
     )
     return Finding(
-        graded(all(each[2] >= 0 for own in planned for each in own)),
-        f"tau less the all-live tree's, a draft that never saw pruning and one that did: {told}",
+        grade(all(each[2] >= 0 for own in planned for each in own)),
+        "tau less the all-live tree's, a draft that never saw pruning and one that did: "
+        f"{gain_words}",
     )
 
 
-def lemma(e: Evidence) -> Finding:
+def judge_lemma(results: StoredResults) -> Finding:
     alpha = theory.confidence((0.5, 0.5), 10)
     bound = theory.lemma_bound(alpha, 10)
-    verdict = graded(bound <= 0.5)
+    verdict = grade(bound <= 0.5)
     return Finding(
         verdict, f"p = (.5, .5, 0, ...), k = 10: alpha {alpha:.3f}, p_1 = .5 < {bound:.3f}"
     )
 
 
-def guarantee(e: Evidence) -> Finding:
+def judge_guarantee(results: StoredResults) -> Finding:
     draft, target = (0.52, 0.48), (0.47, 0.53)
     alpha, needed = theory.confidence(draft, 10), theory.acceptance_threshold(10, 0.05)
     agrees = max(draft) == draft[0] and max(target) == target[0]
-    verdict = graded(alpha <= needed or agrees)
+    verdict = grade(alpha <= needed or agrees)
     return Finding(
         verdict,
         f"draft {draft}, target {target}: total variation {abs(draft[0] - target[0]):.2f}, "
@@ -157,63 +162,69 @@ def guarantee(e: Evidence) -> Finding:
     )
 
 
-def expectation(e: Evidence) -> Finding:
+def judge_expectation(results: StoredResults) -> Finding:
     worst = max(
         abs(theory.expected_accepted(p, decay, depth) - theory.simulated_accepted(p, decay, depth))
         for p, decay, depth in product((0.3, 0.6, 0.9, 1), (0.7, 0.9, 1), (1, 3, 8))
     )
-    return Finding(graded(worst < 1e-9), f"largest difference on a grid {worst:.0e}")
+    return Finding(grade(worst < 1e-9), f"largest difference on a grid {worst:.0e}")
 
 
-def depth(e: Evidence) -> Finding:
-    words, right = [], []
+def judge_depth_formula(results: StoredResults) -> Finding:
+    words = []
+    is_optimal = []
     for p, ratio in ((0.5, 10), (0.8, 5), (0.8, 10), (0.9, 10), (0.9, 30)):
         formula = theory.depth_formula(p, ratio)
-        true = theory.best(lambda d, p=p, ratio=ratio: theory.chain_speed(p, ratio, d))
-        right.append(formula == true)
-        words.append(f"{formula} for {true} (p {p}, c_t/c_d {ratio})")
-    return Finding(among(right), "formula for true optimum of Eq. 33: " + ", ".join(words))
-
-
-def width(e: Evidence) -> Finding:
-    firsts = (0.2, 0.4, 0.6, 0.8)
-    formula = [theory.width_formula(q, 0.05, 0.5) for q in firsts]
-    true = [theory.best(lambda w, q=q: theory.width_speed(q, 0.05, 0.5, w), 200) for q in firsts]
-    rising = all(a <= b for a, b in zip(true, true[1:], strict=False))
+        optimum = theory.best_argument(lambda d, p=p, ratio=ratio: theory.chain_speed(p, ratio, d))
+        is_optimal.append(formula == optimum)
+        words.append(f"{formula} for {optimum} (p {p}, c_t/c_d {ratio})")
     return Finding(
-        graded(rising),
-        f"q_1 {firsts}, c_d .05, beta .5: the formula says "
-        f"{', '.join(f'{value:.1f}' for value in formula)}, the best of Eq. 37 is "
-        f"{', '.join(map(str, true))}",
+        grade_each(is_optimal), "formula for true optimum of Eq. 33: " + ", ".join(words)
     )
 
 
-def mixtures(e: Evidence) -> Finding:
+def judge_width_formula(results: StoredResults) -> Finding:
+    first_acceptances = (0.2, 0.4, 0.6, 0.8)
+    formula = [theory.width_formula(q, 0.05, 0.5) for q in first_acceptances]
+    optima = [
+        theory.best_argument(lambda w, q=q: theory.width_speed(q, 0.05, 0.5, w), 200)
+        for q in first_acceptances
+    ]
+    is_rising = all(a <= b for a, b in zip(optima, optima[1:], strict=False))
+    return Finding(
+        grade(is_rising),
+        f"q_1 {first_acceptances}, c_d .05, beta .5: the formula says "
+        f"{', '.join(f'{value:.1f}' for value in formula)}, the best of Eq. 37 is "
+        f"{', '.join(map(str, optima))}",
+    )
+
+
+def judge_mixtures(results: StoredResults) -> Finding:
     return Finding("not measured", "")
 
 
-def alone(e: Evidence) -> Finding:
+def judge_text_alone(results: StoredResults) -> Finding:
     return Finding("not measured", "")
 
 
 CLAIMS = (
     Claim(
         "Fig. 2",
-        "Entropy hangs together: its autocorrelation stays high over many lags.",
+        "Entropy is correlated along an answer: its autocorrelation stays high over many lags.",
         "autocorrelation, in a plot",
         "figure sage-entropy",
-        correlated,
+        judge_entropy_correlation,
         "partly",
-        "Tokens next to each other are a little alike where a clip is described by the draft that "
-        "never saw pruning, further ones and others not at all: in short clauses a colour is "
-        "uncertain and the word after it is not.",
+        "The entropies of neighbouring tokens are a little correlated where the draft that never "
+        "saw pruning describes a clip. Tokens further apart are not, and the other draft's are "
+        "not either. In short clauses a colour is uncertain and the word after it is not.",
     ),
     Claim(
         "Fig. 3",
         "Acceptance rises with the length of the answer, SAGE's more than SpecVLM's.",
         "accepted tokens, in a plot",
         "figure sage-length",
-        longer,
+        judge_answer_length,
         "does not hold",
         "Over the calibrated view SAGE is ahead by a half and more from the shortest answers on, "
         "and its lead does not grow. Past the end of the text (after 154 tokens, ignored here) "
@@ -224,99 +235,103 @@ CLAIMS = (
         "Pruning up to 90 % leaves tau as it is, and is fastest between 80 and 90 %.",
         "5.60 and 2.37x unpruned, 5.74 and 3.36x at 90 %",
         "figure sage-pruning",
-        pruned,
+        judge_pruning,
         "does not hold",
-        "By the calibrated lambda a fifth of the video costs hardly anything, a tenth one in "
-        "fourteen; and so small a draft gains little time by reading less: fastest with six tenths "
-        "pruned, by less than runs differ.",
+        "At the calibrated lambda, keeping a fifth of the video costs hardly any acceptance, and "
+        "keeping a tenth costs one token in fourteen. So small a draft gains little time by "
+        "reading less. It is fastest with six tenths pruned, by less than runs differ.",
     ),
     Claim(
         "Sec. 3.2, 6.3",
         "The last round's entropy is good enough to plan the next tree by.",
         "no number",
         "figure sage-plan",
-        ahead,
+        judge_planning_ahead,
         "does not hold",
-        "Depth and width of the last round lose nothing for the draft that trained on pruned "
-        "video, and a fifth of a token for the other, whose last tree says less of the next. Our "
-        "old reading, by which its root's law also stood for every level of the next tree, loses "
-        ".2 to .5.",
+        "Planning depth and width by the last round loses nothing for the draft that was trained "
+        "on pruned video. It loses a fifth of a token for the other draft, whose last tree "
+        "predicts the next one less well. Our earlier reading, in which the root's distribution "
+        "also stood for every level of the next tree, loses .2 to .5.",
     ),
     Claim(
         "Tables 1-3",
         "SAGE accepts more than SpecVLM on every benchmark (up to 72 % more).",
         "7 to 72 % more accepted tokens: 3.51 for 3.27 (LongVideoBench) to 5.94 for 3.45 (MVBench)",
         f"{RUN}, {SHORT}",
-        accepts_more,
+        judge_acceptance,
         "holds",
-        "By .7 to 2.3 tokens: its trees reach deeper, and by the prose's rule they are as wide. "
-        "Planned whole by one law and formally read, which was our reading before, it accepted "
-        "fewer in lists and as many in short answers.",
+        "It accepts .7 to 2.3 tokens more, because its trees are deeper, and as wide by the rule "
+        "in the paper's prose. In our earlier reading, with the whole tree planned from one "
+        "distribution and the formal rule, it accepted fewer in lists and as many in short "
+        "answers.",
     ),
     Claim(
         "Tables 1-3",
         "SAGE decodes faster than SpecVLM, SD-Tree and SD-Chain (up to 3.44x).",
         "2.22x to 3.44x; SpecVLM 2.15x to 2.96x, SD-Tree 1.96x to 2.26x, SD-Chain 1.76x to 2.25x",
         RUN,
-        faster,
+        judge_speed,
         "partly",
-        "Faster than the static trees. A plain chain of 5 verifies fewer rows and is a little "
-        "faster; by the formal rule, with fewer nodes than by the prose, SAGE is faster than it.",
+        "It is faster than the static trees. A plain chain of 5 verifies fewer rows and is a "
+        "little faster. By the formal rule, which makes fewer nodes than the prose's, SAGE is "
+        "faster than that chain.",
     ),
     Claim(
         "Sec. 4.2, 5",
         "Adapting consistently outperforms static configurations.",
         "2.22x to 3.44x; static trees and chains 1.76x to 2.96x",
         RUN,
-        fixed_shapes,
+        judge_fixed_shapes,
         "does not hold",
-        "SAGE does not know what a row costs, and on a CPU rows cost; the fitted shape is "
-        "chosen by it.",
+        "SAGE does not use the cost of a row, and on a CPU rows cost time. The fitted shape is "
+        "chosen by that cost.",
     ),
     Claim(
         "Table 6",
         "Updating the tree takes 0.39 % of the time.",
         "0.39 % of the whole answer's seconds",
         RUN,
-        overhead,
+        judge_overhead,
         "holds",
-        "Little arithmetic a round beside forwards of milliseconds.",
+        "A round needs little arithmetic beside its forwards, which take milliseconds.",
     ),
     Claim(
         "Table 3",
         "It also helps a mixture of experts.",
         "4.39 accepted tokens and 1.32x; SpecVLM 3.24 and 1.14x",
         "",
-        mixtures,
+        judge_mixtures,
         "not measured",
-        "Mixtures of experts run here with random weights only, which say nothing of acceptance.",
+        "Mixtures of experts run here with random weights only, which say nothing about "
+        "acceptance.",
     ),
     Claim(
         "Table 4",
         "On text alone it accepts more than native speculative decoding.",
         "4.05 and 4.89 accepted tokens; native SD 3.12 and 3.48",
         "",
-        alone,
+        judge_text_alone,
         "not measured",
-        "The embedded pair knows no text but its world's: judged in the last column alone, by a "
-        "draft of ours ([how](real-drafts.md)).",
+        "The embedded pair was trained on no text but its own world's. The claim is judged in the "
+        "last column alone, with a draft of ours ([how](real-drafts.md)).",
     ),
     Claim(
         "Lemma 4.3",
         "p_1 >= 1/k + alpha (k - 1)/k.",
         "a proof",
         "",
-        lemma,
+        judge_lemma,
         "does not hold",
-        "The proof bounds the entropy's curve by its chord, but for an entropy given, p_1 is least "
-        "where few tokens share the mass, not all k: two equal ones already break it.",
+        "The proof bounds the entropy's curve by its chord. At a given entropy, however, p_1 is "
+        "smallest where few tokens share the mass and not all k, so two equal tokens already "
+        "break the bound.",
     ),
     Claim(
         "Theorem 4.4",
         "Acceptance is guaranteed above a confidence of 0.56 (k = 10, epsilon = 0.05).",
         "a proof",
         "",
-        guarantee,
+        judge_guarantee,
         "does not hold",
         "It rests on Lemma 4.3. Two nearly equal tokens are confident by Eq. 9 and a small shift "
         "swaps them.",
@@ -326,18 +341,18 @@ CLAIMS = (
         "A chain is accepted for sum_l p^l gamma^(l (l - 1)/2) tokens.",
         "a proof",
         "",
-        expectation,
+        judge_expectation,
         "holds",
-        "Summation by parts; it equals the sum over the law of the number accepted.",
+        "By summation by parts it equals the sum over the distribution of the number accepted.",
     ),
     Claim(
         "Theorem 4.7",
         "The best depth is ceil(log(c_t/c_d) / log(1/p) - 1).",
         "a proof",
         "",
-        depth,
+        judge_depth_formula,
         "does not hold",
-        "The proof weighs one more token against one more draft step; a rate is a ratio, and its "
+        "The proof weighs one more token against one more draft step. A rate is a ratio, and its "
         "optimum comes earlier. It does grow with p, as the text says.",
     ),
     Claim(
@@ -345,10 +360,10 @@ CLAIMS = (
         "The best width grows as (q_1/c_d)^(1/(1 + beta)).",
         "a proof",
         "",
-        width,
+        judge_width_formula,
         "does not hold",
-        "With the first candidate likelier, less is left for others to gain: the best width falls "
-        "with q_1, as the paper's own text argues; the formula (by dimensional analysis) says "
-        "the opposite.",
+        "The more probable the first candidate is, the less others can gain. So the best width "
+        "falls with q_1, as the paper's own text argues, while the formula (by dimensional "
+        "analysis) says the opposite.",
     ),
 )

@@ -1,5 +1,7 @@
-"""Claims judged again by a pretrained language model that learnt to see: over the clips of
-``seeing.json``, which ``python -m lab seeing judge`` makes, by what judges documents.
+"""Judges claims again on a pretrained language model that was trained to see.
+
+Its clips are in ``seeing.json``, which ``python -m lab seeing judge`` makes. Most claims are judged
+by the functions that judge documents.
 """
 
 from __future__ import annotations
@@ -11,59 +13,86 @@ from pathlib import Path
 from typing import Any
 
 from lab.claims import hippo, real, sage, sparse_to_dense, specvlm
-from lab.claims.evidence import Claim, Evidence, Finding, less, ordered, said
+from lab.claims.claim import (
+    Claim,
+    Finding,
+    StoredResults,
+    grade_ordering,
+    interval_text,
+    mean_difference,
+)
 from saccade.core.errors import OptionError
 
 FILE = "seeing.json"
-UNASKED = "random", "uniform"  # choices that do not ask the target
+UNGUIDED_VIEWS = "random", "uniform"  # Views that choose without the target's attention.
 HOLISTIC = "specvlm/keep=0.1/view=holistic"
 
 
-def _found(e: Evidence, kind: str) -> Any:
-    path = Path(e.folder, FILE)
+def _stored_rows(results: StoredResults, kind: str) -> Any:
+    path = Path(results.folder, FILE)
     if not path.is_file():
         raise OptionError(f"{path} is missing: python -m lab seeing judge makes it")
     return json.loads(path.read_text())[kind]
 
 
-def _tau(e: Evidence, method: str) -> list[float]:
-    rows = [row for row in _found(e, "measured") if row["method"] == method]
+def _tau_by_clip(results: StoredResults, method: str) -> list[float]:
+    rows = [row for row in _stored_rows(results, "measured") if row["method"] == method]
     return [row["tau"] for row in sorted(rows, key=lambda row: row["document"])]
 
 
-def criteria(e: Evidence) -> Finding:
-    names = {each: f"specvlm/keep=0.1/view={each}" for each in UNASKED}
+def judge_criteria(results: StoredResults) -> Finding:
+    names = {each: f"specvlm/keep=0.1/view={each}" for each in UNGUIDED_VIEWS}
     names["random"] = "sd-tree/view=random/keep=0.1"
-    gains = {each: less(_tau(e, HOLISTIC), _tau(e, name)) for each, name in names.items()}
-    words = ", ".join(f"{each} {said(gain)}" for each, gain in gains.items())
+    gains = {
+        each: mean_difference(_tau_by_clip(results, HOLISTIC), _tau_by_clip(results, name))
+        for each, name in names.items()
+    }
+    words = ", ".join(f"{each} {interval_text(gain)}" for each, gain in gains.items())
     return Finding(
-        ordered([*gains.values()]), f"tau of the holistic choice less others' at a tenth: {words}"
+        grade_ordering([*gains.values()]),
+        f"tau of the holistic choice less others' at a tenth: {words}",
     )
 
 
-def accepts_more(e: Evidence) -> Finding:
-    gain = less(_tau(e, "sage"), _tau(e, "specvlm/keep=0.1"))
-    return Finding(ordered([gain]), f"accepted tokens of SAGE less SpecVLM's: {said(gain)}")
+def judge_acceptance(results: StoredResults) -> Finding:
+    gain = mean_difference(_tau_by_clip(results, "sage"), _tau_by_clip(results, "specvlm/keep=0.1"))
+    return Finding(
+        grade_ordering([gain]), f"accepted tokens of SAGE less SpecVLM's: {interval_text(gain)}"
+    )
 
 
-# by the function that judges the claim on the embedded pair
-_AGAIN = (
-    *(specvlm.long_tail, specvlm.windows, sparse_to_dense.agrees, sparse_to_dense.accepts),
-    *(sparse_to_dense.fewer_keys, specvlm.over_random, specvlm.insensitive, specvlm.against_random),
-    *(specvlm.steady, specvlm.trees, sage.longer),
+# Claims that are judged as documents are, by the functions that judge them on the embedded pair.
+_JUDGED_AS_DOCUMENTS = (
+    *(
+        specvlm.judge_long_tail,
+        specvlm.judge_windows,
+        sparse_to_dense.judge_agreement,
+        sparse_to_dense.judge_acceptance,
+    ),
+    *(
+        sparse_to_dense.judge_fewer_keys,
+        specvlm.judge_gain_over_random,
+        specvlm.judge_random_pruning,
+        specvlm.judge_every_ratio,
+    ),
+    *(specvlm.judge_steady_acceptance, specvlm.judge_trees, sage.judge_answer_length),
 )
-JUDGES: Mapping[Callable[[Evidence], Finding], Callable[[Evidence], Finding]] = {
-    **{judge: real.JUDGES[judge] for judge in _AGAIN},
-    hippo.criteria: criteria,
-    sage.accepts_more: accepts_more,
+# The function that judges a claim on the embedded pair -> the one that judges it on clips.
+JUDGES: Mapping[Callable[[StoredResults], Finding], Callable[[StoredResults], Finding]] = {
+    **{judge: real.JUDGES[judge] for judge in _JUDGED_AS_DOCUMENTS},
+    hippo.judge_criteria: judge_criteria,
+    sage.judge_acceptance: judge_acceptance,
 }
 
 
-def cell(claim: Claim, evidence: Evidence) -> str:
-    """What the page says of a claim beside the column of documents; empty where nothing."""
+def cell(claim: Claim, results: StoredResults) -> str:
+    """Returns a claim's verdict on clips for the page, or nothing where no function judges it.
+
+    Raises OptionError where the run on clips is not stored.
+    """
     judge = JUDGES.get(claim.judge)
     if judge is None:
         return ""
-    _found(evidence, "measured")  # or what makes it
-    found = judge(replace(evidence, alone=FILE, drafted=FILE))
-    return f"On clips **{found.verdict}**: {found.number.replace('document', 'clip')}"
+    _stored_rows(results, "measured")  # This raises the error that names the command.
+    finding = judge(replace(results, self_draft_file=FILE, draft_model_file=FILE))
+    return f"On clips **{finding.verdict}**: {finding.number.replace('document', 'clip')}"

@@ -1,16 +1,16 @@
-"""What Sparse-to-Dense claims."""
+"""Sparse-to-Dense's claims, and how each is judged on the embedded pair."""
 
 from __future__ import annotations
 
-from lab.claims.evidence import (
+from lab.claims.claim import (
     Claim,
-    Evidence,
     Finding,
+    StoredResults,
     Verdict,
-    graded,
-    ordered,
-    said,
-    speed_of,
+    decoding_speed,
+    grade,
+    grade_ordering,
+    interval_text,
 )
 from saccade.bench import measures
 
@@ -18,96 +18,106 @@ CAPTIONS = "papers-2k", "shapes-caption-2k"
 OTHERS = ("streaming", "layerskip")
 
 
-def speedup(e: Evidence) -> Finding:
-    found, data = e.speed(*CAPTIONS, "std"), e.figure("std-batch")
+def judge_speedup(results: StoredResults) -> Finding:
+    alone, data = results.speed(*CAPTIONS, "std"), results.figure("std-batch")
     together = data["rows"]["std"]["speed"]
-    least = min(found[1], together[1])
-    verdict = graded(least >= 1.59, max(found[1], together[1]) > 1)
+    least = min(alone[1], together[1])
+    verdict = grade(least >= 1.59, max(alone[1], together[1]) > 1)
     return Finding(
         verdict,
-        f"{said(found)}x alone, {said(together)}x in one batch of {data['clips']} (three turns)",
+        f"{interval_text(alone)}x alone, {interval_text(together)}x in one batch of "
+        f"{data['clips']} (three turns)",
     )
 
 
-def fastest(e: Evidence) -> Finding:
-    gains = [e.gain(*CAPTIONS, "std", other, speed_of) for other in OTHERS]
-    return Finding(ordered(gains), e.speeds(*CAPTIONS, ("std", *OTHERS)))
+def judge_fastest(results: StoredResults) -> Finding:
+    gains = [results.gain(*CAPTIONS, "std", other, decoding_speed) for other in OTHERS]
+    return Finding(grade_ordering(gains), results.speeds(*CAPTIONS, ("std", *OTHERS)))
 
 
-def accepts(e: Evidence) -> Finding:
-    found = {
-        name: measures.acceptance_rate(e.answers(*CAPTIONS, name)) or 0.0
+def judge_acceptance(results: StoredResults) -> Finding:
+    rate_by_method = {
+        name: measures.acceptance_rate(results.answers(*CAPTIONS, name)) or 0.0
         for name in ("std", *OTHERS)
     }
-    verdict = graded(found["std"] > max(found[name] for name in OTHERS))
+    verdict = grade(rate_by_method["std"] > max(rate_by_method[name] for name in OTHERS))
     return Finding(
-        verdict, "accepted of drafted: " + ", ".join(f"{n} {v:.1%}" for n, v in found.items())
+        verdict,
+        "accepted of drafted: " + ", ".join(f"{n} {v:.1%}" for n, v in rate_by_method.items()),
     )
 
 
-def skipping(e: Evidence) -> Finding:
-    rate = measures.acceptance_rate(e.answers(*CAPTIONS, "layerskip")) or 0.0
-    found = e.speed(*CAPTIONS, "layerskip")
-    return Finding(skips(rate, found[2]), f"accepts {rate:.1%}, {said(found)}x")
+def judge_layer_skipping(results: StoredResults) -> Finding:
+    rate = measures.acceptance_rate(results.answers(*CAPTIONS, "layerskip")) or 0.0
+    speedup = results.speed(*CAPTIONS, "layerskip")
+    return Finding(
+        grade_layer_skipping(rate, speedup[2]), f"accepts {rate:.1%}, {interval_text(speedup)}x"
+    )
 
 
-def skips(rate: float, speed: float) -> Verdict:
-    """What is said of skipping layers, by the share accepted and how much faster it is at most."""
-    return graded(0.05 <= rate <= 0.1 and speed < 1, speed < 1)
+def grade_layer_skipping(rate: float, speed: float) -> Verdict:
+    """Returns the verdict on skipping layers, from the share accepted and the highest speedup."""
+    return grade(0.05 <= rate <= 0.1 and speed < 1, speed < 1)
 
 
-def agrees(e: Evidence) -> Finding:
-    data = e.figure("std-agreement")
+def judge_agreement(results: StoredResults) -> Finding:
+    data = results.figure("std-agreement")
     (lines,) = data["panels"].values()
-    tenth = min(range(len(data["at"])), key=lambda i: abs(data["at"][i] - data["size"] / 16))
-    found = lines["std"][tenth]
-    verdict = graded(found[0] >= 0.95, max(value[0] for value in lines["std"]) >= 0.95)
+    sixteenth = min(range(len(data["at"])), key=lambda i: abs(data["at"][i] - data["size"] / 16))
+    share_at_sixteenth = lines["std"][sixteenth]
+    verdict = grade(share_at_sixteenth[0] >= 0.95, max(value[0] for value in lines["std"]) >= 0.95)
     best = max(value[0] for value in lines["std"])
     return Finding(
         verdict,
-        f"{said(found)} of the tokens with {data['at'][tenth]} of {data['size']} keys a head, "
-        f"{best:.2f} at best; a window {said(lines['streaming'][tenth])}",
+        f"{interval_text(share_at_sixteenth)} of the tokens with {data['at'][sixteenth]} of "
+        f"{data['size']} keys a head, {best:.2f} at best; a window "
+        f"{interval_text(lines['streaming'][sixteenth])}",
     )
 
 
-def peak_gamma(e: Evidence) -> Finding:
-    return _peak(e, "std-gamma", "gamma")
+def judge_gamma_peak(results: StoredResults) -> Finding:
+    return _judge_peak(results, "std-gamma", "gamma")
 
 
-def peak_keys(e: Evidence) -> Finding:
-    return _peak(e, "std-k", "K")
+def judge_key_peak(results: StoredResults) -> Finding:
+    return _judge_peak(results, "std-k", "K")
 
 
-def _peak(e: Evidence, figure: str, name: str) -> Finding:
-    """Whether the speed rises and then falls within what was tried, beyond the ends' intervals."""
-    data = e.figure(figure)
-    found = data["panels"]["times as fast as ar (decoding)"]["std"]
-    top = max(found)
-    inside = top not in (found[0], found[-1])
-    verdict = graded(inside and top[0] > max(found[0][2], found[-1][2]), inside)
-    each = ", ".join(f"{at}: {s[0]:.2f}x" for at, s in zip(data["at"], found, strict=True))
+def _judge_peak(results: StoredResults, figure: str, name: str) -> Finding:
+    """Judges whether the speed rises and then falls again within the settings that were tried.
+
+    The peak has to lie above the intervals of both ends.
+    """
+    data = results.figure(figure)
+    speeds = data["panels"]["times as fast as ar (decoding)"]["std"]
+    top = max(speeds)
+    is_inside = top not in (speeds[0], speeds[-1])
+    verdict = grade(is_inside and top[0] > max(speeds[0][2], speeds[-1][2]), is_inside)
+    each = ", ".join(f"{at}: {s[0]:.2f}x" for at, s in zip(data["at"], speeds, strict=True))
     return Finding(verdict, f"{name} {each}")
 
 
-def inputs(e: Evidence) -> Finding:
-    (lines,) = e.figure("std-io")["panels"].values()
+def judge_time_by_keys(results: StoredResults) -> Finding:
+    (lines,) = results.figure("std-io")["panels"].values()
     keys, seconds = lines["keys read (predicted)"], lines["seconds (measured)"]
     ratio = [own[0] / read[0] for own, read in zip(seconds, keys, strict=True)]
-    verdict = graded(max(ratio) < 1.15, min(ratio) < 1.15)
+    verdict = grade(max(ratio) < 1.15, min(ratio) < 1.15)
     return Finding(
         verdict,
         f"seconds a token are {min(ratio):.1f} to {max(ratio):.1f} times the share of keys read",
     )
 
 
-def fewer_keys(e: Evidence) -> Finding:
-    answers = e.answers(*CAPTIONS, "std")
+def judge_fewer_keys(results: StoredResults) -> Finding:
+    answers = results.answers(*CAPTIONS, "std")
     steps = sum(sum(answer.drafted) for answer in answers)
     gamma = steps / sum(answer.rounds for answer in answers)
     alpha = measures.acceptance_rate(answers) or 0.0
-    kept = sum(a.prompt_tokens - a.visual_tokens + (a.draft_visual_tokens or 0) for a in answers)
-    needed = kept / sum(answer.prompt_tokens for answer in answers) + 1 / gamma
-    verdict = graded(alpha > needed)
+    read_keys = sum(
+        a.prompt_tokens - a.visual_tokens + (a.draft_visual_tokens or 0) for a in answers
+    )
+    needed = read_keys / sum(answer.prompt_tokens for answer in answers) + 1 / gamma
+    verdict = grade(alpha > needed)
     return Finding(verdict, f"alpha {alpha:.2f}, needed {needed:.2f}, gamma {gamma:.1f}")
 
 
@@ -117,81 +127,82 @@ CLAIMS = (
         "With the top K keys the next token is the same 95 % of the time.",
         "95 % of tokens",
         "figure std-agreement",
-        agrees,
+        judge_agreement,
         "partly",
-        "With half of the keys, not with the paper's sixteenth: so flat an attention leaves much "
-        "of it out, and a window of as many keys does as well.",
+        "It holds with half of the keys and not with the paper's sixteenth. Attention is so even "
+        "that a sixteenth of the keys misses much of it, and a window of as many keys does as "
+        "well.",
     ),
     Claim(
         "Fig. 1a",
         "Speed rises with gamma and falls again from 13.",
         "times plain decoding, in a plot",
         "figure std-gamma",
-        peak_gamma,
+        judge_gamma_peak,
         "does not hold",
-        "It falls from the first: a draft step costs nearly what a step of the target costs, so "
-        "each further one costs more than it earns.",
+        "Speed falls from the first token on. A draft step costs nearly as much as a step of the "
+        "target, so each further one costs more than it gains.",
     ),
     Claim(
         "Fig. 1b",
         "Too small a K is accepted too little, too large a K is slow.",
         "times plain decoding, in a plot",
         "figure std-k",
-        peak_keys,
+        judge_key_peak,
         "does not hold",
-        "The most keys are the fastest, by a hair: the keys of 2,048 tokens are not what a step "
-        "here waits for, so more of them cost next to nothing and are accepted more.",
+        "The largest K is the fastest, but only slightly. The keys of 2,048 tokens are not what "
+        "limits a step here, so more of them cost next to nothing and more tokens are accepted.",
     ),
     Claim(
         "Sec. 3.3",
         "Fewer keys are read than by plain decoding: alpha > (K + m_t)/(m_v + m_t) + 1/gamma.",
         "an inequality in keys read",
         "papers-2k",
-        fewer_keys,
+        judge_fewer_keys,
         "holds",
-        "Half the video is drafted on (1,024 keys in all), and nearly four fifths of the drafted "
-        "tokens stand. That it does not pay here is the next row's matter.",
+        "Drafts read half of the video (1,024 keys in all), and nearly four fifths of the drafted "
+        "tokens are accepted. The next row says why this does not pay here.",
     ),
     Claim(
         "Sec. 3.3",
         "Time a token follows the keys read.",
         "keys read",
         "figure std-io",
-        inputs,
+        judge_time_by_keys,
         "does not hold",
-        "Weights and overhead are read with every step, whatever the keys; the formula counts "
-        "keys alone.",
+        "Every step also reads the weights and has overhead, whatever the keys are. The formula "
+        "counts keys alone.",
     ),
     Claim(
         "Table 1",
         "STD decodes 1.59x to 1.94x as fast.",
         "1.59x to 1.94x plain decoding, in batches of 8, the mean of three runs",
         "papers-2k, figure std-batch",
-        speedup,
+        judge_speedup,
         "does not hold",
-        "The saving is of keys read, and these are little of the time beside a target's "
-        "weights at 2,048 keys: a draft step costs nearly what it saves. It is ahead from 8,192 "
-        "keys on, 1.5x at 16,384 and 2.1x at 32,768 (figure growth-filled, where nine of ten "
-        "drafted tokens stand by decree). The paper's 1,024 keys in all are half of what is here.",
+        "STD saves the reading of keys, which takes little time beside the target's weights at "
+        "2,048 keys, so a draft step costs nearly what it saves. STD is ahead from 8,192 keys on: "
+        "1.5x at 16,384 and 2.1x at 32,768 (figure growth-filled, where an acceptance of nine in "
+        "ten is imposed). The paper's 1,024 keys in all are half of what is here.",
     ),
     Claim(
         "Table 1",
         "STD is faster than drafting on a window (Streaming) or by half the layers (LayerSkip).",
         "1.59x to 1.94x; Streaming 1.32x to 1.61x, LayerSkip 0.33x to 0.63x",
         "papers-2k",
-        fastest,
+        judge_fastest,
         "partly",
-        "Faster than LayerSkip; as fast as Streaming, within the interval.",
+        "STD is faster than LayerSkip, and as fast as Streaming within the interval.",
     ),
     Claim(
         "Table 1",
         "STD is accepted most.",
         "47.8 to 81.8 % of drafted tokens; Streaming 34.7 to 59.6 %, LayerSkip 3.7 to 10.0 %",
         "papers-2k",
-        accepts,
+        judge_acceptance,
         "holds",
-        "By the paper's 1,024 keys in all it is ahead of Streaming, whose window slides, by six in "
-        "a hundred; where few keys stay by more (61 of the video: tau 5.73 against 4.29, "
+        "With the paper's 1,024 keys in all it is ahead of Streaming, whose window slides, by six "
+        "in a hundred. With few keys it is ahead by more (61 of the video: tau 5.73 against 4.29, "
         "docs/methods).",
     ),
     Claim(
@@ -199,9 +210,9 @@ CLAIMS = (
         "Skipping layers without tuning accepts 5 to 10 % and is slower than plain decoding.",
         "3.7 to 10.0 % of drafted tokens, 0.33x to 0.63x",
         "papers-2k",
-        skipping,
+        judge_layer_skipping,
         "partly",
-        "Half of this target is accepted a little more often than the paper's half, and slower all "
-        "the same.",
+        "Drafts by half of this target's layers are accepted a little more often than the "
+        "paper's, and they are slower all the same.",
     ),
 )

@@ -1,1 +1,1 @@
-"""The commands of ``python -m lab``, a file each."""
+"""The commands of ``python -m lab``, grouped into files by what they are about."""

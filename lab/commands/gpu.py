@@ -1,4 +1,4 @@
-"""``python -m lab gpu``: published shapes with random weights against a GPU's bandwidth."""
+"""The command ``python -m lab gpu``, which compares models of published shapes with bandwidth."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ from saccade.core.errors import OptionError
 def gpu(
     target: Annotated[str, typer.Option(help="A published shape.")] = "Qwen2.5-VL-32B",
     draft: Annotated[str, typer.Option(help="A published shape.")] = "Qwen2.5-VL-7B",
-    visual_tokens: Annotated[int, typer.Option(min=16, help="Of the prompt.")] = 12288,
-    machine: Annotated[str, typer.Option(help="H100 or H200: whose bandwidth.")] = "H200",
+    visual_tokens: Annotated[int, typer.Option(min=16, help="In the prompt.")] = 12288,
+    machine: Annotated[str, typer.Option(help="H100 or H200, for its bandwidth.")] = "H200",
     predict: Annotated[
-        bool, typer.Option("--predict", help="The arithmetic only: no model is made.")
+        bool, typer.Option("--predict", help="Only predict; make no model.")
     ] = False,
     tiny: Annotated[
-        bool, typer.Option("--tiny", help="Shrunken shapes: tries the command, on a CPU too.")
+        bool, typer.Option("--tiny", help="Shrunken shapes, to try the command on a CPU too.")
     ] = False,
     max_new_tokens: command_options.Tokens = 128,
     repeat: command_options.Repeat = 3,
@@ -31,7 +31,7 @@ def gpu(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Time steps of fixed shape against bytes over bandwidth, and whole answers against generate.
+    """Compare captured steps with bytes over bandwidth, and whole answers with generate.
 
     Weights are random and acceptance is imposed at the papers' figures.
     """
@@ -43,57 +43,61 @@ def gpu(
 
     for name in (target, draft):
         if not name.startswith("Qwen2.5-VL") or name not in CONFIGS:
-            known = ", ".join(each for each in CONFIGS if each.startswith("Qwen2.5-VL"))
-            raise OptionError(f"{name} is no shape this can make: {known}")
+            names = ", ".join(each for each in CONFIGS if each.startswith("Qwen2.5-VL"))
+            raise OptionError(f"this command cannot make {name}; it can make: {names}")
     if machine not in bench.BANDWIDTH:
-        raise OptionError(f"--machine {machine} is unknown: {', '.join(bench.BANDWIDTH)}")
+        machines = ", ".join(bench.BANDWIDTH)
+        raise OptionError(f"--machine {machine} is unknown; there are: {machines}")
     speed = bench.BANDWIDTH[machine]
-    found: dict[str, Any] = {"machine": machine, "target": target, "draft": draft}
-    found["visual_tokens"] = visual_tokens
+    facts: dict[str, Any] = {"machine": machine, "target": target, "draft": draft}
+    facts["visual_tokens"] = visual_tokens
     lines = []
-    predictions = bench.predicted(target, draft, visual_tokens, speed)
-    found["predicted"] = [
+    predictions = bench.predict_speedups(target, draft, visual_tokens, speed)
+    facts["predicted"] = [
         {**asdict(each), "t1": once, "draft": step, "speedup": gain}
         for each, once, step, gain in predictions
     ]
     for each, once, step, gain in predictions:
         lines.append(
-            f"predicted {each.method}: T(1) {once * 1e3:.1f} ms, a draft's step {step * 1e3:.2f} "
-            f"ms, tau {each.tau:.2f}: {gain:.2f} x plain decoding"
+            f"predicted for {each.method}: T(1) {once * 1e3:.1f} ms, a draft's step "
+            f"{step * 1e3:.2f} ms, tau {each.tau:.2f}, {gain:.2f} x plain decoding"
         )
     if not predict:
         place = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
         dtype = torch.bfloat16 if place.type == "cuda" else torch.float32
-        shapes = [bench.config(name, tiny=tiny) for name in (target, draft)]
-        big, small = (bench.build(made, place, dtype) for made in shapes)
-        timed = bench.steps("target", big, visual_tokens, speed)
-        kept = {each: max(1, int(visual_tokens * each.keep)) for each in bench.REPORTED}
-        drafted = {
-            each: bench.steps("draft", small, context, speed, rows=(1,))[0]
-            for each, context in kept.items()
+        shapes = [bench.published_config(name, tiny=tiny) for name in (target, draft)]
+        big, small = (bench.build_model(config, place, dtype) for config in shapes)
+        target_steps = bench.measure_steps("target", big, visual_tokens, speed)
+        contexts = {each: max(1, int(visual_tokens * each.keep)) for each in bench.REPORTED}
+        draft_steps = {
+            each: bench.measure_steps("draft", small, context, speed, rows=(1,))[0]
+            for each, context in contexts.items()
         }
-        found["steps"] = [{**asdict(s), "ratio": s.ratio} for s in (*timed, *drafted.values())]
-        found["projected"] = {
-            each.method: bench.projected(timed, one, each) for each, one in drafted.items()
+        steps = (*target_steps, *draft_steps.values())
+        facts["steps"] = [{**asdict(step), "ratio": step.ratio} for step in steps]
+        facts["projected"] = {
+            each.method: bench.project_speedup(target_steps, step, each)
+            for each, step in draft_steps.items()
         }
-        prompt = bench.inputs(shapes[0], visual_tokens)
-        ran = bench.answers(big, small, prompt, tokens=max_new_tokens, repeat=repeat)
-        found["answers"] = [asdict(each) for each in ran]
+        prompt = bench.noise_video_inputs(shapes[0], visual_tokens)
+        answers = bench.measure_answers(big, small, prompt, tokens=max_new_tokens, repeat=repeat)
+        facts["answers"] = [asdict(each) for each in answers]
         lines += [
-            f"{s.model} of {s.rows} rows over {s.context} keys: {s.captured:.2f} ms (ordinary "
-            f"{s.ordinary:.2f}), {s.ratio:.2f} x its {s.floor:.2f} ms of bytes; "
-            f"logits {s.difference:.1e} apart"
-            for s in (*timed, *drafted.values())
+            f"{s.model}, {s.rows} rows over {s.context} keys: {s.captured:.2f} ms captured, "
+            f"{s.ordinary:.2f} ms ordinary, {s.ratio:.2f} x the {s.floor:.2f} ms by bandwidth; "
+            f"logits differ by {s.difference:.1e}"
+            for s in steps
         ]
         lines += [
-            f"projected {method}: {gain:.2f} x" for method, gain in found["projected"].items()
+            f"projected for {method} from measured steps: {gain:.2f} x plain decoding"
+            for method, gain in facts["projected"].items()
         ]
         lines += [
-            f"ran {r.method}: {r.tokens_per_second:.1f} tokens a second, {r.over_ar:.2f} x ar, "
-            f"{r.over_generate:.2f} x generate"
-            for r in ran
+            f"measured for {each.method}: {each.tokens_per_second:.1f} tokens a second, "
+            f"{each.over_ar:.2f} x ar, {each.over_generate:.2f} x generate"
+            for each in answers
         ]
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(facts))
         return
     out.print("\n".join(lines), soft_wrap=True, markup=False)

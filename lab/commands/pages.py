@@ -1,4 +1,7 @@
-"""``python -m lab report | claims | scaling | pairs | numbers | listed``: no model is run."""
+"""The commands ``python -m lab report | claims | scaling | pairs | numbers | listed``.
+
+They write pages from stored results or by arithmetic; no model is run.
+"""
 
 from __future__ import annotations
 
@@ -17,12 +20,12 @@ BEGIN = "<!-- `make listed` writes from here -->"
 def report(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
 ) -> None:
-    """Write a run's report.md and figures anew, and below them the papers' own tables."""
+    """Write a run's report.md and figures again, followed by the papers' own tables."""
     from lab import layouts
     from saccade.bench import report
 
-    path = report.write_report(run, layouts.section)
-    out.print(f"{path} has the report", markup=False, soft_wrap=True)
+    path = report.write_report(run, layouts.papers_section)
+    out.print(f"wrote the report to {path}", markup=False, soft_wrap=True)
 
 
 def claims(
@@ -30,24 +33,24 @@ def claims(
         "docs/results"
     ),
 ) -> None:
-    """Judge every claim of the papers by stored results: claims.md beside them."""
+    """Judge every claim of the papers by stored results, and write claims.md beside them."""
     from lab.claims import page
-    from lab.claims.evidence import Evidence
+    from lab.claims.claim import StoredResults
 
     path = results / "claims.md"
-    path.write_text(page(Evidence(results)))
-    out.print(f"{path} has the claims", markup=False, soft_wrap=True)
+    path.write_text(page(StoredResults(results)))
+    out.print(f"wrote the claims to {path}", markup=False, soft_wrap=True)
 
 
 def scaling() -> None:
-    """Print the tables of docs/results/scaling.md: a 72B/7B pair over GPUs, by arithmetic alone."""
+    """Print the tables of docs/results/scaling.md: what a 72B/7B pair should reach on GPUs."""
     from lab import scaling as plans
 
     typer.echo(plans.page())
 
 
 def pairs(
-    tokens: Annotated[int, typer.Option(min=1, help="Of the prompt.")] = 8192,
+    tokens: Annotated[int, typer.Option(min=1, help="In the prompt.")] = 8192,
     keep: Annotated[
         float, typer.Option(min=0.001, max=1, help="The share of them the draft reads.")
     ] = 0.1,
@@ -62,18 +65,18 @@ def numbers(
     results: Annotated[Path, typer.Option(help="The folder of stored runs.")] = Path(
         "docs/results"
     ),
-    page: Annotated[Path, typer.Option(help="The page whose tables are written anew.")] = Path(
+    page: Annotated[Path, typer.Option(help="The page whose tables are replaced.")] = Path(
         "docs/numbers.md"
     ),
 ) -> None:
-    """Write the tables of docs/numbers.md, and the chart of each processor beside it."""
+    """Write the tables of docs/numbers.md, and a chart of each processor beside it."""
     from lab import chart
     from lab import numbers as tables
 
-    page.write_text(tables.page_with(page.read_text(), tables.blocks(results)))
+    page.write_text(tables.page_with(page.read_text(), tables.tables_by_name(results)))
     for name, run in chart.RUNS.items():
-        chart.write(results / run, page.parent / name)
-    out.print(f"{page} has the numbers", markup=False, soft_wrap=True)
+        chart.write_chart(results / run, page.parent / name)
+    out.print(f"wrote the numbers to {page}", markup=False, soft_wrap=True)
 
 
 def listed(
@@ -82,28 +85,27 @@ def listed(
         Path, typer.Option(help="The page with every option of every command.")
     ] = OPTIONS,
 ) -> None:
-    """Write the listing of the package's own methods, which `saccade methods` reads, and the tables
-    of methods and of command line options in the documents."""
-    from lab import command_options
-    from lab.hardware.inside import written
+    """Write the listing of built-in methods that `saccade methods` reads, and the documents' tables
+    of methods and of command line options."""
+    from lab import options_table
+    from lab.hardware.vllm_comparison import replace_table
     from saccade.methods import listing, names
 
-    found = names.listing()
-    listing.save_listing(found)
-    page.write_text(written(page.read_text(), table(found.methods), BEGIN))
-    options = command_options.table()
-    options_page.write_text(written(options_page.read_text(), options, command_options.BEGIN))
-    out.print(
-        f"{listing.LISTED}, {page} and {options_page} are made anew", markup=False, soft_wrap=True
-    )
+    method_listing = names.listing()
+    listing.save_listing(method_listing)
+    page.write_text(replace_table(page.read_text(), methods_table(method_listing.methods), BEGIN))
+    options = options_table.options_table()
+    options_page.write_text(replace_table(options_page.read_text(), options, options_table.BEGIN))
+    out.print(f"wrote {listing.LISTED}, {page} and {options_page}", markup=False, soft_wrap=True)
 
 
-def table(methods: Mapping[str, Mapping[str, str]]) -> str:
-    """Every method with what it is about and its main choices."""
+def methods_table(methods: Mapping[str, Mapping[str, str]]) -> str:
+    """Returns a Markdown table of every method with what it does and its main parts."""
     columns = ("drafter", "view", "shape", "schedule")
     rows = (
-        "| " + " | ".join([f"`{name}`", told["about"], *(told.get(each, "") for each in columns)])
-        for name, told in methods.items()
+        "| "
+        + " | ".join([f"`{name}`", fields["about"], *(fields.get(each, "") for each in columns)])
+        for name, fields in methods.items()
     )
     head = f"| method | what it does | {' | '.join(columns)} |\n|{'-|' * 6}\n"
     return head + "".join(f"{row} |\n" for row in rows)

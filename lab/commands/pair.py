@@ -1,4 +1,4 @@
-"""The options of commands that measure on a pair: which models, what they are worked with."""
+"""The options that commands share which measure a target or a pair."""
 
 from __future__ import annotations
 
@@ -14,11 +14,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class TargetOptions(DeviceOptions):
-    """A target, and what it is worked with."""
+    """A target, and the device, number type and threads that it runs with."""
 
     target: command_options.Target = None
 
     def loaded(self) -> Loaded:
+        """Loads the target, or the embedded one if none is named."""
         from saccade.inputs import load
 
         return load(self.target or "shapes", dtype=self.dtype, device=self.device)
@@ -26,12 +27,13 @@ class TargetOptions(DeviceOptions):
 
 @dataclass(frozen=True)
 class PairOptions(TargetOptions):
-    """A target and a draft whose runs are interleaved."""
+    """A target and a draft, and how often each method runs on them."""
 
     draft: command_options.Draft = None
     repeat: command_options.Repeat = 3
 
     def models(self, *, quiet: bool) -> Pair:
+        """Loads the pair, or the embedded one if no target is named."""
         return run_setup.load_models(
             self.target or "shapes", self.draft, quiet=quiet, dtype=self.dtype, device=self.device
         )

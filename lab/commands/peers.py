@@ -1,4 +1,4 @@
-"""``python -m lab peers``: environments as ``make peers`` makes them."""
+"""The command ``python -m lab peers``, which needs the environments that ``make peers`` makes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ def peers(
     row: Annotated[list[str] | None, typer.Option(help="Only these rows (repeatable).")] = None,
     tokens: Annotated[int, typer.Option(min=2, help="Of the answer, at most.")] = 192,
     threads: Annotated[int, typer.Option(min=1, help="CPU threads of every engine.")] = 2,
-    path: Annotated[Path, typer.Option("--out", help="Where the run is kept.")] = Path(
+    path: Annotated[Path, typer.Option("--out", help="Where the run is stored.")] = Path(
         "docs/results/peers.json"
     ),
 ) -> None:
-    """Write the table of docs/results/peers.md: this library and its peers, taking turns."""
+    """Compare this library with its peers, and write the table of docs/results/peers.md."""
     from lab.peers import rows, turns
 
-    known = [one.name for one in rows.ROWS]
-    if unknown := [name for name in row or () if name not in known]:
-        raise OptionError(f"no row {unknown[0]!r}; there are: {', '.join(known)}")
+    names = [one.name for one in rows.ROWS]
+    if unknown := [name for name in row or () if name not in names]:
+        raise OptionError(f"there is no row {unknown[0]!r}; rows: {', '.join(names)}")
     chosen: dict[str, Any] = {"rows": tuple(row)} if row else {}
     plan = turns.Plan(repeat=repeat, tokens=tokens, threads=threads, **chosen)
     with status("starting", quiet=False) as tell:
-        found = turns.run(plan, path, tell)
-    typer.echo(rows.table(found))
+        facts = turns.run(plan, path, tell)
+    typer.echo(rows.table(facts))
     if path == PAGE.with_suffix(".json"):
-        PAGE.write_text(turns.written(PAGE.read_text(), found))
+        PAGE.write_text(turns.page_with_table(PAGE.read_text(), facts))

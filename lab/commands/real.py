@@ -1,4 +1,4 @@
-"""``python -m lab text | ablations``: on real weights, beside ``saccade bench real``."""
+"""The commands ``python -m lab text | ablations``, which run studies on real weights."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ Together = Annotated[int, typer.Option(min=1, help="Documents that share forward
 def text(
     paths: Paths = None,
     path: Annotated[
-        Path, typer.Option("--out", help="The page; F.json beside it is gone on from.")
+        Path, typer.Option("--out", help="The page; a run stored beside it is continued.")
     ] = Path("docs/results/real-drafts.md"),
     limit: Limit = None,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 128,
@@ -31,20 +31,23 @@ def text(
     threads: Threads = None,
     verbose: Verbose = False,
 ) -> None:
-    """SpecVLM's and SAGE's shapes and views on real weights, with a draft model beside them."""
+    """Measure the shapes and views of SpecVLM and SAGE on real weights, and a draft model."""
     prepare(threads, verbose)
     from lab.studies import text as study
     from saccade.bench.real import answers as measure
     from saccade.methods import resolve
 
-    model, texts, facts = _began(paths, path, limit, max_new_tokens, together)
+    model, texts, facts = _prepare_study(paths, path, limit, max_new_tokens, together)
     facts["settings"]["draft_bits"] = study.BITS
     settings = measure.answer_settings(model, max_new_tokens, measure.REPETITION_PENALTY)
     results = measure.Results(path.with_suffix(".json"), facts)
-    asked = [each for kind in study.TASKS.values() for each in kind[:limit]]
+    questions = [each for kind in study.TASKS.values() for each in kind[:limit]]
     with status("rounding a draft", quiet=False) as tell:
-        draft = study.rounded(model)
-        for some, methods in ((asked, study.ASKED), (texts, study.DRAFTED)):
+        draft = study.rounded_draft(model)
+        for some, methods in (
+            (questions, study.METHODS_WITHOUT_DOCUMENT),
+            (texts, study.METHODS_OVER_DOCUMENTS),
+        ):
             measure.run_methods(
                 model,
                 some,
@@ -55,55 +58,58 @@ def text(
                 draft=draft.backbone,
                 on_progress=tell,
             )
-        for each in (*asked, *texts):
+        for each in (*questions, *texts):
             if not results.has_attention(each):
-                tell(f"{each.name}: the draft's entropy")
+                tell(f"measuring the draft's entropy on {each.name}")
                 own = results.reference(each, lambda: ())
-                results.add([study.unsure(model, draft, each, own)], "looked")
+                results.add([study.measure_entropies(model, draft, each, own)], "looked")
     path.write_text(study.page(results.facts))
-    out.print(f"{path} has the tables", markup=False, soft_wrap=True)
+    out.print(f"wrote the tables to {path}", markup=False, soft_wrap=True)
 
 
 def ablations(
     paths: Paths = None,
     path: Annotated[
-        Path, typer.Option("--out", help="The numbers; gone on from where they are.")
+        Path, typer.Option("--out", help="The numbers; a run stored there is continued.")
     ] = Path("docs/methods/fresh.json"),
-    page: Annotated[Path, typer.Option(help="The page whose table is written anew.")] = Path(
+    page: Annotated[Path, typer.Option(help="The page whose table is replaced.")] = Path(
         "docs/results/fresh.md"
     ),
     limit: Limit = None,
-    clips: Annotated[int, typer.Option(min=1, help="Of the embedded pair's, 2,048 tokens.")] = 24,
+    clips: Annotated[int, typer.Option(min=1, help="Drawn clips of 2,048 visual tokens.")] = 24,
     max_new_tokens: Annotated[int, typer.Option(min=1)] = 64,
     together: Together = 4,
     threads: Threads = None,
     verbose: Verbose = False,
 ) -> None:
-    """What each choice of `fresh` is worth, over documents and over clips."""
+    """Measure what each choice of the method `fresh` contributes, on documents and on clips."""
     prepare(threads, verbose)
     from lab.studies import ablations as study
-    from lab.studies.lab import Lab
+    from lab.studies.experiment import Experiment
     from saccade.bench.real import answers as measure
 
-    model, texts, facts = _began(paths, path, limit, max_new_tokens, together)
+    model, texts, facts = _prepare_study(paths, path, limit, max_new_tokens, together)
     settings = measure.answer_settings(model, max_new_tokens, measure.REPETITION_PENALTY)
     results = measure.Results(path, facts)
-    with status("asking", quiet=False) as tell:
-        study.over_clips(Lab(clips), results, tell)
+    with status("running the methods", quiet=False) as tell:
+        study.measure_clips(Experiment(clips), results, tell)
         choices = list(study.CHOICES.values())
         measure.run_methods(
             model, texts, choices, settings, results, together=together, on_progress=tell
         )
-    table = study.table(results.facts["measured"])
+    table = study.results_table(results.facts["measured"])
     if page.is_file():
-        page.write_text(study.put(page.read_text(), table))
+        page.write_text(study.page_with_table(page.read_text(), table))
     out.print(table, markup=False, soft_wrap=True)
 
 
-def _began(
+def _prepare_study(
     paths: list[Path] | None, path: Path, limit: int | None, count: int, together: int
 ) -> tuple[Any, list[Any], dict[str, Any]]:
-    """The model, the documents, and what a page says of a run."""
+    """Returns the model, the documents, and the facts about the run for its page.
+
+    Raises OptionError if the page cannot be written or no file is long enough.
+    """
     from saccade.bench.real.answers import REPETITION_PENALTY
     from saccade.bench.suites.long_documents import find_documents
     from saccade.engine.trace import environment

@@ -1,5 +1,8 @@
-"""``python -m lab seeing train | draft | judge``: the language model of `saccade real make`
-learns to see drawn clips, a draft for it, and what both show."""
+"""The commands ``python -m lab seeing train | draft | judge``.
+
+They teach the language model of `saccade real make` to see drawn clips, train a draft for it, and
+measure methods on that pair.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ from saccade.core.errors import ModelError, OptionError
 
 app = typer.Typer(help="A language model that learns to see drawn clips.", no_args_is_help=True)
 RunDir = Annotated[
-    Path, typer.Option(help="State, logs, adapter; the folders `model` and `draft`.")
+    Path, typer.Option(help="Has state, logs, adapter, and the folders `model` and `draft`.")
 ]
 RUN_DIR, MODEL, DRAFT = Path("runs/seeing"), "model", "draft"
 
@@ -25,18 +28,21 @@ RUN_DIR, MODEL, DRAFT = Path("runs/seeing"), "model", "draft"
 def train(
     run_dir: RunDir = RUN_DIR,
     seconds: Annotated[
-        float | None, typer.Option(help="CPU seconds of its last stage, in all.")
+        float | None, typer.Option(help="CPU seconds of the last stage, earlier runs included.")
     ] = None,
     threads: Threads = None,
     verbose: Verbose = True,
 ) -> None:
-    """Teach the language model of `saccade real make` to see drawn clips; goes on where cut."""
+    """Teach the language model of `saccade real make` to see drawn clips.
+
+    An interrupted training is continued.
+    """
     prepare(threads, verbose)
-    from lab.training import seeing, shell
+    from lab.training import adapted_llama, seeing
 
     seeing.train(run_dir, seconds)
-    model, tok = shell.seeing(run_dir / shell.FILE)
-    shell.save(model, tok, run_dir / MODEL)
+    model, tok = adapted_llama.load_adapted(run_dir / adapted_llama.ADAPTER_FILE)
+    adapted_llama.save_checkpoint(model, tok, run_dir / MODEL)
 
 
 @app.command()
@@ -45,12 +51,15 @@ def draft(
     threads: Threads = None,
     verbose: Verbose = True,
 ) -> None:
-    """Train a draft for it, four layers of 192 that learn its law; goes on where cut."""
+    """Train a draft of four layers for the model that learnt to see, by its probabilities.
+
+    An interrupted training is continued.
+    """
     prepare(threads, verbose)
-    from lab.training import seeing_draft, shell
+    from lab.training import adapted_llama, seeing_draft
 
     model, tok = seeing_draft.train(run_dir)
-    shell.save(model, tok, run_dir / DRAFT)
+    adapted_llama.save_checkpoint(model, tok, run_dir / DRAFT)
 
 
 @app.command()
@@ -58,37 +67,41 @@ def judge(
     run_dir: RunDir = RUN_DIR,
     clips: Annotated[int, typer.Option(min=1, help="Of 512 visual tokens.")] = 20,
     timed: Annotated[
-        int, typer.Option(help="Clips to time, and nothing else: on a machine without other work.")
+        int, typer.Option(help="Only time this many clips; the machine must be otherwise idle.")
     ] = 0,
     together: Annotated[int, typer.Option(min=1, help="Clips that share forwards.")] = 4,
     path: Annotated[
-        Path, typer.Option("--out", help="The page; F.json beside it is gone on from.")
+        Path, typer.Option("--out", help="The page; a run stored beside it is continued.")
     ] = Path("docs/results/seeing.md"),
     threads: Threads = None,
     verbose: Verbose = False,
 ) -> None:
-    """Views, self-drafts and a draft, judged on video by the model that learnt to see."""
+    """Measure views, self-drafts and the draft on video with the model that learnt to see."""
     prepare(threads, verbose)
     from lab.studies import seeing as study
     from lab.studies import seeing_page
-    from lab.training import shell
+    from lab.training import adapted_llama
     from saccade.bench.real import answers as measure
     from saccade.inputs import load, real_weights
 
     if not path.parent.is_dir():
         raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
-    adapter = run_dir / shell.FILE
+    adapter = run_dir / adapted_llama.ADAPTER_FILE
     if not adapter.is_file():
-        raise ModelError(f"no adapter at {adapter}: `python -m lab seeing train` makes one")
+        raise ModelError(
+            f"there is no adapter at {adapter}; `python -m lab seeing train` makes one"
+        )
     digest = hashlib.sha256(adapter.read_bytes()).hexdigest()[:16]
     command = shlex.join(["python", "-m", "lab", *sys.argv[1:]])
-    facts = study.facts(real_weights.NAME, digest, together, run_dir, command)
+    facts = study.run_facts(real_weights.NAME, digest, together, run_dir, command)
     results = measure.Results(path.with_suffix(".json"), facts, study.KINDS)
     model, draft = load(str(run_dir / MODEL)), load(str(run_dir / DRAFT))
-    with status("asking", quiet=False) as tell:
+    with status("running the methods", quiet=False) as tell:
         if timed:
-            study.race(model, draft, timed, results, tell)
+            study.time_methods(model, draft, timed, results, tell)
         else:
-            study.judge(model, draft, run_dir / MODEL, clips, results, together=together, tell=tell)
+            study.measure_answers(
+                model, draft, run_dir / MODEL, clips, results, together=together, on_progress=tell
+            )
     path.write_text(seeing_page.page(results.facts))
-    out.print(f"{path} has the tables", markup=False, soft_wrap=True)
+    out.print(f"wrote the tables to {path}", markup=False, soft_wrap=True)

@@ -1,4 +1,4 @@
-"""``python -m lab speed``."""
+"""The command ``python -m lab speed``, which measures the ratios of speed that have a goal."""
 
 from __future__ import annotations
 
@@ -24,56 +24,59 @@ def speed(
     ] = None,
     clips: Annotated[int, typer.Option(min=1, help="Of each part.")] = 4,
     repeat: command_options.Repeat = 3,
-    path: Annotated[Path | None, typer.Option("--out", help="Keep the JSON here too.")] = None,
+    path: Annotated[Path | None, typer.Option("--out", help="Write the JSON here too.")] = None,
     threads: Threads = None,
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Every ratio of speed that has a goal, measured on the embedded pair."""
+    """Measure every ratio of speed that has a goal, on the embedded pair."""
     prepare(threads, verbose)
     from lab import speed as measured
 
-    parts = measured.chosen(split_names(only or ""))
+    parts = measured.parts_named(split_names(only or ""))
     if path is not None and not path.parent.is_dir():
         raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
 
-    def keep(found: Mapping[str, Any]) -> None:
+    def write_results(results: Mapping[str, Any]) -> None:
         if path is not None:
-            path.write_text(json.dumps(found) + "\n")
+            path.write_text(json.dumps(results) + "\n")
 
     models = run_setup.load_models("shapes", None, quiet=as_json)
     assert models.draft is not None
     pair = measured.Pair(models.target, models.draft)
     with status("measuring", quiet=as_json) as tell:
-        found = measured.speed(pair, parts, clips=clips, repeat=repeat, tell=tell, keep=keep)
+        results = measured.measure_speed(
+            pair, parts, clips=clips, repeat=repeat, on_progress=tell, on_part=write_results
+        )
     if as_json:
-        typer.echo(json.dumps(found))
+        typer.echo(json.dumps(results))
         return
-    out.print(goals(found["ratios"]))
-    for part in found["parts"]:
-        same = "same ids as ar" if part["identical"] else f"OTHER IDS THAN ar: {part['differing']}"
+    out.print(goals_table(results["ratios"]))
+    for part in results["parts"]:
+        same = "same ids as ar"
+        if not part["identical"]:
+            same = f"OTHER IDS THAN ar: {part['differing']}"
         failed = "".join(f"; {name}: {why}" for name, why in part["errors"].items())
         line = f"{part['about']}: {', '.join(part['clips'])}; {same}{failed}"
         out.print(line, markup=False, soft_wrap=True, style="dim")
 
 
-def goals(ratios: Sequence[Mapping[str, Any]]) -> Table:
-    """A line a ratio of a run: the value, its interval, the goal, and whether it is
-    met."""
+def goals_table(ratios: Sequence[Mapping[str, Any]]) -> Table:
+    """Returns a table of a run's ratios with their intervals and goals, and which goals are met."""
     from saccade.bench.terminal_output import make_table
 
     table = make_table(["part", "ratio"], ["x", "95 %", "goal", "met"])
     for each in ratios:
         value, goal, met = each["value"], each["goal"], each["met"]
-        within = "" if each["interval"] is None else "{:.3f} to {:.3f}".format(*each["interval"])
-        said = {None: Text(""), True: Text("yes", "green"), False: Text("no", "bold red")}[met]
+        interval = "" if each["interval"] is None else "{:.3f} to {:.3f}".format(*each["interval"])
+        met_text = {None: Text(""), True: Text("yes", "green"), False: Text("no", "bold red")}[met]
         best = each["detail"].get("best")
         table.add_row(
             each["part"],
             each["name"] + ("" if best is None else f": {best}"),
             "failed" if value is None else f"{value:.3f}",
-            within,
+            interval,
             "" if goal is None else f"{goal:g}",
-            said,
+            met_text,
         )
     return table

@@ -1,4 +1,4 @@
-"""``python -m lab train | eval``: the embedded pair, trained and measured."""
+"""The commands ``python -m lab train | eval``, which train and measure the embedded pair."""
 
 from __future__ import annotations
 
@@ -19,27 +19,27 @@ def train(
     stages: Annotated[str | None, typer.Option(help="Comma-separated; all when left out.")] = None,
     export: Annotated[Path | None, typer.Option(help="Write the trained folders here.")] = None,
     pair: Annotated[
-        Path | None, typer.Option("--from", help="A pair's folder: train it on, from `medium`.")
+        Path | None, typer.Option("--from", help="A pair's folder to continue from, at `medium`.")
     ] = None,
-    smoke: Annotated[bool, typer.Option(help="Two minutes on one-object clips.")] = False,
+    smoke: Annotated[bool, typer.Option(help="Train two minutes on one-object clips.")] = False,
     threads: Threads = None,
     verbose: Verbose = True,
 ) -> None:
-    """Train the pair in stages; a stage that is done is not done again."""
+    """Train the pair in stages; a finished stage is not repeated."""
     prepare(threads, verbose)
     from lab.training import train
 
-    known = [stage.name for stage in train.STAGES]
-    chosen = known if stages is None else [name.strip() for name in stages.split(",")]
-    if unknown := [name for name in chosen if name not in known]:
-        raise OptionError(f"unknown stage {unknown[0]!r}; stages: {', '.join(known)}")
+    names = [stage.name for stage in train.STAGES]
+    chosen = names if stages is None else [name.strip() for name in stages.split(",")]
+    if unknown := [name for name in chosen if name not in names]:
+        raise OptionError(f"unknown stage {unknown[0]!r}; stages: {', '.join(names)}")
     train.train(run_dir, chosen, pair=pair, smoke=smoke)
     if export is not None:
         train.export(run_dir, export)
 
 
 def evaluate(
-    clips: Annotated[int, typer.Option(min=2, help="Unseen clips a size.")] = 50,
+    clips: Annotated[int, typer.Option(min=2, help="Unseen clips of each size.")] = 50,
     tokens: Annotated[
         list[int] | None, typer.Option(help="Visual tokens per clip (repeatable).")
     ] = None,
@@ -51,28 +51,28 @@ def evaluate(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Measure the pair: accuracy with and without the video, agreement under each view."""
+    """Measure the pair's accuracy with and without the video, and its agreement by view."""
     prepare(threads, verbose)
     from lab.training import agreement, report
     from saccade.inputs.checkpoints import EMBEDDED
 
     sizes = tuple(tokens or agreement.SIZES)
     if unknown := [size for size in sizes if size not in agreement.FRAMES]:
-        known = ", ".join(map(str, agreement.FRAMES))
-        raise OptionError(f"no clips of {unknown[0]} visual tokens are set up; sizes: {known}")
+        known_sizes = ", ".join(map(str, agreement.FRAMES))
+        raise OptionError(f"there are no clips of {unknown[0]} visual tokens; sizes: {known_sizes}")
     stored = None if out_file is None else out_file.with_suffix(".json")
     before = json.loads(stored.read_text()) if stored is not None and stored.exists() else {}
-    with status("measuring", quiet=as_json) as tell:
-        found = report.measure(
-            EMBEDDED, run_dir, clips=clips, sizes=sizes, before=before, tell=tell
+    with status("measuring", quiet=as_json) as on_progress:
+        results = report.measure(
+            EMBEDDED, run_dir, clips=clips, sizes=sizes, before=before, on_progress=on_progress
         )
-    shown = f"python -m lab eval --clips {clips}" + "".join(f" --tokens {n}" for n in sizes)
+    command = f"python -m lab eval --clips {clips}" + "".join(f" --tokens {n}" for n in sizes)
     figure = None
     if out_file is not None and stored is not None:
-        stored.write_text(json.dumps(found, indent=1) + "\n")
-        if found["curves"]:
+        stored.write_text(json.dumps(results, indent=1) + "\n")
+        if results["curves"]:
             figure = out_file.with_suffix(".png")
-            report.figure(found, figure)
+            report.draw_curves(results, figure)
         name = None if figure is None else figure.name
-        out_file.write_text(report.page(found, name, f"{shown} --out {out_file}"))
-    typer.echo(json.dumps(found) if as_json else report.page(found, None, shown))
+        out_file.write_text(report.page(results, name, f"{command} --out {out_file}"))
+    typer.echo(json.dumps(results) if as_json else report.page(results, None, command))

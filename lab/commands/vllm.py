@@ -1,4 +1,4 @@
-"""``python -m lab vllm``: in the environment of ``make vllm``."""
+"""The command ``python -m lab vllm``, which needs the environment that ``make vllm`` makes."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ def vllm(
     repeat: Annotated[int, typer.Option(min=1, help="Turns of each engine.")] = 3,
     row: Annotated[list[str] | None, typer.Option(help="Only these rows (repeatable).")] = None,
     tokens: Annotated[int, typer.Option(min=2, help="Of every answer.")] = 128,
-    path: Annotated[Path, typer.Option("--out", help="Where the run is kept.")] = Path(
+    path: Annotated[Path, typer.Option("--out", help="Where the run is stored.")] = Path(
         "docs/results/vllm.json"
     ),
     more: Annotated[
-        bool, typer.Option("--more", help="Keep what the file has for other numbers at once.")
+        bool, typer.Option("--more", help="Keep the file's results for other numbers at once.")
     ] = False,
 ) -> None:
-    """Write the table of docs/vllm.md: engines of vLLM and our drafts in it, taking turns."""
-    from lab.hardware import inside
+    """Compare engines of vLLM with and without our drafts, and write the table of docs/vllm.md."""
+    from lab.hardware import vllm_comparison
 
-    given: dict[str, Any] = {"at_once": tuple(at_once or ()), "rows": tuple(row or ())}
-    chosen = {name: value for name, value in given.items() if value}
-    plan = inside.Plan(repeat=repeat, tokens=tokens, **chosen)
+    options: dict[str, Any] = {"at_once": tuple(at_once or ()), "rows": tuple(row or ())}
+    chosen = {name: value for name, value in options.items() if value}
+    plan = vllm_comparison.Plan(repeat=repeat, tokens=tokens, **chosen)
     with status("starting", quiet=False) as tell:
-        found = inside.run(plan, path, tell, more=more)
-    told = inside.table(found["runs"])
-    typer.echo(told)
+        facts = vllm_comparison.run_comparison(plan, path, tell, more=more)
+    table = vllm_comparison.table(facts["runs"])
+    typer.echo(table)
     if path == Path("docs/results/vllm.json"):
-        PAGE.write_text(inside.written(PAGE.read_text(), told))
+        PAGE.write_text(vllm_comparison.replace_table(PAGE.read_text(), table))

@@ -1,1 +1,1 @@
-"""What forwards cost and say: long prefills, many requests at once, rows of low precision."""
+"""Measures forwards: what they cost and whether their logits depend on how rows are batched."""

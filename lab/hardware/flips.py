@@ -1,7 +1,8 @@
-"""How often a target alone changes its mind with the number of rows: the limit of low precision.
+"""Counts how often a target's arg-max depends on the number of rows of a forward.
 
-No draft is involved. Along one answer of plain decoding, each token's arg-max is taken from
-forwards of one row and again from forwards of several, as a verification would.
+In low precision it does, and this limits how exact any verification can be. No draft is involved:
+along one answer of plain decoding, each token's arg-max is computed by forwards of one row and
+again by forwards of several rows, like those of a verification.
 """
 
 from __future__ import annotations
@@ -22,34 +23,34 @@ from saccade.model.session import Session
 
 @dataclass(frozen=True)
 class Flips:
-    """Of ``compared`` tokens, how many have another arg-max, and how many logits of other bits."""
+    """The numbers of tokens whose arg-max or whose logits depend on the number of rows."""
 
-    compared: int
-    flips: int
-    unlike: int
+    compared: int  # All tokens that were compared.
+    flips: int  # Those with another arg-max.
+    unlike: int  # Those whose logits differ in at least one bit.
 
 
-def flips(
+def count_flips(
     target: Backbone, inputs: Inputs, *, rows: int = 8, tokens: int = 128, exact: bool = False
 ) -> Flips:
-    """One against ``rows`` rows, along the target's own greedy answer to one request."""
+    """Compares forwards of 1 and of ``rows`` rows along the target's greedy answer to a prompt."""
     ids = run(target, inputs, method="ar", exact=exact, max_new_tokens=tokens, do_sample=False).ids
-    found = []
+    logits = []
     for size in (1, rows):
         session = (BatchInvariantSession if exact else Session)(target, [Sampling()])
         session.prefill(target.prompts(inputs))
-        found.append(_along(session, ids, size))
-    unlike = sum(not one.equal(other) for one, other in zip(*found, strict=True))
-    flipped = sum(int(one.argmax() != other.argmax()) for one, other in zip(*found, strict=True))
+        logits.append(_logits_along(session, ids, size))
+    unlike = sum(not one.equal(other) for one, other in zip(*logits, strict=True))
+    flipped = sum(int(one.argmax() != other.argmax()) for one, other in zip(*logits, strict=True))
     return Flips(len(ids), flipped, unlike)
 
 
-def _along(session: Session, ids: Sequence[int], rows: int) -> list[Tensor]:
-    """Logits at every token of a text, ``rows`` of it a forward."""
-    found = []
+def _logits_along(session: Session, ids: Sequence[int], rows: int) -> list[Tensor]:
+    """Returns the logits for every token of a text, computed with ``rows`` tokens a forward."""
+    logits = []
     for start in range(0, len(ids), rows):
         part = ids[start : start + rows]
         scores = session.score({0: chain(part[:-1])})[0]
-        found += [scores.raw(node) for node in range(ROOT, len(part) - 1)]
+        logits += [scores.raw(node) for node in range(ROOT, len(part) - 1)]
         session.commit({0: list(part)})
-    return found
+    return logits

@@ -1,4 +1,8 @@
-"""What it costs a self-draft to follow the answer: taking queries, looking, choosing, moving."""
+"""Measures what it costs a self-draft to choose its keys again while the answer grows.
+
+The costs are those of keeping the answer's queries in a verification, of attending to all keys with
+them, of choosing keys by that attention, and of moving the keys that changed.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +24,8 @@ from saccade.methods.std import GAMMA, PerHead
 from saccade.model.prefix_cache import PrefixCache
 from saccade.model.session import Session
 
-KEPT_BYTES = 2**32
-ACCEPTED = 3
+PREFIX_CACHE_BYTES = 2**32
+ACCEPTED_TOKENS = 3  # Drafted tokens that are accepted in every timed round.
 KEEPING, LOOKING = "verifying, with the queries kept", "looking again, by all keys"
 CHOOSING, MOVING = "choosing", "moving what changed"
 STEP, VERIFYING = "a draft's step", "verifying"
@@ -33,7 +37,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Following:
-    """Median seconds of the parts of a round, by what they are."""
+    """The median seconds of each part of a round, by the part's name in ``PARTS``."""
 
     prompt_tokens: int
     keep: float
@@ -42,85 +46,89 @@ class Following:
 
     @property
     def round(self) -> float:
-        """A chain of nine and its verification, with nothing followed."""
+        """Seconds to draft a chain and to verify it when no keys are chosen again."""
         return GAMMA * self.seconds[STEP] + self.seconds[VERIFYING]
 
     @property
-    def taking(self) -> float:
-        """What keeping the queries adds to a verification."""
+    def query_seconds(self) -> float:
+        """Seconds that keeping the queries adds to a verification."""
         return self.seconds[KEEPING] - self.seconds[VERIFYING]
 
     @property
-    def renewing(self) -> float:
-        """What choosing anew takes, whenever it is done."""
+    def renewal_seconds(self) -> float:
+        """Seconds to choose the keys again once."""
         return sum(self.seconds[name] for name in (LOOKING, CHOOSING, MOVING))
 
 
-def told(facts: Mapping[str, Any]) -> str:
-    """What docs/results/fresh.md says of a run, as :func:`follow` and the command stored it."""
-    own = {each.name: facts[each.name] for each in fields(Following)}
-    found = Following(**own)
+def page_section(facts: Mapping[str, Any]) -> str:
+    """Returns the section of docs/results/fresh.md about a stored run of the command."""
+    stored = {each.name: facts[each.name] for each in fields(Following)}
+    following = Following(**stored)
+    queries = following.query_seconds / following.round
+    renewal = following.renewal_seconds / following.round
     lines = [
-        f"Made by `{facts['command']}`: {facts['model']}, {found.prompt_tokens:,} tokens of "
-        f"prompt, {found.keep:.0%} of the document drafted on, {found.rounds} rounds, "
+        f"Made by `{facts['command']}`: {facts['model']}, {following.prompt_tokens:,} tokens of "
+        f"prompt, {following.keep:.0%} of the document drafted on, {following.rounds} rounds, "
         f"{facts['machine']}",
         "",
         f"| | ms | of a round of {GAMMA} steps and a verification |",
         "|-|-:|-:|",
     ]
-    for name, seconds in found.seconds.items():
-        lines.append(f"| {name} | {seconds * 1e3:.2f} | {seconds / found.round:.1%} |")
+    for name, seconds in following.seconds.items():
+        lines.append(f"| {name} | {seconds * 1e3:.2f} | {seconds / following.round:.1%} |")
     lines += [
         "",
-        f"Keeping the queries costs {found.taking / found.round:.1%} of a round (the goal was "
-        f"3 %). Choosing anew is another {found.renewing / found.round:.1%}, of every round or, "
-        "with `refresh=2`, of every second.",
+        f"Keeping the queries costs {queries:.1%} of a round (the goal was 3 %). Choosing anew is "
+        f"another {renewal:.1%}, of every round or, with `refresh=2`, of every second.",
     ]
     return "\n".join(lines)
 
 
-def follow(model: Loaded, document: Document, *, keep: float, rounds: int) -> Following:
-    """Rounds of which three drafted tokens stand, over the document's own words; verifications
-    with and without a view that follows take turns."""
-    target = model.backbone.with_prefix_cache(PrefixCache(KEPT_BYTES))
+def measure_following(model: Loaded, document: Document, *, keep: float, rounds: int) -> Following:
+    """Times rounds over a document's own words, with ``ACCEPTED_TOKENS`` accepted in each.
+
+    Verifications that keep the queries and those that do not take turns.
+    """
+    target = model.backbone.with_prefix_cache(PrefixCache(PREFIX_CACHE_BYTES))
     (prompt,) = target.prompts(document_inputs(model, document))
     refresh = Refresh()
     view, clock = PerHead(keep=keep, refresh=refresh), Clock(target.device)
-    room = rounds * (ACCEPTED + 1)
+    room = rounds * (ACCEPTED_TOKENS + 1)
 
-    def begun(follow: int) -> tuple[Session, Prefill]:
+    def start_session(follow: int) -> tuple[Session, Prefill]:
         session = Session(target, [Sampling()], room=room)
         *_, first = session.prefill_in_chunks(0, prompt, record=True, follow_rows=follow)
         assert isinstance(first, Prefill)
         return session, first
 
-    (followed, first), (plain, _) = begun(refresh.rows), begun(0)
+    (followed, first), (plain, _) = start_session(refresh.rows), start_session(0)
     assert first.with_latest_attention is not None
     draft, pruned = Session(target, [Sampling()], room=room), view(first, prompt)
     draft.fork([first], [pruned], can_reselect=True)
     spent: dict[str, list[float]] = defaultdict(list)
 
-    def timed(name: str, act: Callable[[], T]) -> T:
+    def timed_call(name: str, act: Callable[[], T]) -> T:
         clock.lap()
-        found = act()
+        result = act()
         spent[name].append(clock.lap())
-        return found
+        return result
 
     words: Sequence[int] = prompt.context.tolist()
     for number in range(rounds):
-        at = number * (ACCEPTED + 1)
-        tree, stands = chain(words[at : at + GAMMA]), list(words[at : at + ACCEPTED + 1])
-        stands[-1] += 1  # refused there
-        timed(STEP, lambda: draft.score({0: chain(words[:0])}))
+        at = number * (ACCEPTED_TOKENS + 1)
+        tree = chain(words[at : at + GAMMA])
+        emitted = list(words[at : at + ACCEPTED_TOKENS + 1])
+        emitted[-1] += 1  # The target's own token differs from the drafted one at this place.
+        timed_call(STEP, lambda: draft.score({0: chain(words[:0])}))
         pair = [(VERIFYING, plain), (KEEPING, followed)]
         for name, session in pair[:: 1 if number % 2 else -1]:
-            timed(name, lambda session=session, tree=tree: session.score({0: tree}))
-            session.commit({0: stands})
-        draft.commit({0: stands})
-        newer = timed(LOOKING, first.with_latest_attention)
+            timed_call(name, lambda session=session, tree=tree: session.score({0: tree}))
+            session.commit({0: emitted})
+        draft.commit({0: emitted})
+        newer = timed_call(LOOKING, first.with_latest_attention)
         assert newer.mass is not None
         newer = replace(newer, mass=newer.mass * (1 + refresh.hold * pruned.chosen_mask(prompt)))
-        pruned = timed(CHOOSING, lambda newer=newer: view(newer, prompt))
-        timed(MOVING, lambda pruned=pruned: draft.reselect(0, pruned))
+        pruned = timed_call(CHOOSING, lambda newer=newer: view(newer, prompt))
+        timed_call(MOVING, lambda pruned=pruned: draft.reselect(0, pruned))
     seconds = {name: median(spent[name]) for name in PARTS}
     return Following(len(prompt), keep, rounds, seconds)

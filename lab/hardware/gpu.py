@@ -1,7 +1,8 @@
-"""What a GPU should reach by its memory's bandwidth, and what it does: random weights, real shapes.
+"""Compares what a GPU could reach by its memory bandwidth with what it does reach.
 
-A step reads every weight it passes through and every cached key once; nothing is faster than that.
-Weights are random (speed does not depend on them), acceptance is imposed at the papers' figures.
+A decoding step reads every weight that it uses and every cached key at least once, so bytes over
+bandwidth are a lower bound of its time. Models have published shapes and random weights, since
+speed does not depend on the weights, and acceptance is imposed at the papers' figures.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from typing import Any
 
 import torch
 
-from lab.hardware.imposed import ImposedAcceptance, imposed
+from lab.hardware.imposed import ImposedAcceptance, impose_acceptance
 from saccade.bench.hardware.published import CONFIGS
 from saccade.bench.peers import hf
 from saccade.core.prompt import Inputs
@@ -26,24 +27,28 @@ from saccade.methods import resolve
 from saccade.model.backbone import Backbone
 from saccade.model.cuda_graphs import capture_new_sizes
 
-BANDWIDTH = {"H100": 3.35e12, "H200": 4.8e12}  # bytes a second, as published (SXM)
+BANDWIDTH = {"H100": 3.35e12, "H200": 4.8e12}  # In bytes a second, as published for SXM.
 ROWS = (1, 2, 4, 8, 16, 26)
-SIDE = 28  # of a frame, in visual tokens
+WARM_UP_STEPS = 3  # Steps before those that are timed.
+FRAME_SIDE = 28  # Visual tokens along a side of a frame.
 
 
 @dataclass(frozen=True)
 class Reported:
-    """How much a paper's draft was accepted: SpecVLM, Table 2, 32B with 7B, VideoDetailCaption."""
+    """The acceptance that a paper reports for a method.
+
+    Source: SpecVLM, Table 2, Qwen2.5-VL 32B with 7B on VideoDetailCaption.
+    """
 
     method: str
-    accepted: float  # drafted tokens a round: the paper's tau, without the target's own
+    accepted: float  # Drafted tokens accepted in a round: the paper's tau without the bonus token.
     levels: int
     nodes: int
-    keep: float  # of the visual tokens the draft reads
+    keep: float  # The share of the visual tokens that the draft reads.
 
     @property
     def tau(self) -> float:
-        """Tokens emitted a round."""
+        """Tokens emitted in a round, the bonus token included."""
         return self.accepted + 1
 
 
@@ -52,24 +57,25 @@ REPORTED = (Reported("sd-tree", 3.27, 5, 25, 1.0), Reported("specvlm", 3.23, 5, 
 
 @dataclass(frozen=True)
 class Step:
-    """Milliseconds of a forward of some rows, as bytes over bandwidth and as measured."""
+    """Milliseconds of a forward, measured and by bytes over bandwidth."""
 
     model: str
     rows: int
-    context: int
-    floor: float
-    captured: float
-    ordinary: float
-    difference: float  # of the two kinds' logits, at most
+    context: int  # Cached tokens.
+    floor: float  # By bytes over bandwidth.
+    captured: float  # Measured, as a CUDA graph.
+    ordinary: float  # Measured, without a graph.
+    difference: float  # The largest difference between the logits of the two kinds.
 
     @property
     def ratio(self) -> float:
+        """How many times the lower bound the captured forward takes."""
         return self.captured / self.floor
 
 
 @dataclass(frozen=True)
-class Ran:
-    """A whole answer with acceptance imposed, against plain decoding and ``generate``."""
+class AnswerSpeed:
+    """The speed of answers with imposed acceptance, beside plain decoding and ``generate``."""
 
     method: str
     tokens_per_second: float
@@ -77,53 +83,57 @@ class Ran:
     over_generate: float
 
 
-def config(name: str, *, tiny: bool = False) -> Any:
-    """A published shape, its vision tower cut to one layer: only its output's width matters here.
+def published_config(name: str, *, tiny: bool = False) -> Any:
+    """Returns the config of a published model, with its vision tower cut to one layer.
 
-    ``tiny`` keeps the kind and shrinks everything, to try the command without a GPU.
+    Only the width of the tower's output matters here. ``tiny`` shrinks everything else too, so that
+    the command can be tried without a GPU.
     """
-    made = CONFIGS[name]()
-    made.vision_config.depth, made.vision_config.fullatt_block_indexes = 1, [0]
+    config = CONFIGS[name]()
+    config.vision_config.depth, config.vision_config.fullatt_block_indexes = 1, [0]
     if tiny:
-        text, vision = made.text_config, made.vision_config
+        text, vision = config.text_config, config.vision_config
         text.num_attention_heads, text.num_key_value_heads = 2, 1
         text.hidden_size, text.intermediate_size, text.vocab_size = 256, 256, 2048
         text.num_hidden_layers = 4 if "32B" in name else 2
         text.layer_types = text.layer_types[: text.num_hidden_layers]
         vision.hidden_size, vision.intermediate_size, vision.num_heads = 64, 64, 2
         vision.out_hidden_size = text.hidden_size
-        made.image_token_id, made.video_token_id = 2000, 2001
-        made.vision_start_token_id, made.vision_end_token_id = 2002, 2003
-    return made
+        config.image_token_id, config.video_token_id = 2000, 2001
+        config.vision_start_token_id, config.vision_end_token_id = 2002, 2003
+    return config
 
 
-def build(made: Any, device: torch.device, dtype: torch.dtype) -> Backbone:
-    """A model of that shape with random weights, made where it is to run."""
+def build_model(config: Any, device: torch.device, dtype: torch.dtype) -> Backbone:
+    """Makes a model of this config with random weights on the device."""
     with torch.device(device):
-        model = architectures.model_class(made).from_config(made, dtype=dtype)
+        model = architectures.model_class(config).from_config(config, dtype=dtype)
     return Backbone(model.to(device).eval())
 
 
-def floor(shape: Footprint, tokens: int, bandwidth: float, size: int = 2) -> float:
-    """Seconds to read all weights a token passes through, and its keys and values, once."""
+def bandwidth_floor(shape: Footprint, tokens: int, bandwidth: float, size: int = 2) -> float:
+    """Returns the seconds it takes to read a token's weights and its keys and values once."""
     return shape.step(size, tokens, size) / bandwidth
 
 
-def predicted(
+def predict_speedups(
     target: str, draft: str, tokens: int, bandwidth: float
 ) -> list[tuple[Reported, float, float, float]]:
-    """(what was reported, T(1), a draft's step, speedup over plain decoding) by bandwidth alone."""
+    """Predicts the speedup over plain decoding from bandwidth alone.
+
+    Returns (reported acceptance, T(1), seconds of a draft's step, speedup) for each of REPORTED.
+    """
     big, small = footprint(CONFIGS[target]()), footprint(CONFIGS[draft]())
-    found = []
+    predictions = []
     for each in REPORTED:
-        once = floor(big, tokens, bandwidth)
-        step = floor(small, int(tokens * each.keep), bandwidth)
+        once = bandwidth_floor(big, tokens, bandwidth)
+        step = bandwidth_floor(small, int(tokens * each.keep), bandwidth)
         costs = Costs((1, each.nodes + 1), (once, once), step)
-        found.append((each, once, step, allowed(costs, each)))
-    return found
+        predictions.append((each, once, step, ideal_speedup(costs, each)))
+    return predictions
 
 
-def steps(
+def measure_steps(
     name: str,
     model: Backbone,
     context: int,
@@ -132,73 +142,79 @@ def steps(
     rows: Sequence[int] = ROWS,
     repeat: int = 15,
 ) -> list[Step]:
-    """Times verifying forwards over a filled cache, of fixed shape and ordinary, and compares."""
-    shape, found = footprint(model.model.config), []
+    """Times forwards over a filled cache with and without CUDA graphs and compares their logits."""
+    shape, measured = footprint(model.model.config), []
     session = cost_measurement.filled_session(model, context, 1, 4 * max(rows), cuda_graphs=True)
     fixed = session.cuda_graphs
-    least = floor(shape, context, bandwidth, model.dtype.itemsize)
+    floor_seconds = bandwidth_floor(shape, context, bandwidth, model.dtype.itemsize)
     for count in rows:
         times, logits = [], []
         for session.cuda_graphs in (fixed, None):
             cost_measurement.time_step(session, context, count)
             capture_new_sizes()
-            took = [cost_measurement.time_step(session, context, count) for _ in range(repeat + 3)][
-                3:
+            seconds = [
+                cost_measurement.time_step(session, context, count)
+                for _ in range(WARM_UP_STEPS + repeat)
             ]
             request = session.requests[0]
             assert request.root_logits is not None
-            times.append(median(took) * 1e3)
+            times.append(median(seconds[WARM_UP_STEPS:]) * 1e3)
             logits.append(torch.stack([request.root_logits, *request.node_logits]).float())
         apart = float((logits[0] - logits[1]).abs().max())
-        found.append(Step(name, count, context, least * 1e3, times[0], times[1], apart))
-    return found
+        measured.append(Step(name, count, context, floor_seconds * 1e3, times[0], times[1], apart))
+    return measured
 
 
-def projected(target: Sequence[Step], draft: Step, each: Reported) -> float:
-    """The speedup measured forwards allow at a reported acceptance."""
+def project_speedup(target: Sequence[Step], draft: Step, each: Reported) -> float:
+    """Returns the speedup that measured forwards allow at a reported acceptance."""
     rows = tuple(step.rows for step in target)
     costs = Costs(rows, tuple(step.captured for step in target), draft.captured)
-    return allowed(costs, each)
+    return ideal_speedup(costs, each)
 
 
-def allowed(costs: Costs, each: Reported) -> float:
-    """tau T(1) / (levels T_q + T(rows)): what bare forwards allow of a reported acceptance."""
+def ideal_speedup(costs: Costs, each: Reported) -> float:
+    """Returns tau T(1) / (levels T_q + T(rows)), the speedup of a loop that costs only forwards."""
     spent = each.levels * costs.draft + costs.verify(each.nodes + 1)
     return each.tau * costs.verify(1) / spent
 
 
-def inputs(made: Any, tokens: int, seed: int = 0) -> Inputs:
-    """A video of noise of about ``tokens`` visual tokens, and a few ids around it."""
-    side = min(SIDE, max(1, int(tokens**0.5)))
+def noise_video_inputs(config: Any, tokens: int, seed: int = 0) -> Inputs:
+    """Returns a prompt with a video of noise of about ``tokens`` visual tokens and a few ids."""
+    side = min(FRAME_SIDE, max(1, int(tokens**0.5)))
     times = max(1, round(tokens / side**2))
     generator = torch.Generator().manual_seed(seed)
-    visual = [made.video_token_id] * (times * side * side)
+    visual = [config.video_token_id] * (times * side * side)
     text = torch.randint(0, 2000, (40,), generator=generator).tolist()
-    start, end = made.vision_start_token_id, made.vision_end_token_id
+    start, end = config.vision_start_token_id, config.vision_end_token_id
     ids = torch.tensor([[*text[:8], start, *visual, end, *text[8:]]])
-    patch = 2 * 3 * made.vision_config.patch_size**2
+    patch = 2 * 3 * config.vision_config.patch_size**2
     pixels = torch.randn(times * (2 * side) ** 2, patch, generator=generator)
     return {
         "input_ids": ids,
         "attention_mask": torch.ones_like(ids),
-        "mm_token_type_ids": (ids == made.video_token_id).int() * 2,
+        "mm_token_type_ids": (ids == config.video_token_id).int() * 2,
         "pixel_values_videos": pixels,
         "video_grid_thw": torch.tensor([[times, 2 * side, 2 * side]]),
         "second_per_grid_ts": torch.tensor([1.0]),
     }
 
 
-def answers(
+def measure_answers(
     target: Backbone, draft: Backbone, prompt: Inputs, *, tokens: int, repeat: int = 3
-) -> list[Ran]:
-    """Decodes ``tokens`` by every reported method, plainly, and by Hugging Face, interleaved."""
+) -> list[AnswerSpeed]:
+    """Decodes ``tokens`` by ``ar``, every reported method and ``generate``, which take turns.
+
+    Raises RuntimeError if a method stops drafting.
+    """
     prompt = {**prompt, "pixel_values_videos": prompt["pixel_values_videos"].to(target.dtype)}
     recipes: dict[str, Any] = {"ar": "ar"}
     for each in REPORTED:
-        recipes[each.method] = imposed(resolve(each.method), ImposedAcceptance(each.accepted))
+        recipes[each.method] = impose_acceptance(
+            resolve(each.method), ImposedAcceptance(each.accepted)
+        )
     speeds: dict[str, list[float]] = {name: [] for name in (*recipes, "hf")}
     settings: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False}
-    for turn in range(repeat + 1):  # the first warms up
+    for turn in range(repeat + 1):  # The first turn warms up and is not recorded.
         for name, method in recipes.items():
             result = run(target, prompt, draft=draft, method=method, eos_token_id=-1, **settings)
             if result.fallback_reason:
@@ -208,8 +224,8 @@ def answers(
         peer = hf(Loaded("random", target, None), None, prompt, {**settings, "eos_token_id": None})
         if turn:
             speeds["hf"].append(peer.counted / peer.decode)
-    middle = {name: median(own) for name, own in speeds.items()}
+    medians = {name: median(own) for name, own in speeds.items()}
     return [
-        Ran(name, speed, speed / middle["ar"], speed / middle["hf"])
-        for name, speed in middle.items()
+        AnswerSpeed(name, speed, speed / medians["ar"], speed / medians["hf"])
+        for name, speed in medians.items()
     ]

@@ -1,8 +1,8 @@
-"""Imposed acceptance: real forwards, verdicts as asked, to time shapes with random weights.
+"""Imposes an acceptance on real forwards, so that draft shapes can be timed with random weights.
 
 The words mean what they mean in vLLM: an acceptance *length* is the mean number of drafted tokens
-accepted a round, *rates* are the chance of each place of a draft given that those before it stood.
-What comes out is no answer; how long it took is real.
+accepted in a round, and *rates* are the chance that the token at each place of a draft is accepted,
+given that those before it were. The text that comes out is no answer, but its timing is real.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from saccade.drafting.schedule import serial
 
 @dataclass(frozen=True)
 class ImposedAcceptance:
-    """How many tokens of a draft stand: a mean length, or a rate for each place."""
+    """Says how many drafted tokens are accepted, by a mean length or by a rate for each place."""
 
     length: float | None = None
     rates: tuple[float, ...] = ()
@@ -36,10 +36,13 @@ class ImposedAcceptance:
         if self.length is not None and self.length < 0:
             raise OptionError(f"an acceptance length of {self.length} is below 0")
         if not all(0 <= rate <= 1 for rate in self.rates):
-            raise OptionError("acceptance rates are between 0 and 1")
+            raise OptionError(f"acceptance rates must be between 0 and 1, not {self.rates}")
 
     def accepted(self, request: int, round: int, depth: int) -> int:
-        """How many of the first ``depth`` tokens stand in this round; the last rate goes on."""
+        """Returns how many of the first ``depth`` drafted tokens are accepted in this round.
+
+        Places beyond the last rate have that rate too.
+        """
         rng = np.random.default_rng([self.seed, request, round])
         if self.length is not None:
             whole = int(self.length)
@@ -52,41 +55,44 @@ class ImposedAcceptance:
 
 @dataclass(frozen=True)
 class ImposedScores(Scores):
-    """Scores whose laws let the nodes ``stands`` pass and no other: point masses all of them."""
+    """Scores whose laws are point masses that accept ``accepted_nodes`` and no other node."""
 
-    stands: tuple[int, ...] = ()  # from the root down
+    accepted_nodes: tuple[int, ...] = ()  # From the root down.
 
     def law(self, node: int) -> Law | None:
-        """The token to accept after ``node``, or the likeliest that refuses what was drafted."""
-        before = (ROOT, *self.stands)
+        """Returns the token to accept after ``node``.
+
+        After the last accepted node, it is the likeliest token that rejects what was drafted there.
+        """
+        before = (ROOT, *self.accepted_nodes)
         if node in before[:-1]:
             return self.tree.tokens[before[before.index(node) + 1]]
         first, second = self.top(node, 2)
-        refused = {self.tree.tokens[child] for child in children(self.tree, node)}
-        return next((t for t in (first, second) if t not in refused), _other(refused))
+        rejected = {self.tree.tokens[child] for child in children(self.tree, node)}
+        return next((t for t in (first, second) if t not in rejected), _token_outside(rejected))
 
     def every_law(self) -> Callable[[int], Law | None]:
         return self.law
 
 
-def _other(refused: set[int]) -> int:
-    return next(token for token in range(len(refused) + 1) if token not in refused)
+def _token_outside(rejected: set[int]) -> int:
+    return next(token for token in range(len(rejected) + 1) if token not in rejected)
 
 
 class ImposedSession:
-    """A session whose forwards are real and whose verdicts are imposed."""
+    """A session whose forwards are real and whose acceptance is imposed."""
 
     def __init__(self, session: Scoring, acceptance: ImposedAcceptance) -> None:
         self._session, self._acceptance = session, acceptance
         self._rounds: dict[int, int] = {}
 
     def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
-        found: dict[int, Scores] = {}
+        imposed_scores: dict[int, Scores] = {}
         for request, scores in self._session.score(trees).items():
             round = self._rounds[request] = self._rounds.get(request, -1) + 1
             path = _first_path(trees[request])
             count = self._acceptance.accepted(request, round, len(path))
-            found[request] = ImposedScores(
+            imposed_scores[request] = ImposedScores(
                 scores.tree,
                 scores.rows,
                 scores.rules,
@@ -95,30 +101,38 @@ class ImposedSession:
                 scores.request,
                 path[:count],
             )
-        return found
+        return imposed_scores
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         self._session.commit(tokens)
 
 
 def _first_path(tree: Tree) -> tuple[int, ...]:
-    """The first child of the first child, and so on: in a ranked tree, the likeliest path."""
-    node, found = ROOT, []
+    """Returns the path of first children, which is the likeliest path of a ranked tree."""
+    node, path = ROOT, []
     while below := list(children(tree, node)):
         node = below[0]
-        found.append(node)
-    return tuple(found)
+        path.append(node)
+    return tuple(path)
 
 
-def imposed(recipe: Recipe, acceptance: ImposedAcceptance) -> Recipe:
-    """The recipe with its verdicts imposed. Serial schedules only.
+def impose_acceptance(recipe: Recipe, acceptance: ImposedAcceptance) -> Recipe:
+    """Returns the recipe with this acceptance imposed.
 
-    Raises OptionError for a draft in parallel, which is judged while it goes on.
+    Raises OptionError for a recipe that drafts in parallel, whose drafts are verified while
+    drafting goes on.
     """
-    if recipe.schedule is not serial:
-        raise OptionError(f"{recipe.name} drafts in parallel: acceptance is imposed serially only")
-    return replace(recipe, schedule=partial(_imposed, acceptance))
+    if recipe.drafts_beside_target:
+        raise OptionError(
+            f"{recipe.name} drafts in parallel; acceptance can only be imposed on serial methods"
+        )
+    return replace(
+        recipe,
+        schedule=replace(serial, run=partial(_serial_with_imposed_acceptance, acceptance)),
+    )
 
 
-def _imposed(acceptance: ImposedAcceptance, session: Scoring, *rest: Any) -> Any:
+def _serial_with_imposed_acceptance(
+    acceptance: ImposedAcceptance, session: Scoring, *rest: Any
+) -> Any:
     return serial(ImposedSession(session, acceptance), *rest)

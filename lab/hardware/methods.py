@@ -1,5 +1,7 @@
-"""Every method on three clips: the same ids, tokens a forward, and ratios where nobody else was at
-work on the machine."""
+"""Runs every method on three clips: whether ids are the same, tokens a forward, and speedups.
+
+Speedups count only clips during which no other process was at work on the machine.
+"""
 
 from __future__ import annotations
 
@@ -14,17 +16,21 @@ from saccade.bench.hardware.disturbance import DisturbanceWatch
 from saccade.inputs import Pair, captions, media
 from saccade.world import drawing, scenes
 
-SEEDS = (20_000_002, 20_000_003, 20_000_004)  # the first is the page's one clip
+SEEDS = (20_000_002, 20_000_003, 20_000_004)  # The first is the clip of docs/results/methods.md.
 FRAMES, SIZE = 64, 224
 QUESTION = "Describe the video in detail."
 MARKS = "<!-- all methods -->", "<!-- end of all methods -->"
 HEAD = "| method | same ids | tau, clip by clip | decode × | whole × |\n|-|-|-|-|-|"
 
 
-def compared(
+def compare_on_clip(
     pair: Pair, seed: int, methods: Sequence[str], *, repeat: int, tokens: int
 ) -> dict[str, Any]:
-    """One clip, as ``saccade compare --every-frame --methods all`` has it."""
+    """Runs the methods on one clip, as ``saccade compare --every-frame --methods all`` does.
+
+    Returns the record that is stored: the clip's seed, the ids by plain decoding, a warning if
+    other processes were at work, and a row for each method.
+    """
     with TemporaryDirectory() as folder:
         path = Path(folder) / "clip.mp4"
         drawing.write_clip(scenes.scene(seed), path, FRAMES, SIZE)
@@ -46,8 +52,8 @@ def compared(
     return {"seed": seed, "token_ids": ids, "warning": warning, "methods": rows}
 
 
-def told(facts: Mapping[str, Any]) -> str:
-    """What docs/results/methods.md says of a run that the command stored."""
+def page_section(facts: Mapping[str, Any]) -> str:
+    """Returns the section of docs/results/methods.md about a stored run of the command."""
     clips: Sequence[Mapping[str, Any]] = facts["clips"]
     peaceful = [clip for clip in clips if clip["warning"] is None]
     lengths = ", ".join(str(len(clip["token_ids"])) for clip in clips)

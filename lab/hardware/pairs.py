@@ -1,4 +1,4 @@
-"""The table of pairs in docs/families.md: what they need and may gain, by published shapes."""
+"""Makes the table of docs/families.md: what pairs of published shapes need and may gain."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ PAIRS = (
 
 
 def examine_pair(target: str, draft: str, tokens: int = 8192, keep: float = 0.1) -> Diagnosis:
-    """What a published pair needs and may gain on a GPU with room, in bfloat16."""
+    """Returns what a published pair needs and may gain in bfloat16 on a GPU with enough memory."""
     return examine(
         (target, CONFIGS[target]()),
         (draft, CONFIGS[draft]()),
@@ -38,24 +38,29 @@ def examine_pair(target: str, draft: str, tokens: int = 8192, keep: float = 0.1)
 
 
 def table(tokens: int = 8192, keep: float = 0.1) -> str:
-    """What the papers' pairs need and may gain on a GPU in bfloat16, as Markdown: first what pays
-    most."""
+    """Returns a Markdown table of what the papers' pairs need and may gain on a GPU in bfloat16.
+
+    The pair with the largest expected speedup comes first.
+    """
     lines = [
         f"| target | draft | memory at {tokens} tokens | T(1) ms | draft step ms | best chain | "
         f"expected decode x at {TYPICAL_RATE:.0%} / 90% accepted | in short |",
         "|---|---|---:|---:|---:|---:|---:|---|",
     ]
-    found = {pair: examine_pair(*pair, tokens, keep) for pair in PAIRS}
-    for pair, one in sorted(found.items(), key=lambda item: -_at(item[1], TYPICAL_RATE).speedup):
-        typical, good = _at(one, TYPICAL_RATE), _at(one, 0.9)
-        step, drafted = (part.h100_seconds * 1e3 for part in one.parts)
+    diagnoses = {pair: examine_pair(*pair, tokens, keep) for pair in PAIRS}
+    for pair, diagnosis in sorted(
+        diagnoses.items(), key=lambda item: -_outlook_at(item[1], TYPICAL_RATE).speedup
+    ):
+        typical, good = _outlook_at(diagnosis, TYPICAL_RATE), _outlook_at(diagnosis, 0.9)
+        step, drafted = (part.h100_seconds * 1e3 for part in diagnosis.parts)
         lines.append(
-            f"| {pair[0]} | {pair[1]} | {format_bytes(one.needed)} | {step:.1f} | {drafted:.1f} | "
+            f"| {pair[0]} | {pair[1]} | {format_bytes(diagnosis.needed)} | {step:.1f} | "
+            f"{drafted:.1f} | "
             f"{typical.length} | {typical.speedup:.1f} / {good.speedup:.1f} | "
-            f"{one.verdict.split(':')[0]} |"
+            f"{diagnosis.verdict.split(':')[0]} |"
         )
     return "\n".join(lines)
 
 
-def _at(found: Diagnosis, rate: float) -> Outlook:
-    return next(each for each in found.outlook if each.rate == rate)
+def _outlook_at(diagnosis: Diagnosis, rate: float) -> Outlook:
+    return next(each for each in diagnosis.outlook if each.rate == rate)

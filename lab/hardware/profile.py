@@ -1,15 +1,16 @@
-"""Where a round's time goes, and how near it comes to what bare forwards allow.
+"""Measures where a round's time goes, and how close it is to what bare forwards allow.
 
-A round that drafts gamma levels and has n rows judged costs gamma c + T(n) at best and emits tau
-tokens; plain decoding pays T(1) for each. The ideal speedup is their ratio, over the levels and
-rows of every round as it was (T bends: the cost of a mean round is not the mean cost).
+A round that drafts gamma levels and verifies n rows costs at least gamma c + T(n) and emits tau
+tokens, while plain decoding costs T(1) for each token. The ideal speedup is the ratio of the two,
+summed over the levels and rows of every single round, because T is not linear: the cost of a mean
+round is not the mean cost.
 
-A *bare forward* is ``Session.score`` over a filled cache as long as the prompt and half the answer
-(the draft's: as much of it as its view kept): embedding, layers, head, and the Python that lays
-them out. It is our own forward and no bound of the machine's: an ideal by it shows what the loop
-around forwards costs (proposing, verdicts, committing, learning, stopping, and that the two models
-drive each other out of the processor's caches), not what a faster forward could gain. c and T are
-of chains; a tree's mask and its wider levels count as loss.
+A *bare forward* is ``Session.score`` over a filled cache as long as the prompt and half the answer;
+the draft's cache has only the share that its view kept. It includes embedding, layers, head and the
+Python around them. It is our own forward and not a bound of the machine. The ideal therefore shows
+what the loop around the forwards costs: drafting, acceptance, commits, learning, stopping, and the
+two models' competition for the processor's caches. It does not show what a faster forward could
+gain. c and T are those of chains, so a tree's mask and its wider levels count as loss.
 """
 
 from __future__ import annotations
@@ -23,85 +24,93 @@ from saccade.bench import measures
 from saccade.bench.compare import BASELINE, run_interleaved
 from saccade.bench.measures import Interval
 from saccade.bench.peers import TimedRun
+from saccade.core.capabilities import Capability
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result, RoundRecord
 from saccade.core.tree import height
-from saccade.drafting.drafters import Lookup, ModelDrafter, NoDraft, SelfDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes import cost_measurement
 from saccade.inputs import Loaded, Pair
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
 
-CYCLES = 15  # of bare forwards
+BARE_CYCLES = 15  # How often each kind of bare forward is timed.
 
 
 @dataclass(frozen=True)
-class Bare:
-    """Seconds of bare forwards at one method's lengths."""
+class BareSeconds:
+    """The seconds of bare forwards at the context lengths of one method."""
 
-    target: Mapping[int, float]  # T by rows, of every number of rows that occurred
-    draft: float  # c, of a level
+    target: Mapping[int, float]  # T(n) by n, for every number of rows that occurred.
+    draft: float  # c, the seconds of one drafted level.
 
 
 @dataclass(frozen=True)
 class Profile:
-    """One method: what a round takes, out of what, and against what is possible."""
+    """What a round of one method takes, what it consists of, and what would be possible."""
 
     method: str
-    tau: float
-    accepted: float  # tokens a round
-    gamma: float  # levels drafted a round
-    rows: float  # judged a round, the root included
-    round: float  # seconds of a round, and of them
-    drafting: float
+    tau: float  # Tokens emitted in a round.
+    accepted: float  # Tokens accepted in a round.
+    gamma: float  # Levels drafted in a round.
+    rows: float  # Rows verified in a round, the root included.
+    round: float  # Seconds of a round.
+    drafting: float  # Seconds of it that were spent on drafting.
     verifying: float
     rest: float
-    level: float | None  # seconds of drafting a level; None where nothing is drafted
-    bare_round: float  # gamma c + T(n), the mean over rounds
-    bare_level: float  # c
-    bare_verify: float  # T(n), the mean over rounds
-    bare_plain: float  # T(1)
-    ideal: Interval  # medians over clips, with intervals
-    measured: Interval
-    share: Interval
+    level: float | None  # Seconds to draft one level; None if nothing is drafted.
+    bare_round: float  # gamma c + T(n), the mean over rounds.
+    bare_level: float  # c.
+    bare_verify: float  # T(n), the mean over rounds.
+    bare_plain: float  # T(1).
+    ideal: Interval  # The ideal speedup, a median over clips with its interval.
+    measured: Interval  # The measured speedup.
+    share: Interval  # The measured speedup as a share of the ideal.
 
 
-def forwards(rounds: Sequence[RoundRecord]) -> Iterator[tuple[int, int]]:
-    """(levels, rows) computed in each round; the opening computes none."""
+def forward_sizes(rounds: Sequence[RoundRecord]) -> Iterator[tuple[int, int]]:
+    """Yields (levels, rows) of the forwards of each round; the opening round has none."""
     for round in rounds:
         if not round.opening:
             yield height(round.parents), 1 + len(round.tokens)
 
 
-def bare_seconds(rounds: Sequence[RoundRecord], bare: Bare) -> float:
-    """What the rounds would take were there nothing but their forwards."""
-    return sum(levels * bare.draft + bare.target[rows] for levels, rows in forwards(rounds))
+def bare_seconds(rounds: Sequence[RoundRecord], bare: BareSeconds) -> float:
+    """Returns the seconds that the rounds would take if they consisted of forwards alone."""
+    return sum(levels * bare.draft + bare.target[rows] for levels, rows in forward_sizes(rounds))
 
 
-def ideal(rounds: Sequence[RoundRecord], bare: Bare) -> float:
-    """tau T(1) / (gamma c + T(n)) over all rounds; the first token comes of the prefill."""
+def ideal_speedup(rounds: Sequence[RoundRecord], bare: BareSeconds) -> float:
+    """Returns tau T(1) / (gamma c + T(n)) over all rounds but the opening.
+
+    The first token comes from the prefill, so it does not count.
+    """
     emitted = sum(len(round.emitted) for round in rounds if not round.opening)
     return emitted * bare.target[1] / bare_seconds(rounds, bare)
 
 
-Key = tuple[str, int]  # whose forward ("" is the target's at its own length), rows
+Key = tuple[str, int]  # (method whose draft computes, or "" for the target; number of rows)
 
 
-def timed(sessions: Mapping[str, tuple[Session, int]], keys: Sequence[Key]) -> dict[Key, float]:
-    """Median seconds of bare forwards, every kind in turn, then again. Each is run twice and the
-    second counted: what another model's forward put out of the processor's caches is back."""
-    found: dict[Key, list[float]] = {key: [] for key in keys}
-    for _ in range(CYCLES):
+def time_bare_forwards(
+    sessions: Mapping[str, tuple[Session, int]], keys: Sequence[Key]
+) -> dict[Key, float]:
+    """Returns the median seconds of bare forwards, whose kinds take turns.
+
+    Each forward is run twice and the second is timed, because another model's forward before it may
+    have evicted this model's data from the processor's caches.
+    """
+    seconds: dict[Key, list[float]] = {key: [] for key in keys}
+    for _ in range(BARE_CYCLES):
         for name, rows in keys:
             session, context = sessions[name]
             cost_measurement.time_step(session, context, rows)
-            found[name, rows].append(cost_measurement.time_step(session, context, rows))
-    return {key: median(own) for key, own in found.items()}
+            seconds[name, rows].append(cost_measurement.time_step(session, context, rows))
+    return {key: median(own) for key, own in seconds.items()}
 
 
-def profile(
+def profile_methods(
     target: Loaded,
     draft: Loaded | None,
     clips: Sequence[Inputs],
@@ -109,15 +118,17 @@ def profile(
     *,
     settings: Mapping[str, Any],
     repeat: int = 3,
-    tell: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> list[Profile]:
-    """Each method's profile, ``ar`` among them. On every clip the methods take turns, and the bare
-    forwards of these very lengths are timed right after them.
+    """Measures the profile of each method, ``ar`` among them.
 
-    Raises OptionError for a draft whose level is no one forward.
+    The methods take turns on every clip, and bare forwards at the lengths that occurred are timed
+    right after them. Raises OptionError for a method whose drafted level is not a single forward.
     """
-    drafting = {name: _drafts(name, recipe, target, draft) for name, recipe in recipes.items()}
-    ran: dict[str, list[tuple[Bare, list[TimedRun], list[TimedRun]]]] = {
+    drafting = {
+        name: _drafting_model(name, recipe, target, draft) for name, recipe in recipes.items()
+    }
+    ran: dict[str, list[tuple[BareSeconds, list[TimedRun], list[TimedRun]]]] = {
         name: [] for name in recipes
     }
     for number, inputs in enumerate(clips):
@@ -128,22 +139,25 @@ def profile(
             recipes,
             repeat=repeat,
             settings=dict(settings),
-            on_run=lambda name, turn, where=where: tell(f"{where}, turn {turn}: {name}"),
+            on_run=lambda name, turn, where=where: on_progress(f"{where}, turn {turn}: {name}"),
         )
-        tell(f"{where}: bare forwards")
-        bare = _bare(target.backbone, drafting, timed.runs)
+        on_progress(f"{where}: bare forwards")
+        bare = _measure_bare_forwards(target.backbone, drafting, timed.runs)
         for name, runs in timed.runs.items():
             ran[name].append((bare[name], runs, timed.runs[BASELINE]))
-    return [_profiled(name, own) for name, own in ran.items()]
+    return [_summarize_method(name, own) for name, own in ran.items()]
 
 
-def _drafts(name: str, recipe: Recipe, target: Loaded, draft: Loaded | None) -> Backbone | None:
-    """Whose forward a level of this method is; None for no forward at all."""
-    if recipe.drafter in (NoDraft, Lookup):
+def _drafting_model(
+    name: str, recipe: Recipe, target: Loaded, draft: Loaded | None
+) -> Backbone | None:
+    """Returns the model whose forward drafts a level; None if drafting needs no forward."""
+    offers = recipe.drafter.offers
+    if Capability.READS_VIEW not in offers:
         return None
-    if recipe.drafter is SelfDrafter:
+    if Capability.TARGET_KEYS in offers:
         return target.backbone
-    if recipe.drafter is ModelDrafter and draft is not None:
+    if Capability.DRAFT_MODEL in offers and draft is not None:
         return draft.backbone
     raise OptionError(
         f"{name} has no profile: a level of its draft is not one forward of a model that the "
@@ -151,15 +165,15 @@ def _drafts(name: str, recipe: Recipe, target: Loaded, draft: Loaded | None) -> 
     )
 
 
-def _bare(
+def _measure_bare_forwards(
     target: Backbone,
     drafting: Mapping[str, Backbone | None],
     runs: Mapping[str, Sequence[TimedRun]],
-) -> dict[str, Bare]:
-    """Bare forwards of one clip, for every method."""
-    results = {name: [_result(run) for run in own] for name, own in runs.items()}
+) -> dict[str, BareSeconds]:
+    """Times the bare forwards of one clip for every method."""
+    results = {name: [_result_of(run) for run in own] for name, own in runs.items()}
     every = [result for own in results.values() for result in own]
-    counts = {rows for result in every for _, rows in forwards(result.rounds)} | {1}
+    counts = {rows for result in every for _, rows in forward_sizes(result.rounds)} | {1}
     half = max(len(result.ids) for result in every) // 2
     context = every[0].prompt_tokens + half
     sessions = {"": (cost_measurement.filled_session(target, context, 1, max(counts) + 1), context)}
@@ -172,24 +186,25 @@ def _bare(
                 context - unseen,
             )
     keys = [("", rows) for rows in sorted(counts)] + [(name, 1) for name in sessions if name]
-    found = timed(sessions, keys)
-    judged = {rows: found["", rows] for rows in counts}
-    return {name: Bare(judged, found.get((name, 1), 0.0)) for name in runs}
+    seconds = time_bare_forwards(sessions, keys)
+    target_seconds = {rows: seconds["", rows] for rows in counts}
+    return {name: BareSeconds(target_seconds, seconds.get((name, 1), 0.0)) for name in runs}
 
 
-def _result(run: TimedRun) -> Result:
+def _result_of(run: TimedRun) -> Result:
     assert run.result is not None, "peers have no rounds"
     if run.result.fallback_reason is not None:
-        raise OptionError(f"{run.result.method} gave up drafting: {run.result.fallback_reason}")
+        raise OptionError(f"{run.result.method} stopped drafting: {run.result.fallback_reason}")
     return run.result
 
 
-def _profiled(
-    name: str, clips: Sequence[tuple[Bare, Sequence[TimedRun], Sequence[TimedRun]]]
+def _summarize_method(
+    name: str, clips: Sequence[tuple[BareSeconds, Sequence[TimedRun], Sequence[TimedRun]]]
 ) -> Profile:
+    """Returns the profile of a method from each clip's bare seconds, its runs and those of ar."""
     ideals, measured, shares = [], [], []
     for bare, runs, plain in clips:
-        best = [ideal(_result(run).rounds, bare) for run in runs]
+        best = [ideal_speedup(_result_of(run).rounds, bare) for run in runs]
         own = [
             (base.decode / base.counted) / (run.decode / run.counted)
             for run, base in zip(runs, plain, strict=True)
@@ -197,14 +212,14 @@ def _profiled(
         ideals.append(median(best))
         measured.append(median(own))
         shares.append(median(got / most for got, most in zip(own, best, strict=True)))
-    results = [_result(run) for _, runs, _ in clips for run in runs]
+    results = [_result_of(run) for _, runs, _ in clips for run in runs]
     rounds = [round for result in results for round in result.forwards]
     count = len(rounds)
     done = [
         (levels * bare.draft, bare.target[rows])
         for bare, runs, _ in clips
         for run in runs
-        for levels, rows in forwards(_result(run).rounds)
+        for levels, rows in forward_sizes(_result_of(run).rounds)
     ]
     drafting = sum(round.draft_seconds for round in rounds) / count
     verifying = sum(round.verify_seconds for round in rounds) / count
@@ -232,6 +247,6 @@ def _profiled(
 
 
 def _interval(values: Sequence[float]) -> Interval:
-    found = measures.interval(values)
-    assert found is not None
-    return found
+    interval = measures.interval(values)
+    assert interval is not None
+    return interval

@@ -1,4 +1,4 @@
-"""Several requests at once: what sharing the target's forwards gives all of them together."""
+"""Measures throughput and latency of several requests that share the target's forwards."""
 
 from __future__ import annotations
 
@@ -22,66 +22,70 @@ from saccade.model.backbone import Backbone
 
 @dataclass(frozen=True)
 class Throughput:
-    """So many rows, over all requests: medians over the repeats."""
+    """The throughput of a method with at most ``rows`` requests at once, medians over repeats."""
 
     method: str
     rows: int
-    seconds: float  # until the last answer
+    seconds: float  # Until the last answer is complete.
     tokens: int
-    first_token: float  # of a request, from when it joined
-    between: tuple[float, float]  # seconds a token after the first: median, 95 % of requests
-    same: bool = True  # whether every answer is the one given alone
+    first_token: float  # Median seconds from a request's start to its first token.
+    between: tuple[float, float]  # Seconds a token after the first: median, 95th percentile.
+    same: bool = True  # Whether every answer equals that of the request decoded alone.
 
     @property
     def tokens_per_second(self) -> float:
         return self.tokens / self.seconds
 
 
-def questions(target: Loaded, items: Iterable[Item], limit: int) -> list[Request]:
-    """A suite's items as requests, as a server would take them; of several turns the first."""
-    asked = (ask(target, item.question, **media_arguments(item)) for item in items)
-    return [Request.of(target.backbone, inputs, max_new_tokens=limit) for inputs in asked]
+def make_requests(target: Loaded, items: Iterable[Item], limit: int) -> list[Request]:
+    """Returns a suite's items as requests, using the first turn of those with several."""
+    prompts = (ask(target, item.question, **media_arguments(item)) for item in items)
+    return [Request.of(target.backbone, inputs, max_new_tokens=limit) for inputs in prompts]
 
 
-def race(
+def measure_throughput(
     target: Backbone,
     draft: Backbone | None,
-    asked: Sequence[Request],
+    requests: Sequence[Request],
     methods: Sequence[str],
     rows: Sequence[int],
     repeat: int,
 ) -> list[Throughput]:
-    """Every method with every number of rows, one method after another with each; after a run that
-    counts for nothing. A method has one scheduler throughout, as a server has."""
-    desks = {method: Scheduler(target, resolve(method), draft) for method in methods}
-    found: dict[tuple[str, int], list[Throughput]] = {
+    """Serves the requests by every method with every number of rows, in turns.
+
+    A first run warms up and does not count. A method keeps one scheduler throughout, as a server
+    does. Answers are compared with those of the very first run.
+    """
+    schedulers = {method: Scheduler(target, resolve(method), draft) for method in methods}
+    runs_by_case: dict[tuple[str, int], list[Throughput]] = {
         (method, most): [] for method in methods for most in rows
     }
     alone: dict[int, tuple[int, ...]] = {}
     for run in range(repeat + 1):
         for most in rows:
             for method in methods:
-                ids, one = _run(desks[method], asked, method, most)
+                ids, one = _run(schedulers[method], requests, method, most)
                 alone = alone or ids
                 if run:
-                    found[method, most].append(replace(one, same=ids == alone))
-    return [_median(runs) for runs in found.values()]
+                    runs_by_case[method, most].append(replace(one, same=ids == alone))
+    return [_median(case_runs) for case_runs in runs_by_case.values()]
 
 
 def _run(
-    scheduler: Scheduler, asked: Sequence[Request], method: str, rows: int
+    scheduler: Scheduler, requests: Sequence[Request], method: str, rows: int
 ) -> tuple[dict[int, tuple[int, ...]], Throughput]:
-    waiting = list(range(len(asked)))
+    """Serves the requests once; returns their ids by the request's place, and the figures."""
+    waiting = list(range(len(requests)))
     numbers: dict[int, int] = {}
     joined: dict[int, float] = {}
     firsts: dict[int, float] = {}
-    later: list[float] = []  # seconds a token after the first
+    seconds_per_token: list[float] = []  # After the first token, one for each request.
     ids: dict[int, tuple[int, ...]] = {}
     began = time.perf_counter()
     while waiting or len(scheduler):
         while waiting and len(scheduler) < rows:
             which = waiting.pop(0)
-            number = scheduler.join(asked[which])
+            number = scheduler.join(requests[which])
             numbers[number], joined[number] = which, time.perf_counter()
         for news in scheduler.step():
             if news.error is not None:
@@ -89,12 +93,12 @@ def _run(
             if news.round is not None:
                 firsts.setdefault(news.number, time.perf_counter() - joined[news.number])
             if news.result is not None:
-                own = ids[numbers[news.number]] = news.result.ids
+                answer = ids[numbers[news.number]] = news.result.ids
                 since = time.perf_counter() - joined[news.number] - firsts[news.number]
-                later.append(since / max(1, len(own) - 1))
+                seconds_per_token.append(since / max(1, len(answer) - 1))
     seconds = time.perf_counter() - began
     tokens, first = sum(map(len, ids.values())), median(firsts.values())
-    between = median(later), float(np.quantile(later, 0.95))
+    between = median(seconds_per_token), float(np.quantile(seconds_per_token, 0.95))
     return ids, Throughput(method, rows, seconds, tokens, first, between)
 
 
@@ -116,16 +120,16 @@ PANELS: Mapping[str, Callable[[Throughput], float]] = {
 }
 
 
-def draw(found: Sequence[Throughput]) -> Figure:
-    """A panel a figure over requests at once, a line a method."""
+def draw_throughput(results: Sequence[Throughput]) -> Figure:
+    """Draws a panel for each of ``PANELS`` over the requests at once, with a line a method."""
     figure = Figure(figsize=(8, 5), layout="constrained")
-    rows = sorted({each.rows for each in found})
-    methods = list(dict.fromkeys(each.method for each in found))
+    rows = sorted({each.rows for each in results})
+    methods = list(dict.fromkeys(each.method for each in results))
     for axis, (title, value) in zip(figure.subplots(2, 2).flat, PANELS.items(), strict=True):
         for method, colour in zip(methods, COLOURS, strict=False):
-            own = [each for each in found if each.method == method]
-            at = [each.rows for each in own]
-            axis.plot(at, [value(each) for each in own], marker="o", color=colour, label=method)
+            points = [each for each in results if each.method == method]
+            at = [each.rows for each in points]
+            axis.plot(at, [value(each) for each in points], marker="o", color=colour, label=method)
         axis.set_xscale("log", base=2)
         axis.set_xticks(rows, [str(each) for each in rows])
         axis.set_ylim(bottom=0)

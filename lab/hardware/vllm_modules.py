@@ -1,4 +1,4 @@
-"""What an engine of vLLM imports, imported once for all engines forked from here."""
+"""Imports the modules that an engine of vLLM needs, once for all engines forked from here."""
 
 from importlib import import_module
 

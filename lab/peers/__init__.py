@@ -1,6 +1,6 @@
-"""``python -m lab peers``: this library and its peers on one clip, in turns, in one table.
+"""Compares this library with its peers on one clip, for ``python -m lab peers``.
 
-Every engine is a process in an environment of its own (``saccade``, ``vllm``, ``openvino`` and
-``flashspec`` here are what runs in each); ``turns`` asks them one after the other, ``rows`` makes
-the table of what they said.
+Every engine runs in a process with an environment of its own; ``saccade``, ``vllm``, ``openvino``
+and ``flashspec`` are the modules that run there. ``turns`` asks the engines one after the other,
+and ``rows`` makes the table of their results.
 """

@@ -1,4 +1,4 @@
-"""OpenVINO GenAI's rows. Its environment has no torch to spare and not this library."""
+"""Runs OpenVINO GenAI, whose environment need not have torch and does not have this library."""
 
 from __future__ import annotations
 
@@ -12,73 +12,80 @@ import numpy as np
 import openvino
 import openvino_genai as genai
 
-from lab.peers.rows import Asked, Turn
+from lab.peers.rows import Task, Turn
 
-MODELS = Path(sys.prefix)  # what the Makefile exports lies in the environment: target, draft
+MODELS = Path(sys.prefix)  # The Makefile exports the folders target and draft into it.
 
 
-class _Heard(genai.StreamerBase):
-    """Ids as they come, and when the first did."""
+class _TokenTimes(genai.StreamerBase):
+    """Collects ids as they come, and records when the first did and how many came with it."""
 
     def __init__(self) -> None:
         super().__init__()
         self.ids: list[int] = []
-        self.at, self.early = 0.0, 0
+        self.first_time = 0.0
+        self.early = 0
 
     def write(self, token: int | list[int]) -> Any:
         new = np.atleast_1d(token).tolist()
         if not self.ids:
-            self.at, self.early = time.perf_counter(), len(new)
+            self.first_time = time.perf_counter()
+            self.early = len(new)
         self.ids += new
         return genai.StreamingStatus.RUNNING
 
     def end(self) -> None: ...
 
 
-def pipeline(
+def make_pipeline_row(
     make: Callable[[dict[str, Any]], dict[str, Any]], **config: int
-) -> Callable[[Asked], Callable[[int], Turn]]:
-    """A row: what the pipeline is made with besides the device's properties, and generation's
-    settings."""
+) -> Callable[[Task], Callable[[int], Turn]]:
+    """Returns the function that starts a row's pipeline.
 
-    def made(asked: Asked) -> Callable[[int], Turn]:
+    ``make`` returns arguments of the pipeline, given the properties of the device, and ``config``
+    has settings of the generation.
+    """
+
+    def start(task: Task) -> Callable[[int], Turn]:
         properties = {
-            "INFERENCE_NUM_THREADS": asked.threads,
+            "INFERENCE_NUM_THREADS": task.threads,
             "INFERENCE_PRECISION_HINT": "f32",
             "KV_CACHE_PRECISION": "f32",
         }
-        standing = genai.VLMPipeline(MODELS / "target", "CPU", **make(properties), **properties)
+        pipeline = genai.VLMPipeline(MODELS / "target", "CPU", **make(properties), **properties)
         rules = genai.GenerationConfig(MODELS / "target" / "generation_config.json")
         for name, value in config.items():
             setattr(rules, name, value)
-        frames = np.load(asked.frames)
+        frames = np.load(task.frames)
 
         def answer(tokens: int) -> Turn:
             rules.max_new_tokens = tokens
-            heard = _Heard()
-            began = time.perf_counter()
-            standing.generate(
-                asked.words,
+            streamer = _TokenTimes()
+            start_time = time.perf_counter()
+            pipeline.generate(
+                task.words,
                 videos=[openvino.Tensor(frames)],
                 generation_config=rules,
-                streamer=heard,
+                streamer=streamer,
             )
-            total = time.perf_counter() - began
-            return Turn(tuple(heard.ids), heard.at - began, total, heard.early)
+            total = time.perf_counter() - start_time
+            return Turn(
+                tuple(streamer.ids), streamer.first_time - start_time, total, streamer.early
+            )
 
         return answer
 
-    return made
+    return start
 
 
-def _drafting(properties: dict[str, Any]) -> dict[str, Any]:
+def _with_draft_model(properties: dict[str, Any]) -> dict[str, Any]:
     return {"draft_model": genai.draft_model(MODELS / "draft", "CPU", **properties)}
 
 
-MADE = {
-    "OpenVINO GenAI": pipeline(lambda properties: {}),
-    "OpenVINO GenAI, prompt lookup": pipeline(
+START_BY_ROW = {
+    "OpenVINO GenAI": make_pipeline_row(lambda properties: {}),
+    "OpenVINO GenAI, prompt lookup": make_pipeline_row(
         lambda properties: {"prompt_lookup": True}, num_assistant_tokens=5, max_ngram_size=3
     ),
-    "OpenVINO GenAI, draft model": pipeline(_drafting, num_assistant_tokens=5),
+    "OpenVINO GenAI, draft model": make_pipeline_row(_with_draft_model, num_assistant_tokens=5),
 }

@@ -1,6 +1,7 @@
-"""The rows of the table of peers, and the table. Imports no engine: every environment reads this.
+"""Defines the rows of the table of peers, and makes the table.
 
-A turn is measured from frames in memory and words to tokens, each engine's own processor included.
+This module imports no engine, because every environment imports it. A turn is measured from frames
+in memory and words to tokens, and includes each engine's own processor.
 """
 
 from __future__ import annotations
@@ -10,28 +11,28 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-GENERATE = "transformers, `generate`"  # whose answer is the measure of equality
+GENERATE = "transformers, `generate`"  # All answers are compared with this row's.
 
 
 @dataclass(frozen=True)
-class Asked:
-    """What every engine is asked."""
+class Task:
+    """The prompt that every engine answers, and the number of its threads."""
 
-    frames: str  # a file of numpy's: uint8 [frames, height, width, 3]
-    scene: tuple[int, int, int]  # the same as (seed, frames, pixels a side)
-    seconds: float  # that the clip lasts
+    frames: str  # A numpy file: uint8 [frames, height, width, 3].
+    scene: tuple[int, int, int]  # The same clip as (seed, number of frames, pixels a side).
+    seconds: float  # The clip's length.
     words: str
     threads: int
 
 
 @dataclass(frozen=True)
 class Turn:
-    """An answer: its ids, seconds to the first of them and in all, and how many came at first."""
+    """An answer of an engine, and how long it took."""
 
     ids: tuple[int, ...]
-    first: float
-    total: float
-    early: int = 1
+    first: float  # Seconds to the first id.
+    total: float  # Seconds to the last id.
+    early: int = 1  # How many ids came together with the first.
 
 
 @dataclass(frozen=True)
@@ -39,14 +40,15 @@ class Row:
     """A line of the table."""
 
     name: str
-    engine: str  # the environment, and the module here that runs in it
-    packages: tuple[str, ...]  # whose versions it has
+    engine: str  # Names the environment, and the module of this package that runs in it.
+    packages: tuple[str, ...]  # Those whose versions the table shows.
     remark: str = ""
-    positions: str = GENERATE  # whose answer is plain decoding at this engine's positions
+    positions: str = GENERATE  # The row that decodes plainly at this engine's positions.
 
 
-# Plain decoding where text stands after a video by other rules than those of transformers 5.3 on.
-TRAINED, A_SECOND = "trained", "a second a cell"
+# Plain decoding with other positions of the text after a video than transformers has since 5.3.
+TRAINED = "trained"
+A_SECOND = "a second a cell"
 REFERENCES = (TRAINED, A_SECOND)
 
 _TORCH = ("transformers", "torch")
@@ -75,22 +77,27 @@ ROWS = (
 )
 
 
-def compared(ids: Sequence[int], own: str, answers: Mapping[str, Sequence[int]]) -> str:
-    """Whether an answer is ``generate``'s, or the first token that differs; and whether it is
-    then plain decoding's at its engine's ``own`` positions."""
+def compare_answer(ids: Sequence[int], own: str, answers: Mapping[str, Sequence[int]]) -> str:
+    """Says whether an answer equals that of ``generate``, or the first token that differs.
+
+    If it differs, it is also compared with plain decoding at the engine's ``own`` positions.
+    """
     if GENERATE not in answers:
         return "not compared"
-    if (place := _parted(ids, answers[GENERATE])) is None:
+    if (place := _first_difference(ids, answers[GENERATE])) is None:
         return "yes"
-    told = f"differs at token {place + 1}"
+    text = f"differs at token {place + 1}"
     if own == GENERATE or own not in answers:
-        return told
-    later = _parted(ids, answers[own])
-    return f"{told}; at its own positions " + ("equal" if later is None else f"at {later + 1}")
+        return text
+    later = _first_difference(ids, answers[own])
+    return f"{text}; at its own positions " + ("equal" if later is None else f"at {later + 1}")
 
 
-def _parted(ids: Sequence[int], others: Sequence[int]) -> int | None:
-    """The place of the first difference; that of the end where one goes on."""
+def _first_difference(ids: Sequence[int], others: Sequence[int]) -> int | None:
+    """Returns the place of the first difference, or None if there is none.
+
+    If one answer continues the other, it is the place where the shorter one ends.
+    """
     for place, (one, other) in enumerate(zip(ids, others, strict=False)):
         if one != other:
             return place
@@ -98,7 +105,7 @@ def _parted(ids: Sequence[int], others: Sequence[int]) -> int | None:
 
 
 def figures(turn: Turn) -> dict[str, float]:
-    """Seconds to the first token; tokens a second after it, and of the whole."""
+    """Returns the seconds to the first token, and the tokens a second after it and in all."""
     after = len(turn.ids) - turn.early
     return {
         "first": turn.first,
@@ -107,12 +114,14 @@ def figures(turn: Turn) -> dict[str, float]:
     }
 
 
-def table(found: Mapping[str, Any]) -> str:
-    """Medians over turns; the ratios are to ``generate``'s. Every row is there: what could not run
-    says why."""
-    errors, versions, answers = found["errors"], found["versions"], found["answers"]
+def table(facts: Mapping[str, Any]) -> str:
+    """Returns a Markdown table of medians over turns, with ratios to those of ``generate``.
+
+    Every row is in the table; one that could not run says why.
+    """
+    errors, versions, answers = facts["errors"], facts["versions"], facts["answers"]
     turns: dict[str, list[Turn]] = {row.name: [] for row in ROWS}
-    for one in found["runs"]:
+    for one in facts["runs"]:
         turns[one["row"]].append(Turn(tuple(one["ids"]), one["first"], one["total"], one["early"]))
     middle = {name: _medians(own) for name, own in turns.items() if own}
     base = middle.get(GENERATE, {})
@@ -125,9 +134,15 @@ def table(found: Mapping[str, Any]) -> str:
         remarks = [row.remark, errors.get(row.name, "").replace("|", r"\|")]
         if row.name in middle:
             own = middle[row.name]
-            cells = [f"{own['first']:.2f}", _rate("decode", own, base), _rate("whole", own, base)]
-            told = {compared(turn.ids, row.positions, answers) for turn in turns[row.name]}
-            cells.append(" or ".join(sorted(told)))
+            cells = [
+                f"{own['first']:.2f}",
+                _rate_cell("decode", own, base),
+                _rate_cell("whole", own, base),
+            ]
+            comparisons = {
+                compare_answer(turn.ids, row.positions, answers) for turn in turns[row.name]
+            }
+            cells.append(" or ".join(sorted(comparisons)))
         elif row.name not in errors:
             remarks.append("not run")
         which = versions.get(row.engine, {})
@@ -138,9 +153,9 @@ def table(found: Mapping[str, Any]) -> str:
 
 
 def _medians(turns: Sequence[Turn]) -> dict[str, float]:
-    told = [figures(turn) for turn in turns]
-    return {name: median(one[name] for one in told) for name in told[0]}
+    figures_by_turn = [figures(turn) for turn in turns]
+    return {name: median(one[name] for one in figures_by_turn) for name in figures_by_turn[0]}
 
 
-def _rate(name: str, own: Mapping[str, float], base: Mapping[str, float]) -> str:
+def _rate_cell(name: str, own: Mapping[str, float], base: Mapping[str, float]) -> str:
     return f"{own[name]:.0f}" + (f" ({own[name] / base[name]:.2f}x)" if base.get(name) else "")

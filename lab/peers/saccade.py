@@ -1,4 +1,4 @@
-"""This library's rows and those of transformers, which live in one environment."""
+"""Runs this library and transformers, which share one environment."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lab.peers.rows import A_SECOND, GENERATE, TRAINED, Asked, Turn
+from lab.peers.rows import A_SECOND, GENERATE, TRAINED, Task, Turn
 from saccade.bench.peers import Peer, hf, hf_assisted, hf_assisted_seeing, hf_lookup
 from saccade.core.prompt import Inputs
 from saccade.engine.generate import run
@@ -20,48 +20,57 @@ from saccade.world import drawing
 
 
 @dataclass(frozen=True)
-class Shown:
-    """The embedded pair, and a clip for it."""
+class PairWithClip:
+    """The embedded pair, and a clip and words to ask it about."""
 
     target: Loaded
     draft: Loaded
     clip: Any
     words: str
 
-    def read(self) -> Inputs:
+    def make_inputs(self) -> Inputs:
+        """Returns the processor's inputs for the clip and the words."""
         return ask(self.target, self.words, clips=[self.clip])
 
 
 @cache
-def shown(asked: Asked) -> Shown:
-    torch.set_num_threads(asked.threads)
+def load_task(task: Task) -> PairWithClip:
+    """Loads the embedded pair and the task's clip once."""
+    torch.set_num_threads(task.threads)
     target, draft = load_pair("shapes", "shapes-draft")
     assert draft is not None
-    return Shown(
-        target, draft, drawing.make_clip(np.load(asked.frames), asked.seconds), asked.words
+    return PairWithClip(
+        target, draft, drawing.make_clip(np.load(task.frames), task.seconds), task.words
     )
 
 
-def timed(decode: Callable[[Shown, Inputs, int], Turn]) -> Callable[[Asked], Callable[[int], Turn]]:
-    """A row: how it decodes from inputs; the processor's time is added."""
+def with_processor_time(
+    decode: Callable[[PairWithClip, Inputs, int], Turn],
+) -> Callable[[Task], Callable[[int], Turn]]:
+    """Returns the function that starts a row, given how it decodes from inputs.
 
-    def made(asked: Asked) -> Callable[[int], Turn]:
-        own = shown(asked)
+    The processor's time is added to that of decoding.
+    """
+
+    def start(task: Task) -> Callable[[int], Turn]:
+        own = load_task(task)
 
         def answer(tokens: int) -> Turn:
             began = time.perf_counter()
-            inputs = own.read()
+            inputs = own.make_inputs()
             reading = time.perf_counter() - began
             turn = decode(own, inputs, tokens)
             return replace(turn, first=reading + turn.first, total=reading + turn.total)
 
         return answer
 
-    return made
+    return start
 
 
-def ours(method: str) -> Callable[[Shown, Inputs, int], Turn]:
-    def decode(own: Shown, inputs: Inputs, tokens: int) -> Turn:
+def decode_with_saccade(method: str) -> Callable[[PairWithClip, Inputs, int], Turn]:
+    """Returns how a row decodes by a method of this library."""
+
+    def decode(own: PairWithClip, inputs: Inputs, tokens: int) -> Turn:
         result = run(
             own.target.backbone,
             inputs,
@@ -75,41 +84,47 @@ def ours(method: str) -> Callable[[Shown, Inputs, int], Turn]:
     return decode
 
 
-def theirs(peer: Peer) -> Callable[[Shown, Inputs, int], Turn]:
-    def decode(own: Shown, inputs: Inputs, tokens: int) -> Turn:
+def decode_with_peer(peer: Peer) -> Callable[[PairWithClip, Inputs, int], Turn]:
+    """Returns how a row decodes by one of transformers' ways."""
+
+    def decode(own: PairWithClip, inputs: Inputs, tokens: int) -> Turn:
         settings = {"max_new_tokens": tokens, "do_sample": False}
-        found = peer(own.target, own.draft, inputs, settings)
-        early = len(found.ids) - found.counted or len(found.ids)  # or all came at once
-        return Turn(found.ids, found.first, found.total, early)
+        answer = peer(own.target, own.draft, inputs, settings)
+        # A run that counts all its tokens is one whose tokens came all at once.
+        early = len(answer.ids) - answer.counted or len(answer.ids)
+        return Turn(answer.ids, answer.first, answer.total, early)
 
     return decode
 
 
-def plain(seconds: Callable[[Asked], float]) -> Callable[[Asked], Callable[[int], Turn]]:
-    """Plain decoding at the authors' positions, of a clip of so many seconds: for its ids alone."""
+def plain_decoding(seconds: Callable[[Task], float]) -> Callable[[Task], Callable[[int], Turn]]:
+    """Returns the function that starts plain decoding at the positions of the models' training.
 
-    def made(asked: Asked) -> Callable[[int], Turn]:
+    ``seconds`` is the length that the clip is said to have. Only the ids are used.
+    """
+
+    def start(task: Task) -> Callable[[int], Turn]:
         target = load("shapes", positions="trained")
-        clip = drawing.make_clip(np.load(asked.frames), seconds(asked))
+        clip = drawing.make_clip(np.load(task.frames), seconds(task))
 
         def answer(tokens: int) -> Turn:
-            inputs = ask(target, asked.words, clips=[clip])
+            inputs = ask(target, task.words, clips=[clip])
             result = run(target.backbone, inputs, method="ar", max_new_tokens=tokens)
             return Turn(result.ids, result.timings.first_token, result.timings.total)
 
         return answer
 
-    return made
+    return start
 
 
-MADE = {
-    "Saccade, `ar`": timed(ours("ar")),
-    "Saccade, `auto`": timed(ours("auto")),
-    GENERATE: timed(theirs(hf)),
-    "transformers, assisted": timed(theirs(hf_assisted)),
-    "transformers, assisted, seeing": timed(theirs(hf_assisted_seeing)),
-    "transformers, prompt lookup": timed(theirs(hf_lookup)),
-    TRAINED: plain(lambda asked: asked.seconds),
-    # two frames are one cell of the grid
-    A_SECOND: plain(lambda asked: asked.scene[1] / 2),
+START_BY_ROW = {
+    "Saccade, `ar`": with_processor_time(decode_with_saccade("ar")),
+    "Saccade, `auto`": with_processor_time(decode_with_saccade("auto")),
+    GENERATE: with_processor_time(decode_with_peer(hf)),
+    "transformers, assisted": with_processor_time(decode_with_peer(hf_assisted)),
+    "transformers, assisted, seeing": with_processor_time(decode_with_peer(hf_assisted_seeing)),
+    "transformers, prompt lookup": with_processor_time(decode_with_peer(hf_lookup)),
+    TRAINED: plain_decoding(lambda task: task.seconds),
+    # Two frames are one cell of the grid, so that each cell lasts a second.
+    A_SECOND: plain_decoding(lambda task: task.scene[1] / 2),
 }

@@ -1,31 +1,37 @@
-"""vLLM's rows, in the environment of ``make vllm``: the engines of ``lab vllm``."""
+"""Runs the engines of ``python -m lab vllm`` in the environment of ``make vllm``."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 
-from lab.hardware import inside
-from lab.hardware.engines import Engine, Question
-from lab.peers.rows import Asked, Turn
+from lab.hardware import vllm_comparison
+from lab.hardware.vllm_engines import Engine, Question
+from lab.peers.rows import Task, Turn
 
 
-def engine(row: str) -> Callable[[Asked], Callable[[int], Turn]]:
-    def made(asked: Asked) -> Callable[[int], Turn]:
-        standing = Engine(inside.settled(row, 1), 600)
-        wave = [Question(asked.words, videos=(asked.scene,))]
+def engine_row(row: str) -> Callable[[Task], Callable[[int], Turn]]:
+    """Returns the function that starts the engine of a row of ``python -m lab vllm``."""
+
+    def start(task: Task) -> Callable[[int], Turn]:
+        engine = Engine(vllm_comparison.engine_setup(row, 1), 600)
+        wave = [Question(task.words, videos=(task.scene,))]
 
         def answer(tokens: int) -> Turn:
-            ran = standing.ask([wave], max_tokens=tokens)
-            return Turn(tuple(ran.answers[0][0]), ran.seconds[0] - ran.decoding[0], ran.seconds[0])
+            results = engine.ask([wave], max_tokens=tokens)
+            return Turn(
+                tuple(results.answers[0][0]),
+                results.seconds[0] - results.decoding[0],
+                results.seconds[0],
+            )
 
         return answer
 
-    return made
+    return start
 
 
-MADE = {
-    "vLLM, eager": engine("vLLM, eager"),
-    "vLLM, compiled": engine("vLLM, compiled"),
-    "vLLM, our draft": engine("ours"),
-    "vLLM, our draft, compiled": engine("ours, compiled"),
+START_BY_ROW = {
+    "vLLM, eager": engine_row("vLLM, eager"),
+    "vLLM, compiled": engine_row("vLLM, compiled"),
+    "vLLM, our draft": engine_row("ours"),
+    "vLLM, our draft, compiled": engine_row("ours, compiled"),
 }

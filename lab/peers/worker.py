@@ -1,7 +1,7 @@
-"""What runs in an engine's own environment: ``python -m lab.peers.worker ENGINE ASKED``.
+"""Runs an engine in its own environment: ``python -m lab.peers.worker ENGINE TASK``.
 
-Rows and numbers of tokens come in by lines of JSON and turns go out; what the engine says itself
-goes to the log. Knows no engine and not this library: an environment may have neither.
+It reads rows and numbers of tokens as lines of JSON and writes turns; the engine's own output goes
+to the log. It imports neither an engine nor this library, because an environment may lack both.
 """
 
 from __future__ import annotations
@@ -15,47 +15,48 @@ from dataclasses import asdict
 from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 
-from lab.peers.rows import ROWS, Asked, Turn
+from lab.peers.rows import ROWS, Task, Turn
 
-Answer = Callable[[int], Turn]  # at most so many tokens
-Made = Mapping[str, Callable[[Asked], Answer]]  # by the row's name
+Answer = Callable[[int], Turn]  # Takes the largest number of tokens.
+StartByRow = Mapping[str, Callable[[Task], Answer]]  # By the row's name.
 
 
-def versions(engine: str) -> dict[str, str]:
-    """Of the packages that the engine's rows name, as far as they are here."""
-    found = {}
+def package_versions(engine: str) -> dict[str, str]:
+    """Returns the versions of the packages that the engine's rows name, if they are installed."""
+    versions = {}
     for name in {name for row in ROWS if row.engine == engine for name in row.packages}:
         try:
-            found[name] = version(name)
+            versions[name] = version(name)
         except PackageNotFoundError:
             continue
-    return found
+    return versions
 
 
-def told(error: Exception) -> str:
-    """What an error says in the end: the cause stands in the last line of a C++ one."""
+def last_error_line(error: Exception) -> str:
+    """Returns an error's kind and last line, which names the cause of an error from C++."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"
 
 
 def main() -> None:
-    engine, given = sys.argv[1], json.loads(sys.argv[2])
-    asked = Asked(**{**given, "scene": tuple(given["scene"])})
+    """Answers the requests that come by standard input until it ends."""
+    engine, fields = sys.argv[1], json.loads(sys.argv[2])
+    task = Task(**{**fields, "scene": tuple(fields["scene"])})
     out = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)
-    print(json.dumps(versions(engine)), file=out)  # noqa: T201
-    made: dict[str, Answer] = {}
+    print(json.dumps(package_versions(engine)), file=out)  # noqa: T201
+    answers: dict[str, Answer] = {}
     for line in sys.stdin:
         request = json.loads(line)
         name = request["row"]
         try:
-            if name not in made:
-                rows: Made = import_module(f"lab.peers.{engine}").MADE
-                made[name] = rows[name](asked)
-            answer = asdict(made[name](request["tokens"]))
+            if name not in answers:
+                rows: StartByRow = import_module(f"lab.peers.{engine}").START_BY_ROW
+                answers[name] = rows[name](task)
+            answer = asdict(answers[name](request["tokens"]))
         except Exception as error:
             traceback.print_exc()
-            answer = {"error": told(error)}
+            answer = {"error": last_error_line(error)}
         print(json.dumps(answer), file=out)  # noqa: T201
 
 

@@ -1,6 +1,7 @@
-"""The papers' figures on the embedded pair: each measures, keeps its numbers, and is drawn of them.
+"""Measures and draws the papers' figures on the embedded pair.
 
-``methods`` has the pictures of ``docs/methods``, a file a paper those of its own figures.
+Each study saves its numbers as JSON, and the figure is drawn from these. ``methods`` has the
+pictures of ``docs/methods``. Every paper has a module for its own figures.
 """
 
 from __future__ import annotations
@@ -21,17 +22,19 @@ from lab.studies import (
     tabed,
     tabed_appendix,
 )
-from lab.studies.lab import Lab, Shot
+from lab.studies.experiment import AnsweredClip, Experiment
 from lab.studies.study import Study
 from saccade.bench import figures
 from saccade.core.errors import OptionError
 from saccade.engine.trace import environment
 
 STUDIES: dict[str, Study] = {
-    "sparse-to-dense": Study("Sparse-to-Dense", "Tau by K.", methods.sparse_to_dense),
-    "tabed": Study("TABED", "The weights of every round.", methods.tabed),
-    "sage": Study("SAGE", "The tree of every round.", methods.sage),
-    "hippo": Study("HIPPO", "What is kept, and every round.", methods.hippo, methods.frames),
+    "sparse-to-dense": Study("Sparse-to-Dense", "Tau by K.", methods.measure_sparse_to_dense),
+    "tabed": Study("TABED", "The weights of every round.", methods.measure_tabed),
+    "sage": Study("SAGE", "The tree of every round.", methods.measure_sage),
+    "hippo": Study(
+        "HIPPO", "What is kept, and every round.", methods.measure_hippo, methods.draw_frames
+    ),
     **specvlm.STUDIES,
     **cases.STUDIES,
     **hippo.STUDIES,
@@ -43,72 +46,89 @@ STUDIES: dict[str, Study] = {
 }
 
 
-METHODS = ("sparse-to-dense", "tabed", "sage", "hippo")  # of docs/methods
-OWN = tuple(name for name in STUDIES if name not in METHODS)
+METHOD_FIGURES = ("sparse-to-dense", "tabed", "sage", "hippo")  # The pictures of docs/methods.
+PAPER_FIGURES = tuple(name for name in STUDIES if name not in METHOD_FIGURES)
 
 
-def named(name: str) -> Study:
+def study_named(name: str) -> Study:
+    """Returns the study of a figure. Raises OptionError for a name that no figure has."""
     if name not in STUDIES:
         raise OptionError(f"unknown figure {name!r}; known: {', '.join(STUDIES)}")
     return STUDIES[name]
 
 
-def write(path: Path, name: str, lab: Lab) -> None:
-    """Measures; the file says what was run."""
-    about = {"figure": name, "clips": lab.clips, "size": lab.size, "tokens": lab.tokens}
+def measure_and_save(path: Path, name: str, experiment: Experiment) -> None:
+    """Measures a figure's numbers and saves them as JSON with what was run, and where."""
+    about = {
+        "figure": name,
+        "clips": experiment.clips,
+        "size": experiment.size,
+        "tokens": experiment.tokens,
+    }
     about["environment"] = environment()
-    path.write_text(json.dumps(about | named(name).measure(lab), separators=(",", ":")) + "\n")
+    path.write_text(
+        json.dumps(about | study_named(name).measure(experiment), separators=(",", ":")) + "\n"
+    )
 
 
-def every(folder: Path, tell: Callable[[str], None], names: Sequence[str] = ()) -> Path:
-    """Every figure (or these) into a folder, with its numbers and a page that shows them all.
+def draw_all(folder: Path, on_progress: Callable[[str], None], names: Sequence[str] = ()) -> Path:
+    """Draws every figure (or these) into a folder, with its numbers and a page that has them all.
 
-    Numbers that are there already are kept, so that an interrupted run is gone on with.
+    Numbers that are already there are not measured again, so an interrupted run can go on.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    album: dict[tuple[int, int, int], Shot] = {}
-    for name in names or OWN:
-        study = named(name)
+    shared_clips: dict[tuple[int, int, int], AnsweredClip] = {}
+    for name in names or PAPER_FIGURES:
+        study = study_named(name)
         path = folder / f"{name}.json"
         if not path.exists():
-            write(path, name, Lab(study.clips, study.size, study.tokens, tell, album=album))
-        figures.save_figure(study.draw(read(path, name)), path.with_suffix(".png"))
+            measure_and_save(
+                path,
+                name,
+                Experiment(
+                    study.clips, study.size, study.tokens, on_progress, shared_clips=shared_clips
+                ),
+            )
+        figures.save_figure(study.draw(load_numbers(path, name)), path.with_suffix(".png"))
     page = folder / "README.md"
-    page.write_text(index(folder))
+    page.write_text(figures_page(folder))
     return page
 
 
-INDEX = """\
+FIGURES_HEAD = """\
 # The papers' figures, measured on the embedded pair
 
-Made by `python -m lab figure all --threads 1 --out docs/results/figures`, drawn from the JSON
-beside it. Tau is tokens per target forward, the target's own included; intervals are 95 %
-bootstraps over clips. *The draft that never saw pruning* was trained on whole videos alone: the
-fair one for comparing views. Seconds are of one machine and so many threads as `environment` in
-the JSON says, which may be others than above.
+`python -m lab figure all --threads 1 --out docs/results/figures` makes this page and its figures,
+which are drawn from the JSON beside them. Tau is tokens per target forward, the target's own
+included. Intervals are 95 % bootstraps over clips. *The draft that never saw pruning* was trained
+on whole videos alone, so it is the fair one for comparing views. Seconds are of the machine and the
+threads in the JSON's `environment`, which may differ from the command above.
 """
 
 
-def index(folder: Path) -> str:
-    """The page over the figures that are in a folder."""
-    lines = [INDEX]
+def figures_page(folder: Path) -> str:
+    """Returns the page of the figures that are in a folder."""
+    lines = [FIGURES_HEAD]
     for name, study in STUDIES.items():
         if not (folder / f"{name}.json").is_file():
             continue
-        held = read(folder / f"{name}.json", name)
-        size = f"{held['clips']} clips of {held['size']} visual tokens"
+        data = load_numbers(folder / f"{name}.json", name)
+        size = f"{data['clips']} clips of {data['size']} visual tokens"
         lines += [f"## {study.place}: `{name}`", "", f"{study.about} *{size}.*", ""]
         lines += [f"![{study.about}]({name}.png)", ""]
     return "\n".join(lines)
 
 
-def read(path: Path, name: str) -> Data:
-    """The numbers of this figure; OptionError where the file holds something else."""
+def load_numbers(path: Path, name: str) -> Data:
+    """Returns the stored numbers of a figure.
+
+    Raises OptionError where the file cannot be read or holds those of another figure.
+    """
     try:
         data: Data = json.loads(path.read_text())
-        held = data["figure"]
+        figure = data["figure"]
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OptionError(f"cannot read {path}; give --data the JSON of an earlier run") from error
-    if held != name:
-        raise OptionError(f"{path} holds the numbers of {held!r}, not of {name!r}")
+    if figure != name:
+        raise OptionError(f"{path} holds the numbers of {figure!r}, not of {name!r}")
     return data

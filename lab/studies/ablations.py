@@ -1,6 +1,7 @@
-"""What each choice of ``fresh`` is worth: documents on real weights, clips on the embedded pair.
+"""Measures what each choice of ``fresh`` is worth, over documents and over clips.
 
-One choice is changed at a time, and tau compared with ``fresh``'s own on the same document or clip.
+Documents are read by real weights and clips by the embedded pair. One choice is changed at a time,
+and tau is compared with ``fresh``'s own on the same document or clip.
 """
 
 from __future__ import annotations
@@ -11,22 +12,23 @@ from typing import Any
 
 import numpy as np
 
-from lab.studies.lab import Lab
+from lab.studies.experiment import Experiment
 from lab.training import agreement
 from saccade.bench.measures import interval
 from saccade.bench.real.answers import MethodResult, Results
 from saccade.bench.suites.long_documents import Document
+from saccade.core.capabilities import Capabilities
 from saccade.core.prompt import Prefill, Prompt
-from saccade.core.protocols import Refresh, View
+from saccade.core.protocols import Following, Refresh, View
 from saccade.drafting.recipe import Recipe
 from saccade.methods import resolve
 from saccade.methods.fresh import FRESH
 from saccade.methods.pages import PAGE_KEYS
 from saccade.methods.std import PerHead, visual_budget
 
-KEEP, SINKS, WINDOW = 0.1, 4, 0.25
-LEAST = 16  # tokens of an answer: a shorter one has too few rounds to tell anything
-OURS, PAGED, CLIP = f"fresh/keep={KEEP}", f"pages/keep={KEEP}", "clip"
+KEEP, SINKS, WINDOW_SHARE = 0.1, 4, 0.25
+MIN_TOKENS = 16  # A shorter answer has too few rounds for a tau.
+FRESH_METHOD, PAGES_METHOD, CLIP = f"fresh/keep={KEEP}", f"pages/keep={KEEP}", "clip"
 MEDIA = "documents", "clips"
 MARKS = "<!-- ablations -->", "<!-- end of ablations -->"
 Row = Mapping[str, Any]
@@ -34,15 +36,23 @@ Row = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Anchored(View):
-    """``PerHead`` with the medium's first few tokens always in, and of its budget a share of its
-    last ones."""
+    """A view as ``PerHead`` that always keeps the medium's first few tokens.
+
+    Its last ones take a share of the budget.
+    """
 
     name: str = "anchored"
     keep: float | None = KEEP
-    attention: bool = True
-    own_keys: bool = True
     refresh: Refresh | None = Refresh()
     window: float = 0.0
+
+    @property
+    def needs(self) -> Capabilities:
+        return PerHead().needs
+
+    @property
+    def following(self) -> Following:
+        return Following(refresh=self.refresh)
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         assert prefill.mass is not None
@@ -52,47 +62,52 @@ class Anchored(View):
         return PerHead(keep=self.keep)(replace(prefill, mass=mass), prompt)
 
 
-def _anchored(name: str, window: float) -> Recipe:
-    return replace(FRESH, name=f"{OURS} with {name}", view=Anchored(window=window))
+def _anchored_recipe(name: str, window: float) -> Recipe:
+    return replace(FRESH, name=f"{FRESH_METHOD} with {name}", view=Anchored(window=window))
 
 
-# what is chosen -> each choice in words, and its method
+# What is chosen -> the words for each choice -> its method.
 GROUPS: Mapping[str, Mapping[str, Recipe]] = {
     "rows remembered R": {
-        f"{rows}": resolve(OURS if rows == 8 else f"{OURS}/refresh=1-{rows}")
+        f"{rows}": resolve(FRESH_METHOD if rows == 8 else f"{FRESH_METHOD}/refresh=1-{rows}")
         for rows in (1, 4, 8, 16, 32)
     },
     "rounds between choices n": {
-        "1": resolve(OURS),
-        **{f"{every}": resolve(f"{OURS}/refresh={every}") for every in (2, 4, 8)},
+        "1": resolve(FRESH_METHOD),
+        **{f"{every}": resolve(f"{FRESH_METHOD}/refresh={every}") for every in (2, 4, 8)},
         "never again (`std`)": resolve(f"std/keep={KEEP}"),
     },
     "instead at every step, by pages": {
-        "every round": resolve(OURS),
+        "every round": resolve(FRESH_METHOD),
         **{
-            f"pages of {page}": resolve(PAGED if page == PAGE_KEYS else f"{PAGED}/page={page}")
+            f"pages of {page}": resolve(
+                PAGES_METHOD if page == PAGE_KEYS else f"{PAGES_METHOD}/page={page}"
+            )
             for page in (1, 2, 4, 8, 16)
         },
     },
     "what is held counts more by eta": {
-        "0": resolve(f"{OURS}/refresh=1-8-0"),
-        "0.25": resolve(OURS),
-        "1": resolve(f"{OURS}/refresh=1-8-1"),
+        "0": resolve(f"{FRESH_METHOD}/refresh=1-8-0"),
+        "0.25": resolve(FRESH_METHOD),
+        "1": resolve(f"{FRESH_METHOD}/refresh=1-8-1"),
     },
     "share kept K": {
         f"{keep:g}": resolve(f"fresh/keep={keep:g}") for keep in (0.05, 0.1, 0.25, 0.5)
     },
     "whose choice": {
-        "each head's": resolve(OURS),
-        "all heads' together": resolve(f"{OURS}/view=attention/refresh=1"),
+        "each head's": resolve(FRESH_METHOD),
+        "all heads' together": resolve(f"{FRESH_METHOD}/view=attention/refresh=1"),
     },
     "always in beside the text": {
-        "nothing": resolve(OURS),
-        f"{SINKS} first tokens": _anchored("sinks", 0.0),
-        f"{SINKS} first tokens, a quarter of K the last": _anchored("sinks and a window", WINDOW),
+        "nothing": resolve(FRESH_METHOD),
+        f"{SINKS} first tokens": _anchored_recipe("sinks", 0.0),
+        f"{SINKS} first tokens, a quarter of K the last": _anchored_recipe(
+            "sinks and a window", WINDOW_SHARE
+        ),
     },
 }
-BESIDE = [  # at a share, over what follows less: on clips
+# Methods that choose anew, each beside one that does so less often; they are compared on clips.
+COMPARED_PAIRS = [
     (f"{own}/keep={keep:g}", f"{other}/keep={keep:g}")
     for own, others in (("fresh", ("std", "streaming")), ("pages", ("std", "streaming", "fresh")))
     for keep in (KEEP, 0.25)
@@ -100,43 +115,49 @@ BESIDE = [  # at a share, over what follows less: on clips
 ]
 _ALL = [recipe for own in GROUPS.values() for recipe in own.values()]
 CHOICES = {recipe.name: recipe for recipe in _ALL}
-OVER_CLIPS = CHOICES | {name: resolve(name) for pair in BESIDE for name in pair}
+OVER_CLIPS = CHOICES | {name: resolve(name) for pair in COMPARED_PAIRS for name in pair}
 
 
-def shown(number: int) -> Document:
-    """A clip under a document's name."""
+def clip_document(number: int) -> Document:
+    """Returns a clip as a document, so that its rows are stored like a document's."""
     return Document(f"{CLIP} {number}", "", f"seed {agreement.FIRST_SEED + number}", 0)
 
 
-def over_clips(lab: Lab, results: Results, tell: Callable[[str], None]) -> None:
-    """What ``results`` lack of the lab's clips by these methods."""
-    for number in range(lab.clips):
-        document = shown(number)
+def measure_clips(
+    experiment: Experiment, results: Results, on_progress: Callable[[str], None]
+) -> None:
+    """Runs the methods that ``results`` lack on the experiment's clips, and stores their rows."""
+    for number in range(experiment.clips):
+        document = clip_document(number)
         missing = results.missing(document, list(OVER_CLIPS))
         if not missing:
             continue
-        clip, inputs = lab.inputs(number)
-        truth = results.reference(document, lambda c=clip, i=inputs: lab.answer("ar", c, i).ids)
+        clip, inputs = experiment.inputs(number)
+        truth = results.reference(
+            document, lambda c=clip, i=inputs: experiment.answer("ar", c, i).ids
+        )
         for name in missing:
-            tell(f"clip {number + 1} of {lab.clips}, {name}")
-            found = lab.answer(OVER_CLIPS[name], clip, inputs)
-            results.add([MethodResult.of(document, name, found, truth)], "measured")
+            on_progress(f"clip {number + 1} of {experiment.clips}, {name}")
+            result = experiment.answer(OVER_CLIPS[name], clip, inputs)
+            results.add([MethodResult.of(document, name, result, truth)], "measured")
 
 
-def table(measured: Sequence[Row]) -> str:
-    """Markdown: tau of each choice, and over ``fresh``'s own; then ``fresh`` over others."""
-    told = [row for row in measured if row["tokens"] >= LEAST]
-    rows = {medium: [row for row in told if _medium(row) == medium] for medium in MEDIA}
+def results_table(measured: Sequence[Row]) -> str:
+    """Returns Markdown: each choice's tau, its ratio to ``fresh``'s, and ``fresh`` over others."""
+    long_answers = [row for row in measured if row["tokens"] >= MIN_TOKENS]
+    rows = {medium: [row for row in long_answers if _medium(row) == medium] for medium in MEDIA}
     count = {medium: len({row["document"] for row in own}) for medium, own in rows.items()}
-    head = [f"{count[medium]} {medium}: tau | over `{OURS}`" for medium in MEDIA]
-    first = [f"| | {' | '.join(head)} |", "|-|" + "-|-|" * len(MEDIA), *_rows(rows)]
+    head = [f"{count[medium]} {medium}: tau | over `{FRESH_METHOD}`" for medium in MEDIA]
+    first = [f"| | {' | '.join(head)} |", "|-|" + "-|-|" * len(MEDIA), *_table_rows(rows)]
     second = ["| clips: tau of | over | ratio |", "|-|-|-|"]
-    for own, other in BESIDE:
-        second.append(f"| `{own}` | `{other}` | {_said(_ratios(rows[MEDIA[1]], own, other))} |")
+    for own, other in COMPARED_PAIRS:
+        second.append(
+            f"| `{own}` | `{other}` | {_interval_text(_ratios(rows[MEDIA[1]], own, other))} |"
+        )
     return "\n".join([*first, "", *second])
 
 
-def _rows(rows: Mapping[str, Sequence[Row]]) -> Iterator[str]:
+def _table_rows(rows: Mapping[str, Sequence[Row]]) -> Iterator[str]:
     for group, own in GROUPS.items():
         yield f"| **{group}** |" + " | |" * len(MEDIA)
         for words, recipe in own.items():
@@ -145,32 +166,40 @@ def _rows(rows: Mapping[str, Sequence[Row]]) -> Iterator[str]:
 
 
 def _cells(rows: Sequence[Row], method: str) -> tuple[str, str]:
-    own = list(_tau(rows, method).values())
-    return _said(own), "" if method == OURS else _said(_ratios(rows, method, OURS))
+    own = list(_tau_by_document(rows, method).values())
+    if method == FRESH_METHOD:
+        return _interval_text(own), ""
+    return _interval_text(own), _interval_text(_ratios(rows, method, FRESH_METHOD))
 
 
 def _ratios(rows: Sequence[Row], method: str, other: str) -> list[float]:
-    """Of the same document or clip."""
-    than = _tau(rows, other)
-    return [tau / than[each] for each, tau in _tau(rows, method).items() if each in than]
+    """Returns the ratios of two methods' taus on the same documents or clips."""
+    other_taus = _tau_by_document(rows, other)
+    return [
+        tau / other_taus[each]
+        for each, tau in _tau_by_document(rows, method).items()
+        if each in other_taus
+    ]
 
 
-def _tau(rows: Sequence[Row], method: str) -> dict[str, float]:
-    found = {row["document"]: row["tau"] for row in rows if row["method"] == method and row["tau"]}
-    return dict(sorted(found.items()))
+def _tau_by_document(rows: Sequence[Row], method: str) -> dict[str, float]:
+    tau_by_document = {
+        row["document"]: row["tau"] for row in rows if row["method"] == method and row["tau"]
+    }
+    return dict(sorted(tau_by_document.items()))
 
 
-def _said(values: Sequence[float]) -> str:
-    found = interval(values, np.median)
-    return "" if found is None else "{:.2f} [{:.2f}, {:.2f}]".format(*found)
+def _interval_text(values: Sequence[float]) -> str:
+    result = interval(values, np.median)
+    return "" if result is None else "{:.2f} [{:.2f}, {:.2f}]".format(*result)
 
 
 def _medium(row: Row) -> str:
     return MEDIA[row["document"].startswith(f"{CLIP} ")]
 
 
-def put(page: str, text: str, marks: tuple[str, str] = MARKS) -> str:
-    """The page with the table between its marks."""
+def page_with_table(page: str, text: str, marks: tuple[str, str] = MARKS) -> str:
+    """Returns the page with the table between its marks."""
     before, rest = page.split(marks[0])
     after = rest.split(marks[1])[1]
     return f"{before}{marks[0]}\n\n{text}\n\n{marks[1]}{after}"

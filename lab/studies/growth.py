@@ -1,13 +1,13 @@
-"""What a token costs as the video grows: the claim behind every method here."""
+"""Measures what a token costs as the video grows, which is why every method here prunes."""
 
 from __future__ import annotations
 
 import numpy as np
 
 from lab.draw import Data
-from lab.hardware.imposed import ImposedAcceptance, imposed
-from lab.studies import stand_in
-from lab.studies.lab import Lab, interval
+from lab.hardware.imposed import ImposedAcceptance, impose_acceptance
+from lab.studies import random_prefill
+from lab.studies.experiment import Experiment, interval_over_clips
 from lab.studies.study import Study
 from lab.training.agreement import FRAMES
 from saccade.bench.measures import seconds_per_token
@@ -24,8 +24,8 @@ METHODS = {
     "hippo": "hippo",
     "auto": "auto",
 }
-# A draft that works beside the target takes no imposed acceptance: HIPPO's takes turns with it here
-FILLED = {
+# No acceptance can be imposed on a draft that works beside the target, so HIPPO's takes turns here.
+METHODS_ON_NOISE = {
     "ar": "ar",
     "specvlm, fitted": "specvlm/shape=fit",
     "std": "std",
@@ -33,48 +33,62 @@ FILLED = {
     "auto": "auto",
 }
 SIZES = (256, 1024, 2048, 4096, 8192, 16384, 32768)
-STANDS = 0.9  # the chance of a drafted token, given those before it: about the pair's own
+# The chance that a drafted token is accepted, given those before it: about the pair's own.
+IMPOSED_ACCEPTANCE = 0.9
 
 
-def growth(lab: Lab) -> Data:
-    """Milliseconds of decoding a token by visual tokens, up to the lab's size."""
-    endless = lab.target.backbone.vocab  # no token ends a text: all answers are as long
-    sizes = [size for size in FRAMES if size <= lab.size]
+def measure_growth(experiment: Experiment) -> Data:
+    """Measures milliseconds of decoding per token by visual tokens, up to the experiment's size."""
+    no_token = experiment.target.backbone.vocab  # No token ends a text, so all answers are as long.
+    sizes = [size for size in FRAMES if size <= experiment.size]
     lines: dict[str, list[list[float]]] = {name: [] for name in METHODS}
     for size in sizes:
-        ran = lab.race(*METHODS.values(), size=size, eos_token_id=endless)
+        answers_by_method = experiment.run_interleaved(
+            *METHODS.values(), size=size, eos_token_id=no_token
+        )
         for name, method in METHODS.items():
-            spent = [1e3 * seconds_per_token(own) for own in ran[method]]
-            lines[name].append(list(interval(spent, np.median)))
-    across = f"visual tokens (log scale), answers of {lab.tokens} tokens"
+            milliseconds = [1e3 * seconds_per_token(own) for own in answers_by_method[method]]
+            lines[name].append(list(interval_over_clips(milliseconds, np.median)))
+    across = f"visual tokens (log scale), answers of {experiment.tokens} tokens"
     panels = {"milliseconds of decoding a token": lines}
     return {"x": across, "at": sizes, "tall": True, "panels": panels, "from zero": True}
 
 
-def filled(lab: Lab) -> Data:
-    """The same up to 32,768 visual tokens, whose prefill would take minutes an answer: caches are
-    filled with noise, and the acceptance is imposed. Forwards, the view's choice and the draft's
-    reading of it are real; a clip is another noise."""
-    target, draft = lab.target.backbone, lab.draft.backbone
-    sizes = [size for size in SIZES if size <= lab.size]
-    lines: dict[str, list[list[float]]] = {name: [] for name in FILLED}
+def measure_growth_on_noise(experiment: Experiment) -> Data:
+    """Measures the same up to 32,768 visual tokens, whose prefill would take minutes per answer.
+
+    Caches are filled with noise and the acceptance is imposed. Forwards, the view's choice and the
+    draft's reading of it are real. A clip is one turn, with another seed of the acceptance.
+    """
+    target, draft = experiment.target.backbone, experiment.draft.backbone
+    sizes = [size for size in SIZES if size <= experiment.size]
+    lines: dict[str, list[list[float]]] = {name: [] for name in METHODS_ON_NOISE}
     for size in sizes:
-        prefill = stand_in.stand_in(target, size, room=lab.tokens)
+        prefill = random_prefill.make_prefill(target, size, room=experiment.tokens)
         recipes = {
             name: plan(resolve(method), target, draft, len(prefill.prompt))
-            for name, method in FILLED.items()
+            for name, method in METHODS_ON_NOISE.items()
         }
-        spent: dict[str, list[float]] = {name: [] for name in FILLED}
-        for turn in range(lab.clips + 1):  # the first warms up
+        milliseconds: dict[str, list[float]] = {name: [] for name in METHODS_ON_NOISE}
+        for turn in range(experiment.clips + 1):  # The first turn is a warm-up.
             for name, recipe in recipes.items():
-                lab.tell(f"{name}, {size} visual tokens, turn {turn} of {lab.clips}")
-                recipe = imposed(recipe, ImposedAcceptance(rates=(STANDS,), seed=turn))
-                took = stand_in.decode(target, draft, recipe, prefill, lab.tokens)
+                experiment.on_progress(
+                    f"{name}, {size} visual tokens, turn {turn} of {experiment.clips}"
+                )
+                recipe = impose_acceptance(
+                    recipe, ImposedAcceptance(rates=(IMPOSED_ACCEPTANCE,), seed=turn)
+                )
+                seconds = random_prefill.time_decoding(
+                    target, draft, recipe, prefill, experiment.tokens
+                )
                 if turn:
-                    spent[name].append(1e3 * took)
-        for name, own in spent.items():
-            lines[name].append(list(interval(own, np.median)))
-    across = f"visual tokens (log scale), caches filled with noise, {STANDS:.0%} of tokens stand"
+                    milliseconds[name].append(1e3 * seconds)
+        for name, own in milliseconds.items():
+            lines[name].append(list(interval_over_clips(own, np.median)))
+    across = (
+        "visual tokens (log scale), caches filled with noise, "
+        f"{IMPOSED_ACCEPTANCE:.0%} of tokens stand"
+    )
     panels = {"milliseconds of decoding a token": lines}
     return {"x": across, "at": sizes, "tall": True, "panels": panels, "from zero": True}
 
@@ -83,7 +97,7 @@ STUDIES = {
     "growth": Study(
         "SpecVLM, Sec. 1",
         "Milliseconds of decoding a token as the video grows.",
-        growth,
+        measure_growth,
         clips=2,
         size=8192,
         tokens=64,
@@ -93,7 +107,7 @@ STUDIES = {
         "SpecVLM, Sec. 1",
         "Milliseconds of decoding a token up to 32,768 visual tokens: caches filled with noise, "
         "nine of ten drafted tokens accepted (imposed).",
-        filled,
+        measure_growth_on_noise,
         clips=3,
         size=SIZES[-1],
         tokens=64,

@@ -1,4 +1,4 @@
-"""HIPPO's figures: what attention keeps, what the draft can do with it, and where a round goes."""
+"""HIPPO's figures: what attention keeps, how the draft answers with it, and a round's seconds."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ import numpy as np
 from lab import draw
 from lab.draw import Data
 from lab.studies import methods
-from lab.studies.lab import TAU, Lab, interval
-from lab.studies.specvlm import less, over_shares
+from lab.studies.experiment import TAU, Experiment, interval_over_clips
+from lab.studies.specvlm import measure_over_shares, measure_tau_differences
 from lab.studies.study import Study
 from saccade.bench import draft_only, text_scores
 from saccade.bench.runner import media_arguments
 from saccade.bench.suites.shapes import LENGTHS, SHORTEST, suites
 from saccade.inputs import ask
 
-EDGE = 0.1  # of a frame's height is its top, and as much its bottom
-CHOSEN = ("attention", "specvlm", "holistic", "random", "uniform")  # a tenth each
-SHOWN = ("attention", "specvlm", "holistic", "random", "dycoke")
-ANSWERED = {
+EDGE = 0.1  # The share of a frame's height that is its top, and that is its bottom.
+EDGE_VIEWS = ("attention", "specvlm", "holistic", "random", "uniform")  # Each keeps a tenth.
+KEPT_VIEWS = ("attention", "specvlm", "holistic", "random", "dycoke")
+VIEW_BY_ROW = {
     "the whole video": "full",
     "attention": "attention",
     "SpecVLM": "specvlm",
@@ -31,9 +31,9 @@ ANSWERED = {
     "uniform": "uniform",
     "no video": "none",
 }
-TIMED = (256, 2048, 8192)
+TIMED_SIZES = (256, 2048, 8192)
 VANILLA = {"all": "sd/shape=chain-5", "a tenth": "sd/view=holistic/keep=0.1/shape=chain-5"}
-EARLY = {
+EARLY_METHODS = {
     "HIPPO, waits": "hippo/early=wait",
     "HIPPO, superset": "hippo/early=superset",
     "HIPPO, all": "hippo/early=all",
@@ -43,28 +43,31 @@ EARLY = {
     "plain decoding": "ar",
 }
 CRITERIA = ("holistic", "attention", "random", "frames", "fastvid", "dycoke")
-WITHOUT = ("attn", "temp", "spa")
+SCORES = ("attn", "temp", "spa")
 
 
-def edges(lab: Lab) -> Data:
-    """Fig. 2, 8: the share of what is kept that lies at a frame's top and bottom, by view."""
-    found: dict[str, list[tuple[float, float]]] = {view: [] for view in CHOSEN}
-    for number in range(lab.clips):
-        seen = methods.kept(lab, number, CHOSEN)
-        for view, cells in seen["kept"].items():
-            found[view].append(at_edges(cells, seen["grid"][1]))
+def measure_edges(experiment: Experiment) -> Data:
+    """Measures Fig. 2 and 8: the share of kept tokens at a frame's top and bottom, by view."""
+    shares_by_view: dict[str, list[tuple[float, float]]] = {view: [] for view in EDGE_VIEWS}
+    for number in range(experiment.clips):
+        kept_cells = methods.measure_kept_cells(experiment, number, EDGE_VIEWS)
+        for view, cells in kept_cells["kept"].items():
+            shares_by_view[view].append(edge_shares(cells, kept_cells["grid"][1]))
     rows = {}
-    for view, own in found.items():
+    for view, own in shares_by_view.items():
         top, bottom = zip(*own, strict=True)
-        rows[view] = {"top tenth": interval(top), "bottom tenth": interval(bottom)}
+        rows[view] = {
+            "top tenth": interval_over_clips(top),
+            "bottom tenth": interval_over_clips(bottom),
+        }
     across = "share of a frame's kept tokens (a tenth of the video kept)"
     return {"x": across, "rows": rows, "marks": {"if spread evenly": EDGE}}
 
 
-def at_edges(cells: Sequence[Sequence[int]], high: int) -> tuple[float, float]:
-    """The shares of cells (t, h, w) in the top and the bottom tenth, means over the frames.
+def edge_shares(cells: Sequence[Sequence[int]], high: int) -> tuple[float, float]:
+    """Returns the shares of cells (t, h, w) in the top and the bottom tenth, means over frames.
 
-    A row of cells counts by how much of it lies there: a tenth of 8 rows is 0.8 of one.
+    A row of cells counts by the part of it that lies there: a tenth of 8 rows is 0.8 of one.
     """
     top = np.clip(EDGE * high - np.arange(high), 0, 1)
     frames: dict[int, list[int]] = defaultdict(list)
@@ -75,121 +78,133 @@ def at_edges(cells: Sequence[Sequence[int]], high: int) -> tuple[float, float]:
     return at_top, at_bottom
 
 
-def kept(lab: Lab) -> Data:
-    """Fig. 1, 8: the tokens kept of some frames of the first clip, by view."""
-    return methods.kept(lab, 0, SHOWN)
+def measure_kept(experiment: Experiment) -> Data:
+    """Measures Fig. 1 and 8: the tokens kept of some frames of the first clip, by view."""
+    return methods.measure_kept_cells(experiment, 0, KEPT_VIEWS)
 
 
-def accuracy(lab: Lab) -> Data:
-    """Fig. 3: how often the draft by itself answers right, by what it sees; the target beside.
+def measure_accuracy(experiment: Experiment) -> Data:
+    """Measures Fig. 3: how often the draft by itself answers right, by what it sees.
 
-    Of suites up to the lab's size, the shortest in any case.
+    The target is beside it. Suites are those up to the experiment's size, and always the shortest.
     """
     lengths = {name: length.tokens for name, length in LENGTHS.items()}
     panels = {
-        f"{tokens} visual tokens": _answered(lab, name)
+        f"{tokens} visual tokens": _share_right(experiment, name)
         for name, tokens in lengths.items()
-        if tokens <= max(lab.size, lengths[SHORTEST])
+        if tokens <= max(experiment.size, lengths[SHORTEST])
     }
     return {"x": "share of short questions answered right", "panels": panels}
 
 
-def _answered(lab: Lab, length: str) -> Data:
+def _share_right(experiment: Experiment, length: str) -> Data:
     name = "shapes-qa" if length == SHORTEST else f"shapes-qa-{length}"
-    model, tokenizer = lab.target.backbone.model, lab.target.tokenizer
-    right: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
-    for number, item in enumerate(islice(suites()[name].items(), lab.clips)):
-        lab.tell(f"{name}, question {number + 1} of {lab.clips}")
+    model, tokenizer = experiment.target.backbone.model, experiment.target.tokenizer
+    scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
+    for number, item in enumerate(islice(suites()[name].items(), experiment.clips)):
+        experiment.on_progress(f"{name}, question {number + 1} of {experiment.clips}")
         media = media_arguments(item)
-        inputs = ask(lab.target, item.question, **media)
-        plain = lab.answer("ar", media["clips"][0], inputs).ids
-        said: dict[tuple[str, str], Sequence[int]] = {("the target", "the target"): plain}
-        for what, draft in lab.drafts.items():
-            for row, view in ANSWERED.items():
-                said[row, f"a draft that {what}"] = draft_only.draft_answer(
-                    lab.target,
+        inputs = ask(experiment.target, item.question, **media)
+        plain = experiment.answer("ar", media["clips"][0], inputs).ids
+        answers: dict[tuple[str, str], Sequence[int]] = {("the target", "the target"): plain}
+        for what, draft in experiment.drafts.items():
+            for row, view in VIEW_BY_ROW.items():
+                answers[row, f"a draft that {what}"] = draft_only.draft_answer(
+                    experiment.target,
                     draft,
                     inputs,
                     None,
                     draft_only.draft_only_recipe(f"draft/view={view}"),
-                    tokens=lab.tokens,
+                    tokens=experiment.tokens,
                     ends=model.generation_config.eos_token_id,
                 )
-        for (row, series), ids in said.items():
+        for (row, series), ids in answers.items():
             text = tokenizer.decode(list(ids), skip_special_tokens=True)
-            right[row][series].append(text_scores.exact_match(text, item.answers))
-    return {row: {name: interval(own) for name, own in by.items()} for row, by in right.items()}
+            scores[row][series].append(text_scores.exact_match(text, item.answers))
+    return {
+        row: {name: interval_over_clips(own) for name, own in by_series.items()}
+        for row, by_series in scores.items()
+    }
 
 
-def times(lab: Lab) -> Data:
-    """Fig. 4: where the seconds of vanilla SD's rounds go, with the whole video and a tenth."""
+def measure_round_times(experiment: Experiment) -> Data:
+    """Measures Fig. 4: where the seconds of vanilla SD's rounds go, over all or a tenth of a video.
+
+    Vanilla SD is a chain of 5.
+    """
     rows = {}
-    for size in [size for size in TIMED if size <= lab.size] or [lab.size]:
-        ran = lab.race(*VANILLA.values(), size=size)
-        for seen, method in VANILLA.items():
+    for size in [size for size in TIMED_SIZES if size <= experiment.size] or [experiment.size]:
+        answers_by_method = experiment.run_interleaved(*VANILLA.values(), size=size)
+        for what_is_seen, method in VANILLA.items():
             spent = [
-                (own.draft, own.verify, own.decode - own.draft - own.verify) for own in ran[method]
+                (own.draft, own.verify, own.decode - own.draft - own.verify)
+                for own in answers_by_method[method]
             ]
             shares = 100 * np.sum(spent, axis=0) / np.sum(spent)
-            rows[f"{size} visual tokens,\nthe draft sees {seen}"] = dict(
+            rows[f"{size} visual tokens,\nthe draft sees {what_is_seen}"] = dict(
                 zip(("the draft", "the target", "the rest"), shares.tolist(), strict=True)
             )
     return {"x": "per cent of the seconds of decoding", "rows": rows, "stacked": True}
 
 
-def early(lab: Lab) -> Data:
-    """Our own: seconds of whole answers by what the draft reads before the target's attention is
-    known; PEARL's beside it, which knows nothing of attention."""
+def measure_early_drafts(experiment: Experiment) -> Data:
+    """Measures seconds of whole answers by what the draft reads during the target's prefill.
+
+    No paper has this figure. PEARL is beside HIPPO, because its drafts do not use attention.
+    """
     rows: Data = {}
-    each: Data = {}
-    for size in [size for size in TIMED if size <= lab.size] or [lab.size]:
-        ran = lab.race(*EARLY.values(), size=size)
+    answers_by_size: Data = {}
+    for size in [size for size in TIMED_SIZES if size <= experiment.size] or [experiment.size]:
+        answers_by_method = experiment.run_interleaved(*EARLY_METHODS.values(), size=size)
         rows[f"{size} visual tokens"] = {
-            name: interval([own.total for own in ran[method]]) for name, method in EARLY.items()
+            name: interval_over_clips([own.total for own in answers_by_method[method]])
+            for name, method in EARLY_METHODS.items()
         }
-        each[str(size)] = {
+        answers_by_size[str(size)] = {
             method: [
                 {"total": round(own.total, 4), "first": round(own.first, 4), "tokens": len(own.ids)}
                 for own in answers
             ]
-            for method, answers in ran.items()
+            for method, answers in answers_by_method.items()
         }
-    return {"x": "seconds of a whole answer", "rows": rows, "answers": each}
+    return {"x": "seconds of a whole answer", "rows": rows, "answers": answers_by_size}
 
 
-def ablation(lab: Lab) -> Data:
-    """Fig. 6: what tau loses without one of the three scores, clip by clip.
+def measure_ablation(experiment: Experiment) -> Data:
+    """Measures Fig. 6: what tau loses without one of the three scores, clip by clip.
 
-    Without its parallel schedule (w/o vpsd) tau is the same: that one is about seconds.
+    The parallel schedule (w/o vpsd) is left out, because it changes seconds and not tau.
     """
-    views = {f"without s_{part}": f"holistic-no-{part}/keep=0.1" for part in WITHOUT}
-    return less(lab, "holistic/keep=0.1", views, f"{TAU} less the whole score's on the same clip")
+    views = {f"without s_{part}": f"holistic-no-{part}/keep=0.1" for part in SCORES}
+    return measure_tau_differences(
+        experiment, "holistic/keep=0.1", views, f"{TAU} less the whole score's on the same clip"
+    )
 
 
-def pruning(lab: Lab) -> Data:
-    """Fig. 7: tau by the share pruned, for each way to choose; both drafts."""
-    return over_shares(lab, CRITERIA)
+def measure_pruning(experiment: Experiment) -> Data:
+    """Measures Fig. 7: tau by the share pruned, for each way to choose, with both drafts."""
+    return measure_over_shares(experiment, CRITERIA)
 
 
 STUDIES = {
     "hippo-edges": Study(
         "HIPPO, Fig. 2 and 8",
         "Kept tokens in the outermost tenth of a frame, at the top and at the bottom.",
-        edges,
+        measure_edges,
         draw.bars,
         clips=50,
     ),
     "hippo-kept": Study(
         "HIPPO, Fig. 1 and 8",
         "The tenth of a clip that each way to choose keeps, over its frames.",
-        kept,
-        methods.strips,
+        measure_kept,
+        methods.draw_strips,
         clips=1,
     ),
     "hippo-accuracy": Study(
         "HIPPO, Fig. 3",
         "How often the draft by itself answers a short question right, by what it sees.",
-        accuracy,
+        measure_accuracy,
         draw.bars,
         clips=50,
         tokens=32,
@@ -198,7 +213,7 @@ STUDIES = {
     "hippo-times": Study(
         "HIPPO, Fig. 4",
         "Where the seconds of vanilla speculative decoding's rounds go.",
-        times,
+        measure_round_times,
         draw.bars,
         size=8192,
         timed=True,
@@ -207,7 +222,7 @@ STUDIES = {
     "hippo-early": Study(
         "HIPPO, Sec. 5.2 and Table 3",
         "Seconds of whole answers by what the draft reads during the target's prefill.",
-        early,
+        measure_early_drafts,
         draw.bars,
         size=8192,
         timed=True,
@@ -216,14 +231,14 @@ STUDIES = {
     "hippo-ablation": Study(
         "HIPPO, Fig. 6",
         "What tau loses without one of the three scores.",
-        ablation,
+        measure_ablation,
         draw.bars,
         clips=50,
     ),
     "hippo-pruning": Study(
         "HIPPO, Fig. 7",
         "Tau of a chain of 5 against the share pruned, for each way to choose.",
-        pruning,
+        measure_pruning,
         clips=24,
     ),
 }

@@ -1,7 +1,7 @@
-"""The pictures of ``docs/methods``: what a paper's method does on the embedded pair.
+"""Measures and draws the pictures of ``docs/methods``: what each paper's method does.
 
-One function per paper runs the pair on clips it was never trained on and returns numbers, kept as
-JSON.
+One function for each paper runs the embedded pair on clips that it was never trained on, and
+returns numbers that are saved as JSON.
 """
 
 from __future__ import annotations
@@ -14,131 +14,142 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure, FigureBase
 
 from lab.draw import Data
-from lab.studies.lab import Lab
+from lab.studies.experiment import Experiment
 from lab.training import agreement
 from saccade.bench.figures import COLOURS, FONT_SIZE, name_axes
 from saccade.core.result import RoundRecord
 from saccade.core.tree import height
 from saccade.methods import resolve
 
-KEYS = (0.01, 0.03, 0.0625, 0.125, 0.25, 0.5)
+KEY_SHARES = (0.01, 0.03, 0.0625, 0.125, 0.25, 0.5)
 HIPPO_VIEWS = "specvlm", "holistic"
-STRIP, ROUNDS = 6, 36  # frames and rounds shown of HIPPO
+FRAMES_DRAWN = 6
+ROUNDS_DRAWN = 36
 TAU = "tokens per target forward"
 
 
-# -- what is measured --------------------------------------------------------------------------
+# -- Measuring -----------------------------------------------------------------------------------
 
 
-def sparse_to_dense(lab: Lab) -> Data:
-    """Tau by K."""
+def measure_sparse_to_dense(experiment: Experiment) -> Data:
+    """Measures tau by K, the number of keys that a head reads."""
     methods = "std", "streaming"
-    panel = {name: [lab.tau(f"{name}/keep={keep}") for keep in KEYS] for name in methods}
-    return _shares("visual keys K a head reads", lab.size, KEYS, panel)
+    panel = {
+        name: [experiment.mean_tau(f"{name}/keep={keep}") for keep in KEY_SHARES]
+        for name in methods
+    }
+    return _panel_over_shares("visual keys K a head reads", experiment.size, KEY_SHARES, panel)
 
 
-def _shares(across: str, size: int, shares: Sequence[float], panel: Data) -> Data:
+def _panel_over_shares(across: str, size: int, shares: Sequence[float], panel: Data) -> Data:
     at = [round(share * size) for share in shares]
     return {"x": f"{across}, of {size} (log scale)", "at": at, "panels": {TAU: panel}}
 
 
-def tabed(lab: Lab) -> Data:
-    """The weights of every round of the first clip."""
+def measure_tabed(experiment: Experiment) -> Data:
+    """Measures the weights of every round of the first clip."""
     panels = {}
     for method in ("tabed", "tabed-mtcp"):
         views = resolve(method).view.name.split("+")
-        notes = zip(*(round.note for round in lab.rounds(method)), strict=True)
-        panels[f"weight\n({method})"] = dict(zip(views, map(list, notes), strict=True))
-    tau = lab.taus("sd", "sd/view=text", "tabed-mt", "tabed", "tabed-mtcp")
+        weights = zip(*(round.note for round in experiment.rounds(method)), strict=True)
+        panels[f"weight\n({method})"] = dict(zip(views, map(list, weights), strict=True))
+    tau = experiment.mean_taus("sd", "sd/view=text", "tabed-mt", "tabed", "tabed-mtcp")
     return {"x": "round", "panels": panels, "tau": tau}
 
 
-def sage(lab: Lab) -> Data:
-    """The tree of every round of the first clip, and what was accepted of it."""
+def measure_sage(experiment: Experiment) -> Data:
+    """Measures the tree of every round of the first clip, and what was accepted of it."""
     panels: Data = {"nodes\n(tokens)": {}, "depth\n(levels)": {}, "accepted\n(tokens)": {}}
     for method in ("sage", "specvlm"):
-        trees = zip(*map(_tree, lab.rounds(method)), strict=True)
+        trees = zip(*map(_tree_sizes, experiment.rounds(method)), strict=True)
         for panel, own in zip(panels.values(), trees, strict=True):
             panel[method] = list(own)
-    tau = lab.taus("specvlm", "sage", "sage/shape=sage-live", "specvlm/shape=chain-8")
+    tau = experiment.mean_taus("specvlm", "sage", "sage/shape=sage-live", "specvlm/shape=chain-8")
     return {"x": "round", "panels": panels, "tau": tau}
 
 
-def _tree(round: RoundRecord) -> tuple[int, int, int]:
-    """Its nodes, depth and accepted tokens."""
+def _tree_sizes(round: RoundRecord) -> tuple[int, int, int]:
+    """Returns the nodes, the depth and the accepted tokens of a round's tree."""
     return len(round.parents), height(round.parents), len(round.accepted)
 
 
-def hippo(lab: Lab) -> Data:
-    """What two views keep of the first clip, and how many tokens a round judged."""
-    rounds = lab.rounds("hippo")
+def measure_hippo(experiment: Experiment) -> Data:
+    """Measures what two views keep of the first clip, and how many tokens each round verified."""
+    rounds = experiment.rounds("hippo")
     return {
-        **kept(lab, 0, HIPPO_VIEWS),
+        **measure_kept_cells(experiment, 0, HIPPO_VIEWS),
         "judged": [len(round.tokens) for round in rounds],
         "accepted": [len(round.accepted) for round in rounds],
-        "tau": lab.taus("hippo", *(f"sd/view={name}" for name in (*HIPPO_VIEWS, "uniform"))),
+        "tau": experiment.mean_taus(
+            "hippo", *(f"sd/view={name}" for name in (*HIPPO_VIEWS, "uniform"))
+        ),
     }
 
 
-def kept(lab: Lab, number: int, views: Sequence[str]) -> Data:
-    """The cells (t, h, w) that views keep of a clip, and how many there are on each axis."""
-    shot = lab.shot(number)
-    prompt = lab.draft.backbone.adopt(shot.guide.prompt)
-    seen = {name: resolve(f"sd/view={name}").view(shot.guide, prompt) for name in views}
+def measure_kept_cells(experiment: Experiment, number: int, views: Sequence[str]) -> Data:
+    """Returns the cells (t, h, w) that views keep of a clip, and the cells on each axis."""
+    clip = experiment.answered_clip(number)
+    prompt = experiment.draft.backbone.adopt(clip.guide.prompt)
+    prompt_by_view = {name: resolve(f"sd/view={name}").view(clip.guide, prompt) for name in views}
     return {
         "grid": (prompt.grid[:, 1:].amax(0) + 1).tolist(),
-        "kept": {name: own.grid[:, 1:].tolist() for name, own in seen.items()},
+        "kept": {name: own.grid[:, 1:].tolist() for name, own in prompt_by_view.items()},
     }
 
 
-def frames(data: Data) -> Figure:
-    """The clip's frames, veiled where a view drops a token; below, each round's tokens."""
-    figure = Figure(figsize=(1.25 * STRIP, 4.5), layout="constrained")
+def draw_frames(data: Data) -> Figure:
+    """Draws the clip's frames, veiled where a view drops a token, and below them each round."""
+    figure = Figure(figsize=(1.25 * FRAMES_DRAWN, 4.5), layout="constrained")
     above, below = figure.subfigures(2, 1, height_ratios=(2, 1.2))
-    veiled(above, data)
-    _rounds(
-        below.subplots(), np.array(data["judged"][:ROUNDS]), np.array(data["accepted"][:ROUNDS])
+    draw_veiled_frames(above, data)
+    _draw_rounds(
+        below.subplots(),
+        np.array(data["judged"][:ROUNDS_DRAWN]),
+        np.array(data["accepted"][:ROUNDS_DRAWN]),
     )
     return figure
 
 
-def strips(data: Data) -> Figure:
-    """The clip's frames alone, veiled where a view drops a token."""
-    figure = Figure(figsize=(1.25 * STRIP, 1.45 * len(data["kept"])), layout="constrained")
-    veiled(figure, data)
+def draw_strips(data: Data) -> Figure:
+    """Draws the clip's frames alone, veiled where a view drops a token."""
+    figure = Figure(figsize=(1.25 * FRAMES_DRAWN, 1.45 * len(data["kept"])), layout="constrained")
+    draw_veiled_frames(figure, data)
     return figure
 
 
-def veiled(figure: FigureBase, data: Data, number: int = 0) -> None:
-    """A row of a clip's frames a view."""
-    pictures = agreement.held_out(number, data["size"])[1].frames
+def draw_veiled_frames(figure: FigureBase, data: Data, number: int = 0) -> None:
+    """Draws a row of a clip's frames for each view."""
+    pictures = agreement.unseen_clip(number, data["size"])[1].frames
     times, high, wide = data["grid"]
-    rows = figure.subplots(len(data["kept"]), STRIP, squeeze=False)
+    rows = figure.subplots(len(data["kept"]), FRAMES_DRAWN, squeeze=False)
     for row, (view, cells) in zip(rows, data["kept"].items(), strict=True):
         for i, axis in enumerate(row):
-            t = (2 * i + 1) * times // (2 * STRIP)
+            t = (2 * i + 1) * times // (2 * FRAMES_DRAWN)
             picture = np.asarray(pictures[t * len(pictures) // times]) / 255
-            seen = np.zeros((high, wide, 1), dtype=bool)
+            is_kept = np.zeros((high, wide, 1), dtype=bool)
             for _, h, w in (cell for cell in cells if cell[0] == t):
-                seen[h, w] = True
-            clear = seen.repeat(len(picture) // high, 0).repeat(picture.shape[1] // wide, 1)
-            axis.imshow(np.where(clear, picture, 0.75 + 0.2 * picture))
+                is_kept[h, w] = True
+            is_clear = is_kept.repeat(len(picture) // high, 0).repeat(picture.shape[1] // wide, 1)
+            axis.imshow(np.where(is_clear, picture, 0.75 + 0.2 * picture))
             axis.set(xticks=[], yticks=[])
-            axis.set_xlabel(f"{seen.sum()} of {seen.size}", fontsize=FONT_SIZE)
+            axis.set_xlabel(f"{is_kept.sum()} of {is_kept.size}", fontsize=FONT_SIZE)
         row[0].set_ylabel(f"{view}\n{len(cells)} in all", fontsize=FONT_SIZE)
 
 
-def _rounds(axis: Axes, judged: Any, accepted: Any) -> None:
-    """One token past those in flight is judged with it, so a conservative round judges one."""
+def _draw_rounds(axis: Axes, judged: Any, accepted: Any) -> None:
+    """Draws the verified and accepted tokens of each round.
+
+    A conservative round verifies one token, because one token past those in flight is verified.
+    """
     at = np.arange(1, len(judged) + 1)
-    for name, colour, these in (
+    for name, colour, selected in (
         ("optimistic", COLOURS[0], judged > 1),
         ("conservative", COLOURS[1], judged == 1),
     ):
-        axis.bar(at[these], accepted[these], color=colour, label=f"accepted, {name}")
+        axis.bar(at[selected], accepted[selected], color=colour, label=f"accepted, {name}")
     axis.bar(at, judged, fc="none", ec=COLOURS[-1], lw=0.7, label="judged")
-    early = at[judged == 0]
-    axis.plot(early, 0 * early, "x", c=COLOURS[-1], ms=4, label="draft not ready")
+    undrafted = at[judged == 0]
+    axis.plot(undrafted, 0 * undrafted, "x", c=COLOURS[-1], ms=4, label="draft not ready")
     name_axes(axis, "round", "drafted tokens")
     axis.set_ylim(top=1.5 * max(1, judged.max(initial=0)))
     axis.legend(fontsize=FONT_SIZE, ncols=4, loc="upper center")

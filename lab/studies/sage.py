@@ -1,5 +1,7 @@
-"""SAGE's figures: whether entropy hangs together, and what the adaptive tree gives by length,
-by pruning, and planned ahead or live."""
+"""SAGE's figures: how entropy is correlated along an answer, and what the adaptive tree gives.
+
+The tree is measured by the length of answers, by pruning, and planned ahead or grown live.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,7 @@ from torch import Tensor
 
 from lab import draw
 from lab.draw import Data
-from lab.studies.lab import TAU, Lab, Shot, interval, rounded
+from lab.studies.experiment import TAU, AnsweredClip, Experiment, interval_over_clips, rounded_taus
 from lab.studies.specvlm import CALIBRATED, LAMBDA
 from lab.studies.study import Study
 from lab.training import agreement
@@ -29,15 +31,15 @@ from saccade.world import dialogues
 
 SPEED = "times as fast as ar (decoding)"
 TASKS = {"describing a clip": "describe", "listing its events": "events"}
-LOOKS = {"tall": True, "guides": ["ar"]}
+DRAWING_OPTIONS = {"tall": True, "guides": ["ar"]}
 LAGS = 20
-LEAST = 2 * LAGS  # tokens of an answer, or it says too little of long lags
-OWN = f"sage/lambda={LAMBDA}"  # over the view that SpecVLM is judged with
-LENGTHENED = {"sd": "sd", "specvlm": CALIBRATED, "sage": OWN}
+MIN_TOKENS = 2 * LAGS  # A shorter answer has too few pairs of tokens at long lags.
+CALIBRATED_SAGE = f"sage/lambda={LAMBDA}"  # Over the view that SpecVLM is measured with.
+LENGTHENED = {"sd": "sd", "specvlm": CALIBRATED, "sage": CALIBRATED_SAGE}
 KEEPS = (1.0, 0.7, 0.4, 0.3, 0.2, 0.1, 0.05)
 PLANS = {
     **{
-        f"SAGE ({rule}), {name}": f"{OWN}{shape}/rule={rule}"
+        f"SAGE ({rule}), {name}": f"{CALIBRATED_SAGE}{shape}/rule={rule}"
         for rule in ("formal", "prose")
         for name, shape in {
             "planned ahead": "/shape=sage-ahead",
@@ -50,24 +52,31 @@ PLANS = {
 }
 
 
-def entropy(lab: Lab) -> Data:
-    """Fig. 2: how a draft's entropy at a token goes with that some tokens later."""
+def measure_entropy(experiment: Experiment) -> Data:
+    """Measures Fig. 2: the autocorrelation of a draft's entropy along the target's answers."""
     panels: Data = {}
     for what, task in TASKS.items():
-        shots = (_shot(lab, task, number) for number in range(lab.clips))
-        traces: dict[str, list[list[float]]] = {name: [] for name in lab.drafts}
-        for shot in shots:
-            if len(shot.ids) >= LEAST:
-                for name, draft in lab.drafts.items():
-                    traces[name].append(_entropies(lab, shot, draft))
+        answered = (_answered_clip(experiment, task, number) for number in range(experiment.clips))
+        traces: dict[str, list[list[float]]] = {name: [] for name in experiment.drafts}
+        for clip in answered:
+            if len(clip.ids) >= MIN_TOKENS:
+                for name, draft in experiment.drafts.items():
+                    traces[name].append(_clip_entropies(experiment, clip, draft))
         lines: Data = {}
         for name, own in traces.items():
-            by_clip = [correlations(trace) for trace in own]
-            lines[f"a draft that {name}"] = [interval(at) for at in zip(*by_clip, strict=True)]
+            correlations_by_clip = [autocorrelations(trace) for trace in own]
+            lines[f"a draft that {name}"] = [
+                interval_over_clips(at) for at in zip(*correlations_by_clip, strict=True)
+            ]
         if not own:
-            raise OptionError(f"no answer has {LEAST} tokens: give more --clips or longer answers")
-        band = white_noise([len(trace) for trace in own])
-        lines |= {"white noise, 97.5 %": band, "white noise, 2.5 %": [-most for most in band]}
+            raise OptionError(
+                f"no answer has {MIN_TOKENS} tokens: give more --clips or longer answers"
+            )
+        noise_band = white_noise_band([len(trace) for trace in own])
+        lines |= {
+            "white noise, 97.5 %": noise_band,
+            "white noise, 2.5 %": [-most for most in noise_band],
+        }
         panels[f"autocorrelation,\n{what} ({len(own)})"] = lines
     return {
         "x": "lag (tokens)",
@@ -79,118 +88,145 @@ def entropy(lab: Lab) -> Data:
     }
 
 
-def _shot(lab: Lab, task: str, number: int) -> Shot:
+def _answered_clip(experiment: Experiment, task: str, number: int) -> AnsweredClip:
     if task == "describe":
-        return lab.shot(number)
-    lab.tell(f"{task}, clip {number + 1} of {lab.clips}")
-    scene, clip, _ = agreement.held_out(number, lab.size)
+        return experiment.answered_clip(number)
+    experiment.on_progress(f"{task}, clip {number + 1} of {experiment.clips}")
+    scene, clip, _ = agreement.unseen_clip(number, experiment.size)
     question = dialogues.conversation(scene, task, number)[0].question
-    return lab.look(number, clip, ask(lab.target, question, clips=[clip]))
+    return experiment.answer_clip(number, clip, ask(experiment.target, question, clips=[clip]))
 
 
-def _entropies(lab: Lab, shot: Shot, draft: Loaded) -> list[float]:
-    """H along the target's answer."""
-    return entropies(lab.along(shot, f"{sage.VIEW.name}/keep={sage.VIEW.keep}", draft))
+def _clip_entropies(experiment: Experiment, clip: AnsweredClip, draft: Loaded) -> list[float]:
+    """Returns SAGE's H along the target's answer."""
+    return draft_entropies(
+        experiment.draft_logits(clip, f"{sage.VIEW.name}/keep={sage.VIEW.keep}", draft)
+    )
 
 
-def entropies(logits: Float[Tensor, "answer vocab"]) -> list[float]:
-    """SAGE's H (Eq. 8) at each place, of the ten likeliest tokens' law."""
-    most = math.log(sage.Sage().top)
-    return [(1 - sage.confidence(law)) * most for law in logits.double().softmax(-1)]
+def draft_entropies(logits: Float[Tensor, "answer vocab"]) -> list[float]:
+    """Returns SAGE's H (Eq. 8) at each place, of the ten most probable tokens."""
+    max_entropy = math.log(sage.Sage().top)
+    return [
+        (1 - sage.confidence(probabilities)) * max_entropy
+        for probabilities in logits.double().softmax(-1)
+    ]
 
 
-def correlations(trace: Sequence[float]) -> list[float]:
-    """Pearson's, at each lag."""
+def autocorrelations(trace: Sequence[float]) -> list[float]:
+    """Returns Pearson's correlation of a trace with itself at each lag."""
     return [float(np.corrcoef(trace[:-lag], trace[lag:])[0, 1]) for lag in range(1, LAGS + 1)]
 
 
-def white_noise(lengths: Sequence[int]) -> list[float]:
-    """Where 97.5 % of the mean over clips would lie below, were no token like any other."""
+def white_noise_band(lengths: Sequence[int]) -> list[float]:
+    """Returns the 97.5 % quantile, at each lag, of the mean autocorrelation of white noise.
+
+    ``lengths`` are those of the traces whose mean is taken.
+    """
     variances = [[1 / (n - lag) for n in lengths] for lag in range(1, LAGS + 1)]
     return [1.96 * math.sqrt(sum(own)) / len(lengths) for own in variances]
 
 
-def length(lab: Lab) -> Data:
-    """Fig. 3: tau and speed by how much is written, past the end of the text if need be."""
-    endless = lab.target.backbone.vocab  # no token ends a text: all answers are as long
-    lengths = [lab.tokens >> halved for halved in (4, 3, 2, 1, 0)]
+def measure_length(experiment: Experiment) -> Data:
+    """Measures Fig. 3: tau and speed by the tokens written, past the end of the text if need be."""
+    no_token = experiment.target.backbone.vocab  # No token ends a text, so all answers are as long.
+    lengths = [experiment.tokens >> halved for halved in (4, 3, 2, 1, 0)]
     panels: Data = {panel: {name: [] for name in LENGTHENED} for panel in (TAU, SPEED)}
     for tokens in lengths:
         methods = LENGTHENED.values()
-        ran = lab.race("ar", *methods, max_new_tokens=tokens, eos_token_id=endless)
+        answers_by_method = experiment.run_interleaved(
+            "ar", *methods, max_new_tokens=tokens, eos_token_id=no_token
+        )
         for name, method in LENGTHENED.items():
-            panels[TAU][name].append(_tau(ran[method]))
-            panels[SPEED][name].append(_speed(ran[method], ran["ar"]))
-    ends = answer_limits(merge_settings(lab.target.backbone.model, None, {}), 0).eos
-    ended = [end for own in ran["ar"] if (end := until(own.ids, ends)) is not None]
+            panels[TAU][name].append(_tau_interval(answers_by_method[method]))
+            panels[SPEED][name].append(
+                _speed_interval(answers_by_method[method], answers_by_method["ar"])
+            )
+    ends = answer_limits(merge_settings(experiment.target.backbone.model, None, {}), 0).eos
+    natural_lengths = [
+        end
+        for own in answers_by_method["ar"]
+        if (end := tokens_until_end(own.ids, ends)) is not None
+    ]
     across = "tokens written (log scale)"
-    if ended:
-        across += f"; by itself {len(ended)} of {lab.clips} would end, after {mean(ended):.0f}"
-    return {"x": across, "at": lengths, "panels": _beside_ar(panels), **LOOKS}
+    if natural_lengths:
+        across += (
+            f"; by itself {len(natural_lengths)} of {experiment.clips} would end, after "
+            f"{mean(natural_lengths):.0f}"
+        )
+    return {"x": across, "at": lengths, "panels": _with_ar_line(panels), **DRAWING_OPTIONS}
 
 
-def until(ids: Sequence[int], ends: Sequence[int]) -> int | None:
-    """How many there are up to the first end of text; None without one."""
+def tokens_until_end(ids: Sequence[int], ends: Sequence[int]) -> int | None:
+    """Returns the number of tokens up to the first end of text, or None where there is none."""
     return next((place + 1 for place, token in enumerate(ids) if token in ends), None)
 
 
-def pruning(lab: Lab) -> Data:
-    """Table 5: tau and speed by the share of the video that the draft reads."""
-    names = [f"{OWN}/keep={keep:g}" for keep in KEEPS]
+def measure_pruning(experiment: Experiment) -> Data:
+    """Measures Table 5: tau and speed by the share of the video that the draft reads."""
+    names = [f"{CALIBRATED_SAGE}/keep={keep:g}" for keep in KEEPS]
     panels: Data = {TAU: {}, SPEED: {}}
-    for what, draft in lab.drafts.items():
-        ran = lab.race("ar", *names, draft=draft)
-        panels[TAU][f"a draft that {what}"] = [_tau(ran[name]) for name in names]
-        panels[SPEED][f"a draft that {what}"] = [_speed(ran[name], ran["ar"]) for name in names]
-    across = f"share of {lab.size} visual tokens kept (log scale)"
-    return {"x": across, "at": list(KEEPS), "panels": _beside_ar(panels), **LOOKS}
+    for what, draft in experiment.drafts.items():
+        answers_by_method = experiment.run_interleaved("ar", *names, draft=draft)
+        panels[TAU][f"a draft that {what}"] = [
+            _tau_interval(answers_by_method[name]) for name in names
+        ]
+        panels[SPEED][f"a draft that {what}"] = [
+            _speed_interval(answers_by_method[name], answers_by_method["ar"]) for name in names
+        ]
+    across = f"share of {experiment.size} visual tokens kept (log scale)"
+    return {"x": across, "at": list(KEEPS), "panels": _with_ar_line(panels), **DRAWING_OPTIONS}
 
 
-def _tau(answers: Sequence[Answer]) -> Interval:
-    return interval([found for own in answers if (found := measures.tau([own])) is not None])
+def _tau_interval(answers: Sequence[Answer]) -> Interval:
+    return interval_over_clips(
+        [tau for answer in answers if (tau := measures.tau([answer])) is not None]
+    )
 
 
-def _speed(answers: Sequence[Answer], plain: Sequence[Answer]) -> Interval:
-    return interval(measures.speedups(answers, plain), np.median)
+def _speed_interval(answers: Sequence[Answer], plain: Sequence[Answer]) -> Interval:
+    return interval_over_clips(measures.speedups(answers, plain), np.median)
 
 
-def _beside_ar(panels: Data) -> Data:
+def _with_ar_line(panels: Data) -> Data:
     panels[SPEED]["ar"] = [1.0] * len(next(iter(panels[SPEED].values())))
     return panels
 
 
-def plan(lab: Lab) -> Data:
-    """Our own: the tree planned a round ahead against the one grown from live laws."""
+def measure_plans(experiment: Experiment) -> Data:
+    """Measures the tree planned a round ahead against one grown live; no paper has this figure."""
     panels: Data = {}
-    each: Data = {}
-    for what, draft in lab.drafts.items():
+    taus_by_draft: Data = {}
+    for what, draft in experiment.drafts.items():
         taus: dict[str, list[float]] = {}
         rows: Data = {}
         for name, method in PLANS.items():
-            runs = [lab.run(method, number, draft=draft) for number in range(lab.clips)]
+            runs = [
+                experiment.run(method, number, draft=draft) for number in range(experiment.clips)
+            ]
             taus[method] = [run.tau or 0.0 for run in runs]
             trees = [round.parents for run in runs for round in run.forwards]
-            deep = mean(height(tree) for tree in trees)
+            depth = mean(height(tree) for tree in trees)
             nodes = mean(map(len, trees))
-            rows[f"{name}\n({deep:.1f} levels, {nodes:.1f} nodes)"] = {
-                "tau": interval(taus[method])
+            rows[f"{name}\n({depth:.1f} levels, {nodes:.1f} nodes)"] = {
+                "tau": interval_over_clips(taus[method])
             }
         panels[f"a draft that {what}"] = rows
-        each[what] = rounded(taus)
-    return {"x": TAU, "panels": panels, "start": 1, "clips_tau": each}
+        taus_by_draft[what] = rounded_taus(taus)
+    return {"x": TAU, "panels": panels, "start": 1, "clips_tau": taus_by_draft}
 
 
 STUDIES = {
     "sage-entropy": Study(
         "SAGE, Fig. 2",
         "Autocorrelation of the draft's entropy along the target's answers, against white noise.",
-        entropy,
+        measure_entropy,
         clips=24,
     ),
     "sage-length": Study(
         "SAGE, Fig. 3",
         "Tau and speed over ar by tokens written; end of text is ignored, so all write as many.",
-        length,
+        measure_length,
         clips=3,
         tokens=256,
         timed=True,
@@ -198,14 +234,14 @@ STUDIES = {
     "sage-pruning": Study(
         "SAGE, Table 5",
         "Tau and speed over ar by the share of the video that SAGE's draft reads.",
-        pruning,
+        measure_pruning,
         clips=4,
         timed=True,
     ),
     "sage-plan": Study(
         "SAGE, Algorithm 1",
         "Tau of SAGE's tree planned a round ahead and grown live, of a static tree and of chains.",
-        plan,
+        measure_plans,
         draw.bars,
         clips=8,
     ),

@@ -1,8 +1,8 @@
-"""The language model that learnt to see (``lab/training/seeing.py``), on clips it never saw.
+"""Measures the language model that was trained to see (``lab/training/seeing.py``), on new clips.
 
-What it says with the clip before it and with another; where it looks while it answers, and how well
-a set of a clip's tokens stands for all of them; how far it drafts for itself over a view, and how
-far and how fast a small draft does.
+It measures what the model says with the right clip and with another one, where it looks while it
+answers, and how well a set of a clip's tokens stands for all of them. It also measures how many
+tokens are accepted of the model's own drafts over a view, and of a small draft, with its speed.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from lab.studies.lab import Lab
+from lab.studies.experiment import Experiment
 from lab.training import agreement, evaluate
 from lab.training.labels import content_words
 from lab.training.stages import SEEING, SEEING_DRAFT
@@ -37,35 +37,35 @@ from saccade.world import dialogues, scenes
 from saccade.world.train_draft.samples import Canvas
 
 Row = Mapping[str, Any]
-SIZE, TOKENS, LEAST = 512, 128, 64
+SIZE, TOKENS, MIN_TRUE_TOKENS = 512, 128, 64
 KEEPS = 0.1, 0.25
 KINDS = "measured", "looked", "told", "forced", "raced", "costs"
-SELF = (
+SELF_METHODS = (
     *("std/keep=0.1", "fresh/keep=0.1", "pages/keep=0.1", "streaming/keep=0.1"),
     "std/view=attention/keep=0.1",
     *("std/keep=0.25", "fresh/keep=0.25", "pages/keep=0.25", "streaming/keep=0.25"),
     "std/view=attention/keep=0.25",
     "specvlm-self/keep=0.1",
 )
-DRAFTED = (
+DRAFT_METHODS = (
     *("sd", "sd-tree", "sd-tree/view=none", "specvlm/keep=0.1", "specvlm/keep=0.5"),
     *("sd-tree/view=random/keep=0.1", "sd-tree/view=random/keep=0.5"),
     *("specvlm/keep=0.1/view=uniform", "specvlm/keep=0.1/view=holistic"),
     *("specvlm/keep=0.1/shape=chain-5", "sage"),
 )
-RACED = "ar", "sd", "specvlm", "sage", "auto"
-CANVASES = {64: (8, 112), SIZE: agreement.MIDDLE[SIZE]}
-FORCED = 8  # clips
-RANDOM = "random, draw {}"
-POINTS = 6  # of a stage's curve
+TIMED_METHODS = "ar", "sd", "specvlm", "sage", "auto"
+CANVASES = {64: (8, 112), SIZE: agreement.EXTRA_FRAMES[SIZE]}
+FORCED_CLIPS = 8  # Clips that are read with the true text.
+RANDOM_SET = "random, draw {}"
+CURVE_POINTS = 6  # Of the curve of a training stage.
 
 
-# -- the clips ---------------------------------------------------------------------------------
+# -- The clips -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Shown:
-    """A held-out clip, what is asked about it, and what is true of it."""
+class DescribedClip:
+    """A held-out clip with the question about it and its true description."""
 
     number: int
     question: str
@@ -77,37 +77,37 @@ class Shown:
         return Document(f"clip {self.number}", f"seed {seed}", self.question, SIZE)
 
 
-def shown(tokenizer: Any) -> Iterator[Shown]:
-    """Those whose true description has ``LEAST`` tokens or more."""
+def described_clips(tokenizer: Any) -> Iterator[DescribedClip]:
+    """Yields the clips whose true description has ``MIN_TRUE_TOKENS`` tokens or more."""
     for number in count():
         scene = scenes.scene(agreement.FIRST_SEED + number)
         turn = dialogues.conversation(scene, "describe", number)[0]
-        if len(tokenizer(turn.answer)["input_ids"]) >= LEAST:
-            yield Shown(number, turn.question, turn.answer)
+        if len(tokenizer(turn.answer)["input_ids"]) >= MIN_TRUE_TOKENS:
+            yield DescribedClip(number, turn.question, turn.answer)
 
 
-def about(model: Loaded, document: Document, later: int = 0) -> Inputs:
-    """What is asked about a clip, and its pixels, or those of the clip so many numbers later."""
+def inputs_about(model: Loaded, document: Document, later: int = 0) -> Inputs:
+    """Returns a clip's question with its pixels, or with those of the clip ``later`` numbers on."""
     number = int(document.name.split()[1])
-    return ask(model, document.task, clips=[agreement.held_out(number + later, SIZE)[1]])
+    return ask(model, document.task, clips=[agreement.unseen_clip(number + later, SIZE)[1]])
 
 
 @dataclass
-class Some(Lab):
-    """A lab of these clips alone."""
+class ExperimentOnClips(Experiment):
+    """An experiment on chosen clips alone."""
 
-    only: Sequence[Shown] = ()
+    only: Sequence[DescribedClip] = ()
 
     def inputs(self, number: int, size: int | None = None) -> tuple[Clip, Inputs]:
         return super().inputs(self.only[number].number, size)
 
 
-# -- what is measured --------------------------------------------------------------------------
+# -- Measuring -----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Told:
-    """F1 of the content words of an answer and of what is true: with the clip, with another."""
+class DescriptionScore:
+    """F1 of an answer's content words and the true ones, with the right clip and with another."""
 
     document: str
     digest: str
@@ -116,8 +116,8 @@ class Told:
 
 
 @dataclass(frozen=True)
-class Forced:
-    """Right content words where all before is the truth."""
+class TeacherForcedScore:
+    """The share of content words that are right where the text before them is the true one."""
 
     size: int
     task: str
@@ -127,12 +127,12 @@ class Forced:
 
 
 @dataclass(frozen=True)
-class Raced:
-    """One answer, timed."""
+class TimedAnswer:
+    """The seconds of one answer."""
 
     document: str
     method: str
-    same: bool  # as plain decoding
+    same: bool  # Whether its tokens are plain decoding's.
     tokens: int
     tau: float | None
     decode_seconds: float
@@ -140,8 +140,8 @@ class Raced:
 
 
 @dataclass(frozen=True)
-class Costs:
-    """Seconds of forwards by rows, and how busy the machine was before them."""
+class ForwardCosts:
+    """Seconds of forwards by their rows, and the load of the machine before them."""
 
     threads: int
     load: float
@@ -150,48 +150,53 @@ class Costs:
     seconds: Sequence[float]
 
 
-def words(said: str) -> Counter[str]:
-    """The content words of a text."""
-    return Counter(said[start:end].lower() for start, end, _ in content_words(said))
+def content_word_counts(text: str) -> Counter[str]:
+    """Returns the content words of a text, counted."""
+    return Counter(text[start:end].lower() for start, end, _ in content_words(text))
 
 
-def alike(said: str, true: str) -> float:
-    """F1 of two texts' content words."""
-    one, other = words(said), words(true)
-    return 2 * (one & other).total() / max(1, one.total() + other.total())
+def content_word_f1(text: str, true_text: str) -> float:
+    """Returns the F1 of two texts' content words."""
+    counts, true_counts = content_word_counts(text), content_word_counts(true_text)
+    return 2 * (counts & true_counts).total() / max(1, counts.total() + true_counts.total())
 
 
-def ways(first: Prefill) -> Mapping[str, Sequence[attention_sets.ChooseRows]]:
-    """Those of ``looks``, every draw at random by a name of its own; HIPPO's and SpecVLM's choice;
-    nothing."""
+def choices_by_set(first: Prefill) -> Mapping[str, Sequence[attention_sets.ChooseRows]]:
+    """Returns the sets of a clip's tokens that are measured, each by the functions that choose it.
 
-    def chosen(view: Any) -> attention_sets.ChooseRows:
+    These are the general sets, with a name for every random draw, HIPPO's and SpecVLM's choice, and
+    the empty set.
+    """
+
+    def choice_of(view: Any) -> attention_sets.ChooseRows:
         def choose(
             whole: attention_sets.Mass,
             before: attention_sets.Mass,
-            now: attention_sets.Mass,
-            held: int,
+            current: attention_sets.Mass,
+            budget: int,
         ) -> attention_sets.KeptMask:
-            share = held / now.shape[-1]
+            share = budget / current.shape[-1]
             return attention_sets.mask_of_rows(
-                now, replace(view, keep=share).choose(first, first.prompt)
+                current, replace(view, keep=share).choose(first, first.prompt)
             )
 
         return choose
 
-    known = dict(attention_sets.CHOICES)
-    draws = {RANDOM.format(draw): [way] for draw, way in enumerate(known.pop("random"))}
+    choices = dict(attention_sets.CHOICES)
+    draws = {RANDOM_SET.format(draw): [way] for draw, way in enumerate(choices.pop("random"))}
     nothing = torch.zeros(0, dtype=torch.long)
     return {
-        **known,
-        "HIPPO's holistic choice": [chosen(hippo.VIEW)],
-        "SpecVLM's choice": [chosen(specvlm.VIEW)],
+        **choices,
+        "HIPPO's holistic choice": [choice_of(hippo.VIEW)],
+        "SpecVLM's choice": [choice_of(specvlm.VIEW)],
         **draws,
-        "none": [lambda whole, before, now, held: attention_sets.mask_of_rows(now, nothing)],
+        "none": [
+            lambda whole, before, current, budget: attention_sets.mask_of_rows(current, nothing)
+        ],
     }
 
 
-def judge(
+def measure_answers(
     model: Loaded,
     draft: Loaded,
     folder: Path,
@@ -199,65 +204,79 @@ def judge(
     results: answers.Results,
     *,
     together: int = 4,
-    tell: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """What ``results`` lack of so many clips, and of the truth read by the model in ``folder``."""
-    chosen = list(islice(shown(model.tokenizer), clips))
-    documents = [each.document for each in chosen]
+    """Measures what ``results`` lack of so many clips, and stores it there.
+
+    The model in ``folder`` reads the true texts.
+    """
+    chosen_clips = list(islice(described_clips(model.tokenizer), clips))
+    documents = [each.document for each in chosen_clips]
     settings = {"max_new_tokens": TOKENS, "do_sample": False}
-    look = partial(attention_sets.measure_attention_sets, ask=about, shares=KEEPS, chosen=ways)
-    recipes = [resolve(name) for name in ("ar", *SELF, *DRAFTED)]
+    look = partial(
+        attention_sets.measure_attention_sets, ask=inputs_about, shares=KEEPS, chosen=choices_by_set
+    )
+    recipes = [resolve(name) for name in ("ar", *SELF_METHODS, *DRAFT_METHODS)]
     answers.run_methods(
         model, documents, recipes, settings, results,
-        together=together, look=look, draft=draft.backbone, ask=about, on_progress=tell,
+        together=together, look=look, draft=draft.backbone,
+        ask=inputs_about, on_progress=on_progress,
     )  # fmt: skip
     done = {row["document"] for row in results.facts["told"]}
-    lab = Lab(clips, SIZE, TOKENS, target=model)
-    for each in chosen:
+    experiment = Experiment(clips, SIZE, TOKENS, target=model)
+    for each in chosen_clips:
         document = each.document
         if document.name not in done:
-            tell(f"{document.name}, another clip's pixels")
+            on_progress(f"{document.name}, another clip's pixels")
             own = model.decode(results.reference(document, lambda: ()))
-            _, clip = agreement.held_out(each.number + 1, SIZE)[:2]
-            said = lab.answer("ar", clip, about(model, document, 1), draft=draft).text or ""
-            row = Told(
-                document.name, document.digest, alike(own, each.truth), alike(said, each.truth)
+            _, clip = agreement.unseen_clip(each.number + 1, SIZE)[:2]
+            answer = (
+                experiment.answer("ar", clip, inputs_about(model, document, 1), draft=draft).text
+                or ""
+            )
+            row = DescriptionScore(
+                document.name,
+                document.digest,
+                content_word_f1(own, each.truth),
+                content_word_f1(answer, each.truth),
             )
             results.add([row], "told")
     forced = {(row["size"], row["task"]) for row in results.facts["forced"]}
     for size, (frames, side) in CANVASES.items():
         for task in ("qa", "describe"):
             if (size, task) not in forced:
-                tell(f"{task} of {size} tokens, the truth read")
-                found = evaluate.teacher_forced(
-                    folder, Canvas("video", frames, side, side), FORCED, task
+                on_progress(f"{task} of {size} tokens, reading the true text")
+                scores = evaluate.teacher_forced(
+                    folder, Canvas("video", frames, side, side), FORCED_CLIPS, task
                 )
                 rows = [
-                    Forced(size, task, view, own["content"], int(own["tokens"]))
-                    for view, own in found.items()
+                    TeacherForcedScore(size, task, view, own["content"], int(own["tokens"]))
+                    for view, own in scores.items()
                 ]
                 results.add(rows, "forced")
 
 
-def race(
+def time_methods(
     model: Loaded,
     draft: Loaded,
     clips: int,
     results: answers.Results,
-    tell: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[str], None] = lambda text: None,
 ) -> None:
-    """The same clips by every method in turn, for their seconds; nothing where that was done."""
+    """Times the answers of every method in turn on the same clips, unless that was done before."""
     if results.facts["raced"]:
         return
-    chosen = list(islice(shown(model.tokenizer), clips))
+    chosen_clips = list(islice(described_clips(model.tokenizer), clips))
     load = os.getloadavg()[0]
-    found = Some(clips, SIZE, TOKENS, tell, target=model, only=chosen).race(*RACED, draft=draft)
-    tell("forwards by rows")
+    answers_by_method = ExperimentOnClips(
+        clips, SIZE, TOKENS, on_progress, target=model, only=chosen_clips
+    ).run_interleaved(*TIMED_METHODS, draft=draft)
+    on_progress("forwards by rows")
     cost = answers.forward_costs(model, SIZE + TOKENS)
-    results.add([Costs(torch.get_num_threads(), load, **cost)], "costs")
+    results.add([ForwardCosts(torch.get_num_threads(), load, **cost)], "costs")
     rows = [
-        Raced(
-            chosen[int(each.item)].document.name,
+        TimedAnswer(
+            chosen_clips[int(each.item)].document.name,
             method,
             each.ids == plain.ids,
             len(each.ids),
@@ -265,22 +284,22 @@ def race(
             each.decode,
             each.total,
         )
-        for method, own in found.items()
-        for each, plain in zip(own, found["ar"], strict=True)
+        for method, own in answers_by_method.items()
+        for each, plain in zip(own, answers_by_method["ar"], strict=True)
     ]
     results.add(rows, "raced")
 
 
-def training(run_dir: Path) -> list[dict[str, Any]]:
-    """What the run's stages took, and how their loss and content words went."""
-    found = []
+def training_stages(run_dir: Path) -> list[dict[str, Any]]:
+    """Returns the time of each training stage, with the curves of its loss and content words."""
+    stage_facts = []
     for whose, stages in (("the model", SEEING), ("its draft", SEEING_DRAFT)):
         for stage in stages:
             log = run_dir / f"{stage.name}.jsonl"
             if not log.exists() or not log.stat().st_size:
                 continue
             lines = [json.loads(line) for line in log.read_text().splitlines()]
-            parts = np.array_split(np.arange(len(lines)), POINTS)
+            parts = np.array_split(np.arange(len(lines)), CURVE_POINTS)
             curve = [
                 {
                     name: round(fmean(lines[at][name] for at in part), 3)
@@ -290,20 +309,22 @@ def training(run_dir: Path) -> list[dict[str, Any]]:
                 for part in parts
             ]
             last = lines[-1]
-            found.append(
+            stage_facts.append(
                 {"of": whose, "stage": stage.name, "steps": len(lines), "curve": curve}
                 | {name: last[name] for name in ("cpu_s", "samples", "tokens")}
             )
-    return found
+    return stage_facts
 
 
-def facts(model: str, digest: str, together: int, run_dir: Path, command: str) -> dict[str, Any]:
-    """What the page says of a run."""
+def run_facts(
+    model: str, digest: str, together: int, run_dir: Path, command: str
+) -> dict[str, Any]:
+    """Returns what the page says about a run: models, settings, machine, command and training."""
     return {
         "model": model,
         "settings": {"max_new_tokens": TOKENS, "visual_tokens": SIZE, "adapter": digest},
         "together": together,
         "machine": "{processor}, {threads} threads, torch {torch}".format(**environment()),
         "command": command,
-        "training": training(run_dir),
+        "training": training_stages(run_dir),
     }

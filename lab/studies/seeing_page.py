@@ -1,4 +1,4 @@
-"""The page of the language model that learnt to see."""
+"""Makes the page of the language model that was trained to see."""
 
 from __future__ import annotations
 
@@ -8,17 +8,28 @@ from typing import Any
 
 import numpy as np
 
-from lab.studies.lab import interval
-from lab.studies.seeing import DRAFTED, FORCED, KEEPS, LEAST, RANDOM, SELF, SIZE, TOKENS
+from lab.studies.experiment import interval_over_clips
+from lab.studies.seeing import (
+    DRAFT_METHODS,
+    FORCED_CLIPS,
+    KEEPS,
+    MIN_TRUE_TOKENS,
+    RANDOM_SET,
+    SELF_METHODS,
+    SIZE,
+    TOKENS,
+)
 from saccade.bench.measures import RESAMPLES, Interval
 from saccade.bench.real.attention_sets import RANDOM_DRAWS
 
 Row = Mapping[str, Any]
 
 
-def crossed(table: np.ndarray) -> Interval:
-    """The mean of [clip, draw] with its 95 % bootstrap over both: a draw at random is one of many,
-    as a clip is."""
+def crossed_interval(table: np.ndarray) -> Interval:
+    """Returns the mean of a table [clip, draw] with its 95 % bootstrap interval over both.
+
+    Draws are resampled as well, because a random draw is one of many, as a clip is.
+    """
     rng, (clips, draws) = np.random.default_rng(0), table.shape
     some = rng.integers(clips, size=(RESAMPLES, clips, 1))
     mine = rng.integers(draws, size=(RESAMPLES, 1, draws))
@@ -26,55 +37,57 @@ def crossed(table: np.ndarray) -> Interval:
     return float(table.mean()), float(low), float(high)
 
 
-def page(found: Mapping[str, Any]) -> str:
-    """Markdown from what :class:`~saccade.bench.real.answers.Results` keeps."""
-    measured, raced = found["measured"], found["raced"]
+def page(stored: Mapping[str, Any]) -> str:
+    """Returns the page in Markdown, from what :class:`~saccade.bench.real.answers.Results` has."""
+    measured, timed = stored["measured"], stored["raced"]
     clips = len({row["document"] for row in measured})
     lines = [
         "# A language model that sees",
         "",
-        f"{found['model']} behind the embedded pair's vision tower, with a merger and terms of low "
-        "rank that learnt the drawn world (`lab/training/seeing.py`); adapter "
-        f"`{found['settings']['adapter']}`. {clips} clips of {SIZE} visual tokens that no training "
-        f"drew, descriptions of {LEAST} tokens or more in truth, {TOKENS} at most; greedy. "
-        f"{found['machine']}.",
+        f"This page measures {stored['model']} behind the embedded pair's vision tower. A merger "
+        "and low-rank terms were trained on the drawn world (`lab/training/seeing.py`, adapter "
+        f"`{stored['settings']['adapter']}`). There are {clips} clips of {SIZE} visual tokens that "
+        f"no training used, whose true descriptions have {MIN_TRUE_TOKENS} tokens or more. Answers "
+        f"are greedy, of {TOKENS} tokens at most. {stored['machine']}.",
         "",
-        "Made by `python -m lab seeing train`, `... draft` and "
-        f"`{found['command']}`. Of {len(measured)} answers {_same(measured)} are `generate()`'s of "
-        f"transformers, token for token; {_timed(raced)}. Intervals are 95 % bootstraps over "
-        "clips.",
+        f"Made by `python -m lab seeing train`, `... draft` and `{stored['command']}`. Of "
+        f"{len(measured)} answers {_count_same(measured)} are those of transformers' `generate()`, "
+        f"token for token; {_timed_sentence(timed)}. Intervals are 95 % bootstraps over clips.",
         "",
-        *_training(found["training"]),
-        *_said(found["told"], found["forced"]),
-        *_sets(found["looked"]),
-        *_alone(measured),
-        *_drafted(measured),
-        *_raced(raced, found["costs"]),
+        *_training_section(stored["training"]),
+        *_descriptions_section(stored["told"], stored["forced"]),
+        *_sets_section(stored["looked"]),
+        *_self_draft_section(measured),
+        *_draft_section(measured),
+        *_seconds_section(timed, stored["costs"]),
     ]
     return "\n".join(lines).rstrip() + "\n"
 
 
-def _timed(raced: Sequence[Row]) -> str:
-    if not raced:
+def _timed_sentence(timed: Sequence[Row]) -> str:
+    if not timed:
         return "none was timed"
-    return f"of {len(raced)} timed ones {_same(raced)} are plain decoding's"
+    return f"of {len(timed)} timed ones {_count_same(timed)} are plain decoding's"
 
 
-def _same(rows: Sequence[Row]) -> int:
+def _count_same(rows: Sequence[Row]) -> int:
     return sum(row["same"] for row in rows)
 
 
-def _told(values: Sequence[float]) -> str:
-    return _words(interval(values)) if values else ""
+def _interval_text(values: Sequence[float]) -> str:
+    return _interval_words(interval_over_clips(values)) if values else ""
 
 
-def _words(found: Sequence[float]) -> str:
-    return "{:.2f} [{:.2f}, {:.2f}]".format(*found)
+def _interval_words(interval: Sequence[float]) -> str:
+    return "{:.2f} [{:.2f}, {:.2f}]".format(*interval)
 
 
-def _training(stages: Sequence[Row]) -> Iterator[str]:
+def _training_section(stages: Sequence[Row]) -> Iterator[str]:
     yield from ("## Training", "")
-    yield "By one thread. Content words are those of the batches, the truth read, in sixths of it."
+    yield (
+        "Training used one thread. *Content words* is the share of them that was right in the "
+        "batches when the true text was read, in six parts of each stage."
+    )
     yield from ("", "| | stage | steps | conversations | CPU seconds | loss | content words |")
     yield "|-|-|-|-|-|-|-|"
     for row in stages:
@@ -88,17 +101,20 @@ def _training(stages: Sequence[Row]) -> Iterator[str]:
     yield ""
 
 
-def _said(told: Sequence[Row], forced: Sequence[Row]) -> Iterator[str]:
+def _descriptions_section(descriptions: Sequence[Row], forced: Sequence[Row]) -> Iterator[str]:
     yield from ("## What it says", "")
     yield (
-        f"{len(told)} greedy descriptions, F1 of their content words and the truth's: "
-        f"{_told([row['own'] for row in told])} with the clip, "
-        f"{_told([row['other'] for row in told])} with another."
+        f"The content words of {len(descriptions)} greedy descriptions and the true ones have an "
+        f"F1 of {_interval_text([row['own'] for row in descriptions])} with the right clip and of "
+        f"{_interval_text([row['other'] for row in descriptions])} with another one."
     )
     yield ""
     if not forced:
         return
-    yield f"Content words right where the truth before them is read, over {FORCED} clips each:"
+    yield (
+        "This is the share of content words that are right when the true text before them is read, "
+        f"over {FORCED_CLIPS} clips each:"
+    )
     yield from ("", "| visual tokens | | with the clip | with another | with none |", "|-|-|-|-|-|")
     shares = {(row["size"], row["task"], row["view"]): row["content"] for row in forced}
     for size, task in dict.fromkeys((row["size"], row["task"]) for row in forced):
@@ -107,130 +123,145 @@ def _said(told: Sequence[Row], forced: Sequence[Row]) -> Iterator[str]:
     yield ""
 
 
-def _sets(looked: Sequence[Row]) -> Iterator[str]:
+def _sets_section(looked: Sequence[Row]) -> Iterator[str]:
     yield from ("## Where it looks while it answers", "")
     yield (
-        f"{len({row['document'] for row in looked})} clips. Of the attention that a clip gets at "
-        "a moment of the answer, the share on a set of its "
-        "tokens; how often the next token is the same where the model sees that set alone; and "
-        f"that less the same at random, where the interval is over clips and {RANDOM_DRAWS} draws."
+        f"There are {len({row['document'] for row in looked})} clips. *On it* is the share of a "
+        "clip's attention that a set of its tokens gets while the model answers. *Same* is how "
+        "often the next token stays the same when the model sees that set alone. *Less random* is "
+        "how much more often that is than with a random set, with an interval over "
+        f"clips and {RANDOM_DRAWS} draws."
     )
     at = [f"{keep:g}" for keep in KEEPS]
     head = [f"{what} {keep}" for what in ("on it at", "same at", "less random at") for keep in at]
     yield from ("", "| set | " + " | ".join(head) + " |", "|-|" + "-|" * len(head))
-    by: dict[tuple[str, float], dict[str, Row]] = {}
+    row_by_set: dict[tuple[str, float], dict[str, Row]] = {}
     for row in looked:
-        by.setdefault((row["chosen"], row["keep"]), {})[row["document"]] = row
-    draws = {RANDOM.format(draw) for draw in range(RANDOM_DRAWS)}
+        row_by_set.setdefault((row["chosen"], row["keep"]), {})[row["document"]] = row
+    draws = {RANDOM_SET.format(draw) for draw in range(RANDOM_DRAWS)}
     for name in dict.fromkeys(row["chosen"] for row in looked if row["agrees"] is not None):
         if name in draws:
             continue
-        cells = [f"{fmean(r['mass'] for r in by[name, keep].values()):.2f}" for keep in KEEPS]
-        cells += [_told([r["agrees"] for r in by[name, keep].values()]) for keep in KEEPS]
-        cells += [_words(crossed(less_random(by, name, keep))) for keep in KEEPS]
+        cells = [
+            f"{fmean(r['mass'] for r in row_by_set[name, keep].values()):.2f}" for keep in KEEPS
+        ]
+        cells += [
+            _interval_text([r["agrees"] for r in row_by_set[name, keep].values()]) for keep in KEEPS
+        ]
+        cells += [
+            _interval_words(crossed_interval(gain_over_random(row_by_set, name, keep)))
+            for keep in KEEPS
+        ]
         yield f"| {name} | " + " | ".join(cells) + " |"
     if not looked:
         return
-    chance = {keep: random(by, keep) for keep in KEEPS}
+    chance = {keep: random_agreement(row_by_set, keep) for keep in KEEPS}
     cells = [f"{keep:.2f}" for keep in KEEPS]
-    cells += [_words(crossed(chance[keep])) for keep in KEEPS]
+    cells += [_interval_words(crossed_interval(chance[keep])) for keep in KEEPS]
     yield "| random | " + " | ".join(cells) + " | | |"
     yield ""
 
 
-def random(by: Mapping[tuple[str, float], Mapping[str, Row]], keep: float) -> np.ndarray:
-    """How often the next token is the same over a set at random: [clip, draw]."""
-    each = [by[RANDOM.format(draw), keep] for draw in range(RANDOM_DRAWS)]
+def random_agreement(
+    row_by_set: Mapping[tuple[str, float], Mapping[str, Row]], keep: float
+) -> np.ndarray:
+    """Returns how often the next token is the same over a random set, as [clip, draw]."""
+    each = [row_by_set[RANDOM_SET.format(draw), keep] for draw in range(RANDOM_DRAWS)]
     return np.array([[own[clip]["agrees"] for own in each] for clip in each[0]])
 
 
-def less_random(
-    by: Mapping[tuple[str, float], Mapping[str, Row]], name: str, keep: float
+def gain_over_random(
+    row_by_set: Mapping[tuple[str, float], Mapping[str, Row]], name: str, keep: float
 ) -> np.ndarray:
-    """The same over a set that was chosen, less that: [clip, draw]."""
-    own = by[name, keep]
-    clips = [own[clip]["agrees"] for clip in by[RANDOM.format(0), keep]]
-    return np.array(clips)[:, None] - random(by, keep)
+    """Returns how much more often it is the same over a chosen set, as [clip, draw]."""
+    own = row_by_set[name, keep]
+    clips = [own[clip]["agrees"] for clip in row_by_set[RANDOM_SET.format(0), keep]]
+    return np.array(clips)[:, None] - random_agreement(row_by_set, keep)
 
 
-def _by(measured: Sequence[Row], method: str, what: str) -> dict[str, float]:
+def _value_by_clip(measured: Sequence[Row], method: str, what: str) -> dict[str, float]:
     return {row["document"]: row[what] for row in measured if row["method"] == method}
 
 
-def _count(measured: Sequence[Row], methods: Sequence[str]) -> int:
-    """How many clips all of these answered."""
-    return min(len(_by(measured, method, "tau")) for method in methods)
+def _count_clips(measured: Sequence[Row], methods: Sequence[str]) -> int:
+    """Returns how many clips were answered by all of these methods."""
+    return min(len(_value_by_clip(measured, method, "tau")) for method in methods)
 
 
-def _over(own: Mapping[str, float], than: Mapping[str, float]) -> list[float]:
-    return [own[clip] / than[clip] for clip in own if clip in than]
+def _ratios(values: Mapping[str, float], others: Mapping[str, float]) -> list[float]:
+    return [values[clip] / others[clip] for clip in values if clip in others]
 
 
-def _alone(measured: Sequence[Row]) -> Iterator[str]:
+def _self_draft_section(measured: Sequence[Row]) -> Iterator[str]:
     yield from ("## Drafting for itself", "")
     yield (
-        f"{_count(measured, SELF)} clips. Tau is tokens a forward of the target, its own "
-        "included, of a chain of 9 (`specvlm-self`: "
-        "its tree); *over* is of the same clip and share kept, `std`'s and `streaming`'s."
+        f"There are {_count_clips(measured, SELF_METHODS)} clips. Tau is tokens per forward of the "
+        "target, its own included, of a chain of 9 (for `specvlm-self` of its tree). *Over* is the "
+        "ratio to `std` or `streaming` on the same clip, with the same share kept."
     )
     yield from ("", "| method | tau | over `std` | over `streaming` | accepted |", "|-|-|-|-|-|")
-    for method in SELF:
-        own, rest = _by(measured, method, "tau"), method.rpartition("/")[2]
+    for method in SELF_METHODS:
+        own, rest = _value_by_clip(measured, method, "tau"), method.rpartition("/")[2]
         if not own:
             continue
-        over = [
-            "" if method == f"{other}/{rest}" else
-            _told(_over(own, _by(measured, f"{other}/{rest}", "tau")))
-            for other in ("std", "streaming")
-        ]  # fmt: skip
-        accepted = fmean(_by(measured, method, "accepted").values())
-        yield f"| `{method}` | {_told([*own.values()])} | {' | '.join(over)} | {accepted:.2f} |"
+        ratios = []
+        for other in ("std", "streaming"):
+            same = method == f"{other}/{rest}"
+            taus = _value_by_clip(measured, f"{other}/{rest}", "tau")
+            ratios.append("" if same else _interval_text(_ratios(own, taus)))
+        accepted = fmean(_value_by_clip(measured, method, "accepted").values())
+        cells = [_interval_text([*own.values()]), *ratios, f"{accepted:.2f}"]
+        yield f"| `{method}` | {' | '.join(cells)} |"
     yield ""
 
 
-def _drafted(measured: Sequence[Row]) -> Iterator[str]:
+def _draft_section(measured: Sequence[Row]) -> Iterator[str]:
     yield from ("## With a draft of 11.5 million weights", "")
     yield (
-        f"{_count(measured, DRAFTED)} clips. Four layers of 192, the pair's draft in the language "
-        "model's words. Tau as above; "
-        "*less* is of the same clip, `specvlm/keep=0.1`'s; nodes are of a round."
+        f"There are {_count_clips(measured, DRAFT_METHODS)} clips. The draft has four layers of "
+        "width 192: it is the pair's draft with the language model's vocabulary. Tau is as above. "
+        "*Less* is the difference from `specvlm/keep=0.1` on the same clip. Nodes are those of a "
+        "round."
     )
     base = "specvlm/keep=0.1"
     yield from ("", f"| method | tau | less `{base}` | nodes |", "|-|-|-|-|")
-    than = _by(measured, base, "tau")
-    for method in DRAFTED:
-        own = _by(measured, method, "tau")
+    base_tau = _value_by_clip(measured, base, "tau")
+    for method in DRAFT_METHODS:
+        own = _value_by_clip(measured, method, "tau")
         if not own:
             continue
-        less = "" if method == base else _told([own[c] - than[c] for c in own if c in than])
-        nodes = fmean(_by(measured, method, "drafted").values())
-        yield f"| `{method}` | {_told([*own.values()])} | {less} | {nodes:.1f} |"
+        gains = [own[clip] - base_tau[clip] for clip in own if clip in base_tau]
+        less = "" if method == base else _interval_text(gains)
+        nodes = fmean(_value_by_clip(measured, method, "drafted").values())
+        yield f"| `{method}` | {_interval_text([*own.values()])} | {less} | {nodes:.1f} |"
     yield ""
 
 
-def _raced(raced: Sequence[Row], costs: Sequence[Row]) -> Iterator[str]:
-    if not raced:
+def _seconds_section(timed: Sequence[Row], costs: Sequence[Row]) -> Iterator[str]:
+    if not timed:
         return
     (cost,) = costs
-    one = cost["seconds"][0]
-    each = zip(cost["rows"], cost["seconds"], strict=True)
-    times = ", ".join(f"{took / one:.2f} ({rows})" for rows, took in each)
-    clips = len({row["document"] for row in raced})
+    single_row = cost["seconds"][0]
+    seconds_by_rows = zip(cost["rows"], cost["seconds"], strict=True)
+    times = ", ".join(f"{took / single_row:.2f} ({rows})" for rows, took in seconds_by_rows)
+    clips = len({row["document"] for row in timed})
     yield from ("## Seconds", "")
     yield (
-        f"{clips} of the clips by every method in turn, {cost['threads']} threads, one model in "
-        f"memory; before them the machine had {cost['load']:.1f} processes at work on average. "
-        "Speed is over `ar` on the same clip: of decoding, and of whole answers. T(n)/T(1) of the "
-        f"target over {cost['context']:,} keys, by n: {times}; T(1) is {1e3 * one:.0f} ms."
+        f"{clips} of the clips were answered by every method in turn, with {cost['threads']} "
+        "threads and one model in memory. Before that the machine had "
+        f"{cost['load']:.1f} running processes on average. Speeds are ratios to `ar` on the same "
+        f"clip, of decoding and of whole answers. Over {cost['context']:,} keys the target's "
+        f"T(n)/T(1) is {times}, with n in brackets, and T(1) is {1e3 * single_row:.0f} ms."
     )
     yield from ("", "| method | tau | decoding | whole answers | same ids |", "|-|-|-|-|-|")
-    plain = {row["document"]: row for row in raced if row["method"] == "ar"}
-    for method in dict.fromkeys(row["method"] for row in raced):
-        own = [row for row in raced if row["method"] == method]
+    plain = {row["document"]: row for row in timed if row["method"] == "ar"}
+    for method in dict.fromkeys(row["method"] for row in timed):
+        own = [row for row in timed if row["method"] == method]
         tau = fmean(row["tau"] for row in own)
         speeds = [
-            _told([plain[row["document"]][what] / row[what] for row in own])
+            _interval_text([plain[row["document"]][what] / row[what] for row in own])
             for what in ("decode_seconds", "seconds")
         ]
-        yield f"| `{method}` | {tau:.2f} | {' | '.join(speeds)} | {_same(own)} of {len(own)} |"
+        cells = [f"{tau:.2f}", *speeds, f"{_count_same(own)} of {len(own)}"]
+        yield f"| `{method}` | {' | '.join(cells)} |"
     yield ""

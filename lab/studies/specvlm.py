@@ -1,4 +1,4 @@
-"""SpecVLM's figures: what pruning costs and saves, where attention goes, and what to prune by."""
+"""SpecVLM's figures: what pruning costs and saves, where attention goes, and how to choose."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from torch.utils.hooks import RemovableHandle
 
 from lab import draw
 from lab.draw import Data
-from lab.studies.lab import TAU, Lab, interval, rounded
-from lab.studies.steps import REPEATS, WARM_UP, milliseconds
+from lab.studies.experiment import TAU, Experiment, interval_over_clips, rounded_taus
+from lab.studies.step_timing import REPEATS, WARM_UP, step_milliseconds
 from lab.studies.study import Study
 from saccade.bench.measures import Interval
 from saccade.core.prompt import Prompt
@@ -27,54 +27,59 @@ from saccade.model.backbone import Backbone
 PRUNED = (0.0, 0.5, 0.7, 0.8, 0.9, 0.95, 0.98, 1.0)
 CONTEXTS = (256, 512, 1024, 2048, 4096, 8192, 16384, 32768)
 LAMBDAS = (0.0, 0.01, 0.02, 0.05, 0.1, 0.2, 0.3, 0.5)
-APART = 1000  # the first of the clips lambda is calibrated on: no figure has these
-LAMBDA = 0.02  # what ``calibration`` found
+FIRST_CALIBRATION_CLIP = 1000  # No figure uses the clips that lambda is calibrated on.
+LAMBDA = 0.02  # The best one by ``measure_lambda``.
 CALIBRATED = f"specvlm/lambda={LAMBDA}"
 CRITERIA = (CALIBRATED, "random", "uniform", "frames", "fastvid", "dycoke")
 FRAMES, FLOOR = 4, 1e-3
-CELLS = 32  # a side of the map of rows by rows
+MAP_CELLS = 32  # On each side of the map of rows by rows.
 
 
-def latency(lab: Lab) -> Data:
-    """Fig. 2a, Table 6: milliseconds of a draft's and the target's step over caches."""
+def measure_step_latency(experiment: Experiment) -> Data:
+    """Measures Fig. 2a and Table 6: milliseconds of a draft's and a target's step over caches."""
     panel: Data = {"target": [], "draft": []}
     for context in CONTEXTS:
-        lab.tell(f"a step over {context} keys")
-        for name, model in (("target", lab.target), ("draft", lab.draft)):
-            panel[name] += milliseconds(model.backbone, context, [(1, 1)])
+        experiment.on_progress(f"a step over {context} keys")
+        for name, model in (("target", experiment.target), ("draft", experiment.draft)):
+            panel[name] += step_milliseconds(model.backbone, context, [(1, 1)])
     across = "keys in the cache (log scale)"
     return {"x": across, "at": CONTEXTS, "panels": {"ms a step": panel}, "from zero": True}
 
 
-def sensitivity(lab: Lab) -> Data:
-    """Fig. 2b: tau against the share of visual tokens pruned at random, up to all of them."""
+def measure_random_pruning(experiment: Experiment) -> Data:
+    """Measures Fig. 2b: tau by the share of visual tokens pruned at random, up to all of them."""
     panel: Data = {}
-    for what, draft in lab.drafts.items():
-        taus = lab.by_view([_random(pruned) for pruned in PRUNED], draft)
-        panel[f"a smaller draft that {what}"] = [interval(own) for own in taus.values()]
+    for what, draft in experiment.drafts.items():
+        taus = experiment.taus_by_view([_random_view(pruned) for pruned in PRUNED], draft)
+        panel[f"a smaller draft that {what}"] = [interval_over_clips(own) for own in taus.values()]
     panel["the target itself"] = [
-        interval(lab.by_clip(f"sd/drafter=self/view={_random(pruned)}")) for pruned in PRUNED
+        interval_over_clips(experiment.tau_by_clip(f"sd/drafter=self/view={_random_view(pruned)}"))
+        for pruned in PRUNED
     ]
-    return _over_pruned(PRUNED, {TAU: panel})
+    return _panels_over_pruned(PRUNED, {TAU: panel})
 
 
-def calibration(lab: Lab) -> Data:
-    """App. A: tau by lambda on clips of their own, of which stage I takes so much of the budget."""
+def measure_lambda(experiment: Experiment) -> Data:
+    """Measures App. A: tau by lambda, and the share of the budget that stage I takes.
+
+    No other figure uses these clips.
+    """
     views = {share: f"specvlm/keep=0.1/lambda={share:g}" for share in LAMBDAS}
     panel: Data = {}
-    each: Data = {}
-    for what, draft in lab.drafts.items():
-        taus = lab.by_view(list(views.values()), draft, APART)
-        panel[f"a draft that {what}"] = [interval(taus[view]) for view in views.values()]
-        each[what] = rounded(taus)
+    taus_by_draft: Data = {}
+    for what, draft in experiment.drafts.items():
+        taus = experiment.taus_by_view(list(views.values()), draft, FIRST_CALIBRATION_CLIP)
+        panel[f"a draft that {what}"] = [interval_over_clips(taus[view]) for view in views.values()]
+        taus_by_draft[what] = rounded_taus(taus)
+    # A target has one lambda, whichever draft it has.
     means = [
-        float(np.mean([own[view] for own in each.values()])) for view in views.values()
-    ]  # one lambda a target, whatever drafts for it
-    taken: list[list[float]] = [[] for _ in LAMBDAS]
-    for number in range(APART, APART + lab.clips):
-        mass = saliency.attended(lab.shot(number).guide)
+        float(np.mean([own[view] for own in taus_by_draft.values()])) for view in views.values()
+    ]
+    stage_one_shares: list[list[float]] = [[] for _ in LAMBDAS]
+    for number in range(FIRST_CALIBRATION_CLIP, FIRST_CALIBRATION_CLIP + experiment.clips):
+        mass = saliency.attended(experiment.answered_clip(number).guide)
         budget = saliency.budget(len(mass), 0.1)
-        for own, share in zip(taken, LAMBDAS, strict=True):
+        for own, share in zip(stage_one_shares, LAMBDAS, strict=True):
             own.append(len(saliency.top_mass(mass, share, budget)) / budget)
     return {
         "x": "lambda",
@@ -83,77 +88,86 @@ def calibration(lab: Lab) -> Data:
         "tall": True,
         "panels": {
             f"{TAU},\na tenth kept": panel,
-            "stage I's share\nof the budget": {"stage I": [interval(own) for own in taken]},
+            "stage I's share\nof the budget": {
+                "stage I": [interval_over_clips(own) for own in stage_one_shares]
+            },
         },
-        "clips_tau": each,
-        "best": LAMBDAS[1 + int(np.argmax(means[1:]))],  # without stage I it is not SpecVLM
+        "clips_tau": taus_by_draft,
+        "best": LAMBDAS[1 + int(np.argmax(means[1:]))],  # At 0 there is no stage I.
     }
 
 
-def _random(pruned: float) -> str:
+def _random_view(pruned: float) -> str:
     return "none" if pruned == 1 else f"random/keep={1 - pruned:.2f}"
 
 
-def _over_pruned(shares: Sequence[float], panels: Data) -> Data:
+def _panels_over_pruned(shares: Sequence[float], panels: Data) -> Data:
     across = "share of visual tokens pruned"
     return {"x": across, "at": list(shares), "linear": True, "tall": True, "panels": panels}
 
 
-def attention(lab: Lab) -> Data:
-    """Fig. 4: what the target's text attends to in four frames, by layer and on average."""
-    shot = lab.shot(0)
-    mass, grid = shot.guide.mass, shot.guide.prompt.grid
+def measure_attention_maps(experiment: Experiment) -> Data:
+    """Measures Fig. 4: what the target's text attends to in four frames, by layer and on average.
+
+    Each map is divided by its largest cell.
+    """
+    clip = experiment.answered_clip(0)
+    mass, grid = clip.guide.mass, clip.guide.prompt.grid
     assert mass is not None
     times, high, wide = (grid[:, 1:].amax(0) + 1).tolist()
-    layers = {
+    mass_by_name = {
         "first layer": mass[0].mean(0),
         "last layer": mass[-1].mean(0),
         "all layers": saliency.attention(mass),
     }
-    shown = [(2 * i + 1) * times // (2 * FRAMES) for i in range(FRAMES)]
+    times_shown = [(2 * i + 1) * times // (2 * FRAMES) for i in range(FRAMES)]
     maps = {}
-    for name, own in layers.items():
+    for name, own in mass_by_name.items():
         cells = (own / own.max()).reshape(times, high, wide)
-        maps[name] = [np.round(cells[t].numpy(), 5).tolist() for t in shown]
-    labels = [f"frames {2 * t} and {2 * t + 1}" for t in shown]
+        maps[name] = [np.round(cells[t].numpy(), 5).tolist() for t in times_shown]
+    labels = [f"frames {2 * t} and {2 * t + 1}" for t in times_shown]
     floor = max(FLOOR, *(min(map(min, frame)) for own in maps.values() for frame in own))
     return {"maps": maps, "labels": labels, "floor": floor, "z": "log10 of the share of the most"}
 
 
-def boundary(lab: Lab) -> Data:
-    """Fig. 4: what every row of a prompt attends to, the mean over layers and heads, in the first
-    clip; and over clips how much of what goes to the video its most attended tenth gets."""
-    shown, *rest = (_rows(lab, number) for number in range(lab.clips))
+def measure_attention_by_row(experiment: Experiment) -> Data:
+    """Measures Fig. 4: what every row of the first clip's prompt attends to.
+
+    Attention is the mean over layers and heads. Over all clips it also measures how much of the
+    attention on the video its most attended tenth gets.
+    """
+    first, *rest = (_row_attention(experiment, number) for number in range(experiment.clips))
     return {
-        **{name: shown[name] for name in ("maps", "labels")},
+        **{name: first[name] for name in ("maps", "labels")},
         "floor": FLOOR,
         "z": "log10 of the share of the most",
         **{
             what: {
-                name: interval([own[what][name] for own in (shown, *rest)]) for name in shown[what]
+                name: interval_over_clips([own[what][name] for own in (first, *rest)])
+                for name in first[what]
             }
             for what in ("tenth", "alike")
         },
     }
 
 
-def _rows(lab: Lab, number: int) -> Data:
-    prompt = lab.shot(number).guide.prompt
-    mass = attended_by_row(lab.target.backbone, prompt)
-    seen = mass[:, prompt.visual]
+def _row_attention(experiment: Experiment, number: int) -> Data:
+    prompt = experiment.answered_clip(number).guide.prompt
+    mass = attention_by_row(experiment.target.backbone, prompt)
+    on_video = mass[:, prompt.visual]
     last = int(prompt.visual.nonzero()[-1])
-    text = torch.arange(len(seen)) > last
-    whole = seen / seen.sum(-1, keepdim=True).clamp(min=1e-12)
-    tenth = whole.topk(max(1, prompt.visual_tokens // 10), -1).values.sum(-1)
-    # a visual query sees those before it alone, so only the second half is asked
-    late = prompt.visual & (torch.arange(len(seen)) > last - prompt.visual_tokens // 2)
-    rows = {"visual queries": whole[late], "text queries": whole[text]}
+    is_text = torch.arange(len(on_video)) > last
+    video_shares = on_video / on_video.sum(-1, keepdim=True).clamp(min=1e-12)
+    tenth_share = video_shares.topk(max(1, prompt.visual_tokens // 10), -1).values.sum(-1)
+    # A visual query sees only those before it, so only the second half is counted.
+    late_visual = prompt.visual & (torch.arange(len(on_video)) > last - prompt.visual_tokens // 2)
+    rows = {"visual queries": video_shares[late_visual], "text queries": video_shares[is_text]}
     return {
-        "maps": {"all rows": [_shrunk(mass)]},
+        "maps": {"all rows": [_shrunk_map(mass)]},
         "labels": [f"queries down, keys across; the video ends at row {last + 1} of {len(mass)}"],
         "tenth": {
-            "visual queries": float(tenth[late].mean()),
-            "text queries": float(tenth[text].mean()),
+            "visual queries": float(tenth_share[late_visual].mean()),
+            "text queries": float(tenth_share[is_text].mean()),
         },
         "alike": {
             name: float(torch.corrcoef(own)[~torch.eye(len(own), dtype=torch.bool)].mean())
@@ -163,8 +177,8 @@ def _rows(lab: Lab, number: int) -> Data:
 
 
 @torch.no_grad()
-def attended_by_row(target: Backbone, prompt: Prompt) -> Float[Tensor, "query key"]:
-    """By Hugging Face's own eager attention, the mean over layers and heads."""
+def attention_by_row(target: Backbone, prompt: Prompt) -> Float[Tensor, "query key"]:
+    """Returns Hugging Face's own eager attention, the mean over layers and heads."""
     decoder = copy.deepcopy(target.model).get_decoder()
     decoder.config._attn_implementation = "eager"
     out = decoder(
@@ -176,77 +190,84 @@ def attended_by_row(target: Backbone, prompt: Prompt) -> Float[Tensor, "query ke
     return torch.stack([layer[0].mean(0) for layer in out.attentions]).mean(0).double()
 
 
-def _shrunk(mass: Float[Tensor, "query key"]) -> list[list[float]]:
-    """A map of at most CELLS x CELLS cells, over the largest of them."""
-    cells = torch.nn.functional.adaptive_max_pool2d(mass[None], CELLS)[0]
+def _shrunk_map(mass: Float[Tensor, "query key"]) -> list[list[float]]:
+    """Shrinks a map to ``MAP_CELLS`` a side, and divides it by its largest cell."""
+    cells = torch.nn.functional.adaptive_max_pool2d(mass[None], MAP_CELLS)[0]
     return np.round((cells / cells.max()).numpy(), 5).tolist()
 
 
-def layers(lab: Lab) -> Data:
-    """Fig. 2a, Table 6: milliseconds of a draft's step in attention, in FFNs and in all, and of one
-    layer, over caches of growing length; by the modules, which can be told apart."""
-    model = Backbone(lab.draft.backbone.model, fused=False)
+def measure_layer_latency(experiment: Experiment) -> Data:
+    """Measures Fig. 2a and Table 6: milliseconds of a draft's step by its parts.
+
+    Parts are attention, FFNs and one layer, beside the whole step, over caches of growing length.
+    They are timed in the unfused model, whose modules can be timed apart.
+    """
+    model = Backbone(experiment.draft.backbone.model, fused=False)
     parts = {"attention": "self_attn", "FFN": "mlp"}
-    found: dict[str, list[Interval]] = {name: [] for name in (*parts, "the step", "one layer")}
+    intervals: dict[str, list[Interval]] = {name: [] for name in (*parts, "the step", "one layer")}
     for context in CONTEXTS:
-        lab.tell(f"a step over {context} keys, part by part")
+        experiment.on_progress(f"a step over {context} keys, part by part")
         session = cost_measurement.filled_session(model, context, 1, 1)
-        with timed(model.text.layers, parts) as spent:
-            taken: dict[str, list[float]] = {name: [] for name in found}
+        with time_modules(model.text.layers, parts) as seconds_so_far:
+            milliseconds: dict[str, list[float]] = {name: [] for name in intervals}
             for _ in range(WARM_UP + REPEATS):
-                before = {name: spent[name] for name in spent}
-                taken["the step"].append(1e3 * cost_measurement.time_step(session, context, 1))
-                for name in spent:
-                    taken[name].append(1e3 * (spent[name] - before[name]))
-        for name, own in taken.items():
-            found[name].append(interval(own[WARM_UP:], np.median))
+                before = {name: seconds_so_far[name] for name in seconds_so_far}
+                milliseconds["the step"].append(
+                    1e3 * cost_measurement.time_step(session, context, 1)
+                )
+                for name in seconds_so_far:
+                    milliseconds[name].append(1e3 * (seconds_so_far[name] - before[name]))
+        for name, own in milliseconds.items():
+            intervals[name].append(interval_over_clips(own[WARM_UP:], np.median))
     return {
         "x": "keys in the cache (log scale)",
         "at": list(CONTEXTS),
-        "panels": {"ms of a draft's step": found},
+        "panels": {"ms of a draft's step": intervals},
         "from zero": True,
     }
 
 
 @contextmanager
-def timed(stack: Sequence[nn.Module], parts: Mapping[str, str]) -> Iterator[dict[str, float]]:
-    """Seconds spent so far in the named part of every layer, and in a layer on average."""
-    spent = {**dict.fromkeys(parts, 0.0), "one layer": 0.0}
-    began: dict[str, float] = {}
+def time_modules(
+    stack: Sequence[nn.Module], parts: Mapping[str, str]
+) -> Iterator[dict[str, float]]:
+    """Yields the seconds spent so far in the named part of all layers, and in an average layer."""
+    seconds = {**dict.fromkeys(parts, 0.0), "one layer": 0.0}
+    started_at: dict[str, float] = {}
 
-    def watch(name: str, module: nn.Module, share: float) -> list[RemovableHandle]:
-        def enter(*given: object) -> None:
-            began[name] = time.perf_counter()
+    def add_hooks(name: str, module: nn.Module, share: float) -> list[RemovableHandle]:
+        def enter(*arguments: object) -> None:
+            started_at[name] = time.perf_counter()
 
-        def leave(*given: object) -> None:
-            spent[name] += share * (time.perf_counter() - began[name])
+        def leave(*arguments: object) -> None:
+            seconds[name] += share * (time.perf_counter() - started_at[name])
 
         return [module.register_forward_pre_hook(enter), module.register_forward_hook(leave)]
 
-    handles = [h for layer in stack for h in watch("one layer", layer, 1 / len(stack))]
+    handles = [h for layer in stack for h in add_hooks("one layer", layer, 1 / len(stack))]
     for name, part in parts.items():
-        handles += [h for layer in stack for h in watch(name, getattr(layer, part), 1.0)]
+        handles += [h for layer in stack for h in add_hooks(name, getattr(layer, part), 1.0)]
     try:
-        yield spent
+        yield seconds
     finally:
         for handle in handles:
             handle.remove()
 
 
-def tail(lab: Lab) -> Data:
-    """Fig. 5: the visual tokens' shares of the attention they get, most attended first."""
-    ranked = []
-    for number in range(lab.clips):
-        own = saliency.attended(lab.shot(number).guide).double()
-        ranked.append((own / own.sum()).sort(descending=True).values.numpy())
-    by_rank = np.mean(ranked, axis=0)
+def measure_attention_tail(experiment: Experiment) -> Data:
+    """Measures Fig. 5: the shares of attention that visual tokens get, most attended first."""
+    shares_by_clip = []
+    for number in range(experiment.clips):
+        own = saliency.attended(experiment.answered_clip(number).guide).double()
+        shares_by_clip.append((own / own.sum()).sort(descending=True).values.numpy())
+    by_rank = np.mean(shares_by_clip, axis=0)
     at = np.unique(np.geomspace(1, len(by_rank), 24).astype(int))
-    ideal = np.arange(1, len(by_rank) + 1) / len(by_rank)
+    even_shares = np.arange(1, len(by_rank) + 1) / len(by_rank)
     panels = {
         "share of one token": {"attention": by_rank[at - 1].tolist()},
         "share of the most\nattended, together": {
             "attention": by_rank.cumsum()[at - 1].tolist(),
-            "if all were alike": ideal[at - 1].tolist(),
+            "if all were alike": even_shares[at - 1].tolist(),
         },
     }
     return {
@@ -258,98 +279,100 @@ def tail(lab: Lab) -> Data:
     }
 
 
-def criteria(lab: Lab) -> Data:
-    """Fig. 6: tau by the share pruned, for each way to choose; both drafts."""
-    return over_shares(lab, CRITERIA)
+def measure_criteria(experiment: Experiment) -> Data:
+    """Measures Fig. 6: tau by the share pruned, for each way to choose, with both drafts."""
+    return measure_over_shares(experiment, CRITERIA)
 
 
-def over_shares(lab: Lab, views: Sequence[str]) -> Data:
-    """Tau by the share pruned under each view, a panel a draft."""
+def measure_over_shares(experiment: Experiment, views: Sequence[str]) -> Data:
+    """Measures tau by the share pruned under each view, in a panel for each draft."""
     shares = PRUNED[1:-1]
     panels: Data = {}
-    each: Data = {}
-    for what, draft in lab.drafts.items():
+    taus_by_draft: Data = {}
+    for what, draft in experiment.drafts.items():
         names = {f"{view}/keep={1 - p:.2f}": view for view in views for p in shares}
-        taus = lab.by_view(list(names), draft)
+        taus = experiment.taus_by_view(list(names), draft)
         lines: dict[str, list[list[float]]] = {}
         for name, view in names.items():
-            lines.setdefault(view, []).append(list(interval(taus[name])))
+            lines.setdefault(view, []).append(list(interval_over_clips(taus[name])))
         panels[f"{TAU},\na draft that {what}"] = lines
-        each[what] = rounded(taus)
-    return {**_over_pruned(shares, panels), "clips_tau": each}
+        taus_by_draft[what] = rounded_taus(taus)
+    return {**_panels_over_pruned(shares, panels), "clips_tau": taus_by_draft}
 
 
-def windows(lab: Lab) -> Data:
-    """Fig. 7a: attention against windows of the video."""
+def measure_windows(experiment: Experiment) -> Data:
+    """Measures Fig. 7a: attention against windows of the video."""
     names = ("attention", "window-front", "window-middle", "window-end")
-    return _choices(lab, {name: f"{name}/keep=0.1" for name in names})
+    return _measure_choices(experiment, {name: f"{name}/keep=0.1" for name in names})
 
 
-def redundancy(lab: Lab) -> Data:
-    """Fig. 7b: spatial against temporal redundancy."""
+def measure_redundancy(experiment: Experiment) -> Data:
+    """Measures Fig. 7b: spatial against temporal redundancy."""
     names = ("uniform", "random", "frames", "fastvid", "dycoke")
-    return _choices(lab, {name: f"{name}/keep=0.1" for name in names})
+    return _measure_choices(experiment, {name: f"{name}/keep=0.1" for name in names})
 
 
-def _choices(lab: Lab, views: dict[str, str]) -> Data:
+def _measure_choices(experiment: Experiment, views: dict[str, str]) -> Data:
     rows: Data = {name: {} for name in views}
-    each: Data = {}
-    for what, draft in lab.drafts.items():
-        taus = lab.by_view(list(views.values()), draft)
-        each[what] = rounded(taus)
+    taus_by_draft: Data = {}
+    for what, draft in experiment.drafts.items():
+        taus = experiment.taus_by_view(list(views.values()), draft)
+        taus_by_draft[what] = rounded_taus(taus)
         for name, view in views.items():
-            rows[name][f"a draft that {what}"] = interval(taus[view])
+            rows[name][f"a draft that {what}"] = interval_over_clips(taus[view])
     across = f"{TAU}, a tenth of the video kept"
-    return {"x": across, "rows": rows, "start": 1, "clips_tau": each}
+    return {"x": across, "rows": rows, "start": 1, "clips_tau": taus_by_draft}
 
 
-def stages(lab: Lab) -> Data:
-    """Fig. 8: what tau loses without a stage, clip by clip."""
+def measure_stages(experiment: Experiment) -> Data:
+    """Measures Fig. 8: what tau loses without a stage, clip by clip."""
     views = {
         "without stage II\n(attention alone)": "attention/keep=0.1",
         "without stage I\n(evenly spread)": "uniform/keep=0.1",
         "lambda 0.5\n(not calibrated)": "specvlm/keep=0.1/lambda=0.5",
     }
     across = f"tau less SpecVLM's (lambda {LAMBDA:g}, calibrated) on the same clip"
-    return less(lab, f"{CALIBRATED}/keep=0.1", views, across)
+    return measure_tau_differences(experiment, f"{CALIBRATED}/keep=0.1", views, across)
 
 
-def less(lab: Lab, whole: str, views: Mapping[str, str], across: str) -> Data:
-    """Tau under each view less that of a whole one, clip by clip; both drafts."""
+def measure_tau_differences(
+    experiment: Experiment, whole: str, views: Mapping[str, str], across: str
+) -> Data:
+    """Measures tau under each view less that of a whole one, clip by clip, with both drafts."""
     rows: Data = {name: {} for name in views}
-    each: Data = {}
-    for what, draft in lab.drafts.items():
-        taus = lab.by_view([whole, *views.values()], draft)
-        each[what] = rounded(taus)
+    taus_by_draft: Data = {}
+    for what, draft in experiment.drafts.items():
+        taus = experiment.taus_by_view([whole, *views.values()], draft)
+        taus_by_draft[what] = rounded_taus(taus)
         for name, view in views.items():
             lost = [b - a for a, b in zip(taus[whole], taus[view], strict=True)]
-            rows[name][f"a draft that {what}"] = interval(lost)
-    return {"x": across, "rows": rows, "start": None, "clips_tau": each}
+            rows[name][f"a draft that {what}"] = interval_over_clips(lost)
+    return {"x": across, "rows": rows, "start": None, "clips_tau": taus_by_draft}
 
 
 STUDIES = {
     "specvlm-latency": Study(
         "SpecVLM, Fig. 2a and Table 6",
         "Milliseconds of one step of draft and target over caches of growing length.",
-        latency,
+        measure_step_latency,
         timed=True,
     ),
     "specvlm-layers": Study(
         "SpecVLM, Fig. 2a and Table 6",
         "Milliseconds of a draft's step in attention, in FFNs and in all, and of one layer.",
-        layers,
+        measure_layer_latency,
         timed=True,
     ),
     "specvlm-lambda": Study(
         "SpecVLM, App. A",
         "Tau of a chain of 5 by lambda, on clips that no other figure has.",
-        calibration,
+        measure_lambda,
         clips=16,
     ),
     "specvlm-boundary": Study(
         "SpecVLM, Fig. 4",
         "What every row of a prompt attends to: visual rows first, then text.",
-        boundary,
+        measure_attention_by_row,
         draw.maps,
         clips=8,
         size=64,
@@ -357,46 +380,46 @@ STUDIES = {
     "specvlm-sensitivity": Study(
         "SpecVLM, Fig. 2b",
         "Tau of a chain of 5 against the share of the video pruned at random, up to all of it.",
-        sensitivity,
+        measure_random_pruning,
         clips=8,
     ),
     "specvlm-attention": Study(
         "SpecVLM, Fig. 4",
         "How much the target's text attends to each visual token of four frames.",
-        attention,
+        measure_attention_maps,
         draw.maps,
         clips=1,
     ),
     "specvlm-tail": Study(
         "SpecVLM, Fig. 5",
         "Visual tokens by the attention they get, most attended first.",
-        tail,
+        measure_attention_tail,
         clips=24,
     ),
     "specvlm-criteria": Study(
         "SpecVLM, Fig. 6",
         "Tau of a chain of 5 against the share pruned, for each way to choose.",
-        criteria,
+        measure_criteria,
         clips=12,
     ),
     "specvlm-windows": Study(
         "SpecVLM, Fig. 7a",
         "Tau when the tenth kept is the most attended, or a window of the video.",
-        windows,
+        measure_windows,
         draw.bars,
         clips=50,
     ),
     "specvlm-redundancy": Study(
         "SpecVLM, Fig. 7b",
         "Tau when the tenth kept is chosen by spatial or by temporal redundancy.",
-        redundancy,
+        measure_redundancy,
         draw.bars,
         clips=50,
     ),
     "specvlm-stages": Study(
         "SpecVLM, Fig. 8",
         "What tau loses without one of SpecVLM's stages.",
-        stages,
+        measure_stages,
         draw.bars,
         clips=24,
     ),

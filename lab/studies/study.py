@@ -1,4 +1,4 @@
-"""What a study is: one figure of a paper, measured here."""
+"""Defines a study: one figure of a paper, measured on the embedded pair."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from matplotlib.figure import Figure
 
 from lab import draw
 from lab.draw import Data
-from lab.studies.lab import Lab
+from lab.studies.experiment import Experiment
 
 
 @dataclass(frozen=True)
 class Study:
-    """Where the paper has it, what is seen, how it is measured and drawn, and how large by default.
+    """One figure: its place in a paper, how it is measured and drawn, and its default size.
 
-    ``timed``: it measures seconds, and wants an idle machine.
+    A ``timed`` study measures seconds and needs an idle machine.
     """
 
-    place: str  # "SpecVLM, Fig. 6"
-    about: str  # what is measured here, in a sentence
-    measure: Callable[[Lab], Data]
+    place: str  # Such as "SpecVLM, Fig. 6".
+    about: str  # What is measured, in one sentence.
+    measure: Callable[[Experiment], Data]
     draw: Callable[[Data], Figure] = draw.lines
     clips: int = 4
     size: int = 2048

@@ -1,4 +1,4 @@
-"""TABED's figures: which weights would have been right, what a window does, what a step costs."""
+"""TABED's figures: which weights would have been right, what a window changes, a step's cost."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ import torch
 
 from lab import draw
 from lab.draw import Data
-from lab.studies.lab import TAU, Lab, Shot, interval, rounded
-from lab.studies.steps import milliseconds
+from lab.studies.experiment import TAU, AnsweredClip, Experiment, interval_over_clips, rounded_taus
+from lab.studies.step_timing import step_milliseconds
 from lab.studies.study import Study
 from lab.training import agreement
 from saccade.bench.measures import Interval
@@ -23,7 +23,7 @@ from saccade.methods import resolve
 from saccade.world import dialogues, drawing
 from saccade.world import scenes as world
 
-STEPS = 20  # of the weights tried
+WEIGHT_STEPS = 20  # Weights are tried from 0 to 1 in so many steps.
 WINDOWS = {"h = 1": "-1", "h = 4": "-4", "h = 16": "-16", "h = all": ""}
 RULES = {
     "MT*, KL": "tabed/weights=kl",
@@ -39,19 +39,19 @@ CONTEXTS = (256, 512, 1024, 2048, 4096)
 PICTURES = 5
 
 
-def weights(lab: Lab) -> Data:
-    """Fig. 3-4: the weights of M with which the target's token would have been drafted."""
-    what, draft = next(iter(lab.drafts.items()))
+def measure_weights(experiment: Experiment) -> Data:
+    """Measures Fig. 3-4: the weights of M with which the target's token would be drafted."""
+    what, draft = next(iter(experiment.drafts.items()))
     panels = {}
-    for title, shot in _answers(lab):
-        own = _panel(lab, shot, draft)
-        right = [
-            f"{name} {_share(own['accepted'], line):.2f}" for name, line in own["weights"].items()
+    for title, clip in _first_and_second_answers(experiment):
+        panel = _weights_panel(experiment, clip, draft)
+        share_words = [
+            f"{name} {_share_right(panel['accepted'], line):.2f}"
+            for name, line in panel["weights"].items()
         ]
-        some = mean(map(any, own["accepted"]))
-        panels[f"{title}\ntokens drafted right: {', '.join(right)}; by some weight {some:.2f}"] = (
-            own
-        )
+        share_by_any_weight = mean(map(any, panel["accepted"]))
+        about = f"tokens drafted right: {', '.join(share_words)}"
+        panels[f"{title}\n{about}; by some weight {share_by_any_weight:.2f}"] = panel
     return {
         "x": f"token of the target's answer; a draft that {what}",
         "y": "weight of M",
@@ -59,58 +59,81 @@ def weights(lab: Lab) -> Data:
     }
 
 
-def _answers(lab: Lab) -> Iterator[tuple[str, Shot]]:
-    """A description; and, where the video is needed less, the next answer of a conversation: of
-    the lab's clips the one whose next answer says most again of what was said."""
-    yield f'first turn: "{agreement.held_out(0, lab.size)[2]}"', lab.shot(0)
-    scenes = [world.scene(agreement.FIRST_SEED + number) for number in range(lab.clips)]
-    talks = [dialogues.conversation(scene, "chat", i)[:2] for i, scene in enumerate(scenes)]
-    number = max(range(lab.clips), key=lambda i: len(talks[i][1].answer))
-    first, second = (turn.question for turn in talks[number])
-    clip, _ = lab.inputs(number)
-    said = lab.answer("ar", clip, ask(lab.target, first, clips=[clip])).text or ""
-    inputs = ask(lab.target, second, clips=[clip], history=[(first, said)])
-    yield f'second turn, after a description: "{second}"', lab.look(number, clip, inputs)
+def _first_and_second_answers(experiment: Experiment) -> Iterator[tuple[str, AnsweredClip]]:
+    """Yields a description of the first clip, and a second answer that needs the video less.
+
+    The second answer is of the clip whose second answer is longest, because it repeats most of the
+    description before it.
+    """
+    yield (
+        f'first turn: "{agreement.unseen_clip(0, experiment.size)[2]}"',
+        experiment.answered_clip(0),
+    )
+    scenes = [world.scene(agreement.FIRST_SEED + number) for number in range(experiment.clips)]
+    conversations = [dialogues.conversation(scene, "chat", i)[:2] for i, scene in enumerate(scenes)]
+    number = max(range(experiment.clips), key=lambda i: len(conversations[i][1].answer))
+    first, second = (turn.question for turn in conversations[number])
+    clip, _ = experiment.inputs(number)
+    first_answer = (
+        experiment.answer("ar", clip, ask(experiment.target, first, clips=[clip])).text or ""
+    )
+    inputs = ask(experiment.target, second, clips=[clip], history=[(first, first_answer)])
+    yield (
+        f'second turn, after a description: "{second}"',
+        experiment.answer_clip(number, clip, inputs),
+    )
 
 
-def _panel(lab: Lab, shot: Shot, draft: Loaded) -> Data:
-    m, t = (lab.along(shot, view, draft).double().softmax(-1) for view in ("full", "text"))
-    right = torch.tensor(shot.ids)
-    tried = [w / STEPS for w in range(STEPS + 1)]
-    accepted = torch.stack([(w * m + (1 - w) * t).argmax(-1) == right for w in tried], 1)
-    used = lab.answer("tabed", shot.clip, shot.inputs, draft=draft)
+def _weights_panel(experiment: Experiment, clip: AnsweredClip, draft: Loaded) -> Data:
+    m_probabilities, t_probabilities = (
+        experiment.draft_logits(clip, view, draft).double().softmax(-1) for view in ("full", "text")
+    )
+    target_ids = torch.tensor(clip.ids)
+    candidate_weights = [w / WEIGHT_STEPS for w in range(WEIGHT_STEPS + 1)]
+    accepted = torch.stack(
+        [
+            (w * m_probabilities + (1 - w) * t_probabilities).argmax(-1) == target_ids
+            for w in candidate_weights
+        ],
+        1,
+    )
+    result = experiment.answer("tabed", clip.clip, clip.inputs, draft=draft)
     first = resolve("tabed").view.name.split("+").index("full")
-    # the prefill's token came of no weights: it shows those that follow it
-    adapted = [round.note[first] for round in used.forwards for _ in round.emitted]
+    # The prefill's token was drafted by no weights, so it is drawn with those after it.
+    adapted = [round.note[first] for round in result.forwards for _ in round.emitted]
     adapted = [*adapted[:1], *adapted]
     fixed = {"M": 1.0, "T": 0.0, "MT": 0.5}
-    lines = {name: [weight] * len(shot.ids) for name, weight in fixed.items()}
+    lines = {name: [weight] * len(clip.ids) for name, weight in fixed.items()}
     return {"accepted": accepted.tolist(), "weights": {"MT*": adapted, **lines}}
 
 
-def _share(accepted: Sequence[Sequence[bool]], weights: Sequence[float]) -> float:
-    """Of the tokens, those right at the weight tried next to a line's."""
+def _share_right(accepted: Sequence[Sequence[bool]], weights: Sequence[float]) -> float:
+    """Returns the share of tokens that are right at the candidate nearest to a line's weight."""
     pairs = zip(accepted, weights, strict=True)
-    return mean(tried[round(weight * STEPS)] for tried, weight in pairs)
+    return mean(
+        accepted_by_weight[round(weight * WEIGHT_STEPS)] for accepted_by_weight, weight in pairs
+    )
 
 
-def drift(lab: Lab) -> Data:
-    """Our own: MTCP*'s weights as printed over rounds by the window; with everything they drift to
-    equal."""
-    what, draft = next(iter(lab.drafts.items()))
+def measure_drift(experiment: Experiment) -> Data:
+    """Measures MTCP*'s weights as printed, over rounds, by the window.
+
+    No paper has this figure. With the whole history the weights drift to equal ones.
+    """
+    what, draft = next(iter(experiment.drafts.items()))
     method = RULES["MTCP*, printed"]
     views = resolve(method).view.name.split("+")
     heaviest: dict[str, list[float]] = {}
-    panels: Data = {f"the heaviest view's\nweight, {lab.clips} clips": heaviest}
+    panels: Data = {f"the heaviest view's\nweight, {experiment.clips} clips": heaviest}
     for window, suffix in WINDOWS.items():
-        notes = [
-            [round.note for round in lab.run(method + suffix, number, draft=draft).forwards]
-            for number in range(lab.clips)
+        weights_by_clip = [
+            [round.note for round in experiment.run(method + suffix, number, draft=draft).forwards]
+            for number in range(experiment.clips)
         ]
-        # as far as every clip's rounds go
-        heaviest[window] = [mean(map(max, each)) for each in zip(*notes, strict=False)]
+        # The line ends with the rounds of the clip that has the fewest.
+        heaviest[window] = [mean(map(max, each)) for each in zip(*weights_by_clip, strict=False)]
         if window in ("h = 1", "h = all"):
-            own = zip(*notes[0], strict=True)
+            own = zip(*weights_by_clip[0], strict=True)
             panels[f"weights of the\nfirst clip, {window}"] = {
                 view: list(line) for view, line in zip(views, own, strict=True)
             }
@@ -124,38 +147,45 @@ def drift(lab: Lab) -> Data:
     }
 
 
-def window(lab: Lab) -> Data:
-    """Table 3: tau by the window h and by what measures a view's distance from the target."""
-    what, draft = next(iter(lab.drafts.items()))
+def measure_windows(experiment: Experiment) -> Data:
+    """Measures Table 3: tau by the window h, and by the distance of a view from the target."""
+    what, draft = next(iter(experiment.drafts.items()))
     methods = {
         rule: {h: name + suffix for h, suffix in WINDOWS.items()} for rule, name in RULES.items()
     }
     methods |= {rule: {"no weights learnt": name} for rule, name in FIXED.items()}
-    taus = {name: lab.by_clip(name, draft) for own in methods.values() for name in own.values()}
+    taus = {
+        name: experiment.tau_by_clip(name, draft)
+        for own in methods.values()
+        for name in own.values()
+    }
     return {
         "x": f"{TAU}, a draft that {what}",
         "rows": {
-            rule: {h: interval(taus[name]) for h, name in own.items()}
+            rule: {h: interval_over_clips(taus[name]) for h, name in own.items()}
             for rule, own in methods.items()
         },
         "start": 1,
-        "clips_tau": rounded(taus),
+        "clips_tau": rounded_taus(taus),
     }
 
 
-def latency(lab: Lab) -> Data:
-    """Fig. 5-6, Table 6: milliseconds of a draft's step for B requests, of the target's for gamma
-    tokens, and the one over the other."""
-    target, draft = lab.target.backbone, lab.draft.backbone
+def measure_latency(experiment: Experiment) -> Data:
+    """Measures Fig. 5-6 and Table 6: milliseconds of steps of the draft and the target.
+
+    A draft's step is for B requests, and the target's is for gamma tokens. A third panel has their
+    ratio.
+    """
+    target, draft = experiment.target.backbone, experiment.draft.backbone
     t_q: dict[str, list[Interval]] = {f"B = {batch}": [] for batch in BATCHES}
     t_p: dict[str, list[Interval]] = {f"gamma = {gamma}": [] for gamma in GAMMAS}
     ratio: dict[str, list[float]] = {name: [] for name in t_q}
     for context in CONTEXTS:
-        lab.tell(f"steps over {context} keys")
-        drafting = milliseconds(draft, context, [(batch, 1) for batch in BATCHES])
-        judging = milliseconds(target, context, [(1, gamma) for gamma in GAMMAS])
-        for own, taken in zip((*t_q.values(), *t_p.values()), drafting + judging, strict=True):
-            own.append(taken)
+        experiment.on_progress(f"steps over {context} keys")
+        drafting = step_milliseconds(draft, context, [(batch, 1) for batch in BATCHES])
+        judging = step_milliseconds(target, context, [(1, gamma) for gamma in GAMMAS])
+        for own, interval in zip((*t_q.values(), *t_p.values()), drafting + judging, strict=True):
+            own.append(interval)
         for own_ratio, (middle, _, _) in zip(ratio.values(), drafting, strict=True):
             own_ratio.append(middle / judging[0][0])
     return {
@@ -172,40 +202,48 @@ def latency(lab: Lab) -> Data:
     }
 
 
-def stages(lab: Lab) -> Data:
-    """Fig. 9: seconds of plain decoding's stages as the pictures grow; answers of one length."""
-    found: dict[str, list[Timings]] = {}
-    for number in range(-1, lab.clips):  # the first is a warm-up
-        pictures = [_picture(PICTURES * max(0, number) + i, lab.size // 4) for i in range(PICTURES)]
+def measure_stages(experiment: Experiment) -> Data:
+    """Measures Fig. 9: seconds of plain decoding's stages by the number of pictures.
+
+    All answers have one length.
+    """
+    timings: dict[str, list[Timings]] = {}
+    for number in range(-1, experiment.clips):  # The first is a warm-up.
+        pictures = [
+            unseen_picture(PICTURES * max(0, number) + i, experiment.size // 4)
+            for i in range(PICTURES)
+        ]
         for count in range(1, PICTURES + 1):
-            lab.tell(f"{count} pictures, {max(0, number) + 1} of {lab.clips}")
-            inputs = ask(lab.target, "Describe the images in detail.", images=pictures[:count])
-            told = run(
-                *(lab.target.backbone, inputs),
+            experiment.on_progress(f"{count} pictures, {max(0, number) + 1} of {experiment.clips}")
+            inputs = ask(
+                experiment.target, "Describe the images in detail.", images=pictures[:count]
+            )
+            result = run(
+                *(experiment.target.backbone, inputs),
                 method="ar",
-                max_new_tokens=lab.tokens,
+                max_new_tokens=experiment.tokens,
                 do_sample=False,
-                eos_token_id=lab.target.backbone.vocab,  # no token ends a text
+                eos_token_id=experiment.target.backbone.vocab,  # No token ends a text.
             )
             if number >= 0:
-                row = f"{count} picture{'s'[: count - 1]}\n({told.visual_tokens} tokens)"
-                found.setdefault(row, []).append(told.timings)
+                row = f"{count} picture{'s'[: count - 1]}\n({result.visual_tokens} tokens)"
+                timings.setdefault(row, []).append(result.timings)
     return {
-        "x": f"seconds of plain decoding, {lab.tokens} tokens written",
+        "x": f"seconds of plain decoding, {experiment.tokens} tokens written",
         "rows": {
             row: {
-                "vision": interval([each.vision for each in own]),
-                "prefill": interval([each.prefill for each in own]),
-                "decoding": interval([each.decode for each in own]),
+                "vision": interval_over_clips([each.vision for each in own]),
+                "prefill": interval_over_clips([each.prefill for each in own]),
+                "decoding": interval_over_clips([each.decode for each in own]),
             }
-            for row, own in found.items()
+            for row, own in timings.items()
         },
         "stacked": True,
     }
 
 
-def _picture(number: int, tokens: int) -> np.ndarray:
-    """A frame of an unseen scene, of so many visual tokens (a power of two)."""
+def unseen_picture(number: int, tokens: int) -> np.ndarray:
+    """Returns a frame of an unseen scene with so many visual tokens, a power of two."""
     high = 1 << (int(math.log2(tokens)) // 2)
     scene = world.scene(agreement.FIRST_SEED + number)
     return drawing.image_frame(scene, 28 * high, 28 * (tokens // high))
@@ -215,34 +253,34 @@ STUDIES = {
     "tabed-weights": Study(
         "TABED, Fig. 3 and 4",
         "Weights of M under which each token of the target would have been drafted, and MT*'s.",
-        weights,
-        draw.shaded,
+        measure_weights,
+        draw.shaded_weights,
         clips=12,
     ),
     "tabed-drift": Study(
         "TABED, Sec. 6",
         "Weights of MTCP* as printed over rounds: with the whole history they drift to equal.",
-        drift,
+        measure_drift,
         clips=8,
     ),
     "tabed-window": Study(
         "TABED, Table 3",
         "Tau of MT* and MTCP* by history window and distance, beside fixed weights.",
-        window,
+        measure_windows,
         draw.bars,
         clips=4,
     ),
     "tabed-latency": Study(
         "TABED, Fig. 5 and 6, Table 6",
         "Milliseconds of a draft's step for B requests and of the target's for gamma tokens.",
-        latency,
+        measure_latency,
         clips=1,
         timed=True,
     ),
     "tabed-stages": Study(
         "TABED, Fig. 9",
         "Seconds of vision, prefill and decoding as pictures grow; end of text is ignored.",
-        stages,
+        measure_stages,
         draw.bars,
         tokens=100,
         timed=True,

@@ -1,4 +1,4 @@
-"""TABED's appendices D and E: what a caption costs beside a prefill, and how right answers are."""
+"""TABED's appendices D and E: a caption's cost beside a prefill, and how right answers are."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from transformers import (
 
 from lab import draw
 from lab.draw import Data
-from lab.studies.lab import Lab, interval
+from lab.studies.experiment import Experiment, interval_over_clips
 from lab.studies.study import Study
-from lab.studies.tabed import _picture
+from lab.studies.tabed import unseen_picture
 from saccade.bench import text_scores
 from saccade.bench.runner import media_arguments
 from saccade.bench.suites.shapes import TASKS, suites
@@ -34,48 +34,48 @@ from saccade.engine.generate import run
 from saccade.inputs import Loaded, ask
 from saccade.inputs.captions import SHAPES, ImageToText, captioner
 
-TURNS = 5  # of each that is timed, a warm-up before them
+TURNS = 5  # Turns of each that is timed, after a warm-up.
 PICTURES = (1, 2, 5)
-SENTENCE = 20  # tokens of a caption by weights that never end one
-SUFFIX = {256: "", 2048: "-2k"}  # of a suite's name, by its visual tokens
+CAPTION_TOKENS = 20  # Tokens of a caption by random weights, which never end one.
+SUFFIX = {256: "", 2048: "-2k"}  # The end of a suite's name, by its visual tokens.
 
 
-def captioners(lab: Lab) -> Data:
-    """Table 4: what captioning one frame takes, over what the target takes to its first token.
+def measure_captioners(experiment: Experiment) -> Data:
+    """Measures Table 4: the time of captioning one frame, over the target's time to first token.
 
-    In seconds of the processor, which a busy machine stretches little; with one thread they are
-    what the clock of an idle one would show.
+    Times are processor seconds, which a busy machine changes little. With one thread they equal the
+    seconds of an idle machine's clock.
     """
     blip = small_blip()
-    size = sum(each.numel() for each in blip.model.parameters())
-    whole = sum(each.numel() for each in lab.target.backbone.model.parameters())
+    blip_size = sum(each.numel() for each in blip.model.parameters())
+    target_size = sum(each.numel() for each in experiment.target.backbone.model.parameters())
     names = {
         "captioner": "the embedded captioner",
-        "blip": f"random weights in BLIP's form, 1/{round(whole / size)} of the target, "
-        f"{SENTENCE} tokens",
+        "blip": f"random weights in BLIP's form, 1/{round(target_size / blip_size)} of the target, "
+        f"{CAPTION_TOKENS} tokens",
     }
     ratios: dict[str, dict[str, list[float]]] = {}
     seconds: dict[str, dict[str, list[float]]] = {}
-    for number in range(lab.clips):
-        for row, (media, inputs) in _shown(lab, number).items():
-            lab.tell(f"{row}, {number + 1} of {lab.clips}".replace("\n", " "))
+    for number in range(experiment.clips):
+        for row, (media, inputs) in _media_and_inputs(experiment, number).items():
+            experiment.on_progress(f"{row}, {number + 1} of {experiment.clips}".replace("\n", " "))
             small = captioner(SHAPES, media)
-            found = _in_turns(
+            seconds_by_name = _processor_seconds(
                 {
-                    "target": partial(_first_token, lab, inputs),
+                    "target": partial(_decode_first_token, experiment, inputs),
                     "captioner": partial(small, {}),
                     "blip": partial(replace(blip, frames=small.frames), {}),
                 }
             )
-            for key, taken in found.items():
-                seconds.setdefault(row, {}).setdefault(key, []).append(round(taken, 4))
+            for key, spent in seconds_by_name.items():
+                seconds.setdefault(row, {}).setdefault(key, []).append(round(spent, 4))
             for key, name in names.items():
-                ratio = found[key] / found["target"]
+                ratio = seconds_by_name[key] / seconds_by_name["target"]
                 ratios.setdefault(row, {}).setdefault(name, []).append(ratio)
     return {
         "x": "processor seconds of one caption / of the target's first token",
         "rows": {
-            row: {name: interval(values) for name, values in own.items()}
+            row: {name: interval_over_clips(values) for name, values in own.items()}
             for row, own in ratios.items()
         },
         "marks": {"as long": 1.0},
@@ -83,44 +83,49 @@ def captioners(lab: Lab) -> Data:
     }
 
 
-def _shown(lab: Lab, number: int) -> Mapping[str, tuple[list[list[np.ndarray]], Inputs]]:
-    """What is shown, by its name: the frames of each medium, and the target's inputs."""
-    found: dict[str, tuple[list[list[np.ndarray]], Inputs]] = {}
-    pictures = [_picture(max(PICTURES) * number + i, lab.size // 4) for i in range(max(PICTURES))]
+def _media_and_inputs(
+    experiment: Experiment, number: int
+) -> Mapping[str, tuple[list[list[np.ndarray]], Inputs]]:
+    """Returns, by name, the frames of each medium and the target's inputs."""
+    by_name: dict[str, tuple[list[list[np.ndarray]], Inputs]] = {}
+    pictures = [
+        unseen_picture(max(PICTURES) * number + i, experiment.size // 4)
+        for i in range(max(PICTURES))
+    ]
     for count in PICTURES:
-        inputs = ask(lab.target, "Describe the images in detail.", images=pictures[:count])
-        found[f"{count} picture{'s'[: count - 1]} of\n{lab.size // 4} tokens"] = (
+        inputs = ask(experiment.target, "Describe the images in detail.", images=pictures[:count])
+        by_name[f"{count} picture{'s'[: count - 1]} of\n{experiment.size // 4} tokens"] = (
             [[picture] for picture in pictures[:count]],
             inputs,
         )
-    clip, inputs = lab.inputs(number)
-    found[f"a video of\n{lab.size} tokens"] = [list(clip.frames)], inputs
-    return found
+    clip, inputs = experiment.inputs(number)
+    by_name[f"a video of\n{experiment.size} tokens"] = [list(clip.frames)], inputs
+    return by_name
 
 
-def _in_turns(timed: Mapping[str, Callable[[], object]]) -> dict[str, float]:
-    """Processor seconds of each, medians of a few turns; who goes first rotates."""
-    found: dict[str, list[float]] = {name: [] for name in timed}
+def _processor_seconds(timed: Mapping[str, Callable[[], object]]) -> dict[str, float]:
+    """Returns the processor seconds of each function: medians of turns, whose order rotates."""
+    seconds: dict[str, list[float]] = {name: [] for name in timed}
     order = list(timed)
     for turn in range(1 + TURNS):
         at = turn % len(order)
         for name in (*order[at:], *order[:at]):
-            began = time.process_time()
+            started_at = time.process_time()
             timed[name]()
-            found[name].append(time.process_time() - began)
-    return {name: median(taken[1:]) for name, taken in found.items()}
+            seconds[name].append(time.process_time() - started_at)
+    return {name: median(turns[1:]) for name, turns in seconds.items()}
 
 
-def _first_token(lab: Lab, inputs: Inputs) -> None:
-    """Vision, prefill and one token."""
-    run(lab.target.backbone, inputs, method="ar", max_new_tokens=1, do_sample=False)
+def _decode_first_token(experiment: Experiment, inputs: Inputs) -> None:
+    """Runs the target's vision tower and prefill, and decodes one token."""
+    run(experiment.target.backbone, inputs, method="ar", max_new_tokens=1, do_sample=False)
 
 
 def small_blip() -> ImageToText:
-    """BLIP's architecture with random weights: what a forward of its size costs, and no more.
+    """Makes a model of BLIP's architecture with random weights, which has only the cost of one.
 
-    As BLIP it sees 576 patches; it is to the embedded target about what BLIP is to a 7B model, and
-    never ends a caption by itself.
+    Like BLIP it sees 576 patches. Its size is to the embedded target's about what BLIP's is to a 7B
+    model's. It never ends a caption by itself.
     """
     vocab = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]", "[DEC]", *(f"w{i}" for i in range(500))]
     layers = {"hidden_size": 64, "intermediate_size": 256, "num_attention_heads": 2}
@@ -142,42 +147,46 @@ def small_blip() -> ImageToText:
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if name.endswith(("predictions.bias", "decoder.bias")):
-                weight[:6] = -100.0  # words only: it goes on to the end
+                weight[:6] = -100.0  # Special tokens become impossible, so no caption ends.
     processor = BlipProcessor(
         BlipImageProcessor(size={"height": 384, "width": 384}),
         BertTokenizer(vocab={word: i for i, word in enumerate(vocab)}, bos_token="[DEC]"),
     )
-    return ImageToText(model, processor, [], max_tokens=SENTENCE)
+    return ImageToText(model, processor, [], max_tokens=CAPTION_TOKENS)
 
 
-def quality(lab: Lab) -> Data:
-    """Table 5: how right the target's own answers are, with and without what is shown, and the
-    drafts'."""
-    if lab.size not in SUFFIX:
-        raise OptionError(f"there are no suites of {lab.size} visual tokens; known: {[*SUFFIX]}")
+def measure_quality(experiment: Experiment) -> Data:
+    """Measures Table 5: how right the target's answers are, with and without its media.
+
+    The drafts' own answers are beside them. Raises OptionError for a size without suites.
+    """
+    if experiment.size not in SUFFIX:
+        raise OptionError(
+            f"there are no suites of {experiment.size} visual tokens; known: {[*SUFFIX]}"
+        )
     readers: dict[str, tuple[Loaded, bool]] = {
-        "target": (lab.target, True),
-        "target (text-only)": (lab.target, False),
-        **{f"a draft that {what}": (draft, True) for what, draft in lab.drafts.items()},
+        "target": (experiment.target, True),
+        "target (text-only)": (experiment.target, False),
+        **{f"a draft that {what}": (draft, True) for what, draft in experiment.drafts.items()},
     }
-    known = suites()
+    suite_by_name = suites()
     scores: dict[str, dict[str, list[float]]] = {}
     for task in TASKS:
-        suite = known[task + SUFFIX[lab.size]]
-        longest = min(lab.tokens, suite.setting.max_new_tokens)
-        for number, item in enumerate(islice(suite.items(), lab.clips)):
-            lab.tell(f"{suite.name}, {number + 1} of {lab.clips}")
+        suite = suite_by_name[task + SUFFIX[experiment.size]]
+        longest = min(experiment.tokens, suite.setting.max_new_tokens)
+        for number, item in enumerate(islice(suite.items(), experiment.clips)):
+            experiment.on_progress(f"{suite.name}, {number + 1} of {experiment.clips}")
             media = media_arguments(item)
             for name, (reader, seeing) in readers.items():
-                said = _said(reader, item.question, media if seeing else {}, longest)
-                found = text_scores.score(item.task, said, item.answers)
-                measure = "accuracy" if "accuracy" in found else "rouge_l"
+                answer = _plain_answer(reader, item.question, media if seeing else {}, longest)
+                score = text_scores.score(item.task, answer, item.answers)
+                measure = "accuracy" if "accuracy" in score else "rouge_l"
                 row = f"{suite.name}\n{MEASURES[measure]}"
-                scores.setdefault(row, {}).setdefault(name, []).append(round(found[measure], 4))
+                scores.setdefault(row, {}).setdefault(name, []).append(round(score[measure], 4))
     return {
         "x": "how right the first answer is",
         "rows": {
-            row: {name: interval(values) for name, values in own.items()}
+            row: {name: interval_over_clips(values) for name, values in own.items()}
             for row, own in scores.items()
         },
         "scores": scores,
@@ -187,9 +196,9 @@ def quality(lab: Lab) -> Data:
 MEASURES = {"accuracy": "exact match", "rouge_l": "ROUGE-L"}
 
 
-def _said(reader: Loaded, question: str, media: Mapping[str, Any], longest: int) -> str:
-    """A model's own greedy answer."""
-    told = run(
+def _plain_answer(reader: Loaded, question: str, media: Mapping[str, Any], longest: int) -> str:
+    """Returns a model's own greedy answer."""
+    result = run(
         reader.backbone,
         ask(reader, question, **media),
         method="ar",
@@ -197,7 +206,7 @@ def _said(reader: Loaded, question: str, media: Mapping[str, Any], longest: int)
         max_new_tokens=longest,
         do_sample=False,
     )
-    return told.text or ""
+    return result.text or ""
 
 
 STUDIES = {
@@ -205,7 +214,7 @@ STUDIES = {
         "TABED, Table 4",
         "Processor seconds of one frame's caption over those of the target's first token; below 1 "
         "a caption made beside the prefill holds nobody up.",
-        captioners,
+        measure_captioners,
         draw.bars,
         clips=6,
         timed=True,
@@ -213,7 +222,7 @@ STUDIES = {
     "tabed-quality": Study(
         "TABED, Table 5",
         "How right answers are of the target, of the target shown nothing, and of the drafts.",
-        quality,
+        measure_quality,
         draw.bars,
         clips=50,
         size=256,

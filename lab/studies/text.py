@@ -1,9 +1,9 @@
-"""SAGE and SpecVLM over a language model that others trained, with a draft model beside it.
+"""Runs SAGE and SpecVLM on a language model that others trained, with a draft model beside it.
 
-SAGE's text-only pair is Llama-3 8B with 1B, on GSM8K and HumanEval (Table 4). Of the real weights
-at hand there is one size only, so the draft is ours: the target's own weights rounded to a few
-bits, another network with a cache of its own. It costs what the target costs, so what is judged is
-acceptance, not speed. The sums and functions asked for are ours too, as the documents are.
+SAGE's text-only pair is Llama-3 8B with 1B, on GSM8K and HumanEval (Table 4). The real weights that
+we have come in one size only, so we make the draft: it is the target with its weights rounded to a
+few bits, and has its own cache. Because it costs what the target costs, acceptance is measured and
+not speed. The sums and the functions to write are our own, as the documents are.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from lab.studies.lab import interval
-from lab.studies.sage import entropies
+from lab.studies.experiment import interval_over_clips
+from lab.studies.sage import draft_entropies
 from lab.training import agreement
 from saccade.bench.real.attention_sets import document_inputs
 from saccade.bench.suites.long_documents import Document
@@ -30,7 +30,7 @@ Row = Mapping[str, Any]
 BITS, GROUP = 4, 64
 SUMS, CODE = "sums", "functions"
 SHARES = (0.5, 0.1)
-DRAFTED = {  # over documents
+METHODS_OVER_DOCUMENTS = {
     "sd": "chain of 5",
     "sd-tree": "SpecVLM's static tree",
     **{f"sd-tree/view=random/keep={keep:g}": f"a random {keep:.0%}" for keep in SHARES},
@@ -48,7 +48,7 @@ DRAFTED = {  # over documents
     "specvlm-self/shape=sage": "the same, SAGE's tree",
     "layerskip": "the target's first half, a chain of 9",
 }
-ASKED = {  # without a document
+METHODS_WITHOUT_DOCUMENT = {
     "sd": "native SD: a chain of 5",
     "sd-tree": "a static tree",
     "sd/shape=sage": "SAGE",
@@ -56,7 +56,7 @@ ASKED = {  # without a document
     "layerskip": "the first half of the layers, a chain of 9",
     "lookup": "prompt lookup",
 }
-STEPS = " Think step by step."
+STEP_BY_STEP = " Think step by step."
 _SUMS = (
     "A baker makes 24 rolls and sells them in bags of 4 for 3 euros a bag. What does she earn?",
     "Tom reads 15 pages a day. After how many days has he read a book of 240 pages?",
@@ -86,7 +86,7 @@ _CODE = (
     "transpose(rows)` that turns the rows of a table into its columns",
 )
 TASKS: Mapping[str, Sequence[Document]] = {
-    SUMS: [Document(f"{SUMS} {i}", "", each + STEPS, 0) for i, each in enumerate(_SUMS)],
+    SUMS: [Document(f"{SUMS} {i}", "", each + STEP_BY_STEP, 0) for i, each in enumerate(_SUMS)],
     CODE: [
         Document(f"{CODE} {i}", "", f"Write a Python function `{each}, with a docstring.", 0)
         for i, each in enumerate(_CODE)
@@ -94,22 +94,25 @@ TASKS: Mapping[str, Sequence[Document]] = {
 }
 
 
-# -- the draft ---------------------------------------------------------------------------------
+# -- The draft -----------------------------------------------------------------------------------
 
 
-def rounded(model: Loaded, bits: int = BITS, group: int = GROUP) -> Loaded:
-    """The model with the weights of its layers rounded; embeddings and head stay."""
+def rounded_draft(model: Loaded, bits: int = BITS, group: int = GROUP) -> Loaded:
+    """Returns a copy of a model with the weights of its layers rounded.
+
+    Embeddings and the head stay as they are.
+    """
     copied: Any = copy.deepcopy(model.backbone.model)
     head = copied.get_output_embeddings()
     with torch.no_grad():
         for module in copied.modules():
             if isinstance(module, nn.Linear) and module is not head:
-                module.weight.copy_(_levels(module.weight, bits, group))
+                module.weight.copy_(_rounded_weights(module.weight, bits, group))
     return replace(model, name=f"{model.name} in {bits} bits", backbone=Backbone(copied))
 
 
-def _levels(weight: Tensor, bits: int, group: int) -> Tensor:
-    """Each group of a row on so many evenly spaced levels from its least to its largest weight."""
+def _rounded_weights(weight: Tensor, bits: int, group: int) -> Tensor:
+    """Rounds each group of a row to 2**bits even levels from its smallest to its largest weight."""
     rows = weight.reshape(-1, group)
     low, high = rows.aminmax(dim=1, keepdim=True)
     step = ((high - low) / (2**bits - 1)).clamp_min(torch.finfo(rows.dtype).tiny)
@@ -117,36 +120,43 @@ def _levels(weight: Tensor, bits: int, group: int) -> Tensor:
 
 
 @dataclass(frozen=True)
-class Unsure:
-    """SAGE's entropy H of the draft's law (Eq. 8) at each token of the target's answer."""
+class DraftEntropies:
+    """SAGE's entropy H (Eq. 8) of the draft's distribution at each token of the target's answer."""
 
     document: str
     digest: str
     entropies: list[float]
 
 
-def unsure(model: Loaded, draft: Loaded, document: Document, said: Sequence[int]) -> Unsure:
-    """The draft reads all the target reads."""
-    guide = agreement.guided(model.backbone, document_inputs(model, document))
-    laws = agreement.along(draft, model, guide, FULL, said)
-    return Unsure(document.name, document.digest, entropies(laws))
+def measure_entropies(
+    model: Loaded, draft: Loaded, document: Document, answer: Sequence[int]
+) -> DraftEntropies:
+    """Measures the draft's entropy along an answer. The draft reads all that the target reads."""
+    guide = agreement.prefill_with_attention(model.backbone, document_inputs(model, document))
+    logits = agreement.draft_logits(draft, model, guide, FULL, answer)
+    return DraftEntropies(document.name, document.digest, draft_entropies(logits))
 
 
-# -- the page ----------------------------------------------------------------------------------
+# -- The page ------------------------------------------------------------------------------------
 
 
-def sets(measured: Sequence[Row]) -> dict[str, list[Row]]:
-    """The rows of each task, then of documents."""
-    found: dict[str, list[Row]] = {SUMS: [], CODE: [], "documents": []}
+def rows_by_task(measured: Sequence[Row]) -> dict[str, list[Row]]:
+    """Returns the rows of each task, and then those of documents."""
+    rows: dict[str, list[Row]] = {SUMS: [], CODE: [], "documents": []}
     for row in measured:
         kind = row["document"].rpartition(" ")[0]
-        found[kind if kind in TASKS else "documents"].append(row)
-    return found
+        rows[kind if kind in TASKS else "documents"].append(row)
+    return rows
 
 
-def taken(rows: Sequence[Row], method: str, first: int | None = None) -> dict[str, float]:
-    """Accepted tokens a forward of a method by document; of the answer's first so many tokens."""
-    found = {}
+def accepted_by_document(
+    rows: Sequence[Row], method: str, first: int | None = None
+) -> dict[str, float]:
+    """Returns a method's accepted tokens per forward, by document.
+
+    ``first`` counts only the rounds that begin within so many tokens of the answer.
+    """
+    accepted = {}
     for row in rows:
         if row["method"] == method:
             lengths, so_far = [], 0
@@ -154,55 +164,56 @@ def taken(rows: Sequence[Row], method: str, first: int | None = None) -> dict[st
                 if first is None or so_far < first:
                     lengths.append(length)
                     so_far += length + 1
-            found[row["document"]] = fmean(lengths)
-    return dict(sorted(found.items()))
+            accepted[row["document"]] = fmean(lengths)
+    return dict(sorted(accepted.items()))
 
 
-def page(found: Mapping[str, Any]) -> str:
-    """Markdown from what :class:`~saccade.bench.real.answers.Results` keeps."""
-    measured: Sequence[Row] = found["measured"]
-    told = ", ".join(f"{name}={value}" for name, value in found["settings"].items())
-    by_set = sets(measured)
-    count = {name: len({row["document"] for row in rows}) for name, rows in by_set.items()}
+def page(stored: Mapping[str, Any]) -> str:
+    """Returns the page in Markdown, from what :class:`~saccade.bench.real.answers.Results` has."""
+    measured: Sequence[Row] = stored["measured"]
+    settings_text = ", ".join(f"{name}={value}" for name, value in stored["settings"].items())
+    by_task = rows_by_task(measured)
+    count = {name: len({row["document"] for row in rows}) for name, rows in by_task.items()}
     lines = [
         "# A draft model on real weights",
         "",
-        f"{found['model']} and a draft that is the same network with its layers' weights rounded "
-        f"to {BITS} bits, in groups of {GROUP}: {count[SUMS]} sums and {count[CODE]} functions to "
-        f"write, asked without a document, and {count['documents']} documents; {told}. "
-        "The draft costs what its target costs, so tokens are counted and no seconds.",
+        f"This page measures {stored['model']} with a draft that is the same network, with its "
+        f"layers' weights rounded to {BITS} bits in groups of {GROUP}. There are {count[SUMS]} "
+        f"sums and {count[CODE]} functions to write without a document, and {count['documents']} "
+        f"documents; {settings_text}. The draft costs what its target costs, so tokens are counted "
+        "and no seconds.",
         "",
-        f"Made by `{found['command']}`. Of {len(measured)} answers "
+        f"Made by `{stored['command']}`. Of {len(measured)} answers "
         f"{sum(row['same'] for row in measured)} are `generate()`'s, token for token.",
         "",
-        "Accepted is drafted tokens that stood, a forward of the target, the target's own left out "
-        "(SAGE's and SpecVLM's tau): mean and 95 % bootstrap over questions; *less* is of the same "
-        "question. Nodes are of a round's draft.",
+        "*Accepted* is accepted draft tokens per forward of the target, without the target's own "
+        "(SAGE's and SpecVLM's tau): the mean with its 95 % bootstrap interval over questions. "
+        "*Less* is the difference on the same question. Nodes are those of a round's draft.",
         "",
         "## Without a document (SAGE, Table 4)",
         "",
     ]
     for name in (SUMS, CODE):
-        lines += [*_table(name, by_set[name], ASKED, "sd"), ""]
+        lines += [*_table(name, by_task[name], METHODS_WITHOUT_DOCUMENT, "sd"), ""]
     lines += ["## Over documents", ""]
-    lines += _table("documents", by_set["documents"], DRAFTED, "specvlm/keep=0.1")
+    lines += _table("documents", by_task["documents"], METHODS_OVER_DOCUMENTS, "specvlm/keep=0.1")
     return "\n".join(lines) + "\n"
 
 
 def _table(name: str, rows: Sequence[Row], methods: Mapping[str, str], base: str) -> Iterator[str]:
     yield f"| {name} | | accepted | less `{base}` | nodes |"
     yield "|-|-|-|-|-|"
-    than = taken(rows, base)
+    base_accepted = accepted_by_document(rows, base)
     for method, about in methods.items():
-        own = taken(rows, method)
+        own = accepted_by_document(rows, method)
         if not own:
             continue
         nodes = fmean(row["drafted"] for row in rows if row["method"] == method)
-        less = [own[each] - than[each] for each in own if each in than]
-        more = _said(less) if less and method != base else ""
-        all_of = _said(list(own.values()))
-        yield f"| `{method}` | {about} | {all_of} | {more} | {nodes:.1f} |"
+        less = [own[each] - base_accepted[each] for each in own if each in base_accepted]
+        gain = _interval_text(less) if less and method != base else ""
+        accepted = _interval_text(list(own.values()))
+        yield f"| `{method}` | {about} | {accepted} | {gain} | {nodes:.1f} |"
 
 
-def _said(values: Sequence[float]) -> str:
-    return "{:.2f} [{:.2f}, {:.2f}]".format(*interval(values))
+def _interval_text(values: Sequence[float]) -> str:
+    return "{:.2f} [{:.2f}, {:.2f}]".format(*interval_over_clips(values))

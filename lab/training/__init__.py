@@ -1,1 +1,1 @@
-"""How the embedded pair was trained, and the page of what it learnt."""
+"""Trains the embedded pair and a language model that learns to see, and measures both."""

@@ -1,7 +1,7 @@
-"""Agreement of draft and target of the embedded pair, under each view.
+"""Measures the agreement of the embedded pair's drafts with its target, under each view.
 
-It is measured along the target's own greedy answer: the share of positions at which the
-draft's arg-max is the target's token. It decides a greedy run exactly, so tau follows from it.
+Agreement is the share of positions of the target's greedy answer at which the draft's arg-max is
+the target's token. It determines which drafts a greedy run accepts, so tau follows from it.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from lab.training.wholeness import whole
+from lab.training.wholeness import is_whole
 from saccade.core.prompt import Inputs, Prefill
 from saccade.core.protocols import View
 from saccade.core.sampling import Sampling
@@ -36,19 +36,21 @@ FRAMES = {
     4096: (128, 224),
     8192: (256, 224),
 }
-MIDDLE = {512: (16, 224)}  # not among the sizes that figures go through
-FIRST_SEED = 20_000_000  # far from every training and checking seed
-DRAFTS = ("shapes-draft-naive", "shapes-draft")  # the one that never saw pruning comes first
-SHOWN = ("full", "specvlm", "attention", "uniform", "random", "none")
+"""(frames, pixels a side) by the number of visual tokens."""
+EXTRA_FRAMES = {512: (16, 224)}
+"""A further size, which the figures over all sizes leave out."""
+FIRST_SEED = 20_000_000  # Far from every seed of training and checking.
+DRAFTS = ("shapes-draft-naive", "shapes-draft")  # The first was trained without pruned views.
+VIEWS = ("full", "specvlm", "attention", "uniform", "random", "none")
 KEEP = 0.1
-LENGTH = 5  # of the chain tau is computed for
-ANSWER = 192
-LONGEST = 300  # true descriptions have up to 256 tokens
+CHAIN_LENGTH = 5  # Drafted tokens of the chains that tau is computed for.
+ANSWER_TOKENS = 192
+MAX_ANSWER_TOKENS = 300  # True descriptions have up to 256 tokens.
 
 
-def held_out(number: int, size: int, *, max_objects: int = 6) -> tuple[scenes.Scene, Clip, str]:
-    """A scene no training stage drew, its frames and a question; ``size`` visual tokens."""
-    frames, side = (FRAMES | MIDDLE)[size]
+def unseen_clip(number: int, size: int, *, max_objects: int = 6) -> tuple[scenes.Scene, Clip, str]:
+    """Returns a scene that no training drew, its clip of ``size`` visual tokens, and a question."""
+    frames, side = (FRAMES | EXTRA_FRAMES)[size]
     scene = scenes.scene(FIRST_SEED + number, max_objects=max_objects)
     pictures = drawing.render(scene, frames, side)
     seconds = 8.0
@@ -58,101 +60,117 @@ def held_out(number: int, size: int, *, max_objects: int = 6) -> tuple[scenes.Sc
     return scene, clip, dialogues.conversation(scene, "describe", number)[0].question
 
 
-def evaluate(
-    *, clips: int = 50, sizes: Sequence[int] = SIZES, tell: Callable[[str], None] = lambda s: None
+def measure_agreement(
+    *,
+    clips: int = 50,
+    sizes: Sequence[int] = SIZES,
+    on_progress: Callable[[str], None] = lambda s: None,
 ) -> dict[str, Any]:
-    """By size, draft and view: agreement and tau, with 95 % bootstrap intervals over clips."""
+    """Measures agreement and tau by size, draft and view, with 95 % intervals over clips."""
     target = load("shapes")
     drafts = {name: load(name) for name in DRAFTS}
-    found: dict[str, Any] = {}
+    results: dict[str, Any] = {}
     for size in sizes:
         rows: dict[str, dict[str, list[list[bool]]]] = {
-            name: {view: [] for view in SHOWN} for name in DRAFTS
+            name: {view: [] for view in VIEWS} for name in DRAFTS
         }
         for number in range(clips):
-            tell(f"{size} visual tokens, clip {number + 1} of {clips}")
-            _, clip, question = held_out(number, size)
+            on_progress(f"{size} visual tokens, clip {number + 1} of {clips}")
+            _, clip, question = unseen_clip(number, size)
             inputs = ask(target, question, clips=[clip])
             ids = run(
-                target.backbone, inputs, method="ar", max_new_tokens=ANSWER, do_sample=False
+                target.backbone, inputs, method="ar", max_new_tokens=ANSWER_TOKENS, do_sample=False
             ).ids
-            guide = guided(target.backbone, inputs)
+            prefill = prefill_with_attention(target.backbone, inputs)
             for name, draft in drafts.items():
-                for view in SHOWN:
+                for view in VIEWS:
                     pruned = view if view in ("full", "none") else f"{view}/keep={KEEP}"
-                    rows[name][view].append(agrees(draft, target, guide, pruned, ids))
-        found[str(size)] = {
-            name: {view: _summary(lists) for view, lists in views.items()}
+                    rows[name][view].append(agreeing_tokens(draft, target, prefill, pruned, ids))
+        results[str(size)] = {
+            name: {view: _summarize(lists) for view, lists in views.items()}
             for name, views in rows.items()
         }
-    return found
+    return results
 
 
-def broken(
-    target: Loaded, *, clips: int, size: int, tell: Callable[[str], None] = lambda s: None
+def broken_answers(
+    target: Loaded, *, clips: int, size: int, on_progress: Callable[[str], None] = lambda s: None
 ) -> list[str]:
-    """The target's greedy descriptions of unseen clips of up to five shapes that end within
-    something, go on for good, or are put together as no true description is."""
-    found = []
+    """Returns the target's greedy descriptions that are not whole.
+
+    They break off, do not end, or have sentences in an order that no true description has. The
+    clips are unseen and have up to five shapes.
+    """
+    texts = []
     for number in range(clips):
-        tell(f"{size} visual tokens, whole answers: clip {number + 1} of {clips}")
-        _, clip, question = held_out(number, size, max_objects=5)
+        on_progress(f"{size} visual tokens, whole answers: clip {number + 1} of {clips}")
+        _, clip, question = unseen_clip(number, size, max_objects=5)
         inputs = ask(target, question, clips=[clip])
-        told = run(
+        result = run(
             target.backbone, inputs, tokenizer=target.processor, method="ar",
-            max_new_tokens=LONGEST, do_sample=False,
+            max_new_tokens=MAX_ANSWER_TOKENS, do_sample=False,
         )  # fmt: skip
-        said = told.text or ""
-        if told.finish_reason != "stop" or not whole(said):
-            found.append(said)
-    return found
+        text = result.text or ""
+        if result.finish_reason != "stop" or not is_whole(text):
+            texts.append(text)
+    return texts
 
 
-def guided(target: Backbone, inputs: Inputs) -> Prefill:
-    """The target's prefill with its attention recorded."""
+def prefill_with_attention(target: Backbone, inputs: Inputs) -> Prefill:
+    """Returns the target's prefill of a prompt with its attention recorded."""
     session = Session(target, [Sampling()])
     return session.prefill(target.prompts(inputs), record=True)[0]
 
 
-def along(
-    draft: Loaded, target: Loaded, guide: Prefill, view: View, ids: Sequence[int]
+def draft_logits(
+    draft: Loaded, target: Loaded, prefill: Prefill, view: View, ids: Sequence[int]
 ) -> Float[Tensor, "answer vocab"]:
-    """The draft's logits at every place of the target's answer, under a view of the guide's
-    prompt."""
+    """Returns the draft's logits for every token of the target's answer, under a view."""
     model = draft.backbone
-    prompt = model.adopt(guide.prompt) if model.shares_rows_with(target.backbone) else guide.prompt
+    prompt = (
+        model.adopt(prefill.prompt) if model.shares_rows_with(target.backbone) else prefill.prompt
+    )
     session = Session(model, [Sampling()], banned=list(target.backbone.placeholders))
-    session.prefill([model.embed_missing_rows(view(guide, prompt))])
+    session.prefill([model.embed_missing_rows(view(prefill, prompt))])
     scores = session.score({0: chain(ids[:-1])})[0]
     return torch.stack([scores.raw(node) for node in range(ROOT, len(ids) - 1)])
 
 
-def agrees(
-    draft: Loaded, target: Loaded, guide: Prefill, view: str, ids: Sequence[int]
+def agreeing_tokens(
+    draft: Loaded, target: Loaded, prefill: Prefill, view: str, ids: Sequence[int]
 ) -> list[bool]:
-    """Whether the draft would have guessed each token of the target's answer, under the view of
-    this name and budget (``specvlm/keep=0.1``)."""
-    guesses = along(draft, target, guide, resolve(f"sd/view={view}").view, ids).argmax(-1).tolist()
+    """Returns whether the draft's arg-max is each token of the target's answer.
+
+    ``view`` has the view's name and budget, such as ``specvlm/keep=0.1``.
+    """
+    guesses = (
+        draft_logits(draft, target, prefill, resolve(f"sd/view={view}").view, ids)
+        .argmax(-1)
+        .tolist()
+    )
     return [guess == token for guess, token in zip(guesses, ids, strict=True)]
 
 
-def tau(agrees: Sequence[bool], length: int = LENGTH) -> float:
-    """Tokens per target forward of a greedy chain, from where draft and target agree; the first
-    token, which the prefill tells, left out."""
-    at, rounds = 1, 0
-    while at < len(agrees):
+def tau(agreements: Sequence[bool], length: int = CHAIN_LENGTH) -> float:
+    """Returns the tokens per target forward of greedy chains, from where draft and target agree.
+
+    The first token does not count, because it comes from the prefill.
+    """
+    at = 1
+    rounds = 0
+    while at < len(agreements):
         run = 0
-        while run < length and at + run < len(agrees) and agrees[at + run]:
+        while run < length and at + run < len(agreements) and agreements[at + run]:
             run += 1
         at += run + 1
         rounds += 1
-    return (len(agrees) - 1) / max(1, rounds)
+    return (len(agreements) - 1) / max(1, rounds)
 
 
-def _summary(lists: Sequence[Sequence[bool]]) -> dict[str, Any]:
-    """Means over clips and 95 % intervals from 1,000 resamples of the clips."""
-    share = np.array([np.mean(agrees) for agrees in lists])
-    length = np.array([tau(agrees) for agrees in lists])
+def _summarize(lists: Sequence[Sequence[bool]]) -> dict[str, Any]:
+    """Returns means over clips, and 95 % intervals from 1,000 resamples of the clips."""
+    share = np.array([np.mean(agreements) for agreements in lists])
+    length = np.array([tau(agreements) for agreements in lists])
     draws = np.random.default_rng(0).integers(len(lists), size=(1000, len(lists)))
     return {
         "agreement": float(share.mean()),

@@ -1,7 +1,7 @@
-"""Batches of conversations about the world, laid out as the processor and model would.
+"""Makes training batches of conversations about the synthetic world.
 
-Every sample of a batch has the same kind and visual grid (a `Canvas`). Knows the world, its text
-and the tokenizer; knows no weights.
+Their layout is that of the processor and the model. Every sample of a batch has the same kind and
+visual grid, which a `Canvas` describes. This module uses the tokenizer but no weights.
 """
 
 from collections.abc import Callable, Sequence
@@ -15,32 +15,42 @@ from torch import Tensor
 from torch.nn.utils.rnn import pad_sequence
 from transformers import Qwen2_5_VLModel
 
-from lab.training.labels import PROBES, content_words, labels
-from lab.training.model import CELL, PATCH, config
+from lab.training.labels import PROBES, content_words, token_labels
+from lab.training.model import CELL, PATCH, pair_config
 from saccade.world import dialogues
 from saccade.world import scenes as world
 from saccade.world.train_draft import samples
 from saccade.world.train_draft.samples import EVAL_SEED, Canvas, Dialogue, render_pictures
 
 KINDS = (
-    *("colour", "shape", "size", "where", "count", "motion", "time", "event", "texture", "truth"),
+    "colour",
+    "shape",
+    "size",
+    "where",
+    "count",
+    "motion",
+    "time",
+    "event",
+    "texture",
+    "truth",
 )
 
 
 def visual_tokens(canvas: Canvas) -> int:
-    """Visual tokens of one sample."""
+    """Returns the number of visual tokens of one sample."""
     steps = {"video": canvas.frames // 2, "image": 1, "diff": 2}[canvas.kind]
     return steps * (canvas.height // CELL) * (canvas.width // CELL)
 
 
 class Example(NamedTuple):
-    """One sample's text: ids, what they stand for, the labels (-100 outside answers), their kinds.
+    """One sample's text: its ids, and for each id its medium, its label and the label's kind.
 
-    `media` is 1 for tokens of a picture and 2 for a video's; `kinds` is 0, or 1 + the index in
-    KINDS for tokens of content words.
+    `media` is 1 for tokens of a picture, 2 for those of a video, else 0. `labels` are the tokens to
+    predict, and -100 outside answers. `kinds` is 1 + the index in KINDS for tokens of content
+    words, else 0.
     """
 
-    talk: Dialogue
+    dialogue: Dialogue
     ids: list[int]
     media: list[int]
     labels: list[int]
@@ -48,25 +58,25 @@ class Example(NamedTuple):
 
 
 class Batch(NamedTuple):
-    """Tensors of a batch, written by `collate`; `index` b, `n` tokens, `g` frame pairs."""
+    """The tensors of a batch of `b` samples, `n` tokens and `g` frame pairs; `collate` makes it."""
 
     canvas: Canvas
-    frames: Tensor  # uint8 [g, 2, H, W, 3]
-    ids: Tensor  # [b, n]
-    media: Tensor  # [b, n]: 1 where a picture stands, 2 where a video
-    positions: Tensor  # [3, b, n]
-    labels: Tensor  # [b, n]: the token each position has to predict, or -100
-    kinds: Tensor  # [b, n]: of the token to predict
-    probes: Tensor  # [visual tokens of the batch, 7], or [0, 7] where nobody asked
+    frames: Tensor  # uint8 [g, 2, H, W, 3].
+    ids: Tensor  # [b, n].
+    media: Tensor  # [b, n]: 1 for tokens of a picture, 2 for those of a video.
+    positions: Tensor  # [3, b, n].
+    labels: Tensor  # [b, n]: the token that each position has to predict, or -100.
+    kinds: Tensor  # [b, n]: the kind of the token to predict.
+    probes: Tensor  # [visual tokens of the batch, 7], or [0, 7] for a batch without probes.
 
 
 @lru_cache(maxsize=8192)
-def _pieces(tok: Any, s: str) -> tuple[int, ...]:
-    return tuple(tok(s, add_special_tokens=False).input_ids)
+def _token_ids(tokenizer: Any, s: str) -> tuple[int, ...]:
+    return tuple(tokenizer(s, add_special_tokens=False).input_ids)
 
 
-def _answer(tok: Any, s: str) -> tuple[list[int], list[int]]:
-    coded = tok(s, add_special_tokens=False, return_offsets_mapping=True)
+def _answer_ids_and_kinds(tokenizer: Any, s: str) -> tuple[list[int], list[int]]:
+    coded = tokenizer(s, add_special_tokens=False, return_offsets_mapping=True)
     kinds = [0] * len(coded.input_ids)
     for start, end, kind in content_words(s):
         for i, (a, b) in enumerate(coded.offset_mapping):
@@ -75,96 +85,113 @@ def _answer(tok: Any, s: str) -> tuple[list[int], list[int]]:
     return coded.input_ids, kinds
 
 
-def row(tok: Any, talk: Dialogue, canvas: Canvas) -> Example:
-    """The conversation as the chat template and the processor spell it."""
+def make_example(tokenizer: Any, dialogue: Dialogue, canvas: Canvas) -> Example:
+    """Returns the conversation's ids as the chat template and the processor make them."""
     name, medium = ("<|video_pad|>", 2) if canvas.kind == "video" else ("<|image_pad|>", 1)
     names = ["<|vision_start|>", name, "<|vision_end|>"]
-    start, pad, end_of = tok.convert_tokens_to_ids(names)
+    start, pad, end_of = tokenizer.convert_tokens_to_ids(names)
     visuals = 2 if canvas.kind == "diff" else 1
-    shown = [start, *[pad] * (visual_tokens(canvas) // visuals), end_of] * visuals
+    visual_ids = [start, *[pad] * (visual_tokens(canvas) // visuals), end_of] * visuals
     ids: list[int] = []
-    wanted: list[int] = []
+    target_ids: list[int] = []
     kinds: list[int] = []
-    for i, turn in enumerate(dialogues.conversation(talk.scene, talk.task, talk.seed)):
-        ask = [*_pieces(tok, "<|im_start|>user\n"), *(shown if i == 0 else ())]
-        ask += [*_pieces(tok, turn.question), *_pieces(tok, "<|im_end|>\n<|im_start|>assistant\n")]
-        said, said_kinds = _answer(tok, turn.answer)
-        end = _pieces(tok, "<|im_end|>\n")
-        ids += [*ask, *said, *end]
-        wanted += [*[-100] * len(ask), *said, end[0], *[-100] * (len(end) - 1)]
-        kinds += [*[0] * len(ask), *said_kinds, *[0] * len(end)]
+    for i, turn in enumerate(dialogues.conversation(dialogue.scene, dialogue.task, dialogue.seed)):
+        ask = [*_token_ids(tokenizer, "<|im_start|>user\n"), *(visual_ids if i == 0 else ())]
+        ask += [
+            *_token_ids(tokenizer, turn.question),
+            *_token_ids(tokenizer, "<|im_end|>\n<|im_start|>assistant\n"),
+        ]
+        answer_ids, answer_kinds = _answer_ids_and_kinds(tokenizer, turn.answer)
+        end = _token_ids(tokenizer, "<|im_end|>\n")
+        ids += [*ask, *answer_ids, *end]
+        target_ids += [*[-100] * len(ask), *answer_ids, end[0], *[-100] * (len(end) - 1)]
+        kinds += [*[0] * len(ask), *answer_kinds, *[0] * len(end)]
     # The token at position i predicts the one at i + 1.
     media = [medium * (token == pad) for token in ids]
-    return Example(talk, ids, media, [*wanted[1:], -100], [*kinds[1:], 0])
+    return Example(dialogue, ids, media, [*target_ids[1:], -100], [*kinds[1:], 0])
 
 
-def draw(
-    tok: Any, canvas: Canvas, seed: int, task: str | None = None, max_objects: int = 6
+def draw_example(
+    tokenizer: Any, canvas: Canvas, seed: int, task: str | None = None, max_objects: int = 6
 ) -> Example:
-    """A random row of the canvas; its scene, task, questions and length all follow from `seed`."""
-    return row(tok, samples.draw_dialogue(canvas, seed, task, max_objects), canvas)
+    """Draws a random example; its scene, task, questions and length all follow from `seed`."""
+    return make_example(tokenizer, samples.draw_dialogue(canvas, seed, task, max_objects), canvas)
 
 
-def pixels(talk: Dialogue, canvas: Canvas, *, probes: bool = True) -> tuple[np.ndarray, np.ndarray]:
-    """Frame pairs uint8 [g, 2, H, W, 3] and probe labels [visual tokens, 7] (or [0, 7])."""
-    frames = render_pictures(talk, canvas)
+def render_pixels(
+    dialogue: Dialogue, canvas: Canvas, *, probes: bool = True
+) -> tuple[np.ndarray, np.ndarray]:
+    """Returns frame pairs, uint8 [g, 2, H, W, 3], and probe labels [visual tokens, 7].
+
+    Without `probes` the labels are [0, 7].
+    """
+    frames = render_pictures(dialogue, canvas)
     if canvas.kind == "video":
-        shown = [(talk.scene, canvas.frames)]
+        scenes_and_frames = [(dialogue.scene, canvas.frames)]
         pairs = frames.reshape(-1, 2, *frames.shape[1:])
     else:
-        both = [talk.scene, world.edit(talk.scene, talk.seed)]
-        shown = [(scene, 1) for scene in both[: len(frames)]]
+        both = [dialogue.scene, world.edit(dialogue.scene, dialogue.seed)]
+        scenes_and_frames = [(scene, 1) for scene in both[: len(frames)]]
         pairs = np.stack([frames, frames], 1)
     if not probes:
         return pairs, np.zeros((0, len(PROBES)), dtype=np.int64)
-    found = [labels(scene, n, canvas.height, canvas.width) for scene, n in shown]
-    stacked = [np.stack([x[p] for p in PROBES], -1).reshape(-1, len(PROBES)) for x in found]
+    labels_by_scene = [
+        token_labels(scene, n, canvas.height, canvas.width) for scene, n in scenes_and_frames
+    ]
+    stacked = [
+        np.stack([x[p] for p in PROBES], -1).reshape(-1, len(PROBES)) for x in labels_by_scene
+    ]
     return pairs, np.concatenate(stacked)
 
 
-def _padded(lists: Sequence[list[int]], value: int) -> Tensor:
+def _pad(lists: Sequence[list[int]], value: int) -> Tensor:
     return pad_sequence([torch.tensor(each) for each in lists], True, value)
 
 
-_ROPE = cast(Any, SimpleNamespace(config=config(1)))
+_ROPE = cast(Any, SimpleNamespace(config=pair_config(1)))
 _ROPE.get_vision_position_ids = lambda *a, **k: Qwen2_5_VLModel.get_vision_position_ids(
     _ROPE, *a, **k
 )
 
 
-def collate(rows: Sequence[Example], canvas: Canvas, *, probes: bool = True) -> Batch:
-    """Render and pad; the M-RoPE ids are computed by Hugging Face's own function."""
+def collate(examples: Sequence[Example], canvas: Canvas, *, probes: bool = True) -> Batch:
+    """Renders and pads examples; Hugging Face's own function computes the M-RoPE positions."""
     ids, media, kinds = (
-        _padded(lists, 0) for lists in zip(*[(r.ids, r.media, r.kinds) for r in rows], strict=True)
+        _pad(lists, 0) for lists in zip(*[(r.ids, r.media, r.kinds) for r in examples], strict=True)
     )
-    wanted = _padded([r.labels for r in rows], -100)
-    drawn = [pixels(r.talk, canvas, probes=probes) for r in rows]
+    target_ids = _pad([r.labels for r in examples], -100)
+    rendered = [render_pixels(r.dialogue, canvas, probes=probes) for r in examples]
     video = canvas.kind == "video"
     visuals = 2 if canvas.kind == "diff" else 1
     grid = [canvas.frames // 2 if video else 1, canvas.height // PATCH, canvas.width // PATCH]
-    grids = torch.tensor([grid] * (visuals * len(rows)))
+    grids = torch.tensor([grid] * (visuals * len(examples)))
     positions, _ = Qwen2_5_VLModel.get_rope_index(
         _ROPE,
         ids,
         mm_token_type_ids=media.int(),
         image_grid_thw=None if video else grids,
         video_grid_thw=grids if video else None,
-        # The processor's temporal_patch_size / fps.
-        second_per_grid_ts=torch.tensor([2 / (canvas.frames / r.talk.seconds) for r in rows])
+        # This is the processor's temporal_patch_size / fps.
+        second_per_grid_ts=torch.tensor(
+            [2 / (canvas.frames / r.dialogue.seconds) for r in examples]
+        )
         if video
         else None,
     )
-    frames = torch.from_numpy(np.concatenate([d[0] for d in drawn]))
-    shown = torch.from_numpy(np.concatenate([d[1] for d in drawn]))
-    return Batch(canvas, frames, ids, media, positions, wanted, kinds, shown)
+    frames = torch.from_numpy(np.concatenate([d[0] for d in rendered]))
+    probe_labels = torch.from_numpy(np.concatenate([d[1] for d in rendered]))
+    return Batch(canvas, frames, ids, media, positions, target_ids, kinds, probe_labels)
 
 
 class Source:
-    """An endless stream of training batches; a few are drawn together and sorted by length."""
+    """An endless stream of training batches.
+
+    Several batches are drawn together and sorted by length, so that little is padded.
+    """
 
     def __init__(
         self,
-        tok: Any,
+        tokenizer: Any,
         canvases: Sequence[tuple[Canvas, float]],
         tokens: int,
         seed: int,
@@ -174,7 +201,7 @@ class Source:
         probes: bool = True,
     ) -> None:
         self._probes, self._tasks = probes, tasks
-        self._tok, self._tokens, self._max_objects = tok, tokens, max_objects
+        self._tok, self._tokens, self._max_objects = tokenizer, tokens, max_objects
         self._canvases = [p for p, _ in canvases]
         weights = np.array([w for _, w in canvases])
         self._shares = weights / weights.sum()
@@ -182,7 +209,10 @@ class Source:
         self._queues: dict[Canvas, list[list[Example]]] = {p: [] for p in self._canvases}
 
     def next(self, progress: float) -> Batch:
-        """A batch of about `tokens` tokens; `progress` in 0..1 sets how rich the scenes are."""
+        """Returns a batch of about `tokens` tokens.
+
+        `progress`, from 0 to 1, determines how many objects the scenes have at most.
+        """
         canvas = self._canvases[int(self._rng.choice(len(self._canvases), p=self._shares))]
         queue = self._queues[canvas]
         if not queue:
@@ -191,7 +221,9 @@ class Source:
             count = size * 4 if size > 1 else 2
             seeds = self._rng.integers(0, EVAL_SEED, count)
             rows = [
-                draw(self._tok, canvas, int(s), self._tasks[int(s) % len(self._tasks)], most)
+                draw_example(
+                    self._tok, canvas, int(s), self._tasks[int(s) % len(self._tasks)], most
+                )
                 for s in seeds
             ]
             rows.sort(key=lambda r: len(r.ids))
@@ -200,14 +232,15 @@ class Source:
         return collate(queue.pop(), canvas, probes=self._probes)
 
 
-def drop(batch: Batch, kept: Tensor) -> Batch:
-    """The batch without the visual tokens outside `kept` [b, visual tokens], equal in number.
+def drop_visual_tokens(batch: Batch, kept_tokens: Tensor) -> Batch:
+    """Returns the batch without the visual tokens outside `kept_tokens`.
 
-    Positions stay what they were: only the reader's text tensors shrink, not `frames`.
+    `kept_tokens` is bool [b, visual tokens], with equally many True in each row. Positions do not
+    change, and `frames` keeps all frames.
     """
-    stay = batch.media == 0
-    stay = stay.masked_scatter(~stay, kept)
-    index = stay.nonzero()[:, 1].view(len(stay), -1)
+    remaining = batch.media == 0
+    remaining = remaining.masked_scatter(~remaining, kept_tokens)
+    index = remaining.nonzero()[:, 1].view(len(remaining), -1)
     return batch._replace(
         ids=batch.ids.gather(1, index),
         media=batch.media.gather(1, index),

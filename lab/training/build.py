@@ -1,4 +1,4 @@
-"""Tokenizer, processor and checkpoint folders of the pair, in the formats Transformers loads."""
+"""Makes, writes and loads the pair's tokenizer, processor and checkpoint folders."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -30,7 +30,7 @@ CHAT_TEMPLATE = (
     "{% endfor %}{% endif %}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
-# Qwen2's own splitting rule.
+# This is Qwen2's own splitting rule.
 _SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*"
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -46,7 +46,8 @@ _IMAGES: dict[str, Any] = dict(
 )
 
 
-def _sayings(count: int) -> Iterator[str]:
+def _sentences(count: int) -> Iterator[str]:
+    """Yields the questions and answers of conversations about the world."""
     for seed in range(count):
         scene = scenes.scene(seed)
         for turn in dialogues.conversation(
@@ -56,8 +57,8 @@ def _sayings(count: int) -> Iterator[str]:
             yield turn.answer
 
 
-def tokenizer(samples: int = 4000) -> Qwen2Tokenizer:
-    """Byte-level BPE of `VOCAB` entries, trained on the world's own conversations."""
+def train_tokenizer(samples: int = 4000) -> Qwen2Tokenizer:
+    """Trains a byte-level BPE of `VOCAB` entries on conversations about the world."""
     raw = Tokenizer(models.BPE())
     raw.normalizer = normalizers.NFC()
     raw.pre_tokenizer = pre_tokenizers.Sequence(
@@ -72,12 +73,12 @@ def tokenizer(samples: int = 4000) -> Qwen2Tokenizer:
         initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
         show_progress=False,
     )
-    # Names of roles come with every conversation.
-    raw.train_from_iterator([*_sayings(samples), *["user\nassistant\nsystem\n"] * 50], trainer)
+    # Every conversation has names of roles, so they are made frequent.
+    raw.train_from_iterator([*_sentences(samples), *["user\nassistant\nsystem\n"] * 50], trainer)
     size = raw.get_vocab_size()
     raw.add_tokens([f"<|unused_{i}|>" for i in range(VOCAB - len(SPECIAL) - size)])
     raw.add_special_tokens(list(SPECIAL))
-    made = Qwen2Tokenizer(
+    tokenizer = Qwen2Tokenizer(
         tokenizer_object=raw,
         unk_token=SPECIAL[0],
         eos_token="<|im_end|>",
@@ -86,16 +87,16 @@ def tokenizer(samples: int = 4000) -> Qwen2Tokenizer:
         extra_special_tokens=list(SPECIAL[1:]),
         model_max_length=32768,
     )
-    if {name: made.convert_tokens_to_ids(name) for name in SPECIAL} != SPECIAL_ID:
-        raise RuntimeError("the tokenizer's special tokens are not where the model expects them")
-    return made
+    if {name: tokenizer.convert_tokens_to_ids(name) for name in SPECIAL} != SPECIAL_ID:
+        raise RuntimeError("the tokenizer's special tokens do not have the ids the model expects")
+    return tokenizer
 
 
-def processor(samples: int = 4000) -> Qwen2_5_VLProcessor:
-    """The processor: frames of 112 to 448 pixels are only rounded to multiples of 28."""
+def make_processor(samples: int = 4000) -> Qwen2_5_VLProcessor:
+    """Makes the processor, which rounds frames of 112 to 448 pixels to multiples of 28."""
     return Qwen2_5_VLProcessor(
         image_processor=Qwen2VLImageProcessor(**_IMAGES),
-        tokenizer=tokenizer(samples),
+        tokenizer=train_tokenizer(samples),
         video_processor=Qwen2VLVideoProcessor(
             **_IMAGES, do_sample_frames=False, cap_pixels_per_frame=False
         ),
@@ -106,7 +107,7 @@ def processor(samples: int = 4000) -> Qwen2_5_VLProcessor:
 def save(
     model: Qwen2_5_VLForConditionalGeneration, proc: Qwen2_5_VLProcessor, folder: Path
 ) -> None:
-    """Write an ordinary checkpoint folder, weights rounded to bfloat16."""
+    """Writes an ordinary checkpoint folder with weights rounded to bfloat16."""
     rounded = create(model.config.text_config.num_hidden_layers)
     rounded.load_state_dict(model.state_dict())
     rounded = rounded.to(torch.bfloat16)
@@ -122,12 +123,12 @@ def save(
 
 
 def load(folder: Path) -> Qwen2_5_VLForConditionalGeneration:
-    """A saved member of the pair, its rounded weights in float32."""
+    """Loads a saved model of the pair, with its rounded weights in float32."""
     return Qwen2_5_VLForConditionalGeneration.from_pretrained(
         folder, dtype=torch.float32, local_files_only=True
     )
 
 
-def saved_processor(folder: Path) -> Qwen2_5_VLProcessor:
-    """The processor saved beside a model, or alone."""
+def load_processor(folder: Path) -> Qwen2_5_VLProcessor:
+    """Loads the processor of a folder."""
     return Qwen2_5_VLProcessor.from_pretrained(folder, local_files_only=True)

@@ -1,7 +1,7 @@
-"""Teacher-forced accuracy of a saved member of the pair on clips it never saw.
+"""Measures the teacher-forced accuracy of a saved model of the pair on unseen clips.
 
-Three inputs: the clip's own pixels, another clip's pixels (what the words alone give away), and no
-visual tokens. Seeds start at `EVAL_SEED`, which training never draws.
+There are three views: the clip's own pixels, another clip's pixels, which shows what the words
+alone give away, and no visual tokens. Seeds start at `EVAL_SEED`, which training never draws.
 """
 
 from collections.abc import Sequence
@@ -13,8 +13,15 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from lab.training import build
-from lab.training.batch import KINDS, Batch, collate, draw, drop, visual_tokens
-from lab.training.model import embed, read, see
+from lab.training.batch import (
+    KINDS,
+    Batch,
+    collate,
+    draw_example,
+    drop_visual_tokens,
+    visual_tokens,
+)
+from lab.training.model import embed, encode_frames, run_decoder
 from saccade.world.train_draft.samples import EVAL_SEED, Canvas
 
 View = Literal["own", "other", "none"]
@@ -22,40 +29,40 @@ VIEWS: tuple[View, ...] = ("own", "other", "none")
 
 
 class Counts(NamedTuple):
-    """Right answers and tokens, of all tokens and by kind; `nll` is a sum."""
+    """The numbers of right predictions and of tokens by kind, and the summed negative logs."""
 
-    right: Tensor  # [1 + kinds]: index 0 is what no content word holds
-    total: Tensor  # [1 + kinds]
-    nll: float
+    right: Tensor  # [1 + kinds]: index 0 is for tokens outside content words.
+    total: Tensor  # [1 + kinds].
+    nll: float  # In nats.
 
 
-def batches(
+def evaluation_batches(
     proc: Any, canvas: Canvas, samples: int, task: str | None = None, *, max_objects: int = 6
 ) -> list[Batch]:
-    """The evaluation batches of a canvas: the same for every model."""
+    """Returns the evaluation batches of a canvas, which are the same for every model."""
     first = EVAL_SEED + 1_000_000
     seeds = range(first, first + samples)
-    rows = [draw(proc.tokenizer, canvas, s, task, max_objects) for s in seeds]
+    rows = [draw_example(proc.tokenizer, canvas, s, task, max_objects) for s in seeds]
     rows.sort(key=lambda r: len(r.ids))
     return [collate(rows[i : i + 8], canvas, probes=False) for i in range(0, samples, 8)]
 
 
 @torch.no_grad()
-def logits(model: Any, batch: Batch, view: View = "own") -> Tensor:
-    """Logits [answer tokens, vocabulary] of a batch."""
+def logits_under_view(model: Any, batch: Batch, view: View = "own") -> Tensor:
+    """Returns a batch's logits [answer tokens, vocabulary] under a view."""
     visual: Tensor | None = None
     if view == "none":
         nothing = torch.zeros(len(batch.ids), visual_tokens(batch.canvas), dtype=torch.bool)
-        batch = drop(batch, nothing)
+        batch = drop_visual_tokens(batch, nothing)
     else:
-        seen = see(model, batch.frames)
-        visual = seen.roll(visual_tokens(batch.canvas) if view == "other" else 0, 0)
-    hidden = read(model, embed(model, batch.ids, visual), batch.positions)
+        encoded = encode_frames(model, batch.frames)
+        visual = encoded.roll(visual_tokens(batch.canvas) if view == "other" else 0, 0)
+    hidden = run_decoder(model, embed(model, batch.ids, visual), batch.positions)
     return F.linear(hidden[batch.labels >= 0], model.lm_head.weight)
 
 
-def count(scores: Tensor, batch: Batch) -> Counts:
-    """Compare logits with the truth."""
+def count_right(scores: Tensor, batch: Batch) -> Counts:
+    """Counts the right predictions of logits."""
     at = batch.labels >= 0
     labels, kinds = batch.labels[at], batch.kinds[at]
     right = (scores.argmax(-1) == labels).double()
@@ -67,8 +74,8 @@ def count(scores: Tensor, batch: Batch) -> Counts:
     )
 
 
-def summary(counts: Sequence[Counts]) -> dict[str, float]:
-    """Accuracies of all answer tokens, of content words, of each kind; mean nll; tokens."""
+def summarize(counts: Sequence[Counts]) -> dict[str, float]:
+    """Returns accuracies of all answer tokens, of content words and by kind, and the mean nll."""
     right = torch.stack([c.right for c in counts]).sum(0)
     total = torch.stack([c.total for c in counts]).sum(0)
     out = {
@@ -91,20 +98,23 @@ def teacher_forced(
     *,
     max_objects: int = 6,
 ) -> dict[View, dict[str, float]]:
-    """Accuracies of a saved model under each view. The weights are the folder's, in float32."""
-    model, proc = build.load(folder).eval(), build.saved_processor(folder)
-    drawn = batches(proc, canvas, samples, task, max_objects=max_objects)
-    return {v: summary([count(logits(model, b, v), b) for b in drawn]) for v in VIEWS}
+    """Returns the accuracies of a saved model under each view, computed in float32."""
+    model, proc = build.load(folder).eval(), build.load_processor(folder)
+    batches = evaluation_batches(proc, canvas, samples, task, max_objects=max_objects)
+    return {
+        v: summarize([count_right(logits_under_view(model, b, v), b) for b in batches])
+        for v in VIEWS
+    }
 
 
 @torch.no_grad()
 def agreement(
     target: Path, draft: Path, canvas: Canvas, samples: int = 64, task: str | None = None
 ) -> float:
-    """Share of answer positions where both argmaxes agree, the text being the true answer."""
+    """Returns the share of positions of true answers at which both models' arg-maxes agree."""
     p, q = build.load(target).eval(), build.load(draft).eval()
     same = total = 0.0
-    for b in batches(build.saved_processor(target), canvas, samples, task):
-        hits = logits(p, b).argmax(-1) == logits(q, b).argmax(-1)
+    for b in evaluation_batches(build.load_processor(target), canvas, samples, task):
+        hits = logits_under_view(p, b).argmax(-1) == logits_under_view(q, b).argmax(-1)
         same, total = same + float(hits.sum()), total + hits.numel()
     return same / total

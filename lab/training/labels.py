@@ -1,4 +1,4 @@
-"""What training knows of a clip and its text: what each visual token shows, which words say it."""
+"""Computes what each visual token of a clip shows, and which words of a text depend on pixels."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from saccade.world.drawing import clip_and_sprite_slices, sprite, strokes
 from saccade.world.scenes import COLORS, MOTIONS, SHAPES, SIZES, TEXTURES, Scene, state_at
 
 PROBES = ("shape", "color", "size", "motion", "row", "col", "time")
-# A token counts as background when its fullest object has less than this share of its pixels.
-LEAST_SHARE = 0.06
+# A token is background if no object covers this share of its pixels.
+MIN_OBJECT_SHARE = 0.06
 
 
-def labels(
+def token_labels(
     scene: Scene,
     frames: int,
     height: int,
@@ -24,12 +24,13 @@ def labels(
     cell: int = 28,
     temporal: int = 2,
 ) -> dict[str, NDArray[np.int64]]:
-    """What each visual token shows: int64 arrays [frames/temporal, height/cell, width/cell].
+    """Returns what each visual token shows, by the names in PROBES.
 
-    `shape`, `color`, `size`, `motion`: 0 for background, else 1 + the index in SHAPES, COLORS,
-    SIZES, MOTIONS of the object with most pixels in the token. `row`, `col` (0..2) and `time`
-    (quarter of the clip, 0..3) are given for every token. Rests of a side or of the frames that
-    fill no token are left out; a single frame makes one step of tokens.
+    The arrays are int64 [frames/temporal, height/cell, width/cell]. `shape`, `color`, `size` and
+    `motion` are 0 for background, else 1 + the index in SHAPES, COLORS, SIZES or MOTIONS of the
+    object with most pixels in the token. Every token has a `row` and a `col` (0..2), and a `time`
+    (the quarter of the clip, 0..3). Pixels and frames that do not fill a token are left out; a
+    single frame makes one step of tokens.
     """
     width = height if width is None else width
     temporal = min(temporal, frames)
@@ -44,7 +45,7 @@ def labels(
     count = np.zeros((len(scene.objects) + 1, steps, rows, cols), dtype=np.int64)
     for index in range(1, len(scene.objects) + 1):
         count[index] = (blocks == index).sum(axis=(1, 3, 5))
-    count[0] = LEAST_SHARE * temporal * cell * cell
+    count[0] = MIN_OBJECT_SHARE * temporal * cell * cell
     winner = count.argmax(axis=0)
 
     things = scene.objects
@@ -72,7 +73,7 @@ def labels(
     return out
 
 
-# Longest readings first: a phrase claims its words before a single word can.
+# Patterns of phrases come first, so that their words are not matched as single words.
 _TIME = (
     r"after a (quarter) of the time|(halfway) through|after (three quarters) of the time",
     r"(early) on|(midway)|(late)\b|in the (first half)|at (half time)|in the (second half)",
@@ -103,18 +104,18 @@ _COMPILED = tuple((kind, re.compile(p, re.IGNORECASE)) for kind, p in _PATTERNS)
 
 
 def content_words(text: str) -> list[tuple[int, int, str]]:
-    """(start, end, kind) of the words that depend on the pixels, in order of `start`.
+    """Returns (start, end, kind) of the words that depend on the pixels, in order of `start`.
 
-    Kinds: colour, shape, size, where, count, motion, time, event, texture, truth (yes or no).
-    Spans of one kind may hold two or three words ('stays still'); spans never overlap.
+    The kinds are colour, shape, size, where, count, motion, time, event, texture and truth (yes or
+    no). A span may have two or three words, such as 'stays still'; spans never overlap.
     """
     spans: list[tuple[int, int, str]] = []
-    taken = bytearray(len(text))
+    used = bytearray(len(text))
     for kind, pattern in _COMPILED:
         for match in pattern.finditer(text):
             group = match.lastindex or 0
             start, end = match.span(group)
-            if not any(taken[start:end]):
-                taken[start:end] = b"\1" * (end - start)
+            if not any(used[start:end]):
+                used[start:end] = b"\1" * (end - start)
                 spans.append((start, end, kind))
     return sorted(spans)

@@ -1,8 +1,7 @@
-"""The pair's configurations, a fused training forward over Hugging Face's own parameters, growth.
+"""Defines the pair's configs, a fast training forward over their parameters, and layer growth.
 
-The forward computes what `Qwen2_5_VLForConditionalGeneration` computes (checked in
-`tests/slow/test_training.py`) for a batch whose samples all have the same visual grid. It knows
-nothing of the world, of text or of optimisers.
+The forward computes what `Qwen2_5_VLForConditionalGeneration` computes, for a batch whose samples
+all have the same visual grid; `tests/slow/test_training.py` checks it.
 """
 
 from typing import Any
@@ -32,11 +31,11 @@ VISION_HIDDEN, VISION_DEPTH, VISION_MLP, VISION_HEADS = 96, 3, 256, 3
 PATCH, MERGE, TEMPORAL = 14, 2, 2
 CELL = PATCH * MERGE
 EPS = 1e-6
-SHORT = 512
+MAX_PLAIN_ATTENTION = 512  # Longer rows of tokens do not compute all attention weights at once.
 
 
-def config(layers: int) -> Qwen2_5_VLConfig:
-    """The configuration of a member of the pair with this many decoder layers."""
+def pair_config(layers: int) -> Qwen2_5_VLConfig:
+    """Returns the config of a model of the pair with this many decoder layers."""
     return Qwen2_5_VLConfig(
         text_config=dict(
             vocab_size=VOCAB,
@@ -78,8 +77,8 @@ def config(layers: int) -> Qwen2_5_VLConfig:
 
 
 def create(layers: int, seed: int = 0) -> Qwen2_5_VLForConditionalGeneration:
-    """A freshly initialised fp32 model."""
-    return make_untrained_model(config(layers), seed)
+    """Makes an untrained model in float32."""
+    return make_untrained_model(pair_config(layers), seed)
 
 
 def _norm(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
@@ -104,9 +103,9 @@ def _vision_block(x: Tensor, cos: Tensor, sin: Tensor, block: Any) -> Tensor:
 
 def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     b, h, n, d = q.shape
-    if n > SHORT:
+    if n > MAX_PLAIN_ATTENTION:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
-    # All weights at once: forward and backward take half the time, and n^2 memory.
+    # Computing all weights at once halves the time of forward and backward, but takes n^2 memory.
     q = (q * d**-0.5).reshape(b, k.shape[1], -1, d)
     w = (q @ k.transpose(-1, -2)).view(b, k.shape[1], -1, n, n)
     w = w + torch.full((n, n), float("-inf")).triu(1)
@@ -128,8 +127,8 @@ def _text_block(x: Tensor, cos: Tensor, sin: Tensor, block: Any, eps: float) -> 
     return x + m.down_proj(F.silu(m.gate_proj(y)) * m.up_proj(y))
 
 
-def patches(frames: Tensor) -> Tensor:
-    """uint8 [groups, 2, H, W, 3] -> the processor's pixel rows [groups, patches, 1176]."""
+def pixel_rows(frames: Tensor) -> Tensor:
+    """Returns the processor's pixel rows [groups, patches, 1176] of uint8 [groups, 2, H, W, 3]."""
     g, t, height, width, c = frames.shape
     x = (frames.float() / 255 - 0.5) / 0.5
     x = x.view(g, t, height // CELL, MERGE, PATCH, width // CELL, MERGE, PATCH, c)
@@ -137,7 +136,7 @@ def patches(frames: Tensor) -> Tensor:
 
 
 def vision_rope(height: int, width: int) -> tuple[Tensor, Tensor]:
-    """cos, sin [patches, head_dim] of one frame pair, patches in merge-block order."""
+    """Returns cos and sin [patches, head_dim] of one frame pair, in the order of merged blocks."""
     dim = VISION_HIDDEN // VISION_HEADS // 2
     inv = 1.0 / (10000.0 ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
     h, w = height // PATCH, width // PATCH
@@ -149,7 +148,7 @@ def vision_rope(height: int, width: int) -> tuple[Tensor, Tensor]:
 
 
 def text_rope(positions: Tensor, config: Any) -> tuple[Tensor, Tensor]:
-    """cos, sin [batch, 1, length, head_dim] from M-RoPE ids [3, batch, length]."""
+    """Returns cos and sin [batch, 1, length, head_dim] of M-RoPE positions [3, batch, length]."""
     rope, dim = config.rope_parameters, config.hidden_size // config.num_attention_heads
     inv = 1.0 / (rope["rope_theta"] ** (torch.arange(0, dim, 2, dtype=torch.float) / dim))
     angle = (positions[..., None].float() * inv).split(tuple(rope["mrope_section"]), -1)
@@ -158,25 +157,25 @@ def text_rope(positions: Tensor, config: Any) -> tuple[Tensor, Tensor]:
     return merged.cos(), merged.sin()
 
 
-def tower(model: Any, frames: Tensor) -> Tensor:
-    """What the merger reads of uint8 frame pairs [groups, 2, H, W, 3]: [groups * cells, 384]."""
+def vision_features(model: Any, frames: Tensor) -> Tensor:
+    """Returns the merger's input [groups * cells, 384] of uint8 frames [groups, 2, H, W, 3]."""
     v = model.model.visual
     weight = v.patch_embed.proj.weight
-    x = F.linear(patches(frames), weight.view(weight.shape[0], -1)).float()
+    x = F.linear(pixel_rows(frames), weight.view(weight.shape[0], -1)).float()
     cos, sin = vision_rope(frames.shape[2], frames.shape[3])
     for block in v.blocks:
         x = _vision_block(x, cos, sin, block)
     return _norm(x, v.merger.ln_q.weight).reshape(-1, VISION_HIDDEN * MERGE**2)
 
 
-def see(model: Any, frames: Tensor) -> Tensor:
-    """Visual tokens [groups * cells, hidden] of uint8 frame pairs [groups, 2, H, W, 3]."""
-    seen: Tensor = model.model.visual.merger.mlp(tower(model, frames))
-    return seen
+def encode_frames(model: Any, frames: Tensor) -> Tensor:
+    """Returns visual tokens [groups * cells, hidden] of uint8 frame pairs [groups, 2, H, W, 3]."""
+    visual: Tensor = model.model.visual.merger.mlp(vision_features(model, frames))
+    return visual
 
 
 def embed(model: Any, ids: Tensor, visual: Tensor | None) -> Tensor:
-    """Input embeddings [batch, length, hidden] with the visual tokens in their placeholders."""
+    """Returns input embeddings [batch, length, hidden], with visual tokens at their places."""
     x: Tensor = model.model.language_model.embed_tokens(ids)
     if visual is None:
         return x
@@ -184,8 +183,11 @@ def embed(model: Any, ids: Tensor, visual: Tensor | None) -> Tensor:
     return x.masked_scatter(at[..., None], visual.to(x.dtype))
 
 
-def read(model: Any, x: Tensor, positions: Tensor) -> Tensor:
-    """Final hidden states of embeddings `x` at M-RoPE `positions`; padding only on the right."""
+def run_decoder(model: Any, x: Tensor, positions: Tensor) -> Tensor:
+    """Returns the final hidden states of embeddings `x` at M-RoPE `positions`.
+
+    Padding may only be on the right.
+    """
     lm, config = model.model.language_model, model.config.text_config
     cos, sin = text_rope(positions, config)
     for block in lm.layers:
@@ -196,18 +198,18 @@ def read(model: Any, x: Tensor, positions: Tensor) -> Tensor:
 def grow(
     model: Qwen2_5_VLForConditionalGeneration, layers: int, seed: int = 0
 ) -> Qwen2_5_VLForConditionalGeneration:
-    """A deeper model that computes the same function.
+    """Returns a deeper model that computes the same function.
 
-    The old layers are spread evenly; each new one follows the old layer it copies, with zero
-    `o_proj` and `down_proj`, so that it adds nothing until it is trained.
+    The old layers are spread evenly. Each new layer follows the old layer that it copies, with zero
+    `o_proj` and `down_proj`, so that it adds nothing before it is trained.
     """
     old = model.config.text_config.num_hidden_layers
     source = [i * old // layers for i in range(layers)]
-    grown = create(layers, seed)
-    state, new = model.state_dict(), {}
-    for name in grown.state_dict():
+    deeper = create(layers, seed)
+    state, new_state = model.state_dict(), {}
+    for name in deeper.state_dict():
         if ".layers." not in name:
-            new[name] = state[name]
+            new_state[name] = state[name]
             continue
         head, rest = name.split(".layers.")
         index, tail = rest.split(".", 1)
@@ -216,25 +218,26 @@ def grow(
         inserted = i > 0 and source[i] == source[i - 1]
         if inserted and tail in ("self_attn.o_proj.weight", "mlp.down_proj.weight"):
             value.zero_()
-        new[name] = value
-    grown.load_state_dict(new)
-    return grown
+        new_state[name] = value
+    deeper.load_state_dict(new_state)
+    return deeper
 
 
 def shrink(
     model: Qwen2_5_VLForConditionalGeneration, layers: int
 ) -> Qwen2_5_VLForConditionalGeneration:
-    """The layers that `grow` began from, without those that it added and what they learnt since."""
-    grown = model.config.text_config.num_hidden_layers
-    first = {-(-i * grown // layers): i for i in range(layers)}  # where grown: where it came from
-    state, shrunk = model.state_dict(), create(layers)
-    new = {}
+    """Returns a model of the layers that `grow` began with, without those that it added."""
+    depth = model.config.text_config.num_hidden_layers
+    # Maps the place of an original layer in the deep model to its place before it was grown.
+    original_place = {-(-i * depth // layers): i for i in range(layers)}
+    state, shallower = model.state_dict(), create(layers)
+    new_state = {}
     for name, value in state.items():
         head, dot, rest = name.partition(".layers.")
         index, _, tail = rest.partition(".")
         if not dot:
-            new[name] = value
-        elif int(index) in first:
-            new[f"{head}.layers.{first[int(index)]}.{tail}"] = value
-    shrunk.load_state_dict(new)
-    return shrunk
+            new_state[name] = value
+        elif int(index) in original_place:
+            new_state[f"{head}.layers.{original_place[int(index)]}.{tail}"] = value
+    shallower.load_state_dict(new_state)
+    return shallower

@@ -1,6 +1,6 @@
-"""``docs/results/shapes``: how the pair learnt, what it gets right, how far its members agree.
+"""Measures the pair, and makes the page and the figure of ``docs/results/shapes``.
 
-One JSON file holds every number; the page and the figure are made from it.
+One JSON file has every number, and the page and the figure are made from it.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from saccade.world.train_draft.samples import Canvas
 
 FOLDERS = ("target", "draft-naive", "draft")
 KINDS = ("all", "content", "colour", "shape", "size", "where", "count", "motion", "time", "texture")
-POINTS = 60  # kept of a learning curve
-CURVE = ("cpu_s", "ce", "content")
+CURVE_POINTS = 60  # About how many points a learning curve is averaged to.
+CURVE_FIELDS = ("cpu_s", "ce", "content")
 
 
 def measure(
@@ -28,54 +28,62 @@ def measure(
     clips: int,
     sizes: Sequence[int],
     before: dict[str, Any],
-    tell: Callable[[str], None],
+    on_progress: Callable[[str], None],
 ) -> dict[str, Any]:
-    """Every number of the page. Curves come from the training run, else from ``before``."""
+    """Measures every number of the page.
+
+    Learning curves come from the training run, or from ``before`` if there is no such run.
+    """
     accuracy: dict[str, Any] = {}
     for size in sizes:
         frames, side = agreement.FRAMES[size]
         canvas = Canvas("video", frames, side, side)
         accuracy[str(size)] = {}
         for name in FOLDERS:
-            tell(f"accuracy of {name} at {size} visual tokens")
+            on_progress(f"accuracy of {name} at {size} visual tokens")
             accuracy[str(size)][name] = evaluate.teacher_forced(
                 folder / name, canvas, clips, "describe"
             )
     return {
         "clips": clips,
         "keep": agreement.KEEP,
-        "chain": agreement.LENGTH,
+        "chain": agreement.CHAIN_LENGTH,
         "environment": environment(),
-        "curves": curves(run_dir) or before.get("curves", {}),
+        "curves": learning_curves(run_dir) or before.get("curves", {}),
         "accuracy": accuracy,
         "broken": {
-            str(size): agreement.broken(load("shapes"), clips=clips, size=size, tell=tell)
+            str(size): agreement.broken_answers(
+                load("shapes"), clips=clips, size=size, on_progress=on_progress
+            )
             for size in sizes
         },
-        "agreement": agreement.evaluate(clips=clips, sizes=sizes, tell=tell),
+        "agreement": agreement.measure_agreement(clips=clips, sizes=sizes, on_progress=on_progress),
     }
 
 
-def curves(run_dir: Path) -> dict[str, list[dict[str, float]]]:
-    """Each stage's content-word accuracy and loss over CPU seconds, averaged to ``POINTS``."""
-    found = {}
+def learning_curves(run_dir: Path) -> dict[str, list[dict[str, float]]]:
+    """Returns each stage's accuracy on content words and loss over CPU seconds.
+
+    Each curve is averaged to about ``CURVE_POINTS`` points.
+    """
+    curves = {}
     for path in sorted(run_dir.glob("*.jsonl"), key=lambda path: path.stat().st_mtime):
         steps = [json.loads(line) for line in path.read_text().splitlines()]
         steps = [step for step in steps if "content" in step]
-        width = max(1, len(steps) // POINTS)
+        width = max(1, len(steps) // CURVE_POINTS)
         groups = [steps[i : i + width] for i in range(0, len(steps) - width + 1, width)]
         points = [
-            {key: round(sum(step[key] for step in group) / width, 4) for key in CURVE}
+            {key: round(sum(step[key] for step in group) / width, 4) for key in CURVE_FIELDS}
             for group in groups
         ]
         if points:
-            found[path.stem] = points
-    return found
+            curves[path.stem] = points
+    return curves
 
 
-def page(found: dict[str, Any], figure_name: str | None, command: str) -> str:
-    """The results as Markdown."""
-    lines = ["# The embedded pair", "", f"Made by `{command}`. {_machine(found)}", ""]
+def page(results: dict[str, Any], figure_name: str | None, command: str) -> str:
+    """Returns the page of the results."""
+    lines = ["# The embedded pair", "", f"Made by `{command}`. {_machine(results)}", ""]
     if figure_name is not None:
         lines += [
             "## How it learnt",
@@ -90,36 +98,36 @@ def page(found: dict[str, Any], figure_name: str | None, command: str) -> str:
     lines += [
         "## What it gets right",
         "",
-        f"Next-token accuracy on the true descriptions of {found['clips']} unseen clips, teacher "
+        f"Next-token accuracy on the true descriptions of {results['clips']} unseen clips, teacher "
         "forced; *other* gives it another clip's video, *none* no visual tokens. What remains "
         "there the text itself gives away. Content words are those that depend on the pixels.",
     ]
-    for size, models in found["accuracy"].items():
+    for size, models in results["accuracy"].items():
         lines += ["", f"### {size} visual tokens", "", _row("model", "video", *KINDS)]
         lines.append("|" + "-|" * (2 + len(KINDS)))
         for name, views in models.items():
             for view, row in views.items():
                 numbers = [f"{row[kind]:.3f}" if kind in row else "" for kind in KINDS]
                 lines.append(_row(name, view, *numbers))
-    for size, answers in found.get("broken", {}).items():
-        shown = "".join(f" *{answer}*" for answer in answers)
+    for size, answers in results.get("broken", {}).items():
+        quotes = "".join(f" *{answer}*" for answer in answers)
         lines += [
             "",
-            f"Of the target's greedy descriptions of {found['clips']} unseen clips of up to five "
+            f"Of the target's greedy descriptions of {results['clips']} unseen clips of up to five "
             f"shapes at {size} visual tokens, {len(answers) or 'none'} broke off or were put "
-            f"together as no true one is{':' if answers else '.'}{shown}",
+            f"together as no true one is{':' if answers else '.'}{quotes}",
         ]
     lines += [
         "",
         "## How far draft and target agree",
         "",
         "Share of positions along the target's own greedy answer at which the draft's arg-max is "
-        f"the target's token, {found['clips']} unseen clips, {found['keep']:.0%} of the visual "
-        f"tokens kept unless *full* or *none*; and the tau of a chain of {found['chain']} that "
+        f"the target's token, {results['clips']} unseen clips, {results['keep']:.0%} of the visual "
+        f"tokens kept unless *full* or *none*; and the tau of a chain of {results['chain']} that "
         "follows. 95 % intervals over clips. The draft that never saw pruning comes first: it is "
         "the fair one for comparing views.",
     ]
-    for size, drafts in found["agreement"].items():
+    for size, drafts in results["agreement"].items():
         lines += ["", f"### {size} visual tokens", "", _row("draft", "view", "agreement", "tau")]
         lines.append("|-|-|-|-|")
         for name, views in drafts.items():
@@ -130,14 +138,14 @@ def page(found: dict[str, Any], figure_name: str | None, command: str) -> str:
     return "\n".join(lines) + "\n"
 
 
-def figure(found: dict[str, Any], path: Path) -> None:
-    """Learning curves, one panel a stage, readable in grey."""
+def draw_curves(results: dict[str, Any], path: Path) -> None:
+    """Draws the learning curves with one panel a stage, readable in grey."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    stages = found["curves"]
+    stages = results["curves"]
     canvas, axes = pyplot.subplots(
         1, len(stages), figsize=(2.4 * len(stages), 2.6), sharey=True, squeeze=False
     )
@@ -157,8 +165,8 @@ def figure(found: dict[str, Any], path: Path) -> None:
     pyplot.close(canvas)
 
 
-def _machine(found: dict[str, Any]) -> str:
-    about = found["environment"]
+def _machine(results: dict[str, Any]) -> str:
+    about = results["environment"]
     return (
         f"{about['processor']}, {about['threads']} threads, torch {about['torch']}, "
         f"transformers {about['transformers']}."

@@ -1,11 +1,11 @@
-"""Training of the adapter behind which a pretrained language model sees (`shell.py`).
+"""Trains the adapter by which a pretrained language model learns to see (`adapted_llama.py`).
 
-words   the merger alone learns to say, in the language model's own words, what a visual token shows
-sees    it and the low-rank terms learn to answer: questions of a few words, and descriptions
-longer  the same over clips of up to 512 visual tokens, short ones among them
+words   The merger alone learns the language model's embeddings of what a visual token shows.
+sees    The merger and the low-rank terms learn to answer questions and to describe clips.
+longer  They learn the same over clips of up to 512 visual tokens, short ones among them.
 
-The tower and the language model stay as they are. A stage goes on where it was cut, and what it
-leaves is the mean of its last steps' weights, like the pair's (`train.py`).
+The tower and the language model do not change. An interrupted stage is continued, and a stage
+leaves the mean of its last steps' weights, like the stages of the pair (`train.py`).
 """
 
 import logging
@@ -19,20 +19,20 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 from torch.optim.swa_utils import AveragedModel
 
-from lab.training import shell
+from lab.training import adapted_llama
 from lab.training.batch import Batch
 from lab.training.labels import PROBES
-from lab.training.model import embed, read, tower
+from lab.training.model import embed, run_decoder, vision_features
 from lab.training.stages import SEEING, Stage
-from lab.training.train import BF16, Run, nearer, scores_of, state_of, steps
+from lab.training.train import HAS_BF16, Run, accuracies, load_state, run_steps, update_running_mean
 from saccade.world.scenes import COLORS, MOTIONS, SHAPES, SIZES
 
 log = logging.getLogger(__name__)
 
-DTYPE = torch.bfloat16 if BF16 else torch.float32
-PLAIN = 0.25  # the weight of a word that does not depend on the pixels
-# What the classes of a visual token's label are called, of each of PROBES.
-CALLED: Sequence[Sequence[str]] = (
+DTYPE = torch.bfloat16 if HAS_BF16 else torch.float32
+PLAIN_WORD_WEIGHT = 0.25  # In the loss, of a word that does not depend on the pixels.
+# The words for the classes of a visual token's labels, one tuple for each of PROBES.
+CLASS_NAMES: Sequence[Sequence[str]] = (
     ("background", *SHAPES),
     ("", *COLORS),
     ("", *SIZES),
@@ -43,34 +43,37 @@ CALLED: Sequence[Sequence[str]] = (
 )
 
 
-def round_once(whole: Any) -> None:
-    """The frozen matrices as a step multiplies by them, so that none is rounded again each step."""
-    for part in whole.model.language_model.modules():
+def round_frozen_weights(full_model: Any) -> None:
+    """Rounds the frozen matrices once to the type of a step, so that no step rounds them again."""
+    for part in full_model.model.language_model.modules():
         if isinstance(part, nn.Linear):
             part.to(DTYPE)
 
 
-def meant(model: Any, tok: Any) -> list[Tensor]:
-    """The classes of each label as the language model embeds their words: [classes, hidden]."""
+def class_embeddings(model: Any, tok: Any) -> list[Tensor]:
+    """Returns the language model's embeddings of the words for each label's classes.
+
+    Each tensor is [classes, hidden].
+    """
     words = model.model.language_model.embed_tokens.weight
 
     def row(word: str) -> Tensor:
         ids = tok(f" {word}", add_special_tokens=False).input_ids if word else []
-        found: Tensor = words[ids].sum(0) / max(1, len(ids))
-        return found
+        embedding: Tensor = words[ids].sum(0) / max(1, len(ids))
+        return embedding
 
-    return [torch.stack([row(word) for word in names]) for names in CALLED]
+    return [torch.stack([row(word) for word in names]) for names in CLASS_NAMES]
 
 
 class Optimizer:
-    """AdamW, by gradients of norm 1 at most."""
+    """AdamW with gradients clipped to norm 1."""
 
     def __init__(self, adapter: nn.Module, lr: float) -> None:
         self.lr, self._all = lr, list(adapter.parameters())
         self.adam = torch.optim.AdamW(self._all, lr, betas=(0.9, 0.98), weight_decay=0.0)
 
     def step(self, scale: float) -> None:
-        """One update at `scale` times the learning rate; clears the gradients."""
+        """Makes one update at `scale` times the learning rate, and clears the gradients."""
         nn.utils.clip_grad_norm_(self._all, 1.0)
         self.adam.param_groups[0]["lr"] = self.lr * scale
         self.adam.step()
@@ -83,46 +86,54 @@ class Optimizer:
         self.adam.load_state_dict(state)
 
 
-class Seeing(Run):
-    """A stage of it: `model` is the adapter, `whole` the shell that it sits in."""
+class SeeingRun(Run):
+    """A stage of the training; `model` is the adapter and `full_model` the model that has it."""
 
-    def __init__(self, stage: Stage, whole: Any, tok: Any) -> None:
-        self.whole, self._meant = whole, meant(whole, tok)
-        adapter = shell.Adapter(whole).requires_grad_(True)
-        round_once(whole)
-        self._head = whole.lm_head.weight.to(DTYPE)
-        mean = AveragedModel(adapter, multi_avg_fn=nearer)
+    def __init__(self, stage: Stage, full_model: Any, tok: Any) -> None:
+        self.full_model = full_model
+        self._class_embeddings = class_embeddings(full_model, tok)
+        adapter = adapted_llama.Adapter(full_model).requires_grad_(True)
+        round_frozen_weights(full_model)
+        self._head = full_model.lm_head.weight.to(DTYPE)
+        mean = AveragedModel(adapter, multi_avg_fn=update_running_mean)
         super().__init__(stage, adapter, tok, Optimizer(adapter, stage.lr), mean)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
         with torch.no_grad():
-            seen = tower(self.whole, batch.frames)
-        visual = self.model.get_submodule("merger")(seen)
+            features = vision_features(self.full_model, batch.frames)
+        visual = self.model.get_submodule("merger")(features)
         if self.stage.probe:
-            loss = self._said(visual, batch.probes)
+            loss = self._word_loss(visual, batch.probes)
             return loss, {"words": float(loss.detach())}
         at = batch.labels >= 0
-        with torch.autocast("cpu", torch.bfloat16, BF16):
-            hidden = read(self.whole, embed(self.whole, batch.ids, visual), batch.positions)
+        with torch.autocast("cpu", torch.bfloat16, HAS_BF16):
+            hidden = run_decoder(
+                self.full_model, embed(self.full_model, batch.ids, visual), batch.positions
+            )
             logits = F.linear(hidden[at], self._head).float()
         ce = F.cross_entropy(logits, batch.labels[at], reduction="none")
-        weight = torch.where(batch.kinds[at] > 0, 1.0, PLAIN)
-        scores = {"ce": float(ce.detach().mean()), **scores_of(logits.detach(), batch)}
+        weight = torch.where(batch.kinds[at] > 0, 1.0, PLAIN_WORD_WEIGHT)
+        scores = {"ce": float(ce.detach().mean()), **accuracies(logits.detach(), batch)}
         return (weight * ce).sum() / weight.sum(), scores
 
-    def _said(self, visual: Tensor, shown: Tensor) -> Tensor:
-        """How far the visual tokens are from the sum of their words, halved; background counts a
-        fifth."""
-        words = [rows[shown[:, i]] for i, rows in enumerate(self._meant)]
-        want = torch.stack(words).sum(0) / 2
-        weight = torch.where(shown[:, PROBES.index("shape")] > 0, 1.0, 0.2)
-        missed = (visual - want).square().mean(-1) / want.square().mean()
-        return (weight * missed).sum() / weight.sum()
+    def _word_loss(self, visual: Tensor, labels: Tensor) -> Tensor:
+        """Returns the mean squared distance of visual tokens from half the sum of their words.
+
+        It is relative to the square of that target; tokens of the background count a fifth.
+        """
+        words = [rows[labels[:, i]] for i, rows in enumerate(self._class_embeddings)]
+        targets = torch.stack(words).sum(0) / 2
+        weight = torch.where(labels[:, PROBES.index("shape")] > 0, 1.0, 0.2)
+        errors = (visual - targets).square().mean(-1) / targets.square().mean()
+        return (weight * errors).sum() / weight.sum()
 
 
 def train(run_dir: Path, seconds: float | None = None, text: Path | None = None) -> None:
-    """Train what has not been, `seconds` of CPU time for the last stage where told, and write
-    the adapter. `text` is the language model's folder, unless it is the usual one."""
+    """Trains the stages that are not finished, and writes the adapter.
+
+    `seconds` replaces the CPU time of the last stage. `text` is the language model's folder; by
+    default it is that of `saccade real make`.
+    """
     run_dir.mkdir(parents=True, exist_ok=True)
     before = ""
     for stage in SEEING:
@@ -131,21 +142,23 @@ def train(run_dir: Path, seconds: float | None = None, text: Path | None = None)
         if not (run_dir / f"{stage.name}.pt").exists():
             log.info("%s: %.0f CPU seconds", stage.name, stage.cpu_s)
             torch.manual_seed(0)
-            run = Seeing(stage, *shell.begin(text))
+            run = SeeingRun(stage, *adapted_llama.load_untrained(text))
             if before:
-                run.mean.load_state_dict(state_of(run_dir, before)["mean"])
+                run.mean.load_state_dict(load_state(run_dir, before)["mean"])
                 run.model.load_state_dict(run.mean.module.state_dict())
                 run.mean.n_averaged.zero_()
-            steps(run, run_dir)
+            run_steps(run, run_dir)
         before = stage.name
     export(run_dir)
 
 
 def export(run_dir: Path) -> Path:
-    """The adapter from the furthest stage the run has reached."""
+    """Writes the adapter from the last stage that the run has reached, and returns its file."""
     reached = [s.name for s in SEEING if any(run_dir.glob(f"{s.name}.*pt"))]
-    mean = state_of(run_dir, reached[-1])["mean"]
+    mean = load_state(run_dir, reached[-1])["mean"]
     prefix = "module."
-    file = run_dir / shell.FILE
-    shell.write({n.removeprefix(prefix): v for n, v in mean.items() if n.startswith(prefix)}, file)
+    file = run_dir / adapted_llama.ADAPTER_FILE
+    adapted_llama.write_adapter(
+        {n.removeprefix(prefix): v for n, v in mean.items() if n.startswith(prefix)}, file
+    )
     return file

@@ -1,11 +1,11 @@
-"""A draft for the language model that sees (`seeing.py`): the embedded pair's, in other words.
+"""Trains a draft for the language model that learnt to see (`seeing.py`).
 
-It is the pair's draft, grown to four layers of 192, behind the tower that both have, over the
-language model's vocabulary: words that both know by one token keep the row the draft has for them,
-all others begin at zero.
+It is the embedded pair's draft, grown to four layers of 192, with the language model's vocabulary.
+Both models have the same tower. Tokens of both vocabularies keep the draft's embedding, and all
+others begin at zero.
 
-early   it learns the world's labels from all tokens
-draft   it learns the law of the model that sees, from views with tokens dropped
+early   The draft learns true answers from all visual tokens.
+draft   It learns the teacher's probabilities from views with visual tokens dropped.
 """
 
 import logging
@@ -16,60 +16,65 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from lab.training import build, shell
+from lab.training import adapted_llama, build
 from lab.training.batch import Batch
-from lab.training.model import grow, see
-from lab.training.seeing import round_once
+from lab.training.model import encode_frames, grow
+from lab.training.seeing import round_frozen_weights
 from lab.training.stages import SEEING_DRAFT, Stage
-from lab.training.train import BF16, Pair, answers, state_of, steps
+from lab.training.train import HAS_BF16, PairRun, answer_logits, load_state, run_steps
 from saccade.inputs.checkpoints import EMBEDDED
 from saccade.world.train_draft.run import make_untrained_model
 
 log = logging.getLogger(__name__)
 
 
-def begin(whole: Any, tok: Any, layers: int) -> Any:
-    """The pair's draft over the vocabulary of `whole`, saying what it said in words both know."""
+def make_draft(teacher: Any, tok: Any, layers: int) -> Any:
+    """Returns the pair's draft with the teacher's vocabulary.
+
+    On tokens of both vocabularies, its logits are those of the pair's draft.
+    """
     pair = grow(build.load(EMBEDDED / "draft"), layers)
-    told = deepcopy(pair.config)
+    config = deepcopy(pair.config)
     for name in ("image", "video", "vision_start", "vision_end"):
-        setattr(told, f"{name}_token_id", getattr(whole.config, f"{name}_token_id"))
+        setattr(config, f"{name}_token_id", getattr(teacher.config, f"{name}_token_id"))
     for name in ("vocab_size", "bos_token_id", "eos_token_id", "pad_token_id"):
-        setattr(told.text_config, name, getattr(whole.config.text_config, name))
-    model = make_untrained_model(told, 0)
+        setattr(config.text_config, name, getattr(teacher.config.text_config, name))
+    model = make_untrained_model(config, 0)
     state, old = model.state_dict(), pair.state_dict()
     for name, value in state.items():
         if value.shape == old[name].shape:
             value.copy_(old[name])
-    known = build.saved_processor(EMBEDDED / "draft").tokenizer.get_vocab()
+    pair_vocabulary = build.load_processor(EMBEDDED / "draft").tokenizer.get_vocab()
     rows = model.model.language_model.embed_tokens.weight.data.zero_()
     for word, place in tok.get_vocab().items():
-        if word in known:
-            rows[place] = pair.model.language_model.embed_tokens.weight.data[known[word]]
-    model.generation_config = whole.generation_config
+        if word in pair_vocabulary:
+            rows[place] = pair.model.language_model.embed_tokens.weight.data[pair_vocabulary[word]]
+    model.generation_config = teacher.generation_config
     return model
 
 
-class Follows(Pair):
-    """A stage in which another model teaches, which has a merger of its own."""
+class DistillationRun(PairRun):
+    """A stage whose teacher is a model with a merger of its own."""
 
-    def law(self, batch: Batch, visual: Tensor) -> Tensor:
-        with torch.autocast("cpu", torch.bfloat16, BF16):
-            own = see(self.teacher, batch.frames).float()
-        return answers(self.teacher, batch, own)
+    def teacher_logits(self, batch: Batch, visual: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16, HAS_BF16):
+            own = encode_frames(self.teacher, batch.frames).float()
+        return answer_logits(self.teacher, batch, own)
 
 
 def train(run_dir: Path, stages: tuple[Stage, ...] = SEEING_DRAFT, text: Path | None = None) -> Any:
-    """Train what has not been; returns the draft, and its tokenizer. The model that teaches is that
-    of `run_dir`'s adapter."""
-    whole, tok = shell.seeing(run_dir / shell.FILE, text)
-    round_once(whole)
-    draft = begin(whole, tok, stages[0].layers)
+    """Trains the stages that are not finished, and returns the draft and its tokenizer.
+
+    The teacher is the model with `run_dir`'s adapter.
+    """
+    teacher, tok = adapted_llama.load_adapted(run_dir / adapted_llama.ADAPTER_FILE, text)
+    round_frozen_weights(teacher)
+    draft = make_draft(teacher, tok, stages[0].layers)
     for stage in stages:
-        run = Follows(stage, draft, whole if stage.drops else None, tok)
+        run = DistillationRun(stage, draft, teacher if stage.drops else None, tok)
         if not (run_dir / f"{stage.name}.pt").exists():
             log.info("%s: %.0f CPU seconds", stage.name, stage.cpu_s)
-            steps(run, run_dir)
-        run.mean.load_state_dict(state_of(run_dir, stage.name)["mean"])
+            run_steps(run, run_dir)
+        run.mean.load_state_dict(load_state(run_dir, stage.name)["mean"])
         draft = run.mean.module
     return draft, tok

@@ -1,4 +1,4 @@
-"""The stages that train the pair, as data: depths, seconds of CPU time, clips, learning rates."""
+"""Defines the stages of training: depths, seconds of CPU time, clips and learning rates."""
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -10,39 +10,61 @@ TARGET_LAYERS, MEDIUM_LAYERS, DRAFT_LAYERS = 20, 6, 2
 Shares = list[tuple[Canvas, float]]
 
 
-def _clips(*sizes: tuple[int, int, int, float]) -> Shares:
+def _video_shares(*sizes: tuple[int, int, int, float]) -> Shares:
     return [(Canvas("video", t, h, w), share) for t, h, w, share in sizes]
 
 
-def _stills(*sides: int, share: float) -> Shares:
+def _image_shares(*sides: int, share: float) -> Shares:
     images = [(Canvas("image", 1, s, s), 0.5 * share / len(sides)) for s in sides]
     return images + [(Canvas("diff", 1, s, s), 0.5 * share / len(sides)) for s in sides]
 
 
-SHORT = _clips(
-    *((8, 112, 112, 0.40), (12, 112, 112, 0.12), (16, 112, 112, 0.12), (8, 112, 168, 0.09)),
-    *((4, 168, 168, 0.09), (8, 140, 140, 0.09), (6, 168, 140, 0.09)),
+SHORT = _video_shares(
+    (8, 112, 112, 0.40),
+    (12, 112, 112, 0.12),
+    (16, 112, 112, 0.12),
+    (8, 112, 168, 0.09),
+    (4, 168, 168, 0.09),
+    (8, 140, 140, 0.09),
+    (6, 168, 140, 0.09),
 )
-MIDDLE = _clips(
-    *((32, 112, 112, 0.3), (16, 168, 168, 0.1), (8, 224, 224, 0.2), (16, 140, 140, 0.1)),
-    *((24, 112, 140, 0.05), (4, 280, 280, 0.05), (10, 196, 196, 0.1), (4, 224, 224, 0.1)),
+MIDDLE = _video_shares(
+    (32, 112, 112, 0.3),
+    (16, 168, 168, 0.1),
+    (8, 224, 224, 0.2),
+    (16, 140, 140, 0.1),
+    (24, 112, 140, 0.05),
+    (4, 280, 280, 0.05),
+    (10, 196, 196, 0.1),
+    (4, 224, 224, 0.1),
 )
-BIG = _clips((4, 336, 336, 0.5), (4, 448, 448, 0.3), (8, 336, 280, 0.2))
-LONG = _clips(
-    *((64, 112, 112, 0.15), (16, 224, 224, 0.15), (32, 168, 168, 0.1), (64, 168, 168, 0.1)),
-    *((32, 224, 224, 0.1), (16, 336, 336, 0.05), (8, 448, 448, 0.05), (64, 224, 224, 0.25)),
+BIG = _video_shares((4, 336, 336, 0.5), (4, 448, 448, 0.3), (8, 336, 280, 0.2))
+LONG = _video_shares(
+    (64, 112, 112, 0.15),
+    (16, 224, 224, 0.15),
+    (32, 168, 168, 0.1),
+    (64, 168, 168, 0.1),
+    (32, 224, 224, 0.1),
+    (16, 336, 336, 0.05),
+    (8, 448, 448, 0.05),
+    (64, 224, 224, 0.25),
     (128, 112, 112, 0.05),
 )
-HUGE = _clips((128, 224, 224, 0.7), (32, 448, 448, 0.3))
+HUGE = _video_shares((128, 224, 224, 0.7), (32, 448, 448, 0.3))
 
 
-def _scaled(shares: Shares, by: float) -> Shares:
+def _scale(shares: Shares, by: float) -> Shares:
     return [(canvas, share * by) for canvas, share in shares]
+
+
+def _rising_objects(*steps: tuple[float, int]) -> Callable[[float], int]:
+    """Returns how many objects a scene may have by progress: (until, objects) each, then 6."""
+    return lambda progress: next((most for until, most in steps if progress < until), 6)
 
 
 @dataclass(frozen=True)
 class Stage:
-    """What one stage trains and on what. `cpu_s` is its budget of CPU time."""
+    """What one stage trains and on what; `cpu_s` is its budget of CPU seconds."""
 
     name: Literal[
         "probe", "small", "medium", "large", "early", "naive", "draft", "words", "sees", "longer"
@@ -56,58 +78,83 @@ class Stage:
     probe: float = 0.3
     objects: Callable[[float], int] = lambda progress: 6
     drops: bool = False
-    tasks: tuple[str | None, ...] = (None,)  # None: the world's own shares of them
+    tasks: tuple[str | None, ...] = (None,)  # None draws tasks in the world's own shares.
 
 
 STAGES = (
     Stage(
-        *("probe", DRAFT_LAYERS, 360, 3e-3, SHORT + _stills(112, 224, share=0.1)),
+        name="probe",
+        layers=DRAFT_LAYERS,
+        cpu_s=360,
+        lr=3e-3,
+        canvases=SHORT + _image_shares(112, 224, share=0.1),
         tokens=4000,
         probe=1.0,
     ),
     Stage(
-        *("small", DRAFT_LAYERS, 720, 3e-3, SHORT + _stills(112, 168, 224, share=0.15)),
-        objects=lambda progress: 3 if progress < 0.15 else 4 if progress < 0.3 else 6,
+        name="small",
+        layers=DRAFT_LAYERS,
+        cpu_s=720,
+        lr=3e-3,
+        canvases=SHORT + _image_shares(112, 168, 224, share=0.15),
+        objects=_rising_objects((0.15, 3), (0.3, 4)),
     ),
     Stage(
-        *("medium", MEDIUM_LAYERS, 9000, 5e-4),
-        _scaled(SHORT, 0.15)
-        + _scaled(MIDDLE, 0.4)
-        + _scaled(LONG, 0.27)
-        + _scaled(BIG, 0.08)
-        + _stills(112, 168, 224, 336, 448, share=0.1),
+        name="medium",
+        layers=MEDIUM_LAYERS,
+        cpu_s=9000,
+        lr=5e-4,
+        canvases=_scale(SHORT, 0.15)
+        + _scale(MIDDLE, 0.4)
+        + _scale(LONG, 0.27)
+        + _scale(BIG, 0.08)
+        + _image_shares(112, 168, 224, 336, 448, share=0.1),
         tokens=3500,
     ),
     Stage(
-        *("large", TARGET_LAYERS, 3600, 3e-4),
-        _scaled(SHORT, 0.1)
-        + _scaled(MIDDLE, 0.4)
-        + _scaled(LONG, 0.35)
-        + _scaled(HUGE, 0.012)
-        + _scaled(BIG, 0.05)
-        + _stills(112, 224, 336, 448, share=0.1),
+        name="large",
+        layers=TARGET_LAYERS,
+        cpu_s=3600,
+        lr=3e-4,
+        canvases=_scale(SHORT, 0.1)
+        + _scale(MIDDLE, 0.4)
+        + _scale(LONG, 0.35)
+        + _scale(HUGE, 0.012)
+        + _scale(BIG, 0.05)
+        + _image_shares(112, 224, 336, 448, share=0.1),
     ),
     Stage(
-        *("early", DRAFT_LAYERS, 225, 2e-3),
-        _scaled(SHORT, 0.5) + _scaled(MIDDLE, 0.35) + _stills(112, 224, 336, share=0.12),
+        name="early",
+        layers=DRAFT_LAYERS,
+        cpu_s=225,
+        lr=2e-3,
+        canvases=_scale(SHORT, 0.5)
+        + _scale(MIDDLE, 0.35)
+        + _image_shares(112, 224, 336, share=0.12),
         vision=False,
         probe=0.0,
     ),
     Stage(
-        *("naive", DRAFT_LAYERS, 1500, 1.2e-3),
-        _scaled(SHORT, 0.4)
-        + _scaled(MIDDLE, 0.4)
-        + _scaled(LONG, 0.1)
-        + _stills(112, 224, 336, share=0.12),
+        name="naive",
+        layers=DRAFT_LAYERS,
+        cpu_s=1500,
+        lr=1.2e-3,
+        canvases=_scale(SHORT, 0.4)
+        + _scale(MIDDLE, 0.4)
+        + _scale(LONG, 0.1)
+        + _image_shares(112, 224, 336, share=0.12),
         vision=False,
         probe=0.0,
     ),
     Stage(
-        *("draft", DRAFT_LAYERS, 1800, 1.2e-3),
-        _scaled(SHORT, 0.2)
-        + _scaled(MIDDLE, 0.5)
-        + _scaled(LONG, 0.2)
-        + _stills(112, 224, 336, share=0.12),
+        name="draft",
+        layers=DRAFT_LAYERS,
+        cpu_s=1800,
+        lr=1.2e-3,
+        canvases=_scale(SHORT, 0.2)
+        + _scale(MIDDLE, 0.5)
+        + _scale(LONG, 0.2)
+        + _image_shares(112, 224, 336, share=0.12),
         vision=False,
         probe=0.0,
         drops=True,
@@ -115,30 +162,66 @@ STAGES = (
 )
 
 
-FEW = _clips((8, 112, 112, 0.7), (4, 168, 168, 0.15), (12, 112, 112, 0.15))
-MORE = _clips(
-    *((16, 224, 224, 0.4), (32, 112, 112, 0.1), (8, 224, 224, 0.15), (16, 168, 168, 0.1)),
-    *((16, 140, 140, 0.1), (8, 112, 112, 0.15)),
+SEEING_SHORT = _video_shares((8, 112, 112, 0.7), (4, 168, 168, 0.15), (12, 112, 112, 0.15))
+SEEING_LONG = _video_shares(
+    (16, 224, 224, 0.4),
+    (32, 112, 112, 0.1),
+    (8, 224, 224, 0.15),
+    (16, 168, 168, 0.1),
+    (16, 140, 140, 0.1),
+    (8, 112, 112, 0.15),
 )
-SEEING = (  # of a language model that learns to see: `seeing.py`
-    Stage("words", 30, 80, 3e-3, SHORT, tokens=4000, probe=1.0),
+SEEING = (  # The stages of a language model that learns to see (`seeing.py`).
+    Stage(name="words", layers=30, cpu_s=80, lr=3e-3, canvases=SHORT, tokens=4000, probe=1.0),
     Stage(
-        *("sees", 30, 4800, 1e-3, FEW),
+        name="sees",
+        layers=30,
+        cpu_s=4800,
+        lr=1e-3,
+        canvases=SEEING_SHORT,
         tokens=1100,
         probe=0.0,
-        objects=lambda progress: 2 if progress < 0.05 else 3 if progress < 0.15 else 6,
+        objects=_rising_objects((0.05, 2), (0.15, 3)),
         tasks=("qa", None),
     ),
-    Stage(*("longer", 30, 600, 5e-4, MORE), tokens=900, probe=0.0, tasks=("qa", None, None)),
+    Stage(
+        name="longer",
+        layers=30,
+        cpu_s=600,
+        lr=5e-4,
+        canvases=SEEING_LONG,
+        tokens=900,
+        probe=0.0,
+        tasks=("qa", None, None),
+    ),
 )
-SEEING_DRAFT = (  # of a draft for it: `seeing_draft.py`
-    Stage(*("early", 4, 120, 1.2e-3, MORE), tokens=3000, vision=False, probe=0.0),
-    Stage(*("draft", 4, 240, 1.2e-3, MORE), tokens=1500, vision=False, probe=0.0, drops=True),
+SEEING_DRAFT = (  # The stages of a draft for it (`seeing_draft.py`).
+    Stage(
+        name="early",
+        layers=4,
+        cpu_s=120,
+        lr=1.2e-3,
+        canvases=SEEING_LONG,
+        tokens=3000,
+        vision=False,
+        probe=0.0,
+    ),
+    Stage(
+        name="draft",
+        layers=4,
+        cpu_s=240,
+        lr=1.2e-3,
+        canvases=SEEING_LONG,
+        tokens=1500,
+        vision=False,
+        probe=0.0,
+        drops=True,
+    ),
 )
 
 
-def brief(stage: Stage) -> Stage:
-    """The stage on one-object clips of 64 visual tokens, two minutes for all of them together."""
+def shorten(stage: Stage) -> Stage:
+    """Returns the stage on one-object clips of 64 visual tokens; all stages take two minutes."""
     seconds = {"probe": 20.0, "small": 60.0}
     return replace(
         stage,

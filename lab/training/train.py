@@ -1,18 +1,19 @@
-"""Training of the pair on one CPU core, in stages that each leave their weights behind.
+"""Trains the pair on one CPU core, in stages that each write their weights.
 
-probe    the vision tower alone learns what each visual token shows (heads that are thrown away)
-small    two decoder layers learn to speak, vision still training: where the drafts begin
-medium   grown to six layers, clips up to thousands of visual tokens, vision still training
-large    grown to the target's depth, vision still training, as many visual tokens
-early    the small decoder behind that tower learns the law of the medium model; needs only the
-         medium stage, so it may run beside the large one
-naive    it learns the target's law from all tokens
-draft    the same from views with tokens dropped: at random, around objects, by whole frames
+probe    The vision tower alone learns what each visual token shows, by heads that are discarded.
+small    Two decoder layers learn to speak, and the tower still trains. The drafts begin here.
+medium   The model grows to six layers, with clips of up to thousands of visual tokens.
+large    It grows to the target's depth, with clips as long; the tower still trains.
+early    The small decoder behind the medium model's tower learns that model's probabilities. It
+         needs only the medium stage, so it may run beside the large one.
+naive    It learns the target's probabilities from all visual tokens.
+draft    It learns them from views with visual tokens dropped: at random, around objects, or by
+         whole frames.
 
-Budgets are seconds of CPU time and also set the learning rate schedule. A stage that was cut
-goes on from its last checkpoint with clips that it has not seen, and what it leaves at any time is
-the mean of its last steps' weights. A run may start at `medium` from a pair that is there. Knows
-nothing of the command line; progress goes to `logging` and to one JSONL file per stage.
+Budgets are seconds of CPU time, which also determine the learning rate. An interrupted stage is
+continued from its last checkpoint with new clips. A stage leaves the mean of its last steps'
+weights. A run may start at `medium` from an existing pair. Progress goes to `logging` and to one
+JSONL file for each stage.
 """
 
 import ctypes
@@ -32,29 +33,30 @@ from torch.optim.swa_utils import AveragedModel
 from transformers import Qwen2_5_VLProcessor
 
 from lab.training import build
-from lab.training.batch import Batch, Source, drop, visual_tokens
+from lab.training.batch import Batch, Source, drop_visual_tokens, visual_tokens
 from lab.training.labels import PROBES
-from lab.training.model import HIDDEN, create, embed, grow, read, see, shrink
+from lab.training.model import HIDDEN, create, embed, encode_frames, grow, run_decoder, shrink
 from lab.training.stages import (
     DRAFT_LAYERS,
     MEDIUM_LAYERS,
     STAGES,
     TARGET_LAYERS,
     Stage,
-    brief,
+    shorten,
 )
 
 log = logging.getLogger(__name__)
 
 PROBE_CLASSES = 16
-NO_MUON = ("model.language_model.embed_tokens.weight", "head")  # looked up, or told apart by
-WARM_UP = 0.03  # of a stage's seconds
+NOT_BY_MUON = ("model.language_model.embed_tokens.weight", "head")  # Embeddings and classifiers.
+WARM_UP_SHARE = 0.03  # Of a stage's seconds.
 SAVE_EVERY_S = 60.0
-TRIM_EVERY = 8  # steps: what batches of many shapes leave with the allocator, else 8 GB in an hour
-DRAFTS = {"naive": "draft-naive", "draft": "draft"}
-UNPAIRED = ("probe", "small", "early")  # not run where a pair is there to start from
-# Half the seconds where the processor has units for it, and fifty times as many where not.
-BF16 = torch.cpu._is_avx512_bf16_supported()
+# Batches have many shapes, and without this the allocator holds 8 GB after an hour.
+RELEASE_MEMORY_EVERY_STEPS = 8
+DRAFT_FOLDERS = {"naive": "draft-naive", "draft": "draft"}
+SKIPPED_WITH_PAIR = ("probe", "small", "early")  # Not run if training starts from a pair.
+# bfloat16 halves the time on processors with units for it, and takes fifty times as long on others.
+HAS_BF16 = torch.cpu._is_avx512_bf16_supported()
 
 
 class Optimizer:
@@ -62,7 +64,7 @@ class Optimizer:
 
     def __init__(self, params: Sequence[tuple[str, nn.Parameter]], lr: float) -> None:
         self.lr = lr
-        matrices = [p for n, p in params if n not in NO_MUON and p.ndim > 1]
+        matrices = [p for n, p in params if n not in NOT_BY_MUON and p.ndim > 1]
         chosen = {id(p) for p in matrices}
         self._groups: dict[tuple[int, ...], list[nn.Parameter]] = {}
         for p in matrices:
@@ -73,7 +75,7 @@ class Optimizer:
 
     @torch.no_grad()
     def step(self, scale: float) -> None:
-        """One update at `scale` times the learning rate; clears the gradients."""
+        """Makes one update at `scale` times the learning rate, and clears the gradients."""
         for shape, group in self._groups.items():
             grad = torch.stack(
                 [torch.zeros(shape) if p.grad is None else p.grad.view(shape) for p in group]
@@ -99,7 +101,7 @@ class Optimizer:
 
 
 def _orthogonal(x: Tensor) -> Tensor:
-    """Five Newton-Schulz steps towards U V^T of each matrix of a batch."""
+    """Makes five Newton-Schulz steps towards U V^T of each matrix of a batch."""
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = x.shape[1] > x.shape[2]
     x = x.transpose(1, 2) if tall else x
@@ -111,12 +113,18 @@ def _orthogonal(x: Tensor) -> Tensor:
 
 
 def _schedule(progress: float) -> float:
-    """Warm-up 3 %, flat to 50 %, linear to 3 %."""
-    return min(1.0, 0.02 + progress / WARM_UP, 1.0 - 0.97 * max(0.0, progress - 0.5) / 0.5)
+    """Returns the scale of the learning rate.
+
+    It warms up for 3 % of the stage, is 1 up to the middle, and then falls linearly to 3 %.
+    """
+    return min(1.0, 0.02 + progress / WARM_UP_SHARE, 1.0 - 0.97 * max(0.0, progress - 0.5) / 0.5)
 
 
 def _probe_loss(head: nn.Linear, visual: Tensor, want: Tensor) -> tuple[Tensor, list[float]]:
-    """Mean cross-entropy of the seven heads, background counted a fifth; accuracies on objects."""
+    """Returns the mean cross-entropy of the seven heads, and their accuracies on objects.
+
+    In the loss, background counts a fifth.
+    """
     logits = head(visual).view(len(visual), len(PROBES), PROBE_CLASSES)
     everywhere = torch.ones(PROBE_CLASSES)
     things = torch.tensor([0.2, *[1.0] * (PROBE_CLASSES - 1)])
@@ -130,10 +138,10 @@ def _probe_loss(head: nn.Linear, visual: Tensor, want: Tensor) -> tuple[Tensor, 
     return torch.stack(losses).mean(), right
 
 
-def kept(batch: Batch, ratio: float) -> Tensor:
-    """A random view [b, visual tokens]: True for the `ratio` that stay.
+def random_view(batch: Batch, ratio: float) -> Tensor:
+    """Returns a random view, bool [b, visual tokens], that keeps a share `ratio` of the tokens.
 
-    Uniform, leaning to objects, leaning to a few frames, or half objects and half uniform.
+    The choice is uniform, prefers objects, prefers a few frames, or is half objects, half uniform.
     """
     b, n = len(batch.ids), visual_tokens(batch.canvas)
     noise = torch.rand(b, n)
@@ -142,72 +150,76 @@ def kept(batch: Batch, ratio: float) -> Tensor:
     if way == 1:
         noise = noise + thing * torch.rand(b, 1) * 1.5
     elif way == 2:
-        steps = batch.frames.shape[0] // b
-        noise = noise + 2 * torch.rand(b, steps).repeat_interleave(n // steps, 1)
+        frame_pairs = batch.frames.shape[0] // b
+        noise = noise + 2 * torch.rand(b, frame_pairs).repeat_interleave(n // frame_pairs, 1)
     elif way == 3:
         noise = noise + thing * (torch.rand(b, n) < 0.5)
     count = max(1, round(ratio * n)) if ratio else 0
     return torch.zeros(b, n, dtype=torch.bool).scatter(1, noise.topk(count).indices, True)
 
 
-def _ratio() -> float:
-    """Share of visual tokens kept: 20 % all, 5 % none, else 5 % to 100 %, small ones often."""
+def _random_keep_ratio() -> float:
+    """Draws the share of visual tokens to keep.
+
+    It is 1 for 20 % of the draws, 0 for 5 %, and else between 0.05 and 1, more often small.
+    """
     u = float(torch.rand(()))
     if u < 0.2:
         return 1.0
     return 0.0 if u < 0.25 else float(0.05 * 20 ** (torch.rand(()) ** 1.5))
 
 
-def answers(model: Any, batch: Batch, visual: Tensor | None) -> Tensor:
-    """Logits [answer tokens, vocabulary]."""
-    with torch.autocast("cpu", torch.bfloat16, BF16):
-        hidden = read(model, embed(model, batch.ids, visual), batch.positions)
+def answer_logits(model: Any, batch: Batch, visual: Tensor | None) -> Tensor:
+    """Returns a batch's logits [answer tokens, vocabulary]."""
+    with torch.autocast("cpu", torch.bfloat16, HAS_BF16):
+        hidden = run_decoder(model, embed(model, batch.ids, visual), batch.positions)
     return F.linear(hidden[batch.labels >= 0].float(), model.lm_head.weight)
 
 
 @torch.no_grad()
-def scores_of(logits: Tensor, batch: Batch) -> dict[str, float]:
+def accuracies(logits: Tensor, batch: Batch) -> dict[str, float]:
+    """Returns the accuracies on all answer tokens and on those of content words."""
     labels = batch.labels[batch.labels >= 0]
     content = batch.kinds[batch.labels >= 0] > 0
     right = (logits.argmax(-1) == labels).float()
     return {"all": float(right.mean()), "content": float(right[content].mean())}
 
 
-def nearer(means: Any, weights: Any, steps: Any) -> None:
-    """Moves a running mean that reaches a quarter of the steps back, and 200 at most."""
+def update_running_mean(means: Any, weights: Any, steps: Any) -> None:
+    """Updates a running mean over about the last quarter of the steps, and at most 200."""
     torch._foreach_lerp_(means, weights, max(0.005, 4 / (4 + int(steps))))
 
 
 class Run:
-    """The state of one stage; written to and read from `<run_dir>/<stage>.part.pt`."""
+    """The state of one stage, which is stored in `<run_dir>/<stage>.part.pt`."""
 
     def __init__(
         self, stage: Stage, model: nn.Module, tok: Any, optimizer: Any, mean: AveragedModel
     ) -> None:
         self.stage, self.model, self.tok = stage, model, tok
         self.optimizer, self.mean = optimizer, mean
-        self.steps, self.cpu_s, self.samples, self.seen = 0, 0.0, 0, 0
+        self.steps, self.cpu_s, self.samples, self.tokens = 0, 0.0, 0, 0
 
     def state(self) -> dict[str, Any]:
         return {
             "model": self.model.state_dict(),
             "mean": self.mean.state_dict(),
             "optimizer": self.optimizer.state_dict(),
-            "counts": (self.steps, self.cpu_s, self.samples, self.seen),
+            "counts": (self.steps, self.cpu_s, self.samples, self.tokens),
         }
 
     def resume(self, state: Mapping[str, Any]) -> None:
         self.model.load_state_dict(state["model"])
         self.mean.load_state_dict(state["mean"])
         self.optimizer.load_state_dict(state["optimizer"])
-        self.steps, self.cpu_s, self.samples, self.seen = state["counts"]
+        self.steps, self.cpu_s, self.samples, self.tokens = state["counts"]
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
-        """The stage's loss of a batch, and what to log."""
+        """Returns the stage's loss of a batch, and the scores to log."""
         raise NotImplementedError
 
 
-class Pair(Run):
+class PairRun(Run):
     """A stage of the pair's training."""
 
     def __init__(self, stage: Stage, model: Any, teacher: Any | None, tok: Any) -> None:
@@ -217,9 +229,10 @@ class Pair(Run):
         params = [(n, p) for n, p in model.named_parameters() if p.requires_grad]
         if stage.probe:
             params += [("head", self.head.weight), ("head.bias", self.head.bias)]
-        mean = AveragedModel(model, multi_avg_fn=nearer)
+        mean = AveragedModel(model, multi_avg_fn=update_running_mean)
         super().__init__(stage, model, tok, Optimizer(params, stage.lr), mean)
-        self.head_first = False  # a fresh head learns from a trained tower before it teaches it
+        # Whether an untrained head first learns from a trained tower, before it trains the tower.
+        self.trains_head_first = False
 
     def state(self) -> dict[str, Any]:
         return {**super().state(), "head": self.head.state_dict()}
@@ -228,57 +241,71 @@ class Pair(Run):
         super().resume(state)
         self.head.load_state_dict(state["head"])
 
-    def law(self, batch: Batch, visual: Tensor) -> Tensor:
-        """The teacher's logits [answer tokens, vocabulary], which sees what the model sees."""
-        return answers(self.teacher, batch, visual)
+    def teacher_logits(self, batch: Batch, visual: Tensor) -> Tensor:
+        """Returns the teacher's logits [answer tokens, vocabulary] for the same visual tokens."""
+        return answer_logits(self.teacher, batch, visual)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
         stage, scores = self.stage, {}
-        with torch.set_grad_enabled(stage.vision), torch.autocast("cpu", torch.bfloat16, BF16):
-            visual = see(self.model, batch.frames).float()
+        with torch.set_grad_enabled(stage.vision), torch.autocast("cpu", torch.bfloat16, HAS_BF16):
+            visual = encode_frames(self.model, batch.frames).float()
         total = torch.zeros(())
         if stage.probe:
-            alone = self.head_first and self.cpu_s < WARM_UP * stage.cpu_s
-            shown = visual.detach() if alone else visual
-            probe, right = _probe_loss(self.head, shown, batch.probes)
+            alone = self.trains_head_first and self.cpu_s < WARM_UP_SHARE * stage.cpu_s
+            probed = visual.detach() if alone else visual
+            probe, right = _probe_loss(self.head, probed, batch.probes)
             total = stage.probe * probe
             scores = {"probe": float(probe.detach()), "right": [round(r, 3) for r in right]}
         if stage.name == "probe":
             return total, scores
         whole = batch
-        if stage.drops and (ratio := _ratio()) < 1:
-            view = kept(batch, ratio)
-            batch = drop(batch, view)
+        if stage.drops and (ratio := _random_keep_ratio()) < 1:
+            view = random_view(batch, ratio)
+            batch = drop_visual_tokens(batch, view)
             some = visual.view(len(view), -1, HIDDEN)[view]
         else:
             some = visual
-        logits = answers(self.model, batch, some)
+        logits = answer_logits(self.model, batch, some)
         ce = F.cross_entropy(logits, batch.labels[batch.labels >= 0])
-        scores |= {"ce": float(ce.detach()), **scores_of(logits, batch)}
+        scores |= {"ce": float(ce.detach()), **accuracies(logits, batch)}
         if self.teacher is None:
             return total + ce, scores
         with torch.no_grad():
-            law = self.law(whole, visual)
-        kl = F.kl_div(logits.log_softmax(-1), law.softmax(-1), reduction="none").sum(-1).mean()
-        agree = (law.argmax(-1) == logits.argmax(-1)).float().mean()
+            teacher_logits = self.teacher_logits(whole, visual)
+        kl = (
+            F.kl_div(logits.log_softmax(-1), teacher_logits.softmax(-1), reduction="none")
+            .sum(-1)
+            .mean()
+        )
+        agree = (teacher_logits.argmax(-1) == logits.argmax(-1)).float().mean()
         scores |= {"kl": float(kl.detach()), "agree": float(agree)}
         return total + 0.8 * kl + 0.2 * ce, scores
 
 
-def steps(run: Run, run_dir: Path) -> None:
+def run_steps(run: Run, run_dir: Path) -> None:
+    """Trains a stage until its CPU seconds are used, and writes its state and learning curve.
+
+    Raises RuntimeError if the loss is not finite.
+    """
     stage = run.stage
-    part, told = run_dir / f"{stage.name}.part.pt", run_dir / f"{stage.name}.jsonl"
+    part = run_dir / f"{stage.name}.part.pt"
+    curve_path = run_dir / f"{stage.name}.jsonl"
     if part.exists():
         run.resume(torch.load(part, weights_only=True))
-        kept = told.read_text().splitlines(keepends=True)[: run.steps]
-        told.write_text("".join(kept))  # steps after the checkpoint are done again
+        lines = curve_path.read_text().splitlines(keepends=True)[: run.steps]
+        curve_path.write_text("".join(lines))  # Steps after the checkpoint will be repeated.
     torch.manual_seed(run.steps)
     source = Source(
-        *(run.tok, stage.canvases, stage.tokens, 1000 + run.steps, stage.objects, stage.tasks),
+        run.tok,
+        stage.canvases,
+        stage.tokens,
+        1000 + run.steps,
+        stage.objects,
+        stage.tasks,
         probes=bool(stage.probe) or stage.drops,
     )
     saved = time.monotonic()
-    with told.open("a") as curve:
+    with curve_path.open("a") as curve:
         while run.cpu_s < stage.cpu_s:
             began = time.process_time()
             progress = run.cpu_s / stage.cpu_s
@@ -293,15 +320,15 @@ def steps(run: Run, run_dir: Path) -> None:
             run.mean.update_parameters(run.model)
             run.steps += 1
             run.samples += len(batch.ids)
-            run.seen += batch.ids.numel()
-            if run.steps % TRIM_EVERY == 0:
-                trim()
+            run.tokens += batch.ids.numel()
+            if run.steps % RELEASE_MEMORY_EVERY_STEPS == 0:
+                release_memory()
             run.cpu_s += time.process_time() - began
             line = {
                 "step": run.steps,
                 "cpu_s": round(run.cpu_s, 2),
                 "samples": run.samples,
-                "tokens": run.seen,
+                "tokens": run.tokens,
                 "canvas": [batch.canvas.kind, *batch.ids.shape, visual_tokens(batch.canvas)],
                 "loss": round(float(loss.detach()), 4),
             }
@@ -316,8 +343,8 @@ def steps(run: Run, run_dir: Path) -> None:
     part.unlink(missing_ok=True)
 
 
-def trim() -> None:
-    """Give freed memory back to the system, where the C library can."""
+def release_memory() -> None:
+    """Gives freed memory back to the system, if the C library can."""
     with suppress(OSError, AttributeError):
         ctypes.CDLL("libc.so.6").malloc_trim(0)
 
@@ -328,46 +355,49 @@ def _write(state: Mapping[str, Any], path: Path) -> None:
     temporary.rename(path)
 
 
-def state_of(run_dir: Path, name: str) -> dict[str, Any]:
-    """What a stage left, finished or not."""
+def load_state(run_dir: Path, name: str) -> dict[str, Any]:
+    """Loads the state of a stage, whether it is finished or not."""
     whole, part = run_dir / f"{name}.pt", run_dir / f"{name}.part.pt"
     state: dict[str, Any] = torch.load(whole if whole.exists() else part, weights_only=True)
     return state
 
 
-def _weights(run_dir: Path, name: str, layers: int) -> Any:
+def _load_mean_model(run_dir: Path, name: str, layers: int) -> Any:
     mean = AveragedModel(create(layers))
-    mean.load_state_dict(state_of(run_dir, name)["mean"])
+    mean.load_state_dict(load_state(run_dir, name)["mean"])
     return mean.module
 
 
-def _behind(tower: Any, decoder: Any) -> Any:
-    """`decoder` with the vision tower of `tower`, bit for bit."""
+def _with_tower_of(tower: Any, decoder: Any) -> Any:
+    """Copies the vision tower of `tower` into `decoder`, bit for bit, and returns `decoder`."""
     decoder.model.visual.load_state_dict(tower.model.visual.state_dict())
     return decoder
 
 
-def _begin(stage: Stage, run_dir: Path, pair: Path | None) -> tuple[Any, Any | None]:
-    """The model a stage starts from, and its teacher. With a `pair`, its members stand for the
-    stages before `medium` and before each draft's own."""
+def _starting_models(stage: Stage, run_dir: Path, pair: Path | None) -> tuple[Any, Any | None]:
+    """Returns the model that a stage starts from, and its teacher or None.
+
+    With a `pair`, its models replace the results of the stages before `medium`, and those before
+    each draft's own stage.
+    """
     if stage.name == "probe":
         return create(stage.layers), None
     if stage.name == "small":
-        return _weights(run_dir, "probe", DRAFT_LAYERS), None
+        return _load_mean_model(run_dir, "probe", DRAFT_LAYERS), None
     if stage.name == "medium":
         if pair is not None:
             return shrink(build.load(pair / "target"), stage.layers), None
-        return grow(_weights(run_dir, "small", DRAFT_LAYERS), stage.layers), None
+        return grow(_load_mean_model(run_dir, "small", DRAFT_LAYERS), stage.layers), None
     if stage.name == "large":
-        return grow(_weights(run_dir, "medium", MEDIUM_LAYERS), stage.layers), None
+        return grow(_load_mean_model(run_dir, "medium", MEDIUM_LAYERS), stage.layers), None
     name, layers = ("large", TARGET_LAYERS)
     before = {"early": "small", "naive": "early", "draft": "naive"}[stage.name]
     if stage.name == "early":
         name, layers = ("medium", MEDIUM_LAYERS)
-    target = _weights(run_dir, name, layers).bfloat16().float().requires_grad_(False)
+    target = _load_mean_model(run_dir, name, layers).bfloat16().float().requires_grad_(False)
     if pair is not None:
-        return _behind(target, build.load(pair / DRAFTS[stage.name])), target
-    return _behind(target, _weights(run_dir, before, DRAFT_LAYERS)), target
+        return _with_tower_of(target, build.load(pair / DRAFT_FOLDERS[stage.name])), target
+    return _with_tower_of(target, _load_mean_model(run_dir, before, DRAFT_LAYERS)), target
 
 
 def train(
@@ -378,49 +408,52 @@ def train(
     pair: Path | None = None,
     smoke: bool = False,
 ) -> None:
-    """Train the stages named, in order; `budget` overrides their CPU seconds.
+    """Trains these stages in order; `budget` replaces their CPU seconds.
 
-    With the folder of a `pair`, `medium` and the drafts' stages start from its members, and the
-    stages that lead there are left out. With `smoke`, two minutes on one-object clips show that
-    the machinery learns. Each stage leaves `<stage>.pt` and `<stage>.jsonl` in `run_dir`; a
-    finished stage is not repeated.
+    With the folder of a `pair`, `medium` and the drafts' stages start from its models, and the
+    stages before them are skipped. With `smoke`, two minutes on one-object clips show that training
+    works. Each stage writes `<stage>.pt` and `<stage>.jsonl` in `run_dir`; a finished stage is not
+    repeated.
     """
     run_dir.mkdir(parents=True, exist_ok=True)
-    proc = prepared(run_dir, pair)
+    proc = load_or_make_processor(run_dir, pair)
     for stage in STAGES:
         if stage.name not in stages or (run_dir / f"{stage.name}.pt").exists():
             continue
-        if pair is not None and stage.name in UNPAIRED:
+        if pair is not None and stage.name in SKIPPED_WITH_PAIR:
             continue
-        stage = brief(stage) if smoke else stage
+        stage = shorten(stage) if smoke else stage
         stage = replace(stage, cpu_s=(budget or {}).get(stage.name, stage.cpu_s))
         log.info("%s: %.0f CPU seconds", stage.name, stage.cpu_s)
-        model, teacher = _begin(stage, run_dir, pair)
-        run = Pair(stage, model, teacher, proc.tokenizer)
+        model, teacher = _starting_models(stage, run_dir, pair)
+        run = PairRun(stage, model, teacher, proc.tokenizer)
         before = {"small": "probe", "medium": "small", "large": "medium"}.get(stage.name)
-        run.head_first = stage.name == "medium" and pair is not None
-        if before is not None and not run.head_first:
-            run.head.load_state_dict(state_of(run_dir, before)["head"])
-        steps(run, run_dir)
+        run.trains_head_first = stage.name == "medium" and pair is not None
+        if before is not None and not run.trains_head_first:
+            run.head.load_state_dict(load_state(run_dir, before)["head"])
+        run_steps(run, run_dir)
 
 
-def prepared(run_dir: Path, pair: Path | None = None) -> Qwen2_5_VLProcessor:
-    """The run's processor, built at its first use, or that of the pair it starts from."""
+def load_or_make_processor(run_dir: Path, pair: Path | None = None) -> Qwen2_5_VLProcessor:
+    """Loads the run's processor; at first use it is made, or copied from the `pair`."""
     folder = run_dir / "processor"
     if not folder.exists():
-        first = build.processor() if pair is None else build.saved_processor(pair / "target")
+        first = build.make_processor() if pair is None else build.load_processor(pair / "target")
         first.save_pretrained(folder)
-    return build.saved_processor(folder)
+    return build.load_processor(folder)
 
 
 def export(run_dir: Path, out: Path) -> None:
-    """Write `target`, `draft-naive` and `draft` from the furthest stages the run has reached."""
-    proc = prepared(run_dir)
+    """Writes `target`, `draft-naive` and `draft` from the last stages that the run has reached.
+
+    Raises FileNotFoundError if a model has no stage yet.
+    """
+    proc = load_or_make_processor(run_dir)
 
     def furthest(*names: tuple[str, int]) -> Any:
         for name, layers in names:
             if any((run_dir / f"{name}{end}").exists() for end in (".pt", ".part.pt")):
-                return _weights(run_dir, name, layers)
+                return _load_mean_model(run_dir, name, layers)
         raise FileNotFoundError(f"no weights of {[n for n, _ in names]} in {run_dir}")
 
     small = ("small", DRAFT_LAYERS)
@@ -430,5 +463,5 @@ def export(run_dir: Path, out: Path) -> None:
     before = (("naive", DRAFT_LAYERS), ("early", DRAFT_LAYERS), small)
     naive, draft = furthest(*before), furthest(("draft", DRAFT_LAYERS), *before)
     build.save(target, proc, out / "target")
-    build.save(_behind(target, naive), proc, out / "draft-naive")
-    build.save(_behind(target, draft), proc, out / "draft")
+    build.save(_with_tower_of(target, naive), proc, out / "draft-naive")
+    build.save(_with_tower_of(target, draft), proc, out / "draft")

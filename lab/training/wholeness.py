@@ -1,8 +1,8 @@
-"""Whether an answer is a whole description: no sentence breaks off, and each may follow the last.
+"""Decides whether an answer is a whole description: no sentence breaks off or is out of order.
 
-What a sentence says is left out: colours, shapes, sizes, places, numbers, motions, times. What is
-left of it is its form. A description is whole when it begins, goes on and ends as true ones do. It
-may still be wrong about the video.
+A sentence's form is what remains when colours, shapes, sizes, places, numbers, motions and times
+are replaced by their kinds. A description is whole if it begins, continues and ends with forms in
+an order that true descriptions have. It may still be wrong about the video.
 """
 
 from __future__ import annotations
@@ -15,10 +15,9 @@ from itertools import pairwise
 from saccade.world.descriptions import NUMBERS, VOICES, describe
 from saccade.world.scenes import CELLS, COLORS, SHAPES, TEXTURES, scene
 
-SCENES = 6000  # true descriptions whose forms are taken
-Step = tuple[
-    str, str
-]  # the forms of a sentence and of the next; "" before the first, after the last
+TRUE_SCENES = 6000  # Scenes whose true descriptions are the reference.
+Step = tuple[str, str]
+"""The forms of a sentence and of the next; "" is before the first and after the last."""
 
 
 def _any(words: Iterator[str] | tuple[str, ...]) -> str:
@@ -26,7 +25,7 @@ def _any(words: Iterator[str] | tuple[str, ...]) -> str:
 
 
 _ROW = "(?:top|middle|bottom)"
-_SAID = (
+_FORMS = (
     (_any(CELLS), "PLACE"),
     (_any(COLORS), "COLOUR"),
     (_any(SHAPES), "SHAPE"),
@@ -41,21 +40,22 @@ _SAID = (
     (r"\bgo(?:es)? to another place", "GO"),
     (r"\b(?:are|is)\b", "IS"),
 )
-_RULES = tuple((re.compile(found, re.IGNORECASE), said) for found, said in _SAID)
+_RULES = tuple((re.compile(pattern, re.IGNORECASE), form) for pattern, form in _FORMS)
 
 
-def steps(text: str) -> Iterator[Step]:
-    """The forms of a text's sentences, each with that of the next."""
-    for rule, said in _RULES:
-        text = rule.sub(said, text)
+def sentence_steps(text: str) -> Iterator[Step]:
+    """Yields the form of each sentence of a text, with that of the next."""
+    for rule, form in _RULES:
+        text = rule.sub(form, text)
     return pairwise(["", *re.split(r"(?<=\.) ", text), ""])
 
 
 @cache
-def _true() -> frozenset[Step]:
-    return frozenset(step for seed in range(SCENES) for step in steps(describe(scene(seed))))
+def _true_steps() -> frozenset[Step]:
+    texts = (describe(scene(seed)) for seed in range(TRUE_SCENES))
+    return frozenset(step for text in texts for step in sentence_steps(text))
 
 
-def whole(text: str) -> bool:
-    """Whether every step of the text occurs in true descriptions."""
-    return _true().issuperset(steps(text))
+def is_whole(text: str) -> bool:
+    """Returns whether every step of the text occurs in true descriptions."""
+    return _true_steps().issuperset(sentence_steps(text))

@@ -57,6 +57,7 @@ def peer(name: str, embedded: Embedded, inputs: Inputs, **more: Any) -> tuple[Ti
     return run, count[0]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("suite", few(["shapes-caption", "shapes-diff"], 1))
 def test_a_seeing_assistant_helps(embedded: Embedded, suite: str) -> None:
     """Claim: hf-assisted-seeing gives plain generate's ids in far fewer target calls than

@@ -163,7 +163,7 @@ def test_the_stages() -> None:
     assert found["sage"]["peak MiB"] == "5" and found["ar"]["peak MiB"] == ""
 
 
-def test_captions_are_told_apart() -> None:
+def test_captions_are_distinguished() -> None:
     """Claim: of a method that reads captions a line says what they took and how much of it nobody
     waited for, and the rest is in its *guide*; of one without, nothing."""
     with_captions = [

@@ -156,6 +156,7 @@ def test_a_second_turn_may_show_a_picture_of_its_own(embedded: Embedded, tmp_pat
     assert sum(place < answer_at for place in places) == 256 and len(places) == 512
 
 
+@pytest.mark.slow
 def test_a_sampled_run_claims_no_equality(embedded: Embedded, tmp_path: Path) -> None:
     """Claim: with a temperature answers are drawn, ours by the plan's seed and a peer's by torch's,
     nothing is said of equality, and another temperature is another plan. Control: at 0 all are
@@ -276,6 +277,7 @@ def test_interrupted_and_gone_on_with(ran: Ran, embedded: Embedded, tmp_path: Pa
     assert [each.ids for each in found] == [each.ids for each in ran.answers]
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:.*fork:DeprecationWarning")
 def test_killed_and_gone_on_with(embedded: Embedded, tmp_path: Path) -> None:
     """Claim: a process killed by SIGKILL leaves whole items, and another one finishes the run.

@@ -387,7 +387,7 @@ def test_ties_go_to_the_cheaper() -> None:
     assert choose_fastest(shapes, unchanged="sd").method == "sd/shape=chain-3"
 
 
-def test_a_noisy_clock_is_not_believed() -> None:
+def test_a_noisy_clock_decides_nothing() -> None:
     """Claim: the same fixed shape over fewer visual tokens, accepted as often on every video, is
     not slower, so a clock that says so loses; nor is a lambda chosen that changed no round.
 

@@ -29,7 +29,7 @@ from saccade.cli.terminal import err, out
         (1.6, 2, 2, [1.0, 2.0], "cores busy and plain decoding took 1 to 2 s"),
     ],
 )
-def test_what_disturbs_is_said(
+def test_what_disturbs_timings_is_reported(
     busy: float, own: int, there: int, plain: list[float], said: str | None
 ) -> None:
     """Claim: others' work counts as far as it takes cores from our threads, and so does plain

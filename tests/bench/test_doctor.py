@@ -79,7 +79,7 @@ def test_a_draft_elsewhere_is_counted_there() -> None:
     assert target.startswith("big needs") and draft.startswith("small needs")
 
 
-def test_the_process_of_a_draft_is_told_of_on_a_gpu() -> None:
+def test_the_process_of_a_draft_is_reported_on_a_gpu() -> None:
     """Claim: on a GPU the plan says what a draft in a process of its own takes beside its weights;
     on a CPU, and without a draft, it does not."""
     assert any("a process of its own" in note for note in pair(device="cuda").notes)

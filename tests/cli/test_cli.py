@@ -201,6 +201,7 @@ def test_impossible_options(call: Call, clip: Path) -> None:
     refused(call("describe", clip, "--fps", 2, "--num-frames", 4), "fps")
 
 
+@pytest.mark.slow
 def test_exact_in_low_precision(call: Call, clip: Path) -> None:
     """`--exact` in bf16: every method of chains says the ids of `ar`, `describe` says them too."""
     words = ["--dtype", "bfloat16", "--exact", "--max-new-tokens", 8, "--json"]

@@ -28,6 +28,7 @@ def picture(clip: Path, tmp_path: Path) -> Path:
     return path
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("target", "draft", "shows"), PAIRS)
 def test_describe_gives_the_draft_inputs_of_its_own(
     target: str,

@@ -37,7 +37,7 @@ def reads_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Backbone, "__init__", less)
 
 
-def test_what_is_no_text_is_told_before_any_model(
+def test_what_is_no_text_is_reported_before_any_model(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: a document that is missing, a folder, empty, no text, or larger than a model reads
@@ -70,7 +70,8 @@ def test_what_is_no_text_is_told_before_any_model(
         assert len(line.splitlines()) == 1 and "nope.mp4" not in line
 
 
-def test_too_long_a_document_is_told(call: Call, tmp_path: Path, reads_little: None) -> None:
+@pytest.mark.slow
+def test_too_long_a_document_is_reported(call: Call, tmp_path: Path, reads_little: None) -> None:
     """Claim: of more tokens than the model reads there is one sentence, with both numbers."""
     long = tmp_path / "long.txt"
     long.write_text(WORDS * 12)
@@ -79,6 +80,7 @@ def test_too_long_a_document_is_told(call: Call, tmp_path: Path, reads_little: N
     assert "shorter document" in said and "Traceback" not in said
 
 
+@pytest.mark.slow
 def test_compare_asks_about_a_document(call: Call, notes: Path, clip: Path) -> None:
     """Claim: methods side by side about a document alone, and about a video with it, say what plain
     decoding says, generate() among them, and drafts see less of it than there is."""
@@ -95,6 +97,7 @@ def test_compare_asks_about_a_document(call: Call, notes: Path, clip: Path) -> N
     assert (alone, video) == (None, clip.name) and 0 < few < more
 
 
+@pytest.mark.slow
 def test_a_conversation_about_documents(
     call: Call, notes: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, reads_little: None
 ) -> None:

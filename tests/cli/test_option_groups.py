@@ -62,6 +62,7 @@ def test_options_become_settings() -> None:
     assert "threads" not in LoadOptions(threads=2).load_arguments
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("given", [(), ("--positions", "trained")])
 def test_positions_reach_both_models(
     call: Callable[..., tuple[int, str, str]],

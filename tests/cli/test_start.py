@@ -102,8 +102,8 @@ def test_a_listing_of_other_files_is_not_believed(
     monkeypatch.setenv(listing.FILES, "mine.py")
     assert listing.load_listing() is None
     monkeypatch.delenv(listing.FILES)
-    more = {**listing._digests(), "more.py": "0"}
-    monkeypatch.setattr(listing, "_digests", lambda: more)
+    more = [*listing.method_files(), "more.py"]
+    monkeypatch.setattr(listing, "method_files", lambda: more)
     assert listing.load_listing() is None
 
 

@@ -174,7 +174,7 @@ def _stops(decode=_letters, requests=1, **given) -> Stops:
 
 def test_the_first_of_several_reasons_cuts():
     """Claim: an end before the limit is "stop", the limit before an end is "length", and an end on
-    the last allowed token is "stop" (B2). Fails if the limit is looked at first, or late.
+    the last allowed token is "stop". Fails if the limit is looked at first, or late.
     """
     for at in range(6):
         tokens = [1, 2, 3, 4, 5, 6]
@@ -184,7 +184,7 @@ def test_the_first_of_several_reasons_cuts():
 
 
 def test_nothing_after_a_cut_is_counted():
-    """Claim: the answer holds what stands and nothing else, over several rounds (B3)."""
+    """Claim: the answer holds what stands and nothing else, over several rounds."""
     stops = _stops(max_new_tokens=9, eos=(7, 8))
     assert stops.cut(0, [1, 2]) == (2, None)
     assert stops.cut(0, []) == (0, None)

@@ -16,7 +16,7 @@ LOGITS = torch.tensor([1.0, 3.0, 3.0, -2.0, 0.5])
 
 
 def test_greedy_is_the_first_of_the_likeliest():
-    """Claim: a tie goes to the lowest id, as torch's arg-max has it (B9). Fails on last-wins."""
+    """Claim: a tie goes to the lowest id, as torch's arg-max has it. Fails on last-wins."""
     assert Sampling().law(LOGITS, []) == 1
     assert Sampling().law(LOGITS.flip(0), []) == 2
 

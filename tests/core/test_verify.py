@@ -209,7 +209,7 @@ def test_where_the_target_has_not_looked_the_walk_ends_without_its_token():
 
 
 @pytest.mark.parametrize("looked", range(4))
-def test_silent_8_nothing_below_a_node_the_target_has_not_looked_at_is_asked_for(looked):
+def test_nothing_below_a_node_the_target_has_not_looked_at_is_asked_for(looked):
     """Claim: after the first None the walk asks neither for further laws nor for noise, and tells
     no token. Fails if it goes on with None as a law, or with another node's."""
     tree, asked = chain([4, 5, 6]), []
@@ -242,7 +242,7 @@ def test_residual_of_a_draft_with_a_shorter_vocabulary():
     assert torch.allclose(residual(p, q), torch.tensor([0.0, 0.2, 0.8]))
 
 
-def test_b23_a_law_of_nan_refuses_and_leaves_p(monkeypatch):
+def test_a_draft_law_of_nan_rejects_and_leaves_p(monkeypatch):
     """Claim: a node whose q is NaN is never accepted, and p stands for what comes instead.
 
     min(1, p / nan) is 1 in one order of arguments: then any drafted token would pass.

@@ -168,7 +168,7 @@ def test_what_cannot_be_one_batch_is_answered_one_by_one(
 
 
 @pytest.mark.slow
-def test_a_kill_loses_nothing_that_was_told(
+def test_a_kill_loses_no_finished_row(
     alone: dict[str, dict[str, Any]], videos: Path, tmp_path: Path
 ) -> None:
     """Claim: SIGKILL in the middle leaves whole rows; the same command does the rest, none twice.
@@ -230,7 +230,7 @@ def test_retrying_one_shard_keeps_the_other_rows(
     assert sum(each["error"] == "bad" for each in read(path)) == 4 and len(texts(path)) == 6
 
 
-def test_an_interrupt_keeps_what_was_told(
+def test_an_interrupt_keeps_finished_rows(
     jobs: list[ClipJob], work: CaptionSettings, tmp_path: Path
 ) -> None:
     """Claim: Ctrl-C in the fourth video leaves three rows and no lock."""
@@ -291,7 +291,7 @@ def test_a_broken_machine_stops_the_run(work: CaptionSettings, tmp_path: Path) -
     assert found.done == found.errors == 30
 
 
-def test_the_unexpected_is_told_as_such(
+def test_an_unexpected_error_is_reported_as_such(
     jobs: list[ClipJob], work: CaptionSettings, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: what is no fault of a video fails its row, by type and message, and not the run."""
@@ -305,7 +305,7 @@ def test_the_unexpected_is_told_as_such(
     assert row.error == f"{manifests.UNEXPECTED_ERROR}RuntimeError: a kernel" and row.text is None
 
 
-def test_a_full_disk_is_told(tmp_path: Path) -> None:
+def test_a_full_disk_is_reported(tmp_path: Path) -> None:
     """Claim: rows the disk does not take end the run with a sentence, and not a traceback."""
     if not Path("/dev/full").exists():
         pytest.skip("no device here that is always full")

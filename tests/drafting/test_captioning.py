@@ -191,7 +191,7 @@ def test_a_further_turn_makes_no_caption(where: str) -> None:
 
 
 @pytest.mark.parametrize("method", METHODS)
-def test_a_captioners_error_is_told_wherever_it_ran(where: str, method: str) -> None:
+def test_a_captioners_error_is_reported_wherever_it_ran(where: str, method: str) -> None:
     """Claim: a captioner that raises ends drafting with its words and not the answer, in a thread
     as in the caller's. Fails if a thread's error is lost, or waited for without end."""
 

@@ -149,6 +149,7 @@ LEFT: dict[str, Callable[[], None]] = {
 }
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("name", LEFT)
 def test_an_answer_that_is_left_writes_to_nobodys_file(name, tmp_path):
     """Claim: after an answer is left half way, files that the caller opens are its own: they keep

@@ -1,5 +1,5 @@
 """Claims about drafts made to mislead: any tree of right, wrong, random, final, tied or impossible
-tokens, in any mixture, leaves every token of the answer (R3)."""
+tokens, in any mixture, leaves every token of the answer."""
 
 from __future__ import annotations
 
@@ -133,7 +133,7 @@ def test_no_tree_of_two_thousand_changes_a_token(rows, how, count):
     check(rows, *how, count)
 
 
-def test_control_a_tree_that_is_believed_changes_a_token(monkeypatch: Any):
+def test_control_an_unchecked_tree_changes_a_token(monkeypatch: Any):
     """Control: if what is drafted counts as the target's own, the very same check must fail."""
     monkeypatch.setattr("saccade.core.verify.prob", lambda law, token: 1.0)
     with pytest.raises(AssertionError):

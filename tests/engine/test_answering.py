@@ -17,8 +17,9 @@ import saccade
 from lab import checkpoints
 from saccade.core import generation_settings
 from saccade.core.errors import ModelError, OptionError, VideoInputError
-from saccade.core.generation_settings import GenerateArguments
+from saccade.core.generation_settings import GenerateArguments, Settings
 from saccade.core.result import added_text
+from saccade.engine.generate import CallArguments
 from saccade.inputs import media
 from saccade.world import drawing, drawn_world, scenes
 
@@ -49,13 +50,14 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_pages_lines_run(
     clips: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: Path
 ) -> None:
     """Claim: a page's Python runs as it stands, one block after the other, in a folder with what
     the commands of the first pages make there; folders of random weights stand for models of the
-    hub (clips and answers are shorter here; ``tests/slow/test_pages.py`` runs those commands)."""
+    hub. Clips and answers are shorter here; ``tests/slow/test_first_hour.py`` runs the commands."""
     for path in clips:
         (tmp_path / path.name).write_bytes(path.read_bytes())
     (tmp_path / "clip.json").write_text('{"shape": "circle", "color": "red"}')
@@ -144,6 +146,7 @@ def test_editors_see_the_arguments() -> None:
         names = set(inspect.signature(function).parameters)
         own = {"draft", "draft_inputs", "method", "tokenizer", "seed", "captioner", "exact"}
         assert own <= names
+        assert CallArguments.__annotations__.keys() - Settings.__annotations__.keys() <= names
     assert {"max_new_tokens", "do_sample", "temperature", "stop_strings"} <= set(
         get_type_hints(GenerateArguments)
     )
@@ -180,7 +183,7 @@ def test_other_names_are_answered_with_ours(
         ({"media": "What happens?", "question": "clip.mp4"}, "media come first, then the question"),
     ],
 )
-def test_silent_7_a_question_that_is_none_is_refused(
+def test_a_question_that_is_none_is_refused(
     model: saccade.Model, clips: list[Path], asked: dict[str, Any], says: str
 ) -> None:
     """Claim: media, words and frames of another kind end in a sentence; a text in the place of a
@@ -190,13 +193,13 @@ def test_silent_7_a_question_that_is_none_is_refused(
 
 
 @pytest.mark.parametrize("questions", [5, "ab", [5], [("clip.mp4", "What?", "Why?")], {"a": 1}])
-def test_silent_7_a_batch_is_of_pairs(model: saccade.Model, questions: Any) -> None:
+def test_a_batch_is_of_pairs(model: saccade.Model, questions: Any) -> None:
     """Claim: what are no pairs of media and words is told as such, before a file is looked for."""
     with pytest.raises(OptionError, match="questions are pairs"):
         model.batch(questions)
 
 
-def test_silent_7_frames_of_another_range_are_refused(clips: list[Path]) -> None:
+def test_frames_of_another_range_are_refused(clips: list[Path]) -> None:
     """Claim: a clip of anything but bytes, or without its times, is none: processors would scale
     its pixels by what bytes are scaled by, and the answer be about a black video."""
     clip = media.read(clips[0])
@@ -228,7 +231,7 @@ def test_silent_7_frames_of_another_range_are_refused(clips: list[Path]) -> None
         ({"treads": 2}, "load does not take treads .did you mean threads.?"),
     ],
 )
-def test_silent_7_what_cannot_be_loaded_is_refused(asked: dict[str, Any], says: str) -> None:
+def test_what_cannot_be_loaded_is_refused(asked: dict[str, Any], says: str) -> None:
     """Claim: so do names, devices and numbers of threads that are none."""
     with pytest.raises((ModelError, OptionError), match=says):
         saccade.load(**asked)

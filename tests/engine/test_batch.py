@@ -8,7 +8,17 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import AMOUNT, WORDS, backbone, left_padded, noisy, qwen25, text_input, video_input
+from helpers import (
+    AMOUNT,
+    WORDS,
+    backbone,
+    hf_greedy,
+    left_padded,
+    noisy,
+    qwen25,
+    text_input,
+    video_input,
+)
 from torch import Tensor
 
 import saccade
@@ -90,6 +100,7 @@ class Forwards:
         patch.setattr(Backbone, "forward", counted)
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("method", METHODS)
 def test_eight_requests_answer_as_eight_runs_in_one_forward_a_round(method, monkeypatch):
     """Claim: eight requests of different lengths, left-padded, give each the answer it gets alone,
@@ -139,6 +150,7 @@ def test_the_first_round_too_is_one_forward(monkeypatch):
             stream.close()
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("method", METHODS)
 def test_requests_that_end_early_change_no_other(method):
     """Claim: with answers that end at different lengths each is what it is alone, and why it ended
@@ -176,6 +188,7 @@ def _ends_early(method: str) -> tuple[list[bool], list[bool]]:
     return gone, freed
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(
     "method",
     [
@@ -203,6 +216,7 @@ def test_an_ended_request_leaves_the_session_of_a_self_draft_too():
     assert gone == [True] * 8
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["ar", "sd", "sd-tree", "specvlm-self", "tabed", "lookup"])
 def test_a_seeded_batch_is_the_same_whoever_ends_first(method):
     """Claim: sampled answers of a batch depend on seed and request alone: those of the first two
@@ -232,3 +246,27 @@ def test_requests_with_and_without_video_share_a_batch():
         for result, one in zip(results, many, strict=True):
             assert result.ids == exhausted(streamed(one, "ar"))[0].ids
             assert result.fallback_reason is None
+
+
+@pytest.mark.representatives(2)
+@pytest.mark.parametrize("method", ["sd", "sd-tree", "specvlm-self", "lookup"])
+def test_a_batch_of_mixed_lengths_and_acceptance_is_generates(method):
+    """Claim: prompts of 9 to 60 tokens, with drafts right to different degrees, in one batch give
+    what generate gives for each prompt alone: no offset of one row is another's.
+    """
+    many = [
+        video_input(3, (1, 2, 2), before=1, after=6),
+        video_input(4, (3, 4, 6)),
+        video_input(5, (5, 4, 8), before=9, after=9),
+        video_input(6, (2, 2, 4), before=3, after=30),
+    ]
+    out = saccade.generate(
+        backbone(qwen25()),
+        left_padded(many),
+        draft=backbone(noisy(qwen25, 0, 0.05)),
+        method=method,
+        max_new_tokens=20,
+    )
+    assert len({one["input_ids"].shape[1] for one in many}) == len(many)
+    for row, inputs in zip(out, many, strict=True):
+        assert row[-20:].tolist() == hf_greedy(qwen25(), inputs, 20)

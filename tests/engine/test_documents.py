@@ -73,6 +73,7 @@ def test_a_video_and_a_document_are_pruned_together():
     assert set(prompt.grid[:, 0].tolist()) >= {0, 1}
 
 
+@pytest.mark.representatives(6)
 @pytest.mark.parametrize("method", METHODS)
 def test_the_answer_is_the_targets(method):
     """Claim: with a document marked every method answers as generate() does, and those that prune
@@ -165,13 +166,13 @@ def test_spans_of_a_padded_batch_count_from_each_prompts_own_beginning():
 @pytest.mark.parametrize(
     "context", [(10, 161), (-1, 5), (7, 7), "all", 5, [(1, 2), 3], [], (1,), (1.5, 2)]
 )
-def test_what_is_no_span_is_told(context):
+def test_what_is_no_span_is_reported(context):
     """Claim: one sentence, before any work."""
     with pytest.raises(OptionError, match="context="):
         prompt_of(document(), context=context)
 
 
-def test_a_list_too_short_for_the_batch_is_told():
+def test_a_list_too_short_for_the_batch_is_reported():
     """Claim: of several requests each needs its entry."""
     target = backbone(llama())
     with pytest.raises(OptionError, match="an entry for each"):

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from helpers import (
+    MadeBy,
     StubDraft,
     answered,
     backbone,
@@ -116,9 +117,10 @@ PROCESSORS: dict[str, Callable[[list[int]], dict[str, Any]]] = {  # of what is a
 }
 
 
+@pytest.mark.representatives(11)
 @pytest.mark.parametrize("method", ["sd/shape=chain-1", "sd/shape=chain-9", "sd-tree"])
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_b05_processors_act_at_every_node_as_in_generate(name, method):
+def test_processors_act_at_every_node_as_in_generate(name, method):
     """Claim: each rule changes the answer, and changes it as transformers does, in any block.
 
     A rule that is ignored, applied once a round, or blind to the path gives another answer.
@@ -129,15 +131,16 @@ def test_b05_processors_act_at_every_node_as_in_generate(name, method):
     assert _direct(method=method, **settings) == expected
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("name", PROCESSORS)
-def test_b05_processors_arrive_through_custom_generate(name):
+def test_processors_arrive_through_custom_generate(name):
     """Claim: the processors transformers made ready are the ones that act."""
     settings = dict(max_new_tokens=30, **PROCESSORS[name](_answer()))
     assert _custom(method="sd-tree", **settings) == _hf(**settings)
 
 
 @BOTH_WAYS
-def test_b05_the_callers_own_processor_acts_too(call):
+def test_the_callers_own_processor_acts_too(call):
     """Claim: logits_processor= is applied, and the caller's list stays as it was."""
     mine = LogitsProcessorList([SuppressTokensLogitsProcessor(_answer()[:6:2])])
     settings = dict(max_new_tokens=16, logits_processor=mine)
@@ -159,13 +162,13 @@ def _allowed(batch: int, ids: torch.Tensor) -> list[int]:
     ],
     ids=["direct", "custom_generate"],
 )
-def test_b05_allowed_tokens_hold_at_every_node(call):
+def test_allowed_tokens_hold_at_every_node(call):
     """Claim: prefix_allowed_tokens_fn constrains drafts and target like generate."""
     settings = dict(max_new_tokens=16, prefix_allowed_tokens_fn=_allowed)
     assert call(**settings) == _hf(**settings) != _hf(max_new_tokens=16)
 
 
-def test_b05_allowed_tokens_know_their_request():
+def test_allowed_tokens_depend_on_the_request():
     """Claim: in a batch the function is called with each request's own number."""
     two = left_padded([video_input(0), video_input(1)])
     settings = dict(max_new_tokens=8, prefix_allowed_tokens_fn=_allowed)
@@ -174,7 +177,7 @@ def test_b05_allowed_tokens_know_their_request():
 
 @pytest.mark.parametrize("method", ["sd", "sd-tree"])
 @pytest.mark.parametrize("least", [1, 4, 5, 6, 7, 13])
-def test_b06_min_new_tokens_counts_tokens(method, least):
+def test_min_new_tokens_counts_tokens(method, least):
     """Claim: the end comes no earlier than ``least`` tokens, wherever rounds end.
 
     The answer's own fifth token is the end: counting rounds instead of tokens stops elsewhere.
@@ -472,7 +475,9 @@ def test_the_first_token_does_not_wait_for_the_draft():
             done.append(f"commit {list(tokens[0])}")
             super().commit(tokens)
 
-    method = replace(stubbed(lambda *_: Tree()), drafter=lambda setup: Slow(lambda *_: Tree()))
+    method = replace(
+        stubbed(lambda *_: Tree()), drafter=MadeBy(lambda setup: Slow(lambda *_: Tree()))
+    )
     stream = saccade.stream(qwen25(), INPUTS, method=method, max_new_tokens=6)
     first = next(stream)
     assert first.opening and list(first.tokens) == _answer()[:1] and done == []

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from engine.test_conversation import (
+from conversations import (
     COUNT,
     FAMILY,
     METHODS,

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.engine.round_size import MAX_REMEMBERED_SIZES, NEW_ROUND_WEIGHT, SPLIT_COST, RoundTimes
+from saccade.core.pace import MAX_REMEMBERED_SIZES, NEW_ROUND_WEIGHT
+from saccade.engine.round_size import SPLIT_COST, RoundTimes
 
 MILLISECONDS = st.floats(0.01, 300.0)
 

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 import torch
-from helpers import StubDraft, backbone, dealt, noisy, qwen25, text_input, video_input
+from helpers import MadeBy, StubDraft, backbone, dealt, noisy, qwen25, text_input, video_input
 
 import saccade
 from saccade.core.errors import ModelError, OptionError
@@ -131,7 +131,7 @@ def test_rounds_of_a_few_are_taken_in_turns(monkeypatch, method, most):
         assert found[number].ids == _alone(number, method).ids
 
 
-def test_how_many_take_part_is_asked_of_what_rounds_and_prompts_took(monkeypatch):
+def test_the_round_size_depends_on_how_long_rounds_and_prompts_took(monkeypatch):
     """Claim: the pace is told every round, by how many were in it, and is asked with how many
     decode and the seconds the last prompt took. Fails if turns are taken by anything else."""
     told: list[tuple[int, float]] = []
@@ -308,7 +308,7 @@ def test_a_long_prompt_holds_up_nobody(monkeypatch):
     assert found[0].ids == _alone(2, "ar").ids and found[1].ids == _alone(0, "ar").ids
 
 
-def test_a_first_token_is_told_before_others_round(monkeypatch):
+def test_a_first_token_is_sent_before_the_others_round(monkeypatch):
     """Claim: as soon as a newcomer's prompt is read its first token is told, before its draft reads
     and before the round of the others. Fails if it waits for either."""
     scheduler = Scheduler(TARGET, resolve("sd"), DRAFT)
@@ -346,7 +346,7 @@ def test_a_draft_that_fails_is_its_own_requests_affair():
 
         return StubDraft(propose)
 
-    scheduler = Scheduler(TARGET, Recipe("stub", "", drafter, Chain(2), serial))
+    scheduler = Scheduler(TARGET, Recipe("stub", "", MadeBy(drafter), Chain(2), serial))
     for number in range(3):
         scheduler.join(_asked(number))
     found = _steps(scheduler)
@@ -356,7 +356,7 @@ def test_a_draft_that_fails_is_its_own_requests_affair():
     assert found[0].tau > 2.5 > found[1].tau
 
 
-def test_a_first_token_that_cannot_be_told_is_its_own_requests_affair(monkeypatch):
+def test_a_first_token_that_cannot_be_sent_fails_its_own_request_only(monkeypatch):
     """Claim: where the result of an answer that its first token ends cannot be made, that request
     alone gets the error; the next is well. Fails if the step itself raises."""
     text = Request.text

@@ -1,4 +1,4 @@
-"""R2: greedy answers in low precision, by family: ``make rounding``.
+"""Greedy answers in low precision, by family: ``make rounding``.
 
 With ``exact`` every drafted answer must be plain decoding's, token for token. Without it they may
 part, and each first difference is judged by the oracle of ``ties.py``: two tokens nearer to each
@@ -128,7 +128,7 @@ def main() -> int:
             for dtype, one in numbers.items()
         )
         refused = f"; no exact: {', '.join(sorted(refusing))}" if refusing else ""
-        sys.stdout.write(f"R2: {told}{refused} ({seconds} s)\n")
+        sys.stdout.write(f"{told}{refused} ({seconds} s)\n")
     for line in wrong:
         sys.stderr.write(line + "\n")
     return 1 if wrong else 0

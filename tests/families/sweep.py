@@ -227,7 +227,7 @@ def reproduce(line: Line, method: str) -> str:
 
 
 def numbers(lines: Sequence[Line]) -> Line:
-    """R1 of the scorecard: what was compared, in a line."""
+    """What was compared, in a line."""
     return {
         "families": len({line["family"] for line in lines}),
         "prompts": len({(line["family"], line["prompt"]) for line in lines}),

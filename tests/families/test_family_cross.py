@@ -28,6 +28,7 @@ def run(target: Loaded, draft: Loaded, inputs: Any, method: str, **more: Any) ->
 # -- a draft without eyes ----------------------------------------------------------------------
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["sd", "sage", "lookup", "hippo"])
 def test_a_text_only_draft_for_a_target_that_sees(method: str) -> None:
     """Claim: a llama whose tokens are a prefix of LLaVA-1.5's drafts for it without the pictures,
@@ -117,6 +118,7 @@ ALIKE = [("qwen2.5-vl", "qwen2.5-vl"), ("llava-1.5", "llava-1.5"), ("llava-next"
 APART = [("qwen2.5-vl", "qwen2-vl"), ("llava-next", "llava-1.5")]
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(("target", "draft"), ALIKE)
 def test_equal_processors_need_no_inputs_of_the_drafts_own(target: str, draft: str) -> None:
     """Claim: where both prepare pixels and text alike, the target's inputs serve the draft.
@@ -134,6 +136,7 @@ def test_a_text_only_draft_has_none_either() -> None:
     assert models.ask_draft(mine, theirs, media.question, images=media.images) is None
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("target", "draft"), APART)
 def test_other_processors_have_inputs_of_their_own(target: str, draft: str) -> None:
     """Claim: where processors differ, the draft's inputs are what its own makes, it drafts to the

@@ -108,6 +108,7 @@ def newlines(family: str, media: zoo.Media) -> int:
 SHOWING = [(family, kind) for family, kind in zoo.PAIRS if kind not in ("text", "audio")]
 
 
+@pytest.mark.representatives(13)
 @pytest.mark.parametrize(("family", "kind"), SHOWING)
 def test_every_token_stands_where_the_sizes_say(family: str, kind: str) -> None:
     """Claim: each visual token's cell is the one its picture's or frame's size implies, for four
@@ -198,11 +199,12 @@ def prefilled(loaded: Loaded, kind: str) -> Prefill:
 def kept_rows(view: Any, prefill: Prefill) -> list[set[int]]:
     """Rows of the whole prompt a view keeps, a set per head where heads differ."""
     seen = view(prefill, prefill.prompt)
-    if seen.heads is None:
+    if seen.reading.heads is None:
         return [set(seen.index.tolist())]
-    return [set(rows) for rows in seen.heads.flatten(0, 1).tolist()]
+    return [set(rows) for rows in seen.reading.heads.flatten(0, 1).tolist()]
 
 
+@pytest.mark.representatives(12)
 @pytest.mark.parametrize(
     ("name", "shown"),
     dealt([name for name in VIEWS if name not in (*STREAMING, *WRITTEN)], FIXED),
@@ -232,8 +234,8 @@ def test_written_views_drop_newlines_and_keep_sound(family: str, kind: str, name
     prefill = prefilled(loaded, kind)
     whole = prefill.prompt
     seen = VIEWS[name](prefill, whole)
-    assert seen.ids_to_embed is not None and seen.visual_tokens == 0
-    old = seen.index[seen.ids_to_embed < 0]
+    assert seen.reading.ids_to_embed is not None and seen.visual_tokens == 0
+    old = seen.index[seen.reading.ids_to_embed < 0]
     wanted = ~whole.visual
     if family != "qwen2.5-omni":
         wanted &= ~whole.fixed
@@ -241,7 +243,7 @@ def test_written_views_drop_newlines_and_keep_sound(family: str, kind: str, name
     written = len(seen) - len(old)
     media = len(set(whole.grid[:, 0].tolist()))
     assert written == media * len(prefill.words["newline" if name == "text" else "caption"][0])
-    assert loaded.backbone.embed_missing_rows(seen).ids_to_embed is None
+    assert loaded.backbone.embed_missing_rows(seen).reading.ids_to_embed is None
 
 
 @pytest.mark.parametrize("name", STREAMING)

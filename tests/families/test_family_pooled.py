@@ -100,7 +100,7 @@ def test_pooled_is_before_the_projector(family: str, kind: str) -> None:
     assert found.next_position == len(found) < after.next_position == whole.next_position
     assert torch.equal(after.positions, whole.positions[:, after.index])
     assert torch.equal(found.embeds[~found.visual], whole.embeds[~whole.visual])
-    assert torch.equal(found.grid, after.grid) and found.coarse is None
+    assert torch.equal(found.grid, after.grid) and found.media.coarse is None
 
 
 def pair(share: str, family: str) -> tuple[Backbone, Backbone]:
@@ -114,6 +114,7 @@ def pair(share: str, family: str) -> tuple[Backbone, Backbone]:
     return Backbone(target), Backbone(draft)
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("share", WHERE)
 @pytest.mark.parametrize("family", ["llava-1.5", "llava-onevision"])
 def test_what_a_draft_reads(family: str, share: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,7 +177,7 @@ def test_families_that_merge_there_have_no_such_rows() -> None:
         loaded = zoo.member(family)
         inputs = zoo.asked(loaded, kind)
         (whole,) = loaded.backbone.prompts(inputs, coarse=True)
-        assert whole.coarse is None and not loaded.backbone.can_coarsen
+        assert whole.media.coarse is None and not loaded.backbone.can_coarsen
         found, after = view(whole), view(whole, POOLED_AFTER)
         assert torch.equal(found.embeds, after.embeds)
         assert torch.equal(found.positions, after.positions)

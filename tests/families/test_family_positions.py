@@ -20,7 +20,7 @@ from torch import Tensor
 
 import saccade
 from lab import reference
-from saccade.core.prompt import Inputs, Prompt
+from saccade.core.prompt import Inputs, Media, Prompt
 from saccade.core.result import Result, RoundRecord
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, add
@@ -108,6 +108,7 @@ def accepted_path(round: RoundRecord) -> list[int]:
     return found
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize(  # a chain, and a tree on a pruned prompt
     ("family", "method"), dealt(zoo.FAMILIES, ["sd", "specvlm"])
 )
@@ -183,9 +184,11 @@ def module_laws(loaded: Loaded, prompt: Prompt, tokens: Sequence[int]) -> Tensor
     later = prompt.next_position + torch.arange(len(new)).expand(axes, -1)
     positions = torch.cat([prompt.positions, later], 1)
     extra: dict[str, Any] = {}
-    if prompt.deepstack:
+    if prompt.media.deepstack:
         mask = torch.cat([prompt.visual, torch.zeros(len(new), dtype=torch.bool)])
-        extra = dict(visual_pos_masks=mask[None], deepstack_visual_embeds=list(prompt.deepstack))
+        extra = dict(
+            visual_pos_masks=mask[None], deepstack_visual_embeds=list(prompt.media.deepstack)
+        )
     hidden = model.get_decoder()(
         inputs_embeds=embeds,
         position_ids=positions[:, None] if axes > 1 else positions,
@@ -217,9 +220,11 @@ def masked_laws(loaded: Loaded, inputs: Inputs, kept: Prompt, tokens: Sequence[i
     later = whole.next_position + torch.arange(len(new)).expand(axes, -1)
     positions = torch.cat([whole.positions, later], 1)
     extra: dict[str, Any] = {}
-    if whole.deepstack:
+    if whole.media.deepstack:
         seen = torch.cat([whole.visual, torch.zeros(len(new), dtype=torch.bool)])
-        extra = dict(visual_pos_masks=seen[None], deepstack_visual_embeds=list(whole.deepstack))
+        extra = dict(
+            visual_pos_masks=seen[None], deepstack_visual_embeds=list(whole.media.deepstack)
+        )
     hidden = model.get_decoder()(
         inputs_embeds=embeds,
         position_ids=positions[:, None] if axes > 1 else positions,
@@ -246,6 +251,7 @@ def session_laws(loaded: Loaded, prompt: Prompt, tokens: Sequence[int]) -> Tenso
 TOKENS = [40, 7, 99, 12, 63, 150]
 
 
+@pytest.mark.representatives(9)
 @pytest.mark.parametrize(("family", "kind"), zoo.PAIRS)
 def test_a_pruned_prompt_is_scored_as_the_modules_do(family: str, kind: str) -> None:
     """Claim: with half of the visual tokens gone, laws equal those of the language model on the
@@ -271,13 +277,13 @@ def test_control_deepstack_rows_count(family: str) -> None:
     Fails if the comparison above would pass with them lost."""
     loaded = zoo.member(family)
     pruned = half(zoo.prompt_of(loaded, zoo.asked(loaded, "video")))
-    assert len(pruned.deepstack) == 2 and all(
-        len(rows) == pruned.visual_tokens for rows in pruned.deepstack
+    assert len(pruned.media.deepstack) == 2 and all(
+        len(rows) == pruned.visual_tokens for rows in pruned.media.deepstack
     )
     right = session_laws(loaded, pruned, TOKENS)
-    rolled = tuple(rows.roll(1, 0) for rows in pruned.deepstack)
+    rolled = tuple(rows.roll(1, 0) for rows in pruned.media.deepstack)
     for wrong in ((), rolled):
-        laws = session_laws(loaded, replace(pruned, deepstack=wrong), TOKENS)
+        laws = session_laws(loaded, replace(pruned, media=Media(deepstack=wrong)), TOKENS)
         assert zoo.apart(laws, right) > 10 * SAME
 
 
@@ -306,6 +312,7 @@ def how(family: str, method: str) -> dict[str, Any]:
     return dict(draft=draft, method=method, max_new_tokens=COUNT, do_sample=False)
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(
     ("family", "method"),
     [*((name, "specvlm") for name in zoo.FAMILIES), *((name, "std") for name in zoo.QWEN[:3])],
@@ -332,6 +339,7 @@ def test_two_requests_take_turns(family: str, method: str) -> None:
     assert answers[0] != answers[1]
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("family", zoo.QWEN)
 def test_control_anothers_offset_is_another_answer(family: str) -> None:
     """Claim: ``generate`` leaves another offset on the model for each of these prompts, and with
@@ -349,6 +357,7 @@ def test_control_anothers_offset_is_another_answer(family: str) -> None:
     assert offsets == [prompt.next_position - len(prompt) for prompt in prompts]
     mixed = replace(prompts[0], next_position=len(prompts[0]) + offsets[1])
     answers = [
-        reference.greedy(loaded.backbone.model, prompt, COUNT) for prompt in (prompts[0], mixed)
+        reference.decode_greedily(loaded.backbone.model, prompt, COUNT)
+        for prompt in (prompts[0], mixed)
     ]
     assert answers[0] != answers[1]

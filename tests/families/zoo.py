@@ -46,6 +46,45 @@ STILL = ("llava-1.5", "llava-next")  # have no videos
 FAMILIES = (*QWEN, *LLAVA, "llama")  # tested here; the sweep takes all of ``checkpoints.FAMILIES``
 SEEING = tuple(name for name in FAMILIES if name != "llama")
 
+PICTURES = ("text", "image", "images")
+FILMS = (*PICTURES, "video", "videos")
+
+# What the families of 2025 and 2026 read; ``test_newer_families.py`` compares them.
+NEWER_KINDS: dict[str, tuple[str, ...]] = {
+    "qwen3.5": (*FILMS, "both"),
+    "qwen3.5-moe": (*FILMS, "both"),
+    "qwen3-omni-moe": (*FILMS, "both"),
+    "glm4v": FILMS,  # Its videos are written with the token of pictures, so both do not go.
+    "glm4.6v": FILMS,
+    "glm4v-moe": FILMS,
+    "gemma3": PICTURES,
+    "gemma3n": PICTURES,
+    "gemma4": (*FILMS, "both"),
+    "paligemma": ("image", "images"),  # Its processor wants a picture.
+    "mistral3": PICTURES,
+    "llama4": PICTURES,
+    "aya-vision": PICTURES,
+    "perception-lm": (*FILMS, "both"),
+    "fast-vlm": PICTURES,
+    "idefics3": PICTURES,
+    "ovis2": PICTURES,
+    "deepseek-vl": PICTURES,
+    "lfm2-vl": PICTURES,
+    "lfm3-vl": (*FILMS, "both"),
+    "step3.7": PICTURES,
+    "ernie4.5-vl-moe": (*FILMS, "both"),
+    "kimi-k2.5": PICTURES,  # transformers 5.23 counts its videos' rows before they are merged.
+    "hunyuan-vl": PICTURES,
+    "paddleocr-vl": PICTURES,
+    "minimax-m3-vl": (*FILMS, "both"),
+    "minicpm-v4.6": (*FILMS, "both"),
+    "minicpm-v4.7": (*FILMS, "both"),
+    "molmo2": (*PICTURES, "video"),
+    "internvl": (*FILMS, "both"),
+    "smolvlm": FILMS,
+    "video-llama-3": (*FILMS, "both"),
+}
+
 WORDS = "what how many red blue boxes cats move left behind before after is the in this why".split()
 
 
@@ -89,6 +128,8 @@ def kinds(family: str) -> tuple[str, ...]:
     """The kinds of prompt a family reads."""
     if family == "llama":
         return ("text",)
+    if family in NEWER_KINDS:
+        return NEWER_KINDS[family]
     if family in STILL:
         return ("image", "images")
     if family == "qwen2.5-omni":

@@ -149,10 +149,8 @@ one captured graph. All are a round's, of a second answer; *captures* are that w
 """
 
 
-def main() -> None:
-    torch.set_num_threads(1)
-    budgets = {method: stored(counted) for method, counted in count_every_method().items()}
-    STORED.write_text(json.dumps(budgets, indent=1) + "\n")
+def page_of(budgets: dict[str, dict[str, float]]) -> str:
+    """The page with the stored numbers as a table."""
     rows = [
         f"| {method} | {own['rounds']} | "
         + " | ".join(f"{own[kind]:.1f}" for kind in KINDS)
@@ -160,8 +158,14 @@ def main() -> None:
         for method, own in budgets.items()
     ]
     layers = qwen25().config.text_config.num_hidden_layers
-    page = PAGE.format(layers=layers, rows="\n".join(rows))
-    STORED.with_suffix(".md").write_text(page)
+    return PAGE.format(layers=layers, rows="\n".join(rows))
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    budgets = {method: stored(counted) for method, counted in count_every_method().items()}
+    STORED.write_text(json.dumps(budgets, indent=1) + "\n")
+    STORED.with_suffix(".md").write_text(page_of(budgets))
 
 
 if __name__ == "__main__":

@@ -13,7 +13,7 @@ from pretended import pretend_gpus
 from simulated import DRAFT_HALF_B, TARGET_7B, Simulated, simulate
 
 import saccade
-from lab.hardware.imposed import ImposedAcceptance, imposed
+from lab.hardware.imposed import ImposedAcceptance, impose_acceptance
 from saccade.core.result import Result
 from saccade.drafting.shapes import cost_measurement
 from saccade.methods import resolve
@@ -41,7 +41,7 @@ def pair(monkeypatch, tmp_path) -> Iterator[Pair]:
 
 
 def _answer(pair: Pair, method: str, tokens: int = TOKENS) -> Result:
-    recipe = resolve(method) if method == "ar" else imposed(resolve(method), ACCEPTED)
+    recipe = resolve(method) if method == "ar" else impose_acceptance(resolve(method), ACCEPTED)
     settings: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": []}
     result = saccade.run(pair[0], input_for(FAMILY), draft=pair[1], method=recipe, **settings)
     assert len(result.ids) == tokens and result.fallback_reason is None

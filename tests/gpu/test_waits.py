@@ -16,11 +16,12 @@ from saccade.core.errors import OptionError
 from saccade.core.sampling import BrokenLaw, Sampling, Scores
 from saccade.core.tree import chain
 from saccade.inputs.loading import load, load_pair
-from saccade.model.attention import Segment, Step
+from saccade.model.attention import Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.kernels.attention_mass import attention_mass
 from saccade.model.prefix_cache import PrefixCache
+from saccade.model.segments import Segment
 
 LOGITS = torch.tensor([[1.0, 3.0, 2.5], [0.5, 0.0, 4.0], [9.0, 8.0, 7.0]])
 

@@ -75,6 +75,7 @@ def blip(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return folder
 
 
+@pytest.mark.slow
 def test_a_blip_folder_captions_the_middle_frame(blip):
     """Claim: one caption, of words alone, the same every time, from the middle frame and no other.
 

@@ -293,7 +293,7 @@ def test_metadata_through_whole_processor():
     assert np.float32(made["second_per_grid_ts"][0]) == 1.0
 
 
-def test_v10_one_frame():
+def test_a_video_of_one_frame_is_a_clip_of_one_frame():
     """A video of one frame is a clip of one frame."""
     for form in ("mp4", "matroska", "avi"):
         clip = read(video(form, n=1))
@@ -301,7 +301,7 @@ def test_v10_one_frame():
         assert clip.duration > 0 and clip.sampled_fps > 0
 
 
-def test_v12_variable_frame_rate():
+def test_a_variable_frame_rate_keeps_its_times():
     """Steps of 20, 33 and 500 ms: times are the packets' own, and sampling shows at each moment
     the frame that was on screen, held as long as it was."""
     ticks = [0, 20, 40, 73, 106, 606, 1106, 1126, 1626, 1646]
@@ -320,7 +320,7 @@ def test_v12_variable_frame_rate():
 @pytest.mark.parametrize(
     ("matrix", "turns"), [((0, 1, -1, 0), -1), ((-1, 0, 0, -1), 2), ((0, -1, 1, 0), 1)]
 )
-def test_v13_rotation(matrix, turns):
+def test_a_phones_rotation_is_applied(matrix, turns):
     """A phone's rotation is applied: the first pixel row ends where the player would show it."""
     data = bytearray(video(n=2))
     plain = read(bytes(data), EVERY)
@@ -346,7 +346,7 @@ def shown_by(frames: np.ndarray, a: int, b: int, c: int, d: int) -> np.ndarray:
 @pytest.mark.parametrize("scale", [1, 0.5])
 @pytest.mark.parametrize("is_transposed", [False, True])
 @pytest.mark.parametrize("signs", [*itertools.product((1, -1), repeat=2)])
-def test_v13_every_display_matrix(signs, is_transposed, scale):
+def test_every_display_matrix_is_applied(signs, is_transposed, scale):
     """Claim: the eight ways to turn and mirror a video are those of the format's definition, at any
     scale of the matrix. Fails if only a turn is read off it: selfies are mirrored."""
     data = bytearray(video(n=2))
@@ -361,7 +361,7 @@ def test_v13_every_display_matrix(signs, is_transposed, scale):
     assert clip.metadata["width"] == clip.frames.shape[2]
 
 
-def test_v15_tiny_and_thin():
+def test_tiny_videos_are_enlarged_and_thin_ones_refused():
     """16x16 passes as it is; 1x1 is enlarged so that no side can be taken for channels; a strip no
     processor accepts is refused."""
     tiny = video("matroska", "ffv1", n=2, size=(16, 16), image=lambda i: picture(0)[:16, :16])
@@ -374,13 +374,13 @@ def test_v15_tiny_and_thin():
     refused(still(size=(1, 1000)), "unsupported")
 
 
-def test_v19_animated_gif():
+def test_an_animated_gif_is_a_video():
     """An animated GIF is composed frame by frame; a length of 0 means a tenth of a second."""
     clip = read(animation("GIF", [0] * 10))
     assert clip.duration == pytest.approx(1.0) and numbers(clip) == [0, 2, 5, 7]
 
 
-def test_v20_animated_webp():
+def test_an_animated_webp_is_a_video():
     """An animated WebP, which FFmpeg cannot decode, is read by Pillow."""
     clip = read(animation("WEBP", [500] * 6))
     assert numbers(clip) == list(range(6)) and clip.timestamps.tolist() == [0, 0.5, 1, 1.5, 2, 2.5]

@@ -1,7 +1,4 @@
-"""Media that are damaged or meant ill: each V-number is a case of the reliability study.
-
-Each is decoded right or refused in one sentence.
-"""
+"""Media that are damaged or meant ill: each is decoded right or refused in one sentence."""
 
 import io
 import os
@@ -53,7 +50,7 @@ def mp4():
     return video()
 
 
-def test_v1_empty_file(tmp_path):
+def test_an_empty_file_is_refused_as_empty(tmp_path):
     """An empty file says that it is empty."""
     (tmp_path / "a.mp4").touch()
     assert refused(tmp_path / "a.mp4", "empty").status == 400
@@ -71,7 +68,7 @@ def test_v1_empty_file(tmp_path):
         (bytes(range(256)) * 4, None),
     ],
 )
-def test_v2_not_a_video(data, kind, tmp_path):
+def test_a_web_page_saved_as_a_video_is_refused(data, kind, tmp_path):
     """A web page saved as .mp4 is named for what it is; none of its bytes reach the message."""
     (tmp_path / "clip.mp4").write_bytes(data)
     error = refused(tmp_path / "clip.mp4", "not_a_video")
@@ -80,7 +77,7 @@ def test_v2_not_a_video(data, kind, tmp_path):
     assert str(error).isprintable()
 
 
-def test_v2_other_kinds():
+def test_files_of_other_kinds_are_distinguished_from_damaged_videos():
     """Documents, sound and containers that are not read are told from damaged videos."""
     refused(b"%PDF-1.7\n\xe2\xe3" + bytes(200), "unsupported")
     refused(b"OggS" + bytes(200), "unsupported")
@@ -88,7 +85,7 @@ def test_v2_other_kinds():
     refused(b"ID3\4" + bytes(200), "no_video_stream")
 
 
-def test_v3_moov_missing(mp4):
+def test_an_mp4_without_its_index_is_cut_short(mp4):
     """An MP4 cut before its index, and headers alone, are reported as cut short."""
     assert mp4.find(b"moov") > len(mp4) // 2
     error = refused(mp4[: len(mp4) // 2], "truncated")
@@ -98,7 +95,7 @@ def test_v3_moov_missing(mp4):
     refused(video("avi")[:60], "truncated")
 
 
-def test_v4_faststart_cut(tmp_path):
+def test_a_cut_mp4_gives_its_whole_frames_and_a_warning(tmp_path):
     """A faststart MP4 cut at 60 % gives its good frames, unharmed, and a warning with numbers."""
     data = faststart(tmp_path)
     whole, clip = read(data, EVERY), read(data[: len(data) * 6 // 10], EVERY)
@@ -112,7 +109,7 @@ def test_v4_faststart_cut(tmp_path):
 @pytest.mark.parametrize(
     "form,codec", [("matroska", "libx264"), ("webm", "libvpx"), ("avi", "mjpeg")]
 )
-def test_v5_cut_in_half(form, codec):
+def test_a_video_cut_in_half_is_sampled_over_what_is_there(form, codec):
     """MKV, WebM and AVI cut in half: the first part, sampled over what is there, with a warning."""
     pix = "yuvj420p" if codec == "mjpeg" else "yuv420p"
     data = video(form, codec, n=60, b_frames=0, pix=pix)
@@ -122,7 +119,7 @@ def test_v5_cut_in_half(form, codec):
     assert "cut short" in clip.warnings[0]
 
 
-def test_v6_flipped_bytes(tmp_path):
+def test_flipped_bytes_lose_frames_and_are_counted(tmp_path):
     """300 flipped bytes in the middle: frames before them are as they were, lost ones are counted;
     with everything flipped, one sentence."""
     data = bytearray(video("mov", "png", pix="rgb24"))
@@ -141,7 +138,7 @@ def test_v6_flipped_bytes(tmp_path):
 
 
 @pytest.mark.parametrize("form", ["mp4", "matroska", "avi", "gif", "webp"])
-def test_v6_fuzz(form):
+def test_random_damage_gives_frames_or_a_sentence(form):
     """Random damage anywhere gives a clip with frames or one sentence, nothing else (60 draws)."""
     if form in ("gif", "webp"):
         good = animation(form.upper(), [100] * 5)
@@ -162,7 +159,7 @@ def test_v6_fuzz(form):
             assert np.isfinite(clip.timestamps).all() and clip.metadata["fps"] > 0
 
 
-def test_v7_header_counts():
+def test_frames_are_counted_by_what_is_shown():
     """An edit list that hides five frames, and containers whose headers count none: frames are
     counted by what is shown, and times start at the first shown frame."""
     data = bytearray(video(b_frames=0, gop=30))
@@ -181,14 +178,14 @@ def test_v7_header_counts():
     assert read(bytes(lying), EVERY).source_frames == 12
 
 
-def test_v8_audio_only():
+def test_sound_without_pictures_is_no_video():
     """Sound without pictures is told apart from damage; a cover picture is not a video."""
     for data in (sound("mp4"), sound("matroska"), sound("mp4", cover=True)):
         error = refused(data, "no_video_stream")
         assert error.status == 400 and "no video stream" in str(error)
 
 
-def test_v16_pixels_before_decoding(monkeypatch):
+def test_a_large_frame_is_refused_by_its_header(monkeypatch):
     """An 8K header is enough to refuse: neither packets nor pixels are touched."""
     big = video("matroska", "mjpeg", n=1, size=(7680, 4320), pix="yuvj420p",
                 image=lambda i: np.zeros((4320, 7680, 3), np.uint8))  # fmt: skip
@@ -197,7 +194,7 @@ def test_v16_pixels_before_decoding(monkeypatch):
     assert error.status == 413 and error.limit == 4096 * 2160
 
 
-def test_v16_size_hidden_from_header():
+def test_a_size_that_only_the_first_frame_tells_meets_the_limit():
     """A size that only the first frame tells (MPEG-4 in MOV) is not probed for by a decoder with no
     limit: ours, with the limit, is the first to run."""
     data = video("mov", "mpeg4", n=2)
@@ -210,7 +207,7 @@ def test_v16_size_hidden_from_header():
 
 
 @pytest.mark.parametrize("form,codec", [("mp4", "libx264"), ("mov", "mpeg4")])
-def test_v16_memory_budget(form, codec):
+def test_frames_fit_the_memory_budget(form, codec):
     """What is kept fits the budget: fewer frames with a warning where the count was ours, a
     refusal with the number that fits where it was asked for."""
     mp4, room = video(form, codec), Limits(max_memory=10 * WIDTH * HEIGHT * 3)
@@ -221,7 +218,7 @@ def test_v16_memory_budget(form, codec):
     refused(mp4, "too_many_pixels", limits=Limits(max_memory=100))
 
 
-def test_v17_four_hours():
+def test_four_hours_are_sampled_with_few_packets():
     """Four hours at one frame a second: 768 frames spread over all of it, few packets decoded; a
     minute near the end takes less than that."""
     data = video("mp4", "mpeg4", n=14_400, rate=1, gop=60, b_frames=0, size=(64, 16),
@@ -234,14 +231,14 @@ def test_v17_four_hours():
     assert len(clip.frames) == 60 and clip.timestamps[0] == 14_000
 
 
-def test_v17_duration_before_decoding(mp4, monkeypatch):
+def test_a_long_duration_is_refused_before_decoding(mp4, monkeypatch):
     """A declared duration beyond the limit is refused before anything is read."""
     no_decoding(monkeypatch)
     error = refused(mp4, "too_long", limits=Limits(max_duration_s=0.5))
     assert error.status == 413 and error.limit == 0.5
 
 
-def test_v18_bytes_before_opening(tmp_path, monkeypatch):
+def test_a_large_file_is_refused_before_opening(tmp_path, monkeypatch):
     """A file over 2 GB, sparse here, is refused by its size without being opened by FFmpeg."""
     with open(tmp_path / "big.mp4", "wb") as file:
         file.truncate(3 << 30)
@@ -251,7 +248,7 @@ def test_v18_bytes_before_opening(tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("side", [10_000, 20_000])
-def test_v23_image_bomb(side, monkeypatch):
+def test_an_image_of_too_many_pixels_is_refused_by_its_header(side, monkeypatch):
     """A small PNG of 100 or 400 million pixels is refused by its header, not warned about; also
     with our own cap lifted."""
     bomb, small = still(mode="1", size=(side, side)), still()
@@ -276,7 +273,7 @@ PLAYLISTS = {
 
 @pytest.mark.parametrize("sniffing", [True, False])
 @pytest.mark.parametrize("kind", PLAYLISTS)
-def test_v24_v25_playlists(kind, sniffing, mp4, tmp_path, monkeypatch):
+def test_a_playlist_is_refused_and_opens_nothing(kind, sniffing, mp4, tmp_path, monkeypatch):
     """A playlist is refused and opens nothing, by its first bytes and, were they to deceive, by
     FFmpeg's own list of containers. The control: plain PyAV does open the neighbour."""
     monkeypatch.chdir(tmp_path)
@@ -299,7 +296,7 @@ def test_v24_v25_playlists(kind, sniffing, mp4, tmp_path, monkeypatch):
     assert not any("ok.mp4" in name for name in names)
 
 
-def test_v25_name_is_hidden(mp4):
+def test_the_decoder_never_sees_a_files_name(mp4):
     """FFmpeg is never told a name, which it could take for an address."""
     named = io.BytesIO(mp4)
     named.name = "http://127.0.0.1:9/x.m3u8"
@@ -311,12 +308,12 @@ def test_v25_name_is_hidden(mp4):
 @pytest.mark.parametrize(
     "path", ["http://127.0.0.1/a.mp4", "file:///etc/passwd", "concat:/a|/b", "file:/etc/passwd"]
 )
-def test_v27_addresses(path):
+def test_addresses_are_refused_before_opening(path):
     """Addresses of any scheme are refused before anything is opened."""
     assert refused(path, "not_allowed").status == 400
 
 
-def test_v27_root(mp4, tmp_path):
+def test_nothing_outside_the_root_is_read(mp4, tmp_path):
     """With a root, nothing outside it is read: not by .., not by an absolute path, not by a link,
     not from inside a folder."""
     root = tmp_path / "root"
@@ -336,7 +333,7 @@ def test_v27_root(mp4, tmp_path):
 
 
 @pytest.mark.parametrize("bad", [0, -1, float("nan"), float("inf"), 1e300])
-def test_v29_bad_numbers(bad):
+def test_impossible_rates_counts_and_times_are_refused(bad):
     """Zero, negative, endless and not-a-number rates, counts and times are refused by name."""
     for name in ("fps", "end", *(["num_frames"] if isinstance(bad, int) else [])):
         with pytest.raises(VideoInputError, match=name) as caught:
@@ -348,7 +345,7 @@ def test_v29_bad_numbers(bad):
 
 
 @pytest.mark.parametrize("bad", ["2", True, [2], 2j])
-def test_v29_wrong_types(bad):
+def test_sampling_of_other_types_is_refused(bad):
     """What a client's JSON may hold instead of a number is refused the same way. (Called below the
     constructor, whose types the test run itself checks.)"""
     for name in ("fps", "num_frames", "start", "end"):
@@ -357,7 +354,7 @@ def test_v29_wrong_types(bad):
             FrameSampling.__post_init__(types.SimpleNamespace(**values))
 
 
-def test_v29_combinations_and_ceilings(mp4):
+def test_contradicting_sampling_and_huge_counts_are_refused(mp4):
     """Contradictions are refused; a huge count is refused with the limit it passed."""
     for options in (
         {"fps": 1, "num_frames": 2},
@@ -377,7 +374,7 @@ def test_v29_combinations_and_ceilings(mp4):
 # Files
 
 
-def test_missing_and_unreadable(mp4, tmp_path, monkeypatch):
+def test_missing_and_unreadable_files_are_one_sentence(mp4, tmp_path, monkeypatch):
     """Missing files, pipes, devices and forbidden files give one sentence with the name only; a
     name cannot smuggle control characters into it."""
     assert str(refused(tmp_path / "no.mp4", "missing")).startswith("no.mp4 does not exist")
@@ -398,7 +395,7 @@ def test_missing_and_unreadable(mp4, tmp_path, monkeypatch):
 
 
 @pytest.mark.parametrize("form", ["JPEG", "PNG", "WEBP"])
-def test_damaged_image(form):
+def test_a_damaged_image_is_reported_in_our_words(form):
     """A picture cut short is reported without the library's words, which can hold addresses."""
     out = io.BytesIO()
     PILImage.fromarray(picture(1, 256, 256)).save(out, form)
@@ -408,14 +405,14 @@ def test_damaged_image(form):
         read_image(data[: len(data) // 2])
 
 
-def test_unknown_codec():
+def test_an_unknown_codec_says_what_to_convert_to():
     """A container we read with a codec we do not: say which codec to convert to."""
     data = video("matroska", "libx264", n=1).replace(b"V_MPEG4/ISO/AVC", b"V_MPEG4/ISO/XYZ")
     error = refused(data, "unsupported")
     assert error.status == 415 and "H.264" in str(error)
 
 
-def test_clip_is_frozen(mp4):
+def test_a_clip_cannot_be_changed(mp4):
     """A clip is a value: its fields cannot be replaced."""
     clip = read(mp4)
     assert isinstance(clip, Clip) and clip.frames.dtype == np.uint8

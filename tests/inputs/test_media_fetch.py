@@ -1,7 +1,4 @@
-"""Addresses a client may send: what is loaded, and what is refused before a socket is opened.
-
-V-numbers are the cases of the reliability study.
-"""
+"""Addresses a client may send: what is loaded, and what is refused before a socket is opened."""
 
 from __future__ import annotations
 
@@ -229,7 +226,7 @@ def test_huge_data_addresses(monkeypatch):
 # file:
 
 
-def test_v27_files_inside_the_folder(tmp_path):
+def test_file_addresses_stay_inside_the_folder(tmp_path):
     """Claim: a file: address gives a path inside the folder and nothing else: not by .., escapes,
     links, other hosts or zero bytes; without a folder none."""
     root = tmp_path / "root"
@@ -299,7 +296,7 @@ LOOPBACK = [
 
 
 @pytest.mark.parametrize("url", LOOPBACK)
-def test_v26_this_machine_and_its_network(url, dialled):
+def test_addresses_of_this_machine_and_its_network_are_refused(url, dialled):
     """Claim: with every public host allowed, no spelling of an address of this machine, its
     network, a group or a cloud's own service is connected to, over http or https."""
     sources = Sources(any_host=True)
@@ -327,7 +324,7 @@ TRICKS = [
 
 
 @pytest.mark.parametrize("url", TRICKS)
-def test_v26_tricks_with_the_host(url, dialled, names):
+def test_no_spelling_makes_another_host_pass(url, dialled, names):
     """Claim: no spelling makes another host, port or user pass for the one allowed."""
     asked = names()
     refused(Sources(hosts=("allowed.example",)), url, "not_allowed")
@@ -357,7 +354,7 @@ def test_the_allowed_host_is_connected_to_by_its_address(dialled, names):
     assert len(dialled) == 4
 
 
-def test_v26_one_bad_address_is_enough(dialled, names):
+def test_a_name_with_one_private_address_is_refused(dialled, names):
     """Claim: a name with a public and a private address is refused: which of them would be used
     is not left to chance."""
     names(two_example=[["93.184.216.34", "127.0.0.1"]])
@@ -365,7 +362,7 @@ def test_v26_one_bad_address_is_enough(dialled, names):
     assert not dialled
 
 
-def test_v26_a_name_is_resolved_once(server, names, monkeypatch):
+def test_a_name_is_resolved_once(server, names, monkeypatch):
     """Claim: a name that is public when judged and this machine when connected to never gets
     here: it is looked up once, and that address is dialled. Control: a second look-up would have
     led to our server."""
@@ -400,7 +397,7 @@ def _no():
         "",
     ],
 )
-def test_v26_every_hop_is_judged(to, server, names):
+def test_every_redirection_is_judged(to, server, names):
     """Claim: an allowed host cannot lead on to one that is not, nor to another kind of address."""
     names(start_example=[["127.0.0.1"]])
     target = to.format(port=server.port, other=server.port + 1)

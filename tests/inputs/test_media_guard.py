@@ -167,6 +167,7 @@ DEATHS = {
 }
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("name", few(DEATHS, 4))
 def test_a_death_is_one_sentence(played, name):
     """Claim: however a child dies, the call gets a typed refusal in one sentence, and the next
@@ -249,7 +250,7 @@ g._serve_one = one"""
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_nonsense_is_not_believed(at_once, played, name):
+def test_a_malformed_answer_of_the_child_is_rejected(at_once, played, name):
     """Claim: an answer that is none is a refusal in our own words, whatever it says, and the child
     that gave it gives no other. Fails if the parent believes, echoes or trips over it."""
     made = played(saying(ANSWERS[name]), memory=ROOMY)
@@ -259,7 +260,7 @@ def test_nonsense_is_not_believed(at_once, played, name):
     assert made.read_image(still()).shape == (48, 64, 3)
 
 
-def test_control_an_answer_in_form_is_believed(at_once, played):
+def test_control_a_valid_answer_of_the_child_is_accepted(at_once, played):
     """Control: the same made-up child with a good answer is taken at its word, so the refusals
     above are for what was wrong in each."""
     played = partial(played, memory=ROOMY)
@@ -341,7 +342,7 @@ def test_a_child_that_cannot_start_is_no_fault_of_the_input():
 
 
 def test_large_pictures_meet_the_memory_cap():
-    """Claim (V16): what would fit our limits but not the child's memory is a refusal that says so,
+    """Claim: what would fit our limits but not the child's memory is a refusal that says so,
     with the parent and the next call unharmed."""
     big = video("matroska", "ffv1", n=8, size=(3840, 2160),
                 image=lambda i: np.zeros((2160, 3840, 3), np.uint8))  # fmt: skip
@@ -443,7 +444,7 @@ def test_fuzz(shared, data):
 @pytest.mark.timeout(1800)
 @given(data=MEDIA)
 @settings(max_examples=20_000)
-def test_fuzz_long(shared, data):
+def test_any_answer_of_a_child_gives_a_clip_or_a_sentence_over_many_draws(shared, data):
     """Claim: the same for 20,000 draws."""
     survives(shared, data)
 

@@ -1,25 +1,25 @@
-"""A small lab that runs nothing twice: answers do not depend on when they are asked for."""
+"""A small experiment that runs nothing twice, since answers are the same whenever they are made."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
 from typing import Any
 
-from lab.studies import Lab
-from lab.studies.lab import Shot
+from lab.studies import Experiment
+from lab.studies.experiment import AnsweredClip
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
 from saccade.inputs.media import Clip
 
 
 @dataclass
-class Remembering(Lab):
+class Remembering(Experiment):
     clips: int = 2
     size: int = 64
     tokens: int = 24
     asked: dict[Any, Any] = field(default_factory=dict)
     answers: dict[Any, Result] = field(default_factory=dict)
-    shots: dict[int, Shot] = field(default_factory=dict)
+    shots: dict[int, AnsweredClip] = field(default_factory=dict)
 
     def inputs(self, number: int, size: int | None = None) -> tuple[Clip, Inputs]:
         if (number, size) not in self.asked:
@@ -35,7 +35,7 @@ class Remembering(Lab):
             self.answers[key] = super().answer(method, clip, inputs, **given)
         return self.answers[key]
 
-    def shot(self, number: int) -> Shot:
+    def answered_clip(self, number: int) -> AnsweredClip:
         if number not in self.shots:
-            self.shots[number] = super().shot(number)
+            self.shots[number] = super().answered_clip(number)
         return self.shots[number]

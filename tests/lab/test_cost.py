@@ -14,10 +14,10 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 @pytest.fixture(autouse=True)
 def _quick(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(profile, "CYCLES", 2)
+    monkeypatch.setattr(profile, "BARE_CYCLES", 2)
 
 
-def test_cost_imposes_what_it_is_told(call: Call) -> None:
+def test_cost_imposes_the_given_acceptance(call: Call) -> None:
     """Claim: at two accepted tokens a round tau is 3, whatever the models say."""
     words = ("--methods", "sd/shape=chain-3", "--accepted", 2, "--suite", "shapes-qa")
     words = ("cost", *words, "--repeat", 1, "--max-new-tokens", 13, "--json")

@@ -10,12 +10,11 @@ from typing import Any
 import numpy as np
 import pytest
 import typer
-from matplotlib.figure import Figure
 from typer.testing import CliRunner, Result
 
 from lab import draw, studies
 from lab.commands.figure import figure as command
-from lab.studies import lab as labs
+from lab.studies import experiment as experiments
 from lab.studies import methods
 from lab.studies.specvlm import CRITERIA
 from lab.training import agreement
@@ -24,8 +23,7 @@ from saccade.core.errors import OptionError
 from saccade.core.result import RoundRecord
 
 Call = Callable[..., Result]
-METHODS = ("sparse-to-dense", "tabed", "sage", "hippo")  # of docs/methods
-
+METHODS = ("sparse-to-dense", "tabed", "sage", "hippo")  # The figures of docs/methods.
 OVER_ROUNDS = {
     "x": "round",
     "panels": {
@@ -107,14 +105,14 @@ def test_frames_show_what_is_kept_and_veil_the_rest():
     """Claim: a row a view, six frames a row; a kept cell has the clip's own pixels and no other
     cell has, and the counts below are of that frame. Fails if rows and columns, or frames, of
     the grid are swapped."""
-    clip = agreement.held_out(0, 64)[1]
-    drawn = methods.frames(HIPPO)
+    clip = agreement.unseen_clip(0, 64)[1]
+    drawn = methods.draw_frames(HIPPO)
     pictures = [axis for axis in drawn.axes if axis.images]
-    assert len(pictures) == 2 * methods.STRIP
+    assert len(pictures) == 2 * methods.FRAMES_DRAWN
     times = [0, 1, 1, 2, 3, 3]  # the middles of six equal parts of four
     for number, axis in enumerate(pictures):
-        view = list(HIPPO["kept"])[number // methods.STRIP]
-        t = times[number % methods.STRIP]
+        view = list(HIPPO["kept"])[number // methods.FRAMES_DRAWN]
+        t = times[number % methods.FRAMES_DRAWN]
         kept = {(h, w) for at, h, w in HIPPO["kept"][view] if at == t}
         assert axis.get_xlabel() == f"{len(kept)} of 16"
         shown = np.asarray(axis.images[0].get_array())
@@ -130,7 +128,7 @@ def test_rounds_are_bars_by_kind():
     """Claim: full bars are what was accepted, of rounds judging more than one token apart from
     those judging one; hollow ones what was judged; rounds before the draft was ready are crosses.
     Fails if a kind takes another's rounds."""
-    axis = methods.frames(HIPPO).axes[-1]
+    axis = methods.draw_frames(HIPPO).axes[-1]
     bars = {
         group.get_label(): {
             round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in group
@@ -152,17 +150,18 @@ def test_rounds_are_bars_by_kind():
 def test_a_trees_depth_is_its_longest_path(parents, expected):
     """Claim: (nodes, depth, accepted) of a round. Fails if depth counts nodes or the last path."""
     record = RoundRecord((7,) * len(parents), parents, (7,), None, None, 0.0, 0.0)
-    assert methods._tree(record) == expected
+    assert methods._tree_sizes(record) == expected
 
 
 # -- files and the command ---------------------------------------------------------------------
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("name", METHODS)
 def test_a_picture_is_redrawn_from_its_numbers(call, tmp_path, name, monkeypatch):
     """Claim: with --data nothing is run, the numbers stay as they are, the same numbers give the
     same pixels and others give others. Fails if a drawing needs anything but its JSON."""
-    monkeypatch.setattr(studies, "Lab", None)
+    monkeypatch.setattr(studies, "Experiment", None)
     data = stored(tmp_path / "numbers.json", name)
     before = data.read_bytes()
     for file in ("a.png", "b.png"):
@@ -189,7 +188,7 @@ def test_an_svg_holds_no_date(tmp_path):
         (("sagee",), "unknown figure 'sagee'; known: sparse-to-dense, tabed, sage"),
         (("sage", "--out", "x.bmp"), "cannot write x.bmp; give --out an .svg or .png"),
         (("sage", "--out", "no/x.svg"), "cannot write no/x.svg"),
-        (("sage", "--size", "100"), "no clips of 100 visual tokens; known: [64, 256"),
+        (("sage", "--size", "100"), "no clips of 100 visual tokens; sizes: [64, 256"),
         (("sage", "--data", "none.json"), "cannot read none.json; give --data the JSON"),
         (("sage", "--data", "list.json"), "cannot read list.json"),
         (("sage", "--data", "broken.json"), "cannot read broken.json"),
@@ -202,7 +201,7 @@ def test_an_svg_holds_no_date(tmp_path):
 def test_what_cannot_be_drawn_is_refused_in_one_sentence(call, tmp_path, words, says, monkeypatch):
     """Claim: an OptionError that says what would work, before any model is loaded, and no file is
     left. Fails on a traceback, a late refusal or a half-written picture."""
-    monkeypatch.setattr(studies, "Lab", None)
+    monkeypatch.setattr(studies, "Experiment", None)
     (tmp_path / "list.json").write_text("[1]")
     (tmp_path / "broken.json").write_text('{"figure": ')
     stored(tmp_path / "tabed.json", "tabed")
@@ -213,22 +212,25 @@ def test_what_cannot_be_drawn_is_refused_in_one_sentence(call, tmp_path, words, 
     assert sorted(tmp_path.iterdir()) == before
 
 
+@pytest.mark.slow
 def test_a_real_run_becomes_numbers_and_a_picture(call, pair, monkeypatch, unchecked):
     """Claim: on a real clip SAGE's figure holds, round by round, the trees a run of the method
     itself drafts, starting with the first tree of the prose, and SpecVLM's never change; the JSON
     beside the picture says what was run. Fails if a panel holds another method's rounds or
     another number."""
-    taus = studies.Lab.taus
-    monkeypatch.setattr(studies.Lab, "taus", lambda bench, *methods: taus(bench, *methods[:1]))
+    taus = studies.Experiment.mean_taus
+    monkeypatch.setattr(
+        studies.Experiment, "mean_taus", lambda bench, *methods: taus(bench, *methods[:1])
+    )
     ran = call("sage", "--clips", 1, "--size", 64, "--max-new-tokens", 16, "--out", "made.png")
     assert ran.exit_code == 0, ran.exception
     assert Path("made.png").read_bytes().startswith(b"\x89PNG")
-    data = studies.read(Path("made.json"), "sage")
+    data = studies.load_numbers(Path("made.json"), "sage")
     assert (data["clips"], data["size"], data["tokens"]) == (1, 64, 16)
     nodes, depth, accepted = data["panels"].values()
     assert nodes["sage"][0] == 35 and set(nodes["specvlm"]) == {25}
     assert depth["sage"][0] == 6 and set(depth["specvlm"]) == {5}
-    bench = studies.Lab(clips=1, size=64, tokens=16)
+    bench = studies.Experiment(clips=1, size=64, tokens=16)
     for method in ("sage", "specvlm"):
         own = bench.rounds(method)
         assert nodes[method] == [len(round.tokens) for round in own]
@@ -241,24 +243,13 @@ def test_a_real_run_becomes_numbers_and_a_picture(call, pair, monkeypatch, unche
 def test_a_draft_that_gave_up_is_no_picture(pair, monkeypatch):
     """Claim: a run that fell back to plain decoding raises, naming method and reason. Control for
     every figure: without it a broken draft would be drawn as one that accepts nothing."""
-    real = labs.run
+    real = experiments.run
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         from dataclasses import replace
 
         return replace(real(*args, **kwargs), fallback_reason="it broke")
 
-    monkeypatch.setattr(labs, "run", failing)
+    monkeypatch.setattr(experiments, "run", failing)
     with pytest.raises(RuntimeError, match="ar: it broke"):
-        studies.Lab(clips=1, size=64, tokens=2).rounds("ar")
-
-
-def test_every_picture_in_the_docs_is_its_numbers(tmp_path):
-    """Claim: each figure has its JSON in docs/methods, it draws, and the page shows the picture.
-    Fails if a page loses its picture or the format changes under the stored numbers."""
-    folder = Path(__file__).parents[2] / "docs" / "methods"
-    for name in METHODS:
-        drawn = studies.named(name).draw(studies.read(folder / f"{name}.json", name))
-        assert isinstance(drawn, Figure) and drawn.axes
-        (picture,) = (path for path in folder.glob(f"{name}.*") if path.suffix in (".svg", ".png"))
-        assert f"]({picture.name})" in (folder / f"{name}.md").read_text()
+        studies.Experiment(clips=1, size=64, tokens=2).rounds("ar")

@@ -27,7 +27,7 @@ def test_predictions_are_bytes_over_bandwidth() -> None:
     layer += 3 * hidden * mlp + 2 * hidden
     weights = 2 * (layers * layer + hidden * vocab)
     expected = (weights + 2 * 2 * layers * kv * width * tokens) / 4.8e12
-    found = gpu.predicted("Qwen2.5-VL-32B", "Qwen2.5-VL-7B", tokens, 4.8e12)
+    found = gpu.predict_speedups("Qwen2.5-VL-32B", "Qwen2.5-VL-7B", tokens, 4.8e12)
     small = footprint(CONFIGS["Qwen2.5-VL-7B"]())
     for each, once, step, gain in found:
         assert once == pytest.approx(expected, rel=1e-3)
@@ -61,7 +61,7 @@ def test_a_shape_it_cannot_make_is_refused() -> None:
     """Claim: an unknown shape or machine is one sentence, before any model is made."""
     from lab.commands.gpu import gpu as command
 
-    with pytest.raises(OptionError, match="no shape"):
+    with pytest.raises(OptionError, match="LLaVA-1.5-7B"):
         command(target="LLaVA-1.5-7B")
     with pytest.raises(OptionError, match="--machine"):
         command(machine="abacus", target="Qwen2.5-VL-7B", draft="Qwen2.5-VL-3B")

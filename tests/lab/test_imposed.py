@@ -9,7 +9,7 @@ import pytest
 from helpers import backbone, few, noisy, qwen25, video_input
 
 import saccade
-from lab.hardware.imposed import ImposedAcceptance, imposed
+from lab.hardware.imposed import ImposedAcceptance, impose_acceptance
 from saccade.core.errors import OptionError
 from saccade.core.result import Result
 from saccade.methods import resolve
@@ -20,7 +20,7 @@ def ran(method: str, acceptance: ImposedAcceptance, count: int = 240) -> Result:
         backbone(qwen25()),
         video_input(0),
         draft=backbone(noisy(qwen25, 0, 0.1)),
-        method=imposed(resolve(method), acceptance),
+        method=impose_acceptance(resolve(method), acceptance),
         max_new_tokens=count,
         do_sample=False,
     )
@@ -77,4 +77,4 @@ def test_an_acceptance_that_means_nothing_is_refused(asked: dict[str, Any]) -> N
 def test_a_parallel_draft_takes_no_imposed_acceptance() -> None:
     """Claim: what is judged as it flies is refused by name."""
     with pytest.raises(OptionError, match="hippo drafts in parallel"):
-        imposed(resolve("hippo"), ImposedAcceptance(length=1))
+        impose_acceptance(resolve("hippo"), ImposedAcceptance(length=1))

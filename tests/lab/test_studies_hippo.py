@@ -16,7 +16,7 @@ from matplotlib.figure import Figure
 
 from lab import draw, studies
 from lab.studies import hippo, methods, specvlm
-from lab.studies.lab import Lab
+from lab.studies.experiment import Experiment
 from saccade.bench.records import Answer
 from saccade.bench.suites import shapes
 from saccade.bench.suites.types import Item
@@ -30,18 +30,18 @@ SIDE = 4  # rows and columns of their frames
 
 
 @pytest.fixture(scope="module")
-def lab() -> Lab:
-    return Lab(clips=2, size=64, tokens=24)
+def experiment() -> Experiment:
+    return Experiment(clips=2, size=64, tokens=24)
 
 
-def by_attention(lab: Lab, number: int) -> list[list[int]]:
+def by_attention(experiment: Experiment, number: int) -> list[list[int]]:
     """The most attended tokens of a clip, sorted by hand."""
-    guide = lab.shot(number).guide
+    guide = experiment.answered_clip(number).guide
     assert guide.mass is not None
     table = guide.mass.tolist()
     heads = [head for layer in table for head in layer]
-    scores = [mean(head[j] for head in heads) for j in range(lab.size)]
-    best = sorted(range(lab.size), key=lambda j: (-scores[j], j))[:KEPT]
+    scores = [mean(head[j] for head in heads) for j in range(experiment.size)]
+    best = sorted(range(experiment.size), key=lambda j: (-scores[j], j))[:KEPT]
     return [guide.prompt.grid[j, 1:].tolist() for j in sorted(best)]
 
 
@@ -53,17 +53,17 @@ def test_a_full_frame_has_a_tenth_at_each_edge(high: int) -> None:
     """Claim: where everything is kept, a tenth is at the top and a tenth at the bottom, however
     high the grid. Fails if rows count whole or not at all."""
     cells = [(0, h, w) for h in range(high) for w in range(3)]
-    assert hippo.at_edges(cells, high) == pytest.approx((0.1, 0.1))
+    assert hippo.edge_shares(cells, high) == pytest.approx((0.1, 0.1))
 
 
 def test_edges_by_hand() -> None:
     """Claim: a row counts by its overlap with the tenth, and frames count alike however many of
     their tokens are kept. Fails if tokens are pooled over frames, or top and bottom change places.
     """
-    assert hippo.at_edges([(0, 0, 0)], 8) == pytest.approx((0.8, 0))
-    assert hippo.at_edges([(0, 7, 0), (0, 3, 0)], 8) == pytest.approx((0, 0.4))
-    assert hippo.at_edges([(0, 1, 0), (0, 2, 0), (0, 19, 0), (0, 9, 0)], 20) == (0.25, 0.25)
-    assert hippo.at_edges([(0, 0, 0), (1, 4, 0), (1, 4, 1), (1, 5, 0)], 8) == pytest.approx(
+    assert hippo.edge_shares([(0, 0, 0)], 8) == pytest.approx((0.8, 0))
+    assert hippo.edge_shares([(0, 7, 0), (0, 3, 0)], 8) == pytest.approx((0, 0.4))
+    assert hippo.edge_shares([(0, 1, 0), (0, 2, 0), (0, 19, 0), (0, 9, 0)], 20) == (0.25, 0.25)
+    assert hippo.edge_shares([(0, 0, 0), (1, 4, 0), (1, 4, 1), (1, 5, 0)], 8) == pytest.approx(
         (0.4, 0)
     )
 
@@ -79,23 +79,23 @@ def slow_edges(cells: list[list[int]]) -> tuple[float, float]:
 
 
 @pytest.mark.slow
-def test_edges_are_of_what_the_views_keep(lab: Lab) -> None:
+def test_edges_are_of_what_the_views_keep(experiment: Experiment) -> None:
     """Claim: the bars are means over the clips of the shares of what attention, and a random draw,
     keep; the dashed line is evenness. Control: the two differ, so one cannot stand for the other.
     """
-    data = hippo.edges(lab)
+    data = hippo.measure_edges(experiment)
 
     def drawn(number: int) -> list[list[int]]:
-        guide = lab.shot(number).guide
+        guide = experiment.answered_clip(number).guide
         kept = RANDOM.choose(guide, guide.prompt)
         assert len(set(kept.tolist())) == KEPT
         return guide.prompt.grid[kept, 1:].tolist()
 
     for view, of in (
-        ("attention", lambda number: by_attention(lab, number)),
+        ("attention", lambda number: by_attention(experiment, number)),
         ("random", drawn),
     ):
-        shares = [slow_edges(of(number)) for number in range(lab.clips)]
+        shares = [slow_edges(of(number)) for number in range(experiment.clips)]
         for place, own in zip(
             ("top tenth", "bottom tenth"), zip(*shares, strict=True), strict=True
         ):
@@ -103,30 +103,34 @@ def test_edges_are_of_what_the_views_keep(lab: Lab) -> None:
             assert middle == pytest.approx(mean(own), abs=1e-9)
             assert low <= middle <= high
     assert data["rows"]["attention"] != data["rows"]["random"]
-    assert list(data["rows"]) == list(hippo.CHOSEN) and data["marks"] == {"if spread evenly": 0.1}
+    assert list(data["rows"]) == list(hippo.EDGE_VIEWS) and data["marks"] == {
+        "if spread evenly": 0.1
+    }
 
 
-def test_kept_tokens_are_those_of_the_views(lab: Lab) -> None:
+def test_kept_tokens_are_those_of_the_views(experiment: Experiment) -> None:
     """Claim: each row shows a tenth of the first clip's cells, no cell twice, attention's the most
     attended. Fails if another clip is shown, or a view's budget slips."""
-    data = hippo.kept(lab)
+    data = hippo.measure_kept(experiment)
     assert data["grid"] == [4, SIDE, SIDE]
-    assert list(data["kept"]) == list(hippo.SHOWN)
+    assert list(data["kept"]) == list(hippo.KEPT_VIEWS)
     for cells in data["kept"].values():
         assert len(cells) == KEPT == len(set(map(tuple, cells)))
         assert all(
             0 <= at < size for cell in cells for at, size in zip(cell, (4, 4, 4), strict=True)
         )
-    assert data["kept"]["attention"] == by_attention(lab, 0) != by_attention(lab, 1)
+    assert data["kept"]["attention"] == by_attention(experiment, 0) != by_attention(experiment, 1)
 
 
 @pytest.mark.slow
 def test_strips_are_the_frames_alone() -> None:
     """Claim: a row of pictures a view, as in HIPPO's picture of docs/methods, and nothing else."""
     kept = {"one": [[0, 0, 0]], "two": [[1, 2, 3], [3, 3, 3]], "three": [[0, 1, 1]]}
-    drawn = methods.strips({"size": 64, "grid": [4, 4, 4], "kept": kept})
-    assert len(drawn.axes) == 3 * methods.STRIP == sum(bool(axis.images) for axis in drawn.axes)
-    assert drawn.axes[methods.STRIP].get_ylabel() == "two\n2 in all"
+    drawn = methods.draw_strips({"size": 64, "grid": [4, 4, 4], "kept": kept})
+    assert (
+        len(drawn.axes) == 3 * methods.FRAMES_DRAWN == sum(bool(axis.images) for axis in drawn.axes)
+    )
+    assert drawn.axes[methods.FRAMES_DRAWN].get_ylabel() == "two\n2 in all"
 
 
 # -- Fig. 3 ------------------------------------------------------------------------------------
@@ -138,23 +142,23 @@ def plain_words(text: str) -> str:
 
 @pytest.mark.slow
 def test_the_draft_alone_is_judged_by_its_own_words(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: with the whole video the shares are those of what transformers' generate says with
     each draft, and with the target. Control: where no answer is right, every bar is 0."""
-    monkeypatch.setattr(hippo, "ANSWERED", {"the whole video": "full", "no video": "none"})
-    (panel,) = hippo.accuracy(lab)["panels"].items()
+    monkeypatch.setattr(hippo, "VIEW_BY_ROW", {"the whole video": "full", "no video": "none"})
+    (panel,) = hippo.measure_accuracy(experiment)["panels"].items()
     assert panel[0] == "256 visual tokens"
-    models = {"the target": lab.target}
-    models |= {f"a draft that {what}": draft for what, draft in lab.drafts.items()}
-    items = list(shapes.suites()["shapes-qa"].items())[: lab.clips]
+    models = {"the target": experiment.target}
+    models |= {f"a draft that {what}": draft for what, draft in experiment.drafts.items()}
+    items = list(shapes.suites()["shapes-qa"].items())[: experiment.clips]
     for series, model in models.items():
         right = []
         for item in items:
             (medium,) = item.media
-            inputs = ask(lab.target, item.question, clips=[medium.read()])  # type: ignore[list-item]
-            ids = hf_greedy(model.backbone.model, inputs, lab.tokens)
-            said = plain_words(lab.target.tokenizer.decode(ids, skip_special_tokens=True))
+            inputs = ask(experiment.target, item.question, clips=[medium.read()])  # type: ignore[list-item]
+            ids = hf_greedy(model.backbone.model, inputs, experiment.tokens)
+            said = plain_words(experiment.target.tokenizer.decode(ids, skip_special_tokens=True))
             right.append(said in map(plain_words, item.answers))
         row = "the target" if series == "the target" else "the whole video"
         assert panel[1][row][series][0] == mean(right)
@@ -165,7 +169,9 @@ def test_the_draft_alone_is_judged_by_its_own_words(
             return (replace(item, answers=("nobody knows",)) for item in items)
 
     monkeypatch.setattr(hippo, "suites", lambda: {"shapes-qa": Unanswerable()})
-    (wrong,) = hippo.accuracy(replace(lab, clips=1, _shot=None))["panels"].values()
+    (wrong,) = hippo.measure_accuracy(replace(experiment, clips=1, _last_clip=None))[
+        "panels"
+    ].values()
     assert {value[0] for row in wrong.values() for value in row.values()} == {0.0}
 
 
@@ -174,8 +180,8 @@ def test_suites_up_to_the_labs_size_are_asked(
     size: int, names: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: a panel for each suite not longer than asked for, the shortest always."""
-    monkeypatch.setattr(hippo, "_answered", lambda lab, length: {length: {}})
-    panels = hippo.accuracy(Lab(clips=1, size=size))["panels"]
+    monkeypatch.setattr(hippo, "_share_right", lambda experiment, length: {length: {}})
+    panels = hippo.measure_accuracy(Experiment(clips=1, size=size))["panels"]
     expected = {"256": "256", "2048": "2k", "8192": "8k"}
     assert panels == {
         f"{tokens} visual tokens": {name: {}} for tokens, name in list(expected.items())[:names]
@@ -189,12 +195,14 @@ def spent(draft: float, verify: float, decode: float) -> Answer:
     return Answer("shapes", "0", 0, "sd", draft=draft, verify=verify, decode=decode)
 
 
-def test_shares_are_of_the_recorded_seconds(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_shares_are_of_the_recorded_seconds(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Claim: per cent of all seconds of decoding, over all clips; sizes above the lab's are left
     out. Fails if clips are averaged whatever they took, or the rest of a round is lost."""
     asked: list[int] = []
 
-    def race(self: Lab, *names: str, size: int) -> dict[str, list[Answer]]:
+    def race(self: Experiment, *names: str, size: int) -> dict[str, list[Answer]]:
         asked.append(size)
         whole, tenth = names
         return {
@@ -202,8 +210,8 @@ def test_shares_are_of_the_recorded_seconds(lab: Lab, monkeypatch: pytest.Monkey
             tenth: [spent(0.5, 1.5, 2), spent(0, 2, 2)],
         }
 
-    monkeypatch.setattr(Lab, "race", race)
-    data = hippo.times(replace(lab, size=2048, _shot=None))
+    monkeypatch.setattr(Experiment, "run_interleaved", race)
+    data = hippo.measure_round_times(replace(experiment, size=2048, _last_clip=None))
     assert asked == [256, 2048]
     for row, parts in data["rows"].items():
         expected = (12.5, 87.5, 0) if row.endswith("a tenth") else (30, 50, 20)
@@ -211,9 +219,11 @@ def test_shares_are_of_the_recorded_seconds(lab: Lab, monkeypatch: pytest.Monkey
     assert len(data["rows"]) == 4 and data["stacked"]
 
 
-def test_a_real_race_fills_the_shares(lab: Lab) -> None:
+def test_a_real_race_fills_the_shares(experiment: Experiment) -> None:
     """Claim: on a real clip each row sums to 100 %, and draft and target both take some of it."""
-    (whole, tenth) = hippo.times(replace(lab, clips=1, tokens=12, _shot=None))["rows"].values()
+    (whole, tenth) = hippo.measure_round_times(
+        replace(experiment, clips=1, tokens=12, _last_clip=None)
+    )["rows"].values()
     for parts in (whole, tenth):
         assert sum(parts.values()) == pytest.approx(100)
         assert min(parts.values()) >= 0 and parts["the draft"] > 0 < parts["the target"]
@@ -222,25 +232,28 @@ def test_a_real_race_fills_the_shares(lab: Lab) -> None:
 # -- Fig. 6 and 7 ------------------------------------------------------------------------------
 
 
-def run_tau(lab: Lab, view: str, number: int, draft: Any) -> float:
+def run_tau(experiment: Experiment, view: str, number: int, draft: Any) -> float:
     """By running the method itself."""
-    tau = lab.run(f"sd/view={view}/shape=chain-5", number, draft=draft).tau
+    tau = experiment.run(f"sd/view={view}/shape=chain-5", number, draft=draft).tau
     assert tau is not None
     return tau
 
 
 @pytest.mark.slow
-def test_an_ablation_is_the_difference_of_real_runs(lab: Lab) -> None:
+def test_an_ablation_is_the_difference_of_real_runs(experiment: Experiment) -> None:
     """Claim: each bar is the mean over clips of (tau without a part) - (tau of the whole score),
     both as runs of the method give them. Fails if the views or drafts are mixed up."""
-    data = hippo.ablation(lab)
+    data = hippo.measure_ablation(experiment)
     assert list(data["rows"]) == ["without s_attn", "without s_temp", "without s_spa"]
     differ = []
-    for what, draft in lab.drafts.items():
-        whole = [run_tau(lab, "holistic/keep=0.1", number, draft) for number in range(lab.clips)]
-        for part in hippo.WITHOUT:
+    for what, draft in experiment.drafts.items():
+        whole = [
+            run_tau(experiment, "holistic/keep=0.1", number, draft)
+            for number in range(experiment.clips)
+        ]
+        for part in hippo.SCORES:
             view = f"holistic-no-{part}/keep=0.1"
-            less = [run_tau(lab, view, n, draft) - whole[n] for n in range(lab.clips)]
+            less = [run_tau(experiment, view, n, draft) - whole[n] for n in range(experiment.clips)]
             shown = data["rows"][f"without s_{part}"][f"a draft that {what}"][0]
             assert shown == pytest.approx(mean(less), abs=1e-9)
             differ.append(mean(less))
@@ -248,31 +261,39 @@ def test_an_ablation_is_the_difference_of_real_runs(lab: Lab) -> None:
 
 
 @pytest.mark.slow
-def test_pruning_is_tau_of_real_runs(lab: Lab) -> None:
+def test_pruning_is_tau_of_real_runs(experiment: Experiment) -> None:
     """Claim: a panel a draft, a line a way to choose, at each share pruned the tau a run gives.
     Fails if a line is another view's or the shares run the other way."""
-    lab = replace(lab, clips=1, tokens=16, _shot=None)
-    data = hippo.pruning(lab)
+    experiment = replace(experiment, clips=1, tokens=16, _last_clip=None)
+    data = hippo.measure_pruning(experiment)
     assert data["at"] == list(specvlm.PRUNED[1:-1])
-    for (what, draft), panel in zip(lab.drafts.items(), data["panels"].values(), strict=True):
+    for (what, draft), panel in zip(
+        experiment.drafts.items(), data["panels"].values(), strict=True
+    ):
         assert list(panel) == list(hippo.CRITERIA)
         for view, at in (("holistic", 3), ("frames", 0), ("dycoke", 4)):
             keep = 1 - data["at"][at]
-            expected = run_tau(lab, f"{view}/keep={keep:.2f}", 0, draft)
+            expected = run_tau(experiment, f"{view}/keep={keep:.2f}", 0, draft)
             assert panel[view][at][0] == pytest.approx(expected), (what, view)
     every = [tau[0] for panel in data["panels"].values() for line in panel.values() for tau in line]
     assert len(set(every)) > 2, "a control: views that never differ would prove nothing"
 
 
 def test_specvlms_figure_is_the_same_picture_of_other_views(
-    lab: Lab, monkeypatch: pytest.MonkeyPatch
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: what is shared did not change SpecVLM's own figures."""
     seen: list[Any] = []
-    monkeypatch.setattr(specvlm, "over_shares", lambda lab, views: seen.append(views) or {})
-    monkeypatch.setattr(specvlm, "less", lambda lab, whole, views, x: seen.append(whole) or {})
-    specvlm.criteria(lab)
-    specvlm.stages(lab)
+    monkeypatch.setattr(
+        specvlm, "measure_over_shares", lambda experiment, views: seen.append(views) or {}
+    )
+    monkeypatch.setattr(
+        specvlm,
+        "measure_tau_differences",
+        lambda experiment, whole, views, x: seen.append(whole) or {},
+    )
+    specvlm.measure_criteria(experiment)
+    specvlm.measure_stages(experiment)
     assert seen == [specvlm.CRITERIA, f"{specvlm.CALIBRATED}/keep=0.1"]
 
 

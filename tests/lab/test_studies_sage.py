@@ -13,7 +13,7 @@ import torch
 from remembering import Remembering
 
 from lab import draw
-from lab.studies import Lab, sage
+from lab.studies import Experiment, sage
 from saccade.core.errors import OptionError
 from saccade.core.result import Result, RoundRecord, Timings
 
@@ -21,7 +21,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 @pytest.fixture(scope="module")
-def lab(pair) -> Lab:
+def experiment(pair) -> Experiment:
     return Remembering()
 
 
@@ -47,24 +47,29 @@ def slow_correlation(trace: Sequence[float], lag: int) -> float:
     return across / spread
 
 
-def test_correlations_are_pearsons_of_the_drafts_entropy(lab, monkeypatch):
+def test_correlations_are_pearsons_of_the_drafts_entropy(experiment, monkeypatch):
     """Claim: at each lag, the mean over the clips with long enough answers of Pearson's correlation
     of SAGE's H along the target's answer, for both drafts and both kinds of question. Control: the
     lines of drafts, kinds and lags differ. Fails if a lag is off by one or a law another's."""
     monkeypatch.setattr(sage, "LAGS", 4)
-    monkeypatch.setattr(sage, "LEAST", 12)
-    data = sage.entropy(lab)
+    monkeypatch.setattr(sage, "MIN_TOKENS", 12)
+    data = sage.measure_entropy(experiment)
     assert data["at"] == [1, 2, 3, 4]
     seen = []
     for (label, panel), task in zip(data["panels"].items(), ("describe", "events"), strict=True):
         shots = [
             shot
-            for shot in (sage._shot(lab, task, number) for number in range(lab.clips))
+            for shot in (
+                sage._answered_clip(experiment, task, number) for number in range(experiment.clips)
+            )
             if len(shot.ids) >= 12
         ]
         assert label.endswith(f"({len(shots)})")
-        for name, draft in lab.drafts.items():
-            traces = [slow_entropies(lab.along(shot, "specvlm/keep=0.1", draft)) for shot in shots]
+        for name, draft in experiment.drafts.items():
+            traces = [
+                slow_entropies(experiment.draft_logits(shot, "specvlm/keep=0.1", draft))
+                for shot in shots
+            ]
             slow = [mean(slow_correlation(trace, lag) for trace in traces) for lag in data["at"]]
             line = [value[0] for value in panel[f"a draft that {name}"]]
             assert line == pytest.approx(slow, abs=1e-6)
@@ -78,13 +83,13 @@ def test_correlations_are_pearsons_of_the_drafts_entropy(lab, monkeypatch):
     assert len({round(value, 6) for value in seen}) == len(seen)
 
 
-def test_the_events_question_is_about_events(lab):
+def test_the_events_question_is_about_events(experiment):
     """Claim: the second panel's question is another than the first's, of the same clip. Fails if
     both panels show captions."""
-    one, other = (sage._shot(lab, task, 1) for task in ("describe", "events"))
+    one, other = (sage._answered_clip(experiment, task, 1) for task in ("describe", "events"))
     assert (one.clip.frames == other.clip.frames).all() and one.ids != other.ids
-    scene = sage.agreement.held_out(1, 64)[0]
-    asked = lab.target.tokenizer.decode(other.inputs["input_ids"][0])
+    scene = sage.agreement.unseen_clip(1, 64)[0]
+    asked = experiment.target.tokenizer.decode(other.inputs["input_ids"][0])
     assert sage.dialogues.conversation(scene, "events", 1)[0].question in asked
 
 
@@ -94,7 +99,7 @@ def test_the_band_holds_white_noise_and_nothing_that_hangs_together():
     (all lie within) or of all clips' tokens counted twice (83 %)."""
     lengths = (80, 120, 200, 60)
     generator = np.random.default_rng(0)
-    limit = sage.white_noise(lengths)[0]
+    limit = sage.white_noise_band(lengths)[0]
 
     def means(hold: float) -> np.ndarray:
         found = np.empty(600)
@@ -113,11 +118,11 @@ def test_the_band_holds_white_noise_and_nothing_that_hangs_together():
     assert (means(0.5) > limit).mean() > 0.99
 
 
-def test_answers_too_short_for_the_lags_are_an_error(lab):
+def test_answers_too_short_for_the_lags_are_an_error(experiment):
     """Claim: without an answer of 40 tokens there is no figure but a sentence. Fails on an empty
     picture."""
     with pytest.raises(OptionError, match="no answer has 40 tokens"):
-        sage.entropy(lab)
+        sage.measure_entropy(experiment)
 
 
 def test_entropy_is_drawn_between_thin_lines():
@@ -139,17 +144,19 @@ def test_entropy_is_drawn_between_thin_lines():
 # -- races --------------------------------------------------------------------------------------
 
 
-SLOW = {"ar": 8.0, "sd": 4.0, "specvlm": 2.0, "sage": 1.0, f"{sage.OWN}/keep=0.05": 0.2}
+SLOW = {"ar": 8.0, "sd": 4.0, "specvlm": 2.0, "sage": 1.0, f"{sage.CALIBRATED_SAGE}/keep=0.05": 0.2}
 
 
 @pytest.fixture
 def ran(monkeypatch) -> list[tuple[Any, ...]]:
-    """From now on a lab only notes what it is asked for, and says how long that took."""
+    """From now on an experiment only notes what it is asked for, and says how long that took."""
     asked: list[tuple[Any, ...]] = []
 
-    def answer(lab: Lab, method: str, clip: Any, inputs: Any, *, draft=None, **settings: Any):
+    def answer(
+        experiment: Experiment, method: str, clip: Any, inputs: Any, *, draft=None, **settings: Any
+    ):
         asked.append((method, draft, settings))
-        length = settings.get("max_new_tokens", lab.tokens)
+        length = settings.get("max_new_tokens", experiment.tokens)
         hard = float(clip.frames.mean())  # another of every clip
         decode = hard * length * SLOW.get(method, SLOW[method.split("/")[0]])
         emitted = 2 + list(SLOW).index(method.split("/")[0])
@@ -161,16 +168,16 @@ def ran(monkeypatch) -> list[tuple[Any, ...]]:
     return asked
 
 
-def test_length_races_at_every_length(lab, ran, monkeypatch):
+def test_length_races_at_every_length(experiment, ran, monkeypatch):
     """Claim: at 1/16, 1/8, 1/4, 1/2 and all of the tokens, in answers that do not end, tau and
     speed over ar are those of the race at that length, by method. Fails if lengths or methods are
     exchanged, or a speed is of the whole answer."""
-    monkeypatch.setattr(lab, "tokens", 16)
-    data = sage.length(lab)
+    monkeypatch.setattr(experiment, "tokens", 16)
+    data = sage.measure_length(experiment)
     assert data["at"] == [1, 2, 4, 8, 16]
     assert {settings["eos_token_id"] for *_, settings in ran} == {1024}
     counted = [settings["max_new_tokens"] for *_, settings in ran]
-    assert [counted.count(length) for length in (1, 2, 4, 8, 16)] == [4 * lab.clips] * 5
+    assert [counted.count(length) for length in (1, 2, 4, 8, 16)] == [4 * experiment.clips] * 5
     tau, speed = data["panels"].values()
     assert {name: [value[0] for value in line] for name, line in tau.items()} == {
         "sd": [3.0] * 5, "specvlm": [4.0] * 5, "sage": [5.0] * 5
@@ -188,43 +195,45 @@ def test_length_races_at_every_length(lab, ran, monkeypatch):
 
 
 @pytest.mark.slow
-def test_answers_really_go_on_past_their_end(lab):
+def test_answers_really_go_on_past_their_end(experiment):
     """Claim: with the end of text ignored an answer has as many tokens as asked for, begins as the
     one that ends by itself, and its own end is told. Control: without it, it is shorter."""
     asked = {"max_new_tokens": 160}
-    own, endless = lab.run("ar", **asked), lab.run("ar", **asked, eos_token_id=1024)
-    drafted = lab.run("sage", **asked, eos_token_id=1024)
+    own, endless = experiment.run("ar", **asked), experiment.run("ar", **asked, eos_token_id=1024)
+    drafted = experiment.run("sage", **asked, eos_token_id=1024)
     assert len(own.ids) < 160 == len(endless.ids)
     assert endless.ids[: len(own.ids)] == own.ids and drafted.ids == endless.ids
-    assert sage.until(endless.ids, own.ids[-1:]) == len(own.ids)
-    assert sage.until(endless.ids, []) is None
+    assert sage.tokens_until_end(endless.ids, own.ids[-1:]) == len(own.ids)
+    assert sage.tokens_until_end(endless.ids, []) is None
 
 
-def test_pruning_races_each_draft_by_itself(lab, ran):
+def test_pruning_races_each_draft_by_itself(experiment, ran):
     """Claim: a line a draft, at the shares of Table 5, speed over ar in the race of the same draft.
     Fails if shares are exchanged or a race is the other draft's."""
-    data = sage.pruning(lab)
+    data = sage.measure_pruning(experiment)
     assert data["at"] == [1.0, 0.7, 0.4, 0.3, 0.2, 0.1, 0.05]
     shares = ("1", "0.7", "0.4", "0.3", "0.2", "0.1", "0.05")
     names = ["ar", *(f"sage/lambda=0.02/keep={share}" for share in shares)]
     assert [name for name, *_ in ran[:8]] == names
     assert [draft for _, draft, _ in ran] == [
-        draft for draft in lab.drafts.values() for _ in range(8 * (1 + lab.clips))
+        draft for draft in experiment.drafts.values() for _ in range(8 * (1 + experiment.clips))
     ]
-    for name in lab.drafts:
+    for name in experiment.drafts:
         line = data["panels"][sage.SPEED][f"a draft that {name}"]
         assert [round(value[0], 9) for value in line] == [8.0] * 6 + [40.0]
 
 
 @pytest.mark.slow
-def test_real_shares_are_real_runs(lab, monkeypatch):
+def test_real_shares_are_real_runs(experiment, monkeypatch):
     """Claim: tau of a share is that of runs of SAGE with it, by the draft named. Fails if ``keep``
     is not passed on."""
     monkeypatch.setattr(sage, "KEEPS", (1.0, 0.05))
-    data = sage.pruning(lab)
-    for name, draft in lab.drafts.items():
+    data = sage.measure_pruning(experiment)
+    for name, draft in experiment.drafts.items():
         for at, keep in enumerate(("1", "0.05")):
-            runs = [lab.run(f"sage/keep={keep}", i, draft=draft) for i in range(lab.clips)]
+            runs = [
+                experiment.run(f"sage/keep={keep}", i, draft=draft) for i in range(experiment.clips)
+            ]
             slow = mean(own.tau or 0.0 for own in runs)
             assert data["panels"][sage.TAU][f"a draft that {name}"][at][0] == pytest.approx(slow)
             assert {own.draft_visual_tokens for own in runs} == {64 if at == 0 else 3}
@@ -244,18 +253,22 @@ def deepest(parents: Sequence[int]) -> int:
 
 
 @pytest.mark.slow
-def test_plan_is_of_real_runs(lab):
+def test_plan_is_of_real_runs(experiment):
     """Claim: tau clip by clip, levels and nodes a round are those of runs of the methods named, by
     the draft in the title; chains have their lengths. Control: live and planned trees are not the
     same. Fails if a row is another method's."""
-    data = sage.plan(lab)
-    assert list(data["panels"]) == [f"a draft that {name}" for name in lab.drafts]
-    for (what, draft), panel in zip(lab.drafts.items(), data["panels"].values(), strict=True):
+    data = sage.measure_plans(experiment)
+    assert list(data["panels"]) == [f"a draft that {name}" for name in experiment.drafts]
+    for (what, draft), panel in zip(
+        experiment.drafts.items(), data["panels"].values(), strict=True
+    ):
         rows = list(panel)
         assert "chain of 5\n(5.0 levels, 5.0 nodes)" in rows
         assert "static tree (SpecVLM's)\n(5.0 levels, 25.0 nodes)" in rows
         for (row, value), (name, method) in zip(panel.items(), sage.PLANS.items(), strict=True):
-            runs = [lab.run(method, number, draft=draft) for number in range(lab.clips)]
+            runs = [
+                experiment.run(method, number, draft=draft) for number in range(experiment.clips)
+            ]
             taus = [own.tau or 0.0 for own in runs]
             assert data["clips_tau"][what][method] == [round(tau, 4) for tau in taus]
             assert value["tau"][0] == pytest.approx(mean(taus))

@@ -12,7 +12,7 @@ from helpers import few
 
 from lab import draw, studies
 from lab.studies import std
-from lab.studies.lab import Lab
+from lab.studies.experiment import Experiment
 from saccade.bench.records import Answer
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree
@@ -25,18 +25,18 @@ SPARSE = ["std/keep=0.02", "streaming/keep=0.1"]
 
 
 @pytest.fixture(scope="module")
-def lab() -> Lab:
-    return Lab(clips=2, size=64, tokens=24)
+def experiment() -> Experiment:
+    return Experiment(clips=2, size=64, tokens=24)
 
 
 # -- Sec. 2: agreement -------------------------------------------------------------------------
 
 
-def step_by_step(lab: Lab, number: int, method: str) -> list[bool]:
+def step_by_step(experiment: Experiment, number: int, method: str) -> list[bool]:
     """A fresh prefill and a fresh draft for every token, the text before it committed singly."""
-    _, inputs = lab.inputs(number)
-    ids = lab.run("ar", number).ids
-    model = lab.target.backbone
+    _, inputs = experiment.inputs(number)
+    ids = experiment.run("ar", number).ids
+    model = experiment.target.backbone
     found = []
     for place in range(1, len(ids)):
         target = Session(model, [Sampling()])
@@ -51,52 +51,54 @@ def step_by_step(lab: Lab, number: int, method: str) -> list[bool]:
     return found
 
 
-def test_guesses_are_those_of_a_draft_that_goes_step_by_step(lab: Lab) -> None:
+def test_guesses_are_those_of_a_draft_that_goes_step_by_step(experiment: Experiment) -> None:
     """Claim: many views at once, over an answer whose keys are there from the start, guess what
     each guesses alone, one token at a time. Control: they are not all right, nor all alike.
 
     Fails if a draft reads the keys of tokens to come, or another view's keys.
     """
-    short = replace(lab, tokens=8, _shot=None)
-    found = std.guessed(short, 0, SPARSE)
+    short = replace(experiment, tokens=8, _last_clip=None)
+    found = std.correct_guesses(short, 0, SPARSE)
     assert found == [step_by_step(short, 0, method) for method in SPARSE]
     assert not all(map(all, found)) and found[0] != found[1]
 
 
 @pytest.mark.parametrize("method", few(["std/keep=0.02", "streaming/keep=0.1"], 1))
-def test_real_rounds_accept_what_is_guessed(lab: Lab, method: str) -> None:
+def test_real_rounds_accept_what_is_guessed(experiment: Experiment, method: str) -> None:
     """Claim: a run that drafts one token a round accepts it exactly where the guess is right.
 
     Fails if the draft of the study sees more or fewer exact keys than that of the method.
     """
-    for number in range(lab.clips):
-        (guesses,) = std.guessed(lab, number, [method])
+    for number in range(experiment.clips):
+        (guesses,) = std.correct_guesses(experiment, number, [method])
         at = 0
-        for round in lab.run(f"{method}/shape=chain-1", number).forwards:
+        for round in experiment.run(f"{method}/shape=chain-1", number).forwards:
             assert bool(round.accepted) == guesses[at]
             at += len(round.emitted)
         assert at == len(guesses)
 
 
-def test_all_keys_guess_everything(lab: Lab) -> None:
+def test_all_keys_guess_everything(experiment: Experiment) -> None:
     """Claim: with every key kept the sparse draft is the target. Fails if a key is missing."""
-    (guesses,) = std.guessed(lab, 0, ["std/keep=1"])
-    assert all(guesses) and len(guesses) == len(lab.run("ar", 0).ids) - 1
+    (guesses,) = std.correct_guesses(experiment, 0, ["std/keep=1"])
+    assert all(guesses) and len(guesses) == len(experiment.run("ar", 0).ids) - 1
 
 
 @pytest.mark.slow
-def test_agreement_is_the_mean_over_clips(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_agreement_is_the_mean_over_clips(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Claim: a point is the mean over clips of an answer's share of right guesses, its method's at
     its K; the places are keys a head reads. Fails if methods or shares change places."""
-    monkeypatch.setattr(std, "KEYS", (0.02, 0.2))
-    data = std.agreement(lab)
+    monkeypatch.setattr(std, "KEY_SHARES", (0.02, 0.2))
+    data = std.measure_agreement(experiment)
     assert data["at"] == [1, 13]
     (lines,) = data["panels"].values()
     names = ["streaming/keep=0.2", "std/keep=0.2", "streaming/keep=0.02", "std/keep=0.02"]
-    every = [std.guessed(lab, number, names) for number in range(lab.clips)]
+    every = [std.correct_guesses(experiment, number, names) for number in range(experiment.clips)]
     for name, *own in zip(names, *every, strict=True):
         method, _, keep = name.partition("/keep=")
-        point = lines[method][std.KEYS.index(float(keep))]
+        point = lines[method][std.KEY_SHARES.index(float(keep))]
         assert point[0] == pytest.approx(mean(map(mean, own)))
     assert lines["std"] != lines["streaming"]
     assert set(lines["the paper's 95 %"]) == {0.95}
@@ -133,12 +135,12 @@ def recorded(*names: str) -> dict[str, list[Answer]]:
 
 @pytest.mark.parametrize("study", ["std-gamma", "std-k"])
 def test_gains_are_ratios_of_recorded_seconds(
-    study: str, lab: Lab, monkeypatch: pytest.MonkeyPatch
+    study: str, experiment: Experiment, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Claim: speed is plain decoding's seconds a token over the method's on the same clip, the
     median over clips; acceptance is accepted over drafted. Fails if clips are paired otherwise."""
-    monkeypatch.setattr(Lab, "race", lambda lab, *names: recorded(*names))
-    data = studies.STUDIES[study].measure(lab)
+    monkeypatch.setattr(Experiment, "run_interleaved", lambda experiment, *names: recorded(*names))
+    data = studies.STUDIES[study].measure(experiment)
     accepted, faster = data["panels"].values()
     assert len(accepted["std"]) == len(data["at"]) == (8 if study == "std-gamma" else 6)
     for i, (share, speed) in enumerate(zip(accepted["std"], faster["std"], strict=True)):
@@ -148,11 +150,13 @@ def test_gains_are_ratios_of_recorded_seconds(
     assert set(faster["ar"]) == {1.0}
 
 
-def test_io_is_the_formula_beside_the_seconds(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_io_is_the_formula_beside_the_seconds(
+    experiment: Experiment, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Claim: predicted is (gamma (K + m_t) + m_v + m_t) / (alpha gamma) over (m_v + m_t) by hand,
     measured the inverse of the speed. Fails if K or the text is left out of either."""
-    monkeypatch.setattr(Lab, "race", lambda lab, *names: recorded(*names))
-    (lines,) = std.io(lab)["panels"].values()
+    monkeypatch.setattr(Experiment, "run_interleaved", lambda experiment, *names: recorded(*names))
+    (lines,) = std.measure_key_reads(experiment)["panels"].values()
     predicted, measured, plain = lines.values()
     for i, (keys, seconds) in enumerate(zip(predicted, measured, strict=True)):
         text, visual, keep, gamma, alpha = 16, 64, i + 1, 9, (i + 2) / 18
@@ -164,18 +168,18 @@ def test_io_is_the_formula_beside_the_seconds(lab: Lab, monkeypatch: pytest.Monk
 
 
 @pytest.mark.slow
-def test_a_real_race_draws_gamma(lab: Lab, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_real_race_draws_gamma(experiment: Experiment, monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: on real clips the acceptance at each gamma is that of a run which drafts so many.
 
     Fails if gamma is not what the run drafts. Control: acceptance falls with gamma here.
     """
     monkeypatch.setattr(std, "GAMMAS", (1, 7))
-    data = std.gamma(lab)
+    data = std.measure_gamma(experiment)
     accepted, faster = data["panels"].values()
     for gamma, point in zip((1, 7), accepted["std"], strict=True):
         shares = []
-        for number in range(lab.clips):
-            rounds = lab.rounds(f"std/shape=chain-{gamma}", number)
+        for number in range(experiment.clips):
+            rounds = experiment.rounds(f"std/shape=chain-{gamma}", number)
             assert max(len(round.tokens) for round in rounds) == gamma
             right = sum(len(round.accepted) for round in rounds)
             shares.append(right / sum(len(round.tokens) for round in rounds))
@@ -198,7 +202,7 @@ def test_a_batch_is_one_call_and_turns_are_ratios_of_the_same_turn(monkeypatch: 
     """Claim: the clips are asked in one call, by every method in each of three turns, and a turn's
     number is tokens by the second of decoding over plain decoding's of that turn. Fails if a
     batch's seconds are counted once a clip, or the prefill's token counts."""
-    small = Lab(clips=2, size=64, tokens=6)
+    small = Experiment(clips=2, size=64, tokens=6)
     asked: list[tuple[str, int]] = []
     seconds = {"ar": 8.0, "std": 4.0, "streaming": 16.0, "layerskip": 8.0}
 
@@ -211,7 +215,7 @@ def test_a_batch_is_one_call_and_turns_are_ratios_of_the_same_turn(monkeypatch: 
         return SimpleNamespace(finish=lambda: [one, SimpleNamespace(**vars(one) | {"ids": (1,)})])
 
     monkeypatch.setattr(std, "stream", told)
-    data = std.batch(small)
+    data = std.measure_batch(small)
     assert asked == [(method, 2) for method in seconds] * 3
     for method, own in data["turns"].items():
         place = list(seconds).index(method)

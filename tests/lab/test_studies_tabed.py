@@ -16,9 +16,8 @@ from remembering import Remembering
 from torch import Tensor
 
 from lab import draw
-from lab.studies import Lab, tabed
-from lab.studies import steps as steps_of
-from lab.studies.lab import Shot
+from lab.studies import Experiment, step_timing, tabed
+from lab.studies.experiment import AnsweredClip
 from saccade.core.result import RoundRecord
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, chain
@@ -31,25 +30,25 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 @pytest.fixture(scope="module")
-def lab(pair) -> Lab:
+def experiment(pair) -> Experiment:
     return Remembering()
 
 
-def naive(lab: Lab) -> Any:
-    return lab.drafts["never saw pruning"]
+def naive(experiment: Experiment) -> Any:
+    return experiment.drafts["never saw pruning"]
 
 
 # -- the weights that would have been right -----------------------------------------------------
 
 
 @pytest.fixture(scope="module")
-def shots(lab: Lab) -> list[Shot]:
-    return [shot for _, shot in tabed._answers(lab)]
+def shots(experiment: Experiment) -> list[AnsweredClip]:
+    return [shot for _, shot in tabed._first_and_second_answers(experiment)]
 
 
 @pytest.fixture(scope="module")
-def shaded(lab: Lab) -> dict[str, Any]:
-    return tabed.weights(lab)
+def shaded(experiment: Experiment) -> dict[str, Any]:
+    return tabed.measure_weights(experiment)
 
 
 def fits(
@@ -69,7 +68,7 @@ def fits(
     return place == len(accepted)
 
 
-def test_what_is_shaded_is_what_real_blocks_accept(lab, shaded, shots):
+def test_what_is_shaded_is_what_real_blocks_accept(experiment, shaded, shots):
     """Claim: in both panels M's, T's and MT's weights and MT*'s path are shaded exactly where runs
     of these methods accept a token, and not where they refuse one. Control: with M and T exchanged
     they are not. Fails if views, weights or tokens are mixed up or shifted."""
@@ -79,13 +78,13 @@ def test_what_is_shaded_is_what_real_blocks_accept(lab, shaded, shots):
         accepted, weights = panel["accepted"], panel["weights"]
         assert len(accepted) == len(shot.ids) and {len(row) for row in accepted} == {21}
         for name, (method, column) in fixed.items():
-            ran = lab.answer(method, shot.clip, shot.inputs, draft=naive(lab))
+            ran = experiment.answer(method, shot.clip, shot.inputs, draft=naive(experiment))
             assert ran.ids == shot.ids
             assert fits(accepted, ran.forwards, lambda each, column=column: column)
             back = [row[::-1] for row in accepted]
             exchanged.append(fits(back, ran.forwards, lambda each, column=column: column))
             assert weights[name] == [column / 20] * len(shot.ids)
-        ran = lab.answer("tabed", shot.clip, shot.inputs, draft=naive(lab))
+        ran = experiment.answer("tabed", shot.clip, shot.inputs, draft=naive(experiment))
         assert fits(accepted, ran.forwards, lambda each: round(20 * each.note[0]))
         own = [each.note[0] for each in ran.forwards for _ in each.emitted]
         assert weights["MT*"] == [own[0], *own]
@@ -104,19 +103,19 @@ def test_the_titles_count_what_is_shaded(shaded):
         assert f"some weight {some / count:.2f}" in title
 
 
-def test_the_second_panel_is_a_second_turn(lab, shots):
+def test_the_second_panel_is_a_second_turn(experiment, shots):
     """Claim: its prompt holds the target's own first answer and the next question, of the clip
     whose next answer is the longest. Fails if the history is left out or another clip's."""
-    asked = lab.target.tokenizer.decode(shots[1].inputs["input_ids"][0])
-    clip, first = lab.inputs(shots[1].number)
+    asked = experiment.target.tokenizer.decode(shots[1].inputs["input_ids"][0])
+    clip, first = experiment.inputs(shots[1].number)
     assert (shots[1].clip.frames == clip.frames).all()
     talks = [
-        tabed.dialogues.conversation(tabed.agreement.held_out(i, 64)[0], "chat", i)
-        for i in range(lab.clips)
+        tabed.dialogues.conversation(tabed.agreement.unseen_clip(i, 64)[0], "chat", i)
+        for i in range(experiment.clips)
     ]
     told = max(talks, key=lambda talk: len(talk[1].answer))
-    question = tabed.ask(lab.target, told[0].question, clips=[clip])
-    said = lab.target.tokenizer.decode(lab.answer("ar", clip, question).ids)
+    question = tabed.ask(experiment.target, told[0].question, clips=[clip])
+    said = experiment.target.tokenizer.decode(experiment.answer("ar", clip, question).ids)
     assert asked.index(told[0].question) < asked.index(said) < asked.index(told[1].question)
 
 
@@ -124,24 +123,24 @@ def test_the_second_panel_is_a_second_turn(lab, shots):
 
 
 @pytest.fixture(scope="module")
-def laws(lab: Lab) -> list[tuple[tuple[int, ...], Tensor, dict[str, Tensor]]]:
+def laws(experiment: Experiment) -> list[tuple[tuple[int, ...], Tensor, dict[str, Tensor]]]:
     """Of each clip: the target's answer, its log-laws there, and those of the draft's views."""
     found = []
-    for number in range(lab.clips):
-        shot = lab.shot(number)
-        backbone = lab.target.backbone
+    for number in range(experiment.clips):
+        shot = experiment.answered_clip(number)
+        backbone = experiment.target.backbone
         session = Session(backbone, [Sampling()])
         session.prefill(backbone.prompts(shot.inputs))
         scores = session.score({0: chain(shot.ids[:-1])})[0]
         p = torch.stack([scores.logits(node) for node in range(ROOT, len(shot.ids) - 1)])
         ((caption,),) = captioner(SHAPES, [list(shot.clip.frames)])(shot.inputs)
         words = {
-            "newline": (tuple(lab.target.tokenizer.encode("\n")),),
-            "caption": (tuple(lab.target.tokenizer.encode(f"image: {caption}")),),
+            "newline": (tuple(experiment.target.tokenizer.encode("\n")),),
+            "caption": (tuple(experiment.target.tokenizer.encode(f"image: {caption}")),),
         }
         told = replace(shot, guide=replace(shot.guide, words=words))
         q = {
-            view: lab.along(told, view, naive(lab)).double().log_softmax(-1)
+            view: experiment.draft_logits(told, view, naive(experiment)).double().log_softmax(-1)
             for view in ("full", "text", "caption", "pooled")
         }
         p[:, q["full"][0].isneginf()] = float("-inf")  # placeholders
@@ -228,11 +227,11 @@ def rounds(
 
 
 @pytest.mark.slow
-def test_the_windows_table_is_algorithm_1(lab, laws):
+def test_the_windows_table_is_algorithm_1(experiment, laws):
     """Claim: tau of every rule and window is that of Algorithm 1 by plain loops over the laws along
     the target's answers, with its mean over clips in the table. Control: the windows do not all
     give the same. Fails if a name stands for another rule, window or draft."""
-    data = tabed.window(lab)
+    data = tabed.measure_windows(experiment)
     assert set(data["rows"]) == set(RULES)
     assert list(data["rows"]["MT*, KL"]) == ["h = 1", "h = 4", "h = 16", "h = all"]
     assert "never saw pruning" in data["x"]
@@ -251,12 +250,12 @@ def test_the_windows_table_is_algorithm_1(lab, laws):
 
 
 @pytest.mark.slow
-def test_drift_is_the_weights_of_algorithm_1(lab, laws):
+def test_drift_is_the_weights_of_algorithm_1(experiment, laws):
     """Claim: by window, the heaviest view's weight is the mean over clips of that in Algorithm 1,
     as far as all clips go; the other panels are the first clip's own weights; the line to compare
     with is at 1 of 4 views. Control: another window's are not. Fails if means are of other rounds
     or a window is another's."""
-    data = tabed.drift(lab)
+    data = tabed.measure_drift(experiment)
     heaviest, *own = data["panels"].values()
     runs = {
         name: [[w for w, _ in rounds(clip, "MTCP*, printed", HISTORY[name])] for clip in laws]
@@ -282,7 +281,7 @@ def test_drift_is_the_weights_of_algorithm_1(lab, laws):
 # -- what steps and stages cost -----------------------------------------------------------------
 
 
-def test_latency_is_of_the_steps_it_names(lab, monkeypatch):
+def test_latency_is_of_the_steps_it_names(experiment, monkeypatch):
     """Claim: T_q is the median of steps of one token for B requests by the draft, T_p of gamma
     tokens for one by the target, over caches filled with S keys, taking turns; their ratio is to
     T_p of one token. Fails if a step has other rows, requests or keys, or a warm-up is counted."""
@@ -300,22 +299,22 @@ def test_latency_is_of_the_steps_it_names(lab, monkeypatch):
         assert all(session.requests[i].pending == [0] for i in trees)
         for request in session.requests.values():
             assert not request.cache.keys[-1][:, :keys].isnan().any()
-        who = session.backbone is lab.target.backbone
+        who = session.backbone is experiment.target.backbone
         before = sum(step[:4] == (who, len(trees), rows, keys) for step in steps)
-        slow = 100 if before < steps_of.WARM_UP else before % 3  # a warm-up must not be counted
+        slow = 100 if before < step_timing.WARM_UP else before % 3  # a warm-up must not be counted
         steps.append((who, len(trees), rows, keys, keys + 10 * rows + 3 * len(trees) + who + slow))
 
     monkeypatch.setattr(cost_measurement, "Clock", Told)
     monkeypatch.setattr(tabed, "CONTEXTS", (32, 64))
     monkeypatch.setattr(Session, "score", score)
-    data = tabed.latency(lab)
+    data = tabed.measure_latency(experiment)
     turn = [(False, b, 1) for b in (1, 2, 3, 4)]
     assert [step[:3] for step in steps[:8]] == turn * 2
     t_q, t_p, ratio = data["panels"].values()
 
     def slow(*way: Any) -> float:
-        own = [step[4] for step in steps if step[:4] == way][steps_of.WARM_UP :]
-        assert len(own) == steps_of.REPEATS
+        own = [step[4] for step in steps if step[:4] == way][step_timing.WARM_UP :]
+        assert len(own) == step_timing.REPEATS
         return 1e3 * median(own)
 
     for at, keys in enumerate((32, 64)):
@@ -334,18 +333,18 @@ def test_latency_is_of_the_steps_it_names(lab, monkeypatch):
         assert names == list(panel)
 
 
-def test_a_step_really_runs(lab, monkeypatch):
+def test_a_step_really_runs(experiment, monkeypatch):
     """Claim: without the stand-ins of the test above, forwards take time. Fails if sessions filled
     by hand cannot be scored."""
     monkeypatch.setattr(tabed, "CONTEXTS", (32,))
-    monkeypatch.setattr(steps_of, "REPEATS", 1)
-    for panel in tabed.latency(lab)["panels"].values():
+    monkeypatch.setattr(step_timing, "REPEATS", 1)
+    for panel in tabed.measure_latency(experiment)["panels"].values():
         for ((first, *_),) in ([np.atleast_1d(value) for value in line] for line in panel.values()):
             assert first > 0
 
 
 @pytest.mark.slow
-def test_stages_are_those_of_runs_with_more_and_more_pictures(lab, monkeypatch):
+def test_stages_are_those_of_runs_with_more_and_more_pictures(experiment, monkeypatch):
     """Claim: a row a number of pictures, with the prompts' true visual tokens and the mean seconds
     of each stage over the clips, the warm-up left out; every answer has all its tokens. Fails if a
     stage is another's, an answer ends early or pictures do not grow."""
@@ -361,7 +360,7 @@ def test_stages_are_those_of_runs_with_more_and_more_pictures(lab, monkeypatch):
         return replace(result, timings=times)
 
     monkeypatch.setattr(tabed, "run", run)
-    data = tabed.stages(lab)
+    data = tabed.measure_stages(experiment)
     assert [length for length, _, _ in told] == [24] * 15
     assert [seen for _, seen, _ in told] == [16, 32, 48, 64, 80] * 3
     for i, (row, parts) in enumerate(data["rows"].items()):
@@ -378,8 +377,8 @@ def test_stages_are_those_of_runs_with_more_and_more_pictures(lab, monkeypatch):
 @pytest.mark.parametrize("tokens, shape", [(16, (112, 112)), (512, (448, 896))])
 def test_a_picture_has_as_many_tokens_as_asked_for(tokens, shape):
     """Claim: 28 by 28 pixels a token. Fails for sizes that are no square."""
-    assert tabed._picture(0, tokens).shape == (*shape, 3)
-    assert not (tabed._picture(0, tokens) == tabed._picture(1, tokens)).all()
+    assert tabed.unseen_picture(0, tokens).shape == (*shape, 3)
+    assert not (tabed.unseen_picture(0, tokens) == tabed.unseen_picture(1, tokens)).all()
 
 
 # -- drawing ------------------------------------------------------------------------------------
@@ -388,7 +387,7 @@ def test_a_picture_has_as_many_tokens_as_asked_for(tokens, shape):
 def test_shaded_draws_the_numbers(shaded):
     """Claim: a panel each, its picture dark exactly at accepted weights with candidates going up,
     its lines through the weights. Fails if tokens and candidates are exchanged or upside down."""
-    drawn = draw.shaded(shaded)
+    drawn = draw.shaded_weights(shaded)
     for axis, (title, panel) in zip(drawn.axes, shaded["panels"].items(), strict=True):
         assert axis.get_title() == title
         (image,) = axis.images

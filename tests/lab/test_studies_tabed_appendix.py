@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from lab import draw, studies
-from lab.studies import Lab, tabed_appendix
+from lab.studies import Experiment, tabed_appendix
 from saccade.bench import records, text_scores
 from saccade.bench.suites.shapes import TASKS, suites
 from saccade.core.errors import OptionError
@@ -26,12 +26,12 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 
 @pytest.fixture(scope="module")
-def lab(pair) -> Lab:
-    return Lab(clips=2, size=256, tokens=24)
+def experiment(pair) -> Experiment:
+    return Experiment(clips=2, size=256, tokens=24)
 
 
 @pytest.mark.slow
-def test_every_reader_is_shown_what_its_name_says(lab, monkeypatch):
+def test_every_reader_is_shown_what_its_name_says(experiment, monkeypatch):
     """Claim: each suite's first items are put to the target with its media, to the target without
     any, and to both drafts with it; each answer is scored against that item's truth by the suite's
     measure. Control: without media the very same answer is given to clips that share a question.
@@ -47,8 +47,8 @@ def test_every_reader_is_shown_what_its_name_says(lab, monkeypatch):
         return told
 
     monkeypatch.setattr(tabed_appendix, "run", run)
-    data = tabed_appendix.quality(lab)
-    readers = [lab.target, lab.target, *lab.drafts.values()]
+    data = tabed_appendix.measure_quality(experiment)
+    readers = [experiment.target, experiment.target, *experiment.drafts.values()]
     assert [model for model, *_ in asked[:4]] == [each.backbone for each in readers]
     assert [seen for _, seen, *_ in asked] == [True, False, True, True] * 2 * len(TASKS)
     assert {most for *_, most in asked} == {24}
@@ -76,14 +76,14 @@ def test_every_reader_is_shown_what_its_name_says(lab, monkeypatch):
 def test_clips_no_suite_has_are_refused(pair):
     """Claim: a size without suites is refused by its number."""
     with pytest.raises(OptionError, match="64"):
-        tabed_appendix.quality(Lab(clips=1, size=64))
+        tabed_appendix.measure_quality(Experiment(clips=1, size=64))
 
 
 @pytest.mark.parametrize("method, reader", [("ar", "target"), ("draft", "a draft that trained")])
 def test_the_stored_scores_are_those_of_the_stored_run(method, reader):
     """Claim: the stored Table 5 has, item by item, the scores of the answers that bench-256 wrote
     with other code, of the target and of the draft by itself. Fails if either saw anything else."""
-    data = studies.read(RESULTS / "figures" / "tabed-quality.json", "tabed-quality")
+    data = studies.load_numbers(RESULTS / "figures" / "tabed-quality.json", "tabed-quality")
     _, answers = records.read_finished_run(RESULTS / "bench-256")
     for row, own in data["scores"].items():
         suite = row.split("\n")[0]
@@ -112,13 +112,14 @@ def test_turns_rotate_and_the_first_is_not_counted(monkeypatch):
 
         return run
 
-    found = tabed_appendix._in_turns({"a": taking("a", 10.0), "b": taking("b", 20.0)})
+    found = tabed_appendix._processor_seconds({"a": taking("a", 10.0), "b": taking("b", 20.0)})
     turns = tabed_appendix.TURNS
     middle = 1 + (turns - 1) / 2
     assert found == {"a": 10.0 + middle, "b": 20.0 + middle}
     assert order == [*"ab", *"ba"] * ((1 + turns) // 2)
 
 
+@pytest.mark.slow
 def test_captions_are_timed_beside_the_first_token(pair, monkeypatch):
     """Claim: a row a number of pictures and one for the clip; each bar is the mean over clips of
     one captioner's seconds over the target's, of the same row. Fails if rows or whose seconds they
@@ -130,8 +131,8 @@ def test_captions_are_timed_beside_the_first_token(pair, monkeypatch):
             each()
         return {name: slow[name] for name in timed}
 
-    monkeypatch.setattr(tabed_appendix, "_in_turns", in_turns)
-    data = tabed_appendix.captioners(Lab(clips=2, size=64))
+    monkeypatch.setattr(tabed_appendix, "_processor_seconds", in_turns)
+    data = tabed_appendix.measure_captioners(Experiment(clips=2, size=64))
     assert [row.split("\n")[0] for row in data["rows"]] == [
         "1 picture of", "2 pictures of", "5 pictures of", "a video of",
     ]  # fmt: skip
@@ -151,7 +152,10 @@ def test_random_weights_cost_what_they_say(pair):
     frames = (np.zeros((56, 56, 3), np.uint8), np.full((448, 896, 3), 200, np.uint8))
     for frame in frames:
         ((said,),) = dataclasses.replace(blip, frames=[frame])({})
-        assert len(said.split()) in (tabed_appendix.SENTENCE - 1, tabed_appendix.SENTENCE)
+        assert len(said.split()) in (
+            tabed_appendix.CAPTION_TOKENS - 1,
+            tabed_appendix.CAPTION_TOKENS,
+        )
     vision = blip.model.config.vision_config
     assert (vision.image_size // vision.patch_size) ** 2 == 576
     own, whole = (

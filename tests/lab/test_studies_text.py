@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 
 import pytest
 import torch
@@ -34,7 +33,7 @@ def test_rounding_leaves_few_levels_and_the_ends(model):
     among them, none moved by more than half a level; embeddings, head and norms are the target's,
     and the target's own weights are left alone. Fails if groups run across rows."""
     before = {name: weight.clone() for name, weight in layers(model).items()}
-    found = text.rounded(model, bits=2, group=8)
+    found = text.rounded_draft(model, bits=2, group=8)
     for name, weight in layers(found).items():
         own, was = weight.view(-1, 8), before[name].view(-1, 8)
         steps = own.sort(dim=1).values.diff(dim=1)
@@ -46,7 +45,7 @@ def test_rounding_leaves_few_levels_and_the_ends(model):
     own = model.backbone.model.state_dict()
     assert all(torch.equal(w, own[name]) for name, w in others if "proj" not in name)
     assert all(torch.equal(weight, before[name]) for name, weight in layers(model).items())
-    finer = text.rounded(model, bits=16, group=8)
+    finer = text.rounded_draft(model, bits=16, group=8)
     assert all(torch.allclose(w, before[n], atol=1e-4) for n, w in layers(finer).items())
 
 
@@ -54,16 +53,16 @@ def test_accepted_is_counted_by_forwards_and_by_beginnings():
     """Claim: of a question the mean over its forwards, the target's own token left out; of the
     first N tokens, over the forwards that begin in them."""
     rows = [{"document": "a", "method": "sd", "taken": [5, 1, 0]}]
-    assert text.taken(rows, "sd") == {"a": 2.0}
-    assert text.taken(rows, "sd", 6) == {"a": 5.0}
-    assert text.taken(rows, "sd", 7) == {"a": 3.0}
+    assert text.accepted_by_document(rows, "sd") == {"a": 2.0}
+    assert text.accepted_by_document(rows, "sd", 6) == {"a": 5.0}
+    assert text.accepted_by_document(rows, "sd", 7) == {"a": 3.0}
 
 
-def test_a_run_is_told_in_tables(model, tmp_path, monkeypatch):
+def test_a_run_is_reported_in_tables(model, tmp_path, monkeypatch):
     """Claim: with the rounded draft every method answers a question and a document as
     ``generate()`` does; the page has a row a method, of what its rounds accepted, and the draft's
     entropy is there at each token."""
-    draft = text.rounded(model)
+    draft = text.rounded_draft(model)
     asked = [*text.TASKS[text.SUMS][:1], *text.TASKS[text.CODE][:1]]
     texts = [Document("a text", "a text of words, " * 60, "Go on.", 120)]
     facts = {"model": "M", "settings": {"max_new_tokens": 6}, "together": 2, "command": "C"}
@@ -76,7 +75,7 @@ def test_a_run_is_told_in_tables(model, tmp_path, monkeypatch):
         )
     for each in (*asked, *texts):
         said = results.reference(each, lambda: ())
-        results.add([text.unsure(model, draft, each, said)], "looked")
+        results.add([text.measure_entropies(model, draft, each, said)], "looked")
     found = json.loads((tmp_path / "real-drafts.json").read_text())
     assert len(found["measured"]) == 6 and all(row["same"] for row in found["measured"])
     for row in found["measured"]:  # one by the prefill, and one of the target's own a forward
@@ -95,8 +94,8 @@ def test_the_command_asks_and_writes_the_page(call, model, tmp_path, monkeypatch
     """Claim: `text` asks questions and documents with its own draft and writes both files; asked
     again it runs nothing; a folder that is not there is told before anything is loaded."""
     monkeypatch.setattr("saccade.inputs.real_weights.require_checkpoint", lambda: model.name)
-    monkeypatch.setattr(text, "ASKED", {"sd": "a chain of 5"})
-    monkeypatch.setattr(text, "DRAFTED", {"specvlm/keep=0.1": "a tenth"})
+    monkeypatch.setattr(text, "METHODS_WITHOUT_DOCUMENT", {"sd": "a chain of 5"})
+    monkeypatch.setattr(text, "METHODS_OVER_DOCUMENTS", {"specvlm/keep=0.1": "a tenth"})
     monkeypatch.setattr("saccade.bench.suites.long_documents.LENGTHS", (100,))
     (tmp_path / "page.md").write_text("some words of a text, " * 30)
     page = tmp_path / "told.md"
@@ -111,9 +110,3 @@ def test_the_command_asks_and_writes_the_page(call, model, tmp_path, monkeypatch
     assert call(*words)[0] == 0
     code, _, said = call("text", "--out", tmp_path / "no" / "told.md")
     assert code == 2 and "no folder" in said
-
-
-def test_the_stored_page_is_what_its_rows_say():
-    """Claim: the page in docs/results is, byte for byte, made from the rows beside it."""
-    stored = Path(__file__).parents[2] / "docs" / "results" / "real-drafts.json"
-    assert stored.with_suffix(".md").read_text() == text.page(json.loads(stored.read_text()))

@@ -18,7 +18,7 @@ def _pair() -> tuple[Loaded, Loaded]:
 
 def _asked(target: Loaded, count: int, limit: int) -> list[Request]:
     items = islice(suites()["shapes-caption"].items(), count)
-    return throughput.questions(target, items, limit)
+    return throughput.make_requests(target, items, limit)
 
 
 @pytest.mark.slow
@@ -28,7 +28,9 @@ def test_every_number_of_rows_gives_the_same_answers():
     """
     target, draft = _pair()
     asked = _asked(target, 4, 20)
-    found = throughput.race(target.backbone, draft.backbone, asked, ["ar", "sd"], [1, 3], 1)
+    found = throughput.measure_throughput(
+        target.backbone, draft.backbone, asked, ["ar", "sd"], [1, 3], 1
+    )
     assert [(each.method, each.rows) for each in found] == [
         ("ar", 1),
         ("ar", 3),
@@ -54,5 +56,5 @@ def test_control_another_answer_is_noticed(monkeypatch):
         )
 
     monkeypatch.setattr(throughput, "_run", bent)
-    found = throughput.race(target.backbone, draft.backbone, asked, ["ar"], [1, 2], 1)
+    found = throughput.measure_throughput(target.backbone, draft.backbone, asked, ["ar"], [1, 2], 1)
     assert [each.same for each in found] == [True, False]

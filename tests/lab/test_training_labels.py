@@ -8,7 +8,7 @@ from itertools import pairwise
 import numpy as np
 from reels import nearest
 
-from lab.training.labels import content_words, labels
+from lab.training.labels import content_words, token_labels
 from saccade.world import descriptions, drawing
 from saccade.world import scenes as world
 
@@ -20,7 +20,7 @@ def test_labels_agree_with_pixels():
     checked = right = 0
     for scene in SCENES[:60]:
         clip = drawing.render(scene, 8, 168)
-        found = labels(scene, 8, 168)
+        found = token_labels(scene, 8, 168)
         assert {a.shape for a in found.values()} == {(4, 6, 6)}
         blocks = clip.reshape(4, 2, 6, 28, 6, 28, 3).transpose(0, 2, 4, 1, 3, 5, 6)
         large = (found["size"] == 2) & (found["shape"] == 1)
@@ -37,11 +37,11 @@ def test_labels_agree_with_pixels():
 
 def test_labels_of_place_and_time():
     """Claim: row, col and time are those of the token's middle, at any grid and for one frame."""
-    found = labels(SCENES[0], 8, 84, 168)
+    found = token_labels(SCENES[0], 8, 84, 168)
     assert found["row"][0, :, 0].tolist() == [0, 1, 2]
     assert found["col"][0, 0].tolist() == [0, 0, 1, 1, 2, 2]
     assert found["time"][:, 0, 0].tolist() == [0, 1, 2, 3]
-    assert labels(SCENES[0], 1, 56)["shape"].shape == (1, 2, 2)
+    assert token_labels(SCENES[0], 1, 56)["shape"].shape == (1, 2, 2)
 
 
 def test_content_words_find_what_pixels_decide():

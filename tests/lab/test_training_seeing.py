@@ -10,9 +10,9 @@ from torch.nn import functional as F
 from transformers import LlamaConfig, LlamaForCausalLM
 
 import saccade
-from lab.training import agreement, build, seeing_draft, shell
-from lab.training.batch import collate, draw
-from lab.training.model import embed, read
+from lab.training import adapted_llama, agreement, build, seeing_draft
+from lab.training.batch import collate, draw_example
+from lab.training.model import embed, run_decoder
 from lab.training.stages import SEEING_DRAFT
 from saccade.inputs import ask, load
 from saccade.inputs.checkpoints import EMBEDDED
@@ -31,8 +31,8 @@ def llama():
 
 @pytest.fixture
 def behind(llama):
-    proc = build.saved_processor(EMBEDDED / "target")
-    return shell.shell(llama, build.load(EMBEDDED / "target"), proc.tokenizer)
+    proc = build.load_processor(EMBEDDED / "target")
+    return adapted_llama.put_behind_tower(llama, build.load(EMBEDDED / "target"), proc.tokenizer)
 
 
 def test_on_text_the_shell_is_the_language_model(llama, behind):
@@ -45,21 +45,23 @@ def test_on_text_the_shell_is_the_language_model(llama, behind):
 def test_a_folded_adapter_says_what_it_said_beside_the_matrices(llama, behind):
     """Claim: the weights with the terms in them compute what matrices with terms beside them do,
     which is not what they computed before."""
-    proc = build.saved_processor(EMBEDDED / "target")
-    folded = shell.shell(llama, build.load(EMBEDDED / "target"), proc.tokenizer)
+    proc = build.load_processor(EMBEDDED / "target")
+    folded = adapted_llama.put_behind_tower(llama, build.load(EMBEDDED / "target"), proc.tokenizer)
     ids, positions = torch.randint(0, 1000, (1, 20)), torch.arange(20).expand(3, 1, -1)
 
     def said(model):
-        return F.linear(read(model, embed(model, ids, None), positions), model.lm_head.weight)
+        return F.linear(
+            run_decoder(model, embed(model, ids, None), positions), model.lm_head.weight
+        )
 
     with torch.no_grad():
         before = said(behind)
-        adapter = shell.Adapter(behind)
+        adapter = adapted_llama.Adapter(behind)
         for name, value in adapter.lora.items():
             if name.endswith("/up"):
                 torch.nn.init.normal_(value, std=0.1)
         beside = said(behind)
-        shell.fold(folded, adapter.state_dict())
+        adapted_llama.fold_adapter(folded, adapter.state_dict())
         torch.testing.assert_close(said(folded), beside, atol=1e-5, rtol=1e-4)
     assert (beside - before).abs().max() > 0.01
 
@@ -67,9 +69,11 @@ def test_a_folded_adapter_says_what_it_said_beside_the_matrices(llama, behind):
 def test_a_saved_folder_answers_as_generate_does(behind, tmp_path):
     """Claim: the folder is an ordinary checkpoint: `load` reads it, with its processor, and what
     `generate` drafts about a clip is transformers' answer, token for token."""
-    shell.save(behind, build.saved_processor(EMBEDDED / "target").tokenizer, tmp_path)
+    adapted_llama.save_checkpoint(
+        behind, build.load_processor(EMBEDDED / "target").tokenizer, tmp_path
+    )
     model = load(str(tmp_path), device="cpu")
-    _, clip, question = agreement.held_out(0, 64)
+    _, clip, question = agreement.unseen_clip(0, 64)
     inputs = ask(model, question, clips=[clip])
     own = {"max_new_tokens": 12, "do_sample": False}
     told = model.backbone.model.generate(**inputs, **own)
@@ -83,16 +87,18 @@ def test_the_draft_begins_with_the_words_that_both_know(behind):
     """Claim: in a vocabulary where every word has another number, and some are new, the draft says
     of a clip what the pair's says; new words have no row."""
     pair = build.load(EMBEDDED / "draft")
-    known = build.saved_processor(EMBEDDED / "draft").tokenizer.get_vocab()
+    known = build.load_processor(EMBEDDED / "draft").tokenizer.get_vocab()
     moved = {word: 1023 - place for word, place in known.items() if place < 1000}
     tok = SimpleNamespace(get_vocab=lambda: moved | {"never heard": 3})
-    draft = seeing_draft.begin(behind, tok, 4)
+    draft = seeing_draft.make_draft(behind, tok, 4)
     assert draft.config.text_config.num_hidden_layers == 4
     assert draft.lm_head.weight is draft.model.language_model.embed_tokens.weight
     ids, positions = torch.randint(0, 1000, (1, 20)), torch.arange(20).expand(3, 1, -1)
 
     def said(model, ids):
-        return F.linear(read(model, embed(model, ids, None), positions), model.lm_head.weight)
+        return F.linear(
+            run_decoder(model, embed(model, ids, None), positions), model.lm_head.weight
+        )
 
     with torch.no_grad():
         own, others = said(draft, 1023 - ids), said(pair, ids)
@@ -103,11 +109,13 @@ def test_the_draft_begins_with_the_words_that_both_know(behind):
 def test_a_teacher_sees_by_its_own_merger(behind):
     """Claim: the draft's stage asks the model that teaches, which has a merger of its own size: a
     draft that is the teacher agrees with it everywhere, and another one does not."""
-    tok = build.saved_processor(EMBEDDED / "target").tokenizer
-    batch = collate([draw(tok, Canvas("video", 8, 112, 112), 1)], Canvas("video", 8, 112, 112))
+    tok = build.load_processor(EMBEDDED / "target").tokenizer
+    batch = collate(
+        [draw_example(tok, Canvas("video", 8, 112, 112), 1)], Canvas("video", 8, 112, 112)
+    )
     stage = SEEING_DRAFT[0]
     pair = build.load(EMBEDDED / "draft")
-    alike = seeing_draft.Follows(stage, pair, pair, tok).loss(batch)[1]
-    other = seeing_draft.Follows(stage, pair, behind, tok).loss(batch)[1]
+    alike = seeing_draft.DistillationRun(stage, pair, pair, tok).loss(batch)[1]
+    other = seeing_draft.DistillationRun(stage, pair, behind, tok).loss(batch)[1]
     assert alike["agree"] == 1 and abs(alike["kl"]) < 1e-3
     assert other["agree"] < 0.5 and other["kl"] > 1

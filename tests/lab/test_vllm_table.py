@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
-from lab.hardware import inside
-from lab.hardware.engines import Ran
+from lab.hardware import vllm_comparison
+from lab.hardware.vllm_engines import WaveResults
 
 ROOT = Path(__file__).parents[2]
 
@@ -26,7 +25,7 @@ def test_the_table_is_of_medians_over_the_first_row() -> None:
         *(_one("drafted", speed, accepted=5) for speed in (300, 250, 10)),
         *(_one("wrong", speed, equal=speed > 1) for speed in (50, 1)),
     ]
-    told = inside.table(runs).splitlines()[2:]
+    told = vllm_comparison.table(runs).splitlines()[2:]
     assert told == [
         "| 1 | alone | 100 (1.00x) | 50 (1.00x) |  | equal |",
         "| 1 | drafted | 250 (2.50x) | 125 (2.50x) | 0.50 | equal |",
@@ -36,22 +35,13 @@ def test_the_table_is_of_medians_over_the_first_row() -> None:
 
 def test_a_wave_s_figures() -> None:
     """Claim: first tokens are no decoding, and all tokens are of the whole."""
-    ran = Ran([[[1] * 10, [2] * 6]], [4.0], [2.0], [[7, 7]], 8, 4, 0)
-    found = inside.figures(ran)
+    ran = WaveResults([[[1] * 10, [2] * 6]], [4.0], [2.0], [[7, 7]], 8, 4, 0)
+    found = vllm_comparison.wave_figures(ran)
     assert (found["decoding"], found["whole"], found["tokens"]) == (7, 4, 16)
 
 
 def test_clips_have_much_to_say() -> None:
     """Claim: the clips measured are those of a stored run whose answers end after 96 tokens and
     more, and no clip comes twice within two turns of eight."""
-    seeds = inside.long_answers(ROOT / "docs/results/bench-2k/results.jsonl.gz")
+    seeds = vllm_comparison.long_answers(ROOT / "docs/results/bench-2k/results.jsonl.gz")
     assert len(set(seeds)) == len(seeds) >= 40
-
-
-def test_the_page_has_the_stored_table() -> None:
-    """Claim: docs/vllm.md shows the table of the stored run, and nothing else in its place. Fails
-    on a number that was changed by hand."""
-    page = (ROOT / "docs/vllm.md").read_text()
-    runs = json.loads((ROOT / "docs/results/vllm.json").read_text())["runs"]
-    assert inside.written(page, inside.table(runs)) == page
-    assert {one["at once"] for one in runs} == {1, 8, 32} and all(one["equal"] for one in runs)

@@ -34,8 +34,10 @@ from torch import Tensor
 
 from saccade.core import sampling
 from saccade.core import verify as verify_module
+from saccade.core.capabilities import Capability
 from saccade.core.costs import Costs
 from saccade.core.prompt import Prefill, Prompt
+from saccade.core.protocols import Learner
 from saccade.core.sampling import Sampling, Scores, prob
 from saccade.core.tree import Tree
 from saccade.core.verify import residual
@@ -47,7 +49,7 @@ from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import NO_MEMORY_REASON, MemoryGuard, parallel
 from saccade.drafting.shapes.policies import Chain
-from saccade.drafting.views.basic import Pruned, Several, uniform
+from saccade.drafting.views.basic import Fixed, Several, uniform
 from saccade.methods import (
     DRAFTERS,
     FAMILIES,
@@ -197,6 +199,7 @@ MODEL: Any = SimpleNamespace(
     device=torch.device("cpu"),
     vocab=IDS,
     layers=2,
+    depth=2,
     placeholders={},
     prepare=lambda threads: None,
 )
@@ -256,7 +259,7 @@ class Remembered:
 
 
 @dataclass(frozen=True)
-class Whole(Pruned):
+class Whole(Fixed):
     """The full view, at once: there is nothing to look for in a prompt without pixels."""
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
@@ -273,8 +276,8 @@ def plain(recipe: Recipe, costs: Costs | None) -> Recipe:
     shape = recipe.shape
     if isinstance(recipe.drafter, Ensemble):  # mixing takes long; longer chains are met elsewhere
         shape = Chain(2)
-    if shape.needs_costs and costs is not None:
-        shape = shape.with_costs(costs)
+    if Capability.COSTS in shape.needs and costs is not None:
+        shape = shape.settle(lambda: costs)
     return replace(recipe, name="", about="", view=full, shape=shape)
 
 
@@ -314,13 +317,28 @@ def cases() -> dict[str, Recipe]:
     weighs costs is met where rows are cheap and where they are dear. Named by all it stands for."""
     names: dict[Recipe, list[str]] = {}
     for name, recipe in registered().items():
-        weighs = recipe.shape.needs_costs
+        weighs = Capability.COSTS in recipe.shape.needs
         for costs, word in ((CHEAP, " cheap"), (DEAR, " dear")) if weighs else ((None, ""),):
             names.setdefault(plain(recipe, costs), []).append(name + word)
     return {", ".join(own): recipe for recipe, own in names.items()}
 
 
 # -- answers -----------------------------------------------------------------------------------
+
+
+@dataclass
+class Remembering(Learner):
+    """A learner that may begin in the middle of an answer, and whose last state is remembered."""
+
+    play: Play
+    learner: Learner
+
+    def start(self) -> Any:
+        return self.learner.start() if self.play.state is None else self.play.state
+
+    def fold(self, state: Any, round: Any) -> Any:
+        self.play.learnt = self.learner.fold(state, round)
+        return self.play.learnt
 
 
 @dataclass
@@ -387,15 +405,8 @@ class Play:
             drafting.encode({"input_ids": torch.zeros(count, 1)})
             drafting.prefill([PROMPT] * count)
             drafting.ready([READ] * count)
-            if self.state is not None:
-                drafting.start = lambda: self.state  # type: ignore[method-assign]
-            fold = drafting.fold
-
-            def learnt(state: Any, round: Any) -> Any:
-                self.learnt = fold(state, round)
-                return self.learnt
-
-            drafting.fold = learnt  # type: ignore[method-assign]
+            own = {"learner": Remembering(self, drafting.learner)}
+            drafting.__class__ = type("Remembered", (type(drafting),), own)
             target: Any = Tables(rules, [TARGET] * count, self.before, watch, self.spoil_target)
             if self.spoil_draft or self.spoil_target:
                 drafting = safe = Fallback(drafting, IDS)

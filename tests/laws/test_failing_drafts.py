@@ -229,4 +229,4 @@ def test_control_tokens_dropped_for_want_of_memory_bend_the_law(monkeypatch):
 
 def test_costs_of_the_cases_are_settled():
     """Control: timed shapes are among the cases, so that they are met with failures too."""
-    assert any(recipe.shape.costs == CHEAP for recipe in CASES.values() if recipe.shape.needs_costs)
+    assert any(recipe.shape.costs == CHEAP for recipe in CASES.values() if recipe.needs_costs)

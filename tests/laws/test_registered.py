@@ -102,16 +102,14 @@ def judged(name: str, judge: Callable[..., Any], *how: Any) -> Any:
         return judge(recipe, *how)
 
 
-BY_DEFAULT = [
-    # weights over a window mix like the others, and take long
-    name
-    if not name.endswith("-2") or "weights" not in name
-    else pytest.param(name, marks=pytest.mark.slow)
-    for name in CASES
-]
+def by_default(name: str, late: bool) -> Any:
+    """The case, marked as slow where it takes long and another case is much like it."""
+    windowed = name.endswith("-2") and "weights" in name  # Mixes like the other weightings.
+    two_levels = "sampled-2x1" in name or (late and "distinct-2x1" in name)
+    return pytest.param(name, marks=pytest.mark.slow) if windowed or two_levels else name
 
 
-@pytest.mark.parametrize("name", BY_DEFAULT)
+@pytest.mark.parametrize("name", [by_default(name, late=False) for name in CASES])
 def test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start(name):
     """Claim: over all that noise can decide, the joint law of the first three tokens is p's, to
     rounding. Fails for whatever keeps or drops a token by what was drawn.
@@ -122,8 +120,8 @@ def test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start(name):
 @pytest.mark.parametrize(
     "name",
     [
-        param
-        for param, recipe in zip(BY_DEFAULT, CASES.values(), strict=True)
+        by_default(name, late=True)
+        for name, recipe in CASES.items()
         if recipe.schedule is not parallel  # folds nothing, and cannot begin in the middle
     ],
 )
@@ -144,6 +142,7 @@ def test_the_next_three_tokens_have_exactly_the_targets_law_after_many_pasts(nam
     assert judged(name, far, True, list(NUMBERS), seed) < EXACT
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("name", [name for name in CASES if any(each in name for each in ONCE)])
 def test_sampled_answers_follow_the_law(name):
     """Claim: so they do by the noise there is: 4,000 answers at the start, as many triples late."""
@@ -355,6 +354,7 @@ def test_control_a_planted_bug_is_found_exactly(bug):
     assert any(judged(bug, far, *regime) > 0.01 for regime in regimes)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("bug", ["a draw taken back", "a law on chosen nodes", "no residual"])
 def test_control_a_planted_bug_is_found_by_samples(bug):
     """Control: the largest are found by sampled answers too."""

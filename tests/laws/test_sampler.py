@@ -86,7 +86,7 @@ EVERY = pytest.mark.parametrize(("temperature", "top_k", "top_p", "draft"), CONF
 
 
 @EVERY
-def test_b20_a_million_verified_tokens_follow_the_rules_of_each_configuration(
+def test_a_million_verified_tokens_follow_the_rules_of_each_configuration(
     temperature, top_k, top_p, draft
 ):
     """Claim: for each temperature, top-k and top-p and for drawn and chosen drafts, what stands
@@ -108,7 +108,7 @@ def moved(p: Tensor, distance: float) -> Tensor:
 
 
 @EVERY
-def test_b20_control_a_law_0_005_away_is_found(temperature, top_k, top_p, draft):
+def test_control_a_slightly_different_law_is_noticed(temperature, top_k, top_p, draft):
     """Control: the same million draws must be told from a law 0.005 away, in every configuration
     (the stated power)."""
     p, q = laws(temperature, top_k, top_p)
@@ -118,7 +118,7 @@ def test_b20_control_a_law_0_005_away_is_found(temperature, top_k, top_p, draft)
 
 
 @pytest.mark.parametrize("left_out", ["temperature", "top-k", "top-p"])
-def test_b20_control_a_rule_left_out_of_the_target_is_found(left_out):
+def test_control_a_rule_left_out_of_the_target_is_noticed(left_out):
     """Control: verified by the target's law without one of the rules, the test must fail."""
     p, q = laws(0.6, 4, 0.85)
     wrong, _ = laws(
@@ -132,7 +132,7 @@ def test_b20_control_a_rule_left_out_of_the_target_is_found(left_out):
 
 
 @EVERY
-def test_b20_the_rows_are_what_verify_does(temperature, top_k, top_p, draft):
+def test_the_rows_are_what_verify_does(temperature, top_k, top_p, draft):
     """Claim: row by row, 200 draws of the vectorised sampler are those of ``verify`` over the same
     noise, so that what is counted above is the package's verification.
     """

@@ -212,7 +212,7 @@ def _siblings_that_share_a_draw(monkeypatch: pytest.MonkeyPatch) -> Shape:
 
 
 def _q_before_the_rules(monkeypatch: pytest.MonkeyPatch) -> Shape:
-    """The draft draws by the rules and hands on the law without them (B20)."""
+    """The draft draws by the rules and hands on the law without them."""
     drawn = sampling.Scores.draw
 
     def wrong(self: Any, node: int, law: Any = None) -> Any:
@@ -224,7 +224,7 @@ def _q_before_the_rules(monkeypatch: pytest.MonkeyPatch) -> Shape:
 
 
 def _p_before_the_rules(monkeypatch: pytest.MonkeyPatch) -> Shape:
-    """The target is verified without the rules (B20)."""
+    """The target is verified without the rules."""
     monkeypatch.setattr(TableSession, "score", _raw(TableSession.score))
     return Chain(2)
 

@@ -12,8 +12,9 @@ import torch
 from helpers import IMAGE, VIDEO, backbone, frames_input, onevision, qwen25, video_input
 from torch import Tensor
 
+from saccade.core.capabilities import Capabilities
 from saccade.core.prompt import Prefill, Prompt
-from saccade.core.protocols import View
+from saccade.core.protocols import Following, View
 from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling
 from saccade.drafting.recipe import Recipe
@@ -47,8 +48,18 @@ class Spy(View):
 
     def __post_init__(self) -> None:
         self.name, self.keep = self.view.name, self.view.keep
-        self.attention, self.own_keys = self.view.attention, self.view.own_keys
-        self.sinks = self.view.sinks
+
+    @property
+    def needs(self) -> Capabilities:
+        return self.view.needs
+
+    @property
+    def offers(self) -> Capabilities:
+        return self.view.offers
+
+    @property
+    def following(self) -> Following:
+        return self.view.following
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         self.seen.append((prefill, prompt))

@@ -121,7 +121,7 @@ def test_a_placeholder_is_never_drafted_nor_anything_behind_it():
     assert by_hand(context, LONGEST, COUNT)[:4] == [START, VIDEO, VIDEO, END]
     drafter = drafter_of(resolve("lookup"), backbone(run.target), None, [Sampling()], 12)
     drafter.ready([run.prefill])
-    assert drafter.propose({0: drafter.start()})[0].tokens == (START,)
+    assert drafter.propose({0: drafter.learner.start()})[0].tokens == (START,)
     assert not {VIDEO, IMAGE} & {token for round in run.rounds for token in round.tree.tokens}
 
 
@@ -132,20 +132,20 @@ def test_only_ids_are_read(family):
     """
     run = real("lookup", *MODELS[family](), count=40)
     recipe = resolve("lookup")
-    assert not recipe.view.attention and run.result.draft_visual_tokens in (None, 0)
+    assert not recipe.view.needs and run.result.draft_visual_tokens in (None, 0)
     blind = replace(run.whole, embeds=torch.full_like(run.whole.embeds, float("nan")))
     drafter = drafter_of(recipe, backbone(run.target), None, [Sampling()], 40)
     drafter.ready([Prefill(blind, None, torch.full((1,), float("nan")))])
     drafter.commit({0: run.result.ids[:1]})
     for round in run.rounds:
-        assert drafter.propose({0: drafter.start()}) == {0: round.tree}
+        assert drafter.propose({0: drafter.learner.start()}) == {0: round.tree}
         drafter.commit({0: round.tokens})
 
 
 IMPOSSIBLE = [
-    ("lookup/shape=tree", "lookup drafts a chain"),
-    ("lookup/shape=sage", "lookup drafts a chain"),
-    ("sd-tree/drafter=lookup", "lookup drafts a chain"),
+    ("lookup/shape=tree", "lookup needs a shape that drafts a chain"),
+    ("lookup/shape=sage", "lookup needs a shape that drafts a chain"),
+    ("sd-tree/drafter=lookup", "lookup needs a shape that drafts a chain"),
     ("sd/view=per-head", "drafter=self"),
     ("sage/view=per-head", "drafter=self"),
     ("std/drafter=model", "drafter=self"),
@@ -182,6 +182,7 @@ POSSIBLE = [
 ]
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("name", POSSIBLE)
 def test_control_what_can_be_runs_and_answers_the_same(name):
     """Control: neighbours of the refused combinations run, greedily as plain decoding does."""

@@ -22,7 +22,7 @@ from helpers import (
     video_input,
 )
 
-from lab.reference import greedy
+from lab.reference import decode_greedily
 
 COUNT = 24
 MAKE: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
@@ -52,7 +52,7 @@ def run_of(family: str, method: str, draft: str) -> Run:
 def plain(family: str) -> list[int]:
     """By uncached forwards of the modules, one a token."""
     make, inputs = MAKE[family]
-    return greedy(make(), prompt_of(make(), inputs()), COUNT)
+    return decode_greedily(make(), prompt_of(make(), inputs()), COUNT)
 
 
 @pytest.mark.parametrize("family", list(MAKE))
@@ -63,6 +63,7 @@ def test_plain_decoding_is_the_modules_greedy_answer(family):
     assert len(run.rounds) == COUNT - 1 and len(set(plain(family))) > 8
 
 
+@pytest.mark.representatives(6)
 @pytest.mark.parametrize(("case", "family"), dealt(CASES, MAKE))
 def test_the_answer_is_the_targets_own(case, family):
     """Claim: ids equal the cache-free reference's (and so ``ar``'s), for drafts good and bad, with
@@ -77,6 +78,7 @@ def test_the_answer_is_the_targets_own(case, family):
     assert all(round.verdict.own is not None for round in run.rounds[:-1])
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(("method", "draft"), [case for case in CASES if case[1] != "unrelated"])
 def test_control_drafts_are_both_accepted_and_refused(method, draft):
     """Control: over the families, each method has tokens accepted and tokens refused, so that the

@@ -163,7 +163,7 @@ def test_lambda_is_specvlms_share():
         ("lookup/schedule=parallel", "needs a draft model in a process of its own"),
         ("hippo/drafter=self", "needs a draft model in a process of its own"),
         ("tabed/schedule=parallel", "needs a draft model in a process of its own"),
-        ("lookup/shape=tree", "lookup drafts a chain"),
+        ("lookup/shape=tree", "lookup needs a shape that drafts a chain"),
         ("ar/schedule=parallel", "drafts nothing"),
     ],
 )
@@ -337,13 +337,14 @@ REFUSED = {
     ("pages", "model"): "picks among the target's own keys; use drafter=self",
     ("pages", "early-exit"): "picks among the target's own keys; use drafter=self",
     **{
-        (view, drafter): "is not a choice among the target's keys; use drafter=model"
+        (view, drafter): "needs a view that is a choice among the rows of the prompt"
         for view in ("dycoke", "pooled", "pooled-after", "text", "caption")
         for drafter in ("self", "early-exit")
     },
 }
 
 
+@pytest.mark.representatives(16)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("of", "family"),
@@ -377,6 +378,7 @@ def test_a_view_and_a_drafter_resolve_to_themselves_or_are_refused(view, drafter
     assert recipe.drafter is DRAFTERS[drafter] and recipe.view == VIEWS[view]
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     "method",

@@ -114,7 +114,7 @@ def test_how_much_is_read() -> None:
     every = prompt.index[prompt.visual].tolist()
     for page, keep in ((1, 0.1), (3, 0.3), (4, 0.5), (7, 0.5), (50, 0.2), (50, 0.6), (9, 0.9)):
         pruned = ByPage(keep=keep, page=page)(prefill, prompt)
-        wanted, paged = max(1, round(keep * len(every))), pruned.paged
+        wanted, paged = max(1, round(keep * len(every))), pruned.reading.paged
         assert paged is not None
         size = min(page, wanted, len(every) - wanted)
         assert paged.rows.shape[1] == size and abs(pruned.visual_tokens - wanted) <= max(
@@ -139,7 +139,7 @@ def test_what_is_read_is_the_sources() -> None:
     view = ByPage(keep=0.5, page=2)
     target = backbone(qwen25())
     (prompt,) = target.prompts(video_input(1, grid=(2, 4, 6)))
-    paged = view(Session(target, [Sampling()]).prefill([prompt])[0], prompt).paged
+    paged = view(Session(target, [Sampling()]).prefill([prompt])[0], prompt).reading.paged
     assert paged is not None
     pages, into = Pages(source, paged, 2), Cache(2, 3, 4, paged.slots + 5)
     before = [keys.clone() for keys in source.keys]
@@ -157,6 +157,7 @@ def test_what_is_read_is_the_sources() -> None:
 # -- the answer --------------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["pages/page=2/keep=0.5", "specvlm-self/view=pages/page=2"])
 @BY_FAMILY
 def test_the_answer_is_the_targets(family: str, method: str) -> None:
@@ -190,7 +191,7 @@ def test_a_batch_reads_each_its_own() -> None:
         ("pages/keep=0.1/keys=300", "give one of them"),
     ],
 )
-def test_what_cannot_be_is_told(method: str, said: str) -> None:
+def test_what_cannot_be_is_reported(method: str, said: str) -> None:
     with pytest.raises(MethodError, match=said):
         resolve(method)
 

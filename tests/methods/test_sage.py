@@ -38,7 +38,8 @@ from torch import Tensor
 import saccade
 from lab.reference import Oracle
 from saccade.core.errors import MethodError
-from saccade.core.protocols import Shape
+from saccade.core.prompt import Media
+from saccade.core.protocols import DraftReport, Shape
 from saccade.core.result import Round, Verdict
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, path
@@ -244,6 +245,7 @@ EACH = pytest.mark.parametrize("family", list(PAIRS))
 BOTH = pytest.mark.parametrize("method", list(METHODS))
 
 
+@pytest.mark.representatives(4)
 @BOTH
 @EACH
 def test_every_round_drafts_the_papers_tree(runs, family, method):
@@ -257,6 +259,7 @@ def test_every_round_drafts_the_papers_tree(runs, family, method):
     assert same(rounds, METHODS[method])
 
 
+@pytest.mark.representatives(4)
 @BOTH
 @EACH
 def test_laws_and_tokens_are_the_drafts_by_uncached_forwards(runs, family, method):
@@ -278,6 +281,7 @@ def test_laws_and_tokens_are_the_drafts_by_uncached_forwards(runs, family, metho
             assert sorted(round.tree.tokens[n] for n in below) == sorted(best)
 
 
+@pytest.mark.representatives(7)
 @pytest.mark.parametrize("misreading", list(MISREADINGS))
 @BOTH
 def test_control_a_misread_equation_drafts_another_tree(runs, method, misreading):
@@ -352,14 +356,18 @@ class Drafting(StubDraft):
 
     def __init__(self, session: Laws, shape: Shape) -> None:
         self.session, self.shape, self.last = session, shape, {}
-        self.start, self.fold, self.commit = shape.start, shape.fold, session.commit
+        self.commit = session.commit
+
+    @property
+    def learner(self):
+        return self.shape
 
     def propose(self, states):
         growing = {r: self.shape.grow(state) for r, state in states.items()}
         return drive(self.session.score, growing, self.last)
 
-    def scores(self, request):
-        return self.last[request]
+    def report(self):
+        return DraftReport(self.last)
 
 
 def draws(*key: object) -> random.Random:
@@ -410,6 +418,7 @@ def _stub_rounds(method: str, seed: int, count: int) -> list[Seen]:
     return found
 
 
+@pytest.mark.representatives(2)
 @BOTH
 def test_any_laws_give_the_papers_tree(method):
     """Claim: the same over laws from flat to certain, acceptance from none to all.
@@ -555,7 +564,9 @@ def test_a_fifth_of_an_image_and_a_tenth_of_a_video():
     both are shown; ``keep=`` is the share of all of them, ``images=`` that of images. Fails where
     images are cut like videos, which was our reading."""
     for still, moving, kept, at_half in ((40, 0, 8, 20), (0, 100, 10, 50), (40, 100, 18, 70)):
-        prompt = replace(PROMPT, stills=still, grid=torch.zeros(still + moving, 4).long())
+        prompt = replace(
+            PROMPT, media=Media(stills=still), grid=torch.zeros(still + moving, 4).long()
+        )
         assert resolve("sage").view.budget(prompt) == kept
         assert resolve("sage/keep=0.5").view.budget(prompt) == at_half
         assert resolve("specvlm").view.budget(prompt) == (still + moving) // 10
@@ -572,7 +583,7 @@ def test_a_fifth_of_an_image_and_a_tenth_of_a_video():
     for name, kept in (("sage", 5), ("sage/keep=0.1", 2), ("specvlm", 2)):
         found = saccade.run(backbone(qwen25()), picture, method=name, **models)
         assert (found.visual_tokens, found.draft_visual_tokens) == (24, kept)
-    assert backbone(qwen25()).prompts(shown)[0].stills == 0
+    assert backbone(qwen25()).prompts(shown)[0].media.stills == 0
 
 
 def test_every_number_of_the_paper_is_a_setting():

@@ -52,7 +52,7 @@ def test_its_parts_are_chosen_by_their_names() -> None:
     assert resolve("sd/view=motion").view == sixth_method.MOTION
     with pytest.raises(MethodError, match="write sure-T with a threshold T from 0 to 1"):
         resolve("sd/shape=sure-2")
-    with pytest.raises(MethodError, match="lookup drafts a chain"):
+    with pytest.raises(MethodError, match="lookup needs a shape that drafts a chain"):
         resolve("lookup/shape=sure-0.5")  # it has no laws to be sure by
 
 
@@ -88,7 +88,7 @@ def test_a_file_and_a_package_are_found(monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.usefixtures("unchecked")
-def test_a_broken_package_is_left_out_and_a_broken_file_is_told(
+def test_a_broken_package_is_left_out_and_a_broken_file_is_reported(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Claim: an installed module that cannot be read takes nothing else with it; of the user's own

@@ -203,6 +203,7 @@ def by_oracle(model: Any, prompt: Prompt, text: list[int]) -> Any:
     return lambda tokens: oracle.logits(0, [*text, *tokens])[-1]
 
 
+@pytest.mark.representatives(3)
 @EACH
 @pytest.mark.parametrize("positions", ["original", "repacked"])
 def test_every_round_drafts_fig_9_over_the_pruned_prompt(pair, positions):
@@ -229,6 +230,7 @@ def test_every_round_drafts_fig_9_over_the_pruned_prompt(pair, positions):
     assert differs, "pruning must matter"
 
 
+@pytest.mark.representatives(2)
 @EACH
 def test_a_self_draft_drafts_fig_9_over_its_own_kept_keys(pair):
     """Claim: without a second model, the target's own keys of the kept tokens, and no second

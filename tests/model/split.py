@@ -151,7 +151,9 @@ def odd_verdict(target: Loaded, draft: Loaded, inputs: Inputs) -> str | None:
 
         return schedule(target, draft, requests, changed)
 
-    recipe = replace(resolve("ar"), schedule=tensor_parallel.agree_on_drafts(other))
+    recipe = replace(
+        resolve("ar"), schedule=tensor_parallel.agree_on_drafts(replace(schedule, run=other))
+    )
     try:
         saccade.run(target.backbone, inputs, method=recipe, max_new_tokens=2, do_sample=False)
     except ModelError as error:

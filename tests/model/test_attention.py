@@ -134,7 +134,7 @@ def test_a_prompts_rows_in_c_equal_the_naive_softmax(new, monkeypatch):
     there, each row sees up to itself; the fused kernel is not called, and torch's default type
     says nothing. Control: over one key too few for it, it is called."""
     fused = []
-    for name in ("scaled_dot_product_attention", "partial"):
+    for name in ("scaled_dot_product_attention", "attend_partially"):
         called = getattr(attention, name)
         monkeypatch.setattr(
             attention, name, lambda *a, called=called, **b: fused.append(1) or called(*a, **b)
@@ -180,6 +180,7 @@ def _masked(q, keys, values, visible):
 CHUNKED = pytest.mark.parametrize("sizes", [(67, 71, 65), (130, 97), (65, 1, 70, 3)])
 
 
+@pytest.mark.representatives(3)
 @CHUNKED
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float32, 1e-5), (torch.bfloat16, 2e-2)])
 def test_chunks_of_a_prompt_equal_the_prompt_at_once(sizes, dtype, close):
@@ -251,6 +252,7 @@ def test_a_part_is_its_softmax_and_the_log_of_its_sum(how, plain, monkeypatch):
         assert torch.allclose(merge(*halves), expected, atol=1e-5)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("fused", [None, False], ids=["fused", "modules"])
 def test_a_prompt_read_in_odd_chunks_gives_the_laws_of_the_oracle(fused):
     """Claim: root, tree and chain after a chunked prefill equal the cache-free forward to 1e-4."""

@@ -18,21 +18,22 @@ from helpers import video_input as seen_input
 from torch import Tensor
 
 import saccade
-from lab.hardware.flips import flips
-from lab.training.agreement import held_out
+from lab.hardware.flips import count_flips
+from lab.training.agreement import unseen_clip
 from saccade import inputs as models
 from saccade.core.costs import Costs
 from saccade.core.errors import MethodError, ModelError
+from saccade.core.pace import Rate
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, add, chain
 from saccade.drafting.recipe import Recipe, as_chains
 from saccade.drafting.shapes.auto import Auto
-from saccade.drafting.shapes.fit import Fit, FitState, Rate
+from saccade.drafting.shapes.fit import Fit, FitState
 from saccade.drafting.shapes.policies import Chain
 from saccade.methods import SYSTEMS, resolve
 from saccade.model import batch_invariant, cuda_graphs
-from saccade.model.attention import Segment, Step
+from saccade.model.attention import Step
 from saccade.model.backbone import Backbone
 from saccade.model.batch_invariant import (
     BLOCK,
@@ -42,6 +43,7 @@ from saccade.model.batch_invariant import (
     attend_in_order,
 )
 from saccade.model.cache import Cache
+from saccade.model.segments import Segment
 from saccade.model.session import Session
 
 LOW = (torch.bfloat16, torch.float16)
@@ -102,6 +104,7 @@ def told(
 # -- whole answers -----------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("fused", "dtype"),
     [
@@ -126,6 +129,7 @@ def test_a_drafted_answer_has_the_bits_of_plain_decoding(family, fused, dtype):
         assert any(round.accepted for round in result.rounds), method
 
 
+@pytest.mark.representatives(2)
 @low
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llama"])
 def test_control_without_exact_bits_differ(family, dtype):
@@ -143,7 +147,7 @@ def test_control_without_exact_bits_differ(family, dtype):
 def test_the_trained_pair(pair, dtype, number):
     """Claim: so it is with trained weights, on clips they never saw."""
     target, draft = _loaded("shapes", dtype), _loaded("shapes-draft", dtype)
-    _, clip, question = held_out(number, 256)
+    _, clip, question = unseen_clip(number, 256)
     inputs = models.ask(target, question, clips=[clip])
     settings = {"exact": True, "draft": draft.backbone, "max_new_tokens": 32}
     plain, truth = told(target.backbone, inputs, "ar", **settings)
@@ -157,6 +161,7 @@ def _loaded(name: str, dtype: torch.dtype) -> models.Loaded:
     return models.load(name, dtype=str(dtype).removeprefix("torch."))
 
 
+@pytest.mark.representatives(1)
 @low
 def test_in_parallel(dtype):
     """Claim: what is in flight while the target judges changes no bit either."""
@@ -182,6 +187,7 @@ def test_a_request_in_a_batch_has_the_bits_it_has_alone(dtype):
     assert [result.ids for result in rounds.results] == alone
 
 
+@pytest.mark.representatives(1)
 @low
 def test_turns_of_a_conversation(dtype):
     """Claim: a second turn, whose question waits in front of the first draft, has plain decoding's
@@ -208,7 +214,7 @@ def _root(talk: saccade.Conversation) -> Tensor:
     return session.score({0: Tree()})[0].logits(ROOT)
 
 
-def test_fp32_too():
+def test_float32_has_equal_bits_too():
     """Claim: exact may be asked for in fp32, where it does the same."""
     target, inputs = model_of("llama", torch.float32), asked("llama", torch.float32)
     plain, truth = told(target, inputs, "ar", exact=True)
@@ -275,6 +281,7 @@ def one_by_one(kind: Callable[..., Session], dtype: torch.dtype, length: int) ->
     return along(_begun(kind, dtype), TEXT[:length], None)
 
 
+@pytest.mark.representatives(2)
 @low
 @pytest.mark.parametrize("seed", few(range(4), 2))
 def test_any_way_through_a_text_gives_the_same_bits(dtype, seed, unchecked):
@@ -284,6 +291,7 @@ def test_any_way_through_a_text_gives_the_same_bits(dtype, seed, unchecked):
     assert torch.equal(found, one_by_one(BatchInvariantSession, dtype, len(TEXT)))
 
 
+@pytest.mark.representatives(3)
 @low
 @pytest.mark.parametrize("kind", [Session, Unpadded, Unordered])
 def test_control_each_half_alone_is_not_enough(dtype, kind, unchecked):
@@ -294,6 +302,7 @@ def test_control_each_half_alone_is_not_enough(dtype, kind, unchecked):
     assert not torch.equal(found, one_by_one(kind, dtype, BLOCK))
 
 
+@pytest.mark.representatives(1)
 @low
 @pytest.mark.parametrize("family", few(["qwen2_5_vl", "llama"], 1))
 def test_captured_forwards_give_the_same_bits(family, dtype, monkeypatch):
@@ -456,11 +465,12 @@ def test_costs_are_those_of_padded_forwards():
 # -- flips -------------------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(1)
 @low
 def test_flips_are_counted(dtype):
     """Claim: rows alone change logits without exact, and none with it."""
     target, inputs = model_of("llama", dtype), asked("llama", dtype)
-    ordinary = flips(target, inputs, tokens=48)
+    ordinary = count_flips(target, inputs, tokens=48)
     assert ordinary.compared == 48 and 0 <= ordinary.flips <= ordinary.unlike
     assert ordinary.unlike > 0
-    assert flips(target, inputs, tokens=48, exact=True).unlike == 0
+    assert count_flips(target, inputs, tokens=48, exact=True).unlike == 0

@@ -1,10 +1,9 @@
-"""Whatever was done to a model in memory, the answer is its own ``generate``'s or a refusal."""
+"""Claims about models changed in memory: the answer is their own ``generate``'s, or a refusal."""
 
 from __future__ import annotations
 
 import copy
 import functools
-import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,33 +12,31 @@ from typing import Any
 
 import pytest
 import torch
-import transformers
 from helpers import (
     hf_greedy,
     input_for,
-    left_padded,
     llama,
     noisy,
     onevision,
-    qwen2,
     qwen25,
     text_input,
 )
 from torch import nn
 
 import saccade
-from saccade.core.errors import ModelError, OptionError
-from saccade.core.tree import ROOT
+from saccade.core.errors import ModelError
 from saccade.engine.request import Request
 from saccade.engine.request import current_backbone as followed
 from saccade.engine.scheduler import Scheduler
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone
-from saccade.model.generate_check import check_against_generate
 
 TOKENS = 24
+
 METHODS = ("ar", "sd", "sd-tree", "early-exit")
+
 METHODS_ARGS: dict[str, str] = {"early-exit": "sd/drafter=early-exit"}
+
 
 # -- what is done to a model -------------------------------------------------------------------
 
@@ -323,6 +320,7 @@ def _head(model: Any) -> Any:
 
 
 W = "layers.1.mlp.down_proj"
+
 CHANGES: dict[str, Change] = {
     # weights
     "head weight replaced": Change(lambda m, t: _assign(_head(m).weight)),
@@ -465,6 +463,7 @@ def _changed(model: Any, change: Change, tools: Tools) -> Any:
     return found if "generate" in dir(found) else model
 
 
+@pytest.mark.representatives(20)
 @pytest.mark.parametrize("used", [False, True], ids=["before first use", "after first use"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_target_answers_as_its_own_generate(name, used, tools):
@@ -488,6 +487,7 @@ def test_a_changed_target_answers_as_its_own_generate(name, used, tools):
                 _answer(model, inputs, method, draft)
 
 
+@pytest.mark.representatives(10)
 @pytest.mark.parametrize("used", [False, True], ids=["before first use", "after first use"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_draft_changes_no_answer(name, used, tools):
@@ -542,6 +542,7 @@ def _last_linear_of_eyes(model: Any) -> Any:
     return linears[-1]
 
 
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize("used", [False, True], ids=["before first use", "after first use"])
 @pytest.mark.parametrize("name", VISION)
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llava_onevision"])
@@ -625,231 +626,3 @@ def test_weights_trained_in_place_are_not_stacked_twice():
     second = followed(model)
     places = [each.fused.layers[0].qkv.weight.data_ptr() for each in (first, second)]
     assert second is not first and places[0] == places[1]
-
-
-# -- logits ------------------------------------------------------------------------------------
-
-
-BASE: dict[str, Any] = dict(
-    vocab_size=320,
-    hidden_size=64,
-    intermediate_size=96,
-    num_hidden_layers=2,
-    num_attention_heads=4,
-    num_key_value_heads=2,
-    bos_token_id=None,
-    eos_token_id=None,
-    pad_token_id=None,
-)
-SCALED: dict[str, dict[str, Any]] = {
-    "granite": dict(
-        logits_scaling=8.0,
-        embedding_multiplier=12.0,
-        residual_multiplier=0.22,
-        attention_multiplier=0.25,
-    ),
-    "cohere": dict(logit_scale=0.0625),
-    "hyperclovax": dict(logits_scaling=0.125),
-    "nanochat": {},
-    "llama": {},
-}
-
-
-def _random_model(kind: str, std: float = 0.3, **more: Any) -> Any:
-    config = transformers.AutoConfig.for_model(
-        kind, **{**BASE, "max_position_embeddings": 512, **more}
-    )
-    torch.manual_seed(0)
-    model = transformers.AutoModelForCausalLM.from_config(config).eval()
-    with torch.no_grad():
-        for weight in model.parameters():
-            if weight.ndim > 1:
-                weight.normal_(std=std)
-    return model
-
-
-@pytest.mark.parametrize("kind", SCALED)
-def test_laws_are_those_of_the_models_own_logits(kind):
-    """Claim: the law of the first token and of one inside a drafted chain is the softmax of the
-    model's own logits, to a total variation of 1e-4, where it scales or caps what its head gives.
-    Control: what the head gives is another law (but for llama). Greedy answers are generate()'s."""
-    model, inputs = _random_model(kind, **SCALED[kind]), text_input(3)
-    heads: list[Any] = []
-    handle = model.get_output_embeddings().register_forward_hook(
-        lambda module, args, out: heads.append(out[0, -1])
-    )
-    with torch.no_grad():
-        law = model(**inputs).logits[0, -1].softmax(-1)
-    handle.remove()
-    bare = heads[-1].softmax(-1)
-    assert (float((bare - law).abs().sum()) / 2 > 0.01) is (kind != "llama")
-    rounds = saccade.stream(model, inputs, method="ar", max_new_tokens=4)
-    mine = next(rounds).p.logits(ROOT).softmax(-1)
-    rounds.close()
-    assert float((mine - law).abs().sum()) / 2 < 1e-4
-    truth = hf_greedy(model, inputs, TOKENS)
-    for method in METHODS:
-        assert _answer(model, inputs, method, model) == truth
-    rounds = saccade.stream(model, inputs, draft=model, method="sd", max_new_tokens=TOKENS)
-    drafted = [round for round in rounds if len(round.tree)]
-    rounds.close()
-    path = drafted[0]
-    text = torch.tensor([[*inputs["input_ids"][0].tolist(), truth[0], path.tree.tokens[0]]])
-    with torch.no_grad():
-        inner = model(text).logits[0, -1].softmax(-1)
-    found = path.p.logits(0).softmax(-1)
-    assert float((found - inner).abs().sum()) / 2 < 1e-4
-
-
-def test_a_cap_that_a_prompt_does_not_reach_is_seen():
-    """Claim: logits that are capped far above what a few tokens give are still the model's own: the
-    head is tried with hidden states far too large."""
-    model = _random_model("nanochat", std=0.02)
-    target = followed(model)
-    check_against_generate(target)
-    assert target.needs_model_for_logits
-
-
-# -- rotary rules ------------------------------------------------------------------------------
-
-SAME, FARTHER = [1.0] * 8, [4.0] * 8
-LONG = dict(original_max_position_embeddings=64)
-ROTARY: dict[str, tuple[int, dict[str, Any]]] = {
-    "dynamic": (64, dict(rope_type="dynamic", factor=4.0)),
-    "longrope": (
-        256,
-        dict(rope_type="longrope", factor=4.0, short_factor=SAME, long_factor=FARTHER, **LONG),
-    ),
-    "yarn": (256, dict(rope_type="yarn", factor=4.0, **LONG)),
-    "linear": (256, dict(rope_type="linear", factor=4.0)),
-}  # fmt: skip
-
-
-def _rotary(name: str) -> Any:
-    most, rule = ROTARY[name]
-    parameters = dict(rope_theta=1e4, **rule)
-    return _random_model("llama", max_position_embeddings=most, rope_parameters=parameters)
-
-
-@pytest.mark.parametrize("name", ROTARY)
-def test_answers_do_not_part_where_rotations_depend_on_length(name):
-    """Claim: an answer that grows past the length where a rotary rule changes is generate()'s,
-    plain and drafted by chains and trees. Fails if drafted tokens are rotated by the length of the
-    longest of them."""
-    inputs = text_input(4, length=50)
-    truth = hf_greedy(_rotary(name), inputs, 40)
-    for method in METHODS:
-        result = saccade.run(
-            _rotary(name),
-            inputs,
-            draft=_rotary(name),
-            method=METHODS_ARGS.get(method, method),
-            max_new_tokens=40,
-        )
-        assert [*result.ids] == truth, method
-
-
-@pytest.mark.parametrize("name", ["dynamic", "longrope"])
-def test_a_short_request_does_not_change_beside_or_after_a_long_one(name):
-    """Claim: rotated by its own length alone: in a batch, in a scheduler, after a longer request
-    over the same model, and as a later turn of a conversation."""
-    most = ROTARY[name][0]
-    short, long = text_input(5, length=40), text_input(6, length=min(most, 100))
-    alone = [hf_greedy(_rotary(name), each, 20) for each in (short, long)]
-    ids = saccade.generate(
-        _rotary(name), left_padded([short, long]), method="ar", max_new_tokens=20
-    )
-    assert [row[-20:].tolist() for row in ids] == alone
-    model = _rotary(name)
-    scheduler = Scheduler(followed(model), resolve("ar"))
-    for each in (long, short):
-        scheduler.join(Request.of(followed(model), each, max_new_tokens=20))
-    events = [event for _ in range(24) for event in scheduler.step()]
-    found = {event.number: [*event.result.ids] for event in events if event.result is not None}
-    assert found == {0: alone[1], 1: alone[0]}
-    assert [*saccade.run(model, short, method="ar", max_new_tokens=20).ids] == alone[0]
-    talk = saccade.Conversation(_rotary(name), method="ar")
-    first = talk.run(short, max_new_tokens=20)
-    ids = torch.cat([short["input_ids"], torch.tensor([first.ids]), long["input_ids"][:, :3]], 1)
-    longer = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    second = talk.run(longer, max_new_tokens=10)
-    assert [*second.ids] == hf_greedy(_rotary(name), longer, 10)
-
-
-# -- around a call -----------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("fused", [None, False], ids=["fused", "by modules"])
-def test_an_answer_in_inference_mode_does_not_end_training(fused):
-    """Claim: a model that first answered inside torch.inference_mode can be trained afterwards, and
-    the trained model answers. Fails if its weights became part of a tensor made in that mode."""
-    model, inputs = copy.deepcopy(llama()).requires_grad_(True), text_input(2)
-    target = model if fused is None else Backbone(model, fused=fused)
-    with torch.inference_mode():
-        _answer(target, inputs, "ar")
-    optimizer = torch.optim.SGD(model.parameters(), 0.5)
-    for _ in range(2):
-        loss = model(**inputs, labels=inputs["input_ids"]).loss
-        loss.backward()
-        optimizer.step()
-        optimizer.zero_grad()
-        with torch.inference_mode():
-            assert _answer(target, inputs, "ar") == hf_greedy(model, inputs, TOKENS)
-
-
-@pytest.mark.parametrize("fused", [None, False], ids=["fused", "by modules"])
-@pytest.mark.parametrize("make", [llama, qwen2])
-def test_four_threads_answer_over_one_model(make, fused):
-    """Claim: threads that share one model each get the answer they get alone, by modules too.
-    Fails where one thread's hook stops another one's forward."""
-    family = {llama: "llama", qwen2: "qwen2_vl"}[make]
-    model = copy.deepcopy(make())
-    target, draft = Backbone(model, fused=fused), Backbone(copy.deepcopy(noisy(make)), fused=fused)
-    inputs = [input_for(family, seed) for seed in range(4)]
-    truth = [hf_greedy(model, each, 12) for each in inputs]
-    found: dict[tuple[int, int], Any] = {}
-
-    def work(place: int) -> None:
-        for turn in range(3):
-            try:
-                result = saccade.run(
-                    target, inputs[place], draft=draft, method="sd", max_new_tokens=12
-                )
-                found[place, turn] = [*result.ids]
-            except BaseException as error:
-                found[place, turn] = error
-
-    threads = [threading.Thread(target=work, args=(place,)) for place in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert found == {(place, turn): truth[place] for place in range(4) for turn in range(3)}
-
-
-@pytest.mark.parametrize("pad", [0, None])
-def test_a_missing_mask_is_inferred_as_generate_infers_it(pad):
-    """Claim: without a mask pad tokens are hidden where the config names one, in a batch and inside
-    one prompt, and read where it names none or where it ends answers too."""
-    model = copy.deepcopy(llama())
-    model.generation_config = transformers.GenerationConfig(do_sample=False, pad_token_id=pad)
-    batch = left_padded([text_input(1, 7), text_input(2, 12)])
-    batch["input_ids"][1, 6] = 0
-    bare = {"input_ids": batch["input_ids"]}
-
-    def equal() -> bool:
-        theirs = model.generate(**bare, max_new_tokens=TOKENS)
-        ours = saccade.generate(model, bare, method="ar", max_new_tokens=TOKENS)
-        return torch.equal(theirs, ours)
-
-    assert equal()
-    model.generation_config.eos_token_id = 0
-    model.generation_config.pad_token_id = 0
-    assert equal()
-
-
-def test_a_prompt_of_padding_alone_is_refused():
-    """Claim: where inference leaves nothing of a request, a sentence says so."""
-    model = copy.deepcopy(llama())
-    with pytest.raises(OptionError, match="nothing but pad tokens"):
-        saccade.run(model, {"input_ids": torch.zeros(1, 5, dtype=torch.long)}, method="ar")

@@ -108,6 +108,7 @@ def test_every_step_gives_the_laws_of_an_ordinary_forward(family):
     assert fixed.requests[0].cache.capacity > 70 + len(fixed.requests[0].context) - 60
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("count", [2, 3, 5])
 def test_several_requests_are_one_step(count):
     """Claim: requests of unlike prompts that score trees of unlike sizes are one captured step a
@@ -200,14 +201,14 @@ def test_an_ensembles_draft_runs_in_fixed_shapes(monkeypatch):
     tokens are pending, and the answer is the target's."""
     monkeypatch.setattr(cuda_graphs, "DEVICE_TYPES", ("cpu",))
     steps: list[tuple[int, bool]] = []
-    plain = CudaGraphs._ready
+    plain = CudaGraphs._fill_captured_size
 
     def noted(self: CudaGraphs, rows: Any, *rest: Any) -> Any:
         found = plain(self, rows, *rest)
         steps.append((len(rows.segments), found is not None))
         return found
 
-    monkeypatch.setattr(CudaGraphs, "_ready", noted)
+    monkeypatch.setattr(CudaGraphs, "_fill_captured_size", noted)
     result = answered("qwen2_5_vl", "tabed-mtcp")
     assert result.ids == truth("qwen2_5_vl") and result.fallback_reason is None
     drafted = [fixed for views, fixed in steps if views == 4]
@@ -250,7 +251,7 @@ def test_a_size_is_captured_once_and_its_memory_stays():
         assert _same(ordinary, fixed, chain([5, 6, 7 + round])) < 1e-4
         for session in (ordinary, fixed):
             session.commit({0: [5, 9]})
-        places = {size: each._memory.data_ptr() for size, each in graphs._slots.items()}
+        places = {size: each._memory.data_ptr() for size, each in graphs._inputs.items()}
         if round == 0:
             first = places
     # a round's 3 rows, then 4 with the token before: both are of 4
@@ -343,6 +344,7 @@ def test_what_forwards_cost_is_measured_on_replays(monkeypatch):
     assert len(rest) >= 6 and rest == [(0, 1)] * len(rest), (warm, rest)
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("method", ["ar", "sd-tree", "specvlm", "specvlm-self", "std", "sage"])
 def test_answers_are_the_same(method, monkeypatch):
     """Claim: with every session in fixed sizes, target's and draft's, answers stay the target's.
@@ -356,7 +358,7 @@ def test_answers_are_the_same(method, monkeypatch):
 
 
 @pytest.mark.parametrize("wrong", [(), (4,), (8,), (4, 8)])
-def test_each_size_is_held_against_an_ordinary_forward(wrong, caplog):
+def test_each_size_is_compared_with_an_ordinary_forward(wrong, caplog):
     """Claim: a size whose logits are off is found out when it is captured and never used, and laws
     stay those of ordinary forwards; the other sizes are. Fails if one size's check stands for all.
     """

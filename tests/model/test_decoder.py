@@ -15,10 +15,11 @@ from helpers import FAMILIES, backbone, input_for, llama, qwen2, qwen25, random_
 from saccade.core.errors import ModelError
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ancestors
-from saccade.model.attention import Segment, Step
+from saccade.model.attention import Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.decoder import INITIAL_TABLE_ROWS, FusedDecoder
+from saccade.model.segments import Segment
 from saccade.model.session import Session
 
 
@@ -68,7 +69,7 @@ def test_a_prompts_last_layer_computes_what_is_wanted_alone(family, follow, monk
         model = backbone(FAMILIES[family](), fused)
         if model.fused is not None:
             down = model.fused.layers[-1].down
-            monkeypatch.setattr(down, "onto", partial(_counted, counts, down.onto))
+            monkeypatch.setattr(down, "add_to", partial(_counted, counts, down.add_to))
         session, (prompt,) = Session(model, [Sampling()]), model.prompts(inputs)
         (prefill,) = session.prefill_in_chunks(0, prompt, record=True, follow_rows=follow)
         cache = prefill.cache

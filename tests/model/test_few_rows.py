@@ -53,6 +53,7 @@ def _attend(trial: Trial, soft_cap: float = 0.0) -> torch.Tensor:
     return triton.attend(q, *caches, mask, kernels.kv_heads, splits, scale, soft_cap)
 
 
+@pytest.mark.representatives(6)
 @pytest.mark.parametrize(
     ("rows", "keys"),
     [*((rows, keys) for rows in (1, 2, 7, 16) for keys in (0, 1, 63, 64, 65)), (7, 2300), (64, 65)],
@@ -64,6 +65,7 @@ def test_few_rows_over_any_number_of_keys_equal_torch(rows, keys):
     assert _apart(Trial.of(_kernels(2, 1, 16), [keys], rows)) < 1e-5
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("heads", "head_dim"),
     [((8, 2), 64), ((3, 3), 72), ((4, 2), 80), ((2, 1), 96), ((7, 1), 128), ((8, 1), 256)],
@@ -74,6 +76,7 @@ def test_any_heads_of_any_size_equal_torch(heads, head_dim):
     assert _apart(Trial.of(_kernels(*heads, head_dim), [70, 5], 3)) < 1e-5
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("dtype", "close"), [(torch.float16, 3e-3), (torch.bfloat16, 3e-2)])
 def test_half_precision_is_rounded_torch(dtype, close):
     """Claim: in half precision, sums are in fp32: over 2,300 keys the kernels are a rounding
@@ -86,6 +89,7 @@ def test_requests_of_unlike_lengths_do_not_read_each_other():
     assert _apart(Trial.of(_kernels(4, 2, 16), [0, 1, 300, 64, 129], 5)) < 1e-5
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("splits", [1, 2, 8, 64])
 def test_keys_may_be_split_over_any_number_of_programs(splits, monkeypatch):
     """Claim: any number of splits is the one softmax, splits without a key included."""
@@ -124,6 +128,7 @@ def test_a_captured_launch_follows_numbers_that_change_in_place():
     assert (_attend(trial) - before).abs().max() > 1e-2
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("normed", [True, False])
 @pytest.mark.parametrize("head_dim", [16, 72])
 def test_rotation_norms_and_writing_are_torchs(normed, head_dim):
@@ -163,6 +168,7 @@ def on_cpu(monkeypatch):
     monkeypatch.setattr(few_rows, "DEVICE_TYPES", ("cpu",))
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", ["qwen2.5-vl", "qwen3-vl"])
 def test_captured_forwards_by_the_kernels_give_the_laws_of_ordinary_ones(
     family, tmp_path, monkeypatch
@@ -181,7 +187,7 @@ def test_captured_forwards_by_the_kernels_give_the_laws_of_ordinary_ones(
         return plain(self, layer, *given)
 
     monkeypatch.setattr(few_rows.FewRowAttention, "rotate_and_attend", counted)
-    monkeypatch.setattr(model, "few_rows", kernels)
+    monkeypatch.setattr(model, "few_row_kernels", kernels)
     graphs = CudaGraphs(model)
     assert isinstance(graphs._kind, FewRowKernels)
     prompts = [model.prompts(text_input(n, 20 + 9 * n))[0] for n in range(2)]
@@ -213,7 +219,7 @@ def test_a_model_is_given_kernels_that_were_tried(on_cpu, caplog, monkeypatch):
     have none either."""
     asked = 4, 2, 16, [CPU, CPU]
     few_rows._kernels_if_correct.cache_clear()
-    for difference, words in ((1e-6, None), (0.1, "apart"), (float("nan"), "apart")):
+    for difference, words in ((1e-6, None), (0.1, "differs"), (float("nan"), "differs")):
         few_rows._kernels_if_correct.cache_clear()
         caplog.clear()
         monkeypatch.setattr(few_rows, "difference_from_torch", lambda kernels, it=difference: it)
@@ -285,6 +291,7 @@ for architecture, head_dim, rows, aligned in [(80, 128, 16, 1), (90, 72, 16, 1),
 """
 
 
+@pytest.mark.slow
 def test_the_kernel_compiles_for_gpus_and_reads_sixteen_bytes_at_once(tmp_path):
     """Claim: compiled for the architectures of A100 and H100 (no GPU is needed for that), the
     kernel's shared memory fits and keys are copied 16 bytes at a time, for heads of 72 too.

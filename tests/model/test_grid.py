@@ -86,7 +86,7 @@ PICTURES: dict[str, list[list[Cell]]] = {
 
 
 @pytest.mark.parametrize("case", list(PICTURES))
-def test_pictures_that_touch_are_told_apart(case: str) -> None:
+def test_pictures_that_touch_are_distinguished(case: str) -> None:
     """Claim: a run of pictures falls into base squares, each with the lines that follow it.
 
     Fails if two pictures are one, if a newline is a cell, or if a line is another picture's.
@@ -130,7 +130,7 @@ def test_a_class_token_is_no_cell(many: int) -> None:
 
 @pytest.mark.parametrize("frames", [[3], [2, 2], [1, 4, 2]])
 @pytest.mark.parametrize("known", [True, False])
-def test_videos_that_end_in_a_newline_are_told_apart(frames: list[int], known: bool) -> None:
+def test_videos_that_end_in_a_newline_are_distinguished(frames: list[int], known: bool) -> None:
     """Claim: OneVision's newline ends a video and is no cell; frames are counted or known.
 
     Fails if touching videos are one, or if the next one's times go on from the last's.

@@ -103,6 +103,7 @@ def test_every_kernel_computes_the_same_product(name, rows, use):
     assert (found - exact).abs().max() < bound * exact.abs().max()
 
 
+@pytest.mark.slow
 def test_torch_without_onednn_is_imported_too():
     """Claim: a build of torch without oneDNN's products (other processors') is no hindrance before
     anybody asks for one."""
@@ -386,6 +387,7 @@ for _ in range(16):
 """
 
 
+@pytest.mark.slow
 def test_freed_memory_stays():
     """Claim: after a few times, two tensors of 24 MiB in the places of others are there without
     their 12,288 pages from the system. In a process of its own: what it has freed else matters."""

@@ -59,6 +59,7 @@ def sentence(error: BaseException) -> str:
 # -- counting ----------------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_are_counted_exactly(loaded: Callable[[str], Loaded], family: str) -> None:
     """Claim: a footprint's parameters are those of the model that is loaded, its decoder's those of
@@ -99,6 +100,7 @@ def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
     assert untied.decoder == found.decoder
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_a_token_leaves_is_what_a_cache_takes(
@@ -139,8 +141,9 @@ def test_published_sizes(name: str, billions: float) -> None:
 
 
 @pytest.fixture
-def unread(monkeypatch: pytest.MonkeyPatch) -> None:
-    """No weight may be read."""
+def unread(loaded: Callable[[str], Loaded], monkeypatch: pytest.MonkeyPatch) -> None:
+    """No weight may be read any more."""
+    loaded("llama")
 
     def never(*args: Any, **kwargs: Any) -> None:
         raise AssertionError("weights were read")
@@ -422,10 +425,10 @@ def test_reading_a_long_clip_takes_its_keys_and_one_chunk():
     The mask over all keys alone would be 2,048 rows x 5,000 keys x 4 bytes = 40 MB; what a chunk
     of rows needs is about its own width of numbers. Keys and values count too.
     """
-    from lab.hardware.prefill import read
+    from lab.hardware.prefill import measure_reading
 
     target = models.load("shapes", device="cpu")
-    found = read(target, 5_000, rows=4, record=True)
+    found = measure_reading(target, 5_000, rows=4, record=True)
     assert abs(found.visual_tokens - 5_000) < 256
     assert found.kv >= found.prompt_tokens * target.backbone.token_bytes
     assert found.prefill_peak is None or found.prefill_peak < found.kv + 64 * MIB

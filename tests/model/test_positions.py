@@ -64,6 +64,7 @@ def test_other_families_stay(family):
     assert torch.equal(one.prompts(inputs)[0].positions, other.prompts(inputs)[0].positions)
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("version", "place"),
     [("4.41.2", "trained"), ("5.2.0", "trained"), ("5.3.0", "library"), (None, "library")],
@@ -84,9 +85,12 @@ def test_a_checkpoints_age_says_where_it_was_trained_to_read(tmp_path, version, 
         found = saccade.run(model.backbone, inputs, method="ar", max_new_tokens=1)
         assert (
             any("trained to see" in text for text in found.warnings)
-            == prompts[asked].has_trained_positions
+            == prompts[asked].media.has_trained_positions
         )
     assert torch.equal(prompts["auto"].positions, prompts[place].positions)
-    assert prompts["trained"].has_trained_positions and not prompts["library"].has_trained_positions
+    assert (
+        prompts["trained"].media.has_trained_positions
+        and not prompts["library"].media.has_trained_positions
+    )
     config = AutoConfig.for_model("llava_onevision", transformers_version=version)
     assert families.position_rule(config) == "library"

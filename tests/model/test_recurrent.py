@@ -46,9 +46,9 @@ from saccade.model.recurrent import (
     GatedDeltaByGroups,
     LayerStates,
     Mixer,
-    Rows,
     ShortConvolution,
     State,
+    StateRows,
     Updates,
     Writes,
     read_text,
@@ -223,10 +223,10 @@ def _delta_net(kind: str, seed: int) -> tuple[Any, Mixer]:
 KINDS = ("qwen3_next", "qwen3_5", "lfm2")
 
 
-def _rows_of(states: LayerStates, firm: int, tree: Tree, known: int, start: int = 0) -> Rows:
+def _rows_of(states: LayerStates, firm: int, tree: Tree, known: int, start: int = 0) -> StateRows:
     mask = trees.ancestors(tree.parents)[known:]
     stop = start + firm + len(tree) - known
-    return Rows(states, start, stop, firm, known, mask)
+    return StateRows(states, start, stop, firm, known, mask)
 
 
 @pytest.mark.parametrize("kind", KINDS)

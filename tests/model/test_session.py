@@ -171,11 +171,12 @@ def _history(kind: str, fused: bool | None, seed: int) -> None:
     _assert_equal_laws(session, oracle, {r: Tree() for r in range(3)})
 
 
+@pytest.mark.representatives(2)
 @BOTH
 @pytest.mark.parametrize("kind", ["video", "text"])
 @settings(max_examples=6)
 @given(seed=st.integers(0, 10_000))
-def test_b10_any_history_of_trees_and_commits_equals_the_oracle(kind, fused, seed):
+def test_any_history_of_trees_and_commits_equals_the_oracle(kind, fused, seed):
     """Claim: over rounds of random trees and mixed acceptance, three requests of different
     lengths keep the laws of a model that recomputes everything (1e-4), and their caches hold what
     a fresh prefill holds (1e-5).
@@ -188,7 +189,7 @@ def test_b10_any_history_of_trees_and_commits_equals_the_oracle(kind, fused, see
 @pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("kind", ["video", "text"])
-def test_b10_many_histories_equal_the_oracle(kind, fused):
+def test_many_histories_equal_the_oracle(kind, fused):
     """The claim above over 300 more histories each."""
     for seed in range(20_000, 20_300):
         _history(kind, fused, seed)
@@ -307,7 +308,7 @@ def test_no_piece_of_a_prompt_is_tiny(chunk):
 
 
 def test_laws_are_clipped_and_placeholders_banned():
-    """Claim: a draft's laws have the common vocabulary, and visual placeholders none at all (B16).
+    """Claim: a draft's laws have the common vocabulary, and visual placeholders none at all.
 
     Fails if a banned id keeps any probability, at the root, at a node or after a fork.
     """
@@ -349,6 +350,7 @@ def test_a_fork_over_everything_is_the_target_itself(fused):
     assert (_rows(less[0])[1:] - _rows(ours[0])[1:]).abs().max() > 1e-2
 
 
+@pytest.mark.representatives(1)
 @BOTH
 @settings(max_examples=8)
 @given(seed=st.integers(0, 10_000))

@@ -105,7 +105,7 @@ def test_more_families_and_methods(
 
 
 @pytest.mark.slow
-def test_silent_9_a_process_whose_draft_fails_alone_does_not_hang_the_others(
+def test_a_process_whose_draft_fails_alone_does_not_hang_the_others(
     tmp_path: Path,
 ) -> None:
     """Claim: where the others wait inside forwards that they share, a sentence ends all of them.
@@ -134,7 +134,7 @@ class Counting:
         self.reason = reason
 
 
-def test_silent_9_what_failed_elsewhere_proposes_nothing_here(monkeypatch) -> None:
+def test_what_failed_elsewhere_proposes_nothing_here(monkeypatch) -> None:
     """Claim: a draft that failed in another process, be it before the first proposal, is not asked
     for one here, where its forwards would wait for the other's. Control: without, it is asked."""
     drafts = Counting(), Counting()

@@ -130,7 +130,7 @@ def test_eq_6_knows_no_budget_read_literally():
         assert len(kept) == count
 
 
-def test_a_stage_one_that_fills_the_budget_is_told_once(caplog):
+def test_a_stage_one_that_fills_the_budget_is_reported_once(caplog):
     """Claim: where lambda asks for more than the budget a warning says that stage II is idle and
     what to do, once for a lambda; with a fitting lambda nothing is said."""
     specvlm._warn_that_stage_two_is_idle.cache_clear()

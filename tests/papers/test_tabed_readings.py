@@ -37,10 +37,10 @@ def test_each_picture_has_its_own_caption() -> None:
     caption stands in the place of each. Fails for one caption of a middle frame for all."""
     prompt = prompt_of([3, 1, 2])
     found = replace_media(prompt, ((7, 8), (9,), (4, 5, 6)))
-    assert found.ids_to_embed is not None
-    assert found.ids_to_embed.tolist() == [-1, 7, 8, -1, 9, -1, 4, 5, 6, -1]
+    assert found.reading.ids_to_embed is not None
+    assert found.reading.ids_to_embed.tolist() == [-1, 7, 8, -1, 9, -1, 4, 5, 6, -1]
     assert found.visual.sum() == 0 and found.next_position == len(found) == 10
-    same = replace_media(prompt, ((7, 8),)).ids_to_embed
+    same = replace_media(prompt, ((7, 8),)).reading.ids_to_embed
     assert same is not None and same.tolist() == [-1, 7, 8, -1, 7, 8, -1, 7, 8, -1]
 
 

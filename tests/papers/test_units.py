@@ -39,7 +39,7 @@ RUN_ON = mean((7, 10, 3))  # 5 2 | 5 5 0 | 3
 def cells(place: str, *methods: str) -> list[dict[str, str]]:
     """The rows of a paper's table over one run in which every method had the same rounds."""
     run = [answer("a", name, ROUNDS, (5,) * 6, suite="s", total=1.0) for name in methods]
-    text = "\n".join(layouts.tables(run)).split(f"### {place}")[1].split("###")[0]
+    text = "\n".join(layouts.all_tables(run)).split(f"### {place}")[1].split("###")[0]
     (table,) = tables(text)
     return [*table.values()]
 
@@ -116,7 +116,7 @@ def test_specvlms_speedup_is_within_what_the_bytes_allow() -> None:
     """Claim: by bytes alone its 32B with a 7B draft reaches the printed 2.05x. The acceptance that
     is imposed on a GPU is the printed one, and a round emits one token more. Control: at one token
     less, our old reading, 2.05x would be out of reach."""
-    found = gpu.predicted("Qwen2.5-VL-32B", "Qwen2.5-VL-7B", 12288, 4.8e12)
+    found = gpu.predict_speedups("Qwen2.5-VL-32B", "Qwen2.5-VL-7B", 12288, 4.8e12)
     for (each, once, step, gain), (tau, speedup) in zip(found, SPECVLM_32B.values(), strict=True):
         assert (each.accepted, each.tau) == (tau, pytest.approx(tau + 1))
         assert gain > speedup

@@ -94,6 +94,7 @@ def asking(clips: list[Path], picture: Path, frames: list[bytes]) -> dict[str, l
 KINDS = ["text", "video", "image", "frames", "words first", "system", "turns"]
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("kind", KINDS)
 def test_pieces_are_the_whole_and_usage_counts_it(endpoint, asking, kind):
     """Claim: streamed and not, the same text, reason and usage; tokens counted as emitted."""
@@ -116,6 +117,7 @@ def test_pieces_are_the_whole_and_usage_counts_it(endpoint, asking, kind):
     assert whole.object == "chat.completion" and whole.model == endpoint.model
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("kind", ["text", "video", "image", "frames", "words first"])
 def test_an_answer_is_the_one_the_library_gives(ours, models, asking, clips, picture, frames, kind):
     """Claim: text, reason and counts of tokens are saccade.run's on the same media and words."""
@@ -219,6 +221,7 @@ def test_a_seed_names_the_answer(endpoint, asking):
     assert len({_text(endpoint.chat(seed=seed, **ask)) for seed in range(12)}) > 1
 
 
+@pytest.mark.slow
 def test_several_answers_are_drawn_apart(endpoint, asking):
     """Claim: n=3 gives three, numbered, repeatable by their seed, and streamed pieces belong."""
     ask = dict(messages=asking["video"], n=3, seed=3, **DRAWN)

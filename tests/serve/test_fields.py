@@ -197,13 +197,13 @@ def test_a_document_is_what_describe_reads(models, method):
     ("part", "param"),
     [({"text": " "}, "messages.0.content.0.text"), ({"title": "x"}, "messages.0.content.0.title")],
 )
-def test_a_document_that_is_none_is_told(server, part, param):
+def test_a_document_that_is_none_is_reported(server, part, param):
     """Claim: an empty one and a field it does not have are named, without the form's own names."""
     said = server.ask(_with_document(**part)).json()["error"]
     assert said["code"] == 400 and said["param"] == param
 
 
-def test_what_the_embedded_pair_cannot_know_is_told(server, clips, tmp_path):
+def test_what_the_embedded_pair_cannot_know_is_reported(server, clips, tmp_path):
     """Claim: asked about frames that are not of its drawn world, the embedded pair's answer says
     so, for images and videos, streamed or not; about a drawn clip or words it does not."""
     noise = np.random.default_rng(0).integers(0, 256, (112, 112, 3), dtype=np.uint8)

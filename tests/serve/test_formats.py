@@ -99,6 +99,7 @@ def plainly(plain) -> list[str]:
     return _texts(plain.ask("hi", **KEPT))
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", few(["sage", "hippo", "specvlm", "lookup"], 2))
 def test_every_way_of_drafting_obeys(models, plainly, method):
     """Claim: trees, chains, text found again and a draft in a process of its own: the same JSON."""
@@ -151,6 +152,7 @@ SHORT = {"type": "json_schema", "json_schema": {"name": "word", "schema": {"enum
 ENDING: list[Any] = [{"response_format": SHORT}, {"guided_regex": r"(red|blue) [0-9]{2}"}]
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["auto", "ar"])
 def test_a_form_ends_where_the_config_names_no_end(models, plain, method, monkeypatch):
     """Claim: of a checkpoint whose ``eos_token_id`` is null an answer with a form ends with it,
@@ -303,6 +305,7 @@ def calling(request: Any, models: Pair) -> Iterator[Live]:
         yield live
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("choice", "names"),
     [
@@ -335,6 +338,7 @@ def client(calling: Live) -> Iterator[openai.OpenAI]:
         yield found
 
 
+@pytest.mark.representatives(1)
 def test_the_client_gets_calls(client):
     """Claim: in the client's own types a required call is whole, and streamed as pieces that the
     client puts together to the same call; what it gave goes on by the client's own message."""
@@ -357,6 +361,7 @@ def test_the_client_gets_calls(client):
     assert on.choices[0].message.tool_calls is None and on.choices[0].message.content is not None
 
 
+@pytest.mark.representatives(1)
 def test_what_a_call_gave_goes_on(calling):
     """Claim: a call and its result are taken as turns; without a need to call, words are words."""
     call = {"id": "1", "type": "function"}
@@ -383,7 +388,7 @@ def test_tools_that_would_speak_for_the_template_are_refused(calling, models):
     assert find_control_token(models.target.processor, ["nothing"]) is None
 
 
-def test_a_template_without_tools_is_told(auto):
+def test_a_template_without_tools_is_reported(auto):
     """Claim: a model whose template carries no tools refuses them by name."""
     answer = auto.ask("hi", tools=TOOLS)
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "tools"
@@ -451,7 +456,7 @@ PARTED = [
 
 
 @pytest.mark.parametrize(("dialect", "text", "words", "names"), PARTED)
-def test_words_and_calls_are_told_apart(dialect, text, words, names):
+def test_words_and_calls_are_distinguished(dialect, text, words, names):
     """Claim: calls of known functions are calls, all else is words; what is told while an answer is
     under way is the beginning of what is told at its end."""
     known = {"paint", "count"}

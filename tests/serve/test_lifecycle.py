@@ -1,4 +1,4 @@
-"""Claims about a server's life (R13): loading, ready, draining, over; and what it counts."""
+"""Claims about a server's life: loading, ready, draining, over; and what it counts."""
 
 from __future__ import annotations
 
@@ -213,7 +213,7 @@ def self_running(run: Running) -> bool:
 
 
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
-def test_when_the_time_to_drain_is_over_who_waits_is_told(models, stream):
+def test_when_draining_ends_waiting_requests_are_refused(models, stream):
     """Claim: after --drain seconds the answer is a 503, or an error event, and the server ends."""
     run = Running(models, drain=0.5, seconds=0.2)
 

@@ -1,4 +1,4 @@
-"""Claims about more clients than places (R11): each is served or told, and nothing is left."""
+"""Claims about more clients than places: each is served or told, and nothing is left."""
 
 from __future__ import annotations
 
@@ -97,7 +97,7 @@ def _load(
 
 
 def _judge(found: Sequence[Outcome], alone: Sequence[str], requests: int) -> dict[str, Any]:
-    """Asserts what R11 asks of every outcome; what there is to report."""
+    """Asserts that every client got an answer or a refusal, and returns what there is to report."""
     counts = Counter(outcome.status for outcome in found)
     assert len(found) == requests and set(counts) <= {200, 429}, counts
     for outcome in found:

@@ -1,4 +1,4 @@
-"""Claims about log-probabilities: those of a plain forward over the finished answer (B18)."""
+"""Claims about log-probabilities: those of a plain forward over the finished answer."""
 
 from __future__ import annotations
 
@@ -37,6 +37,7 @@ def _forced(models: Pair, inputs: Any, answer: Sequence[int]) -> torch.Tensor:
     return logits[-len(answer) - 1 : -1].float().log_softmax(-1)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("method", "kind"),
     [
@@ -48,7 +49,7 @@ def _forced(models: Pair, inputs: Any, answer: Sequence[int]) -> torch.Tensor:
         ),
     ],
 )
-def test_b18_log_probabilities_are_a_plain_forwards(models, clips, method, kind, monkeypatch):
+def test_log_probabilities_are_a_plain_forwards(models, clips, method, kind, monkeypatch):
     """Claim: each token's number, and its five rivals', are within 1e-4 of one teacher-forced
     forward, for chains and trees, greedy, drawn and several; streamed they are the same."""
     # who is beside a row moves its last bits, where kernels are torch's

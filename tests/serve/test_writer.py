@@ -1,4 +1,4 @@
-"""Claims about text in pieces (B21): no half characters, nothing of a stop string, nothing lost."""
+"""Claims about text in pieces: no half characters, nothing of a stop string, nothing lost."""
 
 from __future__ import annotations
 

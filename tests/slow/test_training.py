@@ -8,8 +8,8 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 from transformers.video_utils import VideoMetadata
 
 from lab.training import build, evaluate, train
-from lab.training.batch import collate, draw
-from lab.training.model import create, embed, grow, patches, read, see
+from lab.training.batch import collate, draw_example
+from lab.training.model import create, embed, encode_frames, grow, pixel_rows, run_decoder
 from saccade.world import dialogues, drawing
 from saccade.world import scenes as world
 from saccade.world.train_draft.samples import Canvas
@@ -33,7 +33,7 @@ def random_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, p in model.named_parameters():
         if p.ndim == 1:
             torch.nn.init.normal_(p, mean=float("norm" in name or "ln_q" in name), std=0.3)
-    build.save(model, build.processor(samples=300), folder)
+    build.save(model, build.make_processor(samples=300), folder)
     return folder
 
 
@@ -44,8 +44,8 @@ def test_a_row_is_what_the_processor_and_model_make(
     """Ids, pixels, M-RoPE ids and logits; a wrong layout would train for inputs nobody sends."""
     processor = AutoProcessor.from_pretrained(random_folder)
     huggingface = AutoModelForImageTextToText.from_pretrained(random_folder, dtype=torch.float32)
-    row = draw(processor.tokenizer, canvas, 3, task)
-    batch, talk = collate([row], canvas), row.talk
+    row = draw_example(processor.tokenizer, canvas, 3, task)
+    batch, talk = collate([row], canvas), row.dialogue
 
     shown = [{"type": "video" if canvas.kind == "video" else "image"}]
     shown *= 2 if canvas.kind == "diff" else 1
@@ -80,7 +80,7 @@ def test_a_row_is_what_the_processor_and_model_make(
         rows = inputs.pixel_values
 
     assert inputs.input_ids.tolist() == batch.ids.tolist()
-    torch.testing.assert_close(rows, patches(batch.frames).flatten(0, 1), atol=1e-6, rtol=0)
+    torch.testing.assert_close(rows, pixel_rows(batch.frames).flatten(0, 1), atol=1e-6, rtol=0)
     positions, _ = huggingface.model.get_rope_index(
         inputs.input_ids,
         inputs.mm_token_type_ids,
@@ -91,7 +91,9 @@ def test_a_row_is_what_the_processor_and_model_make(
     assert torch.equal(positions, batch.positions)
     model = build.load(random_folder)
     with torch.no_grad():
-        hidden = read(model, embed(model, batch.ids, see(model, batch.frames)), batch.positions)
+        hidden = run_decoder(
+            model, embed(model, batch.ids, encode_frames(model, batch.frames)), batch.positions
+        )
         logits = huggingface(**inputs).logits
     torch.testing.assert_close(hidden @ model.lm_head.weight.T, logits, atol=1e-5, rtol=0)
 
@@ -102,9 +104,9 @@ def test_growth_changes_nothing(random_folder: Path) -> None:
     ids = torch.randint(0, 1000, (2, 30))
     positions = torch.arange(30).expand(3, 2, -1)
     with torch.no_grad():
-        before = read(model, embed(model, ids, None), positions)
+        before = run_decoder(model, embed(model, ids, None), positions)
         grown = grow(model, 9)
-        after = read(grown, embed(grown, ids, None), positions)
+        after = run_decoder(grown, embed(grown, ids, None), positions)
     assert torch.equal(before, after)
 
 

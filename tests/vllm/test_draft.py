@@ -189,7 +189,7 @@ def test_memory_is_bounded_while_answers_grow(monkeypatch, runner):
 
 
 @pytest.mark.parametrize(("view", "times"), [("scattered", 1), ("attention", 2)])
-def test_what_caches_may_take_is_held_until_the_engine_has_counted(
+def test_memory_for_caches_is_reserved_until_the_engine_has_counted(
     monkeypatch, runner, view, times
 ):
     """Claim: from loading to the first step the process holds, in pages it really has, the memory
@@ -207,7 +207,7 @@ def _resident() -> int:
     return int(psutil.Process().memory_info().rss)
 
 
-def test_a_failure_is_told_once_and_ends_drafting(monkeypatch, runner, caplog):
+def test_a_failure_is_reported_once_and_ends_drafting(monkeypatch, runner, caplog):
     """Claim: whatever drafting raises, rows of the right number come back, the reason is logged
     once, and what the draft held is freed."""
     draft = loaded(monkeypatch, qwen25(), runner)

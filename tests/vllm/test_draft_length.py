@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 
 from saccade.core.errors import MethodError, OptionError
+from saccade.core.pace import MIN_MEASURED_ROUNDS, Acceptance, CostLine, Rate
 from saccade.vllm.draft_length import (
     MAX_RETRY_ROUNDS,
-    MIN_MEASURED_ROUNDS,
-    Acceptance,
-    CostLine,
+    PRIOR,
     DraftPlan,
     RoundCosts,
+    judge,
     size_bucket,
 )
 from saccade.vllm.draft_options import DraftOptions, read_options
@@ -134,19 +134,19 @@ def test_a_line_finds_its_slope_and_forgives_a_pause():
 
 def test_a_verdict_counts_up_to_the_first_refusal():
     """Claim: what stood after a refused token says nothing of the draft."""
-    told = Acceptance(0, 1e-9, 1e-9).fold((1, 2, 3), (0.5, 0.5, 0.5), (1, 9))
+    nothing = Acceptance(Rate(0, 1e-9), Rate(0, 1e-9))
+    told = judge(nothing, (1, 2, 3), (0.5, 0.5, 0.5), (1, 9))
     assert told.rate == pytest.approx(0.5, abs=0.01)
-    assert told.probability(0.4) == pytest.approx(0.4, abs=0.01)
-    same = Acceptance()
-    assert same.fold((), (), (1, 2)) == same
+    assert told.chance(0.4) == pytest.approx(0.4, abs=0.01)
+    assert judge(PRIOR, (), (), (1, 2)) == PRIOR
 
 
 def test_rounds_of_different_sizes_are_learnt_apart():
     """Claim: what 32 requests cost says nothing of one alone."""
     assert [size_bucket(n) for n in (1, 2, 3, 8, 9, 32)] == [1, 2, 4, 8, 16, 32]
-    assert RoundCosts(8).plan(1, Acceptance()).length == 8
+    assert RoundCosts(8).plan(1, PRIOR).length == 8
     known = replace(RoundCosts(8), target=CostLine(9.0, 9.0, 9.0, 10.0, 9.0))
-    assert known.plan(1, Acceptance()).length == 8  # the draft's seconds are not known yet
+    assert known.plan(1, PRIOR).length == 8  # the draft's seconds are not known yet
 
 
 def test_prompts_are_read_when_a_draft_is_first_wanted():

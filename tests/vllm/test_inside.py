@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from lab.hardware.engines import Engine, Question, Ran, Setup, clips
+from lab.hardware.vllm_engines import Engine, Question, Setup, WaveResults, clip_questions
 from saccade.inputs.checkpoints import NAMES
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -20,10 +20,10 @@ TARGET, DRAFT = str(NAMES["shapes"]), str(NAMES["shapes-draft"])
 SCENES = range(20000100, 20000150)  # that no training has drawn
 # Alone, eight at once, thirty-two at once; then the first eight again, by now in the prefix cache.
 WAVES = (
-    *[clips([seed]) for seed in SCENES[:10]],
-    clips(SCENES[10:18]),
-    clips(SCENES[18:]),
-    clips(SCENES[:8]),
+    *[clip_questions([seed]) for seed in SCENES[:10]],
+    clip_questions(SCENES[10:18]),
+    clip_questions(SCENES[18:]),
+    clip_questions(SCENES[:8]),
 )
 # prompts of about 270 tokens in chunks of 128, over blocks that are shared
 CHUNKED = {"enable_prefix_caching": True, "max_num_batched_tokens": 128, "block_size": 32}
@@ -46,13 +46,13 @@ def plain() -> Iterator[Engine]:
 
 
 @pytest.fixture(scope="module")
-def truth(plain: Engine) -> Ran:
+def truth(plain: Engine) -> WaveResults:
     """What vLLM alone answers to the waves."""
     return plain.ask(WAVES)
 
 
 def worked(engine: Engine) -> None:
-    assert "drafting failed" not in engine.said, engine.said[-3000:]
+    assert "drafting failed" not in engine.output, engine.output[-3000:]
 
 
 def test_fifty_clips_alone_and_together(truth):
@@ -78,7 +78,7 @@ def test_chunks_and_the_prefix_cache(truth):
 def test_preemption(plain):
     """Claim: with blocks for two prompts and little of their answers, requests are put off and come
     back, and every answer stays the same."""
-    wave, rules = [clips(SCENES[18:26])], {"ignore_eos": True, "max_tokens": 96}
+    wave, rules = [clip_questions(SCENES[18:26])], {"ignore_eos": True, "max_tokens": 96}
     alone = plain.ask(wave, **rules)
     with Engine(Setup(TARGET, {"draft": DRAFT, "length": 8}, engine=TIGHT)) as engine:
         found = engine.ask(wave, **rules)
@@ -100,7 +100,7 @@ def test_a_draft_that_breaks_costs_speed_alone(truth):
     """Claim: an error inside drafting leaves every answer as it was, and is told once."""
     with Engine(Setup(TARGET, {"draft": DRAFT, "length": 8}, breaks=True)) as engine:
         found = engine.ask(WAVES[10:11])
-        said = engine.said
+        said = engine.output
     assert found.answers == truth.answers[10:11]
     assert said.count("vLLM goes on without a draft") == 1
 
@@ -163,7 +163,7 @@ def test_the_law_of_two_tokens(tmp_path):
         assert statistic < bound
 
 
-def _pairs(ran: Ran) -> Counter:
+def _pairs(ran: WaveResults) -> Counter:
     return Counter(tuple(answer[1:]) for answer in ran.answers[0])
 
 

@@ -280,7 +280,7 @@ def test_a_run_trains_and_its_draft_drafts(straight: tuple[Path, dict[str, Any]]
         assert torch.equal(now, start[name]) == (part == "vision"), name
     tower = "model.visual.blocks.0.attn.qkv.weight"
     assert torch.equal(start[tower], target.backbone.model.state_dict()[tower])
-    _, clip, question = agreement.held_out(0, 64)
+    _, clip, question = agreement.unseen_clip(0, 64)
     inputs = ask(target, question, clips=[clip])
     settings = dict(max_new_tokens=12, do_sample=False)
     plain = saccade.run(target.backbone, inputs, method="ar", **settings)

@@ -192,7 +192,7 @@ def test_prompts_fix_the_kind_of_answer():
                 assert known.setdefault(turn.question, turn.answer) == turn.answer
 
 
-def test_edit_differs_as_said():
+def test_an_edited_clip_differs_as_described():
     """Claim: the two pictures differ in one or two objects, and the answer names those."""
     for scene in SCENES[:200]:
         other, found = world.edit_with_changes(scene, 5)

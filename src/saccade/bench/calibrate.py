@@ -19,9 +19,9 @@ from typing import Any
 import torch
 
 from saccade.bench.compare import BASELINE, Summary, resolve_methods, run_interleaved
+from saccade.core.capabilities import Capability
 from saccade.core.errors import MethodError, OptionError
 from saccade.core.prompt import Inputs
-from saccade.drafting.shapes.policies import Best, Chain, Static
 from saccade.engine.generate import DEFAULT_METHOD
 from saccade.engine.trace import environment
 from saccade.inputs import Pair
@@ -423,7 +423,7 @@ def _is_dominated(trial: Trial, other: Trial, unchanged: str) -> bool:
     of this, the one that changes nothing dominates.
     """
     recipe, other_recipe = resolve(trial.method), resolve(other.method)
-    fixed = isinstance(recipe.shape, Chain | Static | Best)
+    fixed = Capability.FIXED_FORM in recipe.shape.offers
     if not fixed or (recipe.shape, recipe.drafter) != (other_recipe.shape, other_recipe.drafter):
         return False
     taus = [*zip(trial.taus, other.taus, strict=True)]

@@ -13,8 +13,7 @@ from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.setup import Setup
-from saccade.drafting.views.basic import TextView
+from saccade.drafting.setup import WRITTEN, Setup
 from saccade.inputs import Loaded
 from saccade.methods import resolve
 from saccade.model.session import Session
@@ -30,7 +29,7 @@ def is_draft_only(name: str) -> bool:
 def draft_only_recipe(name: str) -> Recipe:
     """Returns the recipe whose view the draft answers under. Raises OptionError for text views."""
     recipe = resolve("sd" + name.removeprefix(PREFIX))
-    if isinstance(recipe.view, TextView):
+    if not recipe.view.needs.isdisjoint(WRITTEN):
         raise OptionError(f"{name}: a draft answers by itself under one view of the pixels")
     return recipe
 
@@ -50,7 +49,7 @@ def draft_answer(
     common, banned = setup.shared_vocabulary()
     target_prompts = target.backbone.prompts(inputs)
     target_prefills = Session(target.backbone, [Sampling()]).prefill(
-        target_prompts, record=recipe.view.attention
+        target_prompts, record=recipe.records_attention
     )
     readable = setup.draft_inputs(inputs if draft_inputs is None else draft_inputs)
     prompts = draft.backbone.prompts(readable, coarse=setup.coarse)

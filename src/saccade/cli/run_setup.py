@@ -122,13 +122,12 @@ def resolve_recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]
     """
     from saccade.drafting.parallel import process
     from saccade.drafting.recipe import as_chains
-    from saccade.drafting.schedule import parallel
     from saccade.methods import resolve
 
     recipes = [resolve(method) for method in methods]
     if exact:
         recipes = [as_chains(recipe) for recipe in recipes]
-    if any(recipe.schedule is parallel for recipe in recipes):
+    if any(recipe.drafts_beside_target for recipe in recipes):
         process.prepare()
     return recipes
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 CONTEXT = "context_mask"  # A key of inputs: [requests, tokens], true where a view may drop text.
@@ -29,6 +29,41 @@ class Paged:
 
 
 @dataclass(frozen=True)
+class Media:
+    """What a model's own reading of a prompt's videos and images gave besides their rows."""
+
+    deepstack: tuple[Float[Tensor, "visual dim"], ...] = ()  # rows some models add to early layers
+    coarse: Float[Tensor, "visual dim"] | None = None
+    """The visual rows of a vision tower whose output is averaged in 2x2 blocks before the
+    projector; all cells of a block have its row. None unless a view needs
+    ``Capability.COARSE_ROWS``."""
+    stills: int = 0  # how many of a whole prompt's visual rows are of images
+    reach: Int[Tensor, " len"] | None = None
+    """The last row that each row sees, where a family reads its pictures in both directions."""
+    reaches_in_windows_only: bool = False
+    """Whether only layers with a sliding window read pictures in both directions (Gemma 4)."""
+    row_arguments: Mapping[str, Shaped[Tensor, "len ..."]] = field(default_factory=dict)
+    """What a language model reads of each row besides its embedding, by the name of the
+    argument."""
+    has_trained_positions: bool = False
+    """Whether text after a video has the positions of the model's training, where those differ from
+    the positions that ``generate`` gives it."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """How a draft reads a prompt that a view made, where it does not simply read its rows."""
+
+    heads: Int[Tensor, "layer kv_head kept"] | None = None
+    """Rows of the whole prompt that each head reads, where heads differ (Sparse-to-Dense)."""
+    paged: Paged | None = None
+    """Rows of the whole prompt that are read page by page; none of them is a row of the prompt."""
+    ids_to_embed: Int[Tensor, " len"] | None = None
+    """Ids of rows that the model has yet to embed (words in the place of a video), -1 elsewhere;
+    ``Backbone.written`` embeds them."""
+
+
+@dataclass(frozen=True)
 class Prompt:
     """One request as a language model reads it: embedded, with its true positions.
 
@@ -43,21 +78,8 @@ class Prompt:
     grid: Int[Tensor, "visual 4"]  # (medium, t, h, w) of each visual row
     index: Int[Tensor, " len"]  # each row's place in the whole prompt
     next_position: int
-    deepstack: tuple[Float[Tensor, "visual dim"], ...] = ()  # rows some models add to early layers
-    heads: Int[Tensor, "layer kv_head kept"] | None = None
-    """Rows of the whole prompt that each head reads, where heads differ (Sparse-to-Dense)."""
-    paged: Paged | None = None
-    """Rows of the whole prompt that are read page by page; none of them is a row here."""
-    ids_to_embed: Int[Tensor, " len"] | None = None
-    """Ids of rows that the model has yet to embed (words in the place of a video), -1 elsewhere;
-    ``Backbone.embed_missing_rows`` embeds them."""
-    coarse: Float[Tensor, "visual dim"] | None = None
-    """The visual rows of a vision tower whose output is averaged in 2x2 blocks before the
-    projector; all cells of a block have its row. None unless a view asks for them."""
-    stills: int = 0  # how many of a whole prompt's visual rows are of images
-    has_trained_positions: bool = False
-    """Whether text after a video has the positions of the model's training, where those differ from
-    the positions that ``generate`` gives it."""
+    media: Media = Media()
+    reading: Reading = Reading()
 
     def __len__(self) -> int:
         return self.embeds.shape[0]
@@ -71,14 +93,14 @@ class Prompt:
     @property
     def visual_tokens(self) -> int:
         """How many visual rows a head reads."""
-        if self.heads is not None:
-            return self.heads.shape[-1] - int((~self.visual).sum())
-        return self.grid.shape[0] + (self.paged.slots if self.paged else 0)
+        if self.reading.heads is not None:
+            return self.reading.heads.shape[-1] - int((~self.visual).sum())
+        return self.grid.shape[0] + (self.reading.paged.slots if self.reading.paged else 0)
 
     def chosen_mask(self, whole: Prompt) -> Bool[Tensor, "layer kv_head visual"]:
         """Returns which visual rows of the whole prompt are in this one; the first two dimensions
         are 1 where heads do not differ."""
-        rows = self.index.view(1, 1, -1) if self.heads is None else self.heads
+        rows = self.index.view(1, 1, -1) if self.reading.heads is None else self.reading.heads
         mask = torch.zeros(*rows.shape[:2], len(whole), dtype=torch.bool, device=rows.device)
         return mask.scatter_(-1, rows, True)[..., whole.visual]
 
@@ -102,12 +124,12 @@ class Prompt:
 
     def deepstack_of(self, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
         """Returns what a forward of these rows adds to the first layers (``Backbone.forward``)."""
-        if not self.deepstack:
+        if not self.media.deepstack:
             return None
         before = int(self.visual[:start].sum())
         mask = self.visual[start:stop]
         rows = slice(before, before + int(mask.sum()))
-        return mask, torch.stack([layer[rows] for layer in self.deepstack])
+        return mask, torch.stack([layer[rows] for layer in self.media.deepstack])
 
     def rows(self, rows: Bool[Tensor, " len"]) -> Prompt:
         """Returns the prompt with these rows only, text or visual, at their old positions."""
@@ -121,8 +143,19 @@ class Prompt:
             grid=self.grid[chosen],
             index=self.index[rows],
             next_position=self.next_position,
-            deepstack=tuple(layer[chosen] for layer in self.deepstack),
+            media=Media(
+                tuple(layer[chosen] for layer in self.media.deepstack),
+                reach=self._reach_among(rows),
+                reaches_in_windows_only=self.media.reaches_in_windows_only,
+                row_arguments={name: each[rows] for name, each in self.media.row_arguments.items()},
+            ),
         )
+
+    def _reach_among(self, rows: Bool[Tensor, " len"]) -> Int[Tensor, " kept"] | None:
+        """Returns the reach of rows that are kept, in rows of those that are kept."""
+        if self.media.reach is None:
+            return None
+        return rows.long().cumsum(0)[self.media.reach[rows]] - 1
 
 
 def with_context(prompt: Prompt, marked: Bool[Tensor, " len"]) -> Prompt:
@@ -150,25 +183,26 @@ def with_context(prompt: Prompt, marked: Bool[Tensor, " len"]) -> Prompt:
         1,
     )
     visual = prompt.visual | marked
-    added = [prompt.embeds.new_zeros(len(prompt), prompt.embeds.shape[1]) for _ in prompt.deepstack]
-    for rows, layer in zip(added, prompt.deepstack, strict=True):
+    deepstack = prompt.media.deepstack
+    added = [prompt.embeds.new_zeros(len(prompt), prompt.embeds.shape[1]) for _ in deepstack]
+    for rows, layer in zip(added, deepstack, strict=True):
         rows[prompt.visual] = layer
-    return replace(
-        prompt, visual=visual, grid=cells[visual], deepstack=tuple(rows[visual] for rows in added)
-    )
+    own = replace(prompt.media, deepstack=tuple(rows[visual] for rows in added))
+    return replace(prompt, visual=visual, grid=cells[visual], media=own)
 
 
-def _fields_on(owner: Prompt | Prefill, device: torch.device) -> dict[str, Any]:
-    """Returns the fields that are tensors, or tuples of them, on a device."""
+def _fields_on(
+    owner: Prompt | Prefill | Media | Reading | Paged, device: torch.device
+) -> dict[str, Any]:
+    """Returns the fields that are tensors, tuples of them or records of them, on a device."""
     moved: dict[str, Any] = {}
-    for each in fields(owner):
-        value = getattr(owner, each.name)
+    for name, value in vars(owner).items():
         if isinstance(value, Tensor):
-            moved[each.name] = value.to(device)
-        elif isinstance(value, Paged):
-            moved[each.name] = replace(value, rows=value.rows.to(device))
+            moved[name] = value.to(device)
+        elif isinstance(value, Media | Reading | Paged):
+            moved[name] = replace(value, **_fields_on(value, device))
         elif isinstance(value, tuple) and all(isinstance(part, Tensor) for part in value):
-            moved[each.name] = tuple(part.to(device) for part in value)
+            moved[name] = tuple(part.to(device) for part in value)
     return moved
 
 
@@ -185,12 +219,13 @@ class Prefill:
     logits: Float[Tensor, " vocab"]  # raw, after the prompt
     mass: Float[Tensor, "layer kv_head visual"] | None = None
     """Softmax mass each visual key got, averaged over the text queries after the last visual row
-    and over the heads of a group; recorded only when a view asks (``View.attention``)."""
+    and over the heads of a group; recorded only when a view needs
+    ``Capability.ATTENTION``."""
     relevance: Float[Tensor, "layer kv_head visual"] | None = None
     """The same with the softmax over the visual keys alone (HIPPO, Eq. 2)."""
     with_latest_attention: Callable[[], Prefill] | None = None
     """Returns this with the attention of the rows that were judged last; None unless the view
-    follows the answer (``View.refresh``)."""
+    follows the answer (``View.following``)."""
     words: Mapping[str, Texts] = field(default_factory=dict)
     """What may replace videos and images, by its kind: "newline", "caption"."""
 

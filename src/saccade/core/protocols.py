@@ -8,12 +8,13 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal, Protocol, cast, runtime_checkable
+from dataclasses import dataclass, field, fields
+from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 from jaxtyping import Int
 from torch import Tensor
 
+from saccade.core.capabilities import NOTHING, Capabilities, Capability
 from saccade.core.costs import Costs
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.result import FinishReason, Round
@@ -25,9 +26,6 @@ State = Any
 
 Growing = Generator[Tree, Scores, Tree]
 """A growing draft: it yields the tree to be scored, is sent the scores, and returns the tree."""
-
-Positions = Literal["original", "repacked"]
-Early = Literal["wait", "superset", "all"]
 
 
 @dataclass(frozen=True)
@@ -41,25 +39,33 @@ class Refresh:
     hold: float = 0.25
 
 
+@dataclass(frozen=True)
+class Following:
+    """How a draft over the target's own keys follows the answer as it grows; by default not."""
+
+    refresh: Refresh | None = None  # The view chooses again by the latest attention.
+    sinks: int | None = None  # The prompt's rows after these first ones are a sliding window.
+
+
 class View(ABC):
     """What the draft reads: (the target's prefill, the draft's whole prompt) -> its prompt.
 
-    Derive a frozen dataclass from it; a field named like one of these may be set by an override.
+    Derive a frozen dataclass from it. An override may set those of its fields that are settings.
     """
 
     name: str
     keep: float | None = None  # the share of visual tokens that it keeps; None: the view decides
-    attention: bool = False  # whether the target's prefill must record attention mass
-    own_keys: bool = False  # whether it chooses among the target's keys: only the target can draft
-    positions: Positions = "original"  # "repacked" counts from 0 again
-    early: Early = "wait"  # what a draft beside the target reads before there is attention
-    page: int | None = None  # keys of a page, where each step chooses the pages that it reads
-    refresh: Refresh | None = None  # how it chooses again as the answer grows
-    sinks: int | None = None  # first rows that stay, where the rest is a sliding window
-    coarse: bool = False  # whether it reads ``Prompt.coarse``, where the draft's family has it
-    text_kind: str | None = None  # which of ``Prefill.words`` replaces a video
-    subset: ClassVar[bool] = True  # whether its rows are rows of the prompt
-    needs_costs: ClassVar[bool] = False  # whether its share depends on what forwards cost
+
+    @property
+    def needs(self) -> Capabilities:
+        """What it relies on, as ``Capability.ATTENTION`` where the target's prefill must record
+        attention mass."""
+        return NOTHING
+
+    @property
+    def offers(self) -> Capabilities:
+        """What the drafter may rely on."""
+        return frozenset({Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS})
 
     @abstractmethod
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt: ...
@@ -69,14 +75,24 @@ class View(ABC):
         """The views that an ensemble reads; for any other view, itself alone."""
         return (self,)
 
+    @property
+    def settings(self) -> frozenset[str]:
+        """The names of the fields that an override may set, as in ``keep=0.2``."""
+        return frozenset(each.name for each in fields(cast(Any, self)))
+
+    @property
+    def following(self) -> Following:
+        """How its choice follows the answer, where the target drafts for itself."""
+        return Following()
+
     def with_share(self, keep: float) -> View:
         """Returns the view with this share of the tokens, where it needs costs to know it."""
         return self
 
-    def early_tokens(self, prompt: Prompt) -> Int[Tensor, " early"] | None:
-        """Returns the visual tokens that a draft reads before the target's prefill has ended; None
-        where it waits."""
-        return None
+    def early_tokens(self, prompt: Prompt) -> Int[Tensor, " early"]:
+        """Returns the visual tokens that a draft reads before the target's prefill has ended, where
+        the view needs ``Capability.BESIDE_TARGET``."""
+        raise NotImplementedError
 
     def choose(
         self, prefill: Prefill, prompt: Prompt, available: Int[Tensor, " available"] | None = None
@@ -86,19 +102,29 @@ class View(ABC):
         raise NotImplementedError
 
 
-class Shape(ABC):
+class Learner:
+    """What is learnt from past rounds: a fold, so that a recorded trace replays it. This one learns
+    nothing."""
+
+    def start(self) -> State:
+        """Returns the state before the first round."""
+        return None
+
+    def fold(self, state: State, round: Round) -> State:
+        """Returns the state after a round; an answer's last round is not folded."""
+        return state
+
+
+class Shape(Learner, ABC):
     """The shape of a draft: how it grows, and what it learns from past rounds. Frozen.
 
     See ``Tree`` for the one rule of growing: a drawn token stands.
     """
 
-    needs_costs: ClassVar[bool] = False  # whether it decides by what forwards cost
-    optional: ClassVar[bool] = False  # whether a method with it also works without a draft model
     # A family of shapes is written ``NAME-...``. The law tests run its examples.
     family: ClassVar[str] = ""
     usage: ClassVar[str] = ""
     examples: ClassVar[tuple[str, ...]] = ()
-    costs: Costs | None = None  # of forwards here, where it needs them; ``recipe.plan`` sets them
 
     @classmethod
     def parse(cls, text: str) -> Shape:
@@ -116,52 +142,38 @@ class Shape(ABC):
         return True
 
     @property
-    def stepwise(self) -> bool:
-        """Whether it is a ``Chain`` grown token by token, as a draft beside the target does."""
-        return False
+    def needs(self) -> Capabilities:
+        """What it relies on, as ``Capability.COSTS`` where it decides by what forwards cost."""
+        return NOTHING
+
+    @property
+    def offers(self) -> Capabilities:
+        """What the drafter and the schedule may rely on; ``Capability.NEXT_TOKEN`` is for shapes
+        that are a ``Chain`` grown token by token, as a draft beside the target grows."""
+        return NOTHING
 
     def for_parallel(self) -> Shape:
         """Returns the shape for a draft that works beside the target. It has its costs by then;
-        only a ``stepwise`` shape is asked."""
+        it is called for shapes that offer ``Capability.NEXT_TOKEN``."""
         return self
-
-    @property
-    def reads_laws(self) -> bool:
-        """Whether how it grows depends on the draft's laws."""
-        return True
 
     def as_chains(self) -> Shape:
         """Returns the nearest shape whose drafts are chains; itself where there is none."""
         return self
 
-    def with_costs(self, costs: Costs) -> Shape:
-        """Returns the shape with the costs of forwards, where it needs them."""
-        return replace(cast(Any, self), costs=costs) if self.needs_costs else self
-
-    @property
-    def forward_costs(self) -> Costs:
-        """The costs of forwards here; ``recipe.plan`` has to set them first."""
-        assert self.costs is not None, (
-            f"{type(self).__name__} needs measured costs: see recipe.plan"
-        )
-        return self.costs
+    def settle(self, measure: Callable[[], Costs]) -> Shape:
+        """Returns the shape with the costs of forwards here, where it decides by them and has none
+        yet; only then ``measure`` is called."""
+        return self
 
     def pays(self) -> bool:
         """Returns whether drafting is expected to pay, before anything was drafted."""
         return True
 
-    def start(self) -> State:
-        """Returns the state before the first round."""
-        return None
-
     @abstractmethod
     def grow(self, state: State) -> Growing:
         """Grows one draft from the end of the committed text."""
         ...
-
-    def fold(self, state: State, round: Round) -> State:
-        """Returns the state after a round; an answer's last round is not folded."""
-        return state
 
 
 @dataclass(frozen=True)
@@ -175,6 +187,43 @@ class Growth:
     """What the drafter does with the trees once they have grown."""
 
 
+class BesideTarget:
+    """How a drafter works while the target works. This one does not: one waits for the other."""
+
+    def sharing_threads(self) -> AbstractContextManager[None]:
+        """The scope in which the caller works for this drafter's requests. A drafter that works
+        beside the target on a CPU takes threads from it there, and there only."""
+        return nullcontext()
+
+    def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
+        """Returns each tree under judgement with the next drafted token after it, and waits for
+        that token."""
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class DraftSeconds:
+    """The seconds of a drafter's work that other clocks do not show."""
+
+    beside_prefill: float = 0.0  # of reading prompts beside the target
+    beside_draft: float = 0.0  # of drafting beside the target
+    caption: float = 0.0  # of captioning
+    caption_hidden: float = 0.0  # those of captioning that nobody waited for
+
+
+@dataclass(frozen=True)
+class DraftReport:
+    """What a drafter tells of its work, by request; what it does not know is left out."""
+
+    scores: Mapping[int, Scores] = field(default_factory=dict)
+    """The draft's scores at the nodes of the last tree, for the fold."""
+    notes: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
+    """Numbers that the draft decided by, to be recorded in ``Round.note``."""
+    visual_tokens: Mapping[int, int] = field(default_factory=dict)
+    """How many visual tokens the draft reads."""
+    seconds: DraftSeconds = DraftSeconds()
+
+
 class Drafter(ABC):
     """Who drafts. One object serves every request of a call; requests are counted from 0.
 
@@ -183,16 +232,20 @@ class Drafter(ABC):
     encode, prefill, ready; then propose and commit, round after round.
     """
 
-    def start(self) -> State:
-        return None
+    # The drafter in the words of its axis, and what it needs and offers as a part of a recipe.
+    name: ClassVar[str] = "of its own kind"
+    needs: ClassVar[Capabilities] = NOTHING
+    offers: ClassVar[Capabilities] = frozenset({Capability.READS_VIEW})
 
-    def fold(self, state: State, round: Round) -> State:
-        return state
+    @property
+    def learner(self) -> Learner:
+        """What it learns from past rounds."""
+        return Learner()
 
-    def sharing_threads(self) -> AbstractContextManager[None]:
-        """The scope in which the caller works for this drafter's requests. A drafter that works
-        beside the target on a CPU takes threads from it there, and there only."""
-        return nullcontext()
+    @property
+    def beside(self) -> BesideTarget:
+        """How it works while the target works."""
+        return BesideTarget()
 
     def encode(self, inputs: Inputs) -> None:
         """Takes a request's inputs; may start work before the target has read the video."""
@@ -220,36 +273,12 @@ class Drafter(ABC):
         it shares none."""
         return None
 
-    def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
-        """Returns each tree under judgement with the next drafted token after it, and waits for
-        that token.
-
-        Only drafters that draft while their tokens are judged have it.
-        """
-        raise NotImplementedError
-
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         """Takes the tokens that were emitted, by request."""
 
-    def scores(self, request: int) -> Scores | None:
-        """Returns the draft's scores at the nodes of the last tree, for the fold."""
-        return None
-
-    def round_note(self, request: int) -> tuple[float, ...]:
-        """Returns the numbers that the draft decided by, to be kept in ``Round.note``."""
-        return ()
-
-    def parallel_seconds(self) -> tuple[float, float]:
-        """Returns the seconds of reading prompts and of drafting that ran beside the target."""
-        return 0.0, 0.0
-
-    def captioning_seconds(self) -> tuple[float, float]:
-        """Returns the seconds of captioning, and those of them that nobody waited for."""
-        return 0.0, 0.0
-
-    def visual_tokens(self, request: int) -> int | None:
-        """Returns how many visual tokens the draft reads; None where that is unknown."""
-        return None
+    def report(self) -> DraftReport:
+        """Returns what there is to tell of the last round and of the work so far."""
+        return DraftReport()
 
     def end(self, request: int) -> None:
         """Frees a request whose answer is complete, when no turn will follow."""
@@ -270,5 +299,20 @@ class Scoring(Protocol):
 Cut = Callable[[int, Sequence[int]], tuple[int, FinishReason | None]]
 """(request, new tokens) -> how many of them stand, and why the request ends, if it does."""
 
-Schedule = Callable[..., Iterator[Round]]
+Rounds = Callable[[Scoring, Drafter, Sequence[int], Cut], Iterator[Round]]
 """(session, drafter, requests, cut) -> the rounds, until every request has ended."""
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """When each work is done: the rounds of a call's requests."""
+
+    name: str
+    run: Rounds
+    needs: Capabilities = NOTHING
+    offers: Capabilities = NOTHING
+
+    def __call__(
+        self, session: Scoring, drafter: Drafter, requests: Sequence[int], cut: Cut
+    ) -> Iterator[Round]:
+        return self.run(session, drafter, requests, cut)

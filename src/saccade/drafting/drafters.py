@@ -15,10 +15,19 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
+from saccade.core.capabilities import NOTHING, Capability
 from saccade.core.errors import DraftFailed
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
-from saccade.core.protocols import Drafter, Growing, Growth, Shape, State
-from saccade.core.result import Round
+from saccade.core.protocols import (
+    Drafter,
+    DraftReport,
+    DraftSeconds,
+    Growing,
+    Growth,
+    Learner,
+    Shape,
+    State,
+)
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.timing import Clock
 from saccade.core.tree import Tree, add, chain
@@ -36,6 +45,9 @@ K = TypeVar("K")
 class NoDraft(Drafter):
     """Plain decoding: every tree is empty."""
 
+    name = "none"
+    offers = frozenset({Capability.PLAIN_DECODING})
+
     def __init__(self, setup: Setup) -> None: ...
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
@@ -47,6 +59,10 @@ class Lookup(Drafter):
 
     Longer matches win over shorter ones, and later over earlier. Placeholders are not proposed.
     """
+
+    name = "lookup"
+    needs = frozenset({Capability.WHOLE_PROMPT, Capability.FIXED_LENGTH})
+    offers = NOTHING
 
     def __init__(self, setup: Setup) -> None:
         assert isinstance(setup.shape, Chain), "Recipe refuses other shapes"
@@ -167,14 +183,12 @@ class SessionDrafter(Drafter):
         self._visual_tokens: dict[int, int] = {}
         self._scores: dict[int, Scores] = {}
 
+    @property
+    def learner(self) -> Learner:
+        return self._shape
+
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         self.session.turn(turns, rules)
-
-    def start(self) -> State:
-        return self._shape.start()
-
-    def fold(self, state: State, round: Round) -> State:
-        return self._shape.fold(state, round)
 
     def growing(self, states: Mapping[int, State]) -> Growth | None:
         if type(self).propose is not SessionDrafter.propose:
@@ -190,11 +204,8 @@ class SessionDrafter(Drafter):
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         self.session.commit(tokens)
 
-    def scores(self, request: int) -> Scores | None:
-        return self._scores.get(request)
-
-    def visual_tokens(self, request: int) -> int | None:
-        return self._visual_tokens.get(request)
+    def report(self) -> DraftReport:
+        return DraftReport(self._scores, visual_tokens=self._visual_tokens)
 
     def end(self, request: int) -> None:
         self.session.end(request)
@@ -207,6 +218,9 @@ class ModelDrafter(SessionDrafter):
     vision tower. Where only the vision towers are equal, or a view averages their output before
     the projector, it projects the output of the target's tower.
     """
+
+    name = "model"
+    offers = frozenset({Capability.READS_VIEW, Capability.DRAFT_MODEL})
 
     def __init__(self, setup: Setup) -> None:
         draft = setup.draft_model()
@@ -264,20 +278,30 @@ class ModelDrafter(SessionDrafter):
         self.session.prefill([model.embed_missing_rows(prompt) for prompt in rows])
         return vision_seconds + clock.lap()
 
-    def captioning_seconds(self) -> tuple[float, float]:
-        return (0.0, 0.0) if self._captioning is None else self._captioning.seconds
+    def report(self) -> DraftReport:
+        if self._captioning is None:
+            return super().report()
+        caption, hidden = self._captioning.seconds
+        seconds = DraftSeconds(caption=caption, caption_hidden=hidden)
+        return replace(super().report(), seconds=seconds)
 
 
 class SelfDrafter(SessionDrafter):
     """The target drafts for itself, over copies of the keys that its view keeps, without a second
     prefill."""
 
+    name = "self"
+    needs = frozenset({Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS})
+    offers = frozenset(
+        {Capability.READS_VIEW, Capability.READS_TARGET_PROMPT, Capability.TARGET_KEYS}
+    )
+
     def __init__(self, setup: Setup, layers: int | None = None) -> None:
         banned = list(setup.target.placeholders)
         model = setup.target if layers is None else setup.target.first_layers(layers)
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
-        self._view = setup.view
+        self._view, self._following = setup.view, setup.view.following
         self._window_rows: dict[int, int] = {}  # of requests whose window slides
         # The target's prefill and the current pruned prompt of requests whose view is refreshed.
         self._refreshed_views: dict[int, tuple[Prefill, Prompt]] = {}
@@ -287,12 +311,12 @@ class SelfDrafter(SessionDrafter):
         pruned = [self._view(prefill, prefill.prompt) for prefill in prefills]
         self._visual_tokens = {i: prompt.visual_tokens for i, prompt in enumerate(pruned)}
         clock = Clock(self.session.backbone.device)
-        if self._view.sinks is not None:
+        if self._following.sinks is not None:
             pairs = enumerate(zip(prefills, pruned, strict=True))
             self._window_rows = {
                 i: len(own) for i, (prefill, own) in pairs if len(own) < len(prefill.prompt)
             }
-        if self._view.refresh is not None:
+        if self._following.refresh is not None:
             self._refreshed_views = dict(enumerate(zip(prefills, pruned, strict=True)))
         self.session.fork(prefills, pruned, can_reselect=bool(self._refreshed_views))
         return clock.since()
@@ -306,7 +330,7 @@ class SelfDrafter(SessionDrafter):
 
     def _slide(self, request: int) -> None:
         """Drops the prompt's oldest rows after its sinks, as many as the answer has added."""
-        state, sinks = self.session.requests[request], self._view.sinks or 0
+        state, sinks = self.session.requests[request], self._following.sinks or 0
         prompt_rows, other_rows = state.prompt_rows
         over = state.cache.length - self._window_rows[request]
         if over >= SLIDE_TOKENS and prompt_rows > sinks:
@@ -317,7 +341,7 @@ class SelfDrafter(SessionDrafter):
     def _refresh_view(self, request: int) -> None:
         """Lets the view choose again, where it is time, by the attention of the rows that the
         target judged last."""
-        refresh = self._view.refresh
+        refresh = self._following.refresh
         assert refresh is not None
         self._rounds[request] = self._rounds.get(request, 0) + 1
         if self._rounds[request] % refresh.every:
@@ -339,6 +363,9 @@ class SelfDrafter(SessionDrafter):
 
 class EarlyExit(SelfDrafter):
     """The first half of the target's layers drafts for the whole, over the target's own keys."""
+
+    name = "early-exit"
+    offers = frozenset({Capability.READS_VIEW, Capability.READS_TARGET_PROMPT})
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup, max(1, setup.target.depth // 2))

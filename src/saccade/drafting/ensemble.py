@@ -9,14 +9,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import ClassVar, TypeVar
 
 import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.prompt import Turn
-from saccade.core.protocols import Drafter, State
+from saccade.core.protocols import Drafter, DraftReport, Learner, State
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, shared_nodes
@@ -58,6 +59,10 @@ class Weighting(ABC):
 @dataclass(frozen=True)
 class Ensemble:
     """A drafter for views joined by ``Several``, weighted by a rule."""
+
+    name: ClassVar[str] = "ensemble"
+    needs: ClassVar[Capabilities] = frozenset({Capability.SEVERAL_VIEWS})
+    offers: ClassVar[Capabilities] = frozenset({Capability.READS_VIEW, Capability.MIXTURE})
 
     weighting: Weighting
 
@@ -128,7 +133,7 @@ class Mixture:
         return mixed
 
 
-class EnsembleDrafter(ModelDrafter):
+class EnsembleDrafter(ModelDrafter, Learner):
     """One draft model that reads m views of each prompt. Its state is the shape's and the
     weighting's."""
 
@@ -138,6 +143,10 @@ class EnsembleDrafter(ModelDrafter):
         super().__init__(replace(setup, rules=rules))
         self._weighting = weighting
         self._mixture = Mixture(self.session, len(self._views))
+
+    @property
+    def learner(self) -> Learner:
+        return self
 
     def start(self) -> State:
         return self._shape.start(), self._weighting.start(len(self._views))
@@ -161,9 +170,9 @@ class EnsembleDrafter(ModelDrafter):
     def end(self, request: int) -> None:
         self._mixture.end(request)
 
-    def round_note(self, request: int) -> tuple[float, ...]:
-        """Returns the weights of the block that was drafted last."""
-        return self._mixture.weights.get(request, ())
+    def report(self) -> DraftReport:
+        """Returns the report, with the weights of the block that was drafted last as its notes."""
+        return replace(super().report(), notes=self._mixture.weights)
 
     def _fold_weighting(self, state: State, round: Round) -> State:
         """Returns the weighting's state after a round."""

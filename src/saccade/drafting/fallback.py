@@ -10,9 +10,9 @@ from typing import TypeVar
 
 from saccade.core.errors import DraftFailed, kind_and_line
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
-from saccade.core.protocols import Drafter, Growth, State
+from saccade.core.protocols import BesideTarget, Drafter, DraftReport, Growth, Learner, State
 from saccade.core.result import Round
-from saccade.core.sampling import Sampling, Scores
+from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, find_fault, prefix
 
 T = TypeVar("T")
@@ -20,7 +20,7 @@ T = TypeVar("T")
 log = logging.getLogger(__name__)
 
 
-class Fallback(Drafter):
+class Fallback(Drafter, Learner, BesideTarget):
     """A drafter whose failure costs speed and nothing else.
 
     After a failure nothing more is drafted. What had been drawn by then is handed over all the
@@ -35,14 +35,22 @@ class Fallback(Drafter):
         self._left: Mapping[int, Tree] = {}  # drawn before a failure, and not handed over yet
         self.reason: str | None = None
 
+    @property
+    def learner(self) -> Learner:
+        return self
+
+    @property
+    def beside(self) -> BesideTarget:
+        return self
+
     def start(self) -> State:
-        return self._try(lambda: self._drafter.start())
+        return self._try(lambda: self._drafter.learner.start())
 
     def fold(self, state: State, round: Round) -> State:
-        return state if self.reason else self._try(lambda: self._drafter.fold(state, round))
+        return state if self.reason else self._try(lambda: self._drafter.learner.fold(state, round))
 
     def sharing_threads(self) -> AbstractContextManager[None]:
-        return self._drafter.sharing_threads()
+        return self._drafter.beside.sharing_threads()
 
     def encode(self, inputs: Inputs) -> None:
         self._try(lambda: self._drafter.encode(inputs))
@@ -70,7 +78,7 @@ class Fallback(Drafter):
         )
 
     def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
-        return self._handed_over(in_flight, lambda: self._drafter.extend(in_flight))
+        return self._handed_over(in_flight, lambda: self._drafter.beside.extend(in_flight))
 
     def _handed_over(
         self, otherwise: Mapping[int, Tree], draft: Callable[[], Mapping[int, Tree]]
@@ -99,20 +107,9 @@ class Fallback(Drafter):
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         self._try(lambda: self._drafter.commit(tokens))
 
-    def scores(self, request: int) -> Scores | None:
-        return None if self.reason else self._drafter.scores(request)
-
-    def round_note(self, request: int) -> tuple[float, ...]:
-        return () if self.reason else self._drafter.round_note(request)
-
-    def parallel_seconds(self) -> tuple[float, float]:
-        return self._drafter.parallel_seconds()
-
-    def captioning_seconds(self) -> tuple[float, float]:
-        return self._drafter.captioning_seconds()
-
-    def visual_tokens(self, request: int) -> int | None:
-        return self._drafter.visual_tokens(request)
+    def report(self) -> DraftReport:
+        report = self._drafter.report()
+        return replace(report, scores={}, notes={}) if self.reason else report
 
     def end(self, request: int) -> None:
         self._try(lambda: self._drafter.end(request))

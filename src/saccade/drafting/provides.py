@@ -3,61 +3,110 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Shape, View
 from saccade.drafting.ensemble import Weighting
-from saccade.drafting.recipe import Recipe
+from saccade.drafting.recipe import Parts, Recipe
 from saccade.drafting.setup import MakeDrafter
 
-Choices = dict[str, Any]
-"""A recipe's fields while overrides change them; they may not fit together until the end."""
+
+class Axis(ABC):
+    """One axis of overrides, written ``axis=value``."""
+
+    @abstractmethod
+    def choose(self, parts: Parts, value: str) -> Parts:
+        """Returns the parts with the value chosen. Raises MethodError."""
+
+    @abstractmethod
+    def describe(self, recipe: Recipe) -> str | None:
+        """Returns a recipe's value as an override writes it; None where it is the default."""
+
+    @abstractmethod
+    def options(self) -> list[str]:
+        """Returns the possible values in words."""
 
 
 @dataclass(frozen=True)
-class Axis:
-    """One axis of overrides, written ``axis=value``."""
+class Setting(Axis):
+    """An axis that sets one field of the part that has it: of a view, a shape or a drafter, or of
+    an object in one of their fields.
 
-    choose: Callable[[Choices, str], Choices]  # returns the changed fields; raises MethodError
-    describe: Callable[[Recipe], str | None]  # returns a recipe's value; None for the default
-    options: Callable[[], list[str]]  # returns the possible values in words
-
-
-def setting(
-    axis: str,
-    at: str,
-    kind: type,
-    read: Callable[[str], object],
-    options: str,
-    needs: str,
-    default: object = None,
-    write: Callable[[Any], str] = str,
-) -> Axis:
-    """Makes an axis that sets a field of an object of this ``kind``.
-
-    ``at`` is the field's path from a recipe, as in ``view.keep`` or ``view.select.draw``. Recipes
-    are described by the axis where the field is not ``default``.
+    The part is found by its class ``owner``, so a setting works wherever such an object is used.
     """
-    part, *between, name = at.split(".")
 
-    def owner(chosen: Any) -> Any:
-        inner = getattr(chosen, between[0], None) if between else chosen
-        return inner if isinstance(inner, kind) else None
+    axis: str
+    owner: type
+    field: str
+    parse: Callable[[str, str], Any]  # (axis, text) -> value; raises MethodError
+    words: str | tuple[str, ...]  # the possible values, as ``saccade methods`` shows them
+    needs: str = ""  # completes "AXIS ..." where no part has the field
+    default: object = None  # Recipes are described by the axis where the value is another.
+    spell: Callable[[Any], str] = str
 
-    def choose(choices: Choices, value: str) -> Choices:
-        if (own := owner(choices[part])) is None:
-            raise MethodError(f"{axis} is {needs}")
-        own = replace(own, **{name: read(value)})
-        return {part: replace(choices[part], **{between[0]: own}) if between else own}
+    def __post_init__(self) -> None:
+        """Raises MethodError for a field that no object of the class has."""
+        if is_dataclass(self.owner) and self.field not in {
+            each.name for each in fields(self.owner)
+        }:
+            raise MethodError(f"{self.owner.__name__} has no field {self.field!r} for {self.axis}=")
 
-    def describe(recipe: Recipe) -> str | None:
-        value = getattr(owner(getattr(recipe, part)), name, default)
-        return None if value == default else write(value)
+    def applies(self, owner: Any) -> bool:
+        """Returns whether an override may set the field of this object of the class."""
+        return True
 
-    return Axis(choose, describe, lambda: [options])
+    def read(self, owner: Any) -> Any:
+        """Returns the value of the field."""
+        return vars(owner)[self.field]
+
+    def write(self, owner: Any, value: Any) -> Any:
+        """Returns the object with this value. Raises MethodError where it cannot have the value."""
+        return replace(owner, **{self.field: value})
+
+    def refusal(self, parts: Parts) -> str:
+        """Returns why the axis means nothing to these parts."""
+        return f"{self.axis} {self.needs}"
+
+    def choose(self, parts: Parts, value: str) -> Parts:
+        for place, part in vars(parts).items():
+            for inner, owner in self._owners(part):
+                changed = self.write(owner, self.parse(self.axis, value))
+                whole = replace(part, **{inner: changed}) if inner else changed
+                return replace(parts, **{place: whole})
+        raise MethodError(self.refusal(parts))
+
+    def value(self, recipe: Recipe) -> Any:
+        """Returns the field's value in a recipe; the default where no part has the field."""
+        for part in vars(recipe.parts).values():
+            for _, owner in self._owners(part):
+                return self.read(owner)
+        return self.default
+
+    def describe(self, recipe: Recipe) -> str | None:
+        value = self.value(recipe)
+        return None if value == self.default else self.spell(value)
+
+    def options(self) -> list[str]:
+        return [self.words] if isinstance(self.words, str) else [*self.words]
+
+    def _owners(self, part: object) -> Iterator[tuple[str, Any]]:
+        """Yields the part if it has the setting, by no name, and those of its fields that have it,
+        by their names."""
+        for name, owner in (("", part), *vars(part).items()):
+            if isinstance(owner, self.owner) and self.applies(owner):
+                yield name, owner
+
+
+@dataclass(frozen=True)
+class ViewSetting(Setting):
+    """A setting that views of several classes have, each as a field named like the axis."""
+
+    def applies(self, owner: View) -> bool:
+        return self.field in owner.settings
 
 
 @dataclass(frozen=True)

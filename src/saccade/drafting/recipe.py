@@ -6,16 +6,15 @@ request is read.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
+from saccade.core.capabilities import Capability, find_unmet_needs
+from saccade.core.costs import Costs
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Schedule, Shape, View
 from saccade.core.timing import Phase, ignore_phase
-from saccade.drafting.drafters import EarlyExit, Lookup, ModelDrafter, NoDraft, SelfDrafter
-from saccade.drafting.ensemble import Ensemble
-from saccade.drafting.parallel.drafter import WorkerDrafter
-from saccade.drafting.schedule import parallel, serial
+from saccade.drafting.drafters import NoDraft, SelfDrafter
+from saccade.drafting.schedule import serial
 from saccade.drafting.setup import MakeDrafter
 from saccade.drafting.shapes import cost_measurement
 from saccade.drafting.views.basic import FULL
@@ -25,8 +24,22 @@ from saccade.model.batch_invariant import NEEDS_CHAINS, ROWS
 
 
 @dataclass(frozen=True)
+class Parts:
+    """A recipe's choices while overrides change them; they may not fit together until the end."""
+
+    drafter: MakeDrafter
+    view: View
+    shape: Shape
+    schedule: Schedule
+
+
+@dataclass(frozen=True)
 class Recipe:
-    """Who drafts, what it sees, in which shape, on which schedule."""
+    """Who drafts, what it sees, in which shape, on which schedule.
+
+    The choices fit together if and only if what each part needs is offered by another part or by
+    the engine (``core/capabilities.py``).
+    """
 
     name: str
     about: str
@@ -37,57 +50,39 @@ class Recipe:
 
     def __post_init__(self) -> None:
         """Raises MethodError for choices that do not fit together."""
-        for why in self._refusals():
+        parts = (
+            (f"drafter {self.drafter.name}", self.drafter),
+            (f"view {self.view.name}", self.view),
+            (f"shape {self.shape.spelling}", self.shape),
+            (f"the {self.schedule.name} schedule", self.schedule),
+        )
+        for why in find_unmet_needs(parts):
             raise MethodError(f"{self.name}: {why}")
 
-    def _refusals(self) -> Iterator[str]:
-        """Yields the reasons why these choices do not fit together."""
-        view, own = self.view, self.drafter in (SelfDrafter, EarlyExit)
-        if own and view.positions == "repacked":
-            # The cached keys are rotated to their positions already.
-            yield (
-                "the target's own keys cannot be re-packed; use positions=original, or "
-                "drafter=model"
-            )
-        if own and not view.subset:
-            yield f"view {view.name} is not a choice among the target's keys; use drafter=model"
-        if view.own_keys and self.drafter is not SelfDrafter:
-            yield f"view {view.name} picks among the target's own keys; use drafter=self"
-        if view.refresh is not None and not view.attention:
-            yield (
-                f"view {view.name} does not ask what the target looks at, so nothing can refresh it"
-            )
-        if view.refresh is not None and self.drafter is not SelfDrafter:
-            yield (
-                "only the target drafting for itself has the keys of what comes anew; use "
-                "drafter=self"
-            )
-        if self.drafter is Lookup and self.shape.reads_laws:
-            yield "lookup drafts a chain; use shape=chain-N"
-        if self.drafter is Lookup and view.name != "full":
-            yield f"lookup reads the text alone; view {view.name} means nothing to it"
-        if view.early != "wait" and self.schedule is not parallel:
-            yield "an early start needs a draft that works beside the target; use schedule=parallel"
-        if isinstance(self.drafter, Ensemble) != (len(view.parts) > 1):
-            yield (
-                f"view {view.name} and this drafter do not go together: an ensemble "
-                "(drafter=ensemble) reads several views (view=full+text), any other drafter one"
-            )
-        if (self.schedule is parallel) != (self.drafter is WorkerDrafter):
-            yield (
-                "the parallel schedule needs a draft model in a process of its own, since the "
-                "target's cache serves one at a time; use drafter=model, or schedule=serial"
-            )
-        if self.schedule is parallel and not self.shape.stepwise:
-            yield (
-                "the parallel schedule drafts a chain; use shape=chain-N, shape=fit or "
-                "schedule=serial"
-            )
+    @property
+    def parts(self) -> Parts:
+        """The choice on each axis."""
+        return Parts(self.drafter, self.view, self.shape, self.schedule)
+
+    @property
+    def needs_costs(self) -> bool:
+        """Whether a part decides by what forwards cost here."""
+        return Capability.COSTS in self.view.needs | self.shape.needs
 
     @property
     def drafts(self) -> bool:
         """Whether the method drafts at all."""
-        return self.drafter is not NoDraft
+        return Capability.PLAIN_DECODING not in self.drafter.offers
+
+    @property
+    def records_attention(self) -> bool:
+        """Whether the target's prefill has to record what the text attends to."""
+        return self.drafts and Capability.ATTENTION in self.view.needs
+
+    @property
+    def drafts_beside_target(self) -> bool:
+        """Whether the draft works in a process of its own while the target judges."""
+        return Capability.BESIDE_TARGET in self.schedule.offers
 
 
 def plan(
@@ -105,23 +100,28 @@ def plan(
     phase "costs".
     """
     view, shape = recipe.view, recipe.shape
-    if draft is None and shape.optional and recipe.drafter is ModelDrafter:
+    works_alone = Capability.NO_DRAFT_MODEL in shape.offers
+    if draft is None and works_alone and Capability.DRAFT_MODEL in recipe.drafter.offers:
         alone = plan(replace(recipe, drafter=SelfDrafter), target, None, context, exact, phase)
         return alone if alone.shape.pays() else replace(alone, drafter=NoDraft, view=FULL)
-    drafting = target if recipe.drafter is SelfDrafter or draft is None else draft
+    own_keys = Capability.TARGET_KEYS in recipe.drafter.offers
+    drafting = target if own_keys or draft is None else draft
     bucket = cost_measurement.context_bucket(context)
-    if view.needs_costs:
+    if Capability.COSTS in view.needs:
         view = view.with_share(
             view.keep or cost_measurement.affordable_share(target, drafting, bucket, phase)
         )
-    if shape.needs_costs and shape.costs is None:
-        keep = 1.0 if view.keep is None else view.keep
+    keep = 1.0 if view.keep is None else view.keep
+
+    def measure() -> Costs:
         draft_context = cost_measurement.context_bucket(int(bucket * keep))
         costs = cost_measurement.measure_costs(
             target, drafting, context=bucket, draft_context=draft_context, phase=phase
         )
-        shape = shape.with_costs(replace(costs, row_multiple=ROWS) if exact else costs)
-    if recipe.schedule is parallel:
+        return replace(costs, row_multiple=ROWS) if exact else costs
+
+    shape = shape.settle(measure)
+    if recipe.drafts_beside_target:
         shape = shape.for_parallel()
     if view is recipe.view and shape is recipe.shape:
         return recipe
@@ -139,11 +139,11 @@ def as_chains(recipe: Recipe) -> Recipe:
 def for_split_target(recipe: Recipe) -> Recipe:
     """Returns the recipe for a target that is split over processes, where rank 0 decides. Raises
     MethodError if the recipe depends on clocks, which differ between processes."""
-    if recipe.schedule is parallel:
+    if recipe.drafts_beside_target:
         raise MethodError(
             f"{recipe.name}: a target split over processes waits for its draft; use schedule=serial"
         )
-    if recipe.view.needs_costs or recipe.shape.needs_costs:
+    if recipe.needs_costs:
         raise MethodError(
             f"{recipe.name} times its forwards, and processes that share a target would each "
             "find other times; name a method with a shape, as in --method specvlm or std"

@@ -11,7 +11,8 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from saccade.core.protocols import Cut, Drafter, Scoring, State
+from saccade.core.capabilities import Capability
+from saccade.core.protocols import Cut, Drafter, Schedule, Scoring, State
 from saccade.core.result import FinishReason, Load, Round, Verdict
 from saccade.core.sampling import BrokenLaw, Scores
 from saccade.core.timing import now
@@ -47,7 +48,7 @@ class Group:
     @classmethod
     def start(cls, drafter: Drafter, requests: Sequence[int], cut: Cut, first: int = 0) -> Group:
         """Makes a group of requests whose folds are in their first state."""
-        return cls(drafter, {request: drafter.start() for request in requests}, cut, first)
+        return cls(drafter, {request: drafter.learner.start() for request in requests}, cut, first)
 
 
 def opening_round(target: Scoring, request: int, cut: Cut, first: int = 0) -> Round:
@@ -60,7 +61,9 @@ def opening_round(target: Scoring, request: int, cut: Cut, first: int = 0) -> Ro
     return Round(request, Tree(), verdict, finish, laws[request], None, 0.0, 0.0, opening=True)
 
 
-def serial(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
+def take_turns(
+    target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut
+) -> Iterator[Round]:
     """Proposes, scores, verifies and commits until every request has ended, with one forward of the
     target per round."""
     group = Group.start(draft, requests, cut)
@@ -108,7 +111,9 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
             yield group, round
 
 
-def parallel(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut) -> Iterator[Round]:
+def work_side_by_side(
+    target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut
+) -> Iterator[Round]:
     """Judges the tokens in flight while the draft continues after them, with one forward of the
     target per round."""
     group = Group.start(draft, requests, cut)
@@ -117,7 +122,7 @@ def parallel(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut)
         start = now()
         laws = target.score(in_flight)
         scored = now()
-        trees = draft.extend(in_flight)
+        trees = draft.beside.extend(in_flight)
         waited = now()
 
         verdicts, endings = judge(trees, laws, cut)
@@ -134,6 +139,15 @@ def parallel(target: Scoring, draft: Drafter, requests: Sequence[int], cut: Cut)
         capture_new_sizes()
         spent = waiting, scored - start + verified - waited
         yield from _rounds(group, trees, laws, (verdicts, endings), spent)
+
+
+serial = Schedule("serial", take_turns, offers=frozenset({Capability.SHARED_FORWARDS}))
+parallel = Schedule(
+    "parallel",
+    work_side_by_side,
+    needs=frozenset({Capability.OWN_PROCESS, Capability.NEXT_TOKEN}),
+    offers=frozenset({Capability.BESIDE_TARGET}),
+)
 
 
 @dataclass(frozen=True)
@@ -213,6 +227,7 @@ def _rounds(
     ``spent`` are the seconds of drafting and of verifying.
     """
     draft, (verdicts, endings) = group.drafter, judgement
+    report = draft.report()
     for request, verdict in verdicts.items():
         round = Round(
             request=request,
@@ -220,13 +235,13 @@ def _rounds(
             verdict=verdict,
             finish=endings[request],
             p=laws[request],
-            q=draft.scores(request),
+            q=report.scores.get(request),
             draft_seconds=spent[0],
             verify_seconds=spent[1],
-            note=draft.round_note(request) or trees[request].odds,
+            note=report.notes.get(request) or trees[request].odds,
             load=(loads or {}).get(request),
         )
         state = group.states.pop(request)
         if round.finish is None:
-            group.states[request] = draft.fold(state, round)
+            group.states[request] = draft.learner.fold(state, round)
         yield round

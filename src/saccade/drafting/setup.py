@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import Protocol, runtime_checkable
 
 import torch
 
+from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.errors import ModelError, OptionError
 from saccade.core.prompt import CONTEXT, Inputs, Texts
 from saccade.core.protocols import Drafter, Shape, View
@@ -21,6 +23,9 @@ Captioner = Callable[[Inputs], Captions]
 is free."""
 
 
+WRITTEN = frozenset({Capability.NEWLINE, Capability.CAPTION})  # what needs a tokenizer
+
+
 @dataclass(frozen=True)
 class Words:
     """The tokenizer's ``encode`` and a captioner; either may be missing."""
@@ -30,10 +35,9 @@ class Words:
 
     def check(self, view: View) -> None:
         """Raises OptionError unless what this view needs is there."""
-        kinds = _text_kinds(view)
-        if kinds and self.encode is None:
+        if not view.needs.isdisjoint(WRITTEN) and self.encode is None:
             raise OptionError(f"view {view.name} writes words, so it needs tokenizer=")
-        if "caption" in kinds and self.captioner is None:
+        if Capability.CAPTION in view.needs and self.captioner is None:
             raise OptionError(
                 f"view {view.name} reads a caption: give captioner= (--captioner), "
                 "a function from inputs to a caption a request, or one a video and image of it"
@@ -41,7 +45,7 @@ class Words:
 
     def captioner_for(self, view: View) -> Captioner | None:
         """Returns the captioner for this view; None for a view that reads no captions."""
-        return self.captioner if "caption" in _text_kinds(view) else None
+        return self.captioner if Capability.CAPTION in view.needs else None
 
     def replacement_texts(
         self, view: View, inputs: Inputs, captions: Captions | None = None
@@ -50,10 +54,9 @@ class Words:
 
         ``captions`` are those that have been made already; None makes them now.
         """
-        kinds = _text_kinds(view)
         requests = int(inputs["input_ids"].shape[0])
         texts: list[dict[str, Texts]] = [{} for _ in range(requests)]
-        if "newline" in kinds and self.encode is not None:
+        if Capability.NEWLINE in view.needs and self.encode is not None:
             # Some tokenizers put a token for the start of a text before the newline's.
             newline = tuple(self.encode("\n")[-1:])
             texts = [{"newline": (newline,)} for _ in texts]
@@ -64,11 +67,6 @@ class Words:
                 each = [caption] if isinstance(caption, str) else caption
                 own["caption"] = tuple(tuple(self.encode(f"image: {text}")) for text in each)
         return texts
-
-
-def _text_kinds(view: View) -> set[str]:
-    """Returns which of ``Prefill.words`` the parts of a view read."""
-    return {part.text_kind for part in view.parts if part.text_kind is not None}
 
 
 @dataclass(frozen=True)
@@ -101,8 +99,8 @@ class Setup:
 
     @property
     def coarse(self) -> bool:
-        """Whether a view reads ``Prompt.coarse`` and the draft model has it."""
-        return self.draft_model().can_coarsen and any(view.coarse for view in self.view.parts)
+        """Whether a view reads ``Media.coarse`` and the draft model has it."""
+        return self.draft_model().can_coarsen and Capability.COARSE_ROWS in self.view.needs
 
     def draft_inputs(self, inputs: Inputs) -> Inputs:
         """Returns the inputs that the draft model can read: the text alone for a language model."""
@@ -115,5 +113,18 @@ class Setup:
         return {"input_ids": ids.masked_fill(media, 0), "attention_mask": mask, **documents}
 
 
-MakeDrafter = Callable[[Setup], Drafter]
-"""A drafter's class, or whatever else makes one."""
+@runtime_checkable
+class MakeDrafter(Protocol):
+    """A drafter as a part of a recipe: its class, or whatever else makes one."""
+
+    @property
+    def name(self) -> str:
+        """The drafter in the words of its axis, as in ``drafter=self``."""
+
+    @property
+    def needs(self) -> Capabilities: ...
+
+    @property
+    def offers(self) -> Capabilities: ...
+
+    def __call__(self, setup: Setup, /) -> Drafter: ...

@@ -7,24 +7,29 @@ happen. All three run one :class:`RequestBatch`.
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Unpack
+from typing import Any, TypeVar, Unpack, cast, get_type_hints
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
-from transformers import GenerationConfig, LogitsProcessorList
 
 from saccade.core.errors import OptionError
-from saccade.core.generation_settings import GenerateArguments, Settings
+from saccade.core.generation_settings import Settings
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result, Round, added_text
 from saccade.core.timing import Clock, Phase, ignore_phase
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.setup import Captioner
-from saccade.engine.request import Request, Spans, check_streamer, current_backbone
+from saccade.engine.request import (
+    NO_SETTINGS,
+    Request,
+    RequestArguments,
+    check_streamer,
+    current_backbone,
+)
 from saccade.engine.request_batch import RequestBatch
 from saccade.methods import resolve
 from saccade.model import kernels, memory
@@ -33,6 +38,7 @@ from saccade.model.backbone import Backbone
 DEFAULT_METHOD = "auto"
 
 Decode = Callable[[Sequence[int]], str]
+Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Stream(Iterator[Round]):
@@ -121,124 +127,135 @@ class Stream(Iterator[Round]):
                 self.call, self.closed = None, True
 
 
+class CallArguments(RequestArguments, total=False):
+    """What a call may ask for beside its model and inputs."""
+
+    draft: nn.Module | Backbone | None
+    """The draft model, for methods that use one."""
+    method: str | Recipe
+    """A method's name with overrides, or a recipe; see ``saccade methods``."""
+    exact: bool
+    """Gives bit for bit the answer of ``method="ar", exact=True``, in bf16 and fp16 too. Drafts are
+    chains then, and a forward costs as much as one of 16 rows. See ``docs/lossless.md``."""
+
+
+@dataclass(frozen=True)
+class _Call:
+    """The arguments of a call: those of its request apart from the others."""
+
+    draft: Backbone | None
+    recipe: Recipe
+    exact: bool
+    request: RequestArguments
+
+    @classmethod
+    def of(cls, arguments: CallArguments) -> _Call:
+        request: dict[str, Any] = {**arguments}
+        draft, method = request.pop("draft", None), request.pop("method", DEFAULT_METHOD)
+        return cls(
+            None if draft is None else current_backbone(draft),
+            method if isinstance(method, Recipe) else resolve(method),
+            request.pop("exact", False),
+            cast(RequestArguments, request),
+        )
+
+
+def _named(function: Function) -> Function:
+    """Names the arguments of a call one by one in a function's signature, where editors and
+    transformers look for them."""
+    *own, rest = inspect.signature(function).parameters.values()
+    defaults = {"method": DEFAULT_METHOD, "exact": False}
+    hints = get_type_hints(CallArguments)
+    named = [
+        rest.replace(
+            name=name,
+            kind=rest.KEYWORD_ONLY,
+            default=defaults.get(name),
+            annotation=hint,
+        )
+        for name, hint in hints.items()
+        if name in NO_SETTINGS or name not in RequestArguments.__annotations__
+    ]
+    settings = rest.replace(name="settings", annotation=Unpack[Settings])
+    vars(function)["__signature__"] = inspect.Signature([*own, *named, settings])
+    return function
+
+
+@_named
 def stream(
     model: nn.Module | Backbone,
     inputs: Inputs,
     *,
-    draft: nn.Module | Backbone | None = None,
-    draft_inputs: Inputs | None = None,
-    method: str | Recipe = DEFAULT_METHOD,
-    tokenizer: Any = None,
-    seed: int | None = None,
-    captioner: Captioner | None = None,
-    context: Spans | Sequence[Spans] | None = None,
     on_phase: Phase | None = None,
     call: RequestBatch | None = None,
     keep: bool = False,
-    exact: bool = False,
-    **settings: Unpack[GenerateArguments],
+    **arguments: Unpack[CallArguments],
 ) -> Stream:
     """Yields the rounds of an answer as they happen; its ``results`` are there afterwards.
 
     Args:
         model: the target, a loaded Hugging Face model.
         inputs: what the target's processor returned, for one request or several.
-        draft: the draft model, for methods that use one.
-        draft_inputs: the draft's processor output, where it differs from the target's.
-        method: a method's name with overrides, or a recipe; see ``saccade methods``.
-        tokenizer: a tokenizer or processor: text in rounds and results, and stop strings.
-        seed: names the noise of sampling; a random one if None.
-        captioner: a function of the inputs. It returns for each request one caption, or one per
-            video and image in prompt order. It runs in a thread of its own where a core is free.
-        context: which text is a document that views may prune, as :meth:`Request.of` takes it.
+        on_phase: called as each phase of the work begins; see :class:`Stream`.
         call: an earlier stream's ``call`` (made with ``keep``). ``inputs`` continue its
             conversation, and only the new tokens are read. Other videos or pixels start afresh.
         keep: leaves the caches for a later turn; see :class:`saccade.Conversation`.
-        exact: gives bit for bit the answer of ``method="ar", exact=True``, in bf16 and fp16 too.
-            Drafts are chains then, and a forward costs as much as one of 16 rows. See
-            ``docs/lossless.md``.
-        settings: ``GenerationConfig``'s names, of which :class:`GenerateArguments` lists those in
-            use. ``max_new_tokens`` is 256 where neither they nor the model's config set a length.
+        arguments: see :class:`CallArguments` and :class:`RequestArguments`. All others are
+            ``GenerationConfig``'s names, of which :class:`GenerateArguments` lists those in use.
+            ``max_new_tokens`` is 256 where neither they nor the model's config set a length.
 
     Raises:
         OptionError, MethodError, ModelError: before any work, in one sentence.
     """
-    target = current_backbone(model)
+    return _start(model, inputs, arguments, on_phase, call, keep)
+
+
+def _start(
+    model: nn.Module | Backbone,
+    inputs: Inputs,
+    arguments: CallArguments,
+    on_phase: Phase | None,
+    batch: RequestBatch | None = None,
+    keep: bool = False,
+) -> Stream:
+    """Checks everything and returns the stream, before any work."""
+    target, call = current_backbone(model), _Call.of(arguments)
+    request = Request.of(target, inputs, **call.request)
     return Stream(
         target,
-        Request.of(
-            target,
-            inputs,
-            draft_inputs=draft_inputs,
-            tokenizer=tokenizer,
-            seed=seed,
-            captioner=captioner,
-            context=context,
-            **settings,
-        ),
-        method if isinstance(method, Recipe) else resolve(method),
-        draft=None if draft is None else current_backbone(draft),
+        request,
+        call.recipe,
+        draft=call.draft,
         on_phase=on_phase,
-        call=call,
+        call=batch,
         keep=keep,
-        exact=exact,
+        exact=call.exact,
     )
 
 
+@_named
 def run(
     model: nn.Module | Backbone,
     inputs: Inputs,
     *,
-    draft: nn.Module | Backbone | None = None,
-    draft_inputs: Inputs | None = None,
-    method: str | Recipe = DEFAULT_METHOD,
-    tokenizer: Any = None,
-    seed: int | None = None,
-    captioner: Captioner | None = None,
-    context: Spans | Sequence[Spans] | None = None,
     on_phase: Phase | None = None,
-    exact: bool = False,
-    **settings: Unpack[GenerateArguments],
+    **arguments: Unpack[CallArguments],
 ) -> Result:
     """Returns one answer with its measures; arguments as :func:`stream`. One request at a time."""
-    rounds = stream(
-        model,
-        inputs,
-        draft=draft,
-        draft_inputs=draft_inputs,
-        method=method,
-        tokenizer=tokenizer,
-        seed=seed,
-        captioner=captioner,
-        context=context,
-        on_phase=on_phase,
-        exact=exact,
-        **settings,
-    )
+    rounds = _start(model, inputs, arguments, on_phase)
     if len(inputs["input_ids"]) != 1:
         raise OptionError("saccade.run answers one request; use saccade.generate for a batch")
     return rounds.finish()[0]
 
 
+@_named
 @torch.no_grad()
 def generate(
     model: nn.Module | Backbone,
     inputs: Inputs | Tensor,
     *,
-    context: Spans | Sequence[Spans] | None = None,
-    draft: nn.Module | Backbone | None = None,
-    draft_inputs: Inputs | None = None,
-    method: str | Recipe = DEFAULT_METHOD,
-    tokenizer: Any = None,
-    seed: int | None = None,
-    generation_config: GenerationConfig | None = None,
-    logits_processor: LogitsProcessorList | None = None,
-    stopping_criteria: Sequence[Any] | None = None,
-    prefix_allowed_tokens_fn: Callable[..., list[int]] | None = None,
-    captioner: Captioner | None = None,
-    exact: bool = False,
     streamer: Any = None,
-    **settings: Unpack[Settings],
+    **arguments: Unpack[CallArguments],
 ) -> Int[Tensor, "batch len"]:
     """Returns ids of prompt and answer, like Hugging Face's ``generate``; shorter answers are
     padded.
@@ -246,40 +263,27 @@ def generate(
     Call it with a processor's output, or let transformers call it:
     ``model.generate(**inputs, custom_generate=saccade.generate, draft=..., method=...)``. In the
     second case the pixels have been read already, so a draft with a vision tower of its own needs
-    ``draft_inputs=``. The arguments are those of :func:`stream`; they are written out because
-    transformers looks for their names here. ``streamer`` is a transformers streamer. Without a
-    length (``max_new_tokens``, ``max_length``, or the model's generation config) an answer gets
-    256 tokens at most, and 20 where transformers calls this.
+    ``draft_inputs=``. The arguments are those of :func:`stream`. ``streamer`` is a transformers
+    streamer. Without a length (``max_new_tokens``, ``max_length``, or the model's generation
+    config) an answer gets 256 tokens at most, and 20 where transformers calls this.
     """
-    target = current_backbone(model)
-    drafting = None if draft is None else current_backbone(draft)
-    recipe = method if isinstance(method, Recipe) else resolve(method)
-    own: dict[str, Any] = {
-        "draft_inputs": draft_inputs,
-        "tokenizer": tokenizer,
-        "seed": seed,
-        "generation_config": generation_config,
-        "logits_processor": logits_processor,
-        "stopping_criteria": stopping_criteria,
-        "captioner": captioner,
-        "context": context,
-    }
+    target, call = current_backbone(model), _Call.of(arguments)
     direct = not isinstance(inputs, Tensor)
     if isinstance(inputs, Tensor):
         ids = inputs
-        request = Request.from_transformers(target, ids, settings, **own)
-        own_tower = drafting is not None and not drafting.shares_rows_with(target)
-        if recipe.drafts and own_tower and draft_inputs is None and target.placeholders:
+        request = Request.from_transformers(target, ids, **call.request)
+        own_tower = call.draft is not None and not call.draft.shares_rows_with(target)
+        has_pixels = call.request.get("draft_inputs") is not None
+        if call.recipe.drafts and own_tower and not has_pixels and target.placeholders:
             raise OptionError(
                 "transformers does not pass the pixels on, and this draft has a vision tower of "
                 "its own: give draft_inputs= with the processor's output"
             )
     else:
-        own["prefix_allowed_tokens_fn"] = prefix_allowed_tokens_fn
-        request = Request.of(target, inputs, **own, **settings)
+        request = Request.of(target, inputs, **call.request)
         ids = inputs["input_ids"]
     check_streamer(streamer, len(ids))
-    rounds = Stream(target, request, recipe, draft=drafting, exact=exact)
+    rounds = Stream(target, request, call.recipe, draft=call.draft, exact=call.exact)
     if streamer is not None and direct:
         streamer.put(ids.cpu())
     for round in rounds:

@@ -5,15 +5,15 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Unpack, runtime_checkable
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from transformers import GenerationConfig, LogitsProcessorList
 
 from saccade.core import generation_settings
 from saccade.core.errors import ModelError, OptionError
+from saccade.core.generation_settings import GenerateArguments, Settings
 from saccade.core.prompt import CONTEXT, Inputs
 from saccade.core.sampling import Grammar, Sampling
 from saccade.core.stopping import Limits
@@ -31,6 +31,28 @@ UNREAD_PIXELS = {*PIXELS.values(), "image_sizes", "batch_num_images", "pixel_att
 IGNORED_ARGUMENTS = ("past_key_values", "cache", "logits_to_keep", "use_cache", "synced_gpus")
 
 Spans = tuple[int, int] | Sequence[tuple[int, int]]
+
+
+class RequestArguments(GenerateArguments, total=False):
+    """What a request may ask for beside its inputs; every other name is a setting of
+    ``GenerationConfig``."""
+
+    draft_inputs: Inputs | None
+    """The draft's processor output, where it differs from the target's."""
+    tokenizer: Any
+    """A tokenizer or processor, for text in rounds and results and for stop strings."""
+    seed: int | None
+    """Names the noise of sampling; a random one if None."""
+    captioner: Captioner | None
+    """A function of the inputs. It returns for each request one caption, or one per video and
+    image in prompt order. It runs in a thread where a core is free."""
+    context: Spans | Sequence[Spans] | None
+    """(start, stop) of a document among the prompt's tokens, or a list of such: text that views may
+    prune like a video. For several requests, a list with one each."""
+
+
+# Names that are no settings of generation.
+NO_SETTINGS = RequestArguments.__annotations__.keys() - Settings.__annotations__.keys()
 
 
 @dataclass(frozen=True)
@@ -51,46 +73,38 @@ class Request:
         target: Backbone,
         inputs: Inputs,
         *,
-        context: Any = None,
-        draft_inputs: Inputs | None = None,
-        tokenizer: Any = None,
-        seed: int | None = None,
-        generation_config: GenerationConfig | None = None,
-        logits_processor: LogitsProcessorList | None = None,
-        stopping_criteria: Sequence[Any] | None = None,
-        prefix_allowed_tokens_fn: Callable[..., list[int]] | None = None,
-        captioner: Captioner | None = None,
         grammar: Grammar | None = None,
-        **settings: Any,
+        **arguments: Unpack[RequestArguments],
     ) -> Request:
         """Makes a request from a processor's output.
 
         Args:
             inputs: what the target's processor returned, for one request or several.
-            context: (start, stop) of a document among the prompt's tokens, or a list of such: text
-                that views may prune like a video. For several requests, a list with one each.
-            draft_inputs: the draft's processor output, where it differs from the target's.
-            tokenizer: a tokenizer or processor, for text in the result and for stop strings.
-            seed: names the noise of sampling; a random one if None.
-            captioner: a function of the inputs. It returns for each request one caption, or one per
-                video and image in prompt order. It runs in a thread where a core is free.
             grammar: an answer's ids -> the tokens that may follow; drafts obey it too.
-            settings: ``GenerationConfig``'s names (max_new_tokens, do_sample, temperature, ...).
+            arguments: see :class:`RequestArguments`.
 
         Raises OptionError in one sentence.
         """
+        seed, tokenizer = arguments.get("seed"), arguments.get("tokenizer")
+        draft_inputs = arguments.get("draft_inputs")
+        logits_processor = arguments.get("logits_processor")
+        stopping_criteria = arguments.get("stopping_criteria")
+        prefix_allowed_tokens_fn = arguments.get("prefix_allowed_tokens_fn")
+        settings = {name: each for name, each in arguments.items() if name not in NO_SETTINGS}
         generation_settings.check_whole("seed", seed)
         generation_settings.check_callables(
             logits_processor=logits_processor, stopping_criteria=stopping_criteria
         )
         if prefix_allowed_tokens_fn is not None and not callable(prefix_allowed_tokens_fn):
             raise OptionError("prefix_allowed_tokens_fn= is a function of (request, ids)")
-        config = generation_settings.merge_settings(target.model, generation_config, settings)
+        config = generation_settings.merge_settings(
+            target.model, arguments.get("generation_config"), settings
+        )
         pad, ends = config.pad_token_id, generation_settings.end_ids(config)
         inputs = _with_attention_mask(_check_inputs(target, inputs), pad, ends)
         if isinstance(draft_inputs, Mapping):
             draft_inputs = _with_attention_mask(draft_inputs, pad, ends)
-        inputs = _with_documents(inputs, context, draft_inputs)
+        inputs = _with_documents(inputs, arguments.get("context"), draft_inputs)
         limits = generation_settings.answer_limits(
             config, inputs["input_ids"].shape[1], stopping_criteria or ()
         )
@@ -106,7 +120,7 @@ class Request:
             seed=None if seed is None else int(seed),
             grammar=grammar,
         )
-        words = Words(_encoder(tokenizer), captioner)
+        words = Words(_encoder(tokenizer), arguments.get("captioner"))
         decode, spell = _decoder(tokenizer, True), _decoder(tokenizer, False)
         return cls(inputs, rules, limits, draft_inputs, decode, spell, words)
 
@@ -115,39 +129,37 @@ class Request:
         cls,
         target: Backbone,
         ids: Tensor,
-        model_arguments: Mapping[str, Any],
-        *,
-        context: Any,
-        draft_inputs: Inputs | None,
-        tokenizer: Any,
-        seed: int | None,
-        generation_config: GenerationConfig,
-        logits_processor: LogitsProcessorList | None,
-        stopping_criteria: Sequence[Any] | None,
-        captioner: Captioner | None,
+        **arguments: Unpack[RequestArguments],
     ) -> Request:
         """Makes a request from the call of transformers' ``generate``, which has made the logits
         processors and criteria, and may have turned pixels into features.
 
-        ``model_arguments`` are those beside the ids. Raises OptionError in one sentence.
+        ``arguments`` that are none of a request are the model's. Raises OptionError in one
+        sentence.
         """
-        checked = generation_settings.merge_settings(target.model, generation_config, {})
-        features = {
-            k: v for k, v in model_arguments.items() if v is not None and k not in IGNORED_ARGUMENTS
+        seed, draft_inputs = arguments.get("seed"), arguments.get("draft_inputs")
+        stopping_criteria = arguments.get("stopping_criteria")
+        checked = generation_settings.merge_settings(
+            target.model, arguments.get("generation_config"), {}
+        )
+        features: dict[str, Any] = {
+            name: value
+            for name, value in arguments.items()
+            if value is not None and name not in NO_SETTINGS and name not in IGNORED_ARGUMENTS
         }
         others = features.keys() - PREPARED_INPUTS - UNREAD_PIXELS
         if unknown := [name for name in others if not name.endswith(("_grid_thw", "_ts"))]:
             raise OptionError(f"saccade.generate does not take {', '.join(sorted(unknown))}")
         sampling = Sampling(
             bool(checked.do_sample),
-            tuple(logits_processor or ()),
+            tuple(arguments.get("logits_processor") or ()),
             # It comes from torch's generator, so that ``torch.manual_seed`` fixes it as it does in
             # transformers.
             int(torch.randint(2**62, ())) if seed is None else seed,
             generation_settings.end_ids(checked),
         )
         each = generation_settings.copy_processors(sampling.processors, len(ids))
-        mask = model_arguments.get("attention_mask")
+        mask = features.get("attention_mask")
         if sampling.contextual and mask is not None and not bool(mask.bool().all()):
             raise OptionError(
                 "a padded batch with penalties cannot come through custom_generate: call "
@@ -155,11 +167,11 @@ class Request:
             )
         limits = generation_settings.answer_limits(checked, ids.shape[1], stopping_criteria or ())
         return cls(
-            _with_documents({"input_ids": ids, **features}, context, draft_inputs),
+            _with_documents({"input_ids": ids, **features}, arguments.get("context"), draft_inputs),
             lambda contexts: [replace(sampling, processors=tuple(own)) for own in each],
             replace(limits, stop=()),  # Stop strings are among the criteria already.
             draft_inputs,
-            words=Words(_encoder(tokenizer), captioner),
+            words=Words(_encoder(arguments.get("tokenizer")), arguments.get("captioner")),
         )
 
     @property

@@ -10,18 +10,17 @@ from typing import TypeVar
 
 import torch
 
+from saccade.core.capabilities import Capability
 from saccade.core.prompt import Prompt, Turn
 from saccade.core.protocols import Cut, Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
 from saccade.core.stopping import Stops
 from saccade.core.timing import Clock, Phase, ignore_phase, stopped_seconds
 from saccade.core.tree import Tree, common_length
-from saccade.drafting.drafters import SelfDrafter
 from saccade.drafting.fallback import Fallback
 from saccade.drafting.recipe import Recipe, as_chains, plan
-from saccade.drafting.schedule import NO_MEMORY_REASON, MemoryGuard, opening_round, parallel
+from saccade.drafting.schedule import NO_MEMORY_REASON, MemoryGuard, opening_round
 from saccade.drafting.setup import Setup
-from saccade.drafting.views.basic import FULL
 from saccade.engine.request import Request
 from saccade.model import batch_invariant, generate_check
 from saccade.model.backbone import Backbone
@@ -138,8 +137,8 @@ class RequestBatch:
         clock = Clock(target.device)
         drafter.prefill(self.prompts)
         spent["prefill"] = clock.lap()
-        refresh = self.recipe.view.refresh
-        record = self.recipe.drafts and self.recipe.view.attention
+        refresh = self.recipe.view.following.refresh
+        record = self.recipe.records_attention
         follow = refresh.rows if record and refresh is not None else 0
         prefills = []
         for place, prompt in enumerate(self.prompts):
@@ -161,9 +160,10 @@ class RequestBatch:
         phase("guide")
         clock.lap()
         spent["draft_prefill"] = drafter.ready(prefills)
-        caption, hidden = drafter.captioning_seconds()
-        spent["caption"], spent["caption_hidden"] = caption, hidden
-        spent["guide"] = max(0.0, clock.lap() - spent["draft_prefill"] - (caption - hidden))
+        seconds = drafter.report().seconds
+        spent["caption"], spent["caption_hidden"] = seconds.caption, seconds.caption_hidden
+        waited = spent["draft_prefill"] + seconds.caption - seconds.caption_hidden
+        spent["guide"] = max(0.0, clock.lap() - waited)
 
     def try_continue(self, request: Request, recipe: Recipe, exact: bool) -> bool:
         """Takes the conversation's next request over the caches there are, if that is possible.
@@ -239,7 +239,7 @@ class RequestBatch:
         the change.
         """
         while True:
-            with self.drafter.sharing_threads():
+            with self.drafter.beside.sharing_threads():
                 try:
                     step = next(steps)
                 except StopIteration:
@@ -263,11 +263,11 @@ class RequestBatch:
             decode = sum(r.draft_seconds + r.verify_seconds for own in self._records for r in own)
         captures = stopped_seconds() - self._stopped_before
         total = self._clock.since() + captures
-        beside_prefill, beside_draft = self.drafter.parallel_seconds()
+        report = self.drafter.report()
         timings = Timings(
             **self.spent,
-            beside_prefill=beside_prefill,
-            beside_draft=beside_draft,
+            beside_prefill=report.seconds.beside_prefill,
+            beside_draft=report.seconds.beside_draft,
             decode=decode,
             captures=captures,
             first_token=self._first_token,
@@ -284,7 +284,7 @@ class RequestBatch:
                 timings=timings,
                 prompt_tokens=len(prompts[number]),
                 visual_tokens=self.prompts[number].visual_tokens,
-                draft_visual_tokens=self.drafter.visual_tokens(number),
+                draft_visual_tokens=report.visual_tokens.get(number),
                 fallback_reason=self.drafter.reason,
                 reused_tokens=self.reused[number],
                 warnings=self._warnings(number),
@@ -296,12 +296,13 @@ class RequestBatch:
     def _warnings(self, number: int) -> tuple[str, ...]:
         """Returns where this answer differs from what its method's name, or ``generate``, has one
         expect."""
-        prunes_own_keys = self.recipe.drafter is SelfDrafter and self.recipe.view != FULL
+        own_keys = Capability.TARGET_KEYS in self.recipe.drafter.offers
+        prunes_own_keys = own_keys and Capability.WHOLE_PROMPT not in self.recipe.view.offers
         drafts, visual_tokens = self.recipe.drafts, self.prompts[number].visual_tokens
         warnings = {
             DECODES_PLAINLY: self.requested_recipe.drafts and not self.recipe.drafts,
             NOTHING_TO_PRUNE: drafts and prunes_own_keys and not visual_tokens,
-            TRAINED_POSITIONS: self.prompts[number].has_trained_positions,
+            TRAINED_POSITIONS: self.prompts[number].media.has_trained_positions,
             TARGET_ALONE: drafts and self.rules[number] != self._draft_rules[number],
             SHARED_GPU: self._shares_a_gpu(),
             SLOW_EXACT: self.exact and self.target.device.type == "cuda",
@@ -311,7 +312,7 @@ class RequestBatch:
     def _shares_a_gpu(self) -> bool:
         """Returns whether a draft in a process of its own works on the target's GPU."""
         draft = self.draft
-        if draft is None or self.recipe.schedule is not parallel or not self.recipe.drafts:
+        if draft is None or not self.recipe.drafts_beside_target:
             return False
         return draft.device.type == "cuda" and draft.device == self.target.device
 

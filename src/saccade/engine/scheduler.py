@@ -14,16 +14,18 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from saccade.core.capabilities import Capability
 from saccade.core.errors import ModelError
+from saccade.core.pace import NEW_ROUND_WEIGHT
 from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling
 from saccade.core.timing import now
 from saccade.core.tree import Tree
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.schedule import NO_MEMORY_REASON, Group, MemoryGuard, advance, serial
+from saccade.drafting.schedule import NO_MEMORY_REASON, Group, MemoryGuard, advance
 from saccade.engine.request import Request
 from saccade.engine.request_batch import RequestBatch
-from saccade.engine.round_size import NEW_ROUND_WEIGHT, RoundTimes
+from saccade.engine.round_size import RoundTimes
 from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
@@ -68,7 +70,7 @@ class Scheduler:
     ) -> None:
         self._target, self._recipe, self._draft, self._exact = target, recipe, draft, exact
         self._rules: dict[int, Sampling] = {}
-        shared = recipe.schedule is serial and not exact
+        shared = Capability.SHARED_FORWARDS in recipe.schedule.offers and not exact
         self._session = Session(target, self._rules, room=INITIAL_ANSWER_TOKENS) if shared else None
         self._entries: dict[int, _Entry] = {}
         self._next = 0

@@ -12,6 +12,7 @@ from transformers import (
     AutoModelForCausalLM,
     AutoModelForImageTextToText,
     Qwen2_5OmniThinkerForConditionalGeneration,
+    Qwen3OmniMoeThinkerForConditionalGeneration,
 )
 from transformers.models.auto.modeling_auto import (
     MODEL_FOR_CAUSAL_LM_MAPPING,
@@ -22,7 +23,10 @@ from saccade.core.errors import ModelError, OptionError
 from saccade.model import tensor_parallel
 from saccade.model.families import placeholders
 
-THINKERS: dict[str, Any] = {"qwen2_5_omni": Qwen2_5OmniThinkerForConditionalGeneration}
+THINKERS: dict[str, Any] = {
+    "qwen2_5_omni": Qwen2_5OmniThinkerForConditionalGeneration,
+    "qwen3_omni_moe": Qwen3OmniMoeThinkerForConditionalGeneration,
+}
 """Families of which only the thinker, the part that reads and writes text, is loaded."""
 PACKAGES = {
     "video_SALMONN2_plus": ("qwenvl.model", "register_transformers"),

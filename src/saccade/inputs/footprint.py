@@ -9,7 +9,7 @@ import torch
 
 from saccade.core.errors import ModelError, SaccadeError, kind_and_line
 from saccade.inputs import architectures
-from saccade.model import memory, recurrent
+from saccade.model import families, memory, recurrent
 
 BYTES_PER_WEIGHT = {"--dtype bfloat16": 2.0, "--quantize bnb-8bit": 1.0, "--quantize bnb-4bit": 0.5}
 """The options that make a model smaller, and the bytes that a weight takes with each."""
@@ -66,11 +66,11 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
         share = selected / experts  # The part of the experts' weights that a token uses.
         decoder = sum(
             int(weight.numel() * (share if ".experts." in name else 1))
-            for name, weight in model.get_decoder().layers.named_parameters()
+            for name, weight in families.language_model(model).layers.named_parameters()
         )
         heads = settings.get("num_key_value_heads") or text.num_attention_heads
         width = settings.get("head_dim") or text.hidden_size // text.num_attention_heads
-        layers = [*model.get_decoder().layers]
+        layers = [*families.language_model(model).layers]
         mixers = recurrent.mixers_of(layers, text)
         windows = sum(mixer.window_numbers for mixer in mixers.values())
         memories = sum(mixer.memory_numbers for mixer in mixers.values())

@@ -69,9 +69,24 @@ def ask(
     images of its own.
     """
     processor = loaded.processor
-    return question_inputs(
+    inputs = question_inputs(
         loaded.name, processor, question, clips, images, history, parts, documents, last
     )
+    return cast_pixels(inputs, loaded.backbone.dtype)
+
+
+def cast_pixels(inputs: Inputs, dtype: torch.dtype) -> Inputs:
+    """Returns inputs in which pixels of half precision have the model's type.
+
+    Llama 4's processor gives its pixels in bfloat16, which a model in float32 cannot multiply.
+    Models cast pixels in float32 themselves.
+    """
+    cast = {
+        name: value.to(dtype)
+        for name, value in inputs.items()
+        if isinstance(value, torch.Tensor) and value.dtype in (torch.bfloat16, torch.float16)
+    }
+    return {**inputs, **cast} if cast else inputs
 
 
 def ask_draft(target: Loaded, draft: Loaded, question: str, **arguments: Any) -> Inputs | None:
@@ -192,6 +207,9 @@ def conversation_inputs(
         media["videos"] = [clip.frames for clip in clips]
         media["video_metadata"] = [clip.metadata for clip in clips]
         media["do_sample_frames"] = False
+        # MiniMax's processor expects frames that its own sampling resized, and ours are as decoded.
+        if getattr(type(processor), "videos_kwargs", {}).get("do_resize") is False:
+            media["videos_kwargs"] = {"do_resize": processor.video_processor.do_resize}
     if images:
         media["images"] = [list(images)]  # One list a request: some families count the images.
     try:

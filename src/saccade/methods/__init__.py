@@ -9,8 +9,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from saccade.methods.names import AXES, axes, choices, resolve
-    from saccade.methods.registry import (
+    from saccade.methods.names import (
+        AXES,
         DRAFTERS,
         FAMILIES,
         SCHEDULES,
@@ -18,9 +18,10 @@ if TYPE_CHECKING:
         SYSTEMS,
         VIEWS,
         WEIGHTS,
+        axes,
+        choices,
+        resolve,
     )
-
-_NAMES = {"AXES", "axes", "choices", "resolve"}
 
 __all__ = [
     "AXES",
@@ -40,5 +41,4 @@ __all__ = [
 def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'saccade.methods' has no attribute {name!r}")
-    home = "names" if name in _NAMES else "registry"
-    return getattr(import_module(f"saccade.methods.{home}"), name)
+    return getattr(import_module("saccade.methods.names"), name)

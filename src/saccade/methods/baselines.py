@@ -5,7 +5,7 @@ from __future__ import annotations
 from functools import partial
 
 from saccade.drafting.drafters import EarlyExit, Lookup, ModelDrafter, NoDraft, SelfDrafter
-from saccade.drafting.provides import Provides, parse_whole, setting
+from saccade.drafting.provides import Provides, Setting, parse_whole
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Best, Chain, Static
 from saccade.drafting.views import basic, pruning
@@ -40,10 +40,13 @@ SD_TREE = Recipe(
 )
 
 
-DRAW = setting(
-    *("draw", "view.select.draw", basic.Random, partial(parse_whole, "draw", zero=True)),
-    "which of view=random's draws, from 0",
-    "the random view's: it needs view=random",
+DRAW = Setting(
+    axis="draw",
+    owner=basic.Random,
+    field="draw",
+    parse=partial(parse_whole, zero=True),
+    words="which of view=random's draws, from 0",
+    needs="is the random view's: it needs view=random",
     default=0,
 )
 

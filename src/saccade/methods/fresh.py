@@ -12,13 +12,13 @@ The target's rows never depend on it, so the answer does not (see ``docs/lossles
 
 from __future__ import annotations
 
-from dataclasses import fields, replace
-from typing import Any, cast
+from dataclasses import dataclass, replace
 
+from saccade.core.capabilities import Capability
 from saccade.core.errors import MethodError
-from saccade.core.protocols import Refresh
-from saccade.drafting.provides import Axis, Choices, Provides
-from saccade.drafting.recipe import Recipe
+from saccade.core.protocols import Refresh, View
+from saccade.drafting.provides import Provides, ViewSetting
+from saccade.drafting.recipe import Parts
 from saccade.methods.std import STD, PerHead
 
 FRESH = replace(
@@ -29,17 +29,19 @@ FRESH = replace(
 )
 
 
-def _choose(choices: Choices, value: str) -> Choices:
-    """Sets a view's ``refresh``. Raises MethodError where the view has none."""
-    view: Any = choices["view"]
-    refresh = _parse(value)
-    if not view.attention or "refresh" not in {field.name for field in fields(cast(Any, view))}:
-        raise MethodError(f"refresh needs a view by attention, not {view.name}: as in std, fresh")
-    return {"view": replace(view, refresh=refresh if refresh.every else None)}
+@dataclass(frozen=True)
+class RefreshSetting(ViewSetting):
+    """Sets how often a view by attention chooses again."""
+
+    def applies(self, owner: View) -> bool:
+        return super().applies(owner) and Capability.ATTENTION in owner.needs
+
+    def refusal(self, parts: Parts) -> str:
+        return f"refresh needs a view by attention, not {parts.view.name}: as in std, fresh"
 
 
-def _parse(value: str) -> Refresh:
-    """Parses ``N``, ``N-ROWS`` or ``N-ROWS-HOLD``. Raises MethodError."""
+def _parse(axis: str, value: str) -> Refresh | None:
+    """Parses ``N``, ``N-ROWS`` or ``N-ROWS-HOLD``; returns None for ``0``. Raises MethodError."""
     parts = value.split("-")
     every, rows, hold, *more = [*parts, *_spell_parts(Refresh())[len(parts) :]]
     if not every.isascii() or not every.isdigit():
@@ -53,7 +55,7 @@ def _parse(value: str) -> Refresh:
             f"refresh={value}: N, N-ROWS or N-ROWS-HOLD, as in 1-8-0.25: every round, by the last "
             "8 rows, what is held counting a quarter more"
         )
-    return refresh
+    return refresh if refresh.every else None
 
 
 def _spell_parts(refresh: Refresh) -> tuple[str, str, str]:
@@ -61,16 +63,23 @@ def _spell_parts(refresh: Refresh) -> tuple[str, str, str]:
     return str(refresh.every), str(refresh.rows), f"{refresh.hold:g}"
 
 
-def _describe(recipe: Recipe) -> str | None:
-    """Returns the axis's value of a recipe, without the parts at the end that are the default."""
-    if recipe.view.refresh is None:
-        return None
-    own, default = _spell_parts(recipe.view.refresh), _spell_parts(Refresh())
+def _spell(refresh: Refresh) -> str:
+    """Returns the axis's value, without the parts at the end that are the default."""
+    own, default = _spell_parts(refresh), _spell_parts(Refresh())
     count = max([1, *(place + 1 for place in (1, 2) if own[place] != default[place])])
     return "-".join(own[:count])
 
 
 PROVIDES = Provides(
     recipes=(FRESH,),
-    axes={"refresh": Axis(_choose, _describe, lambda: ["N, N-ROWS or N-ROWS-HOLD rounds"])},
+    axes={
+        "refresh": RefreshSetting(
+            axis="refresh",
+            owner=View,
+            field="refresh",
+            parse=_parse,
+            words="N, N-ROWS or N-ROWS-HOLD rounds",
+            spell=_spell,
+        )
+    },
 )

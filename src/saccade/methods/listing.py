@@ -1,14 +1,13 @@
-"""The methods of this package as data: naming one waits for no model library.
+"""The methods of this package as data, so that naming one waits for no model library.
 
-``listed.json`` holds what the registry would say, and is written anew by ``make listed``. It is
-believed only where its methods are all there are (no installed package and no file of the user's
-own bring more) and where the files beside it are those it was written from: with a new one there,
-everything is read from the files, and only starts later.
+``listed.json`` holds what the registry would say; ``make listed`` writes it, and a test compares
+it with the registry. It is used where its methods are all there are: neither an installed package
+nor a file of the user's own provides more, and this folder has the files that it was written from.
+Otherwise everything is read from the files, which takes longer.
 """
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 from collections.abc import Collection
@@ -31,32 +30,37 @@ class Listing:
     axes: dict[str, list[str]]
 
     def check(self, name: str) -> None:
-        """Raises MethodError for a method or an axis that nobody brings."""
+        """Raises MethodError for a method or an axis that no file provides."""
         split_name(name, self.methods, self.axes)
 
 
 def load_listing() -> Listing | None:
-    """The listing beside the methods; None where it may not be all there is, or is another's."""
+    """Returns the listing beside the methods; None where it may not have all of them."""
     if os.environ.get(FILES) or any(entry_points(group=GROUP)):
         return None
     try:
         stored = json.loads(LISTED.read_text("utf-8"))
-        is_current = stored["of"] == _digests()
-        return Listing(stored["methods"], stored["axes"]) if is_current else None
+        is_complete = stored["files"] == method_files()
+        return Listing(stored["methods"], stored["axes"]) if is_complete else None
     except (OSError, ValueError, KeyError):
         return None
 
 
 def save_listing(listing: Listing) -> None:
     """Writes the listing of this package's own methods."""
-    written = json.dumps({"of": _digests(), **asdict(listing)}, indent=1, ensure_ascii=False)
-    LISTED.write_text(written + "\n", "utf-8")
+    stored = {"files": method_files(), **asdict(listing)}
+    LISTED.write_text(json.dumps(stored, indent=1, ensure_ascii=False) + "\n", "utf-8")
+
+
+def method_files() -> list[str]:
+    """Returns the names of the files in this folder."""
+    return sorted(path.name for path in FOLDER.glob("*.py"))
 
 
 def split_name(
     name: str, methods: Collection[str], axes: Collection[str]
 ) -> tuple[str, dict[str, str]]:
-    """``NAME/axis=value/...`` as the name and its overrides. Raises MethodError."""
+    """Returns ``NAME/axis=value/...`` as the name and its overrides. Raises MethodError."""
     base, *overrides = name.strip().split("/")
     if base not in methods:
         raise MethodError(
@@ -74,11 +78,3 @@ def split_name(
             raise MethodError(f"axis {axis!r} is given twice in {name!r}")
         chosen[axis] = value
     return base, chosen
-
-
-def _digests() -> dict[str, str]:
-    """Of each file of methods, whatever its line ends."""
-    return {
-        path.name: hashlib.sha256(b"".join(path.read_bytes().splitlines())).hexdigest()[:16]
-        for path in sorted(FOLDER.glob("*.py"))
-    }

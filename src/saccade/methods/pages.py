@@ -15,10 +15,10 @@ chain are Sparse-to-Dense's (``methods/std.py``).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from functools import partial
 
-from saccade.core.prompt import Paged, Prefill, Prompt
-from saccade.drafting.provides import Provides, parse_whole, setting
+from saccade.core.capabilities import Capabilities, Capability
+from saccade.core.prompt import Paged, Prefill, Prompt, Reading
+from saccade.drafting.provides import Provides, Setting, parse_whole
 from saccade.methods.std import STD, Budgeted
 
 PAGE_KEYS = 4
@@ -29,21 +29,25 @@ class ByPage(Budgeted):
     """At each step and for each KV head, the pages of visual keys that match its queries best."""
 
     name: str = "pages"
-    page: int | None = PAGE_KEYS
-    own_keys: bool = True
+    page: int = PAGE_KEYS
+
+    @property
+    def needs(self) -> Capabilities:
+        return frozenset({Capability.TARGET_KEYS})
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         count = self.budget(prompt)
         rows = prompt.index[prompt.visual]
         # With a larger page, a single page would be the whole budget or more.
-        size = max(1, min(self.page or PAGE_KEYS, count, len(rows) - count))
+        size = max(1, min(self.page, count, len(rows) - count))
         pages, rest = len(rows) // size, len(rows) % size
         read = max(1, round((count - rest) / size))
         if read >= pages:
             return prompt  # The budget is the whole video.
         own = ~prompt.visual
         own[rows[pages * size :]] = True
-        return replace(prompt.rows(own), paged=Paged(rows[: pages * size].view(pages, size), read))
+        paged = Paged(rows[: pages * size].view(pages, size), read)
+        return replace(prompt.rows(own), reading=Reading(paged=paged))
 
 
 PAGES = replace(
@@ -54,14 +58,14 @@ PAGES = replace(
 )
 
 
-PROVIDES = Provides(
-    recipes=(PAGES,),
-    views=(ByPage(),),
-    axes={
-        "page": setting(
-            *("page", "view.page", ByPage, partial(parse_whole, "page"), "keys a page, as in 4"),
-            "of view=pages: how many keys are asked for at once",
-            PAGE_KEYS,
-        )
-    },
+PAGE = Setting(
+    axis="page",
+    owner=ByPage,
+    field="page",
+    parse=parse_whole,
+    words="keys a page, as in 4",
+    needs="is of view=pages: how many keys are asked for at once",
+    default=PAGE_KEYS,
 )
+
+PROVIDES = Provides(recipes=(PAGES,), views=(ByPage(),), axes={"page": PAGE})

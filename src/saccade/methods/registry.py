@@ -94,4 +94,4 @@ FAMILIES: dict[str, type[Shape]] = _table(lambda f: ((each.family, each) for eac
 DRAFTERS: dict[str, MakeDrafter] = _table(lambda file: iter(file.drafters.items()))
 WEIGHTS: dict[str, Callable[[int | None], Weighting]] = _table(lambda f: iter(f.weights.items()))
 SETTINGS: dict[str, Axis] = _table(lambda file: iter(file.axes.items()))
-SCHEDULES: dict[str, Schedule] = {"serial": serial, "parallel": parallel}
+SCHEDULES: dict[str, Schedule] = {each.name: each for each in (serial, parallel)}

@@ -23,7 +23,6 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from typing import Any, ClassVar, Literal, get_args
 
 import torch
@@ -35,7 +34,7 @@ from saccade.core.protocols import Growing, Shape
 from saccade.core.result import Round
 from saccade.core.tree import ROOT, Tree, add
 from saccade.drafting.drafters import ModelDrafter
-from saccade.drafting.provides import Axis, Provides, parse_share, setting
+from saccade.drafting.provides import Axis, Provides, Setting, parse_share
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Paths, grow_static
 from saccade.methods.specvlm import TREE, VIEW
@@ -260,12 +259,15 @@ def _spell(value: object) -> str:
 def _axis(name: str) -> Axis:
     """Makes an axis that sets a field of SAGE's shapes."""
     default = getattr(Sage(), name)
-    return setting(
-        *(name, f"shape.{name}", Sage, partial(_parse, name)),
-        f"{SETTINGS[name]}, as in {_spell(default)}",
-        "SAGE's: it needs shape=sage, sage-live or sage-ahead",
+    return Setting(
+        axis=name,
+        owner=Sage,
+        field=name,
+        parse=_parse,
+        words=f"{SETTINGS[name]}, as in {_spell(default)}",
+        needs="is SAGE's: it needs shape=sage, sage-live or sage-ahead",
         default=default,
-        write=_spell,
+        spell=_spell,
     )
 
 

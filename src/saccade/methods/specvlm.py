@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import logging
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 
 import torch
 from jaxtyping import Int
@@ -27,7 +27,7 @@ from torch import Tensor
 
 from saccade.core.prompt import Prompt
 from saccade.drafting.drafters import ModelDrafter, SelfDrafter
-from saccade.drafting.provides import Provides, parse_share, setting
+from saccade.drafting.provides import Provides, Setting, parse_share
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.fit import Fit
 from saccade.drafting.shapes.policies import Paths, Static
@@ -115,11 +115,14 @@ SPECVLM_SELF = replace(
 )
 
 
-SHARE = setting(
-    *("lambda", "view.select.share", TwoStage, partial(parse_share, "lambda")),
-    "SpecVLM's share of attention mass, 0 to 1",
-    "SpecVLM's: it needs view=specvlm",
-    write="{:g}".format,
+SHARE = Setting(
+    axis="lambda",
+    owner=TwoStage,
+    field="share",
+    parse=parse_share,
+    words="SpecVLM's share of attention mass, 0 to 1",
+    needs="is SpecVLM's: it needs view=specvlm",
+    spell="{:g}".format,
 )
 
 PROVIDES = Provides(

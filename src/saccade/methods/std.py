@@ -19,11 +19,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.errors import MethodError
-from saccade.core.prompt import Prefill, Prompt
-from saccade.core.protocols import Refresh, View
+from saccade.core.prompt import Prefill, Prompt, Reading
+from saccade.core.protocols import Following, Refresh, View
 from saccade.drafting.drafters import EarlyExit, SelfDrafter
-from saccade.drafting.provides import Axis, Choices, Provides, parse_whole
+from saccade.drafting.provides import Provides, Setting, parse_whole
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views import saliency
@@ -83,15 +84,21 @@ class PerHead(Budgeted):
     """Per layer and KV head, the most attended visual keys and all text keys."""
 
     name: str = "per-head"
-    attention: bool = True
-    own_keys: bool = True
     refresh: Refresh | None = None
+
+    @property
+    def needs(self) -> Capabilities:
+        return frozenset({Capability.ATTENTION, Capability.TARGET_KEYS})
+
+    @property
+    def following(self) -> Following:
+        return Following(refresh=self.refresh)
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         assert prefill.mass is not None
         visual = prompt.index[prompt.visual][top(prefill.mass, self.budget(prompt))]
         text = prompt.index[~prompt.visual].expand(*visual.shape[:2], -1)
-        return replace(prompt, heads=torch.cat([text, visual], -1).sort(-1).values)
+        return replace(prompt, reading=Reading(heads=torch.cat([text, visual], -1).sort(-1).values))
 
 
 @dataclass(frozen=True)
@@ -101,6 +108,10 @@ class Streaming(Budgeted):
 
     name: str = "streaming"
     sinks: int | None = SINKS
+
+    @property
+    def following(self) -> Following:
+        return Following(sinks=self.sinks)
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         count = len(prompt) - prompt.visual_tokens + self.budget(prompt)
@@ -131,24 +142,27 @@ LAYERSKIP = Recipe(
 )
 
 
-def _choose(choices: Choices, value: str) -> Choices:
-    """Sets a view's ``keys``. Raises MethodError where the view has none."""
-    view = choices["view"]
-    if not isinstance(view, Budgeted):
-        raise MethodError("keys is Sparse-to-Dense's: it needs view=per-head, streaming or pages")
-    if view.keep is not None:
-        raise MethodError("keys and keep both say how much is kept: give one of them")
-    return {"view": replace(view, keys=parse_whole("keys", value))}
+@dataclass(frozen=True)
+class KeysSetting(Setting):
+    """Sets how many keys of text and video a draft reads; a share ``keep`` says so too."""
+
+    def write(self, owner: Budgeted, value: int) -> Budgeted:
+        if owner.keep is not None:
+            raise MethodError("keys and keep both say how much is kept: give one of them")
+        return replace(owner, keys=value)
 
 
-def _describe(recipe: Recipe) -> str | None:
-    """Returns the axis's value of a recipe."""
-    view = recipe.view
-    return None if not isinstance(view, Budgeted) or view.keys is None else str(view.keys)
-
+KEYS = KeysSetting(
+    axis="keys",
+    owner=Budgeted,
+    field="keys",
+    parse=parse_whole,
+    words="text and video keys together, as in 1024",
+    needs="is Sparse-to-Dense's: it needs view=per-head, streaming or pages",
+)
 
 PROVIDES = Provides(
     recipes=(STD, STREAMING, LAYERSKIP),
     views=(PerHead(), Streaming(), Streaming("streaming-still", sinks=None)),
-    axes={"keys": Axis(_choose, _describe, lambda: ["text and video keys together, as in 1024"])},
+    axes={"keys": KEYS},
 )

@@ -21,7 +21,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import cache, partial
+from functools import cache
 from itertools import combinations, pairwise
 from typing import Literal
 
@@ -30,7 +30,7 @@ from jaxtyping import Float
 from torch import Tensor
 
 from saccade.drafting.ensemble import Ensemble, LogLaw, Weighting
-from saccade.drafting.provides import Provides, parse_positive, setting
+from saccade.drafting.provides import Provides, Setting, parse_positive
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.basic import CAPTION, FULL, TEXT, Several
@@ -191,12 +191,15 @@ TABED_MTCP = replace(
 )
 
 
-TAU = setting(
-    *("tau", "drafter.weighting.tau", Inverse, partial(parse_positive, "tau")),
-    "temperature of MTCP*'s weights, above 0",
-    "MTCP*'s: it needs weights=inverse or weights=softmax",
+TAU = Setting(
+    axis="tau",
+    owner=Inverse,
+    field="tau",
+    parse=parse_positive,
+    words="temperature of MTCP*'s weights, above 0",
+    needs="is MTCP*'s: it needs weights=inverse or weights=softmax",
     default=1.0,
-    write="{:g}".format,
+    spell="{:g}".format,
 )
 
 PROVIDES = Provides(

@@ -7,7 +7,6 @@ another, and none reads another's keys. This module knows no model: layers call 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -16,9 +15,10 @@ from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from saccade.model import kernels
-from saccade.model.cache import Cache, Pages
 from saccade.model.kernels import AttentionChoice, compiled
-from saccade.model.kernels.attention_mass import MassRecorder, Queries, RowQueries
+from saccade.model.kernels.attention_mass import Queries
+from saccade.model.segments import KeyWindow, Segment
+from saccade.model.visibility import Extras, attend_visible, visible_keys
 
 Attend = Callable[..., Tensor]
 """What layers call: (layer, q, k, v, scale) -> heads side by side.
@@ -47,34 +47,7 @@ MAX_QUERIES_AT_ONCE = 256
 MAX_LOGITS_AT_ONCE = 2**25
 
 
-@dataclass(frozen=True)
-class Segment:
-    """The tokens of one request in a forward.
-
-    They are rows ``start:stop`` of the forward, and their keys go to its cache from ``at`` on.
-    Among the last keys a row sees what ``block`` says, and it sees all keys before those. When
-    ``block`` is None it sees everything up to itself.
-    """
-
-    cache: Cache
-    start: int
-    stop: int
-    at: int
-    block: Bool[Tensor, "new last"] | None = None
-    recorder: MassRecorder | None = None
-    row_queries: RowQueries | None = None
-    pages: Pages | None = None
-    """Pages that each row's queries choose, whose keys are read into the cache's first rows."""
-    committed_rows: int = 0  # leading rows that are committed when the forward has ended
-    scored_nodes: int = 0  # leading nodes of the tree that were scored before
-
-    @property
-    def mask(self) -> Bool[Tensor, "new last"]:
-        """``block``, or the mask that it stands for where it is None."""
-        new = self.stop - self.start
-        if self.block is None:
-            return torch.ones(new, new, dtype=torch.bool).tril_()
-        return self.block
+NO_EXTRAS = Extras()
 
 
 class Step:
@@ -90,14 +63,20 @@ class Step:
         dtype: torch.dtype,
         choice: AttentionChoice = ALWAYS_FUSED,
         key_layers: Mapping[int, int] | None = None,
+        windows: Sequence[KeyWindow | None] = (),
+        masks_always: bool = False,
     ) -> None:
         """``groups`` is the number of query heads for each key head.
 
         ``key_layers`` numbers the layers that have keys, by their place among all layers; None
-        where all of them have.
+        where all of them have. ``windows`` are theirs. ``masks_always`` is for layers whose values
+        have another width than their keys.
         """
         self.segments = segments
         self._key_layers = key_layers
+        self._windows = windows
+        self._masks_always = masks_always
+        self._visible: dict[tuple[int, KeyWindow | None], tuple[Tensor, int]] = {}
         self.calls = 0
         """One a layer, where the model's layers call this for their attention."""
         self._choose: Callable[[Segment, int], Kernel] = partial(
@@ -114,15 +93,25 @@ class Step:
         return layer if self._key_layers is None else self._key_layers[layer]
 
     def __call__(
-        self, layer: int, q: Queries, k: NewKeys, v: NewKeys, scale: float, *, last: bool = False
+        self,
+        layer: int,
+        q: Queries,
+        k: NewKeys,
+        v: NewKeys,
+        scale: float,
+        *,
+        last: bool = False,
+        extras: Extras = NO_EXTRAS,
     ) -> Float[Tensor, "rows out"]:
         """Returns the attention of one layer's rows, heads side by side.
 
         ``last`` is for a single segment: the attention of its last row alone.
         """
         self.calls += 1
+        window = self._windows[layer] if self._windows else None
         parts = []
-        for segment, (kernel, mask) in zip(self.segments, self._kernels, strict=True):
+        for number, segment in enumerate(self.segments):
+            kernel, mask = self._kernels[number]
             own_q, own_k, own_v = q, k, v
             if len(self.segments) > 1:
                 rows = slice(segment.start, segment.stop)
@@ -131,6 +120,15 @@ class Step:
             keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
             if segment.row_queries is not None:
                 segment.row_queries.add(layer, own_q, scale)
+            if segment.needs_mask(window) or extras or self._masks_always:
+                # Layers with a window see few of the columns that are recorded.
+                if segment.recorder is not None and window is None:
+                    segment.recorder.store_queries(layer, own_q, own_k, scale)
+                visible, first = self._visible_keys(number, window, keys.device)
+                seen_keys, seen_values = keys[:, first:], values[:, first:]
+                out = attend_visible(own_q, seen_keys, seen_values, visible, scale, extras)
+                parts.append(out.transpose(0, 1).reshape(out.shape[1], -1))
+                continue
             if last:
                 count = 1 if segment.recorder is None else segment.recorder.last
                 own_q = own_q[:, -count:]
@@ -151,6 +149,15 @@ class Step:
                 out = out[:, -1:]
             parts.append(out.transpose(0, 1).reshape(out.shape[1], -1))
         return parts[0] if len(parts) == 1 else torch.cat(parts)
+
+    def _visible_keys(
+        self, number: int, window: KeyWindow | None, device: torch.device
+    ) -> tuple[Tensor, int]:
+        """Returns :func:`visible_keys` of a segment, which layers of a kind share."""
+        if (number, window) not in self._visible:
+            visible, first = visible_keys(self.segments[number], window)
+            self._visible[number, window] = visible.to(device), first
+        return self._visible[number, window]
 
 
 def attend_partially(

@@ -8,7 +8,7 @@ the language model: a list of tokens in, hidden states out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
@@ -26,9 +26,9 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from saccade.core.errors import ModelError
 from saccade.core.once import once
 from saccade.core.prompt import Inputs, Prompt
-from saccade.model import families, memory, recurrent, tensor_parallel
-from saccade.model.attention import Segment, Step, quickest_attention
-from saccade.model.cache import Cache
+from saccade.model import families, memory, recurrent, tensor_parallel, visibility
+from saccade.model.attention import Step, quickest_attention
+from saccade.model.cache import Cache, HeadShape
 from saccade.model.decoder import FusedDecoder
 from saccade.model.fidelity import (
     HOOKS,
@@ -43,8 +43,10 @@ from saccade.model.kernels.few_rows import Kernels, kernels_for
 from saccade.model.kernels.tower import Tower
 from saccade.model.prefix_cache import PrefixCache, cache_vision
 from saccade.model.prompting import PromptReader
-from saccade.model.recurrent import LayerStates, Rows
+from saccade.model.recurrent import LayerStates, StateRows
 from saccade.model.rotary import depends_on_length, rotate_by_length
+from saccade.model.segments import KeyWindow, Segment
+from saccade.model.visibility import Extras
 
 log = logging.getLogger(__name__)
 
@@ -90,9 +92,9 @@ class Backbone:
             families.refuse_unsupported(
                 self.model.config, self.model.config.get_text_config(decoder=True)
             )
-            self.text = cast(Any, self.model.get_decoder())
+            self.text = families.language_model(self.model)
             config = cast(Any, self.text.config)
-            layers = self.text.layers[: config.num_hidden_layers]
+            layers = [*self.text.layers[: config.num_hidden_layers]]
             self.heads: int = config.num_attention_heads
             self.kv_heads: int = config.num_key_value_heads or self.heads
             head = self.head_module = cast(Any, self.model.get_output_embeddings())
@@ -114,11 +116,19 @@ class Backbone:
             for number, layer in enumerate(n for n in range(self.depth) if n not in self.mixers)
         }
         self.layers: int = len(self.key_layers)  # those that have keys
+        windows = visibility.windows_of(config, [*self.key_layers])
+        self.windows: list[KeyWindow | None] = windows if any(windows) else []
         self.head_dim: int = (
             config.to_dict().get("head_dim") or config.hidden_size // config.num_attention_heads
         )
         rope = config.to_dict().get("rope_parameters") or {}
-        self.axes = 3 if "mrope_section" in rope else 1
+        # Where a config leaves the sections of the axes out, the rotary module has the usual ones.
+        rotary = self.text._modules.get("rotary_emb")
+        default_sections = () if rotary is None else vars(rotary).get("mrope_section", ())
+        self.axes = len(rope.get("mrope_section") or default_sections or ()) or 1
+        # Models with embeddings for each layer say how wide those are.
+        reads_per_layer = bool(config.to_dict().get("hidden_size_per_layer_input"))
+        self._row_argument_names = {"per_layer_inputs"} if reads_per_layer else set()
         self.max_positions: int | None = config.to_dict().get("max_position_embeddings")
         self._embed: Any = self.model.get_input_embeddings()
         # The head of a model may have more ids than its embedding can read.
@@ -134,7 +144,7 @@ class Backbone:
             uses_trained_positions=positions == "trained",
         )
         self.placeholders = self._reader.placeholders
-        is_known = self.shares.count == 1 and FusedDecoder.supports(self.text)
+        is_known = self.shares.count == 1 and not self.windows and FusedDecoder.supports(self.text)
         if fused and not is_known:
             raise ModelError(
                 f"the fused decoder does not know {config.model_type}: leave it to choose by itself"
@@ -167,6 +177,12 @@ class Backbone:
         if any(foreign_hooks(each) or is_patched(each) for each in self.outer_modules):
             self.needs_model_for_logits = True
         self._snapshot, self.description = self._describe_modules()
+        self.head_shapes = [HeadShape(self.kv_heads, self.head_dim, self.head_dim)] * self.layers
+        self.has_uneven_heads = False
+        if not families.SETTINGS_OF_UNEVEN_HEADS.isdisjoint(config.to_dict()):
+            usual = self.head_shapes
+            self.head_shapes = self._find_head_shapes()
+            self.has_uneven_heads = self.head_shapes != usual
 
     @classmethod
     def of(cls, model: nn.Module) -> Backbone:
@@ -241,7 +257,7 @@ class Backbone:
 
         Padding is dropped, so that prompts differ in length. ``vision_outputs`` are what an equal
         vision tower of another model returned for these inputs (:meth:`record_vision`). ``coarse``
-        asks for ``Prompt.coarse``, of models that have it (:attr:`can_coarsen`); the vision tower
+        asks for ``Media.coarse``, of models that have it (:attr:`can_coarsen`); the vision tower
         runs only once all the same.
         """
         with self.lock:
@@ -272,7 +288,8 @@ class Backbone:
             coarse_prompts = self._reader.read(inputs)
         coarse_rows = [prompt.embeds[prompt.visual] for prompt in coarse_prompts]
         return [
-            replace(prompt, coarse=rows) for prompt, rows in zip(prompts, coarse_rows, strict=True)
+            replace(prompt, media=replace(prompt.media, coarse=rows))
+            for prompt, rows in zip(prompts, coarse_rows, strict=True)
         ]
 
     @property
@@ -290,6 +307,19 @@ class Backbone:
     def embed(self, ids: Sequence[int] | Tensor) -> Float[Tensor, "... dim"]:
         return self._embed(torch.as_tensor(ids, device=self.device))
 
+    def row_arguments(
+        self, ids: Sequence[int], embeds: Float[Tensor, "all dim"]
+    ) -> dict[str, Tensor]:
+        """Returns what the language model reads of rows of text besides their embeddings."""
+        if not self._row_argument_names:
+            return {}
+        rows = torch.as_tensor(ids, device=self.device)[None]
+        return {
+            name: compute(self.text, rows, embeds[None])[0]
+            for name, compute in families.ROW_ARGUMENTS.items()
+            if name in self._row_argument_names and compute is not None
+        }
+
     def forward(
         self,
         embeds: Float[Tensor, "all dim"],
@@ -298,6 +328,7 @@ class Backbone:
         deepstack: tuple[Tensor, Tensor] | None = None,
         last: bool = False,
         length: int | None = None,
+        row_arguments: Mapping[str, Tensor] | None = None,
     ) -> Float[Tensor, "rows dim"]:
         """Returns the hidden states (after the last norm) of a flat list of tokens.
 
@@ -309,6 +340,8 @@ class Backbone:
             last: only the last hidden state is needed, so earlier ones may be left out.
             length: tokens of the prompt that these rows belong to, on which rotary rules may
                 depend. None where each row is the last of its own text.
+            row_arguments: what the language model reads of each row besides its embedding
+                (``families.ROW_ARGUMENTS``).
         """
         refuse_autocast(self.device)
         if self.fused is not None:
@@ -318,10 +351,10 @@ class Backbone:
             return self.fused.decode(embeds, rotation, step, deepstack, last)
         if not isinstance(positions, Tensor):
             positions = torch.tensor(positions, device=self.device).expand(self.axes, -1)
-        extra: dict[str, Any] = {}
+        extra: dict[str, Any] = {name: each[None] for name, each in (row_arguments or {}).items()}
         if deepstack is not None:
             mask, layers = deepstack
-            extra = {"visual_pos_masks": mask[None], "deepstack_visual_embeds": list(layers)}
+            extra |= {"visual_pos_masks": mask[None], "deepstack_visual_embeds": list(layers)}
         with (
             self.lock,
             self._use_lengths_for_rotary(positions, length),
@@ -347,10 +380,10 @@ class Backbone:
         if not self.mixers:
             yield
             return
-        rows = []
+        rows: list[StateRows] = []
         for segment in segments:
             assert segment.cache.states is not None
-            rows.append(Rows.of(segment, segment.cache.states, self.device))
+            rows.append(_state_rows(segment, segment.cache.states, self.device))
         with ExitStack() as stack:
             for number, mixer in enumerate(self.mixers.values()):
                 run = recurrent.runner(mixer, rows, number)
@@ -466,7 +499,19 @@ class Backbone:
             dtype=self.dtype,
             devices=self.devices,
             states=self._empty_states(),
+            shapes=self.head_shapes,
         )
+
+    def _find_head_shapes(self) -> list[HeadShape]:
+        """Returns the shapes of the keys and values that each layer asks attention for.
+
+        Configs say so in many ways (latent attention, other heads in layers with a window), so the
+        layers are run on one token.
+        """
+        probe = _ShapeProbe(self.key_layers)
+        embeds = self.embed([0])
+        self.forward(embeds, [0], cast(Any, probe), row_arguments=self.row_arguments([0], embeds))
+        return [probe.shapes.get(number, usual) for number, usual in enumerate(self.head_shapes)]
 
     def _empty_states(self) -> LayerStates | None:
         """Returns the states before the first token; None where every layer has keys."""
@@ -492,6 +537,8 @@ class Backbone:
             layer: number for layer, number in self.key_layers.items() if layer < count
         }
         short.layers = len(short.key_layers)
+        short.windows = self.windows[: short.layers]
+        short.head_shapes = self.head_shapes[: short.layers]
         short.devices = self.devices[: short.layers]
         short.fused = None if self.fused is None else self.fused.first_layers(count)
         short.text = copy(self.text)
@@ -501,13 +548,13 @@ class Backbone:
     @torch.no_grad()
     def embed_missing_rows(self, prompt: Prompt) -> Prompt:
         """Returns the prompt with those rows embedded that a view left as ids
-        (``Prompt.ids_to_embed``)."""
-        if prompt.ids_to_embed is None:
+        (``Reading.ids_to_embed``)."""
+        ids = prompt.reading.ids_to_embed
+        if ids is None:
             return prompt
-        rows = prompt.ids_to_embed >= 0
         embeds = prompt.embeds.clone()
-        embeds[rows] = self.embed(prompt.ids_to_embed[rows])
-        return replace(prompt, embeds=embeds, ids_to_embed=None)
+        embeds[ids >= 0] = self.embed(ids[ids >= 0])
+        return replace(prompt, embeds=embeds, reading=replace(prompt.reading, ids_to_embed=None))
 
     # -- two models ----------------------------------------------------------------------------
 
@@ -578,6 +625,35 @@ class Backbone:
         return replace(prompt, embeds=embeds)
 
 
+def _state_rows(segment: Segment, states: LayerStates, device: torch.device) -> StateRows:
+    """Returns the rows of a segment as layers with a state see them."""
+    committed, scored = segment.committed_rows, segment.scored_nodes
+    new = segment.stop - segment.start - committed
+    if segment.block is None:
+        ancestors = torch.ones(new, scored + new, dtype=torch.bool).tril_(scored)
+    else:
+        ancestors = segment.block[committed:, committed:]
+    return StateRows(states, segment.start, segment.stop, committed, scored, ancestors.to(device))
+
+
+class _ShapeProbe:
+    """Stands in for a :class:`Step` to see which keys and values layers have."""
+
+    def __init__(self, key_layers: Mapping[int, int]) -> None:
+        self.segments: list[Segment] = []
+        self.shapes: dict[int, HeadShape] = {}
+        self._key_layers = key_layers
+
+    def key_layer(self, layer: int) -> int:
+        return self._key_layers[layer]
+
+    def __call__(
+        self, layer: int, q: Tensor, k: Tensor, v: Tensor, scale: float, **_: Extras
+    ) -> Tensor:
+        self.shapes[layer] = HeadShape(k.shape[0], k.shape[2], v.shape[2])
+        return q.new_zeros(q.shape[1], q.shape[0] * v.shape[2])
+
+
 @contextmanager
 def _replace_attributes(module: nn.Module, **values: Any) -> Iterator[None]:
     """While this lasts a module has these attributes instead of its own."""
@@ -602,8 +678,10 @@ def _step_attention(
     if step is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     layer = step.key_layer(module.layer_idx)
-    out = step(layer, query[0], key[0], value[0], float(kwargs["scaling"]))
-    return out.view(1, out.shape[0], query.shape[1], query.shape[3]), None
+    extras = Extras(kwargs.get("softcap"), kwargs.get("s_aux"))
+    more: dict[str, Any] = {"extras": extras} if extras else {}
+    out = step(layer, query[0], key[0], value[0], float(kwargs["scaling"]), **more)
+    return out.view(1, out.shape[0], query.shape[1], value.shape[3]), None
 
 
 AttentionInterface.register(ATTENTION_NAME, _step_attention)

@@ -22,7 +22,7 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from saccade.core.errors import MethodError, ModelError
-from saccade.model.attention import Keys, Segment, Step
+from saccade.model.attention import Keys, Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.cache_pool import CachePool
@@ -34,6 +34,7 @@ from saccade.model.cuda_graphs import (
     write_keys_and_values,
 )
 from saccade.model.kernels.attention_mass import Queries
+from saccade.model.segments import Segment
 from saccade.model.session import Session
 
 ROWS = 16  # Of every forward over text.
@@ -96,7 +97,7 @@ class BatchInvariantStep(Step):
         end = segment.at + segment.stop - segment.start
         ends = torch.arange(segment.at, end) if last is None else last
         self.segments, self.calls = [segment], 0
-        self._key_layers = None  # Models with layers that have no keys are refused.
+        self._key_layers, self._windows, self._masks_always = None, (), False
         self._choose = lambda segment, new: (attend_in_order, ends[-new:])
         self._kernels = [(attend_in_order, ends)]
         segment.cache.reserve(end)
@@ -236,6 +237,11 @@ def require_batch_invariance(model: Backbone) -> None:
         raise ModelError(
             "exact=True cannot be promised for a mixture of experts, where the tokens beside a "
             "token decide how many rows its experts multiply; leave exact out"
+        )
+    if model.windows or model.has_uneven_heads:
+        raise ModelError(
+            "exact=True cannot be promised for a model with sliding windows or latent attention, "
+            "whose attention has no batch-invariant form here; leave exact out"
         )
     if model.mixers:
         raise ModelError(

@@ -8,6 +8,7 @@ anything. Layers that have a state instead of keys keep it in ``states``.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 
 import torch
 from jaxtyping import Float, Int
@@ -16,6 +17,15 @@ from torch import Tensor
 from saccade.core.prompt import Paged
 from saccade.model.cache_pool import CachePool, Lease
 from saccade.model.recurrent import LayerStates
+
+
+@dataclass(frozen=True)
+class HeadShape:
+    """The shape of a layer's keys and values."""
+
+    kv_heads: int
+    key_dim: int
+    value_dim: int
 
 
 class Cache:
@@ -32,32 +42,38 @@ class Cache:
         devices: Sequence[torch.device | str] = (),
         pool: CachePool | None = None,
         states: LayerStates | None = None,
+        shapes: Sequence[HeadShape] = (),
     ) -> None:
         """Allocates an empty cache.
 
         ``devices`` says where the tensors of each layer are; on the CPU by default. ``pool`` (of a
         model on one device) provides the rows, as long as it has memory. ``states`` are those of
-        layers that have no keys.
+        layers that have no keys. ``shapes`` has an entry for each layer, where layers differ or
+        values have another width than keys.
         """
         self.length = 0
         self.states = states
         self.pool = pool
         self.lease: Lease | None = None
-        shape = (kv_heads, max(capacity, 1), head_dim)
-        self._shape = shape  # for a model's first layers, of which none may have keys
+        self._initial_capacity = max(capacity, 1)
+        self.shapes = [*shapes] or [HeadShape(kv_heads, head_dim, head_dim)] * layers
         self._dtype = dtype
         if pool is not None:
-            self.lease = pool.lease(shape[1], layers)
+            self.lease = pool.lease(self._initial_capacity, layers)
         if self.lease is not None:
             self.keys, self.values = self.lease.keys, self.lease.values
             return
         places = devices or ["cpu"] * layers
-        self.keys = [torch.empty(shape, dtype=dtype, device=place) for place in places]
-        self.values = [torch.empty(shape, dtype=dtype, device=place) for place in places]
+        self.keys, self.values = [], []
+        for shape, place in zip(self.shapes, places, strict=True):
+            for tensors, width in ((self.keys, shape.key_dim), (self.values, shape.value_dim)):
+                size = shape.kv_heads, self._initial_capacity, width
+                tensors.append(torch.empty(size, dtype=dtype, device=place))
 
     @property
     def capacity(self) -> int:
-        return self.keys[0].shape[1] if self.keys else self._shape[1]
+        # Of a model's first layers none may have keys.
+        return self.keys[0].shape[1] if self.keys else self._initial_capacity
 
     @property
     def bytes(self) -> int:
@@ -168,24 +184,29 @@ class Cache:
         first layers only. ``pooled`` allocates it in this cache's pool, if there is one; a cache
         that is only copied from later does not need that.
         """
-        heads, capacity, width = self._shape[0], self.capacity, self._shape[2]
         depth = len(self.keys) if layers is None else layers
         new = Cache(
             depth,
-            heads,
-            width,
+            0,
+            0,
             rows.shape[-1] + room,
             dtype=self._dtype,
             devices=[keys.device for keys in self.keys[:depth]],
             pool=self.pool if pooled else None,
             states=None if self.states is None else self.states.copy(),
+            shapes=self.shapes[:depth],
         )
-        # index_select over flat rows is many times faster than torch.gather.
-        start = torch.arange(heads, device=rows.device)[:, None] * capacity
-        flat = (rows + start).expand(depth, heads, -1).flatten(1)
+        flat_rows: dict[int, Tensor] = {}  # by the number of heads, where all heads have the same
         for layer in range(depth):
-            where = flat[layer].to(self.keys[layer].device)
+            heads = self.shapes[layer].kv_heads
+            if rows.ndim > 1 or heads not in flat_rows:
+                own = rows[layer] if rows.ndim > 1 else rows
+                start = torch.arange(heads, device=rows.device)[:, None] * self.capacity
+                flat_rows[heads] = (own + start).flatten()
+            where = flat_rows[heads].to(self.keys[layer].device)
+            # index_select over flat rows is many times faster than torch.gather.
             for old, copy in ((self.keys, new.keys), (self.values, new.values)):
+                width = old[layer].shape[2]
                 picked = old[layer].view(-1, width).index_select(0, where)
                 copy[layer][:, : rows.shape[-1]] = picked.view(heads, -1, width)
         new.length = rows.shape[-1]

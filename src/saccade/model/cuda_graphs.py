@@ -28,12 +28,13 @@ from torch import Tensor
 
 from saccade.core.errors import ModelError
 from saccade.core.timing import stopped_clock
-from saccade.model.attention import AttentionOutput, NewKeys, Segment
+from saccade.model.attention import AttentionOutput, NewKeys
 from saccade.model.backbone import MAX_ROUNDING_DIFFERENCE, Backbone
 from saccade.model.cache import Cache
 from saccade.model.cache_pool import Buffer, CachePool, Lease
 from saccade.model.kernels.attention_mass import Queries
 from saccade.model.kernels.few_rows import FewRowAttention, Kernels
+from saccade.model.segments import Segment
 
 log = logging.getLogger(__name__)
 

@@ -6,6 +6,7 @@ square pictures needs one line in ``PICTURE_LAYOUTS``.
 
 from __future__ import annotations
 
+import inspect
 import math
 import re
 from collections.abc import Callable, Mapping
@@ -87,6 +88,35 @@ ROWWISE_PROJECTORS = {"llava", "llava_next", "llava_next_video", "llava_onevisio
 be averaged before it. The projectors of other families merge patches (Qwen's merger)."""
 
 
+def _per_layer_inputs(text: Any, ids: Any, embeds: Any) -> Any:
+    """Gemma 3n and 4 embed each token once more for each layer."""
+    parameters = inspect.signature(text.get_per_layer_inputs).parameters
+    given = (ids, embeds)[: len(parameters)]
+    return text.get_per_layer_inputs(*given)
+
+
+ROW_ARGUMENTS: dict[str, Callable[[Any, Any, Any], Any] | None] = {
+    "per_layer_inputs": _per_layer_inputs,
+    "moe_mm_token_type_ids": None,  # which experts read a row: those of pictures or those of text
+}
+"""What language models read of each row besides its embedding, and how to compute it for text from
+(the language model, ids, embeddings), both of shape [1, len]; None where text has none."""
+
+
+SETTINGS_OF_UNEVEN_HEADS = frozenset(
+    {"kv_lora_rank", "global_head_dim", "num_global_key_value_heads", "per_layer_config"}
+)
+"""Settings of language models whose keys and values have several shapes."""
+
+
+def language_model(model: Any) -> Any:
+    """Returns the part of a model that has the decoder's layers."""
+    decoder = model.get_decoder()
+    if "layers" not in decoder._modules and "model" in decoder._modules:
+        return decoder.model  # Llama 4 calls its language model together with its head.
+    return decoder
+
+
 def placeholders(config: ConfigDict) -> dict[int, Kind]:
     """Returns the token ids that stand for pixels or sound in a prompt, with their kind."""
     kind_by_id: dict[int, Kind] = {}
@@ -115,13 +145,7 @@ def refuse_unsupported(config: Any, text_config: Any) -> None:
     ``config`` is the whole model's, ``text_config`` its language model's.
     """
     text = text_config.to_dict()
-    layer_types = set(text.get("layer_types") or ())
     name = text.get("model_type", "this model")
     if config.to_dict().get("is_encoder_decoder"):
         raise ModelError(f"{name} is an encoder-decoder; Saccade needs a decoder-only model")
     refuse_unknown_state(text_config)
-    has_sliding_layers = any("sliding" in kind or "chunked" in kind for kind in layer_types)
-    # Mistral's configs have no layer types: their window applies to every layer.
-    slides_everywhere = not layer_types and text.get("sliding_window")
-    if has_sliding_layers or slides_everywhere or text.get("use_sliding_window"):
-        raise ModelError(f"{name} uses sliding-window attention, which Saccade does not handle yet")

@@ -70,9 +70,9 @@ def _refuse_odd_layer_numbers(target: Backbone) -> None:
     """Refuses layers that are not numbered from 0 on, in order."""
     numbers = [
         vars(module)["layer_idx"]
-        for layer in target.text.layers[: target.layers]
+        for layer in target.text.layers[: target.depth]
         for module in layer.modules()
-        if "layer_idx" in vars(module)
+        if isinstance(vars(module).get("layer_idx"), int)
     ]
     expected = sorted({*numbers}) == list(range(len({*numbers})))
     if numbers and (not expected or numbers != sorted(numbers)):
@@ -99,6 +99,8 @@ def _refuse_rounded_inputs(target: Backbone) -> None:
         x, change = torch.randn(2, CHANGED_ROWS, into, generator=noise, dtype=target.dtype)
         first = module(x.to(place))
         second = module((x * (1 + INPUT_CHANGE * change)).to(place))
+        if not isinstance(first, Tensor):
+            continue  # A router's output is a choice, and not a product that might be rounded.
         if bool((second - first).abs().amax() > MAX_OUTPUT_CHANGE * first.abs().amax()):
             weight = vars(module)["_parameters"].get("weight")
             kind = type(module if weight is None else weight.data).__name__

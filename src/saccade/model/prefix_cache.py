@@ -181,7 +181,7 @@ class ModelPrefixes:
         rows = torch.arange(len(prompt), device=prompt.index.device)
         copied = cache.select(rows, 0, pooled=False)
         cached_prompt = CachedPrompt(self._owner, prompt, _row_ids(prompt), copied)
-        prompt_bytes = tensor_bytes([prompt.embeds, prompt.positions, *prompt.deepstack])
+        prompt_bytes = tensor_bytes([prompt.embeds, prompt.positions, *prompt.media.deepstack])
         self._prefix_cache.put(copied, cached_prompt, copied.bytes + prompt_bytes)
 
 
@@ -192,10 +192,10 @@ def common_rows(one: Prompt, other: Prompt) -> int:
     equal = (one.embeds[:length] == other.embeds[:length]).all(-1)
     equal &= (one.positions[:, :length] == other.positions[:, :length]).all(0)
     equal &= one.visual[:length] == other.visual[:length]
-    if one.deepstack or other.deepstack:
+    if one.media.deepstack or other.media.deepstack:
         visual_rows = min(int(one.visual[:length].sum()), int(other.visual[:length].sum()))
         same = torch.ones(visual_rows, dtype=torch.bool, device=equal.device)
-        for mine, theirs in zip(one.deepstack, other.deepstack, strict=True):
+        for mine, theirs in zip(one.media.deepstack, other.media.deepstack, strict=True):
             same &= (mine[:visual_rows] == theirs[:visual_rows]).all(-1)
         rows = one.visual[:length].nonzero()[:visual_rows, 0]
         equal[rows] &= same

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -19,11 +19,13 @@ from torch.nn.functional import avg_pool2d
 from torch.utils.hooks import RemovableHandle
 
 from saccade.core.errors import ModelError, OptionError, first_line
-from saccade.core.prompt import CONTEXT, Inputs, Prompt, with_context
+from saccade.core.prompt import CONTEXT, Inputs, Media, Prompt, with_context
 from saccade.model import families, memory
 from saccade.model.grid import Cells, arrange_cells, processor_cells
+from saccade.model.visibility import reach_of, window_of_kind
 
 KNOWN_ARGUMENTS = (  # arguments of language models that Saccade handles
+    *families.ROW_ARGUMENTS,
     "attention_mask", "position_ids", "past_key_values", "cache", "inputs_embeds", "input_ids",
     "cache_position", "visual_pos_masks", "deepstack_visual_embeds",
 )  # fmt: skip
@@ -72,6 +74,12 @@ class PromptReader:
         is_real = is_real.to(self.device)
         positions = self._positions(arguments.get("position_ids"), is_real)
         deepstack = arguments.get("deepstack_visual_embeds") or ()
+        masks = _masks_by_kind(arguments.get("attention_mask"))
+        row_arguments = {
+            name: arguments[name]
+            for name in families.ROW_ARGUMENTS
+            if isinstance(arguments.get(name), Tensor)
+        }
         prompts: list[Prompt] = []
         deepstack_start = 0  # of the next prompt's rows
         cells = _CellReader(self, inputs)
@@ -83,6 +91,7 @@ class PromptReader:
             places = library_places = positions[:, number, rows]
             if self.uses_trained_positions and self.axes > 1:
                 places = move_text_past_media(library_places, visual | fixed)
+            reach = self._reach(masks, number, rows)
             prompt = Prompt(
                 context=own_ids,
                 embeds=own_embeds,
@@ -92,9 +101,16 @@ class PromptReader:
                 grid=grid,
                 index=torch.arange(len(own_ids), device=self.device),
                 next_position=int(places[:, -1].max()) + 1,  # as generate() does
-                deepstack=tuple(layer[deepstack_start:deepstack_stop] for layer in deepstack),
-                stills=int((visual & torch.isin(own_ids, image_ids)).sum()),
-                has_trained_positions=not torch.equal(places, library_places),
+                media=Media(
+                    reach=reach,
+                    reaches_in_windows_only=reach is not None and "full_attention" not in masks,
+                    row_arguments={
+                        name: each[number, rows] for name, each in row_arguments.items()
+                    },
+                    deepstack=tuple(layer[deepstack_start:deepstack_stop] for layer in deepstack),
+                    stills=int((visual & torch.isin(own_ids, image_ids)).sum()),
+                    has_trained_positions=not torch.equal(places, library_places),
+                ),
             )
             deepstack_start = deepstack_stop
             if documents is not None:
@@ -157,13 +173,35 @@ class PromptReader:
             handle.remove()
         raise ModelError(f"{type(self.model).__name__} never reached its language model")
 
+    def _reach(
+        self, masks: Mapping[str, Tensor], number: int, rows: Bool[Tensor, " len"]
+    ) -> Int[Tensor, " own"] | None:
+        """Returns which later rows each row of a prompt sees. Raises ModelError for a mask that is
+        not of this kind."""
+        reaches = []
+        try:
+            for kind, mask in masks.items():
+                own = mask[number][rows][:, rows]
+                reaches.append(reach_of(own, window_of_kind(self.text.config, kind)))
+        except ValueError as error:
+            raise ModelError(
+                f"{type(self.model).__name__} reads its prompt by a mask that Saccade does not "
+                f"know: {error}"
+            ) from error
+        found = [reach for reach in reaches if reach is not None]
+        if not found:
+            return None
+        if len(found) < len(reaches) or not all(torch.equal(found[0], each) for each in found):
+            raise ModelError(
+                f"{type(self.model).__name__} reads its pictures in several ways, which Saccade "
+                "does not know"
+            )
+        return found[0]
+
     def _check_arguments(self, arguments: dict[str, Any]) -> None:
         """Raises ModelError for a language model that reads more than tokens at positions, each of
         which sees those before it."""
         name = type(self.model).__name__
-        mask = arguments.get("attention_mask")
-        if mask is not None and not (isinstance(mask, Tensor) and mask.ndim == 2):
-            raise ModelError(f"{name} does not read its prompt from left to right alone")
         # An argument that is no parameter of the language model is passed through it unread.
         parameters = inspect.signature(self.text.forward).parameters
         for key, value in arguments.items():
@@ -189,6 +227,20 @@ class PromptReader:
                 f"tokens on {self.axes} axes: leave position_ids out, or see rope_parameters in "
                 "config.json"
             ) from error
+
+
+def _masks_by_kind(masks: Any) -> dict[str, Bool[Tensor, "batch len len"]]:
+    """Returns the masks that a model made, by the kind of layer that they are for.
+
+    Models hand their language model a mask for each kind, or one for all. A mask of two dimensions
+    says which tokens are padding.
+    """
+    by_kind = masks if isinstance(masks, Mapping) else {"full_attention": masks}
+    return {
+        kind: (mask if mask.dtype == torch.bool else mask == 0)[:, 0]
+        for kind, mask in by_kind.items()
+        if isinstance(mask, Tensor) and mask.ndim == 4
+    }
 
 
 def move_text_past_media(

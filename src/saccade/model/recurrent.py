@@ -22,7 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -31,9 +31,6 @@ from torch.nn.functional import conv1d, pad, softplus
 from transformers.models.auto.modeling_auto import MODEL_MAPPING
 
 from saccade.core.errors import ModelError
-
-if TYPE_CHECKING:
-    from saccade.model.attention import Segment
 
 CHUNK = 64  # rows of committed text whose triangular system is solved at once
 MAX_SNAPSHOTS = 4  # Older states cost memory, and conversations go back one turn at most.
@@ -429,12 +426,12 @@ class Mixer(ABC):
 
     @abstractmethod
     def run(
-        self, hidden: Float[Tensor, "all dim"], segments: Sequence[Rows], layer: int
+        self, hidden: Float[Tensor, "all dim"], segments: Sequence[StateRows], layer: int
     ) -> Float[Tensor, "all dim"]:
         """Computes the layer for the rows of several requests, and leaves their updates behind."""
 
     def convolve(
-        self, inputs: Float[Tensor, "all channel"], segments: Sequence[Rows], layer: int
+        self, inputs: Float[Tensor, "all channel"], segments: Sequence[StateRows], layer: int
     ) -> tuple[Float[Tensor, "all channel"], list[Updates | None]]:
         """Convolves each row with the inputs before it on its path.
 
@@ -469,7 +466,7 @@ class Mixer(ABC):
 
 
 @dataclass(frozen=True)
-class Rows:
+class StateRows:
     """The rows of one request in a forward, as layers with a state see them.
 
     The first ``firm`` of rows ``start:stop`` are committed when the forward has ended; the others
@@ -483,17 +480,6 @@ class Rows:
     firm: int
     known: int
     ancestors: Bool[Tensor, "new all"]
-
-    @classmethod
-    def of(cls, segment: Segment, states: LayerStates, device: torch.device) -> Rows:
-        """Returns the rows of a segment of a forward."""
-        firm, known = segment.committed_rows, segment.scored_nodes
-        new = segment.stop - segment.start - firm
-        if segment.block is None:
-            mask = torch.ones(new, known + new, dtype=torch.bool).tril_(known)
-        else:
-            mask = segment.block[firm:, firm:]
-        return cls(states, segment.start, segment.stop, firm, known, mask.to(device))
 
     def taps(self, past: int) -> Int[Tensor, "new tap"]:
         """Returns, for each new node, the places of the inputs that its convolution reads, in the
@@ -515,7 +501,7 @@ class ShortConvolution(Mixer):
         self.conv = module.conv
 
     def run(
-        self, hidden: Float[Tensor, "all dim"], segments: Sequence[Rows], layer: int
+        self, hidden: Float[Tensor, "all dim"], segments: Sequence[StateRows], layer: int
     ) -> Float[Tensor, "all dim"]:
         gate_in, gate_out, values = self.module.in_proj(hidden).chunk(3, -1)
         inputs = gate_in * values
@@ -562,7 +548,7 @@ class GatedDelta(Mixer):
         )
 
     def run(
-        self, hidden: Float[Tensor, "all dim"], segments: Sequence[Rows], layer: int
+        self, hidden: Float[Tensor, "all dim"], segments: Sequence[StateRows], layer: int
     ) -> Float[Tensor, "all dim"]:
         own = self.module
         inputs, gate, for_beta, for_decay = self.project(hidden)
@@ -637,16 +623,18 @@ MIXERS: dict[str, type[Mixer]] = {
 """How to drive a module of transformers that has a state, by the name of its class."""
 
 
-RECURRENT_KINDS = ("linear_attention", "mamba", "recurrent", "conv")
-"""How transformers' configs begin the names of layers that have a state."""
+ATTENTION_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
+"""How configs of transformers call layers that keep keys of every token."""
 
 
 def runner(
-    mixer: Mixer, segments: Sequence[Rows], layer: int
+    mixer: Mixer, segments: Sequence[StateRows], layer: int
 ) -> Callable[..., Float[Tensor, "1 all dim"]]:
     """Returns the forward that stands in for the module's own, for the length of one forward."""
 
     def run(hidden_states: Float[Tensor, "1 all dim"], **_: Any) -> Float[Tensor, "1 all dim"]:
+        if not segments:  # The layers are only asked for the shapes of their keys.
+            return torch.zeros_like(hidden_states)
         return mixer.run(hidden_states[0], segments, layer)[None]
 
     return run
@@ -665,10 +653,10 @@ def mixers_of(layers: Sequence[nn.Module], config: Any) -> dict[int, Mixer]:
         mixer = mixer_of(layer)
         if mixer is not None:
             mixers[place] = mixer
-        elif place < len(kinds) and kinds[place].startswith(RECURRENT_KINDS):
+        elif place < len(kinds) and kinds[place] not in ATTENTION_KINDS:
             raise ModelError(
-                f"{name} has recurrent layers ({kinds[place]}) whose state Saccade does not know "
-                f"how to keep; it knows {', '.join(MIXERS)}"
+                f"{name} has layers of the kind {kinds[place]}, which Saccade does not know; it "
+                f"knows {', '.join(ATTENTION_KINDS)} and {', '.join(MIXERS)}"
             )
     if not mixers:
         refuse_unknown_state(config)

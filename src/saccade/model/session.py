@@ -20,12 +20,13 @@ from saccade.core.errors import ModelError
 from saccade.core.prompt import Prefill, Prompt, Turn
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import Tree
-from saccade.model.attention import Segment, Step
+from saccade.model.attention import Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache, Pages, send_to_device
 from saccade.model.cuda_graphs import CudaGraphs, Rows, graphs_of, is_capturing_worthwhile
 from saccade.model.kernels.attention_mass import JudgedRow, MassRecorder, RecentRows, RowQueries
 from saccade.model.prefix_cache import ModelPrefixes
+from saccade.model.segments import Segment
 
 PREFILL_CHUNK_TOKENS = 2048  # of a prompt in one forward, which bounds the memory of a prefill
 DRAFT_ROOM_TOKENS = 64  # rows of a cache for drafted tokens, beyond those for the answer
@@ -149,7 +150,11 @@ class Session:
             reused_rows, prefix_key = self._prefixes.copy_longest(prompt, cache, max_reused)
         ends = _chunk_ends(reused_rows, len(prompt), self.chunk)
         cuts = _lengths_to_remember(prompt) if cache.states is not None else set()
-        for start, stop in pairwise(sorted({*ends, *(n for n in cuts if n > reused_rows)})):
+        ends = sorted({*ends, *(n for n in cuts if n > reused_rows)})
+        reach = prompt.media.reach
+        if reach is not None:
+            ends = _ends_that_cut_no_picture(ends, reach)
+        for start, stop in pairwise(ends):
             rows = text[(text >= start) & (text < stop)].cpu()
             is_recorded = recorded_columns > 0 and len(rows) > 0
             recorder = MassRecorder(rows, stop, columns, attention) if is_recorded else None
@@ -162,6 +167,8 @@ class Session:
                 recorder=recorder,
                 row_queries=queries,
                 committed_rows=stop - start,
+                reach=None if reach is None else reach[start:stop],
+                reaches_in_windows_only=prompt.media.reaches_in_windows_only,
             )
             hidden = self._prefill_chunk(prompt, segment)
             if stop in cuts and cache.states is not None:
@@ -212,7 +219,10 @@ class Session:
         embeds, positions = prompt.embeds[start:stop], prompt.positions[:, start:stop]
         deepstack = prompt.deepstack_of(start, stop)
         length = int(prompt.positions.max()) + 1 if model.rotates_by_length else None
-        hidden = model.forward(embeds, positions, step, deepstack, True, length)
+        row_arguments = {
+            name: each[start:stop] for name, each in prompt.media.row_arguments.items()
+        }
+        hidden = model.forward(embeds, positions, step, deepstack, True, length, row_arguments)
         if step.calls != model.layers:
             raise ModelError(
                 f"{type(model.model).__name__} computes its attention in a way of its own, "
@@ -256,9 +266,9 @@ class Session:
             source = prefill.cache
             assert source is not None
             rows = prompt.index
-            if can_reselect or prompt.heads is not None:
+            if can_reselect or prompt.reading.heads is not None:
                 rows = self._rows_by_head(prompt)
-            if (paged := prompt.paged) is not None:
+            if (paged := prompt.reading.paged) is not None:
                 rows = torch.cat([paged.rows.flatten()[: paged.slots], rows])
             cache = source.select(rows, self._room, self.backbone.layers)
             if cache.states is not None:
@@ -286,8 +296,8 @@ class Session:
     def _rows_by_head(self, prompt: Prompt) -> Int[Tensor, "layer kv_head kept"]:
         """Returns which rows of the whole prompt each head of this process reads."""
         model = self.backbone
-        if prompt.heads is not None:
-            return model.shares.own_heads(prompt.heads)
+        if prompt.reading.heads is not None:
+            return model.shares.own_heads(prompt.reading.heads)
         return prompt.index.expand(model.layers, model.kv_heads, -1).contiguous()
 
     def turn(self, turns: Mapping[int, Turn], rules: Rules) -> None:
@@ -466,7 +476,12 @@ class Session:
     def _ordinary_forward(self, rows: Rows) -> Float[Tensor, "logit_rows vocab"]:
         """Does what :meth:`_forward` does, kernel by kernel."""
         model = self.backbone
-        hidden = model.forward(model.embed(rows.ids), rows.positions, self._step(rows.segments))
+        embeds = model.embed(rows.ids)
+        step = self._step(rows.segments)
+        forward = model.forward
+        if row_arguments := model.row_arguments(rows.ids, embeds):
+            forward = partial(forward, row_arguments=row_arguments)
+        hidden = forward(embeds, rows.positions, step)
         if len(rows.logit_rows) < len(rows.ids):
             hidden = hidden[send_to_device(torch.tensor(rows.logit_rows), hidden.device)]
         return model.logits(hidden)
@@ -474,7 +489,15 @@ class Session:
     def _step(self, segments: list[Segment]) -> Step:
         model = self.backbone
         groups = model.heads // model.kv_heads
-        return Step(segments, groups, model.dtype, model.attention_choice, model.key_layers)
+        return Step(
+            segments,
+            groups,
+            model.dtype,
+            model.attention_choice,
+            model.key_layers,
+            model.windows,
+            model.has_uneven_heads,
+        )
 
     def _clip(self, logits: Float[Tensor, "rows vocab"]) -> Float[Tensor, "rows clipped"]:
         """Returns logits of the shared vocabulary, where banned ids have probability 0."""
@@ -512,6 +535,13 @@ def _chunk_ends(start: int, stop: int, chunk: int) -> list[int]:
     fixed cost.
     """
     return [*range(start, max(start + 1, stop - chunk // 4), chunk), stop]
+
+
+def _ends_that_cut_no_picture(ends: Sequence[int], reach: Int[Tensor, " len"]) -> list[int]:
+    """Returns the borders of chunks without those that a row before them looks across."""
+    furthest = reach.cummax(0).values.tolist()
+    inner = [end for end in ends[1:-1] if furthest[end - 1] < end]
+    return [ends[0], *inner, ends[-1]]
 
 
 def _lengths_to_remember(prompt: Prompt) -> set[int]:

@@ -19,7 +19,7 @@ from saccade.inputs.checkpoints import is_embedded
 from saccade.inputs.media import Clip, FrameSampling
 from saccade.inputs.media.fetch import FetchedMedia
 from saccade.inputs.media.guard import DecoderPool, StopSignal
-from saccade.inputs.questions import conversation_inputs, same_inputs
+from saccade.inputs.questions import cast_pixels, conversation_inputs, same_inputs
 from saccade.model.prefix_cache import PrefixCache, cache_preprocessing, digest
 from saccade.serve.api_errors import ApiError
 from saccade.serve.formats import grammar, tool_calls
@@ -183,7 +183,7 @@ class RequestReader:
         continues_last_turn = request.messages[-1].role == "assistant"
         try:
             with cache_preprocessing(loaded.processor, self._prefix_cache):
-                return conversation_inputs(
+                inputs = conversation_inputs(
                     MODEL_NAME,
                     loaded.processor,
                     turns,
@@ -192,6 +192,7 @@ class RequestReader:
                     tools=tools,
                     continues_last_turn=continues_last_turn,
                 )
+                return cast_pixels(inputs, loaded.backbone.dtype)
         except TemplateError as error:
             message = f"the model's template refuses this: {' '.join(str(error).split())[:200]}"
             raise ApiError(400, message, "messages") from None

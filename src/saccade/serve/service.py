@@ -13,7 +13,6 @@ from typing import TypeVar
 
 from saccade.drafting.parallel import process
 from saccade.drafting.recipe import Recipe, as_chains
-from saccade.drafting.schedule import parallel
 from saccade.engine.scheduler import Scheduler
 from saccade.inputs import Loaded, load_pair
 from saccade.inputs.loading import use_threads
@@ -125,7 +124,7 @@ def build_service(settings: ServerSettings) -> tuple[Service, Callable[[], Engin
     function raises what goes wrong in loading.
     """
     recipe = resolve_recipe(settings)
-    if recipe.schedule is parallel:
+    if recipe.drafts_beside_target:
         process.prepare()  # So that the draft's process starts while the models load.
 
     def start() -> Engine:

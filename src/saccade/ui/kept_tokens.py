@@ -11,13 +11,12 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
+from saccade.core.capabilities import Capability
 from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.core.protocols import View
 from saccade.core.sampling import Sampling
-from saccade.drafting.drafters import EarlyExit, Lookup, SelfDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Setup, Words
-from saccade.drafting.views.pruning import Merged, Pooled
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
 
@@ -52,13 +51,13 @@ def measure_kept_tokens(
     the draft's vision tower.
     """
     view = recipe.view
-    own = recipe.drafter in (SelfDrafter, EarlyExit)
-    looks = recipe.drafts and recipe.drafter is not Lookup and (own or draft is not None)
-    if not looks:
+    offers = recipe.drafter.offers
+    own = Capability.READS_TARGET_PROMPT in offers
+    if Capability.READS_VIEW not in offers or not (own or draft is not None):
         return ()
     setup = Setup(target, draft, view, recipe.shape, [Sampling()], 1, words)
     session = Session(target, setup.rules)
-    (prefill,) = session.prefill(target.prompts(inputs), record=view.attention)
+    (prefill,) = session.prefill(target.prompts(inputs), record=recipe.records_attention)
     prefill = replace(prefill, words=words.replacement_texts(view, inputs)[0])
     prompt = prefill.prompt if own else _draft_prompt(setup, prefill, draft_inputs or inputs)
     if not prompt.visual_tokens:
@@ -76,15 +75,14 @@ def _draft_prompt(setup: Setup, prefill: Prefill, inputs: Inputs) -> Prompt:
 
 def _measure_view(view: View, prefill: Prefill, prompt: Prompt) -> KeptTokens:
     """Applies one view and returns what it kept."""
-    early_choice = view.early_tokens(
-        prompt
-    )  # A draft that starts early has this choice before prefill.
-    if early_choice is None:
-        pruned = view(prefill, prompt)
-    else:
+    if Capability.BESIDE_TARGET in view.needs:
+        # A draft that starts early has this choice before the target's prefill ends.
+        early_choice = view.early_tokens(prompt)
         pruned = prompt.select(view.choose(prefill, prompt, early_choice))
+    else:
+        pruned = view(prefill, prompt)
     shares = on_grid(prompt, kept_share(prompt, pruned))
-    are_means = isinstance(view, Pooled | Merged)
+    are_means = Capability.AVERAGED_ROWS in view.offers
     return KeptTokens(view.name, shares, pruned.visual_tokens, prompt.visual_tokens, are_means)
 
 
@@ -95,13 +93,12 @@ def kept_share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " seen"]:
     it is the share of the paged tokens that one step reads.
     """
     share = torch.zeros(len(prompt))
-    kept_rows = (
-        [pruned.index[pruned.visual]] if pruned.heads is None else pruned.heads.flatten(0, 1)
-    )
+    heads, paged = pruned.reading.heads, pruned.reading.paged
+    kept_rows = [pruned.index[pruned.visual]] if heads is None else heads.flatten(0, 1)
     for head_rows in kept_rows:
         share[head_rows.cpu()] += 1 / len(kept_rows)
-    if pruned.paged is not None:
-        share[pruned.paged.rows.cpu()] = pruned.paged.pages_per_step / len(pruned.paged.rows)
+    if paged is not None:
+        share[paged.rows.cpu()] = paged.pages_per_step / len(paged.rows)
     return share[prompt.visual.cpu()]
 
 

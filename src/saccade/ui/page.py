@@ -17,7 +17,6 @@ import gradio as gr
 
 from saccade.bench.terminal_output import KIND_MEANINGS
 from saccade.core.errors import SaccadeError
-from saccade.drafting.schedule import parallel
 from saccade.inputs.checkpoints import is_embedded
 from saccade.methods import SYSTEMS
 from saccade.ui import method_controls, pictures
@@ -183,7 +182,7 @@ def build_page(
             plain_view: pictures.column(run_state.duel.plain, False),
             drafted_view: pictures.column(run_state.duel.drafted, True),
             result_view: pictures.outcome(run_state.duel, sampled),
-            note_view: pictures.static_html("how", run_state.recipe.schedule is parallel),
+            note_view: pictures.static_html("how", run_state.recipe.drafts_beside_target),
         }
 
     def _draft_pictures(run_state: PageRun) -> dict[Any, Any]:

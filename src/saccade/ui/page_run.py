@@ -17,7 +17,6 @@ from saccade.core.errors import OptionError
 from saccade.core.result import RoundRecord
 from saccade.corpus.answering import stream_answer
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.schedule import parallel
 from saccade.drafting.setup import Captioner, Words
 from saccade.inputs import Pair, clip_arguments, media
 from saccade.inputs.media import Clip
@@ -168,7 +167,7 @@ def run_question(
 
         The process is started before anything is timed.
         """
-        if method.schedule is parallel:
+        if method.drafts_beside_target:
             start(method, on_phase, max_new_tokens=1).finish()
         return start(method, on_phase)
 

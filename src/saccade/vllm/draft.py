@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from saccade.core.capabilities import Capability
 from saccade.core.errors import DraftFailed, ModelError
 from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.inputs.loading import Loaded, check_tokenizers, load
@@ -72,9 +73,10 @@ class Draft(plugin.RunnerAware):
         self._proposer = self._make_proposer(self._loaded, model)
         # This memory is reserved until the engine has divided the rest.
         memory = int(self._options.memory * GIB)
-        reserved = 2 * memory if self._view.attention else memory
+        reads_attention = Capability.ATTENTION in self._view.needs
+        reserved = 2 * memory if reads_attention else memory
         self._reserve = torch.zeros(reserved, dtype=torch.uint8, device=device)
-        if self._view.attention:
+        if reads_attention:
             layers = self._config.compilation_config.static_forward_context
             tokens = self._loaded.backbone.placeholders
             self._attention_watch = attention_watch.AttentionWatch(
@@ -163,7 +165,7 @@ class Draft(plugin.RunnerAware):
         prompt = model.prompts(inputs)[0]
         if rows is not None and self._rows_are_alike is None:
             own_rows = prompt.embeds[prompt.visual | prompt.fixed]
-            self._rows_are_alike = not prompt.deepstack and are_alike(own_rows, rows)
+            self._rows_are_alike = not prompt.media.deepstack and are_alike(own_rows, rows)
         return prompt
 
     # -- making --------------------------------------------------------------------------------

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from typing import Any
 
+from saccade.core.capabilities import Capability
 from saccade.core.errors import OptionError
 from saccade.core.protocols import View
 from saccade.methods.names import resolve
@@ -33,7 +34,8 @@ class DraftOptions:
         """Returns the view. Raises MethodError or OptionError where it cannot work inside vLLM."""
         keep = "" if self.keep is None else f"/keep={self.keep:g}"
         view = resolve(f"specvlm/view={self.view}{keep}").view
-        if view.own_keys or view.needs_costs or not view.subset or len(view.parts) > 1:
+        keeps_rows = Capability.PROMPT_ROWS in view.offers
+        if not keeps_rows or not view.needs <= {Capability.ATTENTION}:
             raise OptionError(
                 f"view={self.view} does not work inside vLLM: choose one that keeps a part of the "
                 "video, for instance scattered, uniform, frames, full or specvlm"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from saccade.vllm.draft_length import Acceptance, DraftPlan, RoundCosts, size_bucket
+from saccade.vllm.draft_length import PRIOR, DraftPlan, RoundCosts, judge, size_bucket
 from saccade.vllm.request_drafts import DraftRequest, Drafts, ProposedTokens
 
 
@@ -28,7 +28,7 @@ class Proposer:
         self._fixed_length = length
         self._clock = clock
         self._costs_by_size: dict[int, RoundCosts] = {}
-        self._acceptance = Acceptance()
+        self._acceptance = PRIOR
         self._last_proposals: dict[str, ProposedTokens] = {}  # Of the round before.
         self._last_end = clock()
         self._declined: set[str] = set()
@@ -49,7 +49,7 @@ class Proposer:
             costs = costs.after_target_forward(rows, start - self._last_end)
         for each in requests:
             draft = self._last_proposals.get(each.name, ProposedTokens())
-            self._acceptance = self._acceptance.fold(draft.tokens, draft.probabilities, each.new)
+            self._acceptance = judge(self._acceptance, draft.tokens, draft.probabilities, each.new)
         plan = self._plan(costs, len(names))
         proposals = dict.fromkeys(names, ProposedTokens())
         if plan.length:

@@ -15,6 +15,7 @@ from itertools import count
 import numpy as np
 from jaxtyping import Int
 
+from saccade.core.capabilities import Capability
 from saccade.core.prompt import Prefill
 from saccade.core.protocols import Growing, View
 from saccade.core.sampling import Sampling
@@ -112,7 +113,9 @@ class ModelDrafts(Drafts):
         if prefill is None:
             return False
         view = self._view
-        if view.attention and prefill.mass is None:  # The target's attention was not recorded.
+        if (
+            Capability.ATTENTION in view.needs and prefill.mass is None
+        ):  # The target's attention was not recorded.
             view = replace(SCATTERED, keep=view.keep or SCATTERED.keep)
         prompt = self._backbone.embed_missing_rows(view(prefill, prefill.prompt))
         rows = len(prompt) + MAX_RESERVED_ANSWER_TOKENS // 4 + DRAFT_ROOM_TOKENS
@@ -199,7 +202,7 @@ def grow_chain(plan: DraftPlan) -> Growing:
         last = len(tree) - 1
         token, _ = scores.draw(last)
         confidence_in_token = confidence(scores, last, token)
-        probability *= plan.acceptance.probability(confidence_in_token)
+        probability *= plan.acceptance.chance(confidence_in_token)
         # The first token is always drafted, because nothing is learnt from an empty draft.
         if len(tree) and probability <= plan.min_probability:
             break

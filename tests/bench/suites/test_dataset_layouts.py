@@ -36,6 +36,7 @@ def test_every_benchmark_has_a_case():
     assert {case.name for case in CASES} == set(BENCHMARKS)
 
 
+@pytest.mark.representatives(12)
 @every
 def test_a_benchmark_is_read_from_its_own_layout(case: Case, art: Art, tmp_path: Path):
     """Claim: items, wording, answers, options and media are what was written.
@@ -152,7 +153,7 @@ def test_a_missing_medium_costs_its_item_only(case: Case, art: Art, tmp_path: Pa
 
 
 @every
-def test_rows_that_are_cut_short_are_told(case: Case, art: Art, tmp_path: Path):
+def test_rows_that_are_cut_short_are_reported(case: Case, art: Art, tmp_path: Path):
     """Claim: half a file of rows is refused by its name, with the command that fetches it."""
     layout = case.fresh(art)
     root = layout.write(tmp_path / "data")
@@ -166,7 +167,7 @@ def test_rows_that_are_cut_short_are_told(case: Case, art: Art, tmp_path: Path):
 
 
 @every
-def test_an_empty_or_absent_folder_is_told(case: Case, tmp_path: Path):
+def test_an_empty_or_absent_folder_is_reported(case: Case, tmp_path: Path):
     """Claim: each is a sentence with what the user typed and the command."""
     (tmp_path / "empty").mkdir()
     with pytest.raises(OptionError, match="is empty: fetch it with") as caught:
@@ -186,7 +187,7 @@ def test_an_empty_or_absent_folder_is_told(case: Case, tmp_path: Path):
     [case for case in CASES if "video" in case.media or case.name == "convbench"],
     ids=lambda case: f"{case.name}-{case.layout.__name__}",
 )
-def test_media_never_fetched_are_told_when_it_is_opened(case: Case, art: Art, tmp_path: Path):
+def test_media_never_fetched_are_reported_when_it_is_opened(case: Case, art: Art, tmp_path: Path):
     """Claim: rows without any medium or archive beside them are "half there"."""
     layout = case.fresh(art)
     layout.files, layout.zips, layout.tars = {}, {}, {}
@@ -199,7 +200,7 @@ def test_media_never_fetched_are_told_when_it_is_opened(case: Case, art: Art, tm
         assert "gated" in str(e.value) and "hf auth login" in str(e.value)
 
 
-def test_a_missing_shard_is_told(art: Art, tmp_path: Path):
+def test_a_missing_shard_is_reported(art: Art, tmp_path: Path):
     """Claim: of files numbered 1 and 2 of 2 the one that is missing is named."""
     case = next(case for case in CASES if case.name == "textvqa")
     layout = case.fresh(art)
@@ -208,7 +209,7 @@ def test_a_missing_shard_is_told(art: Art, tmp_path: Path):
         opened(case, layout.write(tmp_path / "data"))
 
 
-def test_a_missing_sub_task_is_told(art: Art, tmp_path: Path):
+def test_a_missing_sub_task_is_reported(art: Art, tmp_path: Path):
     """Claim: MVBench without one of its files is half there; its other sub-tasks open alone."""
     case = next(case for case in CASES if case.name == "mvbench")
     layout = case.fresh(art)

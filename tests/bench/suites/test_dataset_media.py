@@ -144,7 +144,7 @@ def test_a_tar_in_parts_lacking_one_says_which(art: Art, tmp_path: Path):
     assert [entry.reason for entry in unusable(suite)] == [reason]
 
 
-def test_a_member_that_is_cut_short_is_told_when_it_is_read(
+def test_a_member_that_is_cut_short_is_reported_when_it_is_read(
     art: Art, tmp_path: Path, unpacked: Path
 ):
     """Claim: a member whose header is there and whose bytes are not is refused, and not kept."""
@@ -328,7 +328,7 @@ def test_a_story_needs_its_captions_and_its_images(art: Art, tmp_path: Path):
     ]
 
 
-def test_an_answer_that_is_no_option_is_told(art: Art, tmp_path: Path):
+def test_an_answer_that_is_no_option_is_reported(art: Art, tmp_path: Path):
     """Claim: letters, texts and "(B) text" are understood; anything else is not guessed."""
     layout = fresh("mvbench", art)
     given = ["Put down.", "b", "(C) Throw.", "Jump."]

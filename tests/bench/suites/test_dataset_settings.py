@@ -165,7 +165,7 @@ def test_a_setting_is_the_papers(name: str, paper: str):
     assert (setting.then, setting.next) == turn
 
 
-def test_what_a_paper_leaves_open_is_said():
+def test_what_a_paper_leaves_open_is_reported():
     """Claim: a setting without a number of samples, or whose prompt is ours, says "not stated"."""
     for known in BENCHMARKS.values():
         for setting in known.papers.values():

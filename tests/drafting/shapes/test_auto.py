@@ -131,6 +131,7 @@ def seconds_of_chains(world: World, tokens: int) -> dict[int, float]:
     return {n: simulate(Chain(n), world, tokens).seconds for n in (1, 2, 3, 4, 5, 7, 9, 12, 16)}
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     "world",
     few(
@@ -336,11 +337,11 @@ def test_an_answer_cut_short_refuses_nothing():
     whole = replace(cut, verdict=Verdict((0,), (1,), 9, "recovered"), finish=None)
     start = Estimates()
     assert (
-        Auto(COSTS).fold(start, cut).acceptance_rate
-        > Auto(COSTS).fold(start, whole).acceptance_rate
+        Auto(COSTS).fold(start, cut).acceptance.rate
+        > Auto(COSTS).fold(start, whole).acceptance.rate
     )
     assert math.isclose(
-        Auto(COSTS).fold(start, cut).acceptance_rate,
+        Auto(COSTS).fold(start, cut).acceptance.rate,
         (0.98 * 0.8 * PRIOR_WEIGHT + 1) / (0.98 * PRIOR_WEIGHT + 1),
     )
 

@@ -75,6 +75,7 @@ def likeliest(chance: Mapping[Text, float], nodes: int) -> set[Text]:
     return set(sorted(chance, key=lambda text: -chance[text])[:nodes])
 
 
+@pytest.mark.representatives(20)
 @pytest.mark.parametrize("sharp", [0.3, 1.5, 4.0])
 @pytest.mark.parametrize("nodes", [1, 2, 5, 12, 30])
 @pytest.mark.parametrize("seed", range(4))

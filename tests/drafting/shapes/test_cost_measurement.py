@@ -14,13 +14,14 @@ from helpers import TableSession, backbone, noisy, qwen25
 
 import saccade
 from saccade.core.costs import Costs
+from saccade.core.pace import Rate, expected_chain
 from saccade.core.result import Round, Verdict
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
 from saccade.drafting import recipe
 from saccade.drafting.shapes import cost_measurement
 from saccade.drafting.shapes import fit as fitting
-from saccade.drafting.shapes.fit import Fit, FitState, Rate, expected_chain, expected_tree
+from saccade.drafting.shapes.fit import Fit, FitState, expected_tree
 from saccade.methods import resolve
 from saccade.methods.specvlm import TREE
 
@@ -111,7 +112,7 @@ def test_fit_folds_the_rate_towards_what_it_sees_and_forgets():
 
 
 def test_a_round_cut_by_a_stop_is_no_refusal():
-    """Claim: a verdict without a token of its own counts as accepted only (B3)."""
+    """Claim: a verdict without a token of its own counts as accepted only."""
     fit = Fit((), COSTS)
     hits, tries = fit.fold(FitState(Rate(0.0, 0.0)), _round(2, None)).accepted
     assert (hits, tries) == (2.0, 2.0)
@@ -148,7 +149,7 @@ def test_costs_of_a_busy_moment_fade_within_an_answer():
     assert by_costs == _answer(STEP, STEP, 60, sample=True)
 
 
-def test_a_slow_hour_is_believed_of_more_rows_too():
+def test_a_slow_hour_makes_more_rows_dearer_too():
     """Claim: a round of twice the seconds doubles what as many and more rows are believed to cost,
     within two rounds to a third; fewer rows are not believed to take longer than it."""
     fit = Fit((), FLAT)
@@ -238,7 +239,7 @@ def test_a_slow_model_is_timed_at_fewer_points(tmp_path, monkeypatch, one, count
     assert found.verify(13) == pytest.approx(one * 1.13)
 
 
-def test_whoever_waits_for_a_timing_is_told(tmp_path, monkeypatch):
+def test_waiting_for_a_timing_is_reported(tmp_path, monkeypatch):
     """Claim: a first answer by ``auto`` tells that forwards are timed, before anything else it
     tells; a second one, for which that is remembered, does not, nor does a method without prices.
     """

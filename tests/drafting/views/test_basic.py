@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import backbone, qwen25, video_input
 
-from saccade.core.prompt import Prefill, Prompt
+from saccade.core.prompt import Media, Prefill, Prompt
 from saccade.core.sampling import Sampling
 from saccade.drafting.views import basic as views
 from saccade.drafting.views.basic import Pruned
@@ -151,7 +151,10 @@ def test_select_keeps_deepstack_rows_with_their_tokens(prefill):
     whole = prefill.prompt
     stamps = torch.arange(whole.visual_tokens, dtype=torch.float32)[:, None].expand(-1, 128)
 
-    deep = replace(whole, deepstack=(stamps, stamps + 100))
+    deep = replace(whole, media=Media(deepstack=(stamps, stamps + 100)))
     pruned = deep.select(torch.tensor([40, 3, 7]))
-    assert [layer[:, 0].tolist() for layer in pruned.deepstack] == [[3, 7, 40], [103, 107, 140]]
+    assert [layer[:, 0].tolist() for layer in pruned.media.deepstack] == [
+        [3, 7, 40],
+        [103, 107, 140],
+    ]
     assert _kept(prefill, pruned) == [3, 7, 40]

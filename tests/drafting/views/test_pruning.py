@@ -15,7 +15,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from saccade.core.prompt import Prefill, Prompt
+from saccade.core.capabilities import Capability
+from saccade.core.prompt import Media, Prefill, Prompt
 from saccade.core.protocols import View
 from saccade.drafting.drafters import ModelDrafter
 from saccade.drafting.recipe import Recipe
@@ -66,7 +67,7 @@ def make(sizes: Any, kind: str = "any", seed: int = 0, holes: float = 0.0) -> Pr
         grid=torch.tensor(grid),
         index=torch.arange(length),
         next_position=9999,
-        deepstack=tuple(torch.randn(seen, DIM, generator=generator) for _ in range(2)),
+        media=Media(tuple(torch.randn(seen, DIM, generator=generator) for _ in range(2))),
     )
     if not holes:
         return whole
@@ -406,7 +407,10 @@ def test_merged_rows_are_means_of_what_was_dropped(sizes, holes, seed, keep):
     assert merged.next_position == pruned.next_position
     assert torch.equal(merged.embeds[~merged.visual], prompt.embeds[~prompt.visual])
     pairs = [(prompt.embeds[prompt.visual], merged.embeds[merged.visual])]
-    for before, after in [*pairs, *zip(prompt.deepstack, merged.deepstack, strict=True)]:
+    for before, after in [
+        *pairs,
+        *zip(prompt.media.deepstack, merged.media.deepstack, strict=True),
+    ]:
         expected = torch.tensor(slow_merge(prompt, kept, before.tolist())).view(-1, DIM)
         torch.testing.assert_close(after, expected, atol=1e-6, rtol=1e-5)
 
@@ -466,7 +470,10 @@ def test_pooled_rows_are_means_of_blocks(sizes, holes, seed):
     assert pooled.next_position == prompt.next_position
     assert torch.equal(pooled.embeds[~pooled.visual], prompt.embeds[~prompt.visual])
     pairs = [(prompt.embeds[prompt.visual], pooled.embeds[pooled.visual])]
-    for before, after in [*pairs, *zip(prompt.deepstack, pooled.deepstack, strict=True)]:
+    for before, after in [
+        *pairs,
+        *zip(prompt.media.deepstack, pooled.media.deepstack, strict=True),
+    ]:
         rows = before.tolist()
         expected = torch.tensor([average([rows[i] for i in blocks[block]]) for block in order])
         torch.testing.assert_close(after, expected, atol=1e-6, rtol=1e-5)
@@ -494,14 +501,14 @@ def test_a_view_of_no_video_changes_nothing(kind):
         found = kind(seeing(prompt), prompt)
         for name in ("context", "embeds", "positions", "visual", "grid", "index"):
             assert torch.equal(getattr(found, name), getattr(prompt, name))
-        assert found.next_position == prompt.next_position and found.heads is None
+        assert found.next_position == prompt.next_position and found.reading.heads is None
 
 
 @each_view
 def test_a_view_keeps_a_share_of_a_real_prompt(kind):
     """Claim: the protocol is met, and a tenth (pooled: a quarter) of the video is left, all text
     with it and every row where it stood. Fails if a position moves or text is lost."""
-    assert isinstance(kind, View) and not kind.attention and not kind.own_keys
+    assert isinstance(kind, View) and kind.needs <= {Capability.COARSE_ROWS}
     prompt = prompt_of(qwen25(), video_input(grid=(8, 8, 12)))
     found = kind(seeing(prompt), prompt)
     assert (

@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from saccade.core.errors import ModelError
-from saccade.drafting.shapes.fit import expected_chain
+from saccade.core.pace import expected_chain
 from saccade.inputs.footprint import (
     BYTES_PER_WEIGHT,
     Footprint,
@@ -99,7 +99,7 @@ class Diagnosis:
         if self.problems:
             return "no: " + "; ".join(self.problems)
         if not self.outlook:
-            return "it fits; name a draft to see whether drafting is worth it"
+            return "it fits; name a draft to see what drafting would gain"
         typical = next(each for each in self.outlook if each.rate == TYPICAL_RATE)
         about = f"about {typical.speedup:.1f} times as fast where {TYPICAL_RATE:.0%} are accepted"
         if typical.speedup >= WORTHWHILE_SPEEDUP:

@@ -12,7 +12,7 @@ import torch
 from jaxtyping import Bool, Float
 
 from saccade.bench.suites.long_documents import Document
-from saccade.core.prompt import Inputs, Prefill, Prompt
+from saccade.core.prompt import Inputs, Prefill, Prompt, Reading
 from saccade.core.sampling import Sampling
 from saccade.core.tree import chain
 from saccade.drafting.views import saliency
@@ -171,7 +171,7 @@ def _select_visible(prompt: Prompt, mask: KeptMask) -> Prompt:
     """Returns the prompt with all its text, where each head sees these rows of the document."""
     visual = prompt.index[prompt.visual][mask.nonzero()[:, 2].view(*mask.shape[:2], -1)]
     text = prompt.index[~prompt.visual].expand(*mask.shape[:2], -1)
-    return replace(prompt, heads=torch.cat([text, visual], -1).sort(-1).values)
+    return replace(prompt, reading=Reading(heads=torch.cat([text, visual], -1).sort(-1).values))
 
 
 def _top_rows(mass: Mass, count: int) -> KeptMask:

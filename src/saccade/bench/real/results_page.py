@@ -10,6 +10,7 @@ from saccade.bench.measures import interval
 from saccade.bench.real.attention_sets import SHARES
 from saccade.inputs import Loaded
 from saccade.methods import resolve
+from saccade.methods.pages import PAGE, ByPage
 
 Row = Mapping[str, Any]
 OURS = "fresh/", "pages/"
@@ -158,7 +159,8 @@ def _break_even_lines(facts: Mapping[str, Any]) -> Iterator[str]:
         if not rows:
             continue
         keep = sum(row["kept"] / row["prompt_tokens"] for row in rows) / len(rows)
-        if size := resolve(method).view.page:
+        if isinstance(resolve(method).view, ByPage):
+            size = PAGE.value(resolve(method))
             keep += 1 / (2 * size)  # The mean key of every page.
         tau, drafted = (sum(row[name] for row in rows) / len(rows) for name in ("tau", "drafted"))
         from_here = sizes.even(tau, drafted, keep)

@@ -29,6 +29,7 @@ from jaxtyping import Int
 from torch import Tensor
 from transformers import PreTrainedModel
 
+from saccade.core.capabilities import Capability
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import View
 from saccade.core.sampling import Sampling, Scores
@@ -113,16 +114,15 @@ class Child:
         """Makes the draft's prompts from the target's or from inputs; reads them and starts to
         draft if the view may start early."""
         if inputs is not None:
-            self._prompts = self._backbone.prompts(inputs, coarse=self._job.view.coarse)
+            self._prompts = self._backbone.prompts(
+                inputs, coarse=Capability.COARSE_ROWS in self._job.view.needs
+            )
         else:
             self._prompts = [self._backbone.adopt(prompt) for prompt in prompts or ()]
         view = self._job.view
-        if view.early == "wait":
+        if Capability.BESIDE_TARGET not in view.needs:
             return
-        for prompt in self._prompts:
-            tokens = view.early_tokens(prompt)
-            assert tokens is not None, "a view that waits has returned above"
-            self._early_tokens.append(tokens)
+        self._early_tokens = [view.early_tokens(prompt) for prompt in self._prompts]
         pairs = zip(self._prompts, self._early_tokens, strict=True)
         self._read([prompt.select(tokens) for prompt, tokens in pairs])
         if self._job.laws is None:  # What is sampled must not depend on the speed of this process.

@@ -19,9 +19,10 @@ from typing import Any
 
 import torch
 
+from saccade.core.capabilities import Capability
 from saccade.core.errors import DraftFailed
 from saccade.core.prompt import Inputs, Prefill, Prompt, Texts, Turn
-from saccade.core.protocols import Drafter, State
+from saccade.core.protocols import BesideTarget, Drafter, DraftReport, DraftSeconds, State
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, add, after, chain
 from saccade.drafting.captioning import Captioning
@@ -56,12 +57,16 @@ class DraftState:
         return self.paused or len(self.chain) >= count
 
 
-class WorkerDrafter(Drafter):
+class WorkerDrafter(Drafter, BesideTarget):
     """The parent's side of the draft's process.
 
     Until the draft has read its prompt the target decodes plainly. When sampling it waits instead,
     because neither the answer to a seed nor the rows of a forward may depend on who was faster.
     """
+
+    name = "model"
+    needs = frozenset({Capability.BESIDE_TARGET, Capability.NEXT_TOKEN})
+    offers = frozenset({Capability.READS_VIEW, Capability.OWN_PROCESS})
 
     def __init__(self, setup: Setup) -> None:
         assert isinstance(setup.shape, Chain), "Recipe refuses other shapes"
@@ -71,7 +76,7 @@ class WorkerDrafter(Drafter):
         self._model = setup.draft_model()
         self._vocab, self._banned = setup.shared_vocabulary()
         self._shares = not setup.coarse and self._model.shares_rows_with(setup.target)
-        self._early = setup.view.early != "wait"
+        self._early = Capability.BESIDE_TARGET in setup.view.needs
         self._inputs: Inputs = {}
         self._captioning: Captioning | None = None
         self._drafts = {i: DraftState() for i in range(len(setup.rules))}
@@ -93,6 +98,10 @@ class WorkerDrafter(Drafter):
         self._patience = TOKEN_PATIENCE_SECONDS
         self._laws: Laws = None
         self._use_rules(setup.rules)
+
+    @property
+    def beside(self) -> BesideTarget:
+        return self
 
     def _use_rules(self, rules: Sequence[Sampling]) -> None:
         """Prepares for these sampling rules."""
@@ -246,14 +255,10 @@ class WorkerDrafter(Drafter):
         self._use_rules(rules)
         self._send("turn", turns, [_sendable_rule(rule) for rule in rules], self._laws)
 
-    def parallel_seconds(self) -> tuple[float, float]:
-        return self._reading, self._drafting
-
-    def captioning_seconds(self) -> tuple[float, float]:
-        return (0.0, 0.0) if self._captioning is None else self._captioning.seconds
-
-    def visual_tokens(self, request: int) -> int | None:
-        return None if self._visual_tokens is None else self._visual_tokens.get(request)
+    def report(self) -> DraftReport:
+        captioning = (0.0, 0.0) if self._captioning is None else self._captioning.seconds
+        seconds = DraftSeconds(self._reading, self._drafting, *captioning)
+        return DraftReport(visual_tokens=self._visual_tokens or {}, seconds=seconds)
 
     def close(self) -> None:
         self._is_sharing_now = False
@@ -359,7 +364,8 @@ def reading_patience(lengths: Sequence[int]) -> float:
 def _without_big_tensors(prefill: Prefill, words: dict[str, Texts]) -> Prefill:
     """Returns a prefill with its texts, but without the large tensors that no view reads."""
     prompt = prefill.prompt
-    bare = replace(prompt, embeds=torch.empty(len(prompt), 0), deepstack=())
+    media = replace(prompt.media, deepstack=())
+    bare = replace(prompt, embeds=torch.empty(len(prompt), 0), media=media)
     return replace(prefill, prompt=bare, cache=None, logits=torch.empty(0), words=words)
 
 

@@ -25,17 +25,18 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import isnan, log
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
 from torch import Tensor
 
+from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.costs import Costs
-from saccade.core.protocols import Growing, Shape, State
+from saccade.core.pace import Acceptance, Pause, Rate
+from saccade.core.protocols import Growing, State
 from saccade.core.result import Round
 from saccade.core.sampling import BrokenLaw, Law, Scores
 from saccade.core.tree import ROOT, Tree, add
-from saccade.drafting.shapes.fit import Rate
-from saccade.drafting.shapes.policies import confidence
+from saccade.drafting.shapes.policies import CostedShape, confidence
 
 MAX_DRAFT_DEPTH = 24  # levels of one draft
 MAX_DRAFT_NODES = 48  # nodes of one draft, runners-up included
@@ -61,27 +62,17 @@ MAX_RETRY_AFTER_ROUNDS = 128
 class Estimates(NamedTuple):
     """What the rounds so far have taught. Sums fade from round to round."""
 
-    accepted: Rate = Rate(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT)
-    """Accepted tokens over judged tokens."""
-    honesty: Rate = Rate(PRIOR_HONESTY * PRIOR_HONESTY_WEIGHT, PRIOR_HONESTY_WEIGHT)
-    """Accepted tokens over the sum of the draft's confidence in the judged ones."""
+    acceptance: Acceptance = Acceptance(
+        Rate(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT),
+        Rate(PRIOR_HONESTY * PRIOR_HONESTY_WEIGHT, PRIOR_HONESTY_WEIGHT),
+    )
     runner_honesty: Rate = Rate(PRIOR_HONESTY * PRIOR_HONESTY_WEIGHT, PRIOR_HONESTY_WEIGHT)
     """Runners-up that were right over the sum of the draft's confidence in them."""
     tokens: float = 0.0  # emitted in rounds that drafted
     seconds: float = 0.0  # spent in rounds that drafted
     stretch: float = 1.0  # seconds of verifying over those of a bare forward
-    plain_rounds: int = 0  # since the last round that drafted
-    retry_after: int = RETRY_AFTER_ROUNDS
+    pause: Pause = Pause(RETRY_AFTER_ROUNDS)
     requests: int = 1  # that shared the forwards of the last round
-
-    @property
-    def acceptance_rate(self) -> float:
-        """How often a drafted token is accepted, whatever its confidence."""
-        return self.accepted.share
-
-    def chance(self, confidence: float) -> float:
-        """How often a token of this confidence is accepted."""
-        return min(1.0, confidence * self.honesty.share)
 
     def runner_chance(self, share: float) -> float:
         """How often a runner-up is right where the first token was wrong, if the draft gives it
@@ -99,15 +90,16 @@ class Runner(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Auto(Shape):
+class Auto(CostedShape):
     """The controller. ``costs`` are those of bare forwards on this machine; ``runners`` is how many
     alternatives to each token are weighed (0: every draft is a chain)."""
 
-    needs_costs: ClassVar[bool] = True
-    optional: ClassVar[bool] = True
-
     costs: Costs | None = None
     runners: int = 1
+
+    @property
+    def offers(self) -> Capabilities:
+        return frozenset({Capability.NO_DRAFT_MODEL})
 
     @property
     def branches(self) -> bool:
@@ -122,11 +114,10 @@ class Auto(Shape):
     def grow(self, state: State) -> Growing:
         estimates: Estimates = state
         tree = Tree()
-        if 0 < estimates.plain_rounds < estimates.retry_after:
+        if estimates.pause.is_running:
             return tree  # Nothing was learnt since drafting was given up.
-        expected = self._best_round(estimates, estimates.acceptance_rate)
-        is_retry_due = estimates.plain_rounds >= estimates.retry_after
-        is_retry = is_retry_due and self._best_round(estimates, RETRY_ACCEPTANCE)[0] > 1
+        expected = self._best_round(estimates, estimates.acceptance.rate)
+        is_retry = estimates.pause.is_over and self._best_round(estimates, RETRY_ACCEPTANCE)[0] > 1
         if not is_retry and expected[0] <= 1:
             return tree
         rate, level = self._rate_to_beat(estimates, expected), self._level_seconds(estimates)
@@ -135,11 +126,11 @@ class Auto(Shape):
         runners: list[Runner] = []
         while len(tree) < MAX_DRAFT_DEPTH:
             row = bar * estimates.stretch * row_prices[len(tree)]
-            if len(tree) and reach * estimates.acceptance_rate <= bar * level + row:
+            if len(tree) and reach * estimates.acceptance.rate <= bar * level + row:
                 break
             scores: Scores = yield tree
             law, odds, alternatives = _look(scores, last, self.runners)
-            chance = estimates.chance(odds)
+            chance = estimates.acceptance.chance(odds)
             # The first token is always judged: else nothing would be learnt of a doubtful draft.
             if len(tree) and reach * chance <= row:
                 break
@@ -177,16 +168,15 @@ class Auto(Shape):
         state = state._replace(requests=1 if load is None else load.requests)
         stretch = self._stretch_after(state, round)
         if not round.tree.tokens:
-            return state._replace(plain_rounds=state.plain_rounds + 1, stretch=stretch)
+            return state._replace(pause=state.pause.after_plain_round(), stretch=stretch)
         estimates = _judge(state._replace(stretch=stretch), round)
         seconds = self._round_seconds(state, round)
         pays = len(round.tokens) * self._plain_seconds(estimates) > seconds
-        longer = min(MAX_RETRY_AFTER_ROUNDS, 8 * estimates.retry_after)
+        longer = min(MAX_RETRY_AFTER_ROUNDS, 8 * estimates.pause.length)
         return estimates._replace(
             tokens=RATE_MEMORY * estimates.tokens + len(round.tokens),
             seconds=RATE_MEMORY * estimates.seconds + seconds,
-            plain_rounds=0,
-            retry_after=RETRY_AFTER_ROUNDS if pays else longer,
+            pause=Pause(RETRY_AFTER_ROUNDS if pays else longer),
         )
 
     def _rate_to_beat(self, estimates: Estimates, expected: tuple[float, float]) -> float:
@@ -233,7 +223,7 @@ class Auto(Shape):
             return sum(_own_seconds(round))
         levels = len(round.verdict.accepted) + (round.verdict.kind == "recovered")
         verify = estimates.stretch * self._bare(estimates).verify[1 + levels]
-        planned = self._best_round(estimates, estimates.acceptance_rate)[1]
+        planned = self._best_round(estimates, estimates.acceptance.rate)[1]
         return max(levels * self._level_seconds(estimates) + verify, planned)
 
     def _stretch_after(self, estimates: Estimates, round: Round) -> float:
@@ -300,8 +290,7 @@ def _judge(estimates: Estimates, round: Round) -> Estimates:
         runners = Rate(accepted is not None, offered)
         break
     return estimates._replace(
-        accepted=estimates.accepted.fold(hits, judged, ACCEPTANCE_MEMORY),
-        honesty=estimates.honesty.fold(hits, promised, ACCEPTANCE_MEMORY),
+        acceptance=estimates.acceptance.fold(hits, judged, promised, ACCEPTANCE_MEMORY),
         runner_honesty=estimates.runner_honesty.fold(*runners, ACCEPTANCE_MEMORY),
     )
 

@@ -8,40 +8,19 @@ al. 2023, Sec. 3; the ideal speedup is this over 1 / T(1)).
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
-from typing import ClassVar, NamedTuple
+from typing import NamedTuple
 
+from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.costs import Costs
-from saccade.core.protocols import Growing, Shape, State
+from saccade.core.pace import Rate, correct_ratios, expected_chain
+from saccade.core.protocols import Growing, State
 from saccade.core.result import Round
-from saccade.drafting.shapes.policies import Chain, Paths, grow_static
+from saccade.drafting.shapes.policies import Chain, CostedShape, Paths, grow_static
 
 MAX_CHAIN_LENGTH = 12
 PRIOR_ACCEPTANCE = 0.85
 PRIOR_WEIGHT = 8.0  # tokens
 ACCEPTANCE_MEMORY = 0.98  # what is left of the judged tokens after one more round
-# What more rows are believed to cost beyond a round's rows falls by this share each round, so that
-# sizes that were dear in a busy moment are tried again.
-EXTRA_COST_DECAY = 0.02
-
-
-class Rate(NamedTuple):
-    """Hits and tries, summed over rounds; older rounds count less."""
-
-    hits: float
-    tries: float
-
-    @property
-    def share(self) -> float:
-        return self.hits / self.tries
-
-    def fold(self, hits: float, tries: float, memory: float) -> Rate:
-        """Returns the rate with one more round; ``memory`` is what is left of those before."""
-        return Rate(self.hits * memory + hits, self.tries * memory + tries)
-
-
-def expected_chain(rate: float, length: int) -> float:
-    """Returns E[tokens] of a chain whose tokens are each accepted at rate a: 1 + a + a^2 + ..."""
-    return sum(rate**i for i in range(length + 1))
 
 
 def expected_tree(rate: float, paths: Paths) -> float:
@@ -72,15 +51,13 @@ class FitState(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Fit(Shape):
+class Fit(CostedShape):
     """Chooses before every round the chain length or tree with the best expected rate.
 
     Costs are measured once per machine and pair, and corrected by the seconds of rounds. They are
     not corrected when sampling, so that draws do not depend on any clock. The acceptance rate is
     folded from the rounds, starting at the prior.
     """
-
-    needs_costs: ClassVar[bool] = True
 
     trees: tuple[Paths, ...] = ()
     costs: Costs | None = None
@@ -90,8 +67,8 @@ class Fit(Shape):
         return bool(self.trees)
 
     @property
-    def stepwise(self) -> bool:
-        return True
+    def offers(self) -> Capabilities:
+        return frozenset({Capability.NEXT_TOKEN})
 
     def for_parallel(self) -> Chain:
         """Returns the chain of as many tokens as the draft writes while the target judges as many:
@@ -146,20 +123,9 @@ class Fit(Shape):
         return FitState(rate, self._correct_ratios(learnt.ratios or self._unit_ratios, round))
 
     def _correct_ratios(self, ratios: tuple[float, ...], round: Round) -> tuple[float, ...]:
-        """Returns the ratios after a round.
-
-        A dearer round is believed at once, a cheaper one by half. Fewer rows take no longer than
-        this round, and more rows no less. The price of more rows falls slowly while they are not
-        tried, until they are tried again.
-        """
+        """Returns the ratios after a round."""
         rows = 1 + len(round.tree)
         if round.verify_seconds <= 0 or rows >= len(ratios):
             return ratios
         bare = [0.0, *(self.forward_costs.verify(n) for n in range(1, len(ratios)))]
-        seconds = [ratio * cost for ratio, cost in zip(ratios, bare, strict=True)]
-        measured = round.verify_seconds
-        here = max(measured, (seconds[rows] + measured) / 2)
-        fewer = [min(each, here) for each in seconds[1:rows]]
-        more = [max(here, each - EXTRA_COST_DECAY * (each - here)) for each in seconds[rows + 1 :]]
-        pairs = zip((*fewer, here, *more), bare[1:], strict=True)
-        return (1.0, *(each / cost for each, cost in pairs))
+        return correct_ratios(ratios, bare, rows, round.verify_seconds)

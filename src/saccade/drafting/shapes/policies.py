@@ -7,13 +7,15 @@ finished tree, so the caller may score the trees of many requests together.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import ClassVar
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor
 
+from saccade.core.capabilities import Capabilities, Capability, where
+from saccade.core.costs import Costs
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Growing, Shape, State
 from saccade.core.sampling import Law, Scores
@@ -54,12 +56,15 @@ class Chain(Shape):
         return False
 
     @property
-    def stepwise(self) -> bool:
-        return type(self).grow is Chain.grow
-
-    @property
-    def reads_laws(self) -> bool:
-        return type(self).goes_on is not Chain.goes_on
+    def offers(self) -> Capabilities:
+        """A derived chain that grows in a way of its own, or stops by itself, offers less."""
+        return where(
+            {
+                Capability.FIXED_FORM: True,
+                Capability.NEXT_TOKEN: type(self).grow is Chain.grow,
+                Capability.FIXED_LENGTH: type(self).goes_on is Chain.goes_on,
+            }
+        )
 
     def goes_on(self, scores: Scores, node: int, law: Law | None) -> bool:
         """Returns whether one more token is drawn after ``node``. It is decided before the draw
@@ -103,6 +108,28 @@ def confidence(scores: Scores, node: int, law: Law | None) -> float:
     return float(plain.max() if law is None else plain[law])
 
 
+class CostedShape(Shape):
+    """A shape that decides by what forwards cost here; ``recipe.plan`` settles the costs. Derive a
+    dataclass with a field ``costs`` from it."""
+
+    costs: Costs | None = None
+
+    @property
+    def needs(self) -> Capabilities:
+        return frozenset({Capability.COSTS})
+
+    def settle(self, measure: Callable[[], Costs]) -> Shape:
+        return self if self.costs is not None else replace(cast(Any, self), costs=measure())
+
+    @property
+    def forward_costs(self) -> Costs:
+        """The costs of forwards here; ``recipe.plan`` has to settle them first."""
+        assert self.costs is not None, (
+            f"{type(self).__name__} needs measured costs: see recipe.plan"
+        )
+        return self.costs
+
+
 @dataclass(frozen=True)
 class Static(Shape):
     """A fixed tree of top-k ranks; a level is one draft forward. Nodes are chosen, not drawn."""
@@ -143,6 +170,10 @@ class Static(Shape):
     def branches(self) -> bool:
         return any(map(any, self.paths))
 
+    @property
+    def offers(self) -> Capabilities:
+        return frozenset({Capability.FIXED_FORM})
+
     def grow(self, state: State) -> Growing:
         return grow_static(self.paths)
 
@@ -172,6 +203,10 @@ class Best(Shape):
     @property
     def branches(self) -> bool:
         return self.nodes > 1
+
+    @property
+    def offers(self) -> Capabilities:
+        return frozenset({Capability.FIXED_FORM})
 
     def grow(self, state: State) -> Growing:
         tree = Tree()

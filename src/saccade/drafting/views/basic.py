@@ -8,20 +8,24 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from hashlib import sha256
-from typing import ClassVar, Literal, Protocol, runtime_checkable
+from typing import Literal, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
+from saccade.core.capabilities import NOTHING, Capabilities, Capability, where
 from saccade.core.errors import MethodError
-from saccade.core.prompt import Prefill, Prompt, Texts
-from saccade.core.protocols import Early, Positions, Refresh, View
+from saccade.core.prompt import Media, Prefill, Prompt, Reading, Texts
+from saccade.core.protocols import Following, Refresh, View
 from saccade.drafting.views import saliency
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 SEED_TOKENS = 16  # embeddings that the seed of a random view is computed from
 SEED_STEPS = 32  # The embeddings are rounded to their mean magnitude over this.
+
+Positions = Literal["original", "repacked"]
+Early = Literal["wait", "superset", "all"]
 
 Guide = Float[Tensor, " visual"] | None
 """Attention per visual token of the draft's prompt, for the selectors that need it."""
@@ -56,7 +60,6 @@ class Pruned(View):
     keep: float = 0.1
     attention: bool = False
     positions: Positions = "original"
-    own_keys: bool = False
     guide: Measure = saliency.attended  # used where ``attention`` is set
     refresh: Refresh | None = None
     early: Early = "wait"
@@ -71,6 +74,29 @@ class Pruned(View):
             )
         if self.early != "wait" and self.positions == "repacked":
             raise MethodError("an early start keeps original positions; use early=wait")
+        if self.refresh is not None and not self.attention:
+            raise MethodError(
+                f"view {self.name} does not ask what the target looks at, so nothing can refresh it"
+            )
+
+    @property
+    def needs(self) -> Capabilities:
+        return where(
+            {
+                Capability.ATTENTION: self.attention,
+                Capability.TARGET_KEYS: self.refresh is not None,
+                Capability.BESIDE_TARGET: self.early != "wait",
+            }
+        )
+
+    @property
+    def offers(self) -> Capabilities:
+        keeps_positions = self.positions == "original"
+        return where({Capability.PROMPT_ROWS: True, Capability.ORIGINAL_POSITIONS: keeps_positions})
+
+    @property
+    def following(self) -> Following:
+        return Following(refresh=self.refresh)
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         pruned = prompt.select(self.choose(prefill, prompt))
@@ -93,15 +119,12 @@ class Pruned(View):
 
     def budget(self, prompt: Prompt) -> int:
         """Returns how many visual tokens of a prompt are kept."""
-        still = 0 if self.images is None else prompt.stills
+        still = 0 if self.images is None else prompt.media.stills
         moving = saliency.budget(prompt.visual_tokens - still, self.keep, self.rounding)
         return moving + saliency.budget(still, self.images or 0, self.rounding)
 
-    def early_tokens(self, prompt: Prompt) -> Int[Tensor, " early"] | None:
-        """Returns the visual tokens that a draft may read before the target's prefill has ended;
-        None where it has to wait."""
-        if self.early == "wait":
-            return None
+    def early_tokens(self, prompt: Prompt) -> Int[Tensor, " early"]:
+        """Returns the visual tokens that a draft may read before the target's prefill has ended."""
         if self.early == "all":
             return torch.arange(prompt.visual_tokens, device=prompt.visual.device)
         assert isinstance(self.select, Ranking)
@@ -110,14 +133,29 @@ class Pruned(View):
 
 
 @dataclass(frozen=True)
+class Fixed(Pruned):
+    """Keeps all visual tokens, or none, so an override may only say when they are read."""
+
+    @property
+    def settings(self) -> frozenset[str]:
+        return frozenset({"early"})
+
+    @property
+    def offers(self) -> Capabilities:
+        return super().offers | where({Capability.WHOLE_PROMPT: self.keep == 1})
+
+
+@dataclass(frozen=True)
 class Affordable(View):
     """An even sample of the video, as large as the draft reads without getting slower. The share is
     set by ``recipe.plan``."""
 
-    needs_costs: ClassVar[bool] = True
-
     name: str = "affordable"
     keep: float | None = None
+
+    @property
+    def needs(self) -> Capabilities:
+        return frozenset({Capability.COSTS})
 
     def with_share(self, keep: float) -> Pruned:
         return replace(SCATTERED, keep=keep) if keep < 1 else FULL
@@ -135,10 +173,16 @@ class TextView(View):
     ``text_kind`` names the words in ``Prefill.words``. Positions count as in a text with them.
     """
 
-    subset: ClassVar[bool] = False
-
     name: str
     text_kind: Literal["newline", "caption"]
+
+    @property
+    def needs(self) -> Capabilities:
+        return frozenset({Capability[self.text_kind.upper()]})
+
+    @property
+    def offers(self) -> Capabilities:
+        return NOTHING
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         return replace_media(prompt, prefill.words[self.text_kind])
@@ -176,9 +220,8 @@ def replace_media(prompt: Prompt, texts: Texts) -> Prompt:
         fixed=prompt.fixed[at],
         grid=prompt.grid[:0],
         index=prompt.index[at],
-        deepstack=(),
-        ids_to_embed=ids_to_embed,
-        coarse=None,
+        media=Media(),
+        reading=Reading(ids_to_embed=ids_to_embed),
     )
     return repack(text)
 
@@ -189,15 +232,21 @@ class Several(View):
 
     views: tuple[View, ...]
     name: str = field(init=False)
-    attention: bool = field(init=False)
 
     def __post_init__(self) -> None:
         if len(self.views) < 2:
             raise MethodError("an ensemble needs two views or more, as in view=full+text")
-        if any(view.own_keys for view in self.views):
+        if any(Capability.TARGET_KEYS in view.needs for view in self.views):
             raise MethodError("an ensemble is of one draft model; per-head keys are the target's")
         object.__setattr__(self, "name", "+".join(view.name for view in self.views))
-        object.__setattr__(self, "attention", any(view.attention for view in self.views))
+
+    @property
+    def needs(self) -> Capabilities:
+        return frozenset({Capability.MIXTURE}).union(*(view.needs for view in self.views))
+
+    @property
+    def offers(self) -> Capabilities:
+        return frozenset({Capability.SEVERAL_VIEWS})
 
     @property
     def parts(self) -> tuple[View, ...]:
@@ -265,13 +314,13 @@ def attended(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
     return saliency.top(guide, budget)
 
 
-FULL = Pruned("full", uniform, keep=1.0)
+FULL = Fixed("full", uniform, keep=1.0)
 RANDOM = Pruned("random", Random())
 UNIFORM = Pruned("uniform", uniform)
 SCATTERED = Pruned("scattered", scattered)
 AFFORDABLE = Affordable()
 ATTENTION = Pruned("attention", attended, attention=True)
-NONE = Pruned("none", uniform, keep=0.0)
+NONE = Fixed("none", uniform, keep=0.0)
 VIEWS = (FULL, NONE, RANDOM, UNIFORM, SCATTERED, AFFORDABLE, ATTENTION)
 TEXT = TextView("text", "newline")
 CAPTION = TextView("caption", "caption")

@@ -16,6 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
+from saccade.core.capabilities import Capabilities, Capability, where
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import View
 from saccade.drafting.views import saliency
@@ -111,11 +112,13 @@ class Merged(View):
     mean of all that joined it, at its own position. A token without such a partner is lost.
     """
 
-    subset: ClassVar[bool] = False
-
     name: str
     select: Select
     keep: float = 0.1
+
+    @property
+    def offers(self) -> Capabilities:
+        return frozenset({Capability.ORIGINAL_POSITIONS, Capability.AVERAGED_ROWS})
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         grid = prompt.grid
@@ -142,19 +145,27 @@ class Pooled(View):
     """
 
     keep: ClassVar[float] = 0.25  # approximately, since smaller blocks at the edges leave more
-    subset: ClassVar[bool] = False
 
     name: str
     coarse: bool = False
 
+    @property
+    def needs(self) -> Capabilities:
+        return where({Capability.COARSE_ROWS: self.coarse})
+
+    @property
+    def offers(self) -> Capabilities:
+        return frozenset({Capability.AVERAGED_ROWS})
+
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         if not prompt.visual_tokens:
             return prompt
-        if self.coarse and prompt.coarse is not None:
+        if self.coarse and prompt.media.coarse is not None:
             # All rows of a block are equal there, so their average is the pooled row.
             embeds = prompt.embeds.clone()
-            embeds[prompt.visual] = prompt.coarse
-            return repack(self(prefill, replace(prompt, embeds=embeds, coarse=None)))
+            embeds[prompt.visual] = prompt.media.coarse
+            whole = replace(prompt, embeds=embeds, media=replace(prompt.media, coarse=None))
+            return repack(self(prefill, whole))
         grid = prompt.grid
         block = torch.cat([grid[:, :2], grid[:, 2:] // 2], 1)
         group = torch.unique(block, dim=0, return_inverse=True)[1]
@@ -207,7 +218,8 @@ def _averaged(
     pruned = prompt.select(leaders)
     embeds = pruned.embeds.clone()
     embeds[pruned.visual] = mean(prompt.embeds[prompt.visual])
-    return replace(pruned, embeds=embeds, deepstack=tuple(map(mean, prompt.deepstack)))
+    media = replace(pruned.media, deepstack=tuple(map(mean, prompt.media.deepstack)))
+    return replace(pruned, embeds=embeds, media=media)
 
 
 DYCOKE = Merged("dycoke", dycoke)

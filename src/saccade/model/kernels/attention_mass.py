@@ -145,6 +145,16 @@ class MassRecorder:
         self._queries.add(layer, q, scale)
         return None
 
+    def store_queries(
+        self, layer: int, q: Queries, k: Float[Tensor, "kv_head new head_dim"], scale: float
+    ) -> None:
+        """Stores the queries of a chunk's last rows for :meth:`finish`.
+
+        Layers with another number of key heads than most are left out.
+        """
+        if k.shape[0] == self._mass.shape[1]:
+            self._queries.add(layer, q, scale)
+
     def finish(self, cache: Cache) -> None:
         """Adds the mass of the rows whose queries were stored."""
         if not (queries := self._queries.of(self._rows - self._rows[0])):

@@ -1,0 +1,75 @@
+"""Makes prefills of random keys, and times decoding after them under an imposed acceptance.
+
+A context of any length costs no prefill in this way, and the seconds of a token are real.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from saccade.core.prompt import Prefill, Prompt
+from saccade.core.sampling import Sampling
+from saccade.core.stopping import Limits, Stops
+from saccade.core.timing import Clock
+from saccade.drafting.recipe import Recipe
+from saccade.drafting.setup import Setup
+from saccade.model.backbone import Backbone
+from saccade.model.session import DRAFT_ROOM_TOKENS, RequestState, Session
+
+FRAME_SIDE = 8  # Rows and columns of a frame's tokens.
+
+
+def make_prefill(target: Backbone, visual: int, *, text: int = 64, room: int = 256) -> Prefill:
+    """Makes a prefill of ``visual`` tokens and some text with random rows, keys and attention.
+
+    It is as long as a real prefill, and no forward is run for it.
+    """
+    length, (first, *_) = visual + text, (*target.placeholders, 0)
+    frames = -(-visual // FRAME_SIDE**2)
+    is_visual = torch.arange(length) < visual
+    cells = torch.cartesian_prod(*map(torch.arange, (1, frames, FRAME_SIDE, FRAME_SIDE)))
+    prompt = Prompt(
+        context=torch.where(is_visual, first, 0),
+        embeds=torch.randn(length, target.embed([0]).shape[-1]),
+        positions=torch.arange(length).expand(target.axes, -1),
+        visual=is_visual,
+        fixed=torch.zeros_like(is_visual),
+        grid=cells[:visual],
+        index=torch.arange(length),
+        next_position=length,
+    )
+    cache = target.cache(length + room + DRAFT_ROOM_TOKENS)
+    for tensor in (*cache.keys, *cache.values):
+        tensor.normal_()
+    cache.advance(length)
+    mass = torch.rand(target.layers, target.kv_heads, visual)
+    return Prefill(prompt, cache, torch.randn(target.vocab), mass, mass)
+
+
+def time_decoding(
+    target: Backbone, draft: Backbone, recipe: Recipe, prefill: Prefill, tokens: int
+) -> float:
+    """Returns the seconds of decoding per token after a random prefill, from the second token on.
+
+    It runs on a CPU. The draft really reads what its view keeps, and really proposes tokens.
+    """
+    prompt, cache, rules = prefill.prompt, prefill.cache, [Sampling()]
+    assert cache is not None
+    cache.length = len(prompt)
+    session = Session(target, rules, room=tokens)
+    session.requests[0] = RequestState(
+        cache,
+        prompt.context.tolist(),
+        prompt.next_position,
+        root_logits=prefill.logits,
+        prompt_rows=(len(prompt), len(prompt)),
+    )
+    drafting = recipe.drafter(Setup(target, draft, recipe.view, recipe.shape, rules, tokens))
+    drafting.encode({"input_ids": prompt.context[None]})
+    drafting.prefill([prompt])
+    drafting.ready([prefill])
+    stops = Stops(Limits(tokens), [prompt.context], None)
+    clock = Clock(target.device)
+    for _ in recipe.schedule(session, drafting, [0], stops.cut):
+        pass
+    return clock.since() / (tokens - 1)

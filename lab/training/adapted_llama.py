@@ -1,0 +1,207 @@
+"""Puts a pretrained Llama behind the embedded pair's vision tower, with an adapter to train.
+
+`put_behind_tower` copies a Llama's weights into `Qwen2_5_VLForConditionalGeneration` bit for bit.
+The biases are zero and M-RoPE's sections have the same frequencies, so both models have the same
+logits on text. The `Adapter` is what training changes: the merger between tower and language model,
+and a term of low rank beside every matrix of the language model (LoRA, Hu et al. 2021). Its file
+has 11 MB.
+"""
+
+import json
+from collections.abc import Mapping
+from itertools import chain
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file, save_file
+from tokenizers import Tokenizer
+from torch import Tensor, nn
+from torch.nn import functional as F
+from transformers import (
+    GenerationConfig,
+    LlamaForCausalLM,
+    PreTrainedTokenizerFast,
+    Qwen2_5_VLConfig,
+    Qwen2_5_VLForConditionalGeneration,
+    Qwen2_5_VLProcessor,
+)
+
+from lab.training import build
+from lab.training.model import SPECIAL
+from saccade.core.errors import ModelError
+from saccade.inputs import real_weights
+from saccade.inputs.checkpoints import EMBEDDED
+
+RANK = 16
+MERGER = "model.visual.merger.mlp."
+TEXT = "model.language_model."
+# Special tokens that the language model's chats never have, and the names that they get here.
+RENAMED_TOKENS = {"<repo_name>": "<|vision_start|>", "<reponame>": "<|vision_end|>"}
+RENAMED_TOKENS |= {"<file_sep>": "<|vision_pad|>", "<filename>": "<|image_pad|>"}
+RENAMED_TOKENS |= {"<gh_stars>": "<|video_pad|>"}
+ADAPTER_FILE = "adapter.safetensors"
+CONFIG_FIELDS = (  # Those that are copied from a Llama's config.
+    "vocab_size",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "rms_norm_eps",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "max_position_embeddings",
+    "bos_token_id",
+    "eos_token_id",
+    "pad_token_id",
+)
+
+
+class LowRankLinear(nn.Module):
+    """A matrix with a term of low rank beside it, which is zero before it is trained."""
+
+    def __init__(self, base: nn.Linear, rank: int) -> None:
+        super().__init__()
+        self.base = base
+        self.down = nn.Parameter(torch.randn(rank, base.in_features) / base.in_features**0.5)
+        self.up = nn.Parameter(torch.zeros(base.out_features, rank))
+
+    def forward(self, x: Tensor) -> Tensor:
+        low_rank = F.linear(F.linear(x, self.down), self.up)
+        total: Tensor = self.base(x) + low_rank
+        return total
+
+
+class Adapter(nn.Module):
+    """The trained parts: the merger, and the two factors of each matrix's term by its name."""
+
+    def __init__(self, model: Any, rank: int = RANK) -> None:
+        super().__init__()
+        self.merger = model.model.visual.merger.mlp
+        self.lora = nn.ParameterDict()
+        lm = model.model.language_model
+        matrices = [(n, m) for n, m in lm.named_modules() if isinstance(m, nn.Linear)]
+        for name, matrix in matrices:
+            low = LowRankLinear(matrix, rank)
+            lm.set_submodule(name, low)
+            for part, value in (("down", low.down), ("up", low.up)):
+                self.lora[f"{name}.{part}".replace(".", "/")] = value
+
+
+def fold_adapter(model: Any, adapter: Mapping[str, Tensor]) -> None:
+    """Adds an adapter's terms to the model's own weights, and copies its merger."""
+    state = model.state_dict()
+    for name, value in adapter.items():
+        kind, _, rest = name.partition(".")
+        if kind == "merger":
+            state[MERGER + rest].copy_(value)
+        elif rest.endswith("/up"):
+            term = value.float() @ adapter[name.removesuffix("up") + "down"].float()
+            state[f"{TEXT}{rest.removesuffix('/up').replace('/', '.')}.weight"].add_(term)
+
+
+def put_behind_tower(
+    llama: LlamaForCausalLM, pair: Any, tok: Any
+) -> Qwen2_5_VLForConditionalGeneration:
+    """Returns the language model behind the pair's tower, with an untrained merger."""
+    config = llama.config
+    half = config.hidden_size // config.num_attention_heads // 2
+    side = 3 * half // 8
+    image, video, start, end = tok.convert_tokens_to_ids(
+        ["<|image_pad|>", "<|video_pad|>", "<|vision_start|>", "<|vision_end|>"]
+    )
+    model = Qwen2_5_VLForConditionalGeneration(
+        Qwen2_5_VLConfig(
+            text_config={name: getattr(config, name) for name in CONFIG_FIELDS}
+            | {
+                "rope_parameters": {
+                    "rope_type": "default",
+                    "rope_theta": config.rope_parameters["rope_theta"],
+                    "mrope_section": [half - 2 * side, side, side],
+                },
+                "tie_word_embeddings": True,
+                "use_sliding_window": False,
+            },
+            vision_config=pair.config.vision_config.to_dict()
+            | {"out_hidden_size": config.hidden_size},
+            image_token_id=image,
+            video_token_id=video,
+            vision_start_token_id=start,
+            vision_end_token_id=end,
+            tie_word_embeddings=True,
+        )
+    ).float()
+    model.generation_config = GenerationConfig(
+        do_sample=False, eos_token_id=config.eos_token_id, pad_token_id=config.pad_token_id
+    )
+    state = model.state_dict()
+    text = {n.replace("model.", TEXT, 1): v for n, v in llama.state_dict().items()}
+    vision = {n: v for n, v in pair.state_dict().items() if n.startswith("model.visual.")}
+    for name, value in chain(vision.items(), text.items()):
+        if not name.startswith(f"{MERGER}2."):
+            state[name].copy_(value)
+    for name, value in state.items():
+        if name.startswith(TEXT) and name.endswith("_proj.bias"):
+            value.zero_()
+    last = state[f"{MERGER}2.weight"]
+    nn.init.normal_(last, std=float(llama.lm_head.weight.detach().std()) / last.shape[1] ** 0.5)
+    state[f"{MERGER}2.bias"].zero_()
+    return model.eval().requires_grad_(False)
+
+
+def load_tokenizer(folder: Path) -> PreTrainedTokenizerFast:
+    """Returns the language model's tokenizer, with names for the tokens of pictures and videos."""
+    raw = json.loads((folder / "tokenizer.json").read_text())
+    for token in raw["added_tokens"]:
+        token["content"] = RENAMED_TOKENS.get(token["content"], token["content"])
+    raw["model"]["vocab"] = {RENAMED_TOKENS.get(k, k): v for k, v in raw["model"]["vocab"].items()}
+    return PreTrainedTokenizerFast(
+        tokenizer_object=Tokenizer.from_str(json.dumps(raw)),
+        unk_token="<|endoftext|>",
+        eos_token="<|im_end|>",
+        pad_token="<|endoftext|>",
+        extra_special_tokens=list(SPECIAL[3:]),
+        model_max_length=8192,
+    )
+
+
+def load_untrained(text: Path | None = None) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
+    """Returns a Llama behind the pair's tower with an untrained merger, and its tokenizer.
+
+    `text` is the Llama's folder; by default it is that of `saccade real make`. Raises ModelError if
+    that does not exist.
+    """
+    folder = real_weights.require_checkpoint() if text is None else text
+    llama = LlamaForCausalLM.from_pretrained(folder, dtype=torch.float32, local_files_only=True)
+    tok = load_tokenizer(folder)
+    return put_behind_tower(llama, build.load(EMBEDDED / "target"), tok), tok
+
+
+def write_adapter(adapter: Mapping[str, Tensor], file: Path) -> None:
+    """Writes an adapter to a file in bfloat16."""
+    save_file({n: v.bfloat16().contiguous() for n, v in adapter.items()}, file)
+
+
+def load_adapted(
+    file: Path, text: Path | None = None
+) -> tuple[Qwen2_5_VLForConditionalGeneration, Any]:
+    """Returns the model with the adapter of a file folded into it, and its tokenizer.
+
+    Raises ModelError if there is no such file.
+    """
+    if not file.is_file():
+        raise ModelError(f"there is no adapter at {file}; `python -m lab seeing train` makes one")
+    model, tok = load_untrained(text)
+    fold_adapter(model, load_file(file))
+    return model, tok
+
+
+def save_checkpoint(model: Any, tok: Any, out: Path) -> None:
+    """Writes an ordinary checkpoint folder in float32, with the pair's image processing."""
+    pair = build.load_processor(EMBEDDED / "target")
+    model.save_pretrained(out)
+    Qwen2_5_VLProcessor(
+        image_processor=pair.image_processor,
+        tokenizer=tok,
+        video_processor=pair.video_processor,
+        chat_template=build.CHAT_TEMPLATE,
+    ).save_pretrained(out)

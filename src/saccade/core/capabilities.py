@@ -1,0 +1,110 @@
+"""What the parts of a method need from each other, and what they offer.
+
+A part (view, drafter, shape or schedule) states its ``needs`` and its ``offers``. A recipe is legal
+if and only if every need of a part is offered by another part or by the engine. The refusal is made
+from the words of the capability, so no part has to know any other part by name.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from enum import Enum
+from typing import Protocol, runtime_checkable
+
+
+class Capability(Enum):
+    """Something that a part of a method offers, or needs.
+
+    Each member has the words that follow "needs", and the choice that brings it. Members that the
+    engine offers to every method have no such choice. Refusals come in the order of the members.
+    """
+
+    # The engine offers these.
+    ATTENTION = "what the target's text attends to, recorded in its prefill"
+    COSTS = "the seconds that forwards take on this machine"
+    COARSE_ROWS = "rows averaged before the projector, where the draft's family has them"
+    NEWLINE = "a newline in the place of each video"
+    CAPTION = "a caption in the place of each video"
+
+    # Drafters offer these.
+    PLAIN_DECODING = "a drafter that drafts nothing", "drafter=none"
+    READS_VIEW = "a drafter that reads what the view keeps", "drafter=model"
+    READS_TARGET_PROMPT = "the target itself as the drafter", "drafter=self"
+    TARGET_KEYS = (
+        "a drafter that picks among the target's own keys",
+        "drafter=self",
+    )
+    DRAFT_MODEL = "a draft model in the target's process", "drafter=model"
+    OWN_PROCESS = "a draft model in a process of its own", "drafter=model, or schedule=serial"
+    MIXTURE = "an ensemble, which mixes the laws of several views", "drafter=ensemble"
+
+    # Views offer these.
+    PROMPT_ROWS = (
+        "a view that is a choice among the rows of the prompt",
+        "view=scattered, or drafter=model",
+    )
+    ORIGINAL_POSITIONS = (
+        "a view that keeps positions, because the target's own keys cannot be re-packed",
+        "positions=original, or drafter=model",
+    )
+    SEVERAL_VIEWS = "several views", "view=full+text"
+    WHOLE_PROMPT = "the whole prompt as its view", "view=full"
+    AVERAGED_ROWS = "a view whose rows are means of several tokens", "view=pooled"
+
+    # Shapes offer these.
+    NEXT_TOKEN = "a shape that drafts a chain", "shape=chain-N, shape=fit or schedule=serial"
+    FIXED_LENGTH = "a shape that drafts a chain whose length needs no laws", "shape=chain-N"
+    FIXED_FORM = "a shape that is the same in every round", "shape=chain-N"
+    NO_DRAFT_MODEL = "a shape that also works without a draft model", "shape=auto"
+
+    # Schedules offer these.
+    BESIDE_TARGET = "a draft that works beside the target", "schedule=parallel"
+    SHARED_FORWARDS = "rounds whose forwards several requests share", "schedule=serial"
+
+    def __init__(self, words: str, choice: str = "") -> None:
+        self.words = words
+        self.choice = choice
+
+
+Capabilities = frozenset[Capability]
+
+NOTHING: Capabilities = frozenset()
+OFFERED_BY_ENGINE: Capabilities = frozenset(
+    {
+        Capability.ATTENTION,
+        Capability.COSTS,
+        Capability.COARSE_ROWS,
+        Capability.NEWLINE,
+        Capability.CAPTION,
+    }
+)
+
+
+def where(conditions: Mapping[Capability, bool]) -> Capabilities:
+    """Returns the capabilities whose condition holds."""
+    return frozenset(capability for capability, holds in conditions.items() if holds)
+
+
+@runtime_checkable
+class Part(Protocol):
+    """A part of a method, with what it needs from the others and what it offers them."""
+
+    @property
+    def needs(self) -> Capabilities: ...
+
+    @property
+    def offers(self) -> Capabilities: ...
+
+
+def find_unmet_needs(
+    parts: Iterable[tuple[str, Part]], offered: Capabilities = OFFERED_BY_ENGINE
+) -> Iterator[str]:
+    """Yields a sentence for every need that no part offers and that is not ``offered`` by the
+    engine. ``parts`` are given with the words for them, as in "view full"."""
+    named = list(parts)
+    offered = offered.union(*(part.offers for _, part in named))
+    for words, part in named:
+        for capability in Capability:
+            if capability in part.needs and capability not in offered:
+                use = f"; use {capability.choice}" if capability.choice else ""
+                yield f"{words} needs {capability.words}{use}"

@@ -1,0 +1,177 @@
+"""What rounds have taught so far: how often drafts are accepted, and what forwards and rounds cost.
+
+These are the estimators of every part that decides how far to draft, or how many requests share a
+round: the shapes ``auto`` and ``fit``, the draft inside vLLM, and the scheduler. Each is a frozen
+fold over rounds in which older rounds count less. The parts keep their own decisions.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from statistics import linear_regression
+from typing import NamedTuple, TypeVar
+
+SECONDS_DECAY = 0.97  # Per round, of the weight of seconds on a cost line.
+MIN_MEASURED_ROUNDS = 3.0  # The decayed number of rounds after which a cost line is used.
+OUTLIER_FACTOR = 4.0  # A round that takes longer than this many times the expectation is capped.
+# What more rows are believed to cost beyond a round's rows falls by this share each round, so that
+# sizes that were dear in a busy moment are tried again.
+EXTRA_COST_DECAY = 0.02
+NEW_ROUND_WEIGHT = 0.3  # The weight of one more round in the mean seconds of rounds of its size.
+# Only the sizes seen last are remembered, because prompts get longer and machines busier.
+MAX_REMEMBERED_SIZES = 8
+
+
+# -- acceptance --------------------------------------------------------------------------------
+
+
+class Rate(NamedTuple):
+    """Hits and tries, summed over rounds; older rounds count less."""
+
+    hits: float
+    tries: float
+
+    @property
+    def share(self) -> float:
+        return self.hits / self.tries
+
+    def fold(self, hits: float, tries: float, memory: float) -> Rate:
+        """Returns the rate with one more round; ``memory`` is what is left of those before."""
+        return Rate(self.hits * memory + hits, self.tries * memory + tries)
+
+
+class Acceptance(NamedTuple):
+    """How often drafted tokens are accepted, and how well the draft's confidence predicts it."""
+
+    accepted: Rate
+    """Accepted tokens over judged tokens."""
+    honesty: Rate
+    """Accepted tokens over the sum of the draft's confidence in the judged ones."""
+
+    @property
+    def rate(self) -> float:
+        """How often a drafted token is accepted, whatever its confidence."""
+        return self.accepted.share
+
+    def chance(self, confidence: float) -> float:
+        """Returns how often a token of this confidence is accepted."""
+        return min(1.0, confidence * self.honesty.share)
+
+    def fold(self, hits: float, judged: float, promised: float, memory: float) -> Acceptance:
+        """Returns the estimate after ``judged`` tokens, of which ``hits`` were accepted and whose
+        confidence sums to ``promised``."""
+        return Acceptance(
+            self.accepted.fold(hits, judged, memory), self.honesty.fold(hits, promised, memory)
+        )
+
+
+def expected_chain(rate: float, length: int) -> float:
+    """Returns E[tokens] of a chain whose tokens are each accepted at rate a: 1 + a + a^2 + ..."""
+    return sum(rate**i for i in range(length + 1))
+
+
+class Pause(NamedTuple):
+    """Rounds of plain decoding since drafting was given up. It is tried again when they are over,
+    after ever longer pauses."""
+
+    length: int  # in rounds
+    rounds: int = 0  # since the last round that drafted
+
+    @property
+    def is_running(self) -> bool:
+        return 0 < self.rounds < self.length
+
+    @property
+    def is_over(self) -> bool:
+        return self.rounds >= self.length
+
+    def after_plain_round(self) -> Pause:
+        return self._replace(rounds=self.rounds + 1)
+
+
+# -- costs -------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class CostLine:
+    """Seconds as a straight line over a count: least squares over rounds with decaying weights."""
+
+    weight: float = 0.0
+    x: float = 0.0
+    y: float = 0.0
+    xx: float = 0.0
+    xy: float = 0.0
+
+    def fold(self, x: float, y: float) -> CostLine:
+        """Returns the line after one more round, in which ``x`` took ``y`` seconds."""
+        if self.weight >= MIN_MEASURED_ROUNDS:
+            y = min(y, OUTLIER_FACTOR * self.at(x))
+        return CostLine(
+            SECONDS_DECAY * self.weight + 1,
+            SECONDS_DECAY * self.x + x,
+            SECONDS_DECAY * self.y + y,
+            SECONDS_DECAY * self.xx + x * x,
+            SECONDS_DECAY * self.xy + x * y,
+        )
+
+    @property
+    def slope(self) -> float:
+        """Seconds per unit of the count; 0 while there is no measurement."""
+        spread = self.weight * self.xx - self.x**2
+        if spread <= 1e-9 * self.weight * self.xx:
+            return 0.0
+        return max(0.0, (self.weight * self.xy - self.x * self.y) / spread)
+
+    def at(self, x: float) -> float:
+        """Returns the seconds of ``x`` by the line through the mean, never below 0."""
+        if not self.weight:
+            return 0.0
+        return max(0.0, self.y / self.weight + self.slope * (x - self.x / self.weight))
+
+
+def correct_ratios(
+    ratios: Sequence[float], bare: Sequence[float], rows: int, measured: float
+) -> tuple[float, ...]:
+    """Returns the believed seconds of forwards over their ``bare`` ones, by the number of rows from
+    0 on, after a forward of ``rows`` rows took ``measured`` seconds.
+
+    A dearer forward is believed at once, a cheaper one by half. Fewer rows take no longer than this
+    forward, and more rows no less. The price of more rows falls slowly while they are not tried,
+    until they are tried again.
+    """
+    seconds = [ratio * cost for ratio, cost in zip(ratios, bare, strict=True)]
+    here = max(measured, (seconds[rows] + measured) / 2)
+    fewer = [min(each, here) for each in seconds[1:rows]]
+    more = [max(here, each - EXTRA_COST_DECAY * (each - here)) for each in seconds[rows + 1 :]]
+    pairs = zip((*fewer, here, *more), bare[1:], strict=True)
+    return (1.0, *(each / cost for each, cost in pairs))
+
+
+Times = TypeVar("Times", bound="SecondsBySize")
+
+
+@dataclass(frozen=True)
+class SecondsBySize:
+    """The mean seconds of recent rounds, by how many requests took part."""
+
+    seconds: Mapping[int, float] = field(default_factory=dict)
+
+    def fold(self: Times, requests: int, seconds: float) -> Times:
+        """Returns the times with one more round; the size that was seen longest ago is dropped."""
+        old = self.seconds.get(requests, seconds)
+        others = [each for each in self.seconds.items() if each[0] != requests]
+        recent = dict(others[1 - MAX_REMEMBERED_SIZES :])
+        return replace(self, seconds={**recent, requests: old + NEW_ROUND_WEIGHT * (seconds - old)})
+
+    def fit_line(self) -> tuple[float, float]:
+        """Returns the seconds of a round without requests and those that each request adds.
+
+        It is the least-squares line. Where all rounds had one size it is the line through zero,
+        which the next round of another size corrects.
+        """
+        sizes, seconds = list(self.seconds), list(self.seconds.values())
+        if len(sizes) == 1:
+            return 0.0, seconds[0] / sizes[0]
+        each, fixed = linear_regression(sizes, seconds)
+        return max(0.0, fixed), each

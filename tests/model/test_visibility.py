@@ -1,0 +1,147 @@
+"""Claims about layers with a window, and about pictures that are read in both directions."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from hypothesis import given
+from hypothesis import strategies as st
+
+from saccade.core.tree import Tree, depths, path, tree_mask
+from saccade.model.cache import Cache
+from saccade.model.segments import KeyWindow, Segment
+from saccade.model.visibility import Extras, attend_visible, reach_of, visible_keys
+
+WINDOWS = (None, KeyWindow(1), KeyWindow(3), KeyWindow(7), KeyWindow(4, chunked=True))
+
+
+def sees(row: int, key: int, window: KeyWindow | None, reach: int) -> bool:
+    """Returns whether a row of a text sees a key, both counted from the text's start."""
+    if key > max(row, reach):
+        return False
+    if window is None:
+        return True
+    if window.chunked:
+        return key // window.size == row // window.size
+    return row - key < window.size
+
+
+@st.composite
+def trees(draw: Any) -> Tree:
+    count = draw(st.integers(0, 7))
+    parents = tuple(draw(st.integers(-1, node - 1)) for node in range(count))
+    return Tree(tuple(range(count)), parents)
+
+
+@given(
+    tree=trees(),
+    committed=st.integers(1, 9),
+    waiting=st.integers(0, 3),
+    scored=st.integers(0, 7),
+    window=st.sampled_from(WINDOWS),
+)
+def test_a_node_sees_what_the_text_that_ends_with_it_would_see(
+    tree, committed, waiting, scored, window
+):
+    """Claim: a node of a tree sees the keys that a plain text of its path would see: windows count
+    along the path, whatever stands between in the cache. Fails if siblings make a window shorter,
+    or if it is one key too wide."""
+    scored = 0 if waiting else min(scored, len(tree))
+    new = waiting + len(tree) - scored
+    if not new:
+        return
+    block = tree_mask(tree, scored, waiting)
+    cache = Cache(1, 1, 1, committed + waiting + len(tree))
+    segment = Segment(
+        cache, 0, new, committed + scored, block, committed_rows=waiting, scored_nodes=scored
+    )
+    visible, first = visible_keys(segment, window)
+    text = committed + waiting
+    for row in range(new):
+        node = row - waiting + scored
+        keys = [*range(committed + row + 1)]
+        if row >= waiting:
+            keys = [*range(text), *(text + above for above in path(tree, node))]
+        place = len(keys) - 1
+        expected = {key for at, key in enumerate(keys) if sees(place, at, window, -1)}
+        found = {first + column for column in visible[row].nonzero().squeeze(-1).tolist()}
+        assert found == expected, (row, tree.parents, depths(tree.parents))
+
+
+@pytest.mark.parametrize("window", WINDOWS, ids=str)
+def test_each_row_sees_what_its_own_text_would_see(window):
+    """Claim: rows of a prompt see the keys in their window, and all of a picture that is read in
+    both directions. Fails if a picture is read from left to right, or a window is off by one."""
+    reach = torch.tensor([0, 3, 3, 3, 4, 5, 8, 8, 8, 9])
+    for start, stop in ((0, 10), (0, 4), (4, 10), (9, 10)):
+        cache = Cache(1, 1, 1, 10)
+        segment = Segment(
+            cache,
+            0,
+            stop - start,
+            start,
+            committed_rows=stop - start,
+            reach=reach[start:stop].clamp(max=stop - 1),
+        )
+        visible, first = visible_keys(segment, window)
+        for row in range(start, stop):
+            expected = [sees(row, key, window, int(reach[row])) for key in range(stop)]
+            assert visible[row - start].tolist() == expected[first:]
+            assert not any(expected[:first])
+
+
+def test_what_a_model_lets_rows_see_is_read_from_its_mask():
+    """Claim: a causal mask has no reach, a picture's rows reach its end, and a mask of another form
+    is refused. Fails if a mask is taken for one that it is not."""
+    causal = torch.ones(8, 8, dtype=torch.bool).tril()
+    assert reach_of(causal) is None
+    picture = causal.clone()
+    picture[2:5, 2:5] = True
+    assert reach_of(picture) is not None
+    assert reach_of(picture).tolist() == [0, 1, 4, 4, 4, 5, 6, 7]
+    windowed = picture & (torch.arange(8)[:, None] - torch.arange(8) < 3)
+    assert reach_of(windowed, KeyWindow(3)).tolist() == [0, 1, 4, 4, 4, 5, 6, 7]
+    gap = causal.clone()
+    gap[1, 6] = True
+    with pytest.raises(ValueError, match="does not see"):
+        reach_of(gap)
+    with pytest.raises(ValueError, match="does not see"):
+        reach_of(windowed)
+
+
+def test_soft_caps_and_sinks_are_those_of_the_formula():
+    """Claim: a cap bounds each logit, and a sink takes its share of the softmax and reads nothing.
+    Control: without both the output is another."""
+    torch.manual_seed(0)
+    q, k, v = torch.randn(4, 3, 8), torch.randn(2, 5, 8), torch.randn(2, 5, 6)
+    visible = torch.ones(3, 5, dtype=torch.bool).tril(2)
+    sinks = torch.randn(4)
+    out = attend_visible(q, k, v, visible, 0.7, Extras(2.0, sinks))
+    for head in range(4):
+        logits = torch.tanh(q[head] @ k[head // 2].T * 0.7 / 2.0) * 2.0
+        logits = logits.masked_fill(~visible, float("-inf"))
+        weights = torch.cat([logits, sinks[head].expand(3, 1)], 1).softmax(-1)[:, :-1]
+        assert torch.allclose(out[head], weights @ v[head // 2], atol=1e-6)
+    assert not torch.allclose(out, attend_visible(q, k, v, visible, 0.7, Extras()), atol=1e-3)
+
+
+@pytest.mark.parametrize("family", ["gemma3", "gemma4", "aya-vision", "llama4"])
+@pytest.mark.representatives(2)
+def test_a_prefill_in_chunks_gives_the_models_own_logits(family):
+    """Claim: whatever the chunks of a prefill, the logits at the prompt's end are those of the
+    model's own forward. Fails if a chunk cuts a picture that is read in both directions."""
+    from saccade.core.sampling import Sampling
+    from saccade.model.session import Session
+
+    loaded = zoo.member(family)
+    inputs = zoo.asked(loaded, "image")
+    with torch.no_grad():
+        expected = loaded.backbone.model(**inputs, use_cache=False).logits[0, -1]
+    (prompt,) = loaded.backbone.prompts(inputs)
+    for chunk in (5, 16, 2048):
+        session = Session(loaded.backbone, [Sampling()], chunk=chunk)
+        (prefill,) = session.prefill([prompt])
+        assert torch.allclose(prefill.logits, expected, atol=1e-3), chunk

@@ -1,0 +1,359 @@
+"""Bugs in drafters, shapes, views, schedules and the costs that shapes read."""
+
+from bugs.bug import PlantedBug
+
+BUGS = (
+    PlantedBug(
+        "the tokens that a failed draft had sampled are thrown away",
+        "drafting/fallback.py",
+        within="Fallback._handed_over",
+        find="(self._left, {})",
+        plant="({}, {})",
+        tests=(
+            "laws/test_failing_drafts.py::test_a_chain_that_fails_keeps_the_law_whatever_the_draft",
+        ),
+    ),
+    PlantedBug(
+        "a token sampled after the last forward is lost when the draft fails",
+        "drafting/drafters.py",
+        within="drive",
+        find="$draft.drawn",
+        plant="$draft.tree",
+        tests=(
+            "laws/test_failing_drafts.py::"
+            "test_a_shape_that_raises_by_what_it_drew_does_not_bend_the_law",
+        ),
+    ),
+    PlantedBug(
+        "sampled tokens beyond the target's last row are dropped",
+        "drafting/schedule.py",
+        find="$group.unjudged = unjudged_trees($trees, $judgement)",
+        plant="$group.unjudged = {}",
+        tests=(
+            "laws/test_failing_drafts.py::test_a_target_without_memory_judges_all_that_was_drawn",
+        ),
+    ),
+    PlantedBug(
+        "a token that was chosen carries a q as if it had been sampled",
+        "drafting/shapes/policies.py",
+        find="add(tree, node_of[above], best[above][rank])",
+        plant="add(tree, node_of[above], best[above][rank], scores.rows[-1].softmax(-1))",
+        tests=("laws/test_tables.py::test_the_joint_law_of_three_tokens_is_the_targets",),
+    ),
+    PlantedBug(
+        "the draft's tree is not checked for faults",
+        "drafting/fallback.py",
+        find="find_fault($tree, self._vocab)",
+        plant="find_fault(Tree(), self._vocab)",
+        tests=("engine/test_failing_drafts.py::test_a_draft_that_fails_costs_speed_only",),
+    ),
+    PlantedBug(
+        "costs: the time of a capture counts as the time of a step",
+        "drafting/shapes/cost_measurement.py",
+        within="_time_forwards",
+        find="""
+            if $session.cuda_graphs is not None:
+                time_step($session, $context, $rows)
+                ...
+        """,
+        plant="""
+            if $session.cuda_graphs is not None:
+                ...
+        """,
+        tests=("model/test_cuda_graphs.py::test_what_forwards_cost_is_measured_on_replays",),
+    ),
+    PlantedBug(
+        "auto: an unlikely sampled token is thrown away",
+        "drafting/shapes/auto.py",
+        find="$chance = $estimates.chance($odds)",
+        plant="""
+            token, q = scores.draw(last, law)
+            odds = odds if q is None else float(q[token])
+            $chance = $estimates.chance($odds)
+        """,
+        tests=(
+            "laws/test_registered.py::"
+            "test_the_next_three_tokens_have_exactly_the_targets_law_late_in_an_answer"
+            "[auto dear, shape=auto dear]",
+            "laws/test_registered.py::"
+            "test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start"
+            "[auto dear, shape=auto dear]",
+        ),
+    ),
+    PlantedBug(
+        "auto: tokens sampled beyond a rejection change the costs",
+        "drafting/shapes/auto.py",
+        find="len($round.verdict.accepted) + ($round.verdict.kind == 'recovered')",
+        plant="len($round.tree)",
+        tests=(
+            "drafting/shapes/test_auto.py::test_what_was_drawn_beyond_a_refusal_teaches_nothing",
+        ),
+    ),
+    PlantedBug(
+        "auto: measured seconds decide while sampling",
+        "drafting/shapes/auto.py",
+        find="not $round.p.rules.sample",
+        plant="True",
+        tests=(
+            "drafting/shapes/test_auto.py::test_what_is_sampled_does_not_depend_on_how_fast_it_was",
+        ),
+    ),
+    PlantedBug(
+        "auto: a slow verification changes the costs while sampling",
+        "drafting/shapes/auto.py",
+        find="$round.p.rules.sample or $round.verify_seconds <= 0",
+        plant="$round.verify_seconds <= 0",
+        tests=(
+            "drafting/shapes/test_auto.py::test_what_is_sampled_does_not_depend_on_how_fast_it_was",
+        ),
+    ),
+    PlantedBug(
+        "auto: alternatives are drafted beside a draft that reaches the end",
+        "drafting/shapes/auto.py",
+        find="""
+            if $token in $scores.rules.end_ids:
+                return $tree
+        """,
+        plant="""
+            if $token in $scores.rules.end_ids:
+                break
+        """,
+        tests=("drafting/shapes/test_auto.py::test_no_draft_goes_on_after_the_end_of_an_answer",),
+    ),
+    PlantedBug(
+        "auto: drafting that was given up is never tried again",
+        "drafting/shapes/auto.py",
+        find="$is_retry = $is_due and self._best_round($estimates, RETRY_ACCEPTANCE)[0] > 1",
+        plant="$is_retry = False",
+        tests=(
+            "drafting/shapes/test_auto.py::test_it_is_tried_again_ever_more_seldom_and_comes_back",
+        ),
+    ),
+    PlantedBug(
+        "auto: the wait before the next try does not grow",
+        "drafting/shapes/auto.py",
+        find="min(MAX_RETRY_AFTER_ROUNDS, 8 * $estimates.pause.length)",
+        plant="RETRY_AFTER_ROUNDS",
+        tests=(
+            "drafting/shapes/test_auto.py::test_it_is_tried_again_ever_more_seldom_and_comes_back",
+        ),
+    ),
+    PlantedBug(
+        "auto: alternatives cost nothing",
+        "drafting/shapes/auto.py",
+        within="Auto._count_worthy",
+        find="$tokens_a_second * ($seconds - $verify[0])",
+        plant="0 * ($seconds - $verify[0])",
+        tests=(
+            "drafting/shapes/test_auto.py::"
+            "test_a_runner_up_is_not_drafted_over_a_step_of_the_verifying_time",
+        ),
+    ),
+    PlantedBug(
+        "auto: an answer cut by a stop counts as a rejection",
+        "drafting/shapes/auto.py",
+        find="$accepted is None and $round.verdict.own is None",
+        plant="False",
+        tests=("drafting/shapes/test_auto.py::test_an_answer_cut_short_refuses_nothing",),
+    ),
+    PlantedBug(
+        "auto: the draft's own confidence does not count",
+        "drafting/shapes/auto.py",
+        find="max(1.0, -log(max($odds[$first], LEAST_CONFIDENCE)) - 1)",
+        plant="1.0",
+        tests=(
+            "drafting/shapes/test_auto.py::"
+            "test_a_draft_that_says_itself_it_knows_nothing_is_dropped_sooner",
+        ),
+    ),
+    PlantedBug(
+        "auto: the longest chain is chosen, whatever it costs",
+        "drafting/shapes/auto.py",
+        within="Auto._best_round",
+        find="$tokens * $best[1] > $best[0] * $seconds",
+        plant="$tokens > $best[0]",
+        tests=("drafting/shapes/test_auto.py::test_a_useless_draft_costs_next_to_nothing",),
+    ),
+    PlantedBug(
+        "costs: beyond the last measured point nothing costs more",
+        "core/costs.py",
+        within="Costs.verify",
+        find="$high + ($high - $low) * ($rows - $b) / ($b - $a)",
+        plant="$high",
+        tests=(
+            "drafting/shapes/test_cost_measurement.py::"
+            "test_costs_are_linear_between_and_beyond_the_measured_points",
+        ),
+    ),
+    PlantedBug(
+        "fit: a round cut by a stop counts as a rejection",
+        "drafting/shapes/fit.py",
+        find="$round.verdict.kind == 'recovered'",
+        plant="$round.verdict.kind != 'bonus'",
+        tests=(
+            "drafting/shapes/test_cost_measurement.py::test_a_round_cut_by_a_stop_is_no_refusal",
+        ),
+    ),
+    PlantedBug(
+        "fit: a chain of any length costs one draft forward",
+        "drafting/shapes/fit.py",
+        within="Fit.choose",
+        find="($n, expected_chain($rate, $n), $n, $n + 1)",
+        plant="($n, expected_chain($rate, $n), 1, $n + 1)",
+        tests=(
+            "drafting/shapes/test_cost_measurement.py::"
+            "test_fit_chooses_what_a_search_over_everything_chooses",
+        ),
+    ),
+    PlantedBug(
+        "costs: a pair that is used often is still measured at a few points only",
+        "drafting/shapes/cost_measurement.py",
+        find="$stored['used'] >= ANSWERS_BEFORE_ALL_POINTS",
+        plant="$stored['used'] > ANSWERS_BEFORE_ALL_POINTS",
+        tests=(
+            "drafting/shapes/test_cost_measurement.py::"
+            "test_what_is_used_often_is_timed_at_every_point",
+        ),
+    ),
+    PlantedBug(
+        "costs: the slowest of several timings counts",
+        "drafting/shapes/cost_measurement.py",
+        find="[min($times) for $times in zip(*$repeats, strict=True)]",
+        plant="[max($times) for $times in zip(*$repeats, strict=True)]",
+        tests=(
+            "drafting/shapes/test_cost_measurement.py::"
+            "test_bare_forwards_are_taken_in_turns_and_the_quickest_counts",
+        ),
+    ),
+    PlantedBug(
+        "costs: each request of a batch pays for the whole forward",
+        "core/costs.py",
+        within="Costs.per_request",
+        find="self.verify_together($requests, $requests * $rows) / $requests",
+        plant="self.verify_together($requests, $requests * $rows)",
+        tests=(
+            "drafting/shapes/test_cost_measurement.py::test_shared_costs_are_a_part_of_the_whole",
+        ),
+    ),
+    PlantedBug(
+        "a chain stops by looking at the token it has sampled",
+        "drafting/shapes/policies.py",
+        find="""
+            if len($tree) and (not self.goes_on($scores, $last, $law)):
+                return None
+            $token, $q = $scores.draw($last, $law)
+        """,
+        plant="""
+            $token, $q = $scores.draw($last, $law)
+            if len($tree) and $q is not None and (float($q[$token]) < 0.5):
+                return None
+        """,
+        tests=(
+            "laws/test_registered.py::"
+            "test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start",
+        ),
+    ),
+    PlantedBug(
+        "schedule: NaN in one request ends all of them",
+        "drafting/schedule.py",
+        find="""
+            $verdicts[$request], $endings[$request] = (EMPTY_VERDICT, 'error')
+            continue
+        """,
+        plant="raise",
+        tests=("engine/test_scheduler.py::test_a_target_of_nan_ends_one_request_alone",),
+    ),
+    PlantedBug(
+        "schedule: tokens after the end stay in the verdict",
+        "drafting/schedule.py",
+        find="Verdict($verdict.path[:$count], $verdict.accepted[:$count], None, None)",
+        plant="Verdict($verdict.path, $verdict.accepted, None, None)",
+        tests=(
+            "engine/test_parallel.py::test_an_answer_ends_wherever_it_should",
+            "engine/test_generate.py",
+        ),
+    ),
+    PlantedBug(
+        "schedule: the token drafted beside those in flight is not judged with it",
+        "drafting/schedule.py",
+        find="$trees = $draft.extend($in_flight)",
+        plant="""
+            $draft.extend($in_flight)
+            $trees = $in_flight
+        """,
+        tests=("methods/test_hippo_schedule.py::test_every_round_judges_by_the_papers_rule",),
+    ),
+    PlantedBug(
+        "saliency: a budget is rounded down",
+        "drafting/views/saliency.py",
+        within="budget",
+        find="$tokens * $keep + 0.5",
+        plant="$tokens * $keep",
+        tests=("drafting/views/test_saliency.py::test_budget_rounds_and_leaves_at_least_one",),
+    ),
+    PlantedBug(
+        "saliency: the mass reached leaves out the token that reaches it",
+        "drafting/views/saliency.py",
+        find="int(($before < $threshold).sum())",
+        plant="int(($before < $threshold).sum()) - 1",
+        tests=(
+            "drafting/views/test_saliency.py::"
+            "test_top_mass_is_the_smallest_top_set_that_reaches_the_share",
+        ),
+    ),
+    PlantedBug(
+        "saliency: even samples begin at the edge",
+        "drafting/views/saliency.py",
+        find="(torch.arange($count) * 2 + 1) * len($items) // (2 * $count)",
+        plant="torch.arange($count) * len($items) // $count",
+        tests=("drafting/views/test_saliency.py::test_spread_is_even",),
+    ),
+    PlantedBug(
+        "saliency: only the frame before counts as a neighbour in time",
+        "drafting/views/saliency.py",
+        within="temporal",
+        find="(1, -1)",
+        plant="(-1,)",
+        tests=("methods/test_hippo_scores.py::test_temporal_and_spatial_are_eq_3_to_6",),
+    ),
+    PlantedBug(
+        "saliency: scaled over the video instead of each frame",
+        "drafting/views/saliency.py",
+        within="per_frame",
+        find="$grid[:, :2]",
+        plant="$grid[:, :1]",
+        tests=("methods/test_hippo_scores.py::test_scores_are_z_scored_within_their_frame",),
+    ),
+    PlantedBug(
+        "saliency: heads are joined by their maximum instead of their mean",
+        "drafting/views/saliency.py",
+        find="$mass.mean((0, 1))",
+        plant="$mass.amax((0, 1))",
+        tests=("drafting/views/test_saliency.py::test_attention_averages_layers_and_heads",),
+    ),
+    PlantedBug(
+        "renewed views: tokens are chosen by the attention at prefill",
+        "drafting/drafters.py",
+        within="SelfDrafter._refresh_view",
+        find="$prefill.with_latest_attention()",
+        plant="$prefill",
+        tests=("methods/test_renewed_views.py::test_each_round_drafts_on_the_keys_looked_at_last",),
+    ),
+    PlantedBug(
+        "recipes: a draft that starts early is taken to need no schedule beside the target",
+        "drafting/views/basic.py",
+        within="Pruned.needs",
+        find="self.early != 'wait'",
+        plant="False",
+        tests=(
+            "methods/test_legal_recipes.py::test_a_recipe_is_legal_exactly_where_needs_are_offered",
+        ),
+    ),
+    PlantedBug(
+        "recipes: a chain that stops by itself is taken for one of a fixed length",
+        "drafting/shapes/policies.py",
+        find="type(self).goes_on is Chain.goes_on",
+        plant="True",
+        tests=("methods/test_sixth_method.py::test_its_parts_are_chosen_by_their_names",),
+    ),
+)

@@ -1,0 +1,230 @@
+"""Bugs in what handles requests and files: engine, server, inputs, benchmarks."""
+
+from bugs.bug import PlantedBug
+
+BUGS = (
+    PlantedBug(
+        "a step on a GPU costs its bytes and no fixed time",
+        "bench/hardware/doctor.py",
+        find="self.step + self.fixed",
+        plant="self.step",
+        tests=("bench/test_doctor.py::test_a_layer_costs_a_fixed_time_on_a_gpu",),
+    ),
+    PlantedBug(
+        "no warning that a parallel method gains nothing on one GPU",
+        "engine/request_batch.py",
+        find="$draft.device.type == 'cuda' and $draft.device == self.target.device",
+        plant="False",
+        tests=("gpu/test_warnings_on_gpu.py::test_pointless_choices_are_named",),
+    ),
+    PlantedBug(
+        "CUDA graphs: capturing counts in the seconds of a round",
+        "core/timing.py",
+        find="time.perf_counter() - _stopped.seconds",
+        plant="time.perf_counter()",
+        tests=("model/test_cuda_graphs.py::test_captures_are_in_no_rounds_seconds",),
+    ),
+    PlantedBug(
+        "a file of measurements is never read again after a change",
+        "core/home.py",
+        find="_read(self._path, $state.st_ino, $state.st_mtime_ns, $state.st_size)",
+        plant="_read(self._path)",
+        tests=("core/test_home.py::test_what_others_remember_is_seen_and_a_file_is_read_once",),
+    ),
+    PlantedBug(
+        "the draft does not get the first token of the answer",
+        "engine/request_batch.py",
+        find="self.drafter.commit({$request: $opened[$request].tokens for $request in $staying})",
+        plant="None",
+        tests=("engine/test_greedy.py::test_a_target_drafting_for_itself_accepts_everything",),
+    ),
+    PlantedBug(
+        "costs: the expected length leaves out the bonus token",
+        "core/pace.py",
+        within="expected_chain",
+        find="range($length + 1)",
+        plant="range(1, $length + 1)",
+        tests=(
+            "drafting/shapes/test_cost_measurement.py::"
+            "test_expected_chain_is_the_geometric_sum_of_the_paper",
+        ),
+    ),
+    PlantedBug(
+        "fit: old rounds count as much as new ones",
+        "core/pace.py",
+        find="Rate(self.hits * $memory + $hits, self.tries * $memory + $tries)",
+        plant="Rate(self.hits + $hits, self.tries + $tries)",
+        tests=(
+            "drafting/shapes/test_cost_measurement.py::"
+            "test_fit_folds_the_rate_towards_what_it_sees_and_forgets",
+        ),
+    ),
+    PlantedBug(
+        "fit: a cost that was once high never falls again",
+        "core/pace.py",
+        find="max($here, $each - EXTRA_COST_DECAY * ($each - $here))",
+        plant="max($here, $each)",
+        tests=(
+            "drafting/shapes/test_cost_measurement.py::"
+            "test_costs_of_a_busy_moment_fade_within_an_answer",
+        ),
+    ),
+    PlantedBug(
+        "scheduler: a short prompt costs its newcomer a round",
+        "engine/scheduler.py",
+        find="min(1.0, len($batch.request.ids[0]) / $batch.session.chunk)",
+        plant="1.0",
+        tests=(
+            "engine/test_scheduler.py::test_short_prompts_are_read_together_as_far_as_a_chunk_goes",
+        ),
+    ),
+    PlantedBug(
+        "scheduler: newcomers hold up those who decode",
+        "engine/scheduler.py",
+        find="min(1.0, len($batch.request.ids[0]) / $batch.session.chunk)",
+        plant="0.0",
+        tests=(
+            "engine/test_scheduler.py::test_short_prompts_are_read_together_as_far_as_a_chunk_goes",
+        ),
+    ),
+    PlantedBug(
+        "scheduler: who came first takes part in every round",
+        "engine/scheduler.py",
+        find="self._entries[$number] = self._entries.pop($number)",
+        plant="pass",
+        tests=("engine/test_scheduler.py::test_rounds_of_a_few_are_taken_in_turns",),
+    ),
+    PlantedBug(
+        "round size: rounds are made short even where that is expensive",
+        "engine/round_size.py",
+        find="round($live / max(1, $cheap, ($patience - $fixed) / $each))",
+        plant="round($live / max(1, ($patience - $fixed) / $each))",
+        tests=(
+            "engine/test_round_size.py::"
+            "test_a_round_is_as_short_as_is_cheap_and_no_shorter_than_anybody_waits",
+        ),
+    ),
+    PlantedBug(
+        "round size: rounds of few requests decide about rounds of many",
+        "engine/round_size.py",
+        find="$live > max(self.seconds, default=0)",
+        plant="not self.seconds",
+        tests=("engine/test_round_size.py::test_more_than_ever_are_tried_together",),
+    ),
+    PlantedBug(
+        "round size: only the last round's time counts",
+        "core/pace.py",
+        within="SecondsBySize.fold",
+        find="$old + NEW_ROUND_WEIGHT * ($seconds - $old)",
+        plant="$seconds",
+        tests=("engine/test_round_size.py::test_what_rounds_took_lately_counts",),
+    ),
+    PlantedBug(
+        "once: the key is the last argument only",
+        "core/once.py",
+        within="once.work_once",
+        find="*$path, $last = $arguments",
+        plant="*$path, $last = $arguments[-1:]",
+        tests=(
+            "core/test_once.py::test_every_row_of_objects_has_an_answer_of_its_own_worked_out_once",
+        ),
+    ),
+    PlantedBug(
+        "grammars: the parser counts tokens that it rejected as read",
+        "serve/formats/grammar.py",
+        within="Grammar._move_parser",
+        find="$answer[:$same + $consumed]",
+        plant="$answer",
+        tests=("serve/test_formats.py::test_a_grammar_is_a_function_of_the_answer",),
+    ),
+    PlantedBug(
+        "documents: padding counts in the places of a document",
+        "engine/request.py",
+        find="real[row].nonzero().squeeze(-1)",
+        plant="torch.arange(ids.shape[1])",
+        tests=(
+            "engine/test_documents.py::"
+            "test_spans_of_a_padded_batch_count_from_each_prompts_own_beginning",
+        ),
+    ),
+    PlantedBug(
+        "literal text: only special tokens are control tokens",
+        "inputs/literal_text.py",
+        find="len($content) > 1 and bool($content.replace(BLANK, ' ').strip())",
+        plant="False",
+        tests=(
+            "families/test_family_hostile_text.py::"
+            "test_added_tokens_that_are_not_special_stay_words",
+        ),
+    ),
+    PlantedBug(
+        "literal text: control tokens that two parts spell together pass",
+        "inputs/literal_text.py",
+        within="render_conversation",
+        find="_control_tokens($processor, $written) != _control_tokens($processor, $template)",
+        plant="False",
+        tests=(
+            "families/test_family_hostile_text.py::test_parts_together_spell_no_control_token"
+            "[qwen2.5-vl-image]",
+        ),
+    ),
+    PlantedBug(
+        "videos: a mirrored display matrix is taken for a rotation",
+        "inputs/media/video.py",
+        within="_upright",
+        find="from_x < 0",
+        plant="from_y < 0",
+        tests=("inputs/test_media.py::test_every_display_matrix_is_applied",),
+    ),
+    PlantedBug(
+        "tool calls: the first closing mark ends a call",
+        "serve/formats/tool_calls.py",
+        find="read_object(text, inside)",
+        plant="read_object(text[:text.find(dialect.closing) % (len(text) + 1)], inside)",
+        tests=("serve/test_formats.py::test_words_and_calls_are_distinguished",),
+    ),
+    PlantedBug(
+        "replayed messages: empty unknown fields are refused",
+        "serve/request_schema.py",
+        within="ClientObject._drop_empty_unknown_fields",
+        find="$name in $fields or not ($field is None or $field in ('', [], {}))",
+        plant="True",
+        tests=("serve/test_replay.py::test_other_messages_and_parts_may_be_silent_too",),
+    ),
+    PlantedBug(
+        "a temporary folder that others may write to is used",
+        "core/home.py",
+        find=(
+            "stat.S_ISDIR($state.st_mode) and $state.st_uid == os.getuid() and (not "
+            "$others_may_write)"
+        ),
+        plant="stat.S_ISDIR($state.st_mode)",
+        tests=(
+            "cli/test_bare_environments.py::test_a_folder_that_is_not_theirs_alone_is_not_used",
+        ),
+    ),
+    PlantedBug(
+        "calibrate: a method that beats plain decoding replaces auto",
+        "bench/calibrate.py",
+        find="_is_faster($other, $auto, 1 + TIE_MARGIN) and _is_faster($other, $plain, 1)",
+        plant="_is_faster($other, $plain, 1)",
+        tests=("bench/test_calibrate.py::test_what_the_verdict_is",),
+    ),
+    PlantedBug(
+        "calibrate: the choice is confirmed on the videos it was chosen on",
+        "bench/calibrate.py",
+        find="[*held_out_videos] * MAX_CONFIRMING_RUNS",
+        plant="[*search_videos] * MAX_CONFIRMING_RUNS",
+        tests=("bench/test_calibrate.py::test_what_is_reported_chose_nothing",),
+    ),
+    PlantedBug(
+        "recipes: a need that no part offers is let through",
+        "core/capabilities.py",
+        within="find_unmet_needs",
+        find="$capability in $part.needs and $capability not in $offered",
+        plant="False",
+        tests=(
+            "methods/test_legal_recipes.py::test_a_recipe_is_legal_exactly_where_needs_are_offered",
+        ),
+    ),
+)

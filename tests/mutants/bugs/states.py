@@ -1,0 +1,101 @@
+"""Bugs in layers that have a state instead of keys, and in layers with a window."""
+
+from bugs.bug import PlantedBug
+
+RECURRENT = "model/test_recurrent.py"
+HYBRIDS = "families/test_hybrid_models.py"
+
+BUGS = (
+    PlantedBug(
+        "the state of a rejected node is kept",
+        "model/recurrent.py",
+        find="$path = $journal.path[:$count]",
+        plant="$path = tuple(range($journal.path[$count - 1] + 1))",
+        tests=(f"{RECURRENT}::test_any_history_of_a_hybrid_equals_the_oracle",),
+    ),
+    PlantedBug(
+        "a node's convolution reads the inputs one place too early",
+        "model/recurrent.py",
+        find="torch.tensor($path[-$past - 1 :])",
+        plant="torch.tensor($path[-$past - 2 : -1])",
+        tests=(f"{RECURRENT}::test_a_convolution_reads_the_last_inputs_of_a_path",),
+    ),
+    PlantedBug(
+        "the window after text is one input old",
+        "model/recurrent.py",
+        find="$text[len($text) - self.past :]",
+        plant="$text[len($text) - self.past - 1 : -1]",
+        tests=(f"{RECURRENT}::test_a_layer_is_its_own_module_along_every_path",),
+    ),
+    PlantedBug(
+        "the window after an accepted path is one input old",
+        "model/recurrent.py",
+        within="Updates.apply",
+        find="$window[-$past:]",
+        plant="$window[-$past - 1 : -1]",
+        tests=(f"{RECURRENT}::test_a_convolution_reads_the_last_inputs_of_a_path",),
+    ),
+    PlantedBug(
+        "the decay of what is left of a chain still begins before its accepted part",
+        "model/recurrent.py",
+        find="self.total_decay[:, $start:] - $passed",
+        plant="self.total_decay[:, $start:] - 0 * $passed",
+        tests=(f"{RECURRENT}::test_what_follows_an_accepted_part_of_a_chain_stays_scored",),
+    ),
+    PlantedBug(
+        "a new node's decay begins at the root and not at its scored ancestor",
+        "model/recurrent.py",
+        find="$total + $before",
+        plant="$total + 0 * $before",
+        tests=(f"{RECURRENT}::test_a_row_of_a_tree_reads_its_own_path_alone",),
+    ),
+    PlantedBug(
+        "a snapshot is of another length than its states",
+        "model/recurrent.py",
+        find="self._snapshots[self.length] = $states",
+        plant="self._snapshots[self.length - 1] = $states",
+        tests=(f"{RECURRENT}::test_states_of_an_accepted_path_and_of_snapshots_can_be_had_again",),
+    ),
+    PlantedBug(
+        "the states at the end of the pictures are forgotten",
+        "model/recurrent.py",
+        find="$length not in $spared",
+        plant="$length",
+        tests=(f"{RECURRENT}::test_a_text_is_never_cut_back_to_before_a_picture",),
+    ),
+    PlantedBug(
+        "a shared prefix is reused to where no state is known",
+        "model/prefix_cache.py",
+        find="$best.cache.nearest_length(min($best_rows, $max_rows))",
+        plant="min($best_rows, $max_rows)",
+        tests=(f"{HYBRIDS}::test_a_prompt_that_shares_half_of_another_is_right",),
+    ),
+    PlantedBug(
+        "a turn cuts a text back to where no state is known",
+        "model/session.py",
+        find="$request.cache.nearest_length($request.prompt_rows[0] + $cached)",
+        plant="$request.prompt_rows[0] + $cached",
+        tests=(f"{HYBRIDS}::test_every_turn_of_a_hybrid_answers_as_a_fresh_start",),
+    ),
+    PlantedBug(
+        "exact is promised for a model with states",
+        "model/batch_invariant.py",
+        find="if $model.mixers:\n    ...",
+        plant="if not $model:\n    ...",
+        tests=(f"{HYBRIDS}::test_exact_is_refused_by_name",),
+    ),
+    PlantedBug(
+        "a window is one key too wide",
+        "model/visibility.py",
+        find="$distance < $window.size",
+        plant="$distance <= $window.size",
+        tests=("model/test_visibility.py::test_each_row_sees_what_its_own_text_would_see",),
+    ),
+    PlantedBug(
+        "pictures are read from left to right",
+        "model/visibility.py",
+        find="$keys <= $segment.reach.cpu()[:, None]",
+        plant="$keys < 0",
+        tests=("model/test_visibility.py::test_each_row_sees_what_its_own_text_would_see",),
+    ),
+)
