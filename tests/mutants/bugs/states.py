@@ -45,8 +45,8 @@ BUGS = (
     PlantedBug(
         "a new node's decay begins at the root and not at its scored ancestor",
         "model/recurrent.py",
-        find="$total + $before",
-        plant="$total + 0 * $before",
+        find="total = total + before",
+        plant="total = total + 0 * before",
         tests=(f"{RECURRENT}::test_a_row_of_a_tree_reads_its_own_path_alone",),
     ),
     PlantedBug(
@@ -59,7 +59,7 @@ BUGS = (
     PlantedBug(
         "the states at the end of the pictures are forgotten",
         "model/recurrent.py",
-        find="$length not in $spared",
+        find="$length not in spared",
         plant="$length",
         tests=(f"{RECURRENT}::test_a_text_is_never_cut_back_to_before_a_picture",),
     ),
@@ -78,6 +78,13 @@ BUGS = (
         tests=(f"{HYBRIDS}::test_every_turn_of_a_hybrid_answers_as_a_fresh_start",),
     ),
     PlantedBug(
+        "a fork needs the states that it had before the rows it computed itself",
+        "model/cache.py",
+        find="self.length = at",
+        plant="self.truncate(at)",
+        tests=(f"{RECURRENT}::test_a_fork_goes_on_after_a_turn_right_behind_a_score",),
+    ),
+    PlantedBug(
         "exact is promised for a model with states",
         "model/batch_invariant.py",
         find="if $model.mixers:\n    ...",
@@ -87,8 +94,8 @@ BUGS = (
     PlantedBug(
         "a window is one key too wide",
         "model/visibility.py",
-        find="$distance < $window.size",
-        plant="$distance <= $window.size",
+        find="visible &= distance < window.size",
+        plant="visible &= distance <= window.size",
         tests=("model/test_visibility.py::test_each_row_sees_what_its_own_text_would_see",),
     ),
     PlantedBug(
