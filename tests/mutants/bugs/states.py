@@ -80,6 +80,13 @@ BUGS = (
         tests=(f"{HYBRIDS}::test_every_turn_of_a_hybrid_answers_as_a_fresh_start",),
     ),
     PlantedBug(
+        "a fork needs the states that it had before the rows it computed itself",
+        "model/cache.py",
+        find="self.length = at",
+        plant="self.truncate(at)",
+        tests=(f"{RECURRENT}::test_a_fork_goes_on_after_a_turn_right_behind_a_score",),
+    ),
+    PlantedBug(
         "exact is promised for a model with states",
         "model/batch_invariant.py",
         find="if $model.mixers:\n    ...",
