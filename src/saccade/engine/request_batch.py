@@ -57,7 +57,8 @@ class RequestBatch:
             recipe = as_chains(recipe)
             batch_invariant.require_batch_invariance(target)
         length = int(request.inputs["input_ids"].shape[1])
-        request.check(target)  # This comes before ``plan``, which may time forwards of this length.
+        # This comes before ``plan``, which may time forwards of this length.
+        request.check(target, keeps_all_keys=recipe.needs_all_keys)
         self.recipe = plan(recipe, target, draft, length, exact, phase)
         self._set_request(request)
         room = self.stops.limits.max_new_tokens
@@ -140,11 +141,17 @@ class RequestBatch:
         refresh = self.recipe.view.following.refresh
         record = self.recipe.records_attention
         follow = refresh.rows if record and refresh is not None else 0
+        keeps_all_keys = self.recipe.needs_all_keys
         prefills = []
         for place, prompt in enumerate(self.prompts):
             number = self.first + place
             for prefill in self.session.prefill_in_chunks(
-                number, prompt, record=record, follow_rows=follow, noise_number=place
+                number,
+                prompt,
+                record=record,
+                follow_rows=follow,
+                noise_number=place,
+                keeps_all_keys=keeps_all_keys,
             ):
                 spent["prefill"] += clock.lap()
                 if prefill is None:

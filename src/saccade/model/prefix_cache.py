@@ -154,6 +154,8 @@ class ModelPrefixes:
         best: CachedPrompt | None = None
         for key, value in self._prefix_cache.items():
             is_own = isinstance(value, CachedPrompt) and value.owner is self._owner
+            # Where one lets keys go and the other keeps them, one cannot go on from the other.
+            is_own = is_own and value.cache.lets_go == cache.lets_go
             if is_own and _common_ids(value.ids, ids) > best_rows:
                 rows = common_rows(value.prompt, prompt)
                 if rows > best_rows:
@@ -179,8 +181,7 @@ class ModelPrefixes:
             return
         if prefix is not None and shared_rows == len(prefix.prompt):
             self._prefix_cache.drop(prefix_key)
-        rows = torch.arange(len(prompt), device=prompt.index.device)
-        copied = cache.select(rows, 0, pooled=False)
+        copied = cache.copy_rows()
         cached_prompt = CachedPrompt(self._owner, prompt, _row_ids(prompt), copied)
         prompt_bytes = tensor_bytes([prompt.embeds, prompt.positions, *prompt.media.deepstack])
         self._prefix_cache.put(copied, cached_prompt, copied.bytes + prompt_bytes)
