@@ -42,11 +42,10 @@ class Footprint:
         Layers with a window let go of the keys behind it, as most methods allow.
         """
         states = self.state(size) * recurrent.STATES_PER_REQUEST
-        key_layers = self.layers - self.stateful_layers
-        per_layer = self.kv // key_layers if key_layers else 0
-        rows = tokens * (key_layers - len(self.key_windows))
-        rows += sum(most_window_rows(window, tokens, forward_rows()) for window in self.key_windows)
-        return int(per_layer * rows * size) + states
+        rows = [most_window_rows(window, tokens, forward_rows()) for window in self.key_windows]
+        let_go = sum(max(0, tokens - held) for held in rows)
+        per_layer = self.kv // max(1, self.layers - self.stateful_layers)
+        return int((self.kv * tokens - per_layer * let_go) * size) + states
 
     def weights(self, size: float) -> int:
         """Returns the bytes of all weights at ``size`` bytes a number."""
