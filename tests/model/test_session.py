@@ -34,7 +34,7 @@ from saccade.core.tree import ROOT, Tree, add, chain, path
 from saccade.model import session as session_module
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
-from saccade.model.session import Session, _chunk_ends
+from saccade.model.session import Session, chunk_ends
 
 BOTH = pytest.mark.parametrize("fused", [None, False], ids=["fused", "modules"])
 BATCH = left_padded(
@@ -186,6 +186,18 @@ def test_any_history_of_trees_and_commits_equals_the_oracle(kind, fused, seed):
     _history(kind, fused, seed)
 
 
+@BOTH
+def test_a_commit_of_drafted_tokens_alone_ends_with_the_law_of_the_last(fused):
+    """Claim: where everything that was emitted was drafted, the law at the root is that of the last
+    accepted node, without another forward. Fails where it is another node's."""
+    session, oracle = _session(backbone(llama(), fused), text_input(0, 6))
+    tree = chain([3, 5, 7])
+    _assert_equal_laws(session, oracle, {0: tree})
+    for each in (session, oracle):
+        each.commit({0: [3, 5]})
+    _assert_equal_laws(session, oracle, {0: Tree()})
+
+
 @pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("kind", ["video", "text"])
@@ -300,7 +312,7 @@ def test_no_piece_of_a_prompt_is_tiny(chunk):
     """Claim: pieces follow each other to the end, none over a chunk and a quarter; where there are
     several, each is more than a quarter: a forward of few rows costs nearly as much as of many."""
     for start, stop in ((0, 1), (0, 2064), (0, 2561), (300, 5000), (7, 7 + 3 * chunk)):
-        ends = _chunk_ends(start, stop, chunk)
+        ends = chunk_ends(start, stop, chunk)
         rows = [after - before for before, after in pairwise(ends)]
         assert (ends[0], ends[-1]) == (start, stop)
         assert max(rows) <= chunk + chunk // 4

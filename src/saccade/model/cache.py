@@ -20,6 +20,7 @@ from torch import Tensor
 
 from saccade.core.prompt import Paged
 from saccade.model.cache_pool import CachePool, Lease
+from saccade.model.hidden_states import HiddenStates
 from saccade.model.key_window import KeyWindow
 from saccade.model.recurrent import LayerStates
 
@@ -87,6 +88,7 @@ class Cache:
         self._set_aside: dict[int, list[KeptRows]] = {}  # by the length of the text before them
         self._turn_lengths: list[int] = []  # those of them at which a turn began
         self.states = states
+        self.hidden: HiddenStates | None = None  # of a target whose draft is a head
         self.pool = pool
         self.lease: Lease | None = None
         self._initial_capacity = max(capacity, 1)
@@ -119,10 +121,11 @@ class Cache:
     @property
     def bytes(self) -> int:
         states = 0 if self.states is None else self.states.bytes
+        hidden = 0 if self.hidden is None else self.hidden.bytes
         aside = [rows for layers in self._set_aside.values() for rows in layers]
         tensors = [*self.keys, *self.values]
         tensors += [each for rows in aside for each in (rows.keys, rows.values)]
-        return states + sum(each.numel() * each.element_size() for each in tensors)
+        return states + hidden + sum(each.numel() * each.element_size() for each in tensors)
 
     def _window_of(self, layer: int) -> KeyWindow | None:
         return self._windows[layer] if self._windows else None
@@ -230,6 +233,8 @@ class Cache:
                 for layer, first in zip(tensors, self.starts, strict=True):
                     moved = layer.index_select(1, rows_on[layer.device, first])
                     layer[:, start - first : self.length - first] = moved
+            if self.hidden is not None:
+                self.hidden.move(rows, start)
 
     def truncate(self, length: int) -> None:
         """Drops all tokens from ``length`` on. Raises ValueError where there are fewer."""
@@ -447,6 +452,8 @@ class Cache:
                 self._put_back(layer, rows)
         if self.lets_go:
             self._set_aside = {n: each for n, each in other._set_aside.items() if n <= stop}
+        if self.hidden is not None and other.hidden is not None:
+            self.hidden.extend(other.hidden, start, stop, self.length)
         self.length += stop - start
         if self.states is not None and other.states is not None:
             theirs = other.states.length - (other.length - stop)
