@@ -288,38 +288,61 @@ class Request:
                 "take fewer frames (--num-frames), or a shorter document or question"
             )
 
-    def check(self, target: Backbone, *, keeps_all_keys: bool = True) -> None:
+    def check(
+        self,
+        target: Backbone,
+        hidden_layers: Sequence[int] = (),
+        *,
+        keeps_all_keys: bool = True,
+    ) -> None:
         """Raises ModelError where a prompt is too long for the target or for the memory."""
         self.check_length(target)
-        if not self.fits(target, keeps_all_keys=keeps_all_keys):
-            raise self.too_long(target, keeps_all_keys=keeps_all_keys)
+        if not self.fits(target, hidden_layers=hidden_layers, keeps_all_keys=keeps_all_keys):
+            raise self.too_long(target, hidden_layers, keeps_all_keys=keeps_all_keys)
 
-    def fits(self, target: Backbone, beside: int = 0, *, keeps_all_keys: bool = True) -> bool:
+    def fits(
+        self,
+        target: Backbone,
+        beside: int = 0,
+        hidden_layers: Sequence[int] = (),
+        *,
+        keeps_all_keys: bool = True,
+    ) -> bool:
         """Returns whether the target's device has memory for these caches and ``beside`` tokens
-        more. A target on several devices is taken to fit, since its share of each is unknown.
+        more, with the hidden states of ``hidden_layers``. A target on several devices is taken to
+        fit, since its share of each is unknown.
 
         ``keeps_all_keys`` says whether layers with a window keep the keys behind it.
         """
         if len(set(target.devices)) > 1:
             return True
         tokens, unused = self.tokens() + beside, unused_bytes(target)
-        per_token, fixed = self._bytes(target, keeps_all_keys)
-        return memory.has_room(tokens, per_token, target.device, unused, fixed)
+        token_bytes, fixed = self._bytes(target, hidden_layers, keeps_all_keys)
+        return memory.has_room(tokens, token_bytes, target.device, unused, fixed)
 
-    def too_long(self, target: Backbone, *, keeps_all_keys: bool = True) -> ModelError:
+    def too_long(
+        self,
+        target: Backbone,
+        hidden_layers: Sequence[int] = (),
+        *,
+        keeps_all_keys: bool = True,
+    ) -> ModelError:
         """Returns the error to raise where memory runs out."""
-        per_token, fixed = self._bytes(target, keeps_all_keys)
-        return memory.too_long_error(self.tokens(), per_token, target.device, fixed)
+        token_bytes, fixed = self._bytes(target, hidden_layers, keeps_all_keys)
+        return memory.too_long_error(self.tokens(), token_bytes, target.device, fixed)
 
-    def _bytes(self, target: Backbone, keeps_all_keys: bool) -> tuple[int, int]:
+    def _bytes(
+        self, target: Backbone, hidden_layers: Sequence[int], keeps_all_keys: bool
+    ) -> tuple[int, int]:
         """Returns the bytes that a token takes, and those of all prompts beside: states, and layers
         whose windows bound what they hold."""
         states = target.state_bytes * len(self.ids)
+        token_bytes = _token_bytes(target, hidden_layers)
         if keeps_all_keys or not target.windows:
-            return target.token_bytes, states
+            return token_bytes, states
         lengths = [len(ids) + MAX_RESERVED_ANSWER_TOKENS for ids in self.ids]
         windows = sum(target.window_bytes(length, forward_rows()) for length in lengths)
-        return target.unbounded_token_bytes, states + windows
+        return token_bytes - target.token_bytes + target.unbounded_token_bytes, states + windows
 
     def text(self, answer: Sequence[int], stop: str | None) -> str | None:
         """Returns an answer's text, up to the string it stopped at; None without a tokenizer."""
@@ -345,6 +368,11 @@ class Request:
         shared = answer[count : count + 1]  # The token in which the stop string begins.
         rest = spelled[len(self.spell(answer[:count])) : end] if self.decode(shared) else ""
         return self.decode(answer[:count]) + rest
+
+
+def _token_bytes(target: Backbone, hidden_layers: Sequence[int]) -> int:
+    """Returns the bytes of a token in a request's cache: keys, values, and these hidden states."""
+    return target.token_bytes + target.hidden_state_bytes(hidden_layers)
 
 
 def _check_inputs(target: Backbone, inputs: Inputs) -> Inputs:

@@ -21,7 +21,13 @@ from saccade.core.stopping import Stops
 from saccade.core.timing import Clock, Phase, ignore_phase, stopped_seconds
 from saccade.core.tree import Tree, common_length
 from saccade.drafting.fallback import Fallback
-from saccade.drafting.recipe import AnswerOutlook, Recipe, as_chains, plan
+from saccade.drafting.recipe import (
+    AnswerOutlook,
+    Recipe,
+    as_chains,
+    plan,
+    recorded_hidden_layers,
+)
 from saccade.drafting.schedule import NO_MEMORY_REASON, MemoryGuard, opening_round
 from saccade.drafting.setup import Setup
 from saccade.engine.request import Request
@@ -65,7 +71,11 @@ class RequestBatch:
             batch_invariant.require_batch_invariance(target)
         length = int(request.inputs["input_ids"].shape[1])
         # This comes before ``plan``, which may time forwards of this length.
-        request.check(target, keeps_all_keys=recipe.needs_all_keys)
+        request.check(
+            target,
+            recorded_hidden_layers(recipe, draft),
+            keeps_all_keys=recipe.needs_all_keys,
+        )
         answer = AnswerOutlook(request.limits.max_new_tokens, request.samples)
         self.recipe = plan(recipe, target, draft, length, exact, phase, answer)
         self._set_request(request)
@@ -98,6 +108,11 @@ class RequestBatch:
             self.vision,
         )
         return Fallback(self.recipe.drafter(setup), self.target.vocab)
+
+    @property
+    def hidden_layers(self) -> Sequence[int]:
+        """The layers whose hidden states the target records, for a draft that is its head."""
+        return recorded_hidden_layers(self.recipe, self.draft)
 
     def _set_request(self, request: Request) -> None:
         """Sets up the state of one answer to each request of the batch."""
@@ -173,9 +188,6 @@ class RequestBatch:
         record = self.recipe.records_attention
         follow = refresh.rows if record and refresh is not None else 0
         keeps_all_keys = self.recipe.needs_all_keys
-        hidden_layers: Sequence[int] = ()
-        if self.recipe.records_hidden_states and self.draft is not None:
-            hidden_layers = self.draft.hidden_layers
         prefills = []
         for place, prompt in enumerate(self.prompts):
             number = self.first + place
@@ -187,7 +199,7 @@ class RequestBatch:
                 noise_number=place,
                 keeps_all_keys=keeps_all_keys,
                 shared_rows=shared[place],
-                hidden_layers=hidden_layers,
+                hidden_layers=self.hidden_layers,
             ):
                 spent["prefill"] += clock.lap()
                 if prefill is None:
@@ -249,7 +261,11 @@ class RequestBatch:
                 self.prompts[place] = head = prompt.head(int(rows[-1]) + 1)
                 number = self.first + place
                 for _ in self.session.prefill_in_chunks(
-                    number, head, noise_number=place, shared_rows=shared[place]
+                    number,
+                    head,
+                    noise_number=place,
+                    shared_rows=shared[place],
+                    hidden_layers=self.hidden_layers,
                 ):
                     pass
 
