@@ -132,11 +132,11 @@ def _poison() -> Iterator[None]:
             poison(self)
 
     def poisoned_reserve(self: Cache, length: int) -> None:
-        before = self.capacity
+        before = [tensor.shape[1] for tensor in (*self.keys, *self.values)]
         reserve(self, length)
         with integrity.around():
-            for tensor in (*self.keys, *self.values):
-                tensor[:, before:] = float("nan")
+            for rows, tensor in zip(before, (*self.keys, *self.values), strict=True):
+                tensor[:, rows:] = float("nan")
 
     def checked_commit(self: Session, tokens: Mapping[int, Sequence[int]]) -> None:
         commit(self, tokens)

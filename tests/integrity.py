@@ -14,8 +14,8 @@ around: Callable[[], AbstractContextManager[None]] = nullcontext
 def poison(cache: Cache, spare: int = 0) -> None:
     """Fills every row past the committed and ``spare`` more with NaN, to show reads."""
     for tensors in (cache.keys, cache.values):
-        for layer in tensors:
-            layer[:, cache.length + spare :] = float("nan")
+        for layer, start in zip(tensors, cache.starts, strict=True):
+            layer[:, cache.length + spare - start :] = float("nan")
 
 
 def check_integrity(cache: Cache) -> None:
@@ -29,9 +29,18 @@ def check_integrity(cache: Cache) -> None:
     for keys, values, shape in zip(cache.keys, cache.values, cache.shapes, strict=True):
         expected_keys = shape.kv_heads, cache.capacity, shape.key_dim
         expected_values = shape.kv_heads, cache.capacity, shape.value_dim
+        if cache.lets_go:  # Each layer has as many rows as its window needs.
+            assert keys.shape[:2] == values.shape[:2], "other rows of keys than of values"
+            continue
         assert (keys.shape, values.shape) == (expected_keys, expected_values), "another shape"
-    assert 0 <= cache.length <= cache.capacity, f"{cache.length} tokens in {cache.capacity} rows"
-    committed = [tensor[:, : cache.length] for tensor in (*cache.keys, *cache.values)]
+    for keys, start in zip(cache.keys, cache.starts, strict=True):
+        rows = cache.length - start
+        assert 0 <= rows <= keys.shape[1], f"{rows} tokens in {keys.shape[1]} rows"
+    starts = [*cache.starts, *cache.starts]
+    tensors = (*cache.keys, *cache.values)
+    committed = [
+        tensor[:, : cache.length - start] for tensor, start in zip(tensors, starts, strict=True)
+    ]
     # a sum is finite where all it adds is, and a tenth of the work of asking each
     sums = torch.stack([rows.sum(dtype=torch.float32) for rows in committed])
     broken = [place for place, finite in enumerate(sums.isfinite().tolist()) if not finite]

@@ -7,6 +7,7 @@ but the weights are scaled so that greedy text varies.
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +18,10 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from lab.checkpoints import families
 from lab.checkpoints.families import SIDE, TILES, Family, Size
 from lab.checkpoints.newer_families import NEWER_FAMILIES
+from lab.checkpoints.true_vocabularies import TRUE_VOCABULARIES
 from saccade.core.errors import OptionError
 
-__all__ = ["FAMILIES", "SIDE", "TILES", "Size", "make"]
+__all__ = ["FAMILIES", "SIDE", "TILES", "TRUE_VOCABULARIES", "Size", "make"]
 
 FAMILIES = {**families.FAMILIES, **NEWER_FAMILIES}
 
@@ -48,12 +50,16 @@ def make(
     seed: int = 0,
     size: Size | None = None,
     noise: float = 0.0,
+    true_vocabulary: bool = False,
 ) -> Path:
     """Writes a checkpoint of family ``name`` (see ``FAMILIES``) into ``folder``, and returns that.
 
     ``noise`` is added to the decoder's weights, as a share of their standard deviation: the same
-    seed with a little noise makes a draft that is often right. Raises OptionError for an unknown
-    family, a vocabulary that is too small, or a folder that is not empty.
+    seed with a little noise makes a draft that is often right. ``true_vocabulary`` gives it the
+    tokens and the chat template of the family's real checkpoints (see ``TRUE_VOCABULARIES``), and
+    an embedding with as many rows, which is the head as well. Raises OptionError for an unknown
+    family, one without a true vocabulary here, a vocabulary that is too small, a folder that is not
+    empty, or a package that is missing.
     """
     if name not in FAMILIES:
         raise OptionError(f"unknown family {name!r}; known: {', '.join(FAMILIES)}")
@@ -61,16 +67,26 @@ def make(
     if target.exists() and (not target.is_dir() or any(target.iterdir())):
         raise OptionError(f"{folder} exists and is not empty; give a new or empty folder")
     family, size = FAMILIES[name], size or Size()
-    tokenizer = _make_tokenizer(family)
+    template = TEMPLATE.replace("IMAGE", family.image).replace("VIDEO", family.video)
+    template = template.replace("AUDIO", family.audio)
+    if true_vocabulary:
+        if name not in TRUE_VOCABULARIES:
+            known = ", ".join(TRUE_VOCABULARIES)
+            raise OptionError(f"no true vocabulary of {name} is known here; known: {known}")
+        source = TRUE_VOCABULARIES[name]
+        tokenizer, template = source.make_tokenizer(family.tokens), source.template()
+        size = replace(size, vocab=source.rows, tied=True)
+    else:
+        tokenizer = _make_tokenizer(family)
     if len(tokenizer) > size.vocab:
         raise OptionError(f"the vocabulary needs {len(tokenizer)} rows or more, not {size.vocab}")
     ids = {key: tokenizer.convert_tokens_to_ids(token) for key, token in family.tokens.items()}
     config, processor = family.build(size, ids)
-    model = _make_random_model(config, seed, len(tokenizer) - len(_special_tokens(family)))
+    for part in (config, config.get_text_config()):
+        part.tie_word_embeddings = size.tied
+    model = _make_random_model(config, seed, tokenizer.convert_tokens_to_ids(CONTROL[0]))
     if noise:
         _add_noise(model, noise, seed)
-    template = TEMPLATE.replace("IMAGE", family.image).replace("VIDEO", family.video)
-    template = template.replace("AUDIO", family.audio)
     model.save_pretrained(target)
     processor(tokenizer, template).save_pretrained(target)
     return target
@@ -99,7 +115,8 @@ def _make_tokenizer(family: Family) -> Any:
 def _make_random_model(config: Any, seed: int, text: int) -> Any:
     """Returns a random model whose logits have a standard deviation of about 4.
 
-    Ids from ``text`` on are special tokens, which greedy decoding never picks.
+    Ids from ``text`` on are special tokens, which greedy decoding never picks. An embedding that is
+    the head as well is so small that a token is not likeliest to come again because of itself.
     """
     text_only = type(config) not in hf.MODEL_FOR_MULTIMODAL_LM_MAPPING
     model = (hf.AutoModelForCausalLM if text_only else hf.AutoModelForMultimodalLM).from_config(
@@ -109,13 +126,14 @@ def _make_random_model(config: Any, seed: int, text: int) -> Any:
     generator = torch.Generator().manual_seed(seed)
     head = inner.get_output_embeddings().weight
     embeddings = inner.get_input_embeddings().weight
+    tied = head is embeddings
     with torch.no_grad():
         for name, weight in model.named_parameters():
             if weight.ndim < 2 and not name.endswith("image_newline"):
                 centre = 1.0 if "norm" in name or ".ln" in name else 0.0
                 weight.normal_(centre, 0.2, generator=generator)
             elif weight is embeddings or name.endswith("image_newline"):
-                weight.normal_(0, 1, generator=generator)
+                weight.normal_(0, 0.1 if tied else 1, generator=generator)
             else:
                 fan = weight[0].numel()
                 if "experts" in name and weight.ndim == 3:  # There is one matrix an expert.

@@ -24,6 +24,7 @@ class Size:
     layers: int = 2
     hidden: int = 128
     vocab: int = 320  # Rows of the embedding; the tokenizer uses fewer.
+    tied: bool = False  # Whether the embedding is the head as well.
 
     def text(self, **more: Any) -> dict[str, Any]:
         """Returns the fields of a text config, with ``more`` fields of a family."""

@@ -70,6 +70,13 @@ def make_checkpoint(
         float,
         typer.Option(min=0, help="Noise in the weights; 0.05 makes a draft that is often right."),
     ] = 0.0,
+    true_vocabulary: Annotated[
+        bool,
+        typer.Option(
+            "--true-vocabulary",
+            help="Have the tokens and the chat template of Qwen's real checkpoints.",
+        ),
+    ] = False,
     as_json: Json = False,
 ) -> None:
     """Write a tiny random checkpoint of a model family, with tokenizer, processor and template.
@@ -89,7 +96,14 @@ def make_checkpoint(
     prepare(None, False)
     from lab.checkpoints import Size, make
 
-    path = make(family, folder, seed=seed, size=Size(layers, hidden, vocab), noise=noise)
+    path = make(
+        family,
+        folder,
+        seed=seed,
+        size=Size(layers, hidden, vocab),
+        noise=noise,
+        true_vocabulary=true_vocabulary,
+    )
     if as_json:
         typer.echo(json.dumps({"family": family, "folder": str(path), "seed": seed}))
     else:

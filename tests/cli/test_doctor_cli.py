@@ -131,8 +131,8 @@ def otherwise() -> Any:
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
-        (unknown_state, "a state that Saccade does not know"),
-        (no_attention, "no decoder of layers"),
+        (unknown_state, "recurrent layers whose state Saccade does not know"),
+        (no_attention, "recurrent layers whose state Saccade does not know"),
         (both_ways, "encoder-decoder"),
         (otherwise, "no decoder of layers"),
     ],

@@ -313,9 +313,9 @@ def phi3() -> Any:
 LONGEST_MEMORY = 8  # tokens that layers with a window see
 BUILT_BY_HAND = (gemma3, mistral, qwen2, mixtral, phi3, llama4, qwen3_next, lfm2)
 REFUSED: dict[Callable[[], Any], str] = {
-    mamba: "no decoder of layers",
-    jamba: "a state that Saccade does not know",
-    recurrent_gemma: "a state that Saccade does not know",
+    mamba: "recurrent layers whose state",
+    jamba: "recurrent layers whose state",
+    recurrent_gemma: "recurrent layers whose state",
     t5: "encoder-decoder",
 }
 

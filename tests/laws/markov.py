@@ -144,7 +144,12 @@ class Tables:
         return []
 
     def prefill_in_chunks(
-        self, number: int, prompt: Prompt, *, noise_number: int = 0
+        self,
+        number: int,
+        prompt: Prompt,
+        *,
+        noise_number: int = 0,
+        keeps_all_keys: bool = True,
     ) -> Iterator[None]:
         yield None
 

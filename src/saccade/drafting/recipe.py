@@ -85,6 +85,13 @@ class Recipe:
         return self.drafts and Capability.ATTENTION in self.view.needs
 
     @property
+    def needs_all_keys(self) -> bool:
+        """Whether keys of the target that no later row of its own sees are needed: by a draft that
+        starts from them, or by a view that follows the answer."""
+        follows = self.records_attention and self.view.following.refresh is not None
+        return follows or Capability.READS_TARGET_PROMPT in self.drafter.offers
+
+    @property
     def drafts_beside_target(self) -> bool:
         """Whether the draft works in a process of its own while the target judges."""
         return Capability.BESIDE_TARGET in self.schedule.offers

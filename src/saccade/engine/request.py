@@ -21,7 +21,7 @@ from saccade.drafting.setup import Captioner, Words
 from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.cuda_graphs import unused_bytes
-from saccade.model.session import MAX_RESERVED_ANSWER_TOKENS
+from saccade.model.session import MAX_RESERVED_ANSWER_TOKENS, forward_rows
 
 PREPARED_INPUTS = {"attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs"}
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}  # and ..._grid_thw beside them
@@ -288,30 +288,61 @@ class Request:
                 "take fewer frames (--num-frames), or a shorter document or question"
             )
 
-    def check(self, target: Backbone, hidden_layers: Sequence[int] = ()) -> None:
+    def check(
+        self,
+        target: Backbone,
+        hidden_layers: Sequence[int] = (),
+        *,
+        keeps_all_keys: bool = True,
+    ) -> None:
         """Raises ModelError where a prompt is too long for the target or for the memory."""
         self.check_length(target)
-        if not self.fits(target, hidden_layers=hidden_layers):
-            raise self.too_long(target, hidden_layers)
+        if not self.fits(target, hidden_layers=hidden_layers, keeps_all_keys=keeps_all_keys):
+            raise self.too_long(target, hidden_layers, keeps_all_keys=keeps_all_keys)
 
-    def fits(self, target: Backbone, beside: int = 0, hidden_layers: Sequence[int] = ()) -> bool:
+    def fits(
+        self,
+        target: Backbone,
+        beside: int = 0,
+        hidden_layers: Sequence[int] = (),
+        *,
+        keeps_all_keys: bool = True,
+    ) -> bool:
         """Returns whether the target's device has memory for these caches and ``beside`` tokens
         more, with the hidden states of ``hidden_layers``. A target on several devices is taken to
-        fit, since its share of each is unknown."""
+        fit, since its share of each is unknown.
+
+        ``keeps_all_keys`` says whether layers with a window keep the keys behind it.
+        """
         if len(set(target.devices)) > 1:
             return True
         tokens, unused = self.tokens() + beside, unused_bytes(target)
-        states, token_bytes = self._state_bytes(target), _token_bytes(target, hidden_layers)
-        return memory.has_room(tokens, token_bytes, target.device, unused, states)
+        token_bytes, fixed = self._bytes(target, hidden_layers, keeps_all_keys)
+        return memory.has_room(tokens, token_bytes, target.device, unused, fixed)
 
-    def too_long(self, target: Backbone, hidden_layers: Sequence[int] = ()) -> ModelError:
+    def too_long(
+        self,
+        target: Backbone,
+        hidden_layers: Sequence[int] = (),
+        *,
+        keeps_all_keys: bool = True,
+    ) -> ModelError:
         """Returns the error to raise where memory runs out."""
-        states, token_bytes = self._state_bytes(target), _token_bytes(target, hidden_layers)
-        return memory.too_long_error(self.tokens(), token_bytes, target.device, states)
+        token_bytes, fixed = self._bytes(target, hidden_layers, keeps_all_keys)
+        return memory.too_long_error(self.tokens(), token_bytes, target.device, fixed)
 
-    def _state_bytes(self, target: Backbone) -> int:
-        """Returns the bytes of the states of all prompts, in layers that have no keys."""
-        return target.state_bytes * len(self.ids)
+    def _bytes(
+        self, target: Backbone, hidden_layers: Sequence[int], keeps_all_keys: bool
+    ) -> tuple[int, int]:
+        """Returns the bytes that a token takes, and those of all prompts beside: states, and layers
+        whose windows bound what they hold."""
+        states = target.state_bytes * len(self.ids)
+        token_bytes = _token_bytes(target, hidden_layers)
+        if keeps_all_keys or not target.windows:
+            return token_bytes, states
+        lengths = [len(ids) + MAX_RESERVED_ANSWER_TOKENS for ids in self.ids]
+        windows = sum(target.window_bytes(length, forward_rows()) for length in lengths)
+        return token_bytes - target.token_bytes + target.unbounded_token_bytes, states + windows
 
     def text(self, answer: Sequence[int], stop: str | None) -> str | None:
         """Returns an answer's text, up to the string it stopped at; None without a tokenizer."""

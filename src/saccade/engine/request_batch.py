@@ -71,7 +71,11 @@ class RequestBatch:
             batch_invariant.require_batch_invariance(target)
         length = int(request.inputs["input_ids"].shape[1])
         # This comes before ``plan``, which may time forwards of this length.
-        request.check(target, recorded_hidden_layers(recipe, draft))
+        request.check(
+            target,
+            recorded_hidden_layers(recipe, draft),
+            keeps_all_keys=recipe.needs_all_keys,
+        )
         answer = AnswerOutlook(request.limits.max_new_tokens, request.samples)
         self.recipe = plan(recipe, target, draft, length, exact, phase, answer)
         self._set_request(request)
@@ -183,6 +187,7 @@ class RequestBatch:
         refresh = self.recipe.view.following.refresh
         record = self.recipe.records_attention
         follow = refresh.rows if record and refresh is not None else 0
+        keeps_all_keys = self.recipe.needs_all_keys
         prefills = []
         for place, prompt in enumerate(self.prompts):
             number = self.first + place
@@ -192,6 +197,7 @@ class RequestBatch:
                 record=record,
                 follow_rows=follow,
                 noise_number=place,
+                keeps_all_keys=keeps_all_keys,
                 shared_rows=shared[place],
                 hidden_layers=self.hidden_layers,
             ):

@@ -90,9 +90,14 @@ class Scheduler:
         unread = (e.batch.request for e in self._entries.values() if not e.batch.decoding)
         others, prefix_cache = sum(each.tokens() for each in unread), self._target.prefix_cache
         layers = recorded_hidden_layers(self._recipe, self._draft)
-        if not request.fits(self._target, others, layers) and prefix_cache is not None:
+        keeps_all_keys = self._recipe.needs_all_keys
+
+        def is_room() -> bool:
+            return request.fits(self._target, others, layers, keeps_all_keys=keeps_all_keys)
+
+        if not is_room() and prefix_cache is not None:
             prefix_cache.clear()  # A request that is here counts more than one that may come.
-        return request.fits(self._target, others, layers)
+        return is_room()
 
     def join(self, request: Request) -> int:
         """Adds a request and returns its number. Raises OptionError or ModelError before any

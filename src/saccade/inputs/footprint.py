@@ -10,8 +10,11 @@ import torch
 
 from saccade.core.errors import ModelError, SaccadeError, kind_and_line
 from saccade.inputs import architectures
-from saccade.model import families, memory, recurrent
+from saccade.model import families, memory, recurrent, visibility
+from saccade.model.cache import most_window_rows
 from saccade.model.heads.head import EAGLE3_LAYERS
+from saccade.model.key_window import KeyWindow
+from saccade.model.session import forward_rows
 
 BYTES_PER_WEIGHT = {"--dtype bfloat16": 2.0, "--quantize bnb-8bit": 1.0, "--quantize bnb-4bit": 0.5}
 """The options that make a model smaller, and the bytes that a weight takes with each."""
@@ -29,15 +32,22 @@ class Footprint:
     windows: int = 0  # Numbers of a state in layers that have one instead of keys.
     memories: int = 0  # Further numbers of a state, which are always in fp32.
     stateful_layers: int = 0  # Layers that have a state instead of keys.
+    key_windows: tuple[KeyWindow, ...] = ()  # Those of the layers that let go of keys behind them.
 
     def state(self, size: float) -> int:
         """Returns the bytes of one state of all layers, at ``size`` bytes a number of the model."""
         return int(self.windows * size + self.memories * torch.float32.itemsize)
 
     def cache(self, tokens: int, size: float) -> int:
-        """Returns the bytes of a request of ``tokens``: their keys and values, and its states."""
+        """Returns the bytes of a request of ``tokens``: their keys and values, and its states.
+
+        Layers with a window let go of the keys behind it, as most methods allow.
+        """
         states = self.state(size) * recurrent.STATES_PER_REQUEST
-        return int(self.kv * tokens * size) + states
+        rows = [most_window_rows(window, tokens, forward_rows()) for window in self.key_windows]
+        let_go = sum(tokens - held for held in rows)
+        per_layer = self.kv // max(1, self.layers - self.stateful_layers)
+        return int((self.kv * tokens - per_layer * let_go) * size) + states
 
     def weights(self, size: float) -> int:
         """Returns the bytes of all weights at ``size`` bytes a number."""
@@ -80,16 +90,18 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
         mixers = recurrent.mixers_of(layers, text)
         windows = sum(mixer.window_numbers for mixer in mixers.values())
         memories = sum(mixer.memory_numbers for mixer in mixers.values())
-        key_layers = text.num_hidden_layers - len(mixers)
+        key_layers = [n for n in range(text.num_hidden_layers) if n not in mixers]
+        key_windows = visibility.windows_of(text, key_layers)
         return Footprint(
             parameters=sum(weight.numel() for weight in model.parameters()),
             decoder=decoder + model.get_output_embeddings().weight.numel(),
-            kv=2 * key_layers * heads * width,
+            kv=2 * len(key_layers) * heads * width,
             layers=text.num_hidden_layers,
             vocab=text.vocab_size,
             windows=windows,
             memories=memories,
             stateful_layers=len(mixers),
+            key_windows=tuple(window for window in key_windows if window is not None),
         )
     except AttributeError as error:
         raise ModelError(

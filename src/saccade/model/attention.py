@@ -18,7 +18,8 @@ from saccade.model import kernels
 from saccade.model.cache import send_to_device
 from saccade.model.kernels import AttentionChoice, compiled
 from saccade.model.kernels.attention_mass import Queries
-from saccade.model.segments import KeyWindow, Segment
+from saccade.model.key_window import KeyWindow
+from saccade.model.segments import Segment
 from saccade.model.visibility import Extras, attend_visible, visible_keys
 
 Attend = Callable[..., Tensor]
@@ -122,19 +123,20 @@ class Step:
             if len(self.segments) > 1:
                 rows = slice(segment.start, segment.stop)
                 own_q, own_k, own_v = q[:, rows], k[:, rows], v[:, rows]
-            segment.cache.write(layer, segment.at, own_k, own_v)
-            keys, values = segment.cache.read(layer, segment.at + segment.stop - segment.start)
+            cache, end = segment.cache, segment.at + segment.stop - segment.start
+            cache.write(layer, segment.at, own_k, own_v)
             if segment.row_queries is not None:
                 segment.row_queries.add(layer, own_q, scale)
             if segment.needs_mask(window) or extras or self._masks_always:
                 # Layers with a window see few of the columns that are recorded.
                 if segment.recorder is not None and window is None:
                     segment.recorder.store_queries(layer, own_q, own_k, scale)
-                visible, first = self._visible_keys(number, window, keys.device)
-                seen_keys, seen_values = keys[:, first:], values[:, first:]
-                out = attend_visible(own_q, seen_keys, seen_values, visible, scale, extras)
+                visible, first = self._visible_keys(number, window, cache.keys[layer].device)
+                keys, values = cache.read(layer, end, first)
+                out = attend_visible(own_q, keys, values, visible, scale, extras)
                 parts.append(out.transpose(0, 1).reshape(out.shape[1], -1))
                 continue
+            keys, values = cache.read(layer, end)
             if last:
                 count = 1 if segment.recorder is None else segment.recorder.last
                 own_q = own_q[:, -count:]

@@ -28,7 +28,7 @@ from saccade.core.once import once
 from saccade.core.prompt import Inputs, Prompt
 from saccade.model import families, memory, recurrent, tensor_parallel, visibility
 from saccade.model.attention import Step, quickest_attention
-from saccade.model.cache import Cache, HeadShape
+from saccade.model.cache import Cache, HeadShape, most_window_rows
 from saccade.model.decoder import FusedDecoder
 from saccade.model.fidelity import (
     HOOKS,
@@ -43,11 +43,12 @@ from saccade.model.hidden_states import AFTER_NORM, HiddenStates
 from saccade.model.kernels.few_bits import Rounding, few_bit_products
 from saccade.model.kernels.few_rows import Kernels, kernels_for
 from saccade.model.kernels.tower import Tower
+from saccade.model.key_window import KeyWindow
 from saccade.model.prefix_cache import PrefixCache
 from saccade.model.prompting import PromptReader
 from saccade.model.recurrent import LayerStates, StateRows
 from saccade.model.rotary import depends_on_length, rotate_by_length
-from saccade.model.segments import HiddenStateWriter, KeyWindow, Segment
+from saccade.model.segments import HiddenStateWriter, Segment
 from saccade.model.visibility import Extras
 from saccade.model.vision_cache import ConversationVision, cache_vision
 
@@ -537,6 +538,19 @@ class Backbone:
         """Bytes that the keys and values of a token take."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
+    def window_bytes(self, tokens: int, forward_rows: int) -> int:
+        """Returns the bytes that a request of so many tokens takes in layers with a window, where
+        they let go of keys as :meth:`cache` says; with those set aside."""
+        row_bytes = 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
+        windows = [window for window in self.windows if window is not None]
+        return row_bytes * sum(most_window_rows(each, tokens, forward_rows) for each in windows)
+
+    @property
+    def unbounded_token_bytes(self) -> int:
+        """Bytes that a token takes in layers without a window."""
+        windows = sum(window is not None for window in self.windows)
+        return self.token_bytes // self.layers * (self.layers - windows) if self.layers else 0
+
     def hidden_state_bytes(self, layers: Sequence[int]) -> int:
         """Returns the bytes that the hidden states of these layers take for a token."""
         return len(layers) * int(self.config.hidden_size) * self.dtype.itemsize
@@ -553,14 +567,20 @@ class Backbone:
         memories = sum(mixer.memory_numbers for mixer in mixers) * torch.float32.itemsize
         return (windows + memories) * recurrent.STATES_PER_REQUEST
 
-    def cache(self, capacity: int) -> Cache:
-        """Returns an empty cache for a request, whose tensors are where each layer is."""
+    def cache(self, capacity: int, forward_rows: int | None = None) -> Cache:
+        """Returns an empty cache for a request, whose tensors are where each layer is.
+
+        With the number of rows that a forward has at most, layers with a window let go of the keys
+        behind it. Without it all keys are kept.
+        """
         return Cache(
             self.head_shapes,
             capacity,
             dtype=self.dtype,
             devices=self.devices,
             states=self._empty_states(),
+            windows=() if forward_rows is None else self.windows,
+            forward_rows=forward_rows or 0,
         )
 
     def _find_head_shapes(self) -> list[HeadShape]:

@@ -3,6 +3,10 @@
 Tensors are preallocated per layer. So appending n tokens writes n tokens, a rollback changes an
 integer, and committing a path moves only the accepted nodes. Rows at ``length`` and beyond may hold
 anything. Layers that have a state instead of keys keep it in ``states``.
+
+A layer with a window may let go of the keys behind it. Its tensors then hold the rows from
+``starts`` on, and move up when they are full. A text can be cut back to where the keys before it
+are still there, and to the few lengths at which they were set aside.
 """
 
 from __future__ import annotations
@@ -17,7 +21,33 @@ from torch import Tensor
 from saccade.core.prompt import Paged
 from saccade.model.cache_pool import CachePool, Lease
 from saccade.model.hidden_states import HiddenStates
+from saccade.model.key_window import KeyWindow
 from saccade.model.recurrent import LayerStates
+
+ROWS_TO_CUT_BACK = 64  # A text can always be cut back by so many tokens, with windows too.
+TURNS_SET_ASIDE = 2  # Turns of a conversation whose keys are set aside where they are let go.
+MOST_SET_ASIDE = TURNS_SET_ASIDE + 3  # Windows of a request; a prompt is remembered at three ends.
+
+
+@dataclass(frozen=True)
+class KeptRows:
+    """Rows of a layer's keys and values, from row ``start`` of the text on."""
+
+    start: int
+    keys: Float[Tensor, "kv_head rows head_dim"]
+    values: Float[Tensor, "kv_head rows head_dim"]
+
+
+def rows_of_window(window: KeyWindow, forward_rows: int) -> int:
+    """Returns how many rows a layer with a window has room for where keys are let go."""
+    return window.size + ROWS_TO_CUT_BACK + forward_rows
+
+
+def most_window_rows(window: KeyWindow, tokens: int, forward_rows: int) -> int:
+    """Returns how many rows a layer with a window takes for so many tokens where keys are let go,
+    with those that are set aside."""
+    held = min(tokens, rows_of_window(window, forward_rows))
+    return held + MOST_SET_ASIDE * min(tokens, window.size)
 
 
 @dataclass(frozen=True)
@@ -41,14 +71,22 @@ class Cache:
         devices: Sequence[torch.device | str] = (),
         pool: CachePool | None = None,
         states: LayerStates | None = None,
+        windows: Sequence[KeyWindow | None] = (),
+        forward_rows: int = 0,
     ) -> None:
         """Allocates an empty cache for layers whose keys and values have these shapes.
 
         ``devices`` says where the tensors of each layer are; on the CPU by default. ``pool`` (of a
         model on one device) provides the rows, as long as it has memory. ``states`` are those of
-        layers that have no keys.
+        layers that have no keys. ``windows`` are those of the layers where keys behind them are let
+        go; such a layer then has room for its window and the ``forward_rows`` of a forward.
         """
         self.length = 0
+        self.starts = [0] * len(shapes)
+        """The first row that each layer still holds."""
+        self._windows, self._forward_rows = [*windows], forward_rows
+        self._set_aside: dict[int, list[KeptRows]] = {}  # by the length of the text before them
+        self._turn_lengths: list[int] = []  # those of them at which a turn began
         self.states = states
         self.hidden: HiddenStates | None = None  # of a target whose draft is a head
         self.pool = pool
@@ -63,13 +101,20 @@ class Cache:
             return
         places = devices or ["cpu"] * len(shapes)
         self.keys, self.values = [], []
-        for shape, place in zip(self.shapes, places, strict=True):
+        for layer, (shape, place) in enumerate(zip(self.shapes, places, strict=True)):
+            rows = self._rows_of(layer, self._initial_capacity)
             for tensors, width in ((self.keys, shape.key_dim), (self.values, shape.value_dim)):
-                size = shape.kv_heads, self._initial_capacity, width
+                size = shape.kv_heads, rows, width
                 tensors.append(torch.empty(size, dtype=dtype, device=place))
 
     @property
+    def lets_go(self) -> bool:
+        """Whether keys behind the windows of layers are let go."""
+        return any(self._windows)
+
+    @property
     def capacity(self) -> int:
+        """How many tokens there is room for, where all keys are kept."""
         # Of a model's first layers none may have keys.
         return self.keys[0].shape[1] if self.keys else self._initial_capacity
 
@@ -77,11 +122,27 @@ class Cache:
     def bytes(self) -> int:
         states = 0 if self.states is None else self.states.bytes
         hidden = 0 if self.hidden is None else self.hidden.bytes
-        tensors = (*self.keys, *self.values)
+        aside = [rows for layers in self._set_aside.values() for rows in layers]
+        tensors = [*self.keys, *self.values]
+        tensors += [each for rows in aside for each in (rows.keys, rows.values)]
         return states + hidden + sum(each.numel() * each.element_size() for each in tensors)
+
+    def _window_of(self, layer: int) -> KeyWindow | None:
+        return self._windows[layer] if self._windows else None
+
+    def _rows_of(self, layer: int, tokens: int) -> int:
+        """Returns how many rows a layer needs for so many tokens."""
+        window = self._window_of(layer)
+        if window is None:
+            return tokens
+        return min(tokens, rows_of_window(window, self._forward_rows))
 
     def reserve(self, length: int) -> None:
         """Makes room for ``length`` tokens. A cache that is too small grows by half at least."""
+        if self.lets_go:
+            for layer in range(len(self.keys)):
+                self._reserve_in_layer(layer, length)
+            return
         if length <= self.capacity:
             return
         capacity = max(length, self.capacity * 3 // 2)
@@ -104,6 +165,24 @@ class Cache:
                 tensors[layer] = new
         self.lease = None
 
+    def _reserve_in_layer(self, layer: int, length: int) -> None:
+        """Makes room in one layer, first by letting go of what no later row sees."""
+        window, rows = self._window_of(layer), self.keys[layer].shape[1]
+        if length - self.starts[layer] <= rows:
+            return
+        dropped = 0
+        if window is not None:
+            first_key = window.first_key(max(0, self.length - ROWS_TO_CUT_BACK))
+            dropped = max(0, first_key - self.starts[layer])
+            self.starts[layer] += dropped
+        needed = length - self.starts[layer]
+        size = rows if needed <= rows else max(needed, self._rows_of(layer, rows * 3 // 2))
+        for tensors in (self.keys, self.values):
+            old = tensors[layer]
+            new = old if size == rows else old.new_empty(old.shape[0], size, old.shape[2])
+            new[:, : rows - dropped] = old[:, dropped:].clone() if new is old else old[:, dropped:]
+            tensors[layer] = new
+
     def write(
         self,
         layer: int,
@@ -112,15 +191,19 @@ class Cache:
         values: Float[Tensor, "kv_head new head_dim"],
     ) -> None:
         """Writes new tokens from row ``at`` on. Only :meth:`advance` changes the length."""
+        at -= self.starts[layer]
         end = at + keys.shape[1]
         self.keys[layer][:, at:end] = keys
         self.values[layer][:, at:end] = values
 
     def read(
-        self, layer: int, end: int
-    ) -> tuple[Float[Tensor, "kv_head end head_dim"], Float[Tensor, "kv_head end head_dim"]]:
-        """Returns the first ``end`` tokens, without a copy."""
-        return self.keys[layer][:, :end], self.values[layer][:, :end]
+        self, layer: int, end: int, first: int = 0
+    ) -> tuple[Float[Tensor, "kv_head read head_dim"], Float[Tensor, "kv_head read head_dim"]]:
+        """Returns the tokens ``first:end``, without a copy. The first must still be held."""
+        start = self.starts[layer]
+        assert start <= first, f"layer {layer} has let go of the keys before {start}, not {first}"
+        rows = slice(first - start, end - start)
+        return self.keys[layer][:, rows], self.values[layer][:, rows]
 
     def advance(self, count: int) -> None:
         """Commits the next ``count`` tokens, which were written already."""
@@ -140,10 +223,16 @@ class Cache:
         if start < self.length:
             rows = torch.tensor(path[in_place:]) + old_length
             # The rows are sent to each device once, not once a layer.
-            devices = {keys.device for keys in self.keys}
-            rows_on = {device: send_to_device(rows, device) for device in devices}
-            for layer in (*self.keys, *self.values):
-                layer[:, start : self.length] = layer.index_select(1, rows_on[layer.device])
+            places = {
+                (keys.device, first) for keys, first in zip(self.keys, self.starts, strict=True)
+            }
+            rows_on = {
+                (device, first): send_to_device(rows - first, device) for device, first in places
+            }
+            for tensors in (self.keys, self.values):
+                for layer, first in zip(tensors, self.starts, strict=True):
+                    moved = layer.index_select(1, rows_on[layer.device, first])
+                    layer[:, start - first : self.length - first] = moved
             if self.hidden is not None:
                 self.hidden.move(rows, start)
 
@@ -151,6 +240,12 @@ class Cache:
         """Drops all tokens from ``length`` on. Raises ValueError where there are fewer."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate {self.length} tokens to {length}")
+        if length < self._first_length:
+            if length and length not in self._set_aside:
+                raise ValueError(f"the keys before token {length} were let go")
+            for layer, rows in self._rows_before(length).items():
+                self._put_back(layer, rows)
+        self._set_aside = {n: each for n, each in self._set_aside.items() if n <= length}
         if self.states is not None:
             self.states.truncate(self.states.length - (self.length - length))
         self.length = length
@@ -158,15 +253,88 @@ class Cache:
     def nearest_length(self, length: int) -> int:
         """Returns the largest length, up to this one, to which the cache can be truncated.
 
-        Keys can be cut anywhere. The states of layers that have no keys are known at a few lengths.
+        Keys can be cut anywhere, as long as none is let go. The states of layers that have no keys
+        are known at a few lengths.
         """
+        while True:
+            nearest = self._nearest_with_states(self._nearest_with_keys(length))
+            if nearest == length:
+                return length
+            length = nearest
+
+    def _nearest_with_states(self, length: int) -> int:
         if self.states is None:
             return length
         without_states = self.length - self.states.length  # rows that a view left out
         return max(0, without_states + self.states.nearest(length - without_states))
 
+    def _nearest_with_keys(self, length: int) -> int:
+        if length >= self._first_length:
+            return length
+        return max((each for each in self._set_aside if each <= length), default=0)
+
+    @property
+    def _first_length(self) -> int:
+        """The first length at which every layer still has the keys that the next row sees."""
+        pairs = zip(self._windows, self.starts, strict=False)
+        return max((each.first_row(start) for each, start in pairs if each is not None), default=0)
+
+    def set_aside(self, lengths: Sequence[int]) -> None:
+        """Sets the keys aside that a row after so many tokens sees, for each of these lengths.
+
+        The text can then be cut back to there when they are let go. All of these keys must be held
+        still. States are remembered by themselves.
+        """
+        for length in lengths if self.lets_go else ():
+            self._set_aside[length] = [
+                KeptRows(first, *(each.clone() for each in self.read(layer, length, first)))
+                for layer, first in self._first_keys(length)
+            ]
+
+    def set_aside_for_turn(self, length: int) -> None:
+        """Does :meth:`set_aside` where a conversation goes on. Only those of the last few turns
+        stay, since a conversation is rarely cut back further."""
+        if length not in self._set_aside:
+            self.set_aside([length])
+            self._turn_lengths.append(length)
+        for old in self._turn_lengths[:-TURNS_SET_ASIDE]:
+            self._set_aside.pop(old, None)
+        del self._turn_lengths[:-TURNS_SET_ASIDE]
+
+    def _first_keys(self, length: int) -> list[tuple[int, int]]:
+        """Returns the layers with a window, and the first key that a row after so many tokens sees
+        in each."""
+        pairs = enumerate(self._windows)
+        return [(layer, each.first_key(length)) for layer, each in pairs if each is not None]
+
+    def _rows_before(self, length: int) -> dict[int, KeptRows]:
+        """Returns what the row after so many tokens sees in each layer with a window: rows that are
+        held, and some more before them, or rows that were set aside."""
+        if length >= self._first_length:
+            rows = {}
+            for layer, first in self._first_keys(max(0, length - ROWS_TO_CUT_BACK)):
+                first = max(first, self.starts[layer])
+                rows[layer] = KeptRows(first, *self.read(layer, length, first))
+            return rows
+        layers = [layer for layer, _ in self._first_keys(length)]
+        if length:
+            return dict(zip(layers, self._set_aside[length], strict=True))
+        pairs = ((self.keys[layer][:, :0], self.values[layer][:, :0]) for layer in layers)
+        return {layer: KeptRows(0, *pair) for layer, pair in zip(layers, pairs, strict=True)}
+
+    def _put_back(self, layer: int, rows: KeptRows) -> None:
+        """Makes these rows those that a layer holds."""
+        self.starts[layer] = rows.start
+        count = rows.keys.shape[1]
+        for tensors in (self.keys, self.values):
+            old = tensors[layer]
+            if count > old.shape[1]:
+                tensors[layer] = old.new_empty(old.shape[0], count, old.shape[2])
+        self.write(layer, rows.start, rows.keys, rows.values)
+
     def remove_rows(self, start: int, count: int) -> None:
         """Removes ``count`` rows; those after them move up, in the same memory."""
+        assert not self.lets_go, "rows of a cache that lets keys go have no other places"
         for layer in (*self.keys, *self.values):
             layer[:, start : self.length - count] = layer[:, start + count : self.length].clone()
         self.length -= count
@@ -183,8 +351,10 @@ class Cache:
 
         There is one set of rows for all heads, or one for each layer and head. ``layers`` takes the
         first layers only. ``pooled`` allocates it in this cache's pool, if there is one; a cache
-        that is only copied from later does not need that.
+        that is only copied from later does not need that. Raises ValueError where keys are let go.
         """
+        if self.lets_go:
+            raise ValueError("a choice among rows needs a cache that keeps all keys")
         depth = len(self.keys) if layers is None else layers
         new = Cache(
             self.shapes[:depth],
@@ -208,6 +378,28 @@ class Cache:
                 picked = old[layer].view(-1, width).index_select(0, where)
                 copy[layer][:, : rows.shape[-1]] = picked.view(heads, -1, width)
         new.length = rows.shape[-1]
+        return new
+
+    def copy_rows(self) -> Cache:
+        """Returns a copy of what this cache holds, without room for more and outside its pool."""
+        if not self.lets_go:
+            device = self.keys[0].device if self.keys else None
+            return self.select(torch.arange(self.length, device=device), 0, pooled=False)
+        rows = self._rows_before(self.length)
+        new = Cache(
+            self.shapes,
+            1,
+            dtype=self._dtype,
+            devices=[keys.device for keys in self.keys],
+            states=None if self.states is None else self.states.copy(),
+            windows=self._windows,
+        )
+        for layer in range(len(self.keys)):
+            own = rows.get(layer)
+            if own is None:
+                own = KeptRows(0, *self.read(layer, self.length))
+            new._put_back(layer, own)
+        new.length, new._set_aside = self.length, dict(self._set_aside)
         return new
 
     def exchange(
@@ -241,13 +433,25 @@ class Cache:
 
     def extend(self, other: Cache, start: int, stop: int, at: int | None = None) -> None:
         """Writes copies of rows ``start:stop`` of another cache, of as many layers as there are
-        here, from row ``at`` on, and ends behind them. They are appended where ``at`` is None."""
+        here, from row ``at`` on, and ends behind them. They are appended where ``at`` is None.
+
+        A cache that lets go of keys must be empty, and the other one must let go of them too.
+        """
         if at is not None:
             self.length = at  # The states that there were after so many rows are not needed.
-        self.reserve(self.length + stop - start)
+        end = self.length + stop - start
+        if not self.lets_go:
+            self.reserve(end)
+        rows_by_layer = other._rows_before(stop) if self.lets_go else {}
         for layer in range(len(self.keys)):
-            keys, values = other.read(layer, stop)
-            self.write(layer, self.length, keys[:, start:], values[:, start:])
+            rows = rows_by_layer.get(layer)
+            if rows is None:
+                self._reserve_in_layer(layer, end)
+                self.write(layer, self.length, *other.read(layer, stop, start))
+            else:
+                self._put_back(layer, rows)
+        if self.lets_go:
+            self._set_aside = {n: each for n, each in other._set_aside.items() if n <= stop}
         if self.hidden is not None and other.hidden is not None:
             self.hidden.extend(other.hidden, start, stop, self.length)
         self.length += stop - start

@@ -15,6 +15,7 @@ from typing import Any, Literal
 
 from saccade.core.errors import ModelError
 from saccade.model.grid import PictureLayout
+from saccade.model.recurrent import refuse_unknown_state
 
 Kind = Literal["image", "video", "audio"]
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")
@@ -155,3 +156,4 @@ def refuse_unsupported(config: Any, text_config: Any) -> None:
     name = text.get("model_type", "this model")
     if config.to_dict().get("is_encoder_decoder"):
         raise ModelError(f"{name} is an encoder-decoder; Saccade needs a decoder-only model")
+    refuse_unknown_state(text_config)

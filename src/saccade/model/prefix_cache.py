@@ -155,8 +155,10 @@ class ModelPrefixes:
         best: CachedPrompt | None = None
         for key, value in self._prefix_cache.items():
             is_own = isinstance(value, CachedPrompt) and value.owner is self._owner
+            # Where one lets keys go and the other keeps them, one cannot go on from the other.
             if (
                 is_own
+                and value.cache.lets_go == cache.lets_go
                 and _has_hidden_states(value.cache, cache)
                 and _common_ids(value.ids, ids) > best_rows
             ):
@@ -184,8 +186,7 @@ class ModelPrefixes:
             return
         if prefix is not None and shared_rows == len(prefix.prompt):
             self._prefix_cache.drop(prefix_key)
-        rows = torch.arange(len(prompt), device=prompt.index.device)
-        copied = cache.select(rows, 0, pooled=False)
+        copied = cache.copy_rows()
         if cache.hidden is not None:
             copied.hidden = cache.hidden.copy(len(prompt))
         cached_prompt = CachedPrompt(self._owner, prompt, _row_ids(prompt), copied)

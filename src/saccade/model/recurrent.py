@@ -645,10 +645,21 @@ def mixers_of(layers: Sequence[nn.Module], config: Any) -> dict[int, Mixer]:
                 f"{name} has layers of the kind {kinds[place]}, which Saccade does not know; it "
                 f"knows {', '.join(ATTENTION_KINDS)} and {', '.join(MIXERS)}"
             )
-    is_stateful = getattr(MODEL_MAPPING.get(type(config), None), "_is_stateful", False)
-    if is_stateful and not kinds and not mixers:
-        raise ModelError(f"{name} has a state that Saccade does not know how to keep")
+    if not mixers:
+        refuse_unknown_state(config)
     return mixers
+
+
+def refuse_unknown_state(config: Any) -> None:
+    """Raises ModelError for a language model that has a state, but no kinds of layers that would
+    say where it is."""
+    described = config.to_dict()
+    is_stateful = getattr(MODEL_MAPPING.get(type(config), None), "_is_stateful", False)
+    if is_stateful and not described.get("layer_types"):
+        raise ModelError(
+            f"{described.get('model_type', 'this model')} has recurrent layers whose state Saccade "
+            f"does not know how to keep; it knows {', '.join(MIXERS)}"
+        )
 
 
 def mixer_of(layer: nn.Module) -> Mixer | None:

@@ -12,24 +12,8 @@ from torch import Tensor
 from saccade.model.cache import Cache, Pages
 from saccade.model.hidden_states import AFTER_NORM
 from saccade.model.kernels.attention_mass import MassRecorder, RowQueries
+from saccade.model.key_window import KeyWindow
 from saccade.model.likeliest import WHOLE_VOCABULARY, Vocabulary
-
-
-@dataclass(frozen=True)
-class KeyWindow:
-    """Which keys a row of a layer sees at most: the last ``size``, itself included, or those of its
-    own chunk of ``size`` tokens."""
-
-    size: int
-    chunked: bool = False
-
-    def covers(
-        self, rows: Int[Tensor, "new 1"], keys: Int[Tensor, "#new key"]
-    ) -> Bool[Tensor, "new key"]:
-        """Returns whether keys are in the windows of rows, both by their places in the text."""
-        if self.chunked:
-            return keys // self.size == rows // self.size
-        return rows - keys < self.size
 
 
 @dataclass(frozen=True)

@@ -109,23 +109,30 @@ class Session:
 
     # -- prefill and forks ---------------------------------------------------------------------
 
-    def prefill(self, prompts: Sequence[Prompt], *, record: bool = False) -> list[Prefill]:
+    def prefill(
+        self, prompts: Sequence[Prompt], *, record: bool = False, keeps_all_keys: bool = True
+    ) -> list[Prefill]:
         """Prefills the prompts. ``record`` also records the attention of the text after the last
-        visual row on the visual rows."""
+        visual row on the visual rows. ``keeps_all_keys`` is that of :meth:`prefill_in_chunks`."""
         return [
             prefill
             for number, prompt in enumerate(prompts)
             for prefill in self.prefill_in_chunks(
-                number, prompt, record=record, noise_number=number
+                number,
+                prompt,
+                record=record,
+                noise_number=number,
+                keeps_all_keys=keeps_all_keys,
             )
             if prefill is not None
         ]
 
-    def cache(self, capacity: int) -> Cache:
+    def cache(self, capacity: int, *, keeps_all_keys: bool = True) -> Cache:
         """Returns an empty cache for a request, in the pool of captured forwards if there are
         any."""
-        graphs = self.cuda_graphs
-        return self.backbone.cache(capacity) if graphs is None else graphs.cache(capacity)
+        if self.cuda_graphs is not None:
+            return self.cuda_graphs.cache(capacity)
+        return self.backbone.cache(capacity, None if keeps_all_keys else forward_rows(self.chunk))
 
     def prefill_in_chunks(
         self,
@@ -135,6 +142,7 @@ class Session:
         record: bool = False,
         follow_rows: int = 0,
         noise_number: int = 0,
+        keeps_all_keys: bool = True,
         shared_rows: int = 0,
         hidden_layers: Sequence[int] = (),
     ) -> Iterator[Prefill | None]:
@@ -145,12 +153,16 @@ class Session:
         The prompt begins with ``shared_rows`` of the rows that the request has already, prompt and
         text, and those are not read again. From here on the cache also has the hidden states of
         ``hidden_layers``, if there are any.
+        Unless the cache ``keeps_all_keys``, layers with a window let go of those behind it: then no
+        other session can start from this one's keys, and no rows can be followed.
         """
         model = self.backbone
         if model.fused is not None:
             model.fused.refresh()
         old = self.requests[number].cache if shared_rows else None
-        cache = self.cache(len(prompt) + self._room) if old is None else old
+        cache = old
+        if cache is None:
+            cache = self.cache(len(prompt) + self._room, keeps_all_keys=keeps_all_keys)
         if hidden_layers and old is None:
             cache.hidden = model.hidden_states(hidden_layers, len(prompt) + self._room)
         columns = prompt.visual.nonzero().squeeze(-1)
@@ -167,11 +179,13 @@ class Session:
         max_reused = max(0, min(first_needed, len(prompt) - max(1, follow_rows)))
         if old is not None:
             reused_rows = _cut_to_prompt(old, prompt, min(shared_rows, max_reused))
-            old.reserve(len(prompt) + self._room)
+            if not old.lets_go:  # Layers with a window make room from one forward to the next.
+                old.reserve(len(prompt) + self._room)
         elif self._prefixes is not None:
             reused_rows, prefix_key = self._prefixes.copy_longest(prompt, cache, max_reused)
         ends = chunk_ends(reused_rows, len(prompt), self.chunk)
-        cuts = _lengths_to_remember(prompt) if cache.states is not None else set()
+        remembered = _lengths_to_remember(prompt)
+        cuts = remembered if cache.states is not None else set()
         ends = sorted({*ends, *(n for n in cuts if n > reused_rows)})
         # A chunk never ends within a picture that is read in both directions.
         ends = [end for end in ends if end == ends[0] or prompt.uncut_length(end) == end]
@@ -195,6 +209,7 @@ class Session:
             hidden = self._prefill_chunk(prompt, segment)
             if stop in cuts and cache.states is not None:
                 cache.states.snapshot(cuts)
+            cache.set_aside([length for length in remembered if start < length <= stop])
             if recorder is not None:
                 recorder.finish(cache)
             if stop < len(prompt):
@@ -355,6 +370,7 @@ class Session:
             length = request.cache.nearest_length(request.prompt_rows[0] + cached_tokens)
             cached_tokens = length - request.prompt_rows[0]
             request.cache.truncate(length)
+            request.cache.set_aside_for_turn(length)
             request.copied_tokens = max(0, min(request.copied_tokens, cached_tokens))
             text_start = len(request.context) - request.length
             request.pending = request.context[text_start + cached_tokens :]
@@ -603,6 +619,12 @@ def score_together(
     """Returns what :meth:`Session.score` returns, for several sessions over one model, in one
     forward."""
     return type(batches[0][0]).score_batches(batches)
+
+
+def forward_rows(chunk: int = PREFILL_CHUNK_TOKENS) -> int:
+    """Returns how many rows a forward over a prompt has at most: its last chunk may be longer than
+    the others."""
+    return chunk + chunk // 4
 
 
 @singledispatch

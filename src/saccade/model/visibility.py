@@ -18,7 +18,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from saccade.model.segments import KeyWindow, Segment
+from saccade.model.key_window import KeyWindow
+from saccade.model.segments import Segment
 
 Queries = Float[Tensor, "head new head_dim"]
 MAX_LOGITS_AT_ONCE = 2**25  # of one layer, where its logits are computed one by one

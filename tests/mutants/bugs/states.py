@@ -4,6 +4,7 @@ from bugs.bug import PlantedBug
 
 RECURRENT = "model/test_recurrent.py"
 HYBRIDS = "families/test_hybrid_models.py"
+WINDOWED = "engine/test_windowed_memory.py"
 
 BUGS = (
     PlantedBug(
@@ -80,6 +81,13 @@ BUGS = (
         tests=(f"{HYBRIDS}::test_every_turn_of_a_hybrid_answers_as_a_fresh_start",),
     ),
     PlantedBug(
+        "a fork needs the states that it had before the rows it computed itself",
+        "model/cache.py",
+        find="self.length = at",
+        plant="self.truncate(at)",
+        tests=(f"{RECURRENT}::test_a_fork_goes_on_after_a_turn_right_behind_a_score",),
+    ),
+    PlantedBug(
         "exact is promised for a model with states",
         "model/batch_invariant.py",
         find="if $model.mixers:\n    ...",
@@ -88,7 +96,7 @@ BUGS = (
     ),
     PlantedBug(
         "a window is one key too wide",
-        "model/segments.py",
+        "model/key_window.py",
         find="$rows - $keys < self.size",
         plant="$rows - $keys <= self.size",
         tests=("model/test_visibility.py::test_each_row_sees_what_its_own_text_would_see",),
@@ -99,5 +107,27 @@ BUGS = (
         find="$keys <= $segment.reach.cpu()[:, None]",
         plant="$keys < 0",
         tests=("model/test_visibility.py::test_each_row_sees_what_its_own_text_would_see",),
+    ),
+    PlantedBug(
+        "a key behind a window is let go one row too early",
+        "model/key_window.py",
+        find="$row - self.size + 1",
+        plant="$row - self.size + 2",
+        tests=(f"{WINDOWED}::test_the_keys_that_a_row_sees_are_held",),
+    ),
+    PlantedBug(
+        "a text is cut back to where its keys were let go",
+        "model/cache.py",
+        within="Cache._nearest_with_keys",
+        find="$length >= self._first_length",
+        plant="$length >= 0",
+        tests=(f"{WINDOWED}::test_every_turn_answers_as_a_fresh_start",),
+    ),
+    PlantedBug(
+        "accepted nodes move as if no key had been let go",
+        "model/cache.py",
+        find="send_to_device(rows - $first, $device)",
+        plant="send_to_device(rows, $device)",
+        tests=(f"{WINDOWED}::test_memory_stays_flat_over_a_long_answer",),
     ),
 )

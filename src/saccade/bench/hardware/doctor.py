@@ -63,7 +63,7 @@ class Part:
     cache: int
     step: float  # What a forward of one token reads.
     fixed: float = 0.0  # The fixed time of a forward, as bytes that could be read meanwhile.
-    states: str = ""  # A sentence about its layers that have a state instead of keys, if any.
+    special_layers: str = ""  # A sentence about its layers that do not keep all keys, if any.
 
     @property
     def cost(self) -> float:
@@ -178,7 +178,7 @@ def examine(
                 f"{draft[0]} needs {format_bytes(draft_needs)}, and the draft's device has "
                 f"{format_bytes(draft_free_bytes)} free"
             )
-    child, all_notes = 0, [*notes, *(part.states for part in parts if part.states)]
+    child, all_notes = 0, [*notes, *(part.special_layers for part in parts if part.special_layers)]
     suggestion = ""
     is_roundable = head is None and draft_rounding is None and bits is None and device == "cpu"
     if is_roundable and not all_problems:
@@ -234,7 +234,7 @@ def _own_draft(
     """Returns what the target needs as its own draft, beside what it needs anyway."""
     whole = _part(name, config, tokens, dtype, None, device, rounding)
     copy = footprint(config).rounded_copy(rounding.bytes_per_weight)
-    return replace(whole, name=f"{name} ({rounding.name})", weights=copy, states="")
+    return replace(whole, name=f"{name} ({rounding.name})", weights=copy, special_layers="")
 
 
 def _part(
@@ -264,18 +264,27 @@ def _part(
         counted.cache(tokens, size),
         counted.step(step_weight, tokens, size),
         counted.layers * FIXED_BYTES_PER_LAYER.get(device, FIXED_BYTES_PER_LAYER["cuda"]),
-        _describe_states(name, counted, size),
+        _describe_layers(name, counted, size),
     )
 
 
-def _describe_states(name: str, counted: Footprint, size: float) -> str:
-    """Returns a sentence about the layers that have a state instead of keys; "" without any."""
-    if not counted.stateful_layers:
-        return ""
-    return (
-        f"{counted.stateful_layers} of {name}'s {counted.layers} layers keep a state instead of "
-        f"keys: {format_bytes(counted.cache(0, size))} a request, however long it is"
-    )
+def _describe_layers(name: str, counted: Footprint, size: float) -> str:
+    """Returns a sentence about the layers that do not keep the keys of every token: those with a
+    window and those with a state. It is "" where there are none."""
+    parts = []
+    if counted.key_windows:
+        sizes = sorted({window.size for window in counted.key_windows})
+        parts.append(
+            f"{len(counted.key_windows)} of {name}'s {counted.layers} layers see the last "
+            f"{' or '.join(map(str, sizes))} tokens at most, and keep few keys behind those, "
+            "except with methods that draft from the target's own keys"
+        )
+    if counted.stateful_layers:
+        parts.append(
+            f"{counted.stateful_layers} of {name}'s {counted.layers} layers keep a state instead "
+            f"of keys: {format_bytes(counted.cache(0, size))} a request, however long it is"
+        )
+    return "; ".join(parts)
 
 
 def _best_chain(rate: float, ratio: float, cost_per_row: float) -> Outlook:
