@@ -21,7 +21,7 @@ from saccade.core.generation_settings import GenerateArguments, Settings
 from saccade.core.result import added_text
 from saccade.engine.generate import CallArguments
 from saccade.inputs import media
-from saccade.world import drawing, drawn_world, scenes
+from saccade.world import drawing, scenes
 
 ROOT = Path(__file__).parents[2]
 PAGES = [
@@ -107,7 +107,9 @@ def test_several_videos_and_pictures(
     picture = tmp_path / "noise.png"
     noise = np.random.default_rng(0).integers(0, 256, (112, 112, 3), dtype=np.uint8)
     Image.fromarray(noise).save(picture)
-    with pytest.warns(UserWarning, match=re.escape(drawn_world.FOREIGN_CLIP_WARNING)):
+    domain = model.pair.target.domain
+    assert domain is not None
+    with pytest.warns(UserWarning, match=re.escape(domain.warning)):
         model.describe(picture, "Describe the image in detail.", max_new_tokens=2)
     with pytest.raises(saccade.OptionError, match="give a video, or None for text alone"):
         model.describe([], QUESTION)

@@ -90,7 +90,7 @@ def caption(
 
     jobs = json_lines.shard_items(manifests.read_jobs(manifest, prompt), part)
     path = caption_run.shard_path(out_path, part)
-    run_setup.warn_about_embedded_pair(settings.target)
+    run_setup.warn_about_training(settings.target)
     with progress_line("loading the models") as say:
         progress = caption_run.run_jobs(
             jobs,

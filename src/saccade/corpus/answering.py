@@ -23,8 +23,8 @@ from saccade.inputs import captions, media
 from saccade.inputs.loading import load_pair, use_threads
 from saccade.inputs.media import Clip, FrameSampling, Source
 from saccade.inputs.questions import Pair, clip_arguments
+from saccade.inputs.training_domain import warn_outside_domain
 from saccade.methods import resolve
-from saccade.world import drawn_world
 
 QUESTION = "Describe the video in detail."
 EMBEDDED_TARGET = "shapes"
@@ -171,7 +171,7 @@ class Model:
         clips = []
         for each in _media_list(several):
             clip = each if isinstance(each, Clip) else media.read(each, sampling)
-            clips.append(drawn_world.warn_if_foreign(clip, self.pair.target.name))
+            clips.append(warn_outside_domain(clip, self.pair.target.domain))
         for warning in dict.fromkeys(warning for clip in clips for warning in clip.warnings):
             warnings.warn(warning, stacklevel=4)
         return clips

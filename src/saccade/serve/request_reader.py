@@ -15,7 +15,6 @@ from saccade.core import generation_settings
 from saccade.core.prompt import Inputs
 from saccade.engine.request import Request
 from saccade.inputs import Loaded, captions, literal_text
-from saccade.inputs.checkpoints import is_embedded
 from saccade.inputs.media import Clip, FrameSampling
 from saccade.inputs.media.fetch import FetchedMedia
 from saccade.inputs.media.guard import DecoderPool, StopSignal
@@ -42,7 +41,6 @@ from saccade.serve.request_schema import (
     tool_calls_of,
 )
 from saccade.serve.server_settings import ServerSettings
-from saccade.world import drawn_world
 
 MAX_CHARACTERS_PER_TOKEN = 16  # On average. A text with more is refused before it is tokenized.
 MODEL_NAME = "this model"  # Errors do not show a checkpoint's name, which may be a path.
@@ -167,8 +165,9 @@ class RequestReader:
         engine_requests = self._engine_requests(request, inputs, draft_inputs, captioner)
         warnings = [warning for clip in clips for warning in clip.warnings]
         all_frames = [*(image[None] for image in images), *(clip.frames for clip in clips)]
-        if is_embedded(self._target_name) and not all(map(drawn_world.is_drawn_world, all_frames)):
-            warnings.append(drawn_world.FOREIGN_CLIP_WARNING)
+        domain = self._target.domain
+        if domain is not None and not all(map(domain.includes, all_frames)):
+            warnings.append(domain.warning)
         return engine_requests, warnings
 
     def _inputs(
