@@ -53,7 +53,7 @@ THE_MODELS = {
     "model.session",
     "model.attention",
     "model.backbone",
-    "model.prompting",
+    "model.prompt_reader",
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -176,8 +176,9 @@ def test_control_a_drawn_import_is_seen(tmp_path):
     file = tmp_path / "routes.py"
     file.write_text("def late():\n    from saccade.world import demo, scenes\n")
     assert _drawn_imports("serve.routes", file) == {"world.scenes"}
-    file.write_text("from saccade.world import demo\n")
-    assert _drawn_imports("serve.routes", file) == {"world.demo"}
+    early = tmp_path / "queue.py"
+    early.write_text("from saccade.world import demo\n")
+    assert _drawn_imports("serve.queue", early) == {"world.demo"}
 
 
 def test_no_modules_import_each_other():

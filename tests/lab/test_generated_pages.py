@@ -33,7 +33,7 @@ def _methods(page: str) -> str:
     from lab.hardware.vllm_comparison import replace_table
     from saccade.methods import names
 
-    return replace_table(page, pages.methods_table(names.listing().methods), pages.BEGIN)
+    return replace_table(page, pages.methods_tables(names.listing()), pages.BEGIN)
 
 
 def _options(page: str) -> str:
@@ -47,6 +47,12 @@ def _numbers(page: str) -> str:
     from lab import numbers
 
     return numbers.page_with(page, numbers.tables_by_name(RESULTS))
+
+
+def _speed(page: str) -> str:
+    from lab import speed_page
+
+    return speed_page.page(RESULTS)
 
 
 def _claims(page: str) -> str:
@@ -138,6 +144,7 @@ PAGES: dict[str, Callable[[str], str]] = {
     "families.md": _families,
     "vllm.md": _vllm,
     "results/claims.md": _claims,
+    "results/speed.md": _speed,
     "results/scaling.md": _scaling,
     "results/peers.md": _peers,
     "results/methods.md": _all_methods,

@@ -70,8 +70,8 @@ def read_training_domain(name: str) -> TrainingDomain | None:
             raise ValueError(f"unknown: {', '.join(sorted(unknown))}")
         return TrainingDomain(str(values["warning"]), texture=(float(low), float(high)), **numbers)
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
-        wanted = ", ".join(field.name for field in fields(TrainingDomain))
-        message = f"the {DOMAIN_FILE} of {name} cannot be read: it is a JSON object of {wanted}"
+        names = ", ".join(field.name for field in fields(TrainingDomain))
+        message = f"the {DOMAIN_FILE} of {name} cannot be read: it is a JSON object of {names}"
         raise ModelError(message) from error
 
 

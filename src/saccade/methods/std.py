@@ -125,6 +125,7 @@ STD = Recipe(
     drafter=SelfDrafter,
     view=PerHead(),
     shape=Chain(GAMMA),
+    study="each draft step reads all of the target's weights",
 )
 
 STREAMING = replace(
@@ -139,6 +140,7 @@ LAYERSKIP = Recipe(
     about="the target's first half drafts for the whole, without tuning",
     drafter=EarlyExit,
     shape=Chain(GAMMA),
+    study="each draft step reads half of the target's weights, and most drafts are refused",
 )
 
 
