@@ -108,8 +108,8 @@ def methods_tables(listing: Listing) -> str:
     reasons = "".join(f"| `{name}` | {fields['study']} |\n" for name, fields in studies.items())
     return (
         methods_table(useful)
-        + "\n### Studies\n\nThese were slower than plain decoding in every stored run on a CPU. "
-        + "They are here to be studied, and for longer contexts.\n\n"
+        + "\n### Studies\n\nThese were slower than plain decoding in every stored run of answers. "
+        + "All runs were on CPUs. The studies are here to compare with, and for longer contexts.\n\n"
         + methods_table(studies)
         + f"\n| study | why it was slower |\n|-|-|\n{reasons}"
     )

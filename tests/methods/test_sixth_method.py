@@ -162,6 +162,6 @@ def test_the_pages_method_works_as_it_is_written(tmp_path: Path) -> None:
     """Claim: the page's file, copied out of it, brings what the page says."""
     path = tmp_path / "of_the_page.py"
     path.write_text(next(blocks()))
-    brought = registry.provided("the page", registry._load_file(path))
+    brought = registry.read_provides("the page", registry._load_file(path))
     assert [recipe.name for recipe in brought.recipes] == ["ours"]
     assert brought.families[0].parse("8").spelling == "doubling-8"

@@ -18,7 +18,9 @@ if TYPE_CHECKING:
     from saccade.methods.listing import Listing
 
 
-STUDIES_HEADING = "Studies: slower than plain decoding in every stored run, each for a reason."
+STUDIES_HEADING = (
+    "Studies: slower than plain decoding in every stored run of answers, each for a reason."
+)
 OneName = Annotated[str | None, typer.Argument(help="One method alone.", show_default=False)]
 
 
