@@ -109,7 +109,7 @@ def methods_tables(listing: Listing) -> str:
     return (
         methods_table(useful)
         + "\n### Studies\n\nThese were slower than plain decoding in every stored run of answers. "
-        + "All runs were on CPUs. The studies are here to compare with, and for longer contexts.\n\n"
+        + "All runs were on CPUs.\n\n"
         + methods_table(studies)
         + f"\n| study | why it was slower |\n|-|-|\n{reasons}"
     )

@@ -295,8 +295,8 @@ class RequestBatch:
         ]
 
     def _warnings(self, number: int) -> tuple[str, ...]:
-        """Returns where this answer differs from what its method's name, or ``generate``, has one
-        expect."""
+        """Returns the warnings about this answer: where it may surprise someone who knows the
+        method or ``generate``."""
         own_keys = Capability.TARGET_KEYS in self.recipe.drafter.offers
         prunes_own_keys = own_keys and Capability.WHOLE_PROMPT not in self.recipe.view.offers
         drafts, visual_tokens = self.recipe.drafts, self.prompts[number].visual_tokens
@@ -348,4 +348,7 @@ SLOW_EXACT = (
     "exact=True computes every token with 16 rows and its attention in float32, block by block, so "
     "an answer on a GPU takes longer than without it"
 )
-DECODES_PLAINLY = "no draft model was given and the target's own drafts do not pay here: plain"
+DECODES_PLAINLY = (
+    "no draft model was given and the target's own drafts do not pay here, so the answer was "
+    "decoded plainly"
+)
