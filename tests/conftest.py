@@ -99,7 +99,15 @@ def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setenv("SACCADE_CACHE", str(tmp_path_factory.mktemp("costs")))
         ours, own = ("compiled", "compiled") if compiled.is_available() else ("fused", "plain")
         every = Choice((1, 5, 64, 65), (own, "plain", "packed", "transposed"))
-        patch.setattr(kernels, "choose_products", lambda matrices: [every] * len(matrices))
+
+        def every_kernel(matrix: kernels.Matrix) -> Choice:
+            if matrix.rounding is not None:
+                return Choice((16, 17), (matrix.candidates[-1], "plain"))
+            if matrix.weight.dtype == torch.float32:
+                return every
+            return Choice((16, 64, 65), (matrix.candidates[-1], "plain", "packed"))
+
+        patch.setattr(kernels, "choose_products", lambda all_: [*map(every_kernel, all_)])
         few = AttentionChoice((1, 2), ((ours, "unfused"), ("fused", "unfused")), (1024, 1024))
         many = AttentionChoice((768,), (("fused", ours),), (1024,))
         patch.setattr(kernels, "choose_attention", lambda facts, calls, *of: many if of else few)

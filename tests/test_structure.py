@@ -19,6 +19,7 @@ ROOT = Path(__file__).parents[1]
 API = [
     "Chat",
     "Conversation",
+    "Live",
     "MethodError",
     "Model",
     "ModelError",

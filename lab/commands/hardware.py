@@ -222,7 +222,7 @@ def following(
     costs = measure_following(model, text, keep=keep, rounds=rounds)
     facts = {
         "command": shlex.join(["python", "-m", "lab", *sys.argv[1:]]),
-        "model": real_weights.NAME,
+        "model": real_weights.SMOLLM2.name,
         "machine": "{processor}, {threads} threads, torch {torch}.".format(**environment()),
         **asdict(costs),
     }

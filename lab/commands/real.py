@@ -122,7 +122,7 @@ def _prepare_study(
     if not texts:
         raise OptionError("none of these files is a text of 1,800 tokens or more")
     facts = {
-        "model": weights.NAME,
+        "model": weights.SMOLLM2.name,
         "settings": {"max_new_tokens": count, "penalty": REPETITION_PENALTY},
         "together": together,
         "machine": "{processor}, {threads} threads, torch {torch}.".format(**environment()),

@@ -93,7 +93,7 @@ def judge(
         )
     digest = hashlib.sha256(adapter.read_bytes()).hexdigest()[:16]
     command = shlex.join(["python", "-m", "lab", *sys.argv[1:]])
-    facts = study.run_facts(real_weights.NAME, digest, together, run_dir, command)
+    facts = study.run_facts(real_weights.SMOLLM2.name, digest, together, run_dir, command)
     results = measure.Results(path.with_suffix(".json"), facts, study.KINDS)
     model, draft = load(str(run_dir / MODEL)), load(str(run_dir / DRAFT))
     with status("running the methods", quiet=False) as tell:

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     )
     from saccade.core.result import Result, Round
     from saccade.corpus.answering import Chat, Model, load
+    from saccade.corpus.live import Live
     from saccade.drafting.recipe import Recipe
     from saccade.engine.conversation import Conversation
     from saccade.engine.generate import Stream, generate, run, stream
@@ -27,6 +28,7 @@ _HOMES = {
     "core.errors": ("MethodError", "ModelError", "OptionError", "SaccadeError", "VideoInputError"),
     "core.result": ("Result", "Round"),
     "corpus.answering": ("Chat", "Model", "load"),
+    "corpus.live": ("Live",),
     "drafting.recipe": ("Recipe",),
     "engine.conversation": ("Conversation",),
     "engine.generate": ("Stream", "generate", "run", "stream"),
@@ -35,6 +37,7 @@ _HOMES = {
 __all__ = [
     "Chat",
     "Conversation",
+    "Live",
     "MethodError",
     "Model",
     "ModelError",
@@ -57,3 +60,7 @@ def __getattr__(name: str) -> Any:
         if name in names:
             return getattr(import_module(f"saccade.{home}"), name)
     raise AttributeError(f"module 'saccade' has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

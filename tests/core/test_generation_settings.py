@@ -59,7 +59,9 @@ def test_an_unknown_name_is_refused_and_a_known_one_is_not():
         OptionError, match="argument max_tokens .did you mean max_new_tokens.., temprature"
     ):
         _settle(max_tokens=3, temprature=0.5)
-    assert _settle(max_new_tokens=3, num_beams=1, temperature=0.5).max_new_tokens == 3
+    assert (
+        _settle(max_new_tokens=3, num_beams=1, do_sample=True, temperature=0.5).max_new_tokens == 3
+    )
 
 
 BAD = [

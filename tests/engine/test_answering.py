@@ -26,7 +26,7 @@ from saccade.world import drawing, scenes
 ROOT = Path(__file__).parents[2]
 PAGES = [
     ROOT / "README.md",
-    *(ROOT / "docs" / f"{name}.md" for name in ("first-answer", "own-models", "python")),
+    *(ROOT / "docs" / f"{name}.md" for name in ("first-answer", "own-models", "python", "live")),
     ROOT / "docs" / "from-transformers.md",
 ]
 QUESTION = "Describe the video in detail."

@@ -199,7 +199,7 @@ def test_several_ends_are_all_ends(call):
     ("name", "value"),
     [
         ("num_beams", 2),
-        ("return_dict_in_generate", True),
+        ("output_attentions", True),
         ("output_scores", True),
         ("cache_implementation", "static"),
         ("prompt_lookup_num_tokens", 3),

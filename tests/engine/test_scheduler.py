@@ -26,6 +26,7 @@ from saccade.engine.round_size import RoundTimes
 from saccade.engine.scheduler import Scheduler
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone
+from saccade.model.kernels.few_bits import ROUNDINGS
 from saccade.model.session import Session
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -84,6 +85,22 @@ def test_requests_that_arrive_one_by_one_answer_as_alone(method):
         assert found[number].finish_reason == alone.finish_reason
         assert found[number].fallback_reason is None
         assert found[number].prompt_tokens == alone.prompt_tokens
+
+
+@pytest.mark.parametrize("method", ["sd", "specvlm"])
+@pytest.mark.parametrize("own", [True, False])
+def test_requests_with_rounded_drafts_answer_as_alone(own, method):
+    """Claim: several requests whose draft has rounded weights, another model's or the target's own,
+    get the answers of plain decoding, and their drafts do not fail. Fails if a shared forward of
+    the target goes by the rounded copy."""
+    draft = (TARGET if own else DRAFT).rounded(ROUNDINGS["int4"]).with_prefix_cache(None)
+    scheduler = Scheduler(TARGET, resolve(method), draft)
+    for number in range(len(MANY)):
+        scheduler.join(_asked(number))
+    found = _steps(scheduler)
+    for number in range(len(MANY)):
+        assert found[number].ids == _alone(number, "ar").ids
+        assert found[number].fallback_reason is None
 
 
 def test_a_round_is_one_forward_of_the_target_for_all(monkeypatch):

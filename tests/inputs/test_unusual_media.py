@@ -396,3 +396,34 @@ def test_numbers_of_numpy_choose_frames():
     for wrong in (np.float64(3.0), np.bool_(True)):
         with pytest.raises(VideoInputError, match="num_frames must be a whole number"):
             FrameSampling(num_frames=wrong)
+
+
+@pytest.mark.parametrize("form", ["AVIF", "TIFF", "HEIF"])
+def test_pictures_of_phones_and_scanners_are_read(form):
+    """AVIF, TIFF and, with its extra, HEIC give the pixels of Pillow's own decoder, as one picture;
+    without the extra the sentence names it. Fails where one is taken for a video."""
+    image = PILImage.fromarray(np.arange(24 * 16 * 3, dtype=np.uint8).reshape(24, 16, 3))
+    if form == "HEIF":
+        heif = pytest.importorskip("pillow_heif")
+        heif.register_heif_opener()
+    data = saved(image, form)
+    expected = np.asarray(PILImage.open(io.BytesIO(data)).convert("RGB"))
+    clip = read(data)
+    assert (clip.frames == expected[None]).all() and clip.source_frames == 1
+    assert (read_image(data) == expected).all()
+
+
+def test_heic_without_its_package_names_the_extra(monkeypatch):
+    """Where pillow-heif is missing a HEIC picture is refused, and the sentence names the extra."""
+    from saccade.inputs.media import media_file
+
+    monkeypatch.setattr(media_file, "find_spec", lambda name: None)
+    with pytest.raises(VideoInputError, match="--extra heic"):
+        read(b"\0\0\0\x20ftypheic" + bytes(200))
+
+
+def test_the_pages_of_a_tiff_are_no_frames():
+    """A TIFF of two pages is one picture, its first page."""
+    pages = [PILImage.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
+    clip = read(saved(pages[0], "TIFF", save_all=True, append_images=pages[1:]))
+    assert len(clip.frames) == 1 and clip.frames[0, 0, 0].tolist() == [255, 0, 0]

@@ -106,9 +106,14 @@ def _renewed_views(page: str) -> str:
 
 def _real_weights(name: str) -> Callable[[str], str]:
     def made(page: str) -> str:
+        from saccade.bench.real.pair import pair_section
         from saccade.bench.real.results_page import make_page
 
-        return make_page(_stored(f"{name}.json"))
+        own = make_page(_stored(f"{name}.json"))
+        pair_rows = RESULTS / f"{name}-pair.json"
+        if not pair_rows.is_file():
+            return own
+        return own + "\n" + pair_section(_stored(pair_rows.name))
 
     return made
 

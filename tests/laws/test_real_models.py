@@ -130,17 +130,23 @@ def law(rules: Sequence[Any] = RULES, family: str = "qwen2_5_vl") -> dict[tuple[
     return found
 
 
-def p_value(name: str, calls: int = CALLS, moved: float = 0.0, family: str = "qwen2_5_vl") -> float:
+def p_value(
+    name: str,
+    calls: int = CALLS,
+    moved: float = 0.0,
+    family: str = "qwen2_5_vl",
+    **draft_arguments: Any,
+) -> float:
     """Of the answers under the exact law, or one ``moved`` away from it in total variation."""
     exact = dict(law(family=family))
     make = model_of(family)
     cells = {answer: i for i, answer in enumerate(exact)}
     counts = torch.zeros(len(exact) + 1)
     batch = left_padded([INPUTS_BY_FAMILY[family]] * BATCH)
-    draft = backbone(noisy(make, 0, 0.1))
+    draft_arguments = {"draft": backbone(noisy(make, 0, 0.1)), **draft_arguments}
     for seed in range(calls):
         out = saccade.generate(
-            backbone(make()), batch, draft=draft, method=method(name), seed=seed, **SETTINGS
+            backbone(make()), batch, method=method(name), seed=seed, **draft_arguments, **SETTINGS
         )
         for answer in out[:, -TOKENS:].tolist():
             counts[cells.get(tuple(answer), len(exact))] += 1
@@ -163,6 +169,17 @@ def test_four_sampled_tokens_follow_the_exact_law(name):
     own law. An answer outside these fails at once; a bent law with the power stated above.
     """
     assert p_value(name) > ALPHA
+
+
+@pytest.mark.parametrize("name", few(("sd/shape=chain-2", "auto", "sage", "sd-tree"), 1))
+@pytest.mark.parametrize("rounding", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
+@pytest.mark.parametrize("own", [True, False])
+def test_a_draft_with_rounded_weights_bends_no_law(own, rounding, name):
+    """Claim: what a draft with rounded weights drafts, another model or the target itself, is
+    judged by the target's own law. Fails if the rounded copy verifies, or if a draft is judged by a
+    law that it did not draw from."""
+    arguments = {"draft": None} if own else {}
+    assert p_value(name, **arguments, draft_quantize=rounding) > ALPHA
 
 
 @pytest.mark.parametrize("name", few(HYBRID_METHODS, 1))

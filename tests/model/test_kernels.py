@@ -252,17 +252,19 @@ def test_what_few_rows_prefer_ends_where_they_end(monkeypatch):
     assert found.kernel_for(FOLD_LIMIT + 1, 9) == "fused"
 
 
-def test_only_fp32_on_a_cpu_with_memory_is_chosen_for(monkeypatch):
-    """Claim: low precision, and models for whose copies there is no memory, are left alone.
-    Control: the same model in fp32 is not."""
+def test_only_fp32_and_bf16_on_a_cpu_with_memory_are_chosen_for(monkeypatch):
+    """Claim: fp16, and models for whose copies there is no memory, are left alone; of bf16 those
+    kernels stay that read the weights where they are. Control: the same model in fp32 is not."""
 
     def used(model):
         return Backbone(model).fused.head.prepared_kernels
 
     assert used(copy.deepcopy(llama())) - {"plain"}
-    assert used(copy.deepcopy(llama()).bfloat16()) == {"plain"}
+    assert used(copy.deepcopy(llama()).half()) == {"plain"}
     monkeypatch.setattr(kernels.memory, "available_bytes", lambda device: 1000)
     assert used(copy.deepcopy(llama())) == {"plain"}
+    in_place = {unit.value for unit in kernels.compiled.bf16_units()}
+    assert used(copy.deepcopy(llama()).bfloat16()) <= {"plain", "packed"} | in_place
     place = torch.device("cpu")
     assert quickest_attention(4, 2, 16, [place], torch.bfloat16) == ALWAYS_FUSED
     assert (

@@ -34,7 +34,7 @@ from saccade.core.tree import ROOT, Tree, add, chain, path
 from saccade.model import session as session_module
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
-from saccade.model.session import Session, _chunk_ends
+from saccade.model.session import Session, chunk_ends
 
 BOTH = pytest.mark.parametrize("fused", [None, False], ids=["fused", "modules"])
 BATCH = left_padded(
@@ -300,7 +300,7 @@ def test_no_piece_of_a_prompt_is_tiny(chunk):
     """Claim: pieces follow each other to the end, none over a chunk and a quarter; where there are
     several, each is more than a quarter: a forward of few rows costs nearly as much as of many."""
     for start, stop in ((0, 1), (0, 2064), (0, 2561), (300, 5000), (7, 7 + 3 * chunk)):
-        ends = _chunk_ends(start, stop, chunk)
+        ends = chunk_ends(start, stop, chunk)
         rows = [after - before for before, after in pairwise(ends)]
         assert (ends[0], ends[-1]) == (start, stop)
         assert max(rows) <= chunk + chunk // 4

@@ -24,7 +24,7 @@ from serve.live import (
 import saccade
 from saccade.inputs.training_domain import read_training_domain
 from saccade.serve.api_errors import NOT_SUPPORTED
-from saccade.serve.request_schema import ChatRequest, TextRequest
+from saccade.serve.request_schema import IGNORED_FIELDS, ChatRequest, TextRequest
 
 DOCS = Path(__file__).parents[2] / "docs/http.md"
 
@@ -48,14 +48,21 @@ def test_the_table_is_what_the_server_takes():
     known = {*ChatRequest.model_fields, *TextRequest.model_fields}
     assert listed.keys() == known
     assert {name for name, said in listed.items() if said == "refused"} == NOT_SUPPORTED & known
-    harmless = {"user", "metadata", "store", "service_tier", "parallel_tool_calls"}
-    assert {name for name, said in listed.items() if said == "ignored"} == harmless - NOT_SUPPORTED
+    assert {name for name, said in listed.items() if said == "ignored"} == IGNORED_FIELDS & known
 
 
-def test_harmless_fields_change_nothing(server):
-    """Claim: what is ignored leaves the answer as it is."""
+def test_harmless_fields_change_nothing(server, caplog):
+    """Claim: what is ignored leaves the answer as it is, and the log names it once."""
     more: dict[str, Any] = dict(metadata={"a": "b"}, store=False, service_tier="flex", user="me")
-    more["parallel_tool_calls"] = False
+    more |= dict(parallel_tool_calls=False, verbosity="low", safety_identifier="x", priority=3)
+    more |= dict(prompt_cache_key="x", prompt_cache_options={}, prompt_cache_retention="24h")
+    more |= dict(cache_salt="x", request_id="x", spaces_between_special_tokens=True)
+    more |= dict(add_special_tokens=False)
+    assert IGNORED_FIELDS & ChatRequest.model_fields.keys() <= more.keys()
+    caplog.set_level("WARNING")
+    assert _text(server.ask(**more)) == _text(server.ask(**more))
+    assert sum("priority" in line for line in caplog.messages) == 1
+    assert not any("store" in line for line in caplog.messages)
     named = [{"role": "user", "content": "hi", "name": "me"}]
     assert _text(server.ask("hi")) == _text(server.ask(messages=named, **more))
 
@@ -80,6 +87,128 @@ def test_rules_are_transformers_own(server, models):
         )
         assert _text(server.ask("hi", **asked)) == alone.text
     assert _text(server.ask("hi", repetition_penalty=5.0)) != _text(server.ask("hi"))
+
+
+def test_penalties_and_limits_are_the_librarys(server, models):
+    """Claim: presence and frequency penalties, min_tokens and ignore_eos give the answers of
+    `saccade.run`, and each of them another answer than none. Fails if one is accepted and lost."""
+    endless = {"ignore_eos": True}  # So that the answer is long enough for tokens to come again.
+    for asked, without, given in (
+        ({**endless, "presence_penalty": 2.0}, endless, dict(presence_penalty=2.0)),
+        ({**endless, "frequency_penalty": 2.0}, endless, dict(frequency_penalty=2.0)),
+        ({"min_tokens": 20}, {}, dict(min_new_tokens=20)),
+        (endless, {}, {}),
+        ({**endless, "skip_special_tokens": False}, endless, dict(skip_special_tokens=False)),
+    ):
+        no_end = {"eos_token_id": []} if "ignore_eos" in asked else {}
+        alone = saccade.run(
+            models.target.backbone,
+            inputs_of(models, "hi"),
+            draft=models.draft.backbone,
+            method="specvlm",
+            tokenizer=models.target.tokenizer,
+            **{"max_new_tokens": 40, "do_sample": False, **no_end, **given},
+        )
+        found = _text(server.ask("hi", **{"max_tokens": 40, **asked}))
+        assert found == alone.text
+        assert found != _text(server.ask("hi", **{"max_tokens": 40, **without})), asked
+
+
+def test_a_token_may_be_a_stop(server, models):
+    """Claim: stop_token_ids end the answer before the token, beside the model's own ends, and
+    alone where ignore_eos takes those away."""
+    whole = _text(server.ask("hi"))
+    (token,) = models.target.tokenizer.encode(" gone")
+    assert " gone" in whole
+    for more in ({}, {"ignore_eos": True}):
+        answer = server.ask("hi", stop_token_ids=[token], **more).json()
+        assert answer["choices"][0]["finish_reason"] == "stop"
+        assert answer["usage"]["completion_tokens"] == 3
+
+
+@pytest.mark.extra
+def test_all_is_a_number_of_likeliest_tokens(server):
+    """Claim: a top_k of -1, vLLM's word for all, is the answer of no top_k at that temperature."""
+    drawn: dict[str, Any] = dict(temperature=1.0, seed=5, max_tokens=24)
+    assert _text(server.ask("hi", top_k=-1, **drawn)) == _text(server.ask("hi", **drawn))
+    assert _text(server.ask("hi", top_k=1, **drawn)) == _text(server.ask("hi", max_tokens=24))
+
+
+def test_pictures_have_as_many_pixels_as_is_asked(server, tmp_path):
+    """Claim: min_pixels and max_pixels scale a picture, in its address, beside it and for the whole
+    request, the nearest first; both stay within what the processor does itself."""
+    path = tmp_path / "picture.png"
+    Image.linear_gradient("L").resize((200, 100)).convert("RGB").save(path)
+    url = image_part(path)["image_url"]["url"]
+
+    def tokens(in_address: Any = None, beside: Any = None, **request_fields: Any) -> int:
+        part = {"type": "image_url", "image_url": {"url": url, **(in_address or {})}}
+        answer = server.ask([{**part, **(beside or {})}, text_part("hi")], **request_fields)
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["usage"]["prompt_tokens"])
+
+    small, large = {"max_pixels": 5_000}, {"min_pixels": 80_000}
+    plain = tokens()
+    fewer = tokens(small)
+    assert fewer < plain < tokens(large)
+    assert tokens(None, small) == tokens(mm_processor_kwargs=small) == fewer
+    assert (
+        tokens(small, {"max_pixels": 50_000}, mm_processor_kwargs={"max_pixels": 40_000}) == fewer
+    )
+    assert tokens({"max_pixels": 10**12}) == plain
+
+
+@pytest.mark.extra
+def test_videos_are_scaled_too(server, clips):
+    """Claim: max_pixels is of each frame of a video."""
+    part = video_part(clips[0])
+    few = {**part, "max_pixels": 3_000}
+    counts = [server.ask([each, text_part("hi")]).json()["usage"]["prompt_tokens"]
+              for each in (few, part)]  # fmt: skip
+    assert counts[0] < counts[1]
+
+
+def test_an_address_may_be_a_bare_string(server, picture, clips):
+    """Claim: image_url and video_url as strings, with vLLM's uuid beside, are the same media, also
+    where they are so long that they are cut out of the body."""
+    for part in (image_part(picture), video_part(clips[0])):
+        kind = part["type"]
+        bare = {"type": kind, kind: part[kind]["url"], "uuid": "abc"}
+        answers = [server.ask([each, text_part("hi")]).json() for each in (part, bare)]
+        assert answers[0]["choices"] == answers[1]["choices"]
+        assert len({answer["usage"]["prompt_tokens"] for answer in answers}) == 1
+
+
+@pytest.mark.extra
+def test_a_last_message_may_be_finished(server):
+    """Claim: with add_generation_prompt a last message of the assistant is a finished turn, with
+    continue_final_message it is continued, and without either field too."""
+    messages = [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "The ring"}]
+
+    def tokens(**more: Any) -> int:
+        answer = server.ask(messages=messages, **more)
+        assert answer.status_code == 200, answer.text
+        return int(answer.json()["usage"]["prompt_tokens"])
+
+    continued = tokens()
+    asked = dict(continue_final_message=True, add_generation_prompt=False)
+    assert tokens(**asked) == continued < tokens(add_generation_prompt=True)
+    assert tokens(continue_final_message=False) == tokens(add_generation_prompt=True)
+    user = [{"role": "user", "content": "hi"}]
+    bare = server.ask(messages=user, add_generation_prompt=False).json()["usage"]["prompt_tokens"]
+    assert bare < server.ask(messages=user).json()["usage"]["prompt_tokens"]
+    assert server.ask(messages=messages, continue_final_message=True,
+                      add_generation_prompt=True).status_code == 400  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("min_tokens", 5), ("ignore_eos", True)],
+)
+def test_a_form_decides_where_its_answer_ends(server, field, value):
+    """Claim: what would let no answer of a form end is refused by its name."""
+    answer = server.ask("hi", guided_regex="ab", **{field: value})
+    assert answer.status_code == 400 and answer.json()["error"]["param"] == field
 
 
 @pytest.mark.extra

@@ -25,7 +25,6 @@ from saccade.inputs.media.fetch import Sources
 from saccade.inputs.media.guard import DecoderPool, StopSignal
 from saccade.serve import listen_socket, request_bodies
 from saccade.serve.api_errors import ApiError
-from saccade.serve.formats.responses import ChatForm
 from saccade.serve.request_bodies import cut_data_urls
 from saccade.serve.request_schema import ChatRequest
 from saccade.serve.routes import make_app
@@ -142,7 +141,7 @@ def taken() -> float:
     service = Service(ServerSettings())
     service.engine = SimpleNamespace(  # type: ignore[assignment]
         queue=queue,
-        reader=SimpleNamespace(check=free, read=read, response_form=lambda request: ChatForm()),
+        reader=SimpleNamespace(check=free, read=read, log_ignored=free),
     )
 
     async def body(size: int) -> AsyncIterator[bytes]:

@@ -175,3 +175,36 @@ def test_what_is_no_size_is_refused(text):
     """Claim: anything else is told in one sentence with what would do."""
     with pytest.raises(OptionError, match="write 2GiB"):
         _parse_size(text)
+
+
+def test_a_later_message_with_a_picture_reads_that_picture_alone(
+    keeping, forgetting, models, clips, picture
+):
+    """Claim: where a later message brings a picture, the vision tower runs on the picture alone,
+    the rows of all earlier messages come from the prefix cache, and the answer is that of a server
+    that keeps nothing. Fails if a new picture makes the tower read the video again."""
+    base = models.target.backbone.model.base_model
+    patches: list[int] = []
+
+    def count(module: Any, args: Any) -> None:
+        patches.append(len(args[0]))
+
+    hook = base.visual.patch_embed.register_forward_pre_hook(count)
+    shown = [video_part(clips[3]), text_part(QUESTIONS[0])]
+    later = [image_part(picture), text_part("And here?")]
+    try:
+        first = keeping.ask(shown)
+        messages = [
+            {"role": "user", "content": shown},
+            {"role": "assistant", "content": _text(first)},
+            {"role": "user", "content": later},
+        ]
+        del patches[:]
+        found = keeping.ask(messages=messages)
+        read = [*patches]
+        plain = forgetting.ask(messages=messages)
+    finally:
+        hook.remove()
+    assert len(read) == 1 and len(patches) > 1, "the picture, and in the control the video too"
+    assert _text(found) == _text(plain) and _cached(plain) == 0
+    assert _cached(found) >= first.json()["usage"]["prompt_tokens"] - 1

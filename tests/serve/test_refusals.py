@@ -49,15 +49,27 @@ def _refused(response: httpx.Response, *statuses: int) -> dict[str, Any]:
 # -- fields -------------------------------------------------------------------------------------
 
 UNSUPPORTED: dict[str, Any] = {
-    "presence_penalty": 0.5,
-    "frequency_penalty": -1,
     "logit_bias": {"5": 1},
     "store": True,
+    "best_of": 2,
+    "echo": True,
+    "use_beam_search": True,
+    "length_penalty": 0.5,
+    "include_stop_str_in_output": True,
+    "bad_words": ["x"],
+    "allowed_token_ids": [1],
+    "prompt_logprobs": 1,
+    "truncate_prompt_tokens": 5,
+    "chat_template": "x",
+    "documents": [{}],
+    "modalities": ["audio"],
+    "audio": {},
+    "prediction": {},
+    "functions": [{}],
+    "function_call": "auto",
+    "web_search_options": {},
 }
-UNKNOWN: dict[str, Any] = {
-    **dict.fromkeys(("best_of", "echo", "functions", "audio", "prediction"), 1),
-    **dict.fromkeys(("guided_choice", "chat_template", "ignore_eos", "__class__", "sücher"), 1),
-}
+UNKNOWN: dict[str, Any] = dict.fromkeys(("guided_choice", "temprature", "__class__", "sücher"), 1)
 WRONG: list[tuple[str, Any]] = [
     ("temperature", -0.1),
     ("temperature", 2.1),
@@ -101,6 +113,22 @@ WRONG: list[tuple[str, Any]] = [
     ("messages", [{"role": "user", "content": "x"}, {"role": "assistant"}]),
     ("messages", [{"role": "assistant", "tool_calls": [{"id": "1", "type": "function"}]}]),
     ("min_p", 1.5),
+    ("presence_penalty", 2.5),
+    ("frequency_penalty", "1"),
+    ("min_tokens", -1),
+    ("min_tokens", 17),
+    ("stop_token_ids", [-1]),
+    ("stop_token_ids", [10**9]),
+    ("ignore_eos", 1),
+    ("continue_final_message", True),
+    ("reasoning_effort", "much"),
+    ("chat_template_kwargs", {"messages": []}),
+    ("chat_template_kwargs", {"tokenize": True}),
+    ("chat_template_kwargs", {"add_generation_prompt": False}),
+    ("chat_template_kwargs", {"style": "<|im_end|>"}),
+    ("chat_template_kwargs", 5),
+    ("mm_processor_kwargs", {"min_pixels": 10**9}),
+    ("mm_processor_kwargs", {"min_pixels": 9, "max_pixels": 8}),
     ("repetition_penalty", 0),
     ("metadata", {"a": 1}),
     ("tools", [{"type": "function", "function": {"name": "a b"}}]),
@@ -116,7 +144,7 @@ WRONG: list[tuple[str, Any]] = [
     ("structured_outputs", {}),
     ("messages", [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]),
     ("messages", [{"role": "user", "content": [{"type": "text", "text": "x", "more": 1}]}]),
-    ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": "data:"}]}]),
+    ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": 5}]}]),
 ]
 
 
@@ -132,6 +160,9 @@ def test_what_is_not_supported_is_refused_by_its_name(server, name):
 def test_neutral_values_are_taken(server):
     """Claim: clients that always send the defaults are served."""
     neutral: dict[str, Any] = dict(presence_penalty=0, frequency_penalty=0.0, logit_bias={})
+    neutral |= dict(best_of=1, echo=False, use_beam_search=False, length_penalty=1.0, functions=[])
+    neutral |= dict(modalities=["text"], function_call="none", prompt_cache_key="x", priority=1)
+    neutral |= dict(include_stop_str_in_output=False, bad_words=[], allowed_token_ids=[])
     neutral |= dict(response_format={"type": "text"}, tools=[], tool_choice="none", user="me")
     neutral |= dict(metadata={"a": "b"}, store=False, service_tier="auto", parallel_tool_calls=True)
     neutral |= dict(messages=[{"role": "user", "content": "hi", "name": "me"}])
@@ -315,12 +346,26 @@ def test_bad_media_are_refused_in_a_sentence(server, name):
     for content in (
         _video(VIDEOS[name]),
         [{"type": "image_url", "image_url": {"url": VIDEOS[name]}}, text_part("hi")],
+        [{"type": "image_url", "image_url": VIDEOS[name]}, text_part("hi")],
     ):
         error = _refused(server.ask(content), 400, 413, 415, 422)
         assert error["param"] == "messages"
         assert "passwd" not in error["message"] and "example" not in error["message"]
         assert "127.0" not in error["message"] and "169.254" not in error["message"]
     assert server.ask().status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("url", "option"),
+    [
+        ("file:///etc/passwd", "--media-root"),
+        ("http://example.com/x.mp4", "--media-host"),
+        ("http://127.0.0.1:1/x.mp4", "--private-media-hosts"),
+    ],
+)
+def test_a_refused_address_names_the_option_that_allows_it(server, url, option):
+    """Claim: whoever runs the server reads in the refusal which option opens such addresses."""
+    assert option in _refused(server.ask(_video(url)))["message"]
 
 
 def test_too_many_media_are_refused_before_any_is_read(small, clips, picture):

@@ -100,6 +100,7 @@ def schema(stubbed) -> Any:
 OPERATIONS = [
     ("POST", "/v1/chat/completions"),
     ("POST", "/v1/completions"),
+    ("POST", "/v1/responses"),
     *(("GET", path) for path in ("/v1/models", "/v1/models/{name}", "/health", "/ready")),
     *(("GET", path) for path in ("/live", "/version", "/metrics")),
 ]

@@ -20,12 +20,14 @@ import torch
 
 from saccade.bench.compare import BASELINE, Summary, resolve_methods, run_interleaved
 from saccade.core.capabilities import Capability
-from saccade.core.errors import MethodError, OptionError
+from saccade.core.errors import MethodError, ModelError, OptionError
 from saccade.core.prompt import Inputs
 from saccade.engine.generate import DEFAULT_METHOD
 from saccade.engine.trace import environment
 from saccade.inputs import Pair
+from saccade.inputs.loading import round_weights
 from saccade.methods import resolve
+from saccade.model.kernels.few_bits import ROUNDINGS
 
 Candidates = Mapping[str, Sequence[str]]
 
@@ -53,8 +55,9 @@ TIE_MARGIN = 0.02  # Speeds that differ by less count as equal.
 MAX_CONFIRMING_RUNS = 3  # Of each video that the search did not use.
 
 
-MeasureMethods = Callable[[int, Sequence[str]], Mapping[str, Summary]]
-"""Takes a video's index and methods; returns the figures of each and of ``ar``, run in turns."""
+MeasureMethods = Callable[[int, Sequence[str], float], Mapping[str, Summary]]
+"""Takes a video's index, methods, and the moment by which to end. Returns the figures of each and
+of ``ar``, run in turns; methods that there was no time for are left out."""
 
 
 @dataclass(frozen=True)
@@ -112,6 +115,7 @@ class Calibration:
     threads: int
     seconds: float
     environment: Mapping[str, Any]
+    draft_quantize: str | None = None
 
     @property
     def method(self) -> str:
@@ -139,6 +143,11 @@ class Calibration:
     def advice(self) -> str:
         """What to do, and for which reasons, in one line."""
         videos = f"on {self.held_out} video(s) held out" if self.held_out else "on the one video"
+        if self.draft_quantize is not None:
+            gain = f"x {self.best.speedup:.2f} against ar"
+            return (
+                f"use {self.method} with --draft-quantize {self.draft_quantize}: {gain}, {videos}"
+            )
         if self.method not in (BASELINE, REFERENCE):
             gains = f"x {self.best.speedup:.2f} against ar, x {self.against_auto:.2f} against auto"
             return f"use {self.method}: {gains}, {videos}"
@@ -168,6 +177,7 @@ class Calibration:
             "trials": [trial.json() for trial in self.table],
         }
         names = {"method": self.method, "target": self.target, "draft": self.draft}
+        names |= {"draft_quantize": self.draft_quantize}
         return {**names, "threads": self.threads, "measured": measurements}
 
 
@@ -195,13 +205,18 @@ def calibrate(
     if not questions or seconds <= 0:
         raise OptionError("calibrating needs a video or more and some seconds")
     visual_tokens: dict[int, int] = {}
+    start = time.monotonic()
+    pace = _RunPace(time.monotonic)
 
-    def measure(video: int, methods: Sequence[str]) -> dict[str, Summary]:
-        def on_run(name: str, round: int) -> None:
+    def measure(video: int, methods: Sequence[str], until: float) -> dict[str, Summary]:
+        def on_run(name: str, iteration: int) -> None:
+            pace.start_run()
             if on_progress is not None:
-                state = "" if round else "warming up "
-                on_progress(f"video {video + 1} of {len(questions)}: {state}{name}")
+                state = "" if iteration else "warming up "
+                left = max(0, round(start + seconds - time.monotonic()))
+                on_progress(f"video {video + 1} of {len(questions)}: {state}{name}, {left} s left")
 
+        required = () if visual_tokens else (BASELINE, REFERENCE)
         settings = {"max_new_tokens": max_new_tokens, "do_sample": False}
         timed = run_interleaved(
             pair,
@@ -210,11 +225,15 @@ def calibrate(
             repeat=1,
             settings=settings,
             on_run=on_run,
+            on_runs=lambda runs: pace.end_run(),
+            may_start=lambda name: name in required or pace.can_end_by(until),
         )
-        visual_tokens[video] = timed.last_results()[BASELINE].visual_tokens
+        results = timed.last_results()
+        if BASELINE not in results:
+            return {}
+        visual_tokens[video] = results[BASELINE].visual_tokens
         return timed.summaries()
 
-    start = time.monotonic()
     result = search(method, len(questions), measure, candidates=candidates, seconds=seconds)
     return Calibration(
         *result,
@@ -227,6 +246,63 @@ def calibrate(
         seconds=time.monotonic() - start,
         environment=environment(),
     )
+
+
+def propose_rounding(
+    pair: Pair,
+    questions: Sequence[tuple[Inputs, Inputs | None]],
+    calibration: Calibration,
+    on_progress: Callable[[str], None] | None = None,
+) -> Calibration:
+    """Returns the calibration with the rounding of the draft that decodes fastest, if one does.
+
+    The method, or ``auto`` where plain decoding was chosen, runs on the videos that the search did
+    not use, with the draft as it is and with its weights rounded. A rounding that this pair does
+    not allow is left out.
+    """
+    method = REFERENCE if calibration.method == BASELINE else calibration.method
+    held_out = questions[(len(questions) + 1) // 2 :] or questions
+    best = max(1.0, calibration.best.speedup) * (1 + TIE_MARGIN)
+    chosen: Calibration = calibration
+    for rounding in ROUNDINGS:
+        if on_progress is not None:
+            on_progress(f"{method} with a draft in {rounding}")
+        try:
+            rounded = replace(pair, draft=round_weights(pair.draft or pair.target, rounding))
+        except ModelError:
+            return calibration
+        settings = {"max_new_tokens": calibration.max_new_tokens, "do_sample": False}
+        summaries = [
+            run_interleaved(
+                rounded, question, resolve_methods([method]), repeat=1, settings=settings
+            ).summaries()[method]
+            for question in held_out
+        ]
+        trial = Trial(f"draft in {rounding}", method, tuple(summaries))
+        if trial.fallback is None and trial.speedup > best:
+            best = trial.speedup
+            table = (*calibration.table, trial)
+            chosen = replace(calibration, best=trial, table=table, draft_quantize=rounding)
+    return chosen
+
+
+class _RunPace:
+    """Measures how long runs take, so that none begins that would end too late."""
+
+    def __init__(self, clock: Callable[[], float]) -> None:
+        self._clock = clock
+        self._started_at = clock()
+        self._longest = 0.0
+
+    def start_run(self) -> None:
+        self._started_at = self._clock()
+
+    def end_run(self) -> None:
+        self._longest = max(self._longest, self._clock() - self._started_at)
+
+    def can_end_by(self, moment: float) -> bool:
+        """Returns whether a run as long as the longest so far would end by a moment."""
+        return self._clock() + self._longest <= moment
 
 
 def check_method(method: str) -> None:
@@ -250,9 +326,9 @@ def search(
     """Searches from ``base``; returns what to use, every trial in order, and the skipped stages.
 
     The first half of the videos is searched on, and the rest is held out; a single video is both.
-    The start on the first video always runs. After it, nothing begins that would run past the time
-    at the pace measured so far, or leave none to confirm in. Each stage gets an even share of the
-    remaining time. A stage is cut to fewer videos, never to fewer candidates.
+    Plain decoding and ``auto`` always run on the first video. After that, nothing begins that would
+    run past the time at the pace measured so far, or leave none to confirm in. Each stage gets an
+    even share of the remaining time. A stage is cut to fewer videos, never to fewer candidates.
     """
     deadline = clock() + seconds
     seconds_per_method: dict[int, float] = {}  # By video.
@@ -276,14 +352,23 @@ def search(
             limit = share_end if summaries else stage_deadline
             if seconds_per_method and start + expected > limit:
                 break
-            summaries.append(measure(video, methods))
-            seconds_per_method[video] = (clock() - start) / runs
-            by_method = summaries[-1]
-            if differing := [name for name in methods if not by_method[name].identical_to_ar]:
+            by_method = measure(video, methods, stage_deadline)
+            seconds_per_method[video] = (clock() - start) / len({BASELINE, *by_method})
+            different = [
+                method
+                for method in methods
+                if method in by_method and not by_method[method].identical_to_ar
+            ]
+            if different:
                 raise MethodError(
-                    f"{differing[0]} wrote other tokens than plain decoding on video {video + 1}: "
+                    f"{different[0]} wrote other tokens than plain decoding on video {video + 1}: "
                     "a bug in float32, rounding in lower precision (try --dtype float32)"
                 )
+            if name == START_STAGE:
+                methods = [each for each in methods if each in by_method]
+            if not set(methods) <= by_method.keys():
+                break  # The time ran out, and methods can only be compared on the same videos.
+            summaries.append(by_method)
         if not summaries:
             skipped.append(name)
             return []
@@ -306,9 +391,15 @@ def search(
     trials = run_stage(START_STAGE, first_methods, search_videos[:1], deadline)
     fallback = choose_or_fall_back(trials[:2])
     start_trials = [trial for trial in trials if trial.method in start_methods]
+    axes = [axis for axis in candidates if f"/{axis}=" not in base]
+    if not start_trials:  # There was time for the references alone.
+        for axis in axes:
+            names = [_set_axis(start_methods[0], axis, value) for value in candidates[axis]]
+            if len(_possible_methods(start_methods[0], names)[1]) > 1:
+                skipped.append(axis)
+        return fallback, tuple(table), (*skipped, CONFIRM_STAGE)
     best = choose_fastest(start_trials, start_methods[0])
     search_deadline = deadline - (len(references) + 1) * max(seconds_per_method.values())
-    axes = [axis for axis in candidates if f"/{axis}=" not in base]
     for number, axis in enumerate(axes):
         names = [_set_axis(best.method, axis, value) for value in candidates[axis]]
         unchanged, methods = _possible_methods(best.method, names)

@@ -62,13 +62,16 @@ class TimedRuns:
     errors: dict[str, str]
 
     def summaries(self) -> dict[str, Summary]:
-        """Returns every method's figures; a method that failed has only ``error``."""
+        """Returns the figures of every method that has run; one that failed has only ``error``.
+
+        Before all runs are over a method may have one run fewer than plain decoding.
+        """
         summaries = {}
         for name, runs in self.runs.items():
             if name in self.errors:
                 summaries[name] = Summary(error=self.errors[name])
-            else:
-                summaries[name] = _summarize(runs, self.runs[BASELINE])
+            elif runs:
+                summaries[name] = _summarize(runs, self.runs[BASELINE][: len(runs)])
         return summaries
 
     def last_results(self) -> dict[str, Result]:
@@ -94,12 +97,17 @@ def run_interleaved(
     captioner: Captioner | None = None,
     exact: bool = False,
     on_run: Callable[[str, int], None] | None = None,
+    on_runs: Callable[[TimedRuns], None] | None = None,
+    may_start: Callable[[str], bool] | None = None,
 ) -> TimedRuns:
     """Runs every method once, then again, after a short warm-up of each.
 
     ``question`` is the result of :meth:`Pair.ask`, ``recipes`` that of ``resolve_methods``, where
     None stands for the peer of that name. A single run warms up one method per schedule only.
     ``exact`` is :func:`saccade.stream`'s. A peer that raises is recorded in ``errors``.
+    ``on_run`` is called before each run with the method and the number of the round (0: warm-up),
+    and ``on_runs`` after each with all runs so far. Where ``may_start`` returns False for a method,
+    its run and all later ones are left out.
     """
     if repeat < 1:
         raise OptionError(f"repeat={repeat} must be at least 1")
@@ -112,10 +120,13 @@ def run_interleaved(
     }
     warm_up_settings.pop("min_new_tokens", None)
     warm_schedules: set[object] = set()
+    timed = TimedRuns(runs, errors)
     for iteration in range(repeat + 1):
         for name, recipe in recipes.items():
             if name in errors:
                 continue
+            if iteration and may_start is not None and not may_start(name):
+                return timed
             if not iteration and repeat == 1 and recipe is not None:
                 # A single run warms up what a schedule starts, and not every method.
                 if recipe.schedule in warm_schedules:
@@ -140,7 +151,9 @@ def run_interleaved(
                 continue
             if iteration:
                 runs[name].append(run)
-    return TimedRuns(runs, errors)
+                if on_runs is not None:
+                    on_runs(timed)
+    return timed
 
 
 def _resolve(name: str) -> Recipe:

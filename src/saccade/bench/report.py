@@ -129,32 +129,47 @@ def _suite_lines(answers: Sequence[Answer]) -> Iterable[str]:
         )
 
 
+def speed_tables(folder: Path) -> dict[str, tuple[list[str], list[list[str]]]]:
+    """Returns the headings and rows of the table of speeds, by suite, for a terminal."""
+    _, answers = records.read_finished_run(folder)
+    tables = {}
+    for suite, suite_answers in _by_suite(answers).items():
+        decoded = [answer for answer in suite_answers if not is_draft_only(answer.method)]
+        rows = [[name, *cells] for name, cells in _table_rows(decoded, SPEED_COLUMNS)]
+        tables[suite] = ["method", *(name for name, _ in SPEED_COLUMNS)], rows
+    return tables
+
+
 def _table_lines(
+    answers: Sequence[Answer], columns: Sequence[Column], **left_out: bool
+) -> Iterable[str]:
+    """Yields a table with a row per method; ``left_out`` is that of :func:`_table_rows`."""
+    yield "| method | " + " | ".join(name for name, _ in columns) + " |"
+    yield "|-|" + "-:|" * len(columns)
+    for name, cells in _table_rows(answers, columns, **left_out):
+        yield f"| `{name}` | " + " | ".join(cells) + " |"
+
+
+def _table_rows(
     answers: Sequence[Answer],
     columns: Sequence[Column],
     *,
     without_peers: bool = False,
     drafting_only: bool = False,
-) -> Iterable[str]:
-    """Yields a table with a row per method.
+) -> Iterable[tuple[str, list[str]]]:
+    """Yields each method with its cells.
 
     ``without_peers`` leaves out the peers, and ``drafting_only`` methods that draft nothing too.
     """
     methods = dict.fromkeys(answer.method for answer in answers)
     by_method = {name: [a for a in answers if a.method == name and not a.error] for name in methods}
-    yield "| method | " + " | ".join(name for name, _ in columns) + " |"
-    yield "|-|" + "-:|" * len(columns)
     for name in methods:
         method_answers = by_method[name]
         if without_peers and not any(answer.rounds for answer in method_answers):
             continue
         if drafting_only and not any(sum(answer.drafted) for answer in method_answers):
             continue
-        yield (
-            f"| `{name}` | "
-            + " | ".join(cell(method_answers, by_method[BASELINE]) for _, cell in columns)
-            + " |"
-        )
+        yield name, [cell(method_answers, by_method[BASELINE]) for _, cell in columns]
 
 
 def _caption_lines(answers: Sequence[Answer]) -> Iterable[str]:

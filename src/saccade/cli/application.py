@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from saccade.cli import output_streams
+from saccade.cli import output_streams, resumption
 from saccade.cli.bench import bench_app
 from saccade.cli.calibrate import calibrate
 from saccade.cli.caption import caption, caption_merge
@@ -18,18 +18,21 @@ from saccade.cli.demo import demo
 from saccade.cli.describe import describe
 from saccade.cli.doctor import doctor
 from saccade.cli.methods import methods
-from saccade.cli.real import bench_real, real_app
+from saccade.cli.real import bench_pair, bench_real, real_app
 from saccade.cli.serve import serve
 from saccade.cli.shapes import shapes_app
 from saccade.cli.terminal import err
 from saccade.cli.train_draft import train_draft
 from saccade.cli.ui import ui
+from saccade.cli.watch import watch
 from saccade.core.errors import SaccadeError
+from saccade.core.spinning import limit_spinning
 
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Arguments": ("video", "videos", "manifest", "question"),
     "Input": (
         *("prompt", "document", "num_frames", "fps", "every_frame", "start", "end", "tokens"),
+        *("ask", "every", "window", "realtime"),
         *("media_root", "media_host", "private_media_hosts", "any_media_host"),
         *("allow_media_options", "max_frames", "max_media_mb", "max_body_mb", "max_upload_mb"),
         *("max_prompt", "shard", "retry_errors"),
@@ -46,6 +49,7 @@ SECTIONS: dict[str, tuple[str, ...]] = {
             "threads",
             "quantize",
             "draft_device",
+            "draft_quantize",
             "device_map",
             "tp",
             "memory",
@@ -104,6 +108,7 @@ def top(
 app.command(cls=SectionedCommand)(demo)
 app.command(cls=SectionedCommand)(describe)
 app.command(cls=SectionedCommand)(chat)
+app.command(cls=SectionedCommand)(watch)
 app.command(cls=SectionedCommand)(caption)
 app.command("caption-merge", cls=SectionedCommand)(caption_merge)
 app.command(cls=SectionedCommand)(compare)
@@ -114,6 +119,10 @@ app.command(cls=SectionedCommand)(calibrate)
 app.command(cls=SectionedCommand)(doctor)
 app.command("train-draft", cls=SectionedCommand)(train_draft)
 bench_app.command("real", cls=SectionedCommand)(bench_real)
+bench_app.command("pair", cls=SectionedCommand)(bench_pair)
+for group in (bench_app, real_app, shapes_app):
+    for registered in group.registered_commands:
+        registered.cls = SectionedCommand  # Its short help is not cut.
 app.add_typer(bench_app, name="bench")
 app.add_typer(real_app, name="real")
 app.add_typer(shapes_app, name="shapes")
@@ -121,6 +130,7 @@ app.add_typer(shapes_app, name="shapes")
 
 def main() -> None:
     """Runs the command line."""
+    limit_spinning()
     run_application(app)
 
 
@@ -142,6 +152,8 @@ def run_application(commands: typer.Typer) -> None:
         output_streams.discard_output()
         _fail(f"the output cannot be written: {error.strerror}")
     except KeyboardInterrupt:
+        if (hint := resumption.hint()) is not None:
+            err.print(hint, style="dim", markup=False, soft_wrap=True)
         sys.exit(130)
 
 

@@ -9,6 +9,7 @@ import typer
 
 from saccade.cli import command_options, run_setup
 from saccade.cli.command_options import LoadOptions, ModelOptions, with_option_groups
+from saccade.cli.resumption import explain_interruption
 from saccade.cli.terminal import Verbose, err, out, prepare
 from saccade.core.errors import OptionError, suggest
 
@@ -81,7 +82,7 @@ def bench(
         TimeRemainingColumn,
     )
 
-    from saccade.bench import report, runner
+    from saccade.bench import runner
     from saccade.bench.hardware.disturbance import DisturbanceWatch
     from saccade.corpus import json_lines
 
@@ -92,14 +93,18 @@ def bench(
     watch = DisturbanceWatch()
     plan = runner.Benchmark(suites, names, limit, part, seed, max_new_tokens, exact, temperature)
 
-    with Progress(
-        TextColumn("{task.description}", markup=False),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-        console=err,
-        transient=True,
-    ) as bar:
+    stays = f"the answers in {out_dir} stay"
+    with (
+        explain_interruption(stays),
+        Progress(
+            TextColumn("{task.description}", markup=False),
+            BarColumn(),
+            MofNCompleteColumn(),
+            TimeRemainingColumn(),
+            console=err,
+            transient=True,
+        ) as bar,
+    ):
         task = bar.add_task("starting", total=None)
         runner.run_benchmark(
             plan,
@@ -113,7 +118,22 @@ def bench(
         )
     if (warning := watch.warning()) is not None:
         err.print(warning, style="yellow", markup=False, soft_wrap=True)
-    path = report.write_report(out_dir)
+    _print_report(out_dir)
+
+
+def _print_report(folder: Path) -> None:
+    """Writes a run's report, and prints its table of speeds for each suite."""
+    from saccade.bench import report, terminal_output
+
+    path = report.write_report(folder)
+    for suite, (heads, rows) in report.speed_tables(folder).items():
+        table = terminal_output.make_table(heads[:1], heads[1:])
+        table.columns[0].no_wrap = True
+        for row in rows:
+            table.add_row(*row)
+        out.print(f"[bold]{suite}[/bold]")
+        out.print(table)
+        out.print()
     out.print(f"{path} has the report", markup=False, soft_wrap=True)
 
 
@@ -122,9 +142,7 @@ def bench_report(
     run: Annotated[Path, typer.Argument(help="The folder of a run.")],
 ) -> None:
     """Write a run's report.md and figures anew."""
-    from saccade.bench import report
-
-    out.print(f"{report.write_report(run)} has the report", markup=False, soft_wrap=True)
+    _print_report(run)
 
 
 def named_suites(names: str, data: Path | None) -> tuple[Suite, ...]:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import time
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -33,6 +35,7 @@ def calibrate(
         str, typer.Option("--target", "-t", help="A checkpoint folder or hub id.")
     ] = "shapes",
     draft: command_options.Draft = None,
+    draft_quantize: command_options.DraftQuantize = None,
     method: Annotated[
         str | None,
         typer.Option(
@@ -43,7 +46,7 @@ def calibrate(
         ),
     ] = None,
     max_new_tokens: command_options.Tokens = 128,
-    seconds: Annotated[float, typer.Option(min=1, help="About how long it may take.")] = 600,
+    seconds: Annotated[float, typer.Option(min=1, help="How long it may take in all.")] = 600,
     out_file: Annotated[
         Path, typer.Option("--out", help="The file to write, for --config.")
     ] = Path("saccade.yaml"),
@@ -56,6 +59,7 @@ def calibrate(
     plain decoding on those. It holds for this pair, videos like these, and this machine, when
     nothing else keeps it busy.
     """
+    deadline = time.monotonic() + seconds
     _check_writable(out_file)
     if method is not None:
         run_setup.check_methods([method])
@@ -76,17 +80,27 @@ def calibrate(
         calibration.check_method(method)
     with status("loading the models", quiet=as_json) as tell:
         clips = clips or _draw_clips(tell)
-        models = run_setup.load_models(target, draft, quiet=True, **device_options.load_arguments)
+        models = run_setup.load_models(
+            target,
+            draft,
+            quiet=True,
+            draft_quantize=draft_quantize,
+            **device_options.load_arguments,
+        )
         requests = [models.ask(prompt, **clip_arguments(clip)) for clip in clips]
         watch = DisturbanceWatch()
         result = calibration.calibrate(
             models,
             requests,
             method=method,
-            seconds=seconds,
+            seconds=max(1.0, deadline - time.monotonic()),
             max_new_tokens=max_new_tokens,
             on_progress=tell,
         )
+        if draft_quantize is not None:
+            result = replace(result, draft=draft, draft_quantize=draft_quantize)
+        elif models.target.backbone.device.type == "cpu":
+            result = calibration.propose_rounding(models, requests, result, tell)
     if (warning := watch.warning()) is not None:
         err.print(warning, style="yellow", markup=False, soft_wrap=True)
     write_config(out_file, result)

@@ -11,6 +11,7 @@ import typer
 
 from saccade.cli import command_options, run_setup
 from saccade.cli.command_options import ClipOptions, LoadOptions, ModelOptions, with_option_groups
+from saccade.cli.resumption import explain_interruption
 from saccade.cli.terminal import Json, Verbose, out, prepare, progress_line
 from saccade.core.errors import OptionError
 
@@ -91,7 +92,8 @@ def caption(
     jobs = json_lines.shard_items(manifests.read_jobs(manifest, prompt), part)
     path = caption_run.shard_path(out_path, part)
     run_setup.warn_about_training(settings.target)
-    with progress_line("loading the models") as say:
+    stays = f"the rows of {path} stay"
+    with explain_interruption(stays), progress_line("loading the models") as say:
         progress = caption_run.run_jobs(
             jobs,
             path,

@@ -1,14 +1,14 @@
-"""``saccade chat``: answers one question after another about the same video or document."""
+"""``saccade chat``: answers one question after another about videos, pictures and documents."""
 
 from __future__ import annotations
 
 import json
 import os
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
@@ -16,24 +16,74 @@ from saccade.cli import command_options, run_setup
 from saccade.cli.command_options import ClipOptions, LoadOptions, ModelOptions, with_option_groups
 from saccade.cli.describe import output_detail, print_answer, result_fields
 from saccade.cli.terminal import Json, Quiet, Verbose, err, prepare
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import OptionError, SaccadeError
 from saccade.inputs import subjects
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    import numpy as np
+
+    from saccade.core.prompt import Inputs
     from saccade.inputs import Pair
+    from saccade.inputs.media import FrameSampling
+    from saccade.inputs.questions import Dialogue
 
 RESET = "/reset"
 DOCUMENT = "/document"
+ADD = "/add"
 END_COMMANDS = ("", "exit", "quit", "/exit", "/quit")
 REPLIES = {
     RESET: "what was said is forgotten; the video and the documents stay",
     DOCUMENT: "name a file of text: /document notes.txt",
-    "/help": "a question a line; /document FILE puts a long text before all that was said; "
+    "/help": "a question a line; /add FILE shows a video, a picture or a text with the next "
+    "question; /document FILE puts a long text before all that was said; "
     "/reset forgets what was said; exit, or an empty line, ends this",
 }
 DOCUMENT_ADDED = "read with the next question, and the rest again; what was said stays"
+NAME_A_FILE = "name a video, a picture or a text: /add second.mp4"
+FILE_ADDED = "read with the next question; what was read before stays"
+
+
+@dataclass
+class _Talk:
+    """What was asked, answered and shown so far, and what comes with the next question."""
+
+    new: list[subjects.Subject]
+    turns: list[tuple[list[subjects.Subject], str, str]] = field(default_factory=list)
+
+    def dialogue(self, question: str, new: Sequence[subjects.Subject]) -> Dialogue:
+        """Returns the dialogue with one more question, with which these subjects come."""
+        from saccade.inputs.questions import Dialogue
+
+        dialogue = Dialogue()
+        for shown, earlier, answer in self.turns:
+            dialogue = dialogue.ask(earlier, **_merge_arguments(shown)).answer(answer)
+        return dialogue.ask(question, **_merge_arguments(new))
+
+    def finish(self, question: str, answer: str) -> None:
+        """Notes a question with its answer."""
+        self.turns.append((self.new, question, answer))
+        self.new = []
+
+    def forget(self) -> None:
+        """Forgets what was said. What was shown comes with the next question."""
+        self.new = [*(each for shown, _, _ in self.turns for each in shown), *self.new]
+        self.turns.clear()
+
+    def add_document(self, text: str) -> _Talk:
+        """Returns the talk with one more document before all that was said."""
+        turns = [([*shown], question, answer) for shown, question, answer in self.turns]
+        larger = _Talk([*self.new], turns)
+        first = larger.turns[0][0] if turns else larger.new
+        first[0] = replace(first[0], documents=(*first[0].documents, text))
+        return larger
+
+    @property
+    def frames(self) -> list[list[np.ndarray]]:
+        """The frames of all media, for a captioner."""
+        shown = [each for subjects_, _, _ in self.turns for each in subjects_]
+        return [frames for each in (*shown, *self.new) for frames in each.frames]
 
 
 @with_option_groups
@@ -53,15 +103,17 @@ def chat(
 ) -> None:
     """Ask one question after another about a video or document; only what is new is read.
 
-    A question a line on standard input. /document FILE adds a text, /reset forgets what was said,
-    /help says so; exit, an empty line or the end of input ends it.
+    A question a line on standard input. /add FILE shows one more video, picture or text, /document
+    FILE adds a text before all, /reset forgets what was said, /help says so; exit, an empty line or
+    the end of input ends it.
     """
     settings = run_setup.resolve_settings(models, loading, method)
     detail = output_detail(as_json, quiet)
+    sampling = frames.sampling()
     subject = run_setup.read_subject(
         video,
         document,
-        frames.sampling(),
+        sampling,
         quiet=detail != "all",
         warn=not quiet,
         target=settings.target,
@@ -71,14 +123,13 @@ def chat(
 
     (recipe,) = run_setup.resolve_recipes([settings.method], exact)
     pair = settings.load_models(quiet=detail != "all")
-    history: list[tuple[str, str]] = []
+    talk = _Talk([subject])
     has_prompt = sys.stdin.isatty() and detail == "all"
     with Conversation(
         pair.target.backbone,
         draft=pair.draft_backbone,
         method=recipe,
         tokenizer=pair.target.tokenizer,
-        captioner=settings.make_captioner(subject.frames),
         seed=seed,
         exact=exact,
         max_new_tokens=max_new_tokens,
@@ -87,43 +138,71 @@ def chat(
         while (question := _read_question(has_prompt)) not in END_COMMANDS:
             if question == RESET:
                 conversation.close()
-                history.clear()
+                talk.forget()
             if question in REPLIES:
                 err.print(REPLIES[question], markup=False)
                 continue
             command, _, file_name = question.partition(" ")
-            if command == DOCUMENT:
+            path = Path(os.path.expanduser(file_name.strip()))
+            if command == ADD and not file_name.strip():
+                err.print(NAME_A_FILE, markup=False)
+                continue
+            if command in (ADD, DOCUMENT):
                 try:
-                    subject = _add_document(subject, file_name.strip(), pair, history)
+                    larger = _read_file(talk, command, path, sampling, settings.target, not quiet)
+                    inputs, _ = pair.converse(larger.dialogue(command_options.QUESTION, larger.new))
+                    _check_length(pair, inputs)
                 except SaccadeError as error:
                     err.print(str(error), style="yellow", markup=False, soft_wrap=True)
-                else:
+                    continue
+                talk = larger
+                if command == DOCUMENT:
                     conversation.close()  # The draft's view must be chosen again.
-                    err.print(DOCUMENT_ADDED, markup=False)
+                err.print(DOCUMENT_ADDED if command == DOCUMENT else FILE_ADDED, markup=False)
                 continue
-            inputs, draft_inputs = pair.ask(question, **subject.ask_arguments, history=history)
-            start = partial(conversation.stream, inputs, draft_inputs=draft_inputs)
+            inputs, draft_inputs = pair.converse(talk.dialogue(question, talk.new))
+            start = partial(
+                conversation.stream,
+                inputs,
+                draft_inputs=draft_inputs,
+                captioner=settings.make_captioner(talk.frames),
+            )
             result = print_answer(pair.target, start, detail)
             if as_json:
-                typer.echo(json.dumps({"question": question, **result_fields(result, subject)}))
-            history.append((question, result.text or ""))
+                shown = talk.new[-1] if talk.new else subject
+                typer.echo(json.dumps({"question": question, **result_fields(result, shown)}))
+            talk.finish(question, result.text or "")
 
 
-def _add_document(
-    subject: subjects.Subject, file_name: str, pair: Pair, history: Sequence[tuple[str, str]]
-) -> subjects.Subject:
-    """Returns the subject with one more document.
+def _read_file(
+    talk: _Talk, command: str, path: Path, sampling: FrameSampling, target: str, warn: bool
+) -> _Talk:
+    """Returns the talk with one more file. Raises SaccadeError where it cannot be read."""
+    if command == DOCUMENT:
+        return talk.add_document(subjects.read_document(path))
+    try:
+        new = subjects.Subject(None, (subjects.read_document(path),))
+    except OptionError:  # It is no text, and a reader of videos says what else is wrong.
+        clip = run_setup.read_clip(str(path), sampling, quiet=True, warn=warn, target=target)
+        new = subjects.Subject(clip)
+    return _Talk([*talk.new, new], talk.turns)
 
-    Raises SaccadeError where the file is no text, or too long for the target.
-    """
+
+def _merge_arguments(several: Sequence[subjects.Subject]) -> dict[str, Any]:
+    """Returns what :meth:`Dialogue.ask` is told of several subjects."""
+    merged: dict[str, list[Any]] = {"clips": [], "images": [], "documents": []}
+    for subject in several:
+        for name, values in subject.ask_arguments.items():
+            merged[name].extend(values)
+    return merged
+
+
+def _check_length(pair: Pair, inputs: Inputs) -> None:
+    """Raises ModelError where a prompt is longer than the target reads."""
     from saccade.engine.request import Request
 
-    text = subjects.read_document(Path(os.path.expanduser(file_name)))
-    larger = replace(subject, documents=(*subject.documents, text))
-    inputs, _ = pair.ask(command_options.QUESTION, **larger.ask_arguments, history=history)
     target = pair.target.backbone
     Request.of(target, inputs).check_length(target)
-    return larger
 
 
 def _read_question(has_prompt: bool) -> str:

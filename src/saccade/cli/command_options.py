@@ -79,6 +79,10 @@ Device = Annotated[str | None, typer.Option(help="cpu, cuda, cuda:1, ...")]
 DraftDevice = Annotated[
     str | None, typer.Option(help="Where the draft is, if not beside the target: cuda:1, ...")
 ]
+DraftQuantize = Annotated[
+    str | None,
+    typer.Option(help="Round the draft's weights, or the target's as its own draft: int8 or int4."),
+]
 Quantize = Annotated[
     str | None,
     typer.Option(help="Read the target in fewer bits: bnb-8bit, bnb-4bit or torchao-int8."),
@@ -145,6 +149,7 @@ class LoadOptions(DeviceOptions):
         str | None, typer.Option(help="auto spreads the target over the devices there are.")
     ] = None
     draft_device: DraftDevice = None
+    draft_quantize: DraftQuantize = None
     quantize: Quantize = None
     trust_remote_code: Trust = False
     positions: Positions = "auto"

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
-from rich.console import Console
+from rich.console import Console, RenderableType
 
 from saccade.cli import command_options, run_setup
 from saccade.cli.command_options import ClipOptions, LoadOptions, ModelOptions, with_option_groups
-from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
+from saccade.cli.terminal import Json, Verbose, err, live_view, out, prepare
 
 if TYPE_CHECKING:
+    from saccade.bench.compare import Summary, TimedRuns
     from saccade.core.result import Result
     from saccade.inputs import Pair
     from saccade.inputs.subjects import Subject
@@ -135,6 +138,43 @@ class Comparison:
             err.print(self.warning, style="yellow", markup=False, soft_wrap=True)
 
 
+class ComparisonProgress:
+    """Displays the table of a comparison while it fills, and the time that is left."""
+
+    def __init__(
+        self, display: Callable[[RenderableType, str], None], methods: int, repeat: int
+    ) -> None:
+        self._display, self._methods, self._repeat = display, methods, repeat
+        self._rows: Mapping[str, Summary] = {}
+        self._finished, self._seconds = 0, 0.0  # of timed runs
+        self._run_start = time.monotonic()
+
+    def start_run(self, name: str, iteration: int) -> None:
+        """Displays which run begins; ``iteration`` 0 is the warm-up."""
+        self._run_start = time.monotonic()
+        step = f"run {iteration} of {self._repeat}" if iteration else "warming up"
+        self._display(self._table(), f"{step}: {name}{self._time_left()}")
+
+    def end_run(self, timed: TimedRuns) -> None:
+        """Takes all runs so far."""
+        self._finished += 1
+        self._seconds += time.monotonic() - self._run_start
+        self._rows = timed.summaries()
+
+    def _table(self) -> RenderableType:
+        from saccade.bench import terminal_output
+
+        return terminal_output.summary_table(self._rows) if self._rows else ""
+
+    def _time_left(self) -> str:
+        """Returns the time that is left if runs take as long as those so far."""
+        if not self._finished:
+            return ""
+        left = self._methods * self._repeat - self._finished
+        seconds = round(self._seconds / self._finished * left)
+        return f", about {timedelta(seconds=seconds)} left"
+
+
 def compare_methods(
     models: Pair,
     subject: Subject,
@@ -159,14 +199,17 @@ def compare_methods(
     backbone = models.target.backbone
     inputs = models.ask(prompt, **subject.ask_arguments)
     watch = DisturbanceWatch()
-    with status("comparing", quiet=not err.is_terminal) as tell:
+    recipes = resolve_methods(names)
+    with live_view() as display:
+        progress = ComparisonProgress(display, len(recipes), repeat)
         outcome = run_interleaved(
             models,
             inputs,
-            resolve_methods(names),
+            recipes,
             repeat=repeat,
             settings={"max_new_tokens": max_new_tokens, "do_sample": False},
-            on_run=lambda name, round: tell(f"run {round} of {repeat}: {name}"),
+            on_run=progress.start_run,
+            on_runs=progress.end_run,
             **race_options,
         )
     warning = watch.warning([run.decode for run in outcome.runs[BASELINE]])

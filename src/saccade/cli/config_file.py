@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from saccade.bench.calibrate import Calibration
 
 MAX_FILE_BYTES = 100_000
-KEYS = ("method", "target", "draft", "threads", *AXES, "measured")
+KEYS = ("method", "target", "draft", "draft_quantize", "threads", *AXES, "measured")
 SHARE = ((int, float), "a number between 0 and 1")
 # By key: the types of its value, and how an error describes them.
 VALUE_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
@@ -44,7 +44,7 @@ def write_config(path: Path, calibration: Calibration) -> None:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Reads the method, target, draft, threads and measurements in a file.
+    """Reads the method, models, rounding, threads and measurements in a file.
 
     An axis may be a key, as one more override of the method. Raises OptionError for an unknown key
     or a wrong value.

@@ -171,6 +171,8 @@ def print_answer(target: Loaded, start: Callable[..., Stream], detail: OutputDet
     if result.finish_reason == "error":
         raise ModelError(BROKEN)
     if detail == "all":
+        if out.is_terminal and any(round.tokens for round in result.rounds):
+            out.print(terminal_output.legend())  # It explains the colours of the answer above it.
         rate = result.tokens_per_second or 0.0
         reused = f", {result.reused_tokens} tokens reused" if result.reused_tokens else ""
         err.print(
@@ -178,8 +180,6 @@ def print_answer(target: Loaded, start: Callable[..., Stream], detail: OutputDet
             f"first after {result.timings.first_token:.2f} s{reused}; "
             f"{result.timings.total:.2f} s in all[/dim]"
         )
-        if any(round.tokens for round in result.rounds):
-            err.print(terminal_output.legend())
         for warning in filter(None, [*result.warnings, result.fallback_reason]):
             err.print(warning, style="yellow", markup=False)
     return result

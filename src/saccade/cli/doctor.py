@@ -44,6 +44,7 @@ def doctor(
     dtype: command_options.Dtype = None,
     device: command_options.Device = None,
     draft_device: command_options.DraftDevice = None,
+    draft_quantize: command_options.DraftQuantize = None,
     memory: Annotated[
         float | None, typer.Option(min=0, help="Plan for this many GiB and not for this machine.")
     ] = None,
@@ -67,16 +68,31 @@ def doctor(
     clip = None if video is None else run_setup.read_clip(video, frames.sampling(), quiet=as_json)
     prepare(None, verbose)
     from saccade.bench.hardware.doctor import examine
-    from saccade.inputs import loading, questions
+    from saccade.inputs import footprint, heads, loading, questions
+    from saccade.model.kernels.few_bits import ROUNDINGS
     from saccade.model.memory import GIB, available_bytes
 
     place = loading.pick_device(device)
     with status("reading the configs", quiet=as_json):
         target_model = (target, _read_config(target, trust_remote_code))
-        draft_model = None
+        draft_model = head = None
+        if draft is not None and draft not in CONFIGS:
+            settings = heads.read_settings(draft)
+            if heads.is_eagle3(settings):
+                head = footprint.head_footprint(settings, target_model[1])
         if draft is not None:
-            draft_model = (draft, _read_config(draft, trust_remote_code))
-        problems, notes = _check_together(target_model, draft_model, trust_remote_code)
+            config = None if head is not None else _read_config(draft, trust_remote_code)
+            draft_model = (draft, config)
+        models = target_model, (None if head is not None else draft_model)
+        problems, notes = _check_together(*models, trust_remote_code)
+        if head is not None:
+            problems += heads.find_problems(settings, target_model[1], draft or "")
+            notes.append(f"{draft} is an EAGLE-3 head: it reads the target's hidden states")
+        elif draft is None and heads.names_own(target_model[1]):
+            notes.append(
+                f"{target} may bring a head along, which then drafts where no draft is named "
+                "(docs/methods/heads.md)"
+            )
     if clip is not None:
         processor = loading.read_processor(*target_model, trust_remote_code=trust_remote_code)
         media = questions.clip_arguments(clip)
@@ -87,6 +103,7 @@ def doctor(
     draft_place = None if draft_device is None else loading.pick_device(draft_device)
     precision = loading.precision(dtype, place)
     bits = None if quantize is None else loading.bits(quantize)
+    loading.check_draft_quantize(draft_quantize)
     diagnosis = examine(
         target_model,
         draft_model,
@@ -97,8 +114,10 @@ def doctor(
         free_bytes=available_bytes(place) if memory is None else int(memory * GIB),
         draft_free_bytes=None if draft_place in (None, place) else available_bytes(draft_place),
         bits=bits,
+        draft_rounding=None if draft_quantize is None else ROUNDINGS[draft_quantize],
         problems=problems,
         notes=notes,
+        head=head,
     )
     if as_json:
         typer.echo(json.dumps(diagnosis.json()))
@@ -203,3 +222,5 @@ def _print_diagnosis(diagnosis: Diagnosis, device: str) -> None:
     if diagnosis.outlook or diagnosis.problems:
         style = "bold red" if diagnosis.problems else "bold"
         out.print(diagnosis.verdict, style=style, markup=False, soft_wrap=True)
+    if diagnosis.suggestion:
+        out.print(diagnosis.suggestion, markup=False, soft_wrap=True)

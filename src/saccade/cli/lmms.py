@@ -62,8 +62,8 @@ class Saccade(Model):
     Args (``--model_args``; all but ``target`` may be left out):
         target, draft: a checkpoint folder, a hub id, or one of the embedded models.
         method: as in ``saccade methods``; in quotes if it has commas.
-        device, draft_device, dtype, device_map, quantize, trust_remote_code, positions: as
-            :func:`saccade.inputs.load_pair`.
+        device, draft_device, draft_quantize, dtype, device_map, quantize, trust_remote_code,
+            positions: as :func:`saccade.inputs.load_pair`.
         threads: of the CPU.
         frames: to take of each video, evenly in time; else 2 a second, at least 4.
         max_new_tokens: for tasks that set no limit.

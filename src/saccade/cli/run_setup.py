@@ -55,13 +55,16 @@ def resolve_settings(
     # The draft in the file belongs to the target in the file.
     if draft is None and models.target in (None, config.get("target")):
         draft = config.get("draft")
+    load_arguments = loading.load_arguments
+    if load_arguments["draft_quantize"] is None and models.target in (None, config.get("target")):
+        load_arguments["draft_quantize"] = config.get("draft_quantize")
     settings = RunSettings(
         config.get("target", "shapes") if models.target is None else models.target,
         draft,
         config.get("method", DEFAULT_METHOD) if method is None else method,
         models.captioner,
         loading.threads or config.get("threads"),
-        tuple(loading.load_arguments.items()),
+        tuple(load_arguments.items()),
     )
     check_methods([settings.method])
     check_checkpoints(settings.target, settings.draft)

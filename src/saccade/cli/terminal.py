@@ -9,7 +9,8 @@ from contextlib import contextmanager
 from typing import Annotated, Any, Protocol
 
 import typer
-from rich.console import Console
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
 from rich.logging import RichHandler
 from rich.text import Text
 
@@ -37,13 +38,16 @@ def prepare(threads: int | None, verbose: bool, *, quiet: bool = False) -> None:
     logging.basicConfig(
         level=logging.INFO if verbose else logging.ERROR,
         format="%(message)s",
-        handlers=[RichHandler(console=err, show_path=False)],
+        handlers=[RichHandler(console=err, show_path=False, show_time=verbose, show_level=verbose)],
     )
     with status("starting PyTorch and Transformers", quiet=quiet):
         from transformers.utils import logging as hf_logging
 
+        from saccade.core import free_cores
         from saccade.inputs.loading import use_threads
 
+    if not quiet:  # One warning where other programs keep the machine busy.
+        free_cores.log.setLevel(logging.WARNING)
     if not verbose:
         hf_logging.set_verbosity_error()
         hf_logging.disable_progress_bar()
@@ -84,6 +88,25 @@ def progress_line(what: str, *, quiet: bool = False) -> Iterator[Callable[[str, 
             err.print(text, markup=False, soft_wrap=True)
 
     yield tell
+
+
+@contextmanager
+def live_view() -> Iterator[Callable[[RenderableType, str], None]]:
+    """Displays something that changes, such as a table that fills: on a terminal in its place, else
+    as lines of a log.
+
+    Yields a function to call with what to display, and with a line for the log.
+    """
+    if err.is_terminal:
+        with Live(console=err, transient=True, auto_refresh=False) as live:
+
+            def update(view: RenderableType, line: str) -> None:
+                live.update(Group(view, Text(line, style="dim")), refresh=True)
+
+            yield update
+        return
+    with progress_line("") as tell:
+        yield lambda view, line: tell(line, False)
 
 
 class ProgressCallback(Protocol):

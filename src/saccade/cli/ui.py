@@ -34,13 +34,19 @@ def ui(
     max_prompt: Annotated[
         int, typer.Option(min=1, help="Tokens of clip and question at most.")
     ] = 16_384,
+    watch: Annotated[
+        bool, typer.Option("--watch", help="The page that watches a video as if it were live.")
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """A web page: drop a video and watch it answered plainly and with a draft, side by side."""
+    """A web page: drop a video and watch it answered plainly and with a draft, side by side.
+
+    With --watch the video is played as if it were live, and questions are answered at any time.
+    """
     if importlib.util.find_spec("gradio") is None:
         raise OptionError(f"the page needs gradio: {how_to_install('ui')}")
     settings = run_setup.resolve_settings(models, loading, method)
-    run_setup.resolve_recipes([settings.method])
+    (recipe,) = run_setup.resolve_recipes([settings.method])
     from saccade.serve.listen_socket import open_listen_socket
 
     with open_listen_socket(host, port) as listen_socket, tempfile.TemporaryDirectory() as uploads:
@@ -62,7 +68,14 @@ def ui(
             max_prompt=max_prompt,
             max_new_tokens=max_new_tokens,
         )
-        app = page.make_app(page.build_page(lambda: pair, page_settings), page_settings)
+        if watch:
+            from saccade.corpus.answering import Model
+            from saccade.ui import watch_page
+
+            blocks = watch_page.build_watch_page(Model(pair, recipe), page_settings)
+        else:
+            blocks = page.build_page(lambda: pair, page_settings)
+        app = page.make_app(blocks, page_settings)
         config = uvicorn.Config(
             app, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_SECONDS
         )

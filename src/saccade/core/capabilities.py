@@ -25,6 +25,7 @@ class Capability(Enum):
     COARSE_ROWS = "rows averaged before the projector, where the draft's family has them"
     NEWLINE = "a newline in the place of each video"
     CAPTION = "a caption in the place of each video"
+    HIDDEN_STATES = "the target's hidden states, recorded in its forwards"
 
     # Drafters offer these.
     PLAIN_DECODING = "a drafter that drafts nothing", "drafter=none"
@@ -76,6 +77,7 @@ OFFERED_BY_ENGINE: Capabilities = frozenset(
         Capability.COARSE_ROWS,
         Capability.NEWLINE,
         Capability.CAPTION,
+        Capability.HIDDEN_STATES,
     }
 )
 

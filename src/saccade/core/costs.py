@@ -6,6 +6,14 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
 
+EXPECTED_COST_PER_ROW = {"cpu": 0.055, "cuda": 0.005}
+"""What one more row adds to a verifying forward, as a share of T(1).
+
+The CPU's was measured on tiny models (notebook/LOG.md). The GPU's is assumed.
+"""
+# Beyond this many rows a forward is taken to cost as much for each further row.
+EXPECTED_ROWS = (1, 26)
+
 
 @dataclass(frozen=True)
 class Costs:
@@ -18,6 +26,9 @@ class Costs:
     extra_request_seconds: tuple[float, float] = (0.0, 0.0)
     """What another request adds to a target's forward beside its rows, and what it adds to a
     draft's forward with its one row."""
+    acceptance: float | None = None
+    """How often drafted tokens of earlier answers were accepted; None where no earlier answer's
+    rounds have corrected these costs."""
 
     def verify(self, rows: int) -> float:
         """Returns T(rows), the seconds of a target's forward, linear between the measured points

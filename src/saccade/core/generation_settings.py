@@ -6,6 +6,7 @@ Every argument is honoured or refused by name, never ignored.
 from __future__ import annotations
 
 import copy
+import math
 import secrets
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypedDict
@@ -15,7 +16,7 @@ from transformers import GenerationConfig, LogitsProcessorList, MaxTimeCriteria
 
 from saccade.core.errors import OptionError, first_line, suggest
 from saccade.core.plain import to_plain
-from saccade.core.sampling import Grammar, Processor, Sampling
+from saccade.core.sampling import GeneratedTokenPenalties, Grammar, Processor, Sampling
 from saccade.core.stopping import MAX_NEW_TOKENS, Limits
 
 
@@ -75,12 +76,48 @@ RANGES = {  # Each setting has to be above the first number and at most the seco
     "encoder_repetition_penalty": (0.0, 1e6),
     "max_time": (0.0, 1e9),
 }
+RETURN_SETTINGS = ("return_dict_in_generate", "output_scores", "output_logits")
 SAMPLING_ONLY = ("temperature", "top_p", "typical_p")  # They have no effect on greedy decoding.
-SWITCHES = ("do_sample", "renormalize_logits", "remove_invalid_values")
+SWITCHES = ("do_sample", "renormalize_logits", "remove_invalid_values", *RETURN_SETTINGS)
 TOKEN_IDS = ("eos_token_id", "pad_token_id", "bad_words_ids", "suppress_tokens")
 
 # Settings that are numbers, switches or lists of ids.
-PLAIN_SETTINGS = {*LEAST_WHOLE_NUMBERS, *RANGES, *SWITCHES, *TOKEN_IDS}
+PLAIN_SETTINGS = {
+    *LEAST_WHOLE_NUMBERS,
+    *RANGES,
+    *SWITCHES,
+    *TOKEN_IDS,
+    "num_return_sequences",
+}
+
+# Arguments that belong to another call, by where they belong.
+OTHER_CALLS = {
+    **dict.fromkeys(
+        ("torch_dtype", "dtype"),
+        "dtype= is of the call that loads the model: saccade.load or from_pretrained",
+    ),
+    "attn_implementation": "Saccade computes attention itself, so leave it out",
+    "device_map": "it is of the call that loads the model: saccade.load or from_pretrained",
+    **dict.fromkeys(
+        ("fps", "num_frames"),
+        "frames are chosen before: Model.describe takes it, and saccade.inputs.media.read takes "
+        "FrameSampling(fps=..., num_frames=...)",
+    ),
+}
+
+# Settings that have no effect on greedy decoding, with the values that change nothing there.
+SAMPLING_SETTINGS: dict[str, tuple[float, ...]] = {
+    "temperature": (0, 1),
+    "top_p": (0, 1),
+    "top_k": (-1, 0, 1),
+    "min_p": (0,),
+    "typical_p": (0, 1),
+    "epsilon_cutoff": (0,),
+    "eta_cutoff": (0,),
+}
+
+# Settings that `saccade.generate` alone honours, since they are about what it returns.
+GENERATE_SETTINGS = frozenset({*RETURN_SETTINGS, "num_return_sequences"})
 
 # Settings by which `generate` would compute what this engine does not, with the values that are
 # accepted because they change nothing.
@@ -103,14 +140,33 @@ REFUSED: dict[str, tuple[Any, ...]] = {
     "output_hidden_states": (None, False),
     "cache_implementation": (None,),
 }
+# What to do instead of a refused setting; without an entry it is left out.
+INSTEAD = {
+    **dict.fromkeys(
+        ("num_beams", "num_beam_groups", "constraints", "force_words_ids"),
+        "beams are not searched here: decode greedily or with do_sample=True",
+    ),
+    "prompt_lookup_num_tokens": 'write method="lookup"',
+    "num_return_sequences": "only saccade.generate returns several answers to a prompt",
+    **dict.fromkeys(RETURN_SETTINGS, "only saccade.generate returns scores and logits"),
+    **dict.fromkeys(
+        ("output_attentions", "output_hidden_states"),
+        "a forward judges several drafted tokens and keeps neither: call the model itself",
+    ),
+    "cache_implementation": "Saccade has a cache of its own: leave it out",
+}
 
 
 def merge_settings(
-    model: Any, generation_config: GenerationConfig | None, settings: Mapping[str, Any]
+    model: Any,
+    generation_config: GenerationConfig | None,
+    settings: Mapping[str, Any],
+    honoured: frozenset[str] = frozenset(),
 ) -> GenerationConfig:
     """Returns the model's generation config, or the caller's, with the caller's settings over it.
 
-    Raises OptionError naming a setting that is unknown, wrong or not supported.
+    ``honoured`` are settings of ``REFUSED`` that the caller of this function honours. Raises
+    OptionError naming a setting that is unknown, wrong or not supported.
     """
     if not isinstance(generation_config, GenerationConfig | None):
         kind = type(generation_config).__name__
@@ -120,19 +176,67 @@ def merge_settings(
         setattr(config, name, _as_plain(vars(config)[name]))
     overrides = {name: _as_plain(value) for name, value in settings.items() if value is not None}
     _check_settings({**config.to_dict(), **overrides})
+    _check_sampling(config, overrides)
     try:
         unknown = config.update(**overrides)
     except (ValueError, TypeError) as error:
         raise OptionError(first_line(error)) from error
+    if config.eos_token_id == []:  # No token ends the answer.
+        config.eos_token_id = None
     if unknown:
         known_names = config.to_dict()
+        for name in OTHER_CALLS.keys() & unknown.keys():
+            raise OptionError(f"{name}= is no setting of an answer: {OTHER_CALLS[name]}")
         hints = [f"{name}{suggest_argument(name, known_names)}" for name in sorted(unknown)]
         raise OptionError(f"unknown generation argument {', '.join(hints)}")
     merged = config.to_dict()
     for name, allowed in REFUSED.items():
-        if merged.get(name) not in allowed:
-            raise OptionError(f"{name}={merged[name]!r} is not supported by saccade; leave it out")
+        if name not in honoured and merged.get(name) not in allowed:
+            instead = INSTEAD.get(name, "leave it out")
+            raise OptionError(f"{name}={merged[name]!r} is not supported by saccade; {instead}")
     return config
+
+
+def _check_sampling(config: GenerationConfig, overrides: Mapping[str, Any]) -> None:
+    """Raises OptionError for a sampling rule of a caller who did not ask for sampling.
+
+    Greedy decoding would ignore it. Where the caller decodes greedily on purpose
+    (``do_sample=False``) it is ignored as ``generate`` ignores it.
+    """
+    if config.do_sample or "do_sample" in overrides:
+        return
+    for name, unused in SAMPLING_SETTINGS.items():
+        value = overrides.get(name)
+        if value is not None and value not in unused and value != vars(config).get(name):
+            raise OptionError(
+                f"{name}={value!r} is a rule of sampling: add do_sample=True, or leave it out"
+            )
+
+
+def returned_settings(config: GenerationConfig) -> frozenset[str]:
+    """Returns which of ``RETURN_SETTINGS`` are on. Raises OptionError where scores or logits are
+    asked for and there is nothing to return them in."""
+    present = frozenset(name for name in RETURN_SETTINGS if getattr(config, name, None))
+    if present and "return_dict_in_generate" not in present:
+        raise OptionError(
+            f"{min(present)}=True needs return_dict_in_generate=True, which returns more than ids"
+        )
+    return present
+
+
+def sequence_count(config: GenerationConfig) -> int:
+    """Returns how many answers each request gets. Raises OptionError where they would be equal."""
+    count = config.num_return_sequences
+    check_whole("num_return_sequences", count)
+    if count is None or count == 1:
+        return 1
+    if count < 1:
+        raise OptionError(f"num_return_sequences={count} must be at least 1")
+    if not config.do_sample:
+        raise OptionError(
+            f"num_return_sequences={count} needs do_sample=True: greedy answers are all the same"
+        )
+    return int(count)
 
 
 def suggest_argument(name: str, names: Iterable[str]) -> str:
@@ -204,6 +308,14 @@ def check_callables(**arguments: Any) -> None:
             raise OptionError(f"{name}= is a list of functions or such objects, not {several!r}")
 
 
+def check_number(name: str, value: Any) -> None:
+    """Raises OptionError unless the value is None or a finite number."""
+    value = to_plain(value)
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    if value is not None and not (is_number and math.isfinite(value)):
+        raise OptionError(f"{name}={value!r} is not a number")
+
+
 def check_whole(name: str, value: Any) -> None:
     """Raises OptionError unless the value is None or a whole number."""
     value = to_plain(value)
@@ -228,11 +340,14 @@ def sampling_rules(
     allowed: Callable[..., list[int]] | None = None,
     seed: int | None = None,
     grammar: Grammar | None = None,
+    presence_penalty: float = 0.0,
+    frequency_penalty: float = 0.0,
 ) -> list[Sampling]:
     """Returns each request's sampling rules, for answers up to ``length`` tokens.
 
-    The logits processors are those that Hugging Face makes for this config. Raises OptionError
-    where it refuses the settings.
+    The logits processors are those that Hugging Face makes for this config, and the two penalties
+    of :class:`GeneratedTokenPenalties`, which come before temperature and truncation. Raises
+    OptionError where it refuses the settings.
     """
     rules = []
     seed = secrets.randbits(63) if seed is None else seed
@@ -241,6 +356,11 @@ def sampling_rules(
         own = copy.copy(config)
         own.max_length = len(context) + length
         own.num_beams = own.num_return_sequences = 1  # Each request is a batch of one row here.
+        penalties: list[Processor] = []
+        if presence_penalty or frequency_penalty:
+            penalties.append(
+                GeneratedTokenPenalties(len(context), presence_penalty, frequency_penalty)
+            )
         try:
             model._prepare_special_tokens(own, device=context.device)
             processors = model._get_logits_processor(
@@ -248,7 +368,7 @@ def sampling_rules(
                 input_ids_seq_length=len(context),
                 encoder_input_ids=context[None],
                 prefix_allowed_tokens_fn=allowed and _for_request(allowed, request),
-                logits_processor=LogitsProcessorList(own_processors[request]),
+                logits_processor=LogitsProcessorList([*own_processors[request], *penalties]),
                 device=str(context.device),
                 model_kwargs={},
             )
@@ -299,6 +419,17 @@ def end_ids(config: GenerationConfig) -> tuple[int, ...]:
     return (eos,) if isinstance(eos, int) else tuple(eos)
 
 
+def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
+    """Returns stop strings as a tuple. Raises OptionError for what is none, or empty."""
+    _check_stop_strings(stop)
+    if stop is None:
+        return ()
+    strings = (stop,) if isinstance(stop, str) else tuple(stop)
+    if any(not string for string in strings):
+        raise OptionError("a stop string must not be empty")
+    return strings
+
+
 def answer_limits(config: GenerationConfig, longest: int, criteria: Sequence[Any] = ()) -> Limits:
     """Returns where answers stop. ``longest`` is the longest prompt in tokens, which
     ``max_length`` includes. Raises OptionError where nothing is left for the answer."""
@@ -310,13 +441,7 @@ def answer_limits(config: GenerationConfig, longest: int, criteria: Sequence[Any
                 f"max_length={config.max_length} leaves no room after a prompt of {longest} "
                 "tokens; set max_new_tokens instead"
             )
-    stop = config.stop_strings
-    if stop is None:
-        strings: tuple[str, ...] = ()
-    else:
-        strings = (stop,) if isinstance(stop, str) else tuple(stop)
-    if any(not string for string in strings):
-        raise OptionError("a stop string must not be empty")
+    strings = stop_strings(config.stop_strings)
     timed = () if config.max_time is None else (MaxTimeCriteria(max_time=config.max_time),)
     ends = end_ids(config)
     pad = config.pad_token_id

@@ -18,6 +18,12 @@ OUTLIER_FACTOR = 4.0  # A round that takes longer than this many times the expec
 # What more rows are believed to cost beyond a round's rows falls by this share each round, so that
 # sizes that were dear in a busy moment are tried again.
 EXTRA_COST_DECAY = 0.02
+TIMES_MEMORY = 0.95  # What is left of the seconds of forwards after one more.
+FORWARD_OUTLIER_FACTOR = 2.0  # A forward counts for this many times the expectation at most.
+MIN_ROUNDS_FOR_OUTLIERS = 3.0  # The decayed number of forwards after which that is applied.
+# How much is believed of what was known before, in forwards, and in forwards times squared rows.
+LEVEL_PRIOR_WEIGHT = 0.5
+SLOPE_PRIOR_WEIGHT = 0.7
 NEW_ROUND_WEIGHT = 0.3  # The weight of one more round in the mean seconds of rounds of its size.
 # Only the sizes seen last are remembered, because prompts get longer and machines busier.
 MAX_REMEMBERED_SIZES = 8
@@ -146,6 +152,84 @@ def correct_ratios(
     more = [max(here, each - EXTRA_COST_DECAY * (each - here)) for each in seconds[rows + 1 :]]
     pairs = zip((*fewer, here, *more), bare[1:], strict=True)
     return (1.0, *(each / cost for each, cost in pairs))
+
+
+class ForwardTimes(NamedTuple):
+    """What rounds have shown of the seconds of forwards, beside costs that were believed before.
+
+    A forward of one row has a mean of its own, because it is what drafting has to beat. Forwards of
+    more rows have a line, by least squares over what they took beyond the believed costs. Its slope
+    is 0 until rounds with several numbers of rows have shown another.
+    """
+
+    plain: Rate = Rate(0.0, 0.0)  # seconds over forwards of one row
+    level: Rate = Rate(0.0, 0.0)  # seconds over the draft's forwards
+    # Sums over forwards of several rows; older ones count less.
+    weight: float = 0.0
+    rows: float = 0.0
+    square_rows: float = 0.0
+    seconds: float = 0.0
+    rows_seconds: float = 0.0
+    believed: float = 0.0  # seconds by the costs that were believed before
+    rows_believed: float = 0.0
+    since_plain: int = 0  # forwards of several rows since the last one of one row
+
+    def after_plain(self, seconds: float, believed: float) -> ForwardTimes:
+        """Returns the times after a forward of one row, which was believed to take so long."""
+        usual = self.scale(believed) * believed
+        if self.plain.tries + self.weight >= MIN_ROUNDS_FOR_OUTLIERS:
+            seconds = min(seconds, FORWARD_OUTLIER_FACTOR * usual)
+        return self._replace(plain=self.plain.fold(seconds, 1.0, TIMES_MEMORY), since_plain=0)
+
+    def after_drafting(
+        self, levels: int, level_seconds: float, rows: int, seconds: float, usual: float
+    ) -> ForwardTimes:
+        """Returns the times after a draft of ``levels`` forwards and a forward that judged it.
+
+        ``level_seconds`` are those of the draft, and ``seconds`` those of the forward of ``rows``
+        rows; ``usual`` is what it was believed to take before.
+        """
+        level = self.level
+        if level.tries >= MIN_ROUNDS_FOR_OUTLIERS:
+            level_seconds = min(level_seconds, FORWARD_OUTLIER_FACTOR * levels * level.share)
+        if self.weight >= MIN_ROUNDS_FOR_OUTLIERS:
+            seconds = min(seconds, FORWARD_OUTLIER_FACTOR * self.average * usual)
+        more, memory = rows - 1, TIMES_MEMORY
+        return self._replace(
+            level=level.fold(level_seconds, levels, memory),
+            weight=memory * self.weight + 1,
+            rows=memory * self.rows + more,
+            square_rows=memory * self.square_rows + more * more,
+            seconds=memory * self.seconds + seconds,
+            rows_seconds=memory * self.rows_seconds + more * seconds,
+            believed=memory * self.believed + usual,
+            rows_believed=memory * self.rows_believed + more * usual,
+            since_plain=self.since_plain + 1,
+        )
+
+    @property
+    def average(self) -> float:
+        """Seconds of forwards of several rows over those that were believed."""
+        return self.seconds / self.believed
+
+    def scale(self, believed: float) -> float:
+        """Returns seconds over the believed ones, of which a forward of one row has ``believed``:
+        as forwards of one row show it, else as others do, else 1."""
+        if self.plain.tries:
+            return self.plain.share / believed
+        return self.average if self.weight else 1.0
+
+    def line(self, scale: float) -> tuple[float, float]:
+        """Returns (a, b): a forward of n > 1 rows takes ``a + b (n - 1)`` seconds beyond ``scale``
+        times the believed ones."""
+        if not self.weight:
+            return 0.0, 0.0
+        rest = self.seconds - scale * self.believed
+        rows_rest = self.rows_seconds - scale * self.rows_believed
+        spread = self.square_rows - self.rows**2 / self.weight
+        slope = (rows_rest - self.rows * rest / self.weight) / (spread + SLOPE_PRIOR_WEIGHT)
+        here = rest / (self.weight + LEVEL_PRIOR_WEIGHT)
+        return here - slope * self.rows / self.weight, slope
 
 
 Times = TypeVar("Times", bound="SecondsBySize")

@@ -162,6 +162,23 @@ class Prompt:
             ),
         )
 
+    def head(self, stop: int) -> Prompt:
+        """Returns the first ``stop`` rows of a whole prompt as a whole prompt."""
+        part = self.rows(torch.arange(len(self), device=self.visual.device) < stop)
+        next_position = int(part.positions[:, -1].max()) + 1
+        return replace(part, context=self.context[:stop], next_position=next_position)
+
+    def tail(self, start: int) -> Prompt:
+        """Returns the prompt's rows from ``start`` on, as a prompt of their own for a view.
+
+        Its media keep their numbers, and it does not know how many of its rows are of images.
+        """
+        rows = torch.arange(len(self), device=self.visual.device) >= start
+        part, coarse = self.rows(rows), self.media.coarse
+        if coarse is not None:
+            coarse = coarse[rows[self.visual]]
+        return replace(part, media=replace(part.media, coarse=coarse))
+
     def _reach_among(self, rows: Bool[Tensor, " len"]) -> Int[Tensor, " kept"] | None:
         """Returns the reach of rows that are kept, in rows of those that are kept."""
         if self.media.reach is None:
@@ -240,6 +257,14 @@ class Prefill:
     words: Mapping[str, Texts] = field(default_factory=dict)
     """What may replace videos and images, by its kind: "newline", "caption"."""
 
+    def tail(self, start: int) -> Prefill:
+        """Returns the results for the prompt's rows from ``start`` on."""
+        rows = torch.arange(len(self.prompt), device=self.prompt.visual.device) >= start
+        columns = rows[self.prompt.visual]
+        mass = None if self.mass is None else self.mass[..., columns]
+        relevance = None if self.relevance is None else self.relevance[..., columns]
+        return replace(self, prompt=self.prompt.tail(start), mass=mass, relevance=relevance)
+
     def to(self, device: torch.device) -> Prefill:
         """Returns this with what a view reads on the draft's device. The cache stays where it
         is."""
@@ -257,6 +282,22 @@ class Turn:
 
     drop: int
     ids: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Addition:
+    """How the prompt of a later turn with new media continues the text before, for a request."""
+
+    shared_rows: int  # leading rows of the target's prompt that are those of the text before
+    shared_media: frozenset[int]  # the numbers of the media that are wholly among them
+
+    @classmethod
+    def of(cls, prompt: Prompt, shared_rows: int) -> Addition:
+        """Returns the addition to a prompt's first ``shared_rows`` rows."""
+        rows = prompt.visual.nonzero().squeeze(-1)
+        media = prompt.grid[:, 0]
+        new = {*media[rows >= shared_rows].tolist()}
+        return cls(shared_rows, frozenset({*media.tolist()} - new))
 
 
 Inputs = Mapping[str, Any]

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from saccade.core.capabilities import NOTHING, Capabilities, Capability
 from saccade.core.costs import Costs
-from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
+from saccade.core.prompt import Addition, Inputs, Prefill, Prompt, Turn
 from saccade.core.result import FinishReason, Round
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import Tree
@@ -111,6 +111,14 @@ class View(ABC):
         raise NotImplementedError
 
 
+class CostMemory(Protocol):
+    """Costs as the rounds of earlier answers have corrected them, for a pair on this machine."""
+
+    def load(self) -> Costs | None: ...
+
+    def save(self, costs: Costs) -> None: ...
+
+
 class Learner:
     """What is learnt from past rounds: a fold, so that a recorded trace replays it. This one learns
     nothing."""
@@ -122,6 +130,9 @@ class Learner:
     def fold(self, state: State, round: Round) -> State:
         """Returns the state after a round; an answer's last round is not folded."""
         return state
+
+    def finish(self, state: State) -> None:
+        """Takes the last state of an answer that is over, where later answers begin by it."""
 
 
 class Shape(Learner, ABC):
@@ -170,10 +181,13 @@ class Shape(Learner, ABC):
         """Returns the nearest shape whose drafts are chains; itself where there is none."""
         return self
 
-    def settle(self, measure: Callable[[], Costs], family: str) -> Shape:
+    def settle(
+        self, measure: Callable[[], Costs], memory: CostMemory | None = None, family: str = ""
+    ) -> Shape:
         """Returns the shape with what it takes from the models: the costs of forwards here, where
         it decides by them and has none yet (only then ``measure`` is called), or a setting of the
-        target's family, which is its ``model_type``."""
+        target's family, which is its ``model_type``. ``memory`` has the costs as earlier answers
+        corrected them; None where no clock may decide."""
         return self
 
     def pays(self) -> bool:
@@ -273,6 +287,25 @@ class Drafter(ABC):
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         """Continues the conversation over the caches there are, by this turn's rules."""
+
+    @property
+    def can_add_media(self) -> bool:
+        """Whether :meth:`add_media` continues a conversation whose turn has new media. Where it is
+        not, a new drafter reads the conversation from its beginning."""
+        return False
+
+    def add_media(
+        self,
+        prefills: Sequence[Prefill],
+        additions: Sequence[Addition],
+        rules: Sequence[Sampling],
+    ) -> float:
+        """Does what :meth:`ready` does, for a later turn with new media; only they are read.
+
+        ``encode`` and ``prefill`` come before it, as in a first turn. Returns the seconds that the
+        drafter's own prefill made the target wait.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:

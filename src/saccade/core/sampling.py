@@ -51,13 +51,41 @@ STATEFUL = (
 )
 
 
+@dataclass(frozen=True)
+class GeneratedTokenPenalties:
+    """Lowers the logits of tokens that the answer already contains, by OpenAI's formula.
+
+    The logit of a token that was generated ``n`` times falls by ``frequency * n``, and by
+    ``presence`` more where ``n`` is not zero. The tokens of the prompt do not count, so
+    ``prompt_length`` says how many there are. Source: OpenAI's API reference, "frequency and
+    presence penalties".
+    """
+
+    prompt_length: int  # in tokens
+    presence: float = 0.0
+    frequency: float = 0.0
+
+    def __call__(
+        self, ids: Int[Tensor, "rows length"], scores: Float[Tensor, "rows vocab"]
+    ) -> Float[Tensor, "rows vocab"]:
+        generated = ids[:, self.prompt_length :]
+        # A draft may know fewer tokens than the target. It cannot repeat those that it lacks.
+        is_known = generated < scores.shape[1]
+        counts = torch.zeros_like(scores).scatter_add_(
+            1, generated.where(is_known, 0), is_known.to(scores.dtype)
+        )
+        return scores - self.frequency * counts - self.presence * (counts > 0)
+
+
 def may_remember(processor: Processor) -> bool:
     """Whether a logits processor may keep state from call to call.
 
-    Nobody can look into a caller's function, so every processor counts that is not one of Hugging
-    Face's own. Such a processor is called for the target alone, once for each token of the answer
-    and in order, which is how ``generate`` calls it.
+    Nobody can look into a caller's function, so every processor counts that is neither one of
+    Hugging Face's nor ours. Such a processor is called for the target alone, once for each token of
+    the answer and in order, which is how ``generate`` calls it.
     """
+    if isinstance(processor, GeneratedTokenPenalties):
+        return False
     own = type(processor).__module__.startswith("transformers.")
     return not own or isinstance(processor, STATEFUL)
 

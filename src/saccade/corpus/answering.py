@@ -7,31 +7,45 @@ which can also be used alone.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal, TypedDict, Unpack, cast
+
+import torch
 
 from saccade.core.errors import OptionError, suggest
 from saccade.core.generation_settings import GenerateArguments, suggest_argument
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
+from saccade.corpus.live import Live, Window, frames_of
 from saccade.drafting.recipe import Recipe
 from saccade.engine.conversation import Conversation
 from saccade.engine.generate import DEFAULT_METHOD, Stream, stream
-from saccade.inputs import captions, media
+from saccade.inputs import captions, python_media
 from saccade.inputs.loading import load_pair, use_threads
-from saccade.inputs.media import Clip, FrameSampling, Source
-from saccade.inputs.questions import Pair, clip_arguments
+from saccade.inputs.media import Clip, FrameSampling, Source, arrays
+from saccade.inputs.media.fetch import Sources
+from saccade.inputs.questions import (
+    Dialogue,
+    Pair,
+    check_documents,
+    clip_arguments,
+    system_turn,
+)
 from saccade.inputs.training_domain import warn_outside_domain
 from saccade.methods import resolve
+from saccade.model.vision_cache import ConversationVision
 
 QUESTION = "Describe the video in detail."
 EMBEDDED_TARGET = "shapes"
 
-Media = Source | Clip
-"""A video, an animation, an image, a folder of frames, its bytes, or frames already read."""
-MediaInput = Media | Sequence[Media] | None
+Media = python_media.Medium | Source
+"""A video, an animation, an image or a folder of frames by its path, bytes or address; a Pillow
+image, an array or a tensor of pixels; or a clip that was read already."""
+MediaInput = Media | Sequence[Any] | None
+"""One of them, a list of them (in which a list of pictures is one video), messages, or None."""
 
 
 class Frames(TypedDict, total=False):
@@ -42,6 +56,15 @@ class Frames(TypedDict, total=False):
     start: float | None
     end: float | None
     every: bool
+
+
+class AnswerArguments(GenerateArguments, total=False):
+    """The settings of an answer, and short forms of ``frames``."""
+
+    fps: float | None
+    """The same as ``frames={"fps": ...}``."""
+    num_frames: int | None
+    """The same as ``frames={"num_frames": ...}``."""
 
 
 class NoOtherArguments(TypedDict):
@@ -59,25 +82,35 @@ class Model:
 
     pair: Pair
     method: str | Recipe = DEFAULT_METHOD
+    sources: Sources = Sources()
+    """The addresses that media may be read from; by default data: addresses only."""
 
     def describe(
         self,
         media: MediaInput,
         question: str = QUESTION,
         *,
+        system: str | None = None,
         documents: Sequence[str] = (),
         frames: Frames | None = None,
         exact: bool = False,
         seed: int | None = None,
-        **settings: Unpack[GenerateArguments],
+        **settings: Unpack[AnswerArguments],
     ) -> Result:
         """Returns the answer to a question about media, with its statistics.
 
         Args:
-            media: one video or picture, several, or None.
+            media: one video or picture, several in a list, or None. Each is a path, bytes, an
+                address, a Pillow image, an array or tensor of pixels ([height, width, 3] for a
+                picture, [frame, height, width, 3] for a video), a list of pictures for a video, or
+                a clip. Messages in the form of chat templates or OpenAI stand for all of it, and
+                for the question.
             question: the question about it.
+            system: a system prompt.
             documents: long texts beside it, of which a draft may see a part.
-            frames: which frames to take, such as ``{"fps": 2}``; by default 2 a second.
+            frames: which frames to take, such as ``{"fps": 2}``; by default 2 a second. ``fps=2``
+                and ``num_frames=8`` are short forms. Of frames in memory ``fps`` is the rate at
+                which they were taken, by default 1.
             exact: bit for bit plain decoding's answer in bf16 and fp16 too.
             seed: of the noise that sampling uses.
             settings: ``GenerationConfig``'s names: max_new_tokens (else the model's own, or 256),
@@ -86,7 +119,7 @@ class Model:
         Raises:
             VideoInputError, OptionError, ModelError: in one sentence.
         """
-        options: dict[str, Any] = {"documents": documents, "frames": frames}
+        options: dict[str, Any] = {"documents": documents, "frames": frames, "system": system}
         options |= {"exact": exact, "seed": seed}
         return self.stream(media, question, **options, **settings).finish()[0]
 
@@ -95,28 +128,40 @@ class Model:
         media: MediaInput,
         question: str = QUESTION,
         *,
+        system: str | None = None,
         documents: Sequence[str] = (),
         frames: Frames | None = None,
         exact: bool = False,
         seed: int | None = None,
-        **settings: Unpack[GenerateArguments],
+        **settings: Unpack[AnswerArguments],
     ) -> Stream:
         """Yields the rounds of an answer as they come, each with the ``text`` it adds.
 
         Arguments are those of :meth:`describe`. ``results`` has the whole answer afterwards.
         """
-        clips = self._read_clips(media, frames)
-        encoded = self.pair.ask(question, **_media_arguments(clips), documents=documents)
+        sampling, answer_settings = _split_settings(frames, settings)
+        if python_media.is_messages(media):
+            if question != QUESTION or documents:
+                raise OptionError(
+                    "messages have the question in them: leave question and documents out, or "
+                    "give the media alone"
+                )
+            clips, encoded = self._read_messages(cast(Sequence[Any], media), system, sampling)
+        else:
+            clips = self._read_clips(media, sampling)
+            arguments = {**_media_arguments(clips), "documents": documents, "system": system}
+            encoded = self.pair.ask(question, **arguments)
         options = {"captioner": self._captioner(clips), "exact": exact, "seed": seed}
-        return stream_answer(self.pair, encoded, self.method, **options, **settings)
+        return stream_answer(self.pair, encoded, self.method, **options, **answer_settings)
 
     def batch(
         self,
         questions: Sequence[tuple[MediaInput, str]],
         *,
+        system: str | None = None,
         frames: Frames | None = None,
         seed: int | None = None,
-        **settings: Unpack[GenerateArguments],
+        **settings: Unpack[AnswerArguments],
     ) -> list[Result]:
         """Returns the answers to several questions, each with its media, decoded in one batch.
 
@@ -130,52 +175,119 @@ class Model:
             ) from error
         if not pairs:
             return []
+        sampling, answer_settings = _split_settings(frames, settings)
         encoded = [
-            self.pair.ask(question, **_media_arguments(self._read_clips(media, frames)))
+            self.pair.ask(
+                question, **_media_arguments(self._read_clips(media, sampling)), system=system
+            )
             for media, question in pairs
         ]
         batch = self.pair.batch(encoded)
-        return stream_answer(self.pair, batch, self.method, seed=seed, **settings).finish()
+        return stream_answer(self.pair, batch, self.method, seed=seed, **answer_settings).finish()
 
     def chat(
         self,
         media: MediaInput,
         *,
+        system: str | None = None,
         documents: Sequence[str] = (),
         frames: Frames | None = None,
         exact: bool = False,
         seed: int | None = None,
-        **settings: Unpack[GenerateArguments],
+        **settings: Unpack[AnswerArguments],
     ) -> Chat:
-        """Starts a conversation about the same media, to be used in a ``with``.
+        """Starts a conversation about media, to be used in a ``with``.
 
-        Arguments are those of :meth:`describe`. Caches stay from turn to turn, so only new tokens
-        are prefilled.
+        Arguments are those of :meth:`describe`; later questions may bring media of their own.
+        Caches stay from turn to turn, so only what is new is encoded and read.
         """
-        clips = self._read_clips(media, frames)
+        sampling, answer_settings = _split_settings(frames, settings)
         conversation = Conversation(
             self.pair.target.backbone,
             draft=self.pair.draft_backbone,
             method=self.method,
             tokenizer=self.pair.target.tokenizer,
-            captioner=self._captioner(clips),
+            exact=exact,
+            seed=seed,
+            **answer_settings,
+        )
+        clips = self._read_clips(media, sampling)
+        return Chat(self, conversation, clips, documents, sampling, system)
+
+    def watch(
+        self,
+        source: Source | Iterable[Any] | None = None,
+        *,
+        window: float | str | Window = 60.0,
+        fps: float = 2.0,
+        segment: int | None = None,
+        realtime: bool = True,
+        exact: bool = False,
+        seed: int | None = None,
+        **settings: Unpack[GenerateArguments],
+    ) -> Live:
+        """Watches a live video, to be used in a ``with``: ``live.ask`` answers at any time.
+
+        Args:
+            source: a file, or an iterator of frames such as a camera's; it is read in a thread of
+                its own. None where frames are given to ``live.append``.
+            window: how much is kept at most: seconds, "120 frames" or "8000 tokens". When that is
+                exceeded the oldest are dropped until half of it is left.
+            fps: frames a second that are taken of a file; of other sources, how fast they come.
+            segment: frames that are one clip of the prompt; by default 4.
+            realtime: whether a file's frames come at the speed at which it plays.
+            exact, seed, settings: as for :meth:`describe`.
+
+        An answer is what ``generate`` answers to ``live.inputs(question)``; see
+        ``saccade.corpus.live``.
+
+        Raises:
+            OptionError, ModelError: in one sentence.
+        """
+        size = Window.of(window)
+        conversation = Conversation(
+            self.pair.target.backbone,
+            draft=self.pair.draft_backbone,
+            method=self.method,
+            tokenizer=self.pair.target.tokenizer,
+            vision=ConversationVision(runs_separately=True),
             exact=exact,
             seed=seed,
             **settings,
         )
-        return Chat(self.pair, conversation, {**_media_arguments(clips), "documents": documents})
+        frames = None if source is None else frames_of(source, fps, realtime)
+        return Live(self.pair, conversation, window=size, fps=fps, segment=segment, source=frames)
 
-    def _read_clips(self, several: MediaInput, frames: Frames | None) -> list[Clip]:
+    def _read_clips(self, several: MediaInput, sampling: FrameSampling) -> list[Clip]:
         """Decodes every video or picture, and issues the warnings that come with it."""
-        sampling = _frame_sampling({} if frames is None else frames)
-        clips = []
-        for each in _media_list(several):
-            clip = each if isinstance(each, Clip) else media.read(each, sampling)
-            clips.append(warn_outside_domain(clip, self.pair.target.domain))
+        clips = [python_media.read(each, sampling, self.sources) for each in _media_list(several)]
+        return self._with_warnings(clips)
+
+    def _with_warnings(self, clips: Sequence[Clip]) -> list[Clip]:
+        """Returns clips with a warning where the target was trained on other pictures alone.
+
+        All warnings are issued.
+        """
+        clips = [warn_outside_domain(clip, self.pair.target.domain) for clip in clips]
         for warning in dict.fromkeys(warning for clip in clips for warning in clip.warnings):
-            warnings.warn(warning, stacklevel=4)
+            warnings.warn(warning, stacklevel=5)
         return clips
-        return clips
+
+    def _read_messages(
+        self, messages: Sequence[Any], system: str | None, sampling: FrameSampling
+    ) -> tuple[list[Clip], tuple[Inputs, Inputs | None]]:
+        """Returns the media of a conversation as clips, and its inputs for target and draft."""
+        read = python_media.Messages(messages, sampling, self.sources)
+        turns = read.turns
+        if system is not None:
+            if turns[0]["role"] == "system":
+                raise OptionError("the messages have a system prompt already: leave system= out")
+            turns = [system_turn(system), *turns]
+        clips = self._with_warnings([*read.clips, *map(arrays.picture_clip, read.images)])
+        dialogue = Dialogue(
+            tuple(turns), tuple(read.clips), tuple(read.images), read.continues_last_turn
+        )
+        return clips, self.pair.converse(dialogue)
 
     def _captioner(self, clips: Sequence[Clip]) -> Any:
         """Returns the captioner for views that read a caption; only the embedded pair has one."""
@@ -184,27 +296,106 @@ class Model:
 
 
 class Chat(AbstractContextManager["Chat"]):
-    """A conversation about the same media. Close it, or use it in a ``with``, to free the caches.
+    """A conversation about media, of which every question may bring more.
 
-    ``history`` has every earlier question with its answer.
+    Close it, or use it in a ``with``, to free the caches. ``history`` has every earlier question
+    with its answer.
     """
 
     def __init__(
-        self, pair: Pair, conversation: Conversation, media_arguments: dict[str, Any]
+        self,
+        model: Model,
+        conversation: Conversation,
+        clips: Sequence[Clip],
+        documents: Sequence[str],
+        sampling: FrameSampling,
+        system: str | None,
     ) -> None:
-        self.history: list[tuple[str, str]] = []
-        self._pair = pair
+        self._model = model
         self._conversation = conversation
-        self._media_arguments = media_arguments
+        self._sampling = sampling
+        # What came before the first question and belongs to it.
+        self._first_clips, self._first_documents = [*clips], documents
+        self._clips: list[Clip] = []  # of all turns so far
+        self._dialogue = Dialogue(() if system is None else (system_turn(system),))
+        self._history: list[tuple[str, str]] = []
+        self._open_question: _OpenQuestion | None = None
 
-    def ask(self, question: str, **settings: Unpack[GenerateArguments]) -> Result:
-        """Returns the next answer; the settings are for this turn alone."""
-        inputs, draft_inputs = self._pair.ask(
-            question, **self._media_arguments, history=self.history
-        )
-        result = self._conversation.run(inputs, draft_inputs=draft_inputs, **settings)
-        self.history.append((question, result.text or ""))
+    @property
+    def history(self) -> list[tuple[str, str]]:
+        """Every earlier question with its answer."""
+        self._finish_turn()
+        return self._history
+
+    def ask(
+        self,
+        question: str,
+        media: MediaInput = None,
+        *,
+        documents: Sequence[str] = (),
+        frames: Frames | None = None,
+        **settings: Unpack[GenerateArguments],
+    ) -> Result:
+        """Returns the next answer.
+
+        Args:
+            question: the next question.
+            media: videos and pictures that come with it; only these are encoded.
+            documents: long texts that come with it.
+            frames: which frames to take of them; by default as for the chat's first media.
+            settings: of this turn alone.
+
+        Raises:
+            VideoInputError, OptionError, ModelError: in one sentence; the conversation stays as it
+                was.
+        """
+        options: dict[str, Any] = {"documents": documents, "frames": frames, **settings}
+        result = self.stream(question, media, **options).finish()[0]
+        self._finish_turn()
         return result
+
+    def stream(
+        self,
+        question: str,
+        media: MediaInput = None,
+        *,
+        documents: Sequence[str] = (),
+        frames: Frames | None = None,
+        **settings: Unpack[GenerateArguments],
+    ) -> Stream:
+        """Yields the rounds of the next answer; arguments are those of :meth:`ask`.
+
+        Exhaust it before the next question. A question whose stream was closed is forgotten.
+        """
+        self._finish_turn()
+        model, is_first = self._model, not self._history
+        clips = model._read_clips(
+            media, self._sampling if frames is None else _frame_sampling(frames)
+        )
+        check_documents(documents)
+        if is_first:
+            check_documents(self._first_documents)
+            clips = [*self._first_clips, *clips]
+            documents = [*self._first_documents, *documents]
+        dialogue = self._dialogue.ask(question, **_media_arguments(clips), documents=documents)
+        inputs, draft_inputs = model.pair.converse(dialogue)
+        captioner = model._captioner([*self._clips, *clips])
+        stream = self._conversation.stream(
+            inputs, draft_inputs=draft_inputs, captioner=captioner, **settings
+        )
+        self._open_question = _OpenQuestion(question, dialogue, clips, stream)
+        return stream
+
+    def _finish_turn(self) -> None:
+        """Adds the last question and its answer to the dialogue, once the answer is whole."""
+        last = self._open_question
+        if last is None or not last.stream.results:
+            return
+        answer = last.stream.results[0].text or ""
+        self._history.append((last.question, answer))
+        self._dialogue = last.dialogue.answer(answer)
+        self._clips += last.clips
+        self._open_question = None
 
     def close(self) -> None:
         self._conversation.close()
@@ -213,19 +404,34 @@ class Chat(AbstractContextManager["Chat"]):
         self.close()
 
 
+@dataclass(frozen=True)
+class _OpenQuestion:
+    """A question whose answer is under way."""
+
+    question: str
+    dialogue: Dialogue
+    clips: Sequence[Clip]
+    stream: Stream
+
+
 def load(
     target: str = EMBEDDED_TARGET,
     draft: str | None = None,
     *,
     method: str | Recipe = DEFAULT_METHOD,
-    dtype: str | None = None,
+    dtype: str | torch.dtype | None = None,
     device: str | None = None,
     device_map: str | None = None,
     draft_device: str | None = None,
+    draft_quantize: str | None = None,
     quantize: str | None = None,
     trust_remote_code: bool = False,
     positions: Literal["auto", "library", "trained"] = "auto",
     threads: int | None = None,
+    media_hosts: Sequence[str] = (),
+    any_media_host: bool = False,
+    private_media_hosts: bool = False,
+    media_root: str | Path | None = None,
     **others: Unpack[NoOtherArguments],
 ) -> Model:
     """Loads a target, and a draft for it, to ask them about videos.
@@ -236,25 +442,35 @@ def load(
         draft: a smaller model of the same family, likewise; without one the target may draft for
             itself, where that pays.
         method: how to draft, NAME/axis=value/...; see ``saccade methods``.
-        dtype: "float32", "bfloat16" or "float16"; by default float32 on a CPU, else the
-            checkpoint's own.
+        dtype: "float32", "bfloat16" or "float16", or torch's type of that name; by default float32
+            on a CPU, else the checkpoint's own.
         device: by default a GPU where there is one.
         device_map: "auto" spreads the target over the devices there are.
         draft_device: where the draft is, if not beside the target: "cuda:1", say.
+        draft_quantize: "int8" or "int4" rounds the draft's weights, so that its steps read fewer
+            bytes; without a draft the target drafts for itself with a rounded copy. Answers stay
+            the target's.
         quantize: "bnb-8bit", "bnb-4bit" or "torchao-int8", for the target.
         trust_remote_code: whether to run code that comes with a checkpoint.
         positions: of text after a Qwen2.5-VL video; "library" is where ``generate`` puts it,
             "trained" where the published checkpoints learnt it and vLLM puts it; "auto" goes by the
             checkpoint, and a result's ``warnings`` say where the two differ.
         threads: of the CPU, for all of PyTorch.
+        media_hosts: the hosts that media may be fetched from, such as "example.com" or
+            "*.example.com"; by default none. The rules are those of ``saccade serve``.
+        any_media_host: whether media may be fetched from every public host.
+        private_media_hosts: whether ``media_hosts`` may be on this machine or its network.
+        media_root: a folder whose files file: addresses may name; a path needs none.
 
     Raises:
         ModelError, OptionError, MethodError: in one sentence, if possible before weights are read.
     """
     for name in others:
-        raise OptionError(
-            f"saccade.load does not take {name}{suggest_argument(name, load.__annotations__)}"
-        )
+        raise OptionError(_refusal(name))
+    if isinstance(media_hosts, str):
+        media_hosts = [media_hosts]
+    if private_media_hosts and not media_hosts:
+        raise OptionError("private_media_hosts= is about hosts named by media_hosts=: name them")
     recipe = method if isinstance(method, Recipe) else resolve(method)
     use_threads(threads)
     pair = Pair(
@@ -262,7 +478,8 @@ def load(
             target,
             draft,
             draft_device=draft_device,
-            dtype=dtype,
+            draft_quantize=draft_quantize,
+            dtype=str(dtype).removeprefix("torch.") if isinstance(dtype, torch.dtype) else dtype,
             device=device,
             device_map=device_map,
             quantize=quantize,
@@ -270,7 +487,48 @@ def load(
             positions=positions,
         )
     )
-    return Model(pair, recipe)
+    sources = Sources(
+        None if media_root is None else Path(media_root),
+        tuple(media_hosts),
+        any_host=any_media_host,
+        private=private_media_hosts,
+    )
+    return Model(pair, recipe, sources)
+
+
+LOAD_ADVICE = {  # What to write instead of an argument of from_pretrained.
+    "torch_dtype": "its name here is dtype=",
+    "attn_implementation": "Saccade computes attention itself, so leave it out",
+    "load_in_8bit": 'write quantize="bnb-8bit"',
+    "load_in_4bit": 'write quantize="bnb-4bit"',
+    "quantization_config": 'write quantize="bnb-8bit", "bnb-4bit" or "torchao-int8"',
+    "assistant_model": "its name here is draft=",
+    "revision": "name a folder that has this revision, such as huggingface_hub.snapshot_download's",
+    "low_cpu_mem_usage": "weights are always read directly into their place, so leave it out",
+}
+
+
+def _refusal(name: str) -> str:
+    """Returns the sentence that refuses an argument of :func:`load`."""
+    if name in LOAD_ADVICE:
+        return f"saccade.load does not take {name}: {LOAD_ADVICE[name]}"
+    return f"saccade.load does not take {name}{suggest_argument(name, load.__annotations__)}"
+
+
+def _split_settings(
+    frames: Frames | None, settings: Mapping[str, Any]
+) -> tuple[FrameSampling, dict[str, Any]]:
+    """Returns how frames are sampled, and the settings that are about the answer.
+
+    Raises OptionError where a short form and ``frames`` say two things.
+    """
+    short_names = AnswerArguments.__annotations__.keys() - GenerateArguments.__annotations__.keys()
+    given = {name: settings[name] for name in short_names & settings.keys()}
+    given = {name: value for name, value in given.items() if value is not None}
+    if given and frames is not None:
+        raise OptionError(f"{min(given)}= is a short form of frames=: give one of them")
+    answer_settings = {name: settings[name] for name in settings if name not in short_names}
+    return _frame_sampling(given if frames is None else frames), answer_settings
 
 
 def _media_list(media: MediaInput) -> Sequence[Media]:

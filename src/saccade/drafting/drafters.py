@@ -7,17 +7,19 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
 import numpy as np
+import torch
+from jaxtyping import Bool, Int
 from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
 from saccade.core.capabilities import NOTHING, Capability
 from saccade.core.errors import DraftFailed
-from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
+from saccade.core.prompt import Addition, Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import (
     Drafter,
     DraftReport,
@@ -34,7 +36,8 @@ from saccade.core.tree import Tree, add, chain
 from saccade.drafting.captioning import Captioning
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
-from saccade.model.session import Session
+from saccade.model.heads.session import HeadSession
+from saccade.model.session import RequestState, Session
 
 SLIDE_TOKENS = 32  # A window slides by this many at once, because sliding moves the draft's keys.
 MAX_MATCH_TOKENS = 3  # The longest ending of the text that prompt lookup searches for.
@@ -49,6 +52,18 @@ class NoDraft(Drafter):
     offers = frozenset({Capability.PLAIN_DECODING})
 
     def __init__(self, setup: Setup) -> None: ...
+
+    @property
+    def can_add_media(self) -> bool:
+        return True
+
+    def add_media(
+        self,
+        prefills: Sequence[Prefill],
+        additions: Sequence[Addition],
+        rules: Sequence[Sampling],
+    ) -> float:
+        return 0.0
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         return dict.fromkeys(states, Tree())
@@ -73,6 +88,18 @@ class Lookup(Drafter):
     def ready(self, prefills: Sequence[Prefill]) -> float:
         self._texts = [prefill.prompt.context.tolist() for prefill in prefills]
         return 0.0
+
+    @property
+    def can_add_media(self) -> bool:
+        return True
+
+    def add_media(
+        self,
+        prefills: Sequence[Prefill],
+        additions: Sequence[Addition],
+        rules: Sequence[Sampling],
+    ) -> float:
+        return self.ready(prefills)
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         trees = {}
@@ -210,6 +237,46 @@ class SessionDrafter(Drafter):
         self.session.end(request)
 
 
+@dataclass(frozen=True)
+class _ReadPrompt:
+    """What a draft remembers of a prompt that it read by a view, to read a longer one."""
+
+    context: Int[Tensor, " full"]
+    positions: Int[Tensor, "axes full"]
+    visual: Bool[Tensor, " full"]
+    index: Int[Tensor, " kept"]  # the rows that the view kept
+
+    @classmethod
+    def of(cls, whole: Prompt, pruned: Prompt) -> _ReadPrompt:
+        return cls(whole.context, whole.positions, whole.visual, pruned.index)
+
+    def shared_rows(self, state: RequestState, prompt: Prompt, media: frozenset[int]) -> int:
+        """Returns how many leading rows of a new prompt this one has and the text after it, where
+        only these media are the same."""
+        start = len(state.context) - state.length  # of the text, where the prompt ends now
+        device = prompt.positions.device
+        ids = torch.tensor(state.context, device=device)
+        places = state.first_position + torch.arange(state.length, device=device)
+        text = places.expand(len(self.positions), -1)
+        positions = torch.cat([self.positions[:, :start], text], 1)
+        visual = torch.cat([self.visual[:start], torch.zeros_like(places, dtype=torch.bool)])
+        count = min(len(ids), len(prompt))
+        equal = ids[:count] == prompt.context[:count]
+        equal &= (positions[:, :count] == prompt.positions[:, :count]).all(0)
+        equal &= visual[:count] == prompt.visual[:count]
+        rows = int(equal.long().cumprod(0).sum())
+        same = torch.tensor([*media], dtype=torch.long, device=device)
+        others = prompt.visual.nonzero().squeeze(-1)[~torch.isin(prompt.grid[:, 0], same)]
+        return min(rows, int(others[0])) if len(others) else rows
+
+    def rows_before(self, state: RequestState, stop: int) -> Int[Tensor, " rows"]:
+        """Returns which rows of the whole prompt and the text after it the draft has, up to
+        ``stop``."""
+        start = len(state.context) - state.length
+        text = torch.arange(min(start, stop), stop, device=self.index.device)
+        return torch.cat([self.index[self.index < min(start, stop)], text])
+
+
 class ModelDrafter(SessionDrafter):
     """A smaller model with a cache of its own, over the tokens that its view keeps.
 
@@ -233,6 +300,7 @@ class ModelDrafter(SessionDrafter):
         self._target_vision_outputs: list[Any] = []
         self._vision_hook: RemovableHandle | None = None
         self._captioning: Captioning | None = None
+        self._read_prompts: list[_ReadPrompt] = []
 
     def encode(self, inputs: Inputs) -> None:
         self._inputs = inputs
@@ -251,9 +319,10 @@ class ModelDrafter(SessionDrafter):
         if self._shares:
             return [model.adopt(prefill.prompt) for prefill in prefills]
         if not self._reuses_vision:
-            return model.prompts(setup.draft_inputs(inputs), coarse=setup.coarse)
+            own_inputs = setup.draft_inputs(inputs)
+            return model.prompts(own_inputs, coarse=setup.coarse, vision=setup.vision)
         outputs, self._target_vision_outputs = self._target_vision_outputs, []
-        return model.prompts(inputs, outputs, coarse=setup.coarse)
+        return model.prompts(inputs, outputs, coarse=setup.coarse, vision=setup.vision)
 
     def close(self) -> None:
         if self._vision_hook is not None:
@@ -268,14 +337,68 @@ class ModelDrafter(SessionDrafter):
         prompts = self._draft_prompts(prefills)
         vision_seconds = clock.lap()
         rows = []  # of the batch: one for each request and view
+        self._read_prompts = []
         for i, prompt in enumerate(prompts):
             prefill = replace(prefills[i].to(model.device), words=words[i])
             pruned = [view(prefill, prompt) for view in views]
             self._visual_tokens[i] = max(each.visual_tokens for each in pruned)
+            self._read_prompts.append(_ReadPrompt.of(prompt, pruned[0]))
             rows += pruned
         clock.lap()
         self.session.prefill([model.embed_missing_rows(prompt) for prompt in rows])
         return vision_seconds + clock.lap()
+
+    @property
+    def can_add_media(self) -> bool:
+        """Whether the view keeps rows at their own positions, so that what it chose of earlier
+        media can stay."""
+        (view, *others) = self._setup.view.parts
+        kept = {Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS}
+        return not others and kept <= view.offers
+
+    def add_media(
+        self,
+        prefills: Sequence[Prefill],
+        additions: Sequence[Addition],
+        rules: Sequence[Sampling],
+    ) -> float:
+        """Reads what the view keeps of the new media, and the new text.
+
+        What it chose of earlier media stays. The view is applied to the rows that are new, as if
+        they were a prompt of their own, by the attention of this turn's question.
+        """
+        (view,), model, session = self._setup.view.parts, self.session.backbone, self.session
+        session.rules = rules
+        clock = Clock(model.device)
+        prompts = self._draft_prompts(prefills)
+        vision_seconds = clock.lap()
+        for i, (prompt, addition) in enumerate(zip(prompts, additions, strict=True)):
+            state, read = session.requests[i], self._read_prompts[i]
+            shared = addition.shared_rows
+            if not self._shares:
+                shared = read.shared_rows(state, prompt, addition.shared_media)
+            new = self._with_stills(prompt.tail(shared))
+            part = view(prefills[i].to(model.device).tail(addition.shared_rows), new)
+            rows = torch.cat([read.rows_before(state, shared), part.index])
+            is_kept = torch.zeros(len(prompt), dtype=torch.bool, device=rows.device)
+            is_kept[rows] = True
+            pruned = prompt.rows(is_kept)
+            first_new = len(rows) - len(part)
+            embeds = torch.cat([pruned.embeds[:first_new], part.embeds])
+            pruned = replace(pruned, embeds=embeds)
+            for _ in session.prefill_in_chunks(i, pruned, noise_number=i, shared_rows=first_new):
+                pass
+            self._visual_tokens[i] = pruned.visual_tokens
+            self._read_prompts[i] = _ReadPrompt.of(prompt, pruned)
+        return vision_seconds + clock.lap()
+
+    def _with_stills(self, part: Prompt) -> Prompt:
+        """Returns a part of a prompt that knows how many of its visual rows are of images."""
+        kinds = self._setup.target.placeholders | self.session.backbone.placeholders
+        images = [token for token, kind in kinds.items() if kind == "image"]
+        ids = part.context[part.index[part.visual]]
+        stills = int(torch.isin(ids, ids.new_tensor(images)).sum())
+        return replace(part, media=replace(part.media, stills=stills))
 
     def report(self) -> DraftReport:
         if self._captioning is None:
@@ -287,7 +410,7 @@ class ModelDrafter(SessionDrafter):
 
 class SelfDrafter(SessionDrafter):
     """The target drafts for itself, over copies of the keys that its view keeps, without a second
-    prefill."""
+    prefill. Its weights may be rounded (``draft_quantize``)."""
 
     name = "self"
     needs = frozenset({Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS})
@@ -297,7 +420,8 @@ class SelfDrafter(SessionDrafter):
 
     def __init__(self, setup: Setup, layers: int | None = None) -> None:
         banned = list(setup.target.placeholders)
-        model = setup.target if layers is None else setup.target.first_layers(layers)
+        whole = setup.target_as_draft
+        model = whole if layers is None else whole.first_layers(layers)
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._view, self._following = setup.view, setup.view.following
@@ -319,6 +443,21 @@ class SelfDrafter(SessionDrafter):
             self._refreshed_views = dict(enumerate(zip(prefills, pruned, strict=True)))
         self.session.fork(prefills, pruned, can_reselect=bool(self._refreshed_views))
         return clock.since()
+
+    @property
+    def can_add_media(self) -> bool:
+        return True
+
+    def add_media(
+        self,
+        prefills: Sequence[Prefill],
+        additions: Sequence[Addition],
+        rules: Sequence[Sampling],
+    ) -> float:
+        """Copies the target's keys anew, of the rows that the view chooses of all media now."""
+        self.session.rules = rules
+        self._rounds.clear()
+        return self.ready(prefills)
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         super().commit(tokens)
@@ -368,3 +507,28 @@ class EarlyExit(SelfDrafter):
 
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup, max(1, setup.target.depth // 2))
+
+
+class HeadDrafter(SessionDrafter):
+    """A head of the target, over its hidden states: one that its checkpoint brings along, or an
+    EAGLE-3 head. It reads the rows of the prompt that its view keeps, at the target's positions."""
+
+    name = "head"
+    needs = frozenset(
+        {Capability.HIDDEN_STATES, Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS}
+    )
+    offers = frozenset({Capability.READS_VIEW})
+
+    def __init__(self, setup: Setup) -> None:
+        banned = list(setup.target.placeholders)
+        self._view = setup.view
+        self._head_session = HeadSession(setup.head(), setup.rules, banned=banned, room=setup.room)
+        super().__init__(self._head_session, setup.shape)
+
+    def ready(self, prefills: Sequence[Prefill]) -> float:
+        clock = Clock(self.session.backbone.device)
+        for request, prefill in enumerate(prefills):
+            prompt = self._view(prefill, prefill.prompt)
+            self._visual_tokens[request] = prompt.visual_tokens
+            self._head_session.read(request, prefill, prompt)
+        return clock.since()

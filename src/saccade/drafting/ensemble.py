@@ -155,6 +155,9 @@ class EnsembleDrafter(ModelDrafter, Learner):
         shape, weighting = state
         return self._shape.fold(shape, round), self._fold_weighting(weighting, round)
 
+    def finish(self, state: State) -> None:
+        self._shape.finish(state[0])
+
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         for request, (_, weighting) in states.items():
             self._mixture.weights[request] = self._weighting.weights(weighting)

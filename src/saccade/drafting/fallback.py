@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from saccade.core.errors import DraftFailed, kind_and_line
-from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
+from saccade.core.prompt import Addition, Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import BesideTarget, Drafter, DraftReport, Growth, Learner, State
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling
@@ -49,6 +49,9 @@ class Fallback(Drafter, Learner, BesideTarget):
     def fold(self, state: State, round: Round) -> State:
         return state if self.reason else self._try(lambda: self._drafter.learner.fold(state, round))
 
+    def finish(self, state: State) -> None:
+        self._try(lambda: self._drafter.learner.finish(state))
+
     def sharing_threads(self) -> AbstractContextManager[None]:
         return self._drafter.beside.sharing_threads()
 
@@ -64,6 +67,19 @@ class Fallback(Drafter, Learner, BesideTarget):
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         self._undelivered = {}
         self._try(lambda: self._drafter.turn(turns, rules))
+
+    @property
+    def can_add_media(self) -> bool:
+        return self.reason is not None or self._drafter.can_add_media
+
+    def add_media(
+        self,
+        prefills: Sequence[Prefill],
+        additions: Sequence[Addition],
+        rules: Sequence[Sampling],
+    ) -> float:
+        self._left = {}
+        return self._try(lambda: self._drafter.add_media(prefills, additions, rules)) or 0.0
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         return self._sound_trees(

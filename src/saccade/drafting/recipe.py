@@ -7,13 +7,14 @@ request is read.
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from saccade.core.capabilities import Capability, find_unmet_needs
 from saccade.core.costs import Costs
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Schedule, Shape, View
 from saccade.core.timing import Phase, ignore_phase
-from saccade.drafting.drafters import NoDraft, SelfDrafter
+from saccade.drafting.drafters import HeadDrafter, NoDraft, SelfDrafter
 from saccade.drafting.schedule import serial
 from saccade.drafting.setup import MakeDrafter
 from saccade.drafting.shapes import cost_measurement
@@ -21,6 +22,9 @@ from saccade.drafting.views.basic import FULL
 from saccade.model import tensor_parallel
 from saccade.model.backbone import Backbone
 from saccade.model.batch_invariant import NEEDS_CHAINS, ROWS
+
+DRAFT_MODELS = frozenset({Capability.DRAFT_MODEL, Capability.OWN_PROCESS, Capability.MIXTURE})
+"""What drafters offer that draft with a second model."""
 
 
 @dataclass(frozen=True)
@@ -82,9 +86,24 @@ class Recipe:
         return self.drafts and Capability.ATTENTION in self.view.needs
 
     @property
+    def records_hidden_states(self) -> bool:
+        """Whether the target has to record the hidden states that its head reads."""
+        return Capability.HIDDEN_STATES in self.drafter.needs
+
+    @property
     def drafts_beside_target(self) -> bool:
         """Whether the draft works in a process of its own while the target judges."""
         return Capability.BESIDE_TARGET in self.schedule.offers
+
+
+class AnswerOutlook(NamedTuple):
+    """What is known of an answer before it begins."""
+
+    tokens: int | None = None  # that it may have; None where measuring may take any time
+    samples: bool = True  # whether tokens are drawn: then no clock of earlier answers may decide
+
+
+ANY_ANSWER = AnswerOutlook()
 
 
 def plan(
@@ -94,40 +113,72 @@ def plan(
     context: int,
     exact: bool = False,
     phase: Phase = ignore_phase,
+    answer: AnswerOutlook = ANY_ANSWER,
 ) -> Recipe:
     """Completes what a recipe leaves open by what forwards cost here: how much the draft reads, its
     shape, and for ``auto`` without a draft model whether to draft at all.
 
+    Where the draft is a head of the target, it takes the place of a draft model.
     ``context`` is the prompt's length in tokens. Costs that are not stored yet are measured, as the
-    phase "costs".
+    phase "costs", if that takes little of what the ``answer`` takes; else they are estimated by the
+    number of weights, and rounds correct them.
     """
+    is_rounded_target = draft is not None and draft.is_rounded_copy_of(target)
+    if is_rounded_target and Capability.DRAFT_MODEL in recipe.drafter.offers:
+        recipe = _over_target_keys(recipe)
+    if draft is not None and draft.hidden_layers and recipe.drafter.offers & DRAFT_MODELS:
+        recipe = replace(recipe, drafter=HeadDrafter)  # The draft that is there is a head.
     view, shape = recipe.view, recipe.shape
     works_alone = Capability.NO_DRAFT_MODEL in shape.offers
     if draft is None and works_alone and Capability.DRAFT_MODEL in recipe.drafter.offers:
-        alone = plan(replace(recipe, drafter=SelfDrafter), target, None, context, exact, phase)
+        own = replace(recipe, drafter=SelfDrafter)
+        alone = plan(own, target, None, context, exact, phase, answer)
         return alone if alone.shape.pays() else replace(alone, drafter=NoDraft, view=FULL)
     own_keys = Capability.TARGET_KEYS in recipe.drafter.offers
-    drafting = target if own_keys or draft is None else draft
+    drafting = target if draft is None or (own_keys and not is_rounded_target) else draft
     bucket = cost_measurement.context_bucket(context)
     if Capability.COSTS in view.needs:
         view = view.with_share(
-            view.keep or cost_measurement.affordable_share(target, drafting, bucket, phase)
+            view.keep
+            or cost_measurement.affordable_share(target, drafting, bucket, phase, answer.tokens)
         )
     keep = 1.0 if view.keep is None else view.keep
 
+    draft_context = cost_measurement.context_bucket(int(bucket * keep))
+
     def measure() -> Costs:
-        draft_context = cost_measurement.context_bucket(int(bucket * keep))
         costs = cost_measurement.measure_costs(
-            target, drafting, context=bucket, draft_context=draft_context, phase=phase
+            target,
+            drafting,
+            context=bucket,
+            draft_context=draft_context,
+            phase=phase,
+            answer_tokens=answer.tokens,
         )
         return replace(costs, row_multiple=ROWS) if exact else costs
 
-    shape = shape.settle(measure, target.model.config.model_type)
+    memory = cost_measurement.CorrectedCosts(target, drafting, bucket, draft_context)
+    shape = shape.settle(
+        measure,
+        None if exact or answer.samples else memory,
+        target.model.config.model_type,
+    )
     if recipe.drafts_beside_target:
         shape = shape.for_parallel()
     if view is recipe.view and shape is recipe.shape:
         return recipe
     return replace(recipe, view=view, shape=shape)
+
+
+def _over_target_keys(recipe: Recipe) -> Recipe:
+    """Returns the recipe with the target itself as its draft, which needs no prefill of its own.
+
+    A view or a schedule that needs a model of its own keeps it: it reads the prompt again.
+    """
+    try:
+        return replace(recipe, drafter=SelfDrafter)
+    except MethodError:
+        return recipe
 
 
 def as_chains(recipe: Recipe) -> Recipe:

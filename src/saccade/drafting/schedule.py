@@ -244,4 +244,6 @@ def _rounds(
         state = group.states.pop(request)
         if round.finish is None:
             group.states[request] = draft.learner.fold(state, round)
+        else:
+            draft.learner.finish(state)
         yield round

@@ -14,6 +14,8 @@ from saccade.core.prompt import CONTEXT, Inputs, Texts
 from saccade.core.protocols import Drafter, Shape, View
 from saccade.core.sampling import Sampling
 from saccade.model.backbone import Backbone
+from saccade.model.heads.head import Head
+from saccade.model.vision_cache import ConversationVision
 
 Captions = Sequence[str | Sequence[str]]
 """For each request, one caption for all its videos and images, or one each in prompt order."""
@@ -80,6 +82,7 @@ class Setup:
     rules: Sequence[Sampling]
     room: int  # tokens an answer may have
     words: Words = Words()
+    vision: ConversationVision | None = None  # outputs of vision towers for earlier turns' media
 
     def draft_model(self) -> Backbone:
         """Returns the draft model. Raises ModelError where there is none."""
@@ -87,6 +90,27 @@ class Setup:
             raise ModelError(
                 "this method drafts with a second model: give one with draft= (--draft), "
                 "or let the target draft for itself with drafter=self"
+            )
+        return self.draft
+
+    @property
+    def target_as_draft(self) -> Backbone:
+        """The target as a draft for itself: with rounded weights where there is such a copy."""
+        if self.draft is not None and self.draft.is_rounded_copy_of(self.target):
+            return self.draft
+        return self.target
+
+    def head(self) -> Head:
+        """Returns the head. Raises ModelError where there is none."""
+        if self.draft is None:
+            raise ModelError(
+                "this method drafts with a head of the target, and its checkpoint has none that "
+                "was loaded with it: name an EAGLE-3 head with draft= (--draft), or another method"
+            )
+        if not isinstance(self.draft, Head):
+            raise ModelError(
+                "this method drafts with a head of the target, and the draft is a model: name a "
+                "head with draft= (--draft), or let the model draft with drafter=model"
             )
         return self.draft
 

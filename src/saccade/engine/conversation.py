@@ -1,4 +1,4 @@
-"""A conversation about the same videos: each turn reads only the new tokens, in both models."""
+"""A conversation whose turns may bring media: each reads only what is new, in both models."""
 
 from __future__ import annotations
 
@@ -18,11 +18,16 @@ from saccade.model.backbone import Backbone
 class Conversation(AbstractContextManager["Conversation"]):
     """Questions and answers over caches of target and draft that stay from turn to turn.
 
-    Every turn takes the processor's output for the whole conversation so far (the same videos, the
-    earlier answers, the new question) and gives the answer of a fresh start. Cached tokens are not
-    read again. A question that replaces an earlier one continues from where the texts differ, and
-    other videos start afresh. The draft reads the visual tokens that its view chose in the first
-    turn.
+    Every turn takes the processor's output for the whole conversation so far (all videos and
+    pictures, the earlier answers, the new question) and gives the answer of a fresh start. What
+    the text before and the new text have in common at their beginning is not read again, and a
+    vision tower runs on new media alone. A question that replaces an earlier one continues from
+    where the texts differ. Other media in the place of the first ones start afresh.
+
+    The draft keeps what its view chose of earlier media, and the view is applied to new media by
+    the attention of the question that comes with them. A target that drafts for itself chooses
+    again among all media. A draft in a process of its own, or one that reads words in the place of
+    pictures, reads a conversation with new media from its beginning; ``Result.warnings`` says so.
 
     The arguments are those of :func:`saccade.stream`. Close it, or use it in a ``with``, to free
     the caches.
@@ -40,13 +45,28 @@ class Conversation(AbstractContextManager["Conversation"]):
 
     def stream(self, inputs: Inputs, **settings: Any) -> Stream:
         """Yields the rounds of the next answer. Exhaust or close it before the next question."""
+        self._last = self._begin(inputs, settings)
+        return self._last
+
+    def read_ahead(self, inputs: Inputs, **settings: Any) -> None:
+        """Encodes and reads the media of a prompt before its question is known.
+
+        ``inputs`` are those of the next turn with any question. The target reads them up to the end
+        of the last medium, so that the turn itself has little left to read. The draft reads with
+        the turn, because its view may need the question's attention. Raises OptionError where the
+        prompt has no media.
+        """
+        stream = self._begin(inputs, settings)
+        self._last = stream
+        stream.read_ahead()
+
+    def _begin(self, inputs: Inputs, settings: dict[str, Any]) -> Stream:
         if self._last is not None and not self._last.results and not self._last.closed:
             raise OptionError("the last answer is under way: exhaust its stream or close it")
         merged = {**self._defaults, **settings}
-        self._last = stream(
+        return stream(
             self._model, inputs, draft=self._draft, call=self._last_call, keep=True, **merged
         )
-        return self._last
 
     @property
     def _last_call(self) -> RequestBatch | None:

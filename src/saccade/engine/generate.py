@@ -8,19 +8,32 @@ happen. All three run one :class:`RequestBatch`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, TypeVar, Unpack, cast, get_type_hints
+from typing import (
+    Any,
+    Literal,
+    Protocol,
+    TypeVar,
+    Unpack,
+    cast,
+    get_type_hints,
+    overload,
+)
 
 import torch
 from jaxtyping import Int
 from torch import Tensor, nn
+from transformers import GenerationConfig
+from transformers.generation import GenerateDecoderOnlyOutput
 
+from saccade.core import generation_settings
 from saccade.core.errors import OptionError
 from saccade.core.generation_settings import Settings
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result, Round, added_text
+from saccade.core.scoped_steps import each_within
 from saccade.core.timing import Clock, Phase, ignore_phase
 from saccade.drafting.recipe import Recipe
 from saccade.engine.request import (
@@ -31,9 +44,14 @@ from saccade.engine.request import (
     current_backbone,
 )
 from saccade.engine.request_batch import RequestBatch
+from saccade.engine.returned_scores import ReturnedScores
+from saccade.engine.thread_scope import thread_scope
+from saccade.engine.transformers_call import current_transformers_call, is_from_transformers
 from saccade.methods import resolve
 from saccade.model import kernels, memory
 from saccade.model.backbone import Backbone
+from saccade.model.kernels.few_bits import rounding_named
+from saccade.model.vision_cache import ConversationVision
 
 DEFAULT_METHOD = "auto"
 
@@ -60,17 +78,26 @@ class Stream(Iterator[Round]):
         call: RequestBatch | None = None,
         keep: bool = False,
         exact: bool = False,
+        vision: ConversationVision | None = None,
     ) -> None:
         phase = on_phase or ignore_phase
         same = call is not None and (call.target, call.draft) == (target, draft)
         if call is None or not same or not call.try_continue(request, recipe, exact):
             before = call
-            call = RequestBatch(target, recipe, request, draft=draft, exact=exact, phase=phase)
+            if vision is None and keep:
+                vision = ConversationVision()
+            if before is not None and same and before.vision is not None:
+                vision = before.vision  # Media that stay are not run through the tower again.
+            with thread_scope(target, recipe, exact):  # Costs may be measured.
+                call = RequestBatch(
+                    target, recipe, request, draft=draft, exact=exact, phase=phase, vision=vision
+                )
             if before is not None:
                 before.close()  # The method or the videos are others, so its caches are of no use.
         self.recipe = call.recipe  # as it was planned for this machine
         self.call: RequestBatch | None = call
         self.closed = False
+        self._phase = phase
         self.results: list[Result] = []
         self._ids: dict[int, list[int]] = {}  # emitted so far, by request
         self._rounds = self._decode(call, phase, keep)
@@ -83,6 +110,24 @@ class Stream(Iterator[Round]):
         for _ in self:
             pass
         return self.results
+
+    def read_ahead(self) -> None:
+        """Reads the media of the prompts, instead of answering, for a later turn with a question.
+
+        See :meth:`saccade.Conversation.read_ahead`.
+        """
+        assert self.call is not None, "the stream has begun already"
+        self.closed = True
+        try:
+            self.call.read_ahead(self._phase)
+        except (RuntimeError, MemoryError) as error:
+            self.call.close()
+            call, self.call = self.call, None
+            if not memory.is_out_of_memory(error):
+                raise
+            raise call.request.too_long(call.target) from error
+        finally:
+            kernels.release_threads()
 
     def close(self) -> None:
         """Stops decoding; nothing more is emitted."""
@@ -100,6 +145,7 @@ class Stream(Iterator[Round]):
 
     def _decode(self, call: RequestBatch, phase: Phase, keep: bool) -> Generator[Round, None, None]:
         peak = memory.PeakMemory(call.target.devices)
+        scope = partial(thread_scope, call.target, self.recipe, call.exact)
 
         def emit(round: Round) -> Round:
             """Frees a request that has ended, and adds the text to its round."""
@@ -108,12 +154,12 @@ class Stream(Iterator[Round]):
             return self._with_spelling(round, call.request.decode)
 
         try:
-            for opening in call.read(phase, keep):
+            for opening in each_within(scope, call.read(phase, keep)):
                 if opening is not None:
                     yield emit(opening)
             phase("decode")
             clock = Clock(call.target.device)
-            for round in call.rounds():
+            for round in each_within(scope, call.rounds()):
                 yield emit(round)
             self.results = call.results(clock.since(), peak.bytes())
         except (RuntimeError, MemoryError) as error:
@@ -132,6 +178,9 @@ class CallArguments(RequestArguments, total=False):
 
     draft: nn.Module | Backbone | None
     """The draft model, for methods that use one."""
+    draft_quantize: str | None
+    """Rounds the draft's weights to "int8" or "int4", on a CPU. Without a draft the target drafts
+    for itself with a rounded copy of its weights. The answer stays the target's."""
     method: str | Recipe
     """A method's name with overrides, or a recipe; see ``saccade methods``."""
     exact: bool
@@ -149,11 +198,15 @@ class _Call:
     request: RequestArguments
 
     @classmethod
-    def of(cls, arguments: CallArguments) -> _Call:
+    def of(cls, target: Backbone, arguments: CallArguments) -> _Call:
         request: dict[str, Any] = {**arguments}
         draft, method = request.pop("draft", None), request.pop("method", DEFAULT_METHOD)
+        backbone = None if draft is None else current_backbone(draft)
+        rounding = request.pop("draft_quantize", None)
+        if rounding is not None:
+            backbone = (backbone or target).rounded(rounding_named(rounding))
         return cls(
-            None if draft is None else current_backbone(draft),
+            backbone,
             method if isinstance(method, Recipe) else resolve(method),
             request.pop("exact", False),
             cast(RequestArguments, request),
@@ -189,6 +242,7 @@ def stream(
     on_phase: Phase | None = None,
     call: RequestBatch | None = None,
     keep: bool = False,
+    vision: ConversationVision | None = None,
     **arguments: Unpack[CallArguments],
 ) -> Stream:
     """Yields the rounds of an answer as they happen; its ``results`` are there afterwards.
@@ -198,8 +252,10 @@ def stream(
         inputs: what the target's processor returned, for one request or several.
         on_phase: called as each phase of the work begins; see :class:`Stream`.
         call: an earlier stream's ``call`` (made with ``keep``). ``inputs`` continue its
-            conversation, and only the new tokens are read. Other videos or pixels start afresh.
+            conversation, and only new media and tokens are read. Other first media start afresh.
         keep: leaves the caches for a later turn; see :class:`saccade.Conversation`.
+        vision: with ``keep``, where outputs of vision towers stay from turn to turn; one is made
+            where there is none.
         arguments: see :class:`CallArguments` and :class:`RequestArguments`. All others are
             ``GenerationConfig``'s names, of which :class:`GenerateArguments` lists those in use.
             ``max_new_tokens`` is 256 where neither they nor the model's config set a length.
@@ -207,7 +263,7 @@ def stream(
     Raises:
         OptionError, MethodError, ModelError: before any work, in one sentence.
     """
-    return _start(model, inputs, arguments, on_phase, call, keep)
+    return _start(model, inputs, arguments, on_phase, call, keep, vision)
 
 
 def _start(
@@ -217,9 +273,11 @@ def _start(
     on_phase: Phase | None,
     batch: RequestBatch | None = None,
     keep: bool = False,
+    vision: ConversationVision | None = None,
 ) -> Stream:
     """Checks everything and returns the stream, before any work."""
-    target, call = current_backbone(model), _Call.of(arguments)
+    target = current_backbone(model)
+    call = _Call.of(target, arguments)
     request = Request.of(target, inputs, **call.request)
     return Stream(
         target,
@@ -230,6 +288,7 @@ def _start(
         call=batch,
         keep=keep,
         exact=call.exact,
+        vision=vision,
     )
 
 
@@ -248,50 +307,174 @@ def run(
     return rounds.finish()[0]
 
 
+class Generate(Protocol):
+    """The type of :func:`generate`, whose result depends on ``return_dict_in_generate``."""
+
+    @overload
+    def __call__(
+        self,
+        model: nn.Module | Backbone,
+        inputs: Inputs | Tensor | None = None,
+        *,
+        streamer: Any = None,
+        return_dict_in_generate: Literal[True],
+        **arguments: Any,
+    ) -> GenerateDecoderOnlyOutput: ...
+
+    @overload
+    def __call__(
+        self,
+        model: nn.Module | Backbone,
+        inputs: Inputs | Tensor | None = None,
+        *,
+        streamer: Any = None,
+        **arguments: Any,
+    ) -> Tensor: ...
+
+    def with_(self, **arguments: Any) -> partial[Any]: ...
+
+
+def with_arguments(**arguments: Any) -> partial[Any]:
+    """Returns :func:`generate` with arguments bound to it.
+
+    It is for ``custom_generate=``, where transformers does not pass on every argument::
+
+        fast = saccade.generate.with_(draft=small, streamer=streamer, tokenizer=tokenizer)
+        model.generate(**inputs, custom_generate=fast, stop_strings=["."], max_new_tokens=64)
+    """
+    return partial(generate, **arguments)
+
+
+def _as_generate(function: Callable[..., Any]) -> Generate:
+    """Gives a function its method ``with_``."""
+    vars(function)["with_"] = with_arguments
+    return cast(Generate, function)
+
+
+@_as_generate
 @_named
 @torch.no_grad()
 def generate(
     model: nn.Module | Backbone,
-    inputs: Inputs | Tensor,
+    inputs: Inputs | Tensor | None = None,
     *,
     streamer: Any = None,
+    stop_strings: str | list[str] | None = None,
     **arguments: Unpack[CallArguments],
-) -> Int[Tensor, "batch len"]:
+) -> Int[Tensor, "batch len"] | GenerateDecoderOnlyOutput:
     """Returns ids of prompt and answer, like Hugging Face's ``generate``; shorter answers are
     padded.
 
-    Call it with a processor's output, or let transformers call it:
+    Call it with a processor's output, ``generate(model, inputs)`` or ``generate(model, **inputs)``,
+    with ids alone, or let transformers call it:
     ``model.generate(**inputs, custom_generate=saccade.generate, draft=..., method=...)``. In the
-    second case the pixels have been read already, so a draft with a vision tower of its own needs
-    ``draft_inputs=``. The arguments are those of :func:`stream`. ``streamer`` is a transformers
-    streamer. Without a length (``max_new_tokens``, ``max_length``, or the model's generation
-    config) an answer gets 256 tokens at most, and 20 where transformers calls this.
+    last case the pixels have been read already, so a draft with a vision tower of its own needs
+    ``draft_inputs=``, and stop strings need ``custom_generate=saccade.generate.with_(tokenizer=)``.
+    The arguments are those of :func:`stream`. ``streamer`` is a transformers streamer; its ``end``
+    is called whatever happens. Without a length (``max_new_tokens``, ``max_length``, or the model's
+    generation config) an answer gets 256 tokens at most, and 20 where transformers calls this.
+
+    With ``num_return_sequences`` and sampling, each request has so many answers next to each other.
+    With ``return_dict_in_generate`` the result is transformers' ``GenerateDecoderOnlyOutput``;
+    ``output_logits`` and ``output_scores`` put a float32 tensor [batch, vocab] for each token into
+    it, before and after the rules of sampling, with zeros where an answer has ended.
     """
-    target, call = current_backbone(model), _Call.of(arguments)
-    direct = not isinstance(inputs, Tensor)
-    if isinstance(inputs, Tensor):
-        ids = inputs
-        request = Request.from_transformers(target, ids, **call.request)
-        own_tower = call.draft is not None and not call.draft.shares_rows_with(target)
-        has_pixels = call.request.get("draft_inputs") is not None
-        if call.recipe.drafts and own_tower and not has_pixels and target.placeholders:
-            raise OptionError(
-                "transformers does not pass the pixels on, and this draft has a vision tower of "
-                "its own: give draft_inputs= with the processor's output"
-            )
-    else:
-        request = Request.of(target, inputs, **call.request)
-        ids = inputs["input_ids"]
-    check_streamer(streamer, len(ids))
-    rounds = Stream(target, request, call.recipe, draft=call.draft, exact=call.exact)
-    if streamer is not None and direct:
-        streamer.put(ids.cpu())
-    for round in rounds:
+    given: dict[str, Any] = {**arguments, "stop_strings": stop_strings}
+    is_theirs = isinstance(inputs, Tensor) and is_from_transformers(given)
+    has_prompt = False  # whether the streamer has been given the prompt
+    if is_theirs:
+        theirs = current_transformers_call()
+        if streamer is not None and theirs.streamer not in (None, streamer):
+            raise OptionError("streamer= is given twice, to model.generate and to with_: give one")
+        has_prompt = theirs.streamer is not None
+        streamer = theirs.streamer if has_prompt else streamer
+        if theirs.assistant_model is not None:
+            if given.get("draft") not in (None, theirs.assistant_model):
+                raise OptionError("assistant_model= and draft= are two drafts: give one of them")
+            given["draft"] = theirs.assistant_model
+    check_streamer(streamer)
+    try:
+        target = current_backbone(model)
+        call, request, ids = _read_call(target, inputs, given, is_theirs)
+        if streamer is not None and len(request.inputs["input_ids"]) > 1:
+            raise OptionError("streamer= needs a single request")
+        rounds = Stream(target, request, call.recipe, draft=call.draft, exact=call.exact)
+        if streamer is not None and not has_prompt:
+            streamer.put(ids.cpu())
+        scores = ReturnedScores(request.returned)
+        for round in rounds:
+            scores.add(round)
+            if streamer is not None:
+                streamer.put(torch.tensor(round.tokens))
+    finally:  # Who reads an iterating streamer would wait for ever.
         if streamer is not None:
-            streamer.put(torch.tensor(round.tokens))
-    if streamer is not None:
-        streamer.end()
-    pad = request.limits.pad
-    answers = [torch.tensor(result.ids, dtype=ids.dtype) for result in rounds.results]
+            streamer.end()
+    pad, copies = request.limits.pad, request.copies
+    # The answers to one request stand next to each other, as transformers returns them.
+    order = [copy * len(ids) + row for row in range(len(ids)) for copy in range(copies)]
+    answers = [torch.tensor(rounds.results[number].ids, dtype=ids.dtype) for number in order]
     padded = nn.utils.rnn.pad_sequence(answers, batch_first=True, padding_value=float(pad))
-    return torch.cat([ids, padded.to(ids)], dim=1)
+    sequences = torch.cat([ids.repeat_interleave(copies, dim=0), padded.to(ids)], dim=1)
+    return scores.output(sequences, order) if request.returned else sequences
+
+
+def _read_call(
+    target: Backbone,
+    inputs: Inputs | Tensor | None,
+    arguments: dict[str, Any],
+    is_theirs: bool,
+) -> tuple[_Call, Request, Int[Tensor, "requests prompt"]]:
+    """Returns the arguments of a call of :func:`generate`, its request, and the prompts' ids."""
+    if not is_theirs:
+        inputs, arguments = _split_inputs(inputs, arguments)
+        call = _Call.of(target, cast(CallArguments, arguments))
+        honoured = generation_settings.GENERATE_SETTINGS
+        request = Request.of(target, inputs, honoured=honoured, **call.request)
+        return call, request, inputs["input_ids"]
+    assert isinstance(inputs, Tensor)
+    call = _Call.of(target, cast(CallArguments, arguments))
+    request = Request.from_transformers(target, inputs, **call.request)
+    own_tower = call.draft is not None and not call.draft.shares_rows_with(target)
+    has_pixels = call.request.get("draft_inputs") is not None
+    if call.recipe.drafts and own_tower and not has_pixels and target.placeholders:
+        raise OptionError(
+            "transformers does not pass the pixels on, and this draft has a vision tower of "
+            "its own: give draft_inputs= with the processor's output"
+        )
+    return call, request, inputs
+
+
+def _split_inputs(
+    inputs: Inputs | Tensor | None, arguments: Mapping[str, Any]
+) -> tuple[Inputs, dict[str, Any]]:
+    """Returns the processor's output and the other arguments of ``generate(model, **inputs)``.
+
+    An argument that is a tensor, or a list of them, is an input, unless it has the name of another
+    argument. Raises OptionError where there are no inputs.
+    """
+    names = NO_SETTINGS | CallArguments.__annotations__.keys() | GenerationConfig().to_dict().keys()
+    own = {
+        name: value for name, value in arguments.items() if name not in names and _is_tensors(value)
+    }
+    others = {name: value for name, value in arguments.items() if name not in own}
+    if isinstance(inputs, Tensor):
+        return {"input_ids": inputs, **own}, others
+    if inputs is None and "input_ids" not in own:
+        raise OptionError(
+            "there is nothing to answer: call saccade.generate(model, inputs) with what the "
+            "processor returned"
+        )
+    if inputs is None:
+        return own, others
+    if own:
+        raise OptionError(
+            f"{min(own)}= is a part of the processor's output, and inputs are there already: give "
+            "all of it once"
+        )
+    return inputs, others
+
+
+def _is_tensors(value: Any) -> bool:
+    """Returns whether this is a tensor or a list of tensors."""
+    is_list = isinstance(value, list | tuple) and bool(value)
+    return all(isinstance(each, Tensor) for each in (value if is_list else [value]))

@@ -46,13 +46,24 @@ class RequestArguments(GenerateArguments, total=False):
     captioner: Captioner | None
     """A function of the inputs. It returns for each request one caption, or one per video and
     image in prompt order. It runs in a thread where a core is free."""
+    presence_penalty: float | None
+    """How far the logit of a token falls once the answer contains it (OpenAI's penalty)."""
+    frequency_penalty: float | None
+    """How far the logit of a token falls for each time that the answer contains it."""
+    skip_special_tokens: bool
+    """Leaves special tokens out of the text, which is the default. Otherwise all of them are in the
+    text but the one that ends the answer."""
     context: Spans | Sequence[Spans] | None
     """(start, stop) of a document among the prompt's tokens, or a list of such: text that views may
     prune like a video. For several requests, a list with one each."""
 
 
+PENALTIES = ("presence_penalty", "frequency_penalty")
 # Names that are no settings of generation.
 NO_SETTINGS = RequestArguments.__annotations__.keys() - Settings.__annotations__.keys()
+# Names that stay with a call that comes through transformers, which would drop them or, of stop
+# strings, ask for the tokenizer that it has dropped.
+CALL_ARGUMENTS = {*NO_SETTINGS, "stop_strings"}
 
 
 @dataclass(frozen=True)
@@ -66,6 +77,9 @@ class Request:
     decode: Callable[[Sequence[int]], str] | None = None  # without special tokens
     spell: Callable[[Sequence[int]], str] | None = None  # with special tokens
     words: Words = Words()
+    samples: bool = False  # whether tokens are drawn, so that no clock may decide about drafts
+    returned: frozenset[str] = frozenset()  # of ``generation_settings.RETURN_SETTINGS``
+    copies: int = 1  # how often each prompt is in ``inputs``
 
     @classmethod
     def of(
@@ -74,6 +88,7 @@ class Request:
         inputs: Inputs,
         *,
         grammar: Grammar | None = None,
+        honoured: frozenset[str] = frozenset(),
         **arguments: Unpack[RequestArguments],
     ) -> Request:
         """Makes a request from a processor's output.
@@ -81,6 +96,7 @@ class Request:
         Args:
             inputs: what the target's processor returned, for one request or several.
             grammar: an answer's ids -> the tokens that may follow; drafts obey it too.
+            honoured: the settings of ``GENERATE_SETTINGS`` that the caller honours.
             arguments: see :class:`RequestArguments`.
 
         Raises OptionError in one sentence.
@@ -92,19 +108,29 @@ class Request:
         prefix_allowed_tokens_fn = arguments.get("prefix_allowed_tokens_fn")
         settings = {name: each for name, each in arguments.items() if name not in NO_SETTINGS}
         generation_settings.check_whole("seed", seed)
+        for name in PENALTIES:
+            generation_settings.check_number(name, arguments.get(name))
         generation_settings.check_callables(
             logits_processor=logits_processor, stopping_criteria=stopping_criteria
         )
         if prefix_allowed_tokens_fn is not None and not callable(prefix_allowed_tokens_fn):
             raise OptionError("prefix_allowed_tokens_fn= is a function of (request, ids)")
         config = generation_settings.merge_settings(
-            target.model, arguments.get("generation_config"), settings
+            target.model, arguments.get("generation_config"), settings, honoured
         )
+        copies = generation_settings.sequence_count(config)
         pad, ends = config.pad_token_id, generation_settings.end_ids(config)
         inputs = _with_attention_mask(_check_inputs(target, inputs), pad, ends)
         if isinstance(draft_inputs, Mapping):
             draft_inputs = _with_attention_mask(draft_inputs, pad, ends)
         inputs = _with_documents(inputs, arguments.get("context"), draft_inputs)
+        if copies > 1:
+            requests = len(inputs["input_ids"])
+            inputs = _repeat(inputs, copies)
+            draft_inputs = None if draft_inputs is None else _repeat(draft_inputs, copies)
+            prefix_allowed_tokens_fn = prefix_allowed_tokens_fn and _in_order_of_transformers(
+                prefix_allowed_tokens_fn, requests, copies
+            )
         limits = generation_settings.answer_limits(
             config, inputs["input_ids"].shape[1], stopping_criteria or ()
         )
@@ -119,10 +145,18 @@ class Request:
             allowed=prefix_allowed_tokens_fn,
             seed=None if seed is None else int(seed),
             grammar=grammar,
+            presence_penalty=float(arguments.get("presence_penalty") or 0.0),
+            frequency_penalty=float(arguments.get("frequency_penalty") or 0.0),
         )
         words = Words(_encoder(tokenizer), arguments.get("captioner"))
         decode, spell = _decoder(tokenizer, True), _decoder(tokenizer, False)
-        return cls(inputs, rules, limits, draft_inputs, decode, spell, words)
+        if not arguments.get("skip_special_tokens", True):
+            decode = _without_end(spell, ends)
+        samples = bool(config.do_sample)
+        returned = generation_settings.returned_settings(config)
+        return cls(
+            inputs, rules, limits, draft_inputs, decode, spell, words, samples, returned, copies
+        )
 
     @classmethod
     def from_transformers(
@@ -134,22 +168,41 @@ class Request:
         """Makes a request from the call of transformers' ``generate``, which has made the logits
         processors and criteria, and may have turned pixels into features.
 
-        ``arguments`` that are none of a request are the model's. Raises OptionError in one
-        sentence.
+        ``arguments`` that are none of a request are the model's, except for stop strings: those
+        never reach transformers' own config. Raises OptionError in one sentence.
         """
         seed, draft_inputs = arguments.get("seed"), arguments.get("draft_inputs")
         stopping_criteria = arguments.get("stopping_criteria")
+        if any(arguments.get(name) for name in PENALTIES):
+            raise OptionError(
+                f"{' and '.join(PENALTIES)} cannot come through custom_generate: call "
+                "saccade.generate directly"
+            )
+        tokenizer, stop_strings = arguments.get("tokenizer"), arguments.get("stop_strings")
         checked = generation_settings.merge_settings(
-            target.model, arguments.get("generation_config"), {}
+            target.model,
+            arguments.get("generation_config"),
+            {},
+            generation_settings.GENERATE_SETTINGS,
         )
         features: dict[str, Any] = {
             name: value
             for name, value in arguments.items()
-            if value is not None and name not in NO_SETTINGS and name not in IGNORED_ARGUMENTS
+            if value is not None and name not in CALL_ARGUMENTS and name not in IGNORED_ARGUMENTS
         }
         others = features.keys() - PREPARED_INPUTS - UNREAD_PIXELS
-        if unknown := [name for name in others if not name.endswith(("_grid_thw", "_ts"))]:
-            raise OptionError(f"saccade.generate does not take {', '.join(sorted(unknown))}")
+        if unknown := sorted(n for n in others if not n.endswith(("_grid_thw", "_ts"))):
+            if unknown[0] in checked.to_dict():
+                raise OptionError(
+                    f"{unknown[0]}= is a setting that transformers prepares: give it to "
+                    "model.generate(), beside custom_generate="
+                )
+            raise OptionError(f"saccade.generate does not take {', '.join(unknown)}")
+        if stop_strings is not None and tokenizer is None:
+            raise OptionError(
+                "transformers passes no tokenizer on, and stop strings need it: write "
+                "custom_generate=saccade.generate.with_(tokenizer=tokenizer)"
+            )
         sampling = Sampling(
             bool(checked.do_sample),
             tuple(arguments.get("logits_processor") or ()),
@@ -166,12 +219,19 @@ class Request:
                 "saccade.generate directly"
             )
         limits = generation_settings.answer_limits(checked, ids.shape[1], stopping_criteria or ())
+        # Stop strings of the config are among the criteria already.
+        stops = generation_settings.stop_strings(stop_strings)
+        words = Words(_encoder(tokenizer), arguments.get("captioner"))
         return cls(
             _with_documents({"input_ids": ids, **features}, arguments.get("context"), draft_inputs),
             lambda contexts: [replace(sampling, processors=tuple(own)) for own in each],
-            replace(limits, stop=()),  # Stop strings are among the criteria already.
+            replace(limits, stop=stops),
             draft_inputs,
-            words=Words(_encoder(arguments.get("tokenizer")), arguments.get("captioner")),
+            _decoder(tokenizer, True),
+            _decoder(tokenizer, False),
+            words,
+            samples=sampling.sample,
+            returned=generation_settings.returned_settings(checked),
         )
 
     @property
@@ -191,6 +251,29 @@ class Request:
             for name, value in self.inputs.items()
             if isinstance(value, Tensor) and value.shape[:2] != length
         }
+
+    def document_marks(self, number: int) -> list[bool]:
+        """Returns which tokens of a request, without its padding, are of documents."""
+        marks, mask = self.inputs.get(CONTEXT), self.inputs.get("attention_mask")
+        if marks is None:
+            return [False] * len(self.ids[number])
+        row = marks[number].bool()
+        return (row if mask is None else row[mask[number].bool()]).tolist()
+
+    def starts_with_media(self, earlier: Mapping[str, Tensor]) -> bool:
+        """Returns whether the first picture and the first video of an earlier request of this
+        conversation, whose ``media`` these are, are the first ones of this request too."""
+        media = self.media
+        grids = {name: f"{kind}_grid_thw" for kind, name in PIXELS.items()}
+        for name, old in earlier.items():
+            new, grid = media.get(name), earlier.get(grids.get(name, ""))
+            if new is None or new.ndim != old.ndim:
+                return False
+            is_flat = old.ndim == 2 and grid is not None
+            count = int(grid[0].prod()) if is_flat and grid is not None else 1
+            if not torch.equal(old[:count] if old.ndim else old, new[:count] if new.ndim else new):
+                return False
+        return True
 
     def tokens(self) -> int:
         """Returns how many tokens all caches have room for at first, prompts and answers."""
@@ -351,6 +434,26 @@ def _with_documents(inputs: Inputs, context: Any, draft_inputs: Inputs | None) -
     return {**inputs, CONTEXT: marked}
 
 
+def _repeat(inputs: Inputs, copies: int) -> Inputs:
+    """Returns the inputs of a batch that has all requests, and then all of them again, ``copies``
+    times in all."""
+    repeated: dict[str, Any] = {}
+    for name, value in inputs.items():
+        is_tensor = isinstance(value, Tensor)
+        repeated[name] = torch.cat([value] * copies) if is_tensor else [*value] * copies
+    return repeated
+
+
+def _in_order_of_transformers(
+    allowed: Callable[..., list[int]], requests: int, copies: int
+) -> Callable[..., list[int]]:
+    """Returns a ``prefix_allowed_tokens_fn`` for rows in our order, from the caller's.
+
+    Transformers puts the answers to a request next to each other; see :func:`_repeat` for ours.
+    """
+    return lambda row, ids: allowed(row % requests * copies + row // requests, ids)
+
+
 def _check_grid(grid: str, sizes: Any, name: str, pixels: Any) -> None:
     """Raises OptionError unless patches and the grids that count them fit together."""
     flat = isinstance(pixels, Tensor) and pixels.ndim == 2  # The patches of all media are one list.
@@ -385,12 +488,10 @@ class Tokenizer(Protocol):
     def decode(self, token_ids: Any, **how: Any) -> Any: ...
 
 
-def check_streamer(streamer: Any, requests: int) -> None:
-    """Raises OptionError unless this is None, or a streamer for a single request."""
+def check_streamer(streamer: Any) -> None:
+    """Raises OptionError unless this is None or a streamer."""
     if streamer is not None and not isinstance(streamer, Streamer):
         raise OptionError("streamer= needs put and end, as transformers' TextStreamer has them")
-    if streamer is not None and requests > 1:
-        raise OptionError("streamer= needs a single request")
 
 
 def current_backbone(model: nn.Module | Backbone) -> Backbone:
@@ -404,6 +505,16 @@ def _decoder(tokenizer: Any, skips_special: bool) -> Callable[[Sequence[int]], s
     if tokenizer is None:
         return None
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=skips_special)
+
+
+def _without_end(
+    spell: Callable[[Sequence[int]], str] | None, end_ids: Sequence[int]
+) -> Callable[[Sequence[int]], str] | None:
+    """Returns a decoder that writes special tokens, but not one that ends the answer."""
+    if spell is None:
+        return None
+    write = spell
+    return lambda ids: write(ids[:-1] if ids and ids[-1] in end_ids else ids)
 
 
 def _encoder(tokenizer: Any) -> Callable[[str], list[int]] | None:

@@ -5,20 +5,23 @@ The target's caches are in the batch's session, and the draft's in its drafter.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from typing import TypeVar
 
 import torch
 
 from saccade.core.capabilities import Capability
-from saccade.core.prompt import Prompt, Turn
+from saccade.core.errors import OptionError
+from saccade.core.prompt import Addition, Prompt, Turn
 from saccade.core.protocols import Cut, Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
+from saccade.core.scoped_steps import each_within
 from saccade.core.stopping import Stops
 from saccade.core.timing import Clock, Phase, ignore_phase, stopped_seconds
 from saccade.core.tree import Tree, common_length
 from saccade.drafting.fallback import Fallback
-from saccade.drafting.recipe import Recipe, as_chains, plan
+from saccade.drafting.recipe import AnswerOutlook, Recipe, as_chains, plan
 from saccade.drafting.schedule import NO_MEMORY_REASON, MemoryGuard, opening_round
 from saccade.drafting.setup import Setup
 from saccade.engine.request import Request
@@ -26,6 +29,7 @@ from saccade.model import batch_invariant, generate_check
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
 from saccade.model.tensor_parallel import agree_on_cut
+from saccade.model.vision_cache import ConversationVision
 
 T = TypeVar("T")
 
@@ -35,6 +39,7 @@ class RequestBatch:
 
     Before any work the ``recipe`` is planned for this machine and everything is checked. The
     requests have the numbers from ``first`` on in ``session``, or get a session of their own.
+    ``vision`` has outputs of vision towers for media of earlier turns.
 
     Raises MethodError, OptionError, or ModelError where the target has no memory for them.
     """
@@ -50,29 +55,48 @@ class RequestBatch:
         session: Session | None = None,
         first: int = 0,
         phase: Phase = ignore_phase,
+        vision: ConversationVision | None = None,
     ) -> None:
         self.target, self.draft = target, draft
+        self.vision = vision
         self.requested_recipe, self.exact = recipe, exact
         if exact:
             recipe = as_chains(recipe)
             batch_invariant.require_batch_invariance(target)
         length = int(request.inputs["input_ids"].shape[1])
         request.check(target)  # This comes before ``plan``, which may time forwards of this length.
-        self.recipe = plan(recipe, target, draft, length, exact, phase)
+        answer = AnswerOutlook(request.limits.max_new_tokens, request.samples)
+        self.recipe = plan(recipe, target, draft, length, exact, phase, answer)
         self._set_request(request)
         room = self.stops.limits.max_new_tokens
-        view, shape = self.recipe.view, self.recipe.shape
-        setup = Setup(target, draft, view, shape, self._draft_rules, room, request.words)
-        self.drafter = Fallback(self.recipe.drafter(setup), target.vocab)
+        self.drafter = self._make_drafter()
         if session is None:
             kind = batch_invariant.BatchInvariantSession if exact else Session
             session = kind(target, self.rules, room=room)
         self.session, self.first = session, first
-        self.prompts: Sequence[Prompt] = ()
+        self.prompts: list[Prompt] = []
         self.decoding = False  # True once target and draft have read everything
         self._media = request.media
         self._turns: Mapping[int, Turn] = {}
+        self._adds_media = False  # whether this turn has media that the turns before did not have
+        # How many leading rows of each prompt were the same since the drafter read one; None before
+        # it has read any.
+        self._rows_of_draft: list[int] | None = None
+        self._restarted_draft = False  # whether a new drafter read this turn from the beginning
         self._unfinished: Sequence[int] = ()  # requests that their first token did not end
+
+    def _make_drafter(self) -> Fallback:
+        setup = Setup(
+            self.target,
+            self.draft,
+            self.recipe.view,
+            self.recipe.shape,
+            self._draft_rules,
+            self.stops.limits.max_new_tokens,
+            self.request.words,
+            self.vision,
+        )
+        return Fallback(self.recipe.drafter(setup), self.target.vocab)
 
     def _set_request(self, request: Request) -> None:
         """Sets up the state of one answer to each request of the batch."""
@@ -124,11 +148,18 @@ class RequestBatch:
     def _read_prompts(
         self, phase: Phase, keep: bool, opened: dict[int, Round]
     ) -> Generator[Round | None, None, None]:
-        target, drafter, request, spent = self.target, self.drafter, self.request, self.spent
+        target, request, spent = self.target, self.request, self.spent
+        is_ready = self._adds_media and self._rows_of_draft is not None
+        goes_on = is_ready and self.drafter.can_add_media
+        self._restarted_draft = is_ready and not goes_on
+        if self._restarted_draft:
+            self.drafter.close()
+            self.drafter = self._make_drafter()
+        drafter = self.drafter
         phase("vision")
         clock = Clock(target.device)
         drafter.encode(request.draft_inputs or request.inputs)
-        self.prompts = target.prompts(request.inputs)
+        shared = self._encode_prompts()
         spent["vision"] = clock.since()
         # The prompt comes before this check, because models that cannot read it say so better.
         generate_check.check_against_generate(target)
@@ -140,11 +171,20 @@ class RequestBatch:
         refresh = self.recipe.view.following.refresh
         record = self.recipe.records_attention
         follow = refresh.rows if record and refresh is not None else 0
+        hidden_layers: Sequence[int] = ()
+        if self.recipe.records_hidden_states and self.draft is not None:
+            hidden_layers = self.draft.hidden_layers
         prefills = []
         for place, prompt in enumerate(self.prompts):
             number = self.first + place
             for prefill in self.session.prefill_in_chunks(
-                number, prompt, record=record, follow_rows=follow, noise_number=place
+                number,
+                prompt,
+                record=record,
+                follow_rows=follow,
+                noise_number=place,
+                shared_rows=shared[place],
+                hidden_layers=hidden_layers,
             ):
                 spent["prefill"] += clock.lap()
                 if prefill is None:
@@ -159,26 +199,89 @@ class RequestBatch:
             return
         phase("guide")
         clock.lap()
-        spent["draft_prefill"] = drafter.ready(prefills)
+        if goes_on and self._rows_of_draft is not None:
+            pairs = zip(self.prompts, self._rows_of_draft, strict=True)
+            additions = [Addition.of(prompt, rows) for prompt, rows in pairs]
+            spent["draft_prefill"] = drafter.add_media(prefills, additions, self._draft_rules)
+        else:
+            spent["draft_prefill"] = drafter.ready(prefills)
+        self._rows_of_draft = [sys.maxsize] * len(self.prompts)
         seconds = drafter.report().seconds
         spent["caption"], spent["caption_hidden"] = seconds.caption, seconds.caption_hidden
         waited = spent["draft_prefill"] + seconds.caption - seconds.caption_hidden
         spent["guide"] = max(0.0, clock.lap() - waited)
 
+    def _encode_prompts(self) -> list[int]:
+        """Encodes the request's prompts and returns how many leading rows of each are those of the
+        turns before."""
+        earlier = self.prompts
+        self.prompts = self.target.prompts(self.request.inputs, vision=self.vision)
+        if not self._adds_media:
+            return [0] * len(self.prompts)
+        self.session.rules = self.rules
+        shared = [
+            self.session.shared_rows(place, earlier[place], prompt)
+            for place, prompt in enumerate(self.prompts)
+        ]
+        if self._rows_of_draft is not None:
+            self._rows_of_draft = [*map(min, self._rows_of_draft, shared)]
+        return shared
+
+    def read_ahead(self, phase: Phase = ignore_phase) -> None:
+        """Reads the prompts up to the end of their last medium, before the question is known.
+
+        The draft reads nothing yet, because its view may need the question's attention. Raises
+        OptionError for a prompt without media.
+        """
+        if self._turns:
+            return  # The media are read already.
+        phase("vision")
+        with self.drafter.beside.sharing_threads():
+            shared = self._encode_prompts()
+            phase("prefill")
+            for place, prompt in enumerate(self.prompts):
+                rows = (prompt.visual | prompt.fixed).nonzero()
+                if not len(rows):
+                    raise OptionError("there is nothing to read ahead: the prompt has no media")
+                self.prompts[place] = head = prompt.head(int(rows[-1]) + 1)
+                number = self.first + place
+                for _ in self.session.prefill_in_chunks(
+                    number, head, noise_number=place, shared_rows=shared[place]
+                ):
+                    pass
+
     def try_continue(self, request: Request, recipe: Recipe, exact: bool) -> bool:
         """Takes the conversation's next request over the caches there are, if that is possible.
 
-        Returns False, and changes nothing, where the method or the videos are others.
+        Returns False, and changes nothing, where the method or the first media are others, or the
+        text before them. A turn may have new media after those of earlier turns.
         """
         if (recipe, exact) != (self.requested_recipe, self.exact) or self.target.rotates_by_length:
             return False
+        if self.recipe.needs_costs and request.samples != self.request.samples:
+            return False  # The costs that rounds have corrected may not decide about draws.
         turns = self._turns_after_cached(request)
-        if turns is None:
+        self._adds_media = turns is None and self._continues_first_media(request)
+        if turns is None and not self._adds_media:
             return False
         request.check_length(self.target)
         self._set_request(request)
-        self._turns, self.decoding = turns, False
-        self.reused = [len(ids) - len(turns[i].ids) for i, ids in enumerate(request.ids)]
+        self._media = request.media
+        self._turns, self.decoding = turns or {}, False
+        if turns is not None:
+            self._restarted_draft = False
+            self.reused = [len(ids) - len(turns[i].ids) for i, ids in enumerate(request.ids)]
+        return True
+
+    def _continues_first_media(self, request: Request) -> bool:
+        """Returns whether the text up to the end of each request's first medium stays."""
+        if len(request.ids) != len(self.prompts) or not request.starts_with_media(self._media):
+            return False
+        for number, (prompt, new) in enumerate(zip(self.prompts, request.ids, strict=True)):
+            rows = prompt.visual.nonzero().squeeze(-1)[prompt.grid[:, 0] == 0]
+            end = int(rows[-1]) + 1 if len(rows) else 1
+            if common_length(self.session.requests[number].context, new) < end:
+                return False
         return True
 
     def _turns_after_cached(self, request: Request) -> dict[int, Turn] | None:
@@ -197,8 +300,18 @@ class RequestBatch:
             same = common_length(old, new)
             if {*old[same:], *new[same:]} & self.target.placeholders.keys():
                 return None
+            if self._documents_changed(number, request, same):
+                return None
             turns[number] = Turn(len(old) - same, tuple(new[same:]))
         return turns
+
+    def _documents_changed(self, number: int, request: Request, same: int) -> bool:
+        """Returns whether the marks of documents differ from those of the text before, or a new
+        document follows the first ``same`` tokens, so that the view has to be applied to it."""
+        marks = request.document_marks(number)
+        before = self.request.document_marks(number)
+        shared = min(same, len(before))
+        return marks[:shared] != before[:shared] or any(marks[shared:])
 
     def _read_turns(
         self, phase: Phase, keep: bool, opened: dict[int, Round]
@@ -238,13 +351,7 @@ class RequestBatch:
         The drafter may change the process's number of threads for a step; the caller never sees
         the change.
         """
-        while True:
-            with self.drafter.beside.sharing_threads():
-                try:
-                    step = next(steps)
-                except StopIteration:
-                    return
-            yield step
+        yield from each_within(lambda: self.drafter.beside.sharing_threads(), steps)
 
     def record(self, round: Round) -> None:
         """Keeps the scalars of a round for the results."""
@@ -306,6 +413,7 @@ class RequestBatch:
             TRAINED_POSITIONS: self.prompts[number].media.has_trained_positions,
             TARGET_ALONE: drafts and self.rules[number] != self._draft_rules[number],
             SHARED_GPU: self._shares_a_gpu(),
+            DRAFT_RESTARTED: drafts and self._restarted_draft,
             SLOW_EXACT: self.exact and self.target.device.type == "cuda",
         }
         return tuple(text for text, holds in warnings.items() if holds)
@@ -347,6 +455,10 @@ SHARED_GPU = (
 SLOW_EXACT = (
     "exact=True computes every token with 16 rows and its attention in float32, block by block, so "
     "an answer on a GPU takes longer than without it"
+)
+DRAFT_RESTARTED = (
+    "this turn has new media, and a draft of this kind (in a process of its own, or with words in "
+    "the place of pictures) reads such a conversation from its beginning; the target does not"
 )
 DECODES_PLAINLY = (
     "no draft model was given and the target's own drafts do not pay here, so the answer was "

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 
 from saccade.core.capabilities import Capability
@@ -19,6 +20,7 @@ from saccade.core.errors import ModelError
 from saccade.core.pace import NEW_ROUND_WEIGHT
 from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling
+from saccade.core.scoped_steps import each_within
 from saccade.core.timing import now
 from saccade.core.tree import Tree
 from saccade.drafting.recipe import Recipe
@@ -26,6 +28,7 @@ from saccade.drafting.schedule import NO_MEMORY_REASON, Group, MemoryGuard, adva
 from saccade.engine.request import Request
 from saccade.engine.request_batch import RequestBatch
 from saccade.engine.round_size import RoundTimes
+from saccade.engine.thread_scope import thread_scope
 from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
@@ -97,15 +100,16 @@ class Scheduler:
         self.fits(request)  # This drops stored prefixes where memory is short.
         number, target, draft, exact = self._next, self._target, self._draft, self._exact
         first = 0 if self._session is None else number
-        batch = RequestBatch(
-            target,
-            self._recipe,
-            request,
-            draft=draft,
-            exact=exact,
-            session=self._session,
-            first=first,
-        )
+        with self._thread_scope():  # Costs may be measured.
+            batch = RequestBatch(
+                target,
+                self._recipe,
+                request,
+                draft=draft,
+                exact=exact,
+                session=self._session,
+                first=first,
+            )
         self._rules[number] = batch.rules[0]
         group = Group.start(batch.drafter, [0], batch.stops.cut, number)
         self._entries[number] = _Entry(batch, batch.read(), group, batch.rounds())
@@ -143,6 +147,12 @@ class Scheduler:
 
         It works only as far as it is iterated, so that a first token is out before the round.
         """
+        yield from each_within(self._thread_scope, self._advance())
+
+    def _thread_scope(self) -> AbstractContextManager[None]:
+        return thread_scope(self._target, self._recipe, self._exact)
+
+    def _advance(self) -> Iterator[Event]:
         left = max(1.0, self._tokens_per_round)  # chunks of prompts that this step may read
         while left > 0 and (number := self._next_unread()) is not None:
             batch = self._entries[number].batch

@@ -68,8 +68,14 @@ def check_folder(name: str, source: str, *, weights: bool = True) -> None:
         raise ModelError(f"no checkpoint folder at {name}; give a folder or a hub id")
     if not (folder / "config.json").is_file():
         raise ModelError(f"{name} has no config.json, so it is not a checkpoint folder")
-    if weights and not any(folder.glob("*.safetensors")):
+    if weights and not any(folder.glob("*.safetensors")) and not _is_pickled_head(folder):
         raise ModelError(f"{name} holds no *.safetensors weights; save the model there first")
+
+
+def _is_pickled_head(folder: Path) -> bool:
+    """Whether a folder has an EAGLE-3 head in the older format, in which some are published."""
+    is_head = "eagle3" in (folder / "config.json").read_text("utf-8", "replace").lower()
+    return is_head and any(folder.glob("pytorch_model*.bin"))
 
 
 def check(name: str, *, weights: bool = True) -> None:

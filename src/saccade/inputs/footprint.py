@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from saccade.core.errors import ModelError, SaccadeError, kind_and_line
 from saccade.inputs import architectures
 from saccade.model import families, memory, recurrent
+from saccade.model.heads.head import EAGLE3_LAYERS
 
 BYTES_PER_WEIGHT = {"--dtype bfloat16": 2.0, "--quantize bnb-8bit": 1.0, "--quantize bnb-4bit": 0.5}
 """The options that make a model smaller, and the bytes that a weight takes with each."""
@@ -40,6 +42,10 @@ class Footprint:
     def weights(self, size: float) -> int:
         """Returns the bytes of all weights at ``size`` bytes a number."""
         return int(self.parameters * size)
+
+    def rounded_copy(self, bytes_per_weight: float) -> int:
+        """Returns the bytes of a rounded copy of the weights that a token passes through."""
+        return int(self.decoder * bytes_per_weight)
 
     def step(self, size: float, tokens: int, cache_size: float) -> float:
         """Returns the bytes that a forward of one token reads over ``tokens`` cached ones."""
@@ -95,6 +101,24 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
         reason = kind_and_line(error)
         message = f"config.json describes no model that can be built ({reason})"
         raise ModelError(message) from error
+
+
+def head_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
+    """Counts an EAGLE-3 head by the entries of its config.json, for a target's config."""
+    layer = settings.get("transformer_layer_config") or settings
+    try:
+        dim, inner = layer["hidden_size"], layer["intermediate_size"]
+        heads = layer["num_attention_heads"]
+        kv_heads = layer.get("num_key_value_heads") or heads
+        width = layer.get("head_dim") or dim // heads
+        text = architectures.text_config(target)
+        vocab = settings.get("draft_vocab_size") or text.vocab_size
+    except (KeyError, TypeError, ZeroDivisionError) as error:
+        raise ModelError("its config.json describes no EAGLE-3 head") from error
+    attention = 2 * dim * (heads + 2 * kv_heads) * width + heads * width * dim
+    decoder = attention + 3 * dim * inner + vocab * dim
+    combined = EAGLE3_LAYERS * text.hidden_size * dim
+    return Footprint(decoder + combined, decoder, 2 * kv_heads * width, 1, vocab)
 
 
 def number_size(dtype: Any, config: Any) -> int:

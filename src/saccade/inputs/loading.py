@@ -22,12 +22,15 @@ from transformers import (
 )
 
 from saccade.core.errors import ModelError, OptionError, SaccadeError, first_line
+from saccade.core.free_cores import free_cores
 from saccade.core.generation_settings import check_whole
-from saccade.inputs import architectures, footprint
+from saccade.inputs import architectures, footprint, heads
 from saccade.inputs.checkpoints import cached_only, check_folder, offline, source_of
 from saccade.inputs.training_domain import TrainingDomain, read_training_domain
 from saccade.model import families, kernels, memory
 from saccade.model.backbone import Backbone
+from saccade.model.heads import layouts
+from saccade.model.kernels import few_bits
 
 MAX_THREADS_PER_CPU = 16
 MAX_PARTS = 10_000  # Layers or experts of a model.
@@ -55,6 +58,10 @@ QUANTIZERS: dict[str, tuple[str, int, Callable[[], Any]]] = {
     "bnb-4bit": ("bitsandbytes", 4, lambda: BitsAndBytesConfig(load_in_4bit=True)),
     "torchao-int8": ("torchao", 8, _torchao),
 }
+
+
+# What rounds a draft on a GPU, by ``draft_quantize``. On a CPU ``few_bits.ROUNDINGS`` are there.
+DRAFT_QUANTIZERS = {"int8": "torchao-int8", "int4": "bnb-4bit"}
 
 
 @dataclass(frozen=True)
@@ -166,9 +173,12 @@ def load(
 
 def _check_weights(name: str, model: Any, loading_info: Mapping[str, Any]) -> None:
     """Raises ModelError unless every weight was read and is finite; tied weights are read once."""
-    unexpected = loading_info["unexpected_keys"]
+    depth = architectures.text_config(model.config).num_hidden_layers
+    unexpected = [
+        key for key in loading_info["unexpected_keys"] if not layouts.is_of_own_head(key, depth)
+    ]
     if model.config.model_type in architectures.THINKERS:  # These checkpoints include a talker.
-        unexpected = ()
+        unexpected = []
     for weights, problem in (
         (loading_info["missing_keys"], "lacks"),
         ([key for key, *_ in loading_info["mismatched_keys"]], "has in another shape"),
@@ -188,14 +198,25 @@ def _check_weights(name: str, model: Any, loading_info: Mapping[str, Any]) -> No
 
 
 def load_pair(
-    target: str, draft: str | None, *, draft_device: str | None = None, **options: Any
+    target: str,
+    draft: str | None,
+    *,
+    draft_device: str | None = None,
+    draft_quantize: str | None = None,
+    **options: Any,
 ) -> tuple[Loaded, Loaded | None]:
     """Loads a target and a draft; ``options`` are those of :func:`load`.
 
+    The draft may be an EAGLE-3 head. Without a draft, it is the head in the target's own
+    checkpoint if there is one.
+
     The target may be spread over devices, split or quantised. The draft is on one device, which is
-    the target's unless ``draft_device`` names another. Raises ModelError where the two do not fit
-    together, and OptionError for a ``draft_device`` without a draft.
+    the target's unless ``draft_device`` names another. ``draft_quantize`` ("int8", "int4") rounds
+    the weights of the draft, or of the target as its own draft where there is no other; it never
+    changes an answer. Raises ModelError where the two do not fit together, and OptionError for a
+    ``draft_device`` without a draft.
     """
+    check_draft_quantize(draft_quantize)
     if draft_device is not None:
         if draft is None and target != "shapes":
             raise OptionError(
@@ -207,14 +228,56 @@ def load_pair(
     if draft is None and target == "shapes":
         draft = "shapes-draft"
     if draft is None:
-        return loaded, None
+        if draft_quantize is not None:
+            return loaded, round_weights(loaded, draft_quantize)
+        is_plain = not options.get("tp") and options.get("quantize") is None
+        own = heads.load_own(target, loaded.backbone) if is_plain else None
+        return loaded, None if own is None else Loaded(f"{target}'s head", own, loaded.tokenizer)
+    if heads.is_eagle3(heads.read_settings(draft)):
+        if draft_device is not None:
+            raise OptionError(
+                f"{draft} is a head, which is where its target is: leave draft_device "
+                "(--draft-device) out"
+            )
+        if draft_quantize is not None:
+            raise OptionError(
+                f"{draft} is a head, whose weights are not rounded: leave draft_quantize "
+                "(--draft-quantize) out"
+            )
+        return loaded, Loaded(draft, heads.load_eagle3(draft, loaded.backbone), loaded.tokenizer)
     if options.get("tp"):  # Every process has a draft of its own beside its part of the target.
         options["device"] = architectures.local_device(options.get("device"))
     if draft_device is not None:
         options["device"] = draft_device
-    loaded_draft = load(draft, **{**options, "device_map": None, "quantize": None, "tp": False})
+    on_cpu = pick_device(options.get("device")).type == "cpu"
+    quantizer = None
+    if draft_quantize is not None and not on_cpu:
+        quantizer = DRAFT_QUANTIZERS[draft_quantize]
+    draft_options = {**options, "device_map": None, "quantize": quantizer, "tp": False}
+    loaded_draft = load(draft, **draft_options)
     check_pair(loaded, loaded_draft)
+    if draft_quantize is not None and on_cpu:
+        loaded_draft = round_weights(loaded_draft, draft_quantize)
     return loaded, loaded_draft
+
+
+def check_draft_quantize(name: str | None) -> None:
+    """Raises OptionError for a rounding of drafts that there is not."""
+    if name == "fp8":
+        raise OptionError(
+            "draft_quantize=fp8 is not available: use int8 or int4, or name an FP8 checkpoint as "
+            "the draft on a GPU that has FP8"
+        )
+    if name is not None:
+        few_bits.rounding_named(name)
+
+
+def round_weights(loaded: Loaded, rounding: str) -> Loaded:
+    """Returns a model as a draft whose weights are rounded. The model itself is left as it is."""
+    backbone = loaded.backbone.rounded(few_bits.rounding_named(rounding))
+    rounded = Loaded(f"{loaded.name} ({rounding})", backbone, loaded.processor)
+    kernels.release_threads()
+    return rounded
 
 
 def read_config(name: str, *, trust_remote_code: bool = False, weights: bool = True) -> Any:
@@ -284,6 +347,7 @@ def use_threads(threads: int | None) -> None:
         problem = "more than this machine bears" if threads > most else "too few"
         raise OptionError(f"--threads {threads} is {problem}: 1 to {most}")
     torch.set_num_threads(threads)
+    free_cores.is_fixed = True
 
 
 def check_pair(target: Loaded, draft: Loaded) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,41 @@ from saccade.inputs import literal_text
 from saccade.inputs.loading import Loaded
 from saccade.inputs.media import Clip
 from saccade.model.backbone import Backbone
+
+
+@dataclass(frozen=True)
+class Dialogue:
+    """A conversation with its media: every turn may bring videos, images and documents.
+
+    ``turns`` are in the form of :func:`conversation_inputs`, and ``clips`` and ``images`` are those
+    of all turns in order.
+    """
+
+    turns: tuple[Mapping[str, Any], ...] = ()
+    clips: tuple[Clip, ...] = ()
+    images: tuple[np.ndarray, ...] = ()
+    continues_last_turn: bool = False  # whether the last turn, the assistant's, is unfinished
+
+    def ask(
+        self,
+        question: str,
+        *,
+        clips: Sequence[Clip] = (),
+        images: Sequence[np.ndarray] = (),
+        documents: Sequence[str] = (),
+    ) -> Dialogue:
+        """Returns the dialogue with one more question, after the media that it brings.
+
+        Raises OptionError for what is no text.
+        """
+        content = _question_content(question, clips, images, documents)
+        turns = (*self.turns, {"role": "user", "content": content})
+        return Dialogue(turns, (*self.clips, *clips), (*self.images, *images))
+
+    def answer(self, text: str) -> Dialogue:
+        """Returns the dialogue with the answer to its last question."""
+        content = [{"type": "text", "text": text}]
+        return replace(self, turns=(*self.turns, {"role": "assistant", "content": content}))
 
 
 @dataclass(frozen=True)
@@ -39,6 +75,14 @@ class Pair:
             return inputs, None
         return inputs, ask_draft(self.target, self.draft, question, **arguments)
 
+    def converse(self, dialogue: Dialogue) -> tuple[Inputs, Inputs | None]:
+        """Returns the target's inputs of a dialogue and the draft's own, as :meth:`ask` does."""
+        target, draft = self.target, self.draft
+        inputs = dialogue_inputs(target, dialogue)
+        if draft is None or same_inputs(target, draft):
+            return inputs, None
+        return inputs, dialogue_inputs(draft, dialogue)
+
     def batch(
         self, requests: Sequence[tuple[Inputs, Inputs | None]]
     ) -> tuple[Inputs, Inputs | None]:
@@ -60,17 +104,33 @@ def ask(
     parts: Sequence[Mapping[str, str]] | None = None,
     last: Sequence[Mapping[str, str]] | None = None,
     documents: Sequence[str] = (),
+    system: str | None = None,
 ) -> Inputs:
     """Returns the processor's inputs of videos, images and a question, after earlier turns.
 
     ``history`` has the earlier questions and answers. ``documents`` are long texts that views may
     prune; they follow the images. ``parts`` is the first message in the form of chat templates,
     where images stand between words. ``last`` is the last message, where a further question has
-    images of its own.
+    images of its own. ``system`` is a message of the system's before all others.
     """
     processor = loaded.processor
     inputs = question_inputs(
-        loaded.name, processor, question, clips, images, history, parts, documents, last
+        loaded.name, processor, question, clips, images, history, parts, documents, last, system
+    )
+    return cast_pixels(inputs, loaded.backbone.dtype)
+
+
+def dialogue_inputs(loaded: Loaded, dialogue: Dialogue) -> Inputs:
+    """Returns the processor's inputs of a dialogue. Raises ModelError or OptionError for what the
+    model cannot read."""
+    clips, images = dialogue.clips, dialogue.images
+    inputs = conversation_inputs(
+        loaded.name,
+        loaded.processor,
+        dialogue.turns,
+        clips,
+        images,
+        continues_last_turn=dialogue.continues_last_turn,
     )
     return cast_pixels(inputs, loaded.backbone.dtype)
 
@@ -148,24 +208,54 @@ def question_inputs(
     parts: Sequence[Mapping[str, str]] | None = None,
     documents: Sequence[str] = (),
     last: Sequence[Mapping[str, str]] | None = None,
+    system: str | None = None,
 ) -> Inputs:
     """Does what :func:`ask` does without a loaded model. Raises OptionError for what is no text."""
-    is_list = isinstance(documents, list | tuple)
-    if not is_list or not all(isinstance(each, str) for each in documents):
-        raise OptionError("documents are a list of texts, such as [text]")
-    if not isinstance(question, str):
-        raise OptionError(f"a question is text, not {type(question).__name__}")
-    media = [{"type": "video"} for _ in clips] + [{"type": "image"} for _ in images]
-    media += [literal_text.document_part(text) for text in documents]
+    first = _question_content("", clips, images, documents)[:-1]
+    _question_content(question)
     turns: list[dict[str, Any]] = []
     for earlier_question, answer in history:
         turns.append({"role": "user", "content": [{"type": "text", "text": earlier_question}]})
         turns.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
     turns.append({"role": "user", "content": [{"type": "text", "text": question}]})
-    turns[0]["content"] = [*media, *turns[0]["content"]] if parts is None else [*parts]
+    turns[0]["content"] = [*first, *turns[0]["content"]] if parts is None else [*parts]
     if last is not None:
         turns[-1]["content"] = [*last]
+    if system is not None:
+        turns.insert(0, system_turn(system))
     return conversation_inputs(name, processor, turns, clips, images)
+
+
+def system_turn(text: str) -> dict[str, Any]:
+    """Returns a system prompt as a message. Raises OptionError for what is no text."""
+    if not isinstance(text, str):
+        raise OptionError(f"a system prompt is text, not {type(text).__name__}")
+    return {"role": "system", "content": [{"type": "text", "text": text}]}
+
+
+def check_documents(documents: Any) -> None:
+    """Raises OptionError unless these are a list of texts."""
+    is_list = isinstance(documents, list | tuple)
+    if not is_list or not all(isinstance(each, str) for each in documents):
+        raise OptionError("documents are a list of texts, such as [text]")
+
+
+def _question_content(
+    question: str,
+    clips: Sequence[Clip] = (),
+    images: Sequence[np.ndarray] = (),
+    documents: Sequence[str] = (),
+) -> list[dict[str, str]]:
+    """Returns the parts of a user's turn: its media and documents, then the question.
+
+    Raises OptionError for what is no text.
+    """
+    check_documents(documents)
+    if not isinstance(question, str):
+        raise OptionError(f"a question is text, not {type(question).__name__}")
+    media = [{"type": "video"} for _ in clips] + [{"type": "image"} for _ in images]
+    media += [literal_text.document_part(text) for text in documents]
+    return [*media, {"type": "text", "text": question}]
 
 
 def conversation_inputs(
@@ -177,6 +267,8 @@ def conversation_inputs(
     *,
     tools: Sequence[Mapping[str, Any]] = (),
     continues_last_turn: bool = False,
+    opens_answer: bool = True,
+    variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> Inputs:
     """Returns the processor's inputs of a conversation in the form of chat templates.
 
@@ -185,8 +277,9 @@ def conversation_inputs(
     in the place of the next of ``clips`` or ``images``.
     An assistant's turn may have ``tool_calls`` and ``reasoning_content`` as templates take them.
     The template describes the ``tools`` to the model. With ``continues_last_turn`` the last turn,
-    the assistant's, is left unfinished. Raises ModelError or OptionError for what the model cannot
-    read.
+    the assistant's, is left unfinished. Otherwise the template begins the answer's turn, if it
+    ``opens_answer``. The template also gets these ``variables``, such as ``enable_thinking``.
+    Raises ModelError or OptionError for what the model cannot read.
     """
     if not getattr(processor, "chat_template", None):
         raise ModelError(f"{name} has no chat template, so questions cannot be put to it")
@@ -197,7 +290,9 @@ def conversation_inputs(
         raise ModelError(f"{name} reads text only; give a vision-language --target")
     if clips and getattr(processor, "video_processor", None) is None:
         raise ModelError(f"{name} reads images and no videos; give it a picture")
-    text, placeholders = _render(name, processor, turns, tools, continues_last_turn)
+    text, placeholders = _render(
+        name, processor, turns, tools, continues_last_turn, opens_answer, variables
+    )
     if is_text_only:
         inputs = processor(text, return_tensors="pt", add_special_tokens=False)
         return literal_text.replace_placeholders(name, inputs, placeholders)
@@ -264,6 +359,8 @@ def _render(
     turns: Sequence[Mapping[str, Any]],
     tools: Sequence[Mapping[str, Any]],
     continues_last_turn: bool,
+    opens_answer: bool = True,
+    variables: Mapping[str, Any] = MappingProxyType({}),
 ) -> tuple[str, literal_text.Placeholders | None]:
     """Returns a conversation as its template writes it, and the texts that must stay literal."""
     is_text_only = getattr(processor, "tokenizer", None) is None
@@ -274,15 +371,24 @@ def _render(
                 {**turn, "content": "".join(part["text"] for part in turn["content"])}
                 for turn in turns
             ]
-        return str(
-            processor.apply_chat_template(
-                turns,
-                add_generation_prompt=not continues_last_turn,
-                continue_final_message=continues_last_turn,
-                tokenize=False,
-                **({"tools": [*tools]} if tools else {}),
+        try:
+            return str(
+                processor.apply_chat_template(
+                    turns,
+                    add_generation_prompt=opens_answer and not continues_last_turn,
+                    continue_final_message=continues_last_turn,
+                    tokenize=False,
+                    **({"tools": [*tools]} if tools else {}),
+                    **variables,
+                )
             )
-        )
+        except (TypeError, ValueError, AttributeError, KeyError) as error:
+            if not variables:
+                raise
+            names = ", ".join(variables)
+            raise OptionError(
+                f"{name}'s chat template cannot use these values of {names}: {first_line(error)}"
+            ) from error
 
     return literal_text.render_conversation(name, processor, turns, render)
 

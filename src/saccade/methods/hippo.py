@@ -28,7 +28,7 @@ from torch import Tensor
 
 from saccade.core.costs import Costs
 from saccade.core.prompt import Prompt
-from saccade.core.protocols import Shape
+from saccade.core.protocols import CostMemory, Shape
 from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
@@ -105,7 +105,9 @@ class FamilyChain(Chain):
     def spelling(self) -> str:
         return "hippo-gamma"
 
-    def settle(self, measure: Callable[[], Costs], family: str) -> Shape:
+    def settle(
+        self, measure: Callable[[], Costs], memory: CostMemory | None = None, family: str = ""
+    ) -> Shape:
         return Chain(GAMMAS.get(family, GAMMA))
 
 

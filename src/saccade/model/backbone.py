@@ -8,7 +8,7 @@ runs the language model: a list of tokens in, hidden states out.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
 from dataclasses import replace
@@ -39,14 +39,17 @@ from saccade.model.fidelity import (
     lock_of,
     refuse_autocast,
 )
+from saccade.model.hidden_states import AFTER_NORM, HiddenStates
+from saccade.model.kernels.few_bits import Rounding, few_bit_products
 from saccade.model.kernels.few_rows import Kernels, kernels_for
 from saccade.model.kernels.tower import Tower
-from saccade.model.prefix_cache import PrefixCache, cache_vision
+from saccade.model.prefix_cache import PrefixCache
 from saccade.model.prompt_reader import PromptReader
 from saccade.model.recurrent import LayerStates, StateRows
 from saccade.model.rotary import depends_on_length, rotate_by_length
-from saccade.model.segments import KeyWindow, Segment
+from saccade.model.segments import HiddenStateWriter, KeyWindow, Segment
 from saccade.model.visibility import Extras
+from saccade.model.vision_cache import ConversationVision, cache_vision
 
 log = logging.getLogger(__name__)
 
@@ -70,6 +73,9 @@ class Backbone:
     ``fused`` picks the decoder: our own where the architecture is known (None or True), or the
     modules of the model (False), which are the fallback and the reference in tests.
     """
+
+    hidden_layers: Sequence[int] = ()
+    """Which hidden states of the target a head reads (``HiddenStates``); a model reads none."""
 
     def __init__(
         self,
@@ -160,6 +166,8 @@ class Backbone:
         self.prefix_cache: PrefixCache | None = None  # A server shares one between its requests.
         self.graphs: dict[int, Any] = {}  # of cuda_graphs, by layers; copies of this share them
         self.full_backbone: Backbone | None = None  # the model of which this is the first layers
+        self.rounding: Rounding | None = None  # of the weights that a draft multiplies with
+        self._rounded: dict[Rounding, Backbone] = {}
         self.fused: FusedDecoder | None = None
         self.few_row_kernels: Kernels | None = None  # for captured forwards on GPUs
         if is_known and fused is not False:
@@ -215,6 +223,8 @@ class Backbone:
                 newest._snapshot = snapshot  # What was changed does not matter.
                 return newest
             rebuilt = Backbone(self.model, fused=self._fused_option, positions=self._position_rule)
+            if self.rounding is not None:
+                rebuilt = rebuilt.rounded(self.rounding)
             rebuilt.prefix_cache = self.prefix_cache
             has_same_structure = rebuilt.description.structure == newest.description.structure
             rebuilt.is_checked_against_generate = (
@@ -252,28 +262,38 @@ class Backbone:
 
     @torch.no_grad()
     def prompts(
-        self, inputs: Inputs, vision_outputs: Sequence[Any] | None = None, *, coarse: bool = False
+        self,
+        inputs: Inputs,
+        vision_outputs: Sequence[Any] | None = None,
+        *,
+        coarse: bool = False,
+        vision: ConversationVision | None = None,
     ) -> list[Prompt]:
         """Returns every request of a processor's output as the language model would read it.
 
         Padding is dropped, so that prompts differ in length. ``vision_outputs`` are what an equal
         vision tower of another model returned for these inputs (:meth:`record_vision`). ``coarse``
         asks for ``Media.coarse``, of models that have it (:attr:`can_coarsen`); the vision tower
-        runs only once all the same.
+        runs only once all the same. Media whose output is in ``vision`` do not run again.
         """
-        with self.lock:
-            return self._read_prompts(inputs, vision_outputs, coarse)
+        with self.lock, nullcontext() if vision is None else vision.reading(self.model):
+            return self._read_prompts(inputs, vision_outputs, coarse, vision)
 
     def _read_prompts(
-        self, inputs: Inputs, vision_outputs: Sequence[Any] | None, coarse: bool
+        self,
+        inputs: Inputs,
+        vision_outputs: Sequence[Any] | None,
+        coarse: bool,
+        vision: ConversationVision | None,
     ) -> list[Prompt]:
         refuse_autocast(self.device)
         coarse = coarse and self.can_coarsen
         recorded = [*(vision_outputs or ())]
+        store = vision if self.prefix_cache is None else self.prefix_cache
         if self.prefix_cache is not None:
             inputs = self.prefix_cache.move_pixels(inputs, self.device)
         with (
-            cache_vision(self.model, self.prefix_cache),
+            cache_vision(self.model, store),
             self._replay_vision(vision_outputs),
             self._tower.use_quickest_kernels(),
         ):
@@ -345,11 +365,16 @@ class Backbone:
                 (``families.ROW_ARGUMENTS``).
         """
         refuse_autocast(self.device)
+        writer = HiddenStateWriter(step.segments)
         if self.fused is not None:
             rotation = self.fused.rotation(embeds, positions)
             if deepstack is not None and len(deepstack[1]) >= self.layers:
                 last = False  # Even the last layer has rows added, so all of them are needed.
-            return self.fused.decode(embeds, rotation, step, deepstack, last)
+            last = last and not writer.needs_last_layer(self.depth)
+            write_hidden = writer.write if writer.layers else None
+            return self.fused.decode(
+                embeds, rotation, step, deepstack, last, write_hidden=write_hidden
+            )
         if not isinstance(positions, Tensor):
             positions = torch.tensor(positions, device=self.device).expand(self.axes, -1)
         extra: dict[str, Any] = {name: each[None] for name, each in (row_arguments or {}).items()}
@@ -360,6 +385,7 @@ class Backbone:
             self.lock,
             self._use_lengths_for_rotary(positions, length),
             self._run_mixers(step.segments),
+            self._write_hidden(writer),
         ):
             before = self.text.config._attn_implementation
             self.text.config._attn_implementation = ATTENTION_NAME
@@ -373,7 +399,29 @@ class Backbone:
                 )
             finally:
                 self.text.config._attn_implementation = before
+        writer.write(AFTER_NORM, out.last_hidden_state[0])
         return out.last_hidden_state[0]
+
+    @contextmanager
+    def _write_hidden(self, writer: HiddenStateWriter) -> Iterator[None]:
+        """While this lasts the layers write the hidden states that they read, where a head needs
+        them."""
+        modules = [*self.text.layers[: self.depth], self.text._modules.get("norm")]
+        with ExitStack() as stack:
+            for number in writer.layers - {AFTER_NORM}:
+                run = _with_input_written(modules[number], partial(writer.write, number))
+                stack.enter_context(_replace_attributes(modules[number], forward=run))
+            yield
+
+    def hidden_states(self, layers: Sequence[int], capacity: int) -> HiddenStates:
+        """Returns room for the hidden states of these layers, for a request's cache."""
+        return HiddenStates(
+            layers,
+            self.config.hidden_size,
+            capacity,
+            dtype=self.dtype,
+            device=self.devices[-1] if self.devices else self.device,
+        )
 
     @contextmanager
     def _run_mixers(self, segments: Sequence[Segment]) -> Iterator[None]:
@@ -543,6 +591,50 @@ class Backbone:
         short.text._modules = {**self.text._modules, "layers": self.text.layers[:count]}
         return short
 
+    def rounded(self, rounding: Rounding) -> Backbone:
+        """Returns the same model as a draft: it multiplies few rows with rounded copies of the
+        weights.
+
+        The weights themselves are shared and stay as they are. The copies are made once. Raises
+        ModelError for a decoder that is not fused, for other devices than CPUs, and where there is
+        no memory.
+        """
+        if self.rounding == rounding:
+            return self
+        with self.lock:
+            if rounding not in self._rounded:
+                self._rounded[rounding] = self._make_rounded(rounding)
+            return self._rounded[rounding]
+
+    def _make_rounded(self, rounding: Rounding) -> Backbone:
+        if self.device.type != "cpu":
+            raise ModelError(
+                f"draft_quantize={rounding.name} rounds models on a CPU, and this one is on "
+                f"{self.device}: name a checkpoint in few bits as the draft"
+            )
+        if self.fused is None:
+            raise ModelError(
+                f"draft_quantize rounds decoders that Saccade runs itself, and this "
+                f"{self.config.model_type} runs by its own modules: leave draft_quantize out, or "
+                "name another draft"
+            )
+        if not few_bit_products(rounding):
+            raise ModelError(
+                f"this machine has no products with weights in {rounding.name}: leave "
+                "draft_quantize out"
+            )
+        other = copy(self)
+        with torch.inference_mode(False), torch.no_grad():
+            other.fused = self.fused.rounded(rounding)
+        other.rounding, other.graphs, other._rounded = rounding, {}, {}
+        other._newest = None
+        return other
+
+    def is_rounded_copy_of(self, other: Backbone) -> bool:
+        """Returns whether this is the other model with rounded weights, so that it may read the
+        other's keys."""
+        return self.rounding is not None and self.model is other.model
+
     @torch.no_grad()
     def embed_missing_rows(self, prompt: Prompt) -> Prompt:
         """Returns the prompt with those rows embedded that a view left as ids
@@ -650,6 +742,17 @@ class _ShapeProbe:
     ) -> Tensor:
         self.shapes[layer] = HeadShape(k.shape[0], k.shape[2], v.shape[2])
         return q.new_zeros(q.shape[1], q.shape[0] * v.shape[2])
+
+
+def _with_input_written(module: Any, write: Callable[[Tensor], None]) -> Callable[..., Any]:
+    """Returns a module's forward that writes the hidden states which it reads."""
+    forward = module.forward
+
+    def run(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
+        write(hidden_states[0])
+        return forward(hidden_states, *args, **kwargs)
+
+    return run
 
 
 @contextmanager

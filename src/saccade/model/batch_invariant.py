@@ -80,7 +80,9 @@ class BatchInvariantSession(Session):
 
     def _logits_of_chunk(self, rows: Rows) -> RowLogits:
         """Returns the logits of the last rows among at most ``ROWS`` rows of one request."""
-        if self.cuda_graphs is None or rows.segments[0].row_queries is not None:
+        (segment,) = rows.segments
+        is_unusual = segment.row_queries is not None or segment.cache.hidden is not None
+        if self.cuda_graphs is None or is_unusual:
             return RowLogits.of_ordinary(self._ordinary_forward(rows))
         return self.cuda_graphs.logits(rows, self._ordinary_forward, EXACT)
 

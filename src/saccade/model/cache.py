@@ -16,6 +16,7 @@ from torch import Tensor
 
 from saccade.core.prompt import Paged
 from saccade.model.cache_pool import CachePool, Lease
+from saccade.model.hidden_states import HiddenStates
 from saccade.model.recurrent import LayerStates
 
 
@@ -49,6 +50,7 @@ class Cache:
         """
         self.length = 0
         self.states = states
+        self.hidden: HiddenStates | None = None  # of a target whose draft is a head
         self.pool = pool
         self.lease: Lease | None = None
         self._initial_capacity = max(capacity, 1)
@@ -74,8 +76,9 @@ class Cache:
     @property
     def bytes(self) -> int:
         states = 0 if self.states is None else self.states.bytes
+        hidden = 0 if self.hidden is None else self.hidden.bytes
         tensors = (*self.keys, *self.values)
-        return states + sum(each.numel() * each.element_size() for each in tensors)
+        return states + hidden + sum(each.numel() * each.element_size() for each in tensors)
 
     def reserve(self, length: int) -> None:
         """Makes room for ``length`` tokens. A cache that is too small grows by half at least."""
@@ -141,6 +144,8 @@ class Cache:
             rows_on = {device: send_to_device(rows, device) for device in devices}
             for layer in (*self.keys, *self.values):
                 layer[:, start : self.length] = layer.index_select(1, rows_on[layer.device])
+            if self.hidden is not None:
+                self.hidden.move(rows, start)
 
     def truncate(self, length: int) -> None:
         """Drops all tokens from ``length`` on. Raises ValueError where there are fewer."""
@@ -243,6 +248,8 @@ class Cache:
         for layer in range(len(self.keys)):
             keys, values = other.read(layer, stop)
             self.write(layer, self.length, keys[:, start:], values[:, start:])
+        if self.hidden is not None and other.hidden is not None:
+            self.hidden.extend(other.hidden, start, stop, self.length)
         self.length += stop - start
         if self.states is not None and other.states is not None:
             theirs = other.states.length - (other.length - stop)

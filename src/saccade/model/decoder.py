@@ -7,9 +7,9 @@ with or without norms of queries and keys, and a gated SiLU MLP.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -19,10 +19,13 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm
 from transformers.activations import SiLUActivation
 
+from saccade.core.errors import ModelError
 from saccade.model import memory
 from saccade.model.attention import Attend
 from saccade.model.fidelity import is_from_library, settings, unusual_changes
+from saccade.model.hidden_states import AFTER_NORM
 from saccade.model.kernels import Epilogue, Matrix, TunedMatrices
+from saccade.model.kernels.few_bits import Rounding
 from saccade.model.kernels.few_rows import FewRowAttention
 
 # The types of text models that are exactly this decoder.
@@ -112,6 +115,40 @@ class FusedDecoder:
         short.layers = self.layers[:count]
         return short
 
+    def rounded(self, rounding: Rounding) -> FusedDecoder:
+        """Returns the decoder of a draft over the same weights, with rounded copies beside them.
+
+        The copies multiply few rows. Raises ModelError where there is no memory for them.
+        """
+        matrices = [matrix for layer in self.layers for matrix in layer.matrices]
+        matrices += [] if self.head is None else [self.head]
+        numbers = sum(matrix.weight.numel() for matrix in matrices)
+        needed, place = int(numbers * rounding.bytes_per_weight), self.norm.device
+        available = memory.available_bytes(place)
+        if needed > available * (1 - memory.SPARE_SHARE):
+            raise ModelError(
+                f"a copy of the weights in {rounding.name} takes {memory.format_bytes(needed)}, "
+                f"and {place.type} has {memory.format_bytes(available)} free: leave "
+                "draft_quantize out"
+            )
+        other = copy(self)
+        other.layers = [
+            replace(
+                layer,
+                qkv=layer.qkv.rounded(rounding),
+                out=layer.out.rounded(rounding),
+                gate_up=layer.gate_up.rounded(rounding),
+                down=layer.down.rounded(rounding),
+            )
+            for layer in self.layers
+        ]
+        other.head = None if self.head is None else self.head.rounded(rounding)
+        matrices = [matrix for layer in other.layers for matrix in layer.matrices]
+        matrices += [] if other.head is None else [other.head]
+        other._matrices = TunedMatrices(matrices)
+        other.refresh()
+        return other
+
     def weights_changed(self) -> bool:
         """Returns :meth:`TunedMatrices.weights_changed`."""
         return self._matrices.weights_changed()
@@ -163,6 +200,7 @@ class FusedDecoder:
         deepstack: tuple[Tensor, Tensor] | None = None,
         last: bool = False,
         few_rows: FewRowAttention | None = None,
+        write_hidden: Callable[[int, Tensor], None] | None = None,
     ) -> Float[Tensor, "rows dim"]:
         """Returns the hidden states after all layers and the last norm.
 
@@ -174,6 +212,8 @@ class FusedDecoder:
             last: return the last token's hidden state alone. The last layer then computes only
                 queries, keys and values for the other tokens.
             few_rows: attends instead of ``step``, and norms and rotates too.
+            write_hidden: takes what each layer and the last norm read, and what the norm returns,
+                by the numbers of :class:`HiddenStates`.
         """
         count = embeds.shape[0]
         heads, kv_heads, width, norm = self.heads, self.kv_heads, self.head_dim, self.norm_of
@@ -181,6 +221,8 @@ class FusedDecoder:
         half = width // 2
         hidden = embeds
         for index, layer in enumerate(self.layers):
+            if write_hidden is not None:
+                write_hidden(index, hidden)
             normed = norm(hidden, layer.norm_in)
             by_head = layer.qkv(normed).view(count, heads + 2 * kv_heads, width)
             if few_rows is not None:
@@ -205,7 +247,11 @@ class FusedDecoder:
             hidden = layer.down.add_to(hidden, layer.gate_up(normed))
             if deepstack is not None and index < len(deepstack[1]):
                 hidden[deepstack[0]] += deepstack[1][index]
-        return norm(hidden, self.norm)
+        normed = norm(hidden, self.norm)
+        if write_hidden is not None:
+            write_hidden(len(self.layers), hidden)
+            write_hidden(AFTER_NORM, normed)
+        return normed
 
     def rotation(
         self, embeds: Tensor, positions: Int[Tensor, "axes all"] | Sequence[int]

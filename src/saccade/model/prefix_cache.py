@@ -14,7 +14,7 @@ import hashlib
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, contextmanager
 from copy import copy
 from dataclasses import dataclass
 from typing import Any, TypeVar
@@ -31,12 +31,13 @@ from saccade.model.cache import Cache, send_to_device
 T = TypeVar("T")
 
 MIN_NEW_ROWS = 64  # Prompts with fewer new rows are not stored: prefilling those again is cheaper.
-VISION_METHODS = ("get_image_features", "get_video_features")  # of Hugging Face's models
 PREPROCESSORS = ("image_processor", "video_processor")  # of Hugging Face's processors
 
 
 class PrefixCache:
     """Stores values by key, up to ``max_bytes``. Any thread may call it."""
+
+    runs_separately = False  # New media of a prompt run through a vision tower together.
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -154,7 +155,11 @@ class ModelPrefixes:
         best: CachedPrompt | None = None
         for key, value in self._prefix_cache.items():
             is_own = isinstance(value, CachedPrompt) and value.owner is self._owner
-            if is_own and _common_ids(value.ids, ids) > best_rows:
+            if (
+                is_own
+                and _has_hidden_states(value.cache, cache)
+                and _common_ids(value.ids, ids) > best_rows
+            ):
                 rows = common_rows(value.prompt, prompt)
                 if rows > best_rows:
                     best_rows, best_key, best = rows, key, value
@@ -181,9 +186,18 @@ class ModelPrefixes:
             self._prefix_cache.drop(prefix_key)
         rows = torch.arange(len(prompt), device=prompt.index.device)
         copied = cache.select(rows, 0, pooled=False)
+        if cache.hidden is not None:
+            copied.hidden = cache.hidden.copy(len(prompt))
         cached_prompt = CachedPrompt(self._owner, prompt, _row_ids(prompt), copied)
         prompt_bytes = tensor_bytes([prompt.embeds, prompt.positions, *prompt.media.deepstack])
         self._prefix_cache.put(copied, cached_prompt, copied.bytes + prompt_bytes)
+
+
+def _has_hidden_states(stored: Cache, cache: Cache) -> bool:
+    """Returns whether a stored prompt has the hidden states that a cache needs, if it needs any."""
+    if cache.hidden is None:
+        return True
+    return stored.hidden is not None and stored.hidden.layers == cache.hidden.layers
 
 
 def common_rows(one: Prompt, other: Prompt) -> int:
@@ -232,16 +246,7 @@ def _leading_true(mask: Tensor) -> int:
     return len(mask) if bool(mask.all()) else int(mask.int().argmin())
 
 
-# -- calls of vision towers and processors -----------------------------------------------------
-
-
-def cache_vision(model: Any, prefix_cache: PrefixCache | None) -> AbstractContextManager[None]:
-    """While this lasts the model's vision tower does not run again on pixels that it has seen."""
-    if prefix_cache is None:
-        return nullcontext()
-    base = model.base_model
-    names = [name for name in VISION_METHODS if name in dir(type(base))]
-    return cache_calls(base, names, prefix_cache)
+# -- calls of processors -------------------------------------------------------------------------
 
 
 @contextmanager

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor
 
 from saccade.model.cache import Cache, Pages
+from saccade.model.hidden_states import AFTER_NORM
 from saccade.model.kernels.attention_mass import MassRecorder, RowQueries
 from saccade.model.likeliest import WHOLE_VOCABULARY, Vocabulary
 
@@ -66,3 +68,28 @@ class Segment:
         if self.block is None:
             return torch.ones(new, new, dtype=torch.bool).tril_()
         return self.block
+
+
+class HiddenStateWriter:
+    """Writes the hidden states that a forward computes to the caches of its segments."""
+
+    def __init__(self, segments: Sequence[Segment]) -> None:
+        self._segments = segments
+        self.layers = frozenset(
+            layer
+            for segment in segments
+            if segment.cache.hidden is not None
+            for layer in segment.cache.hidden.layers
+        )
+
+    def needs_last_layer(self, depth: int) -> bool:
+        """Returns whether every row of the last layer, of ``depth``, has to be computed."""
+        return not self.layers.isdisjoint({depth, AFTER_NORM})
+
+    def write(self, layer: int, hidden: Float[Tensor, "all width"]) -> None:
+        """Writes a layer's hidden states of every row of the forward, where they are needed."""
+        if layer not in self.layers:
+            return
+        for segment in self._segments:
+            if segment.cache.hidden is not None:
+                segment.cache.hidden.write(layer, segment.at, hidden[segment.start : segment.stop])

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import partial
+from functools import partial, singledispatch
 from itertools import pairwise
 
 import torch
@@ -33,7 +33,7 @@ from saccade.model.cuda_graphs import (
 )
 from saccade.model.kernels.attention_mass import JudgedRow, MassRecorder, RecentRows, RowQueries
 from saccade.model.likeliest import Vocabulary
-from saccade.model.prefix_cache import ModelPrefixes
+from saccade.model.prefix_cache import ModelPrefixes, common_rows
 from saccade.model.segments import Segment
 
 PREFILL_CHUNK_TOKENS = 2048  # of a prompt in one forward, which bounds the memory of a prefill
@@ -135,16 +135,24 @@ class Session:
         record: bool = False,
         follow_rows: int = 0,
         noise_number: int = 0,
+        shared_rows: int = 0,
+        hidden_layers: Sequence[int] = (),
     ) -> Iterator[Prefill | None]:
         """Prefills one prompt a chunk at a time, so that other requests can be scored in between.
 
         Yields None after each chunk but the last, and the ``Prefill`` after the last. Its
         ``with_latest_attention`` uses the last ``follow_rows`` rows that were judged.
+        The prompt begins with ``shared_rows`` of the rows that the request has already, prompt and
+        text, and those are not read again. From here on the cache also has the hidden states of
+        ``hidden_layers``, if there are any.
         """
         model = self.backbone
         if model.fused is not None:
             model.fused.refresh()
-        cache = self.cache(len(prompt) + self._room)
+        old = self.requests[number].cache if shared_rows else None
+        cache = self.cache(len(prompt) + self._room) if old is None else old
+        if hidden_layers and old is None:
+            cache.hidden = model.hidden_states(hidden_layers, len(prompt) + self._room)
         columns = prompt.visual.nonzero().squeeze(-1)
         text = prompt.text_after()
         recorded_columns = len(columns) if record else 0
@@ -154,12 +162,15 @@ class Session:
         ).float()
         hidden = prompt.embeds[:0]
         reused_rows, prefix_key = 0, None
-        if self._prefixes is not None:
-            # Rows whose logits or attention are needed must be computed, even if they are stored.
-            first_needed = int(text[0]) if recorded_columns and len(text) else len(prompt)
-            max_reused = max(0, min(first_needed, len(prompt) - max(1, follow_rows)))
+        # Rows whose logits or attention are needed must be computed, even if they are stored.
+        first_needed = int(text[0]) if recorded_columns and len(text) else len(prompt)
+        max_reused = max(0, min(first_needed, len(prompt) - max(1, follow_rows)))
+        if old is not None:
+            reused_rows = _cut_to_prompt(old, prompt, min(shared_rows, max_reused))
+            old.reserve(len(prompt) + self._room)
+        elif self._prefixes is not None:
             reused_rows, prefix_key = self._prefixes.copy_longest(prompt, cache, max_reused)
-        ends = _chunk_ends(reused_rows, len(prompt), self.chunk)
+        ends = chunk_ends(reused_rows, len(prompt), self.chunk)
         cuts = _lengths_to_remember(prompt) if cache.states is not None else set()
         ends = sorted({*ends, *(n for n in cuts if n > reused_rows)})
         # A chunk never ends within a picture that is read in both directions.
@@ -350,6 +361,25 @@ class Session:
             if request.source is not None and request.length:
                 _copy_committed_keys(request)
 
+    def shared_rows(self, number: int, old: Prompt, new: Prompt) -> int:
+        """Returns how many leading rows of a new prompt are those of a request's prompt and text:
+        the same rows at the same positions."""
+        request = self.requests[number]
+        start = len(request.context) - request.length  # of the text, where the prompt ends now
+        rows = min(common_rows(old, new), start)
+        if rows < start:
+            return new.uncut_length(rows)
+        text = request.context[start : len(new)]
+        stop = start + len(text)
+        device = new.positions.device
+        ids = torch.tensor(text, dtype=torch.long, device=device)
+        places = request.first_position + torch.arange(len(text), device=device)
+        equal = (new.context[start:stop] == ids) & ~(new.visual | new.fixed)[start:stop]
+        equal &= (new.positions[:, start:stop] == places).all(0)
+        if new.media.reach is not None:
+            equal &= new.media.reach[start:stop] == torch.arange(start, stop, device=device)
+        return new.uncut_length(start + int(equal.long().cumprod(0).sum()))
+
     def keep_prompt_rows(self, number: int, rows: Int[Tensor, " kept"]) -> None:
         """Drops all rows of a prompt but these. What was scored after it stays scored."""
         request = self.requests[number]
@@ -376,6 +406,43 @@ class Session:
         """
         (scores,) = score_together([(self, trees)])
         return scores
+
+    @staticmethod
+    @torch.no_grad()
+    def score_batches(
+        batches: Sequence[tuple[Session, Mapping[int, Tree]]],
+    ) -> list[dict[int, Scores]]:
+        """Does what :func:`score_together` does, for sessions of this kind."""
+        rows, ends = Rows([], [], [], []), [0]
+        for session, trees in batches:
+            session._add_new_rows(trees, rows)
+            ends.append(len(rows.logit_rows))
+        first_session = batches[0][0]
+        backbone = first_session.backbone
+        logits = RowLogits.of_ordinary(torch.empty(0, backbone.vocab, device=backbone.device))
+        if rows.segments:
+            logits = first_session._forward(rows)
+        return [
+            session._scores(trees, logits.part(start, stop))
+            for (session, trees), (start, stop) in zip(batches, pairwise(ends), strict=True)
+        ]
+
+    def fill(self, number: int, context: int, room: int) -> None:
+        """Starts a request of ``context`` keys that hold no text, so that forwards can be timed."""
+        self.requests[number] = RequestState(self._filled_cache(context, room), [], context)
+
+    def _filled_cache(self, context: int, room: int) -> Cache:
+        cache = self.cache(context + room)
+        for tensor in (*cache.keys, *cache.values):
+            tensor.fill_(1)  # Random keys would take longer to make and cost a forward the same.
+        cache.advance(context)
+        return cache
+
+    def rewind(self, context: int) -> None:
+        """Sets every request back to ``context`` keys with one token pending."""
+        for request in self.requests.values():
+            request.pending, request.tree, request.node_logits = [0], Tree(), []
+            request.cache.length = context
 
     def _add_new_rows(self, trees: Mapping[int, Tree], forward: Rows) -> None:
         """Adds the tokens that are not computed yet to the rows of a forward."""
@@ -484,9 +551,13 @@ class Session:
 
     def _forward(self, rows: Rows) -> RowLogits:
         """Writes the keys and values of all rows and returns the logits that scores need."""
-        # A captured forward can neither store queries nor read pages chosen by them. Nor can it
-        # record the model's own forward, where logits need that: it may run any Python.
-        is_unusual = any(segment.row_queries or segment.pages for segment in rows.segments)
+        # A captured forward can neither store queries nor read pages chosen by them, and it writes
+        # no hidden states. Nor can it record the model's own forward, where logits need that: it
+        # may run any Python.
+        is_unusual = any(
+            segment.row_queries or segment.pages or segment.cache.hidden is not None
+            for segment in rows.segments
+        )
         full_backbone = self.backbone.full_backbone or self.backbone
         if self.cuda_graphs is None or is_unusual or full_backbone.needs_model_for_logits:
             return RowLogits.of_ordinary(self._ordinary_forward(rows))
@@ -526,34 +597,43 @@ class Session:
         return logits
 
 
-@torch.no_grad()
 def score_together(
     batches: Sequence[tuple[Session, Mapping[int, Tree]]],
 ) -> list[dict[int, Scores]]:
     """Returns what :meth:`Session.score` returns, for several sessions over one model, in one
     forward."""
-    rows, ends = Rows([], [], [], []), [0]
-    for session, trees in batches:
-        session._add_new_rows(trees, rows)
-        ends.append(len(rows.logit_rows))
-    first_session = batches[0][0]
-    backbone = first_session.backbone
-    logits = RowLogits.of_ordinary(torch.empty(0, backbone.vocab, device=backbone.device))
-    if rows.segments:
-        logits = first_session._forward(rows)
-    return [
-        session._scores(trees, logits.part(start, stop))
-        for (session, trees), (start, stop) in zip(batches, pairwise(ends), strict=True)
-    ]
+    return type(batches[0][0]).score_batches(batches)
 
 
-def _chunk_ends(start: int, stop: int, chunk: int) -> list[int]:
+@singledispatch
+def session_of(model: Backbone, rules: Rules, *, cuda_graphs: bool | None = None) -> Session:
+    """Returns an empty session of a model, of the kind that the model needs."""
+    return Session(model, rules, cuda_graphs=cuda_graphs)
+
+
+def chunk_ends(start: int, stop: int, chunk: int) -> list[int]:
     """Returns the borders of a prompt's chunks, from ``start`` to ``stop``.
 
     The last chunk is joined to the one before where it has few rows, since every forward has a
     fixed cost.
     """
     return [*range(start, max(start + 1, stop - chunk // 4), chunk), stop]
+
+
+def _cut_to_prompt(cache: Cache, prompt: Prompt, rows: int) -> int:
+    """Cuts a cache back to at most so many rows, with which a prompt begins, and returns how many
+    stay.
+
+    States are known at a few lengths, and pictures that are read in both directions are not cut.
+    """
+    rows = min(rows, cache.length)
+    while True:
+        length = prompt.uncut_length(cache.nearest_length(rows))
+        if length == rows:
+            break
+        rows = length
+    cache.truncate(rows)
+    return rows
 
 
 def _lengths_to_remember(prompt: Prompt) -> set[int]:

@@ -11,7 +11,7 @@
 4. The `queue` hands the request to its one engine thread, where `engine.scheduler` works on all
    requests at once. Rounds come back as they happen, and a client that disconnects frees its rows.
 5. `detokenizer` and `response_fields` turn rounds into text, log-probabilities and the statistics
-   of speculation. `formats.responses` gives them OpenAI's shape, including tool calls
+   of speculation. `formats.chat_forms` gives them OpenAI's shape, including tool calls
    (`formats.tool_calls`).
 
 What one request read (media, vision, prompts) is kept for later ones in `model.prefix_cache`.

@@ -80,10 +80,21 @@ def to_api_error(error: Exception) -> ApiError:
 
 
 NOT_SUPPORTED = {
-    *("presence_penalty", "frequency_penalty", "logit_bias", "refusal"),
-    *("store", "echo", "suffix", "best_of"),
+    *("logit_bias", "refusal", "store", "echo", "suffix", "best_of", "use_beam_search"),
+    *("length_penalty", "include_stop_str_in_output", "bad_words", "allowed_token_ids"),
+    *("prompt_logprobs", "truncate_prompt_tokens", "chat_template", "documents", "modalities"),
+    *("audio", "prediction", "functions", "function_call", "web_search_options"),
+    *("previous_response_id", "conversation", "background", "max_tool_calls"),
+    *("context_management", "moderation"),
 }
 """Fields of which only values that change nothing are accepted."""
+WHAT_TO_DO_INSTEAD = {
+    "previous_response_id": "nothing is stored here, so send the earlier items again",
+    "conversation": "nothing is stored here, so send the earlier items again",
+    "background": "nothing is stored here, so wait for the answer",
+    "functions": "send tools",
+    "function_call": "send tool_choice",
+}
 WRONG_TYPE_ERRORS = {"string_type", "list_type"}
 UNION_TAGS = {
     *("str", "user", "system", "developer", "assistant", "tool"),
@@ -101,7 +112,8 @@ def validation_api_error(error: ValidationError) -> ApiError:
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"{field} is not a field this server knows: leave it out", field)
     if NOT_SUPPORTED & set(field.split(".")):
-        return ApiError(400, f"{field} is not supported by this server: leave it out", field)
+        instead = WHAT_TO_DO_INSTEAD.get(field, "leave it out")
+        return ApiError(400, f"{field} is not supported by this server: {instead}", field)
     reason = first["msg"].removeprefix("Value error, ")
     message = f"{field}: {reason[:1].lower()}{reason[1:]}" if field else reason
     return ApiError(400, message[:500], field or None)

@@ -8,7 +8,7 @@ import logging
 import secrets
 import time
 from collections.abc import AsyncIterator, Coroutine, Sequence
-from typing import Any, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
@@ -19,7 +19,7 @@ from saccade.core.result import Result
 from saccade.inputs.media.guard import StopSignal
 from saccade.serve.api_errors import CLIENT_CLOSED_REQUEST, ApiError, to_api_error
 from saccade.serve.detokenizer import StreamingDetokenizer
-from saccade.serve.formats.responses import ResponseForm
+from saccade.serve.formats.chat_forms import ResponseForm, TextForm
 from saccade.serve.queue import Event, NewTokens, QueuedRequest
 from saccade.serve.request_bodies import RequestBody
 from saccade.serve.request_schema import CompletionRequest
@@ -41,29 +41,35 @@ GRACE_SECONDS = 1.0  # The queue itself reports within this time that a deadline
 
 
 class CompletionHandler:
-    """Answers one HTTP request: reserves slots, queues an engine request per answer, responds."""
+    """Answers one HTTP request: reserves slots, queues an engine request per answer, responds.
+
+    A class for another API overrides what the section on its JSON and `_complete` and `_chunks` do.
+    """
+
+    end_of_stream: ClassVar[str] = "data: [DONE]\n\n"
 
     def __init__(
         self,
         service: Service,
         engine: Engine,
         http: Request,
-        request: CompletionRequest,
+        request: Any,
         arrived_at: float,
         body: RequestBody,
     ) -> None:
-        self._form: ResponseForm = engine.reader.response_form(request)
+        self._form: ResponseForm = TextForm()  # Until the request has been read.
         self._service, self._engine, self._http = service, engine, http
-        self._request, self._arrived_at, self._body = request, arrived_at, body
+        self._request: CompletionRequest = request.completion
+        self._arrived_at, self._body = arrived_at, body
         self.deadline = arrived_at + service.settings.timeout_seconds
-        self._slots = request.n or 1
+        self._slots = self._request.n or 1
         self._has_failed = False
         self._queued: list[QueuedRequest] = []
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._warnings: list[str] = []
         self._results: dict[int, Result] = {}
         self._first_token_seconds: dict[int, float] = {}  # By answer, since the request arrived.
-        self._id = f"{self._form.id_prefix}-{secrets.token_hex(12)}"
+        self._id = secrets.token_hex(12)
         self._created = int(time.time())
 
     # -- from arrival to release ---------------------------------------------------------------
@@ -101,14 +107,15 @@ class CompletionHandler:
             reading = self._service.reader_threads.run(
                 lambda: reader.read(request, stop, self._body.data_urls)
             )
-            engine_requests, self._warnings = await self._wait_for(reading)
+            read = await self._wait_for(reading)
         finally:
             stop.set()
+        self._form, self._warnings = read.form, read.warnings
         self._queued = [
             QueuedRequest(
                 engine_request, self.deadline, request.top_logprobs_count, index, self._events
             )
-            for index, engine_request in enumerate(engine_requests)
+            for index, engine_request in enumerate(read.answers)
         ]
         self._body.release()
         self._engine.queue.submit(self._queued)
@@ -179,20 +186,26 @@ class CompletionHandler:
         """Yields server-sent events; an error is the last one before [DONE]."""
         try:
             async for chunk in self._chunks():
-                yield f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+                yield self._event(chunk)
         except Exception as error:
             api_error = to_api_error(error)
             self._has_failed = True
             self._service.metrics.refused.labels(str(api_error.status)).inc()
-            yield f"data: {json.dumps(api_error.body())}\n\n"
-        yield "data: [DONE]\n\n"
+            yield self._event(self._failure(api_error))
+        if self.end_of_stream:
+            yield self.end_of_stream
+
+    def _event(self, chunk: dict[str, Any]) -> str:
+        """Returns a chunk as a server-sent event."""
+        return f"data: {json.dumps(chunk, ensure_ascii=False)}\n\n"
+
+    def _failure(self, error: ApiError) -> dict[str, Any]:
+        """Returns the chunk that tells of an error."""
+        return error.body()
 
     async def _chunks(self) -> AsyncIterator[dict[str, Any]]:
         """Yields every answer's chunks, with text as soon as it is certain."""
-        stops = self._request.stops
-        detokenizers = [
-            StreamingDetokenizer(self._engine.decode, stops) for _ in range(self._slots)
-        ]
+        detokenizers = self._detokenizers()
         streams = [self._form.stream() for _ in detokenizers]
         # Log-probabilities wait here for the next chunk of their answer.
         pending: list[list[TokenLogprobs]] = [[] for _ in detokenizers]
@@ -216,6 +229,12 @@ class CompletionHandler:
         options = self._request.stream_options
         if options is not None and options.include_usage:
             yield self._response(self._form.chunk_object_name, []) | self._statistics()
+
+    def _detokenizers(self) -> list[StreamingDetokenizer]:
+        """Returns what turns each answer's tokens into text."""
+        stops = self._request.stops
+        decoders = [queued.request.decode or self._engine.decode for queued in self._queued]
+        return [StreamingDetokenizer(decode, stops) for decode in decoders]
 
     # -- the JSON of responses -----------------------------------------------------------------
 
@@ -241,18 +260,22 @@ class CompletionHandler:
 
     def _response(self, object_name: str, choices: list[dict[str, Any]]) -> dict[str, Any]:
         return {
-            "id": self._id,
+            "id": f"{self._form.id_prefix}-{self._id}",
             "object": object_name,
             "created": self._created,
             "model": self._request.model,
             "choices": choices,
         }
 
+    def _reasoning_tokens(self) -> int:
+        """Returns how many tokens of all answers are reasoning."""
+        return sum(self._form.reasoning_tokens(result) for result in self._results.values())
+
     def _statistics(self) -> dict[str, Any]:
         results = [self._results[index] for index in range(self._slots)]
         rounds = [round for result in results for round in result.rounds]
         return {
-            "usage": usage_field(results),
+            "usage": usage_field(results, self._reasoning_tokens()),
             "metrics": {"speculative_decoding": speculation_field(rounds)},
             "saccade": saccade_field(results, self._warnings),
         }

@@ -22,7 +22,7 @@ from saccade.serve.queue import busy_error
 DISCARD_SECONDS = 2.0  # The rest of a body that is too long is read and dropped for so long.
 MIN_CUT_BYTES = 1 << 16  # A shorter data: address is left in the text.
 MAX_TEXT_BYTES = 32 << 20  # What may be left of a body without those addresses.
-DATA_URL = re.compile(rb'"url"\s*:\s*"((?i:data):)')
+DATA_URL = re.compile(rb'"(?:image_|video_)?url"\s*:\s*"((?i:data):)')
 NOT_A_BLANK = re.compile(rb"[^ ]")
 # Encoders such as PHP's and .NET's may escape the characters of base64 and its line ends.
 ESCAPES = {b"": (b"\\n", b"\\r", b"\\t"),

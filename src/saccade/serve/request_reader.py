@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import inspect
+import json
+import logging
+import math
+import re
 import sys
 import threading
-from collections.abc import Hashable, Sequence
+from collections.abc import Hashable, Iterable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -13,6 +19,7 @@ from PIL import Image
 
 from saccade.core import generation_settings
 from saccade.core.prompt import Inputs
+from saccade.core.sampling import Grammar
 from saccade.engine.request import Request
 from saccade.inputs import Loaded, captions, literal_text
 from saccade.inputs.media import Clip, FrameSampling
@@ -22,7 +29,8 @@ from saccade.inputs.questions import cast_pixels, conversation_inputs, same_inpu
 from saccade.model.prefix_cache import PrefixCache, cache_preprocessing, digest
 from saccade.serve.api_errors import ApiError
 from saccade.serve.formats import grammar, tool_calls
-from saccade.serve.formats.responses import ChatForm, ResponseForm, TextForm
+from saccade.serve.formats.chat_forms import ChatForm, ResponseForm, TextForm
+from saccade.serve.formats.reasoning import PROMPT_END_TOKENS, Reasoning, find_marks
 from saccade.serve.formats.strict_json import parse_object
 from saccade.serve.request_schema import (
     AssistantMessage,
@@ -34,6 +42,7 @@ from saccade.serve.request_schema import (
     JsonSchema,
     Message,
     Part,
+    PixelLimits,
     TextPart,
     TextRequest,
     VideoPart,
@@ -42,11 +51,25 @@ from saccade.serve.request_schema import (
 )
 from saccade.serve.server_settings import ServerSettings
 
+log = logging.getLogger(__name__)
+
 MAX_CHARACTERS_PER_TOKEN = 16  # On average. A text with more is refused before it is tokenized.
 MODEL_NAME = "this model"  # Errors do not show a checkpoint's name, which may be a path.
 TEMPLATE_ROLES = {"developer": "system"}  # The newer name and the one that templates know.
 DataUrls = dict[str, memoryview]  # A body's long data: addresses, see `request_bodies`.
+# Variables of templates that no client may set, beside the parameters of `apply_chat_template`.
+RESERVED_VARIABLES = ("messages", "conversations", "bos_token", "eos_token")
+SCALING = Image.Resampling.BICUBIC
 LOW_DETAIL_SIZE = (512, 512)  # In pixels: a picture of low detail is shrunk to fit into it.
+
+
+@dataclass(frozen=True)
+class ReadRequest:
+    """What a request has become: one engine request for each answer, and how they are written."""
+
+    answers: list[Request]
+    form: ResponseForm
+    warnings: list[str]  # About the media.
 
 
 class RequestReader:
@@ -68,18 +91,16 @@ class RequestReader:
         self._max_answer_tokens = settings.max_answer_tokens
         self._context = target.backbone.max_positions or sys.maxsize
         eos_ids = generation_settings.end_ids(target.backbone.model.generation_config)
+        self._config_end_ids = eos_ids
         self._vocabulary = grammar.Vocabulary(target.tokenizer, target.backbone.vocab, eos_ids)
         template = getattr(target.processor, "chat_template", None) or ""
         self._dialect = tool_calls.find_dialect(template)
+        self._marks = find_marks(target.tokenizer, template)
+        marks = self._marks
+        self._decode_reasoning = None if marks is None else marks.decoder(target.tokenizer)
+        self._logged: set[str] = set()  # The messages about ignored fields, each logged once.
         # A tokenizer changes its own settings while it works.
         self._processor_lock = threading.Lock()
-
-    def response_form(self, request: CompletionRequest) -> ResponseForm:
-        """Returns the form in which the answers to a request are written."""
-        if not isinstance(request, ChatRequest):
-            return TextForm()
-        names = frozenset(tool.function.name for tool in request.callable_tools)
-        return ChatForm(self._dialect if names else None, names)
 
     def check(self, request: CompletionRequest) -> None:
         """Checks, before any work, that this server allows the request. Raises ApiError."""
@@ -93,8 +114,30 @@ class RequestReader:
             message = f"{characters} characters are more than this model reads: send less text"
             field = "messages" if isinstance(request, ChatRequest) else "prompt"
             raise ApiError(400, message, field)
+        if (request.min_tokens or 0) > max_tokens:
+            message = f"min_tokens: this server writes at most {max_tokens} tokens"
+            raise ApiError(400, message, "min_tokens")
+        vocab = self._target.backbone.vocab
+        if any(token >= vocab for token in request.stop_token_ids or ()):
+            message = f"stop_token_ids: this model has {vocab} ids"
+            raise ApiError(400, message, "stop_token_ids")
         if isinstance(request, ChatRequest):
             self._check_chat(request)
+        has_form = self._form_source(request) is not None
+        for field in ("min_tokens", "ignore_eos"):
+            if has_form and getattr(request, field):
+                reason = "an answer of a form ends where its form does"
+                raise ApiError(400, f"{field}: {reason}: leave one of them out", field)
+
+    def log_ignored(self, fields: Iterable[str]) -> None:
+        """Logs, once for each field, that it changes nothing."""
+        for field in sorted(fields):
+            self._log_once(f"{field} changes nothing here and is ignored")
+
+    def _log_once(self, message: str) -> None:
+        if message not in self._logged:
+            self._logged.add(message)
+            log.warning("%s.", message)
 
     def _check_chat(self, request: ChatRequest) -> None:
         max_items = self._media.max_items
@@ -103,11 +146,12 @@ class RequestReader:
             raise ApiError(400, message, "messages")
         if not self._media.clients_may_choose_frames:
             for field in ("media_io_kwargs", "mm_processor_kwargs"):
-                if getattr(request, field) is not None:
-                    raise ApiError(
-                        400, f"{field} is not allowed here: the server chooses the frames", field
-                    )
+                if request.frame_options_of(field):
+                    message = f"{field} is not allowed here: the server chooses the frames"
+                    option = "--allow-media-options lets requests choose them"
+                    raise ApiError(400, f"{message} ({option})", field)
         self._sampling(request)
+        self._check_template_kwargs(request)
         calls = [call.function for turn in request.messages for call in tool_calls_of(turn)]
         if (request.callable_tools or calls) and self._dialect is None:
             reason = "this model's chat template carries no tools in a way that is known here"
@@ -121,10 +165,43 @@ class RequestReader:
             reason = "a call that is required has a form of its own: leave the other one out"
             raise ApiError(400, f"tool_choice: {reason}", "tool_choice")
 
+    def _check_template_kwargs(self, request: ChatRequest) -> None:
+        """Raises ApiError for variables that would replace the conversation or its control."""
+        given = request.chat_template_kwargs or {}
+        field = "chat_template_kwargs"
+        parameters = inspect.signature(self._target.processor.apply_chat_template).parameters
+        for name in given:
+            if name in {*parameters, *RESERVED_VARIABLES}:
+                message = f"{field} cannot set {name[:40]}: it is a field of its own, or the server"
+                raise ApiError(400, f"{message} sets it", field)
+        token = literal_text.find_control_token(
+            self._target.processor, [json.dumps(given, ensure_ascii=False)]
+        )
+        if token is not None:
+            raise ApiError(400, f"{field}: {token} means something else to this model", field)
+
+    def _template_variables(self, request: ChatRequest, template: str) -> dict[str, Any]:
+        """Returns the variables that a request gives to this template, which reads all of them."""
+        variables = dict(request.chat_template_kwargs or {})
+        effort = request.reasoning_effort
+        if effort is not None:
+            if _reads(template, "reasoning_effort"):
+                variables.setdefault("reasoning_effort", effort)
+            elif effort == "none":
+                variables.setdefault("enable_thinking", False)
+            else:
+                self._log_once("reasoning_effort is not read by this model's template")
+        unread = [name for name in variables if not _reads(template, name)]
+        for name in unread:
+            del variables[name]
+        if unread:
+            self._log_once("chat_template_kwargs has names that the template does not read")
+        return variables
+
     def read(
         self, request: CompletionRequest, stop: StopSignal, data_urls: DataUrls
-    ) -> tuple[list[Request], list[str]]:
-        """Returns an engine request for each answer, and warnings about the media.
+    ) -> ReadRequest:
+        """Returns an engine request for each answer, their form, and warnings about the media.
 
         The answers differ in their seeds. Media are removed from ``data_urls`` as they are read,
         which frees their memory. Another thread may stop the decoding. Raises SaccadeError.
@@ -134,11 +211,12 @@ class RequestReader:
         assert isinstance(request, TextRequest)
         with self._processor_lock:
             inputs = self._target.tokenizer(request.prompt, return_tensors="pt")
-        return self._engine_requests(request, inputs, None, None), []
+        answers = self._engine_requests(request, inputs, None, None, None)
+        return ReadRequest(answers, TextForm(), [])
 
     def _read_chat(
         self, request: ChatRequest, stop: StopSignal, data_urls: DataUrls
-    ) -> tuple[list[Request], list[str]]:
+    ) -> ReadRequest:
         sampling = self._sampling(request)
         clips: list[Clip] = []
         images: list[np.ndarray] = []
@@ -149,11 +227,14 @@ class RequestReader:
                 image = self._image(self._load_media(part.image_url.url, data_urls), stop)
                 if part.image_url.detail == "low":
                     image = _shrink(image)
+                (image,) = self._scale(image[None], part.pixel_limits, request)
                 images.append(image)
                 media.append(images[-1:])
             elif isinstance(part, VideoPart):
                 video = self._load_media(part.video_url.url, data_urls)
-                clips.append(self._clip(video, sampling, stop))
+                clip = self._clip(video, sampling, stop)
+                frames = self._scale(clip.frames, part.pixel_limits, request)
+                clips.append(replace(clip, frames=frames))
                 media.append(list(clips[-1].frames))
         draft_inputs = None
         with self._processor_lock:
@@ -162,13 +243,49 @@ class RequestReader:
                 draft_inputs = self._inputs(self._draft, request, clips, images)
         device = str(self._target.backbone.device)
         captioner = captions.lazy_captioner(self._captioner, self._target_name, media, device)
-        engine_requests = self._engine_requests(request, inputs, draft_inputs, captioner)
+        reasoning = self._reasoning(request, inputs)
+        answers = self._engine_requests(request, inputs, draft_inputs, captioner, reasoning)
         warnings = [warning for clip in clips for warning in clip.warnings]
         all_frames = [*(image[None] for image in images), *(clip.frames for clip in clips)]
         domain = self._target.domain
         if domain is not None and not all(map(domain.includes, all_frames)):
             warnings.append(domain.warning)
-        return engine_requests, warnings
+        names = frozenset(tool.function.name for tool in request.callable_tools)
+        form = ChatForm(
+            self._dialect if names else None,
+            names,
+            reasoning,
+            shows_reasoning=request.include_reasoning is not False,
+        )
+        return ReadRequest(answers, form, warnings)
+
+    def _reasoning(self, request: ChatRequest, inputs: Inputs) -> Reasoning | None:
+        """Returns where the answers' reasoning is, None where the model has no marks for it."""
+        if self._marks is None:
+            return None
+        has_ids = self._marks.closing_id is not None
+        if not has_ids and self._form_source(request) is not None:
+            return None  # A form begins at once, since no token says where reasoning ends.
+        prompt_end = inputs["input_ids"][0, -PROMPT_END_TOKENS:].tolist()
+        text = self._target.tokenizer.decode(prompt_end, skip_special_tokens=False)
+        return Reasoning(self._marks, self._marks.start(text))
+
+    def _scale(self, frames: np.ndarray, limits: PixelLimits, request: ChatRequest) -> np.ndarray:
+        """Returns frames of a number of pixels within a part's limits, or else the request's."""
+        common = request.mm_processor_kwargs or PixelLimits()
+        least = limits.min_pixels or common.min_pixels or 0
+        most = limits.max_pixels or common.max_pixels or math.inf
+        pixels = frames.shape[1] * frames.shape[2]
+        scale = math.sqrt(min(max(pixels, least), most) / pixels)
+        if scale == 1:
+            return frames
+        height, width = (max(1, round(side * scale)) for side in frames.shape[1:3])
+        max_bytes = self._media.limits.max_memory
+        if scale > 1 and max_bytes and len(frames) * height * width * 3 > max_bytes:
+            message = "min_pixels: so many frames of that size do not fit: ask for smaller ones"
+            raise ApiError(400, message, "min_pixels")
+        resized = [Image.fromarray(frame).resize((width, height), SCALING) for frame in frames]
+        return np.stack([np.asarray(frame) for frame in resized])
 
     def _inputs(
         self,
@@ -179,7 +296,7 @@ class RequestReader:
     ) -> Inputs:
         turns = [_template_turn(turn) for turn in request.messages]
         tools = [tool.model_dump(exclude_none=True) for tool in request.callable_tools]
-        continues_last_turn = request.messages[-1].role == "assistant"
+        template = str(getattr(loaded.processor, "chat_template", None) or "")
         try:
             with cache_preprocessing(loaded.processor, self._prefix_cache):
                 inputs = conversation_inputs(
@@ -189,7 +306,9 @@ class RequestReader:
                     clips,
                     images,
                     tools=tools,
-                    continues_last_turn=continues_last_turn,
+                    continues_last_turn=request.continues_last_message,
+                    opens_answer=request.add_generation_prompt is not False,
+                    variables=self._template_variables(request, template),
                 )
                 return cast_pixels(inputs, loaded.backbone.dtype)
         except TemplateError as error:
@@ -202,6 +321,7 @@ class RequestReader:
         inputs: Inputs,
         draft_inputs: Inputs | None,
         captioner: Any,
+        reasoning: Reasoning | None,
     ) -> list[Request]:
         """Returns an engine request for each answer. Raises ApiError for a prompt too long."""
         prompt_tokens = int(inputs["input_ids"].shape[1])
@@ -214,10 +334,8 @@ class RequestReader:
                 "model reads: send fewer frames or less text",
                 "messages",
             )
-        source = _answer_grammar(request) or self._required_call_grammar(request)
-        # The token that ends a format ends the answer too, even if the config names no such token.
-        eos_ids = None if source is None else sorted(self._vocabulary.eos_ids)
-        return [
+        source = self._form_source(request)
+        answers = [
             Request.of(
                 self._target.backbone,
                 inputs,
@@ -227,12 +345,41 @@ class RequestReader:
                 captioner=captioner,
                 max_new_tokens=request.token_limit or min(room, self._max_answer_tokens),
                 stop_strings=request.stops or None,
-                grammar=None if source is None else self._vocabulary.grammar(*source),
-                eos_token_id=eos_ids,
+                grammar=None if source is None else self._grammar(source, reasoning),
+                eos_token_id=self._end_ids(request, has_form=source is not None),
+                skip_special_tokens=request.skip_special_tokens is not False,
                 **request.sampling_options,
             )
             for choice in range(request.n or 1)
         ]
+        if self._decode_reasoning is None or reasoning is None:
+            return answers
+        if request.skip_special_tokens is False:  # Then the marks are in the text already.
+            return answers
+        return [replace(answer, decode=self._decode_reasoning) for answer in answers]
+
+    def _grammar(self, source: tuple[str, str], reasoning: Reasoning | None) -> Grammar:
+        own = self._vocabulary.grammar(*source)
+        if reasoning is None:
+            return own
+        end_ids = sorted(self._vocabulary.eos_ids)
+        return reasoning.grammar(own, end_ids, self._target.backbone.vocab)
+
+    def _end_ids(self, request: CompletionRequest, *, has_form: bool) -> list[int] | None:
+        """Returns the tokens that end an answer; None leaves them to the model's config."""
+        own = set(self._config_end_ids)
+        if request.ignore_eos:
+            own = set()
+        elif has_form:
+            # The token that ends a format ends the answer, even if the config names no such token.
+            own = set(self._vocabulary.eos_ids)
+        elif not request.stop_token_ids:
+            return None
+        return sorted({*own, *(request.stop_token_ids or ())})
+
+    def _form_source(self, request: CompletionRequest) -> tuple[str, str] | None:
+        """Returns the grammar that an answer must follow, and the field that asks for it."""
+        return _answer_grammar(request) or self._required_call_grammar(request)
 
     def _required_call_grammar(self, request: CompletionRequest) -> tuple[str, str] | None:
         """Returns the grammar of a tool call that must be made, and the field it comes from."""
@@ -245,11 +392,10 @@ class RequestReader:
 
     def _sampling(self, request: ChatRequest) -> FrameSampling:
         """Returns how frames are chosen: as the request says, else by the server's settings."""
-        video = None if request.media_io_kwargs is None else request.media_io_kwargs.video
-        options: dict[str, Any] = {}
-        for video_options in (video, request.mm_processor_kwargs):
-            if video_options is not None:
-                options |= video_options.model_dump(exclude_none=True)
+        options = {
+            **request.frame_options_of("media_io_kwargs"),
+            **request.frame_options_of("mm_processor_kwargs"),
+        }
         return FrameSampling(**options) if options else self._media.sampling
 
     def _load_media(self, url: str, data_urls: DataUrls) -> FetchedMedia:
@@ -324,6 +470,11 @@ def _content_key(media: FetchedMedia) -> Hashable:
     except OSError as error:
         raise ApiError(400, "the file cannot be read: send another", "messages") from error
     return media.path, state.st_mtime_ns, state.st_size, state.st_ino
+
+
+def _reads(template: str, name: str) -> bool:
+    """Whether a chat template may read a variable of this name."""
+    return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
 
 def _shrink(image: np.ndarray) -> np.ndarray:

@@ -1,6 +1,7 @@
 """The JSON of requests: OpenAI's completions, of chats and of plain text, as far as supported.
 
-Unknown fields are refused. docs/http.md lists the fields that are accepted and change nothing.
+Unknown fields are refused. docs/http.md lists the fields that are accepted and change nothing, and
+those of which only the values are accepted that change nothing.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from saccade.serve.formats.strict_json import parse_object
 
 MAX_STOP_STRINGS = 16
 MAX_TOP_LOGPROBS = 20
+MAX_MIN_PIXELS = 1 << 22  # A small picture is enlarged to this many at most.
 # A lower temperature is greedy, since logits divided by it leave the range of floats.
 MIN_SAMPLING_TEMPERATURE = 1e-5
 SEED_RANGE = 2**63
@@ -31,7 +33,17 @@ def _check_surrogates(text: Any) -> Any:
 
 
 Text = Annotated[str, BeforeValidator(_check_surrogates)]
-Zero = Literal[0]
+
+IGNORED_FIELDS = frozenset(
+    {
+        *("user", "metadata", "service_tier", "safety_identifier", "verbosity"),
+        *("prompt_cache_key", "prompt_cache_options", "prompt_cache_retention", "cache_salt"),
+        *("parallel_tool_calls", "priority", "request_id"),
+        *("spaces_between_special_tokens", "add_special_tokens"),
+        *("truncation", "include"),
+    }
+)
+"""Fields that known clients send and that change no answer here; the log names them once."""
 
 
 class Strict(BaseModel):
@@ -40,7 +52,23 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True, frozen=True)
 
 
-class Address(Strict):
+class PixelLimits(Strict):
+    """How many pixels a picture, or each frame of a video, is scaled to where it has fewer or more.
+
+    What the model's processor does to sizes comes afterwards and stays as it is.
+    """
+
+    min_pixels: Annotated[int, Field(ge=1, le=MAX_MIN_PIXELS)] | None = None
+    max_pixels: Annotated[int, Field(ge=1)] | None = None
+
+    @model_validator(mode="after")
+    def _check_order(self) -> PixelLimits:
+        if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
+            raise ValueError("min_pixels is more than max_pixels")
+        return self
+
+
+class Address(PixelLimits):
     url: Annotated[Text, Field(min_length=1)]
 
 
@@ -52,6 +80,11 @@ class ImageAddress(Address):
 
 class VideoAddress(Address):
     detail: Literal["auto"] | None = None
+
+
+def _as_address(value: Any) -> Any:
+    """Returns an address that is a bare string in the form that OpenAI documents."""
+    return {"url": value} if isinstance(value, str) else value
 
 
 class ClientObject(Strict):
@@ -86,14 +119,42 @@ class DocumentPart(ClientObject):
     text: Annotated[Text, Field(pattern=r"\S")]
 
 
-class ImagePart(ClientObject):
+class MediaPart(ClientObject, PixelLimits):
+    """An image or a video. ``uuid`` is vLLM's name of it in a cache, which changes nothing here."""
+
+    uuid: Text | None = None
+
+    @property
+    @abstractmethod
+    def address(self) -> ImageAddress | VideoAddress:
+        """Where the media are."""
+
+    @property
+    def pixel_limits(self) -> PixelLimits:
+        """The limits beside the address, or else those beside the part's type."""
+        nearer = self.address
+        return PixelLimits(
+            min_pixels=nearer.min_pixels or self.min_pixels,
+            max_pixels=nearer.max_pixels or self.max_pixels,
+        )
+
+
+class ImagePart(MediaPart):
     type: Literal["image_url"]
-    image_url: ImageAddress
+    image_url: Annotated[ImageAddress, BeforeValidator(_as_address)]
+
+    @property
+    def address(self) -> ImageAddress:
+        return self.image_url
 
 
-class VideoPart(ClientObject):
+class VideoPart(MediaPart):
     type: Literal["video_url"]
-    video_url: VideoAddress
+    video_url: Annotated[VideoAddress, BeforeValidator(_as_address)]
+
+    @property
+    def address(self) -> VideoAddress:
+        return self.video_url
 
 
 Part = Annotated[TextPart | DocumentPart | ImagePart | VideoPart, Field(discriminator="type")]
@@ -155,7 +216,7 @@ class AssistantMessage(ClientObject):
 
     @model_validator(mode="after")
     def _check_content(self) -> AssistantMessage:
-        if self.content is None and not self.tool_calls:
+        if self.content is None and not (self.tool_calls or self.reasoning_text):
             raise ValueError("content is needed where there are no tool_calls")
         return self
 
@@ -178,7 +239,10 @@ Message = Annotated[
 
 
 class StreamOptions(Strict):
+    """``include_obfuscation`` changes nothing, because no text is padded here."""
+
     include_usage: bool = False
+    include_obfuscation: bool | None = None
 
 
 class PlainText(Strict):
@@ -203,6 +267,7 @@ class JsonSchema(Strict):
     json_schema: NamedSchema
 
 
+Effort = Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"]
 Format = Annotated[PlainText | JsonObject | JsonSchema, Field(discriminator="type")]
 Pattern = Annotated[Text, Field(min_length=1, max_length=10_000)]
 
@@ -247,41 +312,87 @@ class VideoOptions(Strict):
     num_frames: Annotated[int, Field(ge=1)] | None = None
     fps: Annotated[float, Field(ge=1e-4, le=1000)] | None = None
 
+    @property
+    def frame_options(self) -> dict[str, Any]:
+        """The options that choose frames, by the names of `FrameSampling`."""
+        options = {"num_frames": self.num_frames, "fps": self.fps}
+        return {name: value for name, value in options.items() if value is not None}
+
+
+class ProcessorOptions(VideoOptions, PixelLimits):
+    """vLLM's options of a processor: frames, and the pixels of every picture and frame."""
+
 
 class MediaOptions(Strict):
     video: VideoOptions = VideoOptions()
 
 
-class CompletionRequest(Strict, ABC):
-    """The fields of every completion: its length, sampling rules and format."""
+class RequestFields(Strict):
+    """The fields that requests of every kind share: sampling rules, stops and forms of answers."""
 
     model: Text
-    max_tokens: Annotated[int, Field(ge=1)] | None = None
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=1)] | None = None
+    top_k: Annotated[int, Field(ge=1)] | Literal[-1] | None = None  # -1 is vLLM's word for all.
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
+    presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
+    frequency_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
     seed: Annotated[int, Field(ge=-SEED_RANGE, lt=SEED_RANGE)] | None = None
-    n: Annotated[int, Field(ge=1)] | None = None
     stop: (
         Annotated[Text, Field(min_length=1)]
         | Annotated[list[Annotated[Text, Field(min_length=1)]], Field(max_length=MAX_STOP_STRINGS)]
         | None
     ) = None
+    stop_token_ids: (
+        Annotated[list[Annotated[int, Field(ge=0)]], Field(max_length=MAX_STOP_STRINGS)] | None
+    ) = None
+    min_tokens: Annotated[int, Field(ge=0)] | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
     stream: bool | None = None
-    stream_options: StreamOptions | None = None
-    presence_penalty: Zero | None = None
-    frequency_penalty: Zero | None = None
-    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     structured_outputs: StructuredOutputs | None = None
     guided_regex: Pattern | None = None
     guided_json: dict[str, Any] | None = None
-    # These say who sends the request and what to store of it; they change nothing here.
+    # These are ignored, see `IGNORED_FIELDS`.
     user: Text | None = None
     metadata: dict[str, Text] | None = None
-    store: Literal[False] | None = None
     service_tier: Text | None = None
+    safety_identifier: Text | None = None
+    prompt_cache_key: Text | None = None
+    prompt_cache_options: dict[str, Any] | None = None
+    prompt_cache_retention: Text | None = None
+    cache_salt: Text | None = None
+    priority: int | None = None
+    request_id: Text | None = None
+    spaces_between_special_tokens: bool | None = None
+    add_special_tokens: bool | None = None
+
+    @property
+    def ignored_fields(self) -> frozenset[str]:
+        """The fields of this request that change nothing."""
+        sent = IGNORED_FIELDS & self.model_fields_set
+        return frozenset(name for name in sent if vars(self)[name] is not None)
+
+
+class CompletionRequest(RequestFields, ABC):
+    """The fields of every completion, of a chat or of plain text."""
+
+    max_tokens: Annotated[int, Field(ge=1)] | None = None
+    n: Annotated[int, Field(ge=1)] | None = None
+    stream_options: StreamOptions | None = None
+    # These would change the answer. Only the values are accepted that change nothing.
+    logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
+    store: Literal[False] | None = None
+    best_of: Literal[1] | None = None
+    echo: Literal[False] | None = None
+    use_beam_search: Literal[False] | None = None
+    length_penalty: Literal[1] | None = None
+    include_stop_str_in_output: Literal[False] | None = None
+    bad_words: Annotated[list[Any], Field(max_length=0)] | None = None
+    allowed_token_ids: Annotated[list[Any], Field(max_length=0)] | None = None
+    prompt_logprobs: Literal[None] = None
+    truncate_prompt_tokens: Literal[None] = None
 
     @model_validator(mode="after")
     def _check_combinations(self) -> CompletionRequest:
@@ -290,6 +401,13 @@ class CompletionRequest(Strict, ABC):
         forms = (self.structured_outputs, self.guided_regex, self.guided_json)
         if sum(form is not None for form in forms) > 1:
             raise ValueError("structured_outputs, guided_regex, guided_json: give one of them")
+        if (self.min_tokens or 0) > (self.token_limit or self.min_tokens or 0):
+            raise ValueError("min_tokens is more than max_tokens")
+        return self
+
+    @property
+    def completion(self) -> CompletionRequest:
+        """The completion to run, which is this request."""
         return self
 
     @property
@@ -312,14 +430,20 @@ class CompletionRequest(Strict, ABC):
     @property
     def sampling_options(self) -> dict[str, Any]:
         """The sampling rules by `GenerationConfig`'s names; None is the model's own default."""
-        penalty = {"repetition_penalty": self.repetition_penalty}
-        truncation = {"top_p": self.top_p, "top_k": self.top_k, "min_p": self.min_p}
+        rules: dict[str, Any] = {
+            "repetition_penalty": self.repetition_penalty,
+            "presence_penalty": self.presence_penalty,
+            "frequency_penalty": self.frequency_penalty,
+            "min_new_tokens": self.min_tokens,
+        }
+        top_k = 0 if self.top_k == -1 else self.top_k  # 0 is transformers' word for all.
+        truncation = {"top_p": self.top_p, "top_k": top_k, "min_p": self.min_p}
         if self.temperature is None and not any(value is not None for value in truncation.values()):
-            return penalty
+            return rules
         temperature = 1.0 if self.temperature is None else self.temperature
         if temperature < MIN_SAMPLING_TEMPERATURE:
-            return {**penalty, "do_sample": False}
-        return {**penalty, **truncation, "do_sample": True, "temperature": temperature}
+            return {**rules, "do_sample": False}
+        return {**rules, **truncation, "do_sample": True, "temperature": temperature}
 
     @property
     @abstractmethod
@@ -333,7 +457,7 @@ class CompletionRequest(Strict, ABC):
 
 
 class ChatRequest(CompletionRequest):
-    """A chat completion. Penalties other than ``repetition_penalty`` must be zero."""
+    """A chat completion."""
 
     messages: Annotated[list[Message], Field(min_length=1)]
     max_completion_tokens: Annotated[int, Field(ge=1)] | None = None
@@ -342,11 +466,27 @@ class ChatRequest(CompletionRequest):
     response_format: Format | None = None
     tools: list[Tool] | None = None
     tool_choice: Literal["none", "auto", "required"] | ChosenTool | None = None
-    parallel_tool_calls: bool | None = (
-        None  # It changes nothing: the model makes as many as it likes.
-    )
     media_io_kwargs: MediaOptions | None = None
-    mm_processor_kwargs: VideoOptions | None = None
+    mm_processor_kwargs: ProcessorOptions | None = None
+    chat_template_kwargs: dict[str, Any] | None = None
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool | None = None
+    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
+        None
+    )
+    include_reasoning: bool | None = None
+    # These would change the answer. Only the values are accepted that change nothing.
+    chat_template: Literal[None] = None
+    documents: Annotated[list[Any], Field(max_length=0)] | None = None
+    modalities: list[Literal["text"]] | None = None
+    audio: Literal[None] = None
+    prediction: Literal[None] = None
+    functions: Annotated[list[Any], Field(max_length=0)] | None = None
+    function_call: Literal["none"] | None = None
+    web_search_options: Literal[None] = None
+    # These are ignored, see `IGNORED_FIELDS`. The model makes as many calls as it likes.
+    parallel_tool_calls: bool | None = None
+    verbosity: Text | None = None
 
     @model_validator(mode="after")
     def _check_chat(self) -> ChatRequest:
@@ -355,8 +495,12 @@ class ChatRequest(CompletionRequest):
             raise ValueError("the last of messages must be the user's, a tool's or the assistant's")
         if last.role == "assistant" and tool_calls_of(last):
             raise ValueError("the last of messages calls tools: what they gave must follow")
+        if self.continue_final_message and last.role != "assistant":
+            raise ValueError("continue_final_message needs the last of messages to be assistant's")
+        if self.continue_final_message and self.add_generation_prompt:
+            raise ValueError("continue_final_message and add_generation_prompt: give one of them")
         texts = [part.text for part in content_parts(last) if isinstance(part, TextPart)]
-        if last.role == "assistant" and not "".join(texts).strip():
+        if self.continues_last_message and not "".join(texts).strip():
             raise ValueError("the last of messages is the assistant's, to be continued, and empty")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs")
@@ -366,6 +510,22 @@ class ChatRequest(CompletionRequest):
         if self.tool_choice == "required" and not names:
             raise ValueError("tool_choice needs tools")
         return self
+
+    def frame_options_of(self, field: str) -> dict[str, Any]:
+        """Returns the options by which one of two fields chooses frames."""
+        video = None if self.media_io_kwargs is None else self.media_io_kwargs.video
+        options = {"media_io_kwargs": video, "mm_processor_kwargs": self.mm_processor_kwargs}[field]
+        return {} if options is None else options.frame_options
+
+    @property
+    def continues_last_message(self) -> bool:
+        """Whether the answer goes on from the last message, which is the assistant's.
+
+        It does unless a field says otherwise.
+        """
+        if self.continue_final_message is not None:
+            return self.continue_final_message
+        return self.messages[-1].role == "assistant" and not self.add_generation_prompt
 
     @property
     def token_limit(self) -> int | None:
@@ -406,20 +566,14 @@ class ChatRequest(CompletionRequest):
     @property
     def media_urls(self) -> list[str]:
         all_parts = [part for turn in self.messages for part in content_parts(turn)]
-        images = [part.image_url for part in all_parts if isinstance(part, ImagePart)]
-        return [
-            *(image.url for image in images),
-            *(part.video_url.url for part in all_parts if isinstance(part, VideoPart)),
-        ]
+        return [part.address.url for part in all_parts if isinstance(part, MediaPart)]
 
 
 class TextRequest(CompletionRequest):
     """A completion of plain text, without a chat template."""
 
     prompt: Annotated[Text, Field(min_length=1)]
-    echo: Literal[False] | None = None
     suffix: Literal[None] = None
-    best_of: Literal[1] | None = None
 
     @property
     def texts(self) -> list[str]:

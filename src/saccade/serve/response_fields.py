@@ -58,7 +58,7 @@ def logprobs_field(
     }
 
 
-def usage_field(results: Sequence[Result]) -> dict[str, Any]:
+def usage_field(results: Sequence[Result], reasoning_tokens: int = 0) -> dict[str, Any]:
     """Returns OpenAI's ``usage``; a prompt that has several answers is counted once."""
     prompt_tokens = results[0].prompt_tokens
     completion_tokens = sum(len(result.ids) for result in results)
@@ -67,6 +67,7 @@ def usage_field(results: Sequence[Result]) -> dict[str, Any]:
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": results[0].reused_tokens},
+        "completion_tokens_details": {"reasoning_tokens": reasoning_tokens},
     }
 
 

@@ -26,9 +26,11 @@ from saccade.serve.api_errors import (
     validation_api_error,
 )
 from saccade.serve.completion_handler import CompletionHandler
-from saccade.serve.formats.responses import Completion, TextCompletion
+from saccade.serve.formats.chat_forms import Completion, TextCompletion
 from saccade.serve.request_bodies import BodyMemory, RequestBody
 from saccade.serve.request_schema import ChatRequest, CompletionRequest, TextRequest
+from saccade.serve.responses_handler import ResponsesHandler
+from saccade.serve.responses_schema import ResponseObject, ResponsesRequest
 from saccade.serve.service import Engine, Service
 
 log = logging.getLogger(__name__)
@@ -36,6 +38,7 @@ log = logging.getLogger(__name__)
 METRICS_MEDIA_TYPE = "text/plain; version=0.0.4"
 SCHEMA_REF = "#/components/schemas/{model}"
 Statuses = dict[int | str, dict[str, Any]]
+AnyRequest = CompletionRequest | ResponsesRequest
 
 
 def make_app(service: Service, start: Callable[[], Engine] | None = None) -> FastAPI:
@@ -82,7 +85,7 @@ def make_app(service: Service, start: Callable[[], Engine] | None = None) -> Fas
         )
     # FastAPI does not see the requests' schemas, since the routes parse the bodies themselves.
     schemas = app.openapi()["components"]["schemas"]
-    for request_type in (ChatRequest, TextRequest):
+    for request_type in (ChatRequest, TextRequest, ResponsesRequest):
         schema = request_type.model_json_schema(ref_template=SCHEMA_REF)
         schema["properties"]["model"]["enum"] = list(service.settings.model_names)
         schemas |= schema.pop("$defs", {}) | {request_type.__name__: schema}
@@ -174,9 +177,10 @@ def _client_routes(service: Service) -> APIRouter:
         return model_card(name)
 
     def completion_endpoint(
-        request_type: type[CompletionRequest],
+        request_type: type[AnyRequest],
+        handler_type: type[CompletionHandler],
     ) -> Callable[[Request], Awaitable[Response]]:
-        async def completion(http: Request) -> Response:
+        async def answer(http: Request) -> Response:
             arrived_at = time.monotonic()
             _check_content_type(http)
             engine = service.require_engine()
@@ -184,20 +188,23 @@ def _client_routes(service: Service) -> APIRouter:
                 text = await body.read(http, arrived_at + settings.timeout_seconds)
                 request = parse_request(request_type, text, body.data_urls)
                 check_model_name(request.model)
-                engine.reader.check(request)
+                completion = request.completion
+                engine.reader.check(completion)
+                engine.reader.log_ignored(request.ignored_fields)
                 queue = engine.queue
                 max_choices = min(settings.max_choices, queue.max_running + queue.max_waiting)
-                if (request.n or 1) > max_choices:
+                if (completion.n or 1) > max_choices:
                     message = f"n: this server gives at most {max_choices} answers"
                     raise ApiError(400, message, "n")
-                handler = CompletionHandler(service, engine, http, request, arrived_at, body)
+                handler = handler_type(service, engine, http, request, arrived_at, body)
                 return await handler.respond()
 
-        return completion
+        return answer
 
-    for path, request_type, response_type in (
-        ("/chat/completions", ChatRequest, Completion),
-        ("/completions", TextRequest, TextCompletion),
+    for path, request_type, response_type, handler_type in (
+        ("/chat/completions", ChatRequest, Completion, CompletionHandler),
+        ("/completions", TextRequest, TextCompletion, CompletionHandler),
+        ("/responses", ResponsesRequest, ResponseObject, ResponsesHandler),
     ):
         schema = {"$ref": SCHEMA_REF.format(model=request_type.__name__)}
         content = {"application/json": {"schema": schema}}
@@ -209,7 +216,7 @@ def _client_routes(service: Service) -> APIRouter:
                 **_error_responses(400, 404, 408, 413, 415, 422, 429, 500, 503, 504),
             },
             openapi_extra={"requestBody": {"required": True, "content": content}},
-        )(completion_endpoint(request_type))
+        )(completion_endpoint(request_type, handler_type))
 
     return router
 
@@ -222,19 +229,20 @@ def _check_content_type(request: Request) -> None:
 
 
 def parse_request(
-    request_type: type[CompletionRequest],
+    request_type: type[AnyRequest],
     text: bytes,
     data_urls: Mapping[str, object] | None = None,
-) -> CompletionRequest:
+) -> AnyRequest:
     """Parses a request's JSON. Raises ApiError, which names the field.
 
     ``data_urls`` are the media that were cut out of it, by the names in their place.
     """
     try:
         request = request_type.model_validate_json(text)
+        media_urls = request.completion.media_urls
     except ValidationError as error:
         raise validation_api_error(error) from None
     data_urls = data_urls or {}
-    if sorted(url for url in request.media_urls if url in data_urls) != sorted(data_urls):
+    if sorted(url for url in media_urls if url in data_urls) != sorted(data_urls):
         raise ApiError(400, "a data: address stands where no media are read: leave it out")
     return request

@@ -26,6 +26,7 @@ from saccade.drafting.shapes.auto import (
     RETRY_AFTER_ROUNDS,
     Auto,
     Estimates,
+    best_round,
 )
 from saccade.drafting.shapes.policies import Chain
 
@@ -387,9 +388,12 @@ def test_no_draft_goes_on_after_the_end_of_an_answer():
 
 
 @pytest.mark.parametrize("draft_step", (0.01, 0.9))
-def test_without_a_draft_model_it_drafts_for_itself_or_not_at_all(monkeypatch, draft_step):
+def test_without_a_draft_model_it_drafts_for_itself_or_not_at_all(
+    tmp_path, monkeypatch, draft_step
+):
     """Claim: no draft model given, the target drafts for itself where that pays by the measured
     costs, and decodes plainly, saying so, where not. The answer is plain decoding's."""
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))  # No earlier answer has corrected the costs.
     costs = Costs((1, 64), (1.0, 1.1), draft_step)
     monkeypatch.setattr(
         "saccade.drafting.shapes.cost_measurement.measure_costs", lambda *a, **k: costs
@@ -425,7 +429,7 @@ def test_the_more_share_a_forward_the_shorter_are_drafts():
         return shape.fold(state, replace(round, load=shared, verify_seconds=seconds))
 
     alone = after(1)
-    tokens = [shape._best_round(after(n), 0.8)[0] for n in (1, 4, 16, 64)]
+    tokens = [best_round(shape.believed(after(n)), 0.8)[0] for n in (1, 4, 16, 64)]
     assert tokens == sorted(tokens, reverse=True) and tokens[0] > 1.5 * tokens[-1]
     assert after(16).stretch == pytest.approx(1.0) and after(16).requests == 16
     assert after(16, sample=True).requests == 1

@@ -411,3 +411,71 @@ def test_bare_forwards_are_taken_in_turns_and_the_quickest_counts(monkeypatch):
         3.0,
     ]
     assert order[:6] == [1, 2, 3, 1, 2, 3]
+
+
+def test_a_first_answer_waits_a_few_hundredths_of_its_time_at_most(tmp_path, monkeypatch):
+    """Claim: of a model whose forwards take long, nothing is timed for an answer of usual length,
+    nor whether stored costs still hold; costs are estimated, and stay the same in this process. A
+    long enough answer may wait, and so may one of a quick model. Fails if whoever asks first waits
+    for half a minute of timings."""
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
+    monkeypatch.setattr(cost_measurement, "_TRUSTED", set())
+    monkeypatch.setattr(cost_measurement, "_ESTIMATED", set())
+    asked = timed(monkeypatch, lambda keys, rows: 1.0)
+    target, draft = backbone(qwen25()), backbone(noisy(qwen25))
+    usual, very_long = 96, 10_000
+    cost_measurement.measure_costs(target, draft, context=64, answer_tokens=usual)
+    assert asked  # This model is quick.
+    monkeypatch.setattr(cost_measurement, "EXPECTED_BYTES_PER_SECOND", {"cpu": 1e3})
+    asked = timed(monkeypatch, lambda keys, rows: 1.0)
+    settle = lambda tokens: cost_measurement.measure_costs(  # noqa: E731
+        target, draft, context=128, draft_context=128, answer_tokens=tokens
+    )
+    first = settle(usual)
+    assert not asked and first.verify(8) > first.verify(1) >= first.draft > 0
+    assert settle(very_long) == first and not asked
+    cost_measurement.affordable_share(target, draft, 128, answer_tokens=usual)
+    assert not asked
+    cost_measurement.measure_costs(target, draft, context=256, answer_tokens=very_long)
+    assert asked
+
+
+def test_what_rounds_have_taught_outlives_an_answer_but_no_draw_depends_on_it(
+    tmp_path, monkeypatch
+):
+    """Claim: a greedy answer begins by the costs that the answers before it have corrected, those
+    of its pair and context; where tokens are drawn, by the measured ones. Fails if a clock of
+    earlier rounds reaches a draw."""
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
+    target, draft = backbone(qwen25()), backbone(noisy(qwen25))
+    own = cost_measurement.CorrectedCosts(target, draft, 256, 64)
+    assert own.load() is None
+    costs = Costs((1, 8), (1.0, 1.5), 0.3, extra_request_seconds=(0.1, 0.2), acceptance=0.6)
+    own.save(costs)
+    assert own.load() == costs
+    assert cost_measurement.CorrectedCosts(target, draft, 512, 64).load() is None
+    assert cost_measurement.CorrectedCosts(target, target, 256, 64).load() is None
+    recipe_ = resolve("auto/keep=0.25")
+    for samples, corrected in ((False, True), (True, False)):
+        answer = recipe.AnswerOutlook(96, samples)
+        planned = recipe.plan(recipe_, target, draft, 256, answer=answer)
+        assert (planned.shape.costs == costs) is corrected
+
+
+def test_a_greedy_answer_remembers_its_costs(tmp_path, monkeypatch):
+    """Claim: after a greedy answer in which drafts were judged the pair's corrected costs are
+    stored, through the whole engine; after a sampled one nothing is."""
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
+    saved: list[Costs] = []
+    monkeypatch.setattr(
+        cost_measurement.CorrectedCosts, "save", lambda self, costs: saved.append(costs)
+    )
+    monkeypatch.setattr(
+        cost_measurement, "measure_costs", lambda *a, **k: Costs((1, 64), (1.0, 1.1), 0.02)
+    )
+    monkeypatch.setattr(cost_measurement, "affordable_share", lambda *a: 0.5)
+    for sample in (True, False):
+        settings: dict = dict(max_new_tokens=24, do_sample=sample, eos_token_id=None)
+        saccade.run(qwen25(), TEXT, draft=noisy(qwen25), method="auto", seed=1, **settings)
+        assert bool(saved) is not sample
+    assert saved[0].acceptance is not None and saved[0].draft > 0

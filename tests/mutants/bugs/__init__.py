@@ -2,6 +2,7 @@
 
 from bugs import (
     drafting,
+    heads,
     kernels,
     methods,
     model,
@@ -18,6 +19,7 @@ BUGS: tuple[PlantedBug, ...] = (
     *states.BUGS,
     *kernels.BUGS,
     *drafting.BUGS,
+    *heads.BUGS,
     *worker_process.BUGS,
     *methods.BUGS,
     *requests.BUGS,

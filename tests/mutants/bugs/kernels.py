@@ -292,4 +292,35 @@ BUGS = (
         plant="1",
         tests=("model/test_kernels.py::test_a_copy_that_saves_little_is_not_kept",),
     ),
+    PlantedBug(
+        "products of bf16 in C: the rows of the last outputs lie elsewhere",
+        "model/kernels/kernels.c",
+        find="const ptrdiff_t second = c->gated ? c->out + first : after;",
+        plant="const ptrdiff_t second = c->gated ? c->out + start : after;",
+        tests=("model/test_bf16_products.py::test_a_product_is_fp32s_rounded_once",),
+    ),
+    PlantedBug(
+        "products of bf16 in C: vectors leave out the inputs that fill no vector",
+        "model/kernels/kernels.c",
+        find="? ~0u : (1u << (in - i)) - 1;",
+        plant="? ~0u : 0;",
+        tests=("model/test_bf16_products.py::test_a_product_is_fp32s_rounded_once",),
+    ),
+    PlantedBug(
+        "products of few bits in C: halves of bytes are met by each other's inputs",
+        "model/kernels/kernels.c",
+        find="_mm512_set1_epi32(x[r * (c->in / 4) + 4])",
+        plant="_mm512_set1_epi32(x[r * (c->in / 4)])",
+        tests=("model/test_few_bits.py::test_a_product_is_that_of_the_rounded_weights",),
+    ),
+    PlantedBug(
+        "drafts of few bits: the target multiplies with rounded weights too",
+        "model/decoder.py",
+        within="FusedDecoder.rounded",
+        find="other = copy(self)",
+        plant="other = self",
+        tests=(
+            "model/test_few_bits.py::test_an_answer_is_the_targets_whatever_the_draft_is_rounded_to",
+        ),
+    ),
 )

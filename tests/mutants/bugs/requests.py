@@ -4,6 +4,34 @@ from bugs.bug import PlantedBug
 
 BUGS = (
     PlantedBug(
+        "generated tokens' penalties count the prompt",
+        "core/sampling.py",
+        find="ids[:, self.prompt_length :]",
+        plant="ids",
+        tests=("laws/test_penalties.py::test_the_formula_is_openais",),
+    ),
+    PlantedBug(
+        "generated tokens' penalties: presence counts every time",
+        "core/sampling.py",
+        find="self.presence * (counts > 0)",
+        plant="self.presence * counts",
+        tests=("laws/test_penalties.py::test_the_formula_is_openais",),
+    ),
+    PlantedBug(
+        "reasoning that the prompt opens is taken for the answer",
+        "serve/formats/reasoning.py",
+        find="$end.endswith(self.opening)",
+        plant="False",
+        tests=("serve/test_reasoning.py::test_marks_come_from_the_tokenizer_or_the_template",),
+    ),
+    PlantedBug(
+        "a form holds the reasoning before it too",
+        "serve/formats/reasoning.py",
+        find="self.grammar(answer[$end + 1 :])",
+        plant="self.grammar(answer)",
+        tests=("serve/test_reasoning.py::test_a_form_follows_the_reasoning",),
+    ),
+    PlantedBug(
         "a step on a GPU costs its bytes and no fixed time",
         "bench/hardware/doctor.py",
         find="self.step + self.fixed",
@@ -226,5 +254,54 @@ BUGS = (
         tests=(
             "methods/test_legal_recipes.py::test_a_recipe_is_legal_exactly_where_needs_are_offered",
         ),
+    ),
+    PlantedBug(
+        "returned scores are those of refused siblings",
+        "engine/returned_scores.py",
+        find="(ROOT, *round.verdict.path)",
+        plant="(ROOT, *range(len(round.verdict.path)))",
+        tests=(
+            "engine/test_transformers_habits.py::"
+            "test_a_drafted_tree_returns_the_scores_of_its_path",
+        ),
+    ),
+    PlantedBug(
+        "a busy machine keeps all threads",
+        "core/free_cores.py",
+        find="threads_beside(self._others, most, self._cores)",
+        plant="most",
+        tests=(
+            "core/test_free_cores.py::test_others_are_noticed_within_an_answer_and_forgotten_after",
+        ),
+    ),
+    PlantedBug(
+        "media of earlier turns run through the vision tower again",
+        "model/vision_cache.py",
+        find="$length, $output = _longest_stored($store, $owner, $names, $at)",
+        plant="length, output = 0, None",
+        tests=("engine/test_new_media.py::test_pixels_of_earlier_turns_are_not_run_again",),
+    ),
+    PlantedBug(
+        "a turn with new media keeps keys of rows that differ",
+        "model/session.py",
+        find="_cut_to_prompt($old, $prompt, min($shared_rows, $max_reused))",
+        plant="_cut_to_prompt(old, prompt, max_reused)",
+        tests=("engine/test_new_media.py::test_any_walk_through_videos_answers_as_generate",),
+    ),
+    PlantedBug(
+        "after new media the draft lacks the answers before them",
+        "drafting/drafters.py",
+        find="torch.cat([self.index[self.index < min($start, $stop)], $text])",
+        plant="self.index[self.index < min(start, stop)]",
+        tests=(
+            "engine/test_new_media.py::test_a_draft_that_is_the_target_is_accepted_after_new_videos",
+        ),
+    ),
+    PlantedBug(
+        "a live video never drops a frame",
+        "corpus/live.py",
+        find="$total <= self.window.size",
+        plant="True",
+        tests=("corpus/test_live.py::test_every_kind_of_window_bounds_what_is_kept",),
     ),
 )

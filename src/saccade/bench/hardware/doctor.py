@@ -10,9 +10,10 @@ measures.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from saccade.core.costs import EXPECTED_COST_PER_ROW
 from saccade.core.errors import ModelError
 from saccade.core.pace import expected_chain
 from saccade.inputs.footprint import (
@@ -22,15 +23,12 @@ from saccade.inputs.footprint import (
     number_size,
     weight_size,
 )
+from saccade.model.kernels.few_bits import ROUNDINGS, Rounding
 from saccade.model.memory import GIB, SPARE_SHARE, format_bytes
 
 ACCEPTANCE_RATES = (0.6, 0.7, 0.8, 0.9)
 MAX_CHAIN = 12
-COST_PER_ROW = {"cpu": 0.055, "cuda": 0.005}
-"""What one more row adds to a verifying forward, as a share of T(1).
-
-The CPU's was measured on tiny models (notebook/LOG.md). The GPU's is assumed.
-"""
+COST_PER_ROW = EXPECTED_COST_PER_ROW
 H100_BYTES_PER_SECOND = 3.35e12  # As published.
 REACHED_BANDWIDTH = 0.85  # The share of it that a step's products reach; assumed.
 SECONDS_PER_LAYER = 64e-6  # Of about twenty small kernels in a captured step; assumed.
@@ -43,6 +41,7 @@ PROCESS_BYTES = GIB // 2
 """About what another process takes on a GPU for CUDA itself."""
 WORTHWHILE_SPEEDUP = 1.3
 NOTICEABLE_SPEEDUP = 1.05
+SUGGESTED_ROUNDING = ROUNDINGS["int4"]
 TYPICAL_RATE = 0.8  # An acceptance rate that the papers' pairs reach.
 
 
@@ -89,6 +88,7 @@ class Diagnosis:
     problems: tuple[str, ...]  # Why the two cannot work together or do not fit.
     notes: tuple[str, ...]
     child: int = 0  # Further bytes that a draft in a process of its own needs.
+    suggestion: str = ""  # What rounding the draft's weights would gain, if that is noticeable.
 
     @property
     def needed(self) -> int:
@@ -123,10 +123,15 @@ def examine(
     free_bytes: int,
     draft_free_bytes: int | None = None,
     bits: int | None = None,
+    draft_rounding: Rounding | None = None,
     problems: Sequence[str] = (),
     notes: Sequence[str] = (),
+    head: Footprint | None = None,
 ) -> Diagnosis:
     """Returns the verdict on (name, config) of a target and a draft, or of a target alone.
+
+    With ``draft_rounding`` and no draft the target drafts for itself with a rounded copy. Without
+    it, a suggestion says what rounding would gain, where that would be noticed.
 
     Args:
         tokens: of the prompt and the answer together.
@@ -134,21 +139,29 @@ def examine(
         free_bytes: on ``device``.
         draft_free_bytes: on the draft's device, if that is another one.
         bits: of a weight of the target, if it is to be quantised when it is loaded.
+        draft_rounding: of the weights with which the draft multiplies few rows, on a CPU.
         problems: those that are already known.
         notes: those to begin with.
+        head: the size of the draft, where that is a head; its config is then not looked at.
     """
     all_problems = list(problems)
     try:
         parts = [_part(*target, tokens, dtype, bits, device)]
+        draft_tokens = max(1, int(tokens * keep))
         if draft is not None:
-            parts.append(_part(*draft, max(1, int(tokens * keep)), dtype, None, device))
+            own_config = draft[1] if head is None else target[1]
+            parts.append(
+                _part(draft[0], own_config, draft_tokens, dtype, None, device, draft_rounding, head)
+            )
+        elif draft_rounding is not None:
+            parts.append(_own_draft(*target, draft_tokens, dtype, device, draft_rounding))
     except ModelError as error:
         reasons = (*dict.fromkeys([*all_problems, str(error)]),)
         return Diagnosis((), free_bytes, tokens, 1.0, (), reasons, tuple(notes))
     outlook: tuple[Outlook, ...] = ()
     ratio = parts[-1].cost / parts[0].cost
-    if draft is not None and not all_problems:
-        cost_per_row = COST_PER_ROW.get(device, COST_PER_ROW["cuda"])
+    cost_per_row = COST_PER_ROW.get(device, COST_PER_ROW["cuda"])
+    if len(parts) > 1 and not all_problems:
         outlook = tuple(_best_chain(rate, ratio, cost_per_row) for rate in ACCEPTANCE_RATES)
     on_device = parts if draft_free_bytes is None else parts[:1]
     needed = sum(part.weights + part.cache for part in on_device)
@@ -166,7 +179,16 @@ def examine(
                 f"{format_bytes(draft_free_bytes)} free"
             )
     child, all_notes = 0, [*notes, *(part.states for part in parts if part.states)]
-    if draft is not None and device != "cpu":
+    suggestion = ""
+    is_roundable = head is None and draft_rounding is None and bits is None and device == "cpu"
+    if is_roundable and not all_problems:
+        whom = target if draft is None else draft
+        rounded = _part(*whom, draft_tokens, dtype, None, device, SUGGESTED_ROUNDING)
+        gain = _best_chain(TYPICAL_RATE, rounded.cost / parts[0].cost, cost_per_row).speedup
+        now = next((each.speedup for each in outlook if each.rate == TYPICAL_RATE), 1.0)
+        if gain > now * NOTICEABLE_SPEEDUP:
+            suggestion = _suggest_rounding(gain, draft is None)
+    if draft is not None and head is None and device != "cpu":
         child = PROCESS_BYTES
         if draft_free_bytes is None:
             all_notes.append(_process_note(child, needed, free_bytes))
@@ -182,6 +204,7 @@ def examine(
         tuple(all_problems),
         tuple(all_notes),
         child,
+        suggestion,
     )
 
 
@@ -196,18 +219,50 @@ def _process_note(child: int, needed: int, free_bytes: int) -> str:
     return sentence
 
 
-def _part(name: str, config: Any, tokens: int, dtype: Any, bits: int | None, device: str) -> Part:
+def _suggest_rounding(gain: float, is_own_draft: bool) -> str:
+    """Returns a sentence about a gain by rounding a draft's weights."""
+    what = "the target as its own draft" if is_own_draft else "the draft"
+    return (
+        f"--draft-quantize {SUGGESTED_ROUNDING.name} rounds {what}: about {gain:.1f} times as fast "
+        f"where {TYPICAL_RATE:.0%} are accepted"
+    )
+
+
+def _own_draft(
+    name: str, config: Any, tokens: int, dtype: Any, device: str, rounding: Rounding
+) -> Part:
+    """Returns what the target needs as its own draft, beside what it needs anyway."""
+    whole = _part(name, config, tokens, dtype, None, device, rounding)
+    copy = footprint(config).rounded_copy(rounding.bytes_per_weight)
+    return replace(whole, name=f"{name} ({rounding.name})", weights=copy, states="")
+
+
+def _part(
+    name: str,
+    config: Any,
+    tokens: int,
+    dtype: Any,
+    bits: int | None,
+    device: str,
+    rounding: Rounding | None = None,
+    size_of_head: Footprint | None = None,
+) -> Part:
+    """Returns what a model needs. A draft's ``rounding`` adds a copy, which its steps read."""
     try:
-        counted: Footprint = footprint(config)
+        counted: Footprint = size_of_head or footprint(config)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
     size = number_size(dtype, config)
     weight = weight_size(dtype, config, bits)
+    copy, step_weight = 0, weight
+    if rounding is not None:
+        copy = counted.rounded_copy(rounding.bytes_per_weight)
+        step_weight = rounding.bytes_per_weight
     return Part(
         name,
-        counted.weights(weight),
+        counted.weights(weight) + copy,
         counted.cache(tokens, size),
-        counted.step(weight, tokens, size),
+        counted.step(step_weight, tokens, size),
         counted.layers * FIXED_BYTES_PER_LAYER.get(device, FIXED_BYTES_PER_LAYER["cuda"]),
         _describe_states(name, counted, size),
     )

@@ -188,22 +188,29 @@ class Results:
         if same and earlier.get("together") == facts["together"]:
             self.facts.update({name: earlier[name] for name in ("truths", *kinds)})
 
-    def missing(self, document: Document, methods: Sequence[str]) -> list[str]:
-        """Returns the methods that have not answered about a document."""
-        done = {row["method"] for row in self.facts["measured"] if _is_row_of(row, document)}
+    def missing(
+        self, document: Document, methods: Sequence[str], kind: str = "measured"
+    ) -> list[str]:
+        """Returns the methods that have no row of this kind about a document."""
+        done = {row["method"] for row in self.facts[kind] if _is_row_of(row, document)}
         return [method for method in methods if method not in done]
 
     def has_attention(self, document: Document) -> bool:
         return any(_is_row_of(row, document) for row in self.facts["looked"])
 
     def reference(
-        self, document: Document, generate: Callable[[], Sequence[int]]
+        self,
+        document: Document,
+        generate: Callable[[], Sequence[int]],
+        kind: str = "measured",
     ) -> tuple[int, ...]:
-        """Returns ``generate()``'s answer about a document, and generates it only once."""
-        if document.digest not in self.facts["truths"]:
-            self.facts["truths"][document.digest] = list(generate())
+        """Returns ``generate()``'s answer about a document for rows of this kind, and generates it
+        only once."""
+        key = document.digest if kind == "measured" else f"{document.digest} {kind}"
+        if key not in self.facts["truths"]:
+            self.facts["truths"][key] = list(generate())
             self._write()
-        return tuple(self.facts["truths"][document.digest])
+        return tuple(self.facts["truths"][key])
 
     def add(self, rows: Sequence[Any], kind: str) -> None:
         self.facts[kind] += [asdict(row) for row in rows]
@@ -252,19 +259,22 @@ def run_methods(
     draft: Backbone | None = None,
     ask: MakeInputs = document_inputs,
     on_progress: Callable[[str], None] = lambda text: None,
+    kind: str = "measured",
 ) -> None:
     """Adds what ``results`` lack of these documents and methods, and the target's attention."""
     prompt_cache = PrefixCache(PROMPT_CACHE_BYTES)
     for start in range(0, len(documents), together):
         group = documents[start : start + together]
-        needed = [r for r in recipes if any(results.missing(each, [r.name]) for each in group)]
+        needed = [
+            r for r in recipes if any(results.missing(each, [r.name], kind) for each in group)
+        ]
         unwatched = [each for each in group if look and not results.has_attention(each)]
         if not needed and not unwatched:
             continue
         progress = f"{group[0].name}, {start + 1} of {len(documents)}"
         on_progress(progress)
         references = [
-            results.reference(each, partial(generate_reference, model, each, settings, ask))
+            results.reference(each, partial(generate_reference, model, each, settings, ask), kind)
             for each in group
         ]
         for recipe in needed:
@@ -273,7 +283,7 @@ def run_methods(
                 answer_documents(
                     model, group, recipe, settings, references, prompt_cache, draft, ask
                 ),
-                "measured",
+                kind,
             )
         for each, answer_ids in zip(group, references, strict=True):
             if look and each in unwatched:

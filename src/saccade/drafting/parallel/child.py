@@ -37,6 +37,7 @@ from saccade.drafting.parallel.channel import Channel, SharedTensor
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.backbone import Backbone
 from saccade.model.cuda_graphs import capture_new_sizes
+from saccade.model.kernels.few_bits import Rounding
 from saccade.model.session import Session
 
 log = logging.getLogger(__name__)
@@ -310,9 +311,10 @@ class WorkerLoop:
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
 
-    def _add_model(self, key: int, model: Any, fused: bool) -> None:
+    def _add_model(self, key: int, model: Any, fused: bool, rounding: Rounding | None) -> None:
         _prepare_classes(model)
-        self._models[key] = Backbone(model, fused=fused)
+        backbone = Backbone(model, fused=fused)
+        self._models[key] = backbone if rounding is None else backbone.rounded(rounding)
         self._send("taught")
 
     def _forget(self, key: int) -> None:

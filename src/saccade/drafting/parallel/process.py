@@ -91,7 +91,8 @@ class Worker:
             bare = copy(backbone.model)
             vars(bare).pop(BACKBONE_ATTRIBUTE, None)
             with _without_local_hooks(bare):
-                self.send("model", number, bare, backbone.fused is not None)
+                is_fused = backbone.fused is not None
+                self.send("model", number, bare, is_fused, backbone.rounding)
             if self.receive(START_SECONDS) != ("taught",):
                 raise DraftError("the draft process could not take the model")
             self._models[backbone] = number, weights

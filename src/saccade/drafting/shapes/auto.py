@@ -12,6 +12,12 @@ it. The confidence in a token that is yet to be drawn is the mean over its draws
 q(x)^2, because a drawn token stands (see ``Tree``). Where drafting earns less than plain decoding
 it stops, and it is tried again after ever longer pauses.
 
+Costs that were measured before may be wrong: in a busy moment, or at few numbers of rows. So the
+seconds of rounds correct them: those of a forward of one row, of a level of drafting, and of
+forwards of more rows. Where drafting does not pay by costs that no round has confirmed, it is tried
+once as if they were half as high. While it pays, a round without a draft shows now and then what
+plain decoding takes.
+
 The state is a fold over rounds and holds floats alone, so a recorded trace replays it. When
 sampling, no measured time enters the state, so that what is drawn does not depend on how fast the
 machine was; and nothing enters it that was drawn beyond a refusal, since a round is counted at what
@@ -20,11 +26,11 @@ was judged of it or planned for it.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
-from math import isnan, log
+from math import ceil, isnan, log, prod
 from typing import NamedTuple
 
 import torch
@@ -32,8 +38,8 @@ from torch import Tensor
 
 from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.costs import Costs
-from saccade.core.pace import Acceptance, Pause, Rate
-from saccade.core.protocols import Growing, State
+from saccade.core.pace import LEVEL_PRIOR_WEIGHT, Acceptance, ForwardTimes, Pause, Rate
+from saccade.core.protocols import CostMemory, Growing, Shape, State
 from saccade.core.result import Round
 from saccade.core.sampling import BrokenLaw, Law, Scores
 from saccade.core.tree import ROOT, Tree, add
@@ -58,6 +64,20 @@ ACCEPTANCE_MEMORY = 0.98  # what is left of judged tokens after one more round
 LEAST_CONFIDENCE = 1e-4
 RETRY_AFTER_ROUNDS = 2  # rounds of plain decoding before drafting is tried again
 MAX_RETRY_AFTER_ROUNDS = 128
+MAX_LOST_SHARE = 0.015  # A draft that lost so much time is tried again after so long.
+
+# Drafting is tried if it would pay at this share of what it is believed to cost beyond plain
+# decoding: costs that no round with a draft has confirmed may be far too high.
+UNCONFIRMED_COST_SHARE = 0.5
+CONFIRMED_COST_SHARE = 0.8
+MAX_TRIAL_DEPTH = 3  # levels of a draft that does not pay by the believed costs
+# A round without a draft shows what plain decoding takes: after so many rounds with drafts.
+FIRST_PLAIN_AFTER_ROUNDS = 3
+PLAIN_AFTER_ROUNDS = 48
+# The acceptance that the next answer begins by counts as so many judged tokens beside this one's.
+REMEMBERED_TOKENS = 10
+FORGOTTEN_SHARE = 0.05  # by which that returns to the prior in an answer without drafts
+REMEMBERED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 26, 48)  # of the costs that the next answer begins by
 
 
 class Estimates(NamedTuple):
@@ -71,7 +91,8 @@ class Estimates(NamedTuple):
     """Runners-up that were right over the sum of the draft's confidence in them."""
     tokens: float = 0.0  # emitted in rounds that drafted
     seconds: float = 0.0  # spent in rounds that drafted
-    stretch: float = 1.0  # seconds of verifying over those of a bare forward
+    stretch: float = 1.0  # seconds of verifying over those of a bare forward, where it was shared
+    times: ForwardTimes = ForwardTimes()  # of forwards that no other request shared
     pause: Pause = Pause(RETRY_AFTER_ROUNDS)
     requests: int = 1  # that shared the forwards of the last round
 
@@ -97,6 +118,7 @@ class Auto(CostedShape):
 
     costs: Costs | None = None
     runners: int = 1
+    memory: CostMemory | None = field(default=None, compare=False, repr=False)
 
     @property
     def offers(self) -> Capabilities:
@@ -109,24 +131,32 @@ class Auto(CostedShape):
     def as_chains(self) -> Auto:
         return replace(self, runners=0)
 
+    def settle(
+        self, measure: Callable[[], Costs], memory: CostMemory | None = None, family: str = ""
+    ) -> Shape:
+        if self.costs is not None:
+            return self
+        remembered = None if memory is None else memory.load()
+        return replace(self, costs=remembered or measure(), memory=memory)
+
     def start(self) -> State:
-        return Estimates()
+        remembered = None if self.costs is None else self.costs.acceptance
+        if remembered is None:
+            return Estimates()
+        accepted = Rate(remembered * PRIOR_WEIGHT, PRIOR_WEIGHT)
+        return Estimates(Acceptance(accepted, Estimates().acceptance.honesty))
 
     def grow(self, state: State) -> Growing:
         estimates: Estimates = state
         tree = Tree()
-        if estimates.pause.is_running:
-            return tree  # Nothing was learnt since drafting was given up.
-        expected = self._best_round(estimates, estimates.acceptance.rate)
-        is_retry = estimates.pause.is_over and self._best_round(estimates, RETRY_ACCEPTANCE)[0] > 1
-        if not is_retry and expected[0] <= 1:
+        plan = self._plan(estimates)
+        if plan is None:
             return tree
-        rate, level = self._rate_to_beat(estimates, expected), self._level_seconds(estimates)
-        bar, row_prices = BAR_MARGIN * rate, self._bare(estimates).row_prices
+        level, bar = plan.costs.level, BAR_MARGIN * plan.rate
         last, reach = ROOT, 1.0
         runners: list[Runner] = []
-        while len(tree) < MAX_DRAFT_DEPTH:
-            row = bar * estimates.stretch * row_prices[len(tree)]
+        while len(tree) < plan.max_depth:
+            row = bar * plan.costs.row_price(len(tree))
             if len(tree) and reach * estimates.acceptance.rate <= bar * level + row:
                 break
             scores: Scores = yield tree
@@ -147,75 +177,112 @@ class Auto(CostedShape):
             reach *= chance
             last = len(tree) - 1
         runners = sorted(runners, reverse=True)[: MAX_DRAFT_NODES - len(tree)]
-        for runner in runners[: self._count_worthy(runners, len(tree), estimates, rate)]:
+        for runner in runners[: _count_worthy(runners, len(tree), plan)]:
             tree = add(tree, runner.parent, runner.token, None, runner.odds)
         return tree
 
-    def _count_worthy(
-        self, runners: Sequence[Runner], nodes: int, estimates: Estimates, rate: float
-    ) -> int:
-        """How many of the runners-up, the likeliest first, earn the most beyond their rows."""
-        verify = self._bare(estimates).verify[1 + nodes :]
-        gains = accumulate((runner.worth for runner in runners), initial=0.0)
-        tokens_a_second = rate * estimates.stretch
-        nets = [
-            gain - tokens_a_second * (seconds - verify[0])
-            for gain, seconds in zip(gains, verify, strict=False)
-        ]
-        return nets.index(max(nets))
+    def _plan(self, estimates: Estimates) -> Plan | None:
+        """Returns how the next draft is grown; None where the next round decodes plainly."""
+        if estimates.pause.is_running or self._checks_plain(estimates):
+            return None  # Nothing was learnt since drafting was given up.
+        costs = self.believed(estimates)
+        expected = best_round(costs, estimates.acceptance.rate)
+        if expected[0] > 1:
+            return Plan(costs, _rate_to_beat(estimates, costs, expected), MAX_DRAFT_DEPTH)
+        if not estimates.pause.is_over:
+            return None
+        remembered = self.forward_costs.acceptance is not None
+        confirmed = remembered or estimates.times.level.tries > 0
+        hopeful = costs.cheaper(CONFIRMED_COST_SHARE if confirmed else UNCONFIRMED_COST_SHARE)
+        expected = best_round(hopeful, self._retry_acceptance)
+        if expected[0] <= 1:
+            return None
+        return Plan(hopeful, _rate_to_beat(estimates, hopeful, expected), MAX_TRIAL_DEPTH)
+
+    @property
+    def _retry_acceptance(self) -> float:
+        """The acceptance at which drafting has to pay to be tried again: high, but less where
+        earlier answers had little."""
+        remembered = self.forward_costs.acceptance
+        return RETRY_ACCEPTANCE if remembered is None else (RETRY_ACCEPTANCE + remembered) / 2
+
+    def _checks_plain(self, estimates: Estimates) -> bool:
+        """Whether the next round decodes plainly only to show what that takes."""
+        times = estimates.times
+        known = self.forward_costs.acceptance is not None or times.plain.tries > 0
+        return times.since_plain >= (PLAIN_AFTER_ROUNDS if known else FIRST_PLAIN_AFTER_ROUNDS)
 
     def fold(self, state: State, round: Round) -> State:
+        before: Estimates = state
         load = None if round.p.rules.sample else round.load
-        state = state._replace(requests=1 if load is None else load.requests)
-        stretch = self._stretch_after(state, round)
+        state = before._replace(
+            requests=1 if load is None else load.requests,
+            stretch=self._stretch_after(before, round),
+            times=self._times_after(before, round),
+        )
         if not round.tree.tokens:
-            return state._replace(pause=state.pause.after_plain_round(), stretch=stretch)
-        estimates = _judge(state._replace(stretch=stretch), round)
+            checked = self._checks_plain(before)
+            pause = before.pause if checked else before.pause.after_plain_round()
+            return state._replace(pause=pause)
+        estimates = _judge(state, round)
         seconds = self._round_seconds(state, round)
-        pays = len(round.tokens) * self._plain_seconds(estimates) > seconds
-        longer = min(MAX_RETRY_AFTER_ROUNDS, 8 * estimates.pause.length)
+        lost = seconds / self.believed(estimates).one - len(round.tokens)
+        length = estimates.pause.length
+        longer = min(max(2 * length, ceil(lost / MAX_LOST_SHARE)), 16 * length)
         return estimates._replace(
             tokens=RATE_MEMORY * estimates.tokens + len(round.tokens),
             seconds=RATE_MEMORY * estimates.seconds + seconds,
-            pause=Pause(RETRY_AFTER_ROUNDS if pays else longer),
+            pause=Pause(RETRY_AFTER_ROUNDS if lost < 0 else min(MAX_RETRY_AFTER_ROUNDS, longer)),
         )
 
-    def _rate_to_beat(self, estimates: Estimates, expected: tuple[float, float]) -> float:
-        """Tokens a second that one more token has to beat: those that the answer has reached so
-        far, with the (tokens, seconds) expected of the best chain; at least plain decoding's."""
-        tokens, seconds = expected
-        reached = (estimates.tokens + tokens) / (estimates.seconds + seconds)
-        return max(1 / self._plain_seconds(estimates), reached)
+    def finish(self, state: State) -> None:
+        costs = None if self.memory is None else self.learnt_costs(state)
+        if self.memory is not None and costs is not None:
+            self.memory.save(costs)
 
     def pays(self) -> bool:
         """Whether drafting is expected to pay here, before anything is known of the draft."""
-        return self._best_round(Estimates(), PRIOR_ACCEPTANCE)[0] > 1
+        estimates: Estimates = self.start()
+        return best_round(self.believed(estimates), estimates.acceptance.rate)[0] > 1
 
-    def _bare(self, estimates: Estimates) -> BareCosts:
-        """Costs of bare forwards; of forwards that are shared, this request's part."""
-        return _tabulate(self.forward_costs, estimates.requests)
+    def learnt_costs(self, state: State) -> Costs | None:
+        """Returns the costs as an answer's rounds have corrected them, for the next answer to begin
+        by; None where there is nothing to remember."""
+        estimates: Estimates = state
+        before, times = self.forward_costs.acceptance, estimates.times
+        if not times.level.tries:
+            if before is None or not times.plain.tries:
+                return None
+            # Drafts that nobody tries are believed to get better, until they are tried again.
+            forgotten = before + FORGOTTEN_SHARE * (PRIOR_ACCEPTANCE - before)
+            return replace(self.forward_costs, acceptance=forgotten)
+        # A few judged tokens tell little of a draft, so one unlucky answer must not end drafting.
+        believed = PRIOR_ACCEPTANCE if before is None else before
+        judged = estimates.acceptance.accepted.tries
+        share = judged / (judged + REMEMBERED_TOKENS)
+        acceptance = believed + share * (estimates.acceptance.rate - believed)
+        costs = self.believed(estimates._replace(requests=1))
+        seconds = tuple(accumulate(map(costs.verify, REMEMBERED_ROWS), max))
+        return replace(
+            self.forward_costs,
+            rows=REMEMBERED_ROWS,
+            target=seconds,
+            draft=costs.level,
+            acceptance=acceptance,
+        )
 
-    def _plain_seconds(self, estimates: Estimates) -> float:
-        """Seconds of a token of plain decoding."""
-        return estimates.stretch * self._bare(estimates).verify[1]
-
-    def _level_seconds(self, estimates: Estimates) -> float:
-        """Seconds of a level of drafting."""
-        return estimates.stretch * self._bare(estimates).level
-
-    def _best_round(self, estimates: Estimates, acceptance_rate: float) -> tuple[float, float]:
-        """The expected (tokens, seconds) of a round of the best chain if each token is accepted at
-        this rate; those of plain decoding where that is faster."""
-        verify, level = self._bare(estimates).verify, self._level_seconds(estimates)
-        best = (1.0, self._plain_seconds(estimates))
-        chance = tokens = 1.0
-        for length in range(1, MAX_DRAFT_DEPTH + 1):
-            chance *= acceptance_rate
-            tokens += chance
-            seconds = length * level + estimates.stretch * verify[length + 1]
-            if tokens * best[1] > best[0] * seconds:
-                best = tokens, seconds
-        return best
+    def believed(self, estimates: Estimates) -> BelievedCosts:
+        """Costs of forwards as the rounds so far have corrected them; of forwards that are shared,
+        this request's part."""
+        bare = _tabulate(self.forward_costs, estimates.requests)
+        if estimates.requests > 1:
+            scale = estimates.stretch
+            return BelievedCosts(scale * bare.level, scale * bare.verify[1], scale, 0.0, 0.0, bare)
+        times = estimates.times
+        scale = times.scale(bare.verify[1])
+        (seconds, levels), weight = times.level, LEVEL_PRIOR_WEIGHT
+        level = (seconds + weight * scale * bare.level) / (levels + weight)
+        return BelievedCosts(level, scale * bare.verify[1], scale, *times.line(scale), bare)
 
     def _round_seconds(self, estimates: Estimates, round: Round) -> float:
         """Seconds of a round. When sampling they are those of what was judged or planned, by the
@@ -223,9 +290,9 @@ class Auto(CostedShape):
         if not round.p.rules.sample:
             return sum(_own_seconds(round))
         levels = len(round.verdict.accepted) + (round.verdict.kind == "recovered")
-        verify = estimates.stretch * self._bare(estimates).verify[1 + levels]
-        planned = self._best_round(estimates, estimates.acceptance.rate)[1]
-        return max(levels * self._level_seconds(estimates) + verify, planned)
+        costs = self.believed(estimates)
+        planned = best_round(costs, estimates.acceptance.rate)[1]
+        return max(levels * costs.level + costs.verify(1 + levels), planned)
 
     def _stretch_after(self, estimates: Estimates, round: Round) -> float:
         """``stretch`` with the seconds of this round in it; unchanged when sampling."""
@@ -237,6 +304,36 @@ class Auto(CostedShape):
         stretch = round.verify_seconds / self.forward_costs.verify_together(requests, rows)
         return RATE_MEMORY * estimates.stretch + (1 - RATE_MEMORY) * stretch
 
+    def _times_after(self, estimates: Estimates, round: Round) -> ForwardTimes:
+        """``times`` with the seconds of this round in them; unchanged when sampling, and where the
+        forward was shared."""
+        times, rows = estimates.times, 1 + len(round.tree)
+        if round.p.rules.sample or round.load is not None or round.verify_seconds <= 0:
+            return times
+        believed = self.forward_costs.verify(rows)
+        if rows == 1:
+            return times.after_plain(round.verify_seconds, believed)
+        levels = self._count_levels(estimates, round)
+        return times.after_drafting(
+            levels, round.draft_seconds, rows, round.verify_seconds, believed
+        )
+
+    def _count_levels(self, estimates: Estimates, round: Round) -> int:
+        """How many forwards of the draft a round's tree took. The last one may have shown that
+        its token is not worth a row."""
+        tree = round.tree
+        depth = sum(parent == node - 1 for node, parent in enumerate(tree.parents))
+        plan = self._plan(estimates)
+        if plan is None or depth >= plan.max_depth:
+            return depth
+        if depth and tree.tokens[depth - 1] in round.p.rules.end_ids:
+            return depth
+        reach = prod(estimates.acceptance.chance(odds) for odds in tree.odds[:depth])
+        bar = BAR_MARGIN * plan.rate
+        level, row = plan.costs.level, plan.costs.row_price(depth)
+        ended = reach * estimates.acceptance.rate <= bar * level + bar * row
+        return depth if ended else depth + 1
+
 
 class BareCosts(NamedTuple):
     """Seconds of bare forwards, tabulated by the number of rows or nodes."""
@@ -244,6 +341,77 @@ class BareCosts(NamedTuple):
     level: float  # of one draft forward
     verify: tuple[float, ...]  # [rows]: of a target forward
     row_prices: tuple[float, ...]  # [nodes so far]: of one more row to verify
+
+
+class BelievedCosts(NamedTuple):
+    """Seconds of forwards as rounds have corrected the bare ones."""
+
+    level: float  # of one draft forward
+    one: float  # of a target forward of one row
+    scale: float  # seconds over those of bare forwards
+    shift: float  # seconds that forwards of more rows take beside that
+    slope: float  # and seconds that each row beyond the first adds
+    bare: BareCosts
+    share: float = 1.0  # of what drafting and more rows are believed to cost
+
+    def cheaper(self, share: float) -> BelievedCosts:
+        """Returns the costs if drafting and more rows took this share of what is believed."""
+        return self._replace(level=share * self.level, share=share)
+
+    def verify(self, rows: int) -> float:
+        """Returns the seconds of a target forward; of more rows it takes no less than of one."""
+        if rows == 1:
+            return self.one
+        seconds = self.scale * self.bare.verify[rows] + self.shift + self.slope * (rows - 1)
+        return self.one + self.share * max(0.0, seconds - self.one)
+
+    def row_price(self, nodes: int) -> float:
+        """Returns the seconds of one more row to verify after so many nodes."""
+        price = self.scale * self.bare.row_prices[nodes] + self.slope
+        return self.share * max(0.0, price)
+
+
+class Plan(NamedTuple):
+    """How a draft is grown."""
+
+    costs: BelievedCosts
+    rate: float  # tokens a second that one more token has to beat
+    max_depth: int
+
+
+def best_round(costs: BelievedCosts, acceptance_rate: float) -> tuple[float, float]:
+    """The expected (tokens, seconds) of a round of the best chain if each token is accepted at
+    this rate; those of plain decoding where that is faster."""
+    best = (1.0, costs.one)
+    chance = tokens = 1.0
+    for length in range(1, MAX_DRAFT_DEPTH + 1):
+        chance *= acceptance_rate
+        tokens += chance
+        seconds = length * costs.level + costs.verify(length + 1)
+        if tokens * best[1] > best[0] * seconds:
+            best = tokens, seconds
+    return best
+
+
+def _rate_to_beat(
+    estimates: Estimates, costs: BelievedCosts, expected: tuple[float, float]
+) -> float:
+    """Tokens a second that one more token has to beat: those that the answer has reached so far,
+    with the (tokens, seconds) expected of the best chain; at least plain decoding's."""
+    tokens, seconds = expected
+    reached = (estimates.tokens + tokens) / (estimates.seconds + seconds)
+    return max(1 / costs.one, reached)
+
+
+def _count_worthy(runners: Sequence[Runner], nodes: int, plan: Plan) -> int:
+    """How many of the runners-up, the likeliest first, earn the most beyond their rows."""
+    gains = accumulate((runner.worth for runner in runners), initial=0.0)
+    before = plan.costs.verify(1 + nodes)
+    nets = [
+        gain - plan.rate * (plan.costs.verify(1 + nodes + count) - before)
+        for count, gain in enumerate(gains)
+    ]
+    return nets.index(max(nets))
 
 
 @lru_cache(maxsize=256)

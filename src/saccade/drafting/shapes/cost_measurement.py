@@ -8,20 +8,21 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 import torch
 
-from saccade.core.costs import Costs
+from saccade.core.costs import EXPECTED_COST_PER_ROW, EXPECTED_ROWS, Costs
 from saccade.core.home import MeasurementFile
 from saccade.core.once import once
 from saccade.core.sampling import Sampling
 from saccade.core.timing import Clock, Phase, ignore_phase
-from saccade.core.tree import Tree, chain
+from saccade.core.tree import chain
 from saccade.model.backbone import Backbone
 from saccade.model.cuda_graphs import capture_new_sizes
 from saccade.model.kernels import compiled
-from saccade.model.session import RequestState, Session
+from saccade.model.session import Session, session_of
 
 log = logging.getLogger(__name__)
 
@@ -52,8 +53,15 @@ SHARES = (1.0, 0.5, 0.25, 0.1, 0.05)  # Shares of a prompt that a draft may read
 MAX_STEP_SLOWDOWN = 1.1  # of a draft's step, over its quickest
 MAX_PREFILL_SHARE = 0.1  # The draft's prefill may take this share of the target's.
 PROBE_KEYS = 64  # The context of a short forward that shows how busy the machine is.
+# The first answer does not wait for measurements that take more of its time than this, or than
+# these seconds. Its costs are estimated then, and its rounds correct them.
+MAX_MEASURING_SHARE = 0.03
+UNNOTICED_SECONDS = 0.3
+MEASURING_FORWARDS = 20  # A first measurement takes about as long as so many forwards of one row.
+EXPECTED_BYTES_PER_SECOND = {"cpu": 1e10, "cuda": 2e12}  # that forwards of one row read
 BUSY_SLOWDOWN = 1.25  # Costs are measured anew where the probe was this much slower back then.
 _MEASUREMENTS = MeasurementFile("costs.json")
+_ESTIMATED: set[str] = set()  # Keys of costs that this process has estimated and does not measure.
 _TRUSTED: set[str] = set()  # Keys of costs that this process measured, or found to hold still.
 
 
@@ -64,6 +72,7 @@ def measure_costs(
     context: int = 2048,
     draft_context: int = 256,
     phase: Phase = ignore_phase,
+    answer_tokens: int | None = None,
 ) -> Costs:
     """Returns how long forwards of the target over ``context`` cached tokens take here, and those
     of the draft over ``draft_context``.
@@ -72,9 +81,14 @@ def measure_costs(
     phase is "costs". A slow model is timed at few numbers of rows at first, and at all of them by
     the first process after ``ANSWERS_BEFORE_ALL_POINTS`` answers. Costs never change within a
     process, so a seed always gives the same answer.
+
+    ``answer_tokens`` are those of the answer that waits. Where measuring would take more than a few
+    hundredths of its time, nothing is measured, and costs are estimated by the bytes that forwards
+    read. None measures in any case.
     """
-    measured = _load_or_measure(target, draft, context, phase)
-    _count_answer(target, draft, context, measured)
+    measured = _load_or_measure(target, draft, context, phase, answer_tokens)
+    if not measured.get("estimated"):
+        _count_answer(target, draft, context, measured)
     step = _draft_step_seconds(measured, context, draft_context)
     target_extra, draft_extra = measured["apart"]
     extra = (target_extra, draft_extra)
@@ -83,12 +97,22 @@ def measure_costs(
 
 
 def _load_or_measure(
-    target: Backbone, draft: Backbone, context: int, phase: Phase
+    target: Backbone, draft: Backbone, context: int, phase: Phase, answer_tokens: int | None = None
 ) -> dict[str, Any]:
     """Returns the stored measurements of this pair and context; measures where they no longer
-    hold, or where there are none."""
+    hold, or where there are none, if an answer of so many tokens may wait for that."""
     key = _key(target, draft, context)
     stored = _MEASUREMENTS.load(key)
+    if answer_tokens is not None:
+        expected = _estimate(target, draft, context)
+        if MEASURING_FORWARDS * expected["target"][0] > max(
+            UNNOTICED_SECONDS, MAX_MEASURING_SHARE * answer_tokens * expected["target"][0]
+        ):
+            if key not in _ESTIMATED and stored is not None and "steps" in stored:
+                return dict(stored)
+            _ESTIMATED.add(key)
+        if key in _ESTIMATED:
+            return expected
     if stored is not None and (key in _TRUSTED or _still_holds(stored, target, draft)):
         _TRUSTED.add(key)
         return dict(stored)
@@ -100,6 +124,48 @@ def _load_or_measure(
     _MEASUREMENTS.save(key, measured)
     log.info("measured forwards: %s", measured)
     return measured
+
+
+def _estimate(target: Backbone, draft: Backbone, context: int) -> dict[str, Any]:
+    """Returns what ``_measure`` does, estimated by the bytes that forwards read."""
+
+    def seconds(model: Backbone, keys: int) -> float:
+        head = model.vocab * model.text.config.hidden_size
+        weights = (_count_weights(model) + head) * model.dtype.itemsize
+        return (weights + keys * model.token_bytes) / EXPECTED_BYTES_PER_SECOND[kind(model)]
+
+    def kind(model: Backbone) -> str:
+        return "cuda" if model.device.type == "cuda" else "cpu"
+
+    one, row = seconds(target, context), EXPECTED_COST_PER_ROW[kind(target)]
+    return {
+        "rows": list(EXPECTED_ROWS),
+        "target": [one * (1 + row * (rows - 1)) for rows in EXPECTED_ROWS],
+        "steps": [seconds(draft, PROBE_KEYS), seconds(draft, context)],
+        "apart": [0.0, 0.0],
+        "estimated": True,
+    }
+
+
+class CorrectedCosts:
+    """The costs of a pair as the rounds of earlier answers have corrected them, in the file of
+    measurements."""
+
+    def __init__(self, target: Backbone, draft: Backbone, context: int, draft_context: int) -> None:
+        facts = "corrected", draft is target, draft_context, context, compiled.version()
+        self._key = _MEASUREMENTS.key(*facts, *_facts(target), *_facts(draft))
+
+    def load(self) -> Costs | None:
+        stored = _MEASUREMENTS.load(self._key)
+        if stored is None:
+            return None
+        rows, seconds = tuple(stored["rows"]), tuple(stored["target"])
+        extra = tuple(stored["extra_request_seconds"])
+        rest = {"extra_request_seconds": extra, "acceptance": stored["acceptance"]}
+        return Costs(rows, seconds, stored["draft"], **rest)
+
+    def save(self, costs: Costs) -> None:
+        _MEASUREMENTS.save(self._key, asdict(costs))
 
 
 def _count_answer(
@@ -171,7 +237,11 @@ def _still_holds(stored: Mapping[str, Any], target: Backbone, draft: Backbone) -
 
 
 def affordable_share(
-    target: Backbone, draft: Backbone, context: int, phase: Phase = ignore_phase
+    target: Backbone,
+    draft: Backbone,
+    context: int,
+    phase: Phase = ignore_phase,
+    answer_tokens: int | None = None,
 ) -> float:
     """Returns the largest share of a prompt of ``context`` tokens that a draft reads cheaply.
 
@@ -181,7 +251,7 @@ def affordable_share(
     largest = 1.0
     if draft is not target:
         largest = MAX_PREFILL_SHARE * _count_weights(target) / _count_weights(draft)
-    measured = _load_or_measure(target, draft, context, phase)
+    measured = _load_or_measure(target, draft, context, phase, answer_tokens)
     times = [_draft_step_seconds(measured, context, int(share * context)) for share in SHARES]
     limit = MAX_STEP_SLOWDOWN * min(times)
     quick = [share for share, seconds in zip(SHARES, times, strict=True) if seconds <= limit]
@@ -225,22 +295,16 @@ def filled_session(
     model: Backbone, context: int, requests: int, room: int, *, cuda_graphs: bool | None = None
 ) -> Session:
     """Returns a session of requests that each have ``context`` keys, and room for ``room`` more."""
-    session = Session(model, [Sampling()] * requests, cuda_graphs=cuda_graphs)
+    session = session_of(model, [Sampling()] * requests, cuda_graphs=cuda_graphs)
     for number in range(requests):
-        cache = session.cache(context + room)
-        for tensor in (*cache.keys, *cache.values):
-            tensor.fill_(1)  # Random keys would take longer to make and cost a forward the same.
-        cache.advance(context)
-        session.requests[number] = RequestState(cache, [], context)
+        session.fill(number, context, room)
     return session
 
 
 def time_step(session: Session, context: int, rows: int) -> float:
     """Returns the seconds of a forward of ``rows`` new tokens of each request of a filled
     session."""
-    for request in session.requests.values():
-        request.pending, request.tree, request.node_logits = [0], Tree(), []
-        request.cache.length = context
+    session.rewind(context)
     trees = dict.fromkeys(session.requests, chain([0] * (rows - 1)))
     clock = Clock(session.backbone.device)
     session.score(trees)
@@ -263,4 +327,4 @@ def _facts(model: Backbone) -> tuple[object, ...]:
     """Returns everything about a model that its costs depend on."""
     kind = str(model.config.to_dict()), str(model.dtype), str(model.device)
     gpu = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else None
-    return (*kind, model.fused is not None, gpu)
+    return (*kind, model.fused is not None, gpu, str(model.rounding))

@@ -17,7 +17,7 @@ from torch import Tensor
 from saccade.core.capabilities import Capabilities, Capability, where
 from saccade.core.costs import Costs
 from saccade.core.errors import MethodError
-from saccade.core.protocols import Growing, Shape, State
+from saccade.core.protocols import CostMemory, Growing, Shape, State
 from saccade.core.sampling import Law, Scores
 from saccade.core.tree import ROOT, Tree, add
 
@@ -118,7 +118,9 @@ class CostedShape(Shape):
     def needs(self) -> Capabilities:
         return frozenset({Capability.COSTS})
 
-    def settle(self, measure: Callable[[], Costs], family: str) -> Shape:
+    def settle(
+        self, measure: Callable[[], Costs], memory: CostMemory | None = None, family: str = ""
+    ) -> Shape:
         return self if self.costs is not None else replace(cast(Any, self), costs=measure())
 
     @property

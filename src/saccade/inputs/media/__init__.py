@@ -10,7 +10,6 @@ and again on what the decoder returns. This package knows no models, processors 
 """
 
 from collections.abc import Sequence
-from dataclasses import replace
 from pathlib import Path
 
 from saccade.inputs.media.clip import Clip, FrameSampling, Image
@@ -75,6 +74,4 @@ def _sample_sequence(
     reel: ImageSequence, sampling: FrameSampling, limits: Limits, progress: Progress | None
 ) -> Clip:
     """Takes all images unless the sampling asks for a number of them."""
-    if not (sampling.num_frames or sampling.every):
-        sampling = replace(sampling, fps=reel.rate)
-    return sample(reel, sampling, limits, progress)
+    return sample(reel, sampling.for_sequence(reel.rate), limits, progress)

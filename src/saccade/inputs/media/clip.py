@@ -5,7 +5,7 @@ from.
 """
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -55,6 +55,11 @@ class FrameSampling:
             raise bad_option("end must come after start")
         if (self.fps is not None) + (self.num_frames is not None) + self.every > 1:
             raise bad_option("give only one of fps, num_frames and every")
+
+    def for_sequence(self, rate: float) -> "FrameSampling":
+        """Returns the sampling of images that were taken at a rate: it takes all of them, unless it
+        asks for a number."""
+        return self if self.num_frames or self.every else replace(self, fps=rate)
 
 
 @dataclass(frozen=True, eq=False)

@@ -44,6 +44,12 @@ SPECIAL_NETWORKS = tuple(
     for block in ("192.0.0.0/24", "192.88.99.0/24", "2001::/23", "2002::/16", "168.63.129.16/32")
 )
 
+# It is the same sentence for every reason, so that nobody learns which names are private here.
+HOST_NOT_ALLOWED = (
+    "is at a host that this server does not ask: send the bytes, or start the server with "
+    "--media-host HOST, and with --private-media-hosts for hosts of its own network"
+)
+
 IPAddress = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 
@@ -117,7 +123,10 @@ class Sources:
 
     def _file(self, url: str) -> FetchedMedia:
         if self.root is None:
-            raise _address_refusal("names a file, which this server does not open: send its bytes")
+            raise _address_refusal(
+                "names a file, which this server does not open: send its bytes, or start it "
+                "with --media-root FOLDER"
+            )
         match = re.fullmatch(r"file:(?://(?:localhost)?)?(/[^?#]*)", url, re.IGNORECASE)
         if match is None:
             raise _address_refusal("is no address of a file: write file: and its whole path")
@@ -155,12 +164,12 @@ class Sources:
         """Resolves a host once and returns its addresses. Raises VideoInputError if not allowed."""
         is_listed = any(_matches_host(entry, place) for entry in self.hosts)
         if not is_listed and not (self.any_host and place.port == DEFAULT_PORTS[place.scheme]):
-            raise _address_refusal("is at a host that this server does not ask: send the bytes")
+            raise _address_refusal(HOST_NOT_ALLOWED)
         addresses = _resolve(place.host, place.port, seconds_left(deadline))
         if not addresses:
             raise OSError("no address")
         if not (is_listed and self.private) and not all(map(is_public, addresses)):
-            raise _address_refusal("is at a host that this server does not ask: send the bytes")
+            raise _address_refusal(HOST_NOT_ALLOWED)
         return addresses[:MAX_CONNECT_ATTEMPTS]
 
     def _read_body(self, response: http.client.HTTPResponse, deadline: float) -> bytes:

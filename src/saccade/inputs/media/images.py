@@ -10,6 +10,9 @@ import sys
 import threading
 import warnings as python_warnings
 from collections.abc import Iterator, Sequence
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +33,10 @@ from saccade.inputs.media.media_file import (
 )
 from saccade.inputs.media.png import strip_long_texts
 
-FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP")
-FOLDER_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp")
+FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "AVIF", "TIFF")
+HEIC_FORMAT = "HEIF"  # The name that pillow-heif gives its format; it is an extra.
+ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # A TIFF's pages are no frames.
+FOLDER_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".tif", ".tiff", ".heic")
 DEFAULT_SEQUENCE_FPS = 1.0
 MAX_PIXELS_PER_SECOND = 5e8  # Pillow decodes no more on any machine.
 MAX_ANIMATION_FRAMES = 40_000  # Each is decoded to learn how long it is displayed.
@@ -47,9 +52,10 @@ def read_image(source: Source, limits: Limits | None = None) -> Image:
     limits = limits or Limits()
     with open_media(source, limits) as file:
         if file.kind != "image":
-            raise file.refusal("is not an image; give a PNG, JPEG, WebP, GIF or BMP", "unsupported")
+            what = "is not an image; give a PNG, JPEG, WebP, AVIF, TIFF, GIF or BMP"
+            raise file.refusal(what, "unsupported")
         with _open_image(file, limits) as image, translate_errors(file):
-            return enlarge(_rgb(image))
+            return enlarge(upright_rgb(image))
 
 
 class Animation:
@@ -63,7 +69,7 @@ class Animation:
         with _open_image(file, limits) as image:
             self.size = image.size
             with translate_errors(file):
-                count = image.n_frames if image.format in ("GIF", "WEBP", "PNG") else 1
+                count = image.n_frames if image.format in ANIMATED_FORMATS else 1
             if count > MAX_ANIMATION_FRAMES:
                 raise file.refusal("has too many frames; cut it into parts", "too_long")
             width, height = self.size
@@ -91,7 +97,7 @@ class Animation:
             for number in numbers:
                 with translate_errors(self.file):
                     image.seek(number)
-                    array = _rgb(image)
+                    array = upright_rgb(image)
                 yield number, array
 
 
@@ -128,7 +134,7 @@ def image_folder(path: Path, fps: float | int | None, limits: Limits) -> ImageSe
         what = "may not be read: change its permissions"
         raise refusal(label, what, "unreadable") from None
     if not paths:
-        raise refusal(label, "holds no PNG, JPEG or WebP image", "empty")
+        raise refusal(label, "holds no PNG, JPEG, WebP, AVIF, TIFF or HEIC image", "empty")
     return ImageSequence(label, paths, fps, limits)
 
 
@@ -140,6 +146,15 @@ def image_list(pictures: Sequence[bytes], fps: float | int | None, limits: Limit
     return ImageSequence("the list of frames", pictures, fps, limits)
 
 
+@cache
+def _formats() -> tuple[str, ...]:
+    """Returns the formats that Pillow may open; HEIC is among them where its package is there."""
+    if find_spec("pillow_heif") is None:
+        return FORMATS
+    import_module("pillow_heif").register_heif_opener()
+    return (*FORMATS, HEIC_FORMAT)
+
+
 @contextlib.contextmanager
 def _open_image(file: File, limits: Limits) -> Iterator[Any]:
     """Yields an image whose size is allowed, and of which only the header has been read."""
@@ -148,7 +163,7 @@ def _open_image(file: File, limits: Limits) -> Iterator[Any]:
             python_warnings.simplefilter("error", PILImage.DecompressionBombWarning)
             encoded = strip_long_texts(file.handle)
             try:
-                image: Any = stack.enter_context(PILImage.open(encoded, formats=FORMATS))
+                image: Any = stack.enter_context(PILImage.open(encoded, formats=_formats()))
             except (PILImage.DecompressionBombWarning, PILImage.DecompressionBombError):
                 cap = min(limits.max_pixels or sys.maxsize, PILImage.MAX_IMAGE_PIXELS or 0)
                 raise too_many_pixels(file.label, cap) from None
@@ -156,7 +171,7 @@ def _open_image(file: File, limits: Limits) -> Iterator[Any]:
         yield image
 
 
-def _rgb(image: Any) -> Image:
+def upright_rgb(image: Any) -> Image:
     """Returns an image as upright 8-bit RGB, on white where it is transparent."""
     with contextlib.suppress(Exception):  # Broken EXIF is no reason to refuse an image.
         image = ImageOps.exif_transpose(image)

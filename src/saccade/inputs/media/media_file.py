@@ -12,15 +12,20 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from importlib.util import find_spec
 from io import BytesIO
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
 
-from saccade.core.errors import VideoInputCode, VideoInputError
+from saccade.core.errors import VideoInputCode, VideoInputError, how_to_install
 from saccade.inputs.media.limits import Limits, Refusal, bad_option, refusal
 
 HEAD_BYTES = 64  # So many bytes show what type a file has.
-READABLE_TYPES = "MP4, MOV, MKV, WebM, AVI, GIF, WebP, PNG or JPEG"
+READABLE_TYPES = "MP4, MOV, MKV, WebM, AVI, GIF, WebP, AVIF, TIFF, PNG or JPEG"
+IMAGE_STARTS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
+# What an image in a container of ISO's calls itself; phones write HEIC.
+AVIF_BRANDS = (b"avif", b"avis")
+HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 STREAM_PIECE_BYTES = 1 << 20  # So much of a stream is read at once.
 MAX_STREAM_MEMORY_BYTES = 64 << 20  # A longer stream is kept in a temporary file.
 
@@ -170,7 +175,9 @@ def printable(name: str) -> str:
 
 def _detect_kind(head: bytes) -> str | None:
     """Returns the type of file that begins with these bytes, as in ``File.kind``."""
-    if head.startswith((b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM")) or head[8:12] == b"WEBP":
+    if head.startswith(IMAGE_STARTS) or head[8:12] == b"WEBP":
+        return "image"
+    if head[4:8] == b"ftyp" and head[8:12] in (*AVIF_BRANDS, *HEIC_BRANDS):
         return "image"
     if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
         return "MP4 or MOV"
@@ -188,8 +195,10 @@ def _find_mistake(head: bytes) -> Refusal | None:
         return f"is not a video but {what}: give {READABLE_TYPES}", "not_a_video"
     if not any(head):
         return f"is not a video but zeros: give {READABLE_TYPES}", "not_a_video"
-    if head[4:8] == b"ftyp" and head[8:12] in (b"heic", b"heix", b"mif1", b"avif", b"avis"):
-        return "is a HEIC or AVIF image; convert it to JPEG or PNG", "unsupported"
+    is_heic = head[4:8] == b"ftyp" and head[8:12] in HEIC_BRANDS
+    if is_heic and find_spec("pillow_heif") is None:
+        what = f"is a HEIC image, which needs {how_to_install('heic')}; or convert it to JPEG"
+        return what, "unsupported"
     if head.startswith((b"ID3", b"fLaC")) or head[:4] + head[8:12] == b"RIFFWAVE":
         return f"has no video stream (sound only): give {READABLE_TYPES}", "no_video_stream"
     if head.startswith((b"OggS", b"FLV", b"0&\xb2u", b"\0\0\1\xba", b"%PDF", b"PK\3\4")):

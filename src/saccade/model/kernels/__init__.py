@@ -14,8 +14,9 @@ from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import IntEnum
+from functools import cache, partial
 from typing import Any
 
 import torch
@@ -25,7 +26,8 @@ from torch.nn.functional import linear, silu
 
 from saccade.core.home import MeasurementFile
 from saccade.model import memory
-from saccade.model.kernels import compiled
+from saccade.model.kernels import compiled, few_bits
+from saccade.model.kernels.few_bits import FewBitProduct, Rounding
 
 TIMED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 256)
 ROWS_TIMED_FIRST = (1, 256, 8, 4, 16, 2, 64)  # The time may not suffice for all of TIMED_ROWS.
@@ -62,6 +64,10 @@ class Product:
     prepare: Callable[[Tensor], Any]
     multiply: Callable[[Tensor, Any, Tensor | None], Tensor]
     """(x, prepared weights, base) -> rows; the base is a bias, rows, or None."""
+    copies: bool = True
+    """Whether the prepared weights take memory of their own."""
+    supports: Callable[[Tensor], bool] = lambda weight: True
+    """Whether a weight can be multiplied in this way."""
 
 
 def release_threads() -> None:
@@ -91,12 +97,18 @@ def _multiply_packed(x: Tensor, packed: Tensor, base: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise.binary(x, base, packed, None, "add")
 
 
+def _own_weight(weight: Tensor) -> Tensor:
+    return weight
+
+
+PLAIN = Product(_own_weight, _multiply_plain, copies=False)
+# This one is oneDNN's, whose weights lie in blocks.
+PACKED = Product(lambda w: torch.ops.mkldnn._reorder_linear_weight(w), _multiply_packed)
+
 PRODUCTS: dict[str, Product] = {
-    # This one multiplies with the module's own weight, so it needs no copy.
-    "plain": Product(lambda weight: weight, _multiply_plain),
+    "plain": PLAIN,
     "transposed": Product(lambda weight: weight.t().contiguous(), _multiply_transposed),
-    # This one is oneDNN's, whose weights lie in blocks.
-    "packed": Product(lambda w: torch.ops.mkldnn._reorder_linear_weight(w), _multiply_packed),
+    "packed": PACKED,
     "compiled": Product(compiled.Panels.of, compiled.multiply),
 }
 
@@ -106,7 +118,7 @@ def _with_silu_gate(product: Product) -> Product:
         gate, gated = product.multiply(x, prepared, base).chunk(2, -1)
         return silu(gate).mul_(gated)
 
-    return Product(product.prepare, multiply)
+    return replace(product, multiply=multiply)
 
 
 GATED_PRODUCTS = {
@@ -115,8 +127,57 @@ GATED_PRODUCTS = {
 }
 
 
-def product_names() -> list[str]:
-    """Returns the products to choose from: "transposed" is only for where none is compiled."""
+def _in_place(unit: compiled.Bf16Unit, gated: bool = False) -> Product:
+    """Returns a product of ours in bf16, which reads the module's own weight."""
+    return Product(
+        _own_weight,
+        partial(compiled.multiply_bf16, unit, gated=gated),
+        copies=False,
+        supports=partial(compiled.supports_bf16, unit, gated=gated),
+    )
+
+
+BF16_PRODUCTS: dict[str, Product] = {
+    "plain": PLAIN,
+    "packed": PACKED,
+    **{unit.value: _in_place(unit) for unit in compiled.Bf16Unit},
+}
+GATED_BF16_PRODUCTS = {
+    **{name: _with_silu_gate(product) for name, product in BF16_PRODUCTS.items()},
+    **{unit.value: _in_place(unit, gated=True) for unit in compiled.Bf16Unit},
+}
+
+
+def _rounded(product: FewBitProduct, gated: bool) -> Product:
+    """Returns a product with rounded weights, as one of those to choose from."""
+    plain = Product(
+        few_bits.prepared_by(product, gated), product.multiply, supports=product.supports
+    )
+    return _with_silu_gate(plain) if gated and not product.gates else plain
+
+
+@cache
+def rounded_products(rounding: Rounding, gated: bool) -> dict[str, Product]:
+    """Returns the products to choose from for a draft whose weights are rounded, by name.
+
+    The first is the plain one, which a prompt's many rows need.
+    """
+    plain = _with_silu_gate(PLAIN) if gated else PLAIN
+    found = few_bits.few_bit_products(rounding)
+    return {"plain": plain, **{name: _rounded(each, gated) for name, each in found.items()}}
+
+
+def product_names(dtype: torch.dtype = torch.float32) -> list[str]:
+    """Returns the products to choose from on this machine, for weights of this type.
+
+    "transposed" is only for where none is compiled. Without kernels to choose from there is one
+    name.
+    """
+    if dtype == torch.bfloat16:
+        units = [unit.value for unit in compiled.bf16_units()]
+        return ["plain", "packed", *units] if units else ["plain"]
+    if dtype != torch.float32:
+        return ["plain"]
     left_out = "transposed" if compiled.is_available() else "compiled"
     return [name for name in PRODUCTS if name != left_out]
 
@@ -150,24 +211,56 @@ class Matrix:
         weight: Float[Tensor, "out into"],
         bias: Tensor | None = None,
         epilogue: Epilogue = Epilogue.NONE,
+        rounding: Rounding | None = None,
     ) -> None:
+        """``rounding`` is for a draft, whose few rows may be multiplied with rounded weights."""
+        self.rounding = rounding
         self.weight, self.bias = weight, bias
         self.epilogue = epilogue if bias is None else Epilogue.BIAS
+        self.may_be_copied = True
         self.drop_copies()
         self.choose(ALWAYS_PLAIN)
 
-    def __getstate__(self) -> tuple[Tensor, Tensor | None, Epilogue]:
+    def __getstate__(self) -> tuple[Tensor, Tensor | None, Epilogue, Rounding | None]:
         """Leaves out prepared weights: they cannot be copied or sent, so they are made anew."""
-        return self.weight, self.bias, self.epilogue
+        return self.weight, self.bias, self.epilogue, self.rounding
 
-    def __setstate__(self, state: tuple[Tensor, Tensor | None, Epilogue]) -> None:
-        self.weight, self.bias, self.epilogue = state
+    def __setstate__(self, state: tuple[Tensor, Tensor | None, Epilogue, Rounding | None]) -> None:
+        self.weight, self.bias, self.epilogue, self.rounding = state
+        self.may_be_copied = True
         self.drop_copies()
         self.choose(ALWAYS_PLAIN)
 
     @property
     def products(self) -> Mapping[str, Product]:
-        return GATED_PRODUCTS if self.epilogue is Epilogue.SILU_GATE else PRODUCTS
+        """The products for a weight of this type with this epilogue, by name."""
+        is_gated = self.epilogue is Epilogue.SILU_GATE
+        if self.rounding is not None:
+            return rounded_products(self.rounding, is_gated)
+        if self.weight.dtype == torch.bfloat16:
+            return GATED_BF16_PRODUCTS if is_gated else BF16_PRODUCTS
+        return GATED_PRODUCTS if is_gated else PRODUCTS
+
+    @property
+    def candidates(self) -> list[str]:
+        """The names of the products to choose from here; the first is "plain"."""
+        names = self.product_names
+        return [n for n in names if self.may_use(n) and self.products[n].supports(self.weight)]
+
+    @property
+    def product_names(self) -> list[str]:
+        """The names of the products on this machine for weights of this type and rounding."""
+        if self.rounding is not None:
+            return list(self.products)
+        return product_names(self.weight.dtype)
+
+    def rounded(self, rounding: Rounding) -> Matrix:
+        """Returns a matrix over the same weight that may multiply few rows with rounded weights."""
+        return Matrix(self.weight, self.bias, self.epilogue, rounding)
+
+    def may_use(self, name: str) -> bool:
+        """Returns whether there is memory for what a product needs."""
+        return self.may_be_copied or not self.products[name].copies
 
     @property
     def problem_size(self) -> ProblemSize:
@@ -198,6 +291,11 @@ class Matrix:
         """The kernels that the weights are prepared for."""
         return frozenset(self._prepared)
 
+    @property
+    def has_copies(self) -> bool:
+        """Whether there are copies of the weights, which have to follow a change."""
+        return any(self.products[name].copies for name in self._prepared)
+
     def __call__(self, x: Float[Tensor, "all into"]) -> Float[Tensor, "all out"]:
         multiply, prepared = self._kernel_by_rows[min(x.shape[0], self._max_rows)]
         return multiply(x, prepared, self.bias)
@@ -214,15 +312,20 @@ def are_fp32_on_cpu(tensors: Iterable[Tensor]) -> bool:
     return all(each.device.type == "cpu" and each.dtype == torch.float32 for each in tensors)
 
 
-def may_copy(matrices: Sequence[Matrix]) -> bool:
-    """Returns whether there are kernels to choose from, and memory for copies of the weights.
-
-    There are, for fp32 on a CPU with oneDNN.
-    """
+def has_kernels(matrices: Sequence[Matrix]) -> bool:
+    """Returns whether there may be kernels to choose from: on a CPU with oneDNN, for one type."""
     weights = [matrix.weight for matrix in matrices]
-    if not are_fp32_on_cpu(weights) or not torch.backends.mkldnn.is_available():
-        return False
-    copies = (len(product_names()) - 1) * sum(weight.nbytes for weight in weights)
+    on_cpu = all(weight.device.type == "cpu" for weight in weights)
+    alike = len({weight.dtype for weight in weights}) == 1
+    return on_cpu and alike and torch.backends.mkldnn.is_available()
+
+
+def may_copy(matrices: Sequence[Matrix]) -> bool:
+    """Returns whether there is memory for copies of the weights, in every layout that is timed."""
+    (dtype,) = {matrix.weight.dtype for matrix in matrices}
+    products = matrices[0].products
+    layouts = sum(products[name].copies for name in product_names(dtype))
+    copies = layouts * sum(matrix.weight.nbytes for matrix in matrices)
     return copies <= MAX_COPY_SHARE * memory.available_bytes(torch.device("cpu"))
 
 
@@ -233,7 +336,14 @@ class TunedMatrices:
     """
 
     def __init__(self, matrices: Sequence[Matrix]) -> None:
-        self._matrices = matrices if matrices and may_copy(matrices) else ()
+        self._matrices: Sequence[Matrix] = ()
+        if matrices and has_kernels(matrices):
+            # Whoever rounds weights has asked for copies of them.
+            with_copies = matrices[0].rounding is not None or may_copy(matrices)
+            for matrix in matrices:
+                matrix.may_be_copied = with_copies
+            if any(len(matrix.candidates) > 1 for matrix in matrices):
+                self._matrices = matrices
         self._entries = [fingerprint_entries(matrix.weight) for matrix in self._matrices]
         self._fingerprints: list[bytes] = []
         self._choices: dict[int, list[Choice]] = {}  # By number of threads.
@@ -251,7 +361,9 @@ class TunedMatrices:
         return bool(self._fingerprints) and self._fingerprints != self._read_fingerprints()
 
     def _read_fingerprints(self) -> list[bytes]:
-        return [each.numpy().tobytes() for each in self._entries]
+        # A weight without copies has nothing that would have to follow a change.
+        pairs = zip(self._matrices, self._entries, strict=True)
+        return [bytes_of(entries) if matrix.has_copies else b"" for matrix, entries in pairs]
 
     def refresh(self) -> None:
         """Copies the weights anew if they were changed, and chooses kernels for the threads in use.
@@ -271,9 +383,10 @@ class TunedMatrices:
                 matrix.drop_copies()
         if threads not in self._choices:
             self._choices[threads] = choose_products(self._matrices)
-        self._fingerprints, self._threads = fingerprints, threads
+        self._threads = threads
         for matrix, choice in zip(self._matrices, self._choices[threads], strict=True):
             matrix.choose(choice)
+        self._fingerprints = self._read_fingerprints()  # There may be copies of more weights now.
 
 
 def fingerprint_entries(weight: Float[Tensor, "out into"]) -> Float[Tensor, "*sampled"]:
@@ -296,16 +409,24 @@ def fingerprint_entries(weight: Float[Tensor, "out into"]) -> Float[Tensor, "*sa
     return weight.view(-1)[::step]
 
 
+def bytes_of(entries: Float[Tensor, "*sampled"]) -> bytes:
+    """Returns the bytes of some numbers, of types that numpy does not have too."""
+    return entries.contiguous().view(torch.uint8).numpy().tobytes()
+
+
 def choose_products(matrices: Sequence[Matrix]) -> list[Choice]:
     """Returns the quickest products of each matrix; those of one size are measured together."""
     by_size = defaultdict(list)
     for matrix in matrices:
         by_size[matrix.problem_size].append(matrix)
     times: dict[ProblemSize, dict[int, dict[str, float]]] = defaultdict(dict)
-    facts = "products", product_names(), sorted(by_size)
+    first = matrices[0]
+    names = [name for name in first.product_names if first.may_use(name)]
+    facts = "products", str(first.weight.dtype), names, sorted(by_size)
     for (*size, rows), seconds in shortest_times(facts, lambda: time_products(by_size)).items():
         times[tuple(size)][rows] = seconds
-    choice_by_size = {size: best_choice(each) for size, each in times.items()}
+    free = [name for name in names if not first.products[name].copies]
+    choice_by_size = {size: best_choice(each, free) for size, each in times.items()}
     return [choice_by_size[matrix.problem_size] for matrix in matrices]
 
 
@@ -323,12 +444,13 @@ def time_products(
     for size, (first, *others) in by_size.items():
         # A part of the outputs is enough of a large matrix, such as a vocabulary's.
         outputs = max(1, MIN_TIMED_BYTES // first.weight[0].nbytes // 2) * 2
-        part = Matrix(first.weight[:outputs], first.bias, first.epilogue)
+        part = Matrix(first.weight[:outputs], first.bias, first.epilogue, first.rounding)
+        part.may_be_copied = first.may_be_copied
         weights = [part.weight, *(other.weight for other in others)]
         weights = weights[: max(1, MIN_TIMED_BYTES // part.weight.nbytes)]
         copies = {
             name: [part.products[name].prepare(each) for each in weights]
-            for name in product_names()
+            for name in part.candidates
         }
         prepared[size] = part, copies
     times = {}
@@ -349,9 +471,10 @@ def _call_for_all(
 ) -> Callable[[], object]:
     """Returns a call that multiplies with one weight after another, with the matrix's epilogue."""
     multiply, (out, into) = part.products[name].multiply, part.weight.shape
-    x, base = torch.randn(rows, into), None if part.bias is None else part.bias[:out]
+    x = torch.randn(rows, into).to(part.weight.dtype)
+    base = None if part.bias is None else part.bias[:out]
     if part.epilogue is Epilogue.ADD:
-        base = torch.randn(rows, out)
+        base = torch.randn(rows, out).to(part.weight.dtype)
     return lambda: [multiply(x, each, base) for each in prepared]
 
 
@@ -389,11 +512,11 @@ def shortest_times(
     return times
 
 
-def best_choice(times: dict[int, dict[str, float]]) -> Choice:
+def best_choice(times: dict[int, dict[str, float]], free: Sequence[str] = ()) -> Choice:
     """Returns the best choice by these seconds, which are by number of rows and kernel.
 
     A copy of the weights that saves less than ``MIN_SAVING`` of the time is left out. The first
-    kernel needs no copy.
+    kernel and those named in ``free`` need no copy.
 
     Between two numbers of rows that were timed, the kernel of the larger number is used: just
     beyond the number of rows at which a kernel falls behind, it is far behind already.
@@ -405,8 +528,8 @@ def best_choice(times: dict[int, dict[str, float]]) -> Choice:
         """Returns by how much the best of a subset is slower than the best, where that is worst."""
         return max(min(times[n][name] for name in subset) / min(times[n].values()) for n in rows)
 
-    while len(names) > 1:
-        without = {name: slowdown([each for each in names if each != name]) for name in names[1:]}
+    while copying := [name for name in names[1:] if name not in free]:
+        without = {name: slowdown([each for each in names if each != name]) for name in copying}
         needless = min(without, key=without.__getitem__)
         if without[needless] > 1 + MIN_SAVING:
             break

@@ -1,4 +1,6 @@
-"""Attention and products of fp32 on a CPU in C (``kernels.c``), compiled once for this processor.
+"""Attention and products on a CPU in C (``kernels.c``), compiled once for this processor.
+
+Attention is of fp32, and products are of fp32, bf16 and weights of few bits.
 
 Torch's own kernels come from libraries that are made for large matrices, and on some processors
 they use half of the available instructions. Torch's kernels are used all the same where no C
@@ -18,12 +20,13 @@ import struct
 import subprocess
 import tempfile
 from contextlib import suppress
+from enum import Enum
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Float, Int, UInt8
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
@@ -39,9 +42,16 @@ FLAGS = (
 )
 ATTENTION_ARGUMENTS = struct.Struct("8P18nd")  # The layout of `call` in kernels.c.
 PRODUCT_ARGUMENTS = struct.Struct("4P6n")  # The layout of `product` in kernels.c.
+CODED_ARGUMENTS = struct.Struct("4P8n")  # The layout of `coded_product` in kernels.c.
+OUTPUTS_PER_UNIT = 32  # Outputs of a panel of rounded weights.
+CODE_BLOCK = 32  # Inputs that share a scale.
+TILE_ROWS = 16  # Outputs of a tile of weights.
+TILE_INPUTS = 32  # Inputs of a tile of weights in bf16.
 MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
 TOLERANCE = 1e-4  # How far the kernels may be from what torch computes.
+BYTES_BIT = 4  # Of `low_precision_instructions` in kernels.c.
+BF16_TOLERANCE = 2**-7  # The same for results that are rounded to bf16.
 COMPILE_TIMEOUT_SECONDS = 60.0
 
 
@@ -168,6 +178,116 @@ def multiply(
         )
     )
     return product
+
+
+class Bf16Unit(Enum):
+    """What multiplies numbers of bf16. The values are names of products and part of stored keys."""
+
+    VECTORS = "vectors"  # AVX512-BF16.
+    TILES = "tiles"  # AMX.
+
+    @property
+    def instruction_bit(self) -> int:
+        """The bit of `low_precision_instructions` in kernels.c."""
+        return {Bf16Unit.VECTORS: 1, Bf16Unit.TILES: 2}[self]
+
+
+def supports_bf16(unit: Bf16Unit, weight: Float[Tensor, "all into"], gated: bool = False) -> bool:
+    """Returns whether :func:`multiply_bf16` is for weights of this shape and layout."""
+    out, into = weight.shape[0] // (2 if gated else 1), weight.shape[1]
+    fills_tiles = into % TILE_INPUTS == 0 or unit is Bf16Unit.VECTORS
+    return weight.is_contiguous() and out >= TILE_ROWS and fills_tiles
+
+
+def multiply_bf16(
+    unit: Bf16Unit,
+    x: Float[Tensor, "rows into"],
+    weight: Float[Tensor, "all into"],
+    base: Float[Tensor, "*rows out"] | None = None,
+    gated: bool = False,
+) -> Float[Tensor, "rows out"]:
+    """Returns base + x W^T in bf16, or silu(gate) times the other half for a gated weight.
+
+    The weight is read where it is. Sums are in fp32, in an order that does not depend on the number
+    of rows. Only for weights that :func:`supports_bf16` allows, and units of :func:`bf16_units`.
+    """
+    x, (rows, into) = x.contiguous(), x.shape
+    out = weight.shape[0] // 2 if gated else weight.shape[0]
+    base_address = base_stride = 0
+    if base is not None:
+        base = base.contiguous()
+        base_address = base.data_ptr()
+        base_stride = out if base.dim() > 1 else 0
+    product = x.new_empty(rows, out)
+    arguments = PRODUCT_ARGUMENTS.pack(
+        *(x.data_ptr(), weight.data_ptr(), base_address, product.data_ptr()),
+        *(base_stride, rows, into, out, gated, torch.get_num_threads()),
+    )
+    library = _library()
+    multiply_by_unit = getattr(library, f"multiply_bf16_by_{unit.value}")
+    if multiply_by_unit(arguments):
+        raise MemoryError(f"there is no memory for {rows} rows of {into} numbers")
+    return product
+
+
+def multiply_coded(
+    x: Float[Tensor, "rows into"],
+    panels: UInt8[Tensor, "panel block byte"],
+    base: Float[Tensor, "*rows out"] | None = None,
+    *,
+    out: int,
+    bits: int,
+    gated: bool = False,
+) -> Float[Tensor, "rows out"]:
+    """Returns about base + x W^T for rounded weights, or silu(gate) times the other half.
+
+    The rows are rounded to bytes. ``panels`` are laid out as ``few_bits.CodedPanels``. Rows and
+    results are in fp32 or bf16. Only where :func:`multiplies_bytes`.
+    """
+    x, (rows, into) = x.contiguous(), x.shape
+    base_address = base_stride = 0
+    if base is not None:
+        base = base.contiguous()
+        base_address = base.data_ptr()
+        base_stride = out if base.dim() > 1 else 0
+    product = x.new_empty(rows, out)
+    arguments = CODED_ARGUMENTS.pack(
+        *(x.data_ptr(), panels.data_ptr(), base_address, product.data_ptr()),
+        *(base_stride, rows, into, out, gated, torch.get_num_threads(), bits),
+        x.dtype == torch.float32,
+    )
+    if _library().multiply_coded(arguments):
+        raise MemoryError(f"there is no memory for {rows} rows of {into} numbers")
+    return product
+
+
+def multiplies_bytes() -> bool:
+    """Returns whether this processor multiplies with weights of few bits (AVX512-VNNI)."""
+    return is_available() and bool(_library().low_precision_instructions() & BYTES_BIT)
+
+
+@cache
+def bf16_units() -> tuple[Bf16Unit, ...]:
+    """Returns what this processor multiplies bf16 with, as far as it computes what torch does."""
+    if not is_available():
+        return ()
+    bits = _library().low_precision_instructions()
+    units = [unit for unit in Bf16Unit if bits & unit.instruction_bit]
+    correct = tuple(unit for unit in units if _is_bf16_correct(unit))
+    if len(correct) < len(units):
+        log.warning("the compiled products of bf16 are wrong on this processor, so some are unused")
+    return correct
+
+
+def _is_bf16_correct(unit: Bf16Unit) -> bool:
+    numbers = torch.linspace(-9.0, 9.0, 40 * 64 + 37 * 64).sin().bfloat16()
+    weight, x = numbers[: 40 * 64].view(40, 64), numbers[40 * 64 :].view(37, 64)
+    exact = x.float() @ weight.float().t()
+    products = [multiply_bf16(unit, x[:rows], weight).float() for rows in (1, 37)]
+    return all(
+        torch.allclose(each, exact[: len(each)], rtol=BF16_TOLERANCE, atol=BF16_TOLERANCE)
+        for each in products
+    )
 
 
 def supports_head_dim(width: int) -> bool:

@@ -11,11 +11,18 @@
    and parts of the keys. In a product the lanes are outputs. */
 
 #include <float.h>
+#if defined(__AVX512F__)
+#include <immintrin.h>
+#endif
 #include <omp.h>
 #include <stddef.h>
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#if defined(__AMX_BF16__) && defined(__linux__)
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 
 #if defined(__AVX512F__)
 #define BYTES 64
@@ -502,3 +509,409 @@ void multiply(const product *c) {
         }
     }
 }
+
+/* -- products in low precision ----------------------------------------------------------------------
+
+   Weights in bf16 are read where they are, row after row, so that no copy of them is needed. Sums are in
+   fp32, and each is computed in one order whatever rows are beside it. */
+
+#if defined(__AVX512BF16__) && defined(__AVX512BW__)
+#define HAS_BF16_VECTORS 1
+#endif
+#if defined(HAS_BF16_VECTORS) && defined(__AMX_BF16__) && defined(__AMX_TILE__) && defined(SYS_arch_prctl)
+#define HAS_BF16_TILES 1
+#endif
+#if defined(__AVX512VNNI__) && defined(__AVX512BW__)
+#define HAS_VNNI 1
+#endif
+#define TILE_ROWS 16       /* Rows of a tile, and the most rows that are multiplied by one tile. */
+#define TILE_INPUTS 32     /* Inputs of one output that a row of a tile has in bf16. */
+#define OUTPUTS_PER_UNIT 32 /* Outputs that one task computes: those of two tiles. */
+#define LINE 64            /* Bytes of a cache line. */
+#define CODE_BLOCK 32      /* Inputs that share a scale, in weights of few bits and in rows that meet them. */
+#define CODED_ROWS_AT_ONCE 4
+
+/* The layout is that of `compiled.PRODUCT_ARGUMENTS`, as for fp32. Of a `gated` product `w` has twice `out`
+   rows. */
+typedef struct {
+    const uint16_t *x, *w, *base;
+    uint16_t *y;
+    ptrdiff_t base_row, rows, in, out, gated, threads;
+} bf16_product;
+
+/* Returns which instructions there are: 1 for vectors of bf16, 2 for tiles of bf16, 4 for bytes. Tiles need
+   the kernel's permission, which is asked for once for the whole process. */
+int low_precision_instructions(void) {
+    int found = 0;
+#if defined(HAS_BF16_VECTORS)
+    found |= 1;
+#endif
+#if defined(HAS_BF16_TILES)
+    enum { REQUEST_PERMISSION = 0x1023, TILE_DATA = 18 };
+    if (!syscall(SYS_arch_prctl, REQUEST_PERMISSION, TILE_DATA)) found |= 2;
+#endif
+#if defined(HAS_VNNI)
+    found |= 4;
+#endif
+    return found;
+}
+
+#if defined(HAS_BF16_VECTORS)
+
+INLINE lanes widen(const uint16_t *numbers, __mmask16 some) {
+    const __m512i wide = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, numbers));
+    return (lanes)_mm512_slli_epi32(wide, 16);
+}
+
+INLINE void store_rounded(uint16_t *numbers, __mmask16 some, lanes values) {
+    _mm256_mask_storeu_epi16(numbers, some, (__m256i)_mm512_cvtneps_pbh((__m512)values));
+}
+
+/* Writes 16 results of a row, from output `first` on: sums of `w`'s rows, and of those that they gate. */
+INLINE void write_bf16(const bf16_product *c, ptrdiff_t row, ptrdiff_t first, lanes sums, lanes gated) {
+    const __mmask16 some = 0xffff;
+    if (c->gated) sums = silu(sums) * gated;
+    if (c->base) sums += widen(c->base + row * c->base_row + first, some);
+    store_rounded(c->y + row * c->out + first, some, sums);
+}
+
+/* Multiplies `rows` rows with `outs` outputs, whose weights begin at w. sums[row][output]. */
+INLINE void multiply_vectors(int rows, int outs, const uint16_t *x, const uint16_t *w, ptrdiff_t in, float *sums,
+                             ptrdiff_t sums_row) {
+    __m512 sum[4][4];
+    EACH(r, rows) EACH(o, outs) sum[r][o] = _mm512_setzero_ps();
+    for (ptrdiff_t i = 0; i < in; i += 32) {
+        const __mmask32 some = in - i >= 32 ? ~0u : (1u << (in - i)) - 1;
+        __m512bh each[4];
+        EACH(o, outs) each[o] = (__m512bh)_mm512_maskz_loadu_epi16(some, w + o * in + i);
+        EACH(r, rows) {
+            const __m512bh own = (__m512bh)_mm512_maskz_loadu_epi16(some, x + r * in + i);
+            EACH(o, outs) sum[r][o] = _mm512_dpbf16_ps(sum[r][o], each[o], own);
+        }
+    }
+    EACH(r, rows) EACH(o, outs) sums[r * sums_row + o] = _mm512_reduce_add_ps(sum[r][o]);
+}
+
+/* Computes the sums [rows][TILE_ROWS] of up to 4 rows and 16 outputs. */
+static void multiply_16_outputs(int rows, const uint16_t *x, const uint16_t *w, ptrdiff_t in, float *sums) {
+    for (int o = 0; o < TILE_ROWS; o += 4) {
+#define ROWS_CASE(n) \
+    if (rows == n) multiply_vectors(n, 4, x, w + o * in, in, sums + o, TILE_ROWS);
+        ROWS_CASE(1) ROWS_CASE(2) ROWS_CASE(3) ROWS_CASE(4)
+    }
+}
+
+/* Multiplies by vectors of bf16; there are at least 16 outputs. Returns 0. */
+int multiply_bf16_by_vectors(const bf16_product *c) {
+    const ptrdiff_t units = (c->out + TILE_ROWS - 1) / TILE_ROWS;
+#pragma omp parallel for schedule(static) num_threads(c->threads)
+    for (ptrdiff_t unit = 0; unit < units; unit++) {
+        /* The last outputs are computed together with some of those before them. */
+        const ptrdiff_t first = (unit + 1) * TILE_ROWS <= c->out ? unit * TILE_ROWS : c->out - TILE_ROWS;
+        for (ptrdiff_t row = 0; row < c->rows; row += 4) {
+            const int rows = c->rows - row < 4 ? (int)(c->rows - row) : 4;
+            lanes sums[4], gated[4] = {{0}};
+            multiply_16_outputs(rows, c->x + row * c->in, c->w + first * c->in, c->in, (float *)sums);
+            if (c->gated)
+                multiply_16_outputs(rows, c->x + row * c->in, c->w + (c->out + first) * c->in, c->in, (float *)gated);
+            for (int r = 0; r < rows; r++) write_bf16(c, row + r, first, sums[r], gated[r]);
+        }
+    }
+    return 0;
+}
+
+/* Transposes 16 vectors of 16 numbers of 32 bits. */
+INLINE void transpose(__m512i *v) {
+    __m512i t[16];
+    EACH(i, 8) {
+        t[2 * i] = _mm512_unpacklo_epi32(v[2 * i], v[2 * i + 1]);
+        t[2 * i + 1] = _mm512_unpackhi_epi32(v[2 * i], v[2 * i + 1]);
+    }
+    EACH(i, 4) {
+        v[4 * i] = _mm512_unpacklo_epi64(t[4 * i], t[4 * i + 2]);
+        v[4 * i + 1] = _mm512_unpackhi_epi64(t[4 * i], t[4 * i + 2]);
+        v[4 * i + 2] = _mm512_unpacklo_epi64(t[4 * i + 1], t[4 * i + 3]);
+        v[4 * i + 3] = _mm512_unpackhi_epi64(t[4 * i + 1], t[4 * i + 3]);
+    }
+    EACH(i, 4) {
+        t[i] = _mm512_shuffle_i32x4(v[i], v[i + 4], 0x88);
+        t[i + 4] = _mm512_shuffle_i32x4(v[i], v[i + 4], 0xdd);
+        t[i + 8] = _mm512_shuffle_i32x4(v[i + 8], v[i + 12], 0x88);
+        t[i + 12] = _mm512_shuffle_i32x4(v[i + 8], v[i + 12], 0xdd);
+    }
+    EACH(i, 4) {
+        v[i] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0x88);
+        v[i + 4] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0x88);
+        v[i + 8] = _mm512_shuffle_i32x4(t[i], t[i + 8], 0xdd);
+        v[i + 12] = _mm512_shuffle_i32x4(t[i + 4], t[i + 12], 0xdd);
+    }
+}
+
+#endif
+
+#if defined(HAS_BF16_TILES)
+
+/* The layout that the processor reads. */
+typedef struct {
+    uint8_t palette, start_row, reserved[14];
+    uint16_t bytes[16]; /* Of a row of each tile. */
+    uint8_t rows[16];
+} __attribute__((packed)) tile_configuration;
+
+/* A tile of weights has 16 outputs as its rows, as they are in memory. A tile of the rows x has pairs of
+   inputs as its rows, so x is transposed in pairs: [block][input pair][x row]. Tiles 0 and 1 are the sums of
+   two tiles of weights (4 and 5) and a block of rows (6), and tiles 2 and 3 those with the next block (7). */
+static void configure_tiles(int columns) {
+    tile_configuration tiles = {.palette = 1};
+    for (int number = 0; number < 8; number++) {
+        tiles.rows[number] = TILE_ROWS;
+        tiles.bytes[number] = (uint16_t)(4 * columns);
+    }
+    tiles.bytes[4] = tiles.bytes[5] = 2 * TILE_INPUTS;
+    _tile_loadconfig(&tiles);
+}
+
+/* Lays out inputs from `from` on, as many as a tile has, of up to 16 rows from `row` on, as [pair][columns]. */
+INLINE void lay_out_rows(const bf16_product *c, ptrdiff_t row, ptrdiff_t from, int columns, uint32_t *laid) {
+    const ptrdiff_t left = c->rows - row;
+    __m512i v[TILE_ROWS];
+    EACH(r, TILE_ROWS) v[r] = r < left ? _mm512_loadu_si512(c->x + (row + r) * c->in + from) : _mm512_setzero_si512();
+    transpose(v);
+    const __mmask16 some = (__mmask16)((1u << columns) - 1);
+    EACH(pair, TILE_ROWS) _mm512_mask_storeu_epi32(laid + pair * columns, some, v[pair]);
+}
+
+/* Writes the sums [output][row] of 16 outputs, and of those that they gate, for the rows from `row` on. */
+static void write_tile(const bf16_product *c, ptrdiff_t row, ptrdiff_t first, __m512i *sums, __m512i *gated) {
+    const ptrdiff_t left = c->rows - row;
+    transpose(sums);
+    if (c->gated) transpose(gated);
+    for (int r = 0; r < TILE_ROWS && r < left; r++)
+        write_bf16(c, row + r, first, (lanes)sums[r], (lanes)gated[r]);
+}
+
+/* Multiplies one or two blocks of rows with two tiles' outputs, whose weights begin at a and b. Meanwhile it
+   prefetches as many weights from `next_a` and `next_b` on. */
+INLINE void multiply_tiles(int blocks, const bf16_product *c, const uint16_t *a, const uint16_t *b,
+                           const uint32_t *laid, int columns, const char *next_a, const char *next_b) {
+    const ptrdiff_t stride = 2 * c->in, steps = c->in / TILE_INPUTS, block = steps * TILE_ROWS * columns;
+    _tile_zero(0);
+    _tile_zero(1);
+    if (blocks == 2) {
+        _tile_zero(2);
+        _tile_zero(3);
+    }
+    for (ptrdiff_t step = 0; step < steps; step++) {
+        const uint32_t *rows = laid + step * TILE_ROWS * columns;
+        if (next_a)
+            EACH(line, TILE_ROWS) {
+                _mm_prefetch(next_a + (step * TILE_ROWS + line) * LINE, _MM_HINT_T1);
+                _mm_prefetch(next_b + (step * TILE_ROWS + line) * LINE, _MM_HINT_T1);
+            }
+        _tile_loadd(6, rows, 4 * columns);
+        _tile_loadd(4, a + step * TILE_INPUTS, stride);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_loadd(5, b + step * TILE_INPUTS, stride);
+        _tile_dpbf16ps(1, 5, 6);
+        if (blocks == 2) {
+            _tile_loadd(7, rows + block, 4 * columns);
+            _tile_dpbf16ps(2, 4, 7);
+            _tile_dpbf16ps(3, 5, 7);
+        }
+    }
+}
+
+/* Multiplies by tiles of bf16; there are at least 16 outputs, and the inputs fill tiles. Returns 1 where there
+   is no memory. */
+int multiply_bf16_by_tiles(const bf16_product *c) {
+    const ptrdiff_t steps = c->in / TILE_INPUTS, blocks = (c->rows + TILE_ROWS - 1) / TILE_ROWS;
+    const ptrdiff_t per_unit = c->gated ? TILE_ROWS : OUTPUTS_PER_UNIT;
+    const ptrdiff_t units = (c->out + per_unit - 1) / per_unit;
+    const int columns = blocks == 1 ? (int)c->rows : TILE_ROWS;
+    const ptrdiff_t block_size = steps * TILE_ROWS * columns;
+    uint32_t *laid = aligned_alloc(LINE, (size_t)(4 * blocks * block_size + LINE) / LINE * LINE);
+    if (!laid) return 1;
+#pragma omp parallel num_threads(c->threads)
+    {
+        configure_tiles(columns);
+#pragma omp for schedule(static)
+        for (ptrdiff_t task = 0; task < blocks * steps; task++)
+            lay_out_rows(c, task / steps * TILE_ROWS, task % steps * TILE_INPUTS, columns,
+                         laid + task * TILE_ROWS * columns);
+#pragma omp for schedule(static) nowait
+        for (ptrdiff_t unit = 0; unit < units; unit++) {
+            /* The last outputs are computed together with some of those before them. */
+            const ptrdiff_t last = c->out - TILE_ROWS, start = unit * per_unit;
+            const ptrdiff_t first = start < last ? start : last;
+            const ptrdiff_t after = first + TILE_ROWS < last ? first + TILE_ROWS : last;
+            const ptrdiff_t second = c->gated ? c->out + first : after;
+            const uint16_t *a = c->w + first * c->in, *b = c->w + second * c->in;
+            const int more = start + 2 * per_unit <= c->out;
+            for (ptrdiff_t block = 0; block < blocks; block += 2) {
+                const ptrdiff_t row = block * TILE_ROWS;
+                const uint32_t *rows = laid + block * block_size;
+                const char *next_a = more && !block ? (const char *)(a + per_unit * c->in) : NULL;
+                const char *next_b = next_a ? (const char *)(b + per_unit * c->in) : NULL;
+                __m512i sums[4][TILE_ROWS];
+                if (block + 1 < blocks) {
+                    multiply_tiles(2, c, a, b, rows, columns, next_a, next_b);
+                    _tile_stored(2, sums[2], LINE);
+                    _tile_stored(3, sums[3], LINE);
+                } else {
+                    multiply_tiles(1, c, a, b, rows, columns, next_a, next_b);
+                }
+                _tile_stored(0, sums[0], LINE);
+                _tile_stored(1, sums[1], LINE);
+                for (int each = 0; each < 2 && block + each < blocks; each++) {
+                    __m512i *own = sums[2 * each], *other = sums[2 * each + 1];
+                    write_tile(c, row + each * TILE_ROWS, first, own, other);
+                    if (!c->gated) write_tile(c, row + each * TILE_ROWS, second, other, other);
+                }
+            }
+        }
+        _tile_release();
+    }
+    free(laid);
+    return 0;
+}
+
+#endif
+
+/* -- products with weights of few bits ---------------------------------------------------------------
+
+   A weight is code * scale, and CODE_BLOCK inputs of an output share a scale. The rows are rounded to bytes
+   in the same blocks, so a block's products are sums of whole numbers. Such products are for drafts. */
+
+/* The layout is that of `compiled.CODED_ARGUMENTS`. `w` is laid out as panels of OUTPUTS_PER_UNIT outputs, and
+   a panel as blocks: scales in fp16 [output], then codes. A code is unsigned; `zero` is the code of 0. Of bytes
+   a block has [input / 4][output][input % 4], and of half bytes those of the inputs from CODE_BLOCK / 2 on
+   are the upper halves of those before. Rows of x, y and base are in bf16 or in fp32 (`wide`). */
+typedef struct {
+    const void *x;
+    const uint8_t *w;
+    const void *base;
+    void *y;
+    ptrdiff_t base_row, rows, in, out, gated, threads, bits, wide;
+} coded_product;
+
+#if defined(HAS_VNNI)
+
+/* A row of x in bytes: its numbers are `codes` * `scales`, and `shifts` are to be subtracted from each
+   block's sum of products, because the weights' codes are unsigned. */
+typedef struct {
+    int8_t *codes;
+    float *scales;
+    int32_t *shifts;
+} coded_rows;
+
+INLINE lanes load_number(const void *from, ptrdiff_t at, __mmask16 some, int wide) {
+    if (wide) return (lanes)_mm512_maskz_loadu_ps(some, (const float *)from + at);
+    const __m512i numbers = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(some, (const uint16_t *)from + at));
+    return (lanes)_mm512_slli_epi32(numbers, 16);
+}
+
+INLINE void store_number(void *to, ptrdiff_t at, __mmask16 some, lanes values, int wide) {
+    if (wide) {
+        _mm512_mask_storeu_ps((float *)to + at, some, (__m512)values);
+        return;
+    }
+    /* Rounds to the nearest, and to even between two. NaN stays NaN. */
+    const __m512i bits = (__m512i)values, odd = _mm512_and_si512(_mm512_srli_epi32(bits, 16), _mm512_set1_epi32(1));
+    __m512i rounded = _mm512_srli_epi32(_mm512_add_epi32(bits, _mm512_add_epi32(odd, _mm512_set1_epi32(0x7fff))), 16);
+    const __mmask16 unordered = _mm512_cmp_ps_mask((__m512)values, (__m512)values, _CMP_UNORD_Q);
+    rounded = _mm512_mask_mov_epi32(rounded, unordered, _mm512_set1_epi32(0x7fc0));
+    _mm256_mask_storeu_epi16((uint16_t *)to + at, some, _mm512_cvtepi32_epi16(rounded));
+}
+
+/* Rounds a block of a row to bytes. */
+static void round_block(const coded_product *c, const coded_rows *rows, ptrdiff_t block, int zero) {
+    const lanes first = load_number(c->x, block * CODE_BLOCK, 0xffff, (int)c->wide);
+    const lanes second = load_number(c->x, block * CODE_BLOCK + 16, 0xffff, (int)c->wide);
+    const __m512 largest = _mm512_max_ps(_mm512_abs_ps((__m512)first), _mm512_abs_ps((__m512)second));
+    const float most = _mm512_reduce_max_ps(largest), scale = most / 127;
+    const __m512 inverse = _mm512_set1_ps(most > FLT_MIN ? 127 / most : 0);
+    const __m512i a = _mm512_cvtps_epi32(_mm512_mul_ps((__m512)first, inverse));
+    const __m512i b = _mm512_cvtps_epi32(_mm512_mul_ps((__m512)second, inverse));
+    _mm_storeu_si128((__m128i *)(rows->codes + block * CODE_BLOCK), _mm512_cvtsepi32_epi8(a));
+    _mm_storeu_si128((__m128i *)(rows->codes + block * CODE_BLOCK + 16), _mm512_cvtsepi32_epi8(b));
+    rows->scales[block] = scale;
+    rows->shifts[block] = -zero * _mm512_reduce_add_epi32(_mm512_add_epi32(a, b));
+}
+
+/* Multiplies `count` rows, from `row` on, with a panel. `rows` are all rows in bytes. */
+INLINE void multiply_coded_panel(int count, int bits, const coded_product *c, const coded_rows *rows, ptrdiff_t row,
+                                 ptrdiff_t number) {
+    const ptrdiff_t blocks = c->in / CODE_BLOCK, scale_bytes = 2 * OUTPUTS_PER_UNIT;
+    const ptrdiff_t block_bytes = scale_bytes + OUTPUTS_PER_UNIT * CODE_BLOCK * bits / 8;
+    const uint8_t *w = c->w + number * blocks * block_bytes;
+    const __m512i low_halves = _mm512_set1_epi8(0x0f);
+    __m512 sum[CODED_ROWS_AT_ONCE][2];
+    EACH(r, count) EACH(v, 2) sum[r][v] = _mm512_setzero_ps();
+    for (ptrdiff_t block = 0; block < blocks; block++, w += block_bytes) {
+        __m512i whole[CODED_ROWS_AT_ONCE][2];
+        const uint8_t *codes = w + scale_bytes;
+        EACH(line, (int)(block_bytes / LINE)) _mm_prefetch((const char *)w + 4 * block_bytes + line * LINE, _MM_HINT_T0);
+        EACH(r, count) EACH(v, 2) whole[r][v] = _mm512_set1_epi32(rows->shifts[(row + r) * blocks + block]);
+        EACH(quad, 4 * bits / 4) EACH(v, 2) {
+            __m512i own = _mm512_loadu_si512(codes + (quad * 2 + v) * LINE);
+            const int32_t *x = (const int32_t *)(rows->codes + row * c->in + block * CODE_BLOCK) + quad;
+            if (bits == 4) {
+                const __m512i high = _mm512_and_si512(_mm512_srli_epi16(own, 4), low_halves);
+                EACH(r, count)
+                whole[r][v] = _mm512_dpbusd_epi32(whole[r][v], high, _mm512_set1_epi32(x[r * (c->in / 4) + 4]));
+                own = _mm512_and_si512(own, low_halves);
+            }
+            EACH(r, count)
+            whole[r][v] = _mm512_dpbusd_epi32(whole[r][v], own, _mm512_set1_epi32(x[r * (c->in / 4)]));
+        }
+        EACH(v, 2) {
+            const __m512 scales = _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)w + v));
+            EACH(r, count) {
+                const __m512 scale = _mm512_mul_ps(scales, _mm512_set1_ps(rows->scales[(row + r) * blocks + block]));
+                sum[r][v] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(whole[r][v]), scale, sum[r][v]);
+            }
+        }
+    }
+    const int per_vector = LINE / 4, vectors = c->gated ? 1 : 2;
+    EACH(r, count) EACH(v, 2) {
+        const ptrdiff_t first = number * vectors * per_vector + v * per_vector, left = c->out - first;
+        if (v >= vectors || left <= 0) break;
+        const __mmask16 some = left >= per_vector ? 0xffff : (__mmask16)((1u << left) - 1);
+        lanes result = (lanes)sum[r][v];
+        if (c->gated) result = silu(result) * (lanes)sum[r][1];
+        if (c->base) result += load_number(c->base, (row + r) * c->base_row + first, some, (int)c->wide);
+        store_number(c->y, (row + r) * c->out + first, some, result, (int)c->wide);
+    }
+}
+
+/* Multiplies with weights of 4 or 8 bits, whose inputs fill blocks. Returns 1 where there is no memory. */
+int multiply_coded(const coded_product *c) {
+    const ptrdiff_t blocks = c->in / CODE_BLOCK, per_panel = c->gated ? OUTPUTS_PER_UNIT / 2 : OUTPUTS_PER_UNIT;
+    const ptrdiff_t panels = (c->out + per_panel - 1) / per_panel, all = c->rows * blocks;
+    char *memory = aligned_alloc(LINE, (size_t)(all * (CODE_BLOCK + 8) + LINE) / LINE * LINE);
+    if (!memory) return 1;
+    const coded_rows rows = {(int8_t *)memory, (float *)(memory + all * CODE_BLOCK),
+                             (int32_t *)(memory + all * (CODE_BLOCK + 4))};
+#pragma omp parallel num_threads(c->threads)
+    {
+#pragma omp for schedule(static)
+        for (ptrdiff_t block = 0; block < all; block++) round_block(c, &rows, block, c->bits == 4 ? 8 : 128);
+#pragma omp for schedule(static)
+        for (ptrdiff_t panel = 0; panel < panels; panel++)
+            for (ptrdiff_t row = 0; row < c->rows; row += CODED_ROWS_AT_ONCE) {
+                const ptrdiff_t left = c->rows - row;
+                switch (left < CODED_ROWS_AT_ONCE ? left : CODED_ROWS_AT_ONCE) {
+#define CODED_CASE(n)                                                                   \
+    case n:                                                                             \
+        if (c->bits == 4) multiply_coded_panel(n, 4, c, &rows, row, panel);             \
+        if (c->bits == 8) multiply_coded_panel(n, 8, c, &rows, row, panel);             \
+        break;
+                    CODED_CASE(1) CODED_CASE(2) CODED_CASE(3) CODED_CASE(4)
+                }
+            }
+    }
+    free(memory);
+    return 0;
+}
+
+#endif

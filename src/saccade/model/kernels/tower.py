@@ -39,7 +39,10 @@ class Tower:
             elif type(module) is nn.Conv3d:
                 matrix = Matrix(module.weight.data.flatten(1), module.bias)
                 forwards.append((module, matrix, _patch_forward(module, matrix)))
-        self._matrices = TunedMatrices([matrix for _, matrix, _ in forwards])
+        # A prompt's rows are many, of which only fp32 has kernels that beat torch's.
+        matrices = [matrix for _, matrix, _ in forwards]
+        is_fp32 = are_fp32_on_cpu(matrix.weight for matrix in matrices)
+        self._matrices = TunedMatrices(matrices if is_fp32 else [])
         self._forwards = forwards if self._matrices else []
         self._is_ours_quicker: dict[tuple[int, ...], bool] = {}
         """Whether our attention is quicker, by its sizes."""

@@ -15,6 +15,7 @@ from typing import Any
 
 from saccade.core.errors import OptionError
 from saccade.serve.formats.grammar import JSON_WHITESPACE
+from saccade.serve.formats.reasoning import mark_overlap
 from saccade.serve.formats.strict_json import NotJson, Unfinished, read_object
 
 
@@ -107,7 +108,7 @@ def split_answer(
             words_end = start if words_end is None else words_end
     words = text[:words_end]
     if not is_complete and words_end is None:
-        words = words[: len(words) - _mark_overlap(words, dialect.opening)]
+        words = words[: len(words) - mark_overlap(words, dialect.opening)]
     return (words if is_complete and not calls else words.rstrip()), calls
 
 
@@ -161,9 +162,3 @@ def _call(
         return None
     tool_name = json.loads(name)
     return ParsedCall(tool_name, arguments) if tool_name in tool_names else None
-
-
-def _mark_overlap(text: str, mark: str) -> int:
-    """Returns how many of the text's last characters may be the beginning of a mark."""
-    longest = min(len(mark) - 1, len(text))
-    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)

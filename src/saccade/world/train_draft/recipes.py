@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 Kind = Literal["video", "image", "diff"]  # The world's kinds of media.
 ALL_KINDS: tuple[Kind, ...] = ("video", "image", "diff")
-Part = Literal["projector", "language", "vision"]
+Part = Literal["projector", "language", "vision", "head"]
 # What families call the modules between a vision tower and the language model.
 PROJECTORS = {"multi_modal_projector", "merger", "deepstack_merger_list", "connector"}
 PROJECTORS |= {"aligner", "image_newline"}
@@ -54,7 +54,8 @@ class Settings:
     """
 
     recipe: Annotated[
-        str, typer.Option(help="llava-1.5-68m, llava-1.5-160m or llava-onevision-68m.")
+        str,
+        typer.Option(help="llava-1.5-68m, llava-1.5-160m or llava-onevision-68m; eagle3: a head."),
     ] = "llava-1.5-68m"
     phases: Annotated[
         str | None, typer.Option(help="Comma-separated; all of the recipe's when left out.")
@@ -99,11 +100,15 @@ class Settings:
 
 @dataclass(frozen=True)
 class DraftRecipe:
-    """Phases, the language model that TABED starts from, and its decoder layers."""
+    """Phases, the language model that TABED starts from, and its decoder layers.
+
+    ``unroll_steps`` is for a head: how many steps it is unrolled on its own outputs.
+    """
 
     language: str
     layers: int
     phases: tuple[Phase, ...]
+    unroll_steps: int = 0
 
 
 # Table 7. Its data are single images; the world's draft is for clips, and sees everything.
@@ -131,6 +136,8 @@ RECIPES = {
     "llava-1.5-68m": DraftRecipe(_SMALL, 2, _LLAVA),
     "llava-1.5-160m": DraftRecipe(_LARGE, 12, _LLAVA),
     "llava-onevision-68m": DraftRecipe(_SMALL, 2, _ONEVISION),
+    # EAGLE-3 (arXiv:2503.01840, section 3) trains one layer, unrolled for seven steps.
+    "eagle3": DraftRecipe("", 1, (Phase("head", ("head",), 1e-4, 8, 532_000),), unroll_steps=7),
 }
 
 

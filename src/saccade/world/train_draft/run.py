@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import json
 import shutil
+from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from copy import deepcopy
 from dataclasses import asdict, replace
 from pathlib import Path
@@ -20,8 +22,9 @@ from transformers.trainer_utils import get_last_checkpoint
 from saccade.core.errors import ModelError, OptionError
 from saccade.inputs.loading import Loaded, check_pair, load
 from saccade.model.backbone import Backbone
-from saccade.world.train_draft import conversations
+from saccade.world.train_draft import conversations, eagle3
 from saccade.world.train_draft.assembly import assemble_draft
+from saccade.world.train_draft.conversations import LlavaConversation
 from saccade.world.train_draft.recipes import (
     DraftRecipe,
     Settings,
@@ -102,14 +105,8 @@ def train_draft(
         conversations.read_conversations(settings.data, settings.images) if settings.data else ()
     )
     target = load(settings.target, dtype="float32", fused=False)
-    draft = make_starting_draft(target, recipe, settings)
-    model: Any = draft.backbone.model
-    parts_by_parameter(model)  # Raises before anything is written.
-    if settings.distill and type(model) is not type(target.backbone.model):
-        raise ModelError(
-            f"{target.name} cannot teach {draft.name}, which reads its inputs in another form; "
-            "choose models of one family, or leave --distill out"
-        )
+    kind = HeadTraining if recipe.unroll_steps else DraftTraining
+    training = kind(target, recipe, settings, llava_conversations)
     out.mkdir(parents=True, exist_ok=True)
     (out / STATE).write_text(json.dumps({"settings": asdict(settings)}, indent=1) + "\n")
     phases = []
@@ -120,20 +117,82 @@ def train_draft(
         phase_run = PhaseRun(
             phase, steps, settings, number, checkpoints, save_every_s, llava_conversations
         )
-        phases.append(_run(phase_run, draft, target, on_progress))
-    model.save_pretrained(out)
-    draft.processor.save_pretrained(out)
+        phases.append(_run(phase_run, training, on_progress))
+    training.save(out)
     result = {"settings": asdict(settings), "out": str(out), "phases": phases}
     (out / STATE).write_text(json.dumps(result, indent=1) + "\n")
     shutil.rmtree(out / CHECKPOINTS)
     return result
 
 
-def _run(
-    phase_run: PhaseRun, draft: Loaded, target: Loaded, on_progress: OnProgress
-) -> dict[str, Any]:
+class Training(ABC):
+    """What a run trains, and how it is saved."""
+
+    model: nn.Module
+
+    @abstractmethod
+    def trainer(self, phase_run: PhaseRun, on_progress: OnProgress) -> Any:
+        """Returns the Trainer of a phase."""
+
+    @abstractmethod
+    def save(self, out: Path) -> None:
+        """Writes what was trained as a checkpoint."""
+
+
+class DraftTraining(Training):
+    """A draft model."""
+
+    def __init__(
+        self,
+        target: Loaded,
+        recipe: DraftRecipe,
+        settings: Settings,
+        conversations: Sequence[LlavaConversation],
+    ) -> None:
+        self._target = target
+        self._draft = make_starting_draft(target, recipe, settings)
+        self.model = self._draft.backbone.model
+        parts_by_parameter(self.model)  # Raises before anything is written.
+        if settings.distill and type(self.model) is not type(target.backbone.model):
+            raise ModelError(
+                f"{target.name} cannot teach {self._draft.name}, which reads its inputs in another "
+                "form; choose models of one family, or leave --distill out"
+            )
+
+    def trainer(self, phase_run: PhaseRun, on_progress: OnProgress) -> Any:
+        return make_trainer(phase_run, self._draft, self._target, on_progress)
+
+    def save(self, out: Path) -> None:
+        self._draft.backbone.model.save_pretrained(out)
+        self._draft.processor.save_pretrained(out)
+
+
+class HeadTraining(Training):
+    """An EAGLE-3 head."""
+
+    def __init__(
+        self,
+        target: Loaded,
+        recipe: DraftRecipe,
+        settings: Settings,
+        conversations: Sequence[LlavaConversation],
+    ) -> None:
+        self._target, self._unroll_steps = target, recipe.unroll_steps
+        ids = eagle3.known_ids(target, settings, recipe, conversations)
+        self.model: eagle3.TrainedHead = eagle3.TrainedHead(target, ids, settings.seed)
+
+    def trainer(self, phase_run: PhaseRun, on_progress: OnProgress) -> Any:
+        return eagle3.make_head_trainer(
+            phase_run, self.model, self._target, self._unroll_steps, on_progress
+        )
+
+    def save(self, out: Path) -> None:
+        self.model.save(out)
+
+
+def _run(phase_run: PhaseRun, training: Training, on_progress: OnProgress) -> dict[str, Any]:
     """Runs one phase, from its last checkpoint if it has one."""
-    trainer: Any = make_trainer(phase_run, draft, target, on_progress)
+    trainer: Any = training.trainer(phase_run, on_progress)
     trainer.train(resume_from_checkpoint=_last_checkpoint(phase_run.checkpoints))
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
     tail = losses[-max(1, len(losses) // 10) :]
@@ -141,7 +200,7 @@ def _run(
         "phase": phase_run.phase.name,
         "steps": trainer.state.global_step,
         "samples": trainer.state.global_step * phase_run.batch_size,
-        "parameters": sum(p.numel() for p in draft.backbone.model.parameters() if p.requires_grad),
+        "parameters": sum(p.numel() for p in training.model.parameters() if p.requires_grad),
         "loss_first": losses[0],
         "loss_last": sum(tail) / len(tail),
         "trains": list(phase_run.phase.trains),
@@ -159,6 +218,8 @@ def _last_checkpoint(folder: Path) -> str | None:
 def _check_settings(settings: Settings) -> DraftRecipe:
     """Returns the recipe; raises OptionError for settings that cannot be run."""
     recipe = select_recipe(settings.recipe, settings.phases)
+    if recipe.unroll_steps:
+        eagle3.check_settings(settings)
     share_steps(settings.steps, recipe.phases)
     if not 0 <= settings.distill <= 1:
         raise OptionError(f"--distill {settings.distill} is not a weight between 0 and 1")

@@ -169,7 +169,7 @@ class DraftTrainer(Trainer):
         cast(Any, self.model).load_state_dict(checkpoint.state_dict())
 
 
-class _ProgressCallback(TrainerCallback):
+class ProgressCallback(TrainerCallback):
     """Reports the progress of a phase, and saves checkpoints by the clock."""
 
     def __init__(self, phase_run: PhaseRun, on_progress: OnProgress) -> None:
@@ -207,6 +207,25 @@ def make_trainer(
     trained = trained_parameters(model, phase)
     for name, p in model.named_parameters():
         p.requires_grad_(name in trained)
+    args = training_arguments(phase_run)
+    teacher: Any = target.backbone.model.to(args.device) if settings.distill else None
+    trainer = DraftTrainer(
+        phase_run,
+        teacher,
+        model=model.to(args.device),
+        args=args,
+        train_dataset=dataset(phase_run, draft),
+        data_collator=lambda items: items[0],
+        callbacks=[ProgressCallback(phase_run, on_progress)],
+        optimizers=(_optimizer(model, trained, phase, args), None),
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def training_arguments(phase_run: PhaseRun) -> Any:
+    """Returns the Trainer's arguments for a phase."""
+    phase, settings = phase_run.phase, phase_run.settings
     args: Any = TrainingArguments(
         output_dir=str(phase_run.checkpoints),
         max_steps=phase_run.steps,
@@ -229,22 +248,10 @@ def make_trainer(
     )
     if args.n_gpu > 1:
         args._n_gpu = 1  # Copies of a model in threads would lose the hook that drops tokens.
-    teacher: Any = target.backbone.model.to(args.device) if settings.distill else None
-    trainer = DraftTrainer(
-        phase_run,
-        teacher,
-        model=model.to(args.device),
-        args=args,
-        train_dataset=_dataset(phase_run, draft),
-        data_collator=lambda items: items[0],
-        callbacks=[_ProgressCallback(phase_run, on_progress)],
-        optimizers=(_optimizer(model, trained, phase, args), None),
-    )
-    trainer.remove_callback(PrinterCallback)
-    return trainer
+    return args
 
 
-def _dataset(phase_run: PhaseRun, draft: Loaded) -> Dataset[Any]:
+def dataset(phase_run: PhaseRun, draft: Loaded) -> Dataset[Any]:
     seed, drop = (phase_run.settings.seed, phase_run.number), phase_run.settings.drop_visual
     count = phase_run.steps * phase_run.batch_size // phase_run.samples_per_forward
     if phase_run.conversations:

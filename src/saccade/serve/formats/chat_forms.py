@@ -9,6 +9,7 @@ from typing import Any, ClassVar, Literal
 from pydantic import BaseModel
 
 from saccade.core.result import Result
+from saccade.serve.formats.reasoning import Reasoning
 from saccade.serve.formats.tool_calls import Dialect, ParsedCall, split_answer
 
 Body = dict[str, Any]
@@ -26,6 +27,10 @@ class TextForm:
     def choice(self, result: Result) -> Body:
         return {"text": result.text, "finish_reason": result.finish_reason}
 
+    def reasoning_tokens(self, result: Result) -> int:
+        """Returns how many tokens of an answer are reasoning: a plain text has none."""
+        return 0
+
     def stream(self) -> TextForm:
         return self
 
@@ -42,6 +47,20 @@ class TextForm:
 
 
 @dataclass(frozen=True)
+class AnswerParts:
+    """What a chat's answer consists of."""
+
+    reasoning: str
+    text: str
+    calls: list[ParsedCall]
+
+
+def reasoning_fields(text: str) -> Body:
+    """Returns reasoning under both of the names by which vLLM's clients know it."""
+    return {"reasoning": text, "reasoning_content": text}
+
+
+@dataclass(frozen=True)
 class ChatForm:
     """The form of a chat completion.
 
@@ -50,28 +69,41 @@ class ChatForm:
 
     dialect: Dialect | None = None
     tool_names: Collection[str] = ()
+    reasoning: Reasoning | None = None
+    shows_reasoning: bool = True  # Otherwise the reasoning is left out.
 
     object_name: ClassVar[str] = "chat.completion"
     chunk_object_name: ClassVar[str] = "chat.completion.chunk"
     id_prefix: ClassVar[str] = "chatcmpl"
 
     def choice(self, result: Result) -> Body:
-        text, calls = self.split(result.text or "", is_complete=True)
-        message: Body = {"role": "assistant", "content": text or None, "refusal": None}
-        if calls:
-            message["tool_calls"] = [call.response_fields() for call in calls]
-        else:
-            message["content"] = text
-        return {"message": message, "finish_reason": self.finish_reason(result, calls)}
+        answer = self.split(result.text or "", is_complete=True)
+        has_other_parts = bool(answer.calls or answer.reasoning)
+        message: Body = {"role": "assistant", "content": answer.text, "refusal": None}
+        if has_other_parts and not answer.text:
+            message["content"] = None
+        if answer.calls:
+            message["tool_calls"] = [call.response_fields() for call in answer.calls]
+        if answer.reasoning and self.shows_reasoning:
+            message |= reasoning_fields(answer.reasoning)
+        return {"message": message, "finish_reason": self.finish_reason(result, answer.calls)}
+
+    def reasoning_tokens(self, result: Result) -> int:
+        """Returns how many tokens of an answer are reasoning."""
+        return 0 if self.reasoning is None else self.reasoning.count_tokens(result.ids)
 
     def stream(self) -> ChatStream:
         return ChatStream(self)
 
-    def split(self, text: str, *, is_complete: bool) -> tuple[str, list[ParsedCall]]:
-        """Returns the text and the calls of an answer, as far as they are certain."""
+    def split(self, text: str, *, is_complete: bool) -> AnswerParts:
+        """Returns the parts of an answer, as far as they are certain."""
+        reasoning = ""
+        if self.reasoning is not None:
+            reasoning, text = self.reasoning.split(text, is_complete=is_complete)
         if self.dialect is None:
-            return text, []
-        return split_answer(self.dialect, text, self.tool_names, is_complete=is_complete)
+            return AnswerParts(reasoning, text, [])
+        words, calls = split_answer(self.dialect, text, self.tool_names, is_complete=is_complete)
+        return AnswerParts(reasoning, words, calls)
 
     def finish_reason(self, result: Result, calls: list[ParsedCall]) -> str:
         return "tool_calls" if calls and result.finish_reason == "stop" else result.finish_reason
@@ -83,6 +115,7 @@ class ChatStream:
     def __init__(self, form: ChatForm) -> None:
         self._form = form
         self._answer = ""
+        self._sent_reasoning = 0  # In characters, as the text is.
         self._sent_characters = 0
         self._sent_calls = 0
 
@@ -93,15 +126,21 @@ class ChatStream:
         if not piece:
             return []
         self._answer += piece
-        return self._deltas(*self._form.split(self._answer, is_complete=False))
+        return self._deltas(self._form.split(self._answer, is_complete=False))
 
     def end(self, result: Result) -> tuple[list[Body], Body, str]:
-        text, calls = self._form.split(self._answer, is_complete=True)
-        return self._deltas(text, calls), {"delta": {}}, self._form.finish_reason(result, calls)
+        answer = self._form.split(self._answer, is_complete=True)
+        reason = self._form.finish_reason(result, answer.calls)
+        return self._deltas(answer), {"delta": {}}, reason
 
-    def _deltas(self, text: str, calls: list[ParsedCall]) -> list[Body]:
-        """Returns what has not been sent of a text and its calls, and counts it as sent."""
+    def _deltas(self, answer: AnswerParts) -> list[Body]:
+        """Returns what has not been sent of an answer's parts, and counts it as sent."""
         bodies: list[Body] = []
+        text, calls = answer.text, answer.calls
+        if self._form.shows_reasoning and len(answer.reasoning) > self._sent_reasoning:
+            new_reasoning = answer.reasoning[self._sent_reasoning :]
+            bodies.append({"delta": reasoning_fields(new_reasoning)})
+            self._sent_reasoning = len(answer.reasoning)
         if len(text) > self._sent_characters:
             bodies.append({"delta": {"content": text[self._sent_characters :]}})
             self._sent_characters = len(text)
@@ -122,11 +161,16 @@ class PromptTokensDetails(BaseModel):
     cached_tokens: int  # Tokens of the prompt that were read for an earlier request.
 
 
+class CompletionTokensDetails(BaseModel):
+    reasoning_tokens: int  # Tokens of the answers before the reasoning ended.
+
+
 class Usage(BaseModel):
     prompt_tokens: int
     completion_tokens: int
     total_tokens: int
     prompt_tokens_details: PromptTokensDetails
+    completion_tokens_details: CompletionTokensDetails
 
 
 class ResponseFunction(BaseModel):
@@ -145,6 +189,8 @@ class Answer(BaseModel):
     content: str | None
     refusal: None
     tool_calls: list[ResponseToolCall] | None = None
+    reasoning: str | None = None
+    reasoning_content: str | None = None  # The older name of the same.
 
 
 class Choice(BaseModel):

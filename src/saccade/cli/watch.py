@@ -1,0 +1,97 @@
+"""``saccade watch``: plays a file as if it were live, and asks about it again and again."""
+
+from __future__ import annotations
+
+import json
+from functools import partial
+from typing import Annotated
+
+import typer
+
+from saccade.cli import command_options, run_setup
+from saccade.cli.command_options import LoadOptions, ModelOptions, with_option_groups
+from saccade.cli.describe import output_detail, print_answer, result_fields
+from saccade.cli.terminal import Json, Quiet, Verbose, err, prepare
+from saccade.core.errors import OptionError
+from saccade.inputs import subjects
+
+QUESTION = "What is happening now?"
+
+
+@with_option_groups
+def watch(
+    models: ModelOptions,
+    loading: LoadOptions,
+    video: Annotated[str, typer.Argument(help="A video, GIF or folder of frames.")],
+    ask: Annotated[
+        str, typer.Option("--ask", help="What to ask about what was seen so far.")
+    ] = QUESTION,
+    every: Annotated[float, typer.Option(help="Seconds of video between two questions.")] = 5.0,
+    window: Annotated[
+        str, typer.Option(help='How much is limits: "60 s", "120 frames" or "8000 tokens".')
+    ] = "60 s",
+    fps: Annotated[float, typer.Option(help="Frames to take per second.")] = 2.0,
+    realtime: Annotated[
+        bool, typer.Option(help="Play the file at its own speed, or as fast as it is read.")
+    ] = True,
+    method: command_options.Method = None,
+    max_new_tokens: command_options.Tokens = 64,
+    seed: command_options.Seed = None,
+    exact: command_options.Exact = False,
+    as_json: Json = False,
+    quiet: Quiet = False,
+    verbose: Verbose = False,
+) -> None:
+    """Watch a file as if it were live, and ask about it every few seconds.
+
+    Frames are read as they come. Old ones are dropped, so that memory stays bounded.
+    """
+    if not every > 0:
+        raise OptionError("--every is a number of seconds, above 0")
+    settings = run_setup.resolve_settings(models, loading, method)
+    detail = output_detail(as_json, quiet)
+    prepare(settings.threads, verbose, quiet=detail != "all")
+    from saccade.corpus.answering import Model
+    from saccade.corpus.live import Window, frames_of
+
+    limits = Window.of(window)
+    (recipe,) = run_setup.resolve_recipes([settings.method], exact)
+    frames = frames_of(video, fps, realtime)
+    first = next(frames, None)  # A file that cannot be read is refused before models are loaded.
+    if first is None:
+        raise OptionError(f"{video} has no frames")
+    pair = settings.load_models(quiet=detail != "all")
+    model = Model(pair, recipe)
+    domain = pair.target.domain
+    if not quiet and domain is not None and not domain.includes(first[0][None]):
+        run_setup.warn_about_training(settings.target)
+    with model.watch(
+        window=limits,
+        fps=fps,
+        seed=seed,
+        exact=exact,
+        max_new_tokens=max_new_tokens,
+        do_sample=False,
+    ) as live:
+
+        def answer(time: float) -> None:
+            if detail == "all":
+                begin, _ = live.kept_seconds
+                err.print(f"[dim]{time:.1f} s (limits from {begin:.1f} s)[/dim]")
+            result = print_answer(pair.target, partial(live.stream, ask), detail)
+            if as_json:
+                fields = result_fields(result, subjects.Subject())
+                fields |= {"time": time, "kept_seconds": live.kept_seconds}
+                typer.echo(json.dumps({"question": ask, **fields}))
+
+        live.append(*first)
+        next_question, last_asked, last_time = every, None, first[1]
+        for frame, time in frames:
+            if time >= next_question:
+                answer(last_time)
+                last_asked = last_time
+                next_question += every * (1 + (time - next_question) // every)
+            live.append(frame, time)
+            last_time = time
+        if last_asked != last_time:
+            answer(last_time)

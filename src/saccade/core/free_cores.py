@@ -1,0 +1,122 @@
+"""Notices that other programs keep cores busy, and decodes with fewer threads while they do.
+
+Threads that share a product wait for each other at its end. Where a core is taken by another
+program one of them is late each time, and the others spin meanwhile, which takes the core from the
+late one too. An answer that takes a third of a second with one thread has taken twenty with two.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import psutil
+import torch
+
+log = logging.getLogger(__name__)
+
+CHECK_SECONDS = 0.25  # Between two looks at what others use, while an answer is under way.
+STALE_SECONDS = 30.0  # What was seen longer ago says nothing about now.
+TOLERATED_CORES = 0.25  # Others may use this much of a core before it counts as taken.
+
+
+def own_cpus() -> list[int]:
+    """Returns the processors that this process may run on."""
+    try:
+        return sorted(os.sched_getaffinity(0))
+    except AttributeError:  # Not every system has it.
+        return list(range(os.cpu_count() or 1))
+
+
+@dataclass(frozen=True)
+class CpuSample:
+    """Processor seconds on this process's cores at one moment."""
+
+    moment: float
+    everybody: float
+    own: float
+
+    @classmethod
+    def now(cls) -> CpuSample:
+        everybody = psutil.cpu_times(percpu=True)
+        seconds = 0.0
+        for number in own_cpus():
+            if number < len(everybody):
+                cpu = everybody[number]._asdict()
+                # The time of guests is part of user time too.
+                idle = ("idle", "iowait", "guest", "guest_nice")
+                seconds += sum(value for name, value in cpu.items() if name not in idle)
+        times = os.times()
+        own = times.user + times.system + times.children_user + times.children_system
+        return cls(time.monotonic(), seconds, own)
+
+    def cores_of_others(self, earlier: CpuSample) -> float:
+        """Returns how many cores other programs have used since an earlier sample, on average."""
+        passed = max(self.moment - earlier.moment, 1e-3)
+        return max(0.0, (self.everybody - earlier.everybody) - (self.own - earlier.own)) / passed
+
+
+def threads_beside(others: float, threads: int, cores: int) -> int:
+    """Returns with how many threads to compute where others use so many of the cores.
+
+    At least one is left, and one for each core that others leave free.
+    """
+    return max(1, min(threads, int(cores - others + TOLERATED_CORES)))
+
+
+class FreeCores:
+    """Says with how many threads to compute now; one object serves a process.
+
+    ``sample`` returns what has been used, and is replaced in tests.
+    """
+
+    def __init__(self, sample: Callable[[], CpuSample] = CpuSample.now) -> None:
+        self._take_sample = sample
+        self._sample = sample()
+        self._cores = len(own_cpus())
+        self._others = 0.0
+        self._has_warned = False
+        self.is_fixed = False
+        """Whether the user has chosen the number of threads, which then stays."""
+
+    def threads(self, most: int) -> int:
+        """Returns how many of ``most`` threads to use. Looks at the machine at most every
+        ``CHECK_SECONDS``."""
+        if most == 1 or self.is_fixed:
+            return most
+        if time.monotonic() - self._sample.moment >= CHECK_SECONDS:
+            self._look()
+        threads = threads_beside(self._others, most, self._cores)
+        if threads < most and not self._has_warned:
+            self._has_warned = True
+            log.warning(
+                f"other programs keep {self._others:.1f} of {self._cores} cores busy: answers take "
+                f"longer, and use {threads} of {most} threads until it is quiet"
+            )
+        return threads
+
+    def _look(self) -> None:
+        earlier, self._sample = self._sample, self._take_sample()
+        is_stale = self._sample.moment - earlier.moment > STALE_SECONDS
+        self._others = 0.0 if is_stale else self._sample.cores_of_others(earlier)
+
+    @contextmanager
+    def limit_threads(self) -> Iterator[None]:
+        """Computes with as many threads as there are cores for, within the block."""
+        before = torch.get_num_threads()
+        threads = self.threads(before)
+        if threads == before:
+            yield
+            return
+        torch.set_num_threads(threads)
+        try:
+            yield
+        finally:
+            torch.set_num_threads(before)
+
+
+free_cores = FreeCores()

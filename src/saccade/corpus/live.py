@@ -1,0 +1,461 @@
+"""Watches a live video: frames are read as they come, and questions are answered at any time.
+
+**What is kept.** Frames are gathered into *segments* of a few frames, and each segment is a clip of
+its own in the prompt. A question stands behind the segments that came before it, as in a
+conversation. When the window overflows, the oldest segments are dropped until half of it is left,
+with the questions that were asked about dropped segments alone.
+
+**What an answer is.** It is what ``generate`` answers to :meth:`Live.inputs`, which is what the
+model's processor makes of the kept conversation as it stands. After a drop the kept segments move
+to the positions that this prompt gives them, so the target reads them once more. A frame is
+therefore read at most twice: when it comes, and when the frames before it are dropped. The output
+of the vision tower is kept for every kept segment, so no frame is encoded twice.
+"""
+
+from __future__ import annotations
+
+import re
+import threading
+import time as clock
+from collections import deque
+from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, replace
+from typing import Any, Unpack
+
+import numpy as np
+
+from saccade.core.errors import OptionError
+from saccade.core.generation_settings import GenerateArguments
+from saccade.core.prompt import Inputs
+from saccade.core.result import Result
+from saccade.engine.conversation import Conversation
+from saccade.engine.generate import Stream
+from saccade.inputs import media
+from saccade.inputs.clip_cache import ClipCache
+from saccade.inputs.media import Clip, FrameSampling, Image, Source
+from saccade.inputs.questions import Dialogue, Pair
+
+SEGMENT_FRAMES = 4  # of a clip in the prompt; more where a model joins more into one
+FILE_BLOCK_SECONDS = 10.0  # of a file that are decoded at once
+LONGEST_SLEEP_SECONDS = 0.2  # between looks at the clock
+JOIN_SECONDS = 10.0  # for which closing waits for the source's thread
+USAGE = 'window= is seconds (60), "60 s", "120 frames" or "8000 tokens"'
+
+Timed = tuple[Image, float]
+"""A frame and when it was seen, in seconds."""
+
+
+@dataclass(frozen=True)
+class Window:
+    """How much of a live video is kept at most. ``unit`` is "seconds", "frames" or "tokens" (of
+    the whole prompt)."""
+
+    size: float
+    unit: str = "seconds"
+
+    @classmethod
+    def of(cls, value: float | str | Window) -> Window:
+        """Returns a window from seconds, or from a text such as "120 frames". Raises
+        OptionError."""
+        if isinstance(value, Window):
+            return value
+        match = re.fullmatch(r"\s*([\d.]+)\s*(s|seconds|frames|tokens)?\s*", str(value))
+        if isinstance(value, bool) or match is None or match[1].count(".") > 1 or match[1] == ".":
+            raise OptionError(f"{USAGE}, not {value!r}")
+        unit = "seconds" if match[2] in (None, "s") else str(match[2])
+        if not float(match[1]) > 0:
+            raise OptionError(f"{USAGE}, and more than 0")
+        return cls(float(match[1]), unit)
+
+    def measure(self, segment: Segment) -> float:
+        """Returns how much of the window a segment takes."""
+        sizes = {
+            "seconds": segment.seconds,
+            "frames": float(len(segment.clip.frames)),
+            "tokens": float(segment.tokens),
+        }
+        return sizes[self.unit]
+
+
+@dataclass(frozen=True, eq=False)
+class Segment:
+    """A few frames that are one clip of the prompt, and the prompt's tokens of it once it was
+    encoded."""
+
+    clip: Clip
+    tokens: int = 0
+
+    @property
+    def seconds(self) -> float:
+        return len(self.clip.frames) / self.clip.sampled_fps
+
+
+@dataclass(frozen=True)
+class LiveTurn:
+    """A question, its answer, and the segments that came before it since the last question."""
+
+    segments: tuple[Segment, ...]
+    question: str
+    answer: str
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A question whose answer is under way."""
+
+    question: str
+    stream: Stream
+
+
+class Live(AbstractContextManager["Live"]):
+    """A live video and the conversation about it; :meth:`saccade.Model.watch` makes one.
+
+    Frames may be appended from one thread while another asks. Frames that come during an answer
+    wait until it is whole. Use it in a ``with``, or close it, to free the caches.
+    """
+
+    def __init__(
+        self,
+        pair: Pair,
+        conversation: Conversation,
+        *,
+        window: Window,
+        fps: float,
+        segment: int | None = None,
+        source: Iterable[Timed] | None = None,
+    ) -> None:
+        if not fps > 0:
+            raise OptionError("fps= is the number of frames a second, above 0")
+        processor = getattr(pair.target.processor, "video_processor", None)
+        group = int(getattr(processor, "temporal_patch_size", None) or 1)
+        frames = SEGMENT_FRAMES if segment is None else segment
+        if frames < 1:
+            raise OptionError("segment= is a number of frames, 1 or more")
+        self.segment_frames = -(-frames // group) * group  # Models join frames in such groups.
+        if window.unit == "frames" and window.size < 2 * self.segment_frames:
+            raise OptionError(
+                f"the window must have room for two segments of {self.segment_frames} frames"
+            )
+        self.window = window
+        self.seen_frames = 0
+        self._pair, self._conversation, self._fps = pair, conversation, fps
+        self._clips = ClipCache()
+        self._turns: list[LiveTurn] = []
+        self._open: list[Segment] = []  # segments since the last question
+        self._waiting: deque[Timed] = deque()  # frames that are in no segment yet
+        self._next_time = 0.0
+        self._asked: _Asked | None = None
+        self._working = threading.RLock()  # held while the model works
+        self._counting = threading.Lock()  # held for the frames that wait
+        self._stop, self._ended = threading.Event(), threading.Event()
+        self._error: BaseException | None = None
+        self._thread: threading.Thread | None = None
+        if source is not None:
+            self._thread = threading.Thread(target=self._watch, args=(source,), daemon=True)
+            self._thread.start()
+
+    # -- frames --------------------------------------------------------------------------------
+
+    def append(self, frame: Any, time: float | None = None) -> None:
+        """Appends a frame, and reads what has come where no answer is under way.
+
+        Args:
+            frame: a picture of [height, width, 3] bytes, or one of PIL; all of one size.
+            time: when it was seen, in seconds; by default one frame (at ``fps``) after the last.
+
+        Raises:
+            OptionError: in one sentence.
+        """
+        picture = _picture(frame)
+        with self._counting:
+            seen = self._next_time if time is None else float(time)
+            if self.seen_frames and seen < self._next_time - 1.001 / self._fps:
+                raise OptionError(f"the frame at {seen:g} s comes before the last one")
+            self._check_size(picture)
+            self._next_time = seen + 1 / self._fps
+            self.seen_frames += 1
+            self._waiting.append((picture, seen))
+            self._bound_waiting()
+        if self._working.acquire(blocking=False):
+            try:
+                self._finish_turn()
+                if self._asked is None and len(self._waiting) >= self.segment_frames:
+                    self._read_waiting()
+            finally:
+                self._working.release()
+
+    def _check_size(self, picture: Image) -> None:
+        known = [*self._waiting][-1:]
+        shape = known[0][0].shape if known else None
+        if shape is None and self.segments:
+            shape = self.segments[-1].clip.frames.shape[1:]
+        if shape is not None and shape != picture.shape:
+            raise OptionError(
+                f"this frame is {picture.shape[1]}x{picture.shape[0]}, and the frames before it "
+                f"are {shape[1]}x{shape[0]}: a live video keeps one size"
+            )
+
+    def _bound_waiting(self) -> None:
+        """Drops the oldest frames that wait behind a long answer, where they fill a window."""
+        rooms = {"seconds": self.window.size * self._fps}
+        room = rooms.get(self.window.unit, self.window.size)
+        while len(self._waiting) > max(room, self.segment_frames):
+            self._waiting.popleft()
+
+    def _read_waiting(self) -> None:
+        """Makes segments of the frames that wait, and reads them ahead."""
+        while len(self._waiting) >= self.segment_frames:
+            self._close_segment()
+        self._drop_oldest()
+        dialogue = self._dialogue("")
+        inputs, draft_inputs = self._encode(dialogue)
+        self._count_tokens(inputs)
+        self._conversation.read_ahead(inputs, draft_inputs=draft_inputs)
+        if self._drop_oldest():  # A window in tokens is known to overflow only now.
+            inputs, draft_inputs = self._encode(self._dialogue(""))
+            self._conversation.read_ahead(inputs, draft_inputs=draft_inputs)
+
+    def _close_segment(self) -> None:
+        """Makes a segment of the frames that wait; the last one is repeated to fill it."""
+        with self._counting:
+            count = min(self.segment_frames, len(self._waiting))
+            timed = [self._waiting.popleft() for _ in range(count)]
+        frames, times = zip(*timed, strict=True)
+        missing = self.segment_frames - count
+        frames = (*frames, *frames[-1:] * missing)
+        times = (*times, *times[-1:] * missing)
+        clip = Clip(
+            frames=np.stack(frames),
+            timestamps=np.array(times, dtype=np.float64),
+            duration=times[-1] + 1 / self._fps,
+            fps=self._fps,
+            source_frames=len(frames),
+            sampled_fps=self._fps,
+        )
+        self._open.append(Segment(clip))
+
+    # -- the window ----------------------------------------------------------------------------
+
+    @property
+    def segments(self) -> list[Segment]:
+        """All segments that are kept, the oldest first."""
+        return [*(each for turn in self._turns for each in turn.segments), *self._open]
+
+    @property
+    def kept_seconds(self) -> tuple[float, float]:
+        """The times of the oldest and the latest frame that is kept, in seconds."""
+        segments = self.segments
+        if not segments:
+            return 0.0, 0.0
+        return float(segments[0].clip.timestamps[0]), float(segments[-1].clip.timestamps[-1])
+
+    def latest_frames(self, count: int) -> list[Timed]:
+        """Returns the latest frames that are kept or wait, at most so many, the oldest first."""
+        with self._counting:
+            waiting = [*self._waiting]
+        frames: dict[float, Image] = {}
+        for segment in self.segments[-count:]:
+            clip = segment.clip
+            frames |= dict(zip(clip.timestamps.tolist(), clip.frames, strict=True))
+        frames |= {time: frame for frame, time in waiting}
+        return [(frame, time) for time, frame in [*frames.items()][-count:]]
+
+    @property
+    def history(self) -> list[tuple[str, str]]:
+        """The questions that are kept, with their answers."""
+        with self._working:
+            self._finish_turn()
+            return [(turn.question, turn.answer) for turn in self._turns]
+
+    def _drop_oldest(self) -> bool:
+        """Drops the oldest segments until half of the window is left, if they are more than fit.
+
+        Returns whether any was dropped. The latest segment always stays.
+        """
+        sizes = [self.window.measure(each) for each in self.segments]
+        total = sum(sizes)
+        if total <= self.window.size:
+            return False
+        dropped = 0
+        while total > self.window.size / 2 and dropped < len(sizes) - 1:
+            total -= sizes[dropped]
+            dropped += 1
+        kept: list[LiveTurn] = []
+        for turn in self._turns:
+            count = min(dropped, len(turn.segments))
+            dropped -= count
+            rest = turn.segments[count:]
+            # A question without segments of its own goes with the question before it.
+            if rest or (kept and not turn.segments):
+                kept.append(replace(turn, segments=rest))
+        self._turns, self._open = kept, self._open[dropped:]
+        return True
+
+    def _count_tokens(self, inputs: Inputs) -> None:
+        """Notes the tokens of segments that were encoded for the first time."""
+        new = [each for each in self.segments if not each.tokens]
+        known = sum(each.tokens for each in self.segments)
+        share = max(1, (int(inputs["input_ids"].shape[1]) - known) // max(1, len(new)))
+        self._open = [each if each.tokens else replace(each, tokens=share) for each in self._open]
+
+    # -- questions -----------------------------------------------------------------------------
+
+    def ask(self, question: str, **settings: Unpack[GenerateArguments]) -> Result:
+        """Returns the answer to a question about what is kept now.
+
+        ``settings`` are of this question alone. Raises OptionError, ModelError in one sentence.
+        """
+        with self._working:
+            result = self.stream(question, **settings).finish()[0]
+            self._finish_turn()
+        return result
+
+    def stream(self, question: str, **settings: Unpack[GenerateArguments]) -> Stream:
+        """Yields the rounds of an answer as they come. Exhaust or close it before the next one."""
+        with self._working:
+            self._raise_error()
+            self._take_all_frames()
+            inputs, draft_inputs = self._encode(self._dialogue(question))
+            self._count_tokens(inputs)
+            stream = self._conversation.stream(inputs, draft_inputs=draft_inputs, **settings)
+            self._asked = _Asked(question, stream)
+            return stream
+
+    def inputs(self, question: str) -> Inputs:
+        """Returns what ``generate`` would be given for this question: the processor's output for
+        the conversation that is kept.
+
+        The frames that have come so far become segments, as by :meth:`ask`.
+        """
+        with self._working:
+            self._take_all_frames()
+            return self._encode(self._dialogue(question))[0]
+
+    def _take_all_frames(self) -> None:
+        """Makes segments of all frames that have come. Raises OptionError where there are none."""
+        self._finish_turn()
+        if self._asked is not None:
+            raise OptionError("the last answer is under way: exhaust its stream or close it")
+        while self._waiting:
+            self._close_segment()
+        self._drop_oldest()
+        if not self.segments:
+            raise OptionError("no frame has come yet: append one, or wait for the source")
+
+    def _dialogue(self, question: str) -> Dialogue:
+        """Returns the conversation that is kept, with one more question."""
+        dialogue = Dialogue()
+        for turn in self._turns:
+            clips = [each.clip for each in turn.segments]
+            dialogue = dialogue.ask(turn.question, clips=clips).answer(turn.answer)
+        return dialogue.ask(question, clips=[each.clip for each in self._open])
+
+    def _encode(self, dialogue: Dialogue) -> tuple[Inputs, Inputs | None]:
+        with self._clips.processing(self._pair.target.processor):
+            return self._pair.converse(dialogue)
+
+    def _finish_turn(self) -> None:
+        """Adds the last question to what is kept, once its answer is whole."""
+        asked = self._asked
+        if asked is None or not (asked.stream.results or asked.stream.closed):
+            return
+        self._asked = None
+        if asked.stream.results:
+            answer = asked.stream.results[0].text or ""
+            self._turns.append(LiveTurn(tuple(self._open), asked.question, answer))
+            self._open = []
+
+    # -- a source ------------------------------------------------------------------------------
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether the source has no more frames."""
+        return self._ended.is_set()
+
+    def wait(self, seconds: float | None = None) -> bool:
+        """Waits until the source has ended, or so many seconds. Returns whether it has ended.
+
+        Raises what the source raised.
+        """
+        ended = self._ended.wait(seconds)
+        self._raise_error()
+        return ended
+
+    def _watch(self, source: Iterable[Timed]) -> None:
+        """Appends a source's frames, in a thread of its own."""
+        try:
+            for frame, time in source:
+                if self._stop.is_set():
+                    break
+                self.append(frame, time)
+        except BaseException as error:  # The thread that asks raises it.
+            self._error = error
+        finally:
+            self._ended.set()
+
+    def _raise_error(self) -> None:
+        if self._error is not None:
+            error, self._error = self._error, None
+            raise error
+
+    def close(self) -> None:
+        """Stops watching and frees the caches."""
+        self._stop.set()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join(JOIN_SECONDS)  # A camera may never give its next frame.
+        with self._working:
+            self._conversation.close()
+
+    def __exit__(self, *exception: object) -> None:
+        self.close()
+
+
+def frames_of(source: Source | Iterable[Any], fps: float, realtime: bool) -> Iterator[Timed]:
+    """Yields the frames of a file with their times, or those of an iterable as they come.
+
+    A file is decoded in blocks of a few seconds. With ``realtime`` its frames come at the speed at
+    which it plays; where reading takes longer than that they come later, and none is left out.
+    """
+    if not isinstance(source, str | bytes) and isinstance(source, Iterable):
+        for number, frame in enumerate(source):
+            yield frame, number / fps
+        return
+    start = clock.monotonic()
+    for frame, time in _frames_of_file(source, fps):
+        if realtime:
+            _sleep_until(start + time)
+        yield frame, time
+
+
+def _sleep_until(moment: float) -> None:
+    while (left := moment - clock.monotonic()) > 0:
+        clock.sleep(min(left, LONGEST_SLEEP_SECONDS))
+
+
+def _frames_of_file(source: Any, fps: float) -> Iterator[Timed]:
+    """Yields the frames of a file, a block of seconds at a time."""
+    start, last, duration = 0.0, -1.0, FILE_BLOCK_SECONDS
+    while start < duration:
+        stop = start + FILE_BLOCK_SECONDS
+        clip = media.read(source, FrameSampling(fps=fps, start=start, end=stop))
+        duration = clip.duration
+        for frame, time in zip(clip.frames, clip.timestamps.tolist(), strict=True):
+            if time > last:
+                yield frame, time
+                last = time
+        start = stop
+
+
+def _picture(frame: Any) -> Image:
+    """Returns a frame as an array. Raises OptionError for what is no picture."""
+    picture = np.asarray(frame.convert("RGB") if _is_pil(frame) else frame)
+    if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
+        raise OptionError("a frame is a picture of PIL, or bytes in [height, width, 3]")
+    return np.ascontiguousarray(picture)
+
+
+def _is_pil(frame: Any) -> bool:
+    from PIL.Image import Image as Picture
+
+    return isinstance(frame, Picture)

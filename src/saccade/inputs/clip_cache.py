@@ -1,0 +1,89 @@
+"""Processed clips that a later prompt with the same clips need not process again.
+
+A live video's prompts have mostly the clips of the prompt before. Where a processor makes of
+several clips what it makes of each, one after the other, each is processed once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from saccade.model.prefix_cache import digest
+from saccade.model.vision_cache import join_values
+
+
+class ClipCache:
+    """What a processor's ``preprocess`` made of each clip of the latest prompt.
+
+    The first prompt of several clips is processed both ways. Where the results differ, every prompt
+    is processed as a whole from then on.
+    """
+
+    def __init__(self) -> None:
+        self._outputs: dict[bytes, Mapping[str, Any]] = {}
+        self._is_separable: bool | None = None  # None until it was tried
+
+    @contextmanager
+    def processing(self, processor: Any) -> Iterator[None]:
+        """While this lasts the processor's video processor does not process a clip again."""
+        owner = getattr(processor, "video_processor", None)
+        if owner is None:
+            yield
+            return
+        own, preprocess = vars(owner).get("preprocess"), owner.preprocess
+        vars(owner)["preprocess"] = lambda videos, **kwargs: self._call(preprocess, videos, kwargs)
+        try:
+            yield
+        finally:
+            del vars(owner)["preprocess"]
+            if own is not None:
+                vars(owner)["preprocess"] = own
+
+    def _call(self, preprocess: Any, videos: Any, kwargs: dict[str, Any]) -> Any:
+        metadata = kwargs.get("video_metadata")
+        is_list = isinstance(videos, list) and isinstance(metadata, list)
+        if self._is_separable is False or not is_list or len(videos) != len(metadata or ()):
+            return preprocess(videos, **kwargs)
+        names = [digest(*pair, sorted(kwargs)) for pair in zip(videos, metadata or (), strict=True)]
+        outputs: dict[bytes, Mapping[str, Any]] = {}
+        for name, video, own in zip(names, videos, metadata or (), strict=True):
+            if name not in outputs:
+                output = self._outputs.get(name)
+                if output is None:
+                    output = preprocess([video], **{**kwargs, "video_metadata": [own]})
+                outputs[name] = output
+        self._outputs = outputs
+        joined = join_features([outputs[name] for name in names])
+        if self._is_separable is None and len(videos) > 1:
+            whole = preprocess(videos, **kwargs)
+            self._is_separable = joined is not None and are_equal(joined, whole)
+            return whole
+        return preprocess(videos, **kwargs) if joined is None else joined
+
+
+def join_features(parts: Sequence[Any]) -> Any:
+    """Returns a processor's outputs for several clips as one output; None where they do not
+    join."""
+    joined = copy(parts[0])
+    joined.data = dict(parts[0])
+    for name in joined.data:
+        value = join_values([part.get(name) for part in parts])
+        if value is None:
+            return None
+        joined.data[name] = value
+    return joined
+
+
+def are_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+    """Returns whether two outputs of a processor have the same fields with the same tensors."""
+    return one.keys() == other.keys() and all(
+        torch.equal(one[name], other[name])
+        for name in one
+        if isinstance(one[name], Tensor) and isinstance(other[name], Tensor)
+    )

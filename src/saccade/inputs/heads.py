@@ -1,0 +1,131 @@
+"""Finds and reads heads: those within a target's checkpoint, and EAGLE-3 heads by their folders."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import torch
+from huggingface_hub import snapshot_download
+from safetensors import safe_open
+from torch import Tensor
+
+from saccade.core.errors import ModelError, first_line
+from saccade.inputs.checkpoints import cached_only, looks_local, source_of
+from saccade.model.backbone import Backbone
+from saccade.model.heads import layouts
+from saccade.model.heads.head import Head, find_other_target, make_eagle3_head, make_own_head
+
+log = logging.getLogger(__name__)
+
+OWN_HEAD_SETTINGS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers")
+WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")  # Some heads are published as the latter.
+
+
+def read_settings(name: str) -> dict[str, Any]:
+    """Returns the entries of a checkpoint's config.json; none where it cannot be read."""
+    try:
+        folder = _folder(name, ("config.json",))
+        settings = json.loads((folder / "config.json").read_text("utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return settings if isinstance(settings, dict) else {}
+
+
+def is_eagle3(settings: dict[str, Any]) -> bool:
+    """Returns whether a config is an EAGLE-3 head's."""
+    architectures = settings.get("architectures") or ()
+    names = (*architectures, str(settings.get("speculators_model_type") or ""))
+    return any(layouts.EAGLE3_ARCHITECTURES.search(name) for name in names)
+
+
+def find_problems(settings: dict[str, Any], target_config: Any, name: str) -> list[str]:
+    """Returns why an EAGLE-3 head cannot draft for a target, as far as their configs say."""
+    problem = find_other_target(settings, target_config, name)
+    return [] if problem is None else [problem]
+
+
+def names_own(target_config: Any) -> bool:
+    """Returns whether a target's config says that its checkpoint brings a head along."""
+    settings = target_config.get_text_config(decoder=True).to_dict()
+    return any(settings.get(name) for name in OWN_HEAD_SETTINGS)
+
+
+def load_eagle3(name: str, target: Backbone) -> Head:
+    """Loads an EAGLE-3 head from a folder or hub id, for a loaded target. Raises ModelError where
+    it cannot be read or is another target's."""
+    folder = _folder(name, ("config.json", *WEIGHT_FILES))
+    settings = read_settings(name)
+    if not is_eagle3(settings):
+        raise ModelError(f"{name} is no EAGLE-3 head: its config.json names none")
+    tensors = dict(_read_all(folder, name))
+    if not tensors:
+        raise ModelError(f"{name} holds no weights: give a folder with a head's *.safetensors")
+    return make_eagle3_head(target, settings, tensors, name)
+
+
+def load_own(name: str, target: Backbone) -> Head | None:
+    """Loads the head in a target's own checkpoint; None where it has none.
+
+    transformers leaves its tensors out. A head that cannot be used, as that of a quantised
+    checkpoint, is left out with a warning, since the target works without it.
+    """
+    try:
+        folder = _folder(name, ("*.safetensors",))
+    except ModelError:
+        return None
+    files = {key: file for file in sorted(folder.glob("*.safetensors")) for key in _names(file)}
+    match = layouts.find_own(files.keys(), target.depth)
+    if match is None:
+        return None
+    layout, names = match
+    tensors: dict[str, Tensor] = {}
+    for file in sorted({files[key] for key in names.values()}):
+        with safe_open(file, framework="pt") as opened:
+            for own, key in names.items():
+                if files[key] == file:
+                    tensors[own] = opened.get_tensor(key)
+    try:
+        return make_own_head(target, layout, tensors, name)
+    except ModelError as error:
+        log.warning("the head that %s brings along is not used: %s", name, error)
+        return None
+
+
+def _names(file: Path) -> list[str]:
+    with safe_open(file, framework="pt") as opened:
+        return list(opened.keys())
+
+
+def _folder(name: str, patterns: tuple[str, ...]) -> Path:
+    """Returns the folder of a checkpoint, after fetching these files of a hub id."""
+    source = source_of(name)
+    if looks_local(source):
+        return Path(source)
+    try:
+        return Path(
+            snapshot_download(
+                source, allow_patterns=[*patterns], local_files_only=cached_only(name, source)
+            )
+        )
+    except ModelError:
+        raise
+    except Exception as error:  # The hub's library raises almost anything.
+        raise ModelError(f"cannot find or load {name!r}: {first_line(error)}") from error
+
+
+def _read_all(folder: Path, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Yields every tensor of a checkpoint with its name."""
+    files = sorted(folder.glob("*.safetensors"))
+    try:
+        for file in files:
+            with safe_open(file, framework="pt") as opened:
+                yield from ((key, opened.get_tensor(key)) for key in opened.keys())
+        for file in [] if files else sorted(folder.glob("pytorch_model*.bin")):
+            # Tensors alone are read, so no code of the file is run.
+            yield from torch.load(file, map_location="cpu", weights_only=True).items()
+    except Exception as error:  # Libraries raise almost anything over damaged files.
+        raise ModelError(f"the head in {name} cannot be read: {first_line(error)}") from error

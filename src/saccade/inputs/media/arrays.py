@@ -1,0 +1,106 @@
+"""Makes clips of pixels that are in memory already: Pillow's images and arrays."""
+
+import math
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import numpy as np
+from PIL import Image as PILImage
+
+from saccade.inputs.media.clip import Clip, Frames, FrameSampling, Image, enlarge
+from saccade.inputs.media.frame_sampling import sample
+from saccade.inputs.media.images import DEFAULT_SEQUENCE_FPS, upright_rgb
+from saccade.inputs.media.limits import Limits, bad_option
+
+CHANNELS = (1, 3, 4)  # Grey, RGB, and RGB with transparency.
+MAX_BYTE = 255
+
+
+class FrameArray:
+    """A reel of frames in memory, at a steady rate."""
+
+    def __init__(self, frames: Frames, fps: float | int | None) -> None:
+        self.frames, self.label = frames, "the frames"
+        self.tick = 1e-6
+        self.rate = float(fps or DEFAULT_SEQUENCE_FPS)
+        self.times = np.arange(len(frames)) / self.rate
+        self.duration = len(frames) / self.rate
+        self.size = (frames.shape[2], frames.shape[1])
+        self.warnings: list[str] = []
+
+    def fetch(self, numbers: Sequence[int]) -> Iterator[tuple[int, Image]]:
+        for number in numbers:
+            yield number, self.frames[number]
+
+
+def picture_clip(picture: PILImage.Image | np.ndarray, channels_first: bool = False) -> Clip:
+    """Returns one picture as a clip of one frame. Raises VideoInputError for what is no picture."""
+    if isinstance(picture, PILImage.Image):
+        frame = upright_rgb(picture)
+    else:
+        frame = rgb_frames(picture, channels_first)[0]
+    reel = FrameArray(enlarge(frame)[None], None)
+    return sample(reel, FrameSampling(every=True), Limits(), None)
+
+
+def frames_clip(frames: Frames, sampling: FrameSampling, limits: Limits | None = None) -> Clip:
+    """Returns frames as the clip of a video; ``sampling.fps`` is the rate at which they were taken.
+
+    All of them are taken unless the sampling asks for a number of them.
+    """
+    if not len(frames):
+        raise bad_option("there are no frames: give at least one")
+    reel = FrameArray(frames, sampling.fps)
+    return sample(reel, sampling.for_sequence(reel.rate), limits or Limits(), None)
+
+
+def is_picture(array: np.ndarray) -> bool:
+    """Returns whether an array is one picture and not the frames of a video."""
+    return array.ndim < 4
+
+
+def rgb_frames(array: np.ndarray, channels_first: bool = False) -> Frames:
+    """Returns the pixels of a picture or a video as bytes of [frame, height, width, 3].
+
+    The array is [height, width], or has one axis of 1, 3 or 4 channels, which comes last or before
+    height and width. Where both are possible ``channels_first`` decides. Numbers are 0 to 255, or
+    floats from 0 to 1. Raises VideoInputError for another array.
+    """
+    pixels = _bytes(array)
+    if pixels.ndim == 2:
+        pixels = pixels[..., None]
+    if pixels.ndim == 3:
+        pixels = pixels[None]
+    if pixels.ndim != 4 or not pixels.size:
+        raise bad_option(
+            "an array of pixels is [height, width, 3] for a picture and [frame, height, width, 3] "
+            f"for a video, not {list(array.shape)}"
+        )
+    can_be_first, can_be_last = pixels.shape[1] in CHANNELS, pixels.shape[3] in CHANNELS
+    if not (can_be_first or can_be_last):
+        raise bad_option(f"an array of {list(array.shape)} has no axis of 1, 3 or 4 channels")
+    if can_be_first and (channels_first or not can_be_last):
+        pixels = np.moveaxis(pixels, 1, 3)
+    if pixels.shape[3] == 4:
+        opacity = pixels[..., 3:].astype(np.float32) / MAX_BYTE
+        on_white = pixels[..., :3] * opacity + MAX_BYTE * (1 - opacity)
+        return np.rint(on_white).astype(np.uint8)
+    return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:3], 3)))
+
+
+def _bytes(array: np.ndarray) -> np.ndarray:
+    """Returns an array's numbers as bytes. Raises VideoInputError where they are no pixels."""
+    if array.dtype == np.uint8:
+        return array
+    kind: Any = array.dtype.kind
+    is_number = kind in "iuf"
+    low, high = (float(array.min()), float(array.max())) if is_number and array.size else (0, 0)
+    most = 1 if kind == "f" else MAX_BYTE
+    if not is_number or math.isnan(low) or low < 0 or high > most:
+        raise bad_option(
+            "pixels in an array are whole numbers from 0 to 255 or floats from 0 to 1, not "
+            f"{array.dtype} from {low:g} to {high:g}: undo the processor's normalisation, or give "
+            "what it read"
+        )
+    scaled = array.astype(np.float32) * MAX_BYTE if kind == "f" else array
+    return np.rint(scaled).astype(np.uint8)

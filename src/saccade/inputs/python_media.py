@@ -1,0 +1,192 @@
+"""Reads what programs have as media: paths, addresses, Pillow's images, arrays and tensors."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image as PILImage
+
+from saccade.core.errors import VideoInputError
+from saccade.inputs import media
+from saccade.inputs.media import Clip, FrameSampling, arrays
+from saccade.inputs.media.fetch import Sources
+from saccade.inputs.media.limits import bad_option
+
+ADDRESS = re.compile(r"(data|file|https?):", re.IGNORECASE)
+HOW_TO_ALLOW = (
+    'saccade.load(..., media_hosts=["HOST"]) allows a host, media_root= a folder; else download it '
+    "and give the file"
+)
+
+
+def read(value: Any, sampling: FrameSampling, sources: Sources) -> Clip:
+    """Returns a video or a picture as a clip; a picture has one frame.
+
+    ``value`` is a clip, a path, the bytes of a file or an open file, an address that ``sources``
+    allow, a Pillow image, an array or a tensor (see ``arrays.rgb_frames``), or a list of pictures,
+    which are the frames of a video. Raises VideoInputError.
+    """
+    if isinstance(value, Clip):
+        return value
+    if isinstance(value, str) and ADDRESS.match(value.strip()):
+        return _read_address(value, sampling, sources)
+    if isinstance(value, PILImage.Image):
+        return arrays.picture_clip(value)
+    if isinstance(value, np.ndarray | torch.Tensor):
+        array, channels_first = _as_array(value)
+        if arrays.is_picture(array):
+            return arrays.picture_clip(array, channels_first)
+        return arrays.frames_clip(arrays.rgb_frames(array, channels_first), sampling)
+    if isinstance(value, list | tuple):
+        return _read_frames(value, sampling, sources)
+    return media.read(value, sampling)
+
+
+def read_picture(value: Any, sources: Sources) -> np.ndarray:
+    """Returns one picture as bytes of [height, width, 3]; of a video or animation its first
+    frame."""
+    return read(value, FrameSampling(num_frames=1), sources).frames[0]
+
+
+def _read_address(url: str, sampling: FrameSampling, sources: Sources) -> Clip:
+    try:
+        fetched = sources.load(url)
+    except VideoInputError as error:
+        if error.code != "not_allowed":
+            raise
+        raise VideoInputError(
+            f"this address may not be opened: {HOW_TO_ALLOW}", error.code
+        ) from error
+    if fetched.kind == "frames":
+        return media.read_frames(fetched.frames, sampling.fps)
+    return media.read(fetched.data if fetched.path is None else fetched.path, sampling)
+
+
+def _read_frames(pictures: Sequence[Any], sampling: FrameSampling, sources: Sources) -> Clip:
+    """Returns pictures as the frames of one video, all of the first one's size."""
+    if not pictures:
+        raise bad_option("a list of frames is empty: give at least one picture")
+    frames = [read_picture(each, sources) for each in pictures]
+    height, width = frames[0].shape[:2]
+    resized = [
+        each
+        if each.shape[:2] == (height, width)
+        else np.asarray(PILImage.fromarray(each).resize((width, height)))
+        for each in frames
+    ]
+    return arrays.frames_clip(np.stack(resized), sampling)
+
+
+def _as_array(value: np.ndarray | torch.Tensor) -> tuple[np.ndarray, bool]:
+    """Returns an array or a tensor as an array, and whether its channels come first by custom."""
+    if isinstance(value, np.ndarray):
+        return value, False
+    tensor = value.detach().cpu()
+    return (tensor.float() if tensor.is_floating_point() else tensor).numpy(), True
+
+
+# -- messages --------------------------------------------------------------------------------------
+
+ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant"}
+TEXT_TYPES = ("text", "input_text")
+# The keys under which a part of a message has its medium, by the part's type.
+PICTURE_KEYS = {
+    "image": ("image", "url", "path", "base64"),
+    "image_url": ("image_url",),
+    "input_image": ("image_url",),
+}
+VIDEO_KEYS = {"video": ("video", "url", "path"), "video_url": ("video_url",)}
+# Options that a video in a message may have, with our names of them.
+VIDEO_OPTIONS = {
+    "fps": "fps",
+    "num_frames": "num_frames",
+    "nframes": "num_frames",
+    "start": "start",
+    "video_start": "start",
+    "end": "end",
+    "video_end": "end",
+}
+
+
+class Messages:
+    """A conversation in the form of chat templates or of OpenAI, with its media read.
+
+    ``turns`` are those of ``questions.conversation_inputs``, and ``clips`` and ``images`` stand in
+    the order of their places there.
+    """
+
+    def __init__(self, messages: Sequence[Any], sampling: FrameSampling, sources: Sources) -> None:
+        self.clips: list[Clip] = []
+        self.images: list[np.ndarray] = []
+        self._sampling, self._sources = sampling, sources
+        self.turns = [self._read_turn(number, turn) for number, turn in enumerate(messages, 1)]
+
+    @property
+    def continues_last_turn(self) -> bool:
+        """Whether the answer goes on where the last message, the assistant's, ends."""
+        return bool(self.turns[-1]["role"] == "assistant")
+
+    def _read_turn(self, number: int, turn: Any) -> dict[str, Any]:
+        role = turn.get("role") if isinstance(turn, Mapping) else None
+        if role not in ROLES:
+            raise bad_option(
+                f"message {number} has the role {role!r}: system, user and assistant are read"
+            )
+        content = turn.get("content")
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not isinstance(parts, list | tuple):
+            raise bad_option(f"message {number} has no content: a text, or a list of parts")
+        return {"role": ROLES[role], "content": [self._read_part(number, part) for part in parts]}
+
+    def _read_part(self, number: int, part: Any) -> dict[str, str]:
+        if isinstance(part, str):
+            return {"type": "text", "text": part}
+        kind = part.get("type") if isinstance(part, Mapping) else None
+        if kind in TEXT_TYPES and isinstance(part.get("text"), str):
+            return {"type": "text", "text": part["text"]}
+        readers: list[tuple[Mapping[str, tuple[str, ...]], Callable[[Any, Any], str]]] = [
+            (PICTURE_KEYS, self._add_picture),
+            (VIDEO_KEYS, self._add_video),
+        ]
+        for keys, add in readers:
+            present = [key for key in keys.get(str(kind), ()) if part.get(key) is not None]
+            if present:
+                return {"type": add(part[present[0]], part)}
+        known = ", ".join([TEXT_TYPES[0], *PICTURE_KEYS, *VIDEO_KEYS])
+        raise bad_option(
+            f"message {number} has a part of type {kind!r} that is not read: {known} are, with "
+            "what they name in a field of that name, such as {'type': 'image', 'image': picture}"
+        )
+
+    def _add_picture(self, value: Any, part: Mapping[str, Any]) -> str:
+        value = _address_of(value)
+        if part.get("base64") is value and isinstance(value, str):
+            value = f"data:image;base64,{value}"
+        self.images.append(read_picture(value, self._sources))
+        return "image"
+
+    def _add_video(self, value: Any, part: Mapping[str, Any]) -> str:
+        options = {ours: part[name] for name, ours in VIDEO_OPTIONS.items() if name in part}
+        sampling = FrameSampling(**options) if options else self._sampling
+        self.clips.append(read(_address_of(value), sampling, self._sources))
+        return "video"
+
+
+def is_messages(value: Any) -> bool:
+    """Returns whether this is a list of messages, and not of media."""
+    is_list = isinstance(value, list | tuple) and bool(value)
+    return is_list and all(isinstance(each, Mapping) for each in value)
+
+
+def _address_of(value: Any) -> Any:
+    """Returns what a part names: OpenAI's form has the address in an object."""
+    return value.get("url") if isinstance(value, Mapping) else value
+
+
+Medium = str | Path | bytes | Clip | PILImage.Image | np.ndarray | torch.Tensor
+"""One video or picture."""

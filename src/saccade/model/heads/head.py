@@ -1,0 +1,327 @@
+"""A head as a draft model: the target's vocabulary, media and device, and one layer of its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from copy import deepcopy
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama.modeling_llama import LlamaRotaryEmbedding
+
+from saccade.core.errors import ModelError
+from saccade.core.prompt import Prompt
+from saccade.model.attention import Step, quickest_attention
+from saccade.model.backbone import ATTENTION_NAME, Backbone
+from saccade.model.cache import HeadShape
+from saccade.model.heads import layouts
+from saccade.model.heads.modules import Eagle3Head, HeadModule, Hidden, OwnHead
+from saccade.model.segments import Segment
+
+EAGLE3_LAYERS = 3  # how many of the target's layers an EAGLE-3 head reads
+
+
+class HeadConfig(LlamaConfig):
+    """The config of an EAGLE-3 head's layer, whose rotations may have the target's sections."""
+
+    ignore_keys_at_rope_validation = {"mrope_section", "mrope_interleaved"}
+
+
+class Head(Backbone):
+    """A head over a loaded target.
+
+    It is the target's :class:`Backbone` but for the decoder, which is the head's one layer, and the
+    logits. ``score`` and ``commit`` are :class:`saccade.model.heads.session.HeadSession`'s.
+    """
+
+    def __init__(
+        self,
+        target: Backbone,
+        module: HeadModule,
+        config: Any,
+        rotary: Any,
+        axes: int,
+        like: int | None = None,
+    ) -> None:
+        """Makes a head of a module whose rotations ``rotary`` makes, of ``axes`` rows of positions.
+
+        ``like`` is the layer of the target whose shape the head's layer has, if there is one.
+        """
+        if target.shares.count > 1:
+            raise ModelError(
+                "a target that is split over processes cannot be drafted for by a head"
+            )
+        vars(self).update(vars(target))
+        self.target, self.module = target, module
+        self.config = config
+        self.hidden_layers = module.hidden_layers
+        self.axes = axes
+        self.text: Any = SimpleNamespace(layers=module, rotary_emb=rotary)
+        self.depth = self.layers = 1
+        self.mixers = {}
+        self.windows = []
+        self.fused = self.few_row_kernels = None
+        self.prefix_cache = None
+        self.graphs = {}
+        self.device = next(module.parameters()).device
+        self.devices = [self.device]
+        self._like = like
+        self.key_layers = {0 if like is None else like: 0}  # The layer goes by that number.
+        if like is None:
+            self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
+            self.head_dim = config.head_dim
+            self.head_shapes = [HeadShape(self.kv_heads, self.head_dim, self.head_dim)]
+            self.has_uneven_heads = False
+        else:
+            number = target.key_layers[like]
+            self.head_shapes = [target.head_shapes[number]]
+            self.windows = [target.windows[number]] if target.windows else []
+        self.attention_choice = quickest_attention(
+            self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype
+        )
+
+    def current(self) -> Head:
+        """Returns this head, over the target as it is now."""
+        target = self.target.current()
+        if target is self.target:
+            return self
+        rotary = self.text.rotary_emb
+        return Head(target, self.module, self.config, rotary, self.axes, self._like)
+
+    def embed(self, ids: Any) -> Float[Tensor, "... dim"]:
+        if self.module.embed_tokens is None:
+            return self.target.embed(ids).to(self.device)
+        return self.module.embed_tokens(torch.as_tensor(ids, device=self.device))
+
+    def embed_next(self, prompt: Prompt, rows: Int[Tensor, " row"]) -> Hidden:
+        """Returns the embedding of the token after each of these rows of a whole prompt."""
+        if self.module.reads_media_rows:
+            return prompt.embeds[rows + 1].to(self.device)
+        return self.embed(prompt.context[rows + 1])
+
+    @torch.no_grad()
+    def step(
+        self,
+        embeds: Hidden,
+        hidden: Hidden,
+        positions: Int[Tensor, "axes row"],
+        segments: list[Segment],
+    ) -> Hidden:
+        """Runs the layer on rows of several requests, writes their keys, and returns its output.
+
+        Args:
+            embeds: of the token after each row.
+            hidden: of each row: the target's, projected, or the head's own output.
+            positions: of each row, as the target counts them.
+            segments: the rows of each request.
+        """
+        own_positions = positions[: self.axes].to(self.device)
+        attend = Step(
+            segments,
+            self.heads // self.kv_heads,
+            self.dtype,
+            self.attention_choice,
+            self.key_layers,
+            self.windows,
+            self.has_uneven_heads,
+        )
+        shaped = own_positions[:, None] if self.axes > 1 else own_positions
+        rotation = self.text.rotary_emb(embeds[None], shaped)
+        return self.module(embeds, hidden, rotation, own_positions, saccade_step=attend)
+
+    @torch.no_grad()
+    def logits(self, hidden: Hidden) -> Float[Tensor, "rows vocab"]:
+        """Returns logits over the target's vocabulary from the output of :meth:`step`."""
+        prepared = self.module.prepare_logits(hidden)
+        own = self.module.own_logits(prepared)
+        return self.target.logits(prepared) if own is None else own
+
+
+def _for_our_attention(config: Any) -> Any:
+    """Returns a copy of a config by which layers call our attention."""
+    own = deepcopy(config)
+    own._attn_implementation = ATTENTION_NAME
+    return own
+
+
+def _fill(module: nn.Module, parts: dict[str, Tensor], target: Backbone, name: str) -> None:
+    """Gives a module without memory its weights. Raises ModelError, naming the first difference,
+    where they are not the module's."""
+    wanted = module.state_dict()
+    parts = layouts.stack_experts(parts, wanted.keys())
+    for problem, names in (
+        ("lacks", wanted.keys() - parts.keys()),
+        ("has beyond what such a head knows", parts.keys() - wanted.keys()),
+        (
+            "has in another shape",
+            {key for key in wanted.keys() & parts.keys() if wanted[key].shape != parts[key].shape},
+        ),
+    ):
+        if names:
+            raise ModelError(f"the head of {name} {problem}: {', '.join(sorted(names)[:3])}")
+    device = target.devices[-1] if target.devices else target.device
+    placed = {
+        key: each.to(device, target.dtype if each.is_floating_point() else each.dtype)
+        for key, each in parts.items()
+    }
+    for key, each in placed.items():
+        if each.is_floating_point() and not bool(each.isfinite().all()):
+            raise ModelError(f"the head of {name} holds NaN or infinity in {key}")
+    module.load_state_dict(placed, assign=True)
+    module.eval().requires_grad_(False)
+
+
+def make_own_head(
+    target: Backbone, layout: layouts.OwnLayout, tensors: layouts.Tensors, name: str
+) -> Head:
+    """Returns the head in a target's own checkpoint, around the class of the target's last layer
+    that keeps keys. Raises ModelError where the tensors do not make one."""
+    if not target.key_layers:
+        raise ModelError(f"{name} has no layer of attention that its head could be like")
+    number = max(target.key_layers)
+    layer = target.text.layers[number]
+    config = _for_our_attention(target.config)
+    norms = [each for key, each in layer.named_children() if "norm" in key]
+    with torch.device("meta"):
+        kind: Any = type(layer)
+        module = OwnHead(
+            kind(config, number),
+            type(norms[0]),
+            config,
+            chains_normed=layout.chains_normed,
+            masks_first=layout.masks_first,
+        )
+    _fill(module, layout.parts(tensors), target, name)
+    return Head(target, module, config, target.text.rotary_emb, target.axes, like=number)
+
+
+def make_eagle3_head(
+    target: Backbone, settings: dict[str, Any], tensors: layouts.Tensors, name: str
+) -> Head:
+    """Returns an EAGLE-3 head by its config and tensors. Raises ModelError, in one sentence, where
+    it is another target's or no such head."""
+    config = eagle3_config(settings)
+    parts = layouts.eagle3_parts(tensors)
+    for needed in ("fc.weight", "lm_head.weight", "norm.weight"):
+        if needed not in parts:
+            raise ModelError(f"{name} is no EAGLE-3 head: it lacks {needed}")
+    _check_target(target, settings, name)
+    draft_vocab = parts["lm_head.weight"].shape[0]
+    if "d2t" not in parts:
+        if draft_vocab != target.vocab:
+            raise ModelError(
+                f"{name} has {draft_vocab} ids of its own and no d2t that says which of the "
+                f"target's {target.vocab} they are"
+            )
+        parts["d2t"] = torch.zeros(draft_vocab, dtype=torch.long)
+    parts["d2t"] = parts["d2t"].long()
+    if int((parts["d2t"] + torch.arange(draft_vocab)).max()) >= target.vocab:
+        raise ModelError(f"{name} drafts ids that the target, of {target.vocab} ids, does not have")
+    hidden_layers = _eagle3_layers(target, settings)
+    target_dim = target.config.hidden_size
+    read = parts["fc.weight"].shape[1]
+    if read != len(hidden_layers) * target_dim:
+        raise ModelError(
+            f"{name} is a head for another target: it reads {read} numbers of hidden states a "
+            f"token, and {len(hidden_layers)} layers of this one have "
+            f"{len(hidden_layers) * target_dim}"
+        )
+    embeddings = parts.get("embed_tokens.weight")
+    if embeddings is None and config.hidden_size != target_dim:
+        raise ModelError(f"{name} lacks embeddings, and the target's have another width")
+    config.attention_bias = f"{layouts.LAYER}self_attn.o_proj.bias" in parts
+    with torch.device("meta"):
+        module = Eagle3Head(
+            config,
+            hidden_layers,
+            target_dim,
+            target.vocab,
+            draft_vocab,
+            embedding_count=None if embeddings is None else len(embeddings),
+            has_qk_norm=f"{layouts.LAYER}self_attn.q_norm.weight" in parts,
+            norm_before_residual=bool(settings.get("norm_before_residual")),
+        )
+    _fill(module, parts, target, name)
+    rotary, axes = eagle3_rotary(target, config)
+    return Head(target, module, config, rotary.to(next(module.parameters()).device), axes)
+
+
+def eagle3_config(settings: dict[str, Any]) -> LlamaConfig:
+    """Returns the config of an EAGLE-3 head's layer, from the entries of its config.json."""
+    layer_settings = settings.get("transformer_layer_config") or settings
+    config: LlamaConfig = _for_our_attention(HeadConfig.from_dict(_plain_settings(layer_settings)))
+    return config
+
+
+def eagle3_rotary(target: Backbone, config: LlamaConfig) -> tuple[Any, int]:
+    """Returns what makes a head's rotations, and of how many axes of positions: those of the target
+    where the head's config has sections for them, else the first."""
+    rope = config.rope_parameters or {}
+    has_sections = target.axes > 1 and bool(rope.get("mrope_section"))
+    kind: Any = type(target.text.rotary_emb) if has_sections else LlamaRotaryEmbedding
+    return kind(config=config), target.axes if has_sections else 1
+
+
+def _plain_settings(settings: dict[str, Any]) -> dict[str, Any]:
+    """Returns a config's settings as a Llama's, whatever architecture it names."""
+    plain = {key: value for key, value in settings.items() if key not in ("model_type", "dtype")}
+    for key in ("rope_scaling", "rope_parameters"):
+        rope = plain.get(key)
+        if rope and (rope.get("rope_type") or rope.get("type")) == "mrope":
+            plain[key] = {**rope, "rope_type": "default", "type": "default"}
+    return plain
+
+
+def _eagle3_layers(target: Backbone, settings: dict[str, Any]) -> tuple[int, ...]:
+    """Returns which hidden states an EAGLE-3 head reads.
+
+    vLLM and speculators write, at the top level of a config, the layers that *read* them; SGLang
+    and SpecForge write, in ``eagle_config``, the layers that *return* them. Without either they are
+    those of all of these projects' defaults.
+    """
+    if reading := settings.get("eagle_aux_hidden_state_layer_ids"):
+        return tuple(int(each) for each in reading)
+    nested = settings.get("eagle_config") or {}
+    if returning := nested.get("eagle_aux_hidden_state_layer_ids"):
+        return tuple(int(each) + 1 for each in returning)
+    return (2, target.depth // 2, max(0, target.depth - EAGLE3_LAYERS))
+
+
+def _check_target(target: Backbone, settings: dict[str, Any], name: str) -> None:
+    """Raises ModelError where a config declares another target than this one."""
+    if (problem := find_other_target(settings, target.model.config, name)) is not None:
+        raise ModelError(problem)
+    layers = _eagle3_layers(target, settings)
+    if any(not 0 <= each <= target.depth for each in layers):
+        raise ModelError(
+            f"{name} is a head for a deeper target: it reads layers {layers}, and the target has "
+            f"{target.depth}"
+        )
+
+
+def find_other_target(settings: Mapping[str, Any], config: Any, name: str) -> str | None:
+    """Returns a sentence where an EAGLE-3 head's config declares another target than one with this
+    config; None where it does not."""
+    text = config.get_text_config(decoder=True)
+    declared_type = settings.get("target_model_type")
+    verifier = (settings.get("speculators_config") or {}).get("verifier") or {}
+    declared_classes = verifier.get("architectures") or []
+    own_classes = config.architectures or declared_classes
+    declared_dim = settings.get("target_hidden_size")
+    other = None
+    if declared_type not in (None, config.model_type, text.model_type):
+        other = declared_type
+    elif not set(declared_classes).issubset(own_classes):
+        other = ", ".join(declared_classes)
+    elif declared_dim not in (None, text.hidden_size):
+        other = f"a model with hidden states of {declared_dim}"
+    if other is None:
+        return None
+    return (
+        f"{name} is a head for {other}, and the target is a {config.model_type} with hidden "
+        f"states of {text.hidden_size}: choose a head that was made for it"
+    )

@@ -1,0 +1,144 @@
+"""How published checkpoints name the tensors of a head, as data.
+
+Two layouts are part of the target's own checkpoint: ``mtp.*`` (Qwen3-Next, Qwen3.5) and the layer
+after the last one (``model.layers.N.eh_proj``: DeepSeek-V3, GLM-4.5, GLM-4.6V). EAGLE-3 heads are
+checkpoints of their own, which AngelSlim and SpecForge (``midlayer.*``) and speculators
+(``layers.0.*``) name differently.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+
+import torch
+from jaxtyping import Shaped
+from torch import Tensor
+
+from saccade.core.errors import ModelError
+
+Tensors = Mapping[str, Shaped[Tensor, "..."]]
+
+LAYER = "layer."
+"""The prefix of the decoder layer's tensors in the names that :class:`OwnLayout` returns."""
+
+
+@dataclass(frozen=True)
+class OwnLayout:
+    """How a target's own checkpoint names the tensors of its head.
+
+    ``pattern`` finds them, with ``{depth}`` for the number of the target's layers; its group is the
+    name within the head. ``names`` are those that the parts of a head have there. Tensors whose
+    names begin with one of ``shared`` are copies of the target's.
+    """
+
+    pattern: str
+    names: Mapping[str, str]
+    layer: str  # the prefix of the decoder layer's tensors
+    shared: tuple[str, ...] = ()
+    chains_normed: bool = True
+    """Whether the head's next step reads what its last norm returned, or what that norm read."""
+    masks_first: bool = False
+    """Whether the embedding in the row at position 0 is zero, as DeepSeek-V3 trained it."""
+
+    def find(self, names: Collection[str], depth: int) -> dict[str, str]:
+        """Returns those of a checkpoint's names that are the head's, by their names within it."""
+        pattern = re.compile(self.pattern.replace("{depth}", str(depth)))
+        matches = {name: pattern.match(name) for name in names}
+        return {match[1]: name for name, match in matches.items() if match is not None}
+
+    def parts(self, tensors: Tensors) -> dict[str, Tensor]:
+        """Returns the tensors by the names of :class:`saccade.model.heads.modules.OwnHead`. Raises
+        ModelError where one of them is missing."""
+        parts = {}
+        for part, name in self.names.items():
+            if name not in tensors:
+                raise ModelError(f"the checkpoint's own head lacks {name}")
+            parts[part] = tensors[name]
+        others = tensors.keys() - {*self.names.values()}
+        for name in others:
+            if name.startswith(self.layer) and not name.startswith(self.shared):
+                parts[LAYER + name.removeprefix(self.layer)] = tensors[name]
+        return parts
+
+
+OWN_LAYOUTS: tuple[OwnLayout, ...] = (
+    OwnLayout(
+        pattern=r"(?:model\.)?mtp\.(.*)",
+        names={
+            "fc.weight": "fc.weight",
+            "norm_embedding.weight": "pre_fc_norm_embedding.weight",
+            "norm_hidden.weight": "pre_fc_norm_hidden.weight",
+            "norm.weight": "norm.weight",
+        },
+        layer="layers.0.",
+    ),
+    OwnLayout(
+        pattern=r"(?:language_model\.)?model\.(?:language_model\.)?layers\.{depth}\.(.*)",
+        names={
+            "fc.weight": "eh_proj.weight",
+            "norm_embedding.weight": "enorm.weight",
+            "norm_hidden.weight": "hnorm.weight",
+            "norm.weight": "shared_head.norm.weight",
+        },
+        layer="",
+        shared=("shared_head.head.", "embed_tokens."),
+        chains_normed=False,
+        masks_first=True,
+    ),
+)
+
+
+def find_own(names: Collection[str], depth: int) -> tuple[OwnLayout, dict[str, str]] | None:
+    """Returns the layout of the head in a checkpoint with these names, and the names by those
+    within the head; None where the checkpoint has no head."""
+    for layout in OWN_LAYOUTS:
+        own = layout.find(names, depth)
+        if layout.names["fc.weight"] in own:
+            return layout, own
+    return None
+
+
+def is_of_own_head(name: str, depth: int) -> bool:
+    """Returns whether a tensor belongs to a head, or to a further one that is not used."""
+    patterns = (layout.pattern for layout in OWN_LAYOUTS)
+    numbers = "(?:" + "|".join(str(depth + further) for further in range(8)) + ")"
+    return any(re.match(each.replace("{depth}", numbers), name) for each in patterns)
+
+
+def stack_experts(tensors: dict[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
+    """Returns the tensors with those of single experts stacked, where a layer wants them stacked.
+
+    Checkpoints have ``experts.3.gate_proj.weight``; layers of transformers have
+    ``experts.gate_up_proj`` [expert, gate and up, dim] and ``experts.down_proj``.
+    """
+    stacked = dict(tensors)
+    for name in wanted:
+        base, _, matrix = name.rpartition(".")
+        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(matrix)
+        if name in tensors or not base.endswith("experts") or parts is None:
+            continue
+        experts: list[Tensor] = []
+        while all(f"{base}.{len(experts)}.{part}.weight" in stacked for part in parts):
+            each = [stacked.pop(f"{base}.{len(experts)}.{part}.weight") for part in parts]
+            experts.append(torch.cat(each))
+        if experts:
+            stacked[name] = torch.stack(experts)
+    return stacked
+
+
+EAGLE3_ARCHITECTURES = re.compile("eagle3", re.IGNORECASE)
+EAGLE3_LAYER = re.compile(r"^(?:model\.)?(?:midlayer|layers\.0)\.")
+EAGLE3_IGNORED = re.compile(r"^(?:model\.)?(?:t2d$|verifier_|rotary_emb\.)")
+
+
+def eagle3_parts(tensors: Tensors) -> dict[str, Tensor]:
+    """Returns the tensors of an EAGLE-3 head by the names of
+    :class:`saccade.model.heads.modules.Eagle3Head`, whoever saved it."""
+    parts = {}
+    for name, tensor in tensors.items():
+        if EAGLE3_IGNORED.match(name):
+            continue  # The target's ids that the head knows follow from d2t.
+        parts[EAGLE3_LAYER.sub(LAYER, name).removeprefix("model.")] = tensor
+    return parts

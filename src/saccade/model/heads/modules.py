@@ -1,0 +1,204 @@
+"""The modules of a head: what it reads, one decoder layer, and what its logits are made of.
+
+A row of a head is a place of the text: it reads the target's hidden state there and the embedding
+of the token after it, and predicts the token after that. A drafted row reads the head's own output
+instead of the target's hidden state.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from transformers import LlamaConfig
+from transformers.models.llama import modeling_llama
+from transformers.models.qwen3 import modeling_qwen3
+
+from saccade.model.hidden_states import AFTER_NORM
+
+Hidden = Float[Tensor, "row dim"]
+Rotation = tuple[Tensor, Tensor]
+"""Cosine and sine of every row, [1, row, width]."""
+
+
+class HeadModule(nn.Module, ABC):
+    """One decoder layer over pairs of an embedding and a hidden state."""
+
+    hidden_layers: tuple[int, ...]
+    """The target's hidden states that it reads, by the numbers of ``HiddenStates``."""
+    reads_media_rows: bool
+    """Whether the embedding of a picture's token is its row from the vision tower, or that of its
+    placeholder."""
+    embed_tokens: nn.Embedding | None  # None: the target's
+
+    def project(self, target_hidden: Float[Tensor, "row layers_dim"]) -> Hidden:
+        """Returns what the layer reads of the target's hidden states."""
+        return target_hidden
+
+    @abstractmethod
+    def forward(
+        self,
+        embeds: Hidden,
+        hidden: Hidden,
+        rotation: Rotation,
+        positions: Int[Tensor, "axes row"],
+        **attention: Any,
+    ) -> Hidden:
+        """Returns what the next step reads of each row. ``attention`` goes to the attention."""
+
+    @abstractmethod
+    def prepare_logits(self, output: Hidden) -> Hidden:
+        """Returns what the output matrix reads of :meth:`forward`'s output."""
+
+    def own_logits(self, prepared: Hidden) -> Float[Tensor, "row vocab"] | None:
+        """Returns logits over the target's vocabulary; None where they are the target's output
+        matrix's."""
+        return None
+
+
+class OwnHead(HeadModule):
+    """The head of a target's own checkpoint, around a decoder layer of the target's family.
+
+    ``fc`` reads the norms of the embedding and of the hidden state. Sources: DeepSeek-V3
+    (arXiv:2412.19437, section 2.2), and vLLM's ``qwen3_5_mtp``, ``qwen3_next_mtp`` and
+    ``glm4_moe_mtp`` for which hidden state is read and what the next step reads.
+    """
+
+    hidden_layers = (AFTER_NORM,)
+    reads_media_rows = True
+
+    def __init__(
+        self, layer: nn.Module, norm: type[Any], config: Any, chains_normed: bool, masks_first: bool
+    ) -> None:
+        super().__init__()
+        dim, eps = config.hidden_size, config.rms_norm_eps
+        self.embed_tokens = None
+        self.norm_embedding, self.norm_hidden = norm(dim, eps=eps), norm(dim, eps=eps)
+        self.fc = nn.Linear(2 * dim, dim, bias=False)
+        self.layer = layer
+        self.norm = norm(dim, eps=eps)
+        self._chains_normed = chains_normed
+        self._masks_first = masks_first
+
+    def forward(
+        self,
+        embeds: Hidden,
+        hidden: Hidden,
+        rotation: Rotation,
+        positions: Int[Tensor, "axes row"],
+        **attention: Any,
+    ) -> Hidden:
+        if self._masks_first:
+            embeds = embeds.masked_fill((positions[0] == 0)[:, None], 0)
+        both = torch.cat([self.norm_embedding(embeds), self.norm_hidden(hidden)], -1)
+        out = self.layer(
+            self.fc(both)[None],
+            position_embeddings=rotation,
+            attention_mask=None,
+            past_key_values=None,
+            **attention,
+        )
+        out = out[0] if isinstance(out, Tensor) else out[0][0]
+        return self.norm(out) if self._chains_normed else out
+
+    def prepare_logits(self, output: Hidden) -> Hidden:
+        return output if self._chains_normed else self.norm(output)
+
+
+class Eagle3Layer(nn.Module):
+    """EAGLE-3's layer: its attention reads the embedding and the hidden state side by side."""
+
+    def __init__(self, config: LlamaConfig, has_qk_norm: bool, norm_before_residual: bool) -> None:
+        super().__init__()
+        dim, eps = config.hidden_size, config.rms_norm_eps
+        kind: Any = modeling_qwen3.Qwen3Attention if has_qk_norm else modeling_llama.LlamaAttention
+        attention = kind(config, 0)
+        for name in ("q_proj", "k_proj", "v_proj"):
+            old = attention._modules[name]
+            wide = nn.Linear(2 * dim, old.out_features, bias=old.bias is not None)
+            attention._modules[name] = wide
+        self.self_attn = attention
+        self.mlp = modeling_llama.LlamaMLP(config)
+        self.input_layernorm = modeling_llama.LlamaRMSNorm(dim, eps=eps)
+        self.hidden_norm = modeling_llama.LlamaRMSNorm(dim, eps=eps)
+        self.post_attention_layernorm = modeling_llama.LlamaRMSNorm(dim, eps=eps)
+        self._norm_before_residual = norm_before_residual
+
+    def forward(
+        self, embeds: Hidden, hidden: Hidden, rotation: Rotation, **attention: Any
+    ) -> Hidden:
+        normed = self.hidden_norm(hidden)
+        residual = normed if self._norm_before_residual else hidden
+        both = torch.cat([self.input_layernorm(embeds), normed], -1)
+        attention = {"attention_mask": None, "past_key_values": None, **attention}
+        attended = self.self_attn(
+            hidden_states=both[None], position_embeddings=rotation, **attention
+        )[0][0]
+        residual = residual + attended
+        return residual + self.mlp(self.post_attention_layernorm(residual))
+
+
+class Eagle3Head(HeadModule):
+    """An EAGLE-3 head (arXiv:2503.01840), as AngelSlim, SpecForge and speculators publish them.
+
+    ``fc`` reads the hidden states of three layers of the target. The output matrix has a vocabulary
+    of its own: row i stands for the target's id ``i + d2t[i]``. The next step reads what the last
+    norm reads. As in vLLM, a picture's token is embedded as its placeholder.
+    """
+
+    reads_media_rows = False
+
+    def __init__(
+        self,
+        config: LlamaConfig,
+        hidden_layers: tuple[int, ...],
+        target_dim: int,
+        target_vocab: int,
+        draft_vocab: int,
+        *,
+        embedding_count: int | None,
+        has_qk_norm: bool,
+        norm_before_residual: bool,
+    ) -> None:
+        super().__init__()
+        dim = config.hidden_size
+        self.hidden_layers = hidden_layers
+        self.fc = nn.Linear(len(hidden_layers) * target_dim, dim, bias=False)
+        self.layer = Eagle3Layer(config, has_qk_norm, norm_before_residual)
+        self.norm = modeling_llama.LlamaRMSNorm(dim, eps=config.rms_norm_eps)
+        self.lm_head = nn.Linear(dim, draft_vocab, bias=False)
+        self.d2t: Tensor
+        self.register_buffer("d2t", torch.zeros(draft_vocab, dtype=torch.long))
+        self.target_vocab = target_vocab
+        self.embed_tokens = None
+        if embedding_count is not None:
+            self.embed_tokens = nn.Embedding(embedding_count, dim)
+
+    def project(self, target_hidden: Float[Tensor, "row layers_dim"]) -> Hidden:
+        return self.fc(target_hidden)
+
+    def forward(
+        self,
+        embeds: Hidden,
+        hidden: Hidden,
+        rotation: Rotation,
+        positions: Int[Tensor, "axes row"],
+        **attention: Any,
+    ) -> Hidden:
+        return self.layer(embeds, hidden, rotation, **attention)
+
+    def prepare_logits(self, output: Hidden) -> Hidden:
+        return self.norm(output)
+
+    @property
+    def target_ids(self) -> Int[Tensor, " draft_vocab"]:
+        """The target's id of each of the head's own."""
+        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+
+    def own_logits(self, prepared: Hidden) -> Float[Tensor, "row vocab"]:
+        logits = self.lm_head(prepared)
+        all_ids = logits.new_full((len(logits), self.target_vocab), float("-inf"))
+        return all_ids.index_copy_(1, self.target_ids, logits)

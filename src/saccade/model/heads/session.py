@@ -1,0 +1,305 @@
+"""A head at work on a batch of requests: the ``Session`` of a draft that reads hidden states.
+
+Row w of a head is place w of the text: it reads the target's hidden state there and token w + 1. So
+the rows of committed text end one before its last token, and the last of them predicts the next
+token. Their keys are made of the target's true hidden states. A node of a tree reads the output of
+its parent's row instead, and its keys are dropped when the round is judged.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
+from typing import cast
+
+import torch
+from jaxtyping import Int
+from torch import Tensor
+
+from saccade.core import tree as trees_
+from saccade.core.prompt import Prefill, Prompt, Turn
+from saccade.core.sampling import Scores
+from saccade.core.tree import ROOT, Tree
+from saccade.model.cache import Cache
+from saccade.model.heads.head import Head
+from saccade.model.heads.modules import Hidden
+from saccade.model.segments import Segment
+from saccade.model.session import RequestState, Rules, Session, chunk_ends, session_of
+
+
+@dataclass
+class HeadRequest(RequestState):
+    """The state of one request of a head."""
+
+    target_cache: Cache | None = None  # of the target's request, with its hidden states
+    prompt: Prompt | None = None  # the whole one
+    skipped_rows: int = 0  # rows of the text that the view left out
+    root_output: Tensor | None = None  # the head's output in the last row of the text
+    node_outputs: list[Tensor] = field(default_factory=list)
+
+    @property
+    def rows(self) -> int:
+        """How many rows of the text have keys or were left out."""
+        return self.cache.length + self.skipped_rows
+
+    @property
+    def waiting_rows(self) -> int:
+        """How many rows of the text have no keys yet, although the token after them is known."""
+        return len(self.context) - 1 - self.rows
+
+    def positions(self, rows: Int[Tensor, " row"]) -> Int[Tensor, "axes row"]:
+        """Returns the target's positions of rows of the text, in the prompt and after it."""
+        prompt = self.prompt
+        assert prompt is not None
+        length = len(prompt)
+        within = prompt.positions[:, rows.clamp(max=length - 1)]
+        return torch.where(rows < length, within, prompt.next_position + rows - length)
+
+    def target_hidden(self, rows: Int[Tensor, " row"] | slice) -> Tensor:
+        """Returns the target's hidden states in rows of the text."""
+        assert self.target_cache is not None and self.target_cache.hidden is not None
+        return self.target_cache.hidden.read(rows)
+
+    def forget_tree(self) -> None:
+        """Drops the tree that was scored last."""
+        self.tree = Tree()
+        self.node_logits, self.node_outputs = [], []
+
+
+@dataclass
+class _Rows:
+    """The rows of one forward of a head, request after request."""
+
+    segments: list[Segment] = field(default_factory=list)
+    ids: list[int] = field(default_factory=list)
+    hidden: list[Hidden] = field(default_factory=list)
+    positions: list[Int[Tensor, "axes row"]] = field(default_factory=list)
+    scored: list[tuple[HeadRequest, int, int]] = field(default_factory=list)
+    """Each request with its rows whose logits are needed; ``ROOT`` or nodes, in order."""
+
+    def add(
+        self,
+        request: HeadRequest,
+        ids: Sequence[int],
+        hidden: Hidden,
+        positions: Int[Tensor, "axes row"],
+        segment: Segment,
+        needed: int,
+    ) -> None:
+        """Adds a request's rows, of which the last ``needed`` need logits."""
+        self.ids += ids
+        self.hidden.append(hidden)
+        self.positions.append(positions)
+        self.segments.append(segment)
+        self.scored.append((request, len(self.ids) - needed, len(self.ids)))
+
+
+class HeadSession(Session):
+    """Scores and commits with a head. The hidden states are those of the target's session."""
+
+    def __init__(
+        self, head: Head, rules: Rules, *, banned: Sequence[int] = (), room: int = 512
+    ) -> None:
+        super().__init__(head, rules, banned=banned, room=room, cuda_graphs=False)
+        self.head = head
+
+    def request(self, number: int) -> HeadRequest:
+        return cast(HeadRequest, self.requests[number])
+
+    @torch.no_grad()
+    def read(self, number: int, prefill: Prefill, prompt: Prompt) -> None:
+        """Starts a request: reads the rows of a prompt that a view kept, at the target's positions.
+
+        ``prefill`` is the target's, whose cache goes on to receive hidden states of the answer.
+        """
+        whole, last = prefill.prompt, len(prefill.prompt) - 1
+        rows = prompt.index[prompt.index < last]
+        request = self.requests[number] = HeadRequest(
+            self.cache(len(rows) + self._room),
+            whole.context.tolist(),
+            whole.next_position,
+            noise_number=number,
+            target_cache=prefill.cache,
+            prompt=whole,
+            skipped_rows=last - len(rows),
+        )
+        for start, stop in pairwise(chunk_ends(0, len(rows), self.chunk)):
+            if start == stop:
+                continue
+            chosen = rows[start:stop]
+            segment = Segment(request.cache, 0, stop - start, start, committed_rows=stop - start)
+            self.head.step(
+                self.head.embed_next(whole, chosen),
+                self.head.module.project(request.target_hidden(chosen)),
+                request.positions(chosen),
+                [segment],
+            )
+            request.cache.advance(stop - start)
+
+    def turn(self, turns: Mapping[int, Turn], rules: Rules) -> None:
+        """Continues conversations: drops the last tokens and appends the next question's."""
+        self.rules = rules
+        for number, turn in turns.items():
+            request = self.request(number)
+            kept_tokens = len(request.context) - turn.drop
+            request.context[kept_tokens:] = turn.ids
+            # The last token's row reads the token after it, which is another one now. At least
+            # one row has to be computed, so that there are logits after it.
+            valid = min(kept_tokens - 1, len(request.context) - 2) - request.skipped_rows
+            request.cache.truncate(max(0, min(request.cache.length, valid)))
+            request.generated = 0
+            request.root_logits = None
+            request.forget_tree()
+
+    def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
+        """Appends tokens. Their rows wait for the next score, which reads the target's hidden
+        states; what was computed of drafted ones is dropped."""
+        for number, new in tokens.items():
+            request = self.request(number)
+            request.context += new
+            request.generated += len(new)
+            if new:
+                request.root_logits = None
+            request.forget_tree()
+
+    def fill(self, number: int, context: int, room: int) -> None:
+        head, target = self.head, self.head.target
+        prompt = Prompt(
+            context=torch.zeros(context + 2, dtype=torch.long, device=head.device),
+            embeds=torch.empty(context + 2, 0, device=head.device),
+            positions=torch.arange(context + 2, device=head.device).expand(target.axes, -1),
+            visual=torch.zeros(context + 2, dtype=torch.bool, device=head.device),
+            fixed=torch.zeros(context + 2, dtype=torch.bool, device=head.device),
+            grid=torch.zeros(0, 4, dtype=torch.long, device=head.device),
+            index=torch.arange(context + 2, device=head.device),
+            next_position=context + 2,
+        )
+        target_cache = Cache([], 1)
+        target_cache.hidden = target.hidden_states(head.hidden_layers, context + 2)
+        target_cache.hidden.read(slice(None)).fill_(1)
+        self.requests[number] = HeadRequest(
+            self._filled_cache(context, room),
+            prompt.context.tolist(),
+            prompt.next_position,
+            target_cache=target_cache,
+            prompt=prompt,
+        )
+
+    def rewind(self, context: int) -> None:
+        for number in self.requests:
+            request = self.request(number)
+            request.forget_tree()
+            request.cache.length = context
+
+    # -- one forward ---------------------------------------------------------------------------
+
+    def begin(self, trees: Mapping[int, Tree]) -> None:
+        """Keeps the scores of leading nodes that the previous trees had too."""
+        for number, tree in trees.items():
+            request = self.request(number)
+            shared = trees_.shared_nodes(request.tree, tree)
+            del request.node_logits[shared:], request.node_outputs[shared:]
+            request.tree = tree
+
+    def add_rows(self, trees: Mapping[int, Tree], rows: _Rows) -> None:
+        """Adds the rows that can be computed now: those of committed text, else the nodes whose
+        parents were computed."""
+        for number, tree in trees.items():
+            request = self.request(number)
+            if request.waiting_rows > 0:
+                self._add_text(request, rows)
+            elif len(request.node_outputs) < len(tree):
+                self._add_nodes(request, tree, rows)
+
+    def _add_text(self, request: HeadRequest, rows: _Rows) -> None:
+        first, waiting = request.rows, request.waiting_rows
+        places = torch.arange(first, first + waiting, device=self.head.device)
+        hidden = request.target_hidden(slice(first, first + waiting)).to(self.head.device)
+        start, at = len(rows.ids), request.cache.length
+        rows.add(
+            request,
+            request.context[first + 1 :],
+            self.head.module.project(hidden),
+            request.positions(places),
+            Segment(request.cache, start, start + waiting, at, committed_rows=waiting),
+            needed=1,
+        )
+
+    def _add_nodes(self, request: HeadRequest, tree: Tree, rows: _Rows) -> None:
+        first = stop = len(request.node_outputs)
+        while stop < len(tree) and tree.parents[stop] < first:
+            stop += 1
+        known = trees_.prefix(tree, stop)
+        block = None if trees_.is_chain(known) else trees_.tree_mask(known, first, 0)
+        parents = tree.parents[first:stop]
+        assert request.root_output is not None
+        outputs = {ROOT: request.root_output, **dict(enumerate(request.node_outputs))}
+        depths = torch.tensor(trees_.depths(tree.parents)[first:stop], device=self.head.device)
+        start, at = len(rows.ids), request.cache.length + first
+        rows.add(
+            request,
+            tree.tokens[first:stop],
+            torch.stack([outputs[parent] for parent in parents]),
+            request.positions(request.rows - 1 + depths),
+            Segment(request.cache, start, start + stop - first, at, block, scored_nodes=first),
+            needed=stop - first,
+        )
+
+    def make_scores(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
+        """Returns the scores of trees, all of whose nodes were computed."""
+        scores = {}
+        for number, tree in trees.items():
+            request = self.request(number)
+            assert request.root_logits is not None
+            scores[number] = Scores(
+                tree,
+                [request.root_logits, *request.node_logits],
+                self.rules[number],
+                request.context,
+                request.generated,
+                request.noise_number,
+            )
+        return scores
+
+    @staticmethod
+    @torch.no_grad()
+    def score_batches(
+        batches: Sequence[tuple[Session, Mapping[int, Tree]]],
+    ) -> list[dict[int, Scores]]:
+        """Does what :func:`saccade.model.session.score_together` does.
+
+        There is a forward for each level of new nodes, since a node reads its parent's output.
+        """
+        heads = [(cast(HeadSession, session), trees) for session, trees in batches]
+        first_session = heads[0][0]
+        head = first_session.head
+        for session, trees in heads:
+            session.begin(trees)
+        while True:
+            rows = _Rows()
+            for session, trees in heads:
+                session.add_rows(trees, rows)
+            if not rows.segments:
+                return [session.make_scores(trees) for session, trees in heads]
+            outputs = head.step(
+                head.embed(rows.ids),
+                torch.cat(rows.hidden),
+                torch.cat(rows.positions, 1),
+                rows.segments,
+            )
+            needed = [row for _, start, stop in rows.scored for row in range(start, stop)]
+            logits = first_session._clip(head.logits(outputs[needed]))
+            by_row = dict(zip(needed, logits, strict=True))
+            for (request, start, stop), segment in zip(rows.scored, rows.segments, strict=True):
+                if segment.committed_rows:
+                    request.cache.advance(segment.committed_rows)
+                    request.root_logits, request.root_output = by_row[stop - 1], outputs[stop - 1]
+                    continue
+                request.node_logits += [by_row[row] for row in range(start, stop)]
+                request.node_outputs += [outputs[row] for row in range(start, stop)]
+
+
+@session_of.register
+def _(model: Head, rules: Rules, *, cuda_graphs: bool | None = None) -> Session:
+    return HeadSession(model, rules)

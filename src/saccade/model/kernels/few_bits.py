@@ -1,0 +1,263 @@
+"""Products of a draft with weights that are rounded to few bits, so that a step reads fewer bytes.
+
+``CODE_BLOCK`` inputs of an output share a scale. The weights themselves stay as they are: rounded
+copies lie beside them and are for few rows, while a prompt's many rows are multiplied with the
+weights. What a draft computes never changes an answer, so these products need not agree with each
+other to rounding: torch's 8-bit product has one scale for each output, and ours rounds the rows to
+bytes as well.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cache, partial
+from typing import Any, NamedTuple
+
+import torch
+from jaxtyping import Float, UInt8
+from torch import Tensor
+
+from saccade.core.errors import OptionError, suggest
+from saccade.model.kernels import compiled
+from saccade.model.kernels.compiled import CODE_BLOCK, OUTPUTS_PER_UNIT
+
+ROWS_AT_ONCE = 4096  # Rows of a weight that are rounded at once, which bounds the memory for it.
+TORCH_OUTPUTS = 64  # Torch's 4-bit product takes multiples of so many outputs.
+MAX_DIFFERENCE = 0.05  # Of a trial product from that of the rounded weights, relative to its size.
+
+
+@dataclass(frozen=True)
+class Rounding:
+    """How the weights of a draft are rounded. Its name is a value of ``draft_quantize``."""
+
+    name: str
+    bits: int
+
+    @property
+    def zero(self) -> int:
+        """The code of a weight of 0."""
+        return 1 << (self.bits - 1)
+
+    @property
+    def bytes_per_weight(self) -> float:
+        """Bytes of a rounded weight with its share of the scale in fp16."""
+        return self.bits / 8 + torch.float16.itemsize / CODE_BLOCK
+
+
+ROUNDINGS = {each.name: each for each in (Rounding("int8", 8), Rounding("int4", 4))}
+
+
+def rounding_named(name: str) -> Rounding:
+    """Returns a rounding by its name. Raises OptionError for an unknown one."""
+    if name not in ROUNDINGS:
+        hint = suggest(name, ROUNDINGS)
+        raise OptionError(
+            f"unknown draft_quantize {name!r}{hint}; known on a CPU: {', '.join(ROUNDINGS)}"
+        )
+    return ROUNDINGS[name]
+
+
+class Codes(NamedTuple):
+    """A rounded weight: (codes - zero) * scales of their blocks."""
+
+    codes: UInt8[Tensor, "out into"]
+    scales: Float[Tensor, "out blocks"]  # In fp16.
+    rounding: Rounding
+
+    @classmethod
+    def of(cls, weight: Float[Tensor, "out into"], rounding: Rounding) -> Codes:
+        """Rounds a weight; its inputs fill blocks.
+
+        Of 4 bits the number of the largest magnitude in a block has the lowest code, whatever its
+        sign, because there is one more code below zero than above.
+        """
+        parts = [_round(part, rounding) for part in weight.split(ROWS_AT_ONCE)]
+        codes, scales = (torch.cat(each) for each in zip(*parts, strict=True))
+        return cls(codes, scales, rounding)
+
+    def weights(self) -> Float[Tensor, "out into"]:
+        """Returns the rounded weights in fp32."""
+        whole = self.codes.float().sub_(self.rounding.zero).view(*self.scales.shape, CODE_BLOCK)
+        return whole.mul_(self.scales.float()[..., None]).flatten(1)
+
+
+def _round(weight: Float[Tensor, "out into"], rounding: Rounding) -> tuple[Tensor, Tensor]:
+    blocks = weight.float().view(len(weight), -1, CODE_BLOCK)
+    lowest, highest = blocks.aminmax(dim=-1)
+    if rounding.bits == 4:
+        extreme = torch.where(highest > -lowest, highest, lowest)
+        scales = (extreme / -rounding.zero).half()
+    else:
+        scales = (torch.maximum(highest, -lowest) / (rounding.zero - 1)).half()
+    inverse = torch.where(scales == 0, 0, 1 / scales.float())
+    codes = (blocks * inverse[..., None]).round_().add_(rounding.zero)
+    codes.clamp_(0, 2 * rounding.zero - 1)
+    return codes.to(torch.uint8).flatten(1), scales
+
+
+# -- our products ----------------------------------------------------------------------------------
+
+
+class CodedPanels(NamedTuple):
+    """A rounded weight in the layout that :func:`compiled.multiply_coded` reads."""
+
+    numbers: UInt8[Tensor, "panel block byte"]
+    out: int
+    bits: int
+    gated: bool
+
+    @classmethod
+    def of(cls, weight: Float[Tensor, "all into"], rounding: Rounding, gated: bool) -> CodedPanels:
+        """Rounds a weight and lays it out. A gated panel has outputs of both halves."""
+        codes = Codes.of(weight, rounding)
+        parts = 2 if gated else 1
+        each = OUTPUTS_PER_UNIT // parts
+        panels = [
+            torch.cat([_in_panels(part, each) for part in numbers.chunk(parts)], 1)
+            for numbers in (codes.codes, codes.scales)
+        ]
+        whole, scales = panels
+        count, blocks = len(whole), scales.shape[2]
+        quads = whole.view(count, OUTPUTS_PER_UNIT, blocks, CODE_BLOCK // 4, 4)
+        quads = quads.permute(0, 2, 3, 1, 4)
+        if rounding.bits == 4:
+            low, high = quads.chunk(2, 2)
+            quads = low | (high << 4)
+        scale_bytes = scales.transpose(1, 2).contiguous().view(torch.uint8)
+        numbers = torch.cat([scale_bytes, quads.reshape(count, blocks, -1)], 2)
+        return cls(numbers, len(weight) // parts, rounding.bits, gated)
+
+
+def _in_panels(numbers: Tensor, few: int) -> Tensor:
+    """Returns rows cut into panels of a few, the last one padded with zeros."""
+    out, width = numbers.shape
+    padded = numbers.new_zeros(-(-out // few) * few, width)
+    padded[:out] = numbers
+    return padded.view(-1, few, width)
+
+
+def _multiply_coded(x: Tensor, panels: CodedPanels, base: Tensor | None) -> Tensor:
+    return compiled.multiply_coded(
+        x, panels.numbers, base, out=panels.out, bits=panels.bits, gated=panels.gated
+    )
+
+
+# -- torch's products ------------------------------------------------------------------------------
+
+
+def _pack_4_bits(weight: Float[Tensor, "out into"]) -> tuple[Tensor, Tensor]:
+    codes = Codes.of(weight, ROUNDINGS["int4"])
+    packed = torch.ops.aten._convert_weight_to_int4pack_for_cpu(codes.codes.int(), 1)
+    scales = codes.scales.t().float()
+    return packed, torch.stack([scales, torch.zeros_like(scales)], -1).to(weight.dtype)
+
+
+def _multiply_4_bits(x: Tensor, packed: tuple[Tensor, Tensor], base: Tensor | None) -> Tensor:
+    product = torch.ops.aten._weight_int4pack_mm_for_cpu(x, packed[0], CODE_BLOCK, packed[1])
+    return product if base is None else product.add_(base)
+
+
+def _pack_8_bits(weight: Float[Tensor, "out into"]) -> tuple[Tensor, Tensor]:
+    scales = weight.float().abs().amax(1) / 127
+    inverse = torch.where(scales == 0, 0, 1 / scales)
+    parts = zip(weight.split(ROWS_AT_ONCE), inverse.split(ROWS_AT_ONCE), strict=True)
+    codes = [(part.float() * each[:, None]).round_().to(torch.int8) for part, each in parts]
+    return torch.cat(codes), scales.to(weight.dtype)
+
+
+def _multiply_8_bits(x: Tensor, packed: tuple[Tensor, Tensor], base: Tensor | None) -> Tensor:
+    product = torch.ops.aten._weight_int8pack_mm(x, *packed)
+    return product if base is None else product.add_(base)
+
+
+# -- which there are -------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class FewBitProduct:
+    """A product with rounded weights, as :class:`saccade.model.kernels.Product` has it."""
+
+    rounding: Rounding
+    prepare: Callable[[Tensor, bool], Any]
+    """(weight, whether its first half gates the second) -> prepared weights."""
+    multiply: Callable[[Tensor, Any, Tensor | None], Tensor]
+    gates: bool = False
+    """Whether it applies the gate itself."""
+    outputs: int = 1
+    """The number of outputs is a multiple of this."""
+    needs_bytes: bool = False
+    """Whether the processor has to multiply bytes (AVX512-VNNI)."""
+
+    def supports(self, weight: Tensor) -> bool:
+        """Returns whether a weight of this shape can be rounded and multiplied in this way."""
+        out, into = weight.shape
+        return into % CODE_BLOCK == 0 and out % self.outputs == 0
+
+    @property
+    def is_available(self) -> bool:
+        """Whether this machine has it, and it computes what it should."""
+        if self.needs_bytes and not compiled.multiplies_bytes():
+            return False
+        return _is_correct(self)
+
+
+@cache
+def _is_correct(product: FewBitProduct) -> bool:
+    """Returns whether a trial product is about that of the weights before rounding.
+
+    Torch raises RuntimeError, AttributeError or NotImplementedError where it lacks an operator.
+    """
+    numbers = torch.linspace(-9.0, 9.0, 64 * 64 + 3 * 64).sin().add(0.1)
+    weight, x = numbers[: 64 * 64].view(64, 64), numbers[64 * 64 :].view(3, 64)
+    rounded = Codes.of(weight, product.rounding).weights()
+    exact = x @ rounded.t()
+    try:
+        found = product.multiply(x, product.prepare(weight, False), None)
+    except (RuntimeError, AttributeError, NotImplementedError):
+        return False
+    return bool((found - exact).abs().max() < MAX_DIFFERENCE * exact.abs().max())
+
+
+def _ours(rounding: Rounding) -> FewBitProduct:
+    return FewBitProduct(
+        rounding,
+        lambda weight, gated: CodedPanels.of(weight, rounding, gated),
+        _multiply_coded,
+        gates=True,
+        needs_bytes=True,
+    )
+
+
+FEW_BIT_PRODUCTS: dict[str, FewBitProduct] = {
+    "int8-torch": FewBitProduct(
+        ROUNDINGS["int8"], lambda weight, gated: _pack_8_bits(weight), _multiply_8_bits
+    ),
+    "int8-bytes": _ours(ROUNDINGS["int8"]),
+    "int4-torch": FewBitProduct(
+        ROUNDINGS["int4"],
+        lambda weight, gated: _pack_4_bits(weight),
+        _multiply_4_bits,
+        outputs=TORCH_OUTPUTS,
+    ),
+    "int4-bytes": _ours(ROUNDINGS["int4"]),
+}
+"""By name; the names are part of stored keys."""
+
+
+def few_bit_products(rounding: Rounding) -> dict[str, FewBitProduct]:
+    """Returns the products of this rounding that this machine has."""
+    return {
+        name: each
+        for name, each in FEW_BIT_PRODUCTS.items()
+        if each.rounding == rounding and each.is_available
+    }
+
+
+def prepared_by(product: FewBitProduct, gated: bool) -> Callable[[Tensor], Any]:
+    """Returns the function that prepares a weight for a product."""
+    return partial(_prepare, product, gated)
+
+
+def _prepare(product: FewBitProduct, gated: bool, weight: Tensor) -> Any:
+    return product.prepare(weight, gated)

@@ -1,0 +1,290 @@
+"""Outputs of a vision tower that later prompts with the same media need not compute again.
+
+A prompt's pictures reach the tower in one call. Here such a call is cut into its media (pictures
+and videos), and only the media that are new are run. What was run together is stored together, so
+a stored output is never taken apart: outputs of several calls are only joined.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from copy import copy
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+
+from saccade.model.prefix_cache import digest, tensor_bytes
+
+VISION_METHODS = ("get_image_features", "get_video_features")  # of Hugging Face's models
+UNREAD_FIELDS = {"hidden_states", "attentions"}  # of outputs, which language models do not read
+FIELDS_BY_LAYER = {"deepstack_features"}  # Lists of these have one entry for each layer.
+
+
+class Store(Protocol):
+    """Where outputs are stored: a server's ``PrefixCache``, or a conversation's own."""
+
+    @property
+    def runs_separately(self) -> bool:
+        """Whether media that are new run one by one; else neighbours run together."""
+
+    def get(self, key: Hashable) -> Any: ...
+
+    def put(self, key: Hashable, value: Any, size: int) -> None: ...
+
+    def digest(self, *values: Any) -> bytes: ...
+
+
+class ConversationVision:
+    """The outputs of vision towers for the media of one conversation, of target and draft.
+
+    What a model's latest prompt did not use is dropped, so that it grows no larger than that.
+    ``runs_separately`` runs each medium by itself, so that neighbours can be dropped one by one.
+    """
+
+    def __init__(self, runs_separately: bool = False) -> None:
+        self.runs_separately = runs_separately
+        self._outputs: dict[Hashable, Any] = {}
+        self._used: set[Hashable] = set()
+
+    def get(self, key: Hashable) -> Any:
+        """Returns an output and counts it as used; None where there is none."""
+        if key in self._outputs:
+            self._used.add(key)
+        return self._outputs.get(key)
+
+    def put(self, key: Hashable, value: Any, size: int) -> None:
+        """Stores an output; its size in bytes does not matter here."""
+        self._outputs[key] = value
+        self._used.add(key)
+
+    def digest(self, *values: Any) -> bytes:
+        """Returns :func:`saccade.model.prefix_cache.digest` of values."""
+        return digest(*values)
+
+    @contextmanager
+    def reading(self, model: Any) -> Iterator[None]:
+        """While this lasts a model reads its prompt. Afterwards its unused outputs are dropped."""
+        owner = id(model.base_model)
+        self._used = set()
+        yield
+        self._outputs = {
+            key: value
+            for key, value in self._outputs.items()
+            if key in self._used or not (isinstance(key, tuple) and key[0] == owner)
+        }
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of all outputs that are stored."""
+        return sum(map(tensor_bytes, self._outputs.values()))
+
+
+@dataclass(frozen=True)
+class MediaCall:
+    """A call of a vision method, cut into its media.
+
+    ``rows`` has the end of each medium among the rows of the pixels, after a 0.
+    """
+
+    method: Callable[..., Any]
+    arguments: Mapping[str, Any]
+    pixels: str  # the name of the argument that holds them
+    rows: Sequence[int]
+
+    @classmethod
+    def of(
+        cls, method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
+    ) -> MediaCall | None:
+        """Returns the call cut into its media; None where it is not known how."""
+        try:
+            bound = inspect.signature(method).bind(*args, **kwargs)
+        except TypeError:
+            return None
+        arguments: dict[str, Any] = {}
+        for name, value in bound.arguments.items():
+            kind = bound.signature.parameters[name].kind
+            if kind is inspect.Parameter.VAR_POSITIONAL:
+                return None
+            arguments |= value if kind is inspect.Parameter.VAR_KEYWORD else {name: value}
+        tensors = {name: each for name, each in arguments.items() if isinstance(each, Tensor)}
+        pixels = next((name for name, each in tensors.items() if each.is_floating_point()), None)
+        if pixels is None:
+            return None
+        grid = next((each for name, each in tensors.items() if name.endswith("grid_thw")), None)
+        counts = [1] * len(tensors[pixels]) if tensors[pixels].ndim >= 3 else []
+        if grid is not None:
+            counts = grid.prod(-1).tolist()
+        ends = [0, *torch.tensor(counts, dtype=torch.long).cumsum(0).tolist()]
+        call = cls(method, arguments, pixels, ends)
+        lengths = {each.shape[0] if each.ndim else 0 for each in tensors.values()}
+        is_known = bool(counts) and ends[-1] == len(tensors[pixels])
+        return call if is_known and lengths <= {len(call), ends[-1]} else None
+
+    def __len__(self) -> int:
+        return len(self.rows) - 1
+
+    def part(self, start: int, stop: int) -> dict[str, Any]:
+        """Returns the arguments of some of the media."""
+        if (start, stop) == (0, len(self)):
+            return dict(self.arguments)
+
+        def cut(value: Any) -> Any:
+            if not isinstance(value, Tensor):
+                return value
+            if len(value) == len(self):
+                return value[start:stop]
+            return value[self.rows[start] : self.rows[stop]]
+
+        return {name: cut(value) for name, value in self.arguments.items()}
+
+    def run(self, start: int, stop: int) -> Any:
+        """Runs the method on some of the media."""
+        return self.method(**self.part(start, stop))
+
+
+def cache_vision(model: Any, store: Store | None) -> AbstractContextManager[None]:
+    """While this lasts the model's vision tower does not run again on media that it has seen."""
+    return nullcontext() if store is None else _cache_methods(model.base_model, store)
+
+
+@contextmanager
+def _cache_methods(owner: Any, store: Store) -> Iterator[None]:
+    is_inside = False  # One of the methods may call another, which is not cached then.
+
+    def with_cache(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+        def call(*args: Any, **kwargs: Any) -> Any:
+            nonlocal is_inside
+            if is_inside:
+                return method(*args, **kwargs)
+            is_inside = True
+            try:
+                media = MediaCall.of(method, args, kwargs)
+                if media is not None:
+                    return run_new_media(store, (id(owner), name), media)
+                key = id(owner), name, store.digest(args, sorted(kwargs.items()))
+                output = store.get(key)
+                if output is None:
+                    output = method(*args, **kwargs)
+                    store.put(key, output, tensor_bytes(output))
+                return copy(output)
+            finally:
+                is_inside = False
+
+        return call
+
+    names = [name for name in VISION_METHODS if name in dir(type(owner))]
+    before = {name: vars(owner)[name] for name in names if name in vars(owner)}
+    vars(owner).update({name: with_cache(name, getattr(owner, name)) for name in names})
+    try:
+        yield
+    finally:
+        for name in names:
+            del vars(owner)[name]
+        vars(owner).update(before)
+
+
+def run_new_media(store: Store, owner: tuple[Hashable, ...], media: MediaCall) -> Any:
+    """Returns the output of a call, which runs only on those media that the store lacks.
+
+    Neighbours that are new run together. Where it is unknown how outputs are joined, all run.
+    """
+    names = [
+        store.digest(sorted(media.part(number, number + 1).items())) for number in range(len(media))
+    ]
+    outputs: list[Any] = []
+    start = 0  # of the media that are new, up to where the search stands
+    at = 0
+    while at < len(media):
+        length, output = _longest_stored(store, owner, names, at)
+        if length:
+            if start < at:
+                outputs.append(_run_and_store(store, owner, names, media, start, at))
+            outputs.append(output)
+            at += length
+            start = at
+        else:
+            at += 1
+            if store.runs_separately:
+                outputs.append(_run_and_store(store, owner, names, media, start, at))
+                start = at
+    if start < at:
+        outputs.append(_run_and_store(store, owner, names, media, start, at))
+    joined = join_outputs(outputs)
+    if joined is None:
+        joined = _run_and_store(store, owner, names, media, 0, len(media))
+    return copy(joined)
+
+
+def _longest_stored(
+    store: Store, owner: tuple[Hashable, ...], names: Sequence[bytes], start: int
+) -> tuple[int, Any]:
+    """Returns the largest number of media from ``start`` on that were run together, with their
+    output; (0, None) where there are none."""
+    lengths: frozenset[int] = store.get((*owner, names[start], "lengths")) or frozenset()
+    for length in sorted(lengths, reverse=True):
+        output = store.get((*owner, *names[start : start + length]))
+        if output is not None:
+            return length, output
+    return 0, None
+
+
+def _run_and_store(
+    store: Store,
+    owner: tuple[Hashable, ...],
+    names: Sequence[bytes],
+    media: MediaCall,
+    start: int,
+    stop: int,
+) -> Any:
+    output = media.run(start, stop)
+    if isinstance(output, Mapping):
+        fields = {name: each for name, each in output.items() if name not in UNREAD_FIELDS}
+        kind: Any = type(output)
+        output = kind(**fields)
+    key = *owner, names[start], "lengths"
+    lengths: frozenset[int] = store.get(key) or frozenset()
+    store.put(key, lengths | {stop - start}, 0)
+    store.put((*owner, *names[start:stop]), output, tensor_bytes(output))
+    return output
+
+
+def join_outputs(outputs: Sequence[Any]) -> Any:
+    """Returns outputs for several media one after the other as one; None where they do not join."""
+    first = outputs[0]
+    if len(outputs) == 1:
+        return first
+    if isinstance(first, Tensor):
+        return join_values(outputs)
+    if not isinstance(first, Mapping) or any(each.keys() != first.keys() for each in outputs):
+        return None
+    joined = {
+        name: _join_field(name, [each[name] for each in outputs])
+        for name in first
+        if name not in UNREAD_FIELDS
+    }
+    if any(each is None for each in joined.values()):
+        return None
+    kind: Any = type(first)
+    return kind(**joined)
+
+
+def _join_field(name: str, values: Sequence[Any]) -> Any:
+    if name not in FIELDS_BY_LAYER:
+        return join_values(values)
+    layers = [join_values(layer) for layer in zip(*values, strict=True)]
+    return None if any(layer is None for layer in layers) else layers
+
+
+def join_values(values: Sequence[Any]) -> Any:
+    """Returns tensors joined along their first dimension, or lists with an entry a medium joined;
+    None for anything else."""
+    first = values[0]
+    if isinstance(first, Tensor):
+        return torch.cat([*values]) if len({each.shape[1:] for each in values}) == 1 else None
+    if isinstance(first, list | tuple):
+        return type(first)(each for value in values for each in value)
+    return None

@@ -1,0 +1,177 @@
+"""Separates a thinking model's reasoning from its answer, by the marks between which it thinks.
+
+Which marks a model uses is seen from its tokenizer and its chat template, never from its name. A
+template may write the opening mark itself, as the last thing of the prompt, or both marks where
+thinking is switched off. So the end of the prompt says how an answer begins.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any, Literal
+
+import torch
+from jaxtyping import Bool
+from torch import Tensor
+
+from saccade.core.sampling import Grammar
+
+MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"))
+PROMPT_END_TOKENS = 16  # So many of a prompt's last tokens show whether it ends in a mark.
+
+Start = Literal["open", "possible", "closed"]
+"""Whether an answer begins within reasoning, may begin with it, or has none."""
+
+
+@dataclass(frozen=True)
+class Marks:
+    """The texts between which a model reasons; their ids where each of them is a single token."""
+
+    opening: str
+    closing: str
+    opening_id: int | None = None
+    closing_id: int | None = None
+
+    def start(self, prompt_end: str) -> Start:
+        """Returns how an answer begins after a prompt that ends in this text."""
+        end = prompt_end.rstrip()
+        if end.endswith(self.opening):
+            return "open"
+        return "closed" if end.endswith(self.closing) else "possible"
+
+    def decoder(self, tokenizer: Any) -> Callable[[Sequence[int]], str] | None:
+        """Returns a decoder that leaves out special tokens, but writes the marks.
+
+        It is None where no mark is a special token, so that any decoder writes both.
+        """
+        by_id = {self.opening_id: self.opening, self.closing_id: self.closing}
+        special = {number: text for number, text in by_id.items() if number is not None}
+        if special.keys().isdisjoint(tokenizer.all_special_ids):
+            return None
+
+        def decode(ids: Sequence[int]) -> str:
+            pieces, done = [], 0
+            for index, number in enumerate(ids):
+                if number in special:
+                    pieces += [ids[done:index], special[number]]
+                    done = index + 1
+            pieces.append(ids[done:])
+            return "".join(
+                piece
+                if isinstance(piece, str)
+                else tokenizer.decode(list(piece), skip_special_tokens=True)
+                for piece in pieces
+            )
+
+        return decode
+
+
+@lru_cache(maxsize=8)
+def _token_ids(tokenizer: Any) -> dict[str, int]:
+    """Returns the ids of a tokenizer's added tokens."""
+    return {token.content: number for number, token in tokenizer.added_tokens_decoder.items()}
+
+
+def find_marks(tokenizer: Any, template: Any) -> Marks | None:
+    """Returns the marks that a tokenizer has as tokens or a chat template writes, None if neither
+    does."""
+    added = _token_ids(tokenizer)
+    text = str(template)
+    for opening, closing in MARKS:
+        if opening in added and closing in added:
+            return Marks(opening, closing, added[opening], added[closing])
+        if closing in text:
+            return Marks(opening, closing)
+    return None
+
+
+@dataclass(frozen=True)
+class Reasoning:
+    """Where one answer's reasoning is."""
+
+    marks: Marks
+    start: Start
+
+    def split(self, text: str, *, is_complete: bool) -> tuple[str, str]:
+        """Returns the reasoning and the rest of an answer; of an incomplete one what is certain.
+
+        Line ends around the reasoning belong to neither. Without reasoning the rest is the whole
+        text.
+        """
+        if self.start == "closed":
+            return "", text
+        marks, words = self.marks, text.lstrip()
+        begins_with_mark = words.startswith(marks.opening)
+        if not is_complete and not begins_with_mark and marks.opening.startswith(words):
+            return "", ""
+        if not begins_with_mark and self.start == "possible":
+            return "", text
+        body = words[len(marks.opening) :] if begins_with_mark else text
+        reasoning, closing, rest = body.partition(marks.closing)
+        if closing:
+            return reasoning.strip("\n"), rest.lstrip("\n")
+        if not is_complete:
+            reasoning = reasoning[: len(reasoning) - mark_overlap(reasoning, marks.closing)]
+        return reasoning.strip("\n"), ""
+
+    def count_tokens(self, ids: Sequence[int]) -> int:
+        """Returns how many of an answer's tokens are reasoning, with its marks.
+
+        It is 0 where the marks are no tokens, since nobody can then say.
+        """
+        begins_with_mark = bool(ids) and ids[0] == self.marks.opening_id
+        if self.marks.closing_id is None or not (self.start == "open" or begins_with_mark):
+            return 0
+        if self.start == "closed":
+            return 0
+        end = _index(ids, self.marks.closing_id)
+        return len(ids) if end is None else end + 1
+
+    def grammar(self, grammar: Grammar, end_ids: Sequence[int], vocab: int) -> Grammar:
+        """Returns the grammar of an answer that may reason first and then follows ``grammar``."""
+        opening_id, closing_id = self.marks.opening_id, self.marks.closing_id
+        if self.start == "closed" or opening_id is None or closing_id is None:
+            return grammar
+        return GrammarAfterReasoning(
+            grammar, opening_id, closing_id, self.start == "open", tuple(end_ids), vocab
+        )
+
+
+@dataclass(frozen=True)
+class GrammarAfterReasoning:
+    """Lets an answer reason as it likes, but not end, and holds what follows to a grammar."""
+
+    grammar: Grammar
+    opening_id: int
+    closing_id: int
+    is_open: bool  # Whether the prompt has begun the reasoning.
+    end_ids: tuple[int, ...]
+    vocab: int
+
+    def __call__(self, answer: Sequence[int]) -> Bool[Tensor, " vocab"] | None:
+        """Returns the tokens allowed next, None where all are."""
+        if self.is_open or (answer and answer[0] == self.opening_id):
+            end = _index(answer, self.closing_id)
+            if end is not None:
+                return self.grammar(answer[end + 1 :])
+            allowed = torch.ones(self.vocab, dtype=torch.bool)
+            allowed[[number for number in self.end_ids if number < self.vocab]] = False
+            return allowed
+        mask = self.grammar(answer)
+        if mask is None or answer:
+            return mask
+        allowed = mask.clone()
+        allowed[self.opening_id] = True
+        return allowed
+
+
+def mark_overlap(text: str, mark: str) -> int:
+    """Returns how many of the text's last characters may be the beginning of a mark."""
+    longest = min(len(mark) - 1, len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)
+
+
+def _index(ids: Sequence[int], wanted: int) -> int | None:
+    return next((index for index, number in enumerate(ids) if number == wanted), None)

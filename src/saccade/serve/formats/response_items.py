@@ -1,0 +1,173 @@
+"""Writes an answer as the items of OpenAI's Responses API, and as the events that build them.
+
+An item is reasoning, a message or a call of a function. Each is announced, grows by deltas and is
+repeated as a whole when it is done. An answer that is not streamed has the items of its stream.
+"""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from saccade.core.result import Result
+from saccade.serve.formats.chat_forms import AnswerParts, ChatForm
+from saccade.serve.formats.tool_calls import ParsedCall
+
+Event = dict[str, Any]
+"""An event without its number in the stream."""
+Logprobs = Sequence[dict[str, Any]]
+
+
+@dataclass(frozen=True)
+class ItemKind:
+    """How an item of text is written: its type, its part's type, and the names of its events."""
+
+    item_type: str
+    id_prefix: str
+    part_type: str
+    event_name: str
+    has_logprobs: bool = False
+
+
+REASONING = ItemKind("reasoning", "rs", "reasoning_text", "response.reasoning_text")
+MESSAGE = ItemKind("message", "msg", "output_text", "response.output_text", has_logprobs=True)
+
+
+@dataclass
+class TextItem:
+    """An item of text that grows."""
+
+    kind: ItemKind
+    output_index: int
+    text: str = ""
+    logprobs: list[dict[str, Any]] = field(default_factory=list)
+    number: str = field(default_factory=lambda: secrets.token_hex(12))
+
+    @property
+    def place(self) -> dict[str, Any]:
+        """Where its events happen."""
+        item_id = f"{self.kind.id_prefix}_{self.number}"
+        return {"item_id": item_id, "output_index": self.output_index, "content_index": 0}
+
+    @property
+    def part(self) -> dict[str, Any]:
+        part: dict[str, Any] = {"type": self.kind.part_type, "text": self.text}
+        if self.kind.has_logprobs:
+            part |= {"annotations": [], "logprobs": list(self.logprobs)}
+        return part
+
+    def fields(self, status: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Returns the item as a response has it."""
+        kind = self.kind
+        fields = {"type": kind.item_type, "id": self.place["item_id"], "status": status}
+        own: dict[str, Any] = {"role": "assistant"} if kind is MESSAGE else {"summary": []}
+        return {**fields, **own, "content": list(parts)}
+
+    def begin(self) -> list[Event]:
+        """Returns the events that announce the item."""
+        item = self.fields("in_progress", [])
+        return [
+            {
+                "type": "response.output_item.added",
+                "output_index": self.output_index,
+                "item": item,
+            },
+            {"type": "response.content_part.added", **self.place, "part": self.part},
+        ]
+
+    def write(self, piece: str, logprobs: Logprobs) -> Event:
+        """Returns the event that adds a piece of text."""
+        self.text += piece
+        event = {"type": f"{self.kind.event_name}.delta", **self.place, "delta": piece}
+        if self.kind.has_logprobs:
+            self.logprobs += logprobs
+            event["logprobs"] = list(logprobs)
+        return event
+
+    def end(self, status: str) -> list[Event]:
+        """Returns the events that repeat the whole item."""
+        done = {"type": f"{self.kind.event_name}.done", **self.place, "text": self.text}
+        if self.kind.has_logprobs:
+            done["logprobs"] = list(self.logprobs)
+        item = self.fields(status, [self.part])
+        return [
+            done,
+            {"type": "response.content_part.done", **self.place, "part": self.part},
+            {"type": "response.output_item.done", "output_index": self.output_index, "item": item},
+        ]
+
+
+class ItemStream:
+    """The events of one answer, and its items as far as they are done."""
+
+    def __init__(self, form: ChatForm) -> None:
+        self.items: list[dict[str, Any]] = []
+        self._form = form
+        self._answer = ""
+        self._open: TextItem | None = None
+        self._sent_calls = 0
+        self._sent = {REASONING: 0, MESSAGE: 0}  # In characters.
+
+    def write(self, piece: str, logprobs: Logprobs = ()) -> list[Event]:
+        """Returns the events that are certain once this piece of text has come."""
+        self._answer += piece
+        return self._advance(self._form.split(self._answer, is_complete=False), logprobs)
+
+    def end(self, result: Result, logprobs: Logprobs = ()) -> list[Event]:
+        """Returns the last events. An answer that says nothing has an empty message."""
+        events = self._advance(self._form.split(self._answer, is_complete=True), logprobs)
+        if self._open is None and not self.items:
+            events += self._begin(MESSAGE)
+        status = "incomplete" if result.finish_reason == "length" else "completed"
+        return events + self._close(status)
+
+    def _advance(self, answer: AnswerParts, logprobs: Logprobs) -> list[Event]:
+        events: list[Event] = []
+        for kind, text in ((REASONING, answer.reasoning), (MESSAGE, answer.text)):
+            piece = text[self._sent[kind] :]
+            if not piece:
+                continue
+            self._sent[kind] += len(piece)
+            if self._open is None or self._open.kind is not kind:
+                events += self._close("completed") + self._begin(kind)
+            assert self._open is not None
+            events.append(self._open.write(piece, logprobs))
+        for call in answer.calls[self._sent_calls :]:
+            events += self._close("completed") + self._call(call)
+        self._sent_calls = len(answer.calls)
+        return events
+
+    def _begin(self, kind: ItemKind) -> list[Event]:
+        self._open = TextItem(kind, len(self.items))
+        return self._open.begin()
+
+    def _close(self, status: str) -> list[Event]:
+        if self._open is None:
+            return []
+        events = self._open.end(status)
+        self.items.append(events[-1]["item"])
+        self._open = None
+        return events
+
+    def _call(self, call: ParsedCall) -> list[Event]:
+        """Returns the events of a call, which comes in one piece."""
+        index, item_id = len(self.items), f"fc_{secrets.token_hex(12)}"
+        fields = {
+            "type": "function_call",
+            "id": item_id,
+            "call_id": f"call_{secrets.token_hex(12)}",
+            "name": call.name,
+        }
+        added = {**fields, "arguments": "", "status": "in_progress"}
+        done = {**fields, "arguments": call.arguments, "status": "completed"}
+        self.items.append(done)
+        place = {"item_id": item_id, "output_index": index}
+        name = "response.function_call_arguments"
+        return [
+            {"type": "response.output_item.added", "output_index": index, "item": added},
+            {"type": f"{name}.delta", **place, "delta": call.arguments},
+            {"type": f"{name}.done", **place, "name": call.name, "arguments": call.arguments},
+            {"type": "response.output_item.done", "output_index": index, "item": done},
+        ]

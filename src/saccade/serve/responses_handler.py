@@ -1,0 +1,158 @@
+"""Answers one request of OpenAI's Responses API."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Sequence
+from typing import Any, ClassVar
+
+from fastapi import Request
+
+from saccade.serve.api_errors import ApiError
+from saccade.serve.completion_handler import CompletionHandler
+from saccade.serve.formats.chat_forms import ChatForm
+from saccade.serve.formats.response_items import ItemStream
+from saccade.serve.queue import NewTokens
+from saccade.serve.request_bodies import RequestBody
+from saccade.serve.response_fields import TokenLogprobs
+from saccade.serve.responses_schema import ResponsesRequest
+from saccade.serve.service import Engine, Service
+
+
+class ResponsesHandler(CompletionHandler):
+    """Answers a request by the chat completion that it stands for, in the form of items."""
+
+    end_of_stream: ClassVar[str] = ""  # The last event says that it is the last.
+
+    def __init__(
+        self,
+        service: Service,
+        engine: Engine,
+        http: Request,
+        request: ResponsesRequest,
+        arrived_at: float,
+        body: RequestBody,
+    ) -> None:
+        super().__init__(service, engine, http, request, arrived_at, body)
+        self._original = request
+        self._event_count = 0
+
+    async def _complete(self) -> dict[str, Any]:
+        stream: ItemStream | None = None
+        logprobs: list[TokenLogprobs] = []
+        async for _, event in self._answer_events():
+            if isinstance(event, NewTokens):
+                logprobs += event.logprobs
+                continue
+            stream = ItemStream(self._chat_form)
+            stream.write(event.text or "", self._logprob_entries(logprobs))
+            stream.end(event)
+        assert stream is not None
+        return self._final(stream)
+
+    async def _chunks(self) -> AsyncIterator[dict[str, Any]]:
+        stream = ItemStream(self._chat_form)
+        (detokenizer,) = self._detokenizers()
+        pending: list[TokenLogprobs] = []
+        for name in ("created", "in_progress"):
+            yield {"type": f"response.{name}", "response": self._response_object("in_progress", [])}
+        async for _, event in self._answer_events():
+            if isinstance(event, NewTokens):
+                pending += event.logprobs
+                piece = detokenizer.write(event.tokens)
+                events = stream.write(piece, self._logprob_entries(pending))
+            else:
+                piece = detokenizer.finish(event.text or "")
+                events = stream.write(piece, self._logprob_entries(pending)) + stream.end(event)
+            for each in events:
+                yield each
+            if events:
+                pending = []
+        response = self._final(stream)
+        yield {"type": f"response.{response['status']}", "response": response}
+
+    # -- the JSON of responses -----------------------------------------------------------------
+
+    def _event(self, chunk: dict[str, Any]) -> str:
+        event = {**chunk, "sequence_number": self._event_count}
+        self._event_count += 1
+        return f"event: {chunk['type']}\ndata: {json.dumps(event, ensure_ascii=False)}\n\n"
+
+    def _failure(self, error: ApiError) -> dict[str, Any]:
+        failure = error.body()["error"]
+        fields = {"message": failure["message"], "param": failure["param"]}
+        # Clients look for an error under this name, as in every other stream.
+        return {"type": "error", **fields, "code": str(failure["code"]), "error": failure}
+
+    @property
+    def _chat_form(self) -> ChatForm:
+        assert isinstance(self._form, ChatForm)
+        return self._form
+
+    def _logprob_entries(self, entries: Sequence[TokenLogprobs]) -> list[dict[str, Any]]:
+        """Returns log-probabilities in this API's form, in which bytes are always a list."""
+        field = self._logprobs(entries)
+        if field is None:
+            return []
+        return [
+            {**token, "bytes": token["bytes"] or [], "top_logprobs": token["top_logprobs"]}
+            for token in field["content"]
+        ]
+
+    def _final(self, stream: ItemStream) -> dict[str, Any]:
+        """Returns the response with all of its items and its statistics."""
+        statistics = self._statistics()
+        usage = statistics["usage"]
+        cached = usage["prompt_tokens_details"]["cached_tokens"]
+        is_cut = self._results[0].finish_reason == "length"
+        response = self._response_object("incomplete" if is_cut else "completed", stream.items)
+        return {
+            **response,
+            "completed_at": None if is_cut else int(time.time()),
+            "incomplete_details": {"reason": "max_output_tokens"} if is_cut else None,
+            **statistics,
+            "usage": {
+                "input_tokens": usage["prompt_tokens"],
+                "input_tokens_details": {"cached_tokens": cached, "cache_write_tokens": 0},
+                "output_tokens": usage["completion_tokens"],
+                "output_tokens_details": usage["completion_tokens_details"],
+                "total_tokens": usage["total_tokens"],
+            },
+        }
+
+    def _response_object(self, status: str, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
+        """Returns the response with what its request said, as OpenAI's has it."""
+        request = self._original
+        said = request.model_dump(by_alias=True, exclude_none=True)
+        form = said.get("text", {}).get("format", {"type": "text"})
+        return {
+            "id": f"resp_{self._id}",
+            "object": "response",
+            "created_at": self._created,
+            "status": status,
+            "model": request.model,
+            "output": list(items),
+            "error": None,
+            "incomplete_details": None,
+            "instructions": request.instructions,
+            "max_output_tokens": request.max_output_tokens,
+            "metadata": request.metadata or {},
+            "parallel_tool_calls": True,
+            "previous_response_id": None,
+            "reasoning": {"effort": said.get("reasoning", {}).get("effort"), "summary": None},
+            "store": False,
+            "background": False,
+            "temperature": request.temperature,
+            "top_p": request.top_p,
+            "top_logprobs": request.top_logprobs or 0,
+            "text": {"format": form},
+            "tool_choice": said.get("tool_choice", "auto"),
+            "tools": [
+                {"description": None, "parameters": None, "strict": False, **tool}
+                for tool in said.get("tools", [])
+            ],
+            "truncation": "disabled",
+            "user": request.user,
+            "usage": None,
+        }

@@ -1,0 +1,118 @@
+"""What the page that watches a video does, without its layout.
+
+Pictures and documents cannot be added there; ``saccade.Chat`` and ``saccade chat`` take those.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from saccade.bench.terminal_output import IncrementalDecoder
+from saccade.core.errors import OptionError
+from saccade.corpus.answering import Model
+from saccade.corpus.live import Live
+from saccade.ui import pictures
+from saccade.ui.page_run import PageSettings, read_clip
+
+SHOWN_FRAMES = 8  # of the latest, in the strip of the page
+FPS = 2.0
+
+
+@dataclass
+class Watching:
+    """A live video of one browser tab, and what was said about it."""
+
+    live: Live
+    said: list[tuple[float, str, str]] = field(default_factory=list)  # (seconds, question, answer)
+
+
+class Watchers:
+    """What the page watches: one video at a time, for the browser tab that started it.
+
+    A model is quickest, and safe, when one thread uses it.
+    """
+
+    def __init__(self, model: Model, settings: PageSettings) -> None:
+        self.model, self._settings = model, settings
+        self._watching: tuple[str, Watching] | None = None
+        self._lock = threading.Lock()
+
+    def start(self, tab: str, upload: str | None, window: str, realtime: bool = True) -> Live:
+        """Begins to watch a file from its start. Raises SaccadeError."""
+        if upload is None:
+            raise OptionError("drop a video first")
+        if self._watching is not None and self._watching[0] != tab:
+            raise OptionError("another tab watches a video here: stop it first")
+        read_clip(None, upload, self._settings)  # This refuses what the page does not take.
+        self.stop(tab)
+        with self._lock:
+            live = self.model.watch(
+                upload,
+                window=window,
+                fps=FPS,
+                realtime=realtime,
+                max_new_tokens=self._settings.max_new_tokens,
+                do_sample=False,
+            )
+            self._watching = tab, Watching(live)
+        return live
+
+    def get(self, tab: str) -> Watching | None:
+        """Returns what a tab watches; None where it watches nothing."""
+        watching = self._watching
+        return None if watching is None or watching[0] != tab else watching[1]
+
+    def ask(self, tab: str, question: str) -> Iterator[str]:
+        """Yields the answer as it grows. Raises SaccadeError."""
+        watching = self.get(tab)
+        if watching is None:
+            raise OptionError("nothing is watched yet: press Watch")
+        if not question.strip():
+            raise OptionError("there is no question: write one")
+        stream = watching.live.stream(question)
+        _, end = watching.live.kept_seconds
+        decoder, text = IncrementalDecoder(self.model.pair.target.decode), ""
+        for round in stream:
+            text += str(decoder.type(round.scalars()))
+            yield text
+        text = stream.results[0].text or ""
+        watching.said.append((end, question, text))
+        yield text
+
+    def stop(self, tab: str) -> None:
+        """Ends what a tab watches, if anything."""
+        with self._lock:
+            watching = self.get(tab)
+            if watching is not None:
+                self._watching = None
+                watching.live.close()
+
+
+def frames_html(watching: Watching | None) -> str:
+    """Returns the latest frames, and what is kept."""
+    if watching is None:
+        return ""
+    live = watching.live
+    timed = live.latest_frames(SHOWN_FRAMES)
+    if not timed:
+        return pictures.message("waiting for the first frame …")
+    begin, end = live.kept_seconds
+    state = "the video has ended; " if live.has_ended else ""
+    about = f"{state}{live.seen_frames} frames seen; {begin:.1f} s to {end:.1f} s are kept"
+    frames, times = zip(*timed, strict=True)
+    return pictures.strip(np.stack(frames), [*times]) + pictures.message(about)
+
+
+def said_html(watching: Watching | None) -> str:
+    """Returns the questions with their answers, the latest first."""
+    if watching is None:
+        return ""
+    entries = reversed(watching.said)
+    return "".join(
+        pictures.message(f"{time:.1f} s · {question}") + pictures.message(answer)
+        for time, question, answer in entries
+    )

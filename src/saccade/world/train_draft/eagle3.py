@@ -1,0 +1,353 @@
+"""Trains an EAGLE-3 head for a target (arXiv:2503.01840, section 3): ``--recipe eagle3``.
+
+The target reads each conversation, and its hidden states are used at once, so nothing is stored.
+The head is unrolled on its own outputs for some steps (training-time test): in step s a row reads
+what the row before it returned in step s - 1. It sees the keys of step 1 in the rows that far back,
+and those of the later steps on the way to itself, just as a drafted row does. The loss is the
+cross-entropy with the target's law over the head's own vocabulary, and each further step counts
+0.8 of the one before.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from jaxtyping import Bool, Float, Int
+from safetensors.torch import save_file
+from torch import Tensor, nn
+from transformers import PrinterCallback, Trainer
+
+from saccade.core.errors import OptionError
+from saccade.inputs import Loaded
+from saccade.model.heads.head import eagle3_config, eagle3_rotary
+from saccade.model.heads.layouts import LAYER
+from saccade.model.heads.modules import Eagle3Head
+from saccade.world.train_draft.conversations import LlavaConversation
+from saccade.world.train_draft.recipes import DraftRecipe, Settings
+from saccade.world.train_draft.trainer import (
+    OnProgress,
+    PhaseRun,
+    ProgressCallback,
+    dataset,
+    training_arguments,
+)
+
+STEP_DECAY = 0.8  # of a step's weight in the loss
+MAX_DRAFT_VOCAB = 32_000  # ids that a head knows, as published heads do
+COUNTED_SAMPLES = 256  # Answers whose tokens say which ids a head of a large vocabulary knows.
+SHALLOW_DEPTH = 8  # Below it the published choice of layers would take the same one twice.
+
+
+# -- the head ----------------------------------------------------------------------------------
+
+
+def make_settings(target: Loaded, draft_vocab: int) -> dict[str, Any]:
+    """Returns the config.json of a fresh head, in the form that SpecForge and vLLM read."""
+    backbone = target.backbone
+    config = backbone.config.to_dict()
+    depth = backbone.depth
+    layers = (2, depth // 2, depth - 3) if depth >= SHALLOW_DEPTH else (1, depth // 2, depth)
+    rope = dict(config.get("rope_parameters") or {"rope_type": "default", "rope_theta": 10000.0})
+    return {
+        "architectures": ["LlamaForCausalLMEagle3"],
+        "model_type": "llama",
+        "target_model_type": backbone.model.config.model_type,
+        "target_hidden_size": backbone.config.hidden_size,
+        "hidden_size": backbone.config.hidden_size,
+        "intermediate_size": config.get("intermediate_size") or 4 * backbone.config.hidden_size,
+        "num_hidden_layers": 1,
+        "num_attention_heads": backbone.heads,
+        "num_key_value_heads": backbone.kv_heads,
+        "head_dim": backbone.head_dim,
+        "hidden_act": "silu",
+        "rms_norm_eps": config.get("rms_norm_eps", 1e-6),
+        "max_position_embeddings": config.get("max_position_embeddings"),
+        "rope_parameters": rope,
+        "vocab_size": backbone.vocab,
+        "draft_vocab_size": draft_vocab,
+        "tie_word_embeddings": False,
+        "eagle_aux_hidden_state_layer_ids": [*layers],
+        "eagle_config": {
+            "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers],
+            "use_aux_hidden_state": True,
+        },
+    }
+
+
+class TrainedHead(nn.Module):
+    """A head under training, beside the frozen target that it learns from."""
+
+    def __init__(self, target: Loaded, known_ids: Int[Tensor, " draft_vocab"], seed: int) -> None:
+        super().__init__()
+        backbone = target.backbone
+        self.settings = make_settings(target, len(known_ids))
+        config = eagle3_config(self.settings)
+        torch.manual_seed(seed)
+        self.head = Eagle3Head(
+            config,
+            tuple(self.settings["eagle_aux_hidden_state_layer_ids"]),
+            backbone.config.hidden_size,
+            backbone.vocab,
+            len(known_ids),
+            embedding_count=None,
+            has_qk_norm=False,
+            norm_before_residual=False,
+        )
+        for weight in self.head.parameters():
+            if weight.ndim > 1:
+                nn.init.normal_(weight, std=weight.shape[1] ** -0.5 / 2)
+        self.head.d2t.copy_(known_ids - torch.arange(len(known_ids)))
+        # The head begins with the target's own output matrix, since what it learns is like it.
+        output = backbone.head_module.weight.detach()
+        self.head.lm_head.weight.data.copy_(output[known_ids].to(torch.float32))
+        # In a list, a module is no part of this one and gets no gradient.
+        self._others: list[Any] = [backbone, *eagle3_rotary(backbone, config)]
+
+    def forward(self, inputs: Mapping[str, Tensor], steps: int) -> Float[Tensor, ""]:
+        """Returns the loss over a batch of conversations."""
+        backbone, rotary, _ = self._others
+        rotary.to(inputs["input_ids"].device)
+        rows = read_target(backbone, self.head.hidden_layers, inputs)
+        losses = [self._loss(row, steps) for row in rows]
+        counted = [loss for loss in losses if loss is not None]
+        if not counted:
+            raise OptionError("no sample of this batch has an answer of three tokens or more")
+        return torch.stack(counted).mean()
+
+    def _loss(self, row: TargetRow, steps: int) -> Float[Tensor, ""] | None:
+        """Returns one conversation's loss; None where it has too few tokens."""
+        total, weights = row.hidden.new_zeros(()), 0.0
+        for step, out in enumerate(self.unroll(row.ids, row.positions, row.hidden, steps)):
+            # Row j predicts the token after token j + 1, which the target predicts at place j + 1.
+            judged = row.is_answer[1:].clone()
+            judged[:step] = False
+            if not bool(judged.any()):
+                break
+            logits = self.head.lm_head(self.head.prepare_logits(out))[judged]
+            law = row.laws(judged, self.head.target_ids)
+            weight = STEP_DECAY**step
+            total = total - weight * (law * logits.log_softmax(-1)).sum(-1).mean()
+            weights += weight
+        return total / weights if weights else None
+
+    def unroll(
+        self,
+        ids: Int[Tensor, " len"],
+        positions: Int[Tensor, "axes len"],
+        target_hidden: Float[Tensor, "len layers_dim"],
+        steps: int,
+    ) -> Iterator[Float[Tensor, "row dim"]]:
+        """Yields the head's output in every row but the text's last, step by step."""
+        backbone, rotary, axes = self._others
+        count = len(ids) - 1  # The last token's row has no token after it.
+        embeds = backbone.embed(ids[1:]).detach().float()
+        own_positions = positions[:axes, :count]
+        shaped = own_positions[:, None] if axes > 1 else own_positions
+        rotation = rotary(embeds[None], shaped)
+        hidden = self.head.project(target_hidden[:count].float())
+        keys = _UnrolledKeys()
+        for step in range(steps):
+            out = self.head(
+                embeds,
+                hidden,
+                rotation,
+                own_positions,
+                attention_mask=unrolled_mask(count, step, embeds.device)[None, None],
+                past_key_values=keys,
+            )
+            yield out
+            hidden = torch.cat([torch.zeros_like(out[:1]), out[:-1]])
+
+    def save(self, folder: Path) -> None:
+        """Writes the head as SpecForge does, without the embeddings, which are the target's."""
+        tensors = {
+            name.replace(LAYER, "midlayer."): weight.contiguous()
+            for name, weight in self.head.state_dict().items()
+        }
+        known = torch.zeros(self.head.target_vocab, dtype=torch.bool)
+        tensors["t2d"] = known.index_fill_(0, self.head.target_ids.cpu(), True)
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+        (folder / "config.json").write_text(json.dumps(self.settings, indent=1) + "\n")
+
+
+class _UnrolledKeys:
+    """The keys and values of all steps so far, in the place of a cache of transformers."""
+
+    def __init__(self) -> None:
+        self._keys: list[Tensor] = []
+        self._values: list[Tensor] = []
+
+    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+        self._keys.append(keys)
+        self._values.append(values)
+        return torch.cat(self._keys, 2), torch.cat(self._values, 2)
+
+
+def unrolled_mask(
+    rows: int, step: int, device: torch.device | str = "cpu"
+) -> Bool[Tensor, "rows keys"]:
+    """Returns which keys each row of a step sees: those of step 0, then of step 1, and so on.
+
+    Row j of step s stands for a token drafted s steps after place j - s. So it sees the keys of
+    step 0 up to that place, of each step t after it row j - s + t alone, and itself.
+    """
+    row = torch.arange(rows, device=device)
+    back = row[:, None] - row
+    parts = [back >= step]
+    parts += [back == step - earlier for earlier in range(1, step + 1)]
+    return torch.cat(parts, 1)
+
+
+# -- the target --------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class TargetRow:
+    """What the target computed of one conversation."""
+
+    ids: Int[Tensor, " len"]
+    positions: Int[Tensor, "axes len"]
+    hidden: Float[Tensor, "len layers_dim"]
+    normed: Float[Tensor, "len dim"]
+    is_answer: Bool[Tensor, " len"]  # places that predict a token of the answer
+    output: nn.Module
+
+    @torch.no_grad()
+    def laws(
+        self, judged: Bool[Tensor, " row"], known_ids: Int[Tensor, " draft_vocab"]
+    ) -> Float[Tensor, "judged draft_vocab"]:
+        """Returns the target's laws over a head's vocabulary, at the places after these rows."""
+        at = self.normed[1:][judged]
+        return self.output(at).float()[:, known_ids].softmax(-1)
+
+
+@torch.no_grad()
+def read_target(
+    backbone: Any, layers: tuple[int, ...], inputs: Mapping[str, Tensor]
+) -> Iterator[TargetRow]:
+    """Yields what the target computes of each conversation of a batch."""
+    inputs = dict(inputs)
+    inputs.pop("stay")
+    labels, mask = inputs.pop("labels"), inputs["attention_mask"].bool()
+    text = backbone.text
+    read: dict[int, Tensor] = {}
+    seen: dict[str, Any] = {}
+
+    def note(number: int) -> Any:
+        return lambda module, args: read.__setitem__(number, args[0])
+
+    def note_positions(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        seen["positions"] = kwargs.get("position_ids")
+
+    with ExitStack() as stack:
+        modules = [*text.layers[: backbone.depth], text.norm]
+        for number in {*layers}:
+            stack.callback(modules[number].register_forward_pre_hook(note(number)).remove)
+        hook = text.register_forward_pre_hook(note_positions, with_kwargs=True)
+        stack.callback(hook.remove)
+        normed = backbone.model.base_model(**inputs, use_cache=False).last_hidden_state
+    ids = inputs["input_ids"]
+    positions = seen["positions"]
+    if positions is None:
+        positions = torch.arange(ids.shape[1], device=ids.device)[None]
+    positions = positions.reshape(-1, positions.shape[-2], positions.shape[-1])
+    positions = positions[-backbone.axes :].expand(backbone.axes, *ids.shape)
+    for row, real in enumerate(mask):
+        yield TargetRow(
+            ids[row][real],
+            positions[:, row][:, real],
+            torch.cat([read[number][row][real] for number in layers], -1),
+            normed[row][real],
+            labels[row][real] >= 0,
+            backbone.model.get_output_embeddings(),
+        )
+
+
+# -- the Trainer -------------------------------------------------------------------------------
+
+
+class HeadTrainer(Trainer):
+    """The Trainer with the unrolled loss."""
+
+    def __init__(self, phase_run: PhaseRun, unroll_steps: int, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.phase_run, self.unroll_steps = phase_run, unroll_steps
+        self.model_accepts_loss_kwargs = False  # Our loss is a mean.
+
+    def compute_loss(
+        self,
+        model: Any,
+        inputs: Mapping[str, Tensor],
+        return_outputs: bool = False,
+        num_items_in_batch: Any = None,
+    ) -> Tensor:
+        loss: Tensor = model(inputs, self.unroll_steps)
+        if not torch.isfinite(loss.detach()):
+            raise OptionError(
+                f"the loss is no longer a number at step {self.state.global_step}; try a smaller "
+                "--lr-scale"
+            )
+        return loss
+
+
+def make_head_trainer(
+    phase_run: PhaseRun,
+    head: TrainedHead,
+    target: Loaded,
+    unroll_steps: int,
+    on_progress: OnProgress,
+) -> Trainer:
+    """Makes a Trainer of a head."""
+    args = training_arguments(phase_run)
+    target.backbone.model.to(args.device).requires_grad_(False)
+    trainer = HeadTrainer(
+        phase_run,
+        unroll_steps,
+        model=head.to(args.device),
+        args=args,
+        train_dataset=dataset(phase_run, target),
+        data_collator=lambda items: items[0],
+        callbacks=[ProgressCallback(phase_run, on_progress)],
+    )
+    trainer.remove_callback(PrinterCallback)
+    return trainer
+
+
+def known_ids(
+    target: Loaded,
+    settings: Settings,
+    recipe: DraftRecipe,
+    conversations: Sequence[LlavaConversation],
+) -> Int[Tensor, " draft_vocab"]:
+    """Returns which of the target's ids a head knows: all of a small vocabulary, else those that
+    the answers of some samples have, and then the first ones."""
+    vocab = target.backbone.vocab
+    if vocab <= MAX_DRAFT_VOCAB:
+        return torch.arange(vocab)
+    counted = PhaseRun(
+        recipe.phases[0], COUNTED_SAMPLES, settings, 0, Path(), 0.0, tuple(conversations)
+    )
+    samples: Any = dataset(counted, target)
+    counts: Counter[int] = Counter()
+    for index in range(COUNTED_SAMPLES):
+        labels = samples[index]["labels"]
+        counts.update(labels[labels >= 0].tolist())
+    ids = [token for token, _ in counts.most_common(MAX_DRAFT_VOCAB)]
+    others = (token for token in range(vocab) if token not in counts)
+    ids += [token for token, _ in zip(others, range(MAX_DRAFT_VOCAB - len(ids)), strict=False)]
+    return torch.tensor(sorted(ids))
+
+
+def check_settings(settings: Settings) -> None:
+    """Raises OptionError for settings that mean nothing to a head."""
+    for name in ("draft", "language", "tower", "distill", "drop_visual"):
+        if vars(settings)[name]:
+            option = f"--{name.replace('_', '-')}"
+            raise OptionError(f"{option} is of drafts that are models: leave it out with eagle3")

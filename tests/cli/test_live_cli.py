@@ -1,0 +1,74 @@
+"""Claims about commands that take media as they come: ``chat`` with /add, and ``watch``."""
+
+from __future__ import annotations
+
+import io
+import json
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from saccade.cli.chat import FILE_ADDED, NAME_A_FILE
+from saccade.world import drawing, scenes
+
+Call = Callable[..., tuple[int, str, str]]
+
+
+def test_chat_takes_another_file_in_between(
+    call: Call, clip: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: /add shows a picture, and a text, with the next question; what was read stays read; a
+    file that is neither is one sentence and the conversation goes on; /reset keeps all that was
+    shown. Fails if the first video is read again, or the new media are not seen."""
+    picture, notes = tmp_path / "second.png", tmp_path / "notes.txt"
+    Image.fromarray(drawing.render(scenes.scene(20_000_003), 1, 112)[0]).save(picture)
+    notes.write_text("The blue circle moves slowly. " * 20)
+    broken = tmp_path / "broken.bin"
+    broken.write_bytes(bytes(range(256)) * 4)
+    lines = ["What moves?", "/add", f"/add {broken}", f"/add {picture}", "And here?"]
+    lines += [f"/add {notes}", "What now?", "/reset", "What moves?"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines) + "\n"))
+    code, printed, said = call("chat", clip, "-n", 8, "-m", "specvlm", "--json")
+    assert code == 0, said
+    first, second, third, last = map(json.loads, printed.splitlines())
+    assert said.count(FILE_ADDED) == 2 and NAME_A_FILE in said and "broken.bin" in said
+    assert second["reused_tokens"] > first["visual_tokens"]
+    assert first["visual_tokens"] < second["visual_tokens"] < third["visual_tokens"]
+    assert third["reused_tokens"] > second["reused_tokens"]
+    assert last["visual_tokens"] == third["visual_tokens"] and last["fallback_reason"] is None
+
+
+def test_a_file_is_watched_and_asked_about(call: Call, tmp_path: Path) -> None:
+    """Claim: a question every few seconds and one at the end, each about what was seen by then and
+    kept; the window bounds it. Without --json the answers are printed under their times."""
+    path = tmp_path / "clip.mp4"
+    drawing.write_clip(scenes.scene(20_000_001), path, 24, 112, fps=2.0)
+    words = ["watch", path, "--every", 3, "--ask", "What is there?", "-n", 6, "--no-realtime"]
+    words += ["--fps", 2, "-m", "sd", "--window", "16 frames"]
+    code, printed, said = call(*words, "--json")
+    assert code == 0, said
+    answers = [json.loads(line) for line in printed.splitlines()]
+    assert len(answers) >= 3 and all(each["tokens"] <= 6 for each in answers)
+    times = [each["time"] for each in answers]
+    assert all(0 < b - a <= 3.5 for a, b in pairwise(times))
+    assert answers[-1]["kept_seconds"][1] == times[-1]
+    assert any(each["reused_tokens"] > 0 for each in answers)
+    code, printed, said = call(*words)
+    assert code == 0 and said.count("kept from") == len(answers) and printed.strip()
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (("nope.mp4",), "does not exist"),
+        (("nope.mp4", "--every", 0), "--every"),
+        (("nope.mp4", "--window", "3 cats"), "window="),
+    ],
+)
+def test_watch_refuses_in_a_sentence(call: Call, words: tuple, sentence: str) -> None:
+    """Claim: what cannot be watched is refused before models are loaded."""
+    code, printed, said = call("watch", *words)
+    assert code == 2 and printed == "" and sentence in said and "Traceback" not in said

@@ -1,0 +1,111 @@
+"""Claims about conversations whose turns bring pictures, clips and documents, by family."""
+
+from __future__ import annotations
+
+import io
+from typing import Any
+
+import pytest
+import torch
+import zoo
+from PIL import Image
+
+import saccade
+from saccade.core.errors import OptionError
+from saccade.core.prompt import CONTEXT
+from saccade.inputs import Pair
+from saccade.model.vision_cache import ConversationVision
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+COUNT = 8
+BOTH_DIRECTIONS = ("gemma3", "gemma4")
+PICTURES = ("qwen3-vl", "internvl", "mistral3", "lfm2-vl", "llava-next", *BOTH_DIRECTIONS)
+
+
+def chatting(family: str, method: str, media: Any) -> saccade.Chat:
+    pair = Pair(zoo.member(family), zoo.draft_of(family))
+    model = saccade.Model(pair, method)
+    return model.chat(media, max_new_tokens=COUNT, do_sample=False)
+
+
+def picture(seed: int) -> Any:
+    """A file of a picture, as its bytes."""
+    file = io.BytesIO()
+    Image.fromarray(zoo.picture(84, 112, seed)).save(file, "PNG")
+    return file.getvalue()
+
+
+def truth(chat: saccade.Chat, family: str) -> list[int]:
+    """What generate answers to the question that was asked last."""
+    dialogue = chat._dialogue
+    asked = type(dialogue)(dialogue.turns[:-1], dialogue.clips, dialogue.images)
+    inputs, _ = chat._model.pair.converse(asked)
+    shown = {name: each for name, each in inputs.items() if name != CONTEXT}
+    return zoo.hf_greedy(zoo.member(family), shown, COUNT)
+
+
+@pytest.mark.representatives(5)
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [(family, method) for family in PICTURES for method in ("sd", "specvlm")],
+)
+def test_every_turn_may_bring_a_picture(family, method):
+    """Claim: pictures in later turns, the same one twice and one that is new, and a turn of words
+    in between, answer as ``generate`` on the whole conversation, and the beginning is reused: also
+    where pictures are read in both directions."""
+    with chatting(family, method, picture(1)) as chat:
+        for turn, shown in enumerate((None, picture(2), None, picture(1), picture(3))):
+            result = chat.ask("what is there?", shown)
+            assert list(result.ids) == truth(chat, family), turn
+            assert result.fallback_reason is None
+            assert turn == 0 or result.reused_tokens > 0
+        assert len(chat.history) == 5
+
+
+@pytest.mark.parametrize("method", ["sd", "specvlm", "std"])
+def test_turns_may_mix_pictures_clips_and_documents(method):
+    """Claim: a clip, then a picture and a document, then another clip, then words."""
+    family, document = "qwen2.5-vl", "the red circle moves left " * 8
+    with chatting(family, method, zoo.clip(4, 56, 84, 1)) as chat:
+        for media, documents in (
+            (None, []),
+            (picture(1), [document]),
+            ([zoo.clip(2, 56, 56, 2), picture(2)], []),
+            (None, [document]),
+            (None, []),
+        ):
+            result = chat.ask("what is there?", media, documents=documents)
+            assert list(result.ids) == truth(chat, family)
+            assert result.fallback_reason is None
+
+
+def test_a_turn_that_is_refused_changes_nothing():
+    """Claim: media that cannot be read and documents that are none leave the chat as it was."""
+    with chatting("qwen2.5-vl", "sd", picture(1)) as chat:
+        chat.ask("what is there?")
+        with pytest.raises(saccade.VideoInputError):
+            chat.ask("and here?", b"no picture")
+        with pytest.raises(OptionError, match="documents"):
+            chat.ask("and here?", documents="text")
+        stream = chat.stream("and here?", picture(2))
+        next(stream)
+        stream.close()
+        result = chat.ask("and here?")
+        assert len(chat.history) == 2
+        assert list(result.ids) == truth(chat, "qwen2.5-vl")
+
+
+def test_outputs_of_towers_are_joined_as_one_call_would_give_them():
+    """Claim: where new media run apart from old ones, the prompt's rows are those of one call, also
+    the rows that are added to early layers, to rounding."""
+    loaded = zoo.member("qwen3-vl")
+    inputs = zoo.asked(loaded, "images")
+    (whole,) = loaded.backbone.prompts(inputs)
+    vision = ConversationVision(runs_separately=True)
+    for _ in range(2):
+        (joined,) = loaded.backbone.prompts(inputs, vision=vision)
+        torch.testing.assert_close(joined.embeds, whole.embeds, atol=1e-4, rtol=1e-4)
+        assert whole.media.deepstack
+        for one, two in zip(joined.media.deepstack, whole.media.deepstack, strict=True):
+            torch.testing.assert_close(one, two, atol=1e-4, rtol=1e-4)

@@ -1,0 +1,189 @@
+"""Heads computed without a cache, from the start of the text, by plain formulas."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from helpers import backbone
+from torch import Tensor
+from torch.nn.functional import linear, scaled_dot_product_attention, silu
+
+from lab.checkpoints import heads as random_heads
+from saccade.core.prompt import Prompt
+from saccade.core.tree import ROOT, Tree, path
+from saccade.model.backbone import Backbone
+from saccade.model.heads.head import Head, make_eagle3_head, make_own_head
+from saccade.model.heads.layouts import OWN_LAYOUTS
+
+OWN = {"mtp": OWN_LAYOUTS[0], "nextn": OWN_LAYOUTS[1]}
+STYLES = ("angelslim", "specforge", "speculators")
+KINDS = ("mtp", "nextn", *STYLES)
+
+
+def tensors_of(target: Backbone, kind: Any) -> dict[str, Tensor]:
+    if kind in OWN:
+        return random_heads.random_own_head(target, kind)
+    return random_heads.random_eagle3(target, kind, 100)
+
+
+def head_of(model: Any, kind: Any, fused: bool | None = None) -> Head:
+    """A head of random weights over a shared target."""
+    target = backbone(model, fused)
+    tensors = tensors_of(target, kind)
+    if kind in OWN:
+        return make_own_head(target, OWN[kind], tensors, "a model")
+    return make_eagle3_head(
+        target, random_heads.eagle3_settings(target, kind, 100), tensors, "a head"
+    )
+
+
+class Reference:
+    """A head's logits after any place of a text, by formulas that share nothing with the package.
+
+    ``kept`` are the rows of the prompt that the head reads.
+    """
+
+    def __init__(self, head: Head, kind: str, prompt: Prompt, kept: Tensor | None = None) -> None:
+        self.kind, self.prompt, self.model = kind, prompt, head.target.model
+        self.layer = None if kind not in OWN else head.module.layer
+        self.t = tensors_of(head.target, kind)
+        self.kept = torch.arange(len(prompt)) if kept is None else kept
+        self.rotary = self.model.get_decoder().rotary_emb
+        self.depth = head.target.depth
+
+    # -- the target ----------------------------------------------------------------------------
+
+    def _inputs(self, text: Sequence[int]) -> tuple[Tensor, Tensor]:
+        """Embeddings and positions of the prompt and the text after it."""
+        prompt, new = self.prompt, torch.tensor(list(text), dtype=torch.long)
+        embeds = torch.cat([prompt.embeds, self.model.get_input_embeddings()(new)])
+        later = prompt.next_position + torch.arange(len(new))
+        positions = torch.cat([prompt.positions, later.expand(prompt.positions.shape[0], -1)], 1)
+        return embeds, positions
+
+    def _target_hidden(self, embeds: Tensor, positions: Tensor) -> Tensor:
+        """What the head reads of each place, from one forward of transformers."""
+        out = self.model.get_decoder()(
+            inputs_embeds=embeds[None],
+            position_ids=positions[:, None] if len(positions) > 1 else positions,
+            attention_mask=torch.ones_like(positions[:1]),
+            use_cache=False,
+            output_hidden_states=self.kind not in OWN,
+        )
+        if self.kind in OWN:
+            return out.last_hidden_state[0]
+        # Of the last entry transformers has the norm applied; the layer before it is run again.
+        layers = (0, 1, self.depth) if self.kind == "speculators" else (0, 1, 2)
+        if self.kind == "angelslim":
+            layers = (2, self.depth // 2, max(0, self.depth - 3))
+        every = [each[0] for each in out.hidden_states]
+        every[-1] = self._before_norm(embeds, positions)
+        return torch.cat([every[layer] for layer in layers], -1)
+
+    def _before_norm(self, embeds: Tensor, positions: Tensor) -> Tensor:
+        text, seen = self.model.get_decoder(), []
+        handle = text.norm.register_forward_pre_hook(lambda module, args: seen.append(args[0][0]))
+        try:
+            text(
+                inputs_embeds=embeds[None],
+                position_ids=positions[:, None] if len(positions) > 1 else positions,
+                attention_mask=torch.ones_like(positions[:1]),
+                use_cache=False,
+            )
+        finally:
+            handle.remove()
+        return seen[0]
+
+    # -- the head ------------------------------------------------------------------------------
+
+    def _embed(self, ids: Tensor) -> Tensor:
+        if self.kind == "speculators":
+            return self.t["embed_tokens.weight"][ids]
+        return self.model.get_input_embeddings()(ids)
+
+    def _run(self, embeds: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
+        return (self._run_own if self.kind in OWN else self._run_eagle3)(embeds, hidden, positions)
+
+    def _norm(self, x: Tensor, weight: Tensor) -> Tensor:
+        zero_centred = "Qwen3_5" in type(self.model).__name__
+        normed = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + 1e-6)
+        return normed * (1 + weight if zero_centred and self.kind in OWN else weight)
+
+    def _run_own(self, embeds: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
+        names = random_heads.OWN_NAMES[self.kind]
+        if self.kind == "nextn":
+            embeds = torch.where(positions[0, :, None] == 0, 0, embeds)
+        e = self._norm(embeds, self.t[names["embedding"]])
+        h = self._norm(hidden, self.t[names["hidden"]])
+        x = linear(torch.cat([e, h], -1), self.t[names["fc"]])[None]
+        shaped = positions[:, None] if len(positions) > 1 else positions
+        # Without a step the layer attends as transformers does: causally, over these rows.
+        out = self.layer(x, position_embeddings=self.rotary(x, shaped), attention_mask=None)
+        out = out[0] if isinstance(out, Tensor) else out[0][0]
+        return self._norm(out, self.t[names["norm"]]) if self.kind == "mtp" else out
+
+    def _run_eagle3(self, embeds: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
+        prefix = "layers.0." if self.kind == "speculators" else "midlayer."
+        w = {key.removeprefix(prefix).removesuffix(".weight"): each for key, each in self.t.items()}
+        normed = self._norm(hidden, w["hidden_norm"])
+        residual = normed if self.kind == "speculators" else hidden
+        both = torch.cat([self._norm(embeds, w["input_layernorm"]), normed], -1)
+        q, k, v = (
+            linear(both, w[f"self_attn.{each}_proj"]).view(len(both), -1, 32).transpose(0, 1)
+            for each in "qkv"
+        )
+        angles = positions[0, :, None] / 10000.0 ** (torch.arange(0, 32, 2) / 32)
+        cos, sin = (torch.cat([each, each], -1) for each in (angles.cos(), angles.sin()))
+
+        def rotate(x: Tensor) -> Tensor:
+            return x * cos + torch.cat([-x[..., 16:], x[..., :16]], -1) * sin
+
+        attended = scaled_dot_product_attention(
+            rotate(q)[None], rotate(k)[None], v[None], is_causal=True, enable_gqa=True
+        )[0]
+        x = residual + linear(
+            attended.transpose(0, 1).reshape(len(both), -1), w["self_attn.o_proj"]
+        )
+        m = self._norm(x, w["post_attention_layernorm"])
+        return x + linear(
+            silu(linear(m, w["mlp.gate_proj"])) * linear(m, w["mlp.up_proj"]), w["mlp.down_proj"]
+        )
+
+    def _logits(self, out: Tensor) -> Tensor:
+        if self.kind == "mtp":
+            return self.model.get_output_embeddings()(out)
+        if self.kind == "nextn":
+            norm = self.t["shared_head.norm.weight"]
+            return self.model.get_output_embeddings()(self._norm(out, norm))
+        own = linear(self._norm(out, self.t["norm.weight"]), self.t["lm_head.weight"])
+        logits = own.new_full((self.model.get_output_embeddings().weight.shape[0],), -torch.inf)
+        logits[torch.arange(len(own)) + self.t["d2t"]] = own
+        return logits
+
+    @torch.no_grad()
+    def rows(self, text: Sequence[int], tree: Tree) -> Tensor:
+        """The logits at the end of a text and at every node of a tree."""
+        embeds, positions = self._inputs(text)
+        hidden = self._target_hidden(embeds[:-1], positions[:, :-1])
+        ids = torch.cat([self.prompt.context, torch.tensor(list(text), dtype=torch.long)])
+        after = embeds[1:] if self.kind in OWN else self._embed(ids[1:])
+        places = torch.cat([self.kept, torch.arange(len(self.prompt), len(ids))])
+        places = places[places < len(ids) - 1]
+        if self.kind not in OWN:
+            hidden = linear(hidden, self.t["fc.weight"])
+        start = (after[places], hidden[places], positions[:, places])
+        found = []
+        for node in range(ROOT, len(tree)):
+            e, h, p = start
+            out = self._run(e, h, p)
+            for token in (tree.tokens[each] for each in path(tree, node)):
+                e = torch.cat([e, self._embed(torch.tensor([token]))])
+                h = torch.cat([h, out[-1:]])
+                # The place after the last one of a text or a prompt counts on from the text.
+                beyond = self.prompt.next_position + len(text) - 1 + len(e) - len(places)
+                p = torch.cat([p, torch.full_like(p[:, :1], beyond - 1)], 1)
+                out = self._run(e, h, p)
+            found.append(self._logits(out[-1]))
+        return torch.stack(found)

@@ -1,0 +1,453 @@
+"""Claims about heads: what they draft, from which hidden states, and what never changes by it."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from engine.test_conversation import further, question
+from heads import KINDS, STYLES, Reference, head_of
+from helpers import (
+    TEXT,
+    VIDEO,
+    WORDS,
+    few,
+    hf_greedy,
+    input_for,
+    left_padded,
+    llama,
+    qwen25,
+    qwen35,
+    random_tree,
+    text_input,
+)
+
+import saccade
+from lab.checkpoints import heads as random_heads
+from lab.checkpoints import make
+from saccade.core.errors import MethodError, ModelError
+from saccade.core.prompt import Turn
+from saccade.core.sampling import Sampling
+from saccade.core.tree import Tree, chain, path
+from saccade.drafting.views.basic import UNIFORM
+from saccade.engine.request import Request
+from saccade.engine.scheduler import Scheduler
+from saccade.inputs import heads as head_files
+from saccade.inputs import loading
+from saccade.methods import resolve
+from saccade.model import prefix_cache
+from saccade.model.heads.session import HeadSession
+from saccade.model.prefix_cache import PrefixCache
+from saccade.model.session import Session, session_of
+
+pytestmark = pytest.mark.usefixtures("unchecked")
+
+TARGETS = {"qwen2_5_vl": qwen25, "qwen3_5": qwen35, "llama": llama}
+METHODS = (
+    "head",
+    "sd-tree",
+    "head/shape=best-6",
+    "auto",
+    "sage",
+    "specvlm",
+    "head/view=uniform/keep=0.3",
+    "head/shape=chain-9",
+)
+
+
+def _pairs(kinds: Any = KINDS) -> list[Any]:
+    """Every kind of head over every target; by default each kind over one of them."""
+    names = [*TARGETS]
+    return [
+        pytest.param(kind, family, marks=() if names[place % 3] == family else pytest.mark.slow)
+        for place, kind in enumerate(kinds)
+        for family in names
+    ]
+
+
+def _together(kind: str, family: str, fused: bool | None = None, **view: Any) -> Any:
+    """A target's session and its head's, over one prompt, with the reference."""
+    head = head_of(TARGETS[family](0), kind, fused)
+    (prompt,) = head.target.prompts(input_for(family))
+    session = Session(head.target, [Sampling()])
+    *_, prefill = session.prefill_in_chunks(0, prompt, hidden_layers=head.hidden_layers)
+    kept = UNIFORM.with_share(1.0)(prefill, prompt).select(torch.arange(0)) if view else prompt
+    if view:
+        kept = prompt.select(torch.arange(0, prompt.visual_tokens, 3))
+    drafting = HeadSession(head, [Sampling()], banned=[])
+    drafting.read(0, prefill, kept)
+    return session, drafting, Reference(head, kind, prompt, kept.index)
+
+
+def _assert_equal_rows(drafting: HeadSession, reference: Reference, text: Any, tree: Tree) -> None:
+    ours = torch.stack(list(drafting.score({0: tree})[0].rows))
+    torch.testing.assert_close(ours, reference.rows(text, tree), atol=2e-3, rtol=2e-3)
+
+
+def _play(session: Any, drafting: Any, reference: Any, seed: int, rounds: int) -> list[int]:
+    """Rounds of random trees, of which random paths are accepted, compared in each."""
+    rng = random.Random(seed)
+    text = [rng.randrange(TEXT)]
+    session.commit({0: list(text)})
+    drafting.commit({0: list(text)})
+    for _ in range(rounds):
+        tree = random_tree(rng, rng.randrange(7), lambda: rng.randrange(TEXT))
+        _assert_equal_rows(drafting, reference, text, tree)
+        session.score({0: tree})
+        taken = [tree.tokens[n] for n in path(tree, rng.randrange(-1, len(tree)))]
+        new = [*taken, rng.randrange(TEXT)]
+        session.commit({0: list(new)})
+        drafting.commit({0: list(new)})
+        text += new
+    _assert_equal_rows(drafting, reference, text, chain([1, 2]))
+    return text
+
+
+@pytest.mark.parametrize(("kind", "family"), _pairs())
+def test_any_history_of_a_head_equals_the_reference(kind, family):
+    """Claim: after any rounds a head's logits, at the end of the text and at every node of a tree,
+    are those of a computation from the start that reads the target's true hidden states.
+
+    Fails if the hidden state of a rejected row stays, a position is off by one, or a drafted row's
+    key survives its round.
+    """
+    # With this seed an accepted path has gaps, so that hidden states have to move.
+    _play(*_together(kind, family), seed=4, rounds=8)
+
+
+@pytest.mark.parametrize("kind", ["mtp", "speculators"])
+def test_the_fused_decoder_and_the_modules_write_the_same_hidden_states(kind):
+    """Claim: the modules of a target feed a head as the fused decoder does."""
+    _play(*_together(kind, "llama", fused=False), seed=5, rounds=3)
+
+
+@pytest.mark.parametrize(("kind", "family"), [("mtp", "qwen2_5_vl"), ("angelslim", "qwen2_5_vl")])
+def test_a_pruned_prompt_keeps_the_targets_positions(kind, family):
+    """Claim: a head whose view leaves rows of a video out reads the others at the target's own
+    positions, each with its own hidden state and the embedding of the token after it in the whole
+    prompt. Fails if positions count the rows that are left."""
+    session, drafting, reference = _together(kind, family, pruned=True)
+    assert 0 < drafting.request(0).skipped_rows < len(reference.prompt)
+    _play(session, drafting, reference, seed=4, rounds=3)
+
+
+def test_control_other_positions_are_noticed():
+    """Control: the comparison with the reference must fail where positions are moved by one."""
+    session, drafting, reference = _together("mtp", "qwen2_5_vl")
+    plain = type(drafting.request(0)).positions
+    drafting.request(0).positions = lambda rows: plain(drafting.request(0), rows) + rows % 2
+    with pytest.raises(AssertionError):
+        _play(session, drafting, reference, seed=3, rounds=1)
+
+
+@pytest.mark.parametrize("cut_back", [0, 3, 30])
+@pytest.mark.parametrize(("kind", "family"), _pairs(["mtp", "specforge"]))
+def test_a_turn_cuts_a_head_back_to_the_text(kind, family, cut_back):
+    """Claim: after a turn that drops none, some or all of the last answer, and with it the end of
+    the prompt, a head's logits are those of the new text."""
+    session, drafting, reference = _together(kind, family)
+    text = _play(session, drafting, reference, seed=6, rounds=3)
+    prompt_tokens = len(reference.prompt)
+    cut_back = min(cut_back, len(text) + 3)
+    session.score({0: Tree()})
+    new = (7, 8, 9, 10)
+    turn = {0: Turn(cut_back, new)}
+    session.turn(turn, [Sampling()])
+    session.score({0: Tree()})
+    drafting.turn(turn, [Sampling()])
+    whole = [*reference.prompt.context.tolist(), *text]
+    whole = [*whole[: len(whole) - cut_back], *new]
+    if cut_back <= len(text):
+        session.commit({0: [11]})
+        drafting.commit({0: [11]})
+        text = [*whole[prompt_tokens:], 11]
+        _assert_equal_rows(drafting, reference, text, chain([5, 6]))
+    else:  # The reference has the old prompt; the caches are compared with a fresh start.
+        assert drafting.request(0).context == whole
+        assert drafting.request(0).waiting_rows >= 1
+
+
+# -- answers -----------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("kind", "family"), _pairs())
+@pytest.mark.parametrize("method", few(METHODS, 3))
+def test_a_head_never_changes_an_answer(method, kind, family):
+    """Claim: greedy answers are those of generate, with any head, view and shape, and no draft
+    failed."""
+    make_model, inputs = TARGETS[family], input_for(family)
+    head = head_of(make_model(0), kind)
+    result = saccade.run(
+        head.target, inputs, draft=head, method=method, max_new_tokens=20, do_sample=False, **WORDS
+    )
+    assert list(result.ids) == hf_greedy(make_model(0), inputs, 20)
+    assert result.fallback_reason is None
+    if method != "auto":
+        assert any(round.tokens for round in result.rounds)
+
+
+@pytest.mark.parametrize(("kind", "family"), _pairs(["mtp", "specforge"]))
+def test_every_turn_with_a_head_answers_as_a_fresh_start(kind, family):
+    """Claim: three turns' answers are those of generate on the whole text, where the template cuts
+    the last answer back; and the head goes on drafting."""
+    head, ids = head_of(TARGETS[family](0), kind), []
+    with saccade.Conversation(
+        head.target, draft=head, method="head", max_new_tokens=9, do_sample=False
+    ) as conversation:
+        for turn in range(3):
+            inputs = further(input_for(family), ids)
+            result = conversation.run(inputs)
+            assert list(result.ids) == hf_greedy(TARGETS[family](0), inputs, 9)
+            assert result.fallback_reason is None
+            assert (result.reused_tokens > 0) == (turn > 0)
+            ids = [*ids, *result.ids]
+            ids = [*ids[: max(0, len(ids) - 3)], *question(turn)]
+
+
+@pytest.mark.parametrize(("kind", "family"), [("mtp", "llama"), ("speculators", "llama")])
+def test_requests_with_heads_come_and_go_as_if_alone(kind, family):
+    """Claim: requests that join a server's scheduler while others decode share the head's forwards
+    and get the answers that generate gives each alone; so does a batch."""
+    head = head_of(TARGETS[family](0), kind)
+    many = [text_input(seed, 4 + 5 * seed) for seed in range(4)]
+    scheduler = Scheduler(head.target, resolve("head"), head)
+    results: dict[int, Any] = {}
+    for inputs in many:
+        scheduler.join(Request.of(head.target, inputs, max_new_tokens=8))
+        for event in scheduler.step():
+            assert event.error is None
+            if event.result is not None:
+                results[event.number] = event.result
+    while len(scheduler):
+        for event in scheduler.step():
+            assert event.error is None
+            if event.result is not None:
+                results[event.number] = event.result
+    expected = [hf_greedy(TARGETS[family](0), inputs, 8) for inputs in many]
+    assert [list(results[n].ids) for n in range(4)] == expected
+    assert all(result.fallback_reason is None for result in results.values())
+    out = saccade.generate(
+        head.target, left_padded(many), draft=head, method="head", max_new_tokens=8, do_sample=False
+    )
+    assert [row[-8:].tolist() for row in out] == expected
+
+
+def test_a_stored_prefix_has_its_hidden_states(monkeypatch):
+    """Claim: a prompt that begins with a stored one's rows reuses them, and the head drafts as
+    without the store; a prompt that was stored without hidden states is not reused for a head."""
+    monkeypatch.setattr(prefix_cache, "MIN_NEW_ROWS", 1)
+    head = head_of(llama(0), "mtp")
+    store = PrefixCache(1 << 28)
+    target = head.target.with_prefix_cache(store)
+    base = text_input(1, 40)
+    options: dict[str, Any] = {"max_new_tokens": 8, "do_sample": False}
+    saccade.run(target, base, method="ar", **options)
+    longer = further(base, [3, 4, 5])
+    first = saccade.run(target, longer, draft=head, method="head", **options)
+    assert first.reused_tokens == 0
+    again = further(base, [3, 4, 9, 9])
+    second = saccade.run(target, again, draft=head, method="head", **options)
+    alone = saccade.run(head.target, again, draft=head, method="head", **options)
+    assert second.reused_tokens >= 40 and second.ids == alone.ids
+    assert [each.tokens for each in second.rounds] == [each.tokens for each in alone.rounds]
+
+
+def test_exact_answers_take_heads_too():
+    """Claim: exact answers are plain decoding's, bit for bit, with a head that drafts chains."""
+    head, inputs = head_of(llama(0), "mtp"), text_input(2, 20)
+    options: dict[str, Any] = {"max_new_tokens": 12, "do_sample": False, "exact": True}
+    plain = saccade.run(head.target, inputs, method="ar", **options)
+    drafted = saccade.run(head.target, inputs, draft=head, method="head", **options)
+    assert drafted.ids == plain.ids and drafted.fallback_reason is None
+
+
+def test_a_drawn_token_carries_the_law_of_the_heads_own_vocabulary():
+    """Claim: when sampling, a drafted token's q is the softmax of the reference's logits over the
+    target's ids, 0 for ids that the head does not know and for placeholders."""
+    head = head_of(qwen25(0), "specforge")
+    inputs = input_for("qwen2_5_vl")
+    result = saccade.stream(
+        head.target, inputs, draft=head, method="head", max_new_tokens=6, do_sample=True, seed=1
+    )
+    rounds = [round for round in result if len(round.tree)]
+    known = torch.zeros(head.vocab, dtype=torch.bool)
+    known[head.module.target_ids] = True
+    (prompt,) = head.target.prompts(inputs)
+    reference = Reference(head, "specforge", prompt)
+    text: list[int] = [result.results[0].ids[0]]
+    for round in rounds:
+        laws = reference.rows(text, round.tree)
+        laws[:, [VIDEO, VIDEO + 1]] = -torch.inf
+        for node, q in enumerate(round.tree.q):
+            assert q is not None and not q[~known].any() and not q[VIDEO]
+            torch.testing.assert_close(q, laws[node].softmax(-1), atol=1e-4, rtol=1e-3)
+        text += round.tokens
+
+
+@pytest.mark.slow
+def test_answers_with_a_head_follow_the_targets_law():
+    """Claim: over many seeds the second and third tokens have the law of plain sampling."""
+    head, inputs = head_of(llama(0), "mtp"), text_input(0)
+    options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": True, "temperature": 0.5}
+    counts = torch.zeros(2, head.vocab)
+    for row, method in enumerate(("ar", "head")):
+        for seed in range(600):
+            ids = saccade.run(
+                head.target, inputs, draft=head, method=method, seed=seed, **options
+            ).ids
+            counts[row, ids[1]] += 1
+    often = counts.sum(0) >= 20
+    difference = (counts[0] - counts[1])[often].pow(2) / counts.sum(0)[often]
+    assert float(difference.sum()) < 2 * int(often.sum()) + 20
+
+
+# -- loading -----------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")
+@pytest.mark.parametrize(
+    ("family", "layout"), [("qwen3.5", "mtp"), ("qwen3.5-moe", "mtp"), ("glm4v-moe", "nextn")]
+)
+def test_a_checkpoint_with_a_head_drafts_with_it(family, layout, tmp_path):
+    """Claim: ``saccade.load`` of a checkpoint that brings a head along drafts with it when nothing
+    else is named, from exactly the tensors in the file, and answers as without it."""
+    folder = make(family, tmp_path / family)
+    target = loading.load(str(folder), device="cpu")
+    assert loading.load_pair(str(folder), None, device="cpu")[1] is None
+    random_heads.add_own_head(folder, target.backbone, layout)
+    model = saccade.load(str(folder), method="head", device="cpu")
+    assert model.pair.draft is not None
+    head = model.pair.draft.backbone
+    own = random_heads.random_own_head(target.backbone, layout)
+    fc = own[random_heads.OWN_NAMES[layout]["fc"]]
+    assert torch.equal(head.module.fc.weight, fc)
+    options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False}
+    result = model.describe(None, "what?", **options)
+    assert result.fallback_reason is None and any(each.tokens for each in result.rounds)
+    plain = saccade.load(str(folder), method="ar", device="cpu").describe(None, "what?", **options)
+    assert result.ids == plain.ids
+
+
+def test_experts_of_a_head_are_stacked_as_its_layer_wants_them(tmp_path):
+    """Claim: a head whose checkpoint names each expert's matrices is the one with them stacked."""
+    folder = make("qwen3.5-moe", tmp_path / "moe")
+    target = loading.load(str(folder), device="cpu").backbone
+    stacked = random_heads.random_own_head(target, "mtp")
+    apart = dict(stacked)
+    base = "layers.0.mlp.experts."
+    gate_up, down = apart.pop(base + "gate_up_proj"), apart.pop(base + "down_proj")
+    for number, (both, one) in enumerate(zip(gate_up, down, strict=True)):
+        gate, up = both.chunk(2)
+        apart |= {
+            f"{base}{number}.gate_proj.weight": gate,
+            f"{base}{number}.up_proj.weight": up,
+            f"{base}{number}.down_proj.weight": one,
+        }
+    heads = [
+        head_files.make_own_head(target, head_files.layouts.OWN_LAYOUTS[0], each, "x")
+        for each in (stacked, apart)
+    ]
+    states = [each.module.state_dict() for each in heads]
+    assert states[0].keys() == states[1].keys()
+    assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
+
+
+@pytest.mark.parametrize("style", STYLES)
+def test_an_eagle3_head_is_loaded_by_its_folder(style, tmp_path):
+    """Claim: ``draft=`` takes the folder of an EAGLE-3 head in each published form, and the answer
+    is the target's."""
+    folder = make("llama", tmp_path / "target")
+    target = loading.load(str(folder), device="cpu")
+    draft = random_heads.make_eagle3(tmp_path / "head", target.backbone, style)
+    model = saccade.load(str(folder), str(draft), method="sd", device="cpu")
+    options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False}
+    result = model.describe(None, "what?", **options)
+    assert result.fallback_reason is None and any(each.tokens for each in result.rounds)
+    plain = saccade.load(str(folder), method="ar", device="cpu").describe(None, "what?", **options)
+    assert result.ids == plain.ids
+
+
+def _spoil(folder: Path, **settings: Any) -> None:
+    import json
+
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"target_model_type": "qwen3"}, r"a head for qwen3, .* is a llama"),
+        ({"target_hidden_size": 64}, r"hidden states of 64"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 17, 30]}}, r"deeper target"),
+        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]}}, r"for another target"),
+        ({"num_key_value_heads": 4}, r"another shape"),
+    ],
+)
+def test_a_head_of_another_target_gets_one_sentence(settings, sentence, tmp_path):
+    """Claim: a head whose config declares another target, or whose tensors fit none such, is
+    refused by one sentence before any answer."""
+    folder = make("llama", tmp_path / "target")
+    target = loading.load(str(folder), device="cpu")
+    draft = random_heads.make_eagle3(tmp_path / "head", target.backbone, "specforge")
+    _spoil(draft, **settings)
+    with pytest.raises(ModelError, match=sentence) as error:
+        saccade.load(str(folder), str(draft), device="cpu")
+    assert "\n" not in str(error.value)
+
+
+def test_methods_say_what_they_lack():
+    """Claim: a head without a head, a head beside its target, and a device for a head are refused
+    in a sentence."""
+    head, inputs = head_of(llama(0), "mtp"), text_input()
+    with pytest.raises(ModelError, match="name an EAGLE-3 head"):
+        saccade.run(head.target, inputs, method="head", max_new_tokens=2)
+    with pytest.raises(ModelError, match="the draft is a model"):
+        saccade.run(head.target, inputs, draft=head.target, method="head", max_new_tokens=2)
+    with pytest.raises(MethodError, match="process of its own"):
+        saccade.run(head.target, inputs, draft=head, method="pearl", max_new_tokens=2)
+    with pytest.raises(MethodError, match="choice among the rows"):
+        resolve("head/view=text")
+
+
+def test_costs_of_a_head_are_measured():
+    """Claim: a head's step can be timed like a draft model's, at any context."""
+    head = head_of(qwen25(0), "speculators")
+    session = session_of(head, [Sampling()] * 2)
+    for number in range(2):
+        session.fill(number, 30, 4)
+    for _ in range(2):
+        session.rewind(30)
+        scores = session.score(dict.fromkeys(range(2), Tree()))
+        assert len(scores[1].rows) == 1
+        assert session.requests[1].cache.length == 31
+
+
+def test_doctor_knows_heads(tmp_path):
+    """Claim: ``saccade doctor`` counts an EAGLE-3 head by its config, as its tensors are, refuses
+    another target's, and says where a target brings a head along."""
+    import json
+
+    from typer.testing import CliRunner
+
+    from saccade.cli.application import app
+    from saccade.inputs import footprint
+
+    folder = make("llama", tmp_path / "target")
+    target = loading.load(str(folder), device="cpu")
+    draft = random_heads.make_eagle3(tmp_path / "head", target.backbone, "specforge")
+    settings = head_files.read_settings(str(draft))
+    counted = footprint.head_footprint(settings, target.backbone.model.config)
+    tensors = random_heads.random_eagle3(target.backbone, "specforge", 100)
+    matrices = [each for each in tensors.values() if each.ndim == 2]
+    assert counted.parameters == sum(each.numel() for each in matrices)
+    words = ["doctor", "--target", str(folder), "--draft", str(draft), "--json"]
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 0, done.output
+    assert "EAGLE-3 head" in " ".join(json.loads(done.stdout)["notes"])
+    _spoil(draft, target_model_type="qwen3")
+    done = CliRunner().invoke(app, words)
+    assert done.exit_code == 1 and "a head for qwen3" in done.stdout

@@ -1,0 +1,61 @@
+"""Bugs in heads, and in the hidden states that they read."""
+
+from bugs.bug import PlantedBug
+
+HEADS = "model/test_heads.py"
+HISTORY = f"{HEADS}::test_any_history_of_a_head_equals_the_reference"
+
+BUGS = (
+    PlantedBug(
+        "the hidden states of a rejected row stay in the place of an accepted one's",
+        "model/cache.py",
+        within="Cache.commit_path",
+        find="self.hidden.move($rows, $start)",
+        plant="None",
+        tests=(HISTORY,),
+    ),
+    PlantedBug(
+        "a head's drafted rows are one position too far",
+        "model/heads/session.py",
+        find="$request.positions($request.rows - 1 + $depths)",
+        plant="$request.positions($request.rows + $depths)",
+        tests=(HISTORY,),
+    ),
+    PlantedBug(
+        "a head reads the hidden state of the place after its row",
+        "model/heads/session.py",
+        within="HeadSession._add_text",
+        find="slice($first, $first + $waiting)",
+        plant="slice($first + 1, $first + $waiting + 1)",
+        tests=(HISTORY,),
+    ),
+    PlantedBug(
+        "a pruned row reads the embedding of the next row that was kept",
+        "model/heads/head.py",
+        find="$prompt.embeds[$rows + 1]",
+        plant="torch.cat([$prompt.embeds[$rows[1:]], $prompt.embeds[$rows[-1:] + 1]])",
+        tests=(f"{HEADS}::test_a_pruned_prompt_keeps_the_targets_positions",),
+    ),
+    PlantedBug(
+        "a node reads the output of the text's last row and not of its parent's",
+        "model/heads/session.py",
+        find="torch.stack([$outputs[$parent] for $parent in $parents])",
+        plant="torch.stack([$outputs[ROOT] for $parent in $parents])",
+        tests=(HISTORY,),
+    ),
+    PlantedBug(
+        "a head's ids are taken for the target's",
+        "model/heads/modules.py",
+        find="torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t",
+        plant="torch.arange(len(self.d2t), device=self.d2t.device)",
+        tests=(f"{HEADS}::test_a_drawn_token_carries_the_law_of_the_heads_own_vocabulary",),
+    ),
+    PlantedBug(
+        "a later step of training sees the keys of a first step that drafting lacks",
+        "world/train_draft/eagle3.py",
+        within="unrolled_mask",
+        find="$back >= $step",
+        plant="$back >= 0",
+        tests=("world/test_train_eagle3.py::test_an_unrolled_row_is_a_drafted_row",),
+    ),
+)
