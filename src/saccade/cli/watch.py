@@ -28,7 +28,7 @@ def watch(
     ] = QUESTION,
     every: Annotated[float, typer.Option(help="Seconds of video between two questions.")] = 5.0,
     window: Annotated[
-        str, typer.Option(help='How much is limits: "60 s", "120 frames" or "8000 tokens".')
+        str, typer.Option(help='How much is kept: "60 s", "120 frames" or "8000 tokens".')
     ] = "60 s",
     fps: Annotated[float, typer.Option(help="Frames to take per second.")] = 2.0,
     realtime: Annotated[
@@ -77,7 +77,7 @@ def watch(
         def answer(time: float) -> None:
             if detail == "all":
                 begin, _ = live.kept_seconds
-                err.print(f"[dim]{time:.1f} s (limits from {begin:.1f} s)[/dim]")
+                err.print(f"[dim]{time:.1f} s (kept from {begin:.1f} s)[/dim]")
             result = print_answer(pair.target, partial(live.stream, ask), detail)
             if as_json:
                 fields = result_fields(result, subjects.Subject())

@@ -523,12 +523,12 @@ def _split_settings(
     Raises OptionError where a short form and ``frames`` say two things.
     """
     short_names = AnswerArguments.__annotations__.keys() - GenerateArguments.__annotations__.keys()
-    given = {name: settings[name] for name in short_names & settings.keys()}
-    given = {name: value for name, value in given.items() if value is not None}
-    if given and frames is not None:
-        raise OptionError(f"{min(given)}= is a short form of frames=: give one of them")
+    short_forms = {name: settings[name] for name in short_names & settings.keys()}
+    short_forms = {name: value for name, value in short_forms.items() if value is not None}
+    if short_forms and frames is not None:
+        raise OptionError(f"{min(short_forms)}= is a short form of frames=: give one of them")
     answer_settings = {name: settings[name] for name in settings if name not in short_names}
-    return _frame_sampling(given if frames is None else frames), answer_settings
+    return _frame_sampling(short_forms if frames is None else frames), answer_settings
 
 
 def _media_list(media: MediaInput) -> Sequence[Media]:

@@ -353,8 +353,8 @@ class ModelDrafter(SessionDrafter):
         """Whether the view keeps rows at their own positions, so that what it chose of earlier
         media can stay."""
         (view, *others) = self._setup.view.parts
-        kept = {Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS}
-        return not others and kept <= view.offers
+        unchanged = {Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS}
+        return not others and unchanged <= view.offers
 
     def add_media(
         self,

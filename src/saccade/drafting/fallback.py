@@ -78,7 +78,7 @@ class Fallback(Drafter, Learner, BesideTarget):
         additions: Sequence[Addition],
         rules: Sequence[Sampling],
     ) -> float:
-        self._left = {}
+        self._undelivered = {}
         return self._try(lambda: self._drafter.add_media(prefills, additions, rules)) or 0.0
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:

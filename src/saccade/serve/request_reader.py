@@ -167,15 +167,15 @@ class RequestReader:
 
     def _check_template_kwargs(self, request: ChatRequest) -> None:
         """Raises ApiError for variables that would replace the conversation or its control."""
-        given = request.chat_template_kwargs or {}
+        variables = request.chat_template_kwargs or {}
         field = "chat_template_kwargs"
         parameters = inspect.signature(self._target.processor.apply_chat_template).parameters
-        for name in given:
+        for name in variables:
             if name in {*parameters, *RESERVED_VARIABLES}:
                 message = f"{field} cannot set {name[:40]}: it is a field of its own, or the server"
                 raise ApiError(400, f"{message} sets it", field)
         token = literal_text.find_control_token(
-            self._target.processor, [json.dumps(given, ensure_ascii=False)]
+            self._target.processor, [json.dumps(variables, ensure_ascii=False)]
         )
         if token is not None:
             raise ApiError(400, f"{field}: {token} means something else to this model", field)
