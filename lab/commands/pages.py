@@ -56,7 +56,7 @@ def pairs(
         float, typer.Option(min=0.001, max=1, help="The share of them the draft reads.")
     ] = 0.1,
 ) -> None:
-    """Print docs/families.md's table of pairs: what they need and may gain on a GPU in bfloat16."""
+    """Print the table of docs/results/pairs.md: what pairs need and may gain on a GPU."""
     from lab.hardware.pairs import table
 
     typer.echo(table(tokens, keep))
@@ -105,13 +105,16 @@ def listed(
 def methods_tables(listing: Listing) -> str:
     """Returns a Markdown table of the methods, and one of the studies with their reasons."""
     useful, studies = listing.split_studies()
-    reasons = "".join(f"| `{name}` | {fields['study']} |\n" for name, fields in studies.items())
+    by_reason: dict[str, list[str]] = {}
+    for name, fields in studies.items():
+        by_reason.setdefault(fields["study"], []).append(f"`{name}`")
+    reasons = "".join(f"* {', '.join(names)}: {why}.\n" for why, names in by_reason.items())
     return (
         methods_table(useful)
         + "\n### Studies\n\nThese were slower than plain decoding in every stored run of answers. "
         + "All runs were on CPUs.\n\n"
         + methods_table(studies)
-        + f"\n| study | why it was slower |\n|-|-|\n{reasons}"
+        + f"\nWhy they were slower:\n\n{reasons}"
     )
 
 

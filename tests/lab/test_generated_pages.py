@@ -68,7 +68,7 @@ def _scaling(page: str) -> str:
     return page if scaling.page() in page else scaling.page()
 
 
-def _families(page: str) -> str:
+def _pairs(page: str) -> str:
     from lab.hardware.pairs import table
 
     pairs = table(8192, 0.1)
@@ -146,7 +146,7 @@ PAGES: dict[str, Callable[[str], str]] = {
     "methods/README.md": _methods,
     "options.md": _options,
     "numbers.md": _numbers,
-    "families.md": _families,
+    "results/pairs.md": _pairs,
     "vllm.md": _vllm,
     "results/claims.md": _claims,
     "results/speed.md": _speed,

@@ -236,7 +236,9 @@ class Model:
             fps: frames a second that are taken of a file; of other sources, how fast they come.
             segment: frames that are one clip of the prompt; by default 4.
             realtime: whether a file's frames come at the speed at which it plays.
-            exact, seed, settings: as for :meth:`describe`.
+            exact: as for :meth:`describe`.
+            seed: as for :meth:`describe`.
+            settings: as for :meth:`describe`.
 
         An answer is what ``generate`` answers to ``live.inputs(question)``; see
         ``saccade.corpus.live``.
