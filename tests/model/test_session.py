@@ -186,6 +186,18 @@ def test_any_history_of_trees_and_commits_equals_the_oracle(kind, fused, seed):
     _history(kind, fused, seed)
 
 
+@BOTH
+def test_a_commit_of_drafted_tokens_alone_ends_with_the_law_of_the_last(fused):
+    """Claim: where everything that was emitted was drafted, the law at the root is that of the last
+    accepted node, without another forward. Fails where it is another node's."""
+    session, oracle = _session(backbone(llama(), fused), text_input(0, 6))
+    tree = chain([3, 5, 7])
+    _assert_equal_laws(session, oracle, {0: tree})
+    for each in (session, oracle):
+        each.commit({0: [3, 5]})
+    _assert_equal_laws(session, oracle, {0: Tree()})
+
+
 @pytest.mark.slow
 @BOTH
 @pytest.mark.parametrize("kind", ["video", "text"])

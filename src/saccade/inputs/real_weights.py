@@ -20,7 +20,7 @@ from typing import Any
 
 from filelock import FileLock
 
-from saccade.core.errors import ModelError
+from saccade.core.errors import ModelError, how_to_install
 from saccade.core.home import home
 
 Progress = Callable[[str], None]
@@ -175,7 +175,7 @@ def make_checkpoint(
             import gguf  # noqa: F401 This only checks that it is installed.
         except ImportError as error:
             raise ModelError(
-                'reading a GGUF file needs the package "gguf": pip install "saccade[gguf]"'
+                f"reading a GGUF file needs the package gguf: {how_to_install('gguf')}"
             ) from error
         file = _fetch(model, on_progress)
         on_progress(f"{model.name}: converting")
