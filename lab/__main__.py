@@ -9,10 +9,12 @@ from lab.commands.checkpoint import make_checkpoint
 from lab.commands.figure import figure
 from lab.commands.gpu import gpu
 from lab.commands.hardware import flips, following, methods, pool, prefill, verify
+from lab.commands.head_trial import head_trial
 from lab.commands.pages import claims, listed, numbers, pairs, report, scaling
 from lab.commands.peers import peers
 from lab.commands.real import ablations, text
 from lab.commands.rounds import cost, profile
+from lab.commands.runs import run
 from lab.commands.seeing import app as seeing
 from lab.commands.speed import speed
 from lab.commands.training import evaluate, train
@@ -28,6 +30,7 @@ app = typer.Typer(
 app.command()(figure)
 app.command()(report)
 app.command()(claims)
+app.command()(run)
 app.command()(speed)
 app.command()(scaling)
 app.command()(pairs)
@@ -45,6 +48,7 @@ app.command()(text)
 app.command()(ablations)
 app.command()(gpu)
 app.command()(accept)
+app.command()(head_trial)
 app.command()(vllm)
 app.command()(peers)
 app.command("make-checkpoint")(make_checkpoint)

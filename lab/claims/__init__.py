@@ -6,8 +6,10 @@ from collections import Counter
 from collections.abc import Iterable, Mapping
 from typing import get_args
 
-from lab.claims import hippo, real, sage, seeing, sparse_to_dense, specvlm, tabed
-from lab.claims.claim import Claim, Finding, StoredResults, Verdict
+from lab.claims import hippo, real, runs, sage, seeing, sparse_to_dense, specvlm, tabed
+from lab.claims.claim import Claim, StoredResults
+from lab.claims.outdated import OUTDATED
+from lab.claims.rule import Finding, Verdict
 from saccade.core.errors import SaccadeError
 
 CLAIMS: Mapping[str, tuple[Claim, ...]] = {
@@ -20,32 +22,39 @@ CLAIMS: Mapping[str, tuple[Claim, ...]] = {
 INTRODUCTION = """\
 # What the papers claim, and what holds here
 
-This page judges the claims of five papers by the runs and figures that are stored beside it. It is
-for readers who ask which of the papers' results hold for a small model on a CPU. The command
-`python -m lab claims docs/results` makes it, and a test fails where the page and the runs disagree.
+For readers who ask which results of five papers hold for a small model on a CPU.
+`python -m lab claims` makes this page from stored runs, and a test fails where the two disagree.
 
-Target and drafts are the embedded pair. It is genuinely trained but tiny, it sees a synthetic
-world, and it runs in fp32 on two cores of a CPU. A claim that *does not hold* here is not refuted
-for a 72B model on real video, and a claim that holds here is not proven for it.
+Target and drafts are the embedded pair, which is trained but tiny, in fp32 on two cores of a CPU.
+A claim that does not hold here is not refuted for a 72B model on real video. A claim that holds
+here is not proven for it.
 
-- Intervals are 95 % bootstraps over items.
-- An ordering holds where the whole interval of the difference on the same item lies on the claimed
-  side. It has to hold for the draft that never saw pruned video (named first) and for the one that
-  was trained on it. *Partly* means that it holds for some of what is compared.
-- *Printed* is the paper's number in its own unit. Our numbers are in the same unit.
-- For SpecVLM and SAGE tau is accepted tokens. For TABED it is tokens per block, the target's own
-  included. A difference of two taus is the same in both.
-- Seconds are of November 24, 2026, with two threads on a machine without other work. Captions are
-  measured in processor seconds of one thread. Figures and runs of acceptance alone are of the same
-  day, with one thread beside other work.
-- `papers-2k` has 12 items and one random draw for each. `papers-256` has 10 items a suite, so its
-  intervals are wide. Figures have five draws.
+## The rule
 
-The last column judges claims again that need a language model alone, on SmolLM2-135M-Instruct
-(Q4_1, dequantised). Over [documents](real.md) the target drafts for itself, and where a claim is
-about a draft model there is [one of ours](real-drafts.md). Where there is no verdict, the column
-says what one would need. *On clips* means sixteen clips of 512 visual tokens, read by the same
-model after it was [trained to see](seeing.md) the drawn world. The counts leave this column out.
+One function judges every claim. It compares two values of the same item, in one unit, over every
+suite of the run. The mean over items has a 95 % bootstrap interval. The claimed range is above 0
+for a difference, above 1 for a ratio, within 5 % for what is called the same or negligible, above
+a half for most, and otherwise the paper's own number.
+
+| verdict | when |
+|-|-|
+| holds | every interval lies within the claimed range |
+| partly | some do, and more than one in forty |
+| does not hold | every interval lies outside |
+| not shown | anything else, and fewer than 6 items |
+| not testable here | the premise is missing |
+| to be run again | the run is outdated, so no number is shown |
+| not run yet | no run decides |
+
+Where a figure stores means without items, the interval is as wide as the two means allow. Where
+more than four intervals are compared, the lowest and the highest are shown. A theorem is judged by
+its worst case. *Printed* is the paper's number: *A of B* is the better of the two first.
+
+The cell *run* names the run that decided, and the command that makes it or a better one: `lab X`
+stands for `python -m lab X`. `lab run` with `--show` prints the benchmark's arguments. The last
+column judges again on SmolLM2-135M-Instruct (Q4_1, dequantised): over [documents](real.md), with
+[one draft of ours](real-drafts.md), and on *clips* of 512 visual tokens after it was [trained to
+see](seeing.md). It is empty where a claim needs video, a small draft's seconds or a proof.
 """
 
 
@@ -70,10 +79,13 @@ def page(results: StoredResults) -> str:
     ]
     if stale:
         raise StaleClaim("these verdicts changed and need a new explanation: " + "; ".join(stale))
-    lines = [INTRODUCTION, *_summary_table(findings)]
+    lines = [INTRODUCTION, *_summary_table(findings), *_findings(), *_runs_tables(results)]
     for paper, own in findings.items():
-        head = f"| where | claim | printed | here | numbers | why | run | {real.NAME} |"
-        lines += ["", f"## {paper}", "", head, "|-|-|-|-|-|-|-|-|"]
+        head = (
+            "| where | claim | printed | here | unit: mean [interval] | visual tokens; suites x "
+            f"items | run | why | {real.NAME} |"
+        )
+        lines += ["", f"## {paper}", "", head, "|-|-|-|-|-|-|-|-|-|"]
         lines += [
             _row(claim, finding, _real_weights_cell(claim, results)) for claim, finding in own
         ]
@@ -81,12 +93,35 @@ def page(results: StoredResults) -> str:
 
 
 def _summary_table(findings: Mapping[str, list[tuple[Claim, Finding]]]) -> Iterable[str]:
-    yield "| paper | claims | hold | partly | do not hold | not measured |"
-    yield "|-|-:|-:|-:|-:|-:|"
+    verdicts = get_args(Verdict)
+    yield f"| paper | claims | {' | '.join(verdicts)} |"
+    yield "|-|" + "-:|" * (1 + len(verdicts))
     for paper, own in findings.items():
         count = Counter(finding.verdict for _, finding in own)
-        numbers = " | ".join(str(count[verdict]) for verdict in get_args(Verdict))
+        numbers = " | ".join(str(count[verdict]) for verdict in verdicts)
         yield f"| {paper} | {len(own)} | {numbers} |"
+
+
+def _findings() -> Iterable[str]:
+    """Yields what the claims show beyond their verdicts, one sentence or two a claim."""
+    yield from ("", "## Findings", "")
+    for paper, claims in CLAIMS.items():
+        for claim in claims:
+            if claim.published:
+                yield f"- {claim.published} ({paper}, {claim.place})"
+
+
+def _runs_tables(results: StoredResults) -> Iterable[str]:
+    """Yields which stored runs are outdated and why, and how long the planned ones take."""
+    yield from ("", "## Runs that are outdated, and planned ones", "")
+    yield from ("| outdated | for | because |", "|-|-|-|")
+    for each in OUTDATED:
+        concerned = "seconds" if each.only_seconds else f"`{each.methods[0]}`"
+        names = ", ".join(name for name, digest in each.digests.items() if digest)
+        yield f"| {names} | {concerned} | {each.reason} |"
+    yield from ("", "| planned | methods | minutes of two cores |", "|-|-|-:|")
+    for name, planned in runs.PLANNED.items():
+        yield f"| `lab run {name}` | {len(planned.methods.split(','))} | {planned.minutes} |"
 
 
 def _real_weights_cell(claim: Claim, results: StoredResults) -> str:
@@ -95,14 +130,28 @@ def _real_weights_cell(claim: Claim, results: StoredResults) -> str:
 
 
 def _row(claim: Claim, finding: Finding, real_weights: str) -> str:
+    numbers = f"{finding.unit}: {finding.number}" if finding.unit else finding.number
+    extent = "; ".join(
+        filter(
+            None,
+            (
+                finding.visual_tokens,
+                f"{finding.suites} x {finding.items}" if finding.items else "",
+            ),
+        )
+    )
+    is_named = finding.source.removeprefix("figure ") in claim.command
+    command = f"`{claim.command}`" if claim.command else ""
+    source = "" if is_named or not claim.command else f"{finding.source}; "
     cells = (
         claim.place,
         claim.text,
         claim.printed,
         f"**{finding.verdict}**",
-        finding.number,
+        numbers,
+        extent,
+        f"{source}{command}",
         claim.why,
-        f"`{claim.source}`" if claim.source else "",
         real_weights,
     )
     return "| " + " | ".join(cell.replace("|", "/").replace("\n", " ") for cell in cells) + " |"

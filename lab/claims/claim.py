@@ -1,36 +1,75 @@
 """Defines a paper's claim, and the stored runs and figures by which it is judged.
 
-The results lie under ``docs/results``. An ordering is judged by the differences on the same item or
-clip, with 95 % bootstrap intervals. It holds where every interval lies on the claimed side, and
-does not hold where none does.
+The results lie under ``docs/results``. ``lab.claims.rule`` has the one rule. What is here turns
+stored answers into comparisons, always over every suite of a run and on the same items.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
-import numpy as np
-
+from lab.claims import outdated
+from lab.claims.rule import (
+    Claimed,
+    Finding,
+    Premise,
+    Suites,
+    SuitesMissing,
+    Unit,
+    Verdict,
+    alone,
+    judge,
+    paired,
+)
 from saccade.bench import measures, records
-from saccade.bench.compare import BASELINE
-from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
 from saccade.core.errors import OptionError
 
-Verdict = Literal["holds", "partly", "does not hold", "not measured"]
+CLIPS = "clips"  # The one suite of a figure that compares within one kind of clip.
+Turns = Literal["all", "first", "later"]
+Measure = Callable[[Answer], float]
+Pair = tuple[str, str, str]
+"""(what the page calls the comparison, a method, the method that it is compared with)"""
 
 
 @dataclass(frozen=True)
-class Finding:
-    """A verdict that was computed from numbers, and these numbers in words."""
+class AnswerUnit:
+    """A unit with the function that measures it on one answer."""
 
-    verdict: Verdict
-    number: str
+    unit: Unit
+    measure: Measure
+
+
+def _accepted(answer: Answer) -> float:
+    return measures.accepted_per_forward([answer]) or 0.0
+
+
+ACCEPTED = AnswerUnit(Unit("accepted tokens a forward", "difference"), _accepted)
+ACCEPTED_RATIO = AnswerUnit(Unit("accepted tokens a forward, ratio", "ratio"), _accepted)
+ACCEPTED_UNTIL_REFUSAL = AnswerUnit(
+    Unit("accepted tokens from refusal to refusal", "difference"),
+    lambda answer: measures.accepted_between_refusals([answer]) or 0.0,
+)
+BLOCK_EFFICIENCY = AnswerUnit(
+    Unit("block efficiency, ratio", "ratio"), lambda answer: measures.tau([answer]) or 0.0
+)
+ACCEPTANCE_RATE = AnswerUnit(
+    Unit("accepted share of drafted tokens", "difference"),
+    lambda answer: measures.acceptance_rate([answer]) or 0.0,
+)
+DECODING_SPEED = AnswerUnit(
+    Unit("speed of decoding, ratio", "ratio", is_time=True),
+    lambda answer: 1 / measures.seconds_per_token(answer),
+)
+WHOLE_SPEED = AnswerUnit(
+    Unit("speed of whole answers, ratio", "ratio", is_time=True),
+    lambda answer: len(answer.ids) / answer.total,
+)
 
 
 @dataclass(frozen=True)
@@ -38,16 +77,17 @@ class Claim:
     """One claim of a paper, the function that judges it here, and the reason for the verdict.
 
     ``why`` was written for the verdict ``expected``, and no page is made where the verdict is
-    another one.
+    another one. ``published`` is a sentence for the page's list of findings, or empty.
     """
 
     place: str  # Where the paper has it, such as "Fig. 6".
     text: str  # What the paper claims.
     printed: str  # The paper's number with its unit.
-    source: str  # The run or figure that decides: "bench-2k", "figure specvlm-criteria".
+    command: str  # What makes the run that decides: "lab run papers-2k". Empty for arithmetic.
     judge: Callable[[StoredResults], Finding]
     expected: Verdict
-    why: str
+    why: str = ""
+    published: str = ""
 
 
 @dataclass(frozen=True)
@@ -70,6 +110,13 @@ class StoredResults:
             dict.fromkeys(suite for suite, _ in _answers_by_suite_and_method(self.folder / run))
         )
 
+    def newest(self, *runs: str) -> str:
+        """Returns the first of these runs that is stored: a better run decides once it is made."""
+        for run in runs:
+            if (self.folder / run).is_dir():
+                return run
+        return runs[-1]
+
     def figure(self, name: str) -> dict[str, Any]:
         """Returns the stored numbers of a study."""
         path = self.folder / "figures" / f"{name}.json"
@@ -78,84 +125,157 @@ class StoredResults:
         numbers: dict[str, Any] = json.loads(path.read_text())
         return numbers
 
-    def speed(self, run: str, suite: str, method: str, *, whole: bool = False) -> Interval:
-        """Returns the median speedup over plain decoding, with its interval."""
-        own, plain = self.answers(run, suite, method), self.answers(run, suite, BASELINE)
-        return _require_interval(measures.interval(measures.speedups(own, plain, whole=whole)))
+    def why_outdated(self, name: str, unit: Unit, methods: Sequence[str] = ()) -> str:
+        """Returns why a run, figure or file cannot decide by this unit any more, or nothing."""
+        digest = _digest(_path_of(self.folder, name))
+        return outdated.reason(name, digest, unit.is_time, methods)
 
-    def speeds(self, run: str, suite: str, methods: Sequence[str], *, whole: bool = False) -> str:
-        """Returns each method's median speedup with its interval, in words."""
-        speed_by_method = {name: self.speed(run, suite, name, whole=whole) for name in methods}
-        return ", ".join(f"{name} {interval_text(own)}x" for name, own in speed_by_method.items())
+    def compare(
+        self,
+        run: str,
+        measured: AnswerUnit,
+        pairs: Sequence[Pair],
+        claimed: Claimed,
+        *,
+        turns: Turns = "all",
+        premise: Premise | None = None,
+    ) -> Finding:
+        """Judges methods of a run against each other, on the same questions of every suite."""
+        methods = [name for _, *both in pairs for name in both]
+        suites = self.every_suite(run, measured.unit, methods, turns)
+        comparisons = [
+            paired(
+                label,
+                suite,
+                measured.unit,
+                *(self.values(run, suite, name, measured.measure, turns) for name in (own, other)),
+            )
+            for label, own, other in ([] if suites.outdated else pairs)
+            for suite in suites.names
+        ]
+        return judge(suites, measured.unit, claimed, comparisons, premise)
 
-    def tau(self, run: str, suite: str, method: str) -> Interval:
-        return _require_interval(measures.tau_interval(self.answers(run, suite, method)))
+    def measure(
+        self,
+        run: str,
+        unit: Unit,
+        measures_by_label: Mapping[str, tuple[str, Measure]],
+        claimed: Claimed,
+        *,
+        turns: Turns = "all",
+        premise: Premise | None = None,
+    ) -> Finding:
+        """Judges one value of each answer of a method against a number, in every suite."""
+        methods = [method for method, _ in measures_by_label.values()]
+        suites = self.every_suite(run, unit, methods, turns)
+        comparisons = [
+            alone(label, suite, unit, [*self.values(run, suite, method, measure, turns).values()])
+            for label, (method, measure) in ({} if suites.outdated else measures_by_label).items()
+            for suite in suites.names
+        ]
+        return judge(suites, unit, claimed, comparisons, premise)
 
-    def gain(
-        self, run: str, suite: str, method: str, other: str, figure: Callable[[Answer], float]
-    ) -> Interval:
-        """Returns the mean of ``figure`` of one method less another's, on the same questions."""
-        theirs = {(a.item, a.turn): figure(a) for a in self.answers(run, suite, other)}
-        own = {(a.item, a.turn): figure(a) for a in self.answers(run, suite, method)}
-        return mean_interval([own[key] - theirs[key] for key in own if key in theirs])
+    def every_suite(
+        self, run: str, unit: Unit, methods: Sequence[str], turns: Turns = "all"
+    ) -> Suites:
+        """Returns every suite of a run that has such turns."""
+        answers = {
+            suite: [a for a in self.answers(run, suite, methods[0]) if _is_of(a, turns)]
+            for suite in self.suites(run)
+        }
+        names = tuple(suite for suite, own in answers.items() if own)
+        sizes = {a.visual_tokens for suite in names for a in answers[suite]} - {0}
+        items = {len(answers[suite]) for suite in names}
+        return Suites(
+            run,
+            names,
+            " to ".join(f"{size:,}" for size in sorted({min(sizes), max(sizes)})),
+            min(items),
+            self.why_outdated(run, unit, methods),
+        )
+
+    def figure_suites(
+        self, name: str, unit: Unit, suites: Sequence[str], methods: Sequence[str] = ()
+    ) -> Suites:
+        """Returns a figure's panels as the suites of a claim, all of which have to be compared.
+
+        Raises SuitesMissing where these are not all the panels, rows or drafts of the figure. A
+        figure of one kind of clip has the one suite ``CLIPS``.
+        """
+        data = self.figure(name)
+        plain_names = tuple(" ".join(suite.split()) for suite in suites)
+        if plain_names != (CLIPS,) and plain_names not in _dimensions(data):
+            raise SuitesMissing(f"{', '.join(plain_names)} are not all that figure {name} has")
+        reason = self.why_outdated(f"figure {name}", unit, methods)
+        return Suites(name, plain_names, f"{data['size']:,}", data["clips"], reason)
+
+    def compare_clips(
+        self, figure: str, measured: Unit, pairs: Sequence[Pair], claimed: Claimed
+    ) -> Finding:
+        """Judges a figure's methods on the same clips, by every draft that the figure has."""
+        by_draft = self.figure(figure)["clips_tau"]
+        methods = [name for _, *both in pairs for name in both]
+        suites = self.figure_suites(figure, measured, tuple(by_draft), methods)
+        comparisons = [
+            paired(
+                label,
+                draft,
+                measured,
+                *(dict[Hashable, float](enumerate(own[name])) for name in (method, other)),
+            )
+            for label, method, other in ([] if suites.outdated else pairs)
+            for draft, own in by_draft.items()
+        ]
+        return judge(suites, measured, claimed, comparisons)
+
+    def values(
+        self, run: str, suite: str, method: str, measure: Measure, turns: Turns
+    ) -> dict[Hashable, float]:
+        """Returns one value of each answer of a method to a suite, by its item and turn."""
+        return {
+            (answer.item, answer.turn): measure(answer)
+            for answer in self.answers(run, suite, method)
+            if _is_of(answer, turns)
+        }
+
+    def on(self, file: str) -> StoredResults:
+        """Returns the same results with another file in place of the two on real weights."""
+        return replace(self, self_draft_file=file, draft_model_file=file)
 
 
-def tau_of(answer: Answer) -> float:
-    return measures.tau([answer]) or 0.0
+TAU_DIFFERENCE = Unit("accepted tokens a forward", "difference")
+"""A difference of two taus is a difference of accepted tokens, because both have the own token."""
 
 
-def accepted_tokens(tau: float) -> float:
-    """Returns the drafted tokens among those of a target forward: all but the target's own one."""
-    return tau - 1
+def json_suites(
+    results: StoredResults, file: str, unit: Unit, items: int, methods: Sequence[str], where: str
+) -> Suites:
+    """Returns one kind of document as the only suite of a verdict on real weights."""
+    tokens = "512" if file == "seeing.json" else "0"
+    return Suites(file, (where,), tokens, items, results.why_outdated(file, unit, methods))
 
 
-def decoding_speed(answer: Answer) -> float:
-    """Returns tokens per second of decoding."""
-    return 1 / measures.seconds_per_token(answer)
+def _dimensions(numbers: object) -> set[tuple[str, ...]]:
+    """Returns the names of every mapping of a figure."""
+    if not isinstance(numbers, dict):
+        return set()
+    names = tuple(" ".join(str(name).split()) for name in numbers)
+    return {names}.union(*map(_dimensions, numbers.values()))
 
 
-def whole_answer_speed(answer: Answer) -> float:
-    """Returns tokens per second of the whole answer, prefills and early drafting included."""
-    return len(answer.ids) / answer.total
+def _is_of(answer: Answer, turns: Turns) -> bool:
+    return turns == "all" or (answer.turn > 0) == (turns == "later")
 
 
-def mean_interval(values: Sequence[float]) -> Interval:
-    """Returns the mean of values with its interval."""
-    return _require_interval(measures.interval(values, np.mean))
+def _path_of(folder: Path, name: str) -> Path:
+    if name.startswith("figure "):
+        return folder / "figures" / f"{name.removeprefix('figure ')}.json"
+    return folder / name if name.endswith(".json") else folder / name / "results.jsonl.gz"
 
 
-def mean_difference(values: Sequence[float], other: Sequence[float]) -> Interval:
-    """Returns the mean difference of two lists over the same clips, with its interval."""
-    return mean_interval([a - b for a, b in zip(values, other, strict=True)])
-
-
-def grade(holds: bool, partly: bool = False) -> Verdict:
-    """Returns the verdict on a claim that holds, or holds at least in part."""
-    if holds:
-        return "holds"
-    return "partly" if partly else "does not hold"
-
-
-def grade_each(holds: Sequence[bool]) -> Verdict:
-    """Returns the verdict on a claim about several things, from whether it holds for each."""
-    return grade(all(holds), any(holds))
-
-
-def grade_ordering(differences: Sequence[Interval]) -> Verdict:
-    """Returns the verdict on a claim that all these differences are above 0, by their intervals."""
-    return grade_each([low > 0 for _, low, _ in differences])
-
-
-def interval_text(interval: Sequence[float], digits: int = 2) -> str:
-    """Returns [value, low, high] as text."""
-    middle, low, high = (f"{value:.{digits}f}" for value in interval)
-    return f"{middle} [{low}, {high}]"
-
-
-def _require_interval(interval: Interval | None) -> Interval:
-    if interval is None:
-        raise OptionError("there is nothing to compare")
-    return interval
+@cache
+def _digest(path: Path) -> str:
+    return outdated.digest(path) if path.is_file() else ""
 
 
 @cache

@@ -1,38 +1,46 @@
 """Judges claims about the views and shapes of a draft model again on real weights.
 
 Acceptance is over the documents and questions of ``real-drafts.json``, which ``python -m lab text``
-makes. The draft is the target with rounded weights. Because it costs what the target does, a claim
-about speed is judged by its acceptance alone, and then it holds in part at most.
+makes. The draft is the target with rounded weights. It costs what the target does, so no claim
+about seconds is judged here.
 """
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping, Sequence
-from statistics import fmean
+from functools import partial
 
 from lab.claims import sage, sparse_to_dense, specvlm
-from lab.claims.claim import (
+from lab.claims.claim import ACCEPTED, ACCEPTED_RATIO, StoredResults, json_suites
+from lab.claims.rule import (
+    HIGHER_RATIO,
+    MORE,
+    MOST,
+    SAME,
+    Claimed,
+    Comparison,
     Finding,
-    StoredResults,
-    grade,
-    grade_each,
-    grade_ordering,
-    interval_text,
-    mean_interval,
+    Suites,
+    Unit,
+    alone,
+    of_intervals,
+    paired,
+    printed,
 )
+from lab.claims.rule import judge as judge_by_rule
 from lab.studies.experiment import interval_over_clips
 from lab.studies.sage import MIN_TOKENS, autocorrelations, white_noise_band
 from lab.studies.text import CODE, SHARES, SUMS, Row, accepted_by_document, rows_by_task
-from saccade.bench.measures import Interval
 from saccade.core.errors import OptionError
 
 DOCUMENTS = "documents"
 SPECVLM, RANDOM, WHOLE_DOCUMENT = "specvlm/keep=0.1", "sd-tree/view=random/keep={:g}", "sd-tree"
 LIVE_TREE = "sage/shape=sage-live/rule=formal"
-AHEAD_TREE = "sage/shape=sage-ahead/rule=formal"
-LENGTHS = (16, 32, 64)  # In tokens of an answer.
-LAYERSKIP_SHARE = 0.5  # The share of the layers that ``layerskip`` drafts with.
+LAST_LENGTH = 64  # In tokens of an answer.
+LAYERSKIP = "layerskip"
+Judge = Callable[[StoredResults], Finding]
+Pair = tuple[str, str, str]
 
 
 def _rows(results: StoredResults, kind: str, where: str) -> Sequence[Row]:
@@ -42,179 +50,181 @@ def _rows(results: StoredResults, kind: str, where: str) -> Sequence[Row]:
     return rows_by_task(json.loads(path.read_text())[kind])[where]
 
 
-def _accepted_by_question(
-    results: StoredResults, method: str, where: str = DOCUMENTS
-) -> dict[str, float]:
-    return accepted_by_document(_rows(results, "measured", where), method)
+def _suites(
+    results: StoredResults, unit: Unit, items: int, methods: Sequence[str], where: str = DOCUMENTS
+) -> Suites:
+    return json_suites(results, results.draft_model_file, unit, items, methods, where)
 
 
-def _mean_accepted(results: StoredResults, method: str, first: int | None = None) -> float:
-    return fmean(
-        accepted_by_document(_rows(results, "measured", DOCUMENTS), method, first).values()
+def _compare(
+    results: StoredResults,
+    unit: Unit,
+    pairs: Sequence[Pair],
+    claimed: Claimed,
+    where: Sequence[str] = (DOCUMENTS,),
+    first: int | None = None,
+) -> Finding:
+    """Judges accepted tokens of methods against each other, on the same questions."""
+    comparisons = [
+        paired(
+            label,
+            place,
+            unit,
+            accepted_by_document(_rows(results, "measured", place), own, first),
+            accepted_by_document(_rows(results, "measured", place), other, first),
+        )
+        for label, own, other in pairs
+        for place in where
+    ]
+    methods = [name for _, *both in pairs for name in both]
+    suites = _suites(results, unit, comparisons[0].items, methods)
+    every_place = Suites(
+        suites.source, tuple(where), suites.visual_tokens, suites.items, suites.outdated
     )
+    return judge_by_rule(every_place, unit, claimed, comparisons)
 
 
-def _gain(results: StoredResults, method: str, other: str, where: str = DOCUMENTS) -> Interval:
-    """Returns accepted tokens of one method less another's, on the same questions."""
-    own, other_accepted = (_accepted_by_question(results, name, where) for name in (method, other))
-    return mean_interval(
-        [own[each] - other_accepted[each] for each in own if each in other_accepted]
-    )
-
-
-def _judge_gains(gains: Mapping[str, Interval], what: str) -> Finding:
-    words = ", ".join(f"{interval_text(gain)} {name}" for name, gain in gains.items())
-    return Finding(grade_ordering(list(gains.values())), f"accepted tokens of {what}: {words}")
+def _measure(
+    results: StoredResults, unit: Unit, method: str, value: Callable[[Row], float], claimed: Claimed
+) -> Finding:
+    rows = [row for row in _rows(results, "measured", DOCUMENTS) if row["method"] == method]
+    comparison = alone(method, DOCUMENTS, unit, [value(row) for row in rows])
+    suites = _suites(results, unit, len(rows), [method])
+    return judge_by_rule(suites, unit, claimed, [comparison])
 
 
 def judge_gain_over_random(results: StoredResults) -> Finding:
-    return _judge_gains(
-        {"over a random tenth": _gain(results, SPECVLM, RANDOM.format(0.1))}, "SpecVLM's tenth"
-    )
+    return _compare(results, ACCEPTED.unit, [("less random", SPECVLM, RANDOM.format(0.1))], MORE)
 
 
-def judge_random_pruning(results: StoredResults) -> Finding:
-    whole = _mean_accepted(results, WHOLE_DOCUMENT)
-    share_by_pruned = {
-        1 - keep: _mean_accepted(results, RANDOM.format(keep)) / whole for keep in SHARES
-    }
-    share_by_pruned[1.0] = _mean_accepted(results, f"{WHOLE_DOCUMENT}/view=none") / whole
-    words = ", ".join(
-        f"{share:.0%} with {pruned:.0%} pruned" for pruned, share in share_by_pruned.items()
-    )
-    return Finding(
-        specvlm.grade_random_pruning([share_by_pruned[0.5]], [share_by_pruned[0.9]]),
-        f"of the accepted tokens of the whole document remain {words}",
-    )
+def judge_accuracy_kept(results: StoredResults) -> Finding:
+    pairs = [("a tenth over everything", SPECVLM, WHOLE_DOCUMENT)]
+    return _compare(results, specvlm.REMAINING, pairs, printed(0.9))
+
+
+def judge_pruning_at_random(results: StoredResults, keep: float) -> Finding:
+    method = RANDOM.format(keep) if keep else f"{WHOLE_DOCUMENT}/view=none"
+    claimed = SAME if keep >= 0.5 else printed(0, SAME.low)
+    pairs = [(f"{keep:g} kept", method, WHOLE_DOCUMENT)]
+    return _compare(results, specvlm.REMAINING, pairs, claimed)
 
 
 def judge_every_ratio(results: StoredResults) -> Finding:
-    gains = {
-        f"at {keep:g}": _gain(results, f"specvlm/keep={keep:g}", RANDOM.format(keep))
-        for keep in SHARES
-    }
-    return _judge_gains(gains, "SpecVLM less random")
+    pairs = [(f"{keep:g} kept", f"specvlm/keep={keep:g}", RANDOM.format(keep)) for keep in SHARES]
+    return _compare(results, ACCEPTED.unit, pairs, MORE)
 
 
 def judge_both_stages(results: StoredResults) -> Finding:
-    parts = {"stage I": "uniform", "stage II": "attention"}
-    gains = {
-        f"over none of {stage}": _gain(results, SPECVLM, f"{SPECVLM}/view={view}")
-        for stage, view in parts.items()
-    }
-    return _judge_gains(gains, "SpecVLM")
+    parts = {"without stage I": "uniform", "without stage II": "attention"}
+    pairs = [(label, SPECVLM, f"{SPECVLM}/view={view}") for label, view in parts.items()]
+    return _compare(results, ACCEPTED.unit, pairs, MORE)
 
 
 def judge_steady_acceptance(results: StoredResults) -> Finding:
-    rows = [row for row in _rows(results, "measured", DOCUMENTS) if row["method"] == SPECVLM]
-    by_round = [fmean(r["taken"][at] for r in rows if len(r["taken"]) > at) for at in range(10)]
-    first_ten = fmean(n for row in rows for n in row["taken"][:10])
-    all_rounds = fmean(n for row in rows for n in row["taken"])
-    return Finding(
-        grade_each([0.8 <= first_ten / all_rounds <= 1.25, by_round[0] == max(by_round)]),
-        f"{first_ten:.2f} accepted tokens in the first ten rounds, {all_rounds:.2f} in all; first "
-        f"round {by_round[0]:.2f}, the nine after it {min(by_round[1:]):.2f} to "
-        f"{max(by_round[1:]):.2f}",
+    return _measure(
+        results,
+        specvlm.FIRST_ROUNDS,
+        SPECVLM,
+        lambda row: specvlm.first_rounds_ratio(tuple(row["taken"])),
+        SAME,
+    )
+
+
+def judge_first_round(results: StoredResults) -> Finding:
+    return _measure(
+        results,
+        ACCEPTED.unit,
+        SPECVLM,
+        lambda row: specvlm.first_round_gain(tuple(row["taken"])),
+        MORE,
     )
 
 
 def judge_trees(results: StoredResults) -> Finding:
-    pairs = {"(whole)": (WHOLE_DOCUMENT, "sd"), "(a tenth)": (SPECVLM, f"{SPECVLM}/shape=chain-5")}
-    return _judge_gains(
-        {name: _gain(results, *pair) for name, pair in pairs.items()}, "the tree less the chain's"
-    )
+    pairs = [("whole", WHOLE_DOCUMENT, "sd"), ("a tenth", SPECVLM, f"{SPECVLM}/shape=chain-5")]
+    return _compare(results, ACCEPTED.unit, pairs, MORE)
 
 
 def judge_layer_skipping(results: StoredResults) -> Finding:
-    rows = [row for row in _rows(results, "measured", DOCUMENTS) if row["method"] == "layerskip"]
-    rate = fmean(row["accepted"] for row in rows)
-    bound = fmean(row["tau"] / (1 + LAYERSKIP_SHARE * row["drafted"]) for row in rows)
-    return Finding(
-        sparse_to_dense.grade_layer_skipping(rate, bound),
-        f"accepts {rate:.1%}; by the weights read {bound:.2f}x plain decoding",
+    return _measure(
+        results,
+        sparse_to_dense.RATE,
+        LAYERSKIP,
+        lambda row: row["accepted"],
+        printed(0.037, 0.1, "value"),
     )
 
 
 def judge_share_written(results: StoredResults) -> Finding:
-    rows = [row for row in _rows(results, "measured", DOCUMENTS) if row["method"] == SPECVLM]
-    share = mean_interval([sum(n := row["taken"]) / (sum(n) + len(n)) for row in rows])
-    return Finding(
-        grade(share[1] > 0.5, share[2] > 0.5),
-        f"{interval_text(share)} of the tokens are the draft's, over a tenth of the document",
+    return _measure(
+        results,
+        specvlm.SHARE_OF_TOKENS,
+        SPECVLM,
+        lambda row: sum(row["taken"]) / (sum(row["taken"]) + len(row["taken"])),
+        MOST,
     )
 
 
 def judge_entropy_correlation(results: StoredResults) -> Finding:
-    is_above_noise = []
-    words = []
+    unit = sage.AUTOCORRELATION
+    comparisons: list[Comparison] = []
+    items = []
     for where in (SUMS, CODE, DOCUMENTS):
         traces = [row["entropies"] for row in _rows(results, "looked", where)]
         traces = [trace for trace in traces if len(trace) >= MIN_TOKENS]
         by_question = [autocorrelations(trace) for trace in traces]
         line = [interval_over_clips(at) for at in zip(*by_question, strict=True)]
         noise = white_noise_band([len(trace) for trace in traces])
-        above = [value[1] > most for value, most in zip(line, noise, strict=True)]
-        is_above_noise += above
-        words.append(
-            f"{where} ({len(traces)}): lag 1 {interval_text(line[0])}, above noise at {sum(above)} "
-            f"of {len(above)} lags"
-        )
-    return Finding(grade_each(is_above_noise), "autocorrelation, " + "; ".join(words))
+        items.append(len(traces))
+        comparisons += [
+            of_intervals(f"lag {lag}", where, unit, value, float(most), len(traces))
+            for lag, (value, most) in enumerate(zip(line, noise, strict=True), start=1)
+        ]
+    suites = Suites(
+        results.draft_model_file,
+        (SUMS, CODE, DOCUMENTS),
+        "0",
+        min(items),
+        results.why_outdated(results.draft_model_file, unit),
+    )
+    return judge_by_rule(suites, unit, MORE, comparisons)
 
 
 def judge_answer_length(results: StoredResults) -> Finding:
-    own, other = (
-        [_mean_accepted(results, name, count) for count in LENGTHS] for name in ("sage", SPECVLM)
-    )
-    gaps = [a / b - 1 for a, b in zip(own, other, strict=True)]
-    rises, widens = own[-1] > own[0] and other[-1] > other[0], gaps[-1] > gaps[0]
-    words = ", ".join(f"{gap:+.0%} at {at}" for gap, at in zip(gaps, LENGTHS, strict=True))
-    return Finding(
-        grade(rises and widens, rises or widens),
-        f"accepted tokens of SAGE {own[0]:.2f} over the first {LENGTHS[0]} tokens, {own[-1]:.2f} "
-        f"over {LENGTHS[-1]}; over SpecVLM's {words} tokens",
-    )
+    pairs = [(f"at {LAST_LENGTH} tokens", "sage", SPECVLM)]
+    return _compare(results, sage.GAP, pairs, HIGHER_RATIO, first=LAST_LENGTH)
 
 
 def judge_pruning(results: StoredResults) -> Finding:
-    whole, tenth = (_mean_accepted(results, name) for name in ("sage/keep=1", "sage"))
-    return Finding(
-        grade(False, tenth > 0.97 * whole),
-        f"accepted tokens over all of the document {whole:.2f}, over a tenth {tenth:.2f}",
-    )
+    return _compare(results, sage.KEPT_RATIO, [("a tenth kept", "sage", "sage/keep=1")], SAME)
 
 
 def judge_planning_ahead(results: StoredResults) -> Finding:
-    last, whole = (_gain(results, name, LIVE_TREE) for name in ("sage/rule=formal", AHEAD_TREE))
-    return Finding(
-        grade(last[2] > 0),
-        "accepted tokens less the all-live tree's: depth and width of the last round "
-        f"{interval_text(last)}; its root's law at every level too {interval_text(whole)}",
-    )
+    pairs = [("formal", "sage/rule=formal", LIVE_TREE)]
+    return _compare(results, ACCEPTED_RATIO.unit, pairs, SAME)
 
 
 def judge_acceptance(results: StoredResults) -> Finding:
-    gains = {
-        "by the rounded draft": _gain(results, "sage", SPECVLM),
-        "by the target itself over a tenth": _gain(
-            results, "specvlm-self/shape=sage", "specvlm-self"
-        ),
-    }
-    return _judge_gains(gains, "SAGE less SpecVLM's")
+    pairs = [("less SpecVLM", "sage", SPECVLM)]
+    return _compare(results, ACCEPTED.unit, pairs, MORE)
 
 
 def judge_text_alone(results: StoredResults) -> Finding:
-    gains = {f"({where})": _gain(results, "sd/shape=sage", "sd", where) for where in (SUMS, CODE)}
-    return _judge_gains(gains, "SAGE less native SD's")
+    pairs = [("less native SD", "sd/shape=sage", "sd")]
+    return _compare(results, ACCEPTED.unit, pairs, MORE, where=(SUMS, CODE))
 
 
 # The function that judges a claim on the embedded pair -> the one that judges it with this draft.
-JUDGES: Mapping[Callable[[StoredResults], Finding], Callable[[StoredResults], Finding]] = {
+JUDGES: Mapping[Judge, Judge] = {
     specvlm.judge_gain_over_random: judge_gain_over_random,
-    specvlm.judge_random_pruning: judge_random_pruning,
+    specvlm.judge_accuracy_kept: judge_accuracy_kept,
+    specvlm.judge_little_pruning: partial(judge_pruning_at_random, keep=0.5),
+    specvlm.judge_much_pruning: partial(judge_pruning_at_random, keep=0.1),
+    specvlm.judge_no_video: partial(judge_pruning_at_random, keep=0),
     specvlm.judge_every_ratio: judge_every_ratio,
     specvlm.judge_both_stages: judge_both_stages,
     specvlm.judge_steady_acceptance: judge_steady_acceptance,
+    specvlm.judge_first_round: judge_first_round,
     specvlm.judge_trees: judge_trees,
     specvlm.judge_examples: judge_share_written,
     sparse_to_dense.judge_layer_skipping: judge_layer_skipping,

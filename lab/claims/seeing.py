@@ -1,4 +1,4 @@
-"""Judges claims again on a pretrained language model that was trained to see.
+"""Judges claims again on a pretrained language model that was trained to see, by the same rule.
 
 Its clips are in ``seeing.json``, which ``python -m lab seeing judge`` makes. Most claims are judged
 by the functions that judge documents.
@@ -8,24 +8,23 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from lab.claims import hippo, real, sage, sparse_to_dense, specvlm
-from lab.claims.claim import (
-    Claim,
-    Finding,
-    StoredResults,
-    grade_ordering,
-    interval_text,
-    mean_difference,
-)
+from lab.claims.claim import TAU_DIFFERENCE, Claim, StoredResults, json_suites
+from lab.claims.rule import MORE, Finding, Unit, paired
+from lab.claims.rule import judge as judge_by_rule
 from saccade.core.errors import OptionError
 
 FILE = "seeing.json"
-UNGUIDED_VIEWS = "random", "uniform"  # Views that choose without the target's attention.
 HOLISTIC = "specvlm/keep=0.1/view=holistic"
+UNGUIDED = {  # Views that choose without the target's attention.
+    "random": "sd-tree/view=random/keep=0.1",
+    "uniform": "specvlm/keep=0.1/view=uniform",
+}
+CLIPS = "clips"
+Judge = Callable[[StoredResults], Finding]
 
 
 def _stored_rows(results: StoredResults, kind: str) -> Any:
@@ -35,50 +34,48 @@ def _stored_rows(results: StoredResults, kind: str) -> Any:
     return json.loads(path.read_text())[kind]
 
 
-def _tau_by_clip(results: StoredResults, method: str) -> list[float]:
-    rows = [row for row in _stored_rows(results, "measured") if row["method"] == method]
-    return [row["tau"] for row in sorted(rows, key=lambda row: row["document"])]
+def _compare(results: StoredResults, unit: Unit, pairs: list[tuple[str, str, str]]) -> Finding:
+    taus: dict[str, dict[Any, float]] = {}
+    for row in _stored_rows(results, "measured"):
+        taus.setdefault(row["method"], {})[row["document"]] = row["tau"]
+    comparisons = [
+        paired(label, CLIPS, unit, taus[own], taus[other]) for label, own, other in pairs
+    ]
+    methods = [name for _, *both in pairs for name in both]
+    suites = json_suites(results, FILE, unit, comparisons[0].items, methods, CLIPS)
+    return judge_by_rule(suites, unit, MORE, comparisons)
 
 
 def judge_criteria(results: StoredResults) -> Finding:
-    names = {each: f"specvlm/keep=0.1/view={each}" for each in UNGUIDED_VIEWS}
-    names["random"] = "sd-tree/view=random/keep=0.1"
-    gains = {
-        each: mean_difference(_tau_by_clip(results, HOLISTIC), _tau_by_clip(results, name))
-        for each, name in names.items()
-    }
-    words = ", ".join(f"{each} {interval_text(gain)}" for each, gain in gains.items())
-    return Finding(
-        grade_ordering([*gains.values()]),
-        f"tau of the holistic choice less others' at a tenth: {words}",
-    )
+    pairs = [(f"less {name}", HOLISTIC, method) for name, method in UNGUIDED.items()]
+    return _compare(results, TAU_DIFFERENCE, pairs)
 
 
 def judge_acceptance(results: StoredResults) -> Finding:
-    gain = mean_difference(_tau_by_clip(results, "sage"), _tau_by_clip(results, "specvlm/keep=0.1"))
-    return Finding(
-        grade_ordering([gain]), f"accepted tokens of SAGE less SpecVLM's: {interval_text(gain)}"
-    )
+    return _compare(results, TAU_DIFFERENCE, [("less SpecVLM", "sage", "specvlm/keep=0.1")])
 
 
-# Claims that are judged as documents are, by the functions that judge them on the embedded pair.
-_JUDGED_AS_DOCUMENTS = (
-    *(
-        specvlm.judge_long_tail,
-        specvlm.judge_windows,
-        sparse_to_dense.judge_agreement,
-        sparse_to_dense.judge_acceptance,
-    ),
-    *(
-        sparse_to_dense.judge_fewer_keys,
-        specvlm.judge_gain_over_random,
-        specvlm.judge_random_pruning,
-        specvlm.judge_every_ratio,
-    ),
-    *(specvlm.judge_steady_acceptance, specvlm.judge_trees, sage.judge_answer_length),
+# Claims that are judged as documents are, by the functions that judge them on documents.
+_JUDGED_AS_DOCUMENTS: tuple[Judge, ...] = (
+    specvlm.judge_long_tail,
+    specvlm.judge_windows,
+    specvlm.judge_gain_over_random,
+    specvlm.judge_accuracy_kept,
+    specvlm.judge_little_pruning,
+    specvlm.judge_much_pruning,
+    specvlm.judge_no_video,
+    specvlm.judge_every_ratio,
+    specvlm.judge_steady_acceptance,
+    specvlm.judge_first_round,
+    specvlm.judge_trees,
+    specvlm.judge_examples,
+    sparse_to_dense.judge_agreement,
+    sparse_to_dense.judge_acceptance,
+    sparse_to_dense.judge_fewer_keys,
+    sage.judge_answer_length,
 )
 # The function that judges a claim on the embedded pair -> the one that judges it on clips.
-JUDGES: Mapping[Callable[[StoredResults], Finding], Callable[[StoredResults], Finding]] = {
+JUDGES: Mapping[Judge, Judge] = {
     **{judge: real.JUDGES[judge] for judge in _JUDGED_AS_DOCUMENTS},
     hippo.judge_criteria: judge_criteria,
     sage.judge_acceptance: judge_acceptance,
@@ -94,5 +91,4 @@ def cell(claim: Claim, results: StoredResults) -> str:
     if judge is None:
         return ""
     _stored_rows(results, "measured")  # This raises the error that names the command.
-    finding = judge(replace(results, self_draft_file=FILE, draft_model_file=FILE))
-    return f"On clips **{finding.verdict}**: {finding.number.replace('document', 'clip')}"
+    return f"*clips:* {real.cell_text(judge(results.on(FILE)))}"

@@ -2,217 +2,284 @@
 
 from __future__ import annotations
 
-from lab.claims.claim import (
-    Claim,
+from lab.claims.claim import ACCEPTANCE_RATE, CLIPS, DECODING_SPEED, Claim, StoredResults
+from lab.claims.rule import (
+    HIGHER_RATIO,
+    MORE,
+    SAME,
     Finding,
-    StoredResults,
-    Verdict,
-    decoding_speed,
-    grade,
-    grade_ordering,
-    interval_text,
+    Premise,
+    Unit,
+    alone,
+    not_run,
+    of_intervals,
+    printed,
 )
+from lab.claims.rule import judge as judge_by_rule
 from saccade.bench import measures
+from saccade.bench.compare import BASELINE
+from saccade.bench.records import Answer
 
-CAPTIONS = "papers-2k", "shapes-caption-2k"
+PLANNED, RUN, LARGE_RUN = "std-2k", "papers-2k", "bench-2k"
+EIGHTH = "std/keep=0.125"
 OTHERS = ("streaming", "layerskip")
-
-
-def judge_speedup(results: StoredResults) -> Finding:
-    alone, data = results.speed(*CAPTIONS, "std"), results.figure("std-batch")
-    together = data["rows"]["std"]["speed"]
-    least = min(alone[1], together[1])
-    verdict = grade(least >= 1.59, max(alone[1], together[1]) > 1)
-    return Finding(
-        verdict,
-        f"{interval_text(alone)}x alone, {interval_text(together)}x in one batch of "
-        f"{data['clips']} (three turns)",
-    )
-
-
-def judge_fastest(results: StoredResults) -> Finding:
-    gains = [results.gain(*CAPTIONS, "std", other, decoding_speed) for other in OTHERS]
-    return Finding(grade_ordering(gains), results.speeds(*CAPTIONS, ("std", *OTHERS)))
-
-
-def judge_acceptance(results: StoredResults) -> Finding:
-    rate_by_method = {
-        name: measures.acceptance_rate(results.answers(*CAPTIONS, name)) or 0.0
-        for name in ("std", *OTHERS)
-    }
-    verdict = grade(rate_by_method["std"] > max(rate_by_method[name] for name in OTHERS))
-    return Finding(
-        verdict,
-        "accepted of drafted: " + ", ".join(f"{n} {v:.1%}" for n, v in rate_by_method.items()),
-    )
-
-
-def judge_layer_skipping(results: StoredResults) -> Finding:
-    rate = measures.acceptance_rate(results.answers(*CAPTIONS, "layerskip")) or 0.0
-    speedup = results.speed(*CAPTIONS, "layerskip")
-    return Finding(
-        grade_layer_skipping(rate, speedup[2]), f"accepts {rate:.1%}, {interval_text(speedup)}x"
-    )
-
-
-def grade_layer_skipping(rate: float, speed: float) -> Verdict:
-    """Returns the verdict on skipping layers, from the share accepted and the highest speedup."""
-    return grade(0.05 <= rate <= 0.1 and speed < 1, speed < 1)
+AGREEMENT = Unit("share of next tokens that stay", "value")
+KEYS = Unit("alpha less what Sec. 3.3 needs", "difference")
+FIVE_TOKENS = Unit("share of five tokens accepted, over the first's to the fifth", "ratio")
+RATE = Unit("accepted share of drafted tokens", "value")
+TOKENS_IN_A_ROW = 5
+SPEED_BY_SETTING = Unit("speed of decoding, ratio to the best setting", "ratio", is_time=True)
+SECONDS_BY_KEYS = Unit("seconds over keys read, ratio", "ratio", is_time=True)
+BATCH_SPEED = Unit("speed of decoding in a batch of 8, ratio", "ratio", is_time=True)
 
 
 def judge_agreement(results: StoredResults) -> Finding:
     data = results.figure("std-agreement")
     (lines,) = data["panels"].values()
-    sixteenth = min(range(len(data["at"])), key=lambda i: abs(data["at"][i] - data["size"] / 16))
-    share_at_sixteenth = lines["std"][sixteenth]
-    verdict = grade(share_at_sixteenth[0] >= 0.95, max(value[0] for value in lines["std"]) >= 0.95)
-    best = max(value[0] for value in lines["std"])
-    return Finding(
-        verdict,
-        f"{interval_text(share_at_sixteenth)} of the tokens with {data['at'][sixteenth]} of "
-        f"{data['size']} keys a head, {best:.2f} at best; a window "
-        f"{interval_text(lines['streaming'][sixteenth])}",
-    )
+    suites = results.figure_suites("std-agreement", AGREEMENT, [CLIPS])
+    comparisons = [
+        of_intervals(f"K {keys}", CLIPS, AGREEMENT, line, 0.0, suites.items)
+        for keys, line in zip(data["at"], lines["std"], strict=True)
+    ]
+    premise = Premise("a K, which the paper does not name", is_met=False)
+    return judge_by_rule(suites, AGREEMENT, printed(0.95, 1.01, "value"), comparisons, premise)
+
+
+def judge_five_tokens(results: StoredResults) -> Finding:
+    """Judges whether five tokens in a row are accepted as often as one to the fifth power."""
+    run = results.newest(PLANNED, RUN)
+    suites = results.every_suite(run, FIVE_TOKENS, [EIGHTH])
+    comparisons = [
+        alone(
+            label,
+            suite,
+            FIVE_TOKENS,
+            [five_token_ratio(answer) for answer in results.answers(run, suite, method)],
+        )
+        for label, method in (("1,024 keys", "std"), ("an eighth", EIGHTH))
+        for suite in suites.names
+    ]
+    return judge_by_rule(suites, FIVE_TOKENS, SAME, comparisons)
+
+
+def five_token_ratio(answer: Answer) -> float:
+    """Returns the share of rounds that accept five tokens, over the per-token share ** 5.
+
+    The per-token share is over the drafted tokens that were judged: those up to the first refusal.
+    """
+    rounds = [
+        (accepted, drafted)
+        for accepted, drafted in zip(answer.accepted, answer.drafted, strict=True)
+        if drafted >= TOKENS_IN_A_ROW
+    ]
+    judged = sum(min(accepted + 1, drafted) for accepted, drafted in rounds)
+    share = sum(accepted for accepted, _ in rounds) / judged
+    in_a_row = sum(accepted >= TOKENS_IN_A_ROW for accepted, _ in rounds) / len(rounds)
+    return in_a_row / share**TOKENS_IN_A_ROW
 
 
 def judge_gamma_peak(results: StoredResults) -> Finding:
-    return _judge_peak(results, "std-gamma", "gamma")
+    return _judge_peak(results, "std-gamma")
 
 
 def judge_key_peak(results: StoredResults) -> Finding:
-    return _judge_peak(results, "std-k", "K")
+    return _judge_peak(results, "std-k")
 
 
-def _judge_peak(results: StoredResults, figure: str, name: str) -> Finding:
-    """Judges whether the speed rises and then falls again within the settings that were tried.
-
-    The peak has to lie above the intervals of both ends.
-    """
+def _judge_peak(results: StoredResults, figure: str) -> Finding:
+    """Judges whether the best setting within the range is faster than both of its ends."""
     data = results.figure(figure)
     speeds = data["panels"]["times as fast as ar (decoding)"]["std"]
-    top = max(speeds)
-    is_inside = top not in (speeds[0], speeds[-1])
-    verdict = grade(is_inside and top[0] > max(speeds[0][2], speeds[-1][2]), is_inside)
-    each = ", ".join(f"{at}: {s[0]:.2f}x" for at, s in zip(data["at"], speeds, strict=True))
-    return Finding(verdict, f"{name} {each}")
-
-
-def judge_time_by_keys(results: StoredResults) -> Finding:
-    (lines,) = results.figure("std-io")["panels"].values()
-    keys, seconds = lines["keys read (predicted)"], lines["seconds (measured)"]
-    ratio = [own[0] / read[0] for own, read in zip(seconds, keys, strict=True)]
-    verdict = grade(max(ratio) < 1.15, min(ratio) < 1.15)
-    return Finding(
-        verdict,
-        f"seconds a token are {min(ratio):.1f} to {max(ratio):.1f} times the share of keys read",
-    )
+    suites = results.figure_suites(figure, SPEED_BY_SETTING, [CLIPS])
+    best = max(speeds[1:-1])
+    comparisons = [
+        of_intervals(
+            f"best over {data['at'][end]}",
+            CLIPS,
+            SPEED_BY_SETTING,
+            best,
+            speeds[end],
+            suites.items,
+        )
+        for end in (0, -1)
+    ]
+    return judge_by_rule(suites, SPEED_BY_SETTING, HIGHER_RATIO, comparisons)
 
 
 def judge_fewer_keys(results: StoredResults) -> Finding:
-    answers = results.answers(*CAPTIONS, "std")
-    steps = sum(sum(answer.drafted) for answer in answers)
-    gamma = steps / sum(answer.rounds for answer in answers)
-    alpha = measures.acceptance_rate(answers) or 0.0
-    read_keys = sum(
-        a.prompt_tokens - a.visual_tokens + (a.draft_visual_tokens or 0) for a in answers
+    def margin(answer: Answer) -> float:
+        gamma = sum(answer.drafted) / answer.rounds
+        text = answer.prompt_tokens - answer.visual_tokens
+        read = (text + (answer.draft_visual_tokens or 0)) / answer.prompt_tokens
+        return (measures.acceptance_rate([answer]) or 0.0) - read - 1 / gamma
+
+    methods = {"1,024 keys": ("std", margin), "an eighth": (EIGHTH, margin)}
+    return results.measure(results.newest(PLANNED, RUN), KEYS, methods, MORE)
+
+
+def judge_time_by_keys(results: StoredResults) -> Finding:
+    data = results.figure("std-io")
+    (lines,) = data["panels"].values()
+    suites = results.figure_suites("std-io", SECONDS_BY_KEYS, [CLIPS])
+    comparisons = [
+        of_intervals(f"K {keys}", CLIPS, SECONDS_BY_KEYS, own, read[0], suites.items)
+        for keys, own, read in zip(
+            data["at"], lines["seconds (measured)"], lines["keys read (predicted)"], strict=True
+        )
+    ]
+    return judge_by_rule(suites, SECONDS_BY_KEYS, SAME, comparisons)
+
+
+def judge_speedup(results: StoredResults) -> Finding:
+    data = results.figure("std-batch")
+    speed, turns = data["rows"]["std"]["speed"], len(data["turns"]["std"])  # A turn is an item.
+    suites = results.figure_suites("std-batch", BATCH_SPEED, [CLIPS])
+    comparison = of_intervals("std", CLIPS, BATCH_SPEED, speed, 1.0, turns)
+    return judge_by_rule(suites, BATCH_SPEED, printed(1.59), [comparison])
+
+
+def judge_fastest(results: StoredResults) -> Finding:
+    pairs = [(f"STD over {other}", "std", other) for other in OTHERS]
+    return results.compare(results.newest(PLANNED, LARGE_RUN), DECODING_SPEED, pairs, HIGHER_RATIO)
+
+
+def judge_acceptance(results: StoredResults) -> Finding:
+    pairs = [(f"STD less {other}", "std", other) for other in OTHERS]
+    return results.compare(results.newest(PLANNED, LARGE_RUN), ACCEPTANCE_RATE, pairs, MORE)
+
+
+def judge_acceptance_at_an_eighth(results: StoredResults) -> Finding:
+    if results.newest(PLANNED, LARGE_RUN) != PLANNED:
+        return not_run("At an eighth of the keys each, over six suites.")
+    pairs = [("STD less streaming", EIGHTH, "streaming/keep=0.125")]
+    return results.compare(PLANNED, ACCEPTANCE_RATE, pairs, MORE)
+
+
+def judge_repeats(results: StoredResults) -> Finding:
+    return not_run("Three repeats of the seconds; greedy answers are the same by every seed.")
+
+
+def judge_layer_skipping(results: StoredResults) -> Finding:
+    return results.measure(
+        results.newest(PLANNED, LARGE_RUN),
+        RATE,
+        {"layerskip": ("layerskip", ACCEPTANCE_RATE.measure)},
+        printed(0.037, 0.1, "value"),
     )
-    needed = read_keys / sum(answer.prompt_tokens for answer in answers) + 1 / gamma
-    verdict = grade(alpha > needed)
-    return Finding(verdict, f"alpha {alpha:.2f}, needed {needed:.2f}, gamma {gamma:.1f}")
+
+
+def judge_layer_skipping_speed(results: StoredResults) -> Finding:
+    pairs = [("plain over LayerSkip", BASELINE, "layerskip")]
+    return results.compare(results.newest(PLANNED, LARGE_RUN), DECODING_SPEED, pairs, HIGHER_RATIO)
 
 
 CLAIMS = (
     Claim(
         "Sec. 2",
-        "With the top K keys the next token is the same 95 % of the time.",
-        "95 % of tokens",
-        "figure std-agreement",
+        "With the top K keys 95 % of next tokens stay the same.",
+        "> 0.95",
+        "lab figure std-agreement",
         judge_agreement,
-        "partly",
-        "It holds with half of the keys and not with the paper's sixteenth. Attention is so even "
-        "that a sixteenth of the keys misses much of it, and a window of as many keys does as "
-        "well.",
+        "not testable here",
+    ),
+    Claim(
+        "Sec. 2",
+        "Five tokens in a row are accepted as often as one to the fifth power.",
+        "0.77 of 0.95",
+        f"lab run {PLANNED}",
+        judge_five_tokens,
+        "not shown",
     ),
     Claim(
         "Fig. 1a",
-        "Speed rises with gamma and falls again from 13.",
-        "times plain decoding, in a plot",
-        "figure std-gamma",
+        "Speed rises with gamma and falls from 13.",
+        "a plot",
+        "lab figure std-gamma --clips 8",
         judge_gamma_peak,
-        "does not hold",
-        "Speed falls from the first token on. A draft step costs nearly as much as a step of the "
-        "target, so each further one costs more than it gains.",
+        "to be run again",
     ),
     Claim(
         "Fig. 1b",
         "Too small a K is accepted too little, too large a K is slow.",
-        "times plain decoding, in a plot",
-        "figure std-k",
+        "a plot",
+        "lab figure std-k --clips 8",
         judge_key_peak,
-        "does not hold",
-        "The largest K is the fastest, but only slightly. The keys of 2,048 tokens are not what "
-        "limits a step here, so more of them cost next to nothing and more tokens are accepted.",
+        "to be run again",
     ),
     Claim(
         "Sec. 3.3",
-        "Fewer keys are read than by plain decoding: alpha > (K + m_t)/(m_v + m_t) + 1/gamma.",
-        "an inequality in keys read",
-        "papers-2k",
+        "Fewer keys are read: alpha > (K + m_t)/(m_v + m_t) + 1/gamma.",
+        "> 0",
+        f"lab run {PLANNED}",
         judge_fewer_keys,
         "holds",
-        "Drafts read half of the video (1,024 keys in all), and nearly four fifths of the drafted "
-        "tokens are accepted. The next row says why this does not pay here.",
     ),
     Claim(
         "Sec. 3.3",
-        "Time a token follows the keys read.",
-        "keys read",
-        "figure std-io",
+        "Seconds a token follow the keys read.",
+        "a formula",
+        "lab figure std-io --clips 8",
         judge_time_by_keys,
-        "does not hold",
-        "Every step also reads the weights and has overhead, whatever the keys are. The formula "
-        "counts keys alone.",
+        "to be run again",
     ),
     Claim(
         "Table 1",
         "STD decodes 1.59x to 1.94x as fast.",
-        "1.59x to 1.94x plain decoding, in batches of 8, the mean of three runs",
-        "papers-2k, figure std-batch",
+        "batches of 8, three seeds",
+        "lab figure std-batch",
         judge_speedup,
-        "does not hold",
-        "STD saves the reading of keys, which takes little time beside the target's weights at "
-        "2,048 keys, so a draft step costs nearly what it saves. STD is ahead from 8,192 keys on: "
-        "1.5x at 16,384 and 2.1x at 32,768 (figure growth-filled, where an acceptance of nine in "
-        "ten is imposed). The paper's 1,024 keys in all are half of what is here.",
+        "to be run again",
     ),
     Claim(
         "Table 1",
-        "STD is faster than drafting on a window (Streaming) or by half the layers (LayerSkip).",
-        "1.59x to 1.94x; Streaming 1.32x to 1.61x, LayerSkip 0.33x to 0.63x",
-        "papers-2k",
+        "STD is faster than Streaming and LayerSkip.",
+        "1.72x of 1.34x and 0.47x (MLVU)",
+        f"lab run {PLANNED}",
         judge_fastest,
-        "partly",
-        "STD is faster than LayerSkip, and as fast as Streaming within the interval.",
+        "holds",
+        "1,024 of 2,048 keys, as many as the paper.",
     ),
     Claim(
         "Table 1",
         "STD is accepted most.",
-        "47.8 to 81.8 % of drafted tokens; Streaming 34.7 to 59.6 %, LayerSkip 3.7 to 10.0 %",
-        "papers-2k",
+        "47.8 of 34.7 and 10.0 % (MLVU)",
+        f"lab run {PLANNED}",
         judge_acceptance,
         "holds",
-        "With the paper's 1,024 keys in all it is ahead of Streaming, whose window slides, by six "
-        "in a hundred. With few keys it is ahead by more (61 of the video: tau 5.73 against 4.29, "
-        "docs/methods).",
+        "Over 50 clips; over the 12 of papers-2k the interval beside Streaming includes 0. STD "
+        "keeps half of the keys here.",
     ),
     Claim(
         "Table 1",
-        "Skipping layers without tuning accepts 5 to 10 % and is slower than plain decoding.",
-        "3.7 to 10.0 % of drafted tokens, 0.33x to 0.63x",
-        "papers-2k",
+        "The same with few keys, over every suite.",
+        "the same",
+        "lab run std-2k",
+        judge_acceptance_at_an_eighth,
+        "not run yet",
+    ),
+    Claim(
+        "Table 1",
+        "Averages over three repeats say the same.",
+        "1.59x to 1.94x",
+        "lab run std-2k",
+        judge_repeats,
+        "not run yet",
+    ),
+    Claim(
+        "Table 1",
+        "Skipping layers without tuning accepts 3.7 to 10.0 %.",
+        "0.037 to 0.1",
+        f"lab run {PLANNED}",
         judge_layer_skipping,
-        "partly",
-        "Drafts by half of this target's layers are accepted a little more often than the "
-        "paper's, and they are slower all the same.",
+        "does not hold",
+        "It accepts more.",
+    ),
+    Claim(
+        "Table 1",
+        "It is slower than plain decoding.",
+        "0.33x to 0.63x",
+        f"lab run {PLANNED}",
+        judge_layer_skipping_speed,
+        "holds",
     ),
 )

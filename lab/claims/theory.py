@@ -66,10 +66,21 @@ def width_formula(first: float, cost: float, beta: float) -> float:
     return (first / cost) ** (1 / (1 + beta))
 
 
-def width_speed(first: float, cost: float, beta: float, width: int) -> float:
-    """Returns tokens per round over its cost by Eq. 37, for a first level of this width.
+def width_speed(
+    first: float, cost: float, beta: float, width: float, *, is_capped: bool = False
+) -> float:
+    """Returns tokens per round over its cost by Eq. 36-37, for a first level of this width.
 
-    The target's cost c_t is 1.
+    The target's cost c_t is 1. The paper bounds the expected acceptance by the sum of the
+    candidates' probabilities and sets it to that sum. ``is_capped`` keeps it at 1 at most, which
+    one level cannot exceed.
     """
-    accepted = sum(first / i**beta for i in range(1, width + 1))
-    return (min(1.0, accepted) + 1) / (cost * width + 1)
+    accepted = sum(first / i**beta for i in range(1, int(width) + 1))
+    return ((min(1.0, accepted) if is_capped else accepted) + 1) / (cost * width + 1)
+
+
+def best_width(first: float, cost: float, beta: float, *, is_capped: bool = False) -> int:
+    """Returns the width at which Eq. 37 is highest."""
+    return best_argument(
+        lambda width: width_speed(first, cost, beta, width, is_capped=is_capped), 200
+    )

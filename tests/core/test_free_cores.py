@@ -8,11 +8,19 @@ from typing import Any
 
 import pytest
 import torch
+from helpers import backbone, llama, text_input
 
+import saccade
 from saccade.cli import application
 from saccade.core import free_cores, spinning
+from saccade.core.costs import Costs
 from saccade.core.free_cores import CHECK_SECONDS, CpuSample, FreeCores, threads_beside
 from saccade.core.scoped_steps import each_within
+from saccade.drafting.shapes import cost_measurement
+from saccade.engine import thread_scope
+from saccade.engine.request import Request
+from saccade.engine.scheduler import Scheduler
+from saccade.methods import resolve
 
 
 class Machine:
@@ -169,3 +177,26 @@ def test_the_command_line_limits_spinning_unless_the_user_chose(
     assert limited == (chosen is None)
     for name in spinning.SHORT_SPINNING:
         monkeypatch.delenv(name, raising=False)
+
+
+def test_a_sampled_answer_is_planned_by_the_costs_of_all_threads(
+    monkeypatch: pytest.MonkeyPatch, two_threads: None
+) -> None:
+    """Claim: costs belong to a number of threads, so while others keep cores busy an answer whose
+    tokens are drawn is planned with all threads: a seed gives the same answer as when it is quiet.
+    Control: a greedy answer is planned with the threads that it will have."""
+    target = backbone(llama(0))
+    monkeypatch.setattr(thread_scope.free_cores, "threads", lambda most: 1)
+    threads: list[int] = []
+
+    def measure(*models: Any, **settings: Any) -> Costs:
+        threads.append(torch.get_num_threads())
+        return Costs((1, 2), (1.0, 1.0), 0.5)
+
+    monkeypatch.setattr(cost_measurement, "measure_costs", measure)
+    for sample in (True, False):
+        settings: dict[str, Any] = {"do_sample": sample, "seed": 1, "max_new_tokens": 2}
+        saccade.run(target, text_input(), draft=backbone(llama(1)), method="auto", **settings)
+        scheduler = Scheduler(target, resolve("auto"), backbone(llama(1)))
+        scheduler.join(Request.of(target, text_input(), **settings))
+    assert threads == [2, 2, 1, 1]

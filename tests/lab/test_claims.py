@@ -8,36 +8,121 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from saccade.bench.suites.shapes import suites
+from typer.testing import CliRunner
 
 from lab import claims, studies
-from lab.claims import sage, theory
-from lab.claims.claim import Claim, Finding, StoredResults, grade_ordering, mean_difference
+from lab.__main__ import app
+from lab.claims import hippo, runs, sage, tabed, theory
+from lab.claims.claim import ACCEPTED, StoredResults
+from lab.claims.rule import MORE, SuitesMissing
+from saccade.bench import records
 from saccade.core.errors import OptionError
+from saccade.methods import resolve
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
+STORED = StoredResults(RESULTS)
 EVERY = [claim for own in claims.CLAIMS.values() for claim in own]
 
 
 def test_control_a_verdict_that_changed_is_seen(monkeypatch):
     """Control: where a run would turn a verdict, the page is refused, naming the claim: its
     explanation was written for another."""
-    turned = replace(sage.CLAIMS[-1], expected="holds")
+    (theorem,) = (claim for claim in sage.CLAIMS if claim.place == "Theorem 4.8")
+    turned = replace(theorem, expected="holds")
     monkeypatch.setitem(claims.CLAIMS, "SAGE", (turned,))  # type: ignore[arg-type]
     with pytest.raises(claims.StaleClaim, match=r"SAGE, Theorem 4\.8: does not hold, not holds"):
-        claims.page(StoredResults(RESULTS))
+        claims.page(STORED)
 
 
-def test_every_claim_says_why_and_by_what():
-    """Claim: each has a reason, and a source that exists: a stored run or a known figure."""
+def test_every_command_of_the_page_exists():
+    """Claim: a command beside a verdict names a stored or planned run, or a known figure; a claim
+    without one is arithmetic, or says why nothing runs it."""
     for claim in EVERY:
-        assert claim.why.endswith("."), claim
-        for source in filter(None, claim.source.split(", ")):
-            name = source.removeprefix("figure ")
-            if source.startswith("figure "):
-                assert name in studies.STUDIES
-                assert (RESULTS / "figures" / f"{name}.json").is_file()
-            else:
-                assert (RESULTS / name / "results.jsonl.gz").is_file()
+        name, *rest = claim.command.removeprefix("lab ").split()[:2] or [""]
+        if name == "run":
+            assert runs.bench_arguments(rest[0], RESULTS), claim
+        elif name == "figure":
+            assert rest[0] in studies.STUDIES, claim
+        else:
+            assert claim.command in ("", "saccade bench --target MODEL --draft DRAFT"), claim
+
+
+def test_every_row_says_what_it_rests_on():
+    """Claim: a verdict that numbers decided has its unit, suites, source and, where a run or a
+    figure decided, its visual tokens and items."""
+    for claim in EVERY:
+        finding = claim.judge(STORED)
+        if finding.comparisons:
+            assert finding.unit and finding.suites and finding.source, claim
+            assert finding.source == "arithmetic" or (finding.visual_tokens and finding.items)
+
+
+def test_a_claim_is_judged_over_every_suite_of_its_run():
+    """Claim: what a run has is what is compared. Fails if a claim on papers-256 leaves out the
+    lists or the new wording."""
+    finding = STORED.compare("papers-256", ACCEPTED, [("a", "sd-tree", "sd")], MORE)
+    assert [each.suite for each in finding.comparisons] == STORED.suites("papers-256")
+
+
+def test_a_claim_is_judged_over_every_panel_of_its_figure():
+    """Claim: of a figure all rows or drafts have to be named. Fails if a claim can leave out the
+    draft that speaks against it."""
+    (lines,) = STORED.figure("specvlm-sensitivity")["panels"].values()
+    assert STORED.figure_suites("specvlm-sensitivity", ACCEPTED.unit, tuple(lines))
+    with pytest.raises(SuitesMissing, match="are not all that figure specvlm-sensitivity has"):
+        STORED.figure_suites("specvlm-sensitivity", ACCEPTED.unit, tuple(lines)[:1])
+
+
+def test_second_turns_are_judged_without_the_first():
+    """Claim: of twelve conversations of two turns each, second turns are twelve values a suite."""
+    finding = tabed.judge_close_to_best_later(STORED)
+    assert {each.items for each in finding.comparisons} == {12}
+    assert len(finding.comparisons) == len(STORED.suites("papers-second"))
+
+
+def test_in_one_unit_hippo_accepts_fewer():
+    """Claim: by the round and from refusal to refusal, every interval of HIPPO less a rival is
+    below 0. Fails if the two sides of the comparison are counted in different ways."""
+    for judge in (hippo.judge_acceptance, hippo.judge_acceptance_until_refusal):
+        assert all(each.interval[2] < 0 for each in judge(STORED).comparisons)
+
+
+def test_a_planned_run_decides_once_it_is_stored(tmp_path):
+    """Claim: of two runs the better one decides where it is stored, and else the other."""
+    results = StoredResults(tmp_path)
+    assert results.newest("sage-2k", "papers-2k") == "papers-2k"
+    (tmp_path / "sage-2k").mkdir()
+    assert results.newest("sage-2k", "papers-2k") == "sage-2k"
+
+
+def test_a_stored_run_is_made_again_as_it_was():
+    """Claim: the arguments of a stored run are those of its own plan; an unknown name says what is
+    known."""
+    about, _ = records.read_finished_run(RESULTS / "papers-second")
+    arguments = runs.bench_arguments("papers-second", RESULTS)
+    assert arguments[arguments.index("--methods") + 1] == ",".join(about["plan"]["methods"])
+    assert arguments[arguments.index("--draft") + 1] == "shapes-draft-naive"
+    assert arguments[arguments.index("--limit") + 1] == "12"
+    with pytest.raises(OptionError, match="planned: specvlm-2k, "):
+        runs.bench_arguments("papers-9k", RESULTS)
+
+
+def test_planned_runs_can_be_run():
+    """Claim: every method of a planned run resolves, every suite exists, and no planned run is
+    stored already under its name."""
+    for name, planned in runs.PLANNED.items():
+        assert all(resolve(method) for method in planned.methods.split(",")), name
+        assert set(planned.suites.split(",")) <= set(suites()), name
+        assert not (RESULTS / name).exists(), f"{name} is stored: it is no longer planned"
+
+
+def test_a_run_can_be_shown_without_running_it():
+    """Claim: --show prints the benchmark's command and runs nothing."""
+    result = CliRunner().invoke(app, ["run", "sage-2k", "--show", "--results", str(RESULTS)])
+    assert result.exit_code == 0
+    assert "saccade bench --threads 2 --limit 12 --suite shapes-caption-2k," in result.output
+    assert result.output.rstrip().endswith("--out runs/sage-2k")
 
 
 def test_every_paper_has_its_claims():
@@ -52,21 +137,6 @@ def test_what_is_missing_is_named():
         StoredResults(Path("nowhere")).answers("bench-2k", "s", "ar")
     with pytest.raises(OptionError, match="python -m lab figure specvlm-tail makes it"):
         StoredResults(Path("nowhere")).figure("specvlm-tail")
-
-
-def test_an_ordering_needs_its_whole_interval():
-    """Claim: all intervals above 0 hold, some partly, none not; a tie does not hold."""
-    above, tie, below = (1.0, 0.5, 1.5), (0.1, -0.2, 0.4), (-1.0, -1.5, -0.5)
-    assert grade_ordering([above, above]) == "holds"
-    assert grade_ordering([above, tie]) == grade_ordering([below, above]) == "partly"
-    assert grade_ordering([tie]) == grade_ordering([below, tie]) == "does not hold"
-
-
-def test_differences_are_on_the_same_clips():
-    """Claim: what is compared is paired: a constant gain has a point interval, however much clips
-    differ. Fails if the two lists are resampled apart."""
-    base = list(np.random.default_rng(0).normal(5, 3, 40))
-    assert mean_difference([b + 0.25 for b in base], base) == pytest.approx((0.25, 0.25, 0.25))
 
 
 # -- theory ------------------------------------------------------------------------------------
@@ -123,9 +193,24 @@ def test_the_best_depth_is_the_best():
         assert found < theory.depth_formula(p, ratio)
 
 
-def test_a_finding_is_frozen():
-    """Claim: nothing can change a verdict after it was computed."""
-    finding = Finding("holds", "1")
-    with pytest.raises(AttributeError):
-        finding.verdict = "partly"  # type: ignore[misc]
-    assert isinstance(EVERY[0], Claim)
+def test_width_by_the_printed_equations_has_no_cap():
+    """Claim: Eq. 36-37 as printed make the best width rise with q_1, and what ten candidates gain
+    over one too; with acceptance capped at 1 both turn. Fails if the cap is ours again."""
+    printed, capped = (
+        [theory.best_width(q, 0.05, 0.5, is_capped=cap) for q in (0.2, 0.4, 0.8)]
+        for cap in (False, True)
+    )
+    assert printed == sorted(printed) and capped == sorted(capped, reverse=True)
+    accepted = sum(0.8 / math.sqrt(i) for i in range(1, 11))
+    assert accepted > 1
+    assert theory.width_speed(0.8, 0.05, 0.5, 10) == pytest.approx((accepted + 1) / 1.5)
+    assert theory.width_speed(0.8, 0.05, 0.5, 10, is_capped=True) == pytest.approx(2 / 1.5)
+    gains = {
+        cap: [
+            theory.width_speed(q, 0.05, 0.5, 10, is_capped=cap)
+            / theory.width_speed(q, 0.05, 0.5, 1, is_capped=cap)
+            for q in (0.2, 0.8)
+        ]
+        for cap in (False, True)
+    }
+    assert gains[False][0] < gains[False][1] and gains[True][0] > gains[True][1]

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from lab import claims
-from lab.claims import hippo, sage, seeing, specvlm, tabed
+from lab.claims import draft_model, hippo, sage, seeing, specvlm, tabed
 from lab.claims.claim import Claim, StoredResults
 from saccade.core.errors import OptionError
 
@@ -17,7 +17,7 @@ def claim(judge) -> Claim:
     return next(c for own in claims.CLAIMS.values() for c in own if c.judge is judge)
 
 
-def written(folder: Path, tau: dict[str, float]) -> StoredResults:
+def write(folder: Path, tau: dict[str, float]) -> StoredResults:
     measured = [
         {"document": f"clip {n}", "method": method, "tau": value + n, "taken": [round(value)] * 3}
         for method, value in tau.items()
@@ -30,24 +30,21 @@ def written(folder: Path, tau: dict[str, float]) -> StoredResults:
 def test_a_choice_is_above_those_that_do_not_ask(tmp_path):
     """Claim: HIPPO's choice is judged against each other on the same clips, and wins over all, over
     some or over none of them."""
-    others = [
-        "sd-tree/view=random/keep=0.1",
-        *(f"specvlm/keep=0.1/view={v}" for v in ("uniform",)),
-    ]
     for own, verdict in ((4.0, "holds"), (2.5, "partly"), (1.0, "does not hold")):
-        tau = {seeing.HOLISTIC: own, **dict(zip(others, (2.0, 3.0), strict=True))}
-        told = seeing.cell(claim(hippo.judge_criteria), written(tmp_path, tau))
-        assert told.startswith(f"On clips **{verdict}**: ")
+        others = dict(zip(seeing.UNGUIDED.values(), (2.0, 3.0), strict=True))
+        results = write(tmp_path, {seeing.HOLISTIC: own, **others})
+        text = seeing.cell(claim(hippo.judge_criteria), results)
+        assert text.startswith(f"*clips:* **{verdict}** ")
 
 
 def test_acceptance_is_judged_as_over_documents(tmp_path):
-    """Claim: what judges documents judges clips, which are called so."""
-    names = seeing.real.draft_model.SPECVLM, seeing.real.draft_model.RANDOM.format(0.1)
-    e = written(tmp_path, dict(zip(names, (4.0, 3.0), strict=True)))
-    assert seeing.cell(claim(specvlm.judge_gain_over_random), e).startswith("On clips **holds**: ")
-    tau = {"sage": 3.0, "specvlm/keep=0.1": 4.0}
-    told = seeing.cell(claim(sage.judge_acceptance), written(tmp_path, tau))
-    assert told.startswith("On clips **does not hold**: ")
+    """Claim: what judges documents judges clips."""
+    results = write(tmp_path, {draft_model.SPECVLM: 4.0, draft_model.RANDOM.format(0.1): 3.0})
+    text = seeing.cell(claim(specvlm.judge_gain_over_random), results)
+    assert text.startswith("*clips:* **holds** 1.00 ")
+    results = write(tmp_path, {"sage": 3.0, "specvlm/keep=0.1": 4.0})
+    text = seeing.cell(claim(sage.judge_acceptance), results)
+    assert text.startswith("*clips:* **does not hold** ")
 
 
 def test_what_it_judges_are_claims_of_the_page(tmp_path):

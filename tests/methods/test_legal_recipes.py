@@ -13,7 +13,7 @@ import pytest
 from saccade.core.capabilities import NOTHING, OFFERED_BY_ENGINE, Capability, find_unmet_needs
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Refresh, Schedule, Shape, View
-from saccade.drafting.drafters import EarlyExit, Lookup, SelfDrafter
+from saccade.drafting.drafters import EarlyExit, HeadDrafter, Lookup, SelfDrafter
 from saccade.drafting.ensemble import Ensemble
 from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.recipe import Recipe
@@ -52,10 +52,11 @@ def fits(drafter: Any, view: View, shape: Shape, schedule: Schedule) -> bool:
     """Which parts go together, written out by their classes."""
     picks_keys = isinstance(view, PerHead | ByPage) or vars(view).get("refresh") is not None
     is_chain = type(shape) in (Chain, FamilyChain)
-    if drafter in (SelfDrafter, EarlyExit) and isinstance(view, TextView | Merged | Pooled):
-        return False  # These rows have no keys in the target's cache.
-    if drafter in (SelfDrafter, EarlyExit) and vars(view).get("positions") == "repacked":
-        return False  # Cached keys are rotated to their positions already.
+    reads_target = drafter in (SelfDrafter, EarlyExit, HeadDrafter)
+    if reads_target and isinstance(view, TextView | Merged | Pooled):
+        return False  # These rows have neither keys nor hidden states in the target's cache.
+    if reads_target and vars(view).get("positions") == "repacked":
+        return False  # Cached keys are rotated to their positions already; so are a head's rows.
     if picks_keys and drafter is not SelfDrafter:
         return False
     if drafter is Lookup and not (is_chain and view.name == "full"):

@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 import torch
 from engine.test_conversation import further, question
+from engine.test_new_media import MAKERS, joined
 from heads import KINDS, STYLES, Reference, head_of
 from helpers import (
     TEXT,
@@ -32,7 +33,10 @@ from saccade.core.errors import MethodError, ModelError
 from saccade.core.prompt import Turn
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain, path
+from saccade.drafting.recipe import recorded_hidden_layers
+from saccade.drafting.shapes import cost_measurement
 from saccade.drafting.views.basic import UNIFORM
+from saccade.engine.generate import Stream
 from saccade.engine.request import Request
 from saccade.engine.scheduler import Scheduler
 from saccade.inputs import heads as head_files
@@ -302,6 +306,123 @@ def test_answers_with_a_head_follow_the_targets_law():
     often = counts.sum(0) >= 20
     difference = (counts[0] - counts[1])[often].pow(2) / counts.sum(0)[often]
     assert float(difference.sum()) < 2 * int(often.sum()) + 20
+
+
+# -- where heads meet other parts ----------------------------------------------------------------
+
+ANSWER: dict[str, Any] = {"max_new_tokens": 9, "do_sample": False}
+
+
+@pytest.mark.parametrize(("kind", "family"), _pairs(["mtp", "specforge"]))
+def test_a_prompt_that_was_read_ahead_can_be_drafted_for_by_a_head(kind, family):
+    """Claim: where the media are read before the question is known, their hidden states are
+    recorded too, so the head drafts. Fails if reading ahead forgets that the draft is a head."""
+    head, inputs = head_of(TARGETS[family](0), kind), input_for(family)
+    if not head.target.placeholders:
+        pytest.skip("a prompt without media cannot be read ahead")
+    with saccade.Conversation(head.target, draft=head, method="head", **ANSWER) as conversation:
+        conversation.read_ahead(inputs)
+        result = conversation.run(inputs)
+    assert list(result.ids) == hf_greedy(TARGETS[family](0), inputs, 9)
+    assert result.fallback_reason is None and result.reused_tokens > 0
+    assert any(round.tokens for round in result.rounds)
+
+
+@pytest.mark.parametrize(("kind", "family"), [("mtp", "qwen2_5_vl"), ("specforge", "qwen3_5")])
+def test_a_head_goes_on_after_new_media(kind, family):
+    """Claim: a turn that brings a video goes on with the head, without the warning that a draft
+    reads all again, and drafts what a fresh head drafts over the whole conversation."""
+    head, whole = head_of(TARGETS[family](0), kind), MAKERS[family](0)
+    settings: dict[str, Any] = {"draft": head, "method": "head", **ANSWER}
+    with saccade.Conversation(head.target, **settings) as conversation:
+        for turn in (1, 2):
+            result = conversation.run(whole)
+            alone = saccade.run(head.target, whole, **settings)
+            assert list(result.ids) == hf_greedy(TARGETS[family](0), whole, 9)
+            assert result.fallback_reason is None and not result.warnings
+            assert [each.tokens for each in result.rounds] == [each.tokens for each in alone.rounds]
+            whole = joined(further(whole, result.ids), MAKERS[family](turn))
+
+
+@pytest.mark.parametrize("length", [14, 30, 49])
+def test_a_turn_cuts_a_head_back_into_a_document(length):
+    """Claim: a turn that cuts the text inside a document, of which a view has left rows out, goes
+    on, and drafts over the rows of the document that stay. Fails if rows that are left out count
+    after they were cut away."""
+    head, text = head_of(llama(0), "mtp"), text_input(1, 60)
+    settings: dict[str, Any] = {"draft": head, "method": "head/view=uniform/keep=0.3", **ANSWER}
+    with saccade.Conversation(head.target, **settings) as conversation:
+        conversation.run(text, context=(10, 50))
+        for more in ([1, 2, 3], [4, 5, 6, 7]):
+            short = further({name: each[:, :length] for name, each in text.items()}, more)
+            result = conversation.run(short, context=(10, length))
+            assert list(result.ids) == hf_greedy(llama(0), short, 9)
+            assert result.fallback_reason is None and result.reused_tokens == length
+            request = conversation._last.call.drafter._drafter.session.request(0)
+            assert request.waiting_rows >= 0 and 0 < request.skipped_rows < length
+
+
+@pytest.mark.parametrize("kind", ["mtp", "speculators"])
+def test_transformers_may_call_with_a_head(kind):
+    """Claim: a head is a draft for ``custom_generate`` too; it needs no pixels of its own."""
+    head, inputs = head_of(qwen25(0), kind), input_for("qwen2_5_vl")
+    call = saccade.generate.with_(draft=head, method="head")
+    out = head.target.model.generate(**inputs, custom_generate=call, **ANSWER)
+    assert out[0, -9:].tolist() == hf_greedy(qwen25(0), inputs, 9)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_costs_of_a_head_are_estimated(kind):
+    """Claim: where an answer is too short to measure costs for, those of a head are estimated, and
+    its step is believed to read less than the target's and no less than its own matrices."""
+    head = head_of(llama(0, layers=4), kind)
+    costs = cost_measurement._estimate(head.target, head, 256)
+    assert 0 < costs["steps"][1] < costs["target"][0]
+    assert head.module.fc.weight.numel() < head.step_weights < head.target.step_weights
+
+
+def test_a_grammar_that_a_head_cannot_spell_does_not_end_drafting():
+    """Claim: where a grammar forbids every token of a head's own vocabulary, a sampled answer
+    obeys it and its draft goes on. Control: the grammar forbids all that the head knows."""
+    head, inputs = head_of(qwen25(0), "specforge"), input_for("qwen2_5_vl")
+    allowed = torch.ones(head.vocab, dtype=torch.bool)
+    allowed[head.module.target_ids] = False
+    assert allowed.any() and len(head.module.target_ids) == 100
+    for sample in (True, False):
+        request = Request.of(
+            head.target,
+            inputs,
+            grammar=lambda answer: allowed,
+            max_new_tokens=6,
+            do_sample=sample,
+            seed=1,
+        )
+        (result,) = Stream(head.target, request, resolve("head"), draft=head).finish()
+        assert result.fallback_reason is None and all(allowed[each] for each in result.ids)
+
+
+def test_memory_of_hidden_states_is_counted():
+    """Claim: a request whose draft is a head needs the bytes of its hidden states beside the keys,
+    and one of plain decoding does not."""
+    head = head_of(llama(0), "specforge")
+    request = Request.of(head.target, text_input(), max_new_tokens=4)
+    layers = recorded_hidden_layers(resolve("sd"), head)
+    assert layers == head.hidden_layers == recorded_hidden_layers(resolve("head"), head)
+    assert not recorded_hidden_layers(resolve("ar"), head)
+    assert not recorded_hidden_layers(resolve("specvlm-self"), head)
+    cache = head.target.cache(10)
+    cache.hidden = head.target.hidden_states(layers, 10)
+    with_hidden = head.target.token_bytes + head.target.hidden_state_bytes(layers)
+    assert cache.bytes == 10 * with_hidden
+    sentences = [str(request.too_long(head.target, each)) for each in ((), layers)]
+    assert sentences[0] != sentences[1]
+
+
+def test_a_head_is_not_rounded():
+    """Claim: rounding a head is refused in a sentence that says so."""
+    head = head_of(llama(0), "mtp")
+    with pytest.raises(ModelError, match="this draft is a head"):
+        saccade.run(head.target, text_input(), draft=head, draft_quantize="int8", **ANSWER)
 
 
 # -- loading -----------------------------------------------------------------------------------

@@ -102,6 +102,7 @@ def config(most: int = 5, **options: Any) -> Any:
             trust_remote_code=False,
             dtype="torch.float32",
             max_model_len=LONGEST,
+            multimodal_config=None,
             get_vocab_size=lambda: 256,
             hf_config=SimpleNamespace(
                 model_type="qwen2_5_vl", to_dict=lambda: {"video_token_id": VIDEO}

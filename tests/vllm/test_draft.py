@@ -99,6 +99,74 @@ def test_other_rows_are_not(monkeypatch, runner):
     assert not are_alike(torch.ones(2, 3), torch.ones(2, 4))
 
 
+def prune(draft: Draft, runner: Runner, name: str, dropped: int) -> None:
+    """Does to a request what vLLM does under ``--video-pruning-rate``: of its video the last
+    ``dropped`` tokens go, the rows get their positions as further columns, and the text after the
+    video moves up by what the runner computed anew."""
+    model = draft._config.model_config
+    model.multimodal_config = SimpleNamespace(is_multimodal_pruning_enabled=lambda: True)
+    model.get_inputs_embeds_size = lambda: draft._loaded.backbone.config.hidden_size
+    state = runner.requests[name]
+    last = max(row for row, token in enumerate(state.prompt_token_ids) if token == VIDEO)
+    stays = [row for row in range(len(state.prompt_token_ids)) if not last - dropped < row <= last]
+    state.prompt_token_ids = [state.prompt_token_ids[row] for row in stays]
+    state.num_prompt_tokens = len(stays)
+    state.mrope_positions = state.mrope_positions[:, stays].clone()
+    state.mrope_position_delta = int(state.mrope_positions.max()) + 1 - len(stays)
+    rows = runner.encoder_cache[name][:-dropped]
+    runner.encoder_cache[name] = torch.cat([rows, torch.zeros(len(rows), 4)], 1)
+
+
+def test_under_vllms_own_pruning_the_text_is_read_at_its_positions(monkeypatch, runner, caplog):
+    """Claim: where vLLM prunes videos itself, the draft reads the prompt's text at the positions
+    that the runner computed after pruning, goes on after the last of them, says once that it sees
+    no video, and never gives up. Fails if it counts positions by itself, takes those of the video's
+    tokens, or reads pixels that no longer match the placeholders."""
+    draft = loaded(monkeypatch, qwen25(), runner)
+    for name in ("a", "b"):
+        runner.add(name, qwen25(), video(), truth("qwen2_5_vl"))
+        prune(draft, runner, name, dropped=3)
+    states = dict(runner.requests)
+    with caplog.at_level(logging.WARNING):
+        runner.step(draft)
+    for name, state in states.items():
+        prompt = draft._read_prefill(name, state).prompt
+        is_text = [token != VIDEO for token in state.prompt_token_ids]
+        assert 0 < len(prompt) == sum(is_text) < len(is_text)
+        assert torch.equal(prompt.positions, state.mrope_positions[:, is_text])
+        assert prompt.next_position == int(state.mrope_positions.max()) + 1
+        assert not torch.equal(prompt.positions[0], torch.arange(len(prompt)))
+    while runner.requests:
+        runner.step(draft)
+    assert draft._proposer is not None and runner.drafted > 0
+    assert runner.written == {name: list(truth("qwen2_5_vl")) for name in states}
+    assert [each.getMessage() for each in caplog.records].count(caplog.messages[0]) == 1
+    assert "--video-pruning-rate" in caplog.messages[0]
+
+
+def test_pictures_beside_vllms_own_pruning_are_seen(monkeypatch, runner):
+    """Claim: where vLLM prunes videos, a request of pictures alone is seen as ever: the columns of
+    positions are cut off the engine's rows, which then equal the draft's. Control: rows that keep
+    those columns are taken for another tower's."""
+    draft = loaded(monkeypatch, qwen25(), runner, view="full")
+    runner.add("a", qwen25(), video(), truth("qwen2_5_vl"))
+    whole = list(runner.requests["a"].prompt_token_ids)
+    kept = runner.encoder_cache["a"]
+    prune(draft, runner, "a", dropped=1)
+    state = runner.requests["a"]
+    state.prompt_token_ids, state.num_prompt_tokens = whole, len(whole)
+    positions = prompt_of(qwen25(), video())
+    state.mrope_positions = positions.positions
+    state.mrope_position_delta = positions.next_position - len(whole)
+    state.mm_features[0].modality = "image"  # Its rows count as a picture's, which lose none.
+    runner.encoder_cache["a"] = torch.cat([kept, torch.zeros(len(kept), 4)], 1)
+    while runner.requests:
+        runner.step(draft)
+    assert draft._rows_are_alike
+    assert runner.drafted == runner.accepted > 10
+    assert not are_alike(kept, torch.cat([kept, torch.zeros(len(kept), 4)], 1))
+
+
 def test_chunks_of_a_prompt_get_no_draft(monkeypatch, runner):
     """Claim: a row that wrote nothing gets an empty list, and its neighbours their drafts."""
     draft = loaded(monkeypatch, qwen25(), runner)

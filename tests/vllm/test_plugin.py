@@ -32,11 +32,34 @@ class CPUModelRunner(GPUModelRunner):
 """
 
 
+RUNNER_MODULE = "vllm.v1.worker.gpu_model_runner"
+# A hardware plug-in's runner: it makes its draft after vLLM's own constructor is through.
+OTHER_MODULE = """
+from vllm.v1.worker.gpu_model_runner import GPUModelRunner
+
+
+class NPUModelRunner(GPUModelRunner):
+    def __init__(self, make):
+        super().__init__(lambda: None)
+        self.drafter = make()
+
+
+class AloneModelRunnerV1:
+    def __init__(self, make):
+        self.drafter = make()
+
+
+class Scheduler:
+    def __init__(self, make):
+        self.drafter = make()
+"""
+
+
 @pytest.fixture
 def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """The file of the runner's module, in a process that has not imported it yet."""
     assert not _imported(), "these claims are about processes without vLLM"
-    *folders, name = plugin.RUNNER_MODULE.split(".")
+    *folders, name = RUNNER_MODULE.split(".")
     file = tmp_path.joinpath(*folders, f"{name}.py")
     file.parent.mkdir(parents=True)
     file.write_text(MODULE)
@@ -49,7 +72,7 @@ def vllm(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 
 def _imported() -> list[str]:
-    return [name for name in sys.modules if name.split(".")[0] == "vllm"]
+    return [name for name in sys.modules if name.split(".")[0] in ("vllm", "vllm_other")]
 
 
 def _draft() -> Draft:
@@ -69,7 +92,7 @@ def test_a_runner_meets_the_draft_it_made(vllm, early, monkeypatch):
         plugin.register()
         plugin.register()
         assert not _imported()
-    module = importlib.import_module(plugin.RUNNER_MODULE)
+    module = importlib.import_module(RUNNER_MODULE)
     plugin.register()
     plugin.register()
     made = [module.GPUModelRunner(_draft, device="cuda"), module.CPUModelRunner(_draft)]
@@ -78,27 +101,46 @@ def test_a_runner_meets_the_draft_it_made(vllm, early, monkeypatch):
     assert importlib.reload(module).GPUModelRunner(_draft).drafter is met[2][0]
 
 
+@pytest.mark.parametrize("early", [True, False])
+def test_runners_of_other_packages_meet_their_drafts(vllm, early, monkeypatch):
+    """Claim: a runner of a hardware plug-in meets its draft once, by its name: one that derives
+    from vLLM's and makes its draft last, and one that derives from nothing. A class of another name
+    is left alone. Fails if only ``GPUModelRunner`` is hooked, or a runner meets its draft twice."""
+    folder = vllm.parents[3] / "vllm_other" / "worker"
+    folder.mkdir(parents=True)
+    (folder / "model_runner_v1.py").write_text(OTHER_MODULE)
+    met = []
+    monkeypatch.setattr(Draft, "set_runner", lambda draft, runner: met.append((draft, runner)))
+    if early:
+        plugin.register()
+    module = importlib.import_module("vllm_other.worker.model_runner_v1")
+    plugin.register()
+    made = [module.NPUModelRunner(_draft), module.AloneModelRunnerV1(_draft)]
+    assert met == [(runner.drafter, runner) for runner in made]
+    assert module.Scheduler(_draft).drafter is not None and len(met) == 2
+
+
 def test_who_does_not_draft_with_us_is_left_alone(vllm):
     """Claim: a runner with another draft, or none, is made as ever; a module that has no such
     class is imported as ever; one that breaks, breaks as ever."""
     plugin.register()
-    assert importlib.util.find_spec(plugin.RUNNER_MODULE).origin == str(vllm)
+    assert importlib.util.find_spec(RUNNER_MODULE).origin == str(vllm)
     vllm.write_text(MODULE + "\nraise RuntimeError('torn')\n")
     with pytest.raises(RuntimeError, match="torn"):
-        importlib.import_module(plugin.RUNNER_MODULE)
+        importlib.import_module(RUNNER_MODULE)
     vllm.write_text(MODULE + "\n# whole again\n")
-    runners = importlib.import_module(plugin.RUNNER_MODULE).GPUModelRunner
+    runners = importlib.import_module(RUNNER_MODULE).GPUModelRunner
     other = SimpleNamespace(set_runner=lambda _: pytest.fail("this one asked for nothing"))
     assert runners(lambda: other).drafter is other and runners(lambda: None).drafter is None
-    del sys.modules[plugin.RUNNER_MODULE]
+    del sys.modules[RUNNER_MODULE]
     vllm.write_text("class AnotherRunner: ...\n# and its name is long\n")
-    assert importlib.import_module(plugin.RUNNER_MODULE).AnotherRunner()
+    assert importlib.import_module(RUNNER_MODULE).AnotherRunner()
 
 
 def test_without_the_plug_in_the_engine_does_not_start(vllm, monkeypatch):
     """Claim: a draft whose runner would never show itself says so while the engine starts, and
     names VLLM_PLUGINS where that is why."""
-    runners = importlib.import_module(plugin.RUNNER_MODULE).GPUModelRunner
+    runners = importlib.import_module(RUNNER_MODULE).GPUModelRunner
     with pytest.raises(OptionError, match="install Saccade .* beside vLLM 0.32 or newer"):
         runners(_draft)
     monkeypatch.setenv("VLLM_PLUGINS", "saccades,other")

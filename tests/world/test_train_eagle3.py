@@ -53,6 +53,25 @@ def test_an_unrolled_row_is_a_drafted_row(tmp_path: Path) -> None:
             torch.testing.assert_close(logits, unrolled[step][place + step], atol=1e-3, rtol=1e-3)
 
 
+def test_a_training_step_leaves_out_what_no_answer_reads(tmp_path: Path) -> None:
+    """Claim: unrolled from row 4 on, step s gives from row 4 + s on what the whole unrolling gives.
+    Fails if a row that is left out was read, or a row that stays sees another key."""
+    target = load(str(make("llama", tmp_path / "target")), device="cpu", fused=False)
+    trained = eagle3.TrainedHead(target, torch.arange(3, 200, 2), seed=0)
+    ids = torch.randint(0, 200, (1, 12), generator=torch.Generator().manual_seed(1))
+    inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
+    read = {**inputs, "labels": ids, "stay": torch.ones_like(ids, dtype=torch.bool)}
+    (row,) = eagle3.read_target(target.backbone, trained.head.hidden_layers, read)
+    with torch.no_grad():
+        whole = [*trained.unroll(row.ids, row.positions, row.hidden, 4)]
+        part = [*trained.unroll(row.ids, row.positions, row.hidden, 4, first=4)]
+    assert [len(out) for out in part] == [11, 7, 7, 7]
+    for step, (out, expected) in enumerate(zip(part, whole, strict=True)):
+        torch.testing.assert_close(out[step - 7 :], expected[4 + step :], atol=1e-4, rtol=1e-4)
+    with pytest.raises(AssertionError):
+        torch.testing.assert_close(part[3][0], whole[3][4], atol=1e-4, rtol=1e-4)
+
+
 def test_the_mask_of_a_step_is_what_drafting_sees() -> None:
     """Claim: for four rows the mask of step 2 is the one written by hand."""
     assert eagle3.unrolled_mask(4, 2).int().tolist() == [

@@ -111,6 +111,7 @@ class View(ABC):
         raise NotImplementedError
 
 
+@runtime_checkable
 class CostMemory(Protocol):
     """Costs as the rounds of earlier answers have corrected them, for a pair on this machine."""
 

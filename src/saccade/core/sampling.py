@@ -139,9 +139,9 @@ class Sampling:
         elif missing < 0:
             # A draft may know fewer ids than the grammar.
             allowed = allowed[:missing]
-            if not bool(allowed.any()):
-                return logits
-        return torch.where(allowed.to(logits.device), logits, float("-inf"))
+        scores = torch.where(allowed.to(logits.device), logits, float("-inf"))
+        # A draft whose ids are not the first ones of the target's has -inf for all others.
+        return logits if float(scores.max()) == float("-inf") else scores
 
     def apply_rules(
         self, logits: Float[Tensor, " vocab"], ids: Sequence[int], answer: Sequence[int] = ()

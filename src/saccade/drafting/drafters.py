@@ -532,3 +532,18 @@ class HeadDrafter(SessionDrafter):
             self._visual_tokens[request] = prompt.visual_tokens
             self._head_session.read(request, prefill, prompt)
         return clock.since()
+
+    @property
+    def can_add_media(self) -> bool:
+        return True
+
+    def add_media(
+        self,
+        prefills: Sequence[Prefill],
+        additions: Sequence[Addition],
+        rules: Sequence[Sampling],
+    ) -> float:
+        """Reads the rows that the view chooses of all media now, over the target's hidden states,
+        which its cache still has."""
+        self.session.rules = rules
+        return self.ready(prefills)

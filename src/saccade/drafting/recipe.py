@@ -6,6 +6,7 @@ request is read.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
@@ -86,11 +87,6 @@ class Recipe:
         return self.drafts and Capability.ATTENTION in self.view.needs
 
     @property
-    def records_hidden_states(self) -> bool:
-        """Whether the target has to record the hidden states that its head reads."""
-        return Capability.HIDDEN_STATES in self.drafter.needs
-
-    @property
     def drafts_beside_target(self) -> bool:
         """Whether the draft works in a process of its own while the target judges."""
         return Capability.BESIDE_TARGET in self.schedule.offers
@@ -168,6 +164,15 @@ def plan(
     if view is recipe.view and shape is recipe.shape:
         return recipe
     return replace(recipe, view=view, shape=shape)
+
+
+def recorded_hidden_layers(recipe: Recipe, draft: Backbone | None) -> Sequence[int]:
+    """Returns the layers of the target whose hidden states it has to record for this draft; none
+    unless the draft is its head. The recipe may be planned or not."""
+    reads = Capability.HIDDEN_STATES in recipe.drafter.needs
+    if draft is None or not (reads or recipe.drafter.offers & DRAFT_MODELS):
+        return ()
+    return draft.hidden_layers
 
 
 def _over_target_keys(recipe: Recipe) -> Recipe:

@@ -20,6 +20,7 @@ from typing import (
     cast,
     get_type_hints,
     overload,
+    runtime_checkable,
 )
 
 import torch
@@ -45,7 +46,7 @@ from saccade.engine.request import (
 )
 from saccade.engine.request_batch import RequestBatch
 from saccade.engine.returned_scores import ReturnedScores
-from saccade.engine.thread_scope import thread_scope
+from saccade.engine.thread_scope import planning_scope, thread_scope
 from saccade.engine.transformers_call import current_transformers_call, is_from_transformers
 from saccade.methods import resolve
 from saccade.model import kernels, memory
@@ -88,7 +89,7 @@ class Stream(Iterator[Round]):
                 vision = ConversationVision()
             if before is not None and same and before.vision is not None:
                 vision = before.vision  # Media that stay are not run through the tower again.
-            with thread_scope(target, recipe, exact):  # Costs may be measured.
+            with planning_scope(target, recipe, exact, request.samples):
                 call = RequestBatch(
                     target, recipe, request, draft=draft, exact=exact, phase=phase, vision=vision
                 )
@@ -125,7 +126,7 @@ class Stream(Iterator[Round]):
             call, self.call = self.call, None
             if not memory.is_out_of_memory(error):
                 raise
-            raise call.request.too_long(call.target) from error
+            raise call.request.too_long(call.target, call.hidden_layers) from error
         finally:
             kernels.release_threads()
 
@@ -165,7 +166,7 @@ class Stream(Iterator[Round]):
         except (RuntimeError, MemoryError) as error:
             if not memory.is_out_of_memory(error):
                 raise
-            raise call.request.too_long(call.target) from error
+            raise call.request.too_long(call.target, call.hidden_layers) from error
         finally:
             kernels.release_threads()
             if not (keep and call.decoding):  # A later turn cannot continue half-read prompts.
@@ -307,6 +308,7 @@ def run(
     return rounds.finish()[0]
 
 
+@runtime_checkable
 class Generate(Protocol):
     """The type of :func:`generate`, whose result depends on ``return_dict_in_generate``."""
 

@@ -288,25 +288,26 @@ class Request:
                 "take fewer frames (--num-frames), or a shorter document or question"
             )
 
-    def check(self, target: Backbone) -> None:
+    def check(self, target: Backbone, hidden_layers: Sequence[int] = ()) -> None:
         """Raises ModelError where a prompt is too long for the target or for the memory."""
         self.check_length(target)
-        if not self.fits(target):
-            raise self.too_long(target)
+        if not self.fits(target, hidden_layers=hidden_layers):
+            raise self.too_long(target, hidden_layers)
 
-    def fits(self, target: Backbone, beside: int = 0) -> bool:
+    def fits(self, target: Backbone, beside: int = 0, hidden_layers: Sequence[int] = ()) -> bool:
         """Returns whether the target's device has memory for these caches and ``beside`` tokens
-        more. A target on several devices is taken to fit, since its share of each is unknown."""
+        more, with the hidden states of ``hidden_layers``. A target on several devices is taken to
+        fit, since its share of each is unknown."""
         if len(set(target.devices)) > 1:
             return True
         tokens, unused = self.tokens() + beside, unused_bytes(target)
-        states = self._state_bytes(target)
-        return memory.has_room(tokens, target.token_bytes, target.device, unused, states)
+        states, token_bytes = self._state_bytes(target), _token_bytes(target, hidden_layers)
+        return memory.has_room(tokens, token_bytes, target.device, unused, states)
 
-    def too_long(self, target: Backbone) -> ModelError:
+    def too_long(self, target: Backbone, hidden_layers: Sequence[int] = ()) -> ModelError:
         """Returns the error to raise where memory runs out."""
-        states = self._state_bytes(target)
-        return memory.too_long_error(self.tokens(), target.token_bytes, target.device, states)
+        states, token_bytes = self._state_bytes(target), _token_bytes(target, hidden_layers)
+        return memory.too_long_error(self.tokens(), token_bytes, target.device, states)
 
     def _state_bytes(self, target: Backbone) -> int:
         """Returns the bytes of the states of all prompts, in layers that have no keys."""
@@ -336,6 +337,11 @@ class Request:
         shared = answer[count : count + 1]  # The token in which the stop string begins.
         rest = spelled[len(self.spell(answer[:count])) : end] if self.decode(shared) else ""
         return self.decode(answer[:count]) + rest
+
+
+def _token_bytes(target: Backbone, hidden_layers: Sequence[int]) -> int:
+    """Returns the bytes of a token in a request's cache: keys, values, and these hidden states."""
+    return target.token_bytes + target.hidden_state_bytes(hidden_layers)
 
 
 def _check_inputs(target: Backbone, inputs: Inputs) -> Inputs:

@@ -21,7 +21,13 @@ from saccade.core.stopping import Stops
 from saccade.core.timing import Clock, Phase, ignore_phase, stopped_seconds
 from saccade.core.tree import Tree, common_length
 from saccade.drafting.fallback import Fallback
-from saccade.drafting.recipe import AnswerOutlook, Recipe, as_chains, plan
+from saccade.drafting.recipe import (
+    AnswerOutlook,
+    Recipe,
+    as_chains,
+    plan,
+    recorded_hidden_layers,
+)
 from saccade.drafting.schedule import NO_MEMORY_REASON, MemoryGuard, opening_round
 from saccade.drafting.setup import Setup
 from saccade.engine.request import Request
@@ -64,7 +70,8 @@ class RequestBatch:
             recipe = as_chains(recipe)
             batch_invariant.require_batch_invariance(target)
         length = int(request.inputs["input_ids"].shape[1])
-        request.check(target)  # This comes before ``plan``, which may time forwards of this length.
+        # This comes before ``plan``, which may time forwards of this length.
+        request.check(target, recorded_hidden_layers(recipe, draft))
         answer = AnswerOutlook(request.limits.max_new_tokens, request.samples)
         self.recipe = plan(recipe, target, draft, length, exact, phase, answer)
         self._set_request(request)
@@ -97,6 +104,11 @@ class RequestBatch:
             self.vision,
         )
         return Fallback(self.recipe.drafter(setup), self.target.vocab)
+
+    @property
+    def hidden_layers(self) -> Sequence[int]:
+        """The layers whose hidden states the target records, for a draft that is its head."""
+        return recorded_hidden_layers(self.recipe, self.draft)
 
     def _set_request(self, request: Request) -> None:
         """Sets up the state of one answer to each request of the batch."""
@@ -171,9 +183,6 @@ class RequestBatch:
         refresh = self.recipe.view.following.refresh
         record = self.recipe.records_attention
         follow = refresh.rows if record and refresh is not None else 0
-        hidden_layers: Sequence[int] = ()
-        if self.recipe.records_hidden_states and self.draft is not None:
-            hidden_layers = self.draft.hidden_layers
         prefills = []
         for place, prompt in enumerate(self.prompts):
             number = self.first + place
@@ -184,7 +193,7 @@ class RequestBatch:
                 follow_rows=follow,
                 noise_number=place,
                 shared_rows=shared[place],
-                hidden_layers=hidden_layers,
+                hidden_layers=self.hidden_layers,
             ):
                 spent["prefill"] += clock.lap()
                 if prefill is None:
@@ -246,7 +255,11 @@ class RequestBatch:
                 self.prompts[place] = head = prompt.head(int(rows[-1]) + 1)
                 number = self.first + place
                 for _ in self.session.prefill_in_chunks(
-                    number, head, noise_number=place, shared_rows=shared[place]
+                    number,
+                    head,
+                    noise_number=place,
+                    shared_rows=shared[place],
+                    hidden_layers=self.hidden_layers,
                 ):
                     pass
 

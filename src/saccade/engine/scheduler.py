@@ -23,12 +23,12 @@ from saccade.core.sampling import Sampling
 from saccade.core.scoped_steps import each_within
 from saccade.core.timing import now
 from saccade.core.tree import Tree
-from saccade.drafting.recipe import Recipe
+from saccade.drafting.recipe import Recipe, recorded_hidden_layers
 from saccade.drafting.schedule import NO_MEMORY_REASON, Group, MemoryGuard, advance
 from saccade.engine.request import Request
 from saccade.engine.request_batch import RequestBatch
 from saccade.engine.round_size import RoundTimes
-from saccade.engine.thread_scope import thread_scope
+from saccade.engine.thread_scope import planning_scope, thread_scope
 from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
@@ -89,9 +89,10 @@ class Scheduler:
         those of requests whose prompts are not read yet. Drops stored prefixes where that helps."""
         unread = (e.batch.request for e in self._entries.values() if not e.batch.decoding)
         others, prefix_cache = sum(each.tokens() for each in unread), self._target.prefix_cache
-        if not request.fits(self._target, others) and prefix_cache is not None:
+        layers = recorded_hidden_layers(self._recipe, self._draft)
+        if not request.fits(self._target, others, layers) and prefix_cache is not None:
             prefix_cache.clear()  # A request that is here counts more than one that may come.
-        return request.fits(self._target, others)
+        return request.fits(self._target, others, layers)
 
     def join(self, request: Request) -> int:
         """Adds a request and returns its number. Raises OptionError or ModelError before any
@@ -100,7 +101,7 @@ class Scheduler:
         self.fits(request)  # This drops stored prefixes where memory is short.
         number, target, draft, exact = self._next, self._target, self._draft, self._exact
         first = 0 if self._session is None else number
-        with self._thread_scope():  # Costs may be measured.
+        with planning_scope(target, self._recipe, exact, request.samples):
             batch = RequestBatch(
                 target,
                 self._recipe,
@@ -244,7 +245,8 @@ class Scheduler:
 
     def _fail(self, number: int, error: Exception) -> Event:
         """Removes a request that failed and returns its last event."""
-        request = self._entries[number].batch.request
+        batch = self._entries[number].batch
         self.leave(number)
-        memory_ran_out = memory.is_out_of_memory(error)
-        return Event(number, error=request.too_long(self._target) if memory_ran_out else error)
+        if memory.is_out_of_memory(error):
+            error = batch.request.too_long(self._target, batch.hidden_layers)
+        return Event(number, error=error)

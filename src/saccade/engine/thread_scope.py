@@ -18,3 +18,16 @@ def thread_scope(target: Backbone, recipe: Recipe, exact: bool) -> AbstractConte
     if target.device.type != "cpu" or exact or recipe.drafts_beside_target:
         return nullcontext()
     return free_cores.limit_threads()
+
+
+def planning_scope(
+    target: Backbone, recipe: Recipe, exact: bool, samples: bool
+) -> AbstractContextManager[None]:
+    """Returns the scope in which a request is planned, and costs may be measured for it.
+
+    Measured costs belong to a number of threads. A seed has to give the same answer on a busy
+    machine, so an answer whose tokens are drawn is planned by the costs of all threads.
+    """
+    if samples and recipe.needs_costs:
+        return nullcontext()
+    return thread_scope(target, recipe, exact)

@@ -522,9 +522,24 @@ class Backbone:
         return bool((gap > max_difference * largest).any())
 
     @property
+    def head_weights(self) -> int:
+        """How many weights make logits of a hidden state."""
+        return int(self.vocab * self.config.hidden_size)
+
+    @property
+    def step_weights(self) -> int:
+        """How many weights a forward of one row reads."""
+        layers = sum(weight.numel() for weight in self.text.layers.parameters())
+        return layers + self.head_weights
+
+    @property
     def token_bytes(self) -> int:
         """Bytes that the keys and values of a token take."""
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+
+    def hidden_state_bytes(self, layers: Sequence[int]) -> int:
+        """Returns the bytes that the hidden states of these layers take for a token."""
+        return len(layers) * int(self.config.hidden_size) * self.dtype.itemsize
 
     @property
     def state_bytes(self) -> int:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -24,6 +24,7 @@ UNREAD_FIELDS = {"hidden_states", "attentions"}  # of outputs, which language mo
 FIELDS_BY_LAYER = {"deepstack_features"}  # Lists of these have one entry for each layer.
 
 
+@runtime_checkable
 class Store(Protocol):
     """Where outputs are stored: a server's ``PrefixCache``, or a conversation's own."""
 

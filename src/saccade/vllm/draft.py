@@ -50,6 +50,7 @@ class Draft(plugin.RunnerAware):
         self._proposer: Proposer | None = None  # None before a model is loaded and after a failure.
         # Whether vLLM's embedding rows of pixels equal the draft's own; None before the first.
         self._rows_are_alike: bool | None = None
+        self._has_warned_of_pruning = False
         self._reserve: Tensor | None = None
         self._attention_watch: attention_watch.AttentionWatch | None = None
         if runner is None:
@@ -128,6 +129,8 @@ class Draft(plugin.RunnerAware):
     def _read_prefill(self, name: str, state: Any) -> Prefill | None:
         """Returns the draft's own whole prompt of a request, at the target's positions."""
         model = self._loaded.backbone
+        if self._prunes_videos() and mm_features.have_videos(state.mm_features):
+            return self._read_text(name, state)
         inputs = mm_features.draft_inputs(
             state.prompt_token_ids, state.mm_features, model.placeholders, self._loaded.processor
         )
@@ -135,6 +138,9 @@ class Draft(plugin.RunnerAware):
             return None
         cached = [self._runner.encoder_cache.get(each.identifier) for each in state.mm_features]
         rows = None if any(each is None for each in cached) or not cached else torch.cat(cached)
+        if rows is not None and self._prunes_videos():
+            # An encoder that prunes appends the rows' positions as further columns.
+            rows = rows[:, : self._config.model_config.get_inputs_embeds_size()]
         have_pixels = mm_features.have_pixels(state.mm_features)
         prompt = self._make_prompt(inputs, rows, have_pixels=have_pixels)
         if prompt is None:
@@ -149,6 +155,44 @@ class Draft(plugin.RunnerAware):
         cells = prompt.visual[prompt.visual | prompt.fixed]  # Newlines of pictures are no cells.
         mass, relevance = (each[..., cells] for each in attention)
         return Prefill(prompt, None, torch.empty(0), mass, relevance)
+
+    def _read_text(self, name: str, state: Any) -> Prefill:
+        """Returns a prompt's text alone, at the target's positions.
+
+        Which visual tokens vLLM's own pruning left is known to the target's encoder only. The
+        positions are those that the target computed anew after it had pruned.
+        """
+        if not self._has_warned_of_pruning:
+            self._has_warned_of_pruning = True
+            log.warning(
+                "vLLM prunes videos (--video-pruning-rate), so the draft sees none and reads the "
+                "text alone; leave the option out to draft with a view of the video"
+            )
+        if self._attention_watch is not None:
+            self._attention_watch.take(name)
+        model = self._loaded.backbone
+        placeholder_ids = torch.tensor([*model.placeholders], dtype=torch.long)
+        ids = torch.tensor(state.prompt_token_ids)
+        is_text = ~torch.isin(ids, placeholder_ids)
+        inputs = mm_features.draft_inputs(
+            ids[is_text].tolist(), (), model.placeholders, self._loaded.processor
+        )
+        assert inputs is not None
+        prompt = model.prompts(inputs)[0]
+        if model.axes > 1 and state.mrope_positions is not None:
+            whole = state.mrope_positions[:, : len(ids)]
+            positions = whole[:, is_text.to(whole.device)].to(prompt.positions)
+            next_position = len(ids) + int(state.mrope_position_delta)
+        else:
+            positions = is_text.nonzero().T.to(prompt.positions)
+            next_position = len(ids)
+        prompt = replace(prompt, positions=positions, next_position=next_position)
+        return Prefill(prompt, None, torch.empty(0))
+
+    def _prunes_videos(self) -> bool:
+        """Returns whether vLLM drops visual tokens of videos after its encoder."""
+        multimodal = self._config.model_config.multimodal_config
+        return multimodal is not None and bool(multimodal.is_multimodal_pruning_enabled())
 
     def _make_prompt(
         self, inputs: Inputs, rows: Tensor | None, *, have_pixels: bool

@@ -25,6 +25,11 @@ def have_pixels(features: Sequence[Any]) -> bool:
     return all(any(key.startswith("pixel") for key in feature.data) for feature in features)
 
 
+def have_videos(features: Sequence[Any]) -> bool:
+    """Returns whether any feature is a video."""
+    return any(feature.modality == "video" for feature in features)
+
+
 def draft_inputs(
     ids: Sequence[int],
     features: Sequence[Any],

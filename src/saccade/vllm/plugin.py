@@ -1,18 +1,20 @@
 """The plug-in that vLLM calls in each process (``vllm.general_plugins``) gives drafts a runner.
 
 vLLM gives a custom class its config and no runner (docs/upstream-vllm.md asks for one). So the
-runner's constructor is patched to hand the runner to a draft of ours. The runner's module is not
-imported for that: an import hook waits for it, because most of vLLM's processes never load it and
-the hundreds of modules that come with it.
+constructors of runners are patched to hand the runner to a draft of ours. Runners are recognised by
+name, those of hardware plug-ins too: classes ``...ModelRunner`` of modules ``...model_runner...``.
+No module is imported for that: an import hook waits for them, because most of vLLM's processes
+never load one and the hundreds of modules that come with it.
 """
 
 from __future__ import annotations
 
 import functools
 import os
+import re
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
@@ -20,9 +22,12 @@ from typing import Any
 
 from saccade.core.errors import OptionError
 
-RUNNER_MODULE, RUNNER_CLASS = "vllm.v1.worker.gpu_model_runner", "GPUModelRunner"
+# vllm.v1.worker.gpu_model_runner, vllm_ascend.worker.model_runner_v1: packages of vLLM's name.
+RUNNER_MODULE = re.compile(r"vllm\w*\.(\w+\.)*\w*model_runner\w*")
+RUNNER_CLASS = re.compile(r"\w*ModelRunner(V\d+)?")
 ENTRY_POINT = "saccade"
 PATCHED_MARK = "_meets_saccade"
+MET_MARK = "_draft_that_met_it"
 
 
 class RunnerAware(ABC):
@@ -37,33 +42,52 @@ def register() -> None:
     """Patches runners of this process, now or when imported; a second call changes nothing."""
     if not any(isinstance(finder, _RunnerModuleFinder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _RunnerModuleFinder())
-    if (module := sys.modules.get(RUNNER_MODULE)) is not None:
+    for module in _imported_runner_modules():
         patch_runners(module)
 
 
 def patch_runners(module: ModuleType) -> None:
-    """Patches the runner class of vLLM's module; a second call changes nothing."""
-    runner_class = vars(module).get(RUNNER_CLASS, object)
-    if runner_class is object or PATCHED_MARK in vars(runner_class):
-        return
-    original_init = runner_class.__init__
+    """Patches the runner classes that a module defines; a second call changes nothing."""
+    for runner_class in _runner_classes(module):
+        if "__init__" in vars(runner_class) and PATCHED_MARK not in vars(runner_class):
+            _patch(runner_class)
+
+
+def _patch(runner_class: type) -> None:
+    original_init = vars(runner_class)["__init__"]
 
     @functools.wraps(original_init)
     def patched_init(self: Any, *args: Any, **kwargs: Any) -> None:
         original_init(self, *args, **kwargs)
         draft = vars(self).get("drafter")
-        if isinstance(draft, RunnerAware):
+        # The constructors of a class and of the one it derives from are both patched.
+        if isinstance(draft, RunnerAware) and vars(self).get(MET_MARK) is not draft:
+            vars(self)[MET_MARK] = draft
             draft.set_runner(self)
 
     runner_class.__init__ = patched_init
     setattr(runner_class, PATCHED_MARK, True)
 
 
+def _runner_classes(module: ModuleType) -> Iterator[type]:
+    """Yields the classes that a module defines itself and that are named like runners."""
+    for name, value in [*vars(module).items()]:
+        is_own = isinstance(value, type) and value.__module__ == module.__name__
+        if is_own and RUNNER_CLASS.fullmatch(name):
+            yield value
+
+
+def _imported_runner_modules() -> Iterator[ModuleType]:
+    for name, module in [*sys.modules.items()]:
+        if module is not None and RUNNER_MODULE.fullmatch(name):
+            yield module
+
+
 def check_patched() -> None:
     """Raises OptionError where no runner of this process would reach its draft."""
-    module = sys.modules.get(RUNNER_MODULE)
-    if module is not None and PATCHED_MARK in vars(vars(module).get(RUNNER_CLASS, object)):
-        return
+    for module in _imported_runner_modules():
+        if any(PATCHED_MARK in vars(each) for each in _runner_classes(module)):
+            return
     plugins = os.environ.get("VLLM_PLUGINS")
     if plugins is not None and ENTRY_POINT not in plugins.split(","):
         raise OptionError(
@@ -77,12 +101,12 @@ def check_patched() -> None:
 
 
 class _RunnerModuleFinder(MetaPathFinder):
-    """An import hook that patches the runner's module as soon as it has been executed."""
+    """An import hook that patches modules of runners as soon as they have been executed."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if name != RUNNER_MODULE:
+        if not RUNNER_MODULE.fullmatch(name):
             return None
         finders = (each for each in sys.meta_path if each is not self)
         spec = next(filter(None, (each.find_spec(name, path, target) for each in finders)), None)

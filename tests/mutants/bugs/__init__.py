@@ -3,6 +3,7 @@
 from bugs import (
     drafting,
     heads,
+    hosts,
     kernels,
     methods,
     model,
@@ -20,6 +21,7 @@ BUGS: tuple[PlantedBug, ...] = (
     *kernels.BUGS,
     *drafting.BUGS,
     *heads.BUGS,
+    *hosts.BUGS,
     *worker_process.BUGS,
     *methods.BUGS,
     *requests.BUGS,

@@ -58,4 +58,12 @@ BUGS = (
         plant="$back >= 0",
         tests=("world/test_train_eagle3.py::test_an_unrolled_row_is_a_drafted_row",),
     ),
+    PlantedBug(
+        "a part of the unrolled rows sees keys of the rows that were left out",
+        "world/train_draft/eagle3.py",
+        within="unrolled_mask",
+        find="$back[:, $first:]",
+        plant="$back[:, : $back.shape[1] - $first]",
+        tests=("world/test_train_eagle3.py::test_a_training_step_leaves_out_what_no_answer_reads",),
+    ),
 )

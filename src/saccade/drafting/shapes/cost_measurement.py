@@ -130,8 +130,7 @@ def _estimate(target: Backbone, draft: Backbone, context: int) -> dict[str, Any]
     """Returns what ``_measure`` does, estimated by the bytes that forwards read."""
 
     def seconds(model: Backbone, keys: int) -> float:
-        head = model.vocab * model.text.config.hidden_size
-        weights = (_count_weights(model) + head) * model.dtype.itemsize
+        weights = model.step_weights * model.dtype.itemsize
         return (weights + keys * model.token_bytes) / EXPECTED_BYTES_PER_SECOND[kind(model)]
 
     def kind(model: Backbone) -> str:

@@ -20,6 +20,7 @@ from saccade.model.backbone import ATTENTION_NAME, Backbone
 from saccade.model.cache import HeadShape
 from saccade.model.heads import layouts
 from saccade.model.heads.modules import Eagle3Head, HeadModule, Hidden, OwnHead
+from saccade.model.kernels.few_bits import Rounding
 from saccade.model.segments import Segment
 
 EAGLE3_LAYERS = 3  # how many of the target's layers an EAGLE-3 head reads
@@ -102,6 +103,26 @@ class Head(Backbone):
         if self.module.reads_media_rows:
             return prompt.embeds[rows + 1].to(self.device)
         return self.embed(prompt.context[rows + 1])
+
+    def shares_rows_with(self, other: Backbone) -> bool:
+        return self.target.shares_rows_with(other)
+
+    def shares_vision_with(self, other: Backbone) -> bool:
+        return self.target.shares_vision_with(other)
+
+    def rounded(self, rounding: Rounding) -> Backbone:
+        """Raises ModelError, because a head is no decoder of its own."""
+        raise ModelError(
+            f"draft_quantize={rounding.name} rounds draft models, and this draft is a head: leave "
+            "draft_quantize out, or name another draft"
+        )
+
+    @property
+    def step_weights(self) -> int:
+        own = {name: each.numel() for name, each in self.module.named_parameters()}
+        read = sum(count for name, count in own.items() if not name.startswith("embed_tokens."))
+        has_own_logits = "lm_head.weight" in own
+        return read if has_own_logits else read + self.target.head_weights
 
     @torch.no_grad()
     def step(

@@ -34,9 +34,16 @@ class HeadRequest(RequestState):
 
     target_cache: Cache | None = None  # of the target's request, with its hidden states
     prompt: Prompt | None = None  # the whole one
-    skipped_rows: int = 0  # rows of the text that the view left out
+    read_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
+    """Rows of the prompt that have keys."""
+    read_length: int = 0  # The rows of the prompt before this one have keys or were left out.
     root_output: Tensor | None = None  # the head's output in the last row of the text
     node_outputs: list[Tensor] = field(default_factory=list)
+
+    @property
+    def skipped_rows(self) -> int:
+        """How many rows of the text the view left out."""
+        return self.read_length - len(self.read_rows)
 
     @property
     def rows(self) -> int:
@@ -60,6 +67,11 @@ class HeadRequest(RequestState):
         """Returns the target's hidden states in rows of the text."""
         assert self.target_cache is not None and self.target_cache.hidden is not None
         return self.target_cache.hidden.read(rows)
+
+    def cut_prompt(self, length: int) -> None:
+        """Forgets which rows of the prompt were read or left out from ``length`` on."""
+        self.read_length = min(self.read_length, length)
+        self.read_rows = self.read_rows[self.read_rows < self.read_length]
 
     def forget_tree(self) -> None:
         """Drops the tree that was scored last."""
@@ -122,7 +134,8 @@ class HeadSession(Session):
             noise_number=number,
             target_cache=prefill.cache,
             prompt=whole,
-            skipped_rows=last - len(rows),
+            read_rows=rows,
+            read_length=last,
         )
         for start, stop in pairwise(chunk_ends(0, len(rows), self.chunk)):
             if start == stop:
@@ -146,8 +159,9 @@ class HeadSession(Session):
             request.context[kept_tokens:] = turn.ids
             # The last token's row reads the token after it, which is another one now. At least
             # one row has to be computed, so that there are logits after it.
-            valid = min(kept_tokens - 1, len(request.context) - 2) - request.skipped_rows
-            request.cache.truncate(max(0, min(request.cache.length, valid)))
+            valid = max(0, min(kept_tokens - 1, len(request.context) - 2))
+            request.cut_prompt(valid)
+            request.cache.truncate(min(request.cache.length, valid - request.skipped_rows))
             request.generated = 0
             request.root_logits = None
             request.forget_tree()

@@ -124,13 +124,20 @@ class TrainedHead(nn.Module):
     def _loss(self, row: TargetRow, steps: int) -> Float[Tensor, ""] | None:
         """Returns one conversation's loss; None where it has too few tokens."""
         total, weights = row.hidden.new_zeros(()), 0.0
-        for step, out in enumerate(self.unroll(row.ids, row.positions, row.hidden, steps)):
-            # Row j predicts the token after token j + 1, which the target predicts at place j + 1.
-            judged = row.is_answer[1:].clone()
+        # Row j predicts the token after token j + 1, which the target predicts at place j + 1.
+        answer_rows = row.is_answer[1:]
+        if not bool(answer_rows.any()):
+            return None
+        # A row of the last step goes back to the row as many steps before it.
+        first = max(0, int(answer_rows.nonzero()[0]) - steps + 1)
+        unrolled = self.unroll(row.ids, row.positions, row.hidden, steps, first)
+        for step, out in enumerate(unrolled):
+            judged = answer_rows.clone()
             judged[:step] = False
             if not bool(judged.any()):
                 break
-            logits = self.head.lm_head(self.head.prepare_logits(out))[judged]
+            own_rows = judged[len(judged) - len(out) :]
+            logits = self.head.lm_head(self.head.prepare_logits(out))[own_rows]
             law = row.laws(judged, self.head.target_ids)
             weight = STEP_DECAY**step
             total = total - weight * (law * logits.log_softmax(-1)).sum(-1).mean()
@@ -143,8 +150,13 @@ class TrainedHead(nn.Module):
         positions: Int[Tensor, "axes len"],
         target_hidden: Float[Tensor, "len layers_dim"],
         steps: int,
+        first: int = 0,
     ) -> Iterator[Float[Tensor, "row dim"]]:
-        """Yields the head's output in every row but the text's last, step by step."""
+        """Yields the head's output in every row but the text's last, step by step.
+
+        After the first step only the rows from ``first`` on are computed. Of those, the first s - 1
+        of step s have nothing to read and mean nothing.
+        """
         backbone, rotary, axes = self._others
         count = len(ids) - 1  # The last token's row has no token after it.
         embeds = backbone.embed(ids[1:]).detach().float()
@@ -159,11 +171,18 @@ class TrainedHead(nn.Module):
                 hidden,
                 rotation,
                 own_positions,
-                attention_mask=unrolled_mask(count, step, embeds.device)[None, None],
+                attention_mask=unrolled_mask(count, step, embeds.device, first)[None, None],
                 past_key_values=keys,
             )
             yield out
             hidden = torch.cat([torch.zeros_like(out[:1]), out[:-1]])
+            if step == 0:
+                hidden, embeds, own_positions = (
+                    hidden[first:],
+                    embeds[first:],
+                    own_positions[:, first:],
+                )
+                rotation = tuple(each[..., first:, :] for each in rotation)
 
     def save(self, folder: Path) -> None:
         """Writes the head as SpecForge does, without the embeddings, which are the target's."""
@@ -191,17 +210,20 @@ class _UnrolledKeys:
 
 
 def unrolled_mask(
-    rows: int, step: int, device: torch.device | str = "cpu"
+    rows: int, step: int, device: torch.device | str = "cpu", first: int = 0
 ) -> Bool[Tensor, "rows keys"]:
     """Returns which keys each row of a step sees: those of step 0, then of step 1, and so on.
 
     Row j of step s stands for a token drafted s steps after place j - s. So it sees the keys of
-    step 0 up to that place, of each step t after it row j - s + t alone, and itself.
+    step 0 up to that place, of each step t after it row j - s + t alone, and itself. Steps after
+    step 0 have the rows from ``first`` on alone.
     """
     row = torch.arange(rows, device=device)
     back = row[:, None] - row
+    if step:
+        back = back[first:]
     parts = [back >= step]
-    parts += [back == step - earlier for earlier in range(1, step + 1)]
+    parts += [back[:, first:] == step - earlier for earlier in range(1, step + 1)]
     return torch.cat(parts, 1)
 
 

@@ -1,0 +1,113 @@
+"""Says which stored runs cannot decide any more, so that no verdict rests on them.
+
+A run is known by the digest of what it holds. Once it was made again, its digest is another one,
+and its claims are judged without a change here.
+"""
+
+from __future__ import annotations
+
+import gzip
+import hashlib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class Outdated:
+    """Runs that something made unfit, by their digests.
+
+    ``methods`` are the methods whose numbers are unfit, or nothing for all of them.
+    """
+
+    reason: str
+    digests: Mapping[str, str]
+    only_seconds: bool
+    methods: tuple[str, ...] = ()
+
+
+def digest(path: Path) -> str:
+    """Returns the digest of a stored file's content, however it was compressed."""
+    content = path.read_bytes()
+    content = gzip.decompress(content) if path.suffix == ".gz" else content
+    return hashlib.sha256(content).hexdigest()[:12]
+
+
+def reason(name: str, content_digest: str, is_time: bool, methods: Sequence[str]) -> str:
+    """Returns why a run is unfit for a comparison of these methods, or nothing where it is fit."""
+    parts = {part.removeprefix("shape=") for method in methods for part in method.split("/")}
+    for each in OUTDATED:
+        concerns = not each.methods or not parts.isdisjoint(each.methods)
+        if (
+            each.digests.get(name) == content_digest
+            and concerns
+            and (is_time or not each.only_seconds)
+        ):
+            return each.reason
+    return ""
+
+
+OUTDATED = (
+    Outdated(
+        "seconds of a prefill depended on the method before",
+        {
+            "papers-256": "134e3bc15dc4",
+            "bench-256": "17817e422114",
+            "figure hippo-early": "b5a8659d80ab",
+        },
+        only_seconds=True,
+    ),
+    Outdated(
+        "older than the kernels of November 25",
+        {
+            "papers-2k": "ff9e76c5b376",
+            "papers-second": "595f862090b5",
+            "papers-self": "0b28726d629a",
+            "bench-tabed": "199985a2f126",
+            "bench-ensembles": "f77d3a3a339e",
+            "figure hippo-times": "9f0b8b5baad1",
+            "figure sage-length": "411984919690",
+            "figure sage-pruning": "5a106308cae6",
+            "figure specvlm-latency": "2c7345f15e28",
+            "figure specvlm-layers": "1abd5406686e",
+            "figure std-batch": "84f35945ea91",
+            "figure std-gamma": "4ea5fb813b7d",
+            "figure std-io": "68452cf205d5",
+            "figure std-k": "e0400929e179",
+            "figure tabed-captioners": "16d1137329a9",
+            "figure tabed-latency": "ad3bc8ad52b6",
+            "figure tabed-stages": "d9435fc06fbb",
+        },
+        only_seconds=True,
+    ),
+    Outdated(
+        "other work shared the core",
+        {
+            "real.json": "4e829071bf43",
+        },
+        only_seconds=True,
+    ),
+    Outdated(
+        "older than the kernels of November 25",
+        {
+            "real-8k.json": "919ffb9f0842",
+        },
+        only_seconds=True,
+    ),
+    Outdated(
+        "SAGE's first level was 1.5 times as wide as by Eq. 12",
+        {
+            "papers-2k": "ff9e76c5b376",
+            "papers-256": "134e3bc15dc4",
+            "bench-2k": "cece322182ed",
+            "bench-256": "17817e422114",
+            "figure sage-length": "411984919690",
+            "figure sage-plan": "239f32e5ce9e",
+            "figure sage-pruning": "5a106308cae6",
+            "real-drafts.json": "a3742aeaf078",
+            "seeing.json": "745a6df85fdf",
+        },
+        only_seconds=False,
+        methods=("sage", "sage-ahead", "sage-live"),
+    ),
+)

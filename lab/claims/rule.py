@@ -1,0 +1,326 @@
+"""Judges a claim by the one rule of the claims page.
+
+A verdict compares values of the same item, in one unit, over every suite of the run that decides.
+Each comparison is a mean with its 95 % bootstrap interval over items. A claim states a range, and
+only five ranges exist besides the numbers that a paper prints. No claim has a threshold, a unit or
+a choice of suites of its own, because there is no other way to make a ``Finding``.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal, TypeVar
+
+import numpy as np
+
+from saccade.bench import measures
+from saccade.bench.measures import Interval
+from saccade.core.errors import OptionError
+
+Verdict = Literal[
+    "holds",
+    "partly",
+    "not shown",
+    "does not hold",
+    "not testable here",
+    "to be run again",
+    "not run yet",
+]
+Item = TypeVar("Item", bound=Hashable)
+SMALL = 0.05  # What counts as small everywhere: TABED's remarks call 5 % constant.
+CHANCE = 1 / 40  # The share of 95 % intervals that lie above a true value by chance.
+MIN_ITEMS = 6  # With fewer items not even a unanimous sign is significant at 5 %.
+MAX_LISTED = 4  # Comparisons that are listed one by one.
+
+
+class SuitesMissing(OptionError):
+    """A claim was compared over fewer suites, or others, than the run has."""
+
+
+class UnitsDiffer(OptionError):
+    """Values in different units were compared, or a range does not belong to the unit."""
+
+
+@dataclass(frozen=True)
+class Unit:
+    """What is counted, and whether two values are compared by their difference or their ratio."""
+
+    name: str
+    compared_by: Literal["difference", "ratio", "value"]
+    is_time: bool = False
+    digits: int = 2
+
+
+@dataclass(frozen=True)
+class Claimed:
+    """The range that a claim says a comparison lies in; an interval has to lie within it whole."""
+
+    low: float
+    high: float
+    compared_by: Literal["difference", "ratio", "value"]
+
+
+MORE = Claimed(0, math.inf, "difference")
+HIGHER_RATIO = Claimed(1, math.inf, "ratio")
+SAME = Claimed(1 - SMALL, 1 + SMALL, "ratio")
+SMALL_SHARE = Claimed(-math.inf, SMALL, "value")
+LARGE_SHARE = Claimed(SMALL, math.inf, "value")
+MOST = Claimed(0.5, math.inf, "value")
+
+
+def printed(
+    low: float, high: float = math.inf, compared_by: Literal["ratio", "value"] = "ratio"
+) -> Claimed:
+    """Returns the range of numbers that a paper prints."""
+    return Claimed(low, high, compared_by)
+
+
+def exact(compared_by: Literal["difference", "value"] = "value") -> Claimed:
+    """Returns the range of arithmetic that agrees up to rounding."""
+    return Claimed(-1e-9, 1e-9, compared_by)
+
+
+@dataclass(frozen=True)
+class Premise:
+    """What has to be so before a claim can be tested, and whether it is so in this run."""
+
+    text: str
+    is_met: bool
+
+
+@dataclass(frozen=True)
+class Suites:
+    """The run or figure that decides, with every suite it has.
+
+    ``outdated`` says why the run cannot decide any more, or is empty.
+    """
+
+    source: str
+    names: tuple[str, ...]
+    visual_tokens: str
+    items: int
+    outdated: str = ""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One mean over the items of one suite, with its interval."""
+
+    label: str
+    suite: str
+    unit: Unit
+    interval: Interval
+    items: int
+
+    def is_within(self, claimed: Claimed) -> bool:
+        return self.items >= MIN_ITEMS and (
+            claimed.low < self.interval[1] and self.interval[2] < claimed.high
+        )
+
+    def is_outside(self, claimed: Claimed) -> bool:
+        return self.items >= MIN_ITEMS and (
+            self.interval[2] < claimed.low or claimed.high < self.interval[1]
+        )
+
+
+@dataclass(frozen=True)
+class Finding:
+    """A verdict, and the numbers it was computed from in words.
+
+    Only ``judge`` and the two functions below it make one.
+    """
+
+    verdict: Verdict
+    number: str
+    source: str = ""  # The run or figure that decided.
+    unit: str = ""
+    visual_tokens: str = ""
+    suites: int = 0
+    items: int = 0
+    comparisons: tuple[Comparison, ...] = ()
+
+
+def paired(
+    label: str,
+    suite: str,
+    unit: Unit,
+    own: Mapping[Item, float],
+    other: Mapping[Item, float],
+) -> Comparison:
+    """Returns the mean difference, or mean ratio, of two values of the same items.
+
+    Raises OptionError where the two do not have the same items.
+    """
+    if own.keys() != other.keys():
+        raise OptionError(f"{label} in {suite}: the two sides have different items")
+    if unit.compared_by == "ratio":
+        values = [own[item] / other[item] for item in own]
+    else:
+        values = [own[item] - other[item] for item in own]
+    return Comparison(label, suite, unit, _mean_interval(label, values), len(values))
+
+
+def alone(label: str, suite: str, unit: Unit, values: Sequence[float]) -> Comparison:
+    """Returns the mean of one value of each item, to be compared with a number."""
+    return Comparison(label, suite, unit, _mean_interval(label, values), len(values))
+
+
+def of_intervals(
+    label: str,
+    suite: str,
+    unit: Unit,
+    own: Sequence[float],
+    other: Sequence[float] | float,
+    items: int,
+) -> Comparison:
+    """Compares two stored means with intervals, where the values of items are not stored.
+
+    The interval of the comparison is as wide as the two can make it, so that it never claims more
+    than pairs would. ``other`` may be a number.
+    """
+    middle, low, high = (other,) * 3 if isinstance(other, float) else other
+    if unit.compared_by == "ratio":
+        interval = (own[0] / middle, own[1] / high, own[2] / low)
+    else:
+        interval = (own[0] - middle, own[1] - high, own[2] - low)
+    return Comparison(label, suite, unit, interval, items)
+
+
+def computed(label: str, unit: Unit, value: float) -> Comparison:
+    """Returns a number of arithmetic, which has no spread."""
+    return Comparison(label, "arithmetic", unit, (value, value, value), MIN_ITEMS)
+
+
+def worst_case(unit: Unit, claimed: Claimed, cases: Mapping[str, float]) -> Comparison:
+    """Returns the case of arithmetic that is farthest outside the claimed range.
+
+    A theorem claims every case, so its worst one decides.
+    """
+
+    def distance(name: str) -> float:
+        return max(claimed.low - cases[name], cases[name] - claimed.high)
+
+    worst = max(cases, key=distance)
+    return computed(f"worst of {len(cases)} cases, {worst}:", unit, cases[worst])
+
+
+ARITHMETIC = Suites("arithmetic", ("arithmetic",), "", 0)
+
+
+def judge(
+    suites: Suites,
+    unit: Unit,
+    claimed: Claimed,
+    comparisons: Sequence[Comparison],
+    premise: Premise | None = None,
+) -> Finding:
+    """Returns the verdict on a claim: the only function that gives one.
+
+    - *holds*: every interval lies within the claimed range.
+    - *partly*: some do, and more than the one in forty that would by chance.
+    - *does not hold*: every interval lies outside it.
+    - *not shown*: anything else.
+
+    Raises SuitesMissing where a comparison leaves out a suite of the run, and UnitsDiffer where
+    comparisons are in different units or the range does not belong to the unit.
+    """
+    if suites.outdated:
+        return Finding(
+            "to be run again", suites.outdated, suites.source, unit.name, suites.visual_tokens
+        )
+    _require_one_unit(unit, claimed, comparisons)
+    _require_every_suite(suites, comparisons)
+    within = [each.is_within(claimed) for each in comparisons]
+    verdict: Verdict
+    number = _number_text(claimed, comparisons)
+    if premise is not None and not premise.is_met:
+        verdict = "not testable here"
+        number = f"missing: {premise.text}. {number}"
+    elif all(within):
+        verdict = "holds"
+    elif sum(within) > CHANCE * len(within):
+        verdict = "partly"
+    elif all(each.is_outside(claimed) for each in comparisons):
+        verdict = "does not hold"
+    else:
+        verdict = "not shown"
+    return Finding(
+        verdict,
+        number,
+        suites.source,
+        unit.name,
+        suites.visual_tokens,
+        len(suites.names),
+        suites.items,
+        tuple(comparisons),
+    )
+
+
+def not_run(why: str) -> Finding:
+    """Returns that no run decides yet, and what the row's command would compare."""
+    return Finding("not run yet", why)
+
+
+def not_testable(premise: str) -> Finding:
+    """Returns that the premise is missing, where there is no number to show either."""
+    return Finding("not testable here", premise)
+
+
+def interval_text(interval: Sequence[float], digits: int = 2) -> str:
+    """Returns [value, low, high] as text."""
+    middle, low, high = (f"{round(value, digits) + 0.0:.{digits}f}" for value in interval)
+    return f"{middle} [{low}, {high}]"
+
+
+def _require_one_unit(unit: Unit, claimed: Claimed, comparisons: Sequence[Comparison]) -> None:
+    if claimed.compared_by != unit.compared_by:
+        raise UnitsDiffer(f"a range of a {claimed.compared_by} does not judge {unit.name}")
+    for each in comparisons:
+        if each.unit != unit:
+            raise UnitsDiffer(f"{each.label} counts {each.unit.name}, and the claim {unit.name}")
+
+
+def _require_every_suite(suites: Suites, comparisons: Sequence[Comparison]) -> None:
+    if not comparisons:
+        raise SuitesMissing(f"nothing of {suites.source} is compared")
+    by_label: dict[str, list[str]] = defaultdict(list)
+    for each in comparisons:
+        by_label[each.label].append(each.suite)
+    for label, names in by_label.items():
+        if sorted(names) != sorted(suites.names):
+            raise SuitesMissing(
+                f"{label} is compared over {', '.join(names)}, and {suites.source} has "
+                f"{', '.join(suites.names)}"
+            )
+
+
+def _mean_interval(label: str, values: Sequence[float]) -> Interval:
+    interval = measures.interval(values, np.mean)
+    if interval is None:
+        raise OptionError(f"{label}: there is nothing to compare")
+    return interval
+
+
+def _number_text(claimed: Claimed, comparisons: Sequence[Comparison]) -> str:
+    if len(comparisons) <= MAX_LISTED:
+        return "; ".join(_named_interval(each, comparisons) for each in comparisons)
+    within = sum(each.is_within(claimed) for each in comparisons)
+    lowest, highest = (pick(comparisons, key=lambda each: each.interval[0]) for pick in (min, max))
+    return (
+        f"{within} of {len(comparisons)} within; lowest {_named_interval(lowest, comparisons)}; "
+        f"highest {_named_interval(highest, comparisons)}"
+    )
+
+
+def _named_interval(each: Comparison, among: Sequence[Comparison]) -> str:
+    has_labels = each.suite == ARITHMETIC.source or len({other.label for other in among}) > 1
+    has_suites = len({other.suite for other in among}) > 1
+    names = [each.label] * has_labels + [each.suite] * has_suites
+    is_point = each.interval[1] == each.interval[2]
+    digits = each.unit.digits
+    point = f"{round(each.interval[0], digits) + 0.0:.{digits}f}"
+    number = point if is_point else interval_text(each.interval, digits)
+    return f"{', '.join(names)} {number}".strip()

@@ -1,0 +1,101 @@
+"""Names the benchmark runs that the claims rest on, with the arguments that make each again.
+
+A stored run says itself how it was made. Runs that nobody made yet are listed here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from lab.studies.specvlm import LAMBDA
+from saccade.bench import records
+from saccade.core.errors import OptionError
+
+EVERY_2K_SUITE = (
+    "shapes-caption-2k,shapes-events-2k,shapes-qa-2k,shapes-chat-2k,shapes-ood-2k,shapes-diff-2k"
+)
+CALIBRATED = f"specvlm/lambda={LAMBDA}"
+SELF_DRAFTED = f"specvlm-self/lambda={LAMBDA}"
+WAITING = "hippo/early=wait"
+
+
+@dataclass(frozen=True)
+class PlannedRun:
+    """A run that is not stored yet. ``minutes`` are of two cores, estimated from stored answers."""
+
+    suites: str
+    methods: str
+    minutes: int
+    limit: int = 12
+    options: tuple[str, ...] = ()
+
+
+PLANNED: Mapping[str, PlannedRun] = {
+    "specvlm-2k": PlannedRun(
+        EVERY_2K_SUITE,
+        f"ar,sd,sd-tree,sd-tree/view=random/keep=0.1,{CALIBRATED},{CALIBRATED}/shape=chain-5,"
+        f"sd-tree/drafter=self,specvlm-self/view=random/keep=0.1,{SELF_DRAFTED}",
+        8,
+    ),
+    "specvlm-8k": PlannedRun(
+        "shapes-caption-8k,shapes-events-8k,shapes-qa-8k,shapes-ood-8k,shapes-chat-8k",
+        f"ar,sd-tree,sd-tree/view=random/keep=0.1,{CALIBRATED}",
+        20,
+    ),
+    "std-2k": PlannedRun(
+        EVERY_2K_SUITE, "ar,std,std/keep=0.125,streaming,streaming/keep=0.125,layerskip", 9
+    ),
+    "tabed-2k": PlannedRun(
+        EVERY_2K_SUITE,
+        "ar,sd,sd/view=text,sd/view=caption,sd/view=pooled,tabed-mt,tabed,"
+        "tabed-mtcp/weights=equal,tabed-mtcp",
+        8,
+        options=("--draft", "shapes-draft-naive"),
+    ),
+    "sage-2k": PlannedRun(
+        EVERY_2K_SUITE,
+        f"ar,sd,sd-tree,{CALIBRATED},{CALIBRATED}/shape=chain-5,sage/lambda={LAMBDA},sage-paper",
+        6,
+    ),
+    "hippo-2k": PlannedRun(
+        EVERY_2K_SUITE,
+        f"ar,sd,sd-tree,{CALIBRATED},{WAITING},hippo/early=superset,hippo/early=all,"
+        f"{WAITING}/schedule=serial,hippo-paper,pearl,pearl-syn,pearl-specvlm/lambda={LAMBDA}",
+        8,
+    ),
+}
+
+
+def bench_arguments(name: str, results: Path) -> list[str]:
+    """Returns the arguments of ``saccade bench`` that make a run of this name.
+
+    Raises OptionError where there is neither a stored run nor a planned one.
+    """
+    if name in PLANNED:
+        planned = PLANNED[name]
+        return [
+            *("--threads", "2", "--limit", str(planned.limit)),
+            *("--suite", planned.suites, "--methods", planned.methods, *planned.options),
+        ]
+    if not (results / name).is_dir():
+        known = ", ".join(PLANNED)
+        raise OptionError(
+            f"no run is called {name}; stored runs lie in {results}, planned: {known}"
+        )
+    about, answers = records.read_finished_run(results / name)
+    plan, suites = about["plan"], about["plan"]["suites"]
+    limit = len({answer.item for answer in answers if answer.suite == suites[0]})
+    arguments = [
+        *("--threads", str(about["environment"]["threads"]), "--limit", str(limit)),
+        *("--suite", ",".join(suites), "--methods", ",".join(plan["methods"])),
+        *("--target", plan["target"], "--draft", plan["draft"]),
+    ]
+    temperature = plan.get("temperature", 0)
+    return [*arguments, "--temperature", str(temperature)] if temperature else arguments
+
+
+def stored_minutes(name: str, results: Path) -> float:
+    """Returns how long the answers of a stored run took, without loading and warming up."""
+    return sum(answer.total for answer in records.read_finished_run(results / name)[1]) / 60

@@ -1,0 +1,33 @@
+"""The command ``python -m lab run``: makes a run again that the claims rest on."""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from saccade.cli.terminal import out
+
+
+def run(
+    name: Annotated[str, typer.Argument(help="A stored or planned run, such as papers-2k.")],
+    folder: Annotated[
+        Path | None, typer.Option("--out", help="Its folder, else runs/NAME.")
+    ] = None,
+    results: Annotated[Path, typer.Option(help="The folder of stored runs.")] = Path(
+        "docs/results"
+    ),
+    show: Annotated[bool, typer.Option("--show", help="Print the command, run nothing.")] = False,
+) -> None:
+    """Run the benchmark of this name again, with the methods and suites that the claims need."""
+    from lab.claims.runs import bench_arguments
+
+    arguments = bench_arguments(name, results)
+    arguments += ["--out", str(folder or Path("runs", name))]
+    out.print(shlex.join(["saccade", "bench", *arguments]), markup=False, soft_wrap=True)
+    if not show:
+        raise typer.Exit(subprocess.call([sys.executable, "-m", "saccade", "bench", *arguments]))
