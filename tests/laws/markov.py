@@ -198,6 +198,7 @@ MODEL: Any = SimpleNamespace(
     shares_rows_with=lambda other: True,
     can_coarsen=False,
     shares_vision_with=lambda other: False,
+    is_rounded_copy_of=lambda other: False,
     adopt=lambda prompt: prompt,
     embed_missing_rows=lambda prompt: prompt,
     first_layers=lambda count: MODEL,

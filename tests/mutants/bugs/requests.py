@@ -4,6 +4,13 @@ from bugs.bug import PlantedBug
 
 BUGS = (
     PlantedBug(
+        "any colour over the background counts as one that the pair was trained on",
+        "inputs/training_domain.py",
+        find="abs(red - green) <= self.pixel_error",
+        plant="abs(red - green) <= 255",
+        tests=("world/test_knowing.py::test_nothing_else_is",),
+    ),
+    PlantedBug(
         "generated tokens' penalties count the prompt",
         "core/sampling.py",
         find="ids[:, self.prompt_length :]",
