@@ -26,12 +26,12 @@ from pathlib import Path
 from typing import Any, get_args
 
 import numpy as np
-from saccade.inputs.media.opening import printable
 
 from saccade.core.errors import OptionError, VideoInputCode, VideoInputError
 from saccade.inputs.media import read, read_frames, read_image
 from saccade.inputs.media.clip import MIN_SIDE, Clip, FrameSampling, Image
 from saccade.inputs.media.limits import TOO_SLOW, Limits, Why, left, refusal
+from saccade.inputs.media.opening import printable
 
 MEMORY = 4 << 30  # of address space: of that, Python and the libraries take about half of one
 REUSED = 200  # requests a child answers before a fresh one takes its place

@@ -14,7 +14,6 @@ from typing import NamedTuple
 
 import torch
 from jaxtyping import Bool, Float, Int
-from saccade.model.kept import Beginnings
 from torch import Tensor
 
 from saccade.core import tree as trees_
@@ -26,6 +25,7 @@ from saccade.model.attention import Asked, JudgedRow, Recent, Segment, Step, att
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
 from saccade.model.cuda_graphs import CudaGraphs, automatic
+from saccade.model.kept import Beginnings
 
 CHUNK = 2048  # prompt tokens a forward: what a prefill needs beside weights and keys
 Rules = Sequence[Sampling] | Mapping[int, Sampling]

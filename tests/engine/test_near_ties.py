@@ -75,13 +75,13 @@ def test_control_a_bug_is_no_near_tie(monkeypatch):
 
 
 def test_noise_is_what_the_number_of_rows_changes():
-    """Claim: the noise the oracle allows for is rounding: 1e-4 in fp32, over 1e-2 in bf16, and far
+    """Claim: the noise the oracle allows for is rounding: at most 1e-4 in fp32, and in bf16 far
     below the spread of the logits in both.
     """
-    for dtype, least, most in ((torch.float32, 0.0, 1e-4), (torch.bfloat16, 1e-2, 0.6)):
+    for dtype, most in ((torch.float32, 1e-4), (torch.bfloat16, 0.6)):
         inputs = video_input(0)
         inputs["pixel_values_videos"] = inputs["pixel_values_videos"].to(dtype)
         ids = truth("qwen2_5_vl")[:24]
         one = along(low(dtype), inputs, ids, 1)
         noise = float((along(low(dtype), inputs, ids, 8) - one).abs().max())
-        assert least <= noise <= most and noise < float(one.std()) / 4
+        assert noise <= most and noise < float(one.std()) / 4

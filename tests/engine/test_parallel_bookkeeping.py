@@ -50,7 +50,7 @@ def test_tokens_that_follow_a_refused_text_are_dropped():
     however late they come. Fails if epochs are not compared.
     """
     draft, script = scripted("pearl")
-    script.says(("ready", {0: 0}, 0.0), *token(0, 5))
+    script.says(("ready", {0: 0}, 0.0, 0.0), *token(0, 5))
     assert draft.propose({0: None})[0].tokens == (5,)
     script.says(*token(0, 6, 7))
     assert draft.extend({0: Tree((5,), (-1,), (None,))})[0].tokens == (5, 6)
@@ -78,7 +78,7 @@ def test_a_turn_that_samples_after_one_that_did_not_is_drafted_with_its_laws():
 def test_silence_is_an_error_and_the_end_of_the_process():
     """Claim: a draft that says nothing while it is waited for is killed and reported."""
     draft, script = scripted("pearl")
-    script.says(("ready", {0: 0}, 0.0))
+    script.says(("ready", {0: 0}, 0.0, 0.0))
     draft.propose({0: None})
     with pytest.raises(DraftFailed) as failed:
         draft.extend({0: Tree()})
@@ -101,7 +101,7 @@ def test_a_plain_token_that_the_draft_foresaw_makes_no_larger_batch():
     script.says(*token(0, 4))  # another before it heard of the target's prefill
     assert draft.extend(in_flight)[0].tokens == (1, 2, 3)
     draft.commit({0: [1, 2, 3, 4]})  # the target's own token is 4 as well
-    script.says(("ready", {0: 0}, 0.0), *token(1, *range(5, 20)))
+    script.says(("ready", {0: 0}, 0.0, 0.0), *token(1, *range(5, 20)))
     x1 = draft.extend({0: Tree()})
     assert x1[0].tokens == (5,)
     draft.commit({0: [5]})

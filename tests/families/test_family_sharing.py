@@ -222,9 +222,9 @@ def test_equal_towers_and_projectors_are_adopted(
     with counted(draft) as ran, drafted(monkeypatch) as read, monkeypatch.context() as patch:
         prompts = Backbone.prompts
 
-        def watched(self: Backbone, *args: Any) -> list[Prompt]:
+        def watched(self: Backbone, *args: Any, **options: Any) -> list[Prompt]:
             assert self is not draft, "the draft read the inputs"
-            return prompts(self, *args)
+            return prompts(self, *args, **options)
 
         patch.setattr(Backbone, "prompts", watched)
         result = run(target, draft, inputs)

@@ -28,10 +28,13 @@ from pretended import Record, pretend_gpus
 
 import saccade
 from saccade.core.costs import Costs
+from saccade.drafting.drafters import HeadDrafter
 from saccade.drafting.shapes import cost_measurement
 from saccade.methods import SYSTEMS
 
 ROOT = Path(__file__).parents[2]
+# Heads draft from hidden states, of which no forward is captured yet.
+METHODS = [name for name, recipe in SYSTEMS.items() if recipe.drafter is not HeadDrafter]
 TOKENS = 24
 FAMILY = "qwen2_5_vl"
 KINDS = ("sync", "transfer", "launch", "replay")
@@ -104,7 +107,7 @@ def count_every_method() -> dict[str, Counted]:
     """The second answer of each method: what is made once is there by then."""
     found = {}
     with pretend_gpus() as record:
-        for method in SYSTEMS:
+        for method in METHODS:
             target, draft = pair()
             answer(record, target, draft, method)
             found[method] = answer(record, target, draft, method)

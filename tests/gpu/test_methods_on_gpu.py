@@ -12,13 +12,11 @@ import torch
 from helpers import answered, few, truth
 from pretended import pretend_gpus
 
-from saccade.methods import SYSTEMS
-
 BUDGETS = json.loads(budgets.STORED.read_text())
 
 
 @pytest.mark.representatives(3)
-@pytest.mark.parametrize("method", SYSTEMS)
+@pytest.mark.parametrize("method", budgets.METHODS)
 def test_a_method_is_right_and_within_its_budget(method, caplog):
     """Claim: on a GPU a method gives the ids of `generate`, falls back on nothing, mixes no
     devices, waits for nothing while it captures, runs captured steps, and in a second answer does
@@ -52,7 +50,7 @@ def test_control_a_method_over_its_budget_is_seen():
 
 def test_no_budget_outlives_its_method():
     """Claim: the written rows are those of the methods there are."""
-    assert set(BUDGETS) == set(SYSTEMS)
+    assert set(BUDGETS) == set(budgets.METHODS)
 
 
 @pytest.mark.extra

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from saccade.bench.suites.shapes import suites
 from typer.testing import CliRunner
 
 from lab import claims, studies
@@ -19,6 +18,7 @@ from lab.claims.rule import MORE, SuitesMissing
 from saccade.bench import records
 from saccade.core.errors import OptionError
 from saccade.methods import resolve
+from saccade.world.suites import suites
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 STORED = StoredResults(RESULTS)

@@ -289,7 +289,7 @@ def spoken(recipe: Recipe) -> str:
 
 
 def anonymous(recipe: Recipe) -> Recipe:
-    return replace(recipe, name="", about="")
+    return replace(recipe, name="", about="", study="")
 
 
 @pytest.mark.parametrize("name", SYSTEMS)

@@ -21,7 +21,7 @@ def test_theta_gates_expansion_in_prose_and_inclusion_formally() -> None:
     trees = {}
     for rule in ("prose", "formal"):
         shape = replace(Sage(), rule=rule)
-        trees[rule] = set(plan(SURE, Reach(shape, alpha=1.0, most=8)))
+        trees[rule] = set(plan(SURE, Reach(shape, alpha=1.0, max_levels=8)))
     assert {path for path in trees["prose"] if len(path) == 1} == {(0,), (1,)}
     assert {path for path in trees["formal"] if len(path) == 1} == {(0,)}
     for tree in trees.values():
@@ -35,6 +35,6 @@ def test_width_decays_beyond_the_first_level_only() -> None:
     10 / 2 x (0.5 + .05) = 2.75, so three, children. Fails where the root's width is
     W x (0.5 + 1), which is 15."""
     flat = (0.05,) * 20
-    tree = plan(flat, Reach(replace(Sage(), theta=0.0, nodes=1000), alpha=0.0, most=3))
+    tree = plan(flat, Reach(replace(Sage(), theta=0.0, nodes=1000), alpha=0.0, max_levels=3))
     assert sorted(path for path in tree if len(path) == 1) == [(rank,) for rank in range(10)]
     assert {path[1] for path in tree if len(path) == 2} == {0, 1, 2}

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -31,6 +31,7 @@ from saccade.drafting.schedule import serial
 from saccade.drafting.shapes.policies import Chain
 from saccade.inputs.media import guard
 from saccade.model.session import Session
+from saccade.serve import completion_handler
 
 TEXTS = ["hi", "hello", "a red box"]
 
@@ -192,14 +193,18 @@ def test_an_error_in_writing_ends_that_answer_alone(models, plain, monkeypatch):
     """Claim: a tokenizer that fails over one piece ends that stream with an error event."""
     engine = made(models, "ar")
     calls: list[int] = []
+    detokenizer = completion_handler.StreamingDetokenizer
 
-    def decode(ids: Sequence[int]) -> str:
-        calls.append(len(ids))
-        if len(calls) == 3:
-            raise OverflowError("out of range integral type conversion attempted")
-        return models.target.tokenizer.decode(list(ids), skip_special_tokens=True)
+    def failing(decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> Any:
+        def fail_once(ids: Sequence[int]) -> str:
+            calls.append(len(ids))
+            if len(calls) == 3:
+                raise OverflowError("out of range integral type conversion attempted")
+            return decode(ids)
 
-    object.__setattr__(engine, "decode", decode)
+        return detokenizer(fail_once, stops)
+
+    monkeypatch.setattr(completion_handler, "StreamingDetokenizer", failing)
     with serving(lambda: engine) as live:
         broken = live.ask(stream=True).text
         assert '"code": 500' in broken and "integral" not in broken and "[DONE]" in broken
