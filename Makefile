@@ -2,8 +2,8 @@
 .PHONY: check pages-check test cases laws quick slow typed scale oldest newest bench demo wheel results families mutants rounding fuzz vllm vllm-bench peers docs listed numbers screens gpu-budgets
 
 check: pages-check  ## lint, format, types, and pages that commands make
-	uv run ruff check src tests lab examples docs
-	uv run ruff format --check src tests lab examples docs
+	uv run ruff check .
+	uv run ruff format --check .
 	uv run mypy
 
 pages-check:  ## every page and table that a command makes is what it makes of the stored runs today

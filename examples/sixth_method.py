@@ -20,7 +20,7 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
 from saccade.drafting.shapes.policies import Chain, confidence
 from saccade.drafting.views.basic import Guide, Pruned
-from saccade.drafting.views.saliency import temporal, top
+from saccade.drafting.views.saliency import normalise, temporal, top
 
 KEEP = 0.1
 LONGEST = 12
@@ -29,7 +29,7 @@ THRESHOLD = 0.4
 
 def moving(prompt: Prompt, guide: Guide, budget: int) -> Tensor:
     """The visual tokens that differ most from the same cell a frame before and a frame after."""
-    change = temporal(prompt.embeds[prompt.visual], prompt.grid)
+    change = temporal(normalise(prompt.embeds[prompt.visual]), prompt.grid)
     return top(change, budget)
 
 

@@ -11,6 +11,8 @@ from typer.core import TyperGroup
 from saccade.cli.application import OTHER_OPTIONS, SECTIONS, app
 
 BEGIN = "<!-- `make listed` writes from here -->"
+# The commands that answer with a user's models; docs/options.md says so in its head.
+ANSWERING = ("describe", "chat", "watch", "caption", "compare", "serve", "ui", "bench")
 
 
 def options_table() -> str:
@@ -27,8 +29,16 @@ def options_table() -> str:
         if rows:
             lines += ["", f"## {title}", "", "| option | what it does | commands |", "|-|-|-|"]
         for (_, option, text), names in rows:
-            lines.append(f"| `{option}` | {text} | {', '.join(names)} |")
+            lines.append(f"| `{option}` | {text} | {', '.join(_shorten(names))} |")
     return "\n".join(lines[1:]) + "\n"
+
+
+def _shorten(commands: list[str]) -> list[str]:
+    """Returns the commands, with one word for all of ``ANSWERING`` where they are among them."""
+    answering = [f"`{name}`" for name in ANSWERING]
+    if not {*answering} <= {*commands}:
+        return commands
+    return ["*all*", *(name for name in commands if name not in answering)]
 
 
 def _documented_options() -> Iterator[tuple[str, str, str, str]]:

@@ -35,7 +35,6 @@ from lab.ratios import (
 from saccade.bench.compare import BASELINE, resolve_methods, run_interleaved
 from saccade.bench.peers import TimedRun
 from saccade.bench.runner import media_arguments
-from saccade.bench.suites import shapes
 from saccade.bench.suites.types import Item
 from saccade.core.capabilities import Capabilities
 from saccade.core.errors import OptionError
@@ -47,6 +46,7 @@ from saccade.engine.generate import run
 from saccade.engine.trace import environment
 from saccade.inputs import Loaded, ask, questions
 from saccade.model.backbone import Backbone
+from saccade.world import suites as shapes
 
 FAST = (AUTO, "sd/shape=fit", "specvlm/shape=fit", "sd/view=uniform/keep=0.1/shape=fit")
 FIXED = (*FAST[1:], "sd", "specvlm", "sage", "hippo/schedule=serial", "lookup", "tabed")

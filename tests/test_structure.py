@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ast
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 
@@ -39,7 +39,7 @@ API = [
 # A package imports from itself and from those that stand before it in its line. Imports for type
 # checkers and those inside functions count like any other. Inputs need the model to load one.
 ENGINE = ("core", "model", "drafting", "methods", "engine")
-APPLICATIONS = ("world", "corpus", "bench", "ui", "serve", "vllm", "cli")
+APPLICATIONS = ("corpus", "bench", "world", "ui", "serve", "vllm", "cli")
 MAY = {
     **{name: ENGINE[: place + 1] for place, name in enumerate(ENGINE)},
     "inputs": ("core", "model", "inputs"),
@@ -54,7 +54,7 @@ THE_MODELS = {
     "model.session",
     "model.attention",
     "model.backbone",
-    "model.prompting",
+    "model.prompt_reader",
 }
 
 FILES = sorted(PACKAGE.rglob("*.py"))
@@ -69,9 +69,9 @@ def _name(path: Path, root: Path = PACKAGE) -> str:
 MODULES = {_name(path): path for path in FILES}
 
 
-def _said(path: Path) -> Iterator[str]:
-    """Every dotted name that a file imports, wherever in the file."""
-    for node in ast.walk(ast.parse(path.read_text())):
+def _imported_names(nodes: Iterable[ast.AST], path: Path) -> Iterator[str]:
+    """Every dotted name that these statements of a file import."""
+    for node in nodes:
         if isinstance(node, ast.Import):
             yield from (alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -79,11 +79,21 @@ def _said(path: Path) -> Iterator[str]:
             yield from (f"{node.module}.{alias.name}" for alias in node.names)
 
 
+def _all_imported_names(path: Path) -> Iterator[str]:
+    """Every dotted name that a file imports, wherever in the file."""
+    return _imported_names(ast.walk(ast.parse(path.read_text())), path)
+
+
 @cache
 def _imports(path: Path) -> frozenset[str]:
     """The modules of the package that a file imports, as dotted names below ``saccade``."""
+    return _modules(_all_imported_names(path))
+
+
+def _modules(names: Iterable[str]) -> frozenset[str]:
+    """The modules of the package among dotted names, or in which such a name is."""
     found = set()
-    for name in _said(path):
+    for name in names:
         if name.startswith("saccade."):
             module = name.removeprefix("saccade.")
             while module not in MODULES:
@@ -136,6 +146,42 @@ def test_imports_go_one_way():
     assert not found
 
 
+# Nothing outside ``world/`` needs the drawn clips: a command that shows one imports this, late.
+DOOR = "world.demo"
+# What a user's own target may be given: a draft is trained for it, on the user's data or the clips.
+TRAINING = {"cli.train_draft": {"world.train_draft.recipes", "world.train_draft.run"}}
+
+
+def _drawn_imports(own: str, path: Path) -> set[str]:
+    """The modules of the drawn world that a file should not import as it does: any but the door,
+    and the door itself before it is needed."""
+    early = _modules(_imported_names(ast.parse(path.read_text()).body, path))
+    drawn = {name for name in _imports(path) if name.split(".")[0] == "world"}
+    return (drawn - {DOOR} | drawn & early) - TRAINING.get(own, set())
+
+
+def test_the_drawn_world_is_reached_through_the_demo_alone():
+    """Claim: outside its own package nothing imports the drawn world except through the one module
+    that the demo owns, and that inside a function. Fails where a user's own path, as ``serve`` and
+    ``corpus`` are, draws. Control: a module that does so is seen."""
+    found = {
+        own: drawn
+        for own, path in MODULES.items()
+        if own.split(".")[0] != "world" and (drawn := _drawn_imports(own, path))
+    }
+    assert not found
+
+
+def test_control_a_drawn_import_is_seen(tmp_path):
+    """Control: another module of the drawn world, and an early import of the door."""
+    file = tmp_path / "routes.py"
+    file.write_text("def late():\n    from saccade.world import demo, scenes\n")
+    assert _drawn_imports("serve.routes", file) == {"world.scenes"}
+    early = tmp_path / "queue.py"
+    early.write_text("from saccade.world import demo\n")
+    assert _drawn_imports("serve.queue", early) == {"world.demo"}
+
+
 def test_no_modules_import_each_other():
     """Claim: inside a package too there are no circles."""
     assert not _circles()
@@ -174,8 +220,10 @@ def test_a_class_of_the_engine_part_has_its_name_alone():
 def test_the_wheel_knows_nothing_of_the_evidence():
     """Claim: nothing in the package imports ``lab``, which is not installed with it.
     Control: a module of lab is seen to import another."""
-    assert not any(name.split(".")[0] == "lab" for path in FILES for name in _said(path))
-    own = _said(ROOT / "lab" / "studies" / "__init__.py")
+    assert not any(
+        name.split(".")[0] == "lab" for path in FILES for name in _all_imported_names(path)
+    )
+    own = _all_imported_names(ROOT / "lab" / "studies" / "__init__.py")
     assert any(name.startswith("lab.") for name in own)
 
 

@@ -12,6 +12,7 @@ from typing import Annotated
 import typer
 
 from saccade.cli.terminal import out
+from saccade.methods.listing import Listing
 
 METHODS, OPTIONS = Path("docs/methods/README.md"), Path("docs/options.md")
 BEGIN = "<!-- `make listed` writes from here -->"
@@ -55,7 +56,7 @@ def pairs(
         float, typer.Option(min=0.001, max=1, help="The share of them the draft reads.")
     ] = 0.1,
 ) -> None:
-    """Print docs/families.md's table of pairs: what they need and may gain on a GPU in bfloat16."""
+    """Print the table of docs/results/pairs.md: what pairs need and may gain on a GPU."""
     from lab.hardware.pairs import table
 
     typer.echo(table(tokens, keep))
@@ -69,13 +70,15 @@ def numbers(
         "docs/numbers.md"
     ),
 ) -> None:
-    """Write the tables of docs/numbers.md, and a chart of each processor beside it."""
-    from lab import chart
+    """Write the tables of docs/numbers.md, a chart of each processor beside it, and the page of
+    every ratio beside the runs."""
+    from lab import chart, speed_page
     from lab import numbers as tables
 
     page.write_text(tables.page_with(page.read_text(), tables.tables_by_name(results)))
     for name, run in chart.RUNS.items():
         chart.write_chart(results / run, page.parent / name)
+    (results / "speed.md").write_text(speed_page.page(results))
     out.print(f"wrote the numbers to {page}", markup=False, soft_wrap=True)
 
 
@@ -93,14 +96,30 @@ def listed(
 
     method_listing = names.listing()
     listing.save_listing(method_listing)
-    page.write_text(replace_table(page.read_text(), methods_table(method_listing.methods), BEGIN))
+    page.write_text(replace_table(page.read_text(), methods_tables(method_listing), BEGIN))
     options = options_table.options_table()
     options_page.write_text(replace_table(options_page.read_text(), options, options_table.BEGIN))
     out.print(f"wrote {listing.LISTED}, {page} and {options_page}", markup=False, soft_wrap=True)
 
 
+def methods_tables(listing: Listing) -> str:
+    """Returns a Markdown table of the methods, and one of the studies with their reasons."""
+    useful, studies = listing.split_studies()
+    by_reason: dict[str, list[str]] = {}
+    for name, fields in studies.items():
+        by_reason.setdefault(fields["study"], []).append(f"`{name}`")
+    reasons = "".join(f"* {', '.join(names)}: {why}.\n" for why, names in by_reason.items())
+    return (
+        methods_table(useful)
+        + "\n### Studies\n\nThese were slower than plain decoding in every stored run of answers. "
+        + "All runs were on CPUs.\n\n"
+        + methods_table(studies)
+        + f"\nWhy they were slower:\n\n{reasons}"
+    )
+
+
 def methods_table(methods: Mapping[str, Mapping[str, str]]) -> str:
-    """Returns a Markdown table of every method with what it does and its main parts."""
+    """Returns a Markdown table of methods with what each does and its main parts."""
     columns = ("drafter", "view", "shape", "schedule")
     rows = (
         "| "

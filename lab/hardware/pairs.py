@@ -1,4 +1,4 @@
-"""Makes the table of docs/families.md: what pairs of published shapes need and may gain."""
+"""Makes the table of docs/results/pairs.md: what pairs of published shapes need and may gain."""
 
 from __future__ import annotations
 

@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from saccade.bench.suites.shapes import LENGTHS, suites
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
@@ -21,6 +20,7 @@ from saccade.inputs import Loaded, ask
 from saccade.inputs.media import Clip
 from saccade.model.memory import PeakMemory
 from saccade.model.session import Session
+from saccade.world.suites import LENGTHS, suites
 
 
 @dataclass(frozen=True)

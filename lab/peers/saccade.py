@@ -16,7 +16,7 @@ from saccade.bench.peers import Peer, hf, hf_assisted, hf_assisted_seeing, hf_lo
 from saccade.core.prompt import Inputs
 from saccade.engine.generate import run
 from saccade.inputs import Loaded, ask, load, load_pair
-from saccade.world import drawing
+from saccade.inputs.media.clip import make_clip
 
 
 @dataclass(frozen=True)
@@ -39,9 +39,7 @@ def load_task(task: Task) -> PairWithClip:
     torch.set_num_threads(task.threads)
     target, draft = load_pair("shapes", "shapes-draft")
     assert draft is not None
-    return PairWithClip(
-        target, draft, drawing.make_clip(np.load(task.frames), task.seconds), task.words
-    )
+    return PairWithClip(target, draft, make_clip(np.load(task.frames), task.seconds), task.words)
 
 
 def with_processor_time(
@@ -105,7 +103,7 @@ def plain_decoding(seconds: Callable[[Task], float]) -> Callable[[Task], Callabl
 
     def start(task: Task) -> Callable[[int], Turn]:
         target = load("shapes", positions="trained")
-        clip = drawing.make_clip(np.load(task.frames), seconds(task))
+        clip = make_clip(np.load(task.frames), seconds(task))
 
         def answer(tokens: int) -> Turn:
             inputs = ask(target, task.words, clips=[clip])

@@ -16,8 +16,8 @@ from lab.studies.specvlm import measure_over_shares, measure_tau_differences
 from lab.studies.study import Study
 from saccade.bench import draft_only, text_scores
 from saccade.bench.runner import media_arguments
-from saccade.bench.suites.shapes import LENGTHS, SHORTEST, suites
 from saccade.inputs import ask
+from saccade.world.suites import LENGTHS, SHORTEST, suites
 
 EDGE = 0.1  # The share of a frame's height that is its top, and that is its bottom.
 EDGE_VIEWS = ("attention", "specvlm", "holistic", "random", "uniform")  # Each keeps a tenth.

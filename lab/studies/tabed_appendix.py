@@ -27,12 +27,12 @@ from lab.studies.study import Study
 from lab.studies.tabed import unseen_picture
 from saccade.bench import text_scores
 from saccade.bench.runner import media_arguments
-from saccade.bench.suites.shapes import TASKS, suites
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.engine.generate import run
 from saccade.inputs import Loaded, ask
 from saccade.inputs.captions import SHAPES, ImageToText, captioner
+from saccade.world.suites import TASKS, suites
 
 TURNS = 5  # Turns of each that is timed, after a warm-up.
 PICTURES = (1, 2, 5)

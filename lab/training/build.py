@@ -1,5 +1,6 @@
 """Makes, writes and loads the pair's tokenizer, processor and checkpoint folders."""
 
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -16,6 +17,8 @@ from transformers import (
 )
 
 from lab.training.model import SPECIAL, SPECIAL_ID, VOCAB, create
+from saccade.inputs.checkpoints import EMBEDDED
+from saccade.inputs.training_domain import DOMAIN_FILE
 from saccade.world import dialogues, scenes
 
 CHAT_TEMPLATE = (
@@ -118,6 +121,7 @@ def save(
     )
     rounded.save_pretrained(folder)
     proc.save_pretrained(folder)
+    shutil.copy(EMBEDDED / "target" / DOMAIN_FILE, folder)
     for file in folder.iterdir():
         file.chmod(0o644)
 

@@ -9,8 +9,8 @@ import pytest
 from written_out import Embedded, Ran
 
 from saccade.bench import runner
-from saccade.bench.suites import shapes
 from saccade.inputs import load
+from saccade.world import suites as shapes
 
 METHODS = ("hf", "specvlm", "ar")  # ar not first on purpose
 

@@ -13,10 +13,10 @@ from written_out import Embedded
 
 from saccade.bench.compare import BASELINE, resolve_methods, run_interleaved
 from saccade.bench.peers import PEERS, TimedRun, peer_run
-from saccade.bench.suites import shapes
 from saccade.core.prompt import Inputs
 from saccade.inputs import Pair, ask
 from saccade.inputs.media import Clip
+from saccade.world import suites as shapes
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -18,7 +18,6 @@ import saccade.drafting.schedule
 from saccade.bench import records, runner
 from saccade.bench.peers import PEERS, TimedRun
 from saccade.bench.records import Answer
-from saccade.bench.suites import shapes
 from saccade.bench.suites.types import Item
 from saccade.core.errors import MethodError, OptionError
 from saccade.core.result import Verdict
@@ -26,6 +25,7 @@ from saccade.core.tree import ROOT, Tree
 from saccade.core.verify import verify
 from saccade.drafting.drafters import ModelDrafter
 from saccade.inputs import Pair
+from saccade.world import suites as shapes
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

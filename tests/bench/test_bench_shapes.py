@@ -11,12 +11,12 @@ import pytest
 from written_out import Embedded
 
 import saccade
-from saccade.bench.suites import shapes
 from saccade.bench.suites.benchmarks import SECOND_TURNS
 from saccade.bench.suites.types import Item, Suite
 from saccade.inputs import ask
 from saccade.inputs.media import Clip
 from saccade.world import descriptions, dialogues, drawing, scenes
+from saccade.world import suites as shapes
 
 SUITES = shapes.suites()
 STATED = {"": 256, "-2k": 2048, "-8k": 8192, "-10k": 10240}
@@ -193,13 +193,13 @@ def test_seeds_are_nobody_elses() -> None:
     found: dict[str, int] = {}
     training = Path(__file__).parents[2] / "lab"
     for path in [*root.rglob("*.py"), *training.rglob("*.py")]:
-        if path == root / "bench" / "suites" / "shapes.py":
+        if path == root / "world" / "suites.py":
             continue
         for name, number in re.findall(r"\b(\w*SEED)\b[^=\n]*= ([\d_]+)", path.read_text()):
             found[f"{path.stem}.{name}"] = int(number)
         for number in re.findall(r"\b[1-9]\d{0,2}_\d{3}_\d{3}\b", path.read_text()):
             found[f"{path.stem}.{number}"] = int(number)
-    known = {"samples.EVAL_SEED", "agreement.FIRST_SEED", "calibrate.FIRST_SEED"}
+    known = {"samples.EVAL_SEED", "agreement.FIRST_SEED", "demo.CALIBRATION_SEED"}
     assert known <= set(found) and found["samples.EVAL_SEED"] == 10_000_000
     assert 20_000_002 in found.values()  # the demo's
     near = {n: v for n, v in found.items() if abs(v - shapes.FIRST_SEED) < 10_000_000}

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from saccade.bench import runner
-from saccade.bench.suites import shapes
+from saccade.world import suites as shapes
 
 Call = Callable[..., tuple[int, str, str]]
 METHODS = "ar,specvlm,hf"

@@ -13,6 +13,7 @@ import pytest
 
 from saccade.bench.hardware.disturbance import DisturbanceWatch
 from saccade.inputs.checkpoints import EMBEDDED
+from saccade.inputs.training_domain import read_training_domain
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -248,16 +249,15 @@ def test_the_embedded_pair_says_what_it_does_not_know(
     line, and among the JSON's warnings; about a drawn clip, and with --quiet, it is not."""
     from PIL import Image
 
-    from saccade.world.drawn_world import FOREIGN_CLIP_WARNING
+    domain = read_training_domain("shapes")
+    assert domain is not None
+    warning = domain.warning
 
     noise = np.random.default_rng(0).integers(0, 256, (112, 112, 3), dtype=np.uint8)
     picture = tmp_path / "photo.png"
     Image.fromarray(noise).save(picture)
     words = ["--max-new-tokens", 4, "--method", "ar"]
     _, printed, said = call("describe", picture, *words, "--json")
-    assert (
-        FOREIGN_CLIP_WARNING in said.splitlines()
-        and FOREIGN_CLIP_WARNING in json.loads(printed)["warnings"]
-    )
-    assert FOREIGN_CLIP_WARNING not in call("describe", picture, *words, "--quiet")[2]
-    assert FOREIGN_CLIP_WARNING not in call("describe", clip, *words)[2]
+    assert warning in said.splitlines() and warning in json.loads(printed)["warnings"]
+    assert warning not in call("describe", picture, *words, "--quiet")[2]
+    assert warning not in call("describe", clip, *words)[2]

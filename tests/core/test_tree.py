@@ -106,15 +106,14 @@ def test_shared_counts_leading_nodes_with_equal_token_and_parent():
         Tree((-1,), (ROOT,), (None,)),
     ],
 )
-def test_check_refuses_what_is_not_a_tree(bad):
-    """Claim: ragged fields, parents after children or below ROOT, and unknown ids are refused."""
-    with pytest.raises(ValueError):
-        t.check(bad, 4)
+def test_what_is_not_a_tree_has_a_fault(bad):
+    """Claim: ragged fields, parents after children or below ROOT, and unknown ids are faults."""
+    assert t.find_fault(bad, 4) is not None
 
 
 @settings(max_examples=30)
 @given(ROWS)
-def test_check_lets_every_tree_pass(rows):
-    """Claim: nothing sound is refused. The control of the test above."""
+def test_a_sound_tree_has_no_fault(rows):
+    """Claim: nothing sound has a fault. The control of the test above."""
     tree = grown(rows)
-    assert t.check(tree, 10**6) is None
+    assert t.find_fault(tree, 10**6) is None

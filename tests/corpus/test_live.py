@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,7 @@ import numpy as np
 import pytest
 import torch
 import zoo
+from heads import head_of
 
 import saccade
 from saccade.core.errors import OptionError, SaccadeError
@@ -234,3 +236,23 @@ def test_misuse_is_told_in_a_sentence():
         stream.finish()
         expected = truth(live, "And now?")
         assert list(live.ask("And now?").ids) == expected
+
+
+@pytest.mark.parametrize("kind", ["mtp", "specforge"])
+def test_a_head_drafts_for_a_live_video(kind):
+    """Claim: a head drafts for answers about a live video, whose frames are read ahead and whose
+    oldest are dropped. Fails if a row that is read ahead or read again has no hidden states."""
+    target = zoo.member("qwen2.5-vl")
+    head = head_of(target.backbone.model, kind)
+    pair = Pair(replace(target, backbone=head.target), replace(target, backbone=head))
+    settings: dict[str, Any] = {"window": "16 frames", "segment": 2, "max_new_tokens": COUNT}
+    with saccade.Model(pair, "head").watch(**settings, do_sample=False) as live:
+        for number in range(31):
+            live.append(frame(number))
+            if number in (0, 7, 8, 30):
+                expected = truth(live, "What is there?")
+                result = live.ask("What is there?")
+                assert list(result.ids) == expected, number
+                assert result.fallback_reason is None and not result.warnings
+                assert any(round.tokens for round in result.rounds)
+        assert live.kept_seconds[0] > 0

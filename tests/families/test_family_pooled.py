@@ -22,7 +22,7 @@ from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.pruning import POOLED, POOLED_AFTER
 from saccade.model.backbone import Backbone
-from saccade.model.prompting import average_blocks
+from saccade.model.prompt_reader import average_blocks
 from saccade.model.session import Session
 
 CASES = [

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from saccade.bench.suites.shapes import suites
 from typer.testing import CliRunner
 
 from lab import claims, studies
@@ -16,7 +17,6 @@ from lab.claims import hippo, runs, sage, tabed, theory
 from lab.claims.claim import ACCEPTED, StoredResults
 from lab.claims.rule import MORE, SuitesMissing
 from saccade.bench import records
-from saccade.bench.suites.shapes import suites
 from saccade.core.errors import OptionError
 from saccade.methods import resolve
 

@@ -33,7 +33,7 @@ def _methods(page: str) -> str:
     from lab.hardware.vllm_comparison import replace_table
     from saccade.methods import names
 
-    return replace_table(page, pages.methods_table(names.listing().methods), pages.BEGIN)
+    return replace_table(page, pages.methods_tables(names.listing()), pages.BEGIN)
 
 
 def _options(page: str) -> str:
@@ -49,6 +49,12 @@ def _numbers(page: str) -> str:
     return numbers.page_with(page, numbers.tables_by_name(RESULTS))
 
 
+def _speed(page: str) -> str:
+    from lab import speed_page
+
+    return speed_page.page(RESULTS)
+
+
 def _claims(page: str) -> str:
     from lab import claims
     from lab.claims.claim import StoredResults
@@ -62,7 +68,7 @@ def _scaling(page: str) -> str:
     return page if scaling.page() in page else scaling.page()
 
 
-def _families(page: str) -> str:
+def _pairs(page: str) -> str:
     from lab.hardware.pairs import table
 
     pairs = table(8192, 0.1)
@@ -140,9 +146,10 @@ PAGES: dict[str, Callable[[str], str]] = {
     "methods/README.md": _methods,
     "options.md": _options,
     "numbers.md": _numbers,
-    "families.md": _families,
+    "results/pairs.md": _pairs,
     "vllm.md": _vllm,
     "results/claims.md": _claims,
+    "results/speed.md": _speed,
     "results/scaling.md": _scaling,
     "results/peers.md": _peers,
     "results/methods.md": _all_methods,

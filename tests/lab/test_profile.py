@@ -21,7 +21,6 @@ from lab.hardware.profile import (
 )
 from saccade.bench.compare import resolve_methods
 from saccade.bench.runner import media_arguments
-from saccade.bench.suites import shapes
 from saccade.core.errors import OptionError
 from saccade.core.result import RoundRecord
 from saccade.core.tree import ROOT
@@ -29,6 +28,7 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes import cost_measurement
 from saccade.inputs import ask
 from saccade.methods import resolve
+from saccade.world import suites as shapes
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -15,11 +15,11 @@ from lab.ratios import Goal, InterleavedRuns
 from lab.speed import Pair, Part, ViewOfAnotherVideo
 from saccade.bench.compare import resolve_methods, run_interleaved
 from saccade.bench.peers import TimedRun
-from saccade.bench.suites import shapes
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Prefill
 from saccade.engine.generate import run
 from saccade.methods import resolve
+from saccade.world import suites as shapes
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

@@ -18,10 +18,10 @@ from lab import draw, studies
 from lab.studies import hippo, methods, specvlm
 from lab.studies.experiment import Experiment
 from saccade.bench.records import Answer
-from saccade.bench.suites import shapes
 from saccade.bench.suites.types import Item
 from saccade.drafting.views.basic import RANDOM
 from saccade.inputs import ask
+from saccade.world import suites as shapes
 
 pytestmark = pytest.mark.usefixtures("pair", "unchecked")
 

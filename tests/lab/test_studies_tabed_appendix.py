@@ -14,9 +14,9 @@ import pytest
 from lab import draw, studies
 from lab.studies import Experiment, tabed_appendix
 from saccade.bench import records, text_scores
-from saccade.bench.suites.shapes import TASKS, suites
 from saccade.core.errors import OptionError
 from saccade.inputs import load
+from saccade.world.suites import TASKS, suites
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 pytestmark = pytest.mark.usefixtures("unchecked")

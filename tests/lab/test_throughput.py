@@ -7,9 +7,9 @@ from itertools import islice
 import pytest
 
 from lab.hardware import throughput
-from saccade.bench.suites.shapes import suites
 from saccade.engine.request import Request
 from saccade.inputs import Loaded, load
+from saccade.world.suites import suites
 
 
 def _pair() -> tuple[Loaded, Loaded]:

@@ -48,6 +48,7 @@ from saccade.drafting.parallel import child
 from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import NO_MEMORY_REASON, MemoryGuard, parallel
+from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.basic import Fixed, Several, uniform
 from saccade.methods import (
@@ -157,6 +158,9 @@ class Tables:
         self, prefills: Sequence[Prefill], prompts: Sequence[Prompt], *, can_reselect: bool = False
     ) -> None: ...
 
+    def read(self, number: int, prefill: Prefill, prompt: Prompt) -> None:
+        """A head's session reads a prompt so."""
+
     def end(self, request: int) -> None: ...
 
     def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
@@ -198,6 +202,7 @@ MODEL: Any = SimpleNamespace(
     shares_rows_with=lambda other: True,
     can_coarsen=False,
     shares_vision_with=lambda other: False,
+    is_rounded_copy_of=lambda other: False,
     adopt=lambda prompt: prompt,
     embed_missing_rows=lambda prompt: prompt,
     first_layers=lambda count: MODEL,
@@ -386,6 +391,8 @@ class Play:
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(draft_module, "Session", tables)
+            patch.setattr(draft_module, "HeadSession", tables)
+            patch.setattr(Setup, "head", lambda setup: setup.draft)
             patch.setattr(child, "Session", tables)
             patch.setattr(sampling, "uniform", lambda *key: self._random(*key))
             self.tables.patched(patch, lambda law, u: self._draw(law, u))

@@ -131,14 +131,14 @@ def test_a_failed_draft_is_given_up_with_its_reason():
 
 def _take_back(patch: pytest.MonkeyPatch) -> None:
     """What Saccade did once: the whole tree is thrown away."""
-    handed_over = Fallback._handed_over
+    handed_over = Fallback._sound_trees
 
     def wrong(self: Fallback, otherwise: Any, draft: Any) -> Any:
         failed_before = self.reason is not None
         trees = handed_over(self, otherwise, draft)
         return dict(otherwise) if self.reason and not failed_before else trees
 
-    patch.setattr(Fallback, "_handed_over", wrong)
+    patch.setattr(Fallback, "_sound_trees", wrong)
 
 
 @pytest.mark.parametrize("failure", FAILURES)

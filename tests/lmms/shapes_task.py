@@ -12,8 +12,8 @@ from typing import Any
 
 from PIL import Image
 
-from saccade.bench.suites import shapes
 from saccade.world import drawing, scenes
+from saccade.world import suites as shapes
 
 TASKS = Path(__file__).parent / "task"
 FOLDER = Path("runs/lmms")  # from where lmms-eval is run

@@ -147,9 +147,11 @@ def test_what_could_not_be_chosen_is_refused(brought: dict, says: str) -> None:
 
 def test_two_files_may_not_bring_one_name(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: a name that is there already is refused, and both files are named."""
-    monkeypatch.setattr(registry, "BROUGHT", [*registry.BROUGHT, ("mine", registry.BROUGHT[0][1])])
-    with pytest.raises(MethodError, match="both saccade.methods.baselines and mine bring 'ar'"):
-        registry._table(lambda file: ((each.name, each) for each in file.recipes))
+    monkeypatch.setattr(
+        registry, "PROVIDED", [*registry.PROVIDED, ("mine", registry.PROVIDED[0][1])]
+    )
+    with pytest.raises(MethodError, match="both saccade.methods.baselines and mine provide 'ar'"):
+        registry._collect(lambda file: ((each.name, each) for each in file.recipes))
 
 
 def blocks() -> Iterator[str]:
@@ -160,6 +162,6 @@ def test_the_pages_method_works_as_it_is_written(tmp_path: Path) -> None:
     """Claim: the page's file, copied out of it, brings what the page says."""
     path = tmp_path / "of_the_page.py"
     path.write_text(next(blocks()))
-    brought = registry.provided("the page", registry._load_file(path))
+    brought = registry.read_provides("the page", registry._load_file(path))
     assert [recipe.name for recipe in brought.recipes] == ["ours"]
     assert brought.families[0].parse("8").spelling == "doubling-8"

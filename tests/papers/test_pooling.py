@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 from torch.nn.functional import avg_pool2d, gelu
 
-from saccade.model.prompting import average_blocks
+from saccade.model.prompt_reader import average_blocks
 
 SIDE, HALF = 24, 12
 

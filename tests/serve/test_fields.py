@@ -22,9 +22,9 @@ from serve.live import (
 )  # fmt: skip
 
 import saccade
+from saccade.inputs.training_domain import read_training_domain
 from saccade.serve.api_errors import NOT_SUPPORTED
 from saccade.serve.request_schema import IGNORED_FIELDS, ChatRequest, TextRequest
-from saccade.world.drawn_world import FOREIGN_CLIP_WARNING
 
 DOCS = Path(__file__).parents[2] / "docs/http.md"
 
@@ -334,6 +334,13 @@ def test_a_document_that_is_none_is_reported(server, part, param):
     assert said["code"] == 400 and said["param"] == param
 
 
+def domain_warning() -> str:
+    """What the embedded pair says of pictures it was not trained on."""
+    domain = read_training_domain("shapes")
+    assert domain is not None
+    return domain.warning
+
+
 @pytest.mark.extra
 def test_what_the_embedded_pair_cannot_know_is_reported(server, clips, tmp_path):
     """Claim: asked about frames that are not of its drawn world, the embedded pair's answer says
@@ -343,8 +350,8 @@ def test_what_the_embedded_pair_cannot_know_is_reported(server, clips, tmp_path)
     photo, clip = image_part(tmp_path / "photo.png"), video_part(clips[0])
     for content, told in (([photo], True), ([clip, photo], True), ([clip], False), ([], False)):
         body = server.ask([*content, text_part("What is this?")]).json()
-        assert (FOREIGN_CLIP_WARNING in body["saccade"]["warnings"]) == told
+        assert (domain_warning() in body["saccade"]["warnings"]) == told
     more = dict(stream=True, stream_options={"include_usage": True})
     text = server.ask([photo, text_part("What is this?")], **more).text
     last = [line for line in text.splitlines() if line.startswith("data: {")][-1]
-    assert FOREIGN_CLIP_WARNING in json.loads(last[6:])["saccade"]["warnings"]
+    assert domain_warning() in json.loads(last[6:])["saccade"]["warnings"]

@@ -38,9 +38,9 @@ from saccade import cli
 from saccade.cli import serve as command
 from saccade.core.errors import ModelError, OptionError
 from saccade.inputs.media.fetch import Sources
+from saccade.inputs.training_domain import read_training_domain
 from saccade.serve.server_settings import ServerSettings
 from saccade.serve.service import Engine, Service
-from saccade.world.drawn_world import FOREIGN_CLIP_WARNING
 
 LONG = dict(temperature=2.0, seed=1, max_tokens=40)
 
@@ -295,7 +295,8 @@ def process(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
     with subprocess.Popen(serve, stderr=subprocess.PIPE, text=True) as running:
         assert running.stderr is not None
         try:
-            assert running.stderr.readline() == FOREIGN_CLIP_WARNING + "\n"
+            domain = read_training_domain("shapes")
+            assert domain is not None and running.stderr.readline() == domain.warning + "\n"
             line = running.stderr.readline()
             found = re.search(r"http://[0-9.:]+", line)
             assert found, line + running.stderr.read()

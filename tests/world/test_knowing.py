@@ -2,34 +2,52 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import numpy as np
 import pytest
 
+from saccade.core.errors import ModelError
 from saccade.inputs import checkpoints, media
-from saccade.world import drawing, drawn_world, scenes
+from saccade.inputs.training_domain import (
+    DOMAIN_FILE,
+    TrainingDomain,
+    read_training_domain,
+    warn_outside_domain,
+)
+from saccade.world import drawing, scenes
+
+
+@pytest.fixture(scope="module")
+def domain() -> TrainingDomain:
+    """What the embedded pair's own file says."""
+    read = read_training_domain("shapes")
+    assert read is not None
+    return read
 
 
 @pytest.mark.parametrize("size", [56, 112, 224, (120, 200)])
-def test_every_drawn_clip_is_of_the_world(size: int | tuple[int, int]) -> None:
+def test_every_drawn_clip_is_of_the_world(
+    domain: TrainingDomain, size: int | tuple[int, int]
+) -> None:
     """Claim: scenes of every texture, of any size and any number of frames, are recognised.
 
     150 scenes: were one in 50 refused, this would pass one time in 20."""
     sides = (size, size) if isinstance(size, int) else size
     for seed in range(20_000_000, 20_000_150):
-        assert drawn_world.is_drawn_world(drawing.render(scenes.scene(seed), 3, *sides)), seed
+        assert domain.includes(drawing.render(scenes.scene(seed), 3, *sides)), seed
 
 
-def test_a_clip_that_was_compressed_still_is(tmp_path: Path) -> None:
+def test_a_clip_that_was_compressed_still_is(domain: TrainingDomain, tmp_path: Path) -> None:
     """Claim: what was written as H.264 and read again is recognised, one picture too."""
     for seed in range(20_000_001, 20_000_007):
         path = tmp_path / f"{seed}.mp4"
         drawing.write_clip(scenes.scene(seed), path, 16, 112)
         clip = media.read(path)
-        assert drawn_world.is_drawn_world(clip.frames)
-        assert drawn_world.is_drawn_world(clip.frames[:1])
-        assert drawn_world.warn_if_foreign(clip, "shapes") is clip
+        assert domain.includes(clip.frames)
+        assert domain.includes(clip.frames[:1])
+        assert warn_outside_domain(clip, domain) is clip
 
 
 def others() -> dict[str, np.ndarray]:
@@ -57,14 +75,14 @@ def others() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", others())
-def test_nothing_else_is(kind: str) -> None:
+def test_nothing_else_is(domain: TrainingDomain, kind: str) -> None:
     """Claim: none of these is taken for the drawn world, so that it is said of each."""
     frames = others()[kind]
-    assert not drawn_world.is_drawn_world(frames)
+    assert not domain.includes(frames)
     times = np.arange(4.0)
     clip = media.Clip(frames, times, 4.0, 1.0, 4, 1.0)
-    assert drawn_world.FOREIGN_CLIP_WARNING in drawn_world.warn_if_foreign(clip, "shapes").warnings
-    assert drawn_world.warn_if_foreign(clip, "some/model") is clip
+    assert domain.warning in warn_outside_domain(clip, domain).warnings
+    assert warn_outside_domain(clip, read_training_domain("some/model")) is clip
 
 
 def test_the_pair_is_known_by_name_and_folder() -> None:
@@ -72,3 +90,23 @@ def test_the_pair_is_known_by_name_and_folder() -> None:
     assert checkpoints.is_embedded("shapes") and checkpoints.is_embedded("shapes-draft")
     assert checkpoints.is_embedded(str(checkpoints.EMBEDDED / "target"))
     assert not checkpoints.is_embedded("Qwen/Qwen2.5-VL-7B-Instruct")
+
+
+def test_any_checkpoint_may_say_what_it_was_trained_on(pair: Path, tmp_path: Path) -> None:
+    """Claim: the file of a folder is what is read, for each of the pair and for a copy elsewhere
+    with a sentence of its own; a folder without one says nothing. Fails where a name decides."""
+    for name in ("target", "draft", "draft-naive"):
+        assert read_training_domain(str(pair / name)) == read_training_domain("shapes")
+    assert read_training_domain(str(tmp_path)) is None
+    own = json.loads((pair / "target" / DOMAIN_FILE).read_text()) | {"warning": "only charts"}
+    (tmp_path / DOMAIN_FILE).write_text(json.dumps(own))
+    read = read_training_domain(str(tmp_path))
+    assert read is not None and read.warning == "only charts"
+
+
+@pytest.mark.parametrize("text", ["{", "[]", "{}", '{"texture": 3}', '{"texture": [0, "x"]}'])
+def test_a_broken_file_is_refused_by_name(text: str, tmp_path: Path) -> None:
+    """Claim: a file that is not what it should be is one sentence that names it and its fields."""
+    (tmp_path / DOMAIN_FILE).write_text(text)
+    with pytest.raises(ModelError, match=f"{DOMAIN_FILE}.*warning, grey"):
+        read_training_domain(str(tmp_path))

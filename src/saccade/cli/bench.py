@@ -67,10 +67,10 @@ def bench(
     if context.invoked_subcommand is not None:
         return
     if suite == "list":
-        from saccade.bench.suites import shapes
         from saccade.bench.suites.benchmarks import BENCHMARKS
+        from saccade.world import demo
 
-        out.print("\n".join([*shapes.suites(), *BENCHMARKS]))
+        out.print("\n".join([*demo.suites(), *BENCHMARKS]))
         return
     settings = run_setup.resolve_settings(models, loading)
     prepare(settings.threads, verbose)
@@ -147,14 +147,14 @@ def bench_report(
 
 def named_suites(names: str, data: Path | None) -> tuple[Suite, ...]:
     """Returns suites by their names between commas. Raises OptionError for an unknown one."""
-    from saccade.bench.suites import shapes
     from saccade.bench.suites.search import open_dataset
+    from saccade.world import demo
 
-    drawn_suites = shapes.suites()
+    drawn_suites = demo.suites()
     suites: list[Suite] = []
     for name in dict.fromkeys(run_setup.split_names(names)):
         if name == "all":
-            suites += [suite for task, suite in drawn_suites.items() if task in shapes.TASKS]
+            suites += demo.default_suites()
         elif name in drawn_suites:
             suites.append(drawn_suites[name])
         elif suggestion := suggest(name, drawn_suites):

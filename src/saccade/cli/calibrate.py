@@ -21,11 +21,6 @@ if TYPE_CHECKING:
     from saccade.bench.calibrate import Calibration
     from saccade.inputs.media import Clip
 
-FIRST_SEED = 30_000_000  # Such scenes were not trained on, and `lab eval` uses others.
-CLIPS = 4  # Half of them are held out.
-FRAMES = 64
-SIZE = 224  # Pixels.
-
 
 @with_option_groups
 def calibrate(
@@ -162,10 +157,6 @@ def _check_writable(path: Path) -> None:
 
 def _draw_clips(tell: Callable[[str], None]) -> list[Clip]:
     """Draws clips of the synthetic world that no model was trained on."""
-    from saccade.world import drawing, scenes
+    from saccade.world import demo
 
-    clips = []
-    for number in range(CLIPS):
-        tell(f"drawing clip {number + 1} of {CLIPS}")
-        clips.append(drawing.render_through_mp4(scenes.scene(FIRST_SEED + number), FRAMES, SIZE))
-    return clips
+    return demo.calibration_clips(tell)

@@ -91,7 +91,7 @@ def caption(
 
     jobs = json_lines.shard_items(manifests.read_jobs(manifest, prompt), part)
     path = caption_run.shard_path(out_path, part)
-    run_setup.warn_about_embedded_pair(settings.target)
+    run_setup.warn_about_training(settings.target)
     stays = f"the rows of {path} stay"
     with explain_interruption(stays), progress_line("loading the models") as say:
         progress = caption_run.run_jobs(

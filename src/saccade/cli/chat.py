@@ -57,8 +57,8 @@ class _Talk:
         from saccade.inputs.questions import Dialogue
 
         dialogue = Dialogue()
-        for shown, earlier, answer in self.turns:
-            dialogue = dialogue.ask(earlier, **_merge_arguments(shown)).answer(answer)
+        for subjects_, earlier, answer in self.turns:
+            dialogue = dialogue.ask(earlier, **_merge_arguments(subjects_)).answer(answer)
         return dialogue.ask(question, **_merge_arguments(new))
 
     def finish(self, question: str, answer: str) -> None:
@@ -68,12 +68,12 @@ class _Talk:
 
     def forget(self) -> None:
         """Forgets what was said. What was shown comes with the next question."""
-        self.new = [*(each for shown, _, _ in self.turns for each in shown), *self.new]
+        self.new = [*(each for subjects_, _, _ in self.turns for each in subjects_), *self.new]
         self.turns.clear()
 
     def add_document(self, text: str) -> _Talk:
         """Returns the talk with one more document before all that was said."""
-        turns = [([*shown], question, answer) for shown, question, answer in self.turns]
+        turns = [([*subjects_], question, answer) for subjects_, question, answer in self.turns]
         larger = _Talk([*self.new], turns)
         first = larger.turns[0][0] if turns else larger.new
         first[0] = replace(first[0], documents=(*first[0].documents, text))
@@ -82,8 +82,8 @@ class _Talk:
     @property
     def frames(self) -> list[list[np.ndarray]]:
         """The frames of all media, for a captioner."""
-        shown = [each for subjects_, _, _ in self.turns for each in subjects_]
-        return [frames for each in (*shown, *self.new) for frames in each.frames]
+        earlier = [each for subjects_, _, _ in self.turns for each in subjects_]
+        return [frames for each in (*earlier, *self.new) for frames in each.frames]
 
 
 @with_option_groups
@@ -169,8 +169,8 @@ def chat(
             )
             result = print_answer(pair.target, start, detail)
             if as_json:
-                shown = talk.new[-1] if talk.new else subject
-                typer.echo(json.dumps({"question": question, **result_fields(result, shown)}))
+                latest = talk.new[-1] if talk.new else subject
+                typer.echo(json.dumps({"question": question, **result_fields(result, latest)}))
             talk.finish(question, result.text or "")
 
 

@@ -14,9 +14,6 @@ from saccade.cli.compare import compare_methods
 from saccade.cli.terminal import Json, Threads, Verbose, console, out, prepare
 
 PICTURE_WIDTH = 80  # Characters a line; the picture must be readable at half a page's width.
-DEMO_SEED = 20_000_002  # The pair was not trained on this scene.
-DEMO_FRAMES = 64
-DEMO_SIZE = 224  # Pixels.
 
 
 def demo(
@@ -33,10 +30,9 @@ def demo(
     prepare(threads, verbose)
     from saccade.bench import terminal_output
     from saccade.inputs.subjects import Subject
-    from saccade.world import descriptions, drawing, scenes
+    from saccade.world.demo import demo_clip
 
-    scene = scenes.scene(DEMO_SEED)
-    clip = drawing.render_through_mp4(scene, DEMO_FRAMES, DEMO_SIZE)
+    clip, description = demo_clip()
     models = run_setup.load_models("shapes", None, quiet=as_json)
     methods = ["ar", DEFAULT_METHOD, "specvlm/shape=fit", "hf"]
     comparison = compare_methods(
@@ -63,7 +59,5 @@ def demo(
     page.print(terminal_output.legend())
     if picture is not None:  # It has the answer alone, since times differ between machines.
         picture.write_text(terminal_output.remove_web_fonts(page.export_svg(title="saccade demo")))
-    out.print(
-        f"\n[bold]What the generator drew:[/bold] [dim]{descriptions.describe(scene)}[/dim]\n"
-    )
+    out.print(f"\n[bold]What the generator drew:[/bold] [dim]{description}[/dim]\n")
     comparison.print_to(out)

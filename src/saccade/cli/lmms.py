@@ -29,9 +29,8 @@ from saccade.engine.generate import DEFAULT_METHOD
 from saccade.inputs import captions, media
 from saccade.inputs.loading import use_threads
 from saccade.inputs.media import Clip, FrameSampling
-from saccade.inputs.media.clip import enlarge
+from saccade.inputs.media.clip import enlarge, make_clip
 from saccade.inputs.media.frame_sampling import DEFAULT_FPS
-from saccade.world import drawing
 
 try:
     from lmms_eval.api.model import lmms as Model
@@ -265,7 +264,7 @@ def read_clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
     frames = np.stack([read_picture(each) for each in source])
     total = len(frames)
     count = min(sampling.num_frames or total, total)
-    sampled = drawing.make_clip(frames[np.arange(count) * total // count], total / DEFAULT_FPS)
+    sampled = make_clip(frames[np.arange(count) * total // count], total / DEFAULT_FPS)
     return replace(sampled, fps=DEFAULT_FPS, source_frames=total)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Annotated
 
@@ -17,6 +18,9 @@ if TYPE_CHECKING:
     from saccade.methods.listing import Listing
 
 
+STUDIES_HEADING = (
+    "Studies: slower than plain decoding in every stored run of answers, each for a reason."
+)
 OneName = Annotated[str | None, typer.Argument(help="One method alone.", show_default=False)]
 
 
@@ -31,12 +35,12 @@ def methods(
     if as_json:
         typer.echo(json.dumps({"methods": listing.methods, "axes": listing.axes}))
         return
-    table = Table(box=None, pad_edge=False, show_header=False)
-    for method, fields in listing.methods.items():
-        choices = "/".join(f"{axis}={value}" for axis, value in fields.items() if axis != "about")
-        description = Text.assemble(fields["about"], "\n", (choices, "dim"))
-        table.add_row(Text(method, "bold"), description)
-    out.print(table)
+    useful, studies = listing.split_studies()
+    if useful:
+        out.print(_make_table(useful))
+    if studies:
+        out.print(f"\n{STUDIES_HEADING}\n")
+        out.print(_make_table(studies))
     out.print(
         "\nAny choice can be swapped: NAME/axis=value/..., e.g. specvlm/shape=chain-7/keep=0.05\n"
     )
@@ -44,6 +48,17 @@ def methods(
     for axis, values in listing.axes.items():
         axes.add_row(Text(axis, "bold"), ", ".join(values))
     out.print(axes)
+
+
+def _make_table(methods: Mapping[str, Mapping[str, str]]) -> Table:
+    """Returns a table of methods: what each does, why it is a study if it is one, its choices."""
+    table = Table(box=None, pad_edge=False, show_header=False)
+    for method, fields in methods.items():
+        choices = [f"{axis}={fields[axis]}" for axis in fields if axis not in ("about", "study")]
+        reason = f"\n{fields['study']}" if "study" in fields else ""
+        description = Text.assemble(fields["about"], reason, "\n", ("/".join(choices), "dim"))
+        table.add_row(Text(method, "bold"), description)
+    return table
 
 
 def _select_method(listing: Listing, name: str) -> Listing:

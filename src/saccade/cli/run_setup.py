@@ -145,7 +145,7 @@ def read_clip(
 ) -> Clip:
     """Reads a clip and prints its warnings.
 
-    With the embedded pair as the ``target``, one says that it knows nothing of such a clip.
+    Where the ``target`` was trained on other pictures alone, one of them says so.
     """
     from saccade.inputs import media
 
@@ -158,20 +158,20 @@ def read_clip(
         tell("opening the video")
         clip = media.read(video, sampling, progress=partial(tell, "decoding frames"))
     if target is not None:
-        from saccade.world import drawn_world
+        from saccade.inputs.training_domain import read_training_domain, warn_outside_domain
 
-        clip = drawn_world.warn_if_foreign(clip, target)
+        clip = warn_outside_domain(clip, read_training_domain(target))
     for warning in clip.warnings if warn else ():
         err.print(warning, style="yellow", markup=False, soft_wrap=True)
     return clip
 
 
-def warn_about_embedded_pair(target: str) -> None:
-    """Prints what the embedded pair can describe, before any media are read."""
-    from saccade.world import drawn_world
+def warn_about_training(target: str) -> None:
+    """Prints what a target was trained on, where it knows nothing else."""
+    from saccade.inputs.training_domain import read_training_domain
 
-    if checkpoints.is_embedded(target):
-        err.print(drawn_world.FOREIGN_CLIP_WARNING, style="yellow", markup=False, soft_wrap=True)
+    if (domain := read_training_domain(target)) is not None:
+        err.print(domain.warning, style="yellow", markup=False, soft_wrap=True)
 
 
 def load_models(target: str, draft: str | None, *, quiet: bool, **options: Any) -> Pair:
@@ -197,5 +197,5 @@ def read_subject(
         clip = read_clip(video or "", sampling, quiet=quiet, warn=warn, target=target)
         return subjects.Subject(clip, texts)
     if warn:
-        warn_about_embedded_pair(target)
+        warn_about_training(target)
     return subjects.Subject(None, texts)

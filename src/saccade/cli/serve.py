@@ -94,7 +94,7 @@ def serve(
     if replicas is None and (ray is not None or max_replicas is not None):
         raise OptionError("--ray and --max-replicas are of several servers: give --replicas")
     run_settings = run_setup.resolve_settings(models, loading, method)
-    run_setup.warn_about_embedded_pair(run_settings.target)
+    run_setup.warn_about_training(run_settings.target)
     prepare(run_settings.threads, verbose)
     from saccade.inputs.media import FrameSampling, Limits
     from saccade.inputs.media.fetch import Sources

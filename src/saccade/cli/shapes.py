@@ -9,7 +9,6 @@ from typing import Annotated
 import typer
 
 from saccade.cli.terminal import Json, out
-from saccade.core.errors import OptionError, first_line
 
 shapes_app = typer.Typer(help="The synthetic world.", no_args_is_help=True)
 
@@ -26,18 +25,9 @@ def shapes_make(
     as_json: Json = False,
 ) -> None:
     """Write one clip of the world as a real MP4, and what is true of it as JSON."""
-    from saccade.world import dialogues, drawing, scenes
+    from saccade.world import demo
 
-    scene = scenes.scene(seed)
-    if size % 2:
-        raise OptionError(f"--size {size} must be even for MP4")
-    try:
-        drawing.write_clip(scene, out_file, frames, size, fps=fps)
-    except (ArithmeticError, MemoryError, ValueError) as error:
-        raise OptionError(f"cannot write {out_file} as an .mp4: {first_line(error)}") from error
-    truth = scenes.scene_facts(scene, frames, size, fps=fps)
-    turn = dialogues.conversation(scene, "describe", seed)[0]
-    record = {**truth, "prompt": turn.question, "answer": turn.answer}
+    record = demo.write_clip(out_file, seed, frames, size, fps)
     out_file.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     if as_json:
         typer.echo(json.dumps(record))

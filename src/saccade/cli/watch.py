@@ -53,9 +53,8 @@ def watch(
     prepare(settings.threads, verbose, quiet=detail != "all")
     from saccade.corpus.answering import Model
     from saccade.corpus.live import Window, frames_of
-    from saccade.world import drawn_world
 
-    kept = Window.of(window)
+    limits = Window.of(window)
     (recipe,) = run_setup.resolve_recipes([settings.method], exact)
     frames = frames_of(video, fps, realtime)
     first = next(frames, None)  # A file that cannot be read is refused before models are loaded.
@@ -63,10 +62,11 @@ def watch(
         raise OptionError(f"{video} has no frames")
     pair = settings.load_models(quiet=detail != "all")
     model = Model(pair, recipe)
-    if not quiet and not drawn_world.is_drawn_world(first[0][None]):
-        run_setup.warn_about_embedded_pair(settings.target)
+    domain = pair.target.domain
+    if not quiet and domain is not None and not domain.includes(first[0][None]):
+        run_setup.warn_about_training(settings.target)
     with model.watch(
-        window=kept,
+        window=limits,
         fps=fps,
         seed=seed,
         exact=exact,

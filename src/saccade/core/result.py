@@ -26,10 +26,14 @@ Kind = Literal["accepted", "recovered", "bonus"]
 class Verdict:
     """What verification let through: accepted nodes, then at most one token of the target's own."""
 
-    path: tuple[int, ...]  # accepted nodes, root first
-    accepted: tuple[int, ...]  # their tokens
+    path: tuple[int, ...]
+    """The accepted nodes of the tree, root first."""
+    accepted: tuple[int, ...]
+    """Their tokens."""
     own: int | None
+    """The target's own token, if there is one."""
     kind: Own | None
+    """"bonus" where everything was accepted, "recovered" after a refusal."""
 
     @property
     def tokens(self) -> tuple[int, ...]:

@@ -192,10 +192,3 @@ def find_fault(tree: Tree, vocab: int) -> tuple[int, str] | None:
     if not len(tree.tokens) == len(tree.parents) == len(tree.q):
         return count, "a tree needs one token, one parent and one q (or None) per node"
     return None
-
-
-def check(tree: Tree, vocab: int) -> None:
-    """Raises ValueError unless parents come before children, fields fit and ids exist."""
-    fault = find_fault(tree, vocab)
-    if fault is not None:
-        raise ValueError(fault[1])

@@ -34,9 +34,9 @@ from saccade.inputs.questions import (
     clip_arguments,
     system_turn,
 )
+from saccade.inputs.training_domain import warn_outside_domain
 from saccade.methods import resolve
 from saccade.model.vision_cache import ConversationVision
-from saccade.world import drawn_world
 
 QUESTION = "Describe the video in detail."
 EMBEDDED_TARGET = "shapes"
@@ -236,7 +236,9 @@ class Model:
             fps: frames a second that are taken of a file; of other sources, how fast they come.
             segment: frames that are one clip of the prompt; by default 4.
             realtime: whether a file's frames come at the speed at which it plays.
-            exact, seed, settings: as for :meth:`describe`.
+            exact: as for :meth:`describe`.
+            seed: as for :meth:`describe`.
+            settings: as for :meth:`describe`.
 
         An answer is what ``generate`` answers to ``live.inputs(question)``; see
         ``saccade.corpus.live``.
@@ -264,9 +266,11 @@ class Model:
         return self._with_warnings(clips)
 
     def _with_warnings(self, clips: Sequence[Clip]) -> list[Clip]:
-        """Returns clips with a warning where the embedded pair knows nothing of them, and issues
-        all warnings."""
-        clips = [drawn_world.warn_if_foreign(clip, self.pair.target.name) for clip in clips]
+        """Returns clips with a warning where the target was trained on other pictures alone.
+
+        All warnings are issued.
+        """
+        clips = [warn_outside_domain(clip, self.pair.target.domain) for clip in clips]
         for warning in dict.fromkeys(warning for clip in clips for warning in clip.warnings):
             warnings.warn(warning, stacklevel=5)
         return clips
@@ -521,12 +525,12 @@ def _split_settings(
     Raises OptionError where a short form and ``frames`` say two things.
     """
     short_names = AnswerArguments.__annotations__.keys() - GenerateArguments.__annotations__.keys()
-    given = {name: settings[name] for name in short_names & settings.keys()}
-    given = {name: value for name, value in given.items() if value is not None}
-    if given and frames is not None:
-        raise OptionError(f"{min(given)}= is a short form of frames=: give one of them")
+    short_forms = {name: settings[name] for name in short_names & settings.keys()}
+    short_forms = {name: value for name, value in short_forms.items() if value is not None}
+    if short_forms and frames is not None:
+        raise OptionError(f"{min(short_forms)}= is a short form of frames=: give one of them")
     answer_settings = {name: settings[name] for name in settings if name not in short_names}
-    return _frame_sampling(given if frames is None else frames), answer_settings
+    return _frame_sampling(short_forms if frames is None else frames), answer_settings
 
 
 def _media_list(media: MediaInput) -> Sequence[Media]:

@@ -101,7 +101,7 @@ class LiveTurn:
 
 
 @dataclass(frozen=True)
-class _Asked:
+class _OpenQuestion:
     """A question whose answer is under way."""
 
     question: str
@@ -145,7 +145,7 @@ class Live(AbstractContextManager["Live"]):
         self._open: list[Segment] = []  # segments since the last question
         self._waiting: deque[Timed] = deque()  # frames that are in no segment yet
         self._next_time = 0.0
-        self._asked: _Asked | None = None
+        self._open_question: _OpenQuestion | None = None
         self._working = threading.RLock()  # held while the model works
         self._counting = threading.Lock()  # held for the frames that wait
         self._stop, self._ended = threading.Event(), threading.Event()
@@ -169,25 +169,25 @@ class Live(AbstractContextManager["Live"]):
         """
         picture = _picture(frame)
         with self._counting:
-            seen = self._next_time if time is None else float(time)
-            if self.seen_frames and seen < self._next_time - 1.001 / self._fps:
-                raise OptionError(f"the frame at {seen:g} s comes before the last one")
+            seconds = self._next_time if time is None else float(time)
+            if self.seen_frames and seconds < self._next_time - 1.001 / self._fps:
+                raise OptionError(f"the frame at {seconds:g} s comes before the last one")
             self._check_size(picture)
-            self._next_time = seen + 1 / self._fps
+            self._next_time = seconds + 1 / self._fps
             self.seen_frames += 1
-            self._waiting.append((picture, seen))
+            self._waiting.append((picture, seconds))
             self._bound_waiting()
         if self._working.acquire(blocking=False):
             try:
                 self._finish_turn()
-                if self._asked is None and len(self._waiting) >= self.segment_frames:
+                if self._open_question is None and len(self._waiting) >= self.segment_frames:
                     self._read_waiting()
             finally:
                 self._working.release()
 
     def _check_size(self, picture: Image) -> None:
-        known = [*self._waiting][-1:]
-        shape = known[0][0].shape if known else None
+        latest = [*self._waiting][-1:]
+        shape = latest[0][0].shape if latest else None
         if shape is None and self.segments:
             shape = self.segments[-1].clip.frames.shape[1:]
         if shape is not None and shape != picture.shape:
@@ -281,22 +281,22 @@ class Live(AbstractContextManager["Live"]):
         while total > self.window.size / 2 and dropped < len(sizes) - 1:
             total -= sizes[dropped]
             dropped += 1
-        kept: list[LiveTurn] = []
+        kept_turns: list[LiveTurn] = []
         for turn in self._turns:
             count = min(dropped, len(turn.segments))
             dropped -= count
             rest = turn.segments[count:]
             # A question without segments of its own goes with the question before it.
-            if rest or (kept and not turn.segments):
-                kept.append(replace(turn, segments=rest))
-        self._turns, self._open = kept, self._open[dropped:]
+            if rest or (kept_turns and not turn.segments):
+                kept_turns.append(replace(turn, segments=rest))
+        self._turns, self._open = kept_turns, self._open[dropped:]
         return True
 
     def _count_tokens(self, inputs: Inputs) -> None:
         """Notes the tokens of segments that were encoded for the first time."""
         new = [each for each in self.segments if not each.tokens]
-        known = sum(each.tokens for each in self.segments)
-        share = max(1, (int(inputs["input_ids"].shape[1]) - known) // max(1, len(new)))
+        counted = sum(each.tokens for each in self.segments)
+        share = max(1, (int(inputs["input_ids"].shape[1]) - counted) // max(1, len(new)))
         self._open = [each if each.tokens else replace(each, tokens=share) for each in self._open]
 
     # -- questions -----------------------------------------------------------------------------
@@ -319,7 +319,7 @@ class Live(AbstractContextManager["Live"]):
             inputs, draft_inputs = self._encode(self._dialogue(question))
             self._count_tokens(inputs)
             stream = self._conversation.stream(inputs, draft_inputs=draft_inputs, **settings)
-            self._asked = _Asked(question, stream)
+            self._open_question = _OpenQuestion(question, stream)
             return stream
 
     def inputs(self, question: str) -> Inputs:
@@ -335,7 +335,7 @@ class Live(AbstractContextManager["Live"]):
     def _take_all_frames(self) -> None:
         """Makes segments of all frames that have come. Raises OptionError where there are none."""
         self._finish_turn()
-        if self._asked is not None:
+        if self._open_question is not None:
             raise OptionError("the last answer is under way: exhaust its stream or close it")
         while self._waiting:
             self._close_segment()
@@ -357,13 +357,13 @@ class Live(AbstractContextManager["Live"]):
 
     def _finish_turn(self) -> None:
         """Adds the last question to what is kept, once its answer is whole."""
-        asked = self._asked
-        if asked is None or not (asked.stream.results or asked.stream.closed):
+        last = self._open_question
+        if last is None or not (last.stream.results or last.stream.closed):
             return
-        self._asked = None
-        if asked.stream.results:
-            answer = asked.stream.results[0].text or ""
-            self._turns.append(LiveTurn(tuple(self._open), asked.question, answer))
+        self._open_question = None
+        if last.stream.results:
+            answer = last.stream.results[0].text or ""
+            self._turns.append(LiveTurn(tuple(self._open), last.question, answer))
             self._open = []
 
     # -- a source ------------------------------------------------------------------------------

@@ -155,10 +155,9 @@ class GrowingDraft:
         except StopIteration as stop:
             self.tree, self.is_finished = stop.value, True
 
-    @property
-    def drawn(self) -> Tree:
-        """The last tree with every draw since then. Drawn tokens stand even if the draft has failed
-        (see ``Tree``)."""
+    def tree_with_draws(self) -> Tree:
+        """Returns the last tree with every token that was drawn since. A drawn token stands even if
+        the draft has failed (see ``Tree``)."""
         tree = self.tree
         nodes = Counter(map(_identity, tree.parents, tree.tokens, tree.q))
         for parent, token, law in (each for scores in self._scores for each in scores.draws):
@@ -196,7 +195,7 @@ def drive(
             for key in trees:
                 drafts[key].grow(scored[key])
     except Exception as error:
-        drawn: Mapping[Any, Tree] = {key: draft.drawn for key, draft in drafts.items()}
+        drawn: Mapping[Any, Tree] = {key: draft.tree_with_draws() for key, draft in drafts.items()}
         raise DraftFailed(drawn) from error
     return {key: draft.tree for key, draft in drafts.items()}
 
@@ -354,8 +353,8 @@ class ModelDrafter(SessionDrafter):
         """Whether the view keeps rows at their own positions, so that what it chose of earlier
         media can stay."""
         (view, *others) = self._setup.view.parts
-        kept = {Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS}
-        return not others and kept <= view.offers
+        unchanged = {Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS}
+        return not others and unchanged <= view.offers
 
     def add_media(
         self,

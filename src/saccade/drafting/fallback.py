@@ -1,4 +1,4 @@
-"""What becomes of an answer whose draft fails: it goes on by plain decoding, by the same law."""
+"""Goes on by plain decoding after a draft has failed, so that the answer keeps the target's law."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ class Fallback(Drafter, Learner, BesideTarget):
     def __init__(self, drafter: Drafter, vocab: int) -> None:
         self._drafter = drafter
         self._vocab = vocab
-        self._left: Mapping[int, Tree] = {}  # drawn before a failure, and not handed over yet
+        self._undelivered: Mapping[int, Tree] = {}  # Drawn before a failure, and not judged yet.
         self.reason: str | None = None
 
     @property
@@ -65,7 +65,7 @@ class Fallback(Drafter, Learner, BesideTarget):
         return self._try(lambda: self._drafter.ready(prefills)) or 0.0
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
-        self._left = {}
+        self._undelivered = {}
         self._try(lambda: self._drafter.turn(turns, rules))
 
     @property
@@ -78,11 +78,11 @@ class Fallback(Drafter, Learner, BesideTarget):
         additions: Sequence[Addition],
         rules: Sequence[Sampling],
     ) -> float:
-        self._left = {}
+        self._undelivered = {}
         return self._try(lambda: self._drafter.add_media(prefills, additions, rules)) or 0.0
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
-        return self._handed_over(
+        return self._sound_trees(
             dict.fromkeys(states, Tree()), lambda: self._drafter.propose(states)
         )
 
@@ -90,27 +90,30 @@ class Fallback(Drafter, Learner, BesideTarget):
         plain = dict.fromkeys(states, Tree())
         growth = self._try(lambda: self._drafter.growing(states))
         return growth and replace(
-            growth, finish=lambda trees: self._handed_over(plain, lambda: trees)
+            growth, finish=lambda trees: self._sound_trees(plain, lambda: trees)
         )
 
     def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
-        return self._handed_over(in_flight, lambda: self._drafter.beside.extend(in_flight))
+        return self._sound_trees(in_flight, lambda: self._drafter.beside.extend(in_flight))
 
-    def _handed_over(
+    def _sound_trees(
         self, otherwise: Mapping[int, Tree], draft: Callable[[], Mapping[int, Tree]]
     ) -> dict[int, Tree]:
-        """The sound part of each tree that ``draft`` returns, or had drawn when it failed; after a
-        failure what is left of that, or what is given for the case that nothing is drafted."""
+        """Returns the sound part of each tree that ``draft`` returns.
 
-        def sound_trees() -> dict[int, Tree]:
+        Where it fails these are the trees that it had drawn by then, and ``otherwise`` for requests
+        of which it had drawn nothing. After a failure ``draft`` is not called again.
+        """
+
+        def checked_trees() -> dict[int, Tree]:
             trees = draft()
             return {request: self._sound_part(trees[request]) for request in otherwise}
 
-        trees = self._try(sound_trees)
+        trees = self._try(checked_trees)
         if trees is not None:
             return trees
-        left, self._left = self._left, {}
-        return {r: self._sound_part(left.get(r, tree)) for r, tree in otherwise.items()}
+        drawn, self._undelivered = self._undelivered, {}
+        return {r: self._sound_part(drawn.get(r, tree)) for r, tree in otherwise.items()}
 
     def _sound_part(self, tree: Tree) -> Tree:
         fault = find_fault(tree, self._vocab)
@@ -137,15 +140,15 @@ class Fallback(Drafter, Learner, BesideTarget):
             log.warning("the draft did not close", exc_info=error)
 
     def _try(self, act: Callable[[], T]) -> T | None:
-        """What ``act`` returns; None where it fails or drafting has failed before."""
+        """Returns what ``act`` returns; None where it fails or drafting has failed before."""
         if self.reason is not None:
             return None
         try:
             return act()
         except DraftFailed as failure:
-            self._left = failure.trees
+            self._undelivered = failure.trees
             self._fail(failure.__cause__ or failure)
-        except Exception as error:  # whatever a draft does wrong, the target can go on without it
+        except Exception as error:  # The target can go on without a draft, whatever went wrong.
             self._fail(error)
         return None
 
@@ -153,7 +156,7 @@ class Fallback(Drafter, Learner, BesideTarget):
         self.give_up(f"drafting failed with {kind_and_line(error)}", error)
 
     def give_up(self, reason: str, error: BaseException) -> None:
-        """Proposes nothing from now on; the result says why."""
+        """Stops drafting for good. ``reason`` becomes the result's ``fallback_reason``."""
         log.warning("drafting failed; going on by plain decoding", exc_info=error)
         self.reason = self.reason or reason
         self.close()

@@ -43,7 +43,8 @@ class Recipe:
     """Who drafts, what it sees, in which shape, on which schedule.
 
     The choices fit together if and only if what each part needs is offered by another part or by
-    the engine (``core/capabilities.py``).
+    the engine (``core/capabilities.py``). A method that was slower than plain decoding in every
+    stored run is a study: ``study`` says why it was, and listings put it behind the others.
     """
 
     name: str
@@ -52,6 +53,7 @@ class Recipe:
     shape: Shape
     schedule: Schedule = serial
     view: View = FULL
+    study: str = ""
 
     def __post_init__(self) -> None:
         """Raises MethodError for choices that do not fit together."""

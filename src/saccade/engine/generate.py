@@ -381,8 +381,8 @@ def generate(
     ``output_logits`` and ``output_scores`` put a float32 tensor [batch, vocab] for each token into
     it, before and after the rules of sampling, with zeros where an answer has ended.
     """
-    given: dict[str, Any] = {**arguments, "stop_strings": stop_strings}
-    is_theirs = isinstance(inputs, Tensor) and is_from_transformers(given)
+    call_arguments: dict[str, Any] = {**arguments, "stop_strings": stop_strings}
+    is_theirs = isinstance(inputs, Tensor) and is_from_transformers(call_arguments)
     has_prompt = False  # whether the streamer has been given the prompt
     if is_theirs:
         theirs = current_transformers_call()
@@ -391,13 +391,13 @@ def generate(
         has_prompt = theirs.streamer is not None
         streamer = theirs.streamer if has_prompt else streamer
         if theirs.assistant_model is not None:
-            if given.get("draft") not in (None, theirs.assistant_model):
+            if call_arguments.get("draft") not in (None, theirs.assistant_model):
                 raise OptionError("assistant_model= and draft= are two drafts: give one of them")
-            given["draft"] = theirs.assistant_model
+            call_arguments["draft"] = theirs.assistant_model
     check_streamer(streamer)
     try:
         target = current_backbone(model)
-        call, request, ids = _read_call(target, inputs, given, is_theirs)
+        call, request, ids = _read_call(target, inputs, call_arguments, is_theirs)
         if streamer is not None and len(request.inputs["input_ids"]) > 1:
             raise OptionError("streamer= needs a single request")
         rounds = Stream(target, request, call.recipe, draft=call.draft, exact=call.exact)

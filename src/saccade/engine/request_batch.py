@@ -421,8 +421,8 @@ class RequestBatch:
         ]
 
     def _warnings(self, number: int) -> tuple[str, ...]:
-        """Returns where this answer differs from what its method's name, or ``generate``, has one
-        expect."""
+        """Returns the warnings about this answer: where it may surprise someone who knows the
+        method or ``generate``."""
         own_keys = Capability.TARGET_KEYS in self.recipe.drafter.offers
         prunes_own_keys = own_keys and Capability.WHOLE_PROMPT not in self.recipe.view.offers
         drafts, visual_tokens = self.recipe.drafts, self.prompts[number].visual_tokens
@@ -479,4 +479,7 @@ DRAFT_RESTARTED = (
     "this turn has new media, and a draft of this kind (in a process of its own, or with words in "
     "the place of pictures) reads such a conversation from its beginning; the target does not"
 )
-DECODES_PLAINLY = "no draft model was given and the target's own drafts do not pay here: plain"
+DECODES_PLAINLY = (
+    "no draft model was given and the target's own drafts do not pay here, so the answer was "
+    "decoded plainly"
+)

@@ -26,6 +26,7 @@ from saccade.core.free_cores import free_cores
 from saccade.core.generation_settings import check_whole
 from saccade.inputs import architectures, footprint, heads
 from saccade.inputs.checkpoints import cached_only, check_folder, offline, source_of
+from saccade.inputs.training_domain import TrainingDomain, read_training_domain
 from saccade.model import families, kernels, memory
 from saccade.model.backbone import Backbone
 from saccade.model.heads import layouts
@@ -70,6 +71,7 @@ class Loaded:
     name: str
     backbone: Backbone
     processor: Any  # Of a text-only model this is a tokenizer.
+    domain: TrainingDomain | None = None  # What it was trained on, where it knows nothing else.
 
     @property
     def tokenizer(self) -> Any:
@@ -124,6 +126,7 @@ def load(
     elif place.type != "cpu" and not tp:
         settings["device_map"] = {"": place}  # So that weights are read directly into their place.
     config = read_config(name, trust_remote_code=trust_remote_code)
+    domain = read_training_domain(name)
     model_class = architectures.model_class(config)
     families.refuse_unsupported(config, architectures.text_config(config))
     if tp:
@@ -162,7 +165,8 @@ def load(
             raise ModelError(message) from error
         raise ModelError(_loading_message(name, error)) from error
     rule = families.position_rule(config) if positions == "auto" else positions
-    loaded = Loaded(name, Backbone(model.eval(), fused=fused, positions=rule), processor)
+    backbone = Backbone(model.eval(), fused=fused, positions=rule)
+    loaded = Loaded(name, backbone, processor, domain)
     kernels.release_threads()  # Another thread may run the model.
     return loaded
 

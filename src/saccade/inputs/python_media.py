@@ -157,9 +157,9 @@ class Messages:
             present = [key for key in keys.get(str(kind), ()) if part.get(key) is not None]
             if present:
                 return {"type": add(part[present[0]], part)}
-        known = ", ".join([TEXT_TYPES[0], *PICTURE_KEYS, *VIDEO_KEYS])
+        readable = ", ".join([TEXT_TYPES[0], *PICTURE_KEYS, *VIDEO_KEYS])
         raise bad_option(
-            f"message {number} has a part of type {kind!r} that is not read: {known} are, with "
+            f"message {number} has a part of type {kind!r} that is not read: {readable} are, with "
             "what they name in a field of that name, such as {'type': 'image', 'image': picture}"
         )
 

@@ -26,6 +26,7 @@ FRESH = replace(
     name="fresh",
     about="std with each head's keys chosen again every round, by what the target looks at now",
     view=PerHead(refresh=Refresh()),
+    study="each draft step reads all of the target's weights",
 )
 
 

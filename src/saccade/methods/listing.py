@@ -26,8 +26,17 @@ LISTED = FOLDER / "listed.json"
 class Listing:
     """Every named method, and the choices there are on each axis, in words."""
 
-    methods: dict[str, dict[str, str]]  # what each is about and chooses, by its name
+    methods: dict[str, dict[str, str]]  # What each is about and chooses, by its name.
     axes: dict[str, list[str]]
+
+    def split_studies(self) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
+        """Returns the methods that gained somewhere or were not measured, and the studies."""
+        is_study = {name: "study" in fields for name, fields in self.methods.items()}
+        groups = [
+            {name: fields for name, fields in self.methods.items() if is_study[name] == studies}
+            for studies in (False, True)
+        ]
+        return groups[0], groups[1]
 
     def check(self, name: str) -> None:
         """Raises MethodError for a method or an axis that no file provides."""

@@ -46,7 +46,8 @@ def resolve(name: str) -> Recipe:
         if axis in chosen:
             parts = kind.choose(parts, chosen[axis])
     parts = replace(parts, drafter=_fit_drafter(parts))
-    return Recipe(name=name.strip(), about=recipe.about, **vars(parts))
+    study = "" if chosen else recipe.study  # It was the method as it stands that was measured.
+    return Recipe(name=name.strip(), about=recipe.about, study=study, **vars(parts))
 
 
 def choices(recipe: Recipe) -> dict[str, str]:
@@ -64,8 +65,13 @@ def axes() -> dict[str, list[str]]:
 
 def listing() -> Listing:
     """Returns every method and choice there is here, by the files that provide them."""
-    methods = {name: {"about": each.about, **choices(each)} for name, each in SYSTEMS.items()}
-    return Listing(methods, axes())
+    return Listing({name: describe(recipe) for name, recipe in SYSTEMS.items()}, axes())
+
+
+def describe(recipe: Recipe) -> dict[str, str]:
+    """Returns a recipe in words: what it is about, why it is a study if it is one, its choices."""
+    study = {"study": recipe.study} if recipe.study else {}
+    return {"about": recipe.about, **study, **choices(recipe)}
 
 
 def _fit_drafter(parts: Parts) -> MakeDrafter:

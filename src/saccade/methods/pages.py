@@ -55,6 +55,7 @@ PAGES = replace(
     name="pages",
     about="std with each head's keys chosen at every step, by what the draft itself asks for then",
     view=ByPage(),
+    study="each draft step reads all of the target's weights",
 )
 
 

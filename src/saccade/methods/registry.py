@@ -10,12 +10,12 @@ import logging
 import os
 import pkgutil
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from importlib import import_module
 from importlib.metadata import entry_points
 from pathlib import Path
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import Any
 
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Schedule, Shape, View
@@ -26,45 +26,46 @@ from saccade.drafting.schedule import parallel, serial
 from saccade.drafting.setup import MakeDrafter
 from saccade.methods.listing import FILES, GROUP
 
-OURS = {"listing", "names", "registry"}  # beside the files of methods
-FIRST = "baselines"
+NOT_METHODS = {"listing", "names", "registry"}  # Modules of this folder that provide none.
+FIRST_LISTED = "baselines"
 
 log = logging.getLogger(__name__)
 
-T = TypeVar("T")
-
 
 def find_files() -> Iterator[tuple[str, Provides]]:
-    """What each file brings, with the name it goes by: ours, installed ones, the user's own.
+    """Yields every file of methods as its name and what it provides: those of this package, then
+    those of installed packages, then the user's own.
 
-    An installed one that cannot be read is left out, and that is told; the user's own raises
-    MethodError.
+    An installed one that cannot be read is left out with an error in the log. A user's own that
+    cannot be read raises MethodError.
     """
-    own = {module.name for module in pkgutil.iter_modules([str(Path(__file__).parent)])} - OURS
-    for name in sorted(own, key=lambda name: (name != FIRST, name)):
+    folder = str(Path(__file__).parent)
+    names = {module.name for module in pkgutil.iter_modules([folder])} - NOT_METHODS
+    for name in sorted(names, key=lambda name: (name != FIRST_LISTED, name)):
         module = f"{__package__}.{name}"
-        yield module, provided(module, import_module(module))
+        yield module, read_provides(module, import_module(module))
     for point in entry_points(group=GROUP):
         try:
-            yield point.value, provided(point.value, point.load())
+            yield point.value, read_provides(point.value, point.load())
         except Exception as error:
             log.error("the methods of %s are left out: %s", point.value, error)
     for path in filter(None, os.environ.get(FILES, "").split(os.pathsep)):
         try:
-            yield path, provided(path, _load_file(Path(path)))
+            yield path, read_provides(path, _load_file(Path(path)))
         except Exception as error:
-            raise MethodError(f"{FILES} names {path}, which brings no method: {error}") from error
+            raise MethodError(f"{FILES} names {path}, which provides no method: {error}") from error
 
 
-def provided(name: str, module: ModuleType) -> Provides:
-    brought = vars(module).get("PROVIDES")
-    if not isinstance(brought, Provides):
+def read_provides(name: str, module: ModuleType) -> Provides:
+    """Returns a module's PROVIDES. Raises MethodError where it has none."""
+    provides = vars(module).get("PROVIDES")
+    if not isinstance(provides, Provides):
         raise MethodError(f"{name} needs PROVIDES = Provides(...), as a file of methods has")
-    return brought
+    return provides
 
 
 def _load_file(path: Path) -> ModuleType:
-    """A file as a module that a draft's process can import by its name too."""
+    """Imports a file as a module that a draft's process can import by the same name."""
     if not path.is_file():
         raise MethodError("there is no such file")
     folder = str(path.resolve().parent)
@@ -73,25 +74,26 @@ def _load_file(path: Path) -> ModuleType:
     return import_module(path.stem)
 
 
-def _table(bring: Callable[[Provides], Iterator[tuple[str, Any]]]) -> dict[str, Any]:
+def _collect(entries: Callable[[Provides], Iterable[tuple[str, Any]]]) -> dict[str, Any]:
+    """Returns the entries of every file. Raises MethodError for a name that two files have."""
     table: dict[str, Any] = {}
     origin: dict[str, str] = {}
-    for file, brought in BROUGHT:
-        for name, value in bring(brought):
+    for file, provides in PROVIDED:
+        for name, value in entries(provides):
             if name in table:
                 raise MethodError(
-                    f"both {origin[name]} and {file} bring {name!r}: rename one of them"
+                    f"both {origin[name]} and {file} provide {name!r}: rename one of them"
                 )
             table[name], origin[name] = value, file
     return table
 
 
-BROUGHT = tuple(find_files())
-SYSTEMS: dict[str, Recipe] = _table(lambda file: ((each.name, each) for each in file.recipes))
-VIEWS: dict[str, View] = _table(lambda file: ((each.name, each) for each in file.views))
-SHAPES: dict[str, Shape] = _table(lambda file: iter(file.shapes.items()))
-FAMILIES: dict[str, type[Shape]] = _table(lambda f: ((each.family, each) for each in f.families))
-DRAFTERS: dict[str, MakeDrafter] = _table(lambda file: iter(file.drafters.items()))
-WEIGHTS: dict[str, Callable[[int | None], Weighting]] = _table(lambda f: iter(f.weights.items()))
-SETTINGS: dict[str, Axis] = _table(lambda file: iter(file.axes.items()))
+PROVIDED = tuple(find_files())
+SYSTEMS: dict[str, Recipe] = _collect(lambda file: ((each.name, each) for each in file.recipes))
+VIEWS: dict[str, View] = _collect(lambda file: ((each.name, each) for each in file.views))
+SHAPES: dict[str, Shape] = _collect(lambda file: file.shapes.items())
+FAMILIES: dict[str, type[Shape]] = _collect(lambda f: ((each.family, each) for each in f.families))
+DRAFTERS: dict[str, MakeDrafter] = _collect(lambda file: file.drafters.items())
+WEIGHTS: dict[str, Callable[[int | None], Weighting]] = _collect(lambda file: file.weights.items())
+SETTINGS: dict[str, Axis] = _collect(lambda file: file.axes.items())
 SCHEDULES: dict[str, Schedule] = {each.name: each for each in (serial, parallel)}

@@ -15,9 +15,9 @@ Algorithm 1 plans the next tree whole, from the law P_out that the last round ha
 shape ``sage-ahead``, and the method ``sage-paper``. Its first tree is SpecVLM's (App. A.1). One law
 for every level is a poor guess of the deeper laws, so the method ``sage`` takes from the last round
 D and W alone, and grows the tree over the laws that it scores then. ``sage-live`` takes D and W
-from the law that was just scored at the root, with no more forwards; its difference to ``sage`` is
-what planning early costs. Where the cap on nodes binds, the likeliest paths stay. The mean accepted
-length moves the deepest depth (Sec. 3.3).
+from the law that was just scored at the root, with no more forwards. Comparing it with ``sage``
+shows what planning early costs. Where the cap on nodes binds, the likeliest paths stay. The mean
+accepted length moves the deepest depth (Sec. 3.3).
 """
 
 from __future__ import annotations
@@ -69,18 +69,18 @@ class Reach:
 
     shape: Sage
     alpha: float
-    most: int  # levels, at a confidence of 1
+    max_levels: int  # At a confidence of 1.
 
     @property
-    def deep(self) -> float:
+    def depth(self) -> float:
         least = self.shape.depth[0]
-        return least + self.alpha * (self.most - least)  # Eq. 10
+        return least + self.alpha * (self.max_levels - least)  # Eq. 10
 
     @property
     def levels(self) -> range:
-        return range(1, math.floor(self.deep + 0.5) + 1)
+        return range(1, math.floor(self.depth + 0.5) + 1)
 
-    def admitted(
+    def children(
         self, level: int, path: float, parent: float, ranks: Ranks
     ) -> list[tuple[float, int]]:
         """Returns the children that a node may have, as (P of the path down to it, rank)."""
@@ -97,7 +97,7 @@ class Reach:
     def expands(self, level: int, path: float) -> bool:
         """Returns whether a node of that level may have children: its path is likelier than
         theta_l."""
-        return path > self.shape.theta * level / self.deep
+        return path > self.shape.theta * level / self.depth
 
 
 def plan(ranks: Ranks, reach: Reach) -> Paths:
@@ -108,7 +108,7 @@ def plan(ranks: Ranks, reach: Reach) -> Paths:
         children = [
             (whole, (*path, rank))
             for chance, path in frontier
-            for whole, rank in reach.admitted(
+            for whole, rank in reach.children(
                 level, chance, ranks[path[-1]] if path else 1.0, ranks
             )
         ]
@@ -122,7 +122,7 @@ def plan(ranks: Ranks, reach: Reach) -> Paths:
 class Adapted:
     """The state that SAGE carries from round to round."""
 
-    most: int  # the deepest the next tree may become
+    most: int  # The most levels of the next tree.
     alpha: float = 0.5  # the last round's confidence (Algorithm 1, line 3)
     recent: tuple[int, ...] = ()  # accepted lengths
     paths: Paths = TREE  # the next tree of ``sage-ahead``
@@ -133,7 +133,7 @@ class Sage(Shape):
     """The adaptive shape: as deep and wide as the last round's law at the root says, grown over the
     laws as they are scored. A level is one draft forward."""
 
-    named: ClassVar[str] = "sage"
+    name: ClassVar[str] = "sage"
 
     depth: Range = (3, 8)  # D_min, D_max
     width: Range = (2, 10)  # W_min, W_max
@@ -146,7 +146,7 @@ class Sage(Shape):
 
     @property
     def spelling(self) -> str:
-        return self.named
+        return self.name
 
     def start(self) -> Adapted:
         return Adapted(self.depth[1])
@@ -170,7 +170,7 @@ class Sage(Shape):
                 reach = self.at(state, laws[0][0])
             children: list[tuple[float, float, int, int]] = []
             for (node, chance, parent), (ranks, tokens) in zip(frontier, laws, strict=True):
-                for whole, rank in reach.admitted(level, chance, parent, ranks):
+                for whole, rank in reach.children(level, chance, parent, ranks):
                     children.append((whole, ranks[rank], node, tokens[rank]))
             children.sort(key=lambda entry: -entry[0])
             frontier = []
@@ -187,7 +187,11 @@ class Sage(Shape):
         recent = (*state.recent, len(round.verdict.accepted))[-self.window :]
         mean = sum(recent) / len(recent)
         (least, deepest), (low, high) = self.depth, self.moves
-        most = min(deepest, max(least, state.most - (mean < low) + (mean > high)))
+        most = state.most
+        if mean < low:
+            most = max(least, most - 1)
+        elif mean > high:
+            most = min(deepest, most + 1)
         state = replace(state, most=most, recent=recent)
         if round.q is None:
             return state
@@ -204,7 +208,7 @@ class SageAhead(Sage):
     """The next tree is planned whole, by the last root's law at every level; the first tree is
     SpecVLM's."""
 
-    named: ClassVar[str] = "sage-ahead"
+    name: ClassVar[str] = "sage-ahead"
 
     def grow(self, state: Adapted) -> Growing:
         return grow_static(state.paths)
@@ -218,7 +222,7 @@ class SageAhead(Sage):
 class SageLive(Sage):
     """As deep and wide as the law that is scored at the root now says."""
 
-    named: ClassVar[str] = "sage-live"
+    name: ClassVar[str] = "sage-live"
 
     def at(self, state: Adapted, ranks: Ranks) -> Reach:
         return Reach(self, confidence(ranks, self.top), state.most)
@@ -294,6 +298,6 @@ def _axis(name: str) -> Axis:
 
 PROVIDES = Provides(
     recipes=(SAGE, SAGE_PAPER),
-    shapes={each.named: each() for each in (Sage, SageAhead, SageLive)},
+    shapes={each.name: each() for each in (Sage, SageAhead, SageLive)},
     axes={name: _axis(name) for name in SETTINGS},
 )

@@ -1,8 +1,8 @@
 """A Hugging Face model as the rest of the package sees it: its prompts, its decoder, and what two
 models have in common.
 
-``prompts`` returns what the model passes to its language model (``prompting``). ``forward`` runs
-the language model: a list of tokens in, hidden states out.
+``prompts`` returns what the model passes to its language model (see ``prompt_reader``). ``forward``
+runs the language model: a list of tokens in, hidden states out.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ from saccade.model.kernels.few_rows import Kernels, kernels_for
 from saccade.model.kernels.tower import Tower
 from saccade.model.key_window import KeyWindow
 from saccade.model.prefix_cache import PrefixCache
-from saccade.model.prompting import PromptReader
+from saccade.model.prompt_reader import PromptReader
 from saccade.model.recurrent import LayerStates, StateRows
 from saccade.model.rotary import depends_on_length, rotate_by_length
 from saccade.model.segments import HiddenStateWriter, Segment

@@ -88,8 +88,7 @@ class BatchInvariantSession(Session):
 
     def _ordinary_forward(self, rows: Rows) -> Float[Tensor, "logit_rows vocab"]:
         model, ((segment,), ids, positions, logit_rows) = self.backbone, rows
-        # The padding repeats the last row, so that nothing new enters. None of the real rows sees
-        # it.
+        # The padding repeats the last row. None of the real rows sees it.
         spare = ROWS - (segment.stop - segment.start)
         padded_ids, padded_positions = ids + ids[-1:] * spare, positions + positions[-1:] * spare
         padded = Segment(segment.cache, 0, ROWS, segment.at, row_queries=segment.row_queries)

@@ -111,12 +111,12 @@ def score_tree(
     Returns:
         what each row reads, and the writes of all rows, earlier ones first.
     """
-    known = earlier.keys.shape[1]
-    own = ancestors[:, known:].to(rows.decay.dtype)
+    scored_rows = earlier.keys.shape[1]
+    own = ancestors[:, scored_rows:].to(rows.decay.dtype)
     total = rows.decay @ own.T
-    if known:
+    if scored_rows:
         # The nearest earlier ancestor is the last one: rows are in topological order.
-        nearest = _last_ancestor(ancestors[:, :known])
+        nearest = _last_ancestor(ancestors[:, :scored_rows])
         before = pad(earlier.total_decay, (1, 0)).index_select(1, nearest + 1)
         total = total + before
     keys = torch.cat([earlier.keys, rows.k], 1)
@@ -125,10 +125,10 @@ def score_tree(
     overlap = (rows.k @ keys.transpose(1, 2)) * lasting * rows.beta[..., None]
     expected = total.exp()[..., None] * (rows.k @ memory)
     right = rows.beta[..., None] * (rows.v - expected)
-    if known:
-        right = right - overlap[..., :known] @ earlier.values
+    if scored_rows:
+        right = right - overlap[..., :scored_rows] @ earlier.values
     values = torch.linalg.solve_triangular(
-        overlap[..., known:], right, upper=False, unitriangular=True
+        overlap[..., scored_rows:], right, upper=False, unitriangular=True
     )
     writes = Writes(keys, torch.cat([earlier.values, values], 1), all_total)
     reading = (rows.q @ keys.transpose(1, 2)) * lasting
@@ -172,7 +172,7 @@ def read_text(rows: Delta, memory: Memory) -> tuple[Heads, Memory]:
     return torch.cat(reads, 1)[:, :count], memory
 
 
-def _last_ancestor(ancestors: Bool[Tensor, "new known"]) -> Int[Tensor, " new"]:
+def _last_ancestor(ancestors: Bool[Tensor, "new earlier"]) -> Int[Tensor, " new"]:
     """Returns the last column that is true in each row; -1 where none is."""
     places = torch.arange(1, ancestors.shape[1] + 1, device=ancestors.device)
     return (ancestors * places).amax(1) - 1
@@ -245,13 +245,13 @@ class LayerStates:
 
     @property
     def bytes(self) -> int:
-        """Bytes of all states that are held; a state that is held twice counts once."""
-        held = [self.states, *self._snapshots.values()]
+        """Bytes of all states that are kept; a state that is kept twice counts once."""
+        stored = [self.states, *self._snapshots.values()]
         if self._journal is not None:
-            held.append(self._journal.states)
+            stored.append(self._journal.states)
         tensors = {
             id(each): each
-            for states in held
+            for states in stored
             for state in states
             for each in (state.window, state.memory)
             if each is not None
@@ -269,10 +269,10 @@ class LayerStates:
         """Takes the state after the committed rows of a forward that is under way."""
         self._ahead[layer] = state
 
-    def earlier(self, layer: int, known: int) -> Updates | None:
-        """Returns the updates of the tree's first ``known`` rows, which were scored before."""
+    def earlier(self, layer: int, scored_rows: int) -> Updates | None:
+        """Returns the updates of the tree's rows that were scored before, which are its first."""
         updates = self._updates[layer]
-        return updates.first(known) if known and updates is not None else None
+        return updates.first(scored_rows) if scored_rows and updates is not None else None
 
     def put(self, layer: int, updates: Updates) -> None:
         """Takes the updates of all rows of the tree."""
@@ -315,11 +315,11 @@ class LayerStates:
 
     def nearest(self, length: int) -> int:
         """Returns the largest length up to this one at which the states are known."""
-        known = [0, self.length, *self._snapshots]
+        lengths = [0, self.length, *self._snapshots]
         if self._journal is not None:
             start = self._journal.length
-            known += range(start, start + len(self._journal.path) + 1)
-        return max(each for each in known if each <= length)
+            lengths += range(start, start + len(self._journal.path) + 1)
+        return max(each for each in lengths if each <= length)
 
     def at(self, length: int) -> list[State]:
         """Returns the states at a length of which :meth:`nearest` says that they are known."""
@@ -435,7 +435,7 @@ class Mixer(ABC):
                 state = replace(state, window=text[len(text) - self.past :])
                 rows.states.pass_text(layer, state)
             drafted = own[rows.firm :]
-            earlier = rows.states.earlier(layer, rows.known)
+            earlier = rows.states.earlier(layer, rows.scored_rows)
             tree = drafted if earlier is None else torch.cat([earlier.inputs, drafted])
             tree_inputs.append(tree)
             if len(drafted):
@@ -454,15 +454,15 @@ class StateRows:
     """The rows of one request in a forward, as layers with a state see them.
 
     The first ``firm`` of rows ``start:stop`` are committed when the forward has ended; the others
-    are nodes of a tree, of which ``known`` were scored before. ``ancestors`` are those of the new
-    nodes among all of the tree, each one's own place included.
+    are nodes of a tree, of which ``scored_rows`` were scored before. ``ancestors`` are those of the
+    new nodes among all of the tree, each one's own place included.
     """
 
     states: LayerStates
     start: int
     stop: int
     firm: int
-    known: int
+    scored_rows: int
     ancestors: Bool[Tensor, "new all"]
     _taps: dict[int, Int[Tensor, "new tap"]] = field(default_factory=dict)
 
@@ -484,8 +484,8 @@ class StateRows:
 
     def _find_taps(self, past: int) -> Int[Tensor, "new tap"]:
         taps = torch.zeros(len(self.ancestors), past + 1, dtype=torch.long)
-        for row, seen in enumerate(self.ancestors):
-            path = [*range(past), *(past + seen.nonzero().squeeze(-1)).tolist()]
+        for row, on_path in enumerate(self.ancestors):
+            path = [*range(past), *(past + on_path.nonzero().squeeze(-1)).tolist()]
             taps[row] = torch.tensor(path[-past - 1 :])
         return taps.to(self._device)
 
@@ -565,7 +565,7 @@ class GatedDelta(Mixer):
             if drafted.start < drafted.stop:
                 assert state.memory is not None
                 nodes = delta.rows(drafted)
-                earlier = rows.states.earlier(layer, rows.known)
+                earlier = rows.states.earlier(layer, rows.scored_rows)
                 before = _no_writes(nodes) if earlier is None else earlier.writes
                 assert before is not None
                 read, writes = score_tree(nodes, state.memory, before, rows.ancestors_on_device)

@@ -58,7 +58,7 @@ class RequestState:
     generated: int = 0  # tokens of this turn, which the noise of sampling counts
     pending: list[int] = field(default_factory=list)  # last tokens of the text, without keys yet
     root_logits: Tensor | None = None  # at the end of the text; None while tokens are pending
-    root_likeliest: ReadToken | None = None  # there too, where the forward computed it
+    root_likeliest: ReadToken | None = None  # of the same row, where the forward computed it
     source: Cache | None = None  # of a fork: the cache it copies the keys of committed text from
     prompt_rows: tuple[int, int] = (0, 0)  # of the prompt: in this cache, and in the source
     copied_tokens: int = 0  # of the text, whose keys are copies of the source's
@@ -148,8 +148,8 @@ class Session:
     ) -> Iterator[Prefill | None]:
         """Prefills one prompt a chunk at a time, so that other requests can be scored in between.
 
-        Yields None after each chunk but the last, and the ``Prefill`` after that.
-        ``Prefill.with_latest_attention`` then uses the last ``follow_rows`` rows that were judged.
+        Yields None after each chunk but the last, and the ``Prefill`` after the last. Its
+        ``with_latest_attention`` uses the last ``follow_rows`` rows that were judged.
         The prompt begins with ``shared_rows`` of the rows that the request has already, prompt and
         text, and those are not read again. From here on the cache also has the hidden states of
         ``hidden_layers``, if there are any.

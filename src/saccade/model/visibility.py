@@ -74,13 +74,13 @@ def visible_keys(
     of a tree is as far from the text as it is deep.
     """
     new = segment.stop - segment.start
-    seen = segment.at + new
+    key_count = segment.at + new
     own = segment.mask
     last = own.shape[1]
     tree_start = segment.at - segment.scored_nodes + segment.committed_rows
-    visible = torch.ones(new, seen, dtype=torch.bool)
-    visible[:, seen - last :] = own
-    keys = torch.arange(seen)
+    visible = torch.ones(new, key_count, dtype=torch.bool)
+    visible[:, key_count - last :] = own
+    keys = torch.arange(key_count)
     sees_later = window is not None or not segment.reaches_in_windows_only
     if segment.reach is not None and sees_later:
         visible |= keys <= segment.reach.cpu()[:, None]
@@ -100,9 +100,9 @@ def visible_keys(
 
 def attend_visible(
     q: Queries,
-    k: Float[Tensor, "kv_head seen head_dim"],
-    v: Float[Tensor, "kv_head seen value_dim"],
-    visible: Bool[Tensor, "new seen"],
+    k: Float[Tensor, "kv_head key head_dim"],
+    v: Float[Tensor, "kv_head key value_dim"],
+    visible: Bool[Tensor, "new key"],
     scale: float,
     extras: Extras,
 ) -> Float[Tensor, "head new value_dim"]:
@@ -120,13 +120,13 @@ def _attend_with_extras(
     q: Queries, k: Tensor, v: Tensor, visible: Tensor, scale: float, extras: Extras
 ) -> Tensor:
     heads, new, width = q.shape
-    kv_heads, seen = k.shape[:2]
-    rows_at_once = max(1, MAX_LOGITS_AT_ONCE // (heads * seen))
+    kv_heads, key_count = k.shape[:2]
+    rows_at_once = max(1, MAX_LOGITS_AT_ONCE // (heads * key_count))
     outputs = []
     for start in range(0, new, rows_at_once):
         rows = slice(start, start + rows_at_once)
         own = q[:, rows].reshape(kv_heads, -1, width)
-        logits = (own @ k.transpose(1, 2)).view(heads, -1, seen) * scale
+        logits = (own @ k.transpose(1, 2)).view(heads, -1, key_count) * scale
         if extras.softcap is not None:
             logits = torch.tanh(logits / extras.softcap) * extras.softcap
         logits = logits.masked_fill(~visible[rows], float("-inf")).float()
@@ -135,7 +135,7 @@ def _attend_with_extras(
             weights = torch.cat([logits, sinks], -1).softmax(-1)[..., :-1]
         else:
             weights = logits.softmax(-1)
-        weights = weights.to(v.dtype).reshape(kv_heads, -1, seen)
+        weights = weights.to(v.dtype).reshape(kv_heads, -1, key_count)
         outputs.append((weights @ v).view(heads, -1, v.shape[-1]))
     return torch.cat(outputs, 1)
 

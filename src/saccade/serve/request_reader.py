@@ -22,7 +22,6 @@ from saccade.core.prompt import Inputs
 from saccade.core.sampling import Grammar
 from saccade.engine.request import Request
 from saccade.inputs import Loaded, captions, literal_text
-from saccade.inputs.checkpoints import is_embedded
 from saccade.inputs.media import Clip, FrameSampling
 from saccade.inputs.media.fetch import FetchedMedia
 from saccade.inputs.media.guard import DecoderPool, StopSignal
@@ -51,7 +50,6 @@ from saccade.serve.request_schema import (
     tool_calls_of,
 )
 from saccade.serve.server_settings import ServerSettings
-from saccade.world import drawn_world
 
 log = logging.getLogger(__name__)
 
@@ -169,15 +167,15 @@ class RequestReader:
 
     def _check_template_kwargs(self, request: ChatRequest) -> None:
         """Raises ApiError for variables that would replace the conversation or its control."""
-        given = request.chat_template_kwargs or {}
+        variables = request.chat_template_kwargs or {}
         field = "chat_template_kwargs"
         parameters = inspect.signature(self._target.processor.apply_chat_template).parameters
-        for name in given:
+        for name in variables:
             if name in {*parameters, *RESERVED_VARIABLES}:
                 message = f"{field} cannot set {name[:40]}: it is a field of its own, or the server"
                 raise ApiError(400, f"{message} sets it", field)
         token = literal_text.find_control_token(
-            self._target.processor, [json.dumps(given, ensure_ascii=False)]
+            self._target.processor, [json.dumps(variables, ensure_ascii=False)]
         )
         if token is not None:
             raise ApiError(400, f"{field}: {token} means something else to this model", field)
@@ -249,8 +247,9 @@ class RequestReader:
         answers = self._engine_requests(request, inputs, draft_inputs, captioner, reasoning)
         warnings = [warning for clip in clips for warning in clip.warnings]
         all_frames = [*(image[None] for image in images), *(clip.frames for clip in clips)]
-        if is_embedded(self._target_name) and not all(map(drawn_world.is_drawn_world, all_frames)):
-            warnings.append(drawn_world.FOREIGN_CLIP_WARNING)
+        domain = self._target.domain
+        if domain is not None and not all(map(domain.includes, all_frames)):
+            warnings.append(domain.warning)
         names = frozenset(tool.function.name for tool in request.callable_tools)
         form = ChatForm(
             self._dialect if names else None,

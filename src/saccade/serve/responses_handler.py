@@ -124,8 +124,8 @@ class ResponsesHandler(CompletionHandler):
     def _response_object(self, status: str, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
         """Returns the response with what its request said, as OpenAI's has it."""
         request = self._original
-        said = request.model_dump(by_alias=True, exclude_none=True)
-        form = said.get("text", {}).get("format", {"type": "text"})
+        fields = request.model_dump(by_alias=True, exclude_none=True)
+        form = fields.get("text", {}).get("format", {"type": "text"})
         return {
             "id": f"resp_{self._id}",
             "object": "response",
@@ -140,17 +140,17 @@ class ResponsesHandler(CompletionHandler):
             "metadata": request.metadata or {},
             "parallel_tool_calls": True,
             "previous_response_id": None,
-            "reasoning": {"effort": said.get("reasoning", {}).get("effort"), "summary": None},
+            "reasoning": {"effort": fields.get("reasoning", {}).get("effort"), "summary": None},
             "store": False,
             "background": False,
             "temperature": request.temperature,
             "top_p": request.top_p,
             "top_logprobs": request.top_logprobs or 0,
             "text": {"format": form},
-            "tool_choice": said.get("tool_choice", "auto"),
+            "tool_choice": fields.get("tool_choice", "auto"),
             "tools": [
                 {"description": None, "parameters": None, "strict": False, **tool}
-                for tool in said.get("tools", [])
+                for tool in fields.get("tools", [])
             ],
             "truncation": "disabled",
             "user": request.user,

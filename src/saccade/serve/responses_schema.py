@@ -135,8 +135,8 @@ class ReasoningItem(Item):
 
 def _item_type(value: Any) -> Any:
     """Returns the type of an item; a message may leave it out."""
-    given = value if isinstance(value, dict) else vars(value)
-    return given.get("type", "message")
+    fields = value if isinstance(value, dict) else vars(value)
+    return fields.get("type", "message")
 
 
 InputItem = Annotated[

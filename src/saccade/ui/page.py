@@ -21,7 +21,6 @@ from saccade.inputs.checkpoints import is_embedded
 from saccade.methods import SYSTEMS
 from saccade.ui import method_controls, pictures
 from saccade.ui.page_run import (
-    EXAMPLES,
     PageModels,
     PageQuestion,
     PageRun,
@@ -205,6 +204,8 @@ def build_page(
     def stop(request: gr.Request) -> None:
         if (stop_event := stop_events.get(str(request.session_hash))) is not None:
             stop_event.set()
+
+    from saccade.world.demo import EXAMPLES
 
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
         head = pictures.static_html("head", TITLE, describe_models(settings))

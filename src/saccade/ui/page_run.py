@@ -20,36 +20,14 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Captioner, Words
 from saccade.inputs import Pair, clip_arguments, media
 from saccade.inputs.media import Clip
+from saccade.inputs.training_domain import read_training_domain, warn_outside_domain
 from saccade.methods import SYSTEMS, resolve
 from saccade.ui.duel import Duel, OnPhase, run_duel
 from saccade.ui.kept_tokens import KeptTokens, measure_kept_tokens
-from saccade.world import drawing, scenes
-from saccade.world.drawn_world import warn_if_foreign
 
 log = logging.getLogger(__name__)
 
-EXAMPLE_SECONDS = 8.0
 MAX_TEMPERATURE = 10
-
-
-@dataclass(frozen=True)
-class Example:
-    """A scene that no training stage drew, the number of its frames, and their size in pixels."""
-
-    seed: int
-    frames: int
-    side: int
-
-    def clip(self) -> Clip:
-        pictures = drawing.render(scenes.scene(self.seed), self.frames, self.side)
-        return drawing.make_clip(pictures, EXAMPLE_SECONDS)
-
-
-EXAMPLES: dict[str, Example] = {
-    "Three shapes (2,048 visual tokens)": Example(20_000_002, 64, 224),
-    "Four on stripes (2,048)": Example(20_000_005, 64, 224),
-    "Five shapes, short (256)": Example(20_000_001, 32, 112),
-}
 
 
 @dataclass(frozen=True)
@@ -115,8 +93,11 @@ class PageRun:
 def read_clip(example: str | None, upload: str | None, settings: PageSettings) -> Clip:
     """Returns the uploaded file, or else the example, as frames. Raises SaccadeError."""
     if upload is not None:
-        return warn_if_foreign(media.read(upload, limits=settings.limits), settings.target)
-    if example in EXAMPLES:
+        clip = media.read(upload, limits=settings.limits)
+        return warn_outside_domain(clip, read_training_domain(settings.target))
+    from saccade.world.demo import EXAMPLES
+
+    if example is not None and example in EXAMPLES:
         return EXAMPLES[example].clip()
     raise OptionError("pick an example clip, or drop a video")
 

@@ -27,7 +27,9 @@ class Watching:
     """A live video of one browser tab, and what was said about it."""
 
     live: Live
-    said: list[tuple[float, str, str]] = field(default_factory=list)  # (seconds, question, answer)
+    exchanges: list[tuple[float, str, str]] = field(
+        default_factory=list
+    )  # (seconds, question, answer)
 
 
 class Watchers:
@@ -80,7 +82,7 @@ class Watchers:
             text += str(decoder.type(round.scalars()))
             yield text
         text = stream.results[0].text or ""
-        watching.said.append((end, question, text))
+        watching.exchanges.append((end, question, text))
         yield text
 
     def stop(self, tab: str) -> None:
@@ -111,7 +113,7 @@ def said_html(watching: Watching | None) -> str:
     """Returns the questions with their answers, the latest first."""
     if watching is None:
         return ""
-    entries = reversed(watching.said)
+    entries = reversed(watching.exchanges)
     return "".join(
         pictures.message(f"{time:.1f} s · {question}") + pictures.message(answer)
         for time, question, answer in entries

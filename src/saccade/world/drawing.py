@@ -203,12 +203,6 @@ def image_frame(scene: Scene, height: int, width: int | None = None) -> NDArray[
     return frame
 
 
-def make_clip(frames: NDArray[np.uint8], seconds: float) -> Clip:
-    """Returns evenly timed frames [frames, height, width, 3] as a clip, as if read from a file."""
-    times, rate = np.arange(len(frames)) * seconds / len(frames), len(frames) / seconds
-    return Clip(frames, times, seconds, rate, len(frames), rate)
-
-
 def render_through_mp4(scene: Scene, frames: int, size: int) -> Clip:
     """Returns the clip as a file would give it: written as an MP4 and read back, every frame."""
     with TemporaryDirectory() as folder:

@@ -6,8 +6,8 @@ BUGS = (
     PlantedBug(
         "the tokens that a failed draft had sampled are thrown away",
         "drafting/fallback.py",
-        within="Fallback._handed_over",
-        find="(self._left, {})",
+        within="Fallback._sound_trees",
+        find="(self._undelivered, {})",
         plant="({}, {})",
         tests=(
             "laws/test_failing_drafts.py::test_a_chain_that_fails_keeps_the_law_whatever_the_draft",
@@ -17,7 +17,7 @@ BUGS = (
         "a token sampled after the last forward is lost when the draft fails",
         "drafting/drafters.py",
         within="drive",
-        find="$draft.drawn",
+        find="$draft.tree_with_draws",
         plant="$draft.tree",
         tests=(
             "laws/test_failing_drafts.py::"

@@ -28,7 +28,7 @@ BUGS = (
     PlantedBug(
         "sage: a confident draft gets a wide tree",
         "methods/sage.py",
-        within="Reach.admitted",
+        within="Reach.children",
         find="1 - self.alpha",
         plant="self.alpha",
         tests=("methods/test_sage.py::test_any_laws_give_the_papers_tree",),

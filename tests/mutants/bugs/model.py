@@ -21,7 +21,7 @@ BUGS = (
     ),
     PlantedBug(
         "text after a video goes on from the largest position of the prompt",
-        "model/prompting.py",
+        "model/prompt_reader.py",
         find="int($places[:, -1].max())",
         plant="int($places.max())",
         tests=(

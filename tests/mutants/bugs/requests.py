@@ -4,6 +4,13 @@ from bugs.bug import PlantedBug
 
 BUGS = (
     PlantedBug(
+        "any colour over the background counts as one that the pair was trained on",
+        "inputs/training_domain.py",
+        find="abs(red - green) <= self.pixel_error",
+        plant="abs(red - green) <= 255",
+        tests=("world/test_knowing.py::test_nothing_else_is",),
+    ),
+    PlantedBug(
         "generated tokens' penalties count the prompt",
         "core/sampling.py",
         find="ids[:, self.prompt_length :]",
@@ -273,6 +280,22 @@ BUGS = (
         tests=(
             "core/test_free_cores.py::test_others_are_noticed_within_an_answer_and_forgotten_after",
         ),
+    ),
+    PlantedBug(
+        "a sampled answer is planned by the threads that are free",
+        "engine/thread_scope.py",
+        find="samples and recipe.needs_costs",
+        plant="False",
+        tests=(
+            "core/test_free_cores.py::test_a_sampled_answer_is_planned_by_the_costs_of_all_threads",
+        ),
+    ),
+    PlantedBug(
+        "rows of a document that was cut away count as left out by a head",
+        "model/heads/session.py",
+        find="min(self.read_length, length)",
+        plant="self.read_length",
+        tests=("model/test_heads.py::test_a_turn_cuts_a_head_back_into_a_document",),
     ),
     PlantedBug(
         "media of earlier turns run through the vision tower again",

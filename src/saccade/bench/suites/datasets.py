@@ -79,7 +79,7 @@ class Dataset:
         numbers, wanted_count = self._numbers, self.setting.samples
         if wanted_count is not None:
             order = np.random.default_rng(SAMPLE_SEED).permutation(len(numbers))
-            numbers = [numbers[table] for table in order]
+            numbers = [numbers[place] for place in order]
         usable = 0
         while numbers and (wanted_count is None or usable < wanted_count):
             drawn = numbers if wanted_count is None else numbers[: wanted_count - usable]
@@ -152,10 +152,8 @@ class Dataset:
             )
         media_items = self._media(name, part, row)
         if IMAGE_MARK in prompt and prompt.count(IMAGE_MARK) != len(media_items):
-            what = (
-                f"it has {len(media_items)} images where the prompt has {prompt.count(IMAGE_MARK)}"
-            )
-            raise LayoutError(what)
+            marks = prompt.count(IMAGE_MARK)
+            raise LayoutError(f"it has {len(media_items)} images where the prompt has {marks}")
         lettered = zip(wording.LETTERS, options, strict=False)
         lines = (benchmark.option.format(letter=letter, text=text) for letter, text in lettered)
         words = {
@@ -178,7 +176,8 @@ class Dataset:
             if key not in used and isinstance(value, str | int | float | bool)
         }
         then = wording.column_texts(row, columns.get("then", ()))
-        then += (self.setting.then,) if self.setting.then else ()
+        if self.setting.then:
+            then += (self.setting.then,)
         meta = {**meta, "part": part}
         return Item(name, task, question, media_items, answers, options, then, meta=meta)
 
@@ -203,10 +202,8 @@ class Dataset:
         return tuple(items)
 
     def _video(self, part: str, row: Row) -> Medium:
-        media_layout, name = (
-            self.benchmark.media,
-            wording.first_value(row, self.benchmark.columns["video"]),
-        )
+        media_layout = self.benchmark.media
+        name = wording.first_value(row, self.benchmark.columns["video"])
         if media_layout is None or self.index is None or not isinstance(name, str) or not name:
             raise LayoutError("it names no video")
         start = end = None

@@ -209,8 +209,10 @@ class Auto(CostedShape):
     def _checks_plain(self, estimates: Estimates) -> bool:
         """Whether the next round decodes plainly only to show what that takes."""
         times = estimates.times
-        known = self.forward_costs.acceptance is not None or times.plain.tries > 0
-        return times.since_plain >= (PLAIN_AFTER_ROUNDS if known else FIRST_PLAIN_AFTER_ROUNDS)
+        is_measured = self.forward_costs.acceptance is not None or times.plain.tries > 0
+        return times.since_plain >= (
+            PLAIN_AFTER_ROUNDS if is_measured else FIRST_PLAIN_AFTER_ROUNDS
+        )
 
     def fold(self, state: State, round: Round) -> State:
         before: Estimates = state

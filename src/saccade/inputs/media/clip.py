@@ -120,3 +120,9 @@ def snap_rate(rate: float, nominal: float) -> float:
     MKV rounds times to milliseconds, which makes the measured rate inexact.
     """
     return float(nominal if nominal and abs(rate / nominal - 1) < 0.01 else rate)
+
+
+def make_clip(frames: Frames, seconds: float) -> Clip:
+    """Returns evenly timed frames [frames, height, width, 3] as a clip, as if read from a file."""
+    times, rate = np.arange(len(frames)) * seconds / len(frames), len(frames) / seconds
+    return Clip(frames, times, seconds, rate, len(frames), rate)

@@ -172,14 +172,18 @@ def _for_our_attention(config: Any) -> Any:
 def _fill(module: nn.Module, parts: dict[str, Tensor], target: Backbone, name: str) -> None:
     """Gives a module without memory its weights. Raises ModelError, naming the first difference,
     where they are not the module's."""
-    wanted = module.state_dict()
-    parts = layouts.stack_experts(parts, wanted.keys())
+    expected = module.state_dict()
+    parts = layouts.stack_experts(parts, expected.keys())
     for problem, names in (
-        ("lacks", wanted.keys() - parts.keys()),
-        ("has beyond what such a head knows", parts.keys() - wanted.keys()),
+        ("lacks", expected.keys() - parts.keys()),
+        ("has beyond what such a head knows", parts.keys() - expected.keys()),
         (
             "has in another shape",
-            {key for key in wanted.keys() & parts.keys() if wanted[key].shape != parts[key].shape},
+            {
+                key
+                for key in expected.keys() & parts.keys()
+                if expected[key].shape != parts[key].shape
+            },
         ),
     ):
         if names:

@@ -107,14 +107,14 @@ def is_of_own_head(name: str, depth: int) -> bool:
     return any(re.match(each.replace("{depth}", numbers), name) for each in patterns)
 
 
-def stack_experts(tensors: dict[str, Tensor], wanted: Collection[str]) -> dict[str, Tensor]:
+def stack_experts(tensors: dict[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
     """Returns the tensors with those of single experts stacked, where a layer wants them stacked.
 
     Checkpoints have ``experts.3.gate_proj.weight``; layers of transformers have
     ``experts.gate_up_proj`` [expert, gate and up, dim] and ``experts.down_proj``.
     """
     stacked = dict(tensors)
-    for name in wanted:
+    for name in names:
         base, _, matrix = name.rpartition(".")
         parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(matrix)
         if name in tensors or not base.endswith("experts") or parts is None:

@@ -244,8 +244,8 @@ class HeadSession(Session):
         first = stop = len(request.node_outputs)
         while stop < len(tree) and tree.parents[stop] < first:
             stop += 1
-        known = trees_.prefix(tree, stop)
-        block = None if trees_.is_chain(known) else trees_.tree_mask(known, first, 0)
+        scored = trees_.prefix(tree, stop)
+        block = None if trees_.is_chain(scored) else trees_.tree_mask(scored, first, 0)
         parents = tree.parents[first:stop]
         assert request.root_output is not None
         outputs = {ROOT: request.root_output, **dict(enumerate(request.node_outputs))}

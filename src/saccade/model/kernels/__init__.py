@@ -163,8 +163,8 @@ def rounded_products(rounding: Rounding, gated: bool) -> dict[str, Product]:
     The first is the plain one, which a prompt's many rows need.
     """
     plain = _with_silu_gate(PLAIN) if gated else PLAIN
-    found = few_bits.few_bit_products(rounding)
-    return {"plain": plain, **{name: _rounded(each, gated) for name, each in found.items()}}
+    few_bit = few_bits.few_bit_products(rounding)
+    return {"plain": plain, **{name: _rounded(each, gated) for name, each in few_bit.items()}}
 
 
 def product_names(dtype: torch.dtype = torch.float32) -> list[str]:

@@ -213,10 +213,10 @@ def _is_correct(product: FewBitProduct) -> bool:
     rounded = Codes.of(weight, product.rounding).weights()
     exact = x @ rounded.t()
     try:
-        found = product.multiply(x, product.prepare(weight, False), None)
+        computed = product.multiply(x, product.prepare(weight, False), None)
     except (RuntimeError, AttributeError, NotImplementedError):
         return False
-    return bool((found - exact).abs().max() < MAX_DIFFERENCE * exact.abs().max())
+    return bool((computed - exact).abs().max() < MAX_DIFFERENCE * exact.abs().max())
 
 
 def _ours(rounding: Rounding) -> FewBitProduct:

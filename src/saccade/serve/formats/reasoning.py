@@ -173,5 +173,5 @@ def mark_overlap(text: str, mark: str) -> int:
     return next((n for n in range(longest, 0, -1) if text.endswith(mark[:n])), 0)
 
 
-def _index(ids: Sequence[int], wanted: int) -> int | None:
-    return next((index for index, number in enumerate(ids) if number == wanted), None)
+def _index(ids: Sequence[int], token: int) -> int | None:
+    return next((index for index, number in enumerate(ids) if number == token), None)

@@ -190,8 +190,8 @@ class TrainedHead(nn.Module):
             name.replace(LAYER, "midlayer."): weight.contiguous()
             for name, weight in self.head.state_dict().items()
         }
-        known = torch.zeros(self.head.target_vocab, dtype=torch.bool)
-        tensors["t2d"] = known.index_fill_(0, self.head.target_ids.cpu(), True)
+        in_draft = torch.zeros(self.head.target_vocab, dtype=torch.bool)
+        tensors["t2d"] = in_draft.index_fill_(0, self.head.target_ids.cpu(), True)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
         (folder / "config.json").write_text(json.dumps(self.settings, indent=1) + "\n")
 
@@ -260,13 +260,13 @@ def read_target(
     labels, mask = inputs.pop("labels"), inputs["attention_mask"].bool()
     text = backbone.text
     read: dict[int, Tensor] = {}
-    seen: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
 
     def note(number: int) -> Any:
         return lambda module, args: read.__setitem__(number, args[0])
 
     def note_positions(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        seen["positions"] = kwargs.get("position_ids")
+        recorded["positions"] = kwargs.get("position_ids")
 
     with ExitStack() as stack:
         modules = [*text.layers[: backbone.depth], text.norm]
@@ -276,7 +276,7 @@ def read_target(
         stack.callback(hook.remove)
         normed = backbone.model.base_model(**inputs, use_cache=False).last_hidden_state
     ids = inputs["input_ids"]
-    positions = seen["positions"]
+    positions = recorded["positions"]
     if positions is None:
         positions = torch.arange(ids.shape[1], device=ids.device)[None]
     positions = positions.reshape(-1, positions.shape[-2], positions.shape[-1])

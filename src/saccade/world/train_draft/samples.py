@@ -19,6 +19,7 @@ from torch.nn.utils.rnn import pad_sequence
 from torch.utils.data import Dataset
 
 from saccade.inputs import Loaded, ask
+from saccade.inputs.media.clip import make_clip
 from saccade.world import dialogues, drawing, scenes
 from saccade.world.train_draft.recipes import Kind
 
@@ -124,7 +125,7 @@ class Samples(Dataset):
         frames = render_pictures(talk, canvas)
         media: dict[str, Any] = {"images": list(frames)}
         if canvas.kind == "video":
-            media = {"clips": [drawing.make_clip(frames, talk.seconds)]}
+            media = {"clips": [make_clip(frames, talk.seconds)]}
         history = [(turn.question, turn.answer) for turn in turns[:last]]
         inputs = ask(loaded, turns[last].question, history=history, **media)
         answer_ids = loaded.tokenizer(turns[last].answer, add_special_tokens=False).input_ids

@@ -189,15 +189,15 @@ class PromptReader:
                 f"{type(self.model).__name__} reads its prompt by a mask that Saccade does not "
                 f"know: {error}"
             ) from error
-        found = [reach for reach in reaches if reach is not None]
-        if not found:
+        in_use = [reach for reach in reaches if reach is not None]
+        if not in_use:
             return None
-        if len(found) < len(reaches) or not all(torch.equal(found[0], each) for each in found):
+        if len(in_use) < len(reaches) or not all(torch.equal(in_use[0], each) for each in in_use):
             raise ModelError(
                 f"{type(self.model).__name__} reads its pictures in several ways, which Saccade "
                 "does not know"
             )
-        return found[0]
+        return in_use[0]
 
     def _check_arguments(self, arguments: dict[str, Any]) -> None:
         """Raises ModelError for a language model that reads more than tokens at positions, each of

@@ -11,7 +11,7 @@ from functools import partial
 
 from saccade.bench.suites.benchmarks import SECOND_TURNS
 from saccade.bench.suites.types import Item, Medium, Setting, Task, with_next_items
-from saccade.inputs.media import Clip
+from saccade.inputs.media.clip import Clip, make_clip
 from saccade.world import dialogues, drawing, scenes
 from saccade.world.dialogues import Exchange
 from saccade.world.scenes import Scene
@@ -49,7 +49,7 @@ SHORTEST = "256"  # The length of a name without one, so that a run takes minute
 def _frames(scene: Scene, length: Length) -> Clip:
     """Returns the frames as they are rendered, without a codec in between."""
     frames = drawing.render(scene, length.frames, length.height, length.width)
-    return drawing.make_clip(frames, length.frames / FPS)
+    return make_clip(frames, length.frames / FPS)
 
 
 def _clip(scene: Scene, length: str) -> tuple[Medium, ...]:
