@@ -177,6 +177,30 @@ def test_pictures_whose_keys_are_let_go(family, kind, monkeypatch):
     assert reused[0] == 0 and reused[1] >= int(prompt.visual.nonzero().max()) + 1
 
 
+@pytest.mark.parametrize("family", ["gemma3"])
+def test_a_turn_with_another_picture_goes_on_from_what_is_known(family):
+    """Claim: a turn with one more picture reads on from the rows that layers with a window still
+    know, and answers as generate does. Fails if it begins where keys were let go, or if a cache
+    that lets go of keys makes room for all of the text at once."""
+    loaded, media = zoo.member(family), zoo.draw("images", 2)
+    most = cache.rows_of_window(KeyWindow(16), forward_rows(4 * CHUNK))
+    question = "what moves in all of these places, and why is that so?"
+    with saccade.Conversation(
+        loaded.backbone, method="lookup", max_new_tokens=40, do_sample=False
+    ) as conversation:
+        for count in (1, 2):
+            images = media.images[:count]
+            inputs = zoo.read(loaded, replace(media, images=images, question=question))
+            result = conversation.run(inputs)
+            assert list(result.ids) == zoo.hf_greedy(loaded, inputs, 40)
+            assert (result.reused_tokens > 0) == (count == 2)
+            question += " and before?"
+            batch = conversation._last_call
+            assert batch is not None
+            held = batch.session.requests[0].cache
+            assert held.lets_go and min(keys.shape[1] for keys in held.keys) <= most
+
+
 # -- one cache ---------------------------------------------------------------------------------
 
 

@@ -8,7 +8,7 @@ from multiprocessing.reduction import ForkingPickler
 
 import pytest
 import torch
-from helpers import FAMILIES, input_for
+from helpers import FAMILIES, input_for, qwen35
 from pretended import pretend_gpus
 
 import saccade
@@ -212,3 +212,22 @@ def test_a_few_rows_need_no_mask_over_all_keys(dtype):
             ((_, mask),) = step._kernels
             assert mask is not None and mask.shape[-1] == (5 if block is None else 7)
         assert torch.allclose(found, truth, atol=1e-5 if dtype == torch.float32 else 2e-2)
+
+
+def test_a_hybrids_step_waits_for_nothing():
+    """Claim: scoring and committing with layers that have a state never wait for the GPU, and an
+    accepted path is sent to it once for all of these layers. Fails if the host reads what it sent
+    before, as which rows are on which path."""
+    with pretend_gpus() as record:
+        model = Backbone(deepcopy(qwen35(0)).to("cuda"))
+        session = Session(model, [Sampling()])
+        session.prefill(model.prompts(input_for("qwen3_5")))
+        session.score({0: chain([1])})
+        session.commit({0: [1, 2]})
+        record.clear()
+        session.score({0: chain([3, 4])})
+        assert record.counts["sync"] == record.counts["download"] == 0
+        record.clear()
+        session.commit({0: [3, 4, 5]})
+        assert dict(record.counts).keys() == {"upload", "launch"}
+        assert record.counts["upload"] == 1

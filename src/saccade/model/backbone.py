@@ -433,7 +433,7 @@ class Backbone:
         rows: list[StateRows] = []
         for segment in segments:
             assert segment.cache.states is not None
-            rows.append(_state_rows(segment, segment.cache.states, self.device))
+            rows.append(_state_rows(segment, segment.cache.states))
         with ExitStack() as stack:
             for number, mixer in enumerate(self.mixers.values()):
                 run = recurrent.runner(mixer, rows, number)
@@ -750,7 +750,7 @@ class Backbone:
         return replace(prompt, embeds=embeds)
 
 
-def _state_rows(segment: Segment, states: LayerStates, device: torch.device) -> StateRows:
+def _state_rows(segment: Segment, states: LayerStates) -> StateRows:
     """Returns the rows of a segment as layers with a state see them."""
     committed, scored = segment.committed_rows, segment.scored_nodes
     new = segment.stop - segment.start - committed
@@ -758,7 +758,7 @@ def _state_rows(segment: Segment, states: LayerStates, device: torch.device) -> 
         ancestors = torch.ones(new, scored + new, dtype=torch.bool).tril_(scored)
     else:
         ancestors = segment.block[committed:, committed:]
-    return StateRows(states, segment.start, segment.stop, committed, scored, ancestors.to(device))
+    return StateRows(states, segment.start, segment.stop, committed, scored, ancestors)
 
 
 class _ShapeProbe:

@@ -22,6 +22,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Sequence
 from copy import copy
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -339,11 +340,10 @@ class LayerStates:
         if not count:
             return journal.states
         pairs = zip(journal.states, journal.updates, strict=True)
-        path = journal.path[:count]
-        return [
-            updates.apply(state, torch.tensor(path, device=state.window.device))
-            for state, updates in pairs
-        ]
+        # The path is sent to each device once, not once a layer.
+        devices = {state.window.device for state in journal.states}
+        path = {each: torch.tensor(journal.path[:count], device=each) for each in devices}
+        return [updates.apply(state, path[state.window.device]) for state, updates in pairs]
 
     def truncate(self, length: int) -> None:
         """Cuts back to a length at which the states are known. Forgets the tree."""
@@ -466,6 +466,15 @@ class StateRows:
     ancestors: Bool[Tensor, "new all"]
     _taps: dict[int, Int[Tensor, "new tap"]] = field(default_factory=dict)
 
+    @property
+    def _device(self) -> torch.device:
+        return self.states.states[0].window.device
+
+    @cached_property
+    def ancestors_on_device(self) -> Bool[Tensor, "new all"]:
+        """``ancestors`` where the states are. The host made them, and never waits to read them."""
+        return self.ancestors.to(self._device)
+
     def taps(self, past: int) -> Int[Tensor, "new tap"]:
         """Returns, for each new node, the places of the inputs that its convolution reads, in the
         window before the tree and the tree's rows after it. All layers of a forward share them."""
@@ -475,10 +484,10 @@ class StateRows:
 
     def _find_taps(self, past: int) -> Int[Tensor, "new tap"]:
         taps = torch.zeros(len(self.ancestors), past + 1, dtype=torch.long)
-        for row, on_path in enumerate(self.ancestors.cpu()):
+        for row, on_path in enumerate(self.ancestors):
             path = [*range(past), *(past + on_path.nonzero().squeeze(-1)).tolist()]
             taps[row] = torch.tensor(path[-past - 1 :])
-        return taps.to(self.ancestors.device)
+        return taps.to(self._device)
 
 
 class ShortConvolution(Mixer):
@@ -559,7 +568,7 @@ class GatedDelta(Mixer):
                 earlier = rows.states.earlier(layer, rows.scored_rows)
                 before = _no_writes(nodes) if earlier is None else earlier.writes
                 assert before is not None
-                read, writes = score_tree(nodes, state.memory, before, rows.ancestors)
+                read, writes = score_tree(nodes, state.memory, before, rows.ancestors_on_device)
                 reads.append(read)
                 rows.states.put(layer, Updates(tree, writes))
         core = torch.cat(reads, 1).transpose(0, 1).to(hidden.dtype)
