@@ -182,16 +182,24 @@ class ForwardTimes(NamedTuple):
         return self._replace(plain=self.plain.fold(seconds, 1.0, TIMES_MEMORY), since_plain=0)
 
     def after_drafting(
-        self, levels: int, level_seconds: float, rows: int, seconds: float, usual: float
+        self,
+        levels: int,
+        level_seconds: float,
+        rows: int,
+        seconds: float,
+        usual: float,
+        usual_level: float,
     ) -> ForwardTimes:
         """Returns the times after a draft of ``levels`` forwards and a forward that judged it.
 
         ``level_seconds`` are those of the draft, and ``seconds`` those of the forward of ``rows``
-        rows; ``usual`` is what it was believed to take before.
+        rows. ``usual`` is what that forward was believed to take before, and ``usual_level`` one
+        of the draft's. On a GPU the first forward of each size is not captured yet and takes many
+        times as long, so the first of them count for no more than later ones.
         """
         level = self.level
-        if level.tries >= MIN_ROUNDS_FOR_OUTLIERS:
-            level_seconds = min(level_seconds, FORWARD_OUTLIER_FACTOR * levels * level.share)
+        expected = level.share if level.tries >= MIN_ROUNDS_FOR_OUTLIERS else usual_level
+        level_seconds = min(level_seconds, FORWARD_OUTLIER_FACTOR * levels * expected)
         if self.weight >= MIN_ROUNDS_FOR_OUTLIERS:
             seconds = min(seconds, FORWARD_OUTLIER_FACTOR * self.average * usual)
         more, memory = rows - 1, TIMES_MEMORY

@@ -317,7 +317,12 @@ class Auto(CostedShape):
             return times.after_plain(round.verify_seconds, believed)
         levels = self._count_levels(estimates, round)
         return times.after_drafting(
-            levels, round.draft_seconds, rows, round.verify_seconds, believed
+            levels,
+            round.draft_seconds,
+            rows,
+            round.verify_seconds,
+            believed,
+            self.forward_costs.draft,
         )
 
     def _count_levels(self, estimates: Estimates, round: Round) -> int:
