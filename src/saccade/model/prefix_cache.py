@@ -250,42 +250,58 @@ def _leading_true(mask: Tensor) -> int:
 # -- calls of processors -------------------------------------------------------------------------
 
 
+Answer = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+"""(a method's name, the method, its arguments, those by name) -> what the call returns."""
+
+
 @contextmanager
 def cache_preprocessing(processor: Any, prefix_cache: PrefixCache | None) -> Iterator[None]:
     """While this lasts a processor does not process the same pictures and videos again."""
     with ExitStack() as stack:
         for preprocessor in (vars(processor).get(name) for name in PREPROCESSORS):
             if prefix_cache is not None and preprocessor is not None:
-                stack.enter_context(cache_calls(preprocessor, ["preprocess"], prefix_cache))
+                answer = _answer_from(prefix_cache, id(preprocessor))
+                stack.enter_context(intercept_calls(preprocessor, ["preprocess"], answer))
         yield
 
 
-@contextmanager
-def cache_calls(owner: Any, names: Sequence[str], prefix_cache: PrefixCache) -> Iterator[None]:
-    """While this lasts these methods of an object return for equal arguments what they returned
-    before."""
-    is_inside = False  # One of the methods may call another, which is not cached then.
+def _answer_from(prefix_cache: PrefixCache, owner: int) -> Answer:
+    """Returns what gives for equal arguments what a method of this object returned before."""
 
-    def with_cache(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def answer(
+        name: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        arguments = prefix_cache.digest(args, sorted(kwargs.items(), key=lambda kv: kv[0]))
+        output = prefix_cache.get_or_compute(
+            (owner, name, arguments), lambda: method(*args, **kwargs), tensor_bytes
+        )
+        # A caller may remove entries from a mapping that it gets.
+        return copy(output) if isinstance(output, MutableMapping) else output
+
+    return answer
+
+
+@contextmanager
+def intercept_calls(owner: Any, names: Sequence[str], answer: Answer) -> Iterator[None]:
+    """While this lasts ``answer`` gives what these methods of an object return. One that is called
+    within another runs as it is."""
+    is_inside = False
+
+    def intercepted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         def call(*args: Any, **kwargs: Any) -> Any:
             nonlocal is_inside
             if is_inside:
                 return method(*args, **kwargs)
             is_inside = True
             try:
-                arguments = prefix_cache.digest(args, sorted(kwargs.items(), key=lambda kv: kv[0]))
-                output = prefix_cache.get_or_compute(
-                    (id(owner), name, arguments), lambda: method(*args, **kwargs), tensor_bytes
-                )
-                # A caller may remove entries from a mapping that it gets.
-                return copy(output) if isinstance(output, MutableMapping) else output
+                return answer(name, method, args, kwargs)
             finally:
                 is_inside = False
 
         return call
 
     before = {name: vars(owner)[name] for name in names if name in vars(owner)}
-    vars(owner).update({name: with_cache(name, getattr(owner, name)) for name in names})
+    vars(owner).update({name: intercepted(name, getattr(owner, name)) for name in names})
     try:
         yield
     finally:

@@ -17,7 +17,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
-from saccade.model.prefix_cache import digest, tensor_bytes
+from saccade.model.prefix_cache import digest, intercept_calls, tensor_bytes
 
 VISION_METHODS = ("get_image_features", "get_video_features")  # of Hugging Face's models
 UNREAD_FIELDS = {"hidden_states", "attentions"}  # of outputs, which language models do not read
@@ -149,43 +149,25 @@ class MediaCall:
 
 def cache_vision(model: Any, store: Store | None) -> AbstractContextManager[None]:
     """While this lasts the model's vision tower does not run again on media that it has seen."""
-    return nullcontext() if store is None else _cache_methods(model.base_model, store)
+    if store is None:
+        return nullcontext()
+    owner = model.base_model
 
-
-@contextmanager
-def _cache_methods(owner: Any, store: Store) -> Iterator[None]:
-    is_inside = False  # One of the methods may call another, which is not cached then.
-
-    def with_cache(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
-        def call(*args: Any, **kwargs: Any) -> Any:
-            nonlocal is_inside
-            if is_inside:
-                return method(*args, **kwargs)
-            is_inside = True
-            try:
-                media = MediaCall.of(method, args, kwargs)
-                if media is not None:
-                    return run_new_media(store, (id(owner), name), media)
-                key = id(owner), name, store.digest(args, sorted(kwargs.items()))
-                output = store.get(key)
-                if output is None:
-                    output = method(*args, **kwargs)
-                    store.put(key, output, tensor_bytes(output))
-                return copy(output)
-            finally:
-                is_inside = False
-
-        return call
+    def answer(
+        name: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
+    ) -> Any:
+        media = MediaCall.of(method, args, kwargs)
+        if media is not None:
+            return run_new_media(store, (id(owner), name), media)
+        key = id(owner), name, store.digest(args, sorted(kwargs.items()))
+        output = store.get(key)
+        if output is None:
+            output = method(*args, **kwargs)
+            store.put(key, output, tensor_bytes(output))
+        return copy(output)
 
     names = [name for name in VISION_METHODS if name in dir(type(owner))]
-    before = {name: vars(owner)[name] for name in names if name in vars(owner)}
-    vars(owner).update({name: with_cache(name, getattr(owner, name)) for name in names})
-    try:
-        yield
-    finally:
-        for name in names:
-            del vars(owner)[name]
-        vars(owner).update(before)
+    return intercept_calls(owner, names, answer)
 
 
 def run_new_media(store: Store, owner: tuple[Hashable, ...], media: MediaCall) -> Any:
