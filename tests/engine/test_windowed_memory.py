@@ -117,6 +117,7 @@ def test_a_view_that_picks_among_all_keys_keeps_them():
 # -- conversations -----------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("cut_back", [0, 3, 30, 55])
 @pytest.mark.parametrize("method", ["ar", "sd"])
 def test_every_turn_answers_as_a_fresh_start(method, cut_back):

@@ -328,7 +328,7 @@ def from_folder(model: Any, folder: Path) -> Loaded:
     return models.load(str(folder), device="cpu")
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("method", ["sd", "sd-tree", "lookup"])
 @pytest.mark.parametrize("build", BUILT_BY_HAND)
 def test_windows_and_states_answer_as_generate_does(

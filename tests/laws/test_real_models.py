@@ -177,16 +177,17 @@ def test_four_sampled_tokens_follow_the_exact_law(name):
 def test_a_draft_with_rounded_weights_bends_no_law(own, rounding, name):
     """Claim: what a draft with rounded weights drafts, another model or the target itself, is
     judged by the target's own law. Fails if the rounded copy verifies, or if a draft is judged by a
-    law that it did not draw from."""
+    law that it did not draw from. Half as many answers: what the target draws is tested above."""
     arguments = {"draft": None} if own else {}
-    assert p_value(name, **arguments, draft_quantize=rounding) > ALPHA
+    assert p_value(name, CALLS // 2, **arguments, draft_quantize=rounding) > ALPHA
 
 
 @pytest.mark.parametrize("name", few(HYBRID_METHODS, 1))
 def test_a_hybrids_sampled_tokens_follow_the_exact_law(name):
     """Claim: a target with recurrent layers is drawn from exactly too, over trees and chains and by
-    both schedules. A state that a refused token left behind bends the law and fails."""
-    assert p_value(name, family="qwen3_5") > ALPHA
+    both schedules. A state that a refused token left behind bends the law and fails, also with half
+    of the answers, which take this family the longest."""
+    assert p_value(name, CALLS // 2, family="qwen3_5") > ALPHA
 
 
 @pytest.mark.extra

@@ -159,6 +159,7 @@ CASES = [  # each shape and each kind of rules; the slow test takes them all tog
 ]
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(("shape", "rules"), CASES)
 def test_the_joint_law_of_three_tokens_is_the_targets(shape, rules):
     """Claim: sampling is lossless. Power and size as the module says; the seed is fixed."""

@@ -251,7 +251,7 @@ EACH = pytest.mark.parametrize("family", list(PAIRS))
 BOTH = pytest.mark.parametrize("method", list(METHODS))
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(3)
 @BOTH
 @EACH
 def test_every_round_drafts_the_papers_tree(runs, family, method):
@@ -265,7 +265,7 @@ def test_every_round_drafts_the_papers_tree(runs, family, method):
     assert same(rounds, METHODS[method])
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @BOTH
 @EACH
 def test_laws_and_tokens_are_the_drafts_by_uncached_forwards(runs, family, method):
@@ -485,6 +485,7 @@ def test_an_empty_tree_is_no_dead_end():
     assert empty and any(sizes[i + 1] > 0 for i in empty)
 
 
+@pytest.mark.representatives(7)
 @BOTH
 @pytest.mark.parametrize("nodes", [3, 7, 12])
 def test_the_cap_keeps_the_most_probable_paths(method, nodes):

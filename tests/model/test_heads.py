@@ -147,6 +147,7 @@ def test_control_other_positions_are_noticed():
         _play(session, drafting, reference, seed=3, rounds=1)
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("cut_back", [0, 3, 30])
 @pytest.mark.parametrize(("kind", "family"), _pairs(["mtp", "specforge"]))
 def test_a_turn_cuts_a_head_back_to_the_text(kind, family, cut_back):
@@ -177,6 +178,7 @@ def test_a_turn_cuts_a_head_back_to_the_text(kind, family, cut_back):
 # -- answers -----------------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(7)
 @pytest.mark.parametrize(("kind", "family"), _pairs())
 @pytest.mark.parametrize("method", few(METHODS, 3))
 def test_a_head_never_changes_an_answer(method, kind, family):
@@ -428,6 +430,7 @@ def test_a_head_is_not_rounded():
 # -- loading -----------------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("family", "layout"), [("qwen3.5", "mtp"), ("qwen3.5-moe", "mtp"), ("glm4v-moe", "nextn")]

@@ -75,7 +75,7 @@ def _random_model(kind: str, std: float = 0.3, **more: Any) -> Any:
     return model
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("kind", SCALED)
 def test_laws_are_those_of_the_models_own_logits(kind):
     """Claim: the law of the first token and of one inside a drafted chain is the softmax of the

@@ -119,6 +119,7 @@ def test_what_a_token_leaves_is_what_a_cache_takes(
     assert row == footprint(loading.read_config(loaded(family).name)).kv * dtype.itemsize
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(
     ("name", "billions"),
     [
