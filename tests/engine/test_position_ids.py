@@ -26,6 +26,7 @@ from saccade.model.generate_check import check_against_generate
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("fused", [None, False])
 def test_positions_hold_over_many_rounds_of_mixed_acceptance(fused):
     """Claim: 120 tokens over rounds that accept 0 to 5 equal generate. Drift in a position, even

@@ -43,7 +43,7 @@ def check(family: str, methods: tuple[str, ...], prompts: int, count: int) -> No
     assert sum(seen[method]["refused"] for method in drafting)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", [name for name in zoo.FAMILIES if name not in zoo.DEEP])
 def test_answers_are_those_of_generate(family: str) -> None:
     """Claim: with any method the ids are those of transformers' own ``generate``, and drafting

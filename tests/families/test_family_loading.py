@@ -95,6 +95,7 @@ def test_device_and_device_map_together(qwen: Path) -> None:
     sentence(caught.value)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["image", "video"])
 def test_a_device_map_changes_no_token(qwen: Path, kind: str) -> None:
@@ -109,6 +110,7 @@ def test_a_device_map_changes_no_token(qwen: Path, kind: str) -> None:
     assert answer(spread, inputs, "specvlm", draft=plain.backbone) == expected
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("fused", [None, False])
 def test_a_layer_on_disk(qwen: Path, tmp_path: Path, fused: bool | None) -> None:
     """Claim: a model one layer of which is fetched from disk answers the same with specvlm as

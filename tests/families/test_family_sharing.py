@@ -207,7 +207,7 @@ def test_after_a_failure_no_hook_stays(
     assert run(target, draft, inputs).fallback_reason is None
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equal_towers_and_projectors_are_adopted(
     family: str, monkeypatch: pytest.MonkeyPatch

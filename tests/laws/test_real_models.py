@@ -209,6 +209,7 @@ def test_a_window_that_slides_bends_no_law(monkeypatch):
     assert len(slides) > BATCH * CALLS
 
 
+@pytest.mark.extra
 def test_a_view_that_follows_the_answer_bends_no_law(monkeypatch):
     """Claim: what is sampled while a self-draft's keys are chosen anew every round, by what judged
     rows attended to, is drawn from the target's own law; its keys do change, in most answers."""
@@ -278,6 +279,7 @@ def test_control_a_forgotten_residual_is_seen(monkeypatch):
     assert p_value("sd/shape=chain-2") < ALPHA
 
 
+@pytest.mark.extra
 def test_control_a_misjudged_ensemble_is_seen_end_to_end(monkeypatch):
     """Control: judged by the law of the view that sees, a mixture with a blind one must fail."""
     mix = Mixture._mix

@@ -424,7 +424,7 @@ def _stub_rounds(method: str, seed: int, count: int) -> list[Seen]:
     return found
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @BOTH
 def test_any_laws_give_the_papers_tree(method):
     """Claim: the same over laws from flat to certain, acceptance from none to all.

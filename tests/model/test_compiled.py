@@ -238,6 +238,7 @@ def anew_and_soon(anew):
     return anew
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @COMPILED
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86")

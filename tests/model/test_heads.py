@@ -195,6 +195,7 @@ def test_a_head_never_changes_an_answer(method, kind, family):
         assert any(round.tokens for round in result.rounds)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("kind", "family"), _pairs(["mtp", "specforge"]))
 def test_every_turn_with_a_head_answers_as_a_fresh_start(kind, family):
     """Claim: three turns' answers are those of generate on the whole text, where the template cuts
@@ -213,6 +214,7 @@ def test_every_turn_with_a_head_answers_as_a_fresh_start(kind, family):
             ids = [*ids[: max(0, len(ids) - 3)], *question(turn)]
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("kind", "family"), [("mtp", "llama"), ("speculators", "llama")])
 def test_requests_with_heads_come_and_go_as_if_alone(kind, family):
     """Claim: requests that join a server's scheduler while others decode share the head's forwards
@@ -330,6 +332,7 @@ def test_a_prompt_that_was_read_ahead_can_be_drafted_for_by_a_head(kind, family)
     assert any(round.tokens for round in result.rounds)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("kind", "family"), [("mtp", "qwen2_5_vl"), ("specforge", "qwen3_5")])
 def test_a_head_goes_on_after_new_media(kind, family):
     """Claim: a turn that brings a video goes on with the head, without the warning that a draft

@@ -306,6 +306,7 @@ def calling(request: Any, models: Pair) -> Iterator[Live]:
         yield live
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("choice", "names"),
@@ -339,6 +340,7 @@ def client(calling: Live) -> Iterator[openai.OpenAI]:
         yield found
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 def test_the_client_gets_calls(client):
     """Claim: in the client's own types a required call is whole, and streamed as pieces that the
