@@ -95,7 +95,7 @@ def vision_rows(model: Any) -> Iterator[list[int]]:
         hook.remove()
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(
     ("family", "method"),
     [

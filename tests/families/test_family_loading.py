@@ -70,6 +70,7 @@ def test_the_default_on_a_cpu_is_float32(qwen: Path) -> None:
     assert loading.precision(None, torch.device("cuda")) == "auto"
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("name", list(loading.DTYPES))
 def test_every_dtype_by_name(qwen: Path, name: str) -> None:
     """Claim: each name of DTYPES is the type of all weights, and such a model answers with a draft

@@ -81,7 +81,7 @@ def _fresh_answer(family: str, ids: tuple[int, ...], count: int) -> tuple[int, .
 # -- one answer --------------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("family", HYBRIDS)
 @pytest.mark.parametrize("method", few(SERIAL, 4))
 def test_a_hybrid_answers_as_generate_does(method, family):

@@ -251,7 +251,7 @@ EACH = pytest.mark.parametrize("family", list(PAIRS))
 BOTH = pytest.mark.parametrize("method", list(METHODS))
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @BOTH
 @EACH
 def test_every_round_drafts_the_papers_tree(runs, family, method):
@@ -287,7 +287,7 @@ def test_laws_and_tokens_are_the_drafts_by_uncached_forwards(runs, family, metho
             assert sorted(round.tree.tokens[n] for n in below) == sorted(best)
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("misreading", list(MISREADINGS))
 @BOTH
 def test_control_a_misread_equation_drafts_another_tree(runs, method, misreading):

@@ -69,7 +69,7 @@ ONCE = {  # each distance, each kind of window, each way from distances to weigh
 }
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("family", "method"),
     [pytest.param(*run, marks=() if run[1] in ONCE else pytest.mark.slow) for run in RUNS],

@@ -45,7 +45,7 @@ def _exact(q, k, v, mask):
     return scaled_dot_product_attention(q.double(), k, v, mask)
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(3)
 @COMPILED
 @pytest.mark.parametrize("threads", [1, 2, 7])
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(6, 2, 32), (7, 1, 80), (4, 4, 256)])

@@ -93,7 +93,7 @@ def _weights(model):
     return {name: weight.clone() for name, weight in model.named_parameters()}
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

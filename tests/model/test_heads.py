@@ -110,6 +110,7 @@ def _play(session: Any, drafting: Any, reference: Any, seed: int, rounds: int) -
     return text
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(("kind", "family"), _pairs())
 def test_any_history_of_a_head_equals_the_reference(kind, family):
     """Claim: after any rounds a head's logits, at the end of the text and at every node of a tree,
@@ -433,7 +434,7 @@ def test_a_head_is_not_rounded():
 # -- loading -----------------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("family", "layout"), [("qwen3.5", "mtp"), ("qwen3.5-moe", "mtp"), ("glm4v-moe", "nextn")]
@@ -482,6 +483,7 @@ def test_experts_of_a_head_are_stacked_as_its_layer_wants_them(tmp_path):
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("style", STYLES)
 def test_an_eagle3_head_is_loaded_by_its_folder(style, tmp_path):
     """Claim: ``draft=`` takes the folder of an EAGLE-3 head in each published form, and the answer

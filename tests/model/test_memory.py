@@ -59,7 +59,7 @@ def sentence(error: BaseException) -> str:
 # -- counting ----------------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_are_counted_exactly(loaded: Callable[[str], Loaded], family: str) -> None:
     """Claim: a footprint's parameters are those of the model that is loaded, its decoder's those of

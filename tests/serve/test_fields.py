@@ -306,6 +306,7 @@ def _with_document(text: str = LONG, **more: Any) -> list[Any]:
     return [{"type": "document", "text": text, **more}, text_part("What moves?")]
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["ar", "specvlm", "specvlm-self"])
 def test_a_document_is_what_describe_reads(models, method):
     """Claim: a part of type document is a document: the prompt is `saccade.inputs.ask`'s, the

@@ -364,6 +364,7 @@ def test_the_client_gets_calls(client):
     assert on.choices[0].message.tool_calls is None and on.choices[0].message.content is not None
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 def test_what_a_call_gave_goes_on(calling):
     """Claim: a call and its result are taken as turns; without a need to call, words are words."""
