@@ -110,6 +110,7 @@ class Size:
     rows: int  # Of each request.
     tail: int  # Last keys of each request that have a mask.
     keys: int  # Of each request, at most.
+    hidden_layers: tuple[int, ...] = ()  # Whose hidden states are needed, by ``HiddenStates``.
 
 
 @runtime_checkable
@@ -152,9 +153,13 @@ class AttentionKind(Protocol):
 
 
 class StaticInputs:
-    """The numbers that a step of one size reads, filled in place by one copy before each replay."""
+    """The numbers that a step of one size reads, filled in place by one copy before each replay.
 
-    def __init__(self, size: Size, device: torch.device) -> None:
+    What the step writes beside its logits is here too.
+    """
+
+    def __init__(self, size: Size, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        """``width`` and ``dtype`` are those of hidden states."""
         self.size = size
         self._shapes = (3, size.requests, size.rows), (3, size.requests)
         self._mask_shape = size.requests, size.rows, size.tail
@@ -164,6 +169,11 @@ class StaticInputs:
             size.requests * size.rows, dtype=torch.long, device=device
         )
         """What a forward writes: the likeliest token of each of its rows."""
+        self.hidden: dict[int, Float[Tensor, "row width"]] = {
+            layer: torch.zeros(size.requests * size.rows, width, dtype=dtype, device=device)
+            for layer in size.hidden_layers
+        }
+        """What it writes too: the hidden states of its rows, by layer."""
 
     def _integer_count(self) -> int:
         """Returns how many integers come before the mask, which has a byte for each key."""
@@ -198,6 +208,21 @@ class StaticInputs:
             flat[second:third].view(torch.long),
             flat[third:].view(torch.bool).view(self._mask_shape),
         )
+
+    def write_hidden(self, layer: int, hidden: Float[Tensor, "row width"]) -> None:
+        """Writes a layer's hidden states, if they are needed; called by a captured forward."""
+        if layer in self.hidden:
+            self.hidden[layer].copy_(hidden)
+
+    def copy_hidden(self, segments: Sequence[Segment]) -> None:
+        """Copies the hidden states of a forward that has run to the segments' caches."""
+        for number, segment in enumerate(segments):
+            if segment.cache.hidden is None:
+                continue
+            start = number * self.size.rows
+            stop = start + segment.stop - segment.start
+            for layer in segment.cache.hidden.layers:
+                segment.cache.hidden.write(layer, segment.at, self.hidden[layer][start:stop])
 
     def fill(
         self, rows: Rows, leases: Sequence[Lease], spare: Lease, vocabularies: Sequence[int]
@@ -407,6 +432,7 @@ class CudaGraphs:
     def _replay(self, kind: AttentionKind, size: Size, rows: Rows) -> RowLogits:
         """Runs the captured forward whose inputs are filled in already."""
         logits = _copy_logit_rows(rows, self._captured[kind, size](), size)
+        self._inputs[size].copy_hidden(rows.segments)
         tokens = LikeliestTokens(self._inputs[size].likeliest)
         self._newest_tokens[size] = weakref.ref(tokens)
         spans = _logit_spans(rows, size)
@@ -474,7 +500,9 @@ class CudaGraphs:
         keys = MIN_KEYS
         while keys < max(segment.at for segment in segments) + rows:
             keys *= 2
-        return Size(requests, rows, tail, keys)
+        states = [each.cache.hidden for each in segments if each.cache.hidden is not None]
+        hidden_layers = tuple(sorted({layer for each in states for layer in each.layers}))
+        return Size(requests, rows, tail, keys, hidden_layers)
 
     def _reserve(self, segments: Sequence[Segment], size: Size) -> list[Lease] | None:
         """Makes room for a size's rows in each segment's cache, and returns the caches' leases.
@@ -543,7 +571,10 @@ class CudaGraphs:
             return
         self._grow_table(max(rows.positions))
         if size not in self._inputs:
-            self._inputs[size] = StaticInputs(size, self._backbone.device)
+            model = self._backbone
+            self._inputs[size] = StaticInputs(
+                size, model.config.hidden_size, model.dtype, model.device
+            )
         inputs = self._inputs[size]
         whole = self._vocabularies.numbers([WHOLE_VOCABULARY] * len(leases))
         assert whole is not None, "the table always has the whole vocabulary"
@@ -610,7 +641,10 @@ class CudaGraphs:
         few_rows = kind.few_rows(inputs, self.pool)
         attention = few_rows or kind.attention(inputs, self.pool, groups)
         embeds = self._backbone.embed(ids)
-        hidden = self._fused.decode(embeds, (cos, sin), attention, few_rows=few_rows)
+        write_hidden = inputs.write_hidden if inputs.hidden else None
+        hidden = self._fused.decode(
+            embeds, (cos, sin), attention, few_rows=few_rows, write_hidden=write_hidden
+        )
         logits = self._vocabularies.forbid_(self._backbone.logits(hidden), inputs.vocabularies)
         inputs.likeliest.copy_(likeliest_ids(logits))
         return logits
@@ -655,18 +689,26 @@ def largest_difference(some: Tensor, others: Tensor) -> float:
 
 @contextmanager
 def _restore_keys(segments: Sequence[Segment]) -> Iterator[None]:
-    """Restores the keys and values of the segments' rows when the context ends."""
+    """Restores the segments' rows when the context ends: keys, values and hidden states."""
     parts = [
         tensor[:, segment.at : segment.at + segment.stop - segment.start]
         for segment in segments
         for tensor in (*segment.cache.keys, *segment.cache.values)
     ]
     before = [part.clone() for part in parts]
+    # Hidden states may move to a larger place meanwhile.
+    hidden_before = [
+        (hidden, segment.at, hidden.read(slice(segment.at, segment.at + length)).clone())
+        for segment, length in ((each, each.stop - each.start) for each in segments)
+        if (hidden := segment.cache.hidden) is not None
+    ]
     try:
         yield
     finally:
         for part, old in zip(parts, before, strict=True):
             part.copy_(old)
+        for hidden, at, old in hidden_before:
+            hidden.read(slice(at, at + len(old))).copy_(old)
 
 
 class _GraphsWithNewSizes(threading.local):
