@@ -68,8 +68,8 @@ def test_costs_are_those_of_a_step(pair):
 def test_auto_is_as_fast_as_the_best_method(pair):
     """Claim: with four of five tokens accepted and a draft at 0.27 of a step, `auto` is at least
     .95 of the best fixed length, and at least 1.5 times plain decoding, over answers of several
-    seeds, from the second answer on; a round's seconds are those of its forwards. Fails if captures are believed to be steps, or are
-    timed in rounds."""
+    seeds, from the second answer on; a round's seconds are those of its forwards. Fails if captures
+    are believed to be steps, or are timed in rounds."""
     speeds: dict[str, float] = {}
     longest = 0.0
     for method in ("ar", *FIXED, "auto"):
