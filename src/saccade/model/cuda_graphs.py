@@ -327,10 +327,7 @@ class CudaGraphs:
     def __init__(
         self, backbone: Backbone, capture: Capture | None = None, pool: CachePool | None = None
     ) -> None:
-        if backbone.fused is None:
-            raise ModelError(
-                "captured steps need the fused decoder, which does not support this model"
-            )
+        self.refuse_unsupported(backbone)
         self._backbone, self._fused = backbone, backbone.fused
         self.pool = pool or CachePool(
             backbone.layers,
@@ -357,6 +354,14 @@ class CudaGraphs:
         self._spare: Cache | None = None  # The requests that pad a step write here.
         self._lock = threading.RLock()
 
+    @staticmethod
+    def refuse_unsupported(backbone: Backbone) -> None:
+        """Raises ModelError for a model whose forwards cannot be captured."""
+        if backbone.fused is None:
+            raise ModelError(
+                "captured steps need the fused decoder, which does not support this model"
+            )
+
     def cache(self, capacity: int) -> Cache:
         """Returns room for the keys and values of a request, in the model's pool."""
         model = self._backbone
@@ -366,6 +371,7 @@ class CudaGraphs:
             dtype=model.dtype,
             devices=model.devices,
             pool=self.pool,
+            states=model.empty_states(),
         )
 
     def logits(
@@ -478,6 +484,7 @@ class CudaGraphs:
 
         If the table moves, all captured forwards are dropped.
         """
+        assert self._fused is not None
         longest = max(last, min(MIN_POSITIONS, self._backbone.max_positions or MIN_POSITIONS) - 1)
         table = self._fused.table(longest, self.pool.keys[0])
         if self._table is not None and table[0] is not self._table[0]:
@@ -525,7 +532,7 @@ class CudaGraphs:
         whole = self._vocabularies.numbers([WHOLE_VOCABULARY] * len(leases))
         assert whole is not None, "the table always has the whole vocabulary"
         self._fill(size, rows, leases, spare, whole)
-        with _restore_keys(rows.segments):
+        with restore_keys(rows.segments):
             try:
                 replay = self._capture(partial(self._forward, kind, inputs))
                 captured = _copy_logit_rows(rows, replay(), size)
@@ -558,17 +565,21 @@ class CudaGraphs:
 
     def _forward(self, kind: AttentionKind, inputs: StaticInputs) -> Float[Tensor, "row vocab"]:
         """Computes the forward of one size, which reads all its numbers from ``inputs``."""
-        assert self._table is not None
+        hidden = self._hidden_states(kind, inputs)
+        logits = self._vocabularies.forbid_(self._backbone.logits(hidden), inputs.vocabularies)
+        inputs.likeliest.copy_(likeliest_ids(logits))
+        return logits
+
+    def _hidden_states(self, kind: AttentionKind, inputs: StaticInputs) -> Float[Tensor, "row dim"]:
+        """Computes the hidden states of the rows of :meth:`_forward`."""
+        assert self._table is not None and self._fused is not None
         ids, positions = inputs.tokens[:2].flatten(1)
         cos, sin = (part.index_select(0, positions) for part in self._table)
         groups = self._backbone.heads // self._backbone.kv_heads
         few_rows = kind.few_rows(inputs, self.pool)
         attention = few_rows or kind.attention(inputs, self.pool, groups)
         embeds = self._backbone.embed(ids)
-        hidden = self._fused.decode(embeds, (cos, sin), attention, few_rows=few_rows)
-        logits = self._vocabularies.forbid_(self._backbone.logits(hidden), inputs.vocabularies)
-        inputs.likeliest.copy_(likeliest_ids(logits))
-        return logits
+        return self._fused.decode(embeds, (cos, sin), attention, few_rows=few_rows)
 
 
 @dataclass(frozen=True)
@@ -604,7 +615,7 @@ class Probe:
 
 
 @contextmanager
-def _restore_keys(segments: Sequence[Segment]) -> Iterator[None]:
+def restore_keys(segments: Sequence[Segment]) -> Iterator[None]:
     """Restores the keys and values of the segments' rows when the context ends."""
     parts = [
         tensor[:, segment.at : segment.at + segment.stop - segment.start]
@@ -646,24 +657,6 @@ def capture_new_sizes() -> None:
     for graphs in _graphs_with_new_sizes.take_all():
         with stopped_clock():
             graphs.capture_new()
-
-
-def is_capturing_worthwhile(backbone: Backbone) -> bool:
-    """Returns whether captured forwards are worthwhile: on a GPU, with the fused decoder."""
-    return backbone.fused is not None and backbone.device.type in DEVICE_TYPES
-
-
-def graphs_of(backbone: Backbone) -> CudaGraphs:
-    """Returns the captured forwards of a model, which are made at the first call.
-
-    A model that is stopped early (``Backbone.first_layers``) has its own, over the whole model's
-    pool. It does not matter which of the two is passed first.
-    """
-    graphs_by_layers = backbone.graphs
-    if backbone.layers not in graphs_by_layers:
-        pool = None if backbone.full_backbone is None else graphs_of(backbone.full_backbone).pool
-        graphs_by_layers[backbone.layers] = CudaGraphs(backbone, pool=pool)
-    return graphs_by_layers[backbone.layers]
 
 
 def unused_bytes(backbone: Backbone) -> int:
