@@ -20,8 +20,8 @@ MOST: dict[str, dict[str, float]] = {
     "sd": {"sync": 7, "transfer": 19, "launch": 75},
     "sd-tree": {"sync": 7, "transfer": 20, "launch": 95},
     "specvlm": {"sync": 7, "transfer": 20, "launch": 95},
-    "lookup": {"sync": 4, "transfer": 8, "launch": 60},
-    "sage": {"sync": 9, "transfer": 24, "launch": 130},
+    "lookup": {"sync": 1.5, "transfer": 3, "launch": 10},
+    "sage": {"sync": 12, "transfer": 24, "launch": 95},
 }
 """What a round does at most. The launches are those of all layers together: an ordinary step of a
 model of 28 layers would need thousands."""
