@@ -15,6 +15,7 @@ from torch import Tensor
 from saccade.core.prompt import Turn
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, add, chain
+from saccade.drafting.shapes import cost_measurement
 from saccade.model import captured_recurrent, cuda_graphs
 from saccade.model.backbone import Backbone
 from saccade.model.captured_recurrent import (
@@ -310,6 +311,22 @@ def test_rows_do_not_depend_on_how_many_keys_there_are():
     assert len(graphs._rows) == 1 and all(
         type(each) is StaticRows for each in graphs._rows.values()
     )
+
+
+@pytest.mark.parametrize("family", HYBRIDS)
+def test_a_step_that_is_timed_again_is_the_same_step(family):
+    """Claim: a filled session that is set back gives the logits that it gave, captured or not, so
+    that both can be timed and compared. Fails if states go on while keys are set back."""
+    model, counted = _model(family)
+    logits = []
+    for captured in (True, False):
+        session = cost_measurement.filled_session(model, 64, 1, 8, cuda_graphs=captured)
+        for _ in range(3):
+            cost_measurement.time_step(session, 64, 3)
+            capture_new_sizes()
+            logits.append(torch.stack([*session.requests[0].node_logits]))
+    assert counted.replays > 1
+    assert all(torch.allclose(each, logits[0], atol=ROUNDING) for each in logits)
 
 
 # -- answers -----------------------------------------------------------------------------------
