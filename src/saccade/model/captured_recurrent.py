@@ -91,7 +91,7 @@ def can_be_captured(backbone: Backbone) -> bool:
 class RecurrentSize(Size):
     """The size of a captured forward of a model with states."""
 
-    earlier: int  # Nodes of each request's tree that were scored before, at most.
+    earlier: int = 0  # Nodes of each request's tree that were scored before, at most.
 
 
 class StaticStates:
@@ -387,8 +387,10 @@ class RecurrentGraphs(CudaGraphs):
             return None
         if any(segment.scored_nodes and segment.committed_rows for segment in segments):
             return None  # Nodes that were scored follow from a state that is not the committed one.
+        if size.hidden_layers:
+            return None  # The modules would have to be asked for them while they are captured.
         earlier = next(count for count in EARLIER_SIZES if count >= scored)
-        return RecurrentSize(size.requests, size.rows, size.tail, size.keys, earlier)
+        return RecurrentSize(size.requests, size.rows, size.tail, size.keys, earlier=earlier)
 
     def _rows_of(self, size: Size) -> StaticRows:
         """Returns the rows of a size, which does not depend on how many keys there are."""
@@ -439,6 +441,7 @@ class RecurrentGraphs(CudaGraphs):
         probe = RecurrentProbe(probe.caches, probe.position, probe.ordinary, earlier)
         with ExitStack() as stack:
             for cache in probe.caches:
+                cache.reserve(cache.length + earlier + max(2, size.rows))
                 assert cache.states is not None
                 stack.enter_context(cache.states.restored())
             if earlier:
