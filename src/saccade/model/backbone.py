@@ -27,7 +27,7 @@ from saccade.core.errors import ModelError
 from saccade.core.once import once
 from saccade.core.prompt import Inputs, Prompt
 from saccade.model import families, memory, recurrent, tensor_parallel, visibility
-from saccade.model.attention import Step, quickest_attention
+from saccade.model.attention import ForwardAttention, quickest_attention
 from saccade.model.cache import Cache, HeadShape, most_window_rows
 from saccade.model.decoder import FusedDecoder
 from saccade.model.fidelity import (
@@ -346,7 +346,7 @@ class Backbone:
         self,
         embeds: Float[Tensor, "all dim"],
         positions: Int[Tensor, "axes all"] | Sequence[int],
-        step: Step,
+        step: ForwardAttention,
         deepstack: tuple[Tensor, Tensor] | None = None,
         last: bool = False,
         length: int | None = None,
@@ -595,7 +595,7 @@ class Backbone:
         """
         probe = _ShapeProbe(self.key_layers)
         embeds = self.embed([0])
-        self.forward(embeds, [0], cast(Any, probe), row_arguments=self.row_arguments([0], embeds))
+        self.forward(embeds, [0], probe, row_arguments=self.row_arguments([0], embeds))
         return [probe.shapes.get(number, usual) for number, usual in enumerate(self.head_shapes)]
 
     def empty_states(self) -> LayerStates | None:
@@ -768,7 +768,7 @@ def state_rows(segment: Segment) -> StateRows:
 
 
 class _ShapeProbe:
-    """Stands in for a :class:`Step` to see which keys and values layers have."""
+    """Stands in for the attention of a forward, to see which keys and values layers have."""
 
     def __init__(self, key_layers: Mapping[int, int]) -> None:
         self.segments: list[Segment] = []
@@ -816,7 +816,7 @@ def _step_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """Attends for a layer of transformers: by the step of a forward of ours, else by SDPA."""
-    step: Step | None = kwargs.pop("saccade_step", None)
+    step: ForwardAttention | None = kwargs.pop("saccade_step", None)
     if step is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     layer = step.key_layer(module.layer_idx)

@@ -17,7 +17,6 @@ import weakref
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
-from typing import Any, cast
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -26,7 +25,7 @@ from torch.nn.functional import pad
 
 from saccade.core.errors import ModelError
 from saccade.core.once import once
-from saccade.model.attention import AttentionOutput, NewKeys
+from saccade.model.attention import NO_EXTRAS, AttentionOutput, NewKeys
 from saccade.model.backbone import Backbone, state_rows
 from saccade.model.cache import Cache
 from saccade.model.cache_pool import CachePool, Lease
@@ -46,17 +45,18 @@ from saccade.model.fidelity import is_from_library, unusual_changes
 from saccade.model.kernels.attention_mass import Queries
 from saccade.model.recurrent import (
     Delta,
-    Heads,
     Mixer,
     State,
     StatesByLayer,
     Updates,
+    Values,
     Writes,
     find_taps,
     no_writes,
     score_tree,
 )
 from saccade.model.segments import Segment
+from saccade.model.visibility import Extras
 
 # The types of text models whose modules compute the same for the same numbers, whoever runs them:
 # without experts, which are chosen by the host.
@@ -285,7 +285,7 @@ class StaticRows:
             out = out + mixer.conv.bias.float()
         return mixer.activate(out.to(inputs))
 
-    def read(self, delta: Delta, layer: int) -> Heads:
+    def read(self, delta: Delta, layer: int) -> Values:
         states, rows = self._states, delta.by_request(self.size.requests)
         assert states.read.memory is not None and states.left.memory is not None
         memory = states.read.memory[layer]
@@ -347,9 +347,8 @@ def solve_in_blocks(overlap: Float[Tensor, "*batch row row"], right: Tensor) -> 
 class _KeyAttention:
     """A captured forward's attention, as the modules of transformers call a step."""
 
-    segments: Sequence[Segment] = ()
-
     def __init__(self, attention: Attention, key_layers: dict[int, int]) -> None:
+        self.segments: Sequence[Segment] = ()
         self._attention, self._key_layers = attention, key_layers
 
     def key_layer(self, layer: int) -> int:
@@ -357,8 +356,16 @@ class _KeyAttention:
         return self._key_layers[layer]
 
     def __call__(
-        self, layer: int, q: Queries, k: NewKeys, v: NewKeys, scale: float
+        self,
+        layer: int,
+        q: Queries,
+        k: NewKeys,
+        v: NewKeys,
+        scale: float,
+        *,
+        extras: Extras = NO_EXTRAS,
     ) -> AttentionOutput:
+        assert not extras, "no model that is captured has sinks or caps"
         return self._attention(layer, q, k, v, scale)
 
 
@@ -428,11 +435,10 @@ class RecurrentGraphs(CudaGraphs):
         model = self._backbone
         ids, positions = inputs.tokens[:2].flatten(1)
         attention = kind.attention(inputs, self.pool, model.heads // model.kv_heads)
-        step = cast(Any, _KeyAttention(attention, model.key_layers))
         return model.forward(
             model.embed(ids),
             positions.expand(model.axes, -1),
-            step,
+            _KeyAttention(attention, model.key_layers),
             mixer_rows=self._rows_of(inputs.size),
         )
 

@@ -24,7 +24,7 @@ from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any, Protocol
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -41,7 +41,8 @@ STATES_PER_REQUEST = MAX_SNAPSHOTS + 2  # with those of now, and before the path
 
 # -- the delta rule --------------------------------------------------------------------------------
 
-Heads = Float[Tensor, "*batch head row dim"]
+Keys = Float[Tensor, "*batch head row key"]
+Values = Float[Tensor, "*batch head row value"]
 PerRow = Float[Tensor, "*batch head row"]
 Memory = Float[Tensor, "*batch head key value"]
 """Axes before the heads are those of requests or of layers, where several are computed at once."""
@@ -56,9 +57,9 @@ class Delta:
     Queries and keys are normalised, queries scaled; ``decay`` is the logarithm g of each row's.
     """
 
-    q: Heads
-    k: Heads
-    v: Heads
+    q: Keys
+    k: Keys
+    v: Values
     beta: PerRow
     decay: PerRow
 
@@ -84,8 +85,8 @@ class Delta:
 class Writes:
     """What rows write into a memory: u under k, and the log decay G from the memory to each row."""
 
-    keys: Heads
-    values: Heads
+    keys: Keys
+    values: Values
     total_decay: PerRow
 
     def rows(self, chosen: slice) -> Writes:
@@ -130,7 +131,7 @@ def score_tree(
     earlier: Writes,
     ancestors: Bool[Tensor, "*batch new all"],
     solve: Solver = solve_by_library,
-) -> tuple[Heads, Writes]:
+) -> tuple[Values, Writes]:
     """Reads a memory for the rows of a tree, each of which sees its own path alone.
 
     Args:
@@ -169,7 +170,7 @@ def score_tree(
     return read, writes
 
 
-def read_text(rows: Delta, memory: Memory) -> tuple[Heads, Memory]:
+def read_text(rows: Delta, memory: Memory) -> tuple[Values, Memory]:
     """Reads a memory for rows of text, one after the other, and returns the memory after them.
 
     Rows are taken :data:`CHUNK` at a time: all chunks' triangular systems are solved together, and
@@ -677,6 +678,7 @@ class Mixer(ABC):
         return nn.functional.silu(mixed) if self.activation else mixed
 
 
+@runtime_checkable
 class MixerRows(Protocol):
     """The rows of a forward, as layers with a state ask them what happened before."""
 
@@ -686,7 +688,7 @@ class MixerRows(Protocol):
         """Convolves each row with the inputs before it on its path, and leaves the inputs
         behind."""
 
-    def read(self, delta: Delta, layer: int) -> Heads:
+    def read(self, delta: Delta, layer: int) -> Values:
         """Returns what each row reads in its memory, and leaves behind what rows write."""
 
 
@@ -727,7 +729,7 @@ class RowsBySegment:
             mixed.append(out.to(own))
         return mixer.activate(torch.cat(mixed))
 
-    def read(self, delta: Delta, layer: int) -> Heads:
+    def read(self, delta: Delta, layer: int) -> Values:
         reads = []
         for rows, earlier in zip(self._segments, self._earlier, strict=True):
             text = slice(rows.start, rows.start + rows.firm)
@@ -958,7 +960,7 @@ def mixer_of(layer: nn.Module) -> Mixer | None:
     return None
 
 
-def _normalise(x: Heads) -> Heads:
+def _normalise(x: Keys) -> Keys:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
