@@ -3,6 +3,7 @@ that stays."""
 
 from __future__ import annotations
 
+import copy
 import random
 from typing import Any
 
@@ -17,7 +18,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, add, chain
 from saccade.drafting.shapes import cost_measurement
 from saccade.model import captured_recurrent, cuda_graphs
-from saccade.model.backbone import Backbone
+from saccade.model.backbone import MAX_ROUNDING_DIFFERENCE, Backbone
 from saccade.model.captured_recurrent import (
     EARLIER_SIZES,
     MAX_REQUESTS,
@@ -311,6 +312,27 @@ def test_rows_do_not_depend_on_how_many_keys_there_are():
     assert len(graphs._rows) == 1 and all(
         type(each) is StaticRows for each in graphs._rows.values()
     )
+
+
+@pytest.mark.parametrize("spoilt", [False, True])
+def test_what_rounding_hides_is_decided_after_the_first_layers(spoilt, monkeypatch, caplog):
+    """Claim: in bf16 a size whose logits differ by more than is usual is used where the hidden
+    states after the first layers agree, and refused where they do not. Fails if a deep model is
+    never captured, or if a wrong state passes for rounding."""
+    model = Backbone(copy.deepcopy(HYBRIDS["qwen3_5"]()).bfloat16())
+    counted = Counted()
+    graphs = model.graphs[model.depth] = RecurrentGraphs(model, counted)
+    limits = {**MAX_ROUNDING_DIFFERENCE, torch.bfloat16: 0.0}
+    monkeypatch.setattr(cuda_graphs, "MAX_ROUNDING_DIFFERENCE", limits)
+    monkeypatch.setattr(cuda_graphs, "MAX_DEEP_DIFFERENCE", 1e9)
+    if spoilt:
+        monkeypatch.setattr(StaticStates, "fill", lambda self, request, states: None)
+    session = Session(model, [Sampling()], cuda_graphs=True)
+    session.prefill(model.prompts(input_for("qwen3_5")))
+    session.score({0: chain([1, 2, 3])})
+    capture_new_sizes()
+    assert counted.captures == 1 and len(graphs._captured) == (not spoilt)
+    assert ("logits differ" in caplog.text) == spoilt
 
 
 @pytest.mark.parametrize("family", HYBRIDS)

@@ -26,10 +26,11 @@ from torch.nn.functional import pad
 from saccade.core.errors import ModelError
 from saccade.core.once import once
 from saccade.model.attention import NO_EXTRAS, AttentionOutput, NewKeys
-from saccade.model.backbone import Backbone, state_rows
+from saccade.model.backbone import MAX_ROUNDING_DIFFERENCE, Backbone, state_rows
 from saccade.model.cache import Cache
 from saccade.model.cache_pool import CachePool, Lease
 from saccade.model.cuda_graphs import (
+    CHECKED_LAYERS,
     Attention,
     AttentionKind,
     Capture,
@@ -39,7 +40,9 @@ from saccade.model.cuda_graphs import (
     Rows,
     Size,
     StaticInputs,
+    difference_share,
     restore_keys,
+    written_hidden_states,
 )
 from saccade.model.fidelity import is_from_library, unusual_changes
 from saccade.model.kernels.attention_mass import Queries
@@ -347,8 +350,10 @@ def solve_in_blocks(overlap: Float[Tensor, "*batch row row"], right: Tensor) -> 
 class _KeyAttention:
     """A captured forward's attention, as the modules of transformers call a step."""
 
-    def __init__(self, attention: Attention, key_layers: dict[int, int]) -> None:
-        self.segments: Sequence[Segment] = ()
+    def __init__(
+        self, attention: Attention, key_layers: dict[int, int], segments: Sequence[Segment]
+    ) -> None:
+        self.segments = segments
         self._attention, self._key_layers = attention, key_layers
 
     def key_layer(self, layer: int) -> int:
@@ -431,15 +436,34 @@ class RecurrentGraphs(CudaGraphs):
     def _grow_table(self, last: int) -> None:
         """Does nothing, because the modules compute their rotations themselves."""
 
-    def _hidden_states(self, kind: AttentionKind, inputs: StaticInputs) -> Float[Tensor, "row dim"]:
+    def _hidden_states(
+        self, kind: AttentionKind, inputs: StaticInputs, segments: Sequence[Segment] = ()
+    ) -> Float[Tensor, "row dim"]:
+        """Computes the hidden states of a step, and writes those that caches of ``segments``
+        need."""
         model = self._backbone
         ids, positions = inputs.tokens[:2].flatten(1)
         attention = kind.attention(inputs, self.pool, model.heads // model.kv_heads)
         return model.forward(
             model.embed(ids),
             positions.expand(model.axes, -1),
-            _KeyAttention(attention, model.key_layers),
+            _KeyAttention(attention, model.key_layers, segments),
             mixer_rows=self._rows_of(inputs.size),
+        )
+
+    def _first_layers_agree(self, kind: AttentionKind, size: Size, probe: Probe) -> bool:
+        depth = min(CHECKED_LAYERS, self._backbone.depth)
+        rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)
+        with written_hidden_states(rows.segments, depth, self._backbone) as states:
+            # The inputs are still those of the trial.
+            self._hidden_states(kind, self._inputs[size], rows.segments)
+            captured = [each.written for each in states]
+            probe.ordinary(rows)
+            ordinary = [each.written for each in states]
+        limit = MAX_ROUNDING_DIFFERENCE[self._backbone.dtype]
+        return all(
+            mine is not None and other is not None and difference_share(mine, other) <= limit
+            for mine, other in zip(captured, ordinary, strict=True)
         )
 
     def _capture_one(self, kind: AttentionKind, size: Size, probe: Probe) -> None:
@@ -447,7 +471,7 @@ class RecurrentGraphs(CudaGraphs):
         probe = RecurrentProbe(probe.caches, probe.position, probe.ordinary, earlier)
         with ExitStack() as stack:
             for cache in probe.caches:
-                cache.reserve(cache.length + earlier + max(2, size.rows))
+                cache.reserve(cache.length + earlier + size.rows)
                 assert cache.states is not None
                 stack.enter_context(cache.states.restored())
             if earlier:
