@@ -82,9 +82,9 @@ def _refuse_foreign_attention(target: Backbone) -> None:
     if functions := foreign_attention(target.text.config):
         name = target.text.config._attn_implementation
         raise ModelError(
-            f"{type(target.text).__name__} attends by a function that was registered with "
-            f'transformers as "{name}" ({names_of(functions)}), and Saccade computes attention itself: choose another one "
-            'with model.set_attn_implementation("sdpa"), or call the model\'s own generate()'
+            f"{type(target.text).__name__} attends by {names_of(functions)}, which was registered "
+            f"with transformers as {name}, and Saccade computes attention itself: choose another "
+            "one by model.set_attn_implementation('sdpa'), or call the model's own generate()"
         )
 
 
