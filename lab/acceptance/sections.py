@@ -41,6 +41,7 @@ from saccade.inputs import Loaded
 from saccade.inputs.footprint import footprint
 from saccade.methods import SYSTEMS, resolve
 from saccade.model.backbone import Backbone
+from saccade.model.captures import is_capturing_worthwhile
 from saccade.model.cuda_graphs import capture_new_sizes
 from saccade.model.memory import GIB
 from saccade.model.session import Session
@@ -506,7 +507,7 @@ class Acceptance:
             seconds=seconds,
             weights_gib=weights / GIB,
             held_gib=held_bytes / GIB,
-            captures_steps=model.fused is not None,
+            captures_steps=is_capturing_worthwhile(model),
             **self._memory_gib(),
         )
         if self.is_gpu and not self.models.small:

@@ -22,6 +22,9 @@ from helpers import (
     text_input,
 )
 from torch import nn
+from transformers.integrations.sdpa_attention import sdpa_attention_forward
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS, sdpa_mask
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import saccade
 from saccade.core.errors import ModelError
@@ -212,6 +215,16 @@ def _patch_function(model: Any, monkeypatch: Any) -> None:
         return q, k
 
     monkeypatch.setattr(f"{place}.apply_rotary_pos_emb", no_rotation)
+
+
+def _weak_attention(module: Any, *states: Any, **named: Any) -> Any:
+    return sdpa_attention_forward(module, *states, **{**named, "scaling": 0.01})
+
+
+def _attend_by_name(model: Any, monkeypatch: Any) -> None:
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "weak", _weak_attention)
+    monkeypatch.setitem(ALL_MASK_ATTENTION_FUNCTIONS, "weak", sdpa_mask)
+    model.config._attn_implementation = "weak"
 
 
 def _rolled(module: Any, args: Any, out: Any) -> Any:
@@ -409,7 +422,17 @@ CHANGES: dict[str, Change] = {
     ),
     "patched Linear": Change(lambda m, t: _patch_class(nn.Linear, t.monkeypatch)),
     "patched rotation": Change(lambda m, t: _patch_function(m, t.monkeypatch)),
+    "another attention by name": Change(
+        lambda m, t: _attend_by_name(m, t.monkeypatch), refusal="_weak_attention"
+    ),
+    "another attention for sdpa": Change(
+        lambda m, t: t.monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", _weak_attention),
+        refusal="_weak_attention",
+    ),
     # settings
+    "scaled rotations": Change(
+        lambda m, t: _setting(m.get_decoder().rotary_emb, "attention_scaling", 3.0)
+    ),
     "attention's scale": Change(
         lambda m, t: _setting(_of("layers.1.self_attn")(m), "scaling", 0.5)
     ),
@@ -507,8 +530,22 @@ def test_a_changed_draft_changes_no_answer(name, used, tools):
 
 GLOBAL = {
     "hook on every module", "patched class of MLPs", "patched Linear", "patched rotation",
-    "autocast",
+    "autocast", "another attention for sdpa",
 }  # fmt: skip
+
+
+def test_an_attention_function_of_the_caller_stays_registered(monkeypatch):
+    """Claim: after an answer, or a refusal, transformers finds the caller's function as before,
+    also where our kernels take the tower's attention over. Fails if the caller's is removed."""
+    model, inputs = copy.deepcopy(qwen25()), input_for("qwen2_5_vl", 1)
+    _answer(model, inputs, "ar")
+    monkeypatch.setitem(ALL_ATTENTION_FUNCTIONS, "sdpa", _weak_attention)
+    with pytest.raises(ModelError, match="_weak_attention"):
+        _answer(model, inputs, "ar")
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is _weak_attention
+    model.get_decoder().config._attn_implementation = "eager"
+    assert _answer(model, inputs, "ar") == hf_greedy(model, inputs, TOKENS)
+    assert ALL_ATTENTION_FUNCTIONS["sdpa"] is _weak_attention
 
 
 def test_a_changed_draft_drafts_as_it_is_now():

@@ -23,6 +23,8 @@ import torch
 import transformers
 from torch import Tensor, nn
 from torch.nn.modules import module as torch_module
+from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from saccade.core.errors import ModelError
 
@@ -38,11 +40,11 @@ LIBRARIES = tuple(
     f"{Path(str(package.__file__)).parent}{os.sep}" for package in (torch, transformers)
 )
 OUR_FILES = f"{Path(__file__).parents[1]}{os.sep}"
-# These attributes of modules and of configs do not change what is computed here. In the last two, a
+# These attributes of modules and of configs do not change what is computed here. In the last one, a
 # rotary rule that depends on length remembers the longest text.
-IRRELEVANT_SETTINGS = {
-    "training", "gradient_checkpointing", "max_seq_len_cached", "attention_scaling",
-}  # fmt: skip
+IRRELEVANT_SETTINGS = {"training", "gradient_checkpointing", "max_seq_len_cached"}
+# By these, transformers finds the attention function that a config names, and its mask.
+ATTENTION_REGISTRIES = (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)
 Setting = int | float | bool | str
 
 
@@ -84,8 +86,9 @@ def lock_of(module: nn.Module) -> ModuleLock:
 def is_library_code(function: Any, folders: Sequence[str] = LIBRARIES) -> bool:
     """Returns whether a function is from torch or transformers, or from these ``folders``.
 
-    The function may be decorated.
+    The function may be decorated, or a partial one.
     """
+    function = getattr(function, "func", function)
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     return code is not None and str(code.co_filename).startswith(tuple(folders))
 
@@ -127,6 +130,19 @@ def patched_functions(modules: Iterable[nn.Module]) -> list[str]:
             if callable(value) and package not in {*IMPORTED_BY_MODELING_FILES, "None"}:
                 names.append(f"{file_name}.{name}")
     return names
+
+
+def foreign_attention(config: Any) -> list[Any]:
+    """Returns the functions by which modules with this config attend and mask, where these were
+    registered by somebody else than transformers or us.
+    """
+    name = vars(config).get("_attn_implementation_internal")
+    functions = (registry.get(name) for registry in ATTENTION_REGISTRIES)
+    return [
+        function
+        for function in functions
+        if function is not None and not is_library_code(function, (*LIBRARIES, OUR_FILES))
+    ]
 
 
 # The packages that modeling files of transformers import from.
@@ -179,8 +195,10 @@ class Snapshot:
             *(config.__dict__ for config in configs),
         ]
         self._values = [tuple(each.values()) for each in self._dicts]
+        self._configs = configs
+        self._attention = [*map(foreign_attention, configs)]
         self._weights = [tensor for _, tensor in _weights(modules) if _has_own_memory(tensor)]
-        self._versioned = [tensor for tensor in self._weights if not tensor.is_inference()]
+        self._versioned = [each for each in self._weights if version_of(each) is not None]
         self._addresses = [*map(Tensor.data_ptr, self._weights)]
         self._versions = [*map(_version, self._versioned)]
 
@@ -197,6 +215,7 @@ class Snapshot:
                 and [*map(Tensor.data_ptr, self._weights)] == self._addresses
                 and [*map(_version, self._versioned)] == self._versions
                 and all(kind.forward is own for kind, own in self._forwards)
+                and [*map(foreign_attention, self._configs)] == self._attention
                 and all(all(map(is_, _registries(module), own)) for module, own in self._registries)
             )
         except RuntimeError:  # Comparing raises where one tensor was replaced by another.
@@ -216,6 +235,18 @@ def _never_current() -> Snapshot:
 
 
 _version = attrgetter("_version")
+
+
+def version_of(tensor: Tensor) -> int | None:
+    """Returns how often a tensor was written to, as torch counts.
+
+    None for a tensor that was made in inference mode, whose writes are not counted. A parameter
+    that was made there says of itself that it is none, so its version is tried.
+    """
+    try:
+        return tensor._version
+    except RuntimeError:
+        return None
 
 
 def _has_tensor_attributes(module: nn.Module) -> bool:
@@ -254,6 +285,7 @@ class Description:
         structure = [
             *(_structure(module) for module in modules),
             *(settings(config) for config in configs),
+            *(tuple(foreign_attention(config)) for config in configs),
             *(tuple(hooks.values()) for hooks in GLOBAL_HOOKS),
             tuple(patched_functions(modules)),
         ]
@@ -298,8 +330,7 @@ def settings(owner: object, leave_out: str = "") -> tuple[tuple[str, Setting], .
 def _identity(tensor: Tensor) -> tuple[Any, ...]:
     if not _has_own_memory(tensor):
         return id(tensor), type(tensor.data), tensor.shape
-    version = -1 if tensor.is_inference() else tensor._version
-    return tensor.data_ptr(), version, tensor.dtype, tensor.shape
+    return tensor.data_ptr(), version_of(tensor), tensor.dtype, tensor.shape
 
 
 # -- describing changes ----------------------------------------------------------------------------
@@ -308,13 +339,13 @@ def _identity(tensor: Tensor) -> tuple[Any, ...]:
 def unusual_changes(named_modules: Iterable[tuple[str, nn.Module]]) -> list[str]:
     """Returns what was done to these modules beyond loading them, in words."""
     changes = [
-        f"hooks on every module ({_names(hooks.values())})" for hooks in GLOBAL_HOOKS if hooks
+        f"hooks on every module ({names_of(hooks.values())})" for hooks in GLOBAL_HOOKS if hooks
     ]
     named = list(named_modules)
     for name, module in named:
         place = name or type(module).__name__
         if hooks := foreign_hooks(module):
-            changes.append(f"a hook on {place} ({_names(hooks)})")
+            changes.append(f"a hook on {place} ({names_of(hooks)})")
         if is_patched(module):
             changes.append(f"another forward in {place}")
         weight = vars(module)["_parameters"].get("weight")
@@ -325,7 +356,8 @@ def unusual_changes(named_modules: Iterable[tuple[str, nn.Module]]) -> list[str]
     return changes + [f"another {name}" for name in patched_functions(each for _, each in named)]
 
 
-def _names(hooks: Iterable[Any]) -> str:
+def names_of(hooks: Iterable[Any]) -> str:
+    """Returns the names of hooks or functions, or of their classes, for a sentence."""
     return ", ".join(str(getattr(hook, "__qualname__", type(hook).__name__)) for hook in hooks)
 
 

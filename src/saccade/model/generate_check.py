@@ -22,7 +22,13 @@ from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, chain
 from saccade.model import memory
 from saccade.model.backbone import MAX_ROUNDING_DIFFERENCE, Backbone, device_of
-from saccade.model.fidelity import foreign_hooks, refuse_autocast, unusual_changes
+from saccade.model.fidelity import (
+    foreign_attention,
+    foreign_hooks,
+    names_of,
+    refuse_autocast,
+    unusual_changes,
+)
 from saccade.model.session import Session
 
 log = logging.getLogger(__name__)
@@ -47,6 +53,7 @@ def check_against_generate(target: Backbone) -> None:
         return
     with target.lock, torch.inference_mode(False):
         _refuse_changed_inputs(target)
+        _refuse_foreign_attention(target)
         _refuse_odd_layer_numbers(target)
         _refuse_rounded_inputs(target)
         _compare_logits(target)
@@ -64,6 +71,21 @@ def _refuse_changed_inputs(target: Backbone) -> None:
                 "every step, which Saccade does not follow: remove it, hook the decoder's layers "
                 "instead, or call the model's own generate()"
             )
+
+
+def _refuse_foreign_attention(target: Backbone) -> None:
+    """Refuses a decoder whose config names an attention function or a mask of the caller's.
+
+    Attention over a tree of drafted tokens is our own, so the caller's function is never called. A
+    comparison over a few tokens would not show what it does to a long text.
+    """
+    if functions := foreign_attention(target.text.config):
+        name = target.text.config._attn_implementation
+        raise ModelError(
+            f"{type(target.text).__name__} attends by {names_of(functions)}, which was registered "
+            f"with transformers as {name}, and Saccade computes attention itself: choose another "
+            "one by model.set_attn_implementation('sdpa'), or call the model's own generate()"
+        )
 
 
 def _refuse_odd_layer_numbers(target: Backbone) -> None:

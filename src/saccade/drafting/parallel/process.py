@@ -28,6 +28,7 @@ from torch import Tensor
 from saccade.drafting.parallel.channel import Channel, LineClosed
 from saccade.drafting.parallel.child import Job
 from saccade.model.backbone import BACKBONE_ATTRIBUTE, Backbone
+from saccade.model.fidelity import version_of
 
 START_SECONDS = 120.0  # that a worker may take to start, or to take a message
 STOP_SECONDS = 5.0  # that a worker may take to stop when its answer is closed
@@ -165,7 +166,7 @@ def _weights_of(model: Any) -> Weights:
 
 def _weight_of(weight: Tensor) -> tuple[int, int]:
     place = weight.data_ptr() if type(weight.data) is Tensor else id(weight)
-    return place, 0 if weight.is_inference() else weight._version
+    return place, version_of(weight) or 0
 
 
 @contextmanager

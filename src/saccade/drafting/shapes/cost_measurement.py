@@ -20,6 +20,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.timing import Clock, Phase, ignore_phase
 from saccade.core.tree import chain
 from saccade.model.backbone import Backbone
+from saccade.model.captures import is_capturing_worthwhile
 from saccade.model.cuda_graphs import capture_new_sizes
 from saccade.model.kernels import compiled
 from saccade.model.session import Session, session_of
@@ -326,4 +327,4 @@ def _facts(model: Backbone) -> tuple[object, ...]:
     """Returns everything about a model that its costs depend on."""
     kind = str(model.config.to_dict()), str(model.dtype), str(model.device)
     gpu = torch.cuda.get_device_name(model.device) if model.device.type == "cuda" else None
-    return (*kind, model.fused is not None, gpu, str(model.rounding))
+    return (*kind, is_capturing_worthwhile(model), gpu, str(model.rounding))

@@ -14,7 +14,7 @@ from torch.nn.functional import linear, pad
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from saccade.model import kernels
-from saccade.model.fidelity import is_patched
+from saccade.model.fidelity import LIBRARIES, OUR_FILES, is_library_code, is_patched
 from saccade.model.kernels import Matrix, TunedMatrices, are_fp32_on_cpu, compiled, windows
 
 ALIGNMENT = 8  # Numbers of two bytes; tensor cores read 16 bytes at once.
@@ -71,16 +71,19 @@ class Tower:
                 aligned.append(each)
         for module, _, forward in self._forwards:
             vars(module)["forward"] = forward
-        if self._forwards and compiled.is_available():
-            theirs = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        theirs = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        # A function that the caller registered stays, and the tower attends by it.
+        is_usual = is_library_code(theirs, (*LIBRARIES, OUR_FILES))
+        if self._forwards and compiled.is_available() and is_usual:
             ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(self._attend, theirs)
         try:
             with windows.attend_to_all_windows_at_once(self._windowed_towers):
                 yield
         finally:
             # The entry may be missing: it was not set, or another thread's prompt removed it.
-            with suppress(KeyError):
-                del ALL_ATTENTION_FUNCTIONS["sdpa"]
+            if is_library_code(ALL_ATTENTION_FUNCTIONS["sdpa"], (OUR_FILES,)):
+                with suppress(KeyError):
+                    del ALL_ATTENTION_FUNCTIONS["sdpa"]
             for module in (*aligned, *(module for module, _, _ in self._forwards)):
                 vars(module).pop("forward", None)
 
