@@ -17,6 +17,7 @@ EVERY_2K_SUITE = (
     "shapes-caption-2k,shapes-events-2k,shapes-qa-2k,shapes-chat-2k,shapes-ood-2k,shapes-diff-2k"
 )
 CALIBRATED = f"specvlm/lambda={LAMBDA}"
+REPACKED = f"{CALIBRATED}/positions=repacked"
 SELF_DRAFTED = f"specvlm-self/lambda={LAMBDA}"
 WAITING = "hippo/early=wait"
 
@@ -36,7 +37,7 @@ PLANNED: Mapping[str, PlannedRun] = {
     "specvlm-2k": PlannedRun(
         EVERY_2K_SUITE,
         f"ar,sd,sd-tree,sd-tree/view=random/keep=0.1,{CALIBRATED},{CALIBRATED}/shape=chain-5,"
-        f"sd-tree/drafter=self,specvlm-self/view=random/keep=0.1,{SELF_DRAFTED}",
+        f"{REPACKED},sd-tree/drafter=self,specvlm-self/view=random/keep=0.1,{SELF_DRAFTED}",
         8,
     ),
     "specvlm-8k": PlannedRun(
@@ -68,15 +69,16 @@ PLANNED: Mapping[str, PlannedRun] = {
 }
 
 
-def bench_arguments(name: str, results: Path) -> list[str]:
+def bench_arguments(name: str, results: Path, limit: int | None = None) -> list[str]:
     """Returns the arguments of ``saccade bench`` that make a run of this name.
 
+    ``limit`` is the number of items of each suite, where it is not the run's own.
     Raises OptionError where there is neither a stored run nor a planned one.
     """
     if name in PLANNED:
         planned = PLANNED[name]
         return [
-            *("--threads", "2", "--limit", str(planned.limit)),
+            *("--threads", "2", "--limit", str(limit or planned.limit)),
             *("--suite", planned.suites, "--methods", planned.methods, *planned.options),
         ]
     if not (results / name).is_dir():
@@ -86,9 +88,9 @@ def bench_arguments(name: str, results: Path) -> list[str]:
         )
     about, answers = records.read_finished_run(results / name)
     plan, suites = about["plan"], about["plan"]["suites"]
-    limit = len({answer.item for answer in answers if answer.suite == suites[0]})
+    own_limit = len({answer.item for answer in answers if answer.suite == suites[0]})
     arguments = [
-        *("--threads", str(about["environment"]["threads"]), "--limit", str(limit)),
+        *("--threads", str(about["environment"]["threads"]), "--limit", str(limit or own_limit)),
         *("--suite", ",".join(suites), "--methods", ",".join(plan["methods"])),
         *("--target", plan["target"], "--draft", plan["draft"]),
     ]
