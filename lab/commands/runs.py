@@ -24,10 +24,7 @@ def run(
     ),
     limit: Annotated[
         int | None,
-        typer.Option(
-            min=1,
-            help="A trial of so many items of each suite, in runs/trial-NAME; no claim rests on it.",
-        ),
+        typer.Option(min=1, help="A trial of so many items of each suite, in runs/trial-NAME."),
     ] = None,
     show: Annotated[bool, typer.Option("--show", help="Print the command, run nothing.")] = False,
 ) -> None:
