@@ -9,14 +9,17 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from lab.claims.rule import Suites
 from lab.studies.specvlm import LAMBDA
 from saccade.bench import records
 from saccade.core.errors import OptionError
+from saccade.world.suites import LENGTHS, suites
 
 EVERY_2K_SUITE = (
     "shapes-caption-2k,shapes-events-2k,shapes-qa-2k,shapes-chat-2k,shapes-ood-2k,shapes-diff-2k"
 )
 CALIBRATED = f"specvlm/lambda={LAMBDA}"
+EAGLE = f"{CALIBRATED}/shape=eagle-2"
 REPACKED = f"{CALIBRATED}/positions=repacked"
 SELF_DRAFTED = f"specvlm-self/lambda={LAMBDA}"
 WAITING = "hippo/early=wait"
@@ -57,8 +60,9 @@ PLANNED: Mapping[str, PlannedRun] = {
     ),
     "sage-2k": PlannedRun(
         EVERY_2K_SUITE,
-        f"ar,sd,sd-tree,{CALIBRATED},{CALIBRATED}/shape=chain-5,sage/lambda={LAMBDA},sage-paper",
-        6,
+        f"ar,sd,sd-tree,{CALIBRATED},{CALIBRATED}/shape=chain-5,{EAGLE},"
+        f"sage/lambda={LAMBDA},sage-paper/lambda={LAMBDA}",
+        7,
     ),
     "hippo-2k": PlannedRun(
         EVERY_2K_SUITE,
@@ -69,10 +73,11 @@ PLANNED: Mapping[str, PlannedRun] = {
 }
 
 
-def bench_arguments(name: str, results: Path, limit: int | None = None) -> list[str]:
+def bench_arguments(name: str, results: Path, limit: int | None = None, seed: int = 0) -> list[str]:
     """Returns the arguments of ``saccade bench`` that make a run of this name.
 
-    ``limit`` is the number of items of each suite, where it is not the run's own.
+    ``limit`` is the number of items of each suite, where it is not the run's own. A ``seed`` above
+    0 makes a repeat of the same questions, which is stored beside the run as ``NAME-seed-N``.
     Raises OptionError where there is neither a stored run nor a planned one.
     """
     if name in PLANNED:
@@ -80,6 +85,7 @@ def bench_arguments(name: str, results: Path, limit: int | None = None) -> list[
         return [
             *("--threads", "2", "--limit", str(limit or planned.limit)),
             *("--suite", planned.suites, "--methods", planned.methods, *planned.options),
+            *_seed_arguments(seed),
         ]
     if not (results / name).is_dir():
         known = ", ".join(PLANNED)
@@ -90,12 +96,26 @@ def bench_arguments(name: str, results: Path, limit: int | None = None) -> list[
     plan, suites = about["plan"], about["plan"]["suites"]
     own_limit = len({answer.item for answer in answers if answer.suite == suites[0]})
     arguments = [
+        *_seed_arguments(seed),
         *("--threads", str(about["environment"]["threads"]), "--limit", str(limit or own_limit)),
         *("--suite", ",".join(suites), "--methods", ",".join(plan["methods"])),
         *("--target", plan["target"], "--draft", plan["draft"]),
     ]
     temperature = plan.get("temperature", 0)
     return [*arguments, "--temperature", str(temperature)] if temperature else arguments
+
+
+def _seed_arguments(seed: int) -> list[str]:
+    return ["--seed", str(seed)] if seed else []
+
+
+def planned_suites(name: str) -> Suites:
+    """Returns the suites of a planned run, with their visual tokens and items."""
+    planned = PLANNED[name]
+    names = tuple(planned.suites.split(","))
+    by_name = suites()
+    sizes = sorted({LENGTHS[by_name[suite].length].tokens for suite in names})
+    return Suites(name, names, " to ".join(f"{size:,}" for size in sizes), planned.limit)
 
 
 def stored_minutes(name: str, results: Path) -> float:

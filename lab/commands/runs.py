@@ -26,17 +26,19 @@ def run(
         int | None,
         typer.Option(min=1, help="A trial of so many items of each suite, in runs/trial-NAME."),
     ] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Above 0: a repeat, in runs/NAME-seed-N.")] = 0,
     show: Annotated[bool, typer.Option("--show", help="Print the command, run nothing.")] = False,
 ) -> None:
     """Run the benchmark of this name again, with the methods and suites that the claims need."""
     from lab.claims.runs import bench_arguments
 
-    folder = folder or Path("runs", name if limit is None else f"trial-{name}")
-    if limit is not None and folder.resolve() == (results / name).resolve():
+    repeat = f"{name}-seed-{seed}" if seed else name
+    folder = folder or Path("runs", repeat if limit is None else f"trial-{repeat}")
+    if limit is not None and folder.resolve() == (results / repeat).resolve():
         raise OptionError(
             f"a trial would end up among the stored runs: give another --out than {folder}"
         )
-    arguments = bench_arguments(name, results, limit)
+    arguments = bench_arguments(name, results, limit, seed)
     arguments += ["--out", str(folder)]
     out.print(shlex.join(["saccade", "bench", *arguments]), markup=False, soft_wrap=True)
     if not show:

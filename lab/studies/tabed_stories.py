@@ -6,7 +6,7 @@ from itertools import islice
 
 from lab import draw, stories
 from lab.draw import Data
-from lab.studies.experiment import TAU, Experiment, interval_over_clips, rounded_taus
+from lab.studies.experiment import DRAFTS, TAU, Experiment, interval_over_clips, rounded_taus
 from lab.studies.study import Study
 from saccade.bench.runner import media_arguments
 from saccade.bench.suites.types import Item
@@ -23,14 +23,14 @@ METHODS = {
     "MT*": "tabed",
     "MTCP*": "tabed-mtcp",
 }
+# The story suites by the draft that answers them: a verdict compares over all of these.
+ROWS = tuple(f"{suite.name}, {what}" for suite in stories.SUITES for what in DRAFTS)
 
 
 def measure_stories(experiment: Experiment) -> Data:
     """Measures Fig. 1 and Table 1's last sets: tau on five-panel stories, by view and by draft."""
     taus: dict[str, dict[str, list[float]]] = {
-        f"{suite.name}, {what}": {name: [] for name in METHODS.values()}
-        for suite in stories.SUITES
-        for what in experiment.drafts
+        row: {name: [] for name in METHODS.values()} for row in ROWS
     }
     for suite in stories.SUITES:
         for item in islice(suite.items(), experiment.clips):
