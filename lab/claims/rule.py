@@ -208,7 +208,7 @@ def worst_case(unit: Unit, claimed: Claimed, cases: Mapping[str, float]) -> Comp
 
 
 ARITHMETIC = Suites("arithmetic", ("arithmetic",), "", 0)
-NO_RUN = Suites("", (), "", 0)
+NO_RUN = Suites("no run", (), "", 0)
 
 
 def judge(

@@ -164,7 +164,6 @@ def judge_speedup(results: StoredResults) -> Finding:
     return results.compare(
         results.newest(PLANNED, TIMED_RUN),
         DECODING_SPEED,
-        TAU_DIFFERENCE,
         [("MT*", ADAPTIVE, BASELINE)],
         printed(1.74),
     )
