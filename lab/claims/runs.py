@@ -41,34 +41,37 @@ PLANNED: Mapping[str, PlannedRun] = {
         EVERY_2K_SUITE,
         f"ar,sd,sd-tree,sd-tree/view=random/keep=0.1,{CALIBRATED},{CALIBRATED}/shape=chain-5,"
         f"{REPACKED},sd-tree/drafter=self,specvlm-self/view=random/keep=0.1,{SELF_DRAFTED}",
-        8,
+        11,
     ),
     "specvlm-8k": PlannedRun(
         "shapes-caption-8k,shapes-events-8k,shapes-qa-8k,shapes-ood-8k,shapes-chat-8k",
         f"ar,sd-tree,sd-tree/view=random/keep=0.1,{CALIBRATED}",
-        20,
+        28,
     ),
     "std-2k": PlannedRun(
-        EVERY_2K_SUITE, "ar,std,std/keep=0.125,streaming,streaming/keep=0.125,layerskip", 9
+        EVERY_2K_SUITE, "ar,std,std/keep=0.125,streaming,streaming/keep=0.125,layerskip", 8
+    ),
+    "std-batch-2k": PlannedRun(
+        EVERY_2K_SUITE, "ar,std/keep=0.125,streaming/keep=0.125", 5, 8, ("--batch", "8")
     ),
     "tabed-2k": PlannedRun(
         EVERY_2K_SUITE,
         "ar,sd,sd/view=text,sd/view=caption,sd/view=pooled,tabed-mt,tabed,"
         "tabed-mtcp/weights=equal,tabed-mtcp",
-        8,
+        11,
         options=("--draft", "shapes-draft-naive"),
     ),
     "sage-2k": PlannedRun(
         EVERY_2K_SUITE,
         f"ar,sd,sd-tree,{CALIBRATED},{CALIBRATED}/shape=chain-5,{EAGLE},"
         f"sage/lambda={LAMBDA},sage-paper/lambda={LAMBDA}",
-        7,
+        9,
     ),
     "hippo-2k": PlannedRun(
         EVERY_2K_SUITE,
         f"ar,sd,sd-tree,{CALIBRATED},{WAITING},hippo/early=superset,hippo/early=all,"
         f"{WAITING}/schedule=serial,hippo-paper,pearl,pearl-syn,pearl-specvlm/lambda={LAMBDA}",
-        8,
+        14,
     ),
 }
 
@@ -96,13 +99,15 @@ def bench_arguments(name: str, results: Path, limit: int | None = None, seed: in
     plan, suites = about["plan"], about["plan"]["suites"]
     own_limit = len({answer.item for answer in answers if answer.suite == suites[0]})
     arguments = [
-        *_seed_arguments(seed),
+        *_seed_arguments(seed or plan.get("seed", 0)),
         *("--threads", str(about["environment"]["threads"]), "--limit", str(limit or own_limit)),
         *("--suite", ",".join(suites), "--methods", ",".join(plan["methods"])),
         *("--target", plan["target"], "--draft", plan["draft"]),
     ]
-    temperature = plan.get("temperature", 0)
-    return [*arguments, "--temperature", str(temperature)] if temperature else arguments
+    for option, value in (("temperature", 0), ("batch", 1)):
+        if plan.get(option, value) != value:
+            arguments += [f"--{option}", str(plan[option])]
+    return arguments
 
 
 def _seed_arguments(seed: int) -> list[str]:
