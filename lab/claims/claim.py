@@ -36,7 +36,8 @@ from saccade.core.errors import OptionError
 SEEDS = 3  # Of a run with repeats: 0 is its own, and others are stored as NAME-seed-N.
 CLIPS = "clips"  # The one suite of a figure that compares within one kind of clip.
 Turns = Literal["all", "first", "later"]
-Measure = Callable[[Answer], float]
+Measure = Callable[[Answer], float | None]
+"""What is measured on one answer; None where the answer is too short to have it."""
 Pair = tuple[str, str, str]
 """(what the page calls the comparison, a method, the method that it is compared with)"""
 
@@ -280,8 +281,9 @@ class StoredResults:
         by_question: dict[Hashable, list[float]] = {}
         for each in self.repeats(run):
             for answer in self.answers(each, suite, method):
-                if _is_of(answer, turns):
-                    by_question.setdefault((answer.item, answer.turn), []).append(measure(answer))
+                value = measure(answer) if _is_of(answer, turns) else None
+                if value is not None:
+                    by_question.setdefault((answer.item, answer.turn), []).append(value)
         return {question: mean(values) for question, values in by_question.items()}
 
     def on(self, file: str) -> StoredResults:

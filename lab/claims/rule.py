@@ -152,12 +152,13 @@ def paired(
 ) -> Comparison:
     """Returns the mean difference, or mean ratio, of two values of the same items.
 
+    An item whose ratio would be to zero is left out.
     Raises OptionError where the two do not have the same items.
     """
     if own.keys() != other.keys():
         raise OptionError(f"{label} in {suite}: the two sides have different items")
     if unit.compared_by == "ratio":
-        values = [own[item] / other[item] for item in own]
+        values = [own[item] / other[item] for item in own if other[item]]
     else:
         values = [own[item] - other[item] for item in own]
     return Comparison(label, suite, unit, _mean_interval(label, values), len(values))

@@ -62,7 +62,7 @@ def judge_five_tokens(results: StoredResults) -> Finding:
             label,
             suite,
             FIVE_TOKENS,
-            [five_token_ratio(answer) for answer in results.answers(run, suite, method)],
+            [*results.values(run, suite, method, five_token_ratio, "all").values()],
         )
         for label, method in (("1,024 keys", "std"), ("an eighth", EIGHTH))
         for suite in suites.names
@@ -70,9 +70,10 @@ def judge_five_tokens(results: StoredResults) -> Finding:
     return judge_by_rule(suites, FIVE_TOKENS, SAME, comparisons)
 
 
-def five_token_ratio(answer: Answer) -> float:
+def five_token_ratio(answer: Answer) -> float | None:
     """Returns the share of rounds that accept five tokens, over the per-token share ** 5.
 
+    None where no round drafted five tokens, or none was accepted.
     The per-token share is over the drafted tokens that were judged: those up to the first refusal.
     """
     rounds = [
@@ -80,6 +81,8 @@ def five_token_ratio(answer: Answer) -> float:
         for accepted, drafted in zip(answer.accepted, answer.drafted, strict=True)
         if drafted >= TOKENS_IN_A_ROW
     ]
+    if not any(accepted for accepted, _ in rounds):
+        return None
     judged = sum(min(accepted + 1, drafted) for accepted, drafted in rounds)
     share = sum(accepted for accepted, _ in rounds) / judged
     in_a_row = sum(accepted >= TOKENS_IN_A_ROW for accepted, _ in rounds) / len(rounds)

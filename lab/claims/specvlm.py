@@ -219,7 +219,14 @@ def judge_steady_acceptance(results: StoredResults) -> Finding:
     return results.measure(
         results.newest(PLANNED, RUN),
         FIRST_ROUNDS,
-        {"first ten rounds": (TREE, lambda answer: first_rounds_ratio(answer.accepted))},
+        {
+            "first ten rounds": (
+                TREE,
+                lambda answer: (
+                    first_rounds_ratio(answer.accepted) if any(answer.accepted) else None
+                ),
+            )
+        },
         SAME,
     )
 
@@ -231,7 +238,7 @@ def judge_first_round(results: StoredResults) -> Finding:
         {
             "first round less the next nine": (
                 TREE,
-                lambda answer: first_round_gain(answer.accepted),
+                lambda answer: first_round_gain(answer.accepted) if answer.rounds > 1 else None,
             )
         },
         MORE,

@@ -311,7 +311,7 @@ CLAIMS = (
         judge_text_ahead,
         "does not hold",
         "Every question is about the clip.",
-        "M never fails here, so TABED's gains are untested: no suite has the paper's phenomenon.",
+        "M fails in no stored run, so TABED's gains are untested. Stories are a figure to come.",
     ),
     Claim(
         "Table 1",

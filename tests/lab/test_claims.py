@@ -16,7 +16,8 @@ from lab import claims, studies
 from lab.__main__ import app
 from lab.claims import hippo, runs, sage, tabed, theory
 from lab.claims.claim import ACCEPTED, StoredResults
-from lab.claims.rule import ARITHMETIC, MORE, NO_RUN, Finding, SuitesMissing
+from lab.claims.rule import ARITHMETIC, MORE, MOST, NO_RUN, Finding, SuitesMissing, paired
+from lab.claims.specvlm import SHARE_OF_TOKENS as SHARE
 from lab.claims.specvlm import TREE
 from saccade.bench import records
 from saccade.bench.compare import BASELINE
@@ -82,6 +83,17 @@ def test_a_row_that_waits_says_over_what():
     )
     assert extent is not None
     assert (extent.visual_tokens, extent.suites, extent.items) == ("1,280", 4, 12)
+
+
+def test_a_short_answer_may_lack_a_measure():
+    """Claim: an answer of one round has no later rounds to compare its first with, and is left out;
+    so is a ratio to nothing. Fails if a run of short questions stops the whole page."""
+    no_even = {"a tree": (TREE, lambda answer: 1.0 if len(answer.ids) % 2 else None)}
+    finding = STORED.measure("papers-2k", SHARE, no_even, MOST)
+    odd = [a for a in STORED.answers("papers-2k", "shapes-caption-2k", TREE) if len(a.ids) % 2]
+    assert [each.items for each in finding.comparisons] == [len(odd)] and len(odd) < 12
+    ratio = paired("a", "s", replace(SHARE, compared_by="ratio"), {1: 2.0, 2: 3.0}, {1: 1.0, 2: 0})
+    assert ratio.interval[0] == 2 and ratio.items == 1
 
 
 def test_repeats_of_a_run_are_averaged(tmp_path):
