@@ -48,7 +48,9 @@ a half for most, and otherwise the paper's own number.
 
 Where a figure stores means without items, the interval is as wide as the two means allow. Where
 more than four intervals are compared, the lowest and the highest are shown. A theorem is judged by
-its worst case. *Printed* is the paper's number: *A of B* is the better of the two first.
+its worst case, and has no interval, because nothing is sampled. A row without a number says what
+its run was or will be made over. *Printed* is the paper's number: *A of B* is the better of the two
+first.
 
 The cell *run* names the run that decided, and the command that makes it or a better one: `lab X`
 stands for `python -m lab X`. `lab run` with `--show` prints the benchmark's arguments. The last
@@ -129,17 +131,15 @@ def _real_weights_cell(claim: Claim, results: StoredResults) -> str:
     return " ".join(filter(None, (each.cell(claim, results) for each in (real, seeing))))
 
 
+def _extent(finding: Finding) -> str:
+    """Returns the visual tokens, and suites x items, that a verdict is or will be over."""
+    count = f"{finding.suites} x {finding.items}" if finding.items else finding.source
+    return f"{finding.visual_tokens or 'none'}; {count}"
+
+
 def _row(claim: Claim, finding: Finding, real_weights: str) -> str:
     numbers = f"{finding.unit}: {finding.number}" if finding.unit else finding.number
-    extent = "; ".join(
-        filter(
-            None,
-            (
-                finding.visual_tokens,
-                f"{finding.suites} x {finding.items}" if finding.items else "",
-            ),
-        )
-    )
+    extent = _extent(finding)
     is_named = finding.source.removeprefix("figure ") in claim.command
     command = f"`{claim.command}`" if claim.command else ""
     source = "" if is_named or not claim.command else f"{finding.source}; "

@@ -11,9 +11,10 @@ from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
+from statistics import mean
 from typing import Any, Literal
 
-from lab.claims import outdated
+from lab.claims import outdated, runs
 from lab.claims.rule import (
     Claimed,
     Finding,
@@ -24,15 +25,19 @@ from lab.claims.rule import (
     Verdict,
     alone,
     judge,
+    not_run,
     paired,
 )
+from lab.studies import study_named
 from saccade.bench import measures, records
 from saccade.bench.records import Answer
 from saccade.core.errors import OptionError
 
+SEEDS = 3  # Of a run with repeats: 0 is its own, and others are stored as NAME-seed-N.
 CLIPS = "clips"  # The one suite of a figure that compares within one kind of clip.
 Turns = Literal["all", "first", "later"]
-Measure = Callable[[Answer], float]
+Measure = Callable[[Answer], float | None]
+"""What is measured on one answer; None where the answer is too short to have it."""
 Pair = tuple[str, str, str]
 """(what the page calls the comparison, a method, the method that it is compared with)"""
 
@@ -125,10 +130,42 @@ class StoredResults:
         numbers: dict[str, Any] = json.loads(path.read_text())
         return numbers
 
+    def wait_for_figure(self, name: str, unit: Unit, suites: Sequence[str]) -> Finding | None:
+        """Returns that a figure has not been measured yet, or None where it is stored.
+
+        ``suites`` are the panels, rows or drafts that it will have.
+        """
+        if (self.folder / "figures" / f"{name}.json").is_file():
+            return None
+        study = study_named(name)
+        extent = Suites(name, tuple(suites), f"{study.size:,}", study.clips)
+        return not_run(study.about, unit, extent)
+
     def why_outdated(self, name: str, unit: Unit, methods: Sequence[str] = ()) -> str:
         """Returns why a run, figure or file cannot decide by this unit any more, or nothing."""
         digest = _digest(_path_of(self.folder, name))
         return outdated.reason(name, digest, unit.is_time, methods)
+
+    def repeats(self, run: str) -> list[str]:
+        """Returns the stored runs of this name: its own, and those with other seeds."""
+        seeds = (f"{run}-seed-{seed}" for seed in range(1, SEEDS))
+        return [run, *(each for each in seeds if (self.folder / each).is_dir())]
+
+    def compare_planned(
+        self,
+        run: str,
+        measured: AnswerUnit,
+        pairs: Sequence[Pair],
+        claimed: Claimed,
+        waiting_for: str,
+    ) -> Finding:
+        """Judges as ``compare`` where a planned run is stored.
+
+        Until then nothing decides, and the row says what it is waiting for.
+        """
+        if not (self.folder / run).is_dir():
+            return not_run(waiting_for, measured.unit, runs.planned_suites(run))
+        return self.compare(run, measured, pairs, claimed)
 
     def compare(
         self,
@@ -210,7 +247,13 @@ class StoredResults:
         return Suites(name, plain_names, f"{data['size']:,}", data["clips"], reason)
 
     def compare_clips(
-        self, figure: str, measured: Unit, pairs: Sequence[Pair], claimed: Claimed
+        self,
+        figure: str,
+        measured: Unit,
+        pairs: Sequence[Pair],
+        claimed: Claimed,
+        *,
+        premise: Premise | None = None,
     ) -> Finding:
         """Judges a figure's methods on the same clips, by every draft that the figure has."""
         by_draft = self.figure(figure)["clips_tau"]
@@ -226,17 +269,22 @@ class StoredResults:
             for label, method, other in ([] if suites.outdated else pairs)
             for draft, own in by_draft.items()
         ]
-        return judge(suites, measured, claimed, comparisons)
+        return judge(suites, measured, claimed, comparisons, premise)
 
     def values(
         self, run: str, suite: str, method: str, measure: Measure, turns: Turns
     ) -> dict[Hashable, float]:
-        """Returns one value of each answer of a method to a suite, by its item and turn."""
-        return {
-            (answer.item, answer.turn): measure(answer)
-            for answer in self.answers(run, suite, method)
-            if _is_of(answer, turns)
-        }
+        """Returns one value of each answer of a method to a suite, by its item and turn.
+
+        Where a run is stored with several seeds, the value is the mean over them.
+        """
+        by_question: dict[Hashable, list[float]] = {}
+        for each in self.repeats(run):
+            for answer in self.answers(each, suite, method):
+                value = measure(answer) if _is_of(answer, turns) else None
+                if value is not None:
+                    by_question.setdefault((answer.item, answer.turn), []).append(value)
+        return {question: mean(values) for question, values in by_question.items()}
 
     def on(self, file: str) -> StoredResults:
         """Returns the same results with another file in place of the two on real weights."""

@@ -152,12 +152,13 @@ def paired(
 ) -> Comparison:
     """Returns the mean difference, or mean ratio, of two values of the same items.
 
+    An item whose ratio would be to zero is left out.
     Raises OptionError where the two do not have the same items.
     """
     if own.keys() != other.keys():
         raise OptionError(f"{label} in {suite}: the two sides have different items")
     if unit.compared_by == "ratio":
-        values = [own[item] / other[item] for item in own]
+        values = [own[item] / other[item] for item in own if other[item]]
     else:
         values = [own[item] - other[item] for item in own]
     return Comparison(label, suite, unit, _mean_interval(label, values), len(values))
@@ -208,6 +209,7 @@ def worst_case(unit: Unit, claimed: Claimed, cases: Mapping[str, float]) -> Comp
 
 
 ARITHMETIC = Suites("arithmetic", ("arithmetic",), "", 0)
+NO_RUN = Suites("no run", (), "", 0)
 
 
 def judge(
@@ -228,9 +230,7 @@ def judge(
     comparisons are in different units or the range does not belong to the unit.
     """
     if suites.outdated:
-        return Finding(
-            "to be run again", suites.outdated, suites.source, unit.name, suites.visual_tokens
-        )
+        return _without_numbers("to be run again", suites.outdated, unit, suites)
     _require_one_unit(unit, claimed, comparisons)
     _require_every_suite(suites, comparisons)
     within = [each.is_within(claimed) for each in comparisons]
@@ -259,14 +259,27 @@ def judge(
     )
 
 
-def not_run(why: str) -> Finding:
-    """Returns that no run decides yet, and what the row's command would compare."""
-    return Finding("not run yet", why)
+def not_run(why: str, unit: Unit, suites: Suites) -> Finding:
+    """Returns that no run decides yet, and what the row's command would compare over what."""
+    return _without_numbers("not run yet", why, unit, suites)
 
 
-def not_testable(premise: str) -> Finding:
+def not_testable(premise: str, unit: Unit) -> Finding:
     """Returns that the premise is missing, where there is no number to show either."""
-    return Finding("not testable here", premise)
+    return _without_numbers("not testable here", premise, unit, NO_RUN)
+
+
+def _without_numbers(verdict: Verdict, why: str, unit: Unit, suites: Suites) -> Finding:
+    """Returns a finding without an interval, which says what one would be of."""
+    return Finding(
+        verdict,
+        why,
+        suites.source,
+        unit.name,
+        suites.visual_tokens,
+        len(suites.names),
+        suites.items,
+    )
 
 
 def interval_text(interval: Sequence[float], digits: int = 2) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from itertools import product
 
-from lab.claims import theory
+from lab.claims import runs, theory
 from lab.claims.claim import (
     ACCEPTED,
     BLOCK_EFFICIENCY,
@@ -23,22 +23,33 @@ from lab.claims.rule import (
     Comparison,
     Finding,
     Unit,
+    alone,
     computed,
     exact,
     not_run,
     not_testable,
     of_intervals,
+    paired,
+    printed,
     worst_case,
 )
 from lab.claims.rule import judge as judge_by_rule
 from lab.claims.specvlm import TREE
 from lab.studies.experiment import DRAFTS, TAU
+from lab.studies.sage import BINS, BY_ALPHA, BY_DEPTH
 from lab.studies.sage import CALIBRATED_SAGE as SAGE
+from lab.studies.specvlm import LAMBDA
+from saccade.bench.records import Answer
 
+TO_THE_LETTER = f"sage-paper/lambda={LAMBDA}"
 PLANNED, RUN = "sage-2k", "papers-2k"
 AUTOCORRELATION = Unit("autocorrelation less white noise's 97.5 %", "difference")
 KEPT_RATIO = Unit("accepted tokens, ratio to no pruning", "ratio")
 GAP = Unit("SAGE over SpecVLM in accepted tokens, ratio", "ratio")
+PLANNING = Unit("planning's share of an answer's seconds", "value", is_time=True, digits=4)
+RISE = Unit("accepted share of places, more than one fifth of alpha below", "difference")
+WHOLE_PATHS = Unit("share of confident paths accepted whole", "value")
+ALL = Claimed(1 - 1e-9, math.inf, "value")
 PROBABILITY = Unit("p_1 less its bound", "difference")
 AGREEMENT = Unit("whether the arg-maxes agree", "value", digits=0)
 EXPECTATION = Unit("formula less the distribution's mean", "value", digits=0)
@@ -138,26 +149,71 @@ def judge_planning_ahead(results: StoredResults) -> Finding:
 
 
 def judge_overhead(results: StoredResults) -> Finding:
-    return not_testable(
-        "missing: a timer of planning. Trees grow within the draft's seconds, and the rest holds "
-        "none of it."
+    """Judges the share of an answer's seconds in which the next tree is decided and built."""
+    if not (results.folder / PLANNED).is_dir():
+        why = "The timer of planning is newer than the stored runs."
+        return not_run(why, PLANNING, runs.planned_suites(PLANNED))
+    return results.measure(
+        PLANNED,
+        PLANNING,
+        {"SAGE": (SAGE, _planning_share), "Algorithm 1": (TO_THE_LETTER, _planning_share)},
+        printed(0, 0.0039, "value"),
     )
 
 
+def _planning_share(answer: Answer) -> float:
+    return answer.planning / answer.total
+
+
 def judge_mixtures(results: StoredResults) -> Finding:
-    return not_testable("missing: a mixture of experts with trained weights.")
+    return not_testable("missing: a mixture of experts with trained weights.", ACCEPTED.unit)
 
 
 def judge_text_alone(results: StoredResults) -> Finding:
-    return not_testable("missing: a pair that was trained on text. The last column has one.")
+    return not_testable(
+        "missing: a pair that was trained on text. The last column has one.", ACCEPTED.unit
+    )
 
 
 def judge_eagle_baseline(results: StoredResults) -> Finding:
-    return not_run("No shape grows EAGLE-2's tree yet, so no command runs it.")
+    return results.compare_planned(
+        PLANNED,
+        ACCEPTED,
+        [("SAGE less EAGLE-2's tree", SAGE, runs.EAGLE)],
+        MORE,
+        "SAGE's tree and EAGLE-2's over the same view.",
+    )
+
+
+def judge_eagle_speed(results: StoredResults) -> Finding:
+    return results.compare_planned(
+        PLANNED,
+        DECODING_SPEED,
+        [("SAGE over EAGLE-2's tree", SAGE, runs.EAGLE)],
+        HIGHER_RATIO,
+        "The same, by speed.",
+    )
 
 
 def judge_smooth_acceptance(results: StoredResults) -> Finding:
-    return not_run("Runs do not store a round's alpha yet, so no command judges it.")
+    """Judges whether each fifth of alpha is accepted more often than the one below it."""
+    if waiting := results.wait_for_figure("sage-confidence", RISE, tuple(DRAFTS)):
+        return waiting
+    by_draft = results.figure("sage-confidence")["clips_accepted"][BY_ALPHA]
+    suites = results.figure_suites("sage-confidence", RISE, tuple(by_draft))
+    comparisons = []
+    for draft, clips in by_draft.items():
+        for fifth in range(1, BINS):
+            both = {
+                clip: shares[fifth - 1 : fifth + 1]
+                for clip, shares in enumerate(clips)
+                if None not in shares[fifth - 1 : fifth + 1]
+            }
+            if both:
+                label = f"alpha to {(fifth + 1) / BINS:g} less to {fifth / BINS:g}"
+                below, above = ({clip: own[at] for clip, own in both.items()} for at in (0, 1))
+                comparisons.append(paired(label, draft, RISE, above, below))
+    return judge_by_rule(suites, RISE, MORE, comparisons)
 
 
 def judge_lemma(results: StoredResults) -> Finding:
@@ -204,6 +260,25 @@ def judge_path_guarantee(results: StoredResults) -> Finding:
             for level, same in enumerate(_agreements(3), start=1)
         ],
     )
+
+
+def judge_confident_paths(results: StoredResults) -> Finding:
+    """Judges Corollary A.2 on answers: the share of confident paths that are accepted whole."""
+    if waiting := results.wait_for_figure("sage-confidence", WHOLE_PATHS, tuple(DRAFTS)):
+        return waiting
+    by_draft = results.figure("sage-confidence")["clips_accepted"][BY_DEPTH]
+    suites = results.figure_suites("sage-confidence", WHOLE_PATHS, tuple(by_draft))
+    comparisons = [
+        alone(
+            f"{depth} levels",
+            draft,
+            WHOLE_PATHS,
+            [shares[depth - 1] for shares in clips if shares[depth - 1] is not None],
+        )
+        for draft, clips in by_draft.items()
+        for depth in range(1, BINS + 1)
+    ]
+    return judge_by_rule(suites, WHOLE_PATHS, ALL, comparisons)
 
 
 def judge_expectation(results: StoredResults) -> Finding:
@@ -323,16 +398,24 @@ CLAIMS = (
         "Table 6",
         "Updating the tree takes 0.39 % of the time.",
         "0.0039",
-        "",
+        f"lab run {PLANNED}",
         judge_overhead,
-        "not testable here",
+        "not run yet",
     ),
     Claim(
         "Sec. 6.2",
-        "It adds to what EAGLE-2's dynamic tree has.",
+        "It accepts more than EAGLE-2's dynamic tree.",
         "no number",
-        "",
+        f"lab run {PLANNED}",
         judge_eagle_baseline,
+        "not run yet",
+    ),
+    Claim(
+        "Sec. 6.2",
+        "It is faster than EAGLE-2's dynamic tree.",
+        "no number",
+        f"lab run {PLANNED}",
+        judge_eagle_speed,
         "not run yet",
     ),
     Claim(
@@ -373,8 +456,16 @@ CLAIMS = (
         "Remark A.1",
         "Acceptance rises smoothly with alpha.",
         "no number",
-        "",
+        "lab figure sage-confidence",
         judge_smooth_acceptance,
+        "not run yet",
+    ),
+    Claim(
+        "Corollary A.2",
+        "On answers, paths of confident levels are accepted whole.",
+        "guaranteed",
+        "lab figure sage-confidence",
+        judge_confident_paths,
         "not run yet",
     ),
     Claim(

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from lab.claims.claim import ACCEPTANCE_RATE, CLIPS, DECODING_SPEED, Claim, StoredResults
+from lab.claims import runs
+from lab.claims.claim import (
+    ACCEPTANCE_RATE,
+    CLIPS,
+    DECODING_SPEED,
+    SEEDS,
+    Claim,
+    StoredResults,
+)
 from lab.claims.rule import (
     HIGHER_RATIO,
     MORE,
@@ -21,7 +29,7 @@ from saccade.bench.compare import BASELINE
 from saccade.bench.records import Answer
 
 PLANNED, RUN, LARGE_RUN = "std-2k", "papers-2k", "bench-2k"
-EIGHTH = "std/keep=0.125"
+EIGHTH, BATCHES = "std/keep=0.125", "std-batch-2k"
 OTHERS = ("streaming", "layerskip")
 AGREEMENT = Unit("share of next tokens that stay", "value")
 KEYS = Unit("alpha less what Sec. 3.3 needs", "difference")
@@ -54,7 +62,7 @@ def judge_five_tokens(results: StoredResults) -> Finding:
             label,
             suite,
             FIVE_TOKENS,
-            [five_token_ratio(answer) for answer in results.answers(run, suite, method)],
+            [*results.values(run, suite, method, five_token_ratio, "all").values()],
         )
         for label, method in (("1,024 keys", "std"), ("an eighth", EIGHTH))
         for suite in suites.names
@@ -62,9 +70,10 @@ def judge_five_tokens(results: StoredResults) -> Finding:
     return judge_by_rule(suites, FIVE_TOKENS, SAME, comparisons)
 
 
-def five_token_ratio(answer: Answer) -> float:
+def five_token_ratio(answer: Answer) -> float | None:
     """Returns the share of rounds that accept five tokens, over the per-token share ** 5.
 
+    None where no round drafted five tokens, or none was accepted.
     The per-token share is over the drafted tokens that were judged: those up to the first refusal.
     """
     rounds = [
@@ -72,6 +81,8 @@ def five_token_ratio(answer: Answer) -> float:
         for accepted, drafted in zip(answer.accepted, answer.drafted, strict=True)
         if drafted >= TOKENS_IN_A_ROW
     ]
+    if not any(accepted for accepted, _ in rounds):
+        return None
     judged = sum(min(accepted + 1, drafted) for accepted, drafted in rounds)
     share = sum(accepted for accepted, _ in rounds) / judged
     in_a_row = sum(accepted >= TOKENS_IN_A_ROW for accepted, _ in rounds) / len(rounds)
@@ -138,6 +149,16 @@ def judge_speedup(results: StoredResults) -> Finding:
     return judge_by_rule(suites, BATCH_SPEED, printed(1.59), [comparison])
 
 
+def judge_batches(results: StoredResults) -> Finding:
+    return results.compare_planned(
+        BATCHES,
+        DECODING_SPEED,
+        [("STD", EIGHTH, BASELINE)],
+        printed(1.59),
+        "At an eighth of the keys, eight questions at once, over six suites.",
+    )
+
+
 def judge_fastest(results: StoredResults) -> Finding:
     pairs = [(f"STD over {other}", "std", other) for other in OTHERS]
     return results.compare(results.newest(PLANNED, LARGE_RUN), DECODING_SPEED, pairs, HIGHER_RATIO)
@@ -149,14 +170,22 @@ def judge_acceptance(results: StoredResults) -> Finding:
 
 
 def judge_acceptance_at_an_eighth(results: StoredResults) -> Finding:
-    if results.newest(PLANNED, LARGE_RUN) != PLANNED:
-        return not_run("At an eighth of the keys each, over six suites.")
-    pairs = [("STD less streaming", EIGHTH, "streaming/keep=0.125")]
-    return results.compare(PLANNED, ACCEPTANCE_RATE, pairs, MORE)
+    return results.compare_planned(
+        PLANNED,
+        ACCEPTANCE_RATE,
+        [("STD less streaming", EIGHTH, "streaming/keep=0.125")],
+        MORE,
+        "At an eighth of the keys each, over six suites.",
+    )
 
 
 def judge_repeats(results: StoredResults) -> Finding:
-    return not_run("Three repeats of the seconds; greedy answers are the same by every seed.")
+    """Judges the speed of decoding averaged over three runs of the same questions."""
+    why = "Three repeats of the seconds; greedy answers are the same by every seed."
+    if len(results.repeats(PLANNED)) < SEEDS or not (results.folder / PLANNED).is_dir():
+        return not_run(why, DECODING_SPEED.unit, runs.planned_suites(PLANNED))
+    pairs = [("STD", "std", BASELINE)]
+    return results.compare(PLANNED, DECODING_SPEED, pairs, printed(1.59))
 
 
 def judge_layer_skipping(results: StoredResults) -> Finding:
@@ -229,6 +258,14 @@ CLAIMS = (
         "lab figure std-batch",
         judge_speedup,
         "to be run again",
+    ),
+    Claim(
+        "Table 1",
+        "The same with few keys, over every suite.",
+        "the same",
+        f"lab run {BATCHES}",
+        judge_batches,
+        "not run yet",
     ),
     Claim(
         "Table 1",

@@ -21,6 +21,7 @@ from lab.studies import (
     std,
     tabed,
     tabed_appendix,
+    tabed_stories,
 )
 from lab.studies.experiment import AnsweredClip, Experiment
 from lab.studies.study import Study
@@ -42,6 +43,7 @@ STUDIES: dict[str, Study] = {
     **growth.STUDIES,
     **tabed.STUDIES,
     **tabed_appendix.STUDIES,
+    **tabed_stories.STUDIES,
     **sage.STUDIES,
 }
 

@@ -36,6 +36,10 @@ LAGS = 20
 MIN_TOKENS = 2 * LAGS  # A shorter answer has too few pairs of tokens at long lags.
 CALIBRATED_SAGE = f"sage/lambda={LAMBDA}"  # Over the view that SpecVLM is measured with.
 LENGTHENED = {"sd": "sd", "specvlm": CALIBRATED, "sage": CALIBRATED_SAGE}
+CALIBRATED_VIEW = f"specvlm/keep=0.1/lambda={LAMBDA}"
+BINS = 5  # Of alpha, and the levels of the deepest path.
+CONFIDENT = 0.56  # Theorem 4.4's threshold for k = 10 and an epsilon of 0.05.
+BY_ALPHA, BY_DEPTH = "accepted, by alpha", "accepted whole,\nby levels of a confident path"
 KEEPS = (1.0, 0.7, 0.4, 0.3, 0.2, 0.1, 0.05)
 PLANS = {
     **{
@@ -109,6 +113,67 @@ def draft_entropies(logits: Float[Tensor, "answer vocab"]) -> list[float]:
     top = sage.Sage().top
     best = logits.double().softmax(-1).topk(min(top, logits.shape[-1])).values
     return [(1 - sage.confidence(ranks, top)) * math.log(top) for ranks in best.tolist()]
+
+
+def measure_confidence(experiment: Experiment) -> Data:
+    """Measures Remark A.1 and Corollary A.2: how often a draft's tokens stand, by its alpha.
+
+    A place of the target's answer is accepted where the draft's arg-max is the target's token. A
+    confident path has an alpha above Theorem 4.4's threshold at each level.
+    """
+    by_alpha: dict[str, list[list[float | None]]] = {name: [] for name in experiment.drafts}
+    by_depth: dict[str, list[list[float | None]]] = {name: [] for name in experiment.drafts}
+    for number in range(experiment.clips):
+        clip = experiment.answered_clip(number)
+        for name, draft in experiment.drafts.items():
+            logits = experiment.draft_logits(clip, CALIBRATED_VIEW, draft)
+            alphas = draft_confidences(logits)
+            likeliest = logits.argmax(-1).tolist()
+            accepted = [own == token for own, token in zip(likeliest, clip.ids, strict=True)]
+            by_alpha[name].append(accepted_by_confidence(alphas, accepted))
+            by_depth[name].append(accepted_paths(alphas, accepted))
+    return {
+        "x": "alpha, in fifths; and levels of a confident path",
+        "at": list(range(1, BINS + 1)),
+        "linear": True,
+        "tall": True,
+        "panels": {
+            panel: {
+                f"a draft that {name}": [
+                    interval_over_clips([share for share in at if share is not None] or [0.0])
+                    for at in zip(*own, strict=True)
+                ]
+                for name, own in shares.items()
+            }
+            for panel, shares in {BY_ALPHA: by_alpha, BY_DEPTH: by_depth}.items()
+        },
+        "clips_accepted": {BY_ALPHA: by_alpha, BY_DEPTH: by_depth},
+    }
+
+
+def draft_confidences(logits: Float[Tensor, "answer vocab"]) -> list[float]:
+    """Returns SAGE's alpha (Eq. 7-9) at each place."""
+    top = sage.Sage().top
+    return [1 - entropy / math.log(top) for entropy in draft_entropies(logits)]
+
+
+def accepted_by_confidence(alphas: Sequence[float], accepted: Sequence[bool]) -> list[float | None]:
+    """Returns the accepted share of the places in each fifth of alpha, None where it has none."""
+    by_bin: list[list[float]] = [[] for _ in range(BINS)]
+    for alpha, stands in zip(alphas, accepted, strict=True):
+        by_bin[min(BINS - 1, max(0, int(alpha * BINS)))].append(float(stands))
+    return [mean(own) if own else None for own in by_bin]
+
+
+def accepted_paths(alphas: Sequence[float], accepted: Sequence[bool]) -> list[float | None]:
+    """Returns the share of confident paths of 1, 2, ... levels whose tokens are all accepted."""
+    shares: list[float | None] = []
+    for depth in range(1, BINS + 1):
+        ends = range(depth, len(alphas) + 1)
+        confident = [end for end in ends if min(alphas[end - depth : end]) > CONFIDENT]
+        stands = [float(all(accepted[end - depth : end])) for end in confident]
+        shares.append(mean(stands) if stands else None)
+    return shares
 
 
 def autocorrelations(trace: Sequence[float]) -> list[float]:
@@ -219,6 +284,12 @@ STUDIES = {
         "SAGE, Fig. 2",
         "Autocorrelation of the draft's entropy along the target's answers, against white noise.",
         measure_entropy,
+        clips=24,
+    ),
+    "sage-confidence": Study(
+        "SAGE, Remark A.1 and Corollary A.2",
+        "How often a draft's arg-max stands by its alpha, and paths of confident levels.",
+        measure_confidence,
         clips=24,
     ),
     "sage-length": Study(

@@ -55,7 +55,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     def note(self: Any, name: str, recipe: Any, settings: dict[str, Any]) -> list[Answer]:
         if settings["max_new_tokens"] != runner.WARM_UP_TOKENS:
             found.append((self.item.id, name))
-        return [self._empty_answer(name, 0)]
+        return [self.empty_answer(name, 0)]
 
     monkeypatch.setattr(runner._ItemRun, "answer", note)
     return found
@@ -425,3 +425,51 @@ def test_media_are_read_once_an_item(
     first: list[Item] = list(CAPTION.items())[:2]
     assert read == [item.media[0].name for item in first]
     assert len(asked) == 6
+
+
+# -- batches -------------------------------------------------------------------------------------
+
+
+def test_a_batch_gives_the_answers_of_single_items(embedded: Embedded, tmp_path: Path) -> None:
+    """Claim: three items in batches of two have the ids that each has alone, by every method, with
+    the rounds of each; a peer, which answers no batches, says so. Fails if answers change places
+    within a batch, or the last, smaller batch is left out."""
+    methods = ("ar", "sd", "specvlm", "hf")
+    plan = runner.Benchmark((CAPTION,), methods, limit=3, max_new_tokens=10)
+    alone, together = (
+        runner.run_benchmark(each, *embedded, tmp_path / f"{each.batch}")
+        for each in (replace(plan, methods=("ar",)), replace(plan, batch=2))
+    )
+    plain = {each.item: each.ids for each in alone}
+    assert len(set(plain.values())) == 3
+    assert [(each.item, each.method) for each in together] == [
+        (item, method) for item in plain for method in methods
+    ]
+    for each in together:
+        if each.method == "hf":
+            assert each.error is not None and "answers no batches" in each.error
+        else:
+            assert each.ids == plain[each.item] and each.identical is True
+            assert each.rounds and sum(each.accepted) + each.own == len(each.ids) - 1
+
+
+def test_a_batch_is_part_of_the_plan(embedded: Embedded) -> None:
+    """Claim: a run in batches is another run than one without, and earlier runs keep their
+    fingerprint. Fails if one could be gone on with as the other."""
+    plan = runner.Benchmark((CAPTION,), ("ar",), limit=3)
+    about = plan.about(embedded.target, embedded.draft)
+    batched = replace(plan, batch=8).about(embedded.target, embedded.draft)
+    assert batched["plan"]["batch"] == 8 and "batch" not in about["plan"]
+    assert batched["fingerprint"] != about["fingerprint"]
+
+
+def test_batches_hold_items_of_one_suite() -> None:
+    """Claim: a batch has one suite's items, in order."""
+    plan = runner.Benchmark((CAPTION, CHAT), ("ar",), limit=3)
+    batches = [(suite.name, len(items)) for suite, items in runner._batches([*plan.items()], 2)]
+    assert batches == [
+        ("shapes-caption", 2),
+        ("shapes-caption", 1),
+        ("shapes-chat", 2),
+        ("shapes-chat", 1),
+    ]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,8 +16,11 @@ from lab import claims, studies
 from lab.__main__ import app
 from lab.claims import hippo, runs, sage, tabed, theory
 from lab.claims.claim import ACCEPTED, StoredResults
-from lab.claims.rule import MORE, SuitesMissing
+from lab.claims.rule import ARITHMETIC, MORE, MOST, NO_RUN, Finding, SuitesMissing, paired
+from lab.claims.specvlm import SHARE_OF_TOKENS as SHARE
+from lab.claims.specvlm import TREE
 from saccade.bench import records
+from saccade.bench.compare import BASELINE
 from saccade.core.errors import OptionError
 from saccade.methods import resolve
 from saccade.world.suites import suites
@@ -48,14 +53,61 @@ def test_every_command_of_the_page_exists():
             assert claim.command in ("", "saccade bench --target MODEL --draft DRAFT"), claim
 
 
-def test_every_row_says_what_it_rests_on():
-    """Claim: a verdict that numbers decided has its unit, suites, source and, where a run or a
-    figure decided, its visual tokens and items."""
-    for claim in EVERY:
+@pytest.mark.parametrize("paper", claims.CLAIMS)
+def test_every_row_says_what_it_rests_on(paper):
+    """Claim: every row has its unit and source, and, unless it is arithmetic or nothing can run it,
+    its visual tokens, suites and items, whether numbers decided or not; a number has its interval.
+    Fails if a row that is outdated, or waits for a run, leaves out what it would be over."""
+    for claim in claims.CLAIMS[paper]:
         finding = claim.judge(STORED)
-        if finding.comparisons:
-            assert finding.unit and finding.suites and finding.source, claim
-            assert finding.source == "arithmetic" or (finding.visual_tokens and finding.items)
+        assert finding.unit and finding.source, claim
+        if finding.source not in (ARITHMETIC.source, NO_RUN.source):
+            assert finding.visual_tokens and finding.suites and finding.items, claim
+        if finding.comparisons and finding.source != ARITHMETIC.source:
+            assert re.search(r"\[-?\d", finding.number) or _is_constant(finding), claim
+
+
+def _is_constant(finding: Finding) -> bool:
+    """Whether every item of every comparison has the same value, so that there is no interval."""
+    return all(each.interval[1] == each.interval[2] for each in finding.comparisons)
+
+
+def test_a_row_that_waits_says_over_what():
+    """Claim: a planned run that is not stored has its suites, their visual tokens and its items in
+    the row; a figure has its size and clips."""
+    waiting = STORED.compare_planned("specvlm-8k", ACCEPTED, [("a", "ar", "sd")], MORE, "a thing")
+    assert (waiting.verdict, waiting.number) == ("not run yet", "a thing")
+    assert (waiting.visual_tokens, waiting.suites, waiting.items) == ("8,192", 5, 12)
+    extent = StoredResults(Path("nowhere")).wait_for_figure(
+        "tabed-stories", ACCEPTED.unit, tabed.ROWS
+    )
+    assert extent is not None
+    assert (extent.visual_tokens, extent.suites, extent.items) == ("1,280", 4, 12)
+
+
+def test_a_short_answer_may_lack_a_measure():
+    """Claim: an answer of one round has no later rounds to compare its first with, and is left out;
+    so is a ratio to nothing. Fails if a run of short questions stops the whole page."""
+    no_even = {"a tree": (TREE, lambda answer: 1.0 if len(answer.ids) % 2 else None)}
+    finding = STORED.measure("papers-2k", SHARE, no_even, MOST)
+    odd = [a for a in STORED.answers("papers-2k", "shapes-caption-2k", TREE) if len(a.ids) % 2]
+    assert [each.items for each in finding.comparisons] == [len(odd)] and len(odd) < 12
+    ratio = paired("a", "s", replace(SHARE, compared_by="ratio"), {1: 2.0, 2: 3.0}, {1: 1.0, 2: 0})
+    assert ratio.interval[0] == 2 and ratio.items == 1
+
+
+def test_repeats_of_a_run_are_averaged(tmp_path):
+    """Claim: where a run is stored with several seeds, a question's value is its mean over them.
+    Fails if repeats count as further items, which would narrow every interval."""
+    for name in ("bench", "bench-seed-1", "bench-seed-2"):
+        shutil.copytree(RESULTS / "papers-self", tmp_path / name)
+    once, thrice = (
+        StoredResults(folder).compare(run, ACCEPTED, [("a", TREE, BASELINE)], MORE)
+        for folder, run in ((RESULTS, "papers-self"), (tmp_path, "bench"))
+    )
+    assert StoredResults(tmp_path).repeats("bench") == ["bench", "bench-seed-1", "bench-seed-2"]
+    assert [each.items for each in thrice.comparisons] == [12]
+    assert once.comparisons[0].interval == pytest.approx(thrice.comparisons[0].interval)
 
 
 def test_a_claim_is_judged_over_every_suite_of_its_run():
@@ -123,6 +175,18 @@ def test_a_run_can_be_shown_without_running_it():
     assert result.exit_code == 0
     assert "saccade bench --threads 2 --limit 12 --suite shapes-caption-2k," in result.output
     assert result.output.rstrip().endswith("--out runs/sage-2k")
+
+
+def test_a_trial_and_a_repeat_have_places_of_their_own(tmp_path):
+    """Claim: --limit and --seed change the items and the seed, and never the folder that the page
+    reads. Fails if a trial of one item could be taken for the run."""
+    shown = CliRunner().invoke(app, ["run", "std-2k", "--show", "--limit", "1"])
+    assert "--limit 1 " in shown.output and shown.output.rstrip().endswith("runs/trial-std-2k")
+    shown = CliRunner().invoke(app, ["run", "std-2k", "--show", "--seed", "2"])
+    assert "--seed 2" in shown.output and shown.output.rstrip().endswith("runs/std-2k-seed-2")
+    arguments = ["run", "std-2k", "--limit", "1", "--results", tmp_path, "--out"]
+    refused = CliRunner().invoke(app, [*map(str, arguments), str(tmp_path / "std-2k")])
+    assert isinstance(refused.exception, OptionError)
 
 
 def test_every_paper_has_its_claims():

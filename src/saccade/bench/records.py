@@ -53,6 +53,7 @@ class Answer:
     beside_prefill: float = 0.0
     beside_guide: float = 0.0
     beside_draft: float = 0.0
+    planning: float = 0.0  # Deciding what to draft, learning included: a part of ``decode``.
     draft: float = 0.0
     verify: float = 0.0
     decode: float = 0.0  # From the end of what comes before the rounds.

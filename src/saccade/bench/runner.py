@@ -1,7 +1,8 @@
 """Runs suites: every method answers every item in turns, and an interrupted run can be resumed.
 
 Methods take turns on one item before the next item begins, and the first one rotates, so that
-whatever disturbs the machine for a while disturbs all methods alike.
+whatever disturbs the machine for a while disturbs all methods alike. In a batch, several items take
+the place of one.
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -31,9 +33,11 @@ from saccade.core.generation_settings import end_ids, merge_settings
 from saccade.core.prompt import Inputs
 from saccade.drafting.recipe import Recipe
 from saccade.engine.conversation import Conversation
+from saccade.engine.generate import stream
 from saccade.engine.trace import environment
 from saccade.inputs import Loaded, Pair
 from saccade.inputs.media import Clip
+from saccade.inputs.questions import batch_inputs
 from saccade.model.memory import PeakMemory
 
 OnProgress = Callable[[str, int, int], None]
@@ -52,6 +56,7 @@ class Benchmark:
     max_new_tokens: int | None = None  # By default each suite's own.
     exact: bool = False
     temperature: float = 0.0  # 0 is greedy.
+    batch: int = 1  # Items that are answered at once. More than one answer first questions alone.
 
     def items(self) -> Iterator[tuple[Suite, Item]]:
         """Yields this shard's items: every ``count``-th of each suite's first ``limit``."""
@@ -80,6 +85,8 @@ class Benchmark:
             plan["exact"] = True
         if self.temperature:
             plan["temperature"] = self.temperature
+        if self.batch > 1:
+            plan["batch"] = self.batch
         key = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
         return {"plan": plan, "fingerprint": key, "environment": environment()}
 
@@ -121,20 +128,27 @@ def run_benchmark(
     if plan.temperature:
         settings["temperature"] = plan.temperature
     warm_suites: set[str] = set()
-    for number, (suite, item) in enumerate(todo):
+    done = len(finished)
+    for suite, items in _batches(todo, plan.batch):
         max_new_tokens = plan.max_new_tokens or suite.setting.max_new_tokens
-        item_run = _ItemRun(pair, item, turn_arguments(item), captioner, plan.seed, plan.exact)
+        item_runs = [
+            _ItemRun(pair, item, turn_arguments(item), captioner, plan.seed, plan.exact)
+            for item in items
+        ]
+        answering = item_runs[0] if plan.batch == 1 else _BatchRun(item_runs)
         order = list(recipes)
         if suite.name not in warm_suites:
             for name in order:
-                on_progress(f"{suite.name}: warming up {name}", len(finished) + number, total)
-                item_run.answer(name, recipes[name], {**settings, "max_new_tokens": WARM_UP_TOKENS})
+                on_progress(f"{suite.name}: warming up {name}", done, total)
+                answering.answer(
+                    name, recipes[name], {**settings, "max_new_tokens": WARM_UP_TOKENS}
+                )
             warm_suites.add(suite.name)
-        rotation = (len(finished) + number) % len(order)
+        rotation = done // plan.batch % len(order)
         by_method: dict[str, list[Answer]] = {}
         for name in (*order[rotation:], *order[:rotation]):
-            on_progress(f"{suite.name}: {name}", len(finished) + number, total)
-            method_answers = item_run.answer(
+            on_progress(f"{suite.name}: {name}", done, total)
+            method_answers = answering.answer(
                 name, recipes[name], {**settings, "max_new_tokens": max_new_tokens}
             )
             by_method[name] = [replace(answer, suite=suite.name) for answer in method_answers]
@@ -143,12 +157,30 @@ def run_benchmark(
                 name: list(_compare_with_baseline(method_answers, by_method[BASELINE]))
                 for name, method_answers in by_method.items()
             }
-        new_answers = [answer for name in order for answer in by_method[name]]
+        new_answers = [
+            answer
+            for item in items
+            for name in order
+            for answer in by_method[name]
+            if answer.item == item.id
+        ]
         records.append_answers(folder, about, new_answers)
         answers += new_answers
+        done += len(items)
     records.append_answers(folder, about, [])  # A shard without items leaves a file too.
     on_progress("done", total, total)
     return answers
+
+
+def _batches(
+    todo: Sequence[tuple[Suite, Item]], size: int
+) -> Iterator[tuple[Suite, Sequence[Item]]]:
+    """Yields the items in batches of ``size``, each of one suite; its last batch may be smaller."""
+    for _, group in groupby(todo, lambda entry: entry[0].name):
+        entries = list(group)
+        for start in range(0, len(entries), size):
+            batch = entries[start : start + size]
+            yield batch[0][0], [item for _, item in batch]
 
 
 def _compare_with_baseline(
@@ -201,9 +233,13 @@ class _ItemRun:
     exact: bool
 
     def captioner_for(self, turn: int) -> Any:
-        clips, images = self.media_by_turn[turn]["clips"], self.media_by_turn[turn]["images"]
-        media = [*(list(clip.frames) for clip in clips), *([image] for image in images)]
+        media = self.frames(turn)
         return self.captioner(media) if self.captioner is not None and media else None
+
+    def frames(self, turn: int) -> list[list[np.ndarray]]:
+        """Returns the frames of each video and image that a turn has."""
+        clips, images = self.media_by_turn[turn]["clips"], self.media_by_turn[turn]["images"]
+        return [*(list(clip.frames) for clip in clips), *([image] for image in images)]
 
     def answer(self, name: str, recipe: Recipe | None, settings: dict[str, Any]) -> list[Answer]:
         """Returns one answer per turn of the item, or for the draft alone to the first question.
@@ -216,14 +252,14 @@ class _ItemRun:
         try:
             with self._turn_answerer(name, recipe, settings) as answer:
                 for turn in range(count):
-                    fields = answer(turn, *self._inputs(turn, earlier_answers))
+                    fields = answer(turn, *self.inputs(turn, earlier_answers))
                     earlier_answers.append(fields["text"])
-                    answers.append(replace(self._empty_answer(name, turn), **fields))
+                    answers.append(replace(self.empty_answer(name, turn), **fields))
         except Exception as error:
             is_our_bug = recipe is not None and not isinstance(error, SaccadeError)
             if is_our_bug or name == BASELINE:
                 raise
-            return [self._empty_answer(name, 0, error=kind_and_line(error))]
+            return [self.empty_answer(name, 0, error=kind_and_line(error))]
         return answers
 
     @contextmanager
@@ -299,13 +335,13 @@ class _ItemRun:
     def _text(self, ids: Sequence[int]) -> str:
         return str(self.pair.target.tokenizer.decode(list(ids), skip_special_tokens=True))
 
-    def _inputs(self, turn: int, earlier_answers: Sequence[str]) -> tuple[Inputs, Inputs | None]:
+    def inputs(self, turn: int, earlier_answers: Sequence[str]) -> tuple[Inputs, Inputs | None]:
         """Returns the inputs of the target, and those of a draft with a processor of its own."""
         questions = self.item.questions
         history = list(zip(questions[:turn], earlier_answers[:turn], strict=True))
         return self.pair.ask(questions[turn], **self.media_by_turn[turn], history=history)
 
-    def _empty_answer(self, name: str, turn: int, error: str | None = None) -> Answer:
+    def empty_answer(self, name: str, turn: int, error: str | None = None) -> Answer:
         item = self.item
         return Answer(
             suite="",
@@ -317,3 +353,57 @@ class _ItemRun:
             meta=dict(item.meta),
             error=error,
         )
+
+
+@dataclass(frozen=True)
+class _BatchRun:
+    """Several items whose first questions are answered in one batch.
+
+    The seconds of each answer are those of the whole batch.
+    """
+
+    items: Sequence[_ItemRun]
+
+    def answer(self, name: str, recipe: Recipe | None, settings: dict[str, Any]) -> list[Answer]:
+        """Returns one answer per item. An error of a method that cannot serve the batch is recorded
+        as the answer of each."""
+        try:
+            fields = self._fields(name, recipe, settings)
+        except Exception as error:
+            if name == BASELINE or not isinstance(error, SaccadeError):
+                raise
+            message = kind_and_line(error)
+            return [item.empty_answer(name, 0, error=message) for item in self.items]
+        return [
+            replace(item.empty_answer(name, 0), **own)
+            for item, own in zip(self.items, fields, strict=True)
+        ]
+
+    def _fields(
+        self, name: str, recipe: Recipe | None, settings: dict[str, Any]
+    ) -> list[dict[str, Any]]:
+        """Returns the fields of each item's answer."""
+        if recipe is None or is_draft_only(name):
+            raise OptionError(f"{name} answers no batches: leave --batch out")
+        first = self.items[0]
+        pair = first.pair
+        own_inputs, draft_inputs = zip(*(item.inputs(0, ()) for item in self.items), strict=True)
+        for_draft = [inputs for inputs in draft_inputs if inputs is not None]
+        results = stream(
+            pair.target.backbone,
+            batch_inputs(pair.target, own_inputs),
+            draft=pair.draft_backbone,
+            draft_inputs=batch_inputs(pair.draft or pair.target, for_draft) if for_draft else None,
+            method=recipe,
+            tokenizer=pair.target.tokenizer,
+            captioner=self._captioner(),
+            seed=first.seed,
+            exact=first.exact,
+            **settings,
+        ).finish()
+        return [records.result_fields(result) for result in results]
+
+    def _captioner(self) -> Any:
+        make = self.items[0].captioner
+        media = [frames for item in self.items for frames in item.frames(0)]
+        return make(media) if make is not None and media else None

@@ -60,6 +60,9 @@ def bench(
     ] = None,
     temperature: Annotated[float, typer.Option(min=0, help="Sample at it; 0: greedy.")] = 0.0,
     seed: Annotated[int, typer.Option(help="Names the noise of sampling.")] = 0,
+    batch: Annotated[
+        int, typer.Option(min=1, help="Items answered at once; above 1 first questions alone.")
+    ] = 1,
     exact: command_options.Exact = False,
     verbose: Verbose = False,
 ) -> None:
@@ -91,7 +94,9 @@ def bench(
     names = _check_method_names(methods, exact)
     pair = settings.load_models(quiet=False)
     watch = DisturbanceWatch()
-    plan = runner.Benchmark(suites, names, limit, part, seed, max_new_tokens, exact, temperature)
+    plan = runner.Benchmark(
+        suites, names, limit, part, seed, max_new_tokens, exact, temperature, batch
+    )
 
     stays = f"the answers in {out_dir} stay"
     with (

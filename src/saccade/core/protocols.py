@@ -233,6 +233,7 @@ class DraftSeconds:
     beside_prefill: float = 0.0  # of reading prompts beside the target
     beside_guide: float = 0.0  # of the view's choice beside the target
     beside_draft: float = 0.0  # of drafting beside the target
+    planning: float = 0.0  # of deciding what to draft, without the models' forwards
     caption: float = 0.0  # of captioning
     caption_hidden: float = 0.0  # those of captioning that nobody waited for
 

@@ -163,6 +163,7 @@ class Timings:
     beside_prefill: float = 0.0  # the draft's prefill beside the target
     beside_guide: float = 0.0  # choosing what the draft sees, beside the target
     beside_draft: float = 0.0  # the draft's steps beside the target, waited for or not
+    planning: float = 0.0  # deciding what to draft, learning included: a part of ``decode``
     decode: float = 0.0  # every round
     captures: float = 0.0  # capturing CUDA graphs between rounds, which serve later answers too
     first_token: float = 0.0  # from inputs to the first emitted token

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, TypeVar
 
 import numpy as np
@@ -30,8 +31,9 @@ from saccade.core.protocols import (
     Shape,
     State,
 )
+from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.timing import Clock
+from saccade.core.timing import Clock, now
 from saccade.core.tree import Tree, add, chain
 from saccade.drafting.captioning import Captioning
 from saccade.drafting.setup import Setup
@@ -200,18 +202,59 @@ def drive(
     return {key: draft.tree for key, draft in drafts.items()}
 
 
+class Planning(Learner):
+    """A shape's decisions, with a stopwatch: growing drafts between forwards, and learning.
+
+    What a shape computes from scores is in ``seconds``. On a GPU that waits for the forward, so the
+    wait is in there too.
+    """
+
+    def __init__(self, shape: Shape) -> None:
+        self._shape = shape
+        self.seconds = 0.0
+
+    def start(self) -> State:
+        return self._shape.start()
+
+    def fold(self, state: State, round: Round) -> State:
+        began = now()
+        try:
+            return self._shape.fold(state, round)
+        finally:
+            self.seconds += now() - began
+
+    def finish(self, state: State) -> None:
+        self._shape.finish(state)
+
+    def grow(self, state: State) -> Growing:
+        """Grows a draft as the shape does. The time while it is scored is not counted."""
+        began = now()
+        growing = self._shape.grow(state)
+        step = partial(next, growing)
+        while True:
+            try:
+                tree = step()
+            except StopIteration as stop:
+                return stop.value
+            finally:
+                self.seconds += now() - began
+            scores: Scores = yield tree
+            began = now()
+            step = partial(growing.send, scores)
+
+
 class SessionDrafter(Drafter):
     """The common part of drafters with a session: growing trees in step, and committing."""
 
     def __init__(self, session: Session, shape: Shape) -> None:
         self.session = session
-        self._shape = shape
+        self._planning = Planning(shape)
         self._visual_tokens: dict[int, int] = {}
         self._scores: dict[int, Scores] = {}
 
     @property
     def learner(self) -> Learner:
-        return self._shape
+        return self._planning
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         self.session.turn(turns, rules)
@@ -225,13 +268,14 @@ class SessionDrafter(Drafter):
         return drive(self.session.score, self._drafts(states), self._scores)
 
     def _drafts(self, states: Mapping[int, State]) -> dict[int, Growing]:
-        return {request: self._shape.grow(state) for request, state in states.items()}
+        return {request: self._planning.grow(state) for request, state in states.items()}
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         self.session.commit(tokens)
 
     def report(self) -> DraftReport:
-        return DraftReport(self._scores, visual_tokens=self._visual_tokens)
+        seconds = DraftSeconds(planning=self._planning.seconds)
+        return DraftReport(self._scores, visual_tokens=self._visual_tokens, seconds=seconds)
 
     def end(self, request: int) -> None:
         self.session.end(request)
@@ -403,9 +447,10 @@ class ModelDrafter(SessionDrafter):
     def report(self) -> DraftReport:
         if self._captioning is None:
             return super().report()
+        report = super().report()
         caption, hidden = self._captioning.seconds
-        seconds = DraftSeconds(caption=caption, caption_hidden=hidden)
-        return replace(super().report(), seconds=seconds)
+        seconds = replace(report.seconds, caption=caption, caption_hidden=hidden)
+        return replace(report, seconds=seconds)
 
 
 class SelfDrafter(SessionDrafter):

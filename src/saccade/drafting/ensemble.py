@@ -149,19 +149,19 @@ class EnsembleDrafter(ModelDrafter, Learner):
         return self
 
     def start(self) -> State:
-        return self._shape.start(), self._weighting.start(len(self._views))
+        return self._planning.start(), self._weighting.start(len(self._views))
 
     def fold(self, state: State, round: Round) -> State:
         shape, weighting = state
-        return self._shape.fold(shape, round), self._fold_weighting(weighting, round)
+        return self._planning.fold(shape, round), self._fold_weighting(weighting, round)
 
     def finish(self, state: State) -> None:
-        self._shape.finish(state[0])
+        self._planning.finish(state[0])
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         for request, (_, weighting) in states.items():
             self._mixture.weights[request] = self._weighting.weights(weighting)
-        growing = {request: self._shape.grow(shape) for request, (shape, _) in states.items()}
+        growing = {request: self._planning.grow(shape) for request, (shape, _) in states.items()}
         return drive(self._mixture.score, growing, self._scores)
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:

@@ -395,6 +395,7 @@ class RequestBatch:
             beside_prefill=report.seconds.beside_prefill,
             beside_guide=report.seconds.beside_guide,
             beside_draft=report.seconds.beside_draft,
+            planning=report.seconds.planning,
             decode=decode,
             captures=captures,
             first_token=self._first_token,

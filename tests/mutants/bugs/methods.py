@@ -19,6 +19,13 @@ BUGS = (
         tests=("methods/test_sixth_method.py::test_two_files_may_not_bring_one_name",),
     ),
     PlantedBug(
+        "eagle-2: a node's value is its own probability",
+        "methods/eagle2.py",
+        find="$above + min(0.0, math.log($p))",
+        plant="min(0.0, math.log($p))",
+        tests=("methods/test_eagle2.py::test_it_expands_and_reranks_as_the_paper_says",),
+    ),
+    PlantedBug(
         "sage: entropy mixes bits and nats",
         "methods/sage.py",
         find="1.0 - $entropy / math.log($k)",

@@ -1,0 +1,99 @@
+"""EAGLE-2's dynamic draft tree, which SAGE contrasts itself with (Sec. 6.2).
+
+Li et al., 2024: EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees. A node's
+value is the product of the draft's probabilities on its path. Growing has two phases:
+
+    expand   of each level, the k nodes of greatest value get their k likeliest tokens as children
+    rerank   of all candidates, the m of greatest value are the tree; of equals the shallower
+
+A child's value is at most its parent's, so what the second phase keeps is a tree. A level is one
+forward of the draft. The paper expands 10 nodes a level, six levels deep, and keeps 60 (for a
+target of 7B; 50 and 48 for larger ones). It drafts by a head; here any drafter may grow the tree:
+``specvlm/shape=eagle-2`` is it over SpecVLM's view.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import ClassVar
+
+from saccade.core.protocols import Growing, Shape, State
+from saccade.core.sampling import Scores
+from saccade.core.tree import ROOT, Tree, add
+from saccade.drafting.provides import Provides
+from saccade.methods.sage import likeliest
+
+
+@dataclass
+class Candidate:
+    """A token that the first phase considered. ``node`` is its place in the tree that is scored,
+    if it was expanded."""
+
+    value: float  # The log of the product of the probabilities on its path.
+    parent: Candidate | None
+    token: int
+    node: int = ROOT
+
+
+@dataclass(frozen=True)
+class Eagle2(Shape):
+    """EAGLE-2's tree: ``top`` nodes of a level are expanded, and the best ``nodes`` are kept.
+
+    Nodes are chosen, not drawn.
+    """
+
+    name: ClassVar[str] = "eagle-2"
+
+    levels: int = 6
+    top: int = 10
+    nodes: int = 60
+
+    @property
+    def spelling(self) -> str:
+        return self.name
+
+    def grow(self, state: State) -> Growing:
+        tree = Tree()
+        levels: list[list[Candidate]] = []
+        frontier: list[Candidate | None] = [None]  # The root.
+        while frontier and len(levels) < self.levels:
+            scores: Scores = yield tree
+            children = self._children(scores, frontier)
+            levels.append(children)
+            expanded = sorted(children, key=lambda each: -each.value)[: self.top]
+            if len(levels) < self.levels:
+                for each in expanded:
+                    each.node = len(tree)
+                    parent = ROOT if each.parent is None else each.parent.node
+                    tree = add(tree, parent, each.token)
+            frontier = [*expanded]
+        return self._rerank(levels)
+
+    def _children(self, scores: Scores, parents: list[Candidate | None]) -> list[Candidate]:
+        """Returns the ``top`` likeliest tokens after each of these nodes, None being the root."""
+        nodes = [ROOT if parent is None else parent.node for parent in parents]
+        children = []
+        laws = likeliest(scores, nodes, self.top)
+        for parent, (probabilities, tokens) in zip(parents, laws, strict=True):
+            above = 0.0 if parent is None else parent.value
+            for p, token in zip(probabilities, tokens, strict=True):
+                if p > 0:  # The request's rules may forbid a token.
+                    children.append(Candidate(above + min(0.0, math.log(p)), parent, token))
+        return children
+
+    def _rerank(self, levels: list[list[Candidate]]) -> Tree:
+        """Returns the tree of the candidates of greatest value, level by level."""
+        candidates = [
+            (depth, each) for depth, candidates in enumerate(levels) for each in candidates
+        ]
+        candidates.sort(key=lambda entry: (-entry[1].value, entry[0]))
+        kept = sorted(candidates[: self.nodes], key=lambda entry: entry[0])
+        tree, place = Tree(), {}
+        for _, each in kept:
+            place[id(each)] = len(tree)
+            tree = add(tree, ROOT if each.parent is None else place[id(each.parent)], each.token)
+        return tree
+
+
+PROVIDES = Provides(shapes={Eagle2.name: Eagle2()})
