@@ -52,6 +52,7 @@ def test_rounded_weights_are_near_the_weights(name, most):
     assert torch.allclose(own, exact, rtol=0.01)
 
 
+@pytest.mark.representatives(35)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 3, 4, 9])
 @pytest.mark.parametrize("use", Epilogue)
@@ -92,6 +93,7 @@ def _weights(model):
     return {name: weight.clone() for name, weight in model.named_parameters()}
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("rounding", ROUNDINGS)
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
