@@ -6,6 +6,7 @@ import typer
 
 from lab.commands.accept import accept
 from lab.commands.checkpoint import make_checkpoint
+from lab.commands.daily import busy, live
 from lab.commands.figure import figure
 from lab.commands.gpu import gpu
 from lab.commands.hardware import flips, following, methods, pool, prefill, verify
@@ -50,6 +51,8 @@ app.command()(text)
 app.command()(ablations)
 app.command()(gpu)
 app.command()(accept)
+app.command()(busy)
+app.command()(live)
 app.command()(head_trial)
 app.command()(vllm)
 app.command()(peers)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import gc
 import time
+import weakref
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -170,6 +172,29 @@ def test_a_static_camera_is_no_special_case():
             if number % 13 == 12:
                 expected = truth(live, "What is there?")
                 assert list(live.ask("What is there?").ids) == expected
+
+
+def test_a_drop_frees_what_reference_cycles_hold():
+    """Claim: when the oldest frames are dropped, unreachable cycles are freed, also where Python's
+    collector does not come by. Fails if memory waits for the collector."""
+
+    class Node:
+        """An object that refers to itself."""
+
+        def __init__(self) -> None:
+            self.own = self
+
+    with watched(method="ar", window="4 frames") as live:
+        live.append(frame(0))
+        gc.disable()
+        try:
+            node = weakref.ref(Node())
+            assert node() is not None
+            for number in range(1, 8):
+                live.append(frame(number))
+            assert live.kept_seconds[0] > 0 and node() is None
+        finally:
+            gc.enable()
 
 
 def test_an_iterator_is_watched_in_its_own_thread():

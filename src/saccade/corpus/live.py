@@ -14,6 +14,7 @@ of the vision tower is kept for every kept segment, so no frame is encoded twice
 
 from __future__ import annotations
 
+import gc
 import re
 import threading
 import time as clock
@@ -290,6 +291,9 @@ class Live(AbstractContextManager["Live"]):
             if rest or (kept_turns and not turn.segments):
                 kept_turns.append(replace(turn, segments=rest))
         self._turns, self._open = kept_turns, self._open[dropped:]
+        # Each prompt leaves reference cycles behind, and in a process as large as
+        # this one Python's collector comes by so seldom that memory would grow for hours.
+        gc.collect()
         return True
 
     def _count_tokens(self, inputs: Inputs) -> None:

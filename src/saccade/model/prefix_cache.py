@@ -325,28 +325,35 @@ def digest(*values: Any, tensor_digest: Callable[[Tensor], bytes] = _tensor_dige
     """Returns a digest of values: tensors and arrays by their bytes, sequences and mappings by
     their items, anything else by its ``repr``."""
     hasher = hashlib.blake2b(digest_size=20)
-
-    def add(value: Any) -> None:
-        match value:
-            case Tensor():
-                hasher.update(tensor_digest(value))
-            case np.ndarray():
-                hasher.update(f"{value.dtype}{value.shape}".encode())
-                hasher.update(np.ascontiguousarray(value).data)
-            case bytes() | bytearray():
-                hasher.update(f"{len(value)}:".encode())
-                hasher.update(value)
-            case list() | tuple():
-                hasher.update(f"[{len(value)}".encode())
-                for each in value:
-                    add(each)
-            case dict():
-                add(list(value.items()))
-            case _:
-                hasher.update(repr(value).encode())
-
-    add(values)
+    _add_to_digest(hasher, values, tensor_digest)
     return hasher.digest()
+
+
+def _add_to_digest(
+    hasher: hashlib.blake2b, value: Any, tensor_digest: Callable[[Tensor], bytes]
+) -> None:
+    """Adds a value and its items to a digest.
+
+    A nested function that calls itself would be a reference cycle, which stays in memory until
+    Python's garbage collector comes by.
+    """
+    match value:
+        case Tensor():
+            hasher.update(tensor_digest(value))
+        case np.ndarray():
+            hasher.update(f"{value.dtype}{value.shape}".encode())
+            hasher.update(np.ascontiguousarray(value).data)
+        case bytes() | bytearray():
+            hasher.update(f"{len(value)}:".encode())
+            hasher.update(value)
+        case list() | tuple():
+            hasher.update(f"[{len(value)}".encode())
+            for each in value:
+                _add_to_digest(hasher, each, tensor_digest)
+        case dict():
+            _add_to_digest(hasher, list(value.items()), tensor_digest)
+        case _:
+            hasher.update(repr(value).encode())
 
 
 def tensor_bytes(value: Any) -> int:

@@ -1,0 +1,104 @@
+"""Watches a long live video and records what memory it takes and whether answers are exact."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+import psutil
+import torch
+
+import saccade
+from saccade.core.prompt import Inputs
+from saccade.inputs import Loaded, Pair
+from saccade.inputs.media import Image
+from saccade.world import drawing, scenes
+
+FRAMES = 600
+QUESTION = "What is happening now?"
+QUESTION_FRAMES = (90, 210, 330, 450, 570)
+"""After how many frames a question is asked: between two measurements of memory."""
+MEASURED_EVERY = 100  # Frames.
+WARM_FRAMES = 200  # Buffers and allocators have their size by then.
+ALLOWED_GROWTH = 0.02  # Of the memory after ``WARM_FRAMES``: allocators are never perfectly still.
+SCENE_FRAMES = 40
+FIRST_SCENE = 20_000_101
+MAX_NEW_TOKENS = 48
+
+
+@dataclass(frozen=True)
+class LiveMemory:
+    """Resident memory in bytes by the number of frames, and which answers were ``generate``'s."""
+
+    resident: dict[int, int]
+    equal_answers: tuple[bool, ...]
+
+    @property
+    def growth(self) -> float:
+        """The largest growth after the warm frames, as a share of the memory then."""
+        warm = self.resident[WARM_FRAMES]
+        later = [size for frames, size in self.resident.items() if frames > WARM_FRAMES]
+        return max(later) / warm - 1
+
+    @property
+    def is_flat(self) -> bool:
+        return self.growth <= ALLOWED_GROWTH
+
+    @property
+    def passes(self) -> bool:
+        return self.is_flat and all(self.equal_answers)
+
+
+def drawn_frames(size: int) -> Iterator[Image]:
+    """Yields frames of one drawn scene after another, without end. Each is [size, size, 3]."""
+    number = FIRST_SCENE
+    while True:
+        yield from drawing.render(scenes.scene(number), SCENE_FRAMES, size)
+        number += 1
+
+
+def generated_ids(target: Loaded, inputs: Inputs) -> list[int]:
+    """Returns the greedy ids of transformers' own ``generate``."""
+    output = target.backbone.model.generate(
+        **inputs, max_new_tokens=MAX_NEW_TOKENS, do_sample=False
+    )
+    return output[0, inputs["input_ids"].shape[1] :].tolist()
+
+
+def watch_frames(
+    pair: Pair,
+    method: str,
+    *,
+    window: str,
+    size: int,
+    on_measure: Callable[[int, int], None] = lambda frames, resident: None,
+) -> LiveMemory:
+    """Appends ``FRAMES`` frames to a live video and asks five questions meanwhile.
+
+    ``generate`` answers the same prompts once the live video is closed, so that its memory is not
+    counted. The prompts lie on the disk until then.
+
+    ``on_measure`` is called with the number of frames so far and the resident bytes.
+    """
+    process = psutil.Process()
+    resident: dict[int, int] = {}
+    answers: dict[Path, list[int]] = {}
+    with TemporaryDirectory() as folder:
+        with saccade.Model(pair, method).watch(
+            window=window, max_new_tokens=MAX_NEW_TOKENS, do_sample=False
+        ) as live:
+            for frame, number in zip(drawn_frames(size), range(1, FRAMES + 1), strict=False):
+                live.append(frame)
+                if number in QUESTION_FRAMES:
+                    prompt = Path(folder) / f"{number}.pt"
+                    torch.save(dict(live.inputs(QUESTION)), prompt)
+                    answers[prompt] = list(live.ask(QUESTION).ids)
+                if number % MEASURED_EVERY == 0:
+                    resident[number] = process.memory_info().rss
+                    on_measure(number, resident[number])
+        equal = [
+            generated_ids(pair.target, torch.load(prompt)) == ids for prompt, ids in answers.items()
+        ]
+    return LiveMemory(resident, tuple(equal))
