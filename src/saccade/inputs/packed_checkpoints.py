@@ -112,6 +112,10 @@ def _unpack_awq(parts: Parts, settings: Settings) -> Tensor:
     return (shifted * scales[:, None]).flatten(0, 1).t()
 
 
+def _gptq_format(settings: Settings) -> str:
+    return str(settings.get("checkpoint_format") or settings.get("format") or GPTQ_FORMATS[0])
+
+
 def _unpack_gptq(parts: Parts, settings: Settings) -> Tensor:
     """Codes are [into, out] along words of the input; an input names its group.
 
@@ -127,7 +131,7 @@ def _unpack_gptq(parts: Parts, settings: Settings) -> Tensor:
     bits = len(words) * WORD_BITS // len(groups)  # A layer may have bits of its own.
     codes = unpack_codes(words.t(), bits)[:, : len(groups)]
     zeros = unpack_codes(parts["zeros"], bits)[:, : scales.shape[1]]
-    if settings.get("checkpoint_format", "gptq") == "gptq":
+    if _gptq_format(settings) == GPTQ_FORMATS[0]:
         zeros = (zeros + 1) & ((1 << bits) - 1)
     zeros_of_inputs, scales_of_inputs = zeros.t()[:, groups], scales.t()[:, groups]
     return (codes.float() - zeros_of_inputs.float()) * scales_of_inputs
@@ -261,7 +265,7 @@ def _other_awq(settings: Settings) -> str | None:
 
 
 def _other_gptq(settings: Settings) -> str | None:
-    stored_as = settings.get("checkpoint_format", GPTQ_FORMATS[0])
+    stored_as = _gptq_format(settings)
     if stored_as not in GPTQ_FORMATS:
         return f"checkpoint_format {stored_as}"
     return None if settings.get("bits") in GPTQ_BITS else f"{settings.get('bits')} bits"
