@@ -14,13 +14,18 @@ from typing import Any
 import torch
 from transformers import GenerationConfig
 
+from lab.checkpoints.heads import eagle3_settings, random_eagle3
 from lab.hardware.gpu import build_model, published_config
 from saccade.bench.hardware.published import CONFIGS
 from saccade.core.prompt import Inputs
 from saccade.model.backbone import Backbone
+from saccade.model.heads.head import Head, make_eagle3_head
 
 SHAPE = "Qwen2.5-VL-7B"
 TEXT_IDS = 1000  # Ids below this are text.
+HEAD_IDS = 500  # The vocabulary of a head that drafts.
+CONFIDENCE_TOKENS = 32  # In so many places the confidence of the large draft is measured.
+MAX_SHARPNESS = 4096.0  # Of the large draft's logits.
 NOISE = 0.05  # Of the small draft's weights, as a share of their standard deviation.
 SHARPNESS = 4.0  # Scale of the logits; with less, random text repeats itself.
 
@@ -97,6 +102,12 @@ class Models:
     def draft(self) -> Backbone:
         return build_model(self.draft_config(), self.device, self.fast_type)
 
+    def head(self, target: Backbone) -> Head:
+        """Returns an EAGLE-3 head of random weights for a target."""
+        settings = eagle3_settings(target, "specforge", HEAD_IDS)
+        tensors = random_eagle3(target, "specforge", HEAD_IDS)
+        return make_eagle3_head(target, settings, tensors, "a random head")
+
 
 def small_config(tiny: bool) -> Any:
     """Returns the config of a shrunken 7B; ``tiny`` makes it small enough for a CPU."""
@@ -142,6 +153,29 @@ def add_noise(model: Any, seed: int = 1) -> None:
     for weight in model.get_decoder().parameters():
         noise = torch.randn(weight.shape, generator=generator).to(weight.device)
         weight.add_(NOISE * weight.std() * noise)
+
+
+@torch.no_grad()
+def set_confidence(draft: Backbone, confidence: float) -> float:
+    """Scales a random draft's last norm, so that its likeliest tokens have this probability.
+
+    A model of random weights has no favourites, and a draft without confidence is one of which
+    ``auto`` expects nothing. Returns the mean probability that was reached.
+    """
+    norm = draft.text.norm.weight
+    generator = torch.Generator().manual_seed(0)
+    hidden = torch.randn(CONFIDENCE_TOKENS, norm.numel(), generator=generator)
+    logits = draft.logits((hidden.to(norm.device) * norm.float()).to(norm.dtype)).float()
+
+    def reached(sharpness: float) -> float:
+        return float((sharpness * logits).softmax(-1).amax(-1).mean())
+
+    low, high = 1.0, MAX_SHARPNESS
+    for _ in range(30):
+        middle = (low * high) ** 0.5
+        low, high = (middle, high) if reached(middle) < confidence else (low, middle)
+    norm.mul_(high)
+    return reached(high)
 
 
 class LetterTokenizer:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import os
 import sys
@@ -115,15 +116,33 @@ class Report:
         if self.seconds_left() < 1:
             self.note(skipped=[section], why="the time is used up")
             return
-        try:
+        with self.errors_as_failures(), self._noted_warnings():
             work()
+        if self.device.type == "cuda":
+            torch.cuda.empty_cache()
+
+    @contextmanager
+    def errors_as_failures(self, case: str = "") -> Iterator[None]:
+        """Records an error as a failure, so that the next case or section runs."""
+        try:
+            yield
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             where = f"{Path(place.filename).name}:{place.lineno}"
-            self.fail(f"{type(error).__name__} at {where}: {error}")
+            prefix = f"{case}: " if case else ""
+            self.fail(f"{prefix}{type(error).__name__} at {where}: {error}")
             traceback.print_exc(file=sys.stderr)
-        if self.device.type == "cuda":
-            torch.cuda.empty_cache()
+
+    @contextmanager
+    def _noted_warnings(self) -> Iterator[None]:
+        """Writes a line for each warning that Saccade logs, because it may explain a number."""
+        handler = _Notes(self)
+        logger = logging.getLogger("saccade")
+        logger.addHandler(handler)
+        try:
+            yield
+        finally:
+            logger.removeHandler(handler)
 
     @contextmanager
     def time_limit(self) -> Iterator[None]:
@@ -148,6 +167,17 @@ class Report:
         """Writes the last line, which has all failures."""
         self.section = "end"
         self.note(wrong_count=len(self.failures), all_wrong=self.failures, seconds=self.elapsed())
+
+
+class _Notes(logging.Handler):
+    """Notes warnings in a report."""
+
+    def __init__(self, report: Report) -> None:
+        super().__init__(logging.WARNING)
+        self._report = report
+
+    def emit(self, record: logging.LogRecord) -> None:
+        self._report.note(warning=record.getMessage())
 
 
 def _rounded(value: Any) -> Any:

@@ -13,8 +13,6 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
-import transformers as hf
-
 from lab.checkpoints.families import (
     NORMAL,
     OMNI_TOKENS,
@@ -27,6 +25,7 @@ from lab.checkpoints.families import (
     Parts,
     Size,
 )
+from lab.checkpoints.library import Library
 
 EXTRA_PACKAGES = {
     "gemma3n": "timm",
@@ -35,6 +34,8 @@ EXTRA_PACKAGES = {
     "smolvlm": "num2words",
 }
 """The packages that transformers itself needs for a family."""
+
+hf = Library()
 
 PAD = 256  # The first id after those of bytes, which pads.
 WINDOW = 16  # Tokens: fewer than any prompt of the tests has.

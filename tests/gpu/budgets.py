@@ -27,14 +27,15 @@ from helpers import AMOUNT, WORDS, Backbone, input_for, noisy, qwen25
 from pretended import Record, pretend_gpus
 
 import saccade
+from lab.checkpoints import heads
 from saccade.core.costs import Costs
 from saccade.drafting.drafters import HeadDrafter
 from saccade.drafting.shapes import cost_measurement
-from saccade.methods import SYSTEMS
+from saccade.methods import SYSTEMS, resolve
+from saccade.model.heads.head import make_eagle3_head
 
 ROOT = Path(__file__).parents[2]
-# Heads draft from hidden states, of which no forward is captured yet.
-METHODS = [name for name, recipe in SYSTEMS.items() if recipe.drafter is not HeadDrafter]
+METHODS = [*SYSTEMS]
 TOKENS = 24
 FAMILY = "qwen2_5_vl"
 KINDS = ("sync", "transfer", "launch", "replay")
@@ -78,10 +79,22 @@ def pair(target: str = "cuda", draft: str = "cuda") -> tuple[Backbone, Backbone]
     )
 
 
+def random_head(target: Backbone) -> Backbone:
+    """Returns an EAGLE-3 head of random weights for a target, on the target's device."""
+    settings = heads.eagle3_settings(target, "specforge", 100)
+    tensors = heads.random_eagle3(target, "specforge", 100)
+    return make_eagle3_head(target, settings, tensors, "a head")
+
+
 def answer(
     record: Record, target: Backbone, draft: Backbone, method: str, **settings: object
 ) -> Counted:
-    """One answer; a draft of the parallel schedule works inside this process."""
+    """One answer; a draft of the parallel schedule works inside this process.
+
+    A method that drafts with a head has a random one instead of the draft.
+    """
+    if resolve(method).drafter is HeadDrafter:
+        draft = random_head(target)
     record.clear()
     before = Counter[str]()
 

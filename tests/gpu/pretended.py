@@ -905,6 +905,7 @@ def _properties(device: Any = None) -> SimpleNamespace:
         minor=0,
         total_memory=TOTAL_MEMORY,
         multi_processor_count=132,
+        shared_memory_per_block_optin=232448,
         L2_cache_size=50 * 2**20,
         warp_size=32,
     )

@@ -22,7 +22,8 @@ from saccade.model.backbone import Backbone
 
 FAMILY = "qwen2_5_vl"
 TOKENS = 48
-ACCEPTED = ImposedAcceptance(rates=(0.8,))
+ACCEPTANCE_RATE = 0.8
+SEEDS = range(5)  # One answer by one seed says little: its luck moves a speed by a tenth.
 FIXED = tuple(f"sd/shape=chain-{length}" for length in (3, 5))
 
 Pair = tuple[Backbone, Backbone, dict[Backbone, Simulated]]
@@ -40,8 +41,9 @@ def pair(monkeypatch, tmp_path) -> Iterator[Pair]:
             yield target, draft, done
 
 
-def _answer(pair: Pair, method: str, tokens: int = TOKENS) -> Result:
-    recipe = resolve(method) if method == "ar" else impose_acceptance(resolve(method), ACCEPTED)
+def _answer(pair: Pair, method: str, tokens: int = TOKENS, seed: int = 0) -> Result:
+    accepted = ImposedAcceptance(rates=(ACCEPTANCE_RATE,), seed=seed)
+    recipe = resolve(method) if method == "ar" else impose_acceptance(resolve(method), accepted)
     settings: dict[str, Any] = {"max_new_tokens": tokens, "do_sample": False, "eos_token_id": []}
     result = saccade.run(pair[0], input_for(FAMILY), draft=pair[1], method=recipe, **settings)
     assert len(result.ids) == tokens and result.fallback_reason is None
@@ -65,16 +67,20 @@ def test_costs_are_those_of_a_step(pair):
 @pytest.mark.extra
 def test_auto_is_as_fast_as_the_best_method(pair):
     """Claim: with four of five tokens accepted and a draft at 0.27 of a step, `auto` is at least
-    .95 of the best fixed length, and at least 1.5 times plain decoding, from the second answer on;
-    a round's seconds are those of its forwards. Fails if captures are believed to be steps, or are
-    timed in rounds."""
-    speeds, seconds = {}, {}
+    .95 of the best fixed length, and at least 1.5 times plain decoding, over answers of several
+    seeds, from the second answer on; a round's seconds are those of its forwards. Fails if captures
+    are believed to be steps, or are timed in rounds."""
+    speeds: dict[str, float] = {}
+    longest = 0.0
     for method in ("ar", *FIXED, "auto"):
-        _answer(pair, method, TOKENS // 2)  # in which what is new is captured
-        result = _answer(pair, method)
-        speeds[method] = (TOKENS - 1) / result.timings.decode
-        seconds[method] = max(each.verify_seconds for each in result.forwards)
+        _answer(pair, method, TOKENS)  # in which what is new is captured
+        seeds = SEEDS if method != "ar" else SEEDS[:1]
+        results = [_answer(pair, method, 2 * TOKENS, seed) for seed in seeds]
+        seconds = sum(result.timings.decode for result in results)
+        speeds[method] = len(results) * (2 * TOKENS - 1) / seconds
+        rounds = [each for result in results for each in result.forwards]
+        longest = max(longest, max(each.verify_seconds for each in rounds))
     assert speeds["ar"] == pytest.approx(1 / TARGET_7B.step(1), rel=0.1)
     best = max(speeds[method] for method in FIXED)
     assert speeds["auto"] >= 0.95 * best and speeds["auto"] >= 1.5 * speeds["ar"], speeds
-    assert max(seconds.values()) < 1.2 * TARGET_7B.step(32), seconds
+    assert longest < 1.2 * TARGET_7B.step(32), longest

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from math import exp, log
 from statistics import linear_regression
 from typing import NamedTuple, TypeVar
 
@@ -25,6 +26,10 @@ MIN_ROUNDS_FOR_OUTLIERS = 3.0  # The decayed number of forwards after which that
 LEVEL_PRIOR_WEIGHT = 0.5
 SLOPE_PRIOR_WEIGHT = 0.7
 NEW_ROUND_WEIGHT = 0.3  # The weight of one more round in the mean seconds of rounds of its size.
+# By so many nats the draft's confidence is ahead of the plain rate before any verdict.
+CONFIDENCE_PRIOR_NATS = 2.0
+LEAST_LIKELIHOOD = 0.02  # A verdict that was thought unlikelier surprises no more than this one.
+MAX_NATS = 50.0  # A larger difference of nats changes nothing.
 # Only the sizes seen last are remembered, because prompts get longer and machines busier.
 MAX_REMEMBERED_SIZES = 8
 
@@ -47,6 +52,40 @@ class Rate(NamedTuple):
         return Rate(self.hits * memory + hits, self.tries * memory + tries)
 
 
+class Surprise(NamedTuple):
+    """By how many nats verdicts surprised two predictions of them; older verdicts count less.
+
+    The one that was surprised less is the better prediction of the next verdict.
+    """
+
+    by_confidence: float = 0.0
+    by_rate: float = 0.0
+
+    @property
+    def trust(self) -> float:
+        """How far the draft's confidence is to be believed, from 0 to 1.
+
+        It is the probability, given the verdicts, that the draft's confidence predicts them and
+        not the rate alone. Before any verdict it is high, because drafts that know nothing of
+        their own chances are rare.
+        """
+        odds = self.by_confidence - self.by_rate - CONFIDENCE_PRIOR_NATS
+        return 1 / (1 + exp(min(odds, MAX_NATS)))
+
+    def after(self, chance: float, rate: float, accepted: bool, memory: float) -> Surprise:
+        """Returns the surprise after one more verdict, which had this ``chance`` to be accepted by
+        the draft's confidence and this ``rate`` by all verdicts."""
+        return Surprise(
+            memory * self.by_confidence + _surprise(chance, accepted),
+            memory * self.by_rate + _surprise(rate, accepted),
+        )
+
+
+def _surprise(chance: float, accepted: bool) -> float:
+    likelihood = chance if accepted else 1 - chance
+    return -log(max(likelihood, LEAST_LIKELIHOOD))
+
+
 class Acceptance(NamedTuple):
     """How often drafted tokens are accepted, and how well the draft's confidence predicts it."""
 
@@ -54,6 +93,7 @@ class Acceptance(NamedTuple):
     """Accepted tokens over judged tokens."""
     honesty: Rate
     """Accepted tokens over the sum of the draft's confidence in the judged ones."""
+    surprise: Surprise = Surprise()
 
     @property
     def rate(self) -> float:
@@ -61,14 +101,32 @@ class Acceptance(NamedTuple):
         return self.accepted.share
 
     def chance(self, confidence: float) -> float:
-        """Returns how often a token of this confidence is accepted."""
+        """Returns how often a token of this confidence is accepted.
+
+        That is the draft's confidence, corrected, as far as verdicts have shown it to be of use;
+        and the rate of acceptance for the rest.
+        """
+        trust = self.surprise.trust
+        return trust * self._chance_by_confidence(confidence) + (1 - trust) * self.rate
+
+    def _chance_by_confidence(self, confidence: float) -> float:
         return min(1.0, confidence * self.honesty.share)
 
-    def fold(self, hits: float, judged: float, promised: float, memory: float) -> Acceptance:
-        """Returns the estimate after ``judged`` tokens, of which ``hits`` were accepted and whose
-        confidence sums to ``promised``."""
+    def fold(
+        self, verdicts: Sequence[tuple[float, bool]], judged: float, memory: float
+    ) -> Acceptance:
+        """Returns the estimate after verdicts on tokens, each with the draft's confidence in it and
+        whether it was accepted. They count as so many ``judged`` tokens of the rate."""
+        hits = sum(accepted for _, accepted in verdicts)
+        promised = sum(confidence for confidence, _ in verdicts)
+        surprise = self.surprise
+        for confidence, accepted in verdicts:
+            chance = self._chance_by_confidence(confidence)
+            surprise = surprise.after(chance, self.rate, accepted, memory)
         return Acceptance(
-            self.accepted.fold(hits, judged, memory), self.honesty.fold(hits, promised, memory)
+            self.accepted.fold(hits, judged, memory),
+            self.honesty.fold(hits, promised, memory),
+            surprise,
         )
 
 

@@ -29,6 +29,7 @@ from saccade.model.cache_pool import CachePool
 from saccade.model.cuda_graphs import (
     Attention,
     AttentionKind,
+    MeasureNoise,
     RowLogits,
     Rows,
     StaticInputs,
@@ -204,7 +205,7 @@ class Exact(AttentionKind):
         written = base[:, None] + places
         return partial(_attend_by_blocks, pool, written.flatten(), read, after, futures)
 
-    def agrees(self, captured: Tensor, ordinary: Tensor) -> bool:
+    def agrees(self, captured: Tensor, ordinary: Tensor, noise: MeasureNoise) -> bool:
         """Returns whether the logits are equal bit for bit."""
         return torch.equal(captured, ordinary)
 

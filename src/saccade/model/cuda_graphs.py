@@ -19,10 +19,12 @@ import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
+from math import prod
 from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
+import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
@@ -53,6 +55,10 @@ MIN_KEYS = 1024  # The fewest keys of a size; larger sizes have powers of two.
 MIN_POSITIONS = 32768  # Rows of the rotary table, which moves when it grows.
 MAX_GRAPHS = 64  # The most graphs of a model; the least recently used one is dropped first.
 DEVICE_TYPES = ("cuda",)  # Where sessions use captured forwards unless they are told otherwise.
+# A captured forward may be this many times as far from an ordinary one as two ordinary forwards
+# that differ by rounding alone. Their difference is measured in one row, and here it is that of the
+# worst of many rows.
+MAX_NOISE_FACTOR = 3.0
 
 Forward = Callable[[], Tensor]
 Capture = Callable[[Forward], Forward]
@@ -70,6 +76,9 @@ class Rows(NamedTuple):
 
 OrdinaryForward = Callable[[Rows], Float[Tensor, "logit_rows vocab"]]
 """A forward that is sent kernel by kernel. Every captured forward is compared with one."""
+
+MeasureNoise = Callable[[], float]
+"""Returns how far logits are apart by rounding alone; it takes a forward."""
 
 ReadToken = Callable[[], int]
 """Returns the likeliest token of a row, or NO_TOKEN. It may wait for the device."""
@@ -101,6 +110,7 @@ class Size:
     rows: int  # Of each request.
     tail: int  # Last keys of each request that have a mask.
     keys: int  # Of each request, at most.
+    hidden_layers: tuple[int, ...] = ()  # Whose hidden states are needed, by ``HiddenStates``.
 
 
 @runtime_checkable
@@ -128,8 +138,11 @@ class AttentionKind(Protocol):
         """Returns kernels that attend, norm and rotate; None where :meth:`attention` is used."""
         return None
 
-    def agrees(self, captured: Tensor, ordinary: Tensor) -> bool:
-        """Returns whether a captured forward's logits are those of an ordinary forward."""
+    def agrees(self, captured: Tensor, ordinary: Tensor, noise: MeasureNoise) -> bool:
+        """Returns whether a captured forward's logits are those of an ordinary forward.
+
+        ``noise`` measures how far two ordinary forwards are apart that differ by rounding alone.
+        """
 
     def replacement(self, reason: str) -> AttentionKind | None:
         """Gives this kind up, because it failed, and returns the one to use instead.
@@ -140,9 +153,13 @@ class AttentionKind(Protocol):
 
 
 class StaticInputs:
-    """The numbers that a step of one size reads, filled in place by one copy before each replay."""
+    """The numbers that a step of one size reads, filled in place by one copy before each replay.
 
-    def __init__(self, size: Size, device: torch.device) -> None:
+    What the step writes beside its logits is here too.
+    """
+
+    def __init__(self, size: Size, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        """``width`` and ``dtype`` are those of hidden states."""
         self.size = size
         self._shapes = (3, size.requests, size.rows), (3, size.requests)
         self._mask_shape = size.requests, size.rows, size.tail
@@ -152,10 +169,19 @@ class StaticInputs:
             size.requests * size.rows, dtype=torch.long, device=device
         )
         """What a forward writes: the likeliest token of each of its rows."""
+        self.hidden: dict[int, Float[Tensor, "row width"]] = {
+            layer: torch.zeros(size.requests * size.rows, width, dtype=dtype, device=device)
+            for layer in size.hidden_layers
+        }
+        """What it writes too: the hidden states of its rows, by layer."""
+
+    def _integer_count(self) -> int:
+        """Returns how many integers come before the mask, which has a byte for each key."""
+        requests, rows, _ = self._mask_shape
+        return 3 * requests * rows + 4 * requests
 
     def _bytes(self) -> int:
-        requests, rows, tail = self._mask_shape
-        return 8 * (3 * requests * rows + 4 * requests) + requests * rows * tail
+        return 8 * self._integer_count() + prod(self._mask_shape)
 
     def _parts(
         self, flat: Tensor
@@ -183,6 +209,21 @@ class StaticInputs:
             flat[third:].view(torch.bool).view(self._mask_shape),
         )
 
+    def write_hidden(self, layer: int, hidden: Float[Tensor, "row width"]) -> None:
+        """Writes a layer's hidden states, if they are needed; called by a captured forward."""
+        if layer in self.hidden:
+            self.hidden[layer].copy_(hidden)
+
+    def copy_hidden(self, segments: Sequence[Segment]) -> None:
+        """Copies the hidden states of a forward that has run to the segments' caches."""
+        for number, segment in enumerate(segments):
+            if segment.cache.hidden is None:
+                continue
+            start = number * self.size.rows
+            stop = start + segment.stop - segment.start
+            for layer in segment.cache.hidden.layers:
+                segment.cache.hidden.write(layer, segment.at, self.hidden[layer][start:stop])
+
     def fill(
         self, rows: Rows, leases: Sequence[Lease], spare: Lease, vocabularies: Sequence[int]
     ) -> None:
@@ -193,34 +234,38 @@ class StaticInputs:
         ``vocabularies`` are the numbers of the segments' vocabularies.
         """
         size = self.size
-        host = torch.zeros(self._bytes(), dtype=torch.uint8)
-        tokens, caches, vocabulary_numbers, visible = self._parts(host)
-        ids, positions, places = [], [], []
-        numbers = []
+        # NumPy writes few numbers several times as fast as torch, and this is done for every step.
+        host = np.zeros(self._bytes(), np.uint8)
+        integers = host[: 8 * self._integer_count()].view(np.int64)
+        visible = host[8 * self._integer_count() :].view(np.bool_).reshape(self._mask_shape)
+        count = 3 * size.requests * size.rows
+        ids, positions, places = integers[:count].reshape(self._shapes[0])
+        caches = integers[count : count + 3 * size.requests].reshape(self._shapes[1])
+        vocabulary_numbers = integers[count + 3 * size.requests :]
         for number, (segment, lease) in enumerate(zip(rows.segments, leases, strict=True)):
             own = slice(segment.start, segment.stop)
             new = segment.stop - segment.start
-            more = size.rows - new
-            ids.append([*rows.ids[own], *[rows.ids[segment.stop - 1]] * more])
-            positions.append([*rows.positions[own], *[rows.positions[segment.stop - 1]] * more])
-            places.append([*range(segment.at, segment.at + size.rows)])
-            mask = segment.mask
-            seen_by_all = segment.at + new - mask.shape[1]
-            numbers.append((lease.start, lease.capacity, seen_by_all))
+            for values, written in ((rows.ids, ids), (rows.positions, positions)):
+                written[number, :new] = values[own]
+                written[number, new:] = values[segment.stop - 1]
+            places[number] = np.arange(segment.at, segment.at + size.rows)
+            if segment.block is None:
+                mask = np.tri(new, dtype=np.bool_)
+            else:
+                mask = segment.block.numpy()
+            caches[:, number] = lease.start, lease.capacity, segment.at + new - mask.shape[1]
             visible[number, :new, : mask.shape[1]] = mask
             visible[number, new:] = visible[number, new - 1]
         for number in range(len(leases), size.requests):
-            ids.append(ids[0])
-            positions.append(positions[0])
-            places.append([*range(size.rows)])
-            numbers.append((spare.start, spare.capacity, 0))
-            visible[number, :, : size.rows] = torch.eye(size.rows, dtype=torch.bool)
-        tokens.copy_(torch.tensor([ids, positions, places]))
-        caches.copy_(torch.tensor(numbers).t())
-        vocabulary_numbers[: len(leases)] = torch.tensor(vocabularies)
+            ids[number], positions[number] = ids[0], positions[0]
+            places[number] = np.arange(size.rows)
+            caches[:, number] = spare.start, spare.capacity, 0
+            visible[number, :, : size.rows] = np.eye(size.rows, dtype=np.bool_)
+        vocabulary_numbers[: len(leases)] = vocabularies
+        source = torch.from_numpy(host)
         if self._memory.device.type == "cuda":
-            host = host.pin_memory()  # Torch does not free it before the copy is done.
-        self._memory.copy_(host, non_blocking=True)
+            source = source.pin_memory()  # Torch does not free it before the copy is done.
+        self._memory.copy_(source, non_blocking=True)
 
 
 class GatheredAttention(AttentionKind):
@@ -253,10 +298,11 @@ class GatheredAttention(AttentionKind):
             visible.any(1)[:, None, :, None],
         )
 
-    def agrees(self, captured: Tensor, ordinary: Tensor) -> bool:
-        difference = float((captured.float() - ordinary.float()).abs().amax())
-        most = MAX_ROUNDING_DIFFERENCE[captured.dtype] * float(ordinary.float().abs().amax())
-        return difference <= most  # This is false for NaN.
+    def agrees(self, captured: Tensor, ordinary: Tensor, noise: MeasureNoise) -> bool:
+        difference = largest_difference(captured, ordinary)
+        usual = MAX_ROUNDING_DIFFERENCE[captured.dtype] * float(ordinary.float().abs().amax())
+        # Both comparisons are false for NaN.
+        return difference <= usual or difference <= MAX_NOISE_FACTOR * noise()
 
 
 def _attend_gathered(
@@ -386,6 +432,7 @@ class CudaGraphs:
     def _replay(self, kind: AttentionKind, size: Size, rows: Rows) -> RowLogits:
         """Runs the captured forward whose inputs are filled in already."""
         logits = _copy_logit_rows(rows, self._captured[kind, size](), size)
+        self._inputs[size].copy_hidden(rows.segments)
         tokens = LikeliestTokens(self._inputs[size].likeliest)
         self._newest_tokens[size] = weakref.ref(tokens)
         spans = _logit_spans(rows, size)
@@ -453,7 +500,9 @@ class CudaGraphs:
         keys = MIN_KEYS
         while keys < max(segment.at for segment in segments) + rows:
             keys *= 2
-        return Size(requests, rows, tail, keys)
+        states = [each.cache.hidden for each in segments if each.cache.hidden is not None]
+        hidden_layers = tuple(sorted({layer for each in states for layer in each.layers}))
+        return Size(requests, rows, tail, keys, hidden_layers)
 
     def _reserve(self, segments: Sequence[Segment], size: Size) -> list[Lease] | None:
         """Makes room for a size's rows in each segment's cache, and returns the caches' leases.
@@ -514,18 +563,26 @@ class CudaGraphs:
         return True
 
     def _capture_one(self, kind: AttentionKind, size: Size, probe: Probe) -> None:
+        for cache in probe.caches:  # The noise of rounding is measured with up to two rows.
+            cache.reserve(cache.length + max(2, size.rows))
         rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)
         leases, spare = self._reserve(rows.segments, size), self._spare_lease()
         if leases is None or spare is None or self._capture is None:
             return
         self._grow_table(max(rows.positions))
         if size not in self._inputs:
-            self._inputs[size] = StaticInputs(size, self._backbone.device)
+            model = self._backbone
+            self._inputs[size] = StaticInputs(
+                size, model.config.hidden_size, model.dtype, model.device
+            )
         inputs = self._inputs[size]
         whole = self._vocabularies.numbers([WHOLE_VOCABULARY] * len(leases))
         assert whole is not None, "the table always has the whole vocabulary"
         self._fill(size, rows, leases, spare, whole)
-        with _restore_keys(rows.segments):
+        wider = probe.rows(
+            replace(size, rows=max(2, size.rows)), self._backbone.embedding_count, kind.may_branch
+        )
+        with _restore_keys(wider.segments):
             try:
                 replay = self._capture(partial(self._forward, kind, inputs))
                 captured = _copy_logit_rows(rows, replay(), size)
@@ -540,8 +597,10 @@ class CudaGraphs:
                 self.forget()
                 return
             ordinary = probe.ordinary(rows)
-        if not kind.agrees(captured, ordinary):
-            difference = float((captured.float() - ordinary.float()).abs().amax())
+            noise = partial(self._measure_rounding_noise, kind, size, probe, ordinary[0])
+            agrees = kind.agrees(captured, ordinary, noise)
+        if not agrees:
+            difference = largest_difference(captured, ordinary)
             reason = f"logits differ by {difference:.2g} from those of an ordinary forward"
             if self._capture_with_replacement(kind, size, probe, reason):
                 return
@@ -556,6 +615,23 @@ class CudaGraphs:
         while len(self._captured) > MAX_GRAPHS:
             self._captured.popitem(last=False)
 
+    def _measure_rounding_noise(
+        self,
+        kind: AttentionKind,
+        size: Size,
+        probe: Probe,
+        first_row: Float[Tensor, " vocab"],
+    ) -> float:
+        """Returns how far the first row's logits are from those of an ordinary forward of another
+        number of rows.
+
+        Kernels differ by the number of rows, so the two differ by rounding alone. How much that is
+        depends on the model: it grows with the number of layers.
+        """
+        other = replace(size, rows=1 if size.rows > 1 else 2)
+        rows = probe.rows(other, self._backbone.embedding_count, kind.may_branch)
+        return largest_difference(probe.ordinary(rows)[0], first_row)
+
     def _forward(self, kind: AttentionKind, inputs: StaticInputs) -> Float[Tensor, "row vocab"]:
         """Computes the forward of one size, which reads all its numbers from ``inputs``."""
         assert self._table is not None
@@ -565,7 +641,10 @@ class CudaGraphs:
         few_rows = kind.few_rows(inputs, self.pool)
         attention = few_rows or kind.attention(inputs, self.pool, groups)
         embeds = self._backbone.embed(ids)
-        hidden = self._fused.decode(embeds, (cos, sin), attention, few_rows=few_rows)
+        write_hidden = inputs.write_hidden if inputs.hidden else None
+        hidden = self._fused.decode(
+            embeds, (cos, sin), attention, few_rows=few_rows, write_hidden=write_hidden
+        )
         logits = self._vocabularies.forbid_(self._backbone.logits(hidden), inputs.vocabularies)
         inputs.likeliest.copy_(likeliest_ids(logits))
         return logits
@@ -603,20 +682,33 @@ class Probe:
         return Rows(segments, ids, positions, [*count])
 
 
+def largest_difference(some: Tensor, others: Tensor) -> float:
+    """Returns how far two tensors of one shape are apart at most; NaN if any number is NaN."""
+    return float((some.float() - others.float()).abs().amax())
+
+
 @contextmanager
 def _restore_keys(segments: Sequence[Segment]) -> Iterator[None]:
-    """Restores the keys and values of the segments' rows when the context ends."""
+    """Restores the segments' rows when the context ends: keys, values and hidden states."""
     parts = [
         tensor[:, segment.at : segment.at + segment.stop - segment.start]
         for segment in segments
         for tensor in (*segment.cache.keys, *segment.cache.values)
     ]
     before = [part.clone() for part in parts]
+    # Hidden states may move to a larger place meanwhile.
+    hidden_before = [
+        (hidden, segment.at, hidden.read(slice(segment.at, segment.at + length)).clone())
+        for segment, length in ((each, each.stop - each.start) for each in segments)
+        if (hidden := segment.cache.hidden) is not None
+    ]
     try:
         yield
     finally:
         for part, old in zip(parts, before, strict=True):
             part.copy_(old)
+        for hidden, at, old in hidden_before:
+            hidden.read(slice(at, at + len(old))).copy_(old)
 
 
 class _GraphsWithNewSizes(threading.local):

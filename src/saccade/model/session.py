@@ -567,13 +567,9 @@ class Session:
 
     def _forward(self, rows: Rows) -> RowLogits:
         """Writes the keys and values of all rows and returns the logits that scores need."""
-        # A captured forward can neither store queries nor read pages chosen by them, and it writes
-        # no hidden states. Nor can it record the model's own forward, where logits need that: it
-        # may run any Python.
-        is_unusual = any(
-            segment.row_queries or segment.pages or segment.cache.hidden is not None
-            for segment in rows.segments
-        )
+        # A captured forward can neither store queries nor read pages chosen by them. Nor can it
+        # record the model's own forward, where logits need that: it may run any Python.
+        is_unusual = any(segment.row_queries or segment.pages for segment in rows.segments)
         full_backbone = self.backbone.full_backbone or self.backbone
         if self.cuda_graphs is None or is_unusual or full_backbone.needs_model_for_logits:
             return RowLogits.of_ordinary(self._ordinary_forward(rows))

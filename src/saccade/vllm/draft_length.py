@@ -44,7 +44,7 @@ def judge(
     are not counted."""
     for token, confidence, emitted_token in zip(drafted, confidences, emitted, strict=False):
         hit = token == emitted_token
-        acceptance = acceptance.fold(hit, 1, confidence, ACCEPTANCE_DECAY)
+        acceptance = acceptance.fold([(confidence, hit)], 1, ACCEPTANCE_DECAY)
         if not hit:
             break
     return acceptance

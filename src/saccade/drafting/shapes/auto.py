@@ -447,7 +447,8 @@ def _own_seconds(round: Round) -> tuple[float, float]:
 def _judge(estimates: Estimates, round: Round) -> Estimates:
     """The estimates after the verdict on each token of the chain that was looked at, and on what
     stood beside the token that was refused."""
-    hits, judged, promised, runners = 0, 0.0, 0.0, Rate(0.0, 0.0)
+    verdicts: list[tuple[float, bool]] = []
+    judged, runners = 0.0, Rate(0.0, 0.0)
     path, odds = (ROOT, *round.verdict.path), round.tree.odds
     for parent, accepted in zip(path, (*path[1:], None), strict=True):
         if accepted is None and round.verdict.own is None:
@@ -456,17 +457,17 @@ def _judge(estimates: Estimates, round: Round) -> Estimates:
         if not children:
             break
         first, others = children[0], children[1:]
-        promised += odds[first]
+        verdicts.append((odds[first], accepted == first))
+        judged += 1
         if accepted == first:
-            hits += 1
-            judged += 1
             continue
-        judged += max(1.0, -log(max(odds[first], LEAST_CONFIDENCE)) - 1)
+        more = max(0.0, -log(max(odds[first], LEAST_CONFIDENCE)) - 2)
+        judged += estimates.acceptance.surprise.trust * more
         offered = sum(_share_of_rest(odds[first], odds[node]) for node in others)
         runners = Rate(accepted is not None, offered)
         break
     return estimates._replace(
-        acceptance=estimates.acceptance.fold(hits, judged, promised, ACCEPTANCE_MEMORY),
+        acceptance=estimates.acceptance.fold(verdicts, judged, ACCEPTANCE_MEMORY),
         runner_honesty=estimates.runner_honesty.fold(*runners, ACCEPTANCE_MEMORY),
     )
 

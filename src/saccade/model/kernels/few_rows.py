@@ -67,6 +67,12 @@ class Kernels:
         )
         return splits
 
+    @property
+    def stages(self) -> int:
+        """How many blocks of keys a program reads ahead."""
+        stages: int = self.triton.stages_for(shared_memory(self.device))
+        return stages
+
 
 _abandoned: set[Kernels] = set()
 """Kernels that failed after they had passed their trial."""
@@ -152,7 +158,9 @@ class FewRowAttention:
         )
         mask = self.visible.view(torch.uint8).flatten(0, 1)
         splits = kernels.splits(requests, rows)
-        out: Tensor = kernels.triton.attend(queries, *caches, mask, kernels.kv_heads, splits, scale)
+        out: Tensor = kernels.triton.attend(
+            queries, *caches, mask, kernels.kv_heads, splits, scale, stages=kernels.stages
+        )
         return out
 
 
@@ -162,6 +170,14 @@ def processor_count(device: torch.device) -> int:
     if device.type != "cuda":
         return 4
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
+
+
+@cache
+def shared_memory(device: torch.device) -> int:
+    """Returns how many bytes of shared memory a program on a device may have."""
+    if device.type != "cuda":
+        return 0
+    return int(torch.cuda.get_device_properties(device).shared_memory_per_block_optin)
 
 
 def kernels_for(

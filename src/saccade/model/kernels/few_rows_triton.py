@@ -24,6 +24,7 @@ LOG2_E = tl.constexpr(1.4426950408889634)
 INTERPRETED = triton.knobs.runtime.interpret  # The interpreter multiplies bfloat16 wrongly.
 MAX_SPLITS = 64
 BLOCK_BYTES = 16384  # A program reads so many bytes of keys at once, and as many of values.
+MAX_STAGES = 3  # The most blocks of keys and values that a program reads ahead.
 MAX_ROW_BLOCK = 64  # The most queries of one program.
 SPLITS_AT_ONCE = 16  # So many splits are added up together.
 
@@ -46,10 +47,20 @@ def key_block(head_dim: int, itemsize: int) -> int:
 def splits_for(programs: int, processors: int) -> int:
     """Returns over how many programs keys are split, where there are ``programs`` without splits.
 
-    Every processor of the GPU has about two programs then.
+    Every processor of the GPU has about one program then. More of them read keys no faster on an
+    H100, and more splits take longer to add up.
     """
-    splits = max(1, 2 * processors // max(1, programs))
+    splits = max(1, processors // max(1, programs))
     return min(MAX_SPLITS, 1 << (splits.bit_length() - 1))
+
+
+def stages_for(shared_memory: int) -> int:
+    """Returns how many blocks of keys and values a program reads ahead.
+
+    ``shared_memory`` is how many bytes of it a program may have.
+    """
+    needed = MAX_STAGES * 2 * BLOCK_BYTES
+    return MAX_STAGES if shared_memory >= 1.5 * needed else MAX_STAGES - 1
 
 
 @triton.jit
@@ -274,11 +285,13 @@ def attend(
     splits: int,
     scale: float,
     soft_cap: float = 0.0,
+    stages: int = 2,
 ) -> Float[Tensor, "row out"]:
     """Returns the attention of every row over its request's keys, heads side by side.
 
     ``caches`` has each request's first row in the buffers, its rows for each head, and how many
-    keys every row sees. ``mask`` says which rows see the keys after those. Launches two kernels.
+    keys every row sees. ``mask`` says which rows see the keys after those. ``stages`` is how many
+    blocks of keys a program reads ahead. Launches two kernels.
     Neither waits for the GPU, and neither depends on numbers that the host knows, other than sizes.
     """
     rows, heads, head_dim = q.shape
@@ -294,7 +307,7 @@ def attend(
         rows // requests, mask.shape[1], scale, soft_cap,
         HEADS=heads, KV_HEADS=kv_heads, HEAD_DIM=head_dim, PADDED=padded, ROW_BLOCK=block,
         KEY_BLOCK=key_block(head_dim, q.element_size()), SOFT_CAP=soft_cap > 0,
-        WIDE=INTERPRETED and q.dtype == torch.bfloat16, num_warps=4, num_stages=2,
+        WIDE=INTERPRETED and q.dtype == torch.bfloat16, num_warps=4, num_stages=stages,
         enable_fp_fusion=True,
     )  # fmt: skip
     _add_splits[(rows * heads,)](

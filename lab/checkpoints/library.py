@@ -1,0 +1,34 @@
+"""The classes of the installed transformers, of which an older release has fewer."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NoReturn
+
+import transformers
+
+from saccade.core.errors import OptionError
+
+
+@dataclass(frozen=True)
+class MissingClass:
+    """Stands for a class that the installed transformers does not have."""
+
+    name: str
+
+    def __call__(self, *args: Any, **settings: Any) -> NoReturn:
+        """Raises OptionError, because only a newer release can make such an object."""
+        raise OptionError(
+            f"transformers {transformers.__version__} has no {self.name}: a newer release makes "
+            "checkpoints of this family"
+        )
+
+
+class Library:
+    """Gives classes of transformers by name, so that tables of families load with any release."""
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return getattr(transformers, name)
+        except AttributeError:
+            return MissingClass(name)
