@@ -41,7 +41,7 @@ from saccade.inputs import Loaded
 from saccade.inputs.footprint import footprint
 from saccade.methods import SYSTEMS, resolve
 from saccade.model.backbone import Backbone
-from saccade.model.cuda_graphs import MAX_NOISE_FACTOR, capture_new_sizes
+from saccade.model.cuda_graphs import capture_new_sizes
 from saccade.model.memory import GIB
 from saccade.model.session import Session
 
@@ -51,9 +51,11 @@ TIMED_METHODS = ("ar", "sd/shape=chain-4", "specvlm/shape=chain-4", "auto")
 KEPT_SHARE = 0.1  # The share of a prompt that a draft with a view reads.
 STEP_REPEATS = 12  # How often a step is timed.
 WARM_UP_STEPS = 4  # Steps of plain decoding before those that are timed.
-TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.02, torch.bfloat16: 0.05}
-"""How far logits of captured and ordinary forwards may be apart, as a share of the largest one,
-where ordinary forwards of other numbers of rows are not further apart."""
+TOLERANCE = {torch.float32: 1e-4, torch.float16: 0.03, torch.bfloat16: 0.1}
+"""How far logits of captured and ordinary forwards may be apart, as a share of the largest one.
+
+In bfloat16 either is .05 of it away after 28 layers of random weights, by rounding alone.
+"""
 COMPILED_LAYERS = 4  # Of the target, in steps of rivals: compiling all of them takes too long.
 COMPILED_ROWS = (1, 16)  # Of those steps.
 RIVALS = frozenset({"compiled peer", "step variants"})  # Sections that time what others made.
@@ -234,11 +236,9 @@ class Acceptance:
                 if before is not None:
                     changes = max(changes, float((mine - before).abs().max()))
                 before = mine
-        other = _score_chain(ordinary, context, 1 if rows > 1 else 2, 2)
-        noise = float((other[0] - theirs[0]).abs().max()) / max(largest, 1e-9)
         share = difference / max(largest, 1e-9)
         what = f"{rows} rows of the {name} over {context} keys"
-        tolerance = max(TOLERANCE[model.dtype], MAX_NOISE_FACTOR * noise)
+        tolerance = TOLERANCE[model.dtype]
         self.report.check(share <= tolerance, f"{what}: captured logits are {share:.2g} apart")
         self.report.check(changes > 0, f"{what}: captured logits do not follow their input")
         if self.is_gpu:
@@ -260,7 +260,6 @@ class Acceptance:
             first_ms=first_ms,
             bytes=footprint(model.model.config).step(size, context, size),
             apart=share,
-            noise=noise,
             captures=graphs["captures"],
         )
         self.report.check_time(

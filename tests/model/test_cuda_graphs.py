@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from copy import deepcopy
 from typing import Any
 
 import pytest
@@ -454,3 +455,41 @@ def test_captures_are_in_no_rounds_seconds(monkeypatch):
     assert sum(each.verify_seconds + each.draft_seconds for each in first.rounds) <= (
         first.timings.decode + 1e-6
     )
+
+
+@pytest.mark.parametrize(
+    ("noise_of_logits", "noise_of_layers", "is_used"),
+    [(0.2, 0.0, True), (0.2, 0.2, False), (2.0, 0.0, False)],
+)
+def test_rounding_that_adds_up_over_layers_is_no_error(
+    noise_of_logits, noise_of_layers, is_used, monkeypatch, caplog
+):
+    """Claim: in bfloat16 a captured forward whose logits are further from an ordinary one's than is
+    usual is used if the first layers agree. Where they do not, or where the logits are nothing
+    like, it is not. Fails where deep models run no captured step, or where wrong ones do."""
+    model = Backbone(deepcopy(FAMILIES["llama"]()).to(torch.bfloat16))
+    counted = Counted()
+    graphs = model.graphs[model.layers] = CudaGraphs(model, counted)
+    forward, decode = graphs._forward, graphs._decode
+
+    def with_noise(x: torch.Tensor, share: float) -> torch.Tensor:
+        return x + share * x.abs().amax() * torch.linspace(-1, 1, x.shape[-1]).to(x.dtype)
+
+    def noisy_decode(fused: Any, kind: Any, inputs: Any) -> torch.Tensor:
+        hidden = decode(fused, kind, inputs)
+        for states in inputs.hidden.values():
+            states.copy_(with_noise(states, noise_of_layers))
+        return hidden
+
+    monkeypatch.setattr(
+        graphs, "_forward", lambda kind, inputs: with_noise(forward(kind, inputs), noise_of_logits)
+    )
+    monkeypatch.setattr(graphs, "_decode", noisy_decode)
+    session = Session(model, [Sampling()], cuda_graphs=True)
+    session.prefill(model.prompts(input_for("llama")))
+    hidden_before = session.requests[0].cache.hidden
+    session.score({0: chain([5, 6])})
+    capture_new_sizes()
+    assert bool(graphs._captured) == is_used
+    assert ("is not used" in caplog.text) != is_used
+    assert session.requests[0].cache.hidden is hidden_before

@@ -29,7 +29,7 @@ from saccade.model.cache_pool import CachePool
 from saccade.model.cuda_graphs import (
     Attention,
     AttentionKind,
-    MeasureNoise,
+    FirstLayersAgree,
     RowLogits,
     Rows,
     StaticInputs,
@@ -205,7 +205,9 @@ class Exact(AttentionKind):
         written = base[:, None] + places
         return partial(_attend_by_blocks, pool, written.flatten(), read, after, futures)
 
-    def agrees(self, captured: Tensor, ordinary: Tensor, noise: MeasureNoise) -> bool:
+    def agrees(
+        self, captured: Tensor, ordinary: Tensor, first_layers_agree: FirstLayersAgree
+    ) -> bool:
         """Returns whether the logits are equal bit for bit."""
         return torch.equal(captured, ordinary)
 

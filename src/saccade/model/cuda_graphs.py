@@ -35,6 +35,8 @@ from saccade.model.attention import AttentionOutput, NewKeys
 from saccade.model.backbone import MAX_ROUNDING_DIFFERENCE, Backbone
 from saccade.model.cache import Cache
 from saccade.model.cache_pool import Buffer, CachePool, Lease
+from saccade.model.decoder import FusedDecoder
+from saccade.model.hidden_states import HiddenStates
 from saccade.model.kernels.attention_mass import Queries
 from saccade.model.kernels.few_rows import FewRowAttention, Kernels, abandon
 from saccade.model.likeliest import (
@@ -55,10 +57,11 @@ MIN_KEYS = 1024  # The fewest keys of a size; larger sizes have powers of two.
 MIN_POSITIONS = 32768  # Rows of the rotary table, which moves when it grows.
 MAX_GRAPHS = 64  # The most graphs of a model; the least recently used one is dropped first.
 DEVICE_TYPES = ("cuda",)  # Where sessions use captured forwards unless they are told otherwise.
-# A captured forward may be this many times as far from an ordinary one as two ordinary forwards
-# that differ by rounding alone. Their difference is measured in one row, and here it is that of the
-# worst of many rows.
-MAX_NOISE_FACTOR = 3.0
+# Rounding adds up from layer to layer. So where a captured forward's logits differ from an ordinary
+# one's by more than is usual, but by less than this share of the largest one, the hidden states
+# after the first few layers decide.
+MAX_DEEP_DIFFERENCE = 0.5
+CHECKED_LAYERS = 2
 
 Forward = Callable[[], Tensor]
 Capture = Callable[[Forward], Forward]
@@ -77,8 +80,8 @@ class Rows(NamedTuple):
 OrdinaryForward = Callable[[Rows], Float[Tensor, "logit_rows vocab"]]
 """A forward that is sent kernel by kernel. Every captured forward is compared with one."""
 
-MeasureNoise = Callable[[], float]
-"""Returns how far logits are apart by rounding alone; it takes a forward."""
+FirstLayersAgree = Callable[[], bool]
+"""Returns whether the hidden states after the first layers agree; it takes two forwards."""
 
 ReadToken = Callable[[], int]
 """Returns the likeliest token of a row, or NO_TOKEN. It may wait for the device."""
@@ -138,11 +141,10 @@ class AttentionKind(Protocol):
         """Returns kernels that attend, norm and rotate; None where :meth:`attention` is used."""
         return None
 
-    def agrees(self, captured: Tensor, ordinary: Tensor, noise: MeasureNoise) -> bool:
-        """Returns whether a captured forward's logits are those of an ordinary forward.
-
-        ``noise`` measures how far two ordinary forwards are apart that differ by rounding alone.
-        """
+    def agrees(
+        self, captured: Tensor, ordinary: Tensor, first_layers_agree: FirstLayersAgree
+    ) -> bool:
+        """Returns whether a captured forward's logits are those of an ordinary forward."""
 
     def replacement(self, reason: str) -> AttentionKind | None:
         """Gives this kind up, because it failed, and returns the one to use instead.
@@ -298,11 +300,15 @@ class GatheredAttention(AttentionKind):
             visible.any(1)[:, None, :, None],
         )
 
-    def agrees(self, captured: Tensor, ordinary: Tensor, noise: MeasureNoise) -> bool:
-        difference = largest_difference(captured, ordinary)
-        usual = MAX_ROUNDING_DIFFERENCE[captured.dtype] * float(ordinary.float().abs().amax())
-        # Both comparisons are false for NaN.
-        return difference <= usual or difference <= MAX_NOISE_FACTOR * noise()
+    def agrees(
+        self, captured: Tensor, ordinary: Tensor, first_layers_agree: FirstLayersAgree
+    ) -> bool:
+        share = difference_share(captured, ordinary)
+        # Comparisons are false for NaN.
+        if share <= MAX_ROUNDING_DIFFERENCE[captured.dtype]:
+            return True
+        is_rounded = captured.dtype in (torch.bfloat16, torch.float16)
+        return is_rounded and share <= MAX_DEEP_DIFFERENCE and first_layers_agree()
 
 
 def _attend_gathered(
@@ -563,26 +569,18 @@ class CudaGraphs:
         return True
 
     def _capture_one(self, kind: AttentionKind, size: Size, probe: Probe) -> None:
-        for cache in probe.caches:  # The noise of rounding is measured with up to two rows.
-            cache.reserve(cache.length + max(2, size.rows))
         rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)
         leases, spare = self._reserve(rows.segments, size), self._spare_lease()
         if leases is None or spare is None or self._capture is None:
             return
         self._grow_table(max(rows.positions))
         if size not in self._inputs:
-            model = self._backbone
-            self._inputs[size] = StaticInputs(
-                size, model.config.hidden_size, model.dtype, model.device
-            )
+            self._inputs[size] = self._static_inputs(size)
         inputs = self._inputs[size]
         whole = self._vocabularies.numbers([WHOLE_VOCABULARY] * len(leases))
         assert whole is not None, "the table always has the whole vocabulary"
         self._fill(size, rows, leases, spare, whole)
-        wider = probe.rows(
-            replace(size, rows=max(2, size.rows)), self._backbone.embedding_count, kind.may_branch
-        )
-        with _restore_keys(wider.segments):
+        with _restore_keys(rows.segments):
             try:
                 replay = self._capture(partial(self._forward, kind, inputs))
                 captured = _copy_logit_rows(rows, replay(), size)
@@ -597,10 +595,10 @@ class CudaGraphs:
                 self.forget()
                 return
             ordinary = probe.ordinary(rows)
-            noise = partial(self._measure_rounding_noise, kind, size, probe, ordinary[0])
-            agrees = kind.agrees(captured, ordinary, noise)
+            first_layers_agree = partial(self._first_layers_agree, kind, size, probe)
+            agrees = kind.agrees(captured, ordinary, first_layers_agree)
         if not agrees:
-            difference = largest_difference(captured, ordinary)
+            difference = float((captured.float() - ordinary.float()).abs().amax())
             reason = f"logits differ by {difference:.2g} from those of an ordinary forward"
             if self._capture_with_replacement(kind, size, probe, reason):
                 return
@@ -615,25 +613,42 @@ class CudaGraphs:
         while len(self._captured) > MAX_GRAPHS:
             self._captured.popitem(last=False)
 
-    def _measure_rounding_noise(
-        self,
-        kind: AttentionKind,
-        size: Size,
-        probe: Probe,
-        first_row: Float[Tensor, " vocab"],
-    ) -> float:
-        """Returns how far the first row's logits are from those of an ordinary forward of another
-        number of rows.
+    def _first_layers_agree(self, kind: AttentionKind, size: Size, probe: Probe) -> bool:
+        """Returns whether the hidden states after the first layers of a captured forward are those
+        of an ordinary one, to rounding."""
+        depth = min(CHECKED_LAYERS, len(self._fused.layers))
+        rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)
+        leases, spare = self._reserve(rows.segments, size), self._spare_lease()
+        assert leases is not None and spare is not None, "the size was captured"
+        inputs = self._static_inputs(replace(size, hidden_layers=(depth,)))
+        inputs.fill(rows, leases, spare, [0] * len(leases))
+        self._decode(self._fused.first_layers(depth), kind, inputs)
+        with _written_hidden_states(rows.segments, depth, self._backbone) as states:
+            probe.ordinary(rows)
+        limit = MAX_ROUNDING_DIFFERENCE[self._backbone.dtype]
+        agreed = []
+        for number, state in enumerate(states):
+            assert state.written is not None, "an ordinary forward writes hidden states"
+            start, count = number * size.rows, len(state.written)
+            mine = inputs.hidden[depth][start : start + count]
+            agreed.append(difference_share(mine, state.written) <= limit)
+        return all(agreed)
 
-        Kernels differ by the number of rows, so the two differ by rounding alone. How much that is
-        depends on the model: it grows with the number of layers.
-        """
-        other = replace(size, rows=1 if size.rows > 1 else 2)
-        rows = probe.rows(other, self._backbone.embedding_count, kind.may_branch)
-        return largest_difference(probe.ordinary(rows)[0], first_row)
+    def _static_inputs(self, size: Size) -> StaticInputs:
+        model = self._backbone
+        return StaticInputs(size, model.config.hidden_size, model.dtype, model.device)
 
     def _forward(self, kind: AttentionKind, inputs: StaticInputs) -> Float[Tensor, "row vocab"]:
         """Computes the forward of one size, which reads all its numbers from ``inputs``."""
+        hidden = self._decode(self._fused, kind, inputs)
+        logits = self._vocabularies.forbid_(self._backbone.logits(hidden), inputs.vocabularies)
+        inputs.likeliest.copy_(likeliest_ids(logits))
+        return logits
+
+    def _decode(
+        self, fused: FusedDecoder, kind: AttentionKind, inputs: StaticInputs
+    ) -> Float[Tensor, "row dim"]:
+        """Computes the hidden states of a forward, by all layers of the decoder or by some."""
         assert self._table is not None
         ids, positions = inputs.tokens[:2].flatten(1)
         cos, sin = (part.index_select(0, positions) for part in self._table)
@@ -642,12 +657,9 @@ class CudaGraphs:
         attention = few_rows or kind.attention(inputs, self.pool, groups)
         embeds = self._backbone.embed(ids)
         write_hidden = inputs.write_hidden if inputs.hidden else None
-        hidden = self._fused.decode(
+        return fused.decode(
             embeds, (cos, sin), attention, few_rows=few_rows, write_hidden=write_hidden
         )
-        logits = self._vocabularies.forbid_(self._backbone.logits(hidden), inputs.vocabularies)
-        inputs.likeliest.copy_(likeliest_ids(logits))
-        return logits
 
 
 @dataclass(frozen=True)
@@ -682,9 +694,40 @@ class Probe:
         return Rows(segments, ids, positions, [*count])
 
 
-def largest_difference(some: Tensor, others: Tensor) -> float:
-    """Returns how far two tensors of one shape are apart at most; NaN if any number is NaN."""
-    return float((some.float() - others.float()).abs().amax())
+def difference_share(some: Tensor, others: Tensor) -> float:
+    """Returns how far two tensors of one shape are apart at most, as a share of the others' largest
+    number; NaN if any number is NaN."""
+    difference = (some.float() - others.float()).abs().amax()
+    return float(difference / others.float().abs().amax())
+
+
+class _LastWritten(HiddenStates):
+    """The hidden states of one layer that a forward wrote last, without room for those before."""
+
+    def __init__(self, layer: int, model: Backbone) -> None:
+        width = model.config.hidden_size
+        super().__init__((layer,), width, 0, dtype=model.dtype, device=model.device)
+        self.written: Float[Tensor, "new width"] | None = None
+
+    def write(self, layer: int, at: int, hidden: Float[Tensor, "new width"]) -> None:
+        if layer in self.layers:
+            self.written = hidden.clone()
+
+
+@contextmanager
+def _written_hidden_states(
+    segments: Sequence[Segment], layer: int, model: Backbone
+) -> Iterator[list[_LastWritten]]:
+    """Makes forwards write the hidden states that a layer reads, beside each segment's keys."""
+    before = [segment.cache.hidden for segment in segments]
+    states = [_LastWritten(layer, model) for _ in segments]
+    try:
+        for segment, state in zip(segments, states, strict=True):
+            segment.cache.hidden = state
+        yield states
+    finally:
+        for segment, old in zip(segments, before, strict=True):
+            segment.cache.hidden = old
 
 
 @contextmanager
