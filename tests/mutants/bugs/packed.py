@@ -60,7 +60,7 @@ BUGS = (
         "model/kernels/few_bits.py",
         within="_in_fp8",
         find="rows.abs().amax(-1, keepdim=True).float()",
-        plant="rows.abs().amax().expand(len(rows), 1).float()",
+        plant="rows.abs().amax().float().repeat(len(rows), 1)",
         tests=("model/test_few_bits.py::test_an_fp8_product_is_that_of_the_rounded_weights",),
     ),
     PlantedBug(
@@ -68,7 +68,7 @@ BUGS = (
         "model/decoder.py",
         within="FusedDecoder.rounded",
         find="choose_rounded(matrices)",
-        plant="pass",
+        plant="None",
         tests=("gpu/test_fp8_drafts.py::test_an_answer_with_an_fp8_draft_on_a_gpu_is_the_targets",),
     ),
 )
