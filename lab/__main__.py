@@ -12,7 +12,7 @@ from lab.commands.hardware import flips, following, methods, pool, prefill, veri
 from lab.commands.head_trial import head_trial
 from lab.commands.pages import claims, listed, numbers, pairs, report, scaling
 from lab.commands.peers import peers
-from lab.commands.real import ablations, text
+from lab.commands.real import ablations, real, real_pair, text
 from lab.commands.rounds import cost, profile
 from lab.commands.runs import run
 from lab.commands.seeing import app as seeing
@@ -44,6 +44,8 @@ app.command()(verify)
 app.command()(flips)
 app.command()(pool)
 app.command()(following)
+app.command()(real)
+app.command()(real_pair)
 app.command()(text)
 app.command()(ablations)
 app.command()(gpu)

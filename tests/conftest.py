@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import gc
 import os
+import shutil
 import sys
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
@@ -96,7 +97,12 @@ def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
 
     torch.set_num_threads(1)
     with pytest.MonkeyPatch.context() as patch:
+        library = _compiled_library(patch)
         patch.setenv("SACCADE_CACHE", str(tmp_path_factory.mktemp("costs")))
+        if library is not None:  # Processes that a test starts look for it where costs are.
+            copy = compiled._library_path()
+            copy.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copy(library, copy)
         ours, own = ("compiled", "compiled") if compiled.is_available() else ("fused", "plain")
         every = Choice((1, 5, 64, 65), (own, "plain", "packed", "transposed"))
 
@@ -114,6 +120,24 @@ def _quiet(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
         patch.setattr(kernels, "time_calls", lambda calls: {name: name != "ours" for name in calls})
         patch.setenv("HF_HUB_OFFLINE", "1")
         yield
+
+
+def _compiled_library(patch: pytest.MonkeyPatch) -> Path | None:
+    """Loads the compiled kernels from a folder of all test runs, where the first compiles them.
+
+    Returns the library's file, or None where there is no compiler.
+    """
+    from filelock import FileLock
+
+    from saccade.model.kernels import compiled
+
+    folder = Path(__file__).parents[1] / ".cache" / "kernels"
+    folder.mkdir(parents=True, exist_ok=True)
+    patch.setenv("SACCADE_CACHE", str(folder))
+    with FileLock(folder / "lock"):
+        compiled.is_available()
+    library = compiled._library_path()
+    return library if library.is_file() else None
 
 
 @pytest.fixture(scope="session", autouse=True)

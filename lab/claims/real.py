@@ -1,6 +1,6 @@
 """Judges claims again on a language model with weights that others trained, by the same rule.
 
-Its documents are in ``real.json`` and ``real-8k.json``, which ``saccade bench real`` makes. A
+Its documents are in ``real.json`` and ``real-8k.json``, which ``python -m lab real`` makes. A
 verdict here stands beside the embedded pair's and does not change it. ``draft_model`` judges the
 claims that need a draft model.
 """
@@ -48,7 +48,7 @@ Judge = Callable[[StoredResults], Finding]
 def _rows(results: StoredResults, kind: str, file: str | None = None) -> Sequence[Row]:
     path = results.folder / (file or results.self_draft_file)
     if not path.is_file():
-        raise OptionError(f"{path} is missing: saccade bench real --out makes it")
+        raise OptionError(f"{path} is missing: python -m lab real --out makes it")
     rows: Sequence[Row] = json.loads(path.read_text())[kind]
     return rows
 

@@ -210,8 +210,8 @@ def following(
     """Measure on real weights what it costs to choose a self-draft's keys again every round."""
     prepare(threads, verbose)
     from lab.hardware.following import MARKS, measure_following, page_section
+    from lab.real.long_documents import find_documents
     from lab.studies.ablations import page_with_table
-    from saccade.bench.suites.long_documents import find_documents
     from saccade.engine.trace import environment
     from saccade.inputs import load, real_weights
 

@@ -78,10 +78,10 @@ def judge(
 ) -> None:
     """Measure views, self-drafts and the draft on video with the model that learnt to see."""
     prepare(threads, verbose)
+    from lab.real import answers as measure
     from lab.studies import seeing as study
     from lab.studies import seeing_page
     from lab.training import adapted_llama
-    from saccade.bench.real import answers as measure
     from saccade.inputs import load, real_weights
 
     if not path.parent.is_dir():

@@ -12,8 +12,8 @@ from dataclasses import dataclass, fields, replace
 from statistics import median
 from typing import Any, TypeVar
 
-from saccade.bench.real.attention_sets import document_inputs
-from saccade.bench.suites.long_documents import Document
+from lab.real.attention_sets import document_inputs
+from lab.real.long_documents import Document
 from saccade.core.prompt import Prefill
 from saccade.core.protocols import Refresh
 from saccade.core.sampling import Sampling

@@ -12,11 +12,11 @@ from typing import Any
 
 import numpy as np
 
+from lab.real.answers import MethodResult, Results
+from lab.real.long_documents import Document
 from lab.studies.experiment import Experiment
 from lab.training import agreement
 from saccade.bench.measures import interval
-from saccade.bench.real.answers import MethodResult, Results
-from saccade.bench.suites.long_documents import Document
 from saccade.core.capabilities import Capabilities
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import Following, Refresh, View

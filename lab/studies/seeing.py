@@ -21,13 +21,13 @@ from typing import Any
 import numpy as np
 import torch
 
+from lab.real import answers, attention_sets
+from lab.real.long_documents import Document
 from lab.studies.experiment import Experiment
 from lab.training import agreement, evaluate
 from lab.training.labels import content_words
 from lab.training.stages import SEEING, SEEING_DRAFT
 from saccade.bench import measures
-from saccade.bench.real import answers, attention_sets
-from saccade.bench.suites.long_documents import Document
 from saccade.core.prompt import Inputs, Prefill
 from saccade.engine.trace import environment
 from saccade.inputs import Loaded, ask

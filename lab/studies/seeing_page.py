@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from lab.real.attention_sets import RANDOM_DRAWS
 from lab.studies.experiment import interval_over_clips
 from lab.studies.seeing import (
     DRAFT_METHODS,
@@ -20,7 +21,6 @@ from lab.studies.seeing import (
     TOKENS,
 )
 from saccade.bench.measures import RESAMPLES, Interval
-from saccade.bench.real.attention_sets import RANDOM_DRAWS
 
 Row = Mapping[str, Any]
 
@@ -38,7 +38,7 @@ def crossed_interval(table: np.ndarray) -> Interval:
 
 
 def page(stored: Mapping[str, Any]) -> str:
-    """Returns the page in Markdown, from what :class:`~saccade.bench.real.answers.Results` has."""
+    """Returns the page in Markdown, from what :class:`~lab.real.answers.Results` has."""
     measured, timed = stored["measured"], stored["raced"]
     clips = len({row["document"] for row in measured})
     lines = [

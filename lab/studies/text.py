@@ -17,11 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from lab.real.attention_sets import document_inputs
+from lab.real.long_documents import Document
 from lab.studies.experiment import interval_over_clips
 from lab.studies.sage import draft_entropies
 from lab.training import agreement
-from saccade.bench.real.attention_sets import document_inputs
-from saccade.bench.suites.long_documents import Document
 from saccade.drafting.views.basic import FULL
 from saccade.inputs import Loaded
 from saccade.model.backbone import Backbone
@@ -169,7 +169,7 @@ def accepted_by_document(
 
 
 def page(stored: Mapping[str, Any]) -> str:
-    """Returns the page in Markdown, from what :class:`~saccade.bench.real.answers.Results` has."""
+    """Returns the page in Markdown, from what :class:`~lab.real.answers.Results` has."""
     measured: Sequence[Row] = stored["measured"]
     settings_text = ", ".join(f"{name}={value}" for name, value in stored["settings"].items())
     by_task = rows_by_task(measured)

@@ -13,6 +13,7 @@ from written_out import Embedded
 
 from saccade.bench.compare import BASELINE, resolve_methods, run_interleaved
 from saccade.bench.peers import PEERS, TimedRun, peer_run
+from saccade.core.errors import ModelError
 from saccade.core.prompt import Inputs
 from saccade.inputs import Pair, ask
 from saccade.inputs.media import Clip
@@ -166,3 +167,24 @@ def test_a_peer_that_fails_without_a_word_is_a_row(
     ).summaries()
     assert (rows["hf-crash"].error or "").startswith("AssertionError")
     assert rows[BASELINE].tokens == 3
+
+
+def test_a_method_that_needs_another_draft_ends_no_comparison(embedded: Embedded) -> None:
+    """Claim: where many methods are compared at once, one that this pair cannot run has a row with
+    the sentence that says why, and the others have their runs. Control: named by itself it is
+    refused."""
+    inputs = asked(embedded, "shapes-qa")
+    settings = {"do_sample": False, "max_new_tokens": 4}
+
+    def race(may_refuse: tuple[str, ...]) -> Any:
+        recipes = resolve_methods(("head", "sd"))
+        pair = Pair(*embedded)
+        return run_interleaved(
+            pair, (inputs, None), recipes, repeat=1, settings=settings, may_refuse=may_refuse
+        )
+
+    rows = race(("head",)).summaries()
+    assert "name a head with draft=" in rows["head"].error
+    assert rows["sd"].identical_to_ar and rows["sd"].error is None
+    with pytest.raises(ModelError, match="name a head"):
+        race(())

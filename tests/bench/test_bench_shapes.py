@@ -68,7 +68,7 @@ SIZES = [name for name in SUITES if not name.endswith("-8k")]  # captions at 10k
 SIZES += ["shapes-caption-8k", "shapes-ood-8k"]  # the others are drawn like the first
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("name", SIZES)
 def test_visual_tokens(name: str, embedded: Embedded) -> None:
     """Claim: an item has the number of visual tokens its suite's name states.

@@ -24,6 +24,7 @@ def answers(method: str, **more: Any) -> list[Answer]:
     return [replace(one, item=str(n), **more) for n in range(4)]
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("view", ["full", "uniform/keep=0.5", "none", "specvlm/keep=0.3"])
 def test_the_draft_alone_writes_what_it_would_draft(view: str) -> None:
     """Claim: alone under a view, the draft writes the arg-max of its laws over exactly the rows the

@@ -16,15 +16,17 @@ Call = Callable[..., tuple[int, str, str]]
 
 @pytest.mark.slow
 def test_compare_runs_every_method_and_none_falls_back(call: Call, clip: Path) -> None:
-    """Claim: `--methods all` is every named method, once each, all with plain decoding's ids.
+    """Claim: `--methods all` is every named method, once each, all with plain decoding's ids; one
+    that needs another draft than this pair's has a row that says so.
 
-    Fails if one is left out, falls back, or emits another token.
+    Fails if one is left out, falls back, or emits another token, or if one ends the others.
     """
     words = ["compare", clip, "--methods", "all", "--max-new-tokens", 24, "--threads", 1]
     code, printed, said = call(*words, "--json")
     assert code == 0, said
     found = json.loads(printed)
     assert list(found["methods"]) == list(SYSTEMS) and found["repeat"] == 1
+    assert "name a head with draft=" in found["methods"].pop("head")["error"]
     for name, row in found["methods"].items():
         assert row["identical_to_ar"] is True and row["fallback_reason"] is None, name
         assert row["tau"] > 1 or name in ("ar", "lookup", "hippo", "pearl", "pearl-specvlm"), name

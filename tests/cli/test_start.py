@@ -140,6 +140,7 @@ def told(fresh: Path) -> Told:
     return dict(zip(CASES, said_to(fresh, *CASES), strict=True))
 
 
+@pytest.mark.representatives(9)
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
 def test_nothing_heavy_is_imported(told: Told, words: tuple[str, ...]) -> None:
     """Claim: a listing, help, and a refusal of what can be known by name are said without torch,

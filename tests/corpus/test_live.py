@@ -52,7 +52,7 @@ def truth(live: Live, question: str, family: str = "qwen2.5-vl") -> list[int]:
         ("qwen3.5", "sd"),
     ],
 )
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 def test_answers_at_any_time_are_generates_on_what_is_kept(family, method):
     """Claim: questions while frames come, with a segment that is not full, twice in a row, and
     after the oldest were dropped, get ``generate``'s answer to what is kept, and the draft works.
@@ -144,6 +144,7 @@ def test_six_hundred_frames_take_no_more_memory_than_sixty():
         assert largest[False] <= largest[True]
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("window", "seconds"), [("300 tokens", None), (6.0, 6.0), ("6 s", 6.0), ("12 frames", 6.0)]
 )
@@ -238,6 +239,7 @@ def test_misuse_is_told_in_a_sentence():
         assert list(live.ask("And now?").ids) == expected
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("kind", ["mtp", "specforge"])
 def test_a_head_drafts_for_a_live_video(kind):
     """Claim: a head drafts for answers about a live video, whose frames are read ahead and whose

@@ -111,6 +111,7 @@ def test_without_a_free_core_the_first_token_does_not_wait_for_captions(
     assert len(asked) == 1
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("rules", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("method", METHODS[:2])
 def test_when_captions_are_made_changes_no_token(

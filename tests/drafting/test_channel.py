@@ -85,6 +85,15 @@ def test_tensors_arrive_as_they_were(line, size):
     assert not (whole[3] == 7).any(), "the sender's memory is its own"
 
 
+def test_a_message_may_have_no_numbers(line):
+    """Claim: a message whose tensors are all empty arrives. Fails where a file is looked for that
+    was not sent, as beside tensors that stay on a GPU."""
+    here, there = line
+    here.send(("prompt", torch.empty(0, 3)))
+    name, received = there.receive()
+    assert name == "prompt" and received.shape == (0, 3)
+
+
 def test_a_model_arrives_with_its_ties(line):
     """Claim: a model arrives whole, its tied weights are one parameter, and it takes no descriptor
     here or there once it has arrived, however many weights it has."""

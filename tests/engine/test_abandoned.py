@@ -360,6 +360,7 @@ def test_a_draft_of_many_layers_takes_no_more_descriptors_than_one_of_few():
     assert result.fallback_reason is None and result.ids == truth("qwen2_5_vl")[:COUNT]
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["hippo", "pearl-syn"])
 def test_without_descriptors_drafting_alone_fails(method):
     """Claim: where no descriptor is left for a worker the answer is the target's, the result says

@@ -50,7 +50,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
     return paths
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
 def test_the_pages_lines_run(
     clips: list[Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, page: Path

@@ -103,7 +103,7 @@ class Forwards:
         patch.setattr(Backbone, "forward", counted)
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", METHODS)
 def test_eight_requests_answer_as_eight_runs_in_one_forward_a_round(method, monkeypatch):
     """Claim: eight requests of different lengths, left-padded, give each the answer it gets alone,
@@ -153,7 +153,7 @@ def test_the_first_round_too_is_one_forward(monkeypatch):
             stream.close()
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", METHODS)
 def test_requests_that_end_early_change_no_other(method):
     """Claim: with answers that end at different lengths each is what it is alone, and why it ended

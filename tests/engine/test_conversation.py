@@ -51,7 +51,7 @@ def is_oracles(family: str, inputs: Inputs, ids: Sequence[int], count: int) -> b
     return len(ids) == count and expected == list(ids)
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(
     ("method", "family"),
     [
@@ -157,7 +157,7 @@ def _text_begins(family: str, inputs: Inputs) -> int:
     return last + 1
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(("method", "family"), dealt(METHODS, FAMILY))
 def test_any_walk_through_a_conversation_answers_as_a_fresh_start(method, family):
     """Claim: wherever the new text parts from the old one - inside an answer, a later question, the
@@ -184,7 +184,7 @@ def test_any_walk_through_a_conversation_answers_as_a_fresh_start(method, family
             text = [*ids_of(asked), *result.ids]
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("method", "family"),
     [*((method, "qwen2_5_vl") for method in METHODS), ("std", "llava_onevision"), ("sd", "llama")],
@@ -222,6 +222,7 @@ def ending_in_a_video(family: str) -> dict[str, Any]:
     return cut(inputs, 1 + max(i for i, t in enumerate(ids_of(inputs)) if t == 250))
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("family", "again"),
     [
@@ -309,7 +310,7 @@ def test_a_question_without_the_video_starts_afresh():
 SAMPLED = dict(do_sample=True, temperature=0.9, top_k=20)
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("method", "family"),
     [
@@ -386,7 +387,7 @@ def test_penalties_read_the_whole_conversation(method):
 # -- several at once ---------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", METHODS)
 def test_two_conversations_in_a_batch_answer_as_each_alone(method):
     """Claim: a batch of two conversations of different lengths goes on like each alone: answers,

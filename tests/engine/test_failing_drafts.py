@@ -117,6 +117,7 @@ def test_no_adversary_changes_a_token(name):
     assert result.fallback_reason is None and result.finish_reason == "length"
 
 
+@pytest.mark.representatives(8)
 @pytest.mark.parametrize("seed", range(25))
 def test_no_random_draft_changes_a_token(seed):
     """Claim: random trees, right here and there, of any size, with limits of any size: equal."""
@@ -165,6 +166,7 @@ FAILURES: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.representatives(12)
 @pytest.mark.parametrize("round", [0, 1, 5])
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_draft_that_fails_costs_speed_only(name, round):

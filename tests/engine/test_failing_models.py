@@ -214,6 +214,7 @@ def test_a_nan_in_any_row_of_a_verification_is_no_token(row, monkeypatch):
     assert result.finish_reason == ("length" if len(result.ids) == COUNT else "error")
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["ar", "sd/shape=chain-2"])
 @pytest.mark.parametrize("round", [1, 5])
 def test_nan_in_one_row_of_a_batch_harms_no_other(method, round, monkeypatch):

@@ -78,6 +78,7 @@ def _custom(inputs: Any = INPUTS, method: str = "sd", **settings: Any) -> list[l
 BOTH_WAYS = pytest.mark.parametrize("call", [_direct, _custom], ids=["direct", "custom_generate"])
 
 
+@pytest.mark.representatives(5)
 @BOTH_WAYS
 @pytest.mark.parametrize("method", ["ar", "sd", "sd-tree", "specvlm", "std"])
 def test_generate_is_a_drop_in(call, method):
@@ -117,7 +118,7 @@ PROCESSORS: dict[str, Callable[[list[int]], dict[str, Any]]] = {  # of what is a
 }
 
 
-@pytest.mark.representatives(11)
+@pytest.mark.representatives(7)
 @pytest.mark.parametrize("method", ["sd/shape=chain-1", "sd/shape=chain-9", "sd-tree"])
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_processors_act_at_every_node_as_in_generate(name, method):
@@ -131,7 +132,7 @@ def test_processors_act_at_every_node_as_in_generate(name, method):
     assert _direct(method=method, **settings) == expected
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_processors_arrive_through_custom_generate(name):
     """Claim: the processors transformers made ready are the ones that act."""
@@ -175,6 +176,7 @@ def test_allowed_tokens_depend_on_the_request():
     assert _direct(two, **settings) == _hf(two, **settings)
 
 
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize("method", ["sd", "sd-tree"])
 @pytest.mark.parametrize("least", [1, 4, 5, 6, 7, 13])
 def test_min_new_tokens_counts_tokens(method, least):
@@ -300,6 +302,7 @@ class _Letters:
         return "".join("abcdefgh"[i % 8] * (i % 3 + 1) for i in ids)
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["ar", "sd", "sd-tree", "sd/shape=chain-12"])
 def test_stop_strings_end_the_answer_where_the_text_first_holds_them(method):
     """Claim: the answer ends with the first token whose text completes a stop string, across

@@ -120,7 +120,7 @@ DRAFTS: dict[str, Callable[[], Any]] = {
 }
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(("draft", "method"), dealt(DRAFTS, PARALLEL))
 def test_no_draft_and_no_timing_changes_a_token(method, draft):
     """Claim: the same for drafts from always right to never, over interleavings of the two sides

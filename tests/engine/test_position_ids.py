@@ -26,6 +26,7 @@ from saccade.model.generate_check import check_against_generate
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("fused", [None, False])
 def test_positions_hold_over_many_rounds_of_mixed_acceptance(fused):
     """Claim: 120 tokens over rounds that accept 0 to 5 equal generate. Drift in a position, even
@@ -53,6 +54,7 @@ def _generated_positions(model: Any, inputs: Any, count: int) -> list[list[int]]
     return fed
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("seconds", [0.5, 3.0])
 @pytest.mark.parametrize("method", ["sd", "sd-tree"])
 def test_verified_rows_stand_where_generate_puts_them(method, seconds, monkeypatch):

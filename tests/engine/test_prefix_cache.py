@@ -52,7 +52,7 @@ def drafted(result: Any) -> list[Any]:
     return [(round.tokens, round.accepted, round.emitted) for round in result.rounds]
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("method", "family"), dealt(METHODS, FAMILY))
 def test_conversations_through_it_are_those_without(method, family):
     """Claim: the three turns of a conversation, each a request of its own, get transformers'

@@ -65,7 +65,7 @@ def _steps(scheduler: Scheduler, times: int = 1000) -> dict[int, Result]:
     return found
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("method", [*METHODS, "hippo"])
 def test_requests_that_arrive_one_by_one_answer_as_alone(method):
     """Claim: five requests, one more every third round, get their own answers (ids, reasons); two
@@ -87,6 +87,7 @@ def test_requests_that_arrive_one_by_one_answer_as_alone(method):
         assert found[number].prompt_tokens == alone.prompt_tokens
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["sd", "specvlm"])
 @pytest.mark.parametrize("own", [True, False])
 def test_requests_with_rounded_drafts_answer_as_alone(own, method):
@@ -122,7 +123,7 @@ def test_a_round_is_one_forward_of_the_target_for_all(monkeypatch):
     assert calls == [len(scheduler)]
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["ar", "sd", "hippo"])
 @pytest.mark.parametrize("most", [1, 2, 3])
 def test_rounds_of_a_few_are_taken_in_turns(monkeypatch, method, most):
@@ -271,6 +272,7 @@ def test_short_prompts_are_read_together_as_far_as_a_chunk_goes(exact):
         assert [*dict.fromkeys(opened)] == numbers[:first], room
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("exact", [False, True], ids=["together", "in turns"])
 @pytest.mark.parametrize("method", ["ar", "sd"])
 def test_a_seed_means_the_same_beside_others(method, exact):
@@ -285,6 +287,7 @@ def test_a_seed_means_the_same_beside_others(method, exact):
         assert found[number].ids == alone.ids
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("after", "drafting"),
     dealt([0, 1, 2, 4], [("sd", False), ("specvlm-self", False), ("sd", True)]),

@@ -35,7 +35,7 @@ def mistral(window: int = WINDOW) -> Any:
     return randomize(hf.MistralForCausalLM(config), 0)
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("length", [3, 20])
 @pytest.mark.parametrize("method", ["ar", "sd", "sd-tree", "std", "lookup"])
 def test_answers_past_the_window_are_those_of_generate(method, length):

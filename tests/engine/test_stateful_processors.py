@@ -80,7 +80,7 @@ PROCESSORS: dict[str, Callable[[], Processor]] = {
 }
 
 
-@pytest.mark.representatives(6)
+@pytest.mark.representatives(3)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("kind", PROCESSORS)
 @pytest.mark.parametrize("method", METHODS)
@@ -132,6 +132,7 @@ def test_a_processor_is_called_once_a_token_and_in_order():
     assert len(result.ids) <= processor.calls <= len(result.ids) + 6
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["sd", "auto"])
 def test_each_request_of_a_batch_has_a_state_of_its_own(method):
     """Claim: two requests in a batch answer as each does alone. Fails if they share one object."""

@@ -18,6 +18,7 @@ from saccade.core.tree import chain
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", few(["sd", "sd-tree", "specvlm", "sd/shape=chain-12"], 2))
 def test_an_end_inside_an_accepted_run_ends_the_answer(method):
     """Claim: declare each emitted token in turn the end: the answer stops right there.
@@ -45,6 +46,7 @@ def test_the_length_limit_and_the_end_give_different_finish_reasons(amount):
             assert result.finish_reason == ("stop" if at < limit else "length")
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["sd", "sd-tree"])
 def test_tokens_after_the_end_count_nowhere(method):
     """Claim: tokens of the rounds are the ids emitted, accepted counts exclude what was cut, and

@@ -63,7 +63,7 @@ def window_rows(held: Cache) -> list[int]:
 # -- answers -----------------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["sd", "ar", "sd-tree", "std", "lookup", "auto"])
 @pytest.mark.parametrize("length", [90, 5])
 def test_answers_are_those_of_generate_where_keys_are_let_go(method, length):
@@ -117,6 +117,7 @@ def test_a_view_that_picks_among_all_keys_keeps_them():
 # -- conversations -----------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("cut_back", [0, 3, 30, 55])
 @pytest.mark.parametrize("method", ["ar", "sd"])
 def test_every_turn_answers_as_a_fresh_start(method, cut_back):

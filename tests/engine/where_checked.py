@@ -20,7 +20,7 @@ MORE = (
 )
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", [*SYSTEMS, *MORE])
 def test_what_a_method_calls_gets_and_gives_what_it_says(method):
     """Claim: no call of a method's answer is refused, neither here nor in a draft's process."""

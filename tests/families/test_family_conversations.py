@@ -45,7 +45,7 @@ def truth(chat: saccade.Chat, family: str) -> list[int]:
     return zoo.hf_greedy(zoo.member(family), shown, COUNT)
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("family", "method"),
     [(family, method) for family in PICTURES for method in ("sd", "specvlm")],
@@ -63,6 +63,7 @@ def test_every_turn_may_bring_a_picture(family, method):
         assert len(chat.history) == 5
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["sd", "specvlm", "std"])
 def test_turns_may_mix_pictures_clips_and_documents(method):
     """Claim: a clip, then a picture and a document, then another clip, then words."""

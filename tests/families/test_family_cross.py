@@ -28,7 +28,7 @@ def run(target: Loaded, draft: Loaded, inputs: Any, method: str, **more: Any) ->
 # -- a draft without eyes ----------------------------------------------------------------------
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["sd", "sage", "lookup", "hippo"])
 def test_a_text_only_draft_for_a_target_that_sees(method: str) -> None:
     """Claim: a llama whose tokens are a prefix of LLaVA-1.5's drafts for it without the pictures,

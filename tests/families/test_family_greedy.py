@@ -43,7 +43,7 @@ def check(family: str, methods: tuple[str, ...], prompts: int, count: int) -> No
     assert sum(seen[method]["refused"] for method in drafting)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", [name for name in zoo.FAMILIES if name not in zoo.DEEP])
 def test_answers_are_those_of_generate(family: str) -> None:
     """Claim: with any method the ids are those of transformers' own ``generate``, and drafting
@@ -52,7 +52,7 @@ def test_answers_are_those_of_generate(family: str) -> None:
     check(family, ("ar", *METHODS), FEW, SHORT)
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("family", zoo.FAMILIES)
 def test_answers_beside_a_draft_process_too(family: str) -> None:
     """Claim: the same with HIPPO, whose draft is a model of this family in another process.
@@ -69,7 +69,7 @@ def test_twenty_answers_of_64_tokens(family: str) -> None:
     check(family, ("ar", *METHODS, "hippo"), MANY, LONG)
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", zoo.SEEING)
 def test_control_another_picture_is_another_answer(family: str) -> None:
     """Claim: the answers depend on the pixels. Fails if these models ignore what they see, so that

@@ -95,7 +95,7 @@ def test_placeholders_are_the_grids(family: str) -> None:
     assert sum(i in ids for i in inputs["input_ids"][0].tolist()) == cells > 0
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("family", zoo.FAMILIES)
 def test_answers_are_those_of_generate(family: str) -> None:
     """Claim: with hostile words the answer is transformers' own on the same ids."""
@@ -129,6 +129,7 @@ def test_history_and_parts(family: str) -> None:
     assert read.index("a <|im_end|>") < read.index("b <image>")
 
 
+@pytest.mark.representatives(13)
 @pytest.mark.parametrize(("family", "kind"), family_pairs())
 def test_harmless_words_are_untouched(family: str, kind: str) -> None:
     """Claim: a question without special tokens gives the processor's own inputs, bit for bit; one
@@ -216,7 +217,7 @@ NOT_LOADED = ("minimax-m3-vl",)
 OTHERS = [f for f in checkpoints.FAMILIES if f not in (*zoo.FAMILIES, *REFUSING, *NOT_LOADED)]
 
 
-@pytest.mark.representatives(8)
+@pytest.mark.representatives(5)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of processors that make arrays
 @pytest.mark.filterwarnings("ignore:__array__ implementation")
 @pytest.mark.parametrize("family", OTHERS)
@@ -251,6 +252,7 @@ def of_control(loaded: Loaded, parts: list[dict[str, str]], media: zoo.Media) ->
     return specials(loaded, dict(inputs))
 
 
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize(("family", "kind"), [(f, zoo.kinds(f)[0]) for f in zoo.FAMILIES])
 def test_parts_together_spell_no_control_token(family: str, kind: str) -> None:
     """Claim: a token whose halves stand in two parts, next to each other or around a picture, stays

@@ -70,6 +70,7 @@ def test_the_default_on_a_cpu_is_float32(qwen: Path) -> None:
     assert loading.precision(None, torch.device("cuda")) == "auto"
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("name", list(loading.DTYPES))
 def test_every_dtype_by_name(qwen: Path, name: str) -> None:
     """Claim: each name of DTYPES is the type of all weights, and such a model answers with a draft
@@ -95,6 +96,7 @@ def test_device_and_device_map_together(qwen: Path) -> None:
     sentence(caught.value)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.filterwarnings("ignore")
 @pytest.mark.parametrize("kind", ["image", "video"])
 def test_a_device_map_changes_no_token(qwen: Path, kind: str) -> None:
@@ -109,6 +111,7 @@ def test_a_device_map_changes_no_token(qwen: Path, kind: str) -> None:
     assert answer(spread, inputs, "specvlm", draft=plain.backbone) == expected
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("fused", [None, False])
 def test_a_layer_on_disk(qwen: Path, tmp_path: Path, fused: bool | None) -> None:
     """Claim: a model one layer of which is fetched from disk answers the same with specvlm as

@@ -70,7 +70,7 @@ def padded(family: str, noise: float, rows: int) -> Loaded:
     return Loaded(f"{family}, {rows} rows", Backbone(model), loaded.processor)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("family", "rows"), dealt(zoo.FAMILIES, [300, 384]))
 def test_vocabularies_padded_differently(family: str, rows: int) -> None:
     """Claim: a draft with fewer rows than the target, or with more that it would rather say, is
@@ -93,7 +93,7 @@ def test_control_the_padded_draft_would_say_ids_the_target_lacks(family: str) ->
     assert max(result.ids) >= 320
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("family", "size"), dealt(zoo.FAMILIES, [Size(1, 128, 320), Size(2, 192, 320)])
 )
@@ -122,7 +122,7 @@ MIXED = [
 ]
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("target", "draft"), MIXED)
 def test_pairs_of_different_families(target: str, draft: str) -> None:
     """Claim: a draft of another family with the same tokenizer is harmless: either it works on the
@@ -137,7 +137,7 @@ def test_pairs_of_different_families(target: str, draft: str) -> None:
     assert worked == (result.fallback_reason is None), result.fallback_reason
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("kind", ["image", "images", "video", "videos", "both"])
 def test_a_qwen2_draft_for_a_qwen25_target(kind: str) -> None:
     """Claim: this pair drafts to the end on every kind of prompt. Fails if inputs one family knows
@@ -328,7 +328,7 @@ def from_folder(model: Any, folder: Path) -> Loaded:
     return models.load(str(folder), device="cpu")
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("method", ["sd", "sd-tree", "lookup"])
 @pytest.mark.parametrize("build", BUILT_BY_HAND)
 def test_windows_and_states_answer_as_generate_does(

@@ -114,7 +114,7 @@ def pair(share: str, family: str) -> tuple[Backbone, Backbone]:
     return Backbone(target), Backbone(draft)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("share", WHERE)
 @pytest.mark.parametrize("family", ["llava-1.5", "llava-onevision"])
 def test_what_a_draft_reads(family: str, share: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -108,7 +108,7 @@ def accepted_path(round: RoundRecord) -> list[int]:
     return found
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(  # a chain, and a tree on a pruned prompt
     ("family", "method"), dealt(zoo.FAMILIES, ["sd", "specvlm"])
 )
@@ -251,7 +251,7 @@ def session_laws(loaded: Loaded, prompt: Prompt, tokens: Sequence[int]) -> Tenso
 TOKENS = [40, 7, 99, 12, 63, 150]
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(("family", "kind"), zoo.PAIRS)
 def test_a_pruned_prompt_is_scored_as_the_modules_do(family: str, kind: str) -> None:
     """Claim: with half of the visual tokens gone, laws equal those of the language model on the
@@ -312,7 +312,7 @@ def how(family: str, method: str) -> dict[str, Any]:
     return dict(draft=draft, method=method, max_new_tokens=COUNT, do_sample=False)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("family", "method"),
     [*((name, "specvlm") for name in zoo.FAMILIES), *((name, "std") for name in zoo.QWEN[:3])],
@@ -339,7 +339,7 @@ def test_two_requests_take_turns(family: str, method: str) -> None:
     assert answers[0] != answers[1]
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", zoo.QWEN)
 def test_control_anothers_offset_is_another_answer(family: str) -> None:
     """Claim: ``generate`` leaves another offset on the model for each of these prompts, and with

@@ -90,7 +90,7 @@ def bare(backbone: Backbone) -> bool:
     return not module._forward_hooks and "forward" not in vars(module)
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(("family", "kind"), PAIRS)
 def test_equal_towers_before_other_projectors(
     family: str, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -176,7 +176,7 @@ def test_control_what_is_shown_is_what_is_read(family: str) -> None:
     assert alike(draft.prompts(inputs, seen[1])[0], mine)
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("broken", ["target", "draft"])
 @pytest.mark.parametrize("keep", [False, True])
@@ -207,7 +207,7 @@ def test_after_a_failure_no_hook_stays(
     assert run(target, draft, inputs).fallback_reason is None
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_equal_towers_and_projectors_are_adopted(
     family: str, monkeypatch: pytest.MonkeyPatch

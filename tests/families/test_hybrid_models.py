@@ -81,7 +81,7 @@ def _fresh_answer(family: str, ids: tuple[int, ...], count: int) -> tuple[int, .
 # -- one answer --------------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("family", HYBRIDS)
 @pytest.mark.parametrize("method", few(SERIAL, 4))
 def test_a_hybrid_answers_as_generate_does(method, family):
@@ -133,7 +133,7 @@ def _talk(family: str, method: Any, cut_back: int, turns: int, **settings: Any) 
             ids = [*ids[: max(0, len(ids) - cut_back)], *question(turn)]
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("method", "cut_back"),
     [
@@ -166,7 +166,7 @@ def test_every_turn_beside_a_draft_answers_as_a_fresh_start(family, method, cut_
     torch.set_num_threads(1)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     "method", few(["sd/shape=chain-9", "specvlm-self", "sd-tree", "std", "layerskip", "fresh"], 2)
 )
@@ -193,6 +193,7 @@ def test_a_hybrids_answer_that_stopped_inside_an_accepted_run_goes_on(family, me
             assert result.ids == _fresh_answer(family, tuple(ids), COUNT)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_a_draft_that_is_the_hybrid_itself_is_never_refused(family):
     """Claim: the draft's states too are those of the text: a copy of the target is accepted to the
@@ -251,6 +252,7 @@ def test_another_question_about_a_picture_reuses_its_rows(method, monkeypatch):
     assert min(reused[1:]) >= pictures_end
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_a_prompt_that_shares_half_of_another_is_right(family, monkeypatch):
     """Claim: prompts that share any part of their text with a stored one get the answer of
@@ -296,6 +298,7 @@ def test_eight_requests_together_are_each_alone(family, method):
         assert row[-8:].tolist() == hf_greedy(HYBRIDS[family](0), inputs, 8)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", few(["sd", "ar", "sd-tree", "specvlm-self", "auto"], 1))
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_a_hybrids_requests_that_come_and_go_answer_as_alone(family, method, monkeypatch):

@@ -91,6 +91,7 @@ ELSEWHERE = {
 }  # fmt: skip
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", few(ELSEWHERE, 2))
 def test_a_draft_on_another_gpu_gives_the_same_answer(method):

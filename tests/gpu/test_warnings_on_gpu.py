@@ -13,7 +13,7 @@ import saccade
 from saccade.engine.request_batch import SHARED_GPU, SLOW_EXACT
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("method", "places", "settings", "expected"),
     [

@@ -125,7 +125,7 @@ def test_what_it_judges_are_claims_of_the_page():
     others = [c for own in claims.CLAIMS.values() for c in own if c.judge not in real.JUDGES]
     assert not any(real.cell(c, StoredResults(Path("nowhere"))) for c in others)
     judged = next(c for c in sparse_to_dense.CLAIMS if c.judge in real.JUDGES)
-    with pytest.raises(OptionError, match="saccade bench real"):
+    with pytest.raises(OptionError, match="python -m lab real"):
         real.cell(judged, StoredResults(Path("nowhere")))
 
 

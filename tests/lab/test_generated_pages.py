@@ -106,8 +106,8 @@ def _renewed_views(page: str) -> str:
 
 def _real_weights(name: str) -> Callable[[str], str]:
     def made(page: str) -> str:
-        from saccade.bench.real.pair import pair_section
-        from saccade.bench.real.results_page import make_page
+        from lab.real.pair import pair_section
+        from lab.real.results_page import make_page
 
         own = make_page(_stored(f"{name}.json"))
         pair_rows = RESULTS / f"{name}-pair.json"

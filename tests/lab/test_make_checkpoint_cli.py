@@ -26,7 +26,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_every_family_is_written_and_read(family: str, call: Call, tmp_path: Path) -> None:
     """Claim: each family's checkpoint loads as it is, with a processor that answers for it, and
@@ -50,6 +50,7 @@ def test_the_list_of_families(call: Call) -> None:
     assert json.loads(call("make-checkpoint", "list", "--json")[1]) == list(FAMILIES)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", ["llama", "qwen2.5-vl", "llava-onevision"])
 def test_a_seed_is_a_checkpoint(family: str, call: Call, tmp_path: Path) -> None:
     """Claim: the same seed gives the same bytes in every file, another one other weights in the

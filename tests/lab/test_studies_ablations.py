@@ -12,11 +12,11 @@ import torch
 
 from lab import checkpoints
 from lab.hardware import following
+from lab.real.answers import Results
+from lab.real.long_documents import Document
 from lab.studies import ablations
 from lab.studies.ablations import FRESH_METHOD, Anchored
 from lab.studies.experiment import Experiment
-from saccade.bench.real.answers import Results
-from saccade.bench.suites.long_documents import Document
 from saccade.core.prompt import Prefill, Prompt
 from saccade.inputs import load
 from saccade.methods.pages import ByPage

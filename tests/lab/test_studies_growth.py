@@ -70,6 +70,7 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int, int]]:
     return seen
 
 
+@pytest.mark.extra
 def test_methods_take_turns(ran: list[tuple[str, int, int]]) -> None:
     """Claim: first a short run of each, then every clip by every method, each clip begun by the
     next method. Fails if one method has all its clips in a row, or always goes first."""

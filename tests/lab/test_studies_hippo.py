@@ -221,6 +221,7 @@ def test_shares_are_of_the_recorded_seconds(
     assert len(data["rows"]) == 4 and data["stacked"]
 
 
+@pytest.mark.extra
 def test_a_real_race_fills_the_shares(experiment: Experiment) -> None:
     """Claim: on a real clip each row sums to 100 %, and draft and target both take some of it."""
     (whole, tenth) = hippo.measure_round_times(

@@ -84,6 +84,7 @@ def test_correlations_are_pearsons_of_the_drafts_entropy(experiment, monkeypatch
     assert len({round(value, 6) for value in seen}) == len(seen)
 
 
+@pytest.mark.extra
 def test_the_events_question_is_about_events(experiment):
     """Claim: the second panel's question is another than the first's, of the same clip. Fails if
     both panels show captions."""

@@ -7,9 +7,9 @@ import json
 import numpy as np
 import pytest
 
+from lab.real import answers
 from lab.studies import seeing, seeing_page
 from lab.training import build
-from saccade.bench.real import answers
 from saccade.inputs import load
 from saccade.inputs.checkpoints import EMBEDDED, NAMES
 

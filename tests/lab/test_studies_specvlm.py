@@ -133,6 +133,7 @@ def test_stages_are_differences_on_the_same_clips(experiment):
             assert row[f"a draft that {what}"][0] == pytest.approx(lost)
 
 
+@pytest.mark.extra
 def test_lambda_is_calibrated_on_clips_of_their_own(experiment, monkeypatch):
     """Claim: the lambda of the best mean tau over both drafts, never 0, on clips that no figure
     asks for; and what the other figures judge by is what the stored calibration found. Fails where

@@ -202,6 +202,7 @@ def test_every_study_of_sparse_to_dense_is_registered() -> None:
 # -- Table 1: batches --------------------------------------------------------------------------
 
 
+@pytest.mark.extra
 def test_a_batch_is_one_call_and_turns_are_ratios_of_the_same_turn(monkeypatch: Any) -> None:
     """Claim: the clips are asked in one call, by every method in each of three turns, and a turn's
     number is tokens by the second of decoding over plain decoding's of that turn. Fails if a

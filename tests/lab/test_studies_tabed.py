@@ -92,6 +92,7 @@ def test_what_is_shaded_is_what_real_blocks_accept(experiment, shaded, shots):
     assert not all(exchanged)
 
 
+@pytest.mark.extra
 def test_the_titles_count_what_is_shaded(shaded):
     """Claim: the shares in a panel's title are of its own tokens, along each line and at any
     weight. Fails if a share is another line's."""

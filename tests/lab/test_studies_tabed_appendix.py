@@ -145,6 +145,7 @@ def test_captions_are_timed_beside_the_first_token(pair, monkeypatch):
     assert draw.bars(data).axes[0].patches
 
 
+@pytest.mark.extra
 def test_random_weights_cost_what_they_say(pair):
     """Claim: BLIP's form sees 576 patches, writes exactly the stated tokens whatever it sees, and
     is to the target about what BLIP is to a 7B model (247M: a 28th). Fails if it could end early.

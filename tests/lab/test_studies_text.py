@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from lab import checkpoints
+from lab.real import answers as measure
+from lab.real.long_documents import Document
 from lab.studies import text
-from saccade.bench.real import answers as measure
-from saccade.bench.suites.long_documents import Document
 from saccade.inputs import Loaded, load
 from saccade.methods import resolve
 
@@ -96,7 +96,7 @@ def test_the_command_asks_and_writes_the_page(call, model, tmp_path, monkeypatch
     monkeypatch.setattr("saccade.inputs.real_weights.require_checkpoint", lambda: model.name)
     monkeypatch.setattr(text, "METHODS_WITHOUT_DOCUMENT", {"sd": "a chain of 5"})
     monkeypatch.setattr(text, "METHODS_OVER_DOCUMENTS", {"specvlm/keep=0.1": "a tenth"})
-    monkeypatch.setattr("saccade.bench.suites.long_documents.LENGTHS", (100,))
+    monkeypatch.setattr("lab.real.long_documents.LENGTHS", (100,))
     (tmp_path / "page.md").write_text("some words of a text, " * 30)
     page = tmp_path / "told.md"
     words = ("text", tmp_path / "page.md", "--limit", 1, "--max-new-tokens", 5, "--out", page)

@@ -103,6 +103,7 @@ def _law_tests() -> list[Any]:
     return found
 
 
+@pytest.mark.representatives(19)
 @pytest.mark.parametrize(("name", "failure"), _law_tests())
 def test_a_failure_after_one_drawn_token_does_not_bend_the_law(name, failure):
     """Claim: the joint law of three tokens is the target's when drafting fails wherever a certain

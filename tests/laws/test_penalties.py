@@ -105,7 +105,7 @@ def _run(models: Pair, method: str, **settings: Any) -> Any:
     )
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("name", SETTINGS)
 def test_drafted_is_plain_and_plain_is_transformers(models, name):
     """Claim: under penalties every method's greedy answer is plain decoding's, which is

@@ -159,6 +159,7 @@ CASES = [  # each shape and each kind of rules; the slow test takes them all tog
 ]
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(("shape", "rules"), CASES)
 def test_the_joint_law_of_three_tokens_is_the_targets(shape, rules):
     """Claim: sampling is lossless. Power and size as the module says; the seed is fixed."""
@@ -253,7 +254,7 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], Shape]] = {
 }
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("bug", BUGS)
 def test_control_a_planted_bug_bends_the_law(bug, monkeypatch):
     """Control: each of these must fail the very same test, or the test has no power."""

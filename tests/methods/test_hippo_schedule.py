@@ -277,7 +277,7 @@ def wrongly_drafted(trace: Trace) -> list[int]:
 PARALLEL = ["hippo", "pearl", "pearl-syn", "pearl-specvlm"]
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("method", "speed"), dealt(PARALLEL, SPEEDS))
 def test_every_round_judges_by_the_papers_rule(method, speed):

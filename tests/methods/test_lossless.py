@@ -63,7 +63,7 @@ def test_plain_decoding_is_the_modules_greedy_answer(family):
     assert len(run.rounds) == COUNT - 1 and len(set(plain(family))) > 8
 
 
-@pytest.mark.representatives(6)
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize(("case", "family"), dealt(CASES, MAKE))
 def test_the_answer_is_the_targets_own(case, family):
     """Claim: ids equal the cache-free reference's (and so ``ar``'s), for drafts good and bad, with
@@ -78,7 +78,7 @@ def test_the_answer_is_the_targets_own(case, family):
     assert all(round.verdict.own is not None for round in run.rounds[:-1])
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(("method", "draft"), [case for case in CASES if case[1] != "unrelated"])
 def test_control_drafts_are_both_accepted_and_refused(method, draft):
     """Control: over the families, each method has tokens accepted and tokens refused, so that the

@@ -344,7 +344,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.representatives(12)
+@pytest.mark.representatives(6)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("of", "family"),

@@ -178,7 +178,7 @@ def test_each_round_drafts_on_the_keys_looked_at_last(monkeypatch):
 # -- the answer --------------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["fresh", "fresh/refresh=3", "specvlm-self/refresh=1"])
 @FAMILIES
 def test_the_answer_is_the_targets(family, method):

@@ -251,7 +251,7 @@ EACH = pytest.mark.parametrize("family", list(PAIRS))
 BOTH = pytest.mark.parametrize("method", list(METHODS))
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @BOTH
 @EACH
 def test_every_round_drafts_the_papers_tree(runs, family, method):
@@ -265,7 +265,7 @@ def test_every_round_drafts_the_papers_tree(runs, family, method):
     assert same(rounds, METHODS[method])
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @BOTH
 @EACH
 def test_laws_and_tokens_are_the_drafts_by_uncached_forwards(runs, family, method):
@@ -287,7 +287,7 @@ def test_laws_and_tokens_are_the_drafts_by_uncached_forwards(runs, family, metho
             assert sorted(round.tree.tokens[n] for n in below) == sorted(best)
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("misreading", list(MISREADINGS))
 @BOTH
 def test_control_a_misread_equation_drafts_another_tree(runs, method, misreading):
@@ -424,7 +424,7 @@ def _stub_rounds(method: str, seed: int, count: int) -> list[Seen]:
     return found
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @BOTH
 def test_any_laws_give_the_papers_tree(method):
     """Claim: the same over laws from flat to certain, acceptance from none to all.
@@ -485,6 +485,7 @@ def test_an_empty_tree_is_no_dead_end():
     assert empty and any(sizes[i + 1] > 0 for i in empty)
 
 
+@pytest.mark.representatives(7)
 @BOTH
 @pytest.mark.parametrize("nodes", [3, 7, 12])
 def test_the_cap_keeps_the_most_probable_paths(method, nodes):

@@ -69,7 +69,7 @@ ONCE = {  # each distance, each kind of window, each way from distances to weigh
 }
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("family", "method"),
     [pytest.param(*run, marks=() if run[1] in ONCE else pytest.mark.slow) for run in RUNS],
@@ -241,7 +241,7 @@ WRONG: dict[str, tuple[str, dict[str, Any], set[str]]] = {
 }
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("wrong", list(WRONG))
 def test_control_a_departure_from_the_paper_is_refused(wrong):
     """Control: each check fails on a real run of what it is there to refuse, and the same run
@@ -387,7 +387,7 @@ def test_real_weights_drift_the_same_way():
 # -- batches ---------------------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @EACH
 @pytest.mark.parametrize("method", ["tabed", "tabed-mtcp/weights=inverse-4"])
 def test_requests_of_a_batch_are_weighted_each_by_itself(family, method):

@@ -366,6 +366,7 @@ def test_a_note_is_the_same_on_the_way_and_after(rows, monkeypatch):
     assert told == ["mass_output"] * 3 * (int(rows[0]) == 90)
 
 
+@pytest.mark.representatives(9)
 @pytest.mark.parametrize("family", [name for name in FAMILIES if name != "llama"])
 @pytest.mark.parametrize("fused", [None, False])
 @pytest.mark.parametrize("chunk", [5, 16, 4096])

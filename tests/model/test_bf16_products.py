@@ -31,6 +31,7 @@ def _numbers(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed)).bfloat16()
 
 
+@pytest.mark.representatives(47)
 @pytest.mark.parametrize("threads", [1, 2, 3])
 @pytest.mark.parametrize("rows", [1, 2, 6, 16, 17, 33, 70])
 @pytest.mark.parametrize("use", Epilogue)

@@ -463,7 +463,7 @@ def _changed(model: Any, change: Change, tools: Tools) -> Any:
     return found if "generate" in dir(found) else model
 
 
-@pytest.mark.representatives(10)
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("used", [False, True], ids=["before first use", "after first use"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_target_answers_as_its_own_generate(name, used, tools):
@@ -487,7 +487,7 @@ def test_a_changed_target_answers_as_its_own_generate(name, used, tools):
                 _answer(model, inputs, method, draft)
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("used", [False, True], ids=["before first use", "after first use"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_draft_changes_no_answer(name, used, tools):
@@ -542,7 +542,7 @@ def _last_linear_of_eyes(model: Any) -> Any:
     return linears[-1]
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("used", [False, True], ids=["before first use", "after first use"])
 @pytest.mark.parametrize("name", VISION)
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llava_onevision"])
@@ -562,6 +562,7 @@ def test_a_changed_vision_tower_is_followed(family, name, used):
     assert hf_greedy(model, inputs, TOKENS) == after
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("name", ["hook on a layer", "a new head", "column edited by data"])
 def test_a_backbone_is_followed_as_its_model_is(name, tools):
     """Claim: whoever passes a Backbone instead of a model gets the changed model's answer too, in

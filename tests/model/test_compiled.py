@@ -45,7 +45,7 @@ def _exact(q, k, v, mask):
     return scaled_dot_product_attention(q.double(), k, v, mask)
 
 
-@pytest.mark.representatives(8)
+@pytest.mark.representatives(3)
 @COMPILED
 @pytest.mark.parametrize("threads", [1, 2, 7])
 @pytest.mark.parametrize(("heads", "kv_heads", "width"), [(6, 2, 32), (7, 1, 80), (4, 4, 256)])
@@ -91,7 +91,7 @@ def test_what_rows_attend_to_is_double_precisions(rows, columns):
     assert torch.allclose(found.double(), exact, atol=1e-4)
 
 
-@pytest.mark.representatives(30)
+@pytest.mark.representatives(13)
 @COMPILED
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("rows", [1, 16, 40, 90, 100])
@@ -121,7 +121,7 @@ def test_what_is_noted_on_the_way_is_what_is_attended_to(rows, columns, heads, k
     assert torch.allclose(mass.double() - 1, exact, atol=1e-4)
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @COMPILED
 @pytest.mark.parametrize("threads", [1, 2, 5])
 @pytest.mark.parametrize("together", [2, 3, 5, 8, 13, 40])
@@ -238,6 +238,7 @@ def anew_and_soon(anew):
     return anew
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @COMPILED
 @pytest.mark.skipif(platform.machine() != "x86_64", reason="instructions of x86")

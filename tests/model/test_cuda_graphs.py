@@ -84,6 +84,7 @@ def _same(ordinary: Session, fixed: Session, tree: Tree, requests: int = 1) -> f
     return float((a - b).abs().max())
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("family", LEAN)
 def test_every_step_gives_the_laws_of_an_ordinary_forward(family):
     """Claim: plain decoding, chains, trees grown node by node, refusals and catching up all give
@@ -345,7 +346,7 @@ def test_what_forwards_cost_is_measured_on_replays(monkeypatch):
     assert len(rest) >= 6 and rest == [(0, 1)] * len(rest), (warm, rest)
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["ar", "sd-tree", "specvlm", "specvlm-self", "std", "sage"])
 def test_answers_are_the_same(method, monkeypatch):
     """Claim: with every session in fixed sizes, target's and draft's, answers stay the target's.

@@ -54,6 +54,7 @@ def test_rounded_weights_are_near_the_weights(name, most):
     assert torch.allclose(own, exact, rtol=0.01)
 
 
+@pytest.mark.representatives(35)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("rows", [1, 3, 4, 9])
 @pytest.mark.parametrize("use", Epilogue)
@@ -94,6 +95,7 @@ def _weights(model):
     return {name: weight.clone() for name, weight in model.named_parameters()}
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("rounding", ON_CPU)
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

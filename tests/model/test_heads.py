@@ -110,6 +110,7 @@ def _play(session: Any, drafting: Any, reference: Any, seed: int, rounds: int) -
     return text
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(("kind", "family"), _pairs())
 def test_any_history_of_a_head_equals_the_reference(kind, family):
     """Claim: after any rounds a head's logits, at the end of the text and at every node of a tree,
@@ -147,6 +148,7 @@ def test_control_other_positions_are_noticed():
         _play(session, drafting, reference, seed=3, rounds=1)
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("cut_back", [0, 3, 30])
 @pytest.mark.parametrize(("kind", "family"), _pairs(["mtp", "specforge"]))
 def test_a_turn_cuts_a_head_back_to_the_text(kind, family, cut_back):
@@ -177,6 +179,7 @@ def test_a_turn_cuts_a_head_back_to_the_text(kind, family, cut_back):
 # -- answers -----------------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(7)
 @pytest.mark.parametrize(("kind", "family"), _pairs())
 @pytest.mark.parametrize("method", few(METHODS, 3))
 def test_a_head_never_changes_an_answer(method, kind, family):
@@ -193,6 +196,7 @@ def test_a_head_never_changes_an_answer(method, kind, family):
         assert any(round.tokens for round in result.rounds)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("kind", "family"), _pairs(["mtp", "specforge"]))
 def test_every_turn_with_a_head_answers_as_a_fresh_start(kind, family):
     """Claim: three turns' answers are those of generate on the whole text, where the template cuts
@@ -211,6 +215,7 @@ def test_every_turn_with_a_head_answers_as_a_fresh_start(kind, family):
             ids = [*ids[: max(0, len(ids) - 3)], *question(turn)]
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("kind", "family"), [("mtp", "llama"), ("speculators", "llama")])
 def test_requests_with_heads_come_and_go_as_if_alone(kind, family):
     """Claim: requests that join a server's scheduler while others decode share the head's forwards
@@ -328,6 +333,7 @@ def test_a_prompt_that_was_read_ahead_can_be_drafted_for_by_a_head(kind, family)
     assert any(round.tokens for round in result.rounds)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("kind", "family"), [("mtp", "qwen2_5_vl"), ("specforge", "qwen3_5")])
 def test_a_head_goes_on_after_new_media(kind, family):
     """Claim: a turn that brings a video goes on with the head, without the warning that a draft
@@ -428,6 +434,7 @@ def test_a_head_is_not_rounded():
 # -- loading -----------------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")
 @pytest.mark.parametrize(
     ("family", "layout"), [("qwen3.5", "mtp"), ("qwen3.5-moe", "mtp"), ("glm4v-moe", "nextn")]
@@ -476,6 +483,7 @@ def test_experts_of_a_head_are_stacked_as_its_layer_wants_them(tmp_path):
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("style", STYLES)
 def test_an_eagle3_head_is_loaded_by_its_folder(style, tmp_path):
     """Claim: ``draft=`` takes the folder of an EAGLE-3 head in each published form, and the answer

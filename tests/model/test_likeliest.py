@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pickle
+from functools import partial
 
 import pytest
 import torch
@@ -10,10 +11,12 @@ from helpers import FAMILIES, input_for
 
 from saccade.core.sampling import NO_TOKEN, BrokenLaw, Sampling, Scores
 from saccade.core.tree import ROOT, chain
+from saccade.drafting.shapes.auto import _look
+from saccade.drafting.shapes.policies import confidence
 from saccade.model import likeliest
 from saccade.model.backbone import Backbone
 from saccade.model.cuda_graphs import CudaGraphs, capture_new_sizes
-from saccade.model.likeliest import LikeliestTokens, Vocabulary, VocabularyTable, likeliest_ids
+from saccade.model.likeliest import LikeliestTokens, Vocabulary, VocabularyTable, top_tokens
 from saccade.model.session import Session, score_together
 
 FAMILY = "qwen2_5_vl"
@@ -102,15 +105,29 @@ def test_more_vocabularies_than_rows_begin_the_table_again(monkeypatch):
 def test_tokens_outlive_the_memory_that_they_were_in():
     """Claim: tokens that were not read are copied before their memory is written to, also where
     they are sent elsewhere; NaN is no token. Fails if the next forward's tokens are read."""
-    memory = likeliest_ids(torch.tensor([[1.0, 3.0], [float("nan"), 0.0], [5.0, 5.0]]))
-    assert memory.tolist() == [1, NO_TOKEN, 0]
+    memory = top_tokens(torch.tensor([[1.0, 3.0], [float("nan"), 0.0], [5.0, 5.0]]))
+    assert memory[:, 0].tolist() == [1, NO_TOKEN, 0]
     tokens, read = LikeliestTokens(memory), LikeliestTokens(memory)
-    assert read.read(0) == 1
+    assert read.read(0).token == 1
     for each in (tokens, read):
         each.preserve()
     memory.zero_()
     for each in (tokens, read, pickle.loads(pickle.dumps(tokens))):
-        assert [each.read(row) for row in range(3)] == [1, NO_TOKEN, 0]
+        assert [each.read(row).token for row in range(3)] == [1, NO_TOKEN, 0]
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_the_two_likeliest_tokens_are_those_of_the_softmax(dtype):
+    """Claim: the tokens and probabilities are those that sorting a softmax in fp32 gives; a token
+    that is forbidden has probability 0. Fails if the runner-up is the token again."""
+    logits = (5 * torch.randn(4, 999, generator=torch.Generator().manual_seed(1))).to(dtype)
+    logits[3, 1:] = float("-inf")
+    expected = logits.float().softmax(-1).topk(2)
+    for row, numbers in enumerate(top_tokens(logits).tolist()):
+        assert numbers[2:] == pytest.approx(expected.values[row].tolist(), rel=1e-5, abs=1e-12)
+        if row < 3 and logits[row].topk(3).values.unique().numel() == 3:
+            assert numbers[:2] == expected.indices[row].tolist()
+    assert numbers[0] == 0 and numbers[3] == 0
 
 
 def test_a_step_that_follows_does_not_change_what_was_scored(model):
@@ -132,8 +149,8 @@ def test_a_step_that_follows_does_not_change_what_was_scored(model):
 def test_nan_in_a_captured_step_is_refused():
     """Claim: a row with NaN has no law, as in an ordinary forward, and rules other than the arg-max
     do not read the computed tokens."""
-    tokens = LikeliestTokens(torch.tensor([NO_TOKEN, 2]))
-    rows = [torch.tensor([float("nan"), 0.0, 1.0]), torch.tensor([0.0, 5.0, 1.0])]
+    rows = [torch.tensor([float("nan"), 0.0, 1.0]), torch.tensor([0.0, 1.0, 5.0])]
+    tokens = LikeliestTokens(top_tokens(torch.stack(rows)))
     reads = [lambda: tokens.read(0), lambda: tokens.read(1)]
     scores = Scores(chain([1]), rows, Sampling(), [], 0, likeliest=reads)
     for law in (scores.law, scores.every_law()):
@@ -142,3 +159,20 @@ def test_nan_in_a_captured_step_is_refused():
         assert law(0) == 2
     grammar = Sampling(grammar=lambda ids: torch.tensor([True, True, False]))
     assert Scores(chain([1]), rows, grammar, [], 0, likeliest=reads).law(0) == 1
+
+
+@pytest.mark.parametrize("runners", [0, 1])
+def test_auto_sees_the_same_whoever_computed_it(runners):
+    """Claim: what ``auto`` reads of a forward that computed the likeliest tokens is what it reads
+    of the logits: token, confidence and alternative. Fails if the runner-up is another one."""
+    rows = [*torch.randn(3, 50, generator=torch.Generator().manual_seed(2))]
+    tokens = LikeliestTokens(top_tokens(torch.stack(rows)))
+    reads = [partial(tokens.read, row) for row in range(3)]
+    by_logits = Scores(chain([1, 2]), rows, Sampling(), [], 0)
+    computed = Scores(chain([1, 2]), rows, Sampling(), [], 0, likeliest=reads)
+    for node in (ROOT, 0, 1):
+        token, odds, others = _look(computed, node, runners)
+        expected_token, expected_odds, expected_others = _look(by_logits, node, runners)
+        assert token == expected_token and odds == pytest.approx(expected_odds)
+        assert [other for other, _ in others] == [other for other, _ in expected_others]
+        assert confidence(computed, node, None) == pytest.approx(confidence(by_logits, node, None))

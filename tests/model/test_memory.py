@@ -59,7 +59,7 @@ def sentence(error: BaseException) -> str:
 # -- counting ----------------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_parameters_are_counted_exactly(loaded: Callable[[str], Loaded], family: str) -> None:
     """Claim: a footprint's parameters are those of the model that is loaded, its decoder's those of
@@ -119,6 +119,7 @@ def test_what_a_token_leaves_is_what_a_cache_takes(
     assert row == footprint(loading.read_config(loaded(family).name)).kv * dtype.itemsize
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(
     ("name", "billions"),
     [

@@ -445,7 +445,7 @@ def _history(family: str, seed: int, rounds: int = 6) -> None:
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
-@settings(max_examples=5)
+@settings(max_examples=3)
 @given(seed=st.integers(0, 10_000))
 def test_any_history_of_a_hybrid_equals_the_oracle(family, seed):
     """Claim: over random trees, commits and turns that cut up to 40 tokens back, three requests of

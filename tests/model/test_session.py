@@ -222,6 +222,7 @@ def test_control_planted_session_bugs_are_seen(bug, monkeypatch):
             _history("video", None, seed)
 
 
+@pytest.mark.representatives(1)
 @BOTH
 @settings(max_examples=12)
 @given(seed=st.integers(0, 10_000))

@@ -58,6 +58,7 @@ def test_what_a_tower_sees_is_what_its_modules_see(family, packed):
     assert (prompt.embeds - plain.embeds).abs().max() < 1e-4 * plain.embeds.abs().max()
 
 
+@pytest.mark.representatives(3)
 @COMPILED
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2_vl", "llava_onevision"])
 @pytest.mark.parametrize("ours", [True, False])

@@ -131,7 +131,7 @@ def test_soft_caps_and_sinks_are_those_of_the_formula():
 
 
 @pytest.mark.parametrize("family", ["gemma3", "gemma4", "aya-vision", "llama4"])
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 def test_a_prefill_in_chunks_gives_the_models_own_logits(family):
     """Claim: whatever the chunks of a prefill, the logits at the prompt's end are those of the
     model's own forward. Fails if a chunk cuts a picture that is read in both directions."""

@@ -117,7 +117,7 @@ def test_pieces_are_the_whole_and_usage_counts_it(endpoint, asking, kind):
     assert whole.object == "chat.completion" and whole.model == endpoint.model
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("kind", ["text", "video", "image", "frames", "words first"])
 def test_an_answer_is_the_one_the_library_gives(ours, models, asking, clips, picture, frames, kind):
     """Claim: text, reason and counts of tokens are saccade.run's on the same media and words."""
@@ -250,6 +250,7 @@ def test_cold_and_narrow_drawing_is_greedy(endpoint, asking):
     assert warm != {greedy}
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("seed", [0, 5])
 def test_a_drawn_answer_is_the_one_the_library_draws(ours, models, clips, asking, seed):
     """Claim: temperature, top_p and seed mean what they mean to saccade.run; n counts seeds on."""

@@ -306,6 +306,7 @@ def calling(request: Any, models: Pair) -> Iterator[Live]:
         yield live
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("choice", "names"),
@@ -339,6 +340,7 @@ def client(calling: Live) -> Iterator[openai.OpenAI]:
         yield found
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 def test_the_client_gets_calls(client):
     """Claim: in the client's own types a required call is whole, and streamed as pieces that the
@@ -362,6 +364,7 @@ def test_the_client_gets_calls(client):
     assert on.choices[0].message.tool_calls is None and on.choices[0].message.content is not None
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 def test_what_a_call_gave_goes_on(calling):
     """Claim: a call and its result are taken as turns; without a need to call, words are words."""

@@ -63,6 +63,7 @@ def test_a_text_is_the_chats_answer(client, server):
     assert client.responses.create(input=items, **SETTINGS).output_text == response.output_text
 
 
+@pytest.mark.extra
 def test_pictures_and_videos_are_read(client, server, picture, clips):
     """Claim: input_image with a bare address, and a video part, are the chat's media."""
     words = {"type": "input_text", "text": "What is this?"}
@@ -115,6 +116,7 @@ def test_an_answer_that_is_cut_is_incomplete(client):
     assert last.type == "response.incomplete" and last.response.status == "incomplete"
 
 
+@pytest.mark.extra
 def test_a_form_is_followed(client):
     """Claim: text.format and the client's parse give objects of the schema."""
     form = {"type": "json_schema", "name": "shape", "schema": SCHEMA, "strict": True}

@@ -106,7 +106,7 @@ OPERATIONS = [
 ]
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("mode", [GenerationMode.POSITIVE, GenerationMode.NEGATIVE])
 @pytest.mark.parametrize("examples", [10, pytest.param(250, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("verb", "path"), OPERATIONS)

@@ -201,6 +201,7 @@ def test_both_answers_are_the_ones_each_gives_alone(models: PageModels, method: 
     assert end.plain.seconds > 0 and end.speedup is not None
 
 
+@pytest.mark.extra
 def test_a_sampled_answer_is_the_one_its_seed_gives_alone(models: PageModels) -> None:
     """Claim: temperature and seed reach the drafted side; and the plain one, so that both draw."""
     shown = last(models, question_for("sd", temperature=1.5, seed=7))[-1]

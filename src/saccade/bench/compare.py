@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
@@ -56,7 +56,7 @@ class Summary:
 
 @dataclass(frozen=True)
 class TimedRuns:
-    """Every timed run of every method, in order, and the error of each peer that failed."""
+    """Every timed run of every method, in order, and the error of each that failed."""
 
     runs: dict[str, list[TimedRun]]
     errors: dict[str, str]
@@ -99,6 +99,7 @@ def run_interleaved(
     on_run: Callable[[str, int], None] | None = None,
     on_runs: Callable[[TimedRuns], None] | None = None,
     may_start: Callable[[str], bool] | None = None,
+    may_refuse: Collection[str] = (),
 ) -> TimedRuns:
     """Runs every method once, then again, after a short warm-up of each.
 
@@ -107,7 +108,8 @@ def run_interleaved(
     ``exact`` is :func:`saccade.stream`'s. A peer that raises is recorded in ``errors``.
     ``on_run`` is called before each run with the method and the number of the round (0: warm-up),
     and ``on_runs`` after each with all runs so far. Where ``may_start`` returns False for a method,
-    its run and all later ones are left out.
+    its run and all later ones are left out. A method of ``may_refuse`` that cannot run with these
+    models is recorded in ``errors`` too; any other raises its SaccadeError.
     """
     if repeat < 1:
         raise OptionError(f"repeat={repeat} must be at least 1")
@@ -142,8 +144,11 @@ def run_interleaved(
                     run_settings |= {"seed": seed, "captioner": captioner, "exact": exact}
                     rounds = stream_answer(pair, question, recipe, **run_settings)
                     run = _timed_run(rounds.finish()[0])
-            except SaccadeError:
-                raise
+            except SaccadeError as error:
+                if name not in may_refuse:
+                    raise
+                errors[name] = str(error)
+                continue
             except Exception as error:  # A peer that crashes does not end the comparison.
                 if recipe is not None:
                     raise

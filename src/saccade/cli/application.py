@@ -18,7 +18,7 @@ from saccade.cli.demo import demo
 from saccade.cli.describe import describe
 from saccade.cli.doctor import doctor
 from saccade.cli.methods import methods
-from saccade.cli.real import bench_pair, bench_real, real_app
+from saccade.cli.real import real_app
 from saccade.cli.serve import serve
 from saccade.cli.shapes import shapes_app
 from saccade.cli.terminal import err
@@ -118,8 +118,6 @@ app.command(cls=SectionedCommand)(methods)
 app.command(cls=SectionedCommand)(calibrate)
 app.command(cls=SectionedCommand)(doctor)
 app.command("train-draft", cls=SectionedCommand)(train_draft)
-bench_app.command("real", cls=SectionedCommand)(bench_real)
-bench_app.command("pair", cls=SectionedCommand)(bench_pair)
 for group in (bench_app, real_app, shapes_app):
     for registered in group.registered_commands:
         registered.cls = SectionedCommand  # Its short help is not cut.

@@ -62,7 +62,8 @@ def compare(
     video, question = command_options.split_arguments(video, question, bool(document))
     prompt = command_options.resolve_question(question, prompt)
     settings = run_setup.resolve_settings(models, loading)
-    names = run_setup.parse_method_names(f"ar,{settings.method},hf" if methods is None else methods)
+    methods = f"ar,{settings.method},hf" if methods is None else methods
+    names = run_setup.parse_method_names(methods)
     run_setup.check_methods(names, extra_names=PEERS)
     subject = run_setup.read_subject(
         video, document, frames.sampling(), quiet=as_json, target=settings.target
@@ -87,6 +88,7 @@ def compare(
         seed=seed,
         captioner=settings.make_captioner(subject.frames),
         exact=exact,
+        may_refuse=run_setup.unnamed_methods(methods, names),
     )
     if trace is not None:
         from saccade.engine import trace as traces

@@ -117,6 +117,11 @@ def parse_method_names(text: str) -> tuple[str, ...]:
     return tuple(dict.fromkeys(names))
 
 
+def unnamed_methods(text: str, methods: Sequence[str]) -> frozenset[str]:
+    """Returns those of the methods for which ``all`` stands in the text, and no name of theirs."""
+    return frozenset(methods) - frozenset(split_names(text))
+
+
 def resolve_recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
     """Returns the recipes of methods by name.
 

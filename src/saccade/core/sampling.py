@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from math import isnan
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -183,6 +183,18 @@ class Sampling:
         return law
 
 
+class TopTokens(NamedTuple):
+    """The two likeliest tokens after a row and their probabilities by the softmax.
+
+    ``token`` is NO_TOKEN where a logit is NaN.
+    """
+
+    token: int
+    runner_up: int
+    probability: float
+    runner_up_probability: float
+
+
 Draw = tuple[int, int, Tensor]
 """A draw: the node it was drawn after, the token, and the law it was drawn from."""
 
@@ -204,10 +216,10 @@ class Scores:
     request: int = 0
     draft_start: int | None = field(default=None, kw_only=True)
     """How many tokens were generated when this draft began; None means ``offset``."""
-    likeliest: Sequence[Callable[[], int] | None] = field(
+    likeliest: Sequence[Callable[[], TopTokens] | None] = field(
         default=(), kw_only=True, compare=False, repr=False
     )
-    """For each row a function that returns its likeliest token, or NO_TOKEN where a logit is NaN.
+    """For each row a function that returns its likeliest tokens.
 
     None where the forward did not compute it; empty where it did so for no row."""
     draws: list[Draw] = field(default_factory=list, init=False, compare=False, repr=False)
@@ -270,6 +282,15 @@ class Scores:
         """Returns the likeliest token after ``node`` that the forward computed, or NO_TOKEN.
 
         Returns None where it did not, and where the rules may choose another token.
+        """
+        top = self.computed_top(node)
+        return None if top is None else top.token
+
+    def computed_top(self, node: int) -> TopTokens | None:
+        """Returns the two likeliest tokens after ``node`` that the forward computed.
+
+        Returns None where it did not, and where the rules may choose others. It takes no time on
+        the device.
         """
         if not self.rules.plain or node + 1 >= len(self.likeliest):
             return None

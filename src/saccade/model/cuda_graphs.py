@@ -26,10 +26,11 @@ from typing import ClassVar, NamedTuple, Protocol, runtime_checkable
 
 import numpy as np
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
 from saccade.core.errors import ModelError
+from saccade.core.sampling import TopTokens
 from saccade.core.timing import stopped_clock
 from saccade.model.attention import AttentionOutput, NewKeys
 from saccade.model.backbone import MAX_ROUNDING_DIFFERENCE, Backbone
@@ -40,10 +41,11 @@ from saccade.model.hidden_states import HiddenStates
 from saccade.model.kernels.attention_mass import Queries
 from saccade.model.kernels.few_rows import FewRowAttention, Kernels, abandon
 from saccade.model.likeliest import (
+    NUMBERS,
     WHOLE_VOCABULARY,
     LikeliestTokens,
     VocabularyTable,
-    likeliest_ids,
+    top_tokens,
 )
 from saccade.model.segments import Segment
 
@@ -83,15 +85,15 @@ OrdinaryForward = Callable[[Rows], Float[Tensor, "logit_rows vocab"]]
 FirstLayersAgree = Callable[[], bool]
 """Returns whether the hidden states after the first layers agree; it takes two forwards."""
 
-ReadToken = Callable[[], int]
-"""Returns the likeliest token of a row, or NO_TOKEN. It may wait for the device."""
+ReadTop = Callable[[], TopTokens]
+"""Returns the likeliest tokens of a row. It may wait for the device."""
 
 
 class RowLogits(NamedTuple):
-    """The logits of the rows that need them, and the likeliest token of each."""
+    """The logits of the rows that need them, and the likeliest tokens of each."""
 
     logits: Float[Tensor, "logit_rows vocab"]
-    likeliest: list[ReadToken | None]
+    likeliest: list[ReadTop | None]
     """None for rows of an ordinary forward. In all others, ids that the row's vocabulary forbids
     have the logit -inf already."""
 
@@ -167,10 +169,10 @@ class StaticInputs:
         self._mask_shape = size.requests, size.rows, size.tail
         self._memory = torch.zeros(self._bytes(), dtype=torch.uint8, device=device)
         self.tokens, self.caches, self.vocabularies, self.visible = self._parts(self._memory)
-        self.likeliest: Int[Tensor, " row"] = torch.zeros(
-            size.requests * size.rows, dtype=torch.long, device=device
+        self.likeliest: Float64[Tensor, "row 4"] = torch.zeros(
+            size.requests * size.rows, NUMBERS, dtype=torch.float64, device=device
         )
-        """What a forward writes: the likeliest token of each of its rows."""
+        """What a forward writes: the likeliest tokens of each of its rows."""
         self.hidden: dict[int, Float[Tensor, "row width"]] = {
             layer: torch.zeros(size.requests * size.rows, width, dtype=dtype, device=device)
             for layer in size.hidden_layers
@@ -642,7 +644,7 @@ class CudaGraphs:
         """Computes the forward of one size, which reads all its numbers from ``inputs``."""
         hidden = self._decode(self._fused, kind, inputs)
         logits = self._vocabularies.forbid_(self._backbone.logits(hidden), inputs.vocabularies)
-        inputs.likeliest.copy_(likeliest_ids(logits))
+        inputs.likeliest.copy_(top_tokens(logits))
         return logits
 
     def _decode(

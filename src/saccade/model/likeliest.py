@@ -1,7 +1,8 @@
-"""The likeliest token of each row of a captured forward, which is computed inside the forward.
+"""The likeliest tokens of each row of a captured forward, which are computed inside the forward.
 
-A greedy draft needs one number of each step. It is written into memory that stays where it is, and
-the host reads it in one small copy. Sessions choose among different ids (:class:`Vocabulary`), so
+A greedy draft needs few numbers of each step: the likeliest token, the next one, and how sure the
+draft is of both. They are written into memory that stays where it is, and the host reads them in
+one small copy. Sessions choose among different ids (:class:`Vocabulary`), so
 which ids a row may choose is read from the device's memory too (:class:`VocabularyTable`).
 """
 
@@ -12,10 +13,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-from jaxtyping import Bool, Float, Int
+from jaxtyping import Bool, Float, Float64, Int
 from torch import Tensor
 
-from saccade.core.sampling import NO_TOKEN
+from saccade.core.sampling import NO_TOKEN, TopTokens
 
 MAX_VOCABULARIES = 16  # In the table of a model; sessions over a model have one to three.
 
@@ -79,10 +80,22 @@ class VocabularyTable:
         return logits
 
 
-def likeliest_ids(logits: Float[Tensor, "row vocab"]) -> Int[Tensor, " row"]:
-    """Returns the id of each row's largest logit; NO_TOKEN where a logit is NaN."""
+NUMBERS = len(TopTokens._fields)
+
+
+def top_tokens(logits: Float[Tensor, "row vocab"]) -> Float64[Tensor, "row 4"]:
+    """Returns the numbers of :class:`TopTokens` for each row; its first is NO_TOKEN where a logit
+    is NaN. A double holds any id.
+
+    Maxima are quicker than a sort, which ``torch.topk`` does over so many numbers.
+    """
     largest, ids = logits.max(-1)
-    return ids.masked_fill_(largest.isnan(), NO_TOKEN)
+    others = logits.scatter(-1, ids[:, None], float("-inf"))
+    next_largest, next_ids = others.max(-1)
+    total = logits.float().logsumexp(-1)
+    probabilities = [(each.float() - total).exp().double() for each in (largest, next_largest)]
+    known = ids.masked_fill(largest.isnan(), NO_TOKEN)
+    return torch.stack((known.double(), next_ids.double(), *probabilities), -1)
 
 
 class LikeliestTokens:
@@ -91,11 +104,13 @@ class LikeliestTokens:
     Any thread may read them, also while another one starts the next forward.
     """
 
-    def __init__(self, ids: Int[Tensor, " row"]) -> None:
-        """``ids`` may be memory that the next forward writes to, if :meth:`preserve` is called
-        before."""
-        self._ids = ids
-        self._fetched: list[int] | None = None
+    def __init__(self, numbers: Float64[Tensor, "row 4"]) -> None:
+        """``numbers`` are those of :func:`top_tokens`.
+
+        They may be memory that the next forward writes to, if :meth:`preserve` is called before.
+        """
+        self._numbers = numbers
+        self._fetched: list[list[float]] | None = None
         self._lock = threading.Lock()
 
     def preserve(self) -> None:
@@ -105,25 +120,23 @@ class LikeliestTokens:
         """
         with self._lock:
             if self._fetched is None:
-                self._ids = self._ids.clone()
+                self._numbers = self._numbers.clone()
 
-    def read(self, row: int) -> int:
-        """Returns the likeliest token of a row, NO_TOKEN where a logit is NaN.
+    def read(self, row: int) -> TopTokens:
+        """Returns the likeliest tokens of a row. The first call waits for the device."""
+        token, runner_up, probability, other = self._fetch()[row]
+        return TopTokens(int(token), int(runner_up), probability, other)
 
-        The first call waits for the device.
-        """
-        return self._fetch()[row]
-
-    def _fetch(self) -> list[int]:
+    def _fetch(self) -> list[list[float]]:
         with self._lock:
             if self._fetched is None:
-                self._fetched = self._ids.tolist()
+                self._fetched = self._numbers.tolist()
             return self._fetched
 
-    def __getstate__(self) -> list[int]:
+    def __getstate__(self) -> list[list[float]]:
         """Returns the tokens, so that results can be copied and sent."""
         return self._fetch()
 
-    def __setstate__(self, fetched: list[int]) -> None:
-        self._ids, self._fetched = torch.tensor(fetched), fetched
+    def __setstate__(self, fetched: list[list[float]]) -> None:
+        self._numbers, self._fetched = torch.tensor(fetched, dtype=torch.float64), fetched
         self._lock = threading.Lock()

@@ -25,7 +25,7 @@ from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache, Pages, send_to_device
 from saccade.model.cuda_graphs import (
     CudaGraphs,
-    ReadToken,
+    ReadTop,
     RowLogits,
     Rows,
     graphs_of,
@@ -58,13 +58,13 @@ class RequestState:
     generated: int = 0  # tokens of this turn, which the noise of sampling counts
     pending: list[int] = field(default_factory=list)  # last tokens of the text, without keys yet
     root_logits: Tensor | None = None  # at the end of the text; None while tokens are pending
-    root_likeliest: ReadToken | None = None  # of the same row, where the forward computed it
+    root_likeliest: ReadTop | None = None  # of the same row, where the forward computed it
     source: Cache | None = None  # of a fork: the cache it copies the keys of committed text from
     prompt_rows: tuple[int, int] = (0, 0)  # of the prompt: in this cache, and in the source
     copied_tokens: int = 0  # of the text, whose keys are copies of the source's
     tree: Tree = Tree()  # the tree scored last; its keys follow the committed ones in the cache
     node_logits: list[Tensor] = field(default_factory=list)  # of the tree
-    node_likeliest: list[ReadToken | None] = field(default_factory=list)  # of the tree
+    node_likeliest: list[ReadTop | None] = field(default_factory=list)  # of the tree
     reused_rows: int = 0  # of the prompt, whose keys come from an earlier request
     noise_number: int = 0  # its number among the requests of its call, which names its noise
     recent_rows: RecentRows | None = None  # the rows judged last, where a view follows the answer

@@ -36,7 +36,7 @@ def test_every_benchmark_has_a_case():
     assert {case.name for case in CASES} == set(BENCHMARKS)
 
 
-@pytest.mark.representatives(12)
+@pytest.mark.representatives(7)
 @every
 def test_a_benchmark_is_read_from_its_own_layout(case: Case, art: Art, tmp_path: Path):
     """Claim: items, wording, answers, options and media are what was written.
@@ -88,6 +88,7 @@ def test_second_turns_follow_the_same_first_ones(case: Case, art: Art, tmp_path:
         assert len(item.next.media) == len(after.media) > 0
 
 
+@pytest.mark.representatives(31)
 @every
 @pytest.mark.parametrize("how", ["name", "owner", "hub", "snapshot"])
 def test_both_generations_of_ids_are_found(case: Case, how: str, art: Art, tmp_path: Path):

@@ -41,7 +41,7 @@ from saccade.core.costs import Costs
 from saccade.core.pace import LEVEL_PRIOR_WEIGHT, Acceptance, ForwardTimes, Pause, Rate
 from saccade.core.protocols import CostMemory, Growing, Shape, State
 from saccade.core.result import Round
-from saccade.core.sampling import BrokenLaw, Law, Scores
+from saccade.core.sampling import NO_TOKEN, BrokenLaw, Law, Scores
 from saccade.core.tree import ROOT, Tree, add
 from saccade.drafting.shapes.policies import CostedShape, confidence
 
@@ -486,6 +486,13 @@ def _look(
     Of a token that is yet to be drawn the confidence is the mean over the draws, and there are no
     alternatives. Raises BrokenLaw on NaN.
     """
+    computed = scores.computed_top(node) if runners <= 1 else None
+    if computed is not None:
+        if computed.token == NO_TOKEN:
+            raise BrokenLaw("the draft's logits hold NaN")
+        runner_up = computed.runner_up, computed.runner_up_probability
+        is_offered = runners and runner_up[1] > 0
+        return computed.token, computed.probability, [runner_up] if is_offered else ()
     law = None if scores.rules.plain else scores.law(node)
     if isinstance(law, Tensor):
         return law, confidence(scores, node, law), ()

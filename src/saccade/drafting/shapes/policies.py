@@ -104,6 +104,9 @@ def confidence(scores: Scores, node: int, law: Law | None) -> float:
     """
     if isinstance(law, Tensor):
         return float(law.square().sum())
+    computed = scores.computed_top(node)
+    if computed is not None and law in (None, computed.token):
+        return computed.probability
     plain = scores.logits(node).float().softmax(-1)
     return float(plain.max() if law is None else plain[law])
 

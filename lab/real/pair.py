@@ -9,8 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from lab.real.long_documents import Document
 from saccade.bench.measures import interval
-from saccade.bench.suites.long_documents import Document
 
 Row = Mapping[str, Any]
 ROW_KINDS = "measured", "identity"

@@ -14,8 +14,8 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from transformers import LogitsProcessor, LogitsProcessorList
 
-from saccade.bench.real.attention_sets import AttentionShare, MakeInputs, document_inputs
-from saccade.bench.suites.long_documents import Document, repeated_share
+from lab.real.attention_sets import AttentionShare, MakeInputs, document_inputs
+from lab.real.long_documents import Document, repeated_share
 from saccade.core.errors import MethodError
 from saccade.core.prompt import CONTEXT
 from saccade.core.result import Result

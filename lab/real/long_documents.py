@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from itertools import cycle
 from pathlib import Path
 
-import saccade
 from saccade.core.errors import OptionError
 
 SUFFIXES = (".md", ".py", ".txt")
@@ -23,8 +22,9 @@ TASKS = (
     "What is the most important thing that the text above says? Answer in a paragraph.",
     "Continue the text above.",
 )
-# The documents of docs/results/real.md in its order, the default in a clone of the repository.
-# They are kept there as they were when they were measured, so that the questions stay the same.
+# The documents of docs/results/real.md in its order. They are kept as they were when they were
+# measured, so that the questions stay the same.
+TEXTS = Path(__file__).parents[2] / "notebook" / "texts"
 MEASURED_DOCUMENTS = (
     *("README.md", "CHANGELOG.md", "LOG.md", "bench.md", "families.md", "lossless.md"),
     *("numbers.md", "reliability.md", "scaling.md", "serve.md", "structure.md", "vllm.md"),
@@ -60,11 +60,11 @@ def repeated_share(ids: Sequence[int]) -> float:
 def find_documents(paths: Sequence[Path]) -> Iterator[Document]:
     """Yields one document per file, as long as the file allows.
 
-    Without paths these are ``MEASURED_DOCUMENTS`` if all of them exist, as in a clone, and else the
-    package's own code. Raises OptionError where a path is neither a file nor a folder.
+    Without paths these are ``MEASURED_DOCUMENTS``. Raises OptionError where a path is neither a
+    file nor a folder.
     """
     tasks = cycle(TASKS)
-    for root in paths or _default_paths(Path(saccade.__file__).parent):
+    for root in paths or [TEXTS / name for name in MEASURED_DOCUMENTS]:
         if not root.exists():
             raise OptionError(f"{root} is neither a file nor a folder")
         files = sorted(root.rglob("*")) if root.is_dir() else [root]
@@ -83,9 +83,3 @@ def shortest_documents(texts: Sequence[Document], count: int | None) -> list[Doc
     """Returns the ``count`` shortest documents in their order; all where ``count`` is None."""
     order = sorted(range(len(texts)), key=lambda number: texts[number].tokens)
     return [texts[number] for number in sorted(order[:count])]
-
-
-def _default_paths(package: Path) -> list[Path]:
-    folder = package.parents[1] / "notebook" / "texts"
-    measured = [folder / name for name in MEASURED_DOCUMENTS]
-    return measured if all(file.is_file() for file in measured) else [package]

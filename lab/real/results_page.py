@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from lab.real.attention_sets import SHARES
 from saccade.bench.measures import interval
-from saccade.bench.real.attention_sets import SHARES
 from saccade.inputs import Loaded
 from saccade.methods import resolve
 from saccade.methods.pages import PAGE, ByPage

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from jaxtyping import Bool, Float
 
-from saccade.bench.suites.long_documents import Document
+from lab.real.long_documents import Document
 from saccade.core.prompt import Inputs, Prefill, Prompt, Reading
 from saccade.core.sampling import Sampling
 from saccade.core.tree import chain
