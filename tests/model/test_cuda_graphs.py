@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from counted import Counted
 from helpers import (
     FAMILIES,
     answered,
@@ -31,23 +32,6 @@ from saccade.model.cuda_graphs import ROW_SIZES, CudaGraphs, capture_new_sizes
 from saccade.model.session import Session
 
 LEAN = ["qwen2_5_vl", "qwen2_vl", "llama"]
-
-
-class Counted:
-    """A capture as CUDA graphs are: made once a size, then repeated on the memory seen then."""
-
-    def __init__(self) -> None:
-        self.captures = self.replays = 0
-
-    def __call__(self, work: cuda_graphs.Forward) -> cuda_graphs.Forward:
-        self.captures += 1
-        work()  # the warm-up runs for real
-
-        def replay() -> torch.Tensor:
-            self.replays += 1
-            return work()
-
-        return replay
 
 
 def _model(family: str = "qwen2_5_vl", capture: Any = None) -> tuple[Backbone, Any]:

@@ -483,7 +483,7 @@ def test_control_planted_bugs_of_states_are_seen(bug, monkeypatch):
         monkeypatch.setattr(
             Updates,
             "apply",
-            lambda self, state, line: replace(apply(self, state, line), window=state.window),
+            lambda self, state, line=None: replace(apply(self, state, line), window=state.window),
         )
     else:
         after = Writes.after

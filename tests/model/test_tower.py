@@ -14,7 +14,7 @@ from saccade.core.errors import OptionError
 from saccade.core.home import MeasurementFile
 from saccade.model import kernels
 from saccade.model.backbone import Backbone
-from saccade.model.kernels import Choice, Matrix, compiled
+from saccade.model.kernels import Choice, Matrix, compiled, tower
 from saccade.model.kernels.tower import Tower
 
 
@@ -164,3 +164,34 @@ def test_a_convolution_over_pictures_stays_one(packed):
             assert len(packed) == products
             assert found.shape == model(x).shape
             assert torch.allclose(found, model(x), atol=1e-5)
+
+
+@pytest.mark.parametrize("sizes", [(12, 3), (16, 20), (5, 8)])
+@pytest.mark.parametrize("bias", [True, False])
+def test_padded_sizes_multiply_the_same(sizes, bias):
+    """Claim: a linear module over sizes that are padded to whole blocks gives what it gives."""
+    module = nn.Linear(*sizes, bias=bias)
+    x = torch.randn(2, 7, sizes[0])
+    assert torch.allclose(tower._aligned_forward(module)(x), module(x), atol=1e-6)
+    assert tower._has_unaligned_sizes(module)
+    assert not tower._has_unaligned_sizes(nn.Linear(16, 24))
+
+
+def test_only_a_gpu_pads_and_the_modules_stay_as_they_were(monkeypatch):
+    """Claim: sizes are padded where the weights are halves on a GPU, while a prompt is read and not
+    after it, and not in a module that somebody changed. Fails if a hook of the user's is passed
+    over."""
+    model = copy.deepcopy(qwen25())
+    layers = [nn.Linear(12, 20), nn.Linear(20, 16)]
+    model.model.visual.more = nn.ModuleList(layers)
+    own = layers[1].forward
+    layers[1].forward = lambda x: own(x) + 1
+    towers = Tower(model, model.get_decoder(), model.get_output_embeddings())
+    padded: list[nn.Module] = []
+    monkeypatch.setattr(tower, "_aligned_forward", lambda module: padded.append(module) or own)
+    with towers.use_quickest_kernels():
+        assert padded == []
+    monkeypatch.setattr(tower, "_is_half_on_gpu", lambda weight: True)
+    with towers.use_quickest_kernels():
+        assert layers[0] in padded and layers[1] not in padded
+    assert "forward" not in vars(layers[0]) and layers[1](torch.zeros(1, 20)).shape == (1, 16)

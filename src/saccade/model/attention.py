@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float
@@ -50,6 +51,30 @@ MAX_LOGITS_AT_ONCE = 2**25
 
 
 NO_EXTRAS = Extras()
+
+
+@runtime_checkable
+class ForwardAttention(Protocol):
+    """The attention of one forward, as the modules of a language model call it layer by layer."""
+
+    @property
+    def segments(self) -> Sequence[Segment]:
+        """The requests whose caches the forward writes; none where it does not choose them."""
+
+    def key_layer(self, layer: int) -> int:
+        """Returns the number of a layer among those that have keys."""
+
+    def __call__(
+        self,
+        layer: int,
+        q: Queries,
+        k: NewKeys,
+        v: NewKeys,
+        scale: float,
+        *,
+        extras: Extras = NO_EXTRAS,
+    ) -> AttentionOutput:
+        """Returns the attention of one layer's rows, heads side by side."""
 
 
 class Step:

@@ -27,7 +27,7 @@ from saccade.core.errors import ModelError
 from saccade.core.once import once
 from saccade.core.prompt import Inputs, Prompt
 from saccade.model import families, memory, recurrent, tensor_parallel, visibility
-from saccade.model.attention import Step, quickest_attention
+from saccade.model.attention import ForwardAttention, quickest_attention
 from saccade.model.cache import Cache, HeadShape, most_window_rows
 from saccade.model.decoder import FusedDecoder
 from saccade.model.fidelity import (
@@ -47,7 +47,7 @@ from saccade.model.kernels.tower import Tower
 from saccade.model.key_window import KeyWindow
 from saccade.model.prefix_cache import PrefixCache
 from saccade.model.prompt_reader import PromptReader
-from saccade.model.recurrent import LayerStates, StateRows
+from saccade.model.recurrent import LayerStates, MixerRows, RowsBySegment, StateRows
 from saccade.model.rotary import depends_on_length, rotate_by_length
 from saccade.model.segments import HiddenStateWriter, Segment
 from saccade.model.visibility import Extras
@@ -166,7 +166,7 @@ class Backbone:
         self.lock = lock_of(self.text)
         self._tower = Tower(self.model, self.text, head)
         self.prefix_cache: PrefixCache | None = None  # A server shares one between its requests.
-        self.graphs: dict[int, Any] = {}  # of cuda_graphs, by layers; copies of this share them
+        self.graphs: dict[int, Any] = {}  # of cuda_graphs, by depth; copies of this share them
         self.full_backbone: Backbone | None = None  # the model of which this is the first layers
         self.rounding: Rounding | None = None  # of the weights that a draft multiplies with
         self._rounded: dict[Rounding, Backbone] = {}
@@ -347,11 +347,12 @@ class Backbone:
         self,
         embeds: Float[Tensor, "all dim"],
         positions: Int[Tensor, "axes all"] | Sequence[int],
-        step: Step,
+        step: ForwardAttention,
         deepstack: tuple[Tensor, Tensor] | None = None,
         last: bool = False,
         length: int | None = None,
         row_arguments: Mapping[str, Tensor] | None = None,
+        mixer_rows: MixerRows | None = None,
     ) -> Float[Tensor, "rows dim"]:
         """Returns the hidden states (after the last norm) of a flat list of tokens.
 
@@ -365,6 +366,8 @@ class Backbone:
                 depend. None where each row is the last of its own text.
             row_arguments: what the language model reads of each row besides its embedding
                 (``families.ROW_ARGUMENTS``).
+            mixer_rows: what layers with a state read and write; by default the states of the
+                step's requests.
         """
         refuse_autocast(self.device)
         writer = HiddenStateWriter(step.segments)
@@ -386,7 +389,7 @@ class Backbone:
         with (
             self.lock,
             self._use_lengths_for_rotary(positions, length),
-            self._run_mixers(step.segments),
+            self._run_mixers(step.segments, mixer_rows),
             self._write_hidden(writer),
         ):
             before = self.text.config._attn_implementation
@@ -426,15 +429,16 @@ class Backbone:
         )
 
     @contextmanager
-    def _run_mixers(self, segments: Sequence[Segment]) -> Iterator[None]:
-        """While this lasts the layers that have a state compute with those of these requests."""
+    def _run_mixers(
+        self, segments: Sequence[Segment], rows: MixerRows | None = None
+    ) -> Iterator[None]:
+        """While this lasts the layers that have a state compute with these ``rows``, or with the
+        states of these requests."""
         if not self.mixers:
             yield
             return
-        rows: list[StateRows] = []
-        for segment in segments:
-            assert segment.cache.states is not None
-            rows.append(_state_rows(segment, segment.cache.states))
+        if rows is None and segments:
+            rows = RowsBySegment([state_rows(segment) for segment in segments])
         with ExitStack() as stack:
             for number, mixer in enumerate(self.mixers.values()):
                 run = recurrent.runner(mixer, rows, number)
@@ -579,7 +583,7 @@ class Backbone:
             capacity,
             dtype=self.dtype,
             devices=self.devices,
-            states=self._empty_states(),
+            states=self.empty_states(),
             windows=() if forward_rows is None else self.windows,
             forward_rows=forward_rows or 0,
         )
@@ -592,10 +596,10 @@ class Backbone:
         """
         probe = _ShapeProbe(self.key_layers)
         embeds = self.embed([0])
-        self.forward(embeds, [0], cast(Any, probe), row_arguments=self.row_arguments([0], embeds))
+        self.forward(embeds, [0], probe, row_arguments=self.row_arguments([0], embeds))
         return [probe.shapes.get(number, usual) for number, usual in enumerate(self.head_shapes)]
 
-    def _empty_states(self) -> LayerStates | None:
+    def empty_states(self) -> LayerStates | None:
         """Returns the states before the first token; None where every layer has keys."""
         if not self.mixers:
             return None
@@ -746,8 +750,10 @@ class Backbone:
         return replace(prompt, embeds=embeds)
 
 
-def _state_rows(segment: Segment, states: LayerStates) -> StateRows:
+def state_rows(segment: Segment) -> StateRows:
     """Returns the rows of a segment as layers with a state see them."""
+    states = segment.cache.states
+    assert states is not None
     committed, scored = segment.committed_rows, segment.scored_nodes
     new = segment.stop - segment.start - committed
     if segment.block is None:
@@ -758,7 +764,7 @@ def _state_rows(segment: Segment, states: LayerStates) -> StateRows:
 
 
 class _ShapeProbe:
-    """Stands in for a :class:`Step` to see which keys and values layers have."""
+    """Stands in for the attention of a forward, to see which keys and values layers have."""
 
     def __init__(self, key_layers: Mapping[int, int]) -> None:
         self.segments: list[Segment] = []
@@ -806,7 +812,7 @@ def _step_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """Attends for a layer of transformers: by the step of a forward of ours, else by SDPA."""
-    step: Step | None = kwargs.pop("saccade_step", None)
+    step: ForwardAttention | None = kwargs.pop("saccade_step", None)
     if step is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     layer = step.key_layer(module.layer_idx)

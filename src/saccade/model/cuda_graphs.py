@@ -381,10 +381,7 @@ class CudaGraphs:
     def __init__(
         self, backbone: Backbone, capture: Capture | None = None, pool: CachePool | None = None
     ) -> None:
-        if backbone.fused is None:
-            raise ModelError(
-                "captured steps need the fused decoder, which does not support this model"
-            )
+        self.refuse_unsupported(backbone)
         self._backbone, self._fused = backbone, backbone.fused
         self.pool = pool or CachePool(
             backbone.layers,
@@ -411,6 +408,14 @@ class CudaGraphs:
         self._spare: Cache | None = None  # The requests that pad a step write here.
         self._lock = threading.RLock()
 
+    @staticmethod
+    def refuse_unsupported(backbone: Backbone) -> None:
+        """Raises ModelError for a model whose forwards cannot be captured."""
+        if backbone.fused is None:
+            raise ModelError(
+                "captured steps need the fused decoder, which does not support this model"
+            )
+
     def cache(self, capacity: int) -> Cache:
         """Returns room for the keys and values of a request, in the model's pool."""
         model = self._backbone
@@ -420,6 +425,7 @@ class CudaGraphs:
             dtype=model.dtype,
             devices=model.devices,
             pool=self.pool,
+            states=model.empty_states(),
         )
 
     def logits(
@@ -535,6 +541,7 @@ class CudaGraphs:
 
         If the table moves, all captured forwards are dropped.
         """
+        assert self._fused is not None
         longest = max(last, min(MIN_POSITIONS, self._backbone.max_positions or MIN_POSITIONS) - 1)
         table = self._fused.table(longest, self.pool.keys[0])
         if self._table is not None and table[0] is not self._table[0]:
@@ -582,7 +589,7 @@ class CudaGraphs:
         whole = self._vocabularies.numbers([WHOLE_VOCABULARY] * len(leases))
         assert whole is not None, "the table always has the whole vocabulary"
         self._fill(size, rows, leases, spare, whole)
-        with _restore_keys(rows.segments):
+        with restore_keys(rows.segments):
             try:
                 replay = self._capture(partial(self._forward, kind, inputs))
                 captured = _copy_logit_rows(rows, replay(), size)
@@ -618,6 +625,7 @@ class CudaGraphs:
     def _first_layers_agree(self, kind: AttentionKind, size: Size, probe: Probe) -> bool:
         """Returns whether the hidden states after the first layers of a captured forward are those
         of an ordinary one, to rounding."""
+        assert self._fused is not None
         depth = min(CHECKED_LAYERS, len(self._fused.layers))
         rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)
         leases, spare = self._reserve(rows.segments, size), self._spare_lease()
@@ -625,7 +633,7 @@ class CudaGraphs:
         inputs = self._static_inputs(replace(size, hidden_layers=(depth,)))
         inputs.fill(rows, leases, spare, [0] * len(leases))
         self._decode(self._fused.first_layers(depth), kind, inputs)
-        with _written_hidden_states(rows.segments, depth, self._backbone) as states:
+        with written_hidden_states(rows.segments, depth, self._backbone) as states:
             probe.ordinary(rows)
         limit = MAX_ROUNDING_DIFFERENCE[self._backbone.dtype]
         agreed = []
@@ -642,10 +650,15 @@ class CudaGraphs:
 
     def _forward(self, kind: AttentionKind, inputs: StaticInputs) -> Float[Tensor, "row vocab"]:
         """Computes the forward of one size, which reads all its numbers from ``inputs``."""
-        hidden = self._decode(self._fused, kind, inputs)
+        hidden = self._hidden_states(kind, inputs)
         logits = self._vocabularies.forbid_(self._backbone.logits(hidden), inputs.vocabularies)
         inputs.likeliest.copy_(top_tokens(logits))
         return logits
+
+    def _hidden_states(self, kind: AttentionKind, inputs: StaticInputs) -> Float[Tensor, "row dim"]:
+        """Computes the hidden states of the rows of :meth:`_forward`."""
+        assert self._fused is not None
+        return self._decode(self._fused, kind, inputs)
 
     def _decode(
         self, fused: FusedDecoder, kind: AttentionKind, inputs: StaticInputs
@@ -717,7 +730,7 @@ class _LastWritten(HiddenStates):
 
 
 @contextmanager
-def _written_hidden_states(
+def written_hidden_states(
     segments: Sequence[Segment], layer: int, model: Backbone
 ) -> Iterator[list[_LastWritten]]:
     """Makes forwards write the hidden states that a layer reads, beside each segment's keys."""
@@ -733,7 +746,7 @@ def _written_hidden_states(
 
 
 @contextmanager
-def _restore_keys(segments: Sequence[Segment]) -> Iterator[None]:
+def restore_keys(segments: Sequence[Segment]) -> Iterator[None]:
     """Restores the segments' rows when the context ends: keys, values and hidden states."""
     parts = [
         tensor[:, segment.at : segment.at + segment.stop - segment.start]
@@ -783,24 +796,6 @@ def capture_new_sizes() -> None:
     for graphs in _graphs_with_new_sizes.take_all():
         with stopped_clock():
             graphs.capture_new()
-
-
-def is_capturing_worthwhile(backbone: Backbone) -> bool:
-    """Returns whether captured forwards are worthwhile: on a GPU, with the fused decoder."""
-    return backbone.fused is not None and backbone.device.type in DEVICE_TYPES
-
-
-def graphs_of(backbone: Backbone) -> CudaGraphs:
-    """Returns the captured forwards of a model, which are made at the first call.
-
-    A model that is stopped early (``Backbone.first_layers``) has its own, over the whole model's
-    pool. It does not matter which of the two is passed first.
-    """
-    graphs_by_layers = backbone.graphs
-    if backbone.layers not in graphs_by_layers:
-        pool = None if backbone.full_backbone is None else graphs_of(backbone.full_backbone).pool
-        graphs_by_layers[backbone.layers] = CudaGraphs(backbone, pool=pool)
-    return graphs_by_layers[backbone.layers]
 
 
 def unused_bytes(backbone: Backbone) -> int:

@@ -19,11 +19,12 @@ of the causal one of the chunked form of Gated DeltaNet (Yang et al. 2024, arXiv
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from copy import copy
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from typing import Any
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from jaxtyping import Bool, Float, Int
@@ -40,9 +41,13 @@ STATES_PER_REQUEST = MAX_SNAPSHOTS + 2  # with those of now, and before the path
 
 # -- the delta rule --------------------------------------------------------------------------------
 
-Heads = Float[Tensor, "head row dim"]
-PerRow = Float[Tensor, "head row"]
-Memory = Float[Tensor, "head key value"]
+Keys = Float[Tensor, "*batch head row key"]
+Values = Float[Tensor, "*batch head row value"]
+PerRow = Float[Tensor, "*batch head row"]
+Memory = Float[Tensor, "*batch head key value"]
+"""Axes before the heads are those of requests or of layers, where several are computed at once."""
+Solver = Callable[[Float[Tensor, "*batch row row"], Tensor], Tensor]
+"""Solves a triangular system whose diagonal is 1, and reads nothing on the diagonal or above it."""
 
 
 @dataclass(frozen=True)
@@ -52,11 +57,19 @@ class Delta:
     Queries and keys are normalised, queries scaled; ``decay`` is the logarithm g of each row's.
     """
 
-    q: Heads
-    k: Heads
-    v: Heads
+    q: Keys
+    k: Keys
+    v: Values
     beta: PerRow
     decay: PerRow
+
+    def by_request(self, requests: int) -> Delta:
+        """Returns the rows of requests that have equally many, with an axis of requests first."""
+
+        def cut(each: Tensor) -> Tensor:
+            return each.unflatten(1, (requests, -1)).transpose(0, 1)
+
+        return Delta(cut(self.q), cut(self.k), cut(self.v), cut(self.beta), cut(self.decay))
 
     def rows(self, chosen: slice) -> Delta:
         return Delta(
@@ -72,33 +85,53 @@ class Delta:
 class Writes:
     """What rows write into a memory: u under k, and the log decay G from the memory to each row."""
 
-    keys: Heads
-    values: Heads
+    keys: Keys
+    values: Values
     total_decay: PerRow
 
-    def first(self, count: int) -> Writes:
-        return Writes(self.keys[:, :count], self.values[:, :count], self.total_decay[:, :count])
+    def rows(self, chosen: slice) -> Writes:
+        return Writes(
+            self.keys[..., chosen, :], self.values[..., chosen, :], self.total_decay[..., chosen]
+        )
 
     def after(self, path: Sequence[int]) -> Writes:
         """Returns the writes of the rows after a path, seen from the memory at the path's end."""
         start = path[-1] + 1
-        passed = self.total_decay[:, path[-1], None]
+        later, passed = self.rows(slice(start, None)), self.total_decay[..., path[-1], None]
+        return replace(later, total_decay=self.total_decay[..., start:] - passed)
+
+    def on_path(self, path: Int[Tensor, " step"]) -> Writes:
+        """Returns the writes of the rows of a path."""
         return Writes(
-            self.keys[:, start:], self.values[:, start:], self.total_decay[:, start:] - passed
+            self.keys.index_select(-2, path),
+            self.values.index_select(-2, path),
+            self.total_decay.index_select(-1, path),
         )
 
-    def apply(self, memory: Memory, path: Int[Tensor, " step"]) -> Memory:
-        """Returns the memory after the rows of a path, which starts at the memory."""
-        keys, values = self.keys.index_select(1, path), self.values.index_select(1, path)
-        total = self.total_decay.index_select(1, path)
-        last = total[:, -1, None]
-        weighted = keys * (last - total).exp()[..., None]
-        return memory * last.exp()[..., None] + weighted.transpose(1, 2) @ values
+    def apply(self, memory: Memory, path: Int[Tensor, " step"] | None = None) -> Memory:
+        """Returns the memory after the rows of a path, which starts at the memory.
+
+        Without a path all rows are one, each row after the one before it.
+        """
+        if path is not None:
+            return self.on_path(path).apply(memory)
+        last = self.total_decay[..., -1, None]
+        weighted = self.keys * (last - self.total_decay).exp()[..., None]
+        return memory * last.exp()[..., None] + weighted.transpose(-1, -2) @ self.values
+
+
+def solve_by_library(overlap: Float[Tensor, "*batch row row"], right: Tensor) -> Tensor:
+    """Solves the triangular system of a tree's rows by torch's own solver."""
+    return torch.linalg.solve_triangular(overlap, right, upper=False, unitriangular=True)
 
 
 def score_tree(
-    rows: Delta, memory: Memory, earlier: Writes, ancestors: Bool[Tensor, "new all"]
-) -> tuple[Heads, Writes]:
+    rows: Delta,
+    memory: Memory,
+    earlier: Writes,
+    ancestors: Bool[Tensor, "*batch new all"],
+    solve: Solver = solve_by_library,
+) -> tuple[Values, Writes]:
     """Reads a memory for the rows of a tree, each of which sees its own path alone.
 
     Args:
@@ -107,36 +140,37 @@ def score_tree(
         earlier: what the rows that were scored before would write.
         ancestors: which of all rows, the new ones last, are on the path to each new one, itself
             included.
+        solve: solves the triangular system of the new rows.
 
     Returns:
         what each row reads, and the writes of all rows, earlier ones first.
     """
-    scored_rows = earlier.keys.shape[1]
-    own = ancestors[:, scored_rows:].to(rows.decay.dtype)
-    total = rows.decay @ own.T
+    scored_rows = earlier.keys.shape[-2]
+    own = ancestors[..., scored_rows:].to(rows.decay.dtype)
+    total = rows.decay @ own.transpose(-1, -2)
     if scored_rows:
         # The nearest earlier ancestor is the last one: rows are in topological order.
-        nearest = _last_ancestor(ancestors[:, :scored_rows])
-        before = pad(earlier.total_decay, (1, 0)).index_select(1, nearest + 1)
-        total = total + before
-    keys = torch.cat([earlier.keys, rows.k], 1)
-    all_total = torch.cat([earlier.total_decay, total], 1)
-    lasting = (total[..., None] - all_total[:, None]).masked_fill(~ancestors, float("-inf")).exp()
-    overlap = (rows.k @ keys.transpose(1, 2)) * lasting * rows.beta[..., None]
+        nearest = _last_ancestor(ancestors[..., :scored_rows]) + 1
+        before = pad(earlier.total_decay, (1, 0))
+        total = total + before.gather(-1, nearest.unsqueeze(-2).expand_as(total))
+    keys = torch.cat([earlier.keys, rows.k], -2)
+    all_total = torch.cat([earlier.total_decay, total], -1)
+    strangers = ~ancestors.unsqueeze(-3)
+    lasting = (total[..., None] - all_total.unsqueeze(-2)).masked_fill(strangers, float("-inf"))
+    lasting = lasting.exp()
+    overlap = (rows.k @ keys.transpose(-1, -2)) * lasting * rows.beta[..., None]
     expected = total.exp()[..., None] * (rows.k @ memory)
     right = rows.beta[..., None] * (rows.v - expected)
     if scored_rows:
         right = right - overlap[..., :scored_rows] @ earlier.values
-    values = torch.linalg.solve_triangular(
-        overlap[..., scored_rows:], right, upper=False, unitriangular=True
-    )
-    writes = Writes(keys, torch.cat([earlier.values, values], 1), all_total)
-    reading = (rows.q @ keys.transpose(1, 2)) * lasting
+    values = solve(overlap[..., scored_rows:], right)
+    writes = Writes(keys, torch.cat([earlier.values, values], -2), all_total)
+    reading = (rows.q @ keys.transpose(-1, -2)) * lasting
     read = total.exp()[..., None] * (rows.q @ memory) + reading @ writes.values
     return read, writes
 
 
-def read_text(rows: Delta, memory: Memory) -> tuple[Heads, Memory]:
+def read_text(rows: Delta, memory: Memory) -> tuple[Values, Memory]:
     """Reads a memory for rows of text, one after the other, and returns the memory after them.
 
     Rows are taken :data:`CHUNK` at a time: all chunks' triangular systems are solved together, and
@@ -172,10 +206,10 @@ def read_text(rows: Delta, memory: Memory) -> tuple[Heads, Memory]:
     return torch.cat(reads, 1)[:, :count], memory
 
 
-def _last_ancestor(ancestors: Bool[Tensor, "new earlier"]) -> Int[Tensor, " new"]:
+def _last_ancestor(ancestors: Bool[Tensor, "*batch new earlier"]) -> Int[Tensor, "*batch new"]:
     """Returns the last column that is true in each row; -1 where none is."""
-    places = torch.arange(1, ancestors.shape[1] + 1, device=ancestors.device)
-    return (ancestors * places).amax(1) - 1
+    places = torch.arange(1, ancestors.shape[-1] + 1, device=ancestors.device)
+    return (ancestors * places).amax(-1) - 1
 
 
 # -- what a request keeps --------------------------------------------------------------------------
@@ -185,35 +219,219 @@ def _last_ancestor(ancestors: Bool[Tensor, "new earlier"]) -> Int[Tensor, " new"
 class State:
     """What a layer with a state remembers of all tokens so far. Never changed in place.
 
-    ``window`` are the last inputs of its convolution; ``memory`` is a Gated DeltaNet's.
+    ``window`` are the last inputs of its convolution; ``memory`` is a Gated DeltaNet's. The states
+    of several layers may be one, with an axis of layers before the others.
     """
 
-    window: Float[Tensor, "past channel"]
+    window: Float[Tensor, "*layer past channel"]
     memory: Memory | None = None
+
+    @classmethod
+    def stack(cls, states: Sequence[State]) -> State:
+        """Returns the states of several layers as one. They must have the same shapes."""
+        memories = [each.memory for each in states if each.memory is not None]
+        return cls(
+            torch.stack([each.window for each in states]),
+            torch.stack(memories) if memories else None,
+        )
+
+    def of_layers(self, chosen: int | slice) -> State:
+        """Returns the part of some layers, where this is the states of several."""
+        return State(self.window[chosen], None if self.memory is None else self.memory[chosen])
+
+    def clone(self) -> State:
+        return State(self.window.clone(), None if self.memory is None else self.memory.clone())
 
 
 @dataclass(frozen=True)
 class Updates:
-    """What the rows of a tree would do to a state."""
+    """What the rows of a tree would do to a state, or to those of several layers at once."""
 
-    inputs: Float[Tensor, "row channel"]
+    inputs: Float[Tensor, "*layer row channel"]
     writes: Writes | None = None
 
+    @classmethod
+    def stack(cls, updates: Sequence[Updates]) -> Updates:
+        """Returns the updates of several layers as one. They must have the same shapes."""
+        writes = [each.writes for each in updates if each.writes is not None]
+        stacked = None
+        if writes:
+            stacked = Writes(
+                torch.stack([each.keys for each in writes]),
+                torch.stack([each.values for each in writes]),
+                torch.stack([each.total_decay for each in writes]),
+            )
+        return cls(torch.stack([each.inputs for each in updates]), stacked)
+
+    def of_layers(self, chosen: int | slice) -> Updates:
+        """Returns the part of some layers, where these are the updates of several."""
+        writes = self.writes
+        if writes is not None:
+            writes = Writes(writes.keys[chosen], writes.values[chosen], writes.total_decay[chosen])
+        return Updates(self.inputs[chosen], writes)
+
+    def clone(self) -> Updates:
+        writes = self.writes
+        if writes is not None:
+            writes = Writes(writes.keys.clone(), writes.values.clone(), writes.total_decay.clone())
+        return Updates(self.inputs.clone(), writes)
+
+    def rows(self, chosen: slice) -> Updates:
+        writes = None if self.writes is None else self.writes.rows(chosen)
+        return Updates(self.inputs[..., chosen, :], writes)
+
     def first(self, count: int) -> Updates:
-        writes = None if self.writes is None else self.writes.first(count)
-        return Updates(self.inputs[:count], writes)
+        return self.rows(slice(count))
 
     def after(self, path: Sequence[int]) -> Updates:
         writes = None if self.writes is None else self.writes.after(path)
-        return Updates(self.inputs[path[-1] + 1 :], writes)
+        return Updates(self.inputs[..., path[-1] + 1 :, :], writes)
 
-    def apply(self, state: State, path: Int[Tensor, " step"]) -> State:
-        """Returns the state after the rows of a path that starts at it."""
-        past = state.window.shape[0]
-        window = torch.cat([state.window, self.inputs.index_select(0, path)])[-past:]
+    def followed_by(self, later: Updates) -> Updates:
+        """Returns the updates of these rows and of later ones, which start from the same state."""
+        inputs = torch.cat([self.inputs, later.inputs], -2)
+        if self.writes is None or later.writes is None:
+            return Updates(inputs)
+        writes = Writes(
+            torch.cat([self.writes.keys, later.writes.keys], -2),
+            torch.cat([self.writes.values, later.writes.values], -2),
+            torch.cat([self.writes.total_decay, later.writes.total_decay], -1),
+        )
+        return Updates(inputs, writes)
+
+    def apply(self, state: State, path: Int[Tensor, " step"] | None = None) -> State:
+        """Returns the state after the rows of a path that starts at it.
+
+        Without a path all rows are one, each row after the one before it.
+        """
+        past = state.window.shape[-2]
+        inputs = self.inputs if path is None else self.inputs.index_select(-2, path)
+        window = torch.cat([state.window, inputs], -2)[..., -past:, :]
         if self.writes is None or state.memory is None:
             return State(window)
         return State(window, self.writes.apply(state.memory, path))
+
+
+class StatesByLayer:
+    """The states of all layers that have one. Never changed in place.
+
+    Forwards of modules make one state a layer. Captured forwards make those of all layers as one,
+    which takes a GPU far fewer kernels to work on.
+    """
+
+    def __init__(self, layers: Sequence[State], stacked: State | None = None) -> None:
+        self._stacked = stacked
+        self._layers: list[State] | None = [*layers]
+
+    @classmethod
+    def of_stack(cls, stacked: State) -> StatesByLayer:
+        """Returns the states that are one, with an axis of layers."""
+        states = cls([], stacked)
+        states._layers = None
+        return states
+
+    def __iter__(self) -> Iterator[State]:
+        return iter(self._by_layer())
+
+    def __len__(self) -> int:
+        return len(self._by_layer()) if self._stacked is None else len(self._stacked.window)
+
+    def __getitem__(self, layer: int) -> State:
+        return self._by_layer()[layer]
+
+    def _by_layer(self) -> list[State]:
+        if self._layers is None:
+            assert self._stacked is not None
+            count = len(self._stacked.window)
+            self._layers = [self._stacked.of_layers(layer) for layer in range(count)]
+        return self._layers
+
+    def stacked(self) -> State:
+        """Returns the states of all layers as one; it may be a copy."""
+        return State.stack(self._by_layer()) if self._stacked is None else self._stacked
+
+    def first(self, count: int) -> StatesByLayer:
+        """Returns the states of the first so many layers."""
+        if self._stacked is not None:
+            return StatesByLayer.of_stack(self._stacked.of_layers(slice(count)))
+        return StatesByLayer(self._by_layer()[:count])
+
+
+class UpdatesByLayer:
+    """The updates of all layers for the rows of a tree; None for a layer that made none yet.
+
+    Like :class:`StatesByLayer` they may be one.
+    """
+
+    def __init__(self, layers: Sequence[Updates | None], stacked: Updates | None = None) -> None:
+        self._stacked = stacked
+        self._layers: list[Updates | None] | None = [*layers]
+
+    @classmethod
+    def of_stack(cls, stacked: Updates) -> UpdatesByLayer:
+        """Returns the updates that are one, with an axis of layers."""
+        updates = cls([], stacked)
+        updates._layers = None
+        return updates
+
+    def __iter__(self) -> Iterator[Updates | None]:
+        return iter(self._by_layer())
+
+    def __getitem__(self, layer: int) -> Updates | None:
+        return self._by_layer()[layer]
+
+    def _by_layer(self) -> list[Updates | None]:
+        if self._layers is None:
+            assert self._stacked is not None
+            count = len(self._stacked.inputs)
+            self._layers = [self._stacked.of_layers(layer) for layer in range(count)]
+        return self._layers
+
+    def _of_every_layer(self) -> list[Updates]:
+        updates = [each for each in self._by_layer() if each is not None]
+        assert len(updates) == len(self._by_layer()), "the tree was not scored"
+        return updates
+
+    def put(self, layer: int, updates: Updates) -> None:
+        """Takes the updates of one layer."""
+        self._by_layer()[layer] = updates
+        self._stacked = None
+
+    def copy(self) -> UpdatesByLayer:
+        """Returns a copy, into which other updates may be put."""
+        if self._stacked is not None:
+            return UpdatesByLayer.of_stack(self._stacked)
+        return UpdatesByLayer(self._by_layer())
+
+    def stacked(self) -> Updates:
+        """Returns the updates of all layers as one; they may be copies."""
+        return Updates.stack(self._of_every_layer()) if self._stacked is None else self._stacked
+
+    def after(self, path: Sequence[int]) -> UpdatesByLayer:
+        """Returns the updates of the rows after a path, seen from the states at the path's end."""
+        if self._stacked is not None:
+            return UpdatesByLayer.of_stack(self._stacked.after(path))
+        return UpdatesByLayer([each.after(path) for each in self._of_every_layer()])
+
+    def apply(self, states: StatesByLayer, path: Sequence[int]) -> StatesByLayer:
+        """Returns the states after the rows of a path that starts at them."""
+        if self._stacked is not None:
+            (stacked,) = _apply_path([self._stacked], [states.stacked()], path)
+            return StatesByLayer.of_stack(stacked)
+        return StatesByLayer(_apply_path(self._of_every_layer(), [*states], path))
+
+
+def _apply_path(
+    updates: Sequence[Updates], states: Sequence[State], path: Sequence[int]
+) -> list[State]:
+    """Returns the states after the rows of a path, one for each of these."""
+    pairs = [*zip(states, updates, strict=True)]
+    if [*path] == [*range(len(path))]:  # Its rows lie side by side, and no places need be sent.
+        return [each.first(len(path)).apply(state) for state, each in pairs]
+    # The path is sent to each device once, not once a layer.
+    devices = {state.window.device for state in states}
+    places = {each: torch.tensor(path, device=each) for each in devices}
+    return [each.apply(state, places[state.window.device]) for state, each in pairs]
 
 
 @dataclass(frozen=True)
@@ -221,8 +439,8 @@ class Journal:
     """The updates that were applied last, so that a state of a few tokens ago can be had again."""
 
     length: int  # of the text before them
-    states: list[State]
-    updates: list[Updates]
+    states: StatesByLayer
+    updates: UpdatesByLayer
     path: tuple[int, ...]
 
 
@@ -236,11 +454,12 @@ class LayerStates:
 
     def __init__(self, empty: Sequence[State]) -> None:
         self.length = 0
-        self.states = [*empty]
-        self._empty = [*empty]
-        self._ahead: list[State | None] = [None] * len(empty)
-        self._updates: list[Updates | None] = [None] * len(empty)
-        self._snapshots: dict[int, list[State]] = {}
+        self.states = StatesByLayer(empty)
+        self._empty = self.states
+        self._ahead: dict[int, State] = {}
+        self._ahead_of_all: State | None = None
+        self._updates = UpdatesByLayer([None] * len(empty))
+        self._snapshots: dict[int, StatesByLayer] = {}
         self._journal: Journal | None = None
 
     @property
@@ -262,7 +481,7 @@ class LayerStates:
 
     def base(self, layer: int) -> State:
         """Returns the state at the root of the tree, after the committed rows of this forward."""
-        ahead = self._ahead[layer]
+        ahead = self._ahead.get(layer)
         return self.states[layer] if ahead is None else ahead
 
     def pass_text(self, layer: int, state: State) -> None:
@@ -276,7 +495,36 @@ class LayerStates:
 
     def put(self, layer: int, updates: Updates) -> None:
         """Takes the updates of all rows of the tree."""
-        self._updates[layer] = updates
+        self._updates.put(layer, updates)
+
+    def put_writes(self, layer: int, writes: Writes) -> None:
+        """Takes what all rows of the tree write, of which the inputs were put before."""
+        updates = self._updates[layer]
+        assert updates is not None
+        self.put(layer, replace(updates, writes=writes))
+
+    # -- of one captured forward, which computes all layers at once ----------------------------
+
+    def pass_text_in_all(self, stacked: State) -> None:
+        """Does :meth:`pass_text` for all layers."""
+        self._ahead_of_all = stacked
+
+    def earlier_in_all(self, scored_rows: int) -> Updates:
+        """Does :meth:`earlier` for all layers."""
+        return self._updates.stacked().first(scored_rows)
+
+    def put_in_all(self, stacked: Updates) -> None:
+        """Does :meth:`put` for all layers."""
+        self._updates = UpdatesByLayer.of_stack(stacked)
+
+    @contextmanager
+    def restored(self) -> Iterator[None]:
+        """Undoes when the context ends whatever forwards and commits did within it."""
+        before = self.copy()
+        try:
+            yield
+        finally:
+            vars(self).update(vars(before))
 
     # -- of an answer --------------------------------------------------------------------------
 
@@ -284,21 +532,23 @@ class LayerStates:
         """Commits the first ``count`` rows of the last forward, whose states are known."""
         if not count:
             return
-        pairs = zip(self._ahead, self.states, strict=True)
-        self.states = [state if ahead is None else ahead for ahead, state in pairs]
+        if self._ahead_of_all is not None:
+            self.states = StatesByLayer.of_stack(self._ahead_of_all)
+        elif self._ahead:
+            layers = enumerate(self.states)
+            self.states = StatesByLayer([self._ahead.get(n, state) for n, state in layers])
         self.length += count
-        self._ahead = [None] * len(self.states)
+        self._forget_states_ahead()
 
     def keep(self, path: Sequence[int]) -> None:
         """Commits the rows of a path of the tree. What follows its last row stays scored."""
-        self._ahead = [None] * len(self.states)
+        self._forget_states_ahead()
         if not path:
             return
-        updates = [each for each in self._updates if each is not None]
-        assert len(updates) == len(self.states), "the tree was not scored"
+        updates = self._updates
+        self._updates = updates.after(path)
         self._journal = Journal(self.length, self.states, updates, tuple(path))
         self.states = self._journal_states(self._journal, len(path))
-        self._updates = [each.after(path) for each in updates]
         self.length += len(path)
 
     def snapshot(self, spared: Collection[int] = ()) -> None:
@@ -321,7 +571,7 @@ class LayerStates:
             lengths += range(start, start + len(self._journal.path) + 1)
         return max(each for each in lengths if each <= length)
 
-    def at(self, length: int) -> list[State]:
+    def at(self, length: int) -> StatesByLayer:
         """Returns the states at a length of which :meth:`nearest` says that they are known."""
         if length == self.length:
             return self.states
@@ -336,14 +586,11 @@ class LayerStates:
         return self._journal_states(journal, count)
 
     @staticmethod
-    def _journal_states(journal: Journal, count: int) -> list[State]:
+    def _journal_states(journal: Journal, count: int) -> StatesByLayer:
         if not count:
             return journal.states
-        pairs = zip(journal.states, journal.updates, strict=True)
-        # The path is sent to each device once, not once a layer.
-        devices = {state.window.device for state in journal.states}
-        path = {each: torch.tensor(journal.path[:count], device=each) for each in devices}
-        return [updates.apply(state, path[state.window.device]) for state, updates in pairs]
+        path = journal.path[:count]
+        return journal.updates.apply(journal.states, path)
 
     def truncate(self, length: int) -> None:
         """Cuts back to a length at which the states are known. Forgets the tree."""
@@ -353,28 +600,32 @@ class LayerStates:
     def follow(self, other: LayerStates, length: int) -> None:
         """Takes the states that another request of the same text has after so many tokens."""
         count = len(self.states)
-        self._start_from(other.at(length)[:count], length)
-        self._snapshots = {n: each[:count] for n, each in other._snapshots.items() if n <= length}
+        self._start_from(other.at(length).first(count), length)
+        snapshots = other._snapshots.items()
+        self._snapshots = {n: each.first(count) for n, each in snapshots if n <= length}
 
-    def _start_from(self, states: list[State], length: int) -> None:
+    def _start_from(self, states: StatesByLayer, length: int) -> None:
         """Takes these states, of so many tokens, and forgets the tree."""
         self.states, self.length = states, length
-        self._ahead = [None] * len(states)
-        self._updates = [None] * len(states)
-        self._journal = Journal(length, states, [], ())
+        self._forget_states_ahead()
+        self._updates = UpdatesByLayer([None] * len(states))
+        self._journal = Journal(length, states, UpdatesByLayer([]), ())
+
+    def _forget_states_ahead(self) -> None:
+        self._ahead, self._ahead_of_all = {}, None
 
     def copy(self) -> LayerStates:
         """Returns a copy, which goes its own way from here on."""
         other = copy(self)
-        other.states, other._snapshots = [*self.states], dict(self._snapshots)
-        other._ahead, other._updates = [*self._ahead], [*self._updates]
+        other._snapshots = dict(self._snapshots)
+        other._ahead, other._updates = dict(self._ahead), self._updates.copy()
         return other
 
     def first_layers(self, count: int) -> LayerStates:
         """Returns a copy with the states of the first so many layers."""
-        other = LayerStates(self._empty[:count])
-        other.length, other.states = self.length, self.states[:count]
-        other._snapshots = {n: each[:count] for n, each in self._snapshots.items()}
+        other = LayerStates([*self._empty.first(count)])
+        other.length, other.states = self.length, self.states.first(count)
+        other._snapshots = {n: each.first(count) for n, each in self._snapshots.items()}
         return other
 
 
@@ -411,42 +662,94 @@ class Mixer(ABC):
         return 0
 
     @abstractmethod
-    def run(
-        self, hidden: Float[Tensor, "all dim"], segments: Sequence[StateRows], layer: int
+    def compute(
+        self, hidden: Float[Tensor, "all dim"], rows: MixerRows, layer: int
     ) -> Float[Tensor, "all dim"]:
         """Computes the layer for the rows of several requests, and leaves their updates behind."""
 
-    def convolve(
-        self, inputs: Float[Tensor, "all channel"], segments: Sequence[StateRows], layer: int
-    ) -> tuple[Float[Tensor, "all channel"], list[Float[Tensor, "row channel"]]]:
-        """Convolves each row with the inputs before it on its path.
+    def run(
+        self, hidden: Float[Tensor, "all dim"], segments: Sequence[StateRows], layer: int
+    ) -> Float[Tensor, "all dim"]:
+        """Does :meth:`compute` one request after the other."""
+        return self.compute(hidden, RowsBySegment(segments), layer)
 
-        Returns also, for each request, the inputs of all rows of its tree.
-        """
-        mixed, tree_inputs = [], []
-        weight = self.conv.weight
-        for rows in segments:
+    def activate(self, mixed: Tensor) -> Tensor:
+        """Returns what follows of the convolution's output."""
+        return nn.functional.silu(mixed) if self.activation else mixed
+
+
+@runtime_checkable
+class MixerRows(Protocol):
+    """The rows of a forward, as layers with a state ask them what happened before."""
+
+    def convolve(
+        self, mixer: Mixer, inputs: Float[Tensor, "all channel"], layer: int
+    ) -> Float[Tensor, "all channel"]:
+        """Convolves each row with the inputs before it on its path, and leaves the inputs
+        behind."""
+
+    def read(self, delta: Delta, layer: int) -> Values:
+        """Returns what each row reads in its memory, and leaves behind what rows write."""
+
+
+class RowsBySegment:
+    """The rows of a forward, computed one request after the other."""
+
+    def __init__(self, segments: Sequence[StateRows]) -> None:
+        self._segments = segments
+        self._earlier: list[Updates | None] = []
+
+    def convolve(
+        self, mixer: Mixer, inputs: Float[Tensor, "all channel"], layer: int
+    ) -> Float[Tensor, "all channel"]:
+        mixed: list[Tensor] = []
+        weight, bias, past = mixer.conv.weight, mixer.conv.bias, mixer.past
+        self._earlier = []
+        for rows in self._segments:
             own = inputs[rows.start : rows.stop]
             state = rows.states.states[layer]
             if rows.firm:
                 text = torch.cat([state.window.to(own), own[: rows.firm]])
-                out = conv1d(text.T, weight, self.conv.bias, groups=weight.shape[0])
+                out = conv1d(text.T, weight, bias, groups=weight.shape[0])
                 mixed.append(out.T)
-                state = replace(state, window=text[len(text) - self.past :])
+                state = replace(state, window=text[len(text) - past :])
                 rows.states.pass_text(layer, state)
             drafted = own[rows.firm :]
             earlier = rows.states.earlier(layer, rows.scored_rows)
+            self._earlier.append(earlier)
+            if not len(drafted):
+                continue
             tree = drafted if earlier is None else torch.cat([earlier.inputs, drafted])
-            tree_inputs.append(tree)
-            if len(drafted):
-                every = torch.cat([state.window.to(own), tree])
-                taps = every[rows.taps(self.past)].float()
-                out = (taps * weight[:, 0].T.float()).sum(1)
-                if self.conv.bias is not None:
-                    out = out + self.conv.bias.float()
-                mixed.append(out.to(own))
-        out = torch.cat(mixed)
-        return (nn.functional.silu(out) if self.activation else out), tree_inputs
+            rows.states.put(layer, Updates(tree))
+            every = torch.cat([state.window.to(own), tree])
+            taps = every[rows.taps(past)].float()
+            out = (taps * weight[:, 0].T.float()).sum(1)
+            if bias is not None:
+                out = out + bias.float()
+            mixed.append(out.to(own))
+        return mixer.activate(torch.cat(mixed))
+
+    def read(self, delta: Delta, layer: int) -> Values:
+        reads = []
+        for rows, earlier in zip(self._segments, self._earlier, strict=True):
+            text = slice(rows.start, rows.start + rows.firm)
+            state = rows.states.base(layer)
+            assert state.memory is not None
+            if rows.firm:
+                read, memory = read_text(delta.rows(text), state.memory)
+                reads.append(read)
+                state = replace(state, memory=memory)
+                rows.states.pass_text(layer, state)
+            drafted = slice(text.stop, rows.stop)
+            if drafted.start < drafted.stop:
+                assert state.memory is not None
+                nodes = delta.rows(drafted)
+                before = no_writes(nodes) if earlier is None else earlier.writes
+                assert before is not None
+                read, writes = score_tree(nodes, state.memory, before, rows.ancestors_on_device)
+                reads.append(read)
+                rows.states.put_writes(layer, writes)
+        return torch.cat(reads, 1)
 
 
 @dataclass(frozen=True)
@@ -479,15 +782,16 @@ class StateRows:
         """Returns, for each new node, the places of the inputs that its convolution reads, in the
         window before the tree and the tree's rows after it. All layers of a forward share them."""
         if past not in self._taps:
-            self._taps[past] = self._find_taps(past)
+            self._taps[past] = find_taps(self.ancestors, past).to(self._device)
         return self._taps[past]
 
-    def _find_taps(self, past: int) -> Int[Tensor, "new tap"]:
-        taps = torch.zeros(len(self.ancestors), past + 1, dtype=torch.long)
-        for row, on_path in enumerate(self.ancestors):
-            path = [*range(past), *(past + on_path.nonzero().squeeze(-1)).tolist()]
-            taps[row] = torch.tensor(path[-past - 1 :])
-        return taps.to(self._device)
+
+def find_taps(ancestors: Bool[Tensor, "new all"], past: int) -> Int[Tensor, "new tap"]:
+    """Returns the places of the inputs that each row's convolution reads: the last ones of its
+    path, whose first inputs are the ``past`` before the tree."""
+    places = torch.arange(past + ancestors.shape[1])
+    is_on_path = pad(ancestors, (past, 0), value=True)
+    return torch.where(is_on_path, places, -1).sort(1).values[:, -past - 1 :]
 
 
 class ShortConvolution(Mixer):
@@ -499,15 +803,11 @@ class ShortConvolution(Mixer):
         super().__init__(module)
         self.conv = module.conv
 
-    def run(
-        self, hidden: Float[Tensor, "all dim"], segments: Sequence[StateRows], layer: int
+    def compute(
+        self, hidden: Float[Tensor, "all dim"], rows: MixerRows, layer: int
     ) -> Float[Tensor, "all dim"]:
         gate_in, gate_out, values = self.module.in_proj(hidden).chunk(3, -1)
-        inputs = gate_in * values
-        mixed, tree_inputs = self.convolve(inputs, segments, layer)
-        for rows, tree in zip(segments, tree_inputs, strict=True):
-            if rows.start + rows.firm < rows.stop:
-                rows.states.put(layer, Updates(tree))
+        mixed = rows.convolve(self, gate_in * values, layer)
         return self.module.out_proj((gate_out * mixed).contiguous())
 
 
@@ -544,34 +844,14 @@ class GatedDelta(Mixer):
             own.in_proj_a(hidden),
         )
 
-    def run(
-        self, hidden: Float[Tensor, "all dim"], segments: Sequence[StateRows], layer: int
+    def compute(
+        self, hidden: Float[Tensor, "all dim"], rows: MixerRows, layer: int
     ) -> Float[Tensor, "all dim"]:
         own = self.module
         inputs, gate, for_beta, for_decay = self.project(hidden)
-        mixed, tree_inputs = self.convolve(inputs, segments, layer)
-        delta = self._delta(mixed, for_beta, for_decay)
-        reads = []
-        for rows, tree in zip(segments, tree_inputs, strict=True):
-            text = slice(rows.start, rows.start + rows.firm)
-            state = rows.states.base(layer)
-            assert state.memory is not None
-            if rows.firm:
-                read, memory = read_text(delta.rows(text), state.memory)
-                reads.append(read)
-                state = replace(state, memory=memory)
-                rows.states.pass_text(layer, state)
-            drafted = slice(text.stop, rows.stop)
-            if drafted.start < drafted.stop:
-                assert state.memory is not None
-                nodes = delta.rows(drafted)
-                earlier = rows.states.earlier(layer, rows.scored_rows)
-                before = _no_writes(nodes) if earlier is None else earlier.writes
-                assert before is not None
-                read, writes = score_tree(nodes, state.memory, before, rows.ancestors_on_device)
-                reads.append(read)
-                rows.states.put(layer, Updates(tree, writes))
-        core = torch.cat(reads, 1).transpose(0, 1).to(hidden.dtype)
+        mixed = rows.convolve(self, inputs, layer)
+        reads = rows.read(self._delta(mixed, for_beta, for_decay), layer)
+        core = reads.transpose(0, 1).to(hidden.dtype)
         core = own.norm(core.reshape(-1, own.head_v_dim), gate.reshape(-1, own.head_v_dim))
         return own.out_proj(core.view(len(hidden), -1))
 
@@ -624,14 +904,14 @@ ATTENTION_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "
 
 
 def runner(
-    mixer: Mixer, segments: Sequence[StateRows], layer: int
+    mixer: Mixer, rows: MixerRows | None, layer: int
 ) -> Callable[..., Float[Tensor, "1 all dim"]]:
     """Returns the forward that stands in for the module's own, for the length of one forward."""
 
     def run(hidden_states: Float[Tensor, "1 all dim"], **_: Any) -> Float[Tensor, "1 all dim"]:
-        if not segments:  # The layers are only asked for the shapes of their keys.
+        if rows is None:  # The layers are only asked for the shapes of their keys.
             return torch.zeros_like(hidden_states)
-        return mixer.run(hidden_states[0], segments, layer)[None]
+        return mixer.compute(hidden_states[0], rows, layer)[None]
 
     return run
 
@@ -680,9 +960,10 @@ def mixer_of(layer: nn.Module) -> Mixer | None:
     return None
 
 
-def _normalise(x: Heads) -> Heads:
+def _normalise(x: Keys) -> Keys:
     return x * torch.rsqrt((x * x).sum(-1, keepdim=True) + 1e-6)
 
 
-def _no_writes(like: Delta) -> Writes:
-    return Writes(like.k[:, :0], like.v[:, :0], like.decay[:, :0])
+def no_writes(like: Delta) -> Writes:
+    """Returns the writes of no rows."""
+    return Writes(like.k[..., :0, :], like.v[..., :0, :], like.decay[..., :0])

@@ -23,13 +23,12 @@ from saccade.core.tree import Tree
 from saccade.model.attention import Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache, Pages, send_to_device
+from saccade.model.captures import graphs_of, is_capturing_worthwhile
 from saccade.model.cuda_graphs import (
     CudaGraphs,
     ReadTop,
     RowLogits,
     Rows,
-    graphs_of,
-    is_capturing_worthwhile,
 )
 from saccade.model.kernels.attention_mass import JudgedRow, MassRecorder, RecentRows, RowQueries
 from saccade.model.likeliest import Vocabulary
@@ -452,6 +451,8 @@ class Session:
         for tensor in (*cache.keys, *cache.values):
             tensor.fill_(1)  # Random keys would take longer to make and cost a forward the same.
         cache.advance(context)
+        if cache.states is not None:
+            cache.states.snapshot()  # Steps are timed from here, again and again.
         return cache
 
     def rewind(self, context: int) -> None:
@@ -459,6 +460,8 @@ class Session:
         for request in self.requests.values():
             request.pending, request.tree, request.node_logits = [0], Tree(), []
             request.cache.length = context
+            if request.cache.states is not None:
+                request.cache.states.truncate(context)
 
     def _add_new_rows(self, trees: Mapping[int, Tree], forward: Rows) -> None:
         """Adds the tokens that are not computed yet to the rows of a forward."""

@@ -5,7 +5,7 @@ from bugs.bug import PlantedBug
 BUGS = (
     PlantedBug(
         "a model that stops at an early layer captures its steps in a memory pool of its own",
-        "model/cuda_graphs.py",
+        "model/captures.py",
         find="None if $backbone.full_backbone is None else graphs_of($backbone.full_backbone).pool",
         plant="None",
         tests=(
@@ -173,7 +173,7 @@ BUGS = (
     PlantedBug(
         "CUDA graphs: the trial's keys stay in the cache",
         "model/cuda_graphs.py",
-        within="_restore_keys",
+        within="restore_keys",
         find="$part.copy_($old)",
         plant="$part.copy_($part)",
         tests=("model/test_cuda_graphs.py::test_a_trial_changes_no_keys",),

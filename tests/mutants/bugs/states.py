@@ -5,6 +5,7 @@ from bugs.bug import PlantedBug
 RECURRENT = "model/test_recurrent.py"
 HYBRIDS = "families/test_hybrid_models.py"
 WINDOWED = "engine/test_windowed_memory.py"
+CAPTURED = "model/test_captured_recurrent.py"
 
 BUGS = (
     PlantedBug(
@@ -17,30 +18,30 @@ BUGS = (
     PlantedBug(
         "a node's convolution reads the inputs one place too early",
         "model/recurrent.py",
-        find="torch.tensor($path[-$past - 1 :])",
-        plant="torch.tensor($path[-$past - 2 : -1])",
+        find="torch.where($is_on_path, $places, -1).sort(1).values[:, -$past - 1 :]",
+        plant="torch.where($is_on_path, $places, -1).sort(1).values[:, -$past - 2 : -1]",
         tests=(f"{RECURRENT}::test_a_convolution_reads_the_last_inputs_of_a_path",),
     ),
     PlantedBug(
         "the window after text is one input old",
         "model/recurrent.py",
-        find="$text[len($text) - self.past :]",
-        plant="$text[len($text) - self.past - 1 : -1]",
+        find="$text[len($text) - $past :]",
+        plant="$text[len($text) - $past - 1 : -1]",
         tests=(f"{RECURRENT}::test_a_layer_is_its_own_module_along_every_path",),
     ),
     PlantedBug(
         "the window after an accepted path is one input old",
         "model/recurrent.py",
         within="Updates.apply",
-        find="$window[-$past:]",
-        plant="$window[-$past - 1 : -1]",
+        find="$window[..., -$past:, :]",
+        plant="$window[..., -$past - 1 : -1, :]",
         tests=(f"{RECURRENT}::test_a_convolution_reads_the_last_inputs_of_a_path",),
     ),
     PlantedBug(
         "the decay of what is left of a chain still begins before its accepted part",
         "model/recurrent.py",
-        find="self.total_decay[:, $start:] - $passed",
-        plant="self.total_decay[:, $start:] - 0 * $passed",
+        find="self.total_decay[..., $start:] - $passed",
+        plant="self.total_decay[..., $start:] - 0 * $passed",
         tests=(f"{RECURRENT}::test_what_follows_an_accepted_part_of_a_chain_stays_scored",),
     ),
     PlantedBug(
@@ -93,6 +94,42 @@ BUGS = (
         find="if $model.mixers:\n    ...",
         plant="if not $model:\n    ...",
         tests=(f"{HYBRIDS}::test_exact_is_refused_by_name",),
+    ),
+    PlantedBug(
+        "captured steps: a step starts from the state of the first one",
+        "model/captured_recurrent.py",
+        within="StaticStates.fill",
+        find="$filled() is $states",
+        plant="$filled() is not None",
+        tests=(f"{CAPTURED}::test_every_step_gives_the_laws_of_an_ordinary_forward",),
+    ),
+    PlantedBug(
+        "captured steps: the decay of nodes begins before the rows that the step commits",
+        "model/captured_recurrent.py",
+        find="$own.total_decay - $passed",
+        plant="$own.total_decay - 0 * $passed",
+        tests=(f"{CAPTURED}::test_every_step_gives_the_laws_of_an_ordinary_forward",),
+    ),
+    PlantedBug(
+        "captured steps: the window before the nodes leaves the committed rows out",
+        "model/captured_recurrent.py",
+        find="[*range($past), *$committed][$count:]",
+        plant="[*range($past), *$committed][: $past]",
+        tests=(f"{CAPTURED}::test_every_step_gives_the_laws_of_an_ordinary_forward",),
+    ),
+    PlantedBug(
+        "captured steps: the states of a trial stay in the request",
+        "model/captured_recurrent.py",
+        find="$cache.states.restored()",
+        plant="$cache.states.copy().restored()",
+        tests=(f"{CAPTURED}::test_a_trial_changes_no_state",),
+    ),
+    PlantedBug(
+        "captured steps: requests that share a step read the first one's inputs",
+        "model/captured_recurrent.py",
+        find="$first + find_taps($ancestors[$request], $past)",
+        plant="0 * $first + find_taps($ancestors[$request], $past)",
+        tests=(f"{CAPTURED}::test_requests_share_a_step_and_nothing_else",),
     ),
     PlantedBug(
         "a window is one key too wide",

@@ -1,0 +1,553 @@
+"""Captured forwards of models some of whose layers have a state instead of keys.
+
+``cuda_graphs`` captures the fused decoder. A hybrid runs by its own modules, which are captured as
+they are: the host is no longer sent their kernels one by one, and that is most of what a step of a
+few rows costs. Their layers with a state compute by :class:`StaticRows`, whose inputs and outputs
+stay at their addresses.
+
+All rows of a request are one tree that starts at its committed state: first the rows that are
+committed by the forward itself, one after the other, then the nodes. So one size serves plain
+decoding, chains and trees. A forward reads the committed state and never changes it. It leaves
+behind the state after its committed rows, and the updates of all nodes, which ``commit`` applies.
+"""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+
+import torch
+from jaxtyping import Bool, Float, Int
+from torch import Tensor
+from torch.nn.functional import pad
+
+from saccade.core.errors import ModelError
+from saccade.core.once import once
+from saccade.model.attention import NO_EXTRAS, AttentionOutput, NewKeys
+from saccade.model.backbone import MAX_ROUNDING_DIFFERENCE, Backbone, state_rows
+from saccade.model.cache import Cache
+from saccade.model.cache_pool import CachePool, Lease
+from saccade.model.cuda_graphs import (
+    CHECKED_LAYERS,
+    Attention,
+    AttentionKind,
+    Capture,
+    CudaGraphs,
+    Probe,
+    RowLogits,
+    Rows,
+    Size,
+    StaticInputs,
+    difference_share,
+    restore_keys,
+    written_hidden_states,
+)
+from saccade.model.fidelity import is_from_library, unusual_changes
+from saccade.model.kernels.attention_mass import Queries
+from saccade.model.recurrent import (
+    Delta,
+    Mixer,
+    State,
+    StatesByLayer,
+    Updates,
+    Values,
+    Writes,
+    find_taps,
+    no_writes,
+    score_tree,
+)
+from saccade.model.segments import Segment
+from saccade.model.visibility import Extras
+
+# The types of text models whose modules compute the same for the same numbers, whoever runs them:
+# without experts, which are chosen by the host.
+CAPTURED_MODEL_TYPES = ("qwen3_5_text", "lfm2")
+MAX_REQUESTS = 4  # States of more requests would take gigabytes twice: in caches and here.
+EARLIER_SIZES = (0, 16, 128)  # Nodes that were scored before, of the tree of each request.
+SOLVED_TOGETHER = 8  # Rows of a triangular system whose inverse is a product of few matrices.
+PROBED_NODES = 2  # Nodes that were scored before, where a size for them is tried.
+
+
+@once
+def can_be_captured(backbone: Backbone) -> bool:
+    """Returns whether the steps of a model whose layers have states can be captured.
+
+    All its modules must be the library's, unchanged, on one device.
+    """
+    full = backbone.full_backbone or backbone
+    if not backbone.mixers or not full.layers or backbone.shares.count > 1:
+        return False
+    if backbone.windows or backbone.has_uneven_heads or backbone.rotates_by_length:
+        return False
+    if backbone.config.model_type not in CAPTURED_MODEL_TYPES:
+        return False
+    from_library = all(is_from_library(type(module)) for module in backbone.text.modules())
+    if not from_library or unusual_changes(backbone.text.named_modules()):
+        return False
+    devices = {parameter.device for parameter in backbone.text.parameters()}
+    return len(devices) == 1 and torch.device("meta") not in devices
+
+
+@dataclass(frozen=True)
+class RecurrentSize(Size):
+    """The size of a captured forward of a model with states."""
+
+    earlier: int = 0  # Nodes of each request's tree that were scored before, at most.
+
+
+class StaticStates:
+    """The states that forwards of some number of requests read, and those they leave behind.
+
+    A state that was filled in stays until another one is. All tensors are
+    ``[layer, request, ...]``.
+    """
+
+    def __init__(self, empty: State, requests: int) -> None:
+        """``empty`` are the states of all layers before the first token, as one."""
+        self.read = _repeat_for_requests(empty, requests)
+        self.left = _repeat_for_requests(empty, requests)
+        self._filled: list[weakref.ref[StatesByLayer] | None] = [None] * requests
+        self._earlier: dict[int, Updates] = {}
+
+    def earlier(self, count: int) -> Updates:
+        """Returns the memory for the updates of so many earlier nodes of each request, which all
+        forwards share that read as many."""
+        if count not in self._earlier:
+            self._earlier[count] = self.no_updates(count)
+        return self._earlier[count]
+
+    def no_updates(self, count: int) -> Updates:
+        """Returns updates of zeros, for so many nodes of each request."""
+        window, memory = self.read.window, self.read.memory
+        layers, requests, _, channels = window.shape
+        inputs = window.new_zeros(layers, requests, count, channels)
+        if memory is None:
+            return Updates(inputs)
+        heads, key, value = memory.shape[2:]
+        writes = Writes(
+            memory.new_zeros(layers, requests, heads, count, key),
+            memory.new_zeros(layers, requests, heads, count, value),
+            memory.new_zeros(layers, requests, heads, count),
+        )
+        return Updates(inputs, writes)
+
+    def fill(self, request: int, states: StatesByLayer) -> None:
+        """Fills in the states of a request."""
+        filled = self._filled[request]
+        if filled is not None and filled() is states:
+            return
+        source, target = states.stacked(), _state_of(self.read, request)
+        target.window.copy_(source.window)
+        if target.memory is not None and source.memory is not None:
+            target.memory.copy_(source.memory)
+        self._filled[request] = weakref.ref(states)
+
+
+class StaticRows:
+    """The rows of a captured forward of one size, as layers with a state see them.
+
+    Like ``StaticInputs`` it is filled in place before each replay. It is what layers call
+    (``recurrent.MixerRows``) while the forward is captured.
+    """
+
+    def __init__(self, size: RecurrentSize, states: StaticStates) -> None:
+        self.size, self._states = size, states
+        self._earlier = states.earlier(size.earlier)
+        self._new = states.no_updates(size.rows)
+        window = states.read.window
+        self._past = window.shape[2]
+        self._memory = torch.zeros(self._bytes(), dtype=torch.uint8, device=window.device)
+        self._taps, self._window_places, self._ancestors, self._firm = self._parts(self._memory)
+        self._filled: tuple[tuple[int, int, int], ...] | None = None
+
+    # -- what the host fills in and takes ------------------------------------------------------
+
+    def fill(self, segments: Sequence[Segment]) -> None:
+        """Writes the numbers of a step, the states of its requests, and the updates of their nodes
+        that were scored before."""
+        self._fill_numbers(segments)
+        for request, segment in enumerate(segments):
+            states = segment.cache.states
+            assert states is not None
+            self._states.fill(request, states.states)
+            if count := segment.scored_nodes:
+                target = _updates_of(self._earlier, request).first(count)
+                _copy_updates(target, states.earlier_in_all(count))
+
+    def take(self, segments: Sequence[Segment]) -> None:
+        """Gives the requests copies of what the forward left behind: the next one overwrites it."""
+        for request, segment in enumerate(segments):
+            states, firm = segment.cache.states, segment.committed_rows
+            assert states is not None
+            if firm:
+                states.pass_text_in_all(_state_of(self._states.left, request).clone())
+            new = segment.stop - segment.start
+            if new == firm:
+                continue
+            updates = _updates_of(self._new, request).first(new)
+            if firm:
+                updates = updates.rows(slice(firm, None))
+            if segment.scored_nodes:
+                updates = states.earlier_in_all(segment.scored_nodes).followed_by(updates)
+            else:
+                updates = updates.clone()
+            states.put_in_all(updates)
+
+    def _bytes(self) -> int:
+        requests, rows, earlier = self.size.requests, self.size.rows, self.size.earlier
+        longs = requests * rows * (self._past + 1) + requests * self._past
+        return 8 * longs + requests * rows * (earlier + rows + 1)
+
+    def _parts(
+        self, flat: Tensor
+    ) -> tuple[
+        Int[Tensor, "request rows tap"],
+        Int[Tensor, "request past"],
+        Bool[Tensor, "request rows all"],
+        Bool[Tensor, "request rows"],
+    ]:
+        """Returns the views of a flat buffer.
+
+        The first two have places among the inputs of convolutions. Each request has those before
+        its tree, those of its earlier nodes, and those of its rows. They are the places that each
+        row reads, and those before the first node. The third says which rows are on the path to
+        each row, the earlier nodes first. The last says which rows the forward commits.
+        """
+        requests, rows = self.size.requests, self.size.rows
+        shapes = (
+            ((requests, rows, self._past + 1), torch.long),
+            ((requests, self._past), torch.long),
+            ((requests, rows, self.size.earlier + rows), torch.bool),
+            ((requests, rows), torch.bool),
+        )
+        parts, start = [], 0
+        for shape, dtype in shapes:
+            stop = start + torch.Size(shape).numel() * dtype.itemsize
+            parts.append(flat[start:stop].view(dtype).view(shape))
+            start = stop
+        return parts[0], parts[1], parts[2], parts[3]
+
+    def _fill_numbers(self, segments: Sequence[Segment]) -> None:
+        are_chains = all(segment.block is None for segment in segments)
+        numbers = tuple(
+            (each.stop - each.start, each.committed_rows, each.scored_nodes) for each in segments
+        )
+        if are_chains and numbers == self._filled:
+            return
+        host = torch.zeros(self._bytes(), dtype=torch.uint8)
+        taps, window_places, ancestors, firm = self._parts(host)
+        rows, past, earlier = self.size.rows, self._past, self.size.earlier
+        # Rows that nobody needs see themselves alone.
+        ancestors[..., earlier:] = torch.eye(rows, dtype=torch.bool)
+        for request, segment in enumerate(segments):
+            ancestors[request, : segment.stop - segment.start] = self._paths(segment)
+            firm[request, : segment.committed_rows] = True
+        for request in range(self.size.requests):
+            first = request * (past + earlier + rows)
+            taps[request] = first + find_taps(ancestors[request], past)
+            count = segments[request].committed_rows if request < len(segments) else 0
+            committed = range(past + earlier, past + earlier + count)
+            before_nodes = [*range(past), *committed][count:]
+            window_places[request] = first + torch.tensor(before_nodes, dtype=torch.long)
+        if self._memory.device.type == "cuda":
+            host = host.pin_memory()  # Torch does not free it before the copy is done.
+        self._memory.copy_(host, non_blocking=True)
+        self._filled = numbers if are_chains else None
+
+    def _paths(self, segment: Segment) -> Bool[Tensor, "new all"]:
+        """Returns which rows are on the path to each row of a segment, as ``_parts`` says."""
+        new, firm, scored = (
+            segment.stop - segment.start,
+            segment.committed_rows,
+            segment.scored_nodes,
+        )
+        nodes = state_rows(segment).ancestors
+        paths = torch.zeros(new, self.size.earlier + self.size.rows, dtype=torch.bool)
+        paths[firm:, :scored] = nodes[:, :scored]
+        own = paths[:, self.size.earlier : self.size.earlier + new]
+        own[:, :firm] = torch.ones(new, firm, dtype=torch.bool).tril_()
+        own[firm:, firm:] = nodes[:, scored:]
+        return paths
+
+    # -- what layers call ----------------------------------------------------------------------
+
+    def convolve(
+        self, mixer: Mixer, inputs: Float[Tensor, "all channel"], layer: int
+    ) -> Float[Tensor, "all channel"]:
+        own = inputs.view(self.size.requests, self.size.rows, -1)
+        parts = [self._states.read.window[layer], self._earlier.inputs[layer], own]
+        every = torch.cat(parts, 1).flatten(0, 1)
+        self._new.inputs[layer].copy_(own)
+        window = every.index_select(0, self._window_places.flatten())
+        self._states.left.window[layer].copy_(window.view_as(parts[0]))
+        taps = every.index_select(0, self._taps.flatten()).view(len(inputs), self._past + 1, -1)
+        out = (taps.float() * mixer.conv.weight[:, 0].T.float()).sum(1)
+        if mixer.conv.bias is not None:
+            out = out + mixer.conv.bias.float()
+        return mixer.activate(out.to(inputs))
+
+    def read(self, delta: Delta, layer: int) -> Values:
+        states, rows = self._states, delta.by_request(self.size.requests)
+        assert states.read.memory is not None and states.left.memory is not None
+        memory = states.read.memory[layer]
+        earlier = self._earlier_writes(layer) if self.size.earlier else no_writes(rows)
+        read, writes = score_tree(rows, memory, earlier, self._ancestors, solve_in_blocks)
+        own = writes.rows(slice(self.size.earlier, None))
+        firm = self._firm[:, None]
+        # The committed rows come first, one after the other, so their decays add up.
+        passed = (rows.decay * firm).sum(-1, keepdim=True)
+        to_last = (passed - own.total_decay).masked_fill(~firm, float("-inf")).exp()
+        written = (own.keys * to_last[..., None]).transpose(-1, -2) @ own.values
+        states.left.memory[layer].copy_(memory * passed.exp()[..., None] + written)
+        left = self._new.of_layers(layer).writes
+        assert left is not None
+        left.keys.copy_(own.keys)
+        left.values.copy_(own.values)
+        left.total_decay.copy_(own.total_decay - passed)
+        return read.transpose(0, 1).flatten(1, 2)
+
+    def _earlier_writes(self, layer: int) -> Writes:
+        """Returns the writes of earlier nodes; zeros where there is none.
+
+        Their memory may hold NaN there, and 0 x NaN is NaN.
+        """
+        writes = self._earlier.of_layers(layer).writes
+        assert writes is not None
+        unused = ~self._ancestors[..., : self.size.earlier].any(1)[:, None]
+        return Writes(
+            writes.keys.masked_fill(unused[..., None], 0),
+            writes.values.masked_fill(unused[..., None], 0),
+            writes.total_decay.masked_fill(unused, 0),
+        )
+
+
+def solve_in_blocks(overlap: Float[Tensor, "*batch row row"], right: Tensor) -> Tensor:
+    """Solves the triangular system of a tree's rows by products of matrices, which every GPU can
+    capture.
+
+    A block of few rows is solved by its inverse. With N nilpotent, 1/(1 - N) is the product of the
+    1 + N^(2^i). Entries of N are at most 1, so powers of so few rows stay small.
+    """
+    rows = overlap.shape[-1]
+    parts: list[Tensor] = []
+    for start in range(0, rows, SOLVED_TOGETHER):
+        block = slice(start, min(start + SOLVED_TOGETHER, rows))
+        known = right[..., block, :]
+        if parts:
+            known = known - overlap[..., block, :start] @ torch.cat(parts, -2)
+        power = -overlap[..., block, block].tril(-1)
+        reach = 1  # The product has the powers of N below this one.
+        while reach < block.stop - block.start:
+            if reach > 1:
+                power = power @ power
+            known, reach = known + power @ known, 2 * reach
+        parts.append(known)
+    return parts[0] if len(parts) == 1 else torch.cat(parts, -2)
+
+
+class _KeyAttention:
+    """A captured forward's attention, as the modules of transformers call a step."""
+
+    def __init__(
+        self, attention: Attention, key_layers: dict[int, int], segments: Sequence[Segment]
+    ) -> None:
+        self.segments = segments
+        self._attention, self._key_layers = attention, key_layers
+
+    def key_layer(self, layer: int) -> int:
+        """Returns the number of a layer among those that have keys."""
+        return self._key_layers[layer]
+
+    def __call__(
+        self,
+        layer: int,
+        q: Queries,
+        k: NewKeys,
+        v: NewKeys,
+        scale: float,
+        *,
+        extras: Extras = NO_EXTRAS,
+    ) -> AttentionOutput:
+        assert not extras, "no model that is captured has sinks or caps"
+        return self._attention(layer, q, k, v, scale)
+
+
+class RecurrentGraphs(CudaGraphs):
+    """The captured forwards of a model some of whose layers have a state."""
+
+    def __init__(
+        self, backbone: Backbone, capture: Capture | None = None, pool: CachePool | None = None
+    ) -> None:
+        self._rows: dict[tuple[int, int, int], StaticRows] = {}
+        self._states: dict[int, StaticStates] = {}
+        super().__init__(backbone, capture, pool)
+
+    @staticmethod
+    def refuse_unsupported(backbone: Backbone) -> None:
+        if not can_be_captured(backbone):
+            raise ModelError(
+                f"captured steps do not support this {backbone.config.model_type}: they need the "
+                f"unchanged modules of {', '.join(CAPTURED_MODEL_TYPES)} on one device"
+            )
+
+    def _size(self, segments: Sequence[Segment], kind: AttentionKind) -> Size | None:
+        size = super()._size(segments, kind)
+        scored = max(segment.scored_nodes for segment in segments)
+        if size is None or size.requests > MAX_REQUESTS or scored > EARLIER_SIZES[-1]:
+            return None
+        if any(segment.scored_nodes and segment.committed_rows for segment in segments):
+            return None  # Nodes that were scored follow from a state that is not the committed one.
+        if size.hidden_layers:
+            return None  # The modules would have to be asked for them while they are captured.
+        earlier = next(count for count in EARLIER_SIZES if count >= scored)
+        return RecurrentSize(size.requests, size.rows, size.tail, size.keys, earlier=earlier)
+
+    def _rows_of(self, size: Size) -> StaticRows:
+        """Returns the rows of a size, which does not depend on how many keys there are."""
+        assert isinstance(size, RecurrentSize)
+        key = size.requests, size.rows, size.earlier
+        if key not in self._rows:
+            if size.requests not in self._states:
+                empty = self._backbone.empty_states()
+                assert empty is not None
+                states = StaticStates(empty.states.stacked(), size.requests)
+                self._states[size.requests] = states
+            self._rows[key] = StaticRows(size, self._states[size.requests])
+        return self._rows[key]
+
+    def _fill(
+        self,
+        size: Size,
+        rows: Rows,
+        leases: Sequence[Lease],
+        spare: Lease,
+        vocabularies: Sequence[int],
+    ) -> None:
+        super()._fill(size, rows, leases, spare, vocabularies)
+        self._rows_of(size).fill(rows.segments)
+
+    def _replay(self, kind: AttentionKind, size: Size, rows: Rows) -> RowLogits:
+        logits = super()._replay(kind, size, rows)
+        self._rows_of(size).take(rows.segments)
+        return logits
+
+    def _grow_table(self, last: int) -> None:
+        """Does nothing, because the modules compute their rotations themselves."""
+
+    def _hidden_states(
+        self, kind: AttentionKind, inputs: StaticInputs, segments: Sequence[Segment] = ()
+    ) -> Float[Tensor, "row dim"]:
+        """Computes the hidden states of a step, and writes those that caches of ``segments``
+        need."""
+        model = self._backbone
+        ids, positions = inputs.tokens[:2].flatten(1)
+        attention = kind.attention(inputs, self.pool, model.heads // model.kv_heads)
+        return model.forward(
+            model.embed(ids),
+            positions.expand(model.axes, -1),
+            _KeyAttention(attention, model.key_layers, segments),
+            mixer_rows=self._rows_of(inputs.size),
+        )
+
+    def _first_layers_agree(self, kind: AttentionKind, size: Size, probe: Probe) -> bool:
+        depth = min(CHECKED_LAYERS, self._backbone.depth)
+        rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)
+        with written_hidden_states(rows.segments, depth, self._backbone) as states:
+            # The inputs are still those of the trial.
+            self._hidden_states(kind, self._inputs[size], rows.segments)
+            captured = [each.written for each in states]
+            probe.ordinary(rows)
+            ordinary = [each.written for each in states]
+        limit = MAX_ROUNDING_DIFFERENCE[self._backbone.dtype]
+        return all(
+            mine is not None and other is not None and difference_share(mine, other) <= limit
+            for mine, other in zip(captured, ordinary, strict=True)
+        )
+
+    def _capture_one(self, kind: AttentionKind, size: Size, probe: Probe) -> None:
+        earlier = PROBED_NODES if self._rows_of(size).size.earlier else 0
+        probe = RecurrentProbe(probe.caches, probe.position, probe.ordinary, earlier)
+        with ExitStack() as stack:
+            for cache in probe.caches:
+                cache.reserve(cache.length + earlier + size.rows)
+                assert cache.states is not None
+                stack.enter_context(cache.states.restored())
+            if earlier:
+                nodes = probe.earlier_rows(size, self._backbone.embedding_count)
+                stack.enter_context(restore_keys(nodes.segments))
+                probe.ordinary(nodes)
+            super()._capture_one(kind, size, probe)
+
+
+@dataclass(frozen=True)
+class RecurrentProbe(Probe):
+    """What a size is tried with: a committed row and nodes after it, or nodes after those that an
+    ordinary forward scores before."""
+
+    earlier: int
+
+    def rows(self, size: Size, embeddings: int, may_branch: bool) -> Rows:
+        rows = super().rows(size, embeddings, may_branch)
+        segments = []
+        for segment in rows.segments:
+            block = segment.block
+            if block is not None:
+                block = pad(block, (self.earlier, 0), value=True)
+            segments.append(
+                replace(
+                    segment,
+                    at=self._start(segment.cache, size) + self.earlier,
+                    block=block,
+                    committed_rows=0 if self.earlier else 1,
+                    scored_nodes=self.earlier,
+                )
+            )
+        return rows._replace(segments=segments)
+
+    def earlier_rows(self, size: Size, embeddings: int) -> Rows:
+        """Returns the nodes that are scored before, a chain after each cache's tokens."""
+        segments = []
+        for number, cache in enumerate(self.caches):
+            start, at = number * self.earlier, self._start(cache, size)
+            segments.append(Segment(cache, start, start + self.earlier, at))
+        count = range(self.earlier * len(segments))
+        ids = [(104729 * (row + 1)) % embeddings for row in count]
+        positions = [self.position + 1 + row % self.earlier for row in count]
+        return Rows(segments, ids, positions, [*count])
+
+    def _start(self, cache: Cache, size: Size) -> int:
+        return max(0, min(cache.length, cache.capacity - size.rows - self.earlier))
+
+
+def _repeat_for_requests(empty: State, requests: int) -> State:
+    """Returns the states of so many requests, ``[layer, request, ...]``, each of which is empty."""
+    window = empty.window[:, None].repeat(1, requests, 1, 1)
+    if empty.memory is None:
+        return State(window)
+    return State(window, empty.memory[:, None].repeat(1, requests, 1, 1, 1))
+
+
+def _state_of(states: State, request: int) -> State:
+    """Returns the states of one request, of ``[layer, request, ...]``."""
+    memory = None if states.memory is None else states.memory[:, request]
+    return State(states.window[:, request], memory)
+
+
+def _updates_of(updates: Updates, request: int) -> Updates:
+    """Returns the updates of one request, of ``[layer, request, ...]``."""
+    writes = updates.writes
+    if writes is not None:
+        writes = Writes(
+            writes.keys[:, request], writes.values[:, request], writes.total_decay[:, request]
+        )
+    return Updates(updates.inputs[:, request], writes)
+
+
+def _copy_updates(target: Updates, source: Updates) -> None:
+    target.inputs.copy_(source.inputs)
+    if target.writes is not None and source.writes is not None:
+        target.writes.keys.copy_(source.writes.keys)
+        target.writes.values.copy_(source.writes.values)
+        target.writes.total_decay.copy_(source.writes.total_decay)
