@@ -28,6 +28,8 @@ PRODUCTS = [
     for name, each in FEW_BIT_PRODUCTS.items()
 ]
 
+ON_CPU = [name for name, each in ROUNDINGS.items() if each.device_type == "cpu"]
+
 
 def _numbers(*shape, seed=0):
     return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
@@ -94,7 +96,7 @@ def _weights(model):
 
 
 @pytest.mark.representatives(3)
-@pytest.mark.parametrize("rounding", ROUNDINGS)
+@pytest.mark.parametrize("rounding", ON_CPU)
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_an_answer_is_the_targets_whatever_the_draft_is_rounded_to(dtype, own, rounding):
@@ -203,3 +205,31 @@ def test_what_cannot_be_rounded_is_refused_in_a_sentence(monkeypatch):
     monkeypatch.setattr(few_bits, "FEW_BIT_PRODUCTS", {})
     with pytest.raises(ModelError, match="no products with weights in int4"):
         Backbone(copy.deepcopy(llama())).rounded(ROUNDINGS["int4"])
+
+
+# -- FP8, on a GPU ---------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("base", ["nothing", "a bias", "rows"])
+def test_an_fp8_product_is_that_of_the_rounded_weights(base, dtype):
+    """Claim: a product in FP8 is that of weights rounded with a scale for each output and rows with
+    a scale for each, on top of a bias or of rows; a row and an output of zeros give zeros. Fails
+    for a scale on the wrong side, or a base that is left out. Torch computes it on a CPU too."""
+    weight, x = _numbers(96, 160, seed=1), _numbers(5, 160, seed=2)
+    weight *= torch.logspace(-4, 4, 96)[:, None]
+    x *= torch.logspace(-1, 3, 5)[:, None]
+    weight[3], x[0] = 0, 0
+    weight, x = weight.to(dtype), x.to(dtype)
+    below = {"nothing": None, "a bias": _numbers(96, seed=3), "rows": _numbers(5, 96, seed=4)}[base]
+    below = None if below is None else below.to(dtype)
+    product = FEW_BIT_PRODUCTS["fp8-scaled"]
+    rounded = product.rounded(weight)
+    lengths = weight.float().norm(dim=1)
+    assert ((rounded - weight.float()).norm(dim=1) <= 0.04 * lengths).all()
+    computed = product.multiply(x, product.prepare(weight, False), below)
+    exact = x.float() @ rounded.t()
+    expected = exact if below is None else exact + below.float()
+    assert computed.dtype == dtype and product.rounding.bytes_per_weight == 1
+    largest = x.float().norm(dim=1)[:, None] * rounded.norm(dim=1)
+    assert ((computed - expected).abs() <= 0.01 * (largest + expected.abs())).all()

@@ -27,7 +27,7 @@ from saccade.engine.trace import environment
 from saccade.inputs import Pair
 from saccade.inputs.loading import round_weights
 from saccade.methods import resolve
-from saccade.model.kernels.few_bits import ROUNDINGS
+from saccade.model.kernels.few_bits import roundings_on
 
 Candidates = Mapping[str, Sequence[str]]
 
@@ -264,11 +264,12 @@ def propose_rounding(
     held_out = questions[(len(questions) + 1) // 2 :] or questions
     best = max(1.0, calibration.best.speedup) * (1 + TIE_MARGIN)
     chosen: Calibration = calibration
-    for rounding in ROUNDINGS:
+    drafting = pair.draft or pair.target
+    for rounding in [each.name for each in roundings_on(drafting.backbone.device)]:
         if on_progress is not None:
             on_progress(f"{method} with a draft in {rounding}")
         try:
-            rounded = replace(pair, draft=round_weights(pair.draft or pair.target, rounding))
+            rounded = replace(pair, draft=round_weights(drafting, rounding))
         except ModelError:
             return calibration
         settings = {"max_new_tokens": calibration.max_new_tokens, "do_sample": False}

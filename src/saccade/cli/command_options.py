@@ -81,7 +81,9 @@ DraftDevice = Annotated[
 ]
 DraftQuantize = Annotated[
     str | None,
-    typer.Option(help="Round the draft's weights, or the target's as its own draft: int8 or int4."),
+    typer.Option(
+        help="Round the draft's weights, or the target's as its own draft: int8, int4 or fp8."
+    ),
 ]
 Quantize = Annotated[
     str | None,

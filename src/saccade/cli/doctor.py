@@ -68,8 +68,8 @@ def doctor(
     clip = None if video is None else run_setup.read_clip(video, frames.sampling(), quiet=as_json)
     prepare(None, verbose)
     from saccade.bench.hardware.doctor import examine
-    from saccade.inputs import footprint, heads, loading, questions
-    from saccade.model.kernels.few_bits import ROUNDINGS
+    from saccade.inputs import footprint, heads, loading, packed_checkpoints, questions
+    from saccade.model.kernels.few_bits import rounding_named
     from saccade.model.memory import GIB, available_bytes
 
     place = loading.pick_device(device)
@@ -103,7 +103,14 @@ def doctor(
     draft_place = None if draft_device is None else loading.pick_device(draft_device)
     precision = loading.precision(dtype, place)
     bits = None if quantize is None else loading.bits(quantize)
-    loading.check_draft_quantize(draft_quantize)
+    rounding = None if draft_quantize is None else rounding_named(draft_quantize)
+    rounded_on = place if draft_place is None else draft_place
+    loading.check_draft_quantize(draft_quantize, rounded_on, is_own=draft is None)
+    draft_bits = None if rounding is None else loading.draft_bits(rounding, rounded_on)
+    as_loaded = packed_checkpoints.config_as_loaded
+    target_model = target, as_loaded(target_model[1], place)
+    if draft_model is not None and head is None:
+        draft_model = draft_model[0], as_loaded(draft_model[1], rounded_on, is_draft=True)
     diagnosis = examine(
         target_model,
         draft_model,
@@ -114,7 +121,8 @@ def doctor(
         free_bytes=available_bytes(place) if memory is None else int(memory * GIB),
         draft_free_bytes=None if draft_place in (None, place) else available_bytes(draft_place),
         bits=bits,
-        draft_rounding=None if draft_quantize is None else ROUNDINGS[draft_quantize],
+        draft_bits=draft_bits,
+        draft_rounding=None if draft_bits is not None else rounding,
         problems=problems,
         notes=notes,
         head=head,

@@ -449,9 +449,9 @@ def load(
         device: by default a GPU where there is one.
         device_map: "auto" spreads the target over the devices there are.
         draft_device: where the draft is, if not beside the target: "cuda:1", say.
-        draft_quantize: "int8" or "int4" rounds the draft's weights, so that its steps read fewer
-            bytes; without a draft the target drafts for itself with a rounded copy. Answers stay
-            the target's.
+        draft_quantize: "int8", "int4" or, on a GPU that multiplies it, "fp8" rounds the draft's
+            weights, so that its steps read fewer bytes; without a draft the target drafts for
+            itself with a rounded copy. Answers stay the target's.
         quantize: "bnb-8bit", "bnb-4bit" or "torchao-int8", for the target.
         trust_remote_code: whether to run code that comes with a checkpoint.
         positions: of text after a Qwen2.5-VL video; "library" is where ``generate`` puts it,

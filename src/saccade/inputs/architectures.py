@@ -56,6 +56,16 @@ def model_class(config: Any) -> Any:
     raise ModelError(f"a {config.model_type} model does not generate text")
 
 
+def concrete_class(config: Any, *, trust_remote_code: bool = False) -> Any:
+    """Returns the class of the model itself, where :func:`model_class` may return one that only
+    chooses it."""
+    chooser = model_class(config)
+    if config.model_type in THINKERS:
+        return chooser
+    with torch.device("meta"):
+        return type(chooser.from_config(config, trust_remote_code=trust_remote_code))
+
+
 def register(config: Any) -> None:
     """Registers an architecture of its own package. Raises ModelError where that is missing."""
     for name in config.architectures or ():

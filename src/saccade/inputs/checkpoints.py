@@ -15,7 +15,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from saccade.core.errors import ModelError
+from saccade.core.errors import ModelError, first_line
 
 HUB_TIMEOUT_SECONDS = 3.0  # The hub must answer within this time.
 
@@ -105,6 +105,26 @@ def cached_only(name: str, source: str) -> bool:
             f"({HF_HUB_CACHE}): check the network, or give a checkpoint folder"
         )
     return True
+
+
+def fetch_folder(name: str, patterns: tuple[str, ...]) -> Path:
+    """Returns the folder of a checkpoint, after fetching these files of a hub id.
+
+    Raises ModelError where they cannot be fetched.
+    """
+    source = source_of(name)
+    if looks_local(source):
+        return Path(source)
+    from huggingface_hub import snapshot_download
+
+    is_cached_only = cached_only(name, source)
+    try:
+        folder = snapshot_download(
+            source, allow_patterns=[*patterns], local_files_only=is_cached_only
+        )
+    except Exception as error:  # The hub's library raises almost anything.
+        raise ModelError(f"cannot find or load {name!r}: {first_line(error)}") from error
+    return Path(folder)
 
 
 def offline() -> bool:

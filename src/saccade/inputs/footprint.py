@@ -13,6 +13,7 @@ from saccade.inputs import architectures
 from saccade.model import families, memory, recurrent, visibility
 from saccade.model.cache import most_window_rows
 from saccade.model.heads.head import EAGLE3_LAYERS
+from saccade.model.kernels.few_bits import Rounding
 from saccade.model.key_window import KeyWindow
 from saccade.model.session import forward_rows
 
@@ -146,9 +147,11 @@ def stored_bits(config: Any) -> int | None:
     settings = config.to_dict().get("quantization_config")
     if not settings:
         return None
-    if settings.get("load_in_4bit") or settings.get("bits") == 4:
+    if settings.get("load_in_4bit"):
         return 4
-    return int(settings.get("bits") or 8)
+    schemes = [each.get("weights") or {} for each in (settings.get("config_groups") or {}).values()]
+    by_scheme = [int(each["num_bits"]) for each in schemes if each.get("num_bits")]
+    return int(settings.get("bits") or max(by_scheme, default=8))
 
 
 def weight_size(dtype: Any, config: Any, bits: int | None = None) -> float:
@@ -168,19 +171,26 @@ def check(
     device: torch.device | None,
     *,
     bits: int | None = None,
+    rounding: Rounding | None = None,
     trust_remote_code: bool = False,
 ) -> None:
     """Raises ModelError, before any weight is read, if the weights cannot fit on ``device``.
 
     They are counted from the config, since transformers would create those that the files lack. A
-    ``device`` of None stands for several devices, for which nothing is checked.
+    copy by ``rounding`` lies beside them. A ``device`` of None stands for several devices, for
+    which nothing is checked.
     """
     if device is None:
         return
-    available_bytes = memory.available_bytes(device)
+    room = memory.available_bytes(device) * (1 - memory.SPARE_SHARE)
     size = footprint(config, trust_remote_code=trust_remote_code)
-    if size.weights(weight_size(dtype, config, bits)) > available_bytes * (1 - memory.SPARE_SHARE):
-        raise ModelError(advice(name, config, size, dtype, device, bits=bits))
+    if size.weights(weight_size(dtype, config, bits)) + copied_bytes(size, rounding) > room:
+        raise ModelError(advice(name, config, size, dtype, device, bits=bits, rounding=rounding))
+
+
+def copied_bytes(model: Footprint, rounding: Rounding | None) -> int:
+    """Returns the bytes of a rounded copy of a model's weights, 0 without one."""
+    return 0 if rounding is None else model.rounded_copy(rounding.bytes_per_weight)
 
 
 def advice(
@@ -191,20 +201,29 @@ def advice(
     device: torch.device,
     *,
     bits: int | None = None,
+    rounding: Rounding | None = None,
 ) -> str:
     """Returns a sentence with the memory needed, the memory available, and what would fit."""
     available_bytes = memory.available_bytes(device)
-    size = weight_size(dtype, config, bits)
+    room = available_bytes * (1 - memory.SPARE_SHARE)
+    size, copied = weight_size(dtype, config, bits), copied_bytes(model, rounding)
+    needed = model.weights(size)
+    there = f"{device.type} has {memory.format_bytes(available_bytes)} free"
+    if rounding is not None and needed <= room:
+        return (
+            f"{name} does not fit with a copy of its weights in {rounding.name}: together they "
+            f"take {memory.format_bytes(needed + copied)}, and {there}; without draft_quantize "
+            f"(--draft-quantize) it would fit ({memory.format_bytes(needed)})"
+        )
     fitting = [
         f"{option} ({memory.format_bytes(model.weights(smaller_size))})"
         for option, smaller_size in BYTES_PER_WEIGHT.items()
-        if smaller_size < size
-        and model.weights(smaller_size) < available_bytes * (1 - memory.SPARE_SHARE)
+        if smaller_size < size and model.weights(smaller_size) + copied < room
     ]
     suggestion = "a smaller model, or --device-map auto, might fit"
     if fitting:
         suggestion = f"{fitting[0]} would fit"
     return (
-        f"{name} does not fit: its weights take {memory.format_bytes(model.weights(size))}, "
-        f"and {device.type} has {memory.format_bytes(available_bytes)} free; {suggestion}"
+        f"{name} does not fit: its weights take {memory.format_bytes(needed)}, "
+        f"and {there}; {suggestion}"
     )

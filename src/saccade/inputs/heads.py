@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from huggingface_hub import snapshot_download
 from safetensors import safe_open
 from torch import Tensor
 
 from saccade.core.errors import ModelError, first_line
-from saccade.inputs.checkpoints import cached_only, looks_local, source_of
+from saccade.inputs.checkpoints import fetch_folder
+from saccade.inputs.packed_checkpoints import find_packing, unpack_tensors
 from saccade.model.backbone import Backbone
 from saccade.model.heads import layouts
 from saccade.model.heads.head import Head, find_other_target, make_eagle3_head, make_own_head
@@ -28,7 +28,7 @@ WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")  # Some heads are publish
 def read_settings(name: str) -> dict[str, Any]:
     """Returns the entries of a checkpoint's config.json; none where it cannot be read."""
     try:
-        folder = _folder(name, ("config.json",))
+        folder = fetch_folder(name, ("config.json",))
         settings = json.loads((folder / "config.json").read_text("utf-8"))
     except (OSError, ValueError):
         return {}
@@ -57,7 +57,7 @@ def names_own(target_config: Any) -> bool:
 def load_eagle3(name: str, target: Backbone) -> Head:
     """Loads an EAGLE-3 head from a folder or hub id, for a loaded target. Raises ModelError where
     it cannot be read or is another target's."""
-    folder = _folder(name, ("config.json", *WEIGHT_FILES))
+    folder = fetch_folder(name, ("config.json", *WEIGHT_FILES))
     settings = read_settings(name)
     if not is_eagle3(settings):
         raise ModelError(f"{name} is no EAGLE-3 head: its config.json names none")
@@ -70,11 +70,11 @@ def load_eagle3(name: str, target: Backbone) -> Head:
 def load_own(name: str, target: Backbone) -> Head | None:
     """Loads the head in a target's own checkpoint; None where it has none.
 
-    transformers leaves its tensors out. A head that cannot be used, as that of a quantised
-    checkpoint, is left out with a warning, since the target works without it.
+    transformers leaves its tensors out. Packed ones are unpacked. A head that cannot be used is
+    left out with a warning, since the target works without it.
     """
     try:
-        folder = _folder(name, ("*.safetensors",))
+        folder = fetch_folder(name, ("*.safetensors",))
     except ModelError:
         return None
     files = {key: file for file in sorted(folder.glob("*.safetensors")) for key in _names(file)}
@@ -88,7 +88,18 @@ def load_own(name: str, target: Backbone) -> Head | None:
             for own, key in names.items():
                 if files[key] == file:
                     tensors[own] = opened.get_tensor(key)
+    packing = find_packing(read_settings(name).get("quantization_config") or {})
     try:
+        if packing is not None:
+            tensors = dict(
+                unpack_tensors(
+                    tensors.keys(),
+                    tensors.__getitem__,
+                    packing,
+                    target.dtype,
+                    f"the head of {name}",
+                )
+            )
         return make_own_head(target, layout, tensors, name)
     except ModelError as error:
         log.warning("the head that %s brings along is not used: %s", name, error)
@@ -98,23 +109,6 @@ def load_own(name: str, target: Backbone) -> Head | None:
 def _names(file: Path) -> list[str]:
     with safe_open(file, framework="pt") as opened:
         return list(opened.keys())
-
-
-def _folder(name: str, patterns: tuple[str, ...]) -> Path:
-    """Returns the folder of a checkpoint, after fetching these files of a hub id."""
-    source = source_of(name)
-    if looks_local(source):
-        return Path(source)
-    try:
-        return Path(
-            snapshot_download(
-                source, allow_patterns=[*patterns], local_files_only=cached_only(name, source)
-            )
-        )
-    except ModelError:
-        raise
-    except Exception as error:  # The hub's library raises almost anything.
-        raise ModelError(f"cannot find or load {name!r}: {first_line(error)}") from error
 
 
 def _read_all(folder: Path, name: str) -> Iterator[tuple[str, Tensor]]:

@@ -18,19 +18,27 @@ from transformers import (
     AutoProcessor,
     AutoTokenizer,
     BitsAndBytesConfig,
+    GenerationConfig,
     TorchAoConfig,
 )
 
 from saccade.core.errors import ModelError, OptionError, SaccadeError, first_line
 from saccade.core.free_cores import free_cores
 from saccade.core.generation_settings import check_whole
-from saccade.inputs import architectures, footprint, heads
-from saccade.inputs.checkpoints import cached_only, check_folder, offline, source_of
+from saccade.inputs import architectures, footprint, heads, packed_checkpoints
+from saccade.inputs.checkpoints import (
+    cached_only,
+    check_folder,
+    fetch_folder,
+    offline,
+    source_of,
+)
 from saccade.inputs.training_domain import TrainingDomain, read_training_domain
 from saccade.model import families, kernels, memory
 from saccade.model.backbone import Backbone
 from saccade.model.heads import layouts
 from saccade.model.kernels import few_bits
+from saccade.model.kernels.few_bits import Rounding
 
 MAX_THREADS_PER_CPU = 16
 MAX_PARTS = 10_000  # Layers or experts of a model.
@@ -60,7 +68,8 @@ QUANTIZERS: dict[str, tuple[str, int, Callable[[], Any]]] = {
 }
 
 
-# What rounds a draft on a GPU, by ``draft_quantize``. On a CPU ``few_bits.ROUNDINGS`` are there.
+# What rounds a draft on a GPU as it is loaded, by ``draft_quantize``. The other ``ROUNDINGS`` are
+# copies that lie beside the weights.
 DRAFT_QUANTIZERS = {"int8": "torchao-int8", "int4": "bnb-4bit"}
 
 
@@ -94,6 +103,8 @@ def load(
     fused: bool | None = None,
     positions: PositionRule = "auto",
     tp: bool = False,
+    is_draft: bool = False,
+    rounding: Rounding | None = None,
 ) -> Loaded:
     """Loads a checkpoint folder, a hub id, or one of the embedded models by ``checkpoints.NAMES``.
 
@@ -109,6 +120,9 @@ def load(
         positions: of text after a Qwen video; see ``Backbone``. "auto": "trained" for checkpoints
             whose config is older than the library's rule.
         tp: split the layers over the processes torchrun started; see ``model/tensor_parallel.py``.
+        is_draft: whether its answers are judged by another model. Packed weights are then unpacked
+            on a CPU; see ``inputs/packed_checkpoints.py``.
+        rounding: by which a copy of the weights is rounded afterwards; there must be memory for it.
     """
     if device is not None and device_map is not None:
         raise OptionError("give a device or a device map, not both")
@@ -129,28 +143,40 @@ def load(
     domain = read_training_domain(name)
     model_class = architectures.model_class(config)
     families.refuse_unsupported(config, architectures.text_config(config))
+    if quantize is not None:
+        _refuse_packed(name, config)
     if tp:
         settings |= architectures.split(name, architectures.text_config(config))
     packed_bits = None if quantize is None else bits(quantize)
     single_device = None if device_map or tp else place
+    packing = packed_checkpoints.packing_to_unpack(config, single_device, is_draft=is_draft)
+    stored_config = config
+    if packing is not None:
+        config = packed_checkpoints.plain_config(config)
     footprint.check(
         name,
         config,
         settings["dtype"],
         single_device,
         bits=packed_bits,
+        rounding=rounding,
         trust_remote_code=trust_remote_code,
     )
     processor = read_processor(name, config, trust_remote_code=trust_remote_code)
     try:
-        model, loading_info = _from_pretrained(
-            model_class,
-            name,
-            trust_remote_code,
-            output_loading_info=True,
-            ignore_mismatched_sizes=True,  # So that all of them can be refused by name below.
-            **settings,
-        )
+        if packing is None:
+            model, loading_info = _from_pretrained(
+                model_class,
+                name,
+                trust_remote_code,
+                output_loading_info=True,
+                ignore_mismatched_sizes=True,  # So that all of them can be refused by name below.
+                **settings,
+            )
+        else:
+            model, loading_info = _read_packed(
+                name, config, packing, settings, trust_remote_code=trust_remote_code
+            )
         _check_weights(name, model, loading_info)
         if single_device is not None and quantize is None:
             model = model.to(place)  # This moves buffers, which are no weights, too.
@@ -160,15 +186,55 @@ def load(
         if memory.is_out_of_memory(error):
             size = footprint.footprint(config, trust_remote_code=trust_remote_code)
             message = footprint.advice(
-                name, config, size, settings["dtype"], place, bits=packed_bits
+                name, config, size, settings["dtype"], place, bits=packed_bits, rounding=rounding
             )
             raise ModelError(message) from error
-        raise ModelError(_loading_message(name, error)) from error
+        packed_as = packed_checkpoints.explain(stored_config)
+        raise ModelError(_loading_message(name, error) + packed_as) from error
     rule = families.position_rule(config) if positions == "auto" else positions
     backbone = Backbone(model.eval(), fused=fused, positions=rule)
     loaded = Loaded(name, backbone, processor, domain)
     kernels.release_threads()  # Another thread may run the model.
     return loaded
+
+
+def _refuse_packed(name: str, config: Any) -> None:
+    """Raises OptionError for a checkpoint in few bits that is to be quantised again."""
+    method = packed_checkpoints.settings_of(config).get("quant_method")
+    if method is not None:
+        raise OptionError(
+            f"{name} is in few bits already ({method}): leave quantize (--quantize) and "
+            "draft_quantize (--draft-quantize) out"
+        )
+
+
+def _read_packed(
+    name: str,
+    config: Any,
+    packing: packed_checkpoints.Packing,
+    settings: Mapping[str, Any],
+    *,
+    trust_remote_code: bool,
+) -> tuple[Any, Mapping[str, Any]]:
+    """Returns a model of unpacked weights, and what ``from_pretrained`` says about its loading.
+
+    ``config`` is that of a checkpoint with plain weights. The model's weights are the very tensors
+    that were unpacked, so there are no two copies of them at once.
+    """
+    folder = fetch_folder(name, ("*.safetensors", "generation_config.json"))
+    tensors = packed_checkpoints.unpack_folder(folder, packing, settings["dtype"])
+    kind = architectures.concrete_class(config, trust_remote_code=trust_remote_code)
+    model, loading_info = kind.from_pretrained(
+        None,
+        config=config,
+        state_dict=tensors,
+        dtype=settings["dtype"],
+        output_loading_info=True,
+        ignore_mismatched_sizes=True,
+    )
+    if (folder / "generation_config.json").is_file():
+        model.generation_config = GenerationConfig.from_pretrained(folder)
+    return model, loading_info
 
 
 def _check_weights(name: str, model: Any, loading_info: Mapping[str, Any]) -> None:
@@ -211,12 +277,12 @@ def load_pair(
     checkpoint if there is one.
 
     The target may be spread over devices, split or quantised. The draft is on one device, which is
-    the target's unless ``draft_device`` names another. ``draft_quantize`` ("int8", "int4") rounds
-    the weights of the draft, or of the target as its own draft where there is no other; it never
-    changes an answer. Raises ModelError where the two do not fit together, and OptionError for a
-    ``draft_device`` without a draft.
+    the target's unless ``draft_device`` names another. ``draft_quantize`` ("int8", "int4", "fp8")
+    rounds the weights of the draft, or of the target as its own draft where there is no other; it
+    never changes an answer. Raises ModelError where the two do not fit together, and OptionError
+    for a ``draft_device`` without a draft and for a rounding that the device does not have.
     """
-    check_draft_quantize(draft_quantize)
+    rounding = None if draft_quantize is None else few_bits.rounding_named(draft_quantize)
     if draft_device is not None:
         if draft is None and target != "shapes":
             raise OptionError(
@@ -224,12 +290,15 @@ def load_pair(
                 "with draft= (--draft), or leave draft_device (--draft-device) out"
             )
         pick_device(draft_device)  # It is checked before the target is read.
-    loaded = load(target, **options)
     if draft is None and target == "shapes":
         draft = "shapes-draft"
+    place = pick_device(options.get("device") if draft_device is None else draft_device)
+    check_draft_quantize(draft_quantize, place, is_own=draft is None)
+    own_rounding = rounding if draft is None else None
+    loaded = load(target, rounding=own_rounding, **options)
     if draft is None:
-        if draft_quantize is not None:
-            return loaded, round_weights(loaded, draft_quantize)
+        if rounding is not None:
+            return loaded, round_weights(loaded, rounding.name)
         is_plain = not options.get("tp") and options.get("quantize") is None
         own = heads.load_own(target, loaded.backbone) if is_plain else None
         return loaded, None if own is None else Loaded(f"{target}'s head", own, loaded.tokenizer)
@@ -249,27 +318,40 @@ def load_pair(
         options["device"] = architectures.local_device(options.get("device"))
     if draft_device is not None:
         options["device"] = draft_device
-    on_cpu = pick_device(options.get("device")).type == "cpu"
+    is_rounded_here = rounding is not None and rounding.is_made_on(place)
     quantizer = None
-    if draft_quantize is not None and not on_cpu:
-        quantizer = DRAFT_QUANTIZERS[draft_quantize]
+    if rounding is not None and not is_rounded_here:
+        quantizer = DRAFT_QUANTIZERS[rounding.name]
     draft_options = {**options, "device_map": None, "quantize": quantizer, "tp": False}
-    loaded_draft = load(draft, **draft_options)
+    if is_rounded_here:
+        draft_options["rounding"] = rounding
+    loaded_draft = load(draft, is_draft=True, **draft_options)
     check_pair(loaded, loaded_draft)
-    if draft_quantize is not None and on_cpu:
-        loaded_draft = round_weights(loaded_draft, draft_quantize)
+    if rounding is not None and is_rounded_here:
+        loaded_draft = round_weights(loaded_draft, rounding.name)
     return loaded, loaded_draft
 
 
-def check_draft_quantize(name: str | None) -> None:
-    """Raises OptionError for a rounding of drafts that there is not."""
-    if name == "fp8":
-        raise OptionError(
-            "draft_quantize=fp8 is not available: use int8 or int4, or name an FP8 checkpoint as "
-            "the draft on a GPU that has FP8"
-        )
-    if name is not None:
-        few_bits.rounding_named(name)
+def check_draft_quantize(name: str | None, place: torch.device, *, is_own: bool) -> None:
+    """Raises OptionError for a rounding of drafts that there is not, or not on this device.
+
+    ``is_own`` says whether the target drafts for itself, which needs a copy of its weights.
+    """
+    if name is None:
+        return
+    rounding = few_bits.rounding_named(name)
+    if rounding.is_made_on(place) or (not is_own and draft_bits(rounding, place) is not None):
+        return
+    reason = few_bits.why_unavailable(rounding, place)
+    raise OptionError(f"draft_quantize={name} is not available on {place}: {reason}")
+
+
+def draft_bits(rounding: Rounding, place: torch.device) -> int | None:
+    """Returns the bits of a draft's weights where a quantizer rounds them as they are loaded, None
+    where a rounded copy lies beside them."""
+    if place.type == "cpu" or rounding.name not in DRAFT_QUANTIZERS:
+        return None
+    return bits(DRAFT_QUANTIZERS[rounding.name])
 
 
 def round_weights(loaded: Loaded, rounding: str) -> Loaded:

@@ -40,7 +40,8 @@ from saccade.model.fidelity import (
     refuse_autocast,
 )
 from saccade.model.hidden_states import AFTER_NORM, HiddenStates
-from saccade.model.kernels.few_bits import Rounding, few_bit_products
+from saccade.model.kernels import few_bits
+from saccade.model.kernels.few_bits import Rounding
 from saccade.model.kernels.few_rows import Kernels, kernels_for
 from saccade.model.kernels.tower import Tower
 from saccade.model.key_window import KeyWindow
@@ -646,21 +647,16 @@ class Backbone:
             return self._rounded[rounding]
 
     def _make_rounded(self, rounding: Rounding) -> Backbone:
-        if self.device.type != "cpu":
+        if not rounding.is_made_on(self.device):
+            reason = few_bits.why_unavailable(rounding, self.device)
             raise ModelError(
-                f"draft_quantize={rounding.name} rounds models on a CPU, and this one is on "
-                f"{self.device}: name a checkpoint in few bits as the draft"
+                f"draft_quantize={rounding.name} is not available on {self.device}: {reason}"
             )
         if self.fused is None:
             raise ModelError(
                 f"draft_quantize rounds decoders that Saccade runs itself, and this "
                 f"{self.config.model_type} runs by its own modules: leave draft_quantize out, or "
                 "name another draft"
-            )
-        if not few_bit_products(rounding):
-            raise ModelError(
-                f"this machine has no products with weights in {rounding.name}: leave "
-                "draft_quantize out"
             )
         other = copy(self)
         with torch.inference_mode(False), torch.no_grad():

@@ -24,7 +24,7 @@ from saccade.model import memory
 from saccade.model.attention import Attend
 from saccade.model.fidelity import is_from_library, settings, unusual_changes
 from saccade.model.hidden_states import AFTER_NORM
-from saccade.model.kernels import Epilogue, Matrix, TunedMatrices
+from saccade.model.kernels import Epilogue, Matrix, TunedMatrices, choose_rounded
 from saccade.model.kernels.few_bits import Rounding
 from saccade.model.kernels.few_rows import FewRowAttention
 
@@ -146,6 +146,8 @@ class FusedDecoder:
         matrices = [matrix for layer in other.layers for matrix in layer.matrices]
         matrices += [] if other.head is None else [other.head]
         other._matrices = TunedMatrices(matrices)
+        if place.type != "cpu":
+            choose_rounded(matrices)
         other.refresh()
         return other
 

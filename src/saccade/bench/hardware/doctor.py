@@ -123,6 +123,7 @@ def examine(
     free_bytes: int,
     draft_free_bytes: int | None = None,
     bits: int | None = None,
+    draft_bits: int | None = None,
     draft_rounding: Rounding | None = None,
     problems: Sequence[str] = (),
     notes: Sequence[str] = (),
@@ -139,7 +140,8 @@ def examine(
         free_bytes: on ``device``.
         draft_free_bytes: on the draft's device, if that is another one.
         bits: of a weight of the target, if it is to be quantised when it is loaded.
-        draft_rounding: of the weights with which the draft multiplies few rows, on a CPU.
+        draft_bits: of a weight of the draft, if it is to be quantised when it is loaded.
+        draft_rounding: of a copy of the weights, with which the draft multiplies few rows.
         problems: those that are already known.
         notes: those to begin with.
         head: the size of the draft, where that is a head; its config is then not looked at.
@@ -151,7 +153,16 @@ def examine(
         if draft is not None:
             own_config = draft[1] if head is None else target[1]
             parts.append(
-                _part(draft[0], own_config, draft_tokens, dtype, None, device, draft_rounding, head)
+                _part(
+                    draft[0],
+                    own_config,
+                    draft_tokens,
+                    dtype,
+                    draft_bits,
+                    device,
+                    draft_rounding,
+                    head,
+                )
             )
         elif draft_rounding is not None:
             parts.append(_own_draft(*target, draft_tokens, dtype, device, draft_rounding))

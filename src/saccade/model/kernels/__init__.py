@@ -389,6 +389,19 @@ class TunedMatrices:
         self._fingerprints = self._read_fingerprints()  # There may be copies of more weights now.
 
 
+def choose_rounded(matrices: Sequence[Matrix]) -> None:
+    """Lets matrices on a GPU multiply few rows with rounded weights.
+
+    Nothing is measured there: every step reads fewer bytes, and there is one product for each
+    rounding.
+    """
+    for matrix in matrices:
+        rounded = [name for name in matrix.candidates if name != "plain"]
+        if rounded:
+            few = few_bits.MAX_FP8_ROWS
+            matrix.choose(Choice((few, few + 1), (rounded[0], "plain")))
+
+
 def fingerprint_entries(weight: Float[Tensor, "out into"]) -> Float[Tensor, "*sampled"]:
     """Returns a view of entries of a weight, by which a change to any row or column is noticed.
 

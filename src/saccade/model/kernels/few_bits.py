@@ -1,10 +1,13 @@
 """Products of a draft with weights that are rounded to few bits, so that a step reads fewer bytes.
 
-``CODE_BLOCK`` inputs of an output share a scale. The weights themselves stay as they are: rounded
-copies lie beside them and are for few rows, while a prompt's many rows are multiplied with the
-weights. What a draft computes never changes an answer, so these products need not agree with each
-other to rounding: torch's 8-bit product has one scale for each output, and ours rounds the rows to
-bytes as well.
+The weights themselves stay as they are: rounded copies lie beside them and are for few rows, while
+a prompt's many rows are multiplied with the weights. On a CPU ``CODE_BLOCK`` inputs of an output
+share a scale. On a GPU that multiplies FP8 the weights are numbers of 8 bits with a scale for each
+output, and the rows are rounded likewise. What a draft computes never changes an answer, so these
+products need not agree with each other to rounding: torch's 8-bit product has one scale for each
+output, and ours rounds the rows to bytes as well.
+
+FP8 is e4m3, as the units of NVIDIA's GPUs multiply it.
 """
 
 from __future__ import annotations
@@ -25,6 +28,12 @@ from saccade.model.kernels.compiled import CODE_BLOCK, OUTPUTS_PER_UNIT
 ROWS_AT_ONCE = 4096  # Rows of a weight that are rounded at once, which bounds the memory for it.
 TORCH_OUTPUTS = 64  # Torch's 4-bit product takes multiples of so many outputs.
 MAX_DIFFERENCE = 0.05  # Of a trial product from that of the rounded weights, relative to its size.
+FP8 = torch.float8_e4m3fn
+FP8_LARGEST = torch.finfo(FP8).max
+FP8_MULTIPLE = 16  # The units take multiples of so many inputs and outputs.
+FP8_CAPABILITY = (8, 9)  # CUDA's compute capability from which on a GPU multiplies FP8.
+MAX_FP8_ROWS = 64  # More rows are a prompt's, which is read with the weights as they are.
+SMALLEST_SCALE = 1e-12  # A row of zeros has this one.
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,14 @@ class Rounding:
 
     name: str
     bits: int
+    device_type: str = "cpu"
+    """Where there are products with weights rounded so."""
+    scale_bits: float = 8 * torch.float16.itemsize / CODE_BLOCK
+    """A weight's share of the scales."""
+
+    def is_made_on(self, place: torch.device) -> bool:
+        """Returns whether weights on this device can be rounded so."""
+        return place.type == self.device_type and bool(few_bit_products(self))
 
     @property
     def zero(self) -> int:
@@ -41,11 +58,18 @@ class Rounding:
 
     @property
     def bytes_per_weight(self) -> float:
-        """Bytes of a rounded weight with its share of the scale in fp16."""
-        return self.bits / 8 + torch.float16.itemsize / CODE_BLOCK
+        """Bytes of a rounded weight with its share of the scales."""
+        return (self.bits + self.scale_bits) / 8
 
 
-ROUNDINGS = {each.name: each for each in (Rounding("int8", 8), Rounding("int4", 4))}
+ROUNDINGS = {
+    each.name: each
+    for each in (
+        Rounding("int8", 8),
+        Rounding("int4", 4),
+        Rounding("fp8", 8, device_type="cuda", scale_bits=0.0),
+    )
+}
 
 
 def rounding_named(name: str) -> Rounding:
@@ -53,9 +77,27 @@ def rounding_named(name: str) -> Rounding:
     if name not in ROUNDINGS:
         hint = suggest(name, ROUNDINGS)
         raise OptionError(
-            f"unknown draft_quantize {name!r}{hint}; known on a CPU: {', '.join(ROUNDINGS)}"
+            f"unknown draft_quantize {name!r}{hint}; known: {', '.join(ROUNDINGS)} (fp8 on a GPU)"
         )
     return ROUNDINGS[name]
+
+
+def roundings_on(place: torch.device) -> list[Rounding]:
+    """Returns the roundings for which a device has products."""
+    return [rounding for rounding in ROUNDINGS.values() if rounding.is_made_on(place)]
+
+
+def why_unavailable(rounding: Rounding, place: torch.device) -> str:
+    """Returns why weights on a device cannot be rounded so, and what can be, as a clause."""
+    others = ", ".join(each.name for each in roundings_on(place))
+    instead = f"use {others}" if others else "name a checkpoint in few bits as the draft"
+    if place.type != rounding.device_type:
+        where = {"cpu": "a CPU", "cuda": "a GPU"}[rounding.device_type]
+        return f"Saccade rounds weights to {rounding.name} on {where} only; {instead}"
+    if place.type == "cuda":
+        needed = ".".join(map(str, FP8_CAPABILITY))
+        return f"this GPU does not multiply FP8 (compute capability {needed} does); {instead}"
+    return f"this machine has no products with weights in {rounding.name}; {instead}"
 
 
 class Codes(NamedTuple):
@@ -171,6 +213,47 @@ def _multiply_8_bits(x: Tensor, packed: tuple[Tensor, Tensor], base: Tensor | No
     return product if base is None else product.add_(base)
 
 
+# -- FP8, on GPUs ----------------------------------------------------------------------------------
+
+
+class Fp8Weight(NamedTuple):
+    """A weight in FP8: codes * scales of their outputs."""
+
+    codes: Float[Tensor, "out into"]
+    scales: Float[Tensor, "1 out"]  # In fp32.
+
+    @classmethod
+    def of(cls, weight: Float[Tensor, "out into"]) -> Fp8Weight:
+        parts = [_in_fp8(part) for part in weight.split(ROWS_AT_ONCE)]
+        codes, scales = (torch.cat(each) for each in zip(*parts, strict=True))
+        return cls(codes, scales.t().contiguous())
+
+    def weights(self) -> Float[Tensor, "out into"]:
+        """Returns the rounded weights in fp32."""
+        return self.codes.float() * self.scales.t()
+
+
+def _in_fp8(rows: Float[Tensor, "row into"]) -> tuple[Tensor, Tensor]:
+    """Returns rows in FP8 and the scale of each, [row, 1]."""
+    largest = rows.abs().amax(-1, keepdim=True).float()
+    scales = largest.div_(FP8_LARGEST).clamp_(min=SMALLEST_SCALE)
+    return (rows / scales).to(FP8), scales
+
+
+def _multiply_fp8(x: Tensor, weight: Fp8Weight, base: Tensor | None) -> Tensor:
+    codes, scales = _in_fp8(x)
+    product = torch._scaled_mm(
+        codes, weight.codes.t(), scale_a=scales, scale_b=weight.scales, out_dtype=torch.bfloat16
+    )
+    product = product.to(x.dtype)
+    return product if base is None else product.add_(base)
+
+
+def _multiplies_fp8() -> bool:
+    """Returns whether this process has a GPU whose units multiply FP8."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= FP8_CAPABILITY
+
+
 # -- which there are -------------------------------------------------------------------------------
 
 
@@ -186,20 +269,28 @@ class FewBitProduct:
     """Whether it applies the gate itself."""
     outputs: int = 1
     """The number of outputs is a multiple of this."""
-    needs_bytes: bool = False
-    """Whether the processor has to multiply bytes (AVX512-VNNI)."""
+    inputs: int = CODE_BLOCK
+    """The number of inputs is a multiple of this."""
+    has_units: Callable[[], bool] = lambda: True
+    """Whether this machine has the units that it needs."""
+    round: Callable[[Tensor], Tensor] | None = None
+    """weight -> its rounded numbers in fp32, where those are not ``Codes``'."""
+
+    def rounded(self, weight: Tensor) -> Tensor:
+        """Returns the numbers that a weight is rounded to, in fp32."""
+        if self.round is not None:
+            return self.round(weight)
+        return Codes.of(weight, self.rounding).weights()
 
     def supports(self, weight: Tensor) -> bool:
         """Returns whether a weight of this shape can be rounded and multiplied in this way."""
         out, into = weight.shape
-        return into % CODE_BLOCK == 0 and out % self.outputs == 0
+        return into % self.inputs == 0 and out % self.outputs == 0
 
     @property
     def is_available(self) -> bool:
         """Whether this machine has it, and it computes what it should."""
-        if self.needs_bytes and not compiled.multiplies_bytes():
-            return False
-        return _is_correct(self)
+        return self.has_units() and _is_correct(self)
 
 
 @cache
@@ -208,10 +299,10 @@ def _is_correct(product: FewBitProduct) -> bool:
 
     Torch raises RuntimeError, AttributeError or NotImplementedError where it lacks an operator.
     """
-    numbers = torch.linspace(-9.0, 9.0, 64 * 64 + 3 * 64).sin().add(0.1)
+    place = product.rounding.device_type
+    numbers = torch.linspace(-9.0, 9.0, 64 * 64 + 3 * 64, device=place).sin().add(0.1)
     weight, x = numbers[: 64 * 64].view(64, 64), numbers[64 * 64 :].view(3, 64)
-    rounded = Codes.of(weight, product.rounding).weights()
-    exact = x @ rounded.t()
+    exact = x @ product.rounded(weight).t()
     try:
         computed = product.multiply(x, product.prepare(weight, False), None)
     except (RuntimeError, AttributeError, NotImplementedError):
@@ -225,7 +316,7 @@ def _ours(rounding: Rounding) -> FewBitProduct:
         lambda weight, gated: CodedPanels.of(weight, rounding, gated),
         _multiply_coded,
         gates=True,
-        needs_bytes=True,
+        has_units=compiled.multiplies_bytes,
     )
 
 
@@ -241,6 +332,15 @@ FEW_BIT_PRODUCTS: dict[str, FewBitProduct] = {
         outputs=TORCH_OUTPUTS,
     ),
     "int4-bytes": _ours(ROUNDINGS["int4"]),
+    "fp8-scaled": FewBitProduct(
+        ROUNDINGS["fp8"],
+        lambda weight, gated: Fp8Weight.of(weight),
+        _multiply_fp8,
+        outputs=FP8_MULTIPLE,
+        inputs=FP8_MULTIPLE,
+        has_units=_multiplies_fp8,
+        round=lambda weight: Fp8Weight.of(weight).weights(),
+    ),
 }
 """By name; the names are part of stored keys."""
 
