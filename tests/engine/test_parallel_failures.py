@@ -343,3 +343,22 @@ def test_threads_are_given_back():
         assert torch.get_num_threads() == 2
     finally:
         torch.set_num_threads(before)
+
+
+def test_a_draft_that_captures_its_steps_is_waited_for_longer():
+    """Claim: a draft that says that it captures has as long as for its prefill, and as long as
+    before once it has captured. Fails where a new process that compiles kernels is given up."""
+    beside = object.__new__(drafter.WorkerDrafter)
+    beside._failure, beside._is_draft_capturing = None, False
+    messages, waits = [("capturing",), ("captured",), None], []
+
+    def receive(patience: float = 0.0) -> bool:
+        waits.append(patience)
+        message = messages.pop(0)
+        if message is not None:
+            beside._handle(message)
+        return message is not None
+
+    beside._receive = receive
+    beside._wait(lambda: not messages, 2.0)
+    assert waits == [2.0, drafter.READING_PATIENCE_SECONDS, 2.0]

@@ -19,6 +19,7 @@ from saccade.engine.request import Request
 from saccade.engine.request import current_backbone as followed
 from saccade.engine.scheduler import Scheduler
 from saccade.methods import resolve
+from saccade.model import generate_check
 from saccade.model.generate_check import check_against_generate
 
 TOKENS = 24
@@ -186,3 +187,17 @@ def test_a_short_request_does_not_change_beside_or_after_a_long_one(name):
     longer = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     second = talk.run(longer, max_new_tokens=10)
     assert [*second.ids] == hf_greedy(_rotary(name), longer, 10)
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
+def test_rounding_of_a_deep_model_is_no_other_answer(dtype):
+    """Claim: in half precision logits that are a tenth of the largest one apart, at random, are
+    taken for rounded ones, and in fp32 they are not. Logits that are shifted by one id, or that are
+    halved, are other logits in both. Fails where a deep model is refused for its depth."""
+    theirs = torch.randn(3, 5000, generator=torch.Generator().manual_seed(0))
+    noise = torch.randn(3, 5000, generator=torch.Generator().manual_seed(1))
+    rounded = theirs + 0.1 * theirs.abs().amax(1, keepdim=True) * noise / noise.abs().amax()
+    assert bool(generate_check._agree(rounded, theirs, dtype).all()) == (dtype == torch.bfloat16)
+    for other in (theirs.roll(1, 1), theirs / 2):
+        assert not generate_check._agree(other, theirs, dtype).any()
+    assert generate_check._agree(theirs, theirs, dtype).all()

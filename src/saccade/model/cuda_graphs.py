@@ -779,12 +779,20 @@ class _GraphsWithNewSizes(threading.local):
         if graphs not in self._graphs:
             self._graphs.append(graphs)
 
+    def __len__(self) -> int:
+        return len(self._graphs)
+
     def take_all(self) -> list[CudaGraphs]:
         graphs, self._graphs = self._graphs, []
         return graphs
 
 
 _graphs_with_new_sizes = _GraphsWithNewSizes()
+
+
+def has_new_sizes() -> bool:
+    """Returns whether this thread has met sizes that :func:`capture_new_sizes` would capture."""
+    return len(_graphs_with_new_sizes) > 0
 
 
 def capture_new_sizes() -> None:

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 import torch
-from jaxtyping import Float, Int
+from jaxtyping import Bool, Float, Int
 from torch import Tensor, nn
+from torch.nn.functional import cosine_similarity
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
 from saccade.core.errors import ModelError, first_line
@@ -36,6 +37,10 @@ log = logging.getLogger(__name__)
 PROMPT_TOKENS = 6
 STEPS = 4  # Logits that are compared: after the prompt, after one token, after two more at once.
 MAX_NAMED_CAUSES = 3  # A refusal names so many causes, and counts the others.
+# In half precision, logits of a deep model may be so many times the usual rounding apart, if their
+# cosine similarity is at least this.
+MAX_DEEP_FACTOR = 3.0
+LEAST_SIMILARITY = 0.99
 INPUT_CHANGE = 1e-5  # Inputs of a product are changed by this share, to see whether it rounds them.
 CHANGED_ROWS = 256
 MAX_OUTPUT_CHANGE = 3e-5  # As a share of the largest output; a product that rounds changes by more.
@@ -261,5 +266,22 @@ def _logits_differ(
     ours, theirs = torch.stack(rows).float(), theirs.float()
     theirs = theirs.masked_fill(theirs == float("-inf"), 0)
     ours = ours.masked_fill(ours == float("-inf"), 0)
-    limit = MAX_ROUNDING_DIFFERENCE.get(target.dtype, MAX_ROUNDING_DIFFERENCE[torch.bfloat16])
-    return not bool(((ours - theirs).abs().amax(1) <= limit * theirs.abs().amax(1)).all())
+    return not bool(_agree(ours, theirs, target.dtype).all())
+
+
+def _agree(
+    ours: Float[Tensor, "step vocab"], theirs: Float[Tensor, "step vocab"], dtype: torch.dtype
+) -> Bool[Tensor, " step"]:
+    """Returns of which rows the logits differ by rounding alone.
+
+    In half precision rounding adds up over the layers of a deep model. So rows may differ by some
+    times what is usual there, if they point in nearly the same direction.
+    """
+    usual = MAX_ROUNDING_DIFFERENCE.get(dtype, MAX_ROUNDING_DIFFERENCE[torch.bfloat16])
+    share = (ours - theirs).abs().amax(1) / theirs.abs().amax(1)
+    if dtype not in (torch.bfloat16, torch.float16):
+        return share <= usual
+    # A mean that all logits share says nothing of the direction.
+    mine, other = (each - each.mean(1, keepdim=True) for each in (ours, theirs))
+    alike = cosine_similarity(mine, other) >= LEAST_SIMILARITY
+    return (share <= usual) | ((share <= MAX_DEEP_FACTOR * usual) & alike)

@@ -36,7 +36,7 @@ from saccade.core.tree import Tree, add, after
 from saccade.drafting.parallel.channel import Channel, SharedTensor
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.backbone import Backbone
-from saccade.model.cuda_graphs import capture_new_sizes
+from saccade.model.cuda_graphs import capture_new_sizes, has_new_sizes
 from saccade.model.kernels.few_bits import Rounding
 from saccade.model.session import Session
 
@@ -265,7 +265,7 @@ class WorkerLoop:
                     self._handle(*self._messages.popleft())
                 if self._child is not None and self._child.is_busy():
                     self._child.step()
-                    capture_new_sizes()
+                    self._capture_new_sizes()
             except ConnectionError:
                 raise
             except Abandoned:
@@ -274,6 +274,14 @@ class WorkerLoop:
                 log.exception("drafting failed")
                 self._child = None
                 self._send("failed", f"{type(error).__name__}: {error}")
+
+    def _capture_new_sizes(self) -> None:
+        """Captures the sizes that are new. The parent is told, because kernels may be compiled for
+        them, which takes seconds in a new process."""
+        if has_new_sizes():
+            self._send("capturing")
+            capture_new_sizes()
+            self._send("captured")
 
     def _fetch(self) -> bool:
         """Receives a message, and waits for one if there is nothing to draft. Returns whether one

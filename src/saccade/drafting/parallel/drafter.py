@@ -35,7 +35,8 @@ from saccade.drafting.shapes.policies import Chain
 log = logging.getLogger(__name__)
 
 TOKEN_PATIENCE_SECONDS = 2.0  # The target waits so long for a token of a working draft.
-# The target waits so long for the draft's prefill, and when sampling for any token.
+# The target waits so long for the draft's prefill, for its captures, and when sampling for any
+# token.
 READING_PATIENCE_SECONDS = 60.0
 # It waits longer for long prompts: a draft is expected to read so many tokens a second.
 LEAST_READING_SPEED = 1000.0
@@ -97,6 +98,7 @@ class WorkerDrafter(Drafter, BesideTarget):
         self._reading = self._choosing = self._drafting = 0.0
         self._reading_patience = READING_PATIENCE_SECONDS
         self._patience = TOKEN_PATIENCE_SECONDS
+        self._is_draft_capturing = False
         self._laws: Laws = None
         self._use_rules(setup.rules)
 
@@ -326,6 +328,8 @@ class WorkerDrafter(Drafter, BesideTarget):
                 law = None if slot is None or laws is None else laws[request, slot]
                 draft.chain = add(draft.chain, len(draft.chain) - 1, token, law)
                 draft.paused = False
+        if name in ("capturing", "captured"):
+            self._is_draft_capturing = name == "capturing"
         if name == "paused":
             request, epoch = content
             draft = self._drafts[request]
@@ -334,10 +338,13 @@ class WorkerDrafter(Drafter, BesideTarget):
 
     def _wait(self, is_done: Callable[[], bool], patience: float) -> None:
         """Waits until ``is_done`` holds or the draft has failed. A draft that sends nothing for
-        ``patience`` seconds has failed."""
+        ``patience`` seconds has failed; one that captures its steps may take longer."""
         while self._failure is None and not is_done():
-            if not self._receive(patience) and self._failure is None:
-                self._give_up(patience)
+            longest = (
+                max(patience, READING_PATIENCE_SECONDS) if self._is_draft_capturing else patience
+            )
+            if not self._receive(longest) and self._failure is None:
+                self._give_up(longest)
 
     def _give_up(self, patience: float) -> None:
         self._fail(DraftError(f"the draft process was silent for {patience:g} s"))
