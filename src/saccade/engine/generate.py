@@ -30,6 +30,7 @@ from transformers import GenerationConfig
 from transformers.generation import GenerateDecoderOnlyOutput
 
 from saccade.core import generation_settings
+from saccade.core.default_device import cpu_by_default
 from saccade.core.errors import OptionError
 from saccade.core.generation_settings import Settings
 from saccade.core.prompt import Inputs
@@ -162,7 +163,8 @@ class Stream(Iterator[Round]):
             clock = Clock(call.target.device)
             for round in each_within(scope, call.rounds()):
                 yield emit(round)
-            self.results = call.results(clock.since(), peak.bytes())
+            with cpu_by_default():
+                self.results = call.results(clock.since(), peak.bytes())
         except (RuntimeError, MemoryError) as error:
             if not memory.is_out_of_memory(error):
                 raise
@@ -277,20 +279,21 @@ def _start(
     vision: ConversationVision | None = None,
 ) -> Stream:
     """Checks everything and returns the stream, before any work."""
-    target = current_backbone(model)
-    call = _Call.of(target, arguments)
-    request = Request.of(target, inputs, **call.request)
-    return Stream(
-        target,
-        request,
-        call.recipe,
-        draft=call.draft,
-        on_phase=on_phase,
-        call=batch,
-        keep=keep,
-        exact=call.exact,
-        vision=vision,
-    )
+    with cpu_by_default():
+        target = current_backbone(model)
+        call = _Call.of(target, arguments)
+        request = Request.of(target, inputs, **call.request)
+        return Stream(
+            target,
+            request,
+            call.recipe,
+            draft=call.draft,
+            on_phase=on_phase,
+            call=batch,
+            keep=keep,
+            exact=call.exact,
+            vision=vision,
+        )
 
 
 @_named
@@ -355,6 +358,7 @@ def _as_generate(function: Callable[..., Any]) -> Generate:
 
 @_as_generate
 @_named
+@cpu_by_default()
 @torch.no_grad()
 def generate(
     model: nn.Module | Backbone,

@@ -1,33 +1,44 @@
-"""Decides which answers may change the number of threads while the machine is busy."""
+"""The scopes in which requests are planned and rounds are computed.
+
+Tensors are made where Saccade expects them, and fewer threads work while the machine is busy.
+"""
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Iterator
+from contextlib import contextmanager
 
+from saccade.core.default_device import cpu_by_default
 from saccade.core.free_cores import free_cores
 from saccade.drafting.recipe import Recipe
 from saccade.model.backbone import Backbone
 
 
-def thread_scope(target: Backbone, recipe: Recipe, exact: bool) -> AbstractContextManager[None]:
-    """Returns a scope with fewer threads where other programs keep this machine's cores busy.
+@contextmanager
+def thread_scope(target: Backbone, recipe: Recipe, exact: bool) -> Iterator[None]:
+    """Uses fewer threads in this scope where other programs keep this machine's cores busy.
 
     An exact answer depends on the number of threads, and a draft in a process of its own shares
     them with the target already, so both keep the number that they began with.
     """
-    if target.device.type != "cpu" or exact or recipe.drafts_beside_target:
-        return nullcontext()
-    return free_cores.limit_threads()
+    with cpu_by_default():
+        if target.device.type != "cpu" or exact or recipe.drafts_beside_target:
+            yield
+        else:
+            with free_cores.limit_threads():
+                yield
 
 
-def planning_scope(
-    target: Backbone, recipe: Recipe, exact: bool, samples: bool
-) -> AbstractContextManager[None]:
-    """Returns the scope in which a request is planned, and costs may be measured for it.
+@contextmanager
+def planning_scope(target: Backbone, recipe: Recipe, exact: bool, samples: bool) -> Iterator[None]:
+    """A scope in which a request is planned, and costs may be measured for it.
 
     Measured costs belong to a number of threads. A seed has to give the same answer on a busy
     machine, so an answer whose tokens are drawn is planned by the costs of all threads.
     """
     if samples and recipe.needs_costs:
-        return nullcontext()
-    return thread_scope(target, recipe, exact)
+        with cpu_by_default():
+            yield
+    else:
+        with thread_scope(target, recipe, exact):
+            yield

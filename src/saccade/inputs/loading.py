@@ -22,6 +22,7 @@ from transformers import (
     TorchAoConfig,
 )
 
+from saccade.core.default_device import cpu_by_default
 from saccade.core.errors import ModelError, OptionError, SaccadeError, first_line
 from saccade.core.free_cores import free_cores
 from saccade.core.generation_settings import check_whole
@@ -92,6 +93,7 @@ class Loaded:
         return self.tokenizer.decode(list(ids), skip_special_tokens=True)
 
 
+@cpu_by_default()
 def load(
     name: str,
     *,
