@@ -89,8 +89,17 @@ def is_library_code(function: Any, folders: Sequence[str] = LIBRARIES) -> bool:
     The function may be decorated, or a partial one.
     """
     function = getattr(function, "func", function)
+    if OUR_FILES in folders and _is_method_of_ours(function):
+        return True
     code = getattr(getattr(function, "__func__", function), "__code__", None)
     return code is not None and str(code.co_filename).startswith(tuple(folders))
+
+
+def _is_method_of_ours(function: Any) -> bool:
+    """Returns whether a function is a method of an object of this package, decorated or not."""
+    owner = type(getattr(function, "__self__", None))
+    file = getattr(sys.modules.get(owner.__module__), "__file__", None)
+    return file is not None and file.startswith(OUR_FILES)
 
 
 def foreign_hooks(module: nn.Module) -> list[Any]:
