@@ -27,7 +27,7 @@ LEVEL_PRIOR_WEIGHT = 0.5
 SLOPE_PRIOR_WEIGHT = 0.7
 NEW_ROUND_WEIGHT = 0.3  # The weight of one more round in the mean seconds of rounds of its size.
 # By so many nats the draft's confidence is ahead of the plain rate before any verdict.
-CONFIDENCE_PRIOR_NATS = 2.0
+CONFIDENCE_PRIOR_NATS = 4.0
 LEAST_LIKELIHOOD = 0.02  # A verdict that was thought unlikelier surprises no more than this one.
 MAX_NATS = 50.0  # A larger difference of nats changes nothing.
 # Only the sizes seen last are remembered, because prompts get longer and machines busier.
