@@ -289,8 +289,8 @@ class Scores:
     def computed_top(self, node: int) -> TopTokens | None:
         """Returns the two likeliest tokens after ``node`` that the forward computed.
 
-        Returns None where it did not, and where the rules may choose others. It takes no time on
-        the device.
+        Returns None where it did not, and where the rules may choose others. Nothing is computed
+        for it.
         """
         if not self.rules.plain or node + 1 >= len(self.likeliest):
             return None

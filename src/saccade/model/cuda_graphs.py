@@ -253,10 +253,7 @@ class StaticInputs:
                 written[number, :new] = values[own]
                 written[number, new:] = values[segment.stop - 1]
             places[number] = np.arange(segment.at, segment.at + size.rows)
-            if segment.block is None:
-                mask = np.tri(new, dtype=np.bool_)
-            else:
-                mask = segment.block.numpy()
+            mask = segment.mask.numpy()
             caches[:, number] = lease.start, lease.capacity, segment.at + new - mask.shape[1]
             visible[number, :new, : mask.shape[1]] = mask
             visible[number, new:] = visible[number, new - 1]
