@@ -13,6 +13,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
+from lab.checkpoints.available_classes import AvailableClasses
 from lab.checkpoints.families import (
     NORMAL,
     OMNI_TOKENS,
@@ -25,7 +26,6 @@ from lab.checkpoints.families import (
     Parts,
     Size,
 )
-from lab.checkpoints.library import Library
 
 EXTRA_PACKAGES = {
     "gemma3n": "timm",
@@ -35,7 +35,7 @@ EXTRA_PACKAGES = {
 }
 """The packages that transformers itself needs for a family."""
 
-hf = Library()
+hf = AvailableClasses()
 
 PAD = 256  # The first id after those of bytes, which pads.
 WINDOW = 16  # Tokens: fewer than any prompt of the tests has.

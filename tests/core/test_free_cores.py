@@ -17,7 +17,7 @@ from saccade.core.costs import Costs
 from saccade.core.free_cores import CHECK_SECONDS, CpuSample, FreeCores, threads_beside
 from saccade.core.scoped_steps import each_within
 from saccade.drafting.shapes import cost_measurement
-from saccade.engine import thread_scope
+from saccade.engine import scopes
 from saccade.engine.request import Request
 from saccade.engine.scheduler import Scheduler
 from saccade.methods import resolve
@@ -186,7 +186,7 @@ def test_a_sampled_answer_is_planned_by_the_costs_of_all_threads(
     tokens are drawn is planned with all threads: a seed gives the same answer as when it is quiet.
     Control: a greedy answer is planned with the threads that it will have."""
     target = backbone(llama(0))
-    monkeypatch.setattr(thread_scope.free_cores, "threads", lambda most: 1)
+    monkeypatch.setattr(scopes.free_cores, "threads", lambda most: 1)
     threads: list[int] = []
 
     def measure(*models: Any, **settings: Any) -> Costs:

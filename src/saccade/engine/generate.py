@@ -47,7 +47,7 @@ from saccade.engine.request import (
 )
 from saccade.engine.request_batch import RequestBatch
 from saccade.engine.returned_scores import ReturnedScores
-from saccade.engine.thread_scope import planning_scope, thread_scope
+from saccade.engine.scopes import planning_scope, step_scope
 from saccade.engine.transformers_call import current_transformers_call, is_from_transformers
 from saccade.methods import resolve
 from saccade.model import kernels, memory
@@ -147,7 +147,7 @@ class Stream(Iterator[Round]):
 
     def _decode(self, call: RequestBatch, phase: Phase, keep: bool) -> Generator[Round, None, None]:
         peak = memory.PeakMemory(call.target.devices)
-        scope = partial(thread_scope, call.target, self.recipe, call.exact)
+        scope = partial(step_scope, call.target, self.recipe, call.exact)
 
         def emit(round: Round) -> Round:
             """Frees a request that has ended, and adds the text to its round."""

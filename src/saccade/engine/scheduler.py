@@ -28,7 +28,7 @@ from saccade.drafting.schedule import NO_MEMORY_REASON, Group, MemoryGuard, adva
 from saccade.engine.request import Request
 from saccade.engine.request_batch import RequestBatch
 from saccade.engine.round_size import RoundTimes
-from saccade.engine.thread_scope import planning_scope, thread_scope
+from saccade.engine.scopes import planning_scope, step_scope
 from saccade.model import memory
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
@@ -153,10 +153,10 @@ class Scheduler:
 
         It works only as far as it is iterated, so that a first token is out before the round.
         """
-        yield from each_within(self._thread_scope, self._advance())
+        yield from each_within(self._step_scope, self._advance())
 
-    def _thread_scope(self) -> AbstractContextManager[None]:
-        return thread_scope(self._target, self._recipe, self._exact)
+    def _step_scope(self) -> AbstractContextManager[None]:
+        return step_scope(self._target, self._recipe, self._exact)
 
     def _advance(self) -> Iterator[Event]:
         left = max(1.0, self._tokens_per_round)  # chunks of prompts that this step may read

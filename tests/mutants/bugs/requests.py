@@ -283,7 +283,7 @@ BUGS = (
     ),
     PlantedBug(
         "a sampled answer is planned by the threads that are free",
-        "engine/thread_scope.py",
+        "engine/scopes.py",
         find="samples and recipe.needs_costs",
         plant="False",
         tests=(

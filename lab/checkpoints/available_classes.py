@@ -24,7 +24,7 @@ class MissingClass:
         )
 
 
-class Library:
+class AvailableClasses:
     """Gives classes of transformers by name, so that tables of families load with any release."""
 
     def __getattr__(self, name: str) -> Any:

@@ -15,8 +15,9 @@ from saccade.model.backbone import Backbone
 
 
 @contextmanager
-def thread_scope(target: Backbone, recipe: Recipe, exact: bool) -> Iterator[None]:
-    """Uses fewer threads in this scope where other programs keep this machine's cores busy.
+def step_scope(target: Backbone, recipe: Recipe, exact: bool) -> Iterator[None]:
+    """A scope in which a step of an answer is computed, with fewer threads where other programs
+    keep this machine's cores busy.
 
     An exact answer depends on the number of threads, and a draft in a process of its own shares
     them with the target already, so both keep the number that they began with.
@@ -40,5 +41,5 @@ def planning_scope(target: Backbone, recipe: Recipe, exact: bool, samples: bool)
         with cpu_by_default():
             yield
     else:
-        with thread_scope(target, recipe, exact):
+        with step_scope(target, recipe, exact):
             yield
