@@ -11,6 +11,7 @@ from lab.commands.figure import figure
 from lab.commands.gpu import gpu
 from lab.commands.hardware import flips, following, methods, pool, prefill, verify
 from lab.commands.head_trial import head_trial
+from lab.commands.hybrid import hybrid, train_hybrid
 from lab.commands.pages import claims, listed, numbers, pairs, report, scaling
 from lab.commands.peers import peers
 from lab.commands.real import ablations, real, real_pair, text
@@ -60,6 +61,8 @@ app.command("make-checkpoint")(make_checkpoint)
 app.command()(train)
 app.command("eval")(evaluate)
 app.add_typer(seeing, name="seeing")
+app.command("train-hybrid")(train_hybrid)
+app.command()(hybrid)
 
 
 def main() -> None:

@@ -219,7 +219,7 @@ class Results:
     def _write(self) -> None:
         if self._path is not None:
             new_path = self._path.with_suffix(".part")
-            new_path.write_text(_format_facts(self.facts) + "\n")
+            new_path.write_text(format_facts(self.facts) + "\n")
             new_path.replace(self._path)
 
     def only(self, documents: Sequence[Document], methods: Sequence[str]) -> dict[str, Any]:
@@ -292,7 +292,7 @@ def run_methods(
         prompt_cache.clear()
 
 
-def _format_facts(facts: Mapping[str, Any]) -> str:
+def format_facts(facts: Mapping[str, Any]) -> str:
     """Returns JSON with a row a line, so that files of it can be read and compared."""
     lines = {
         name: "[\n  " + ",\n  ".join(json.dumps(row) for row in value) + "\n ]"

@@ -85,13 +85,52 @@ def _answer_ids_and_kinds(tokenizer: Any, s: str) -> tuple[list[int], list[int]]
     return coded.input_ids, kinds
 
 
-def make_example(tokenizer: Any, dialogue: Dialogue, canvas: Canvas) -> Example:
+class PromptForm:
+    """How a family writes pictures and videos into a prompt; this one is Qwen2.5-VL's."""
+
+    def video_ids(self, tokenizer: Any, canvas: Canvas, seconds: float) -> list[int]:
+        """Returns the ids of a clip that lasts so many seconds."""
+        return _visual_ids(tokenizer, "<|video_pad|>", visual_tokens(canvas))
+
+    def positions(
+        self, ids: Tensor, media: Tensor, grids: Tensor, is_video: bool, rates: Tensor
+    ) -> Tensor:
+        """Returns M-RoPE positions [3, b, n] by Hugging Face's own function.
+
+        ``ids`` and ``media`` are [b, n], ``grids`` has (time, height, width) of each picture or
+        clip, and ``rates`` the frames per second of each sample.
+        """
+        return Qwen2_5_VLModel.get_rope_index(
+            _ROPE,
+            ids,
+            mm_token_type_ids=media.int(),
+            image_grid_thw=None if is_video else grids,
+            video_grid_thw=grids if is_video else None,
+            # This is the processor's temporal_patch_size / fps.
+            second_per_grid_ts=2 / rates if is_video else None,
+        )[0]
+
+
+QWEN25 = PromptForm()
+
+
+def _visual_ids(tokenizer: Any, name: str, count: int) -> list[int]:
+    names = ["<|vision_start|>", name, "<|vision_end|>"]
+    start, pad, end = tokenizer.convert_tokens_to_ids(names)
+    return [start, *[pad] * count, end]
+
+
+def make_example(
+    tokenizer: Any, dialogue: Dialogue, canvas: Canvas, form: PromptForm = QWEN25
+) -> Example:
     """Returns the conversation's ids as the chat template and the processor make them."""
     name, medium = ("<|video_pad|>", 2) if canvas.kind == "video" else ("<|image_pad|>", 1)
-    names = ["<|vision_start|>", name, "<|vision_end|>"]
-    start, pad, end_of = tokenizer.convert_tokens_to_ids(names)
+    pad = tokenizer.convert_tokens_to_ids(name)
     visuals = 2 if canvas.kind == "diff" else 1
-    visual_ids = [start, *[pad] * (visual_tokens(canvas) // visuals), end_of] * visuals
+    if canvas.kind == "video":
+        visual_ids = form.video_ids(tokenizer, canvas, dialogue.seconds)
+    else:
+        visual_ids = _visual_ids(tokenizer, name, visual_tokens(canvas) // visuals) * visuals
     ids: list[int] = []
     target_ids: list[int] = []
     kinds: list[int] = []
@@ -112,10 +151,16 @@ def make_example(tokenizer: Any, dialogue: Dialogue, canvas: Canvas) -> Example:
 
 
 def draw_example(
-    tokenizer: Any, canvas: Canvas, seed: int, task: str | None = None, max_objects: int = 6
+    tokenizer: Any,
+    canvas: Canvas,
+    seed: int,
+    task: str | None = None,
+    max_objects: int = 6,
+    form: PromptForm = QWEN25,
 ) -> Example:
     """Draws a random example; its scene, task, questions and length all follow from `seed`."""
-    return make_example(tokenizer, samples.draw_dialogue(canvas, seed, task, max_objects), canvas)
+    dialogue = samples.draw_dialogue(canvas, seed, task, max_objects)
+    return make_example(tokenizer, dialogue, canvas, form)
 
 
 def render_pixels(
@@ -154,8 +199,14 @@ _ROPE.get_vision_position_ids = lambda *a, **k: Qwen2_5_VLModel.get_vision_posit
 )
 
 
-def collate(examples: Sequence[Example], canvas: Canvas, *, probes: bool = True) -> Batch:
-    """Renders and pads examples; Hugging Face's own function computes the M-RoPE positions."""
+def collate(
+    examples: Sequence[Example],
+    canvas: Canvas,
+    *,
+    probes: bool = True,
+    form: PromptForm = QWEN25,
+) -> Batch:
+    """Renders and pads examples."""
     ids, media, kinds = (
         _pad(lists, 0) for lists in zip(*[(r.ids, r.media, r.kinds) for r in examples], strict=True)
     )
@@ -165,19 +216,8 @@ def collate(examples: Sequence[Example], canvas: Canvas, *, probes: bool = True)
     visuals = 2 if canvas.kind == "diff" else 1
     grid = [canvas.frames // 2 if video else 1, canvas.height // PATCH, canvas.width // PATCH]
     grids = torch.tensor([grid] * (visuals * len(examples)))
-    positions, _ = Qwen2_5_VLModel.get_rope_index(
-        _ROPE,
-        ids,
-        mm_token_type_ids=media.int(),
-        image_grid_thw=None if video else grids,
-        video_grid_thw=grids if video else None,
-        # This is the processor's temporal_patch_size / fps.
-        second_per_grid_ts=torch.tensor(
-            [2 / (canvas.frames / r.dialogue.seconds) for r in examples]
-        )
-        if video
-        else None,
-    )
+    rates = torch.tensor([canvas.frames / r.dialogue.seconds for r in examples])
+    positions = form.positions(ids, media, grids, video, rates)
     frames = torch.from_numpy(np.concatenate([d[0] for d in rendered]))
     probe_labels = torch.from_numpy(np.concatenate([d[1] for d in rendered]))
     return Batch(canvas, frames, ids, media, positions, target_ids, kinds, probe_labels)
@@ -199,8 +239,9 @@ class Source:
         tasks: Sequence[str | None] = (None,),
         *,
         probes: bool = True,
+        form: PromptForm = QWEN25,
     ) -> None:
-        self._probes, self._tasks = probes, tasks
+        self._probes, self._tasks, self._form = probes, tasks, form
         self._tok, self._tokens, self._max_objects = tokenizer, tokens, max_objects
         self._canvases = [p for p, _ in canvases]
         weights = np.array([w for _, w in canvases])
@@ -222,14 +263,19 @@ class Source:
             seeds = self._rng.integers(0, EVAL_SEED, count)
             rows = [
                 draw_example(
-                    self._tok, canvas, int(s), self._tasks[int(s) % len(self._tasks)], most
+                    self._tok,
+                    canvas,
+                    int(s),
+                    self._tasks[int(s) % len(self._tasks)],
+                    most,
+                    self._form,
                 )
                 for s in seeds
             ]
             rows.sort(key=lambda r: len(r.ids))
             queue += [rows[i : i + size] for i in range(0, count, size)]
             self._rng.shuffle(cast(Any, queue))
-        return collate(queue.pop(), canvas, probes=self._probes)
+        return collate(queue.pop(), canvas, probes=self._probes, form=self._form)
 
 
 def drop_visual_tokens(batch: Batch, kept_tokens: Tensor) -> Batch:

@@ -39,7 +39,7 @@ _SPLIT = (
     r"|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
 _PIXELS = dict(shortest_edge=28 * 28, longest_edge=1024 * 1024)
-_IMAGES: dict[str, Any] = dict(
+IMAGES: dict[str, Any] = dict(
     size=_PIXELS,
     image_mean=[0.5] * 3,
     image_std=[0.5] * 3,
@@ -98,10 +98,10 @@ def train_tokenizer(samples: int = 4000) -> Qwen2Tokenizer:
 def make_processor(samples: int = 4000) -> Qwen2_5_VLProcessor:
     """Makes the processor, which rounds frames of 112 to 448 pixels to multiples of 28."""
     return Qwen2_5_VLProcessor(
-        image_processor=Qwen2VLImageProcessor(**_IMAGES),
+        image_processor=Qwen2VLImageProcessor(**IMAGES),
         tokenizer=train_tokenizer(samples),
         video_processor=Qwen2VLVideoProcessor(
-            **_IMAGES, do_sample_frames=False, cap_pixels_per_frame=False
+            **IMAGES, do_sample_frames=False, cap_pixels_per_frame=False
         ),
         chat_template=CHAT_TEMPLATE,
     )

@@ -4,24 +4,27 @@ There are three views: the clip's own pixels, another clip's pixels, which shows
 alone give away, and no visual tokens. Seeds start at `EVAL_SEED`, which training never draws.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+from transformers import AutoProcessor
 
 from lab.training import build
 from lab.training.batch import (
     KINDS,
+    QWEN25,
     Batch,
+    PromptForm,
     collate,
     draw_example,
     drop_visual_tokens,
     visual_tokens,
 )
-from lab.training.model import embed, encode_frames, run_decoder
+from lab.training.model import PAIR, Forward, embed
 from saccade.world.train_draft.samples import EVAL_SEED, Canvas
 
 View = Literal["own", "other", "none"]
@@ -36,28 +39,47 @@ class Counts(NamedTuple):
     nll: float  # In nats.
 
 
+class Family(NamedTuple):
+    """How models of one family are loaded, what their prompts look like, and how they compute."""
+
+    load: Callable[[Path], Any]
+    form: PromptForm
+    forward: Forward
+
+
+EMBEDDED_FAMILY = Family(build.load, QWEN25, PAIR)
+
+
 def evaluation_batches(
-    proc: Any, canvas: Canvas, samples: int, task: str | None = None, *, max_objects: int = 6
+    proc: Any,
+    canvas: Canvas,
+    samples: int,
+    task: str | None = None,
+    *,
+    max_objects: int = 6,
+    form: PromptForm = QWEN25,
 ) -> list[Batch]:
     """Returns the evaluation batches of a canvas, which are the same for every model."""
     first = EVAL_SEED + 1_000_000
     seeds = range(first, first + samples)
-    rows = [draw_example(proc.tokenizer, canvas, s, task, max_objects) for s in seeds]
+    rows = [draw_example(proc.tokenizer, canvas, s, task, max_objects, form) for s in seeds]
     rows.sort(key=lambda r: len(r.ids))
-    return [collate(rows[i : i + 8], canvas, probes=False) for i in range(0, samples, 8)]
+    return [collate(rows[i : i + 8], canvas, probes=False, form=form) for i in range(0, samples, 8)]
 
 
 @torch.no_grad()
-def logits_under_view(model: Any, batch: Batch, view: View = "own") -> Tensor:
+def logits_under_view(
+    model: Any, batch: Batch, view: View = "own", forward: Forward = PAIR
+) -> Tensor:
     """Returns a batch's logits [answer tokens, vocabulary] under a view."""
     visual: Tensor | None = None
     if view == "none":
         nothing = torch.zeros(len(batch.ids), visual_tokens(batch.canvas), dtype=torch.bool)
         batch = drop_visual_tokens(batch, nothing)
     else:
-        encoded = encode_frames(model, batch.frames)
+        encoded = forward.encode(model, batch.frames)
         visual = encoded.roll(visual_tokens(batch.canvas) if view == "other" else 0, 0)
-    hidden = run_decoder(model, embed(model, batch.ids, visual), batch.positions)
+    hidden = forward.decode(model, embed(model, batch.ids, visual), batch.positions)
     return F.linear(hidden[batch.labels >= 0], model.lm_head.weight)
 
 
@@ -97,12 +119,17 @@ def teacher_forced(
     task: str | None = None,
     *,
     max_objects: int = 6,
+    family: Family = EMBEDDED_FAMILY,
 ) -> dict[View, dict[str, float]]:
     """Returns the accuracies of a saved model under each view, computed in float32."""
-    model, proc = build.load(folder).eval(), build.load_processor(folder)
-    batches = evaluation_batches(proc, canvas, samples, task, max_objects=max_objects)
+    model, proc = family.load(folder).eval(), AutoProcessor.from_pretrained(folder)
+    batches = evaluation_batches(
+        proc, canvas, samples, task, max_objects=max_objects, form=family.form
+    )
     return {
-        v: summarize([count_right(logits_under_view(model, b, v), b) for b in batches])
+        v: summarize(
+            [count_right(logits_under_view(model, b, v, family.forward), b) for b in batches]
+        )
         for v in VIEWS
     }
 

@@ -4,7 +4,8 @@ The forward computes what `Qwen2_5_VLForConditionalGeneration` computes, for a b
 all have the same visual grid; `tests/slow/test_training.py` checks it.
 """
 
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -81,11 +82,13 @@ def create(layers: int, seed: int = 0) -> Qwen2_5_VLForConditionalGeneration:
     return make_untrained_model(pair_config(layers), seed)
 
 
-def _norm(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
+def norm(x: Tensor, weight: Tensor, eps: float = EPS) -> Tensor:
+    """Returns the RMS norm of the last dimension."""
     return F.rms_norm(x, weight.shape, weight, eps)
 
 
-def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Returns queries or keys [..., length, head width] rotated by the angles of cos and sin."""
     half = x.shape[-1] // 2
     return x * cos + torch.cat((-x[..., half:], x[..., :half]), -1) * sin
 
@@ -93,15 +96,16 @@ def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 def _vision_block(x: Tensor, cos: Tensor, sin: Tensor, block: Any) -> Tensor:
     a, m = block.attn, block.mlp
     groups, n, width = x.shape
-    qkv = a.qkv(_norm(x, block.norm1.weight)).view(groups, n, 3, VISION_HEADS, -1)
+    qkv = a.qkv(norm(x, block.norm1.weight)).view(groups, n, 3, VISION_HEADS, -1)
     q, k, v = qkv.permute(2, 0, 3, 1, 4).unbind(0)
-    mixed = F.scaled_dot_product_attention(_rotate(q, cos, sin), _rotate(k, cos, sin), v)
+    mixed = F.scaled_dot_product_attention(rotate(q, cos, sin), rotate(k, cos, sin), v)
     x = x + a.proj(mixed.transpose(1, 2).reshape(groups, n, width))
-    y = _norm(x, block.norm2.weight)
+    y = norm(x, block.norm2.weight)
     return x + m.down_proj(F.silu(m.gate_proj(y)) * m.up_proj(y))
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+def attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+    """Returns causal attention of queries and keys [batch, heads, length, head width]."""
     b, h, n, d = q.shape
     if n > MAX_PLAIN_ATTENTION:
         return F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=True)
@@ -115,15 +119,15 @@ def _attend(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
 def _text_block(x: Tensor, cos: Tensor, sin: Tensor, block: Any, eps: float) -> Tensor:
     a, m = block.self_attn, block.mlp
     batch, n, width = x.shape
-    y = _norm(x, block.input_layernorm.weight, eps)
+    y = norm(x, block.input_layernorm.weight, eps)
     q, k, v = (
         part(y).view(batch, n, -1, cos.shape[-1]).transpose(1, 2)
         for part in (a.q_proj, a.k_proj, a.v_proj)
     )
-    q, k = _rotate(q, cos, sin), _rotate(k, cos, sin)
-    mixed = _attend(q, k, v)
+    q, k = rotate(q, cos, sin), rotate(k, cos, sin)
+    mixed = attend(q, k, v)
     x = x + a.o_proj(mixed.transpose(1, 2).reshape(batch, n, width))
-    y = _norm(x, block.post_attention_layernorm.weight, eps)
+    y = norm(x, block.post_attention_layernorm.weight, eps)
     return x + m.down_proj(F.silu(m.gate_proj(y)) * m.up_proj(y))
 
 
@@ -157,15 +161,24 @@ def text_rope(positions: Tensor, config: Any) -> tuple[Tensor, Tensor]:
     return merged.cos(), merged.sin()
 
 
-def vision_features(model: Any, frames: Tensor) -> Tensor:
-    """Returns the merger's input [groups * cells, 384] of uint8 frames [groups, 2, H, W, 3]."""
+def vision_block_outputs(model: Any, frames: Tensor) -> list[Tensor]:
+    """Returns each vision block's output [groups, patches, width] of frame pairs."""
     v = model.model.visual
     weight = v.patch_embed.proj.weight
     x = F.linear(pixel_rows(frames), weight.view(weight.shape[0], -1)).float()
     cos, sin = vision_rope(frames.shape[2], frames.shape[3])
+    outputs = []
     for block in v.blocks:
         x = _vision_block(x, cos, sin, block)
-    return _norm(x, v.merger.ln_q.weight).reshape(-1, VISION_HIDDEN * MERGE**2)
+        outputs.append(x)
+    return outputs
+
+
+def vision_features(model: Any, frames: Tensor) -> Tensor:
+    """Returns the merger's input [groups * cells, 384] of uint8 frames [groups, 2, H, W, 3]."""
+    last = vision_block_outputs(model, frames)[-1]
+    weight = model.model.visual.merger.ln_q.weight
+    return norm(last, weight).reshape(-1, VISION_HIDDEN * MERGE**2)
 
 
 def encode_frames(model: Any, frames: Tensor) -> Tensor:
@@ -192,7 +205,19 @@ def run_decoder(model: Any, x: Tensor, positions: Tensor) -> Tensor:
     cos, sin = text_rope(positions, config)
     for block in lm.layers:
         x = _text_block(x, cos, sin, block, config.rms_norm_eps)
-    return _norm(x, lm.norm.weight, config.rms_norm_eps)
+    return norm(x, lm.norm.weight, config.rms_norm_eps)
+
+
+class Forward(NamedTuple):
+    """How models of one family encode frames and decode embeddings in training."""
+
+    encode: Callable[[Any, Tensor], Tensor]
+    """Returns visual tokens [groups * cells, hidden] of a model and frames [groups, 2, H, W, 3]."""
+    decode: Callable[[Any, Tensor, Tensor], Tensor]
+    """Returns final hidden states of a model, embeddings and positions [3, batch, length]."""
+
+
+PAIR = Forward(encode_frames, run_decoder)
 
 
 def grow(

@@ -67,7 +67,19 @@ class Stage:
     """What one stage trains and on what; `cpu_s` is its budget of CPU seconds."""
 
     name: Literal[
-        "probe", "small", "medium", "large", "early", "naive", "draft", "words", "sees", "longer"
+        "probe",
+        "small",
+        "medium",
+        "large",
+        "early",
+        "naive",
+        "draft",
+        "words",
+        "sees",
+        "longer",
+        "tower",
+        "decoder",
+        "hybrid",
     ]
     layers: int
     cpu_s: float
@@ -216,6 +228,76 @@ SEEING_DRAFT = (  # The stages of a draft for it (`seeing_draft.py`).
         vision=False,
         probe=0.0,
         drops=True,
+    ),
+)
+
+
+HYBRID_SHORT = _video_shares(
+    (8, 112, 112, 0.5),
+    (16, 112, 112, 0.25),
+    (32, 112, 112, 0.15),
+    (8, 224, 224, 0.1),
+)
+HYBRID_LONG = _video_shares(
+    (8, 112, 112, 0.15),
+    (16, 112, 112, 0.2),
+    (32, 112, 112, 0.4),
+    (8, 224, 224, 0.1),
+    (16, 224, 224, 0.15),
+)
+DESCRIBING = ("describe", None)  # Half of the conversations are descriptions.
+HYBRID = (  # The stages of a hybrid pair (`hybrid.py`).
+    Stage(
+        name="tower",
+        layers=6,
+        cpu_s=600,
+        lr=3e-3,
+        canvases=SHORT + _video_shares((8, 224, 224, 0.2)),
+        probe=0.0,
+    ),
+    Stage(
+        name="decoder",
+        layers=6,
+        cpu_s=1500,
+        lr=1e-3,
+        canvases=HYBRID_SHORT,
+        tokens=2500,
+        vision=False,
+        probe=0.0,
+        tasks=DESCRIBING,
+    ),
+    Stage(
+        name="hybrid",
+        layers=6,
+        cpu_s=300,
+        lr=5e-4,
+        canvases=HYBRID_LONG,
+        tokens=2500,
+        vision=False,
+        probe=0.0,
+        tasks=DESCRIBING,
+    ),
+    Stage(
+        name="early",
+        layers=2,
+        cpu_s=400,
+        lr=2e-3,
+        canvases=HYBRID_SHORT,
+        vision=False,
+        probe=0.0,
+        objects=_rising_objects((0.15, 3), (0.3, 4)),
+        tasks=DESCRIBING,
+    ),
+    Stage(
+        name="draft",
+        layers=2,
+        cpu_s=400,
+        lr=1.2e-3,
+        canvases=HYBRID_LONG,
+        vision=False,
+        probe=0.0,
+        drops=True,
+        tasks=DESCRIBING,
     ),
 )
 

@@ -33,9 +33,16 @@ from torch.optim.swa_utils import AveragedModel
 from transformers import Qwen2_5_VLProcessor
 
 from lab.training import build
-from lab.training.batch import Batch, Source, drop_visual_tokens, visual_tokens
+from lab.training.batch import (
+    QWEN25,
+    Batch,
+    PromptForm,
+    Source,
+    drop_visual_tokens,
+    visual_tokens,
+)
 from lab.training.labels import PROBES
-from lab.training.model import HIDDEN, create, embed, encode_frames, grow, run_decoder, shrink
+from lab.training.model import HIDDEN, PAIR, Forward, create, embed, grow, shrink
 from lab.training.stages import (
     DRAFT_LAYERS,
     MEDIUM_LAYERS,
@@ -48,7 +55,8 @@ from lab.training.stages import (
 log = logging.getLogger(__name__)
 
 PROBE_CLASSES = 16
-NOT_BY_MUON = ("model.language_model.embed_tokens.weight", "head")  # Embeddings and classifiers.
+# The ends of the names of embeddings, classifiers and convolutions of single channels.
+NOT_BY_MUON = ("model.language_model.embed_tokens.weight", "head", "conv1d.weight")
 WARM_UP_SHARE = 0.03  # Of a stage's seconds.
 SAVE_EVERY_S = 60.0
 # Batches have many shapes, and without this the allocator holds 8 GB after an hour.
@@ -64,7 +72,7 @@ class Optimizer:
 
     def __init__(self, params: Sequence[tuple[str, nn.Parameter]], lr: float) -> None:
         self.lr = lr
-        matrices = [p for n, p in params if n not in NOT_BY_MUON and p.ndim > 1]
+        matrices = [p for n, p in params if not n.endswith(NOT_BY_MUON) and p.ndim > 1]
         chosen = {id(p) for p in matrices}
         self._groups: dict[tuple[int, ...], list[nn.Parameter]] = {}
         for p in matrices:
@@ -169,10 +177,12 @@ def _random_keep_ratio() -> float:
     return 0.0 if u < 0.25 else float(0.05 * 20 ** (torch.rand(()) ** 1.5))
 
 
-def answer_logits(model: Any, batch: Batch, visual: Tensor | None) -> Tensor:
+def answer_logits(
+    model: Any, batch: Batch, visual: Tensor | None, forward: Forward = PAIR
+) -> Tensor:
     """Returns a batch's logits [answer tokens, vocabulary]."""
     with torch.autocast("cpu", torch.bfloat16, HAS_BF16):
-        hidden = run_decoder(model, embed(model, batch.ids, visual), batch.positions)
+        hidden = forward.decode(model, embed(model, batch.ids, visual), batch.positions)
     return F.linear(hidden[batch.labels >= 0].float(), model.lm_head.weight)
 
 
@@ -192,6 +202,9 @@ def update_running_mean(means: Any, weights: Any, steps: Any) -> None:
 
 class Run:
     """The state of one stage, which is stored in `<run_dir>/<stage>.part.pt`."""
+
+    prompt_form: PromptForm = QWEN25
+    forward: Forward = PAIR
 
     def __init__(
         self, stage: Stage, model: nn.Module, tok: Any, optimizer: Any, mean: AveragedModel
@@ -243,12 +256,12 @@ class PairRun(Run):
 
     def teacher_logits(self, batch: Batch, visual: Tensor) -> Tensor:
         """Returns the teacher's logits [answer tokens, vocabulary] for the same visual tokens."""
-        return answer_logits(self.teacher, batch, visual)
+        return answer_logits(self.teacher, batch, visual, self.forward)
 
     def loss(self, batch: Batch) -> tuple[Tensor, dict[str, Any]]:
         stage, scores = self.stage, {}
         with torch.set_grad_enabled(stage.vision), torch.autocast("cpu", torch.bfloat16, HAS_BF16):
-            visual = encode_frames(self.model, batch.frames).float()
+            visual = self.forward.encode(self.model, batch.frames).float()
         total = torch.zeros(())
         if stage.probe:
             alone = self.trains_head_first and self.cpu_s < WARM_UP_SHARE * stage.cpu_s
@@ -265,7 +278,7 @@ class PairRun(Run):
             some = visual.view(len(view), -1, HIDDEN)[view]
         else:
             some = visual
-        logits = answer_logits(self.model, batch, some)
+        logits = answer_logits(self.model, batch, some, self.forward)
         ce = F.cross_entropy(logits, batch.labels[batch.labels >= 0])
         scores |= {"ce": float(ce.detach()), **accuracies(logits, batch)}
         if self.teacher is None:
@@ -303,6 +316,7 @@ def run_steps(run: Run, run_dir: Path) -> None:
         stage.objects,
         stage.tasks,
         probes=bool(stage.probe) or stage.drops,
+        form=run.prompt_form,
     )
     saved = time.monotonic()
     with curve_path.open("a") as curve:

@@ -1,0 +1,285 @@
+"""Measures the trained hybrid pair (``lab/training/hybrid.py``) beside the embedded pair.
+
+Both pairs answer the same unseen clips. Measured are what the targets get right, whether every
+method gives the ids of ``generate()``, what a pruned prompt costs a draft in acceptance, and the
+seconds of methods and of forwards with several rows.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+
+from lab.hardware.prefill import measure_verifications
+from lab.studies.experiment import Experiment
+from lab.studies.seeing import content_word_f1
+from lab.training import agreement, build, evaluate
+from lab.training.hybrid import FORM
+from lab.training.hybrid_model import HYBRID, TARGET_PATTERN, create_hybrid, load_hybrid
+from saccade.bench import measures
+from saccade.core.prompt import CONTEXT
+from saccade.engine.generate import run
+from saccade.inputs import Loaded, ask, load
+from saccade.inputs.checkpoints import EMBEDDED, NAMES
+from saccade.model.backbone import Backbone
+from saccade.world import dialogues
+from saccade.world.train_draft.samples import Canvas
+
+HYBRID_FAMILY = evaluate.Family(load_hybrid, FORM, HYBRID)
+SIZES = (256, 512)  # Visual tokens of the clips.
+TOKENS = 192
+VIEWS = (
+    "full",
+    *(f"{view}/keep={keep}" for view in ("specvlm", "uniform") for keep in (0.5, 0.25, 0.1)),
+    "none",
+)
+METHODS = ("ar", "auto", "sd", "sd-tree", "specvlm", "sage", "lookup")
+TIMED = (*METHODS, "hf")
+ROWS = (1, 2, 4, 8, 16)
+TIMED_FORWARDS = 40  # Of each number of rows; the fastest counts.
+ACCURACY_CLIPS = 32
+
+
+@dataclass(frozen=True)
+class PairFolders:
+    """Where a pair's models are, and how the target is read with true answers."""
+
+    target: Path
+    draft: Path
+    family: evaluate.Family
+
+    def load(self) -> tuple[Loaded, Loaded]:
+        return load(str(self.target)), load(str(self.draft))
+
+
+def pairs_to_compare(folder: Path) -> dict[str, PairFolders]:
+    """Returns the hybrid pair in ``folder`` and the embedded pair."""
+    return {
+        "hybrid": PairFolders(folder / "target", folder / "draft", HYBRID_FAMILY),
+        "embedded": PairFolders(
+            EMBEDDED / "target", NAMES["shapes-draft"], evaluate.EMBEDDED_FAMILY
+        ),
+    }
+
+
+# -- what the models know, and how often drafts are right --------------------------------------
+
+
+def measure_accuracy(
+    pairs: Mapping[str, PairFolders], on_progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Returns the share of right content words when the true text is read, by model and size."""
+    rows = []
+    for name, pair in pairs.items():
+        for role, folder in (("target", pair.target), ("draft", pair.draft)):
+            for size in SIZES:
+                on_progress(f"{role} of the {name} pair, {size} visual tokens, true answers")
+                frames, side = (agreement.FRAMES | agreement.EXTRA_FRAMES)[size]
+                accuracy = evaluate.teacher_forced(
+                    folder,
+                    Canvas("video", frames, side, side),
+                    ACCURACY_CLIPS,
+                    "describe",
+                    family=pair.family,
+                )
+                content = {view: round(own["content"], 4) for view, own in accuracy.items()}
+                rows.append({"pair": name, "model": role, "size": size, "content": content})
+    return rows
+
+
+def measure_acceptance(
+    pairs: Mapping[str, PairFolders], clips: int, on_progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Returns for each pair, size and clip the tau of a chain by view, and of runs by method.
+
+    Tau by view follows from where the draft's arg-max is the target's token along the target's
+    own answer. A method's answer is compared with that of ``generate()``.
+    """
+    rows = []
+    for name, pair in pairs.items():
+        target, draft = pair.load()
+        for size in SIZES:
+            for number in range(clips):
+                on_progress(f"{name} pair, {size} visual tokens, clip {number + 1} of {clips}")
+                rows.append(
+                    {"pair": name, "size": size, "clip": number}
+                    | _measure_clip(target, draft, number, size)
+                )
+    return rows
+
+
+def _measure_clip(target: Loaded, draft: Loaded, number: int, size: int) -> dict[str, Any]:
+    scene, clip, question = agreement.unseen_clip(number, size)
+    inputs = ask(target, question, clips=[clip])
+    reference = generate_ids(target, inputs)
+    prefill = agreement.prefill_with_attention(target.backbone, inputs)
+    agreements = {
+        view: agreement.agreeing_tokens(draft, target, prefill, view, reference) for view in VIEWS
+    }
+    results = {
+        method: run(
+            target.backbone,
+            inputs,
+            draft=draft.backbone,
+            method=method,
+            tokenizer=target.tokenizer,
+            max_new_tokens=TOKENS,
+            do_sample=False,
+        )
+        for method in METHODS
+    }
+    truth = dialogues.conversation(scene, "describe", number)[0].answer
+    return {
+        "tokens": len(reference),
+        "f1": round(content_word_f1(target.decode(reference), truth), 4),
+        "views": {
+            view: {
+                "agreement": round(fmean(own), 4),
+                "tau": round(agreement.tau(own), 4),
+            }
+            for view, own in agreements.items()
+        },
+        "methods": {
+            method: {
+                "same": result.ids == reference,
+                "tau": None if result.tau is None else round(result.tau, 4),
+                "fallback": result.fallback_reason,
+            }
+            for method, result in results.items()
+        },
+    }
+
+
+def generate_ids(model: Loaded, inputs: Mapping[str, Any]) -> tuple[int, ...]:
+    """Returns the ids of transformers' own greedy answer."""
+    own_inputs = {name: value for name, value in inputs.items() if name != CONTEXT}
+    ids = model.backbone.model.generate(**own_inputs, max_new_tokens=TOKENS, do_sample=False)
+    return tuple(ids[0, inputs["input_ids"].shape[1] :].tolist())
+
+
+# -- seconds -----------------------------------------------------------------------------------
+
+
+@dataclass
+class ExperimentWithDraft(Experiment):
+    """An experiment with a draft of its own."""
+
+    own_draft: Loaded | None = None
+
+    @property
+    def draft(self) -> Loaded:
+        assert self.own_draft is not None
+        return self.own_draft
+
+
+def time_methods(
+    pairs: Mapping[str, PairFolders],
+    clips: int,
+    size: int,
+    on_progress: Callable[[str], None],
+) -> list[dict[str, Any]]:
+    """Returns the seconds of each method's answer to each clip, all methods in turn."""
+    rows = []
+    for name, pair in pairs.items():
+        target, draft = pair.load()
+        answers = ExperimentWithDraft(
+            clips,
+            size,
+            TOKENS,
+            lambda text, name=name: on_progress(f"{name} pair: {text}"),
+            target=target,
+            own_draft=draft,
+        ).run_interleaved(*TIMED)
+        decoding, whole = (
+            {
+                (method, baseline): measures.speedups(own, answers[baseline], whole=is_whole)
+                for method, own in answers.items()
+                for baseline in ("ar", "hf")
+            }
+            for is_whole in (False, True)
+        )
+        for method, own in answers.items():
+            for place, (each, reference) in enumerate(zip(own, answers["hf"], strict=True)):
+                rows.append(
+                    {
+                        "pair": name,
+                        "method": method,
+                        "clip": int(each.item),
+                        "same": each.ids == reference.ids,
+                        "tokens": len(each.ids),
+                        "tau": measures.tau([each]),
+                        "decode_seconds": round(each.decode, 5),
+                        "seconds": round(each.total, 5),
+                    }
+                    | {
+                        f"{part}_over_{baseline}": round(ratios[method, baseline][place], 4)
+                        for part, ratios in (("decode", decoding), ("whole", whole))
+                        for baseline in ("ar", "hf")
+                    }
+                )
+    return rows
+
+
+def time_layers(size: int, on_progress: Callable[[str], None]) -> list[dict[str, Any]]:
+    """Returns the seconds of forwards by rows of four layers of each kind, over ``size`` keys.
+
+    They are differences: of the hybrid's shape, and of six layers of full attention, from two
+    layers of full attention. Weights are random, because seconds do not depend on them.
+    """
+    shapes = {
+        "two of attention": ("full_attention",) * 2,
+        "six of attention": ("full_attention",) * 6,
+        "four of Gated DeltaNet, two of attention": TARGET_PATTERN,
+    }
+    seconds = {}
+    for name, pattern in shapes.items():
+        on_progress(f"forwards by rows: {name}")
+        model = Loaded(
+            name,
+            Backbone(create_hybrid(pattern).eval()),
+            build.load_processor(EMBEDDED / "target"),
+        )
+        seconds[name] = measure_verifications(model, size, ROWS, TIMED_FORWARDS)
+    base = seconds["two of attention"]
+    whole = [
+        {"layers": name, "seconds": own, "ratio": _ratios(own)} for name, own in seconds.items()
+    ]
+    parts = [
+        {"layers": name, "seconds": own, "ratio": _ratios(own)}
+        for name, whole_name in (
+            ("four of attention alone", "six of attention"),
+            ("four of Gated DeltaNet alone", "four of Gated DeltaNet, two of attention"),
+        )
+        for own in [{rows: seconds[whole_name][rows] - base[rows] for rows in base}]
+    ]
+    return [*whole, *parts]
+
+
+def time_forwards(
+    pairs: Mapping[str, PairFolders], size: int, on_progress: Callable[[str], None]
+) -> list[dict[str, Any]]:
+    """Returns the seconds of forwards of every model by their rows, over ``size`` keys."""
+    rows = []
+    for name, pair in pairs.items():
+        for role, model in zip(("target", "draft"), pair.load(), strict=True):
+            on_progress(f"forwards by rows: {role} of the {name} pair")
+            seconds = measure_verifications(model, size, ROWS, TIMED_FORWARDS)
+            rows.append(
+                {"pair": name, "model": role, "seconds": seconds, "ratio": _ratios(seconds)}
+            )
+    return rows
+
+
+def _ratios(seconds: Mapping[int, float]) -> dict[int, float]:
+    return {rows: round(each / seconds[1], 3) for rows, each in seconds.items()}
+
+
+def machine_load() -> dict[str, Any]:
+    """Returns the threads of a run and the load of the machine before it."""
+    return {"threads": torch.get_num_threads(), "load": round(os.getloadavg()[0], 2)}

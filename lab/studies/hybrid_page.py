@@ -1,0 +1,120 @@
+"""Writes the page about the hybrid pair from stored measurements (``lab/studies/hybrid.py``)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import fmean, median
+from typing import Any
+
+from lab.studies.hybrid import METHODS, VIEWS
+from saccade.bench.measures import interval
+
+Row = Mapping[str, Any]
+PAIRS = ("hybrid", "embedded")
+HEAD = "| | hybrid pair | embedded pair |\n|-|-|-|"
+ROWS_IN_TABLE = ("2", "4", "8", "16")
+
+
+def page(facts: Mapping[str, Any]) -> str:
+    """Returns the page; parts that were not measured yet are left out of its table."""
+    acceptance: Sequence[Row] = facts.get("acceptance", [])
+    answers = [own for row in acceptance for own in row["methods"].values()]
+    same = sum(own["same"] for own in answers)
+    lines = [
+        "# A hybrid target and draft",
+        "",
+        "For whoever drafts for a Qwen3.5-like model. The target has six layers, four of them "
+        "Gated DeltaNet; the draft has two, one of them Gated DeltaNet. Both were made from the "
+        f"embedded pair's weights and trained for {_training(facts)} CPU minutes "
+        "(`lab/training/hybrid.py`); they are not in the wheel. " + facts["machine"] + ".",
+        "",
+        f"Made by `{facts['command']}`. Of {len(answers)} answers {same} are those of "
+        "`generate()`, token for token. Clips have 256 visual tokens and were never trained on. "
+        "Tau is tokens per forward of the target. Intervals are 95 % bootstraps over clips.",
+        "",
+        HEAD,
+    ]
+    lines += _table(facts)
+    return "\n".join(lines) + "\n"
+
+
+def _training(facts: Mapping[str, Any]) -> str:
+    return f"{sum(facts['training'].values()) / 60:.0f}"
+
+
+def _table(facts: Mapping[str, Any]) -> Iterator[str]:
+    accuracy: Sequence[Row] = facts.get("accuracy", [])
+    acceptance = [row for row in facts.get("acceptance", []) if row["size"] == 256]
+    speed: Sequence[Row] = facts.get("speed", [])
+    for role in ("target", "draft"):
+        yield from _row(
+            f"content words right, {role}",
+            accuracy,
+            lambda rows, role=role: next(
+                f"{row['content']['own']:.3f}"
+                for row in rows
+                if row["model"] == role and row["size"] == 256
+            ),
+        )
+    for view in VIEWS:
+        yield from _row(
+            f"tau of a chain of 5, draft sees `{view}`",
+            acceptance,
+            lambda rows, view=view: _interval([row["views"][view]["tau"] for row in rows]),
+        )
+    for method in METHODS[1:]:
+        yield from _row(
+            f"tau of `{method}`",
+            acceptance,
+            lambda rows, method=method: (
+                f"{fmean(row['methods'][method]['tau'] for row in rows):.2f}"
+            ),
+        )
+    for method in (*METHODS[1:], "hf"):
+        yield from _row(
+            f"`{method}`: decode and whole over `ar`; over `hf`",
+            [row for row in speed if row["method"] == method],
+            _ratios,
+        )
+    forwards: Sequence[Row] = facts.get("forwards", [])
+    yield from _row(
+        "T(n)/T(1) of the target, n = " + ", ".join(ROWS_IN_TABLE),
+        [row for row in forwards if row["model"] == "target"],
+        lambda rows: _rows(rows[0]["ratio"]),
+    )
+    parts = {row["layers"]: _rows(row["ratio"]) for row in facts.get("layers", [])}
+    if parts:
+        recurrent, attention = (
+            parts["four of Gated DeltaNet alone"],
+            parts["four of attention alone"],
+        )
+        yield f"| the same of four layers, Gated DeltaNet; attention | {recurrent} | {attention} |"
+
+
+def _row(label: str, rows: Sequence[Row], figure: Callable[[Sequence[Row]], str]) -> Iterator[str]:
+    """Yields one line of the table, if there are rows of both pairs."""
+    by_pair = [[row for row in rows if row["pair"] == pair] for pair in PAIRS]
+    if all(by_pair):
+        yield f"| {label} | " + " | ".join(figure(own) for own in by_pair) + " |"
+
+
+def _interval(values: Sequence[float]) -> str:
+    measured = interval(values)
+    assert measured is not None
+    return "{:.2f} [{:.2f}, {:.2f}]".format(*measured)
+
+
+def _ratios(rows: Sequence[Row]) -> str:
+    over = {
+        baseline: [
+            f"{median(row[f'{part}_over_{baseline}'] for row in rows):.2f}"
+            for part in ("decode", "whole")
+        ]
+        for baseline in ("ar", "hf")
+    }
+    return " and ".join(over["ar"]) + "; " + " and ".join(over["hf"])
+
+
+def _rows(ratios: Mapping[Any, float]) -> str:
+    by_name = {str(rows): ratio for rows, ratio in ratios.items()}
+    return ", ".join(f"{by_name[rows]:.2f}" for rows in ROWS_IN_TABLE)
