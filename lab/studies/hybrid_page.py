@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from statistics import fmean, median
 from typing import Any
 
-from lab.studies.hybrid import METHODS, VIEWS
+from lab.studies.hybrid import METHODS, PRUNED_VIEWS, VIEWS
 from saccade.bench.measures import interval
 
 Row = Mapping[str, Any]
@@ -17,9 +17,8 @@ ROWS_IN_TABLE = ("2", "4", "8", "16")
 
 def page(facts: Mapping[str, Any]) -> str:
     """Returns the page; parts that were not measured yet are left out of its table."""
-    acceptance: Sequence[Row] = facts.get("acceptance", [])
-    answers = [own for row in acceptance for own in row["methods"].values()]
-    same = sum(own["same"] for own in answers)
+    answers = [row for row in facts.get("speed", []) if row["method"] != "hf"]
+    same = sum(row["same"] for row in answers)
     lines = [
         "# A hybrid target and draft",
         "",
@@ -62,13 +61,15 @@ def _table(facts: Mapping[str, Any]) -> Iterator[str]:
             acceptance,
             lambda rows, view=view: _interval([row["views"][view]["tau"] for row in rows]),
         )
+    for view in PRUNED_VIEWS:
+        by_view = [row["with_whole_states"][view]["tau"] for row in acceptance if _is_hybrid(row)]
+        if by_view:
+            yield f"| the same, `{view}` in attention alone | {_interval(by_view)} | |"
     for method in METHODS[1:]:
         yield from _row(
             f"tau of `{method}`",
-            acceptance,
-            lambda rows, method=method: (
-                f"{fmean(row['methods'][method]['tau'] for row in rows):.2f}"
-            ),
+            [row for row in speed if row["method"] == method],
+            lambda rows: f"{fmean(row['tau'] for row in rows):.2f}",
         )
     for method in (*METHODS[1:], "hf"):
         yield from _row(
@@ -96,6 +97,10 @@ def _row(label: str, rows: Sequence[Row], figure: Callable[[Sequence[Row]], str]
     by_pair = [[row for row in rows if row["pair"] == pair] for pair in PAIRS]
     if all(by_pair):
         yield f"| {label} | " + " | ".join(figure(own) for own in by_pair) + " |"
+
+
+def _is_hybrid(row: Row) -> bool:
+    return bool(row["pair"] == "hybrid")
 
 
 def _interval(values: Sequence[float]) -> str:
