@@ -88,7 +88,7 @@ def test_the_page_has_what_was_measured() -> None:
             "pair": pair,
             "size": 256,
             "views": {view: {"tau": tau} for view in hybrid.VIEWS},
-            "with_whole_states": {view: {"tau": tau + 0.5} for view in hybrid.PRUNED_VIEWS},
+            "with_whole_states": {view: {"tau": tau + 0.5} for view in hybrid.VIEWS[1:]},
         }
         for pair, tau in (("hybrid", 3.0), ("embedded", 4.0))
     ]
@@ -101,10 +101,10 @@ def test_the_page_has_what_was_measured() -> None:
     facts = {"training": {"tower": 60.0, "early": 60.0}, "machine": "a machine", "command": "run"}
     text = hybrid_page.page(facts | {"acceptance": acceptance})
     assert "2 CPU minutes" in text and "`auto`" not in text
-    assert "| tau of a chain of 5, draft sees `none` | 3.00 [3.00, 3.00] | 4.00" in text
-    assert "| the same, `uniform/keep=0.1` in attention alone | 3.50" in text
+    pruned, in_attention, embedded = (f"{x} [{x}, {x}]" for x in ("3.00", "3.50", "4.00"))
+    assert f"sees `none` | {pruned}; {in_attention} | {embedded} |" in text
+    assert f"sees `full` | {pruned} | {embedded} |" in text
     text = hybrid_page.page(facts | {"acceptance": acceptance, "speed": speed})
     answers = 2 * len(hybrid.METHODS)
     assert f"Of {answers} answers {answers - 2} are" in text
-    assert "| tau of `sd` | 2.00 | 2.00 |" in text
-    assert "| `hf`: decode and whole over `ar`; over `hf` | 1.50 and 1.50; 1.50" in text
+    assert "| `sd`: tau; decoding and whole answer over `ar`; over `hf` | 2.00; 1.50 and" in text

@@ -105,4 +105,4 @@ def test_seconds_of_training_make_a_pair(tmp_path: Path) -> None:
         assert result.exit_code == 0, result.output
     facts = json.loads(page.with_suffix(".json").read_text())
     assert facts["speed"] and all(row["same"] for row in facts["speed"])
-    assert "| `auto`: decode and whole" in page.read_text()
+    assert "| `auto`: tau; decoding" in page.read_text()
