@@ -250,7 +250,7 @@ HYBRID = (  # The stages of a hybrid pair (`hybrid.py`).
     Stage(
         name="tower",
         layers=6,
-        cpu_s=600,
+        cpu_s=300,
         lr=3e-3,
         canvases=SHORT + _video_shares((8, 224, 224, 0.2)),
         probe=0.0,
@@ -258,7 +258,7 @@ HYBRID = (  # The stages of a hybrid pair (`hybrid.py`).
     Stage(
         name="decoder",
         layers=6,
-        cpu_s=1500,
+        cpu_s=205,
         lr=1e-3,
         canvases=HYBRID_SHORT,
         tokens=2500,
@@ -269,7 +269,7 @@ HYBRID = (  # The stages of a hybrid pair (`hybrid.py`).
     Stage(
         name="hybrid",
         layers=6,
-        cpu_s=300,
+        cpu_s=110,
         lr=5e-4,
         canvases=HYBRID_LONG,
         tokens=2500,
@@ -280,7 +280,7 @@ HYBRID = (  # The stages of a hybrid pair (`hybrid.py`).
     Stage(
         name="early",
         layers=2,
-        cpu_s=400,
+        cpu_s=130,
         lr=2e-3,
         canvases=HYBRID_SHORT,
         vision=False,
@@ -291,7 +291,7 @@ HYBRID = (  # The stages of a hybrid pair (`hybrid.py`).
     Stage(
         name="draft",
         layers=2,
-        cpu_s=400,
+        cpu_s=190,
         lr=1.2e-3,
         canvases=HYBRID_LONG,
         vision=False,
