@@ -107,4 +107,4 @@ def test_the_page_has_what_was_measured() -> None:
     text = hybrid_page.page(facts | {"acceptance": acceptance, "speed": speed})
     answers = 2 * len(hybrid.METHODS)
     assert f"Of {answers} answers {answers - 2} are" in text
-    assert "| `sd`: tau; decoding and whole answer over `ar`; over `hf` | 2.00; 1.50 and" in text
+    assert "| `sd`: tau; decoding, whole over `ar`; over `hf` | 2.00; 1.50, 1.50" in text
