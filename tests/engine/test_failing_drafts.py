@@ -107,6 +107,7 @@ ADVERSARIES: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.representatives(7)
 @pytest.mark.parametrize("name", ADVERSARIES)
 def test_no_adversary_changes_a_token(name):
     """Claim: whatever is drafted, the greedy answer is the target's (0 mismatches), and drafting

@@ -345,6 +345,7 @@ def test_threads_are_given_back():
         torch.set_num_threads(before)
 
 
+@pytest.mark.extra
 def test_a_draft_that_captures_its_steps_is_waited_for_longer():
     """Claim: a draft that says that it captures has as long as for its prefill, and as long as
     before once it has captured. Fails where a new process that compiles kernels is given up."""

@@ -251,7 +251,7 @@ def session_laws(loaded: Loaded, prompt: Prompt, tokens: Sequence[int]) -> Tenso
 TOKENS = [40, 7, 99, 12, 63, 150]
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("family", "kind"), zoo.PAIRS)
 def test_a_pruned_prompt_is_scored_as_the_modules_do(family: str, kind: str) -> None:
     """Claim: with half of the visual tokens gone, laws equal those of the language model on the

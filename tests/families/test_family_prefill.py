@@ -10,7 +10,7 @@ import zoo
 SAME = 1e-5  # of the largest logit, in fp32
 
 
-@pytest.mark.representatives(6)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(("family", "kind"), zoo.PAIRS)
 def test_the_prefill_is_the_models_own_forward(family: str, kind: str) -> None:
     """Claim: the logits after the prompt are those of ``model(**inputs)``, with either decoder.

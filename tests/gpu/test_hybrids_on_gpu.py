@@ -27,7 +27,7 @@ MOST: dict[str, dict[str, float]] = {
 model of 28 layers would need thousands."""
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", HYBRIDS)
 @pytest.mark.parametrize("method", few(MOST, 1))
 def test_a_hybrid_is_captured_within_its_budget(method, family, monkeypatch, caplog):

@@ -45,6 +45,7 @@ def _infinite(weights: Weights) -> None:
     weights["model.norm.weight"][0] = float("inf")
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
@@ -85,7 +86,7 @@ def test_a_config_of_a_far_larger_model_is_refused_before_it_is_built(
         models.load(str(folder))
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_control_whole_checkpoints_load(tmp_path: Path, family: str) -> None:
     """Control: of no family's checkpoint a weight is called missing or foreign; tied ones are read

@@ -386,6 +386,7 @@ def test_a_picture_has_as_many_tokens_as_asked_for(tokens, shape):
 # -- drawing ------------------------------------------------------------------------------------
 
 
+@pytest.mark.extra
 def test_shaded_draws_the_numbers(shaded):
     """Claim: a panel each, its picture dark exactly at accepted weights with candidates going up,
     its lines through the weights. Fails if tokens and candidates are exchanged or upside down."""

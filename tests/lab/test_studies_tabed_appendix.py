@@ -73,6 +73,7 @@ def test_every_reader_is_shown_what_its_name_says(experiment, monkeypatch):
     assert len(drawn.patches) == len(TASKS) * 4
 
 
+@pytest.mark.extra
 def test_clips_no_suite_has_are_refused(pair):
     """Claim: a size without suites is refused by its number."""
     with pytest.raises(OptionError, match="64"):

@@ -94,7 +94,7 @@ def moved(p: Tensor, distance: float) -> Tensor:
     return law
 
 
-@pytest.mark.representatives(6)
+@pytest.mark.representatives(3)
 @EVERY
 def test_a_million_verified_tokens_follow_the_rules_of_each_configuration(
     temperature, top_k, top_p, draft

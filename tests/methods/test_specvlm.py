@@ -204,7 +204,7 @@ def by_oracle(model: Any, prompt: Prompt, text: list[int]) -> Any:
     return lambda tokens: oracle.logits(0, [*text, *tokens])[-1]
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @EACH
 @pytest.mark.parametrize("positions", ["original", "repacked"])
 def test_every_round_drafts_fig_9_over_the_pruned_prompt(pair, positions):

@@ -161,6 +161,7 @@ def _loaded(name: str, dtype: torch.dtype) -> models.Loaded:
     return models.load(name, dtype=str(dtype).removeprefix("torch."))
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @low
 def test_in_parallel(dtype):
@@ -302,6 +303,7 @@ def test_control_each_half_alone_is_not_enough(dtype, kind, unchecked):
     assert not torch.equal(found, one_by_one(kind, dtype, BLOCK))
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @low
 @pytest.mark.parametrize("family", few(["qwen2_5_vl", "llama"], 1))
@@ -465,6 +467,7 @@ def test_costs_are_those_of_padded_forwards():
 # -- flips -------------------------------------------------------------------------------------
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @low
 def test_flips_are_counted(dtype):

@@ -95,7 +95,7 @@ def _weights(model):
     return {name: weight.clone() for name, weight in model.named_parameters()}
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("rounding", ON_CPU)
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -94,7 +94,7 @@ def asking(clips: list[Path], picture: Path, frames: list[bytes]) -> dict[str, l
 KINDS = ["text", "video", "image", "frames", "words first", "system", "turns"]
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_pieces_are_the_whole_and_usage_counts_it(endpoint, asking, kind):
     """Claim: streamed and not, the same text, reason and usage; tokens counted as emitted."""

@@ -109,6 +109,7 @@ def test_every_way_of_drafting_obeys(models, plainly, method):
     assert answer.json()["saccade"]["fallback_reason"] is None
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("sampled", [False, True])
 def test_a_draft_in_its_own_process_obeys_too(models, vocabulary, sampled):
     """Claim: all that hippo's draft proposes follows the grammar, greedy and drawn, and some of it

@@ -102,6 +102,7 @@ def test_a_port_in_use_ends_it_with_a_sentence(monkeypatch, capsys):
     assert "no.such.host.invalid" in _one_sentence(capsys.readouterr().err)
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -179,6 +180,7 @@ def _post(client: httpx.Client, **settings: Any) -> httpx.Response:
     return client.post("/v1/chat/completions", json=request(**settings))
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("number", few([signal.SIGTERM, signal.SIGINT], 1))
 def test_a_signal_lets_answers_end_and_takes_no_new_ones(models, stream, number):
@@ -212,6 +214,7 @@ def self_running(run: Running) -> bool:
     return run.engine.queue.running == 1
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_when_draining_ends_waiting_requests_are_refused(models, stream):
     """Claim: after --drain seconds the answer is a 503, or an error event, and the server ends."""

@@ -36,7 +36,7 @@ def server(models: Pair) -> Iterator[Live]:
         yield live
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("more", SILENT, ids=str)
 def test_silent_fields_of_an_answer_change_nothing(server: Live, more: dict[str, Any]) -> None:
     """Claim: an assistant's message with null and empty fields is the message without them."""

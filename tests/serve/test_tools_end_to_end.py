@@ -75,6 +75,7 @@ def _ask(client: openai.OpenAI, choice: Any, **more: Any) -> list[Any]:
     return [whole.choices[0], final.choices[0]]
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("choice", "names"),
     [("required", {"paint", "count"}),

@@ -141,6 +141,7 @@ def test_the_pairs_draft_is_worth_having(pair):
     assert seeing.tau > 2.5 and blind.tau < seeing.tau
 
 
+@pytest.mark.extra
 def test_the_pairs_target_drafting_for_itself_accepts_everything(pair):
     """Claim: the target as its own separate draft, and over its own keys, is never refused."""
     loaded = _load(pair)

@@ -36,7 +36,7 @@ def test_every_benchmark_has_a_case():
     assert {case.name for case in CASES} == set(BENCHMARKS)
 
 
-@pytest.mark.representatives(7)
+@pytest.mark.representatives(4)
 @every
 def test_a_benchmark_is_read_from_its_own_layout(case: Case, art: Art, tmp_path: Path):
     """Claim: items, wording, answers, options and media are what was written.
@@ -88,7 +88,7 @@ def test_second_turns_follow_the_same_first_ones(case: Case, art: Art, tmp_path:
         assert len(item.next.media) == len(after.media) > 0
 
 
-@pytest.mark.representatives(31)
+@pytest.mark.representatives(8)
 @every
 @pytest.mark.parametrize("how", ["name", "owner", "hub", "snapshot"])
 def test_both_generations_of_ids_are_found(case: Case, how: str, art: Art, tmp_path: Path):
@@ -109,6 +109,7 @@ def test_both_generations_of_ids_are_found(case: Case, how: str, art: Art, tmp_p
         assert len(list(opened(case, root).items())) == case.items
 
 
+@pytest.mark.representatives(8)
 @every
 def test_without_a_root_the_local_cache_is_used(case: Case, art: Art, tmp_path: Path):
     """Claim: a snapshot in the hub cache, links to blobs, is found without a root and offline."""
