@@ -265,6 +265,7 @@ def test_misuse_is_told_in_a_sentence():
         assert list(live.ask("And now?").ids) == expected
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("kind", ["mtp", "specforge"])
 def test_a_head_drafts_for_a_live_video(kind):

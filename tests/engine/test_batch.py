@@ -234,6 +234,7 @@ def test_a_seeded_batch_is_the_same_whoever_ends_first(method):
     assert two[0].ids != two[1].ids
 
 
+@pytest.mark.extra
 def test_requests_with_and_without_video_share_a_batch():
     """Claim: eight requests of which three are text alone answer as each alone."""
     many = list(requests())

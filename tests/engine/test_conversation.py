@@ -96,6 +96,7 @@ def test_hippo_goes_on_in_its_own_process(monkeypatch):
     torch.set_num_threads(1)
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("method", "family"),
     dealt(
@@ -269,6 +270,7 @@ def test_another_video_starts_afresh(method, monkeypatch):
         assert result.reused_tokens == len(ids_of(more)) - len(question(0))
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     "change",
     [

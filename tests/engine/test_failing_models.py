@@ -148,7 +148,7 @@ class Garbling(Inside):
         super()._tell(*message)
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(3)
 @ROUNDS
 @pytest.mark.parametrize("name", GARBLED)
 def test_a_worker_that_speaks_nonsense_leaves_the_answer(name, round):
@@ -269,7 +269,7 @@ def short_of_memory(error: BaseException, round: int, method: str, patch: Any) -
     return stream.results[0]
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(3)
 @ROUNDS
 @pytest.mark.parametrize("method", ["sd", "sd-tree"])
 @pytest.mark.parametrize("error", [OUT_OF_MEMORY, MemoryError()], ids=["cuda", "host"])

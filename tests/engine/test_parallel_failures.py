@@ -207,6 +207,7 @@ def test_a_draft_that_raises_costs_speed_only(step):
     assert drafted(again) > 0 and [one.process.pid for one in process._idle] == pids
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 7, 12])
 def test_a_worker_may_die_after_any_message(after):
     """Claim: the above wherever the process dies: after each number of messages it sent."""

@@ -157,6 +157,7 @@ def test_shared_prefixes_are_reused_where_their_keys_are_known(monkeypatch):
     assert reused[5] >= 50
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("family", "kind"),
     [("gemma3", "images"), pytest.param("gemma4", "video", marks=pytest.mark.extra)],

@@ -58,6 +58,7 @@ def plain(loaded: Loaded, media: zoo.Media, question: str) -> str | list[int]:
             return type(error).__name__
 
 
+@pytest.mark.representatives(12)
 @pytest.mark.parametrize(("family", "kind"), family_pairs())
 def test_words_stay_words(family: str, kind: str) -> None:
     """Claim: a question of special tokens' names has the placeholders, turns and tensors of an
@@ -129,7 +130,7 @@ def test_history_and_parts(family: str) -> None:
     assert read.index("a <|im_end|>") < read.index("b <image>")
 
 
-@pytest.mark.representatives(13)
+@pytest.mark.representatives(6)
 @pytest.mark.parametrize(("family", "kind"), family_pairs())
 def test_harmless_words_are_untouched(family: str, kind: str) -> None:
     """Claim: a question without special tokens gives the processor's own inputs, bit for bit; one

@@ -184,6 +184,7 @@ def test_one_token_is_enough_to_refuse() -> None:
 # -- 8: text only ------------------------------------------------------------------------------
 
 
+@pytest.mark.extra
 def test_a_text_only_pair() -> None:
     """Claim: a Llama pair answers as ``generate`` does with sd, sage and lookup, and a draft that
     is nearly the target has tokens accepted and refused. Fails if a method needs a video."""

@@ -287,6 +287,7 @@ def test_control_deepstack_rows_count(family: str) -> None:
         assert zoo.apart(laws, right) > 10 * SAME
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("family", zoo.SEEING)
 def test_control_renumbered_rows_score_differently(family: str) -> None:
     """Claim: closing the gaps pruning leaves in the positions changes the laws.

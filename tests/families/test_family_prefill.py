@@ -34,6 +34,7 @@ def test_ten_more_prompts(family: str, kind: str) -> None:
         assert zoo.apart(prefill.logits, zoo.hf_logits(loaded, inputs)) <= SAME, seed
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("family", zoo.SEEING)
 def test_control_one_row_counts(family: str) -> None:
     """Claim: the comparison above sees one visual row gone, or a row's place moved by one.

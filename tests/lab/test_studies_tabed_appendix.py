@@ -80,6 +80,7 @@ def test_clips_no_suite_has_are_refused(pair):
         tabed_appendix.measure_quality(Experiment(clips=1, size=64))
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("method, reader", [("ar", "target"), ("draft", "a draft that trained")])
 def test_the_stored_scores_are_those_of_the_stored_run(method, reader):

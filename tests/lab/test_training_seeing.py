@@ -84,6 +84,7 @@ def test_a_saved_folder_answers_as_generate_does(behind, tmp_path):
         )
 
 
+@pytest.mark.extra
 def test_the_draft_begins_with_the_words_that_both_know(behind):
     """Claim: in a vocabulary where every word has another number, and some are new, the draft says
     of a clip what the pair's says; new words have no row."""

@@ -373,6 +373,7 @@ def test_control_a_planted_bug_is_found_exactly(bug):
     assert any(judged(bug, far, *regime) > 0.01 for regime in regimes)
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("bug", ["a draw taken back", "a law on chosen nodes", "no residual"])
 def test_control_a_planted_bug_is_found_by_samples(bug):

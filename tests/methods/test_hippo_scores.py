@@ -264,6 +264,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.representatives(6)
 @pytest.mark.parametrize("name", list(VIEWS))
 @FAMILIES
 def test_a_view_keeps_the_tokens_the_loops_keep(family, name):

@@ -116,7 +116,7 @@ STAGES = [
 ]
 
 
-@pytest.mark.representatives(11)
+@pytest.mark.representatives(6)
 @EACH
 @pytest.mark.parametrize(("keep", "share", "literal"), STAGES)
 def test_the_kept_tokens_are_stage_one_and_stage_two(pair, keep, share, literal):

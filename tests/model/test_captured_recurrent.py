@@ -116,6 +116,7 @@ def test_every_step_gives_the_laws_of_an_ordinary_forward(family):
     assert counted.replays - counted.captures > 40 > counted.captures
 
 
+@pytest.mark.extra
 def test_a_draft_that_grows_token_by_token_is_captured():
     """Claim: a chain that is scored one node longer each time gives the laws of ordinary forwards
     through every size of earlier nodes, and no step of it is ordinary once its size is there.

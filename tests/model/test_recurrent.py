@@ -445,6 +445,7 @@ def _history(family: str, seed: int, rounds: int = 6) -> None:
     _assert_equal_laws(session, oracle, {r: Tree() for r in range(3)})
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", HYBRIDS)
 @settings(max_examples=3)
 @given(seed=st.integers(0, 10_000))

@@ -49,6 +49,7 @@ def _run(models: Pair, inputs: Any, **settings: Any) -> Any:
     )
 
 
+@pytest.mark.extra
 def test_the_client_gets_json_and_calls(ours, endpoint):
     """Claim: the client's own types hold a schema's answer, and the count of kept tokens."""
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}

@@ -154,6 +154,7 @@ SHORT = {"type": "json_schema", "json_schema": {"name": "word", "schema": {"enum
 ENDING: list[Any] = [{"response_format": SHORT}, {"guided_regex": r"(red|blue) [0-9]{2}"}]
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["auto", "ar"])
 def test_a_form_ends_where_the_config_names_no_end(models, plain, method, monkeypatch):

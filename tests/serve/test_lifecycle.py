@@ -387,6 +387,7 @@ def test_an_answer_has_its_time(models, stream):
         assert live.ask(max_tokens=1).status_code == 200
 
 
+@pytest.mark.extra
 def test_a_queue_that_is_full_says_when_to_come_again(models):
     """Claim: over rows and queue it is 429 with Retry-After in seconds; n answers need n places."""
     engine = made(models, "ar", rows=1, queue=2)

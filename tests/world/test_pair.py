@@ -110,6 +110,7 @@ def _assert_lossless(folder: Path, number: int, methods: list[str], draft: Backb
     return found
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("number", few(range(10), 1))
 def test_the_pairs_answers_are_hugging_faces(pair, number):

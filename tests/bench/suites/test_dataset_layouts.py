@@ -128,6 +128,7 @@ def test_without_a_root_the_local_cache_is_used(case: Case, art: Art, tmp_path: 
     assert all(medium.read() is not None for medium in items[0].media)
 
 
+@pytest.mark.representatives(10)
 @every
 def test_a_missing_column_is_named(case: Case, art: Art, tmp_path: Path):
     """Claim: a layout that changed is refused when it is opened, with what it has."""
@@ -140,6 +141,7 @@ def test_a_missing_column_is_named(case: Case, art: Art, tmp_path: Path):
     command(case, words)
 
 
+@pytest.mark.representatives(10)
 @pytest.mark.parametrize("case", with_media, ids=lambda case: f"{case.name}-{case.layout.__name__}")
 def test_a_missing_medium_costs_its_item_only(case: Case, art: Art, tmp_path: Path):
     """Claim: the item is listed with the reason, and the others go on."""
@@ -154,6 +156,7 @@ def test_a_missing_medium_costs_its_item_only(case: Case, art: Art, tmp_path: Pa
     assert str(tmp_path) not in broken[0].reason
 
 
+@pytest.mark.representatives(10)
 @every
 def test_rows_that_are_cut_short_are_reported(case: Case, art: Art, tmp_path: Path):
     """Claim: half a file of rows is refused by its name, with the command that fetches it."""
