@@ -35,6 +35,7 @@ def test_a_method_is_right_and_within_its_budget(method, caplog):
     assert budgets.excess(method, counted, BUDGETS[method]) == []
 
 
+@pytest.mark.extra
 def test_control_a_method_over_its_budget_is_seen():
     """Control: half of what `sd` does is too little for it, and so are fewer captures."""
     method = "sd"

@@ -59,7 +59,8 @@ CASES = cases()
 NUMBERS = dict(enumerate(REGIMES))
 SAME, NEAR, FAR, WRONG = NUMBERS
 FEW = 4_000
-WEIGHTED = ("=matches", "=softmax")  # Stand for the weightings: by what was emitted and by laws.
+ALIKE = ("weights=inverse", "weights=inverse-tvd", "weights=softmax-tvd")
+"""Weightings that differ from others by their formula alone, so `make cases` runs them."""
 ONCE = ("auto cheap", "hippo")  # What `make cases` samples too; the slow run samples everything.
 
 
@@ -110,14 +111,13 @@ def by_default(name: str, late: bool) -> Any:
     """Returns the case with the mark of the run that has it.
 
     Every case is in the default run once: at the start of an answer or late in it, by turns. It is
-    slow where it takes long and another case is much like it.
+    slow or extra where another case is much like it.
     """
     windowed = name.endswith("-2") and "weights" in name  # Mixes like the other weightings.
     two_levels = "sampled-2x1" in name or (late and "distinct-2x1" in name)
     if windowed or two_levels:
         return pytest.param(name, marks=pytest.mark.slow)
-    other_weighting = name.startswith("weights=") and not name.endswith(WEIGHTED)
-    if "distinct-2x1" in name or other_weighting:
+    if "distinct-2x1" in name or name in ALIKE:
         return pytest.param(name, marks=pytest.mark.extra)
     only_at_the_start = CASES[name].schedule is parallel
     is_late_by_default = [*CASES].index(name) % 2 == 1 and not only_at_the_start

@@ -303,7 +303,6 @@ def test_control_each_half_alone_is_not_enough(dtype, kind, unchecked):
     assert not torch.equal(found, one_by_one(kind, dtype, BLOCK))
 
 
-@pytest.mark.extra
 @pytest.mark.representatives(1)
 @low
 @pytest.mark.parametrize("family", few(["qwen2_5_vl", "llama"], 1))

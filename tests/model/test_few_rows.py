@@ -84,7 +84,6 @@ def test_half_precision_is_rounded_torch(dtype, close):
     assert _apart(Trial.of(_kernels(4, 2, 64, dtype), [2300], 2)) < close
 
 
-@pytest.mark.extra
 def test_requests_of_unlike_lengths_do_not_read_each_other():
     """Claim: five requests in one launch, from no key to many, give what each gives alone."""
     assert _apart(Trial.of(_kernels(4, 2, 16), [0, 1, 300, 64, 129], 5)) < 1e-5
