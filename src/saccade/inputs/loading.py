@@ -26,7 +26,7 @@ from saccade.core.default_device import cpu_by_default
 from saccade.core.errors import ModelError, OptionError, SaccadeError, first_line
 from saccade.core.free_cores import free_cores
 from saccade.core.generation_settings import check_whole
-from saccade.inputs import architectures, footprint, heads, packed_checkpoints
+from saccade.inputs import architectures, footprint, head_checkpoints, packed_checkpoints
 from saccade.inputs.checkpoints import (
     cached_only,
     check_folder,
@@ -302,9 +302,9 @@ def load_pair(
         if rounding is not None:
             return loaded, round_weights(loaded, rounding.name)
         is_plain = not options.get("tp") and options.get("quantize") is None
-        own = heads.load_own(target, loaded.backbone) if is_plain else None
+        own = head_checkpoints.load_own(target, loaded.backbone) if is_plain else None
         return loaded, None if own is None else Loaded(f"{target}'s head", own, loaded.tokenizer)
-    if heads.is_eagle3(heads.read_settings(draft)):
+    if head_checkpoints.is_eagle3(head_checkpoints.read_settings(draft)):
         if draft_device is not None:
             raise OptionError(
                 f"{draft} is a head, which is where its target is: leave draft_device "
@@ -315,7 +315,9 @@ def load_pair(
                 f"{draft} is a head, whose weights are not rounded: leave draft_quantize "
                 "(--draft-quantize) out"
             )
-        return loaded, Loaded(draft, heads.load_eagle3(draft, loaded.backbone), loaded.tokenizer)
+        return loaded, Loaded(
+            draft, head_checkpoints.load_eagle3(draft, loaded.backbone), loaded.tokenizer
+        )
     if options.get("tp"):  # Every process has a draft of its own beside its part of the target.
         options["device"] = architectures.local_device(options.get("device"))
     if draft_device is not None:
