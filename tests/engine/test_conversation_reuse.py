@@ -72,7 +72,7 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Session, in
         yield seen
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize("method", [method for method in METHODS if method != "ar"])
 def test_a_later_turn_reads_only_new_tokens(method, monkeypatch):
     """Claim: in turn 2 the target's first forward holds the new question's rows, and at most the
