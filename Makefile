@@ -1,13 +1,16 @@
 # What CI runs is what you run. `make check test` before a commit.
-.PHONY: check pages-check test cases browser laws quick slow typed scale oldest newest bench demo wheel results families mutants rounding fuzz vllm vllm-bench peers docs listed numbers screens gpu-budgets
+.PHONY: check pages-check bugs-check test cases browser laws quick slow typed scale oldest newest bench demo wheel results families mutants rounding fuzz vllm vllm-bench peers docs listed numbers screens gpu-budgets
 
-check: pages-check  ## lint, format, types, and pages that commands make
+check: pages-check bugs-check  ## lint, format, types, pages that commands make, planted bugs that fit
 	uv run ruff check .
 	uv run ruff format --check .
 	uv run mypy
 
 pages-check:  ## every page and table that a command makes is what it makes of the stored runs today
 	uv run pytest -m slow tests/lab/test_generated_pages.py
+
+bugs-check:  ## every planted bug still fits the code; nothing is planted
+	uv run pytest -m slow tests/mutants/test_mutants.py -k "fits or share"
 
 test:  ## the default tests, as in the README
 	uv run pytest

@@ -9,7 +9,7 @@ import matplotlib
 from matplotlib.figure import Figure
 
 from saccade.bench import measures, records
-from saccade.bench.compare import BASELINE
+from saccade.bench.comparison import BASELINE
 from saccade.bench.figures import COLOURS, save_figure
 from saccade.bench.measures import Interval
 from saccade.bench.records import Answer

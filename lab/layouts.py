@@ -20,7 +20,7 @@ from statistics import mean
 
 from lab.studies.specvlm import LAMBDA
 from saccade.bench import measures
-from saccade.bench.compare import BASELINE
+from saccade.bench.comparison import BASELINE
 from saccade.bench.records import Answer
 
 Cell = Callable[[Sequence[Answer], Sequence[Answer]], str]

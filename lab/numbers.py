@@ -11,7 +11,7 @@ from typing import Any
 
 from lab.peers import rows as peers
 from saccade.bench import measures, records
-from saccade.bench.compare import BASELINE
+from saccade.bench.comparison import BASELINE
 from saccade.bench.records import Answer
 
 AUTO, GENERATE = "auto", "hf"

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from saccade.bench import measures
-from saccade.bench.compare import BASELINE
+from saccade.bench.comparison import BASELINE
 from saccade.bench.peers import TimedRun
 
 AUTO, PEER = "auto", "hf"

@@ -32,7 +32,7 @@ from lab.ratios import (
     share_of_amdahl_limit,
     whole_seconds_per_token,
 )
-from saccade.bench.compare import BASELINE, resolve_methods, run_interleaved
+from saccade.bench.comparison import BASELINE, resolve_methods, run_interleaved
 from saccade.bench.peers import TimedRun
 from saccade.bench.runner import media_arguments
 from saccade.bench.suites.types import Item

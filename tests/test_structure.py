@@ -147,7 +147,7 @@ def test_imports_go_one_way():
 
 
 # Nothing outside ``world/`` needs the drawn clips: a command that shows one imports this, late.
-DOOR = "world.demo"
+DOOR = "world.demo_clips"
 # What a user's own target may be given: a draft is trained for it, on the user's data or the clips.
 TRAINING = {"cli.train_draft": {"world.train_draft.recipes", "world.train_draft.run"}}
 
@@ -175,11 +175,11 @@ def test_the_drawn_world_is_reached_through_the_demo_alone():
 def test_control_a_drawn_import_is_seen(tmp_path):
     """Control: another module of the drawn world, and an early import of the door."""
     file = tmp_path / "routes.py"
-    file.write_text("def late():\n    from saccade.world import demo, scenes\n")
+    file.write_text("def late():\n    from saccade.world import demo_clips, scenes\n")
     assert _drawn_imports("serve.routes", file) == {"world.scenes"}
     early = tmp_path / "queue.py"
-    early.write_text("from saccade.world import demo\n")
-    assert _drawn_imports("serve.queue", early) == {"world.demo"}
+    early.write_text("from saccade.world import demo_clips\n")
+    assert _drawn_imports("serve.queue", early) == {"world.demo_clips"}
 
 
 def test_no_modules_import_each_other():

@@ -25,7 +25,7 @@ from lab.claims.rule import (
 )
 from lab.claims.rule import judge as judge_by_rule
 from saccade.bench import measures
-from saccade.bench.compare import BASELINE
+from saccade.bench.comparison import BASELINE
 from saccade.bench.records import Answer
 
 PLANNED, RUN, LARGE_RUN = "std-2k", "papers-2k", "bench-2k"

@@ -33,7 +33,7 @@ from lab.claims.rule import (
 from lab.claims.rule import judge as judge_by_rule
 from lab.studies.specvlm import CALIBRATED, LAMBDA
 from saccade.bench import measures
-from saccade.bench.compare import BASELINE
+from saccade.bench.comparison import BASELINE
 from saccade.bench.measures import Interval
 from saccade.bench.records import Answer
 

@@ -36,7 +36,7 @@ from lab.claims.rule import (
 from lab.claims.rule import judge as judge_by_rule
 from lab.studies.tabed_stories import ROWS
 from saccade.bench import measures
-from saccade.bench.compare import BASELINE
+from saccade.bench.comparison import BASELINE
 
 PLANNED, RUN, SECOND_RUN, TIMED_RUN = (
     "tabed-2k",

@@ -84,7 +84,7 @@ def cost(
 
 def _recipes(methods: str) -> dict[str, Recipe]:
     """Returns the recipes of these methods without the peers, which have no rounds."""
-    from saccade.bench.compare import resolve_methods
+    from saccade.bench.comparison import resolve_methods
 
     return {
         name: recipe

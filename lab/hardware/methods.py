@@ -11,7 +11,7 @@ from statistics import median
 from tempfile import TemporaryDirectory
 from typing import Any
 
-from saccade.bench.compare import BASELINE, resolve_methods, run_interleaved
+from saccade.bench.comparison import BASELINE, resolve_methods, run_interleaved
 from saccade.bench.hardware.disturbance import DisturbanceWatch
 from saccade.inputs import Pair, captions, media
 from saccade.world import drawing, scenes

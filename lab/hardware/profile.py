@@ -21,7 +21,7 @@ from statistics import mean, median
 from typing import Any
 
 from saccade.bench import measures
-from saccade.bench.compare import BASELINE, run_interleaved
+from saccade.bench.comparison import BASELINE, run_interleaved
 from saccade.bench.measures import Interval
 from saccade.bench.peers import TimedRun
 from saccade.core.capabilities import Capability

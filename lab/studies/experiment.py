@@ -19,7 +19,7 @@ from torch import Tensor
 
 from lab.training import agreement
 from saccade.bench import measures, records
-from saccade.bench.compare import WARM_UP_TOKENS
+from saccade.bench.comparison import WARM_UP_TOKENS
 from saccade.bench.measures import Interval
 from saccade.bench.peers import PEERS
 from saccade.bench.records import Answer

@@ -19,7 +19,7 @@ from lab.training.agreement import FIRST_SEED, unseen_clip
 from saccade.core.result import RoundRecord, emitted_per_forward
 from saccade.core.tree import height
 from saccade.engine.generate import run
-from saccade.inputs import Loaded, ask, heads, load
+from saccade.inputs import Loaded, ask, head_checkpoints, load
 from saccade.model.backbone import Backbone
 from saccade.model.heads.head import Head
 from saccade.world import dialogues, scenes
@@ -86,7 +86,7 @@ def compare(
 ) -> dict[str, object]:
     """Measures all methods with both drafts on unseen clips of ``size`` visual tokens."""
     target = load("shapes", dtype="float32")
-    head = heads.load_eagle3(str(head_folder), target.backbone)
+    head = head_checkpoints.load_eagle3(str(head_folder), target.backbone)
     model = load("shapes-draft", dtype="float32").backbone
     drafts = (
         Draft("head", head, HEAD_METHODS, _count([head.module]), _head_step_bytes(head)),

@@ -11,7 +11,7 @@ from helpers import few
 from torch import nn
 from written_out import Embedded
 
-from saccade.bench.compare import BASELINE, resolve_methods, run_interleaved
+from saccade.bench.comparison import BASELINE, resolve_methods, run_interleaved
 from saccade.bench.peers import PEERS, TimedRun, peer_run
 from saccade.core.errors import ModelError
 from saccade.core.prompt import Inputs

@@ -12,8 +12,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from saccade.bench import calibrate as calibrating
-from saccade.bench.calibrate import (
+from saccade.bench import calibration as calibrating
+from saccade.bench.calibration import (
     AUTO_CANDIDATES,
     CANDIDATES,
     CONFIRM_STAGE,
@@ -26,7 +26,7 @@ from saccade.bench.calibrate import (
     choose_or_fall_back,
     search,
 )
-from saccade.bench.compare import Summary
+from saccade.bench.comparison import Summary
 from saccade.core.errors import MethodError, OptionError
 from saccade.inputs import Loaded, Pair
 from saccade.methods import resolve

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from saccade.bench.hardware import doctor
-from saccade.bench.hardware.doctor import (
+from saccade.bench.hardware import diagnosis as doctor
+from saccade.bench.hardware.diagnosis import (
     ACCEPTANCE_RATES,
     COST_PER_ROW,
     TYPICAL_RATE,

@@ -10,13 +10,13 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from saccade.bench import calibrate as calibrating
+from saccade.bench import calibration as calibrating
 from saccade.cli import calibrate as command
 from saccade.cli.config_file import read_config
 from saccade.cli.terminal import err, out
 from saccade.core.errors import MethodError, OptionError, SaccadeError, VideoInputError
 from saccade.inputs import ask, load
-from saccade.world import demo
+from saccade.world import demo_clips
 
 Call = Callable[..., Result]
 
@@ -116,7 +116,7 @@ def test_without_a_video_it_draws_its_own(
         and "--config" in shown.get()
     )
     assert "no time for: lambda" not in warned.get() and "shape, confirm" in warned.get()
-    assert demo.CALIBRATION_SEED >= 10_000_000  # training draws below
+    assert demo_clips.CALIBRATION_SEED >= 10_000_000  # training draws below
 
 
 @pytest.mark.parametrize(

@@ -11,8 +11,8 @@ from unittest.mock import Mock
 import pytest
 import yaml
 
-from saccade.bench.calibrate import CONFIRM_STAGE, Calibration, Trial
-from saccade.bench.compare import Summary
+from saccade.bench.calibration import CONFIRM_STAGE, Calibration, Trial
+from saccade.bench.comparison import Summary
 from saccade.cli import run_setup
 from saccade.cli.application import run_application
 from saccade.cli.command_options import LoadOptions, ModelOptions

@@ -11,7 +11,7 @@ import pytest
 import typer
 from rich.console import RenderableType
 
-from saccade.bench.compare import TimedRuns
+from saccade.bench.comparison import TimedRuns
 from saccade.bench.peers import TimedRun
 from saccade.cli import application, resumption, terminal
 from saccade.cli.compare import ComparisonProgress

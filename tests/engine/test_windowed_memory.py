@@ -13,7 +13,7 @@ import zoo
 from helpers import AMOUNT, hf_greedy, noisy, randomize, text_input
 
 import saccade
-from saccade.bench.hardware.doctor import examine
+from saccade.bench.hardware.diagnosis import examine
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
 from saccade.engine.request import Request

@@ -20,7 +20,7 @@ from lab.claims.rule import ARITHMETIC, MORE, MOST, NO_RUN, Finding, SuitesMissi
 from lab.claims.specvlm import SHARE_OF_TOKENS as SHARE
 from lab.claims.specvlm import TREE
 from saccade.bench import records
-from saccade.bench.compare import BASELINE
+from saccade.bench.comparison import BASELINE
 from saccade.core.errors import OptionError
 from saccade.methods import resolve
 from saccade.world.suites import suites

@@ -19,7 +19,7 @@ from lab.hardware.profile import (
     ideal_speedup,
     profile_methods,
 )
-from saccade.bench.compare import resolve_methods
+from saccade.bench.comparison import resolve_methods
 from saccade.bench.runner import media_arguments
 from saccade.core.errors import OptionError
 from saccade.core.result import RoundRecord

@@ -13,7 +13,7 @@ from written_out import Embedded
 from lab import ratios, speed
 from lab.ratios import Goal, InterleavedRuns
 from lab.speed import Pair, Part, ViewOfAnotherVideo
-from saccade.bench.compare import resolve_methods, run_interleaved
+from saccade.bench.comparison import resolve_methods, run_interleaved
 from saccade.bench.peers import TimedRun
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Prefill

@@ -65,7 +65,10 @@ V, IDS, START, LATE, LONG = 3, 12, 0, 12, 48  # of the ids all but V have no pro
 SAMPLED = 37_000  # triples of tokens that find 0.02
 LAWS = torch.tensor([[0.55, 0.33, 0.12], [0.15, 0.45, 0.40], [0.28, 0.12, 0.60]])
 CHEAP = Costs((1, 64), (1.0, 1.1), 0.02)
+# A row costs about what a second token is worth, so what was drawn would decide whether it stays.
+FAIR = Costs((1, 2, 4, 8, 16), (1.0, 1.1, 1.3, 1.7, 2.5), 0.02)
 DEAR = Costs((1, 2, 4, 8, 16), (1.0, 1.4, 2.2, 4.0, 8.0), 0.15)
+PRICES = {" cheap": CHEAP, " fair": FAIR, " dear": DEAR}
 
 Table = list[Tensor]
 """Logits after each id."""
@@ -324,11 +327,11 @@ def registered() -> dict[str, Recipe]:
 
 def cases() -> dict[str, Recipe]:
     """What is registered, each kind of draft once: over tables views mean nothing, and a shape that
-    weighs costs is met where rows are cheap and where they are dear. Named by all it stands for."""
+    weighs costs is met where rows are cheap, fair and dear. Named by all it stands for."""
     names: dict[Recipe, list[str]] = {}
     for name, recipe in registered().items():
         weighs = Capability.COSTS in recipe.shape.needs
-        for costs, word in ((CHEAP, " cheap"), (DEAR, " dear")) if weighs else ((None, ""),):
+        for word, costs in PRICES.items() if weighs else (("", None),):
             names.setdefault(plain(recipe, costs), []).append(name + word)
     return {", ".join(own): recipe for recipe, own in names.items()}
 

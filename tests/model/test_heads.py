@@ -39,11 +39,11 @@ from saccade.drafting.views.basic import UNIFORM
 from saccade.engine.generate import Stream
 from saccade.engine.request import Request
 from saccade.engine.scheduler import Scheduler
-from saccade.inputs import heads as head_files
+from saccade.inputs import head_checkpoints as head_files
 from saccade.inputs import loading
 from saccade.methods import resolve
 from saccade.model import prefix_cache
-from saccade.model.heads.session import HeadSession
+from saccade.model.heads.head_session import HeadSession
 from saccade.model.prefix_cache import PrefixCache
 from saccade.model.session import Session, session_of
 

@@ -16,6 +16,7 @@ import contextlib
 import json
 import multiprocessing
 import os
+import resource
 import shutil
 import signal
 import sys
@@ -37,7 +38,8 @@ from patterns import PatternError
 os.environ.setdefault("TRITON_INTERPRET", "1")
 
 ROOT = Path(__file__).parents[2]
-TIME_LIMIT = 90.0  # Seconds that the tests of a bug may take.
+CPU_LIMIT = 90  # Seconds of a processor that the tests of a bug may take, on a busy machine too.
+TIME_LIMIT = 600.0  # Seconds until tests that wait for something are ended.
 PRELOADED = [  # What is slow to import.
     *("pytest", "hypothesis", "jaxtyping", "torch", "torch.multiprocessing"),
     *("transformers.generation.utils", "transformers.models.qwen2_5_vl.modeling_qwen2_5_vl"),
@@ -99,6 +101,7 @@ class Witness:
 def judge(folder: str, tests: Sequence[str], log: str, line: Any) -> None:
     """Runs the tests over the copy, in a process of its own, and sends the result."""
     os.setsid()  # So that what the tests start can be ended together with it.
+    resource.setrlimit(resource.RLIMIT_CPU, (CPU_LIMIT, resource.RLIM_INFINITY))
     with open(log, "w") as file:
         os.dup2(file.fileno(), 1)
         os.dup2(file.fileno(), 2)
@@ -163,14 +166,17 @@ def try_bug(bug: PlantedBug, context: Any) -> Outcome:
         there.close()
         fate: Fate = "killed"
         why = "did not end"
+        died = False
         try:
             if here.poll(TIME_LIMIT):
                 fate, why = fate_of(*here.recv())
         except EOFError:  # It died before it could send anything.
-            fate, why = "broken", "its process died"
+            died = True
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(process.pid, signal.SIGKILL)
         process.join()
+        if died and process.exitcode != -signal.SIGXCPU:
+            fate, why = "broken", "its process died"
         if fate == "broken":
             why = f"{why}: {last_words(log)}"
     return Outcome(bug.name, fate, time.monotonic() - began, why, expected)

@@ -17,7 +17,7 @@ from PIL import Image
 from saccade.core.errors import OptionError
 from saccade.inputs.media import Limits
 from saccade.ui.page_run import PageSettings
-from saccade.world.demo import EXAMPLES
+from saccade.world.demo_clips import EXAMPLES
 
 Call = Callable[..., tuple[int, str, str]]
 TRAINED_BELOW = 10_000_000  # training draws its seeds there
@@ -75,7 +75,7 @@ def endless(*asked):
 
 from saccade.methods import SYSTEMS
 from saccade.ui.page_run import PageRun
-from saccade.world.demo import EXAMPLES
+from saccade.world.demo_clips import EXAMPLES
 from saccade.ui.duel import Column, Duel
 
 duel = Duel(Column("ar"), Column("x"))

@@ -13,8 +13,8 @@ from lab.checkpoints import make
 from saccade.core.errors import OptionError
 from saccade.core.sampling import Sampling
 from saccade.core.tree import chain
-from saccade.inputs import heads, load
-from saccade.model.heads.session import HeadSession
+from saccade.inputs import head_checkpoints, load
+from saccade.model.heads.head_session import HeadSession
 from saccade.model.session import Session
 from saccade.world.train_draft import eagle3
 from saccade.world.train_draft.recipes import Settings
@@ -32,7 +32,7 @@ def test_an_unrolled_row_is_a_drafted_row(tmp_path: Path) -> None:
     trained = eagle3.TrainedHead(target, torch.arange(3, 200, 2), seed=0)
     (tmp_path / "head").mkdir()
     trained.save(tmp_path / "head")
-    head = heads.load_eagle3(str(tmp_path / "head"), target.backbone)
+    head = head_checkpoints.load_eagle3(str(tmp_path / "head"), target.backbone)
     ids = torch.randint(0, 200, (1, 12), generator=torch.Generator().manual_seed(1))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     read = {**inputs, "labels": ids, "stay": torch.ones_like(ids, dtype=torch.bool)}
@@ -113,7 +113,7 @@ def test_an_interrupted_training_of_a_head_goes_on_bit_for_bit(tmp_path: Path) -
     train_draft(tmp_path / "straight", settings)
     target = load("shapes").backbone
     one, two = (
-        heads.load_eagle3(str(tmp_path / name), target).module.state_dict()
+        head_checkpoints.load_eagle3(str(tmp_path / name), target).module.state_dict()
         for name in ("cut", "straight")
     )
     assert all(torch.equal(one[name], two[name]) for name in one)

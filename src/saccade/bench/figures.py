@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from saccade.bench import measures
-from saccade.bench.compare import BASELINE
+from saccade.bench.comparison import BASELINE
 from saccade.bench.draft_only import is_draft_only
 from saccade.bench.records import STAGES, Answer
 

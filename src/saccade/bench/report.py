@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from saccade.bench import figures, measures, records, text_scores
-from saccade.bench.compare import BASELINE
+from saccade.bench.comparison import BASELINE
 from saccade.bench.draft_only import is_draft_only
 from saccade.bench.measures import Interval, format_number
 from saccade.bench.records import Answer

@@ -22,7 +22,7 @@ import numpy as np
 import torch
 
 from saccade.bench import draft_only, records
-from saccade.bench.compare import BASELINE, WARM_UP_TOKENS, resolve_methods
+from saccade.bench.comparison import BASELINE, WARM_UP_TOKENS, resolve_methods
 from saccade.bench.draft_only import is_draft_only
 from saccade.bench.peers import PEERS
 from saccade.bench.records import Answer

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from saccade.bench.compare import Summary
+from saccade.bench.comparison import Summary
 from saccade.bench.measures import format_number
 from saccade.core.result import UNFINISHED, Kind, RoundRecord
 

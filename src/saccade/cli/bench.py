@@ -71,9 +71,9 @@ def bench(
         return
     if suite == "list":
         from saccade.bench.suites.benchmarks import BENCHMARKS
-        from saccade.world import demo
+        from saccade.world import demo_clips
 
-        out.print("\n".join([*demo.suites(), *BENCHMARKS]))
+        out.print("\n".join([*demo_clips.suites(), *BENCHMARKS]))
         return
     settings = run_setup.resolve_settings(models, loading)
     prepare(settings.threads, verbose)
@@ -153,13 +153,13 @@ def bench_report(
 def named_suites(names: str, data: Path | None) -> tuple[Suite, ...]:
     """Returns suites by their names between commas. Raises OptionError for an unknown one."""
     from saccade.bench.suites.search import open_dataset
-    from saccade.world import demo
+    from saccade.world import demo_clips
 
-    drawn_suites = demo.suites()
+    drawn_suites = demo_clips.suites()
     suites: list[Suite] = []
     for name in dict.fromkeys(run_setup.split_names(names)):
         if name == "all":
-            suites += demo.default_suites()
+            suites += demo_clips.default_suites()
         elif name in drawn_suites:
             suites.append(drawn_suites[name])
         elif suggestion := suggest(name, drawn_suites):

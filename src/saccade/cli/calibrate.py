@@ -18,7 +18,7 @@ from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
 from saccade.core.errors import OptionError
 
 if TYPE_CHECKING:
-    from saccade.bench.calibrate import Calibration
+    from saccade.bench.calibration import Calibration
     from saccade.inputs.media import Clip
 
 
@@ -71,7 +71,7 @@ def calibrate(
     sampling = frames.sampling()
     clips = [run_setup.read_clip(video, sampling, quiet=as_json) for video in videos or ()]
     prepare(device_options.threads, verbose, quiet=as_json)
-    from saccade.bench import calibrate as calibration
+    from saccade.bench import calibration
     from saccade.bench.hardware.disturbance import DisturbanceWatch
     from saccade.cli.config_file import write_config
     from saccade.inputs import clip_arguments
@@ -157,6 +157,6 @@ def _check_writable(path: Path) -> None:
 
 def _draw_clips(tell: Callable[[str], None]) -> list[Clip]:
     """Draws clips of the synthetic world that no model was trained on."""
-    from saccade.world import demo
+    from saccade.world import demo_clips
 
-    return demo.calibration_clips(tell)
+    return demo_clips.calibration_clips(tell)

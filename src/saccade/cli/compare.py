@@ -18,7 +18,7 @@ from saccade.cli.command_options import ClipOptions, LoadOptions, ModelOptions, 
 from saccade.cli.terminal import Json, Verbose, err, live_view, out, prepare
 
 if TYPE_CHECKING:
-    from saccade.bench.compare import Summary, TimedRuns
+    from saccade.bench.comparison import Summary, TimedRuns
     from saccade.core.result import Result
     from saccade.inputs import Pair
     from saccade.inputs.subjects import Subject
@@ -69,7 +69,7 @@ def compare(
         video, document, frames.sampling(), quiet=as_json, target=settings.target
     )
     prepare(settings.threads, verbose, quiet=as_json)
-    from saccade.bench.compare import resolve_methods
+    from saccade.bench.comparison import resolve_methods
 
     ours = [name for name, recipe in resolve_methods(names).items() if recipe is not None]
     run_setup.resolve_recipes(ours, exact)
@@ -191,11 +191,11 @@ def compare_methods(
     """Runs methods side by side on one question about a subject.
 
     ``labels`` are fields of the JSON that name the subject. ``race_options`` are those of
-    :func:`saccade.bench.compare.run_interleaved`.
+    :func:`saccade.bench.comparison.run_interleaved`.
     """
     import torch
 
-    from saccade.bench.compare import BASELINE, resolve_methods, run_interleaved
+    from saccade.bench.comparison import BASELINE, resolve_methods, run_interleaved
     from saccade.bench.hardware.disturbance import DisturbanceWatch
 
     backbone = models.target.backbone

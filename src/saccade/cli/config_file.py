@@ -13,7 +13,7 @@ from saccade.core.errors import MethodError, OptionError
 from saccade.methods import AXES, resolve
 
 if TYPE_CHECKING:
-    from saccade.bench.calibrate import Calibration
+    from saccade.bench.calibration import Calibration
 
 MAX_FILE_BYTES = 100_000
 KEYS = ("method", "target", "draft", "draft_quantize", "threads", *AXES, "measured")

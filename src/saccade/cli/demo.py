@@ -30,7 +30,7 @@ def demo(
     prepare(threads, verbose)
     from saccade.bench import terminal_output
     from saccade.inputs.subjects import Subject
-    from saccade.world.demo import demo_clip
+    from saccade.world.demo_clips import demo_clip
 
     clip, description = demo_clip()
     models = run_setup.load_models("shapes", None, quiet=as_json)

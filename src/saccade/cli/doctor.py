@@ -14,7 +14,7 @@ from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
 from saccade.core.errors import SaccadeError
 
 if TYPE_CHECKING:
-    from saccade.bench.hardware.doctor import Diagnosis
+    from saccade.bench.hardware.diagnosis import Diagnosis
 
 DEFAULT_PROMPT_TOKENS = 8192
 ANSWER_TOKENS = 256
@@ -67,8 +67,8 @@ def doctor(
     )
     clip = None if video is None else run_setup.read_clip(video, frames.sampling(), quiet=as_json)
     prepare(None, verbose)
-    from saccade.bench.hardware.doctor import examine
-    from saccade.inputs import footprint, heads, loading, packed_checkpoints, questions
+    from saccade.bench.hardware.diagnosis import examine
+    from saccade.inputs import footprint, head_checkpoints, loading, packed_checkpoints, questions
     from saccade.model.kernels.few_bits import rounding_named
     from saccade.model.memory import GIB, available_bytes
 
@@ -77,8 +77,8 @@ def doctor(
         target_model = (target, _read_config(target, trust_remote_code))
         draft_model = head = None
         if draft is not None and draft not in CONFIGS:
-            settings = heads.read_settings(draft)
-            if heads.is_eagle3(settings):
+            settings = head_checkpoints.read_settings(draft)
+            if head_checkpoints.is_eagle3(settings):
                 head = footprint.head_footprint(settings, target_model[1])
         if draft is not None:
             config = None if head is not None else _read_config(draft, trust_remote_code)
@@ -86,9 +86,9 @@ def doctor(
         models = target_model, (None if head is not None else draft_model)
         problems, notes = _check_together(*models, trust_remote_code)
         if head is not None:
-            problems += heads.find_problems(settings, target_model[1], draft or "")
+            problems += head_checkpoints.find_problems(settings, target_model[1], draft or "")
             notes.append(f"{draft} is an EAGLE-3 head: it reads the target's hidden states")
-        elif draft is None and heads.names_own(target_model[1]):
+        elif draft is None and head_checkpoints.names_own(target_model[1]):
             notes.append(
                 f"{target} may bring a head along, which then drafts where no draft is named "
                 "(docs/methods/heads.md)"

@@ -25,9 +25,9 @@ def shapes_make(
     as_json: Json = False,
 ) -> None:
     """Write one clip of the world as a real MP4, and what is true of it as JSON."""
-    from saccade.world import demo
+    from saccade.world import demo_clips
 
-    record = demo.write_clip(out_file, seed, frames, size, fps)
+    record = demo_clips.write_clip(out_file, seed, frames, size, fps)
     out_file.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
     if as_json:
         typer.echo(json.dumps(record))

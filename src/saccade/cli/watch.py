@@ -85,13 +85,13 @@ def watch(
                 typer.echo(json.dumps({"question": ask, **fields}))
 
         live.append(*first)
-        next_question, last_asked, last_time = every, None, first[1]
+        next_question, last_question_time, last_time = every, None, first[1]
         for frame, time in frames:
             if time >= next_question:
                 answer(last_time)
-                last_asked = last_time
+                last_question_time = last_time
                 next_question += every * (1 + (time - next_question) // every)
             live.append(frame, time)
             last_time = time
-        if last_asked != last_time:
+        if last_question_time != last_time:
             answer(last_time)

@@ -38,7 +38,7 @@ from saccade.core.tree import Tree, add, chain
 from saccade.drafting.captioning import Captioning
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
-from saccade.model.heads.session import HeadSession
+from saccade.model.heads.head_session import HeadSession
 from saccade.model.session import RequestState, Session
 
 SLIDE_TOKENS = 32  # A window slides by this many at once, because sliding moves the draft's keys.

@@ -46,7 +46,7 @@ class Footprint:
         """
         states = self.state(size) * recurrent.STATES_PER_REQUEST
         rows = [most_window_rows(window, tokens, forward_rows()) for window in self.key_windows]
-        let_go = sum(tokens - held for held in rows)
+        let_go = sum(tokens - remaining for remaining in rows)
         per_layer = self.kv // max(1, self.layers - self.stateful_layers)
         return int((self.kv * tokens - per_layer * let_go) * size) + states
 

@@ -27,7 +27,7 @@ from saccade.core.default_device import cpu_by_default
 from saccade.core.errors import ModelError, OptionError, SaccadeError, first_line
 from saccade.core.free_cores import free_cores
 from saccade.core.generation_settings import check_whole
-from saccade.inputs import architectures, footprint, heads, packed_checkpoints
+from saccade.inputs import architectures, footprint, head_checkpoints, packed_checkpoints
 from saccade.inputs.checkpoints import (
     cached_only,
     check_folder,
@@ -302,7 +302,9 @@ def load_pair(
     place = pick_device(options.get("device") if draft_device is None else draft_device)
     check_draft_quantize(draft_quantize, place, is_own=draft is None)
     own_rounding = rounding if draft is None else None
-    draft_is_head = draft is not None and heads.is_eagle3(heads.read_settings(draft))
+    draft_is_head = draft is not None and head_checkpoints.is_eagle3(
+        head_checkpoints.read_settings(draft)
+    )
     check_processor = None
     if draft is not None and not draft_is_head:
         trusted = bool(options.get("trust_remote_code"))
@@ -312,7 +314,7 @@ def load_pair(
         if rounding is not None:
             return loaded, round_weights(loaded, rounding.name)
         is_plain = not options.get("tp") and options.get("quantize") is None
-        own = heads.load_own(target, loaded.backbone) if is_plain else None
+        own = head_checkpoints.load_own(target, loaded.backbone) if is_plain else None
         return loaded, None if own is None else Loaded(f"{target}'s head", own, loaded.tokenizer)
     if draft_is_head:
         if draft_device is not None:
@@ -325,7 +327,9 @@ def load_pair(
                 f"{draft} is a head, whose weights are not rounded: leave draft_quantize "
                 "(--draft-quantize) out"
             )
-        return loaded, Loaded(draft, heads.load_eagle3(draft, loaded.backbone), loaded.tokenizer)
+        return loaded, Loaded(
+            draft, head_checkpoints.load_eagle3(draft, loaded.backbone), loaded.tokenizer
+        )
     if options.get("tp"):  # Every process has a draft of its own beside its part of the target.
         options["device"] = architectures.local_device(options.get("device"))
     if draft_device is not None:

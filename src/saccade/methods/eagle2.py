@@ -88,9 +88,9 @@ class Eagle2(Shape):
             (depth, each) for depth, candidates in enumerate(levels) for each in candidates
         ]
         candidates.sort(key=lambda entry: (-entry[1].value, entry[0]))
-        kept = sorted(candidates[: self.nodes], key=lambda entry: entry[0])
+        best = sorted(candidates[: self.nodes], key=lambda entry: entry[0])
         tree, place = Tree(), {}
-        for _, each in kept:
+        for _, each in best:
             place[id(each)] = len(tree)
             tree = add(tree, ROOT if each.parent is None else place[id(each.parent)], each.token)
         return tree

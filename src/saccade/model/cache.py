@@ -46,8 +46,8 @@ def rows_of_window(window: KeyWindow, forward_rows: int) -> int:
 def most_window_rows(window: KeyWindow, tokens: int, forward_rows: int) -> int:
     """Returns how many rows a layer with a window takes for so many tokens where keys are let go,
     with those that are set aside."""
-    held = min(tokens, rows_of_window(window, forward_rows))
-    return held + MOST_SET_ASIDE * min(tokens, window.size)
+    window_rows = min(tokens, rows_of_window(window, forward_rows))
+    return window_rows + MOST_SET_ASIDE * min(tokens, window.size)
 
 
 @dataclass(frozen=True)

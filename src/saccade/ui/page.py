@@ -214,7 +214,7 @@ def build_page(
         if (stop_event := stop_events.get(str(request.session_hash))) is not None:
             stop_event.set()
 
-    from saccade.world.demo import EXAMPLES
+    from saccade.world.demo_clips import EXAMPLES
 
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
         head = pictures.static_html("head", TITLE, ABOUT, describe_models(settings))

@@ -95,7 +95,7 @@ def read_clip(example: str | None, upload: str | None, settings: PageSettings) -
     if upload is not None:
         clip = media.read(upload, limits=settings.limits)
         return warn_outside_domain(clip, read_training_domain(settings.target))
-    from saccade.world.demo import EXAMPLES
+    from saccade.world.demo_clips import EXAMPLES
 
     if example is not None and example in EXAMPLES:
         return EXAMPLES[example].clip()

@@ -68,16 +68,15 @@ BUGS = (
         find="$chance = $estimates.chance($odds)",
         plant="""
             token, q = scores.draw(last, law)
-            odds = odds if q is None else float(q[token])
+            if q is not None:
+                scores.draws.pop()
+                odds = float(q[token])
             $chance = $estimates.chance($odds)
         """,
         tests=(
             "laws/test_registered.py::"
-            "test_the_next_three_tokens_have_exactly_the_targets_law_late_in_an_answer"
-            "[auto dear, shape=auto dear]",
-            "laws/test_registered.py::"
             "test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start"
-            "[auto dear, shape=auto dear]",
+            "[auto fair, shape=auto fair]",
         ),
     ),
     PlantedBug(
@@ -123,8 +122,11 @@ BUGS = (
     PlantedBug(
         "auto: drafting that was given up is never tried again",
         "drafting/shapes/auto.py",
-        find="$is_retry = $is_due and self._best_round($estimates, RETRY_ACCEPTANCE)[0] > 1",
-        plant="$is_retry = False",
+        find="""
+            if not $estimates.pause.is_over:
+                return None
+        """,
+        plant="return None",
         tests=(
             "drafting/shapes/test_auto.py::test_it_is_tried_again_ever_more_seldom_and_comes_back",
         ),
@@ -132,7 +134,7 @@ BUGS = (
     PlantedBug(
         "auto: the wait before the next try does not grow",
         "drafting/shapes/auto.py",
-        find="min(MAX_RETRY_AFTER_ROUNDS, 8 * $estimates.pause.length)",
+        find="min(MAX_RETRY_AFTER_ROUNDS, $longer)",
         plant="RETRY_AFTER_ROUNDS",
         tests=(
             "drafting/shapes/test_auto.py::test_it_is_tried_again_ever_more_seldom_and_comes_back",
@@ -141,9 +143,9 @@ BUGS = (
     PlantedBug(
         "auto: alternatives cost nothing",
         "drafting/shapes/auto.py",
-        within="Auto._count_worthy",
-        find="$tokens_a_second * ($seconds - $verify[0])",
-        plant="0 * ($seconds - $verify[0])",
+        within="_count_worthy",
+        find="$gain - $plan.rate * ($plan.costs.verify(1 + $nodes + $count) - $before)",
+        plant="$gain",
         tests=(
             "drafting/shapes/test_auto.py::"
             "test_a_runner_up_is_not_drafted_over_a_step_of_the_verifying_time",
@@ -159,8 +161,8 @@ BUGS = (
     PlantedBug(
         "auto: the draft's own confidence does not count",
         "drafting/shapes/auto.py",
-        find="max(1.0, -log(max($odds[$first], LEAST_CONFIDENCE)) - 1)",
-        plant="1.0",
+        find="$judged += $estimates.acceptance.surprise.trust * $more",
+        plant="pass",
         tests=(
             "drafting/shapes/test_auto.py::"
             "test_a_draft_that_says_itself_it_knows_nothing_is_dropped_sooner",
@@ -169,7 +171,7 @@ BUGS = (
     PlantedBug(
         "auto: the longest chain is chosen, whatever it costs",
         "drafting/shapes/auto.py",
-        within="Auto._best_round",
+        within="best_round",
         find="$tokens * $best[1] > $best[0] * $seconds",
         plant="$tokens > $best[0]",
         tests=("drafting/shapes/test_auto.py::test_a_useless_draft_costs_next_to_nothing",),
@@ -312,8 +314,14 @@ BUGS = (
         "saliency: only the frame before counts as a neighbour in time",
         "drafting/views/saliency.py",
         within="temporal",
-        find="(1, -1)",
-        plant="(-1,)",
+        find="""
+            for $row in ($before, $after):
+                ...
+        """,
+        plant="""
+            for $row in ($after,):
+                ...
+        """,
         tests=("methods/test_hippo_scores.py::test_temporal_and_spatial_are_eq_3_to_6",),
     ),
     PlantedBug(

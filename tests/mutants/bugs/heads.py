@@ -16,14 +16,14 @@ BUGS = (
     ),
     PlantedBug(
         "a head's drafted rows are one position too far",
-        "model/heads/session.py",
+        "model/heads/head_session.py",
         find="$request.positions($request.rows - 1 + $depths)",
         plant="$request.positions($request.rows + $depths)",
         tests=(HISTORY,),
     ),
     PlantedBug(
         "a head reads the hidden state of the place after its row",
-        "model/heads/session.py",
+        "model/heads/head_session.py",
         within="HeadSession._add_text",
         find="slice($first, $first + $waiting)",
         plant="slice($first + 1, $first + $waiting + 1)",
@@ -38,7 +38,7 @@ BUGS = (
     ),
     PlantedBug(
         "a node reads the output of the text's last row and not of its parent's",
-        "model/heads/session.py",
+        "model/heads/head_session.py",
         find="torch.stack([$outputs[$parent] for $parent in $parents])",
         plant="torch.stack([$outputs[ROOT] for $parent in $parents])",
         tests=(HISTORY,),

@@ -13,7 +13,7 @@ BUGS = (
     PlantedBug(
         "a second file may take over a method's name",
         "methods/registry.py",
-        within="_table",
+        within="_collect",
         find="$name in $table",
         plant="False",
         tests=("methods/test_sixth_method.py::test_two_files_may_not_bring_one_name",),
@@ -28,8 +28,9 @@ BUGS = (
     PlantedBug(
         "sage: entropy mixes bits and nats",
         "methods/sage.py",
-        find="1.0 - $entropy / math.log($k)",
-        plant="1.0 - $entropy / math.log2($k)",
+        within="confidence",
+        find="$entropy / math.log($k)",
+        plant="$entropy / math.log2($k)",
         tests=("methods/test_sage.py::test_one_law_plans_the_next_tree_ties_included",),
     ),
     PlantedBug(
@@ -64,16 +65,18 @@ BUGS = (
     PlantedBug(
         "hippo: the spatial score is left out",
         "methods/hippo.py",
-        within="Holistic.saliency",
-        find="self.spa",
-        plant="False",
+        find="""
+            if self.spa:
+                ...
+        """,
+        plant="pass",
         tests=("methods/test_hippo_scores.py::test_the_holistic_score_is_eq_7",),
     ),
     PlantedBug(
         "hippo: attention is not z-scored within its frame",
         "methods/hippo.py",
-        find="saliency.per_frame($guide.to($grid.device), $grid)",
-        plant="$guide.to($grid.device)",
+        find="saliency.per_frame($guide.to($total.device), $prompt.grid)",
+        plant="$guide.to($total.device)",
         tests=("methods/test_hippo_scores.py::test_the_holistic_score_is_eq_7",),
     ),
     PlantedBug(

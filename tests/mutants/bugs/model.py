@@ -162,8 +162,8 @@ BUGS = (
     PlantedBug(
         "an accepted path is copied to the GPU once for each layer",
         "model/cache.py",
-        find="$rows_on[$layer.device]",
-        plant="send_to_device(rows, $layer.device)",
+        find="$rows_on[$layer.device, $first]",
+        plant="send_to_device(rows - $first, $layer.device)",
         tests=("gpu/test_waits.py::test_an_accepted_path_is_sent_once",),
     ),
     PlantedBug(

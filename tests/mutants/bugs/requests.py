@@ -40,7 +40,7 @@ BUGS = (
     ),
     PlantedBug(
         "a step on a GPU costs its bytes and no fixed time",
-        "bench/hardware/doctor.py",
+        "bench/hardware/diagnosis.py",
         find="self.step + self.fixed",
         plant="self.step",
         tests=("bench/test_doctor.py::test_a_layer_costs_a_fixed_time_on_a_gpu",),
@@ -240,14 +240,14 @@ BUGS = (
     ),
     PlantedBug(
         "calibrate: a method that beats plain decoding replaces auto",
-        "bench/calibrate.py",
+        "bench/calibration.py",
         find="_is_faster($other, $auto, 1 + TIE_MARGIN) and _is_faster($other, $plain, 1)",
         plant="_is_faster($other, $plain, 1)",
         tests=("bench/test_calibrate.py::test_what_the_verdict_is",),
     ),
     PlantedBug(
         "calibrate: the choice is confirmed on the videos it was chosen on",
-        "bench/calibrate.py",
+        "bench/calibration.py",
         find="[*held_out_videos] * MAX_CONFIRMING_RUNS",
         plant="[*search_videos] * MAX_CONFIRMING_RUNS",
         tests=("bench/test_calibrate.py::test_what_is_reported_chose_nothing",),
@@ -292,7 +292,7 @@ BUGS = (
     ),
     PlantedBug(
         "rows of a document that was cut away count as left out by a head",
-        "model/heads/session.py",
+        "model/heads/head_session.py",
         find="min(self.read_length, length)",
         plant="self.read_length",
         tests=("model/test_heads.py::test_a_turn_cuts_a_head_back_into_a_document",),

@@ -11,8 +11,8 @@ BUGS = (
     PlantedBug(
         "the state of a rejected node is kept",
         "model/recurrent.py",
-        find="torch.tensor($journal.path[:$count], device=$each)",
-        plant="torch.arange($journal.path[$count - 1] + 1, device=$each)",
+        find="$journal.path[:$count]",
+        plant="tuple(range($journal.path[$count - 1] + 1))",
         tests=(f"{RECURRENT}::test_any_history_of_a_hybrid_equals_the_oracle",),
     ),
     PlantedBug(

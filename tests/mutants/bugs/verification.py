@@ -226,8 +226,9 @@ BUGS = (
     PlantedBug(
         "a token is taken from NaN logits when all nodes are read at once",
         "core/sampling.py",
-        find="self.law if NO_TOKEN in $likeliest else dict(enumerate($likeliest, ROOT)).get",
-        plant="dict(enumerate($likeliest, ROOT)).get",
+        within="Scores.every_law",
+        find="NO_TOKEN in $likeliest",
+        plant="False",
         tests=("core/test_sampling.py::test_every_law_is_the_law_at_each_node",),
     ),
     PlantedBug(

@@ -36,7 +36,7 @@ class Head(Backbone):
     """A head over a loaded target.
 
     It is the target's :class:`Backbone` but for the decoder, which is the head's one layer, and the
-    logits. ``score`` and ``commit`` are :class:`saccade.model.heads.session.HeadSession`'s.
+    logits. ``score`` and ``commit`` are :class:`saccade.model.heads.head_session.HeadSession`'s.
     """
 
     def __init__(

@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from saccade.bench.compare import BASELINE, Summary, resolve_methods, run_interleaved
+from saccade.bench.comparison import BASELINE, Summary, resolve_methods, run_interleaved
 from saccade.core.capabilities import Capability
 from saccade.core.errors import MethodError, ModelError, OptionError
 from saccade.core.prompt import Inputs
