@@ -197,10 +197,24 @@ def test_inputs_may_be_keywords_or_ids_alone() -> None:
         text = llama().generate(ids, max_new_tokens=5).tolist()
     assert saccade.generate(llama(), ids, max_new_tokens=5, method="ar").tolist() == text
     assert saccade.generate(llama(), input_ids=ids, max_new_tokens=5, method="ar").tolist() == text
-    with pytest.raises(OptionError, match="nothing to answer"):
-        saccade.generate(llama(), max_new_tokens=5)
+    for call in (saccade.generate, saccade.run, saccade.stream):
+        with pytest.raises(OptionError, match="nothing to answer"):
+            call(llama(), max_new_tokens=5)
     with pytest.raises(OptionError, match="input_ids= .* already"):
         saccade.generate(llama(), text_input(3), input_ids=ids)
+
+
+def test_run_and_stream_take_inputs_as_generate_does() -> None:
+    """Claim: ``run`` and ``stream`` take ``**inputs`` and ids alone, and answer as with ``inputs``;
+    several requests are still too many for ``run``."""
+    expected = saccade.run(qwen25(), INPUTS, max_new_tokens=6).ids
+    assert saccade.run(qwen25(), **INPUTS, max_new_tokens=6).ids == expected
+    assert saccade.stream(qwen25(), **INPUTS, max_new_tokens=6).finish()[0].ids == expected
+    ids = text_input(3)["input_ids"]
+    alone = saccade.run(llama(), ids, max_new_tokens=5).ids
+    assert saccade.run(llama(), input_ids=ids, max_new_tokens=5).ids == alone
+    with pytest.raises(OptionError, match="one request"):
+        saccade.run(llama(), input_ids=ids.repeat(2, 1), max_new_tokens=5)
 
 
 @pytest.mark.parametrize(
@@ -213,6 +227,9 @@ def test_inputs_may_be_keywords_or_ids_alone() -> None:
         ({"attn_implementation": "sdpa"}, "Saccade computes attention itself"),
         ({"fps": 2}, "Model.describe takes it"),
         ({"num_frames": 8}, "Model.describe takes it"),
+        ({"max_frames": 8}, "num_frames="),
+        ({"prompt": "x"}, "by its place"),
+        ({"stream": True}, "Model.stream"),
         ({"assistant_model": None, "max_tokens": 3}, "did you mean max_new_tokens"),
         ({"num_beams": 4}, "do_sample=True"),
         ({"prompt_lookup_num_tokens": 3}, 'method="lookup"'),

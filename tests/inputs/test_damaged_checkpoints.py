@@ -130,3 +130,19 @@ def test_a_config_of_no_model_is_a_sentence(tmp_path: Path, change: dict[str, An
         models.load(str(folder))
     with pytest.raises(ModelError):
         footprint.footprint(loading.read_config(str(folder)))
+
+
+def test_a_pair_is_compared_before_weights_are_read(tmp_path: Path) -> None:
+    """Claim: a draft of another tokenizer, or one that is not there, is refused before the target's
+    weights are read. Fails if somebody waits for a large model to be told so.
+
+    The weights are spoilt, so that reading them is another error, which the last line sees."""
+    target = checkpoints.make("qwen2.5-vl", tmp_path / "target")
+    (target / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ModelError, match="cannot draft for .*their tokenizers differ at id"):
+        loading.load_pair(str(target), "shapes-draft")
+    with pytest.raises(ModelError, match="nowhere"):
+        loading.load_pair(str(target), str(tmp_path / "nowhere"))
+    with pytest.raises(ModelError) as caught:
+        loading.load_pair(str(target), None)
+    assert "tokenizers" not in str(caught.value)

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from urllib.parse import quote
 
 import pytest
 from hypothesis import given, settings
@@ -166,6 +167,17 @@ def test_data_addresses():
     assert Sources().load(data_url(b"one", "video/jpeg")) == FetchedMedia(
         "frames", frames=(b"one",)
     )
+
+
+def test_data_addresses_may_be_escaped():
+    """Claim: base64 whose signs are escaped, as browsers and `urllib.parse.quote` write addresses,
+    gives its bytes; a broken escape is refused."""
+    data = bytes(range(256))
+    text = quote(base64.b64encode(data).decode(), safe="")
+    assert "%2B" in text and "%3D" in text
+    assert Sources().load(f"data:video/mp4;base64,{text}").data == data
+    with pytest.raises(VideoInputError, match="broken base64"):
+        Sources().load("data:video/mp4;base64,ab%2")
 
 
 @pytest.mark.parametrize(

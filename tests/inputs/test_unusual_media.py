@@ -425,7 +425,9 @@ def test_heic_without_its_package_names_the_extra(monkeypatch):
 
 
 def test_the_pages_of_a_tiff_are_no_frames():
-    """A TIFF of two pages is one picture, its first page."""
+    """A TIFF of two pages is one picture, its first page, and a warning says so."""
     pages = [PILImage.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
     clip = read(saved(pages[0], "TIFF", save_all=True, append_images=pages[1:]))
     assert len(clip.frames) == 1 and clip.frames[0, 0, 0].tolist() == [255, 0, 0]
+    assert any("2 pages" in warning for warning in clip.warnings)
+    assert not read(saved(pages[0], "TIFF")).warnings

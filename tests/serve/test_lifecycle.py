@@ -67,6 +67,8 @@ def test_while_the_models_load_it_lives_but_is_not_ready(models):
         finally:
             go.set()
         assert soon(lambda: get("/health").status_code == 200)
+        for path in ("/health", "/ready", "/live"):  # as some load balancers ask
+            assert live.client.head(path).status_code == 200
         assert get("/ready").status_code == 200 and live.ask().status_code == 200
 
 

@@ -26,6 +26,7 @@ SILENT: list[dict[str, Any]] = [
     {"refusal": "", "reasoning_content": "", "thinking_blocks": [], "provider_fields": {}},
     {"name": None, "id": None, "parsed": None},
 ]
+HINT = {"cache_control": {"type": "ephemeral"}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
@@ -34,6 +35,20 @@ def server(models: Pair) -> Iterator[Live]:
     """A server with the embedded target."""
     with serving(lambda: made(Pair(models.target), "ar")) as live:
         yield live
+
+
+def test_a_hint_for_another_providers_cache_changes_nothing() -> None:
+    """Claim: ``cache_control``, with which clients mark parts, messages and system prompts for
+    another provider, is left out; any other unknown field that says something is refused."""
+    part = {"type": "text", "text": "hi"}
+    messages = [{"role": "system", "content": "be kind", **HINT},
+                {"role": "user", "content": [{**part, **HINT}]}]  # fmt: skip
+    read = ChatRequest.model_validate({"model": "shapes", "messages": messages})
+    plain = [{"role": "system", "content": "be kind"}, {"role": "user", "content": [part]}]
+    assert read == ChatRequest.model_validate({"model": "shapes", "messages": plain})
+    with pytest.raises(ValueError, match="cache_controls"):
+        messages = [{"role": "user", "content": [{**part, "cache_controls": {"a": 1}}]}]
+        ChatRequest.model_validate({"model": "shapes", "messages": messages})
 
 
 @pytest.mark.representatives(1)
