@@ -60,9 +60,9 @@ def build_chat_page(model: Model, settings: PageSettings) -> gr.Blocks:
                     height=120,
                 )
         error_view = gr.HTML("", elem_id="sac-error", js_on_load=None)
-        said_view = gr.HTML("", elem_id="sac-said", js_on_load=None)
+        conversation_view = gr.HTML("", elem_id="sac-said", js_on_load=None)
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        outputs = [error_view, said_view, uploads]
+        outputs = [error_view, conversation_view, uploads]
         asking = [ask_button.click, question.submit]
         gr.on(asking, ask, [question, uploads], outputs, concurrency_limit=1, **quiet)
         anew_button.click(begin_anew, None, outputs, **quiet)

@@ -11,7 +11,7 @@ from saccade.corpus.answering import Model
 from saccade.ui import pictures
 from saccade.ui.page import describe_models, error_html
 from saccade.ui.page_run import PageSettings
-from saccade.ui.watching import Watchers, frames_html, said_html
+from saccade.ui.watching import Watchers, conversation_html, frames_html
 
 TITLE = "Saccade watches"
 ABOUT = (
@@ -41,11 +41,11 @@ def build_watch_page(model: Model, settings: PageSettings) -> gr.Blocks:
         tab = str(request.session_hash)
         try:
             for text in watchers.ask(tab, question):
-                yield "", said_html(watchers.get(tab), question, text)
+                yield "", conversation_html(watchers.get(tab), question, text)
         except Exception as error:
-            yield error_html(error), said_html(watchers.get(tab))
+            yield error_html(error), conversation_html(watchers.get(tab))
             return
-        yield "", said_html(watchers.get(tab))
+        yield "", conversation_html(watchers.get(tab))
 
     def stop(request: gr.Request) -> None:
         watchers.stop(str(request.session_hash))
@@ -65,11 +65,11 @@ def build_watch_page(model: Model, settings: PageSettings) -> gr.Blocks:
             with gr.Column(min_width=320):
                 frames_view = gr.HTML("", elem_id="sac-live", js_on_load=None)
         error_view = gr.HTML("", elem_id="sac-error", js_on_load=None)
-        said_view = gr.HTML("", elem_id="sac-said", js_on_load=None)
+        conversation_view = gr.HTML("", elem_id="sac-said", js_on_load=None)
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        go.click(start, [upload, window], [error_view, frames_view, said_view], **quiet)
+        go.click(start, [upload, window], [error_view, frames_view, conversation_view], **quiet)
         stop_button.click(stop, **quiet)
-        answers = [error_view, said_view]
+        answers = [error_view, conversation_view]
         asking = [ask_button.click, question.submit]
         gr.on(asking, ask, question, answers, concurrency_limit=1, **quiet)
         gr.Timer(REFRESH_SECONDS).tick(show, None, frames_view, queue=False, **quiet)

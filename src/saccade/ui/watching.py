@@ -109,7 +109,7 @@ def frames_html(watching: Watching | None) -> str:
     return pictures.strip(np.stack(frames), [*times]) + pictures.message(about)
 
 
-def said_html(watching: Watching | None, question: str = "", answer: str = "") -> str:
+def conversation_html(watching: Watching | None, question: str = "", answer: str = "") -> str:
     """Returns the questions with their answers, the latest first; ``question`` is one whose
     ``answer`` is still growing."""
     if watching is None:
