@@ -116,5 +116,5 @@ def conversation_html(watching: Watching | None, question: str = "", answer: str
         return ""
     growing = [pictures.exchange(question, answer)] if question else []
     entries = reversed(watching.exchanges)
-    done = [pictures.exchange(f"{time:.1f} s · {asked}", said) for time, asked, said in entries]
+    done = [pictures.exchange(f"{time:.1f} s · {old}", reply) for time, old, reply in entries]
     return "".join([*growing, *done])
