@@ -69,6 +69,12 @@ def _name(path: Path, root: Path = PACKAGE) -> str:
 MODULES = {_name(path): path for path in FILES}
 
 
+@cache
+def _tree(path: Path) -> ast.Module:
+    """The syntax tree of a file, which several tests read."""
+    return ast.parse(path.read_text())
+
+
 def _imported_names(nodes: Iterable[ast.AST], path: Path) -> Iterator[str]:
     """Every dotted name that these statements of a file import."""
     for node in nodes:
@@ -81,7 +87,7 @@ def _imported_names(nodes: Iterable[ast.AST], path: Path) -> Iterator[str]:
 
 def _all_imported_names(path: Path) -> Iterator[str]:
     """Every dotted name that a file imports, wherever in the file."""
-    return _imported_names(ast.walk(ast.parse(path.read_text())), path)
+    return _imported_names(ast.walk(_tree(path)), path)
 
 
 @cache
@@ -155,7 +161,7 @@ TRAINING = {"cli.train_draft": {"world.train_draft.recipes", "world.train_draft.
 def _drawn_imports(own: str, path: Path) -> set[str]:
     """The modules of the drawn world that a file should not import as it does: any but the door,
     and the door itself before it is needed."""
-    early = _modules(_imported_names(ast.parse(path.read_text()).body, path))
+    early = _modules(_imported_names(_tree(path).body, path))
     drawn = {name for name in _imports(path) if name.split(".")[0] == "world"}
     return (drawn - {DOOR} | drawn & early) - TRAINING.get(own, set())
 
@@ -201,9 +207,9 @@ def test_control_an_upward_import_is_seen(tmp_path):
     assert _upward("model.session", _imports(file)) == {("model.session", name) for name in named}
 
 
-def _classes(source: str) -> list[str]:
+def _classes(path: Path) -> list[str]:
     """The public classes that a module defines."""
-    found = (each.name for each in ast.parse(source).body if isinstance(each, ast.ClassDef))
+    found = (each.name for each in _tree(path).body if isinstance(each, ast.ClassDef))
     return [name for name in found if not name.startswith("_")]
 
 
@@ -211,9 +217,9 @@ def test_a_class_of_the_engine_part_has_its_name_alone():
     """Claim: no two public classes of the packages that make an answer share a name. Control: of
     the whole wheel some do."""
     engine = [path for name, path in MODULES.items() if name.split(".")[0] in ENGINE]
-    names = [name for path in engine for name in _classes(path.read_text())]
+    names = [name for path in engine for name in _classes(path)]
     assert sorted(names) == sorted({*names})
-    every = [name for path in FILES for name in _classes(path.read_text())]
+    every = [name for path in FILES for name in _classes(path)]
     assert len(every) > len({*every})
 
 
@@ -238,7 +244,7 @@ def test_the_library_does_not_print():
     found = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in FILES
-        for node in ast.walk(ast.parse(path.read_text()))
+        for node in ast.walk(_tree(path))
         if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "print"
     ]
     assert not found
@@ -249,7 +255,7 @@ def test_every_module_says_what_it_is():
     silent = [
         str(path.relative_to(ROOT))
         for path in [*FILES, *(ROOT / "lab").rglob("*.py")]
-        if not ast.get_docstring(ast.parse(path.read_text()))
+        if not ast.get_docstring(_tree(path))
     ]
     assert not silent
 

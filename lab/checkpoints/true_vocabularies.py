@@ -89,16 +89,8 @@ class TrueVocabulary:
 
         Raises OptionError where the package is missing.
         """
-        raw = convert_ranks(self.read_ranks(), _read_pattern(self.pattern))
-        # The library numbers added tokens in this order, from the first number that is free.
-        raw.add_tokens(
-            [
-                AddedToken(token, normalized=False, special=token not in MARKUP)
-                for token in self.control
-            ]
-        )
-        return hf.PreTrainedTokenizerFast(
-            tokenizer_object=raw,
+        return hf.PreTrainedTokenizerFast(  # It copies the tokenizer that it is given.
+            tokenizer_object=_make_raw_tokenizer(self.ranks, self.pattern, self.control),
             eos_token="<|im_end|>",
             pad_token="<|endoftext|>",
             extra_special_tokens=dict(named),
@@ -137,6 +129,18 @@ def find_missing_package() -> str | None:
     """Returns the name at PyPI of a package that is missing, None where none is."""
     missing = (name for name in NAMES_AT_PYPI if importlib.util.find_spec(name) is None)
     return next((NAMES_AT_PYPI[name] for name in missing), None)
+
+
+@cache
+def _make_raw_tokenizer(ranks: str, pattern: str, control: tuple[str, ...]) -> Tokenizer:
+    """Returns the tokenizer of a file of ranks with its control tokens, which takes seconds to make
+    and is not to be changed."""
+    raw = convert_ranks(_read_ranks(ranks), _read_pattern(pattern))
+    # The library numbers added tokens in this order, from the first number that is free.
+    raw.add_tokens(
+        [AddedToken(token, normalized=False, special=token not in MARKUP) for token in control]
+    )
+    return raw
 
 
 def convert_ranks(ranks: Mapping[bytes, int], pattern: str) -> Tokenizer:

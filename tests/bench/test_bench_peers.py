@@ -169,6 +169,7 @@ def test_a_peer_that_fails_without_a_word_is_a_row(
     assert rows[BASELINE].tokens == 3
 
 
+@pytest.mark.extra
 def test_a_method_that_needs_another_draft_ends_no_comparison(embedded: Embedded) -> None:
     """Claim: where many methods are compared at once, one that this pair cannot run has a row with
     the sentence that says why, and the others have their runs. Control: named by itself it is

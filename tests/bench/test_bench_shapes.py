@@ -181,6 +181,7 @@ def test_nothing_is_drawn_until_read(monkeypatch: pytest.MonkeyPatch) -> None:
             first.media[0].read()
 
 
+@pytest.mark.extra
 def test_seeds_are_nobody_elses() -> None:
     """Claim: no other seed of the package lies within ten million of the suites'.
 

@@ -57,6 +57,7 @@ def test_views_a_draft_cannot_answer_under_are_refused(name: str) -> None:
         draft_only.draft_only_recipe(name)
 
 
+@pytest.mark.extra
 def test_a_run_leaves_the_figures_its_methods_allow(tmp_path: Path) -> None:
     """Claim: speed, stages and places are drawn of any draft, and places of nothing that drafts
     none. Fails if a picture is empty or missing."""

@@ -72,6 +72,7 @@ def test_suites_are_listed(call: Call, tmp_path: Path, monkeypatch: pytest.Monke
     assert not list(tmp_path.iterdir())
 
 
+@pytest.mark.representatives(6)
 @pytest.mark.parametrize(
     ("words", "named"),
     [

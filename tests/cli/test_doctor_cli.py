@@ -128,6 +128,7 @@ def otherwise() -> Any:
     return hf.GPT2Config(vocab_size=320, n_embd=32, n_layer=2, n_head=2)
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("config", "reason"),
     [
@@ -177,6 +178,7 @@ def test_different_kinds_are_noted(call: Call, folders: tuple[Path, Path], tmp_p
     assert "padded to 320 and 384" in said and "llava, llama" in said
 
 
+@pytest.mark.extra
 def test_a_draft_in_fewer_bits_is_examined(call: Call, folders: tuple[Path, Path]) -> None:
     """Claim: ``--draft-quantize`` counts a rounded copy of the draft, or of the target as its own
     draft; an unknown rounding is refused."""

@@ -37,6 +37,7 @@ def reads_little(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Backbone, "__init__", less)
 
 
+@pytest.mark.extra
 def test_what_is_no_text_is_reported_before_any_model(
     call: Call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

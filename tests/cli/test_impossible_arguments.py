@@ -8,7 +8,7 @@ import pytest
 from commands import Call
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("words", "says"),
     [
@@ -35,7 +35,7 @@ def test_impossible_arguments_are_refused_in_a_sentence(
     assert code == 2 and says in said and "Traceback" not in said
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("words", "says"),
     [

@@ -54,7 +54,7 @@ def truth(live: Live, question: str, family: str = "qwen2.5-vl") -> list[int]:
         ("qwen3.5", "sd"),
     ],
 )
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 def test_answers_at_any_time_are_generates_on_what_is_kept(family, method):
     """Claim: questions while frames come, with a segment that is not full, twice in a row, and
     after the oldest were dropped, get ``generate``'s answer to what is kept, and the draft works.
@@ -146,7 +146,7 @@ def test_six_hundred_frames_take_no_more_memory_than_sixty():
         assert largest[False] <= largest[True]
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("window", "seconds"), [("300 tokens", None), (6.0, 6.0), ("6 s", 6.0), ("12 frames", 6.0)]
 )
@@ -164,6 +164,7 @@ def test_every_kind_of_window_bounds_what_is_kept(window, seconds):
             assert live.inputs("x")["input_ids"].shape[1] <= 300 + 30 + live.segments[0].tokens
 
 
+@pytest.mark.extra
 def test_a_static_camera_is_no_special_case():
     """Claim: frames that are all the same, of which the oldest are dropped, answer exactly."""
     with watched(method="specvlm") as live:
@@ -264,6 +265,7 @@ def test_misuse_is_told_in_a_sentence():
         assert list(live.ask("And now?").ids) == expected
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("kind", ["mtp", "specforge"])
 def test_a_head_drafts_for_a_live_video(kind):

@@ -259,6 +259,9 @@ def test_frames_have_a_short_form(model: saccade.Model, clip_file: Path) -> None
         ({"assistant_model": "x"}, "draft="),
         ({"load_in_4bit": True}, 'quantize="bnb-4bit"'),
         ({"devise": "cpu"}, "did you mean device"),
+        ({"token": "x"}, "HF_TOKEN"),
+        ({"max_pixels": 100_352}, "preprocessor_config.json"),
+        ({"num_frames": 8}, "Model.describe takes it"),
     ],
     ids=str,
 )

@@ -57,6 +57,7 @@ def plain(**settings: Any) -> tuple[int, ...]:
     return answer(method="ar", **settings).ids
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_captions_are_made_while_the_target_reads(
     method: str, monkeypatch: pytest.MonkeyPatch
@@ -111,7 +112,7 @@ def test_without_a_free_core_the_first_token_does_not_wait_for_captions(
     assert len(asked) == 1
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("rules", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("method", METHODS[:2])
 def test_when_captions_are_made_changes_no_token(
@@ -204,6 +205,7 @@ def test_a_captioners_error_is_reported_wherever_it_ran(where: str, method: str)
     assert found.fallback_reason == "drafting failed with RuntimeError: no caption today"
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["specvlm", "tabed-mtcp"])
 def test_a_captioner_that_is_loaded_meanwhile_changes_nothing(
     method: str, monkeypatch: pytest.MonkeyPatch

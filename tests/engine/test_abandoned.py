@@ -226,6 +226,7 @@ def test_a_lending_ends_once_and_for_all():
     drafts_again(worker.process.pid)
 
 
+@pytest.mark.extra
 def test_a_worker_whose_line_was_closed_is_not_hired_again(tmp_path):
     """Claim: should a line be closed under an answer, the answer is right, the file that has its
     number stays as it is, and the worker is ended."""
@@ -350,6 +351,7 @@ def no_more_descriptors(spare: int) -> Iterator[None]:
             os.close(each)
 
 
+@pytest.mark.extra
 def test_a_draft_of_many_layers_takes_no_more_descriptors_than_one_of_few():
     """Claim: a worker is taught a draft of 30 layers where four descriptors are left. Fails if each
     of its weights is shared by a descriptor of its own."""

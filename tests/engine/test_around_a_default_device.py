@@ -12,6 +12,7 @@ from saccade.methods import SYSTEMS
 METHODS = [name for name in SYSTEMS if name != "head" and not SYSTEMS[name].drafts_beside_target]
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", few(METHODS, 4))
 def test_a_default_device_of_the_caller_changes_no_answer(method):
     """Claim: with any default device the answer is that without one, and the default is the

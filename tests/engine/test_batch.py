@@ -103,7 +103,7 @@ class Forwards:
         patch.setattr(Backbone, "forward", counted)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", METHODS)
 def test_eight_requests_answer_as_eight_runs_in_one_forward_a_round(method, monkeypatch):
     """Claim: eight requests of different lengths, left-padded, give each the answer it gets alone,
@@ -219,7 +219,7 @@ def test_an_ended_request_leaves_the_session_of_a_self_draft_too():
     assert gone == [True] * 8
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["ar", "sd", "sd-tree", "specvlm-self", "tabed", "lookup"])
 def test_a_seeded_batch_is_the_same_whoever_ends_first(method):
     """Claim: sampled answers of a batch depend on seed and request alone: those of the first two
@@ -234,6 +234,7 @@ def test_a_seeded_batch_is_the_same_whoever_ends_first(method):
     assert two[0].ids != two[1].ids
 
 
+@pytest.mark.extra
 def test_requests_with_and_without_video_share_a_batch():
     """Claim: eight requests of which three are text alone answer as each alone."""
     many = list(requests())
@@ -251,7 +252,7 @@ def test_requests_with_and_without_video_share_a_batch():
             assert result.fallback_reason is None
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["sd", "sd-tree", "specvlm-self", "lookup"])
 def test_a_batch_of_mixed_lengths_and_acceptance_is_generates(method):
     """Claim: prompts of 9 to 60 tokens, with drafts right to different degrees, in one batch give

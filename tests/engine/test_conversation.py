@@ -51,7 +51,7 @@ def is_oracles(family: str, inputs: Inputs, ids: Sequence[int], count: int) -> b
     return len(ids) == count and expected == list(ids)
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("method", "family"),
     [
@@ -96,6 +96,7 @@ def test_hippo_goes_on_in_its_own_process(monkeypatch):
     torch.set_num_threads(1)
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("method", "family"),
     dealt(
@@ -118,7 +119,7 @@ def test_a_draft_that_is_the_target_is_never_refused_in_any_turn(method, family)
             inputs = further(inputs, [*result.ids, *question(turn)])
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["sd/shape=chain-9", "sd-tree", "specvlm-self", "std", "lookup"])
 def test_an_answer_that_ended_inside_an_accepted_run_goes_on(method):
     """Claim: what was drafted beyond the end of an answer leaves nothing behind.
@@ -200,7 +201,7 @@ def test_the_same_question_may_be_asked_again(method, family):
             assert result.reused_tokens == len(ids_of(inputs))
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["sd", "tabed", *SELF])
 def test_a_later_question_may_be_asked_again(method):
     """Claim: the question of turn 2 asked again, and the text cut back to inside answer 1 with
@@ -269,6 +270,7 @@ def test_another_video_starts_afresh(method, monkeypatch):
         assert result.reused_tokens == len(ids_of(more)) - len(question(0))
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     "change",
     [
@@ -310,7 +312,7 @@ def test_a_question_without_the_video_starts_afresh():
 SAMPLED = dict(do_sample=True, temperature=0.9, top_k=20)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("method", "family"),
     [
@@ -338,6 +340,7 @@ def test_a_seed_means_in_turn_two_what_it_means_in_a_fresh_run(method, family):
     assert len(set(answers)) == 3
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["ar", "sd", "auto", "lookup"])
 def test_one_seed_gives_every_turn_noise_of_its_own(method, monkeypatch):
     """Claim: with the same seed in both turns no number is used in both. Fails if each turn counts
@@ -358,7 +361,7 @@ def test_one_seed_gives_every_turn_noise_of_its_own(method, monkeypatch):
     assert all(used) and not used[0] & used[1]
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["specvlm", "specvlm-self", "std", "layerskip"])
 def test_seeded_conversations_repeat_themselves(method):
     """Claim: where a fresh run would draft otherwise (another view, or a fork's first law, which

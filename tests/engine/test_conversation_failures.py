@@ -116,6 +116,7 @@ def test_a_draft_that_cannot_go_on_costs_speed_only():
         assert result.fallback_reason == "drafting failed with ValueError: turn is broken"
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("other", ["specvlm-self", "lookup", "ar", "sd/shape=chain-2"])
 def test_another_method_in_a_later_turn_is_used_or_refused(other):
     """Claim: a result never names a method that did not draft it."""

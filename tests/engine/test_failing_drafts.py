@@ -107,6 +107,7 @@ ADVERSARIES: dict[str, Callable[..., Any]] = {
 }
 
 
+@pytest.mark.representatives(7)
 @pytest.mark.parametrize("name", ADVERSARIES)
 def test_no_adversary_changes_a_token(name):
     """Claim: whatever is drafted, the greedy answer is the target's (0 mismatches), and drafting
@@ -117,7 +118,7 @@ def test_no_adversary_changes_a_token(name):
     assert result.fallback_reason is None and result.finish_reason == "length"
 
 
-@pytest.mark.representatives(8)
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("seed", range(25))
 def test_no_random_draft_changes_a_token(seed):
     """Claim: random trees, right here and there, of any size, with limits of any size: equal."""
@@ -166,7 +167,7 @@ FAILURES: dict[str, Callable[..., Any]] = {
 }
 
 
-@pytest.mark.representatives(12)
+@pytest.mark.representatives(6)
 @pytest.mark.parametrize("round", [0, 1, 5])
 @pytest.mark.parametrize("name", FAILURES)
 def test_a_draft_that_fails_costs_speed_only(name, round):
@@ -232,6 +233,7 @@ def _laws(kind: str) -> torch.Tensor:
     return law
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("kind", ["uniform", "nan", "infinite", "short"])
 def test_no_law_of_a_draft_lets_a_wrong_token_through(kind):
     """Claim: at a temperature near zero a sampled answer is the arg-max, whatever law a wrong

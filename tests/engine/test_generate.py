@@ -78,7 +78,7 @@ def _custom(inputs: Any = INPUTS, method: str = "sd", **settings: Any) -> list[l
 BOTH_WAYS = pytest.mark.parametrize("call", [_direct, _custom], ids=["direct", "custom_generate"])
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(3)
 @BOTH_WAYS
 @pytest.mark.parametrize("method", ["ar", "sd", "sd-tree", "specvlm", "std"])
 def test_generate_is_a_drop_in(call, method):
@@ -118,7 +118,7 @@ PROCESSORS: dict[str, Callable[[list[int]], dict[str, Any]]] = {  # of what is a
 }
 
 
-@pytest.mark.representatives(7)
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("method", ["sd/shape=chain-1", "sd/shape=chain-9", "sd-tree"])
 @pytest.mark.parametrize("name", PROCESSORS)
 def test_processors_act_at_every_node_as_in_generate(name, method):
@@ -176,7 +176,7 @@ def test_allowed_tokens_depend_on_the_request():
     assert _direct(two, **settings) == _hf(two, **settings)
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("method", ["sd", "sd-tree"])
 @pytest.mark.parametrize("least", [1, 4, 5, 6, 7, 13])
 def test_min_new_tokens_counts_tokens(method, least):
@@ -350,6 +350,7 @@ def test_stopping_criteria_are_asked_token_by_token():
         assert result.ids == truth("qwen2_5_vl")[:limit] and result.finish_reason == "stop"
 
 
+@pytest.mark.representatives(6)
 @BOTH_WAYS
 @pytest.mark.parametrize("limit", [1, 2, 5, 6, 7, 12])
 def test_the_limit_may_fall_inside_an_accepted_run(call, limit):

@@ -70,6 +70,7 @@ def wild(round: int) -> Tree:
 GRAMMAR = dict(prefix_allowed_tokens_fn=json_only, eos_token_id=ord("\n"), max_new_tokens=60)
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize(
     "method", ["ar", *(f"sd/shape=chain-{size}" for size in (1, 2, 4, 8)), "sd-tree", "specvlm"]
 )

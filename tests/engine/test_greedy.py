@@ -75,7 +75,7 @@ def test_a_method_answers_like_plain_greedy_decoding(method):
     _assert_lossless("qwen2_5_vl", method)
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(3)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("method", "family"), dealt(SYSTEMS, [*FAMILIES][1:]))
 def test_a_method_is_lossless_in_every_family(method, family):
@@ -83,7 +83,7 @@ def test_a_method_is_lossless_in_every_family(method, family):
     _assert_lossless(family, method)
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(("method", "family"), dealt(SYSTEMS, ["qwen2_5_vl", "llama"]))
 def test_a_method_over_the_modules_answers_the_same(method, family):
@@ -91,7 +91,7 @@ def test_a_method_over_the_modules_answers_the_same(method, family):
     _assert_lossless(family, method, seed=1, fused=False)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen2_vl"])
 @pytest.mark.parametrize(
@@ -111,7 +111,7 @@ def test_text_goes_on_from_the_last_token_however_far_the_videos_time_went(famil
         assert list(result.ids) == hf_greedy(model, inputs, 20)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("method", ["sd", "sd-tree", "specvlm", "sage"])
 def test_a_draft_with_another_tower_and_depth_changes_nothing(method):
@@ -138,7 +138,7 @@ def test_a_fitted_shape_answers_the_same(trees):
     assert len({len(r.tokens) for r in result.rounds}) > 1, "the shape never changed"
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_the_answer_is_its_own_arg_max(family):
     """Claim: teacher-forced, every token of a drafted answer is the target's arg-max there.
@@ -154,7 +154,7 @@ def test_the_answer_is_its_own_arg_max(family):
     assert reference.teacher_forced_argmax(model, prompt, ids) != ids
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("family", "method"), dealt(FAMILIES, ["sd", "sd-tree", "sd/shape=chain-11"])

@@ -95,7 +95,7 @@ def vision_rows(model: Any) -> Iterator[list[int]]:
         hook.remove()
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("family", "method"),
     [
@@ -123,7 +123,7 @@ def test_turns_that_bring_videos_answer_as_generate(family, method):
         assert conversation.run(whole).ids == truth(family, whole)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["sd", "specvlm", "std"])
 def test_pixels_of_earlier_turns_are_not_run_again(method):
     """Claim: in a turn with a new video both vision towers run on that video's patches alone, and
@@ -209,7 +209,7 @@ def test_a_draft_in_its_own_process_starts_afresh_and_says_so(method, monkeypatc
     torch.set_num_threads(1)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["sd", "specvlm", "std", "ar"])
 def test_any_walk_through_videos_answers_as_generate(method):
     """Claim: an edit of an earlier turn, a video taken out, the same video twice, another video in

@@ -97,6 +97,7 @@ def in_family(family: str, draft: Any, method: str) -> None:
 OTHERS = [name for name in FAMILIES if name != "qwen2_5_vl"]
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(("method", "family"), dealt(PARALLEL, OTHERS))
 def test_an_answer_in_parallel_is_the_targets_in_every_family(family, method):
     """Claim: the same for other families, text without any video included."""

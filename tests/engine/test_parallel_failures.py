@@ -207,6 +207,7 @@ def test_a_draft_that_raises_costs_speed_only(step):
     assert drafted(again) > 0 and [one.process.pid for one in process._idle] == pids
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("after", [0, 1, 2, 3, 7, 12])
 def test_a_worker_may_die_after_any_message(after):
     """Claim: the above wherever the process dies: after each number of messages it sent."""
@@ -345,6 +346,7 @@ def test_threads_are_given_back():
         torch.set_num_threads(before)
 
 
+@pytest.mark.extra
 def test_a_draft_that_captures_its_steps_is_waited_for_longer():
     """Claim: a draft that says that it captures has as long as for its prefill, and as long as
     before once it has captured. Fails where a new process that compiles kernels is given up."""

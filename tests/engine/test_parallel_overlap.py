@@ -93,6 +93,7 @@ def test_the_draft_goes_on_until_the_target_is_ready(tmp_path):
     assert len(waits.rounds[1].tree) <= GAMMA
 
 
+@pytest.mark.extra
 def test_the_drafts_seconds_beside_the_target_are_reported():
     """Claim (Table 2): a result tells the seconds the draft read and drafted beside the target; no
     fewer than its known delays. Control: a draft in turns has none. Fails if only the target's

@@ -54,7 +54,7 @@ def _generated_positions(model: Any, inputs: Any, count: int) -> list[list[int]]
     return fed
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("seconds", [0.5, 3.0])
 @pytest.mark.parametrize("method", ["sd", "sd-tree"])
 def test_verified_rows_stand_where_generate_puts_them(method, seconds, monkeypatch):

@@ -49,7 +49,7 @@ CASES = [
 ]
 
 
-@pytest.mark.representatives(7)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("method", ["ar", "sd", "sd-tree"])
 @pytest.mark.parametrize(("stop", "text"), CASES)
 def test_stop_strings_with_special_tokens_end_where_generate_ends(

@@ -80,7 +80,7 @@ PROCESSORS: dict[str, Callable[[], Processor]] = {
 }
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("kind", PROCESSORS)
 @pytest.mark.parametrize("method", METHODS)

@@ -63,7 +63,7 @@ def window_rows(held: Cache) -> list[int]:
 # -- answers -----------------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["sd", "ar", "sd-tree", "std", "lookup", "auto"])
 @pytest.mark.parametrize("length", [90, 5])
 def test_answers_are_those_of_generate_where_keys_are_let_go(method, length):
@@ -117,7 +117,7 @@ def test_a_view_that_picks_among_all_keys_keeps_them():
 # -- conversations -----------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("cut_back", [0, 3, 30, 55])
 @pytest.mark.parametrize("method", ["ar", "sd"])
 def test_every_turn_answers_as_a_fresh_start(method, cut_back):
@@ -157,6 +157,7 @@ def test_shared_prefixes_are_reused_where_their_keys_are_known(monkeypatch):
     assert reused[5] >= 50
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize(
     ("family", "kind"),
     [("gemma3", "images"), pytest.param("gemma4", "video", marks=pytest.mark.extra)],
@@ -178,6 +179,7 @@ def test_pictures_whose_keys_are_let_go(family, kind, monkeypatch):
     assert reused[0] == 0 and reused[1] >= int(prompt.visual.nonzero().max()) + 1
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("family", ["gemma3"])
 def test_a_turn_with_another_picture_goes_on_from_what_is_known(family):
     """Claim: a turn with one more picture reads on from the rows that layers with a window still

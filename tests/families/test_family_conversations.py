@@ -45,7 +45,7 @@ def truth(chat: saccade.Chat, family: str) -> list[int]:
     return zoo.hf_greedy(zoo.member(family), shown, COUNT)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("family", "method"),
     [(family, method) for family in PICTURES for method in ("sd", "specvlm")],

@@ -69,6 +69,7 @@ def test_twenty_answers_of_64_tokens(family: str) -> None:
     check(family, ("ar", *METHODS, "hippo"), MANY, LONG)
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", zoo.SEEING)
 def test_control_another_picture_is_another_answer(family: str) -> None:

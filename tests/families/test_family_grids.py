@@ -108,7 +108,7 @@ def newlines(family: str, media: zoo.Media) -> int:
 SHOWING = [(family, kind) for family, kind in zoo.PAIRS if kind not in ("text", "audio")]
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(("family", "kind"), SHOWING)
 def test_every_token_stands_where_the_sizes_say(family: str, kind: str) -> None:
     """Claim: each visual token's cell is the one its picture's or frame's size implies, for four
@@ -135,6 +135,7 @@ def test_tilings_of_every_form(family: str) -> None:
         assert int(prompt.fixed.sum()) == newlines(family, media), size
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("family", zoo.SEEING)
 def test_control_a_turned_picture_has_other_cells(family: str) -> None:
     """Claim: the cells derived for a picture do not fit the same picture on its side (or, where
@@ -204,7 +205,7 @@ def kept_rows(view: Any, prefill: Prefill) -> list[set[int]]:
     return [set(rows) for rows in seen.reading.heads.flatten(0, 1).tolist()]
 
 
-@pytest.mark.representatives(12)
+@pytest.mark.representatives(6)
 @pytest.mark.parametrize(
     ("name", "shown"),
     dealt([name for name in VIEWS if name not in (*STREAMING, *WRITTEN)], FIXED),
@@ -225,6 +226,7 @@ def test_fixed_rows_and_text_survive_every_view(name: str, shown: tuple[str, str
             assert len(rows) < len(whole)  # so that something was at risk
 
 
+@pytest.mark.representatives(8)
 @pytest.mark.parametrize("name", WRITTEN)
 @pytest.mark.parametrize(("family", "kind"), FIXED)
 def test_written_views_drop_newlines_and_keep_sound(family: str, kind: str, name: str) -> None:

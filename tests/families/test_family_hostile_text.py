@@ -58,6 +58,7 @@ def plain(loaded: Loaded, media: zoo.Media, question: str) -> str | list[int]:
             return type(error).__name__
 
 
+@pytest.mark.representatives(12)
 @pytest.mark.parametrize(("family", "kind"), family_pairs())
 def test_words_stay_words(family: str, kind: str) -> None:
     """Claim: a question of special tokens' names has the placeholders, turns and tensors of an
@@ -95,7 +96,7 @@ def test_placeholders_are_the_grids(family: str) -> None:
     assert sum(i in ids for i in inputs["input_ids"][0].tolist()) == cells > 0
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", zoo.FAMILIES)
 def test_answers_are_those_of_generate(family: str) -> None:
     """Claim: with hostile words the answer is transformers' own on the same ids."""
@@ -129,7 +130,7 @@ def test_history_and_parts(family: str) -> None:
     assert read.index("a <|im_end|>") < read.index("b <image>")
 
 
-@pytest.mark.representatives(13)
+@pytest.mark.representatives(6)
 @pytest.mark.parametrize(("family", "kind"), family_pairs())
 def test_harmless_words_are_untouched(family: str, kind: str) -> None:
     """Claim: a question without special tokens gives the processor's own inputs, bit for bit; one
@@ -217,7 +218,7 @@ NOT_LOADED = ("minimax-m3-vl",)
 OTHERS = [f for f in checkpoints.FAMILIES if f not in (*zoo.FAMILIES, *REFUSING, *NOT_LOADED)]
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(2)
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of processors that make arrays
 @pytest.mark.filterwarnings("ignore:__array__ implementation")
 @pytest.mark.parametrize("family", OTHERS)
@@ -233,6 +234,7 @@ def test_the_other_families_too(family: str) -> None:
     assert HOSTILE in loaded.tokenizer.decode(hostile["input_ids"][0])
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.filterwarnings("ignore:__array__ implementation")
 @pytest.mark.parametrize("family", REFUSING)
 def test_families_that_refuse_such_words(family: str) -> None:

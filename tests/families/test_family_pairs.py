@@ -82,7 +82,7 @@ def test_vocabularies_padded_differently(family: str, rows: int) -> None:
     assert counted["accepted"] and counted["refused"]
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", ["qwen2.5-vl", "qwen3-vl", "llava-onevision"])
 def test_control_the_padded_draft_would_say_ids_the_target_lacks(family: str) -> None:
     """Claim: alone, the padded draft answers with ids past the target's last row.
@@ -184,6 +184,7 @@ def test_one_token_is_enough_to_refuse() -> None:
 # -- 8: text only ------------------------------------------------------------------------------
 
 
+@pytest.mark.extra
 def test_a_text_only_pair() -> None:
     """Claim: a Llama pair answers as ``generate`` does with sd, sage and lookup, and a draft that
     is nearly the target has tokens accepted and refused. Fails if a method needs a video."""
@@ -328,7 +329,7 @@ def from_folder(model: Any, folder: Path) -> Loaded:
     return models.load(str(folder), device="cpu")
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["sd", "sd-tree", "lookup"])
 @pytest.mark.parametrize("build", BUILT_BY_HAND)
 def test_windows_and_states_answer_as_generate_does(

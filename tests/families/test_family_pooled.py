@@ -71,6 +71,7 @@ def close(one: Tensor, other: Tensor) -> bool:
     return one.shape == other.shape and torch.allclose(one, other, rtol=0, atol=1e-5)
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize(("family", "kind"), CASES)
 def test_pooled_is_before_the_projector(family: str, kind: str) -> None:
     """Claim: the pooled rows of every whole square are projector(avg_pool(tower rows)), of

@@ -251,7 +251,7 @@ def session_laws(loaded: Loaded, prompt: Prompt, tokens: Sequence[int]) -> Tenso
 TOKENS = [40, 7, 99, 12, 63, 150]
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("family", "kind"), zoo.PAIRS)
 def test_a_pruned_prompt_is_scored_as_the_modules_do(family: str, kind: str) -> None:
     """Claim: with half of the visual tokens gone, laws equal those of the language model on the
@@ -287,6 +287,7 @@ def test_control_deepstack_rows_count(family: str) -> None:
         assert zoo.apart(laws, right) > 10 * SAME
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("family", zoo.SEEING)
 def test_control_renumbered_rows_score_differently(family: str) -> None:
     """Claim: closing the gaps pruning leaves in the positions changes the laws.

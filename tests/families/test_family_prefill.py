@@ -10,7 +10,7 @@ import zoo
 SAME = 1e-5  # of the largest logit, in fp32
 
 
-@pytest.mark.representatives(6)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(("family", "kind"), zoo.PAIRS)
 def test_the_prefill_is_the_models_own_forward(family: str, kind: str) -> None:
     """Claim: the logits after the prompt are those of ``model(**inputs)``, with either decoder.
@@ -34,6 +34,7 @@ def test_ten_more_prompts(family: str, kind: str) -> None:
         assert zoo.apart(prefill.logits, zoo.hf_logits(loaded, inputs)) <= SAME, seed
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("family", zoo.SEEING)
 def test_control_one_row_counts(family: str) -> None:
     """Claim: the comparison above sees one visual row gone, or a row's place moved by one.

@@ -90,7 +90,7 @@ def bare(backbone: Backbone) -> bool:
     return not module._forward_hooks and "forward" not in vars(module)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(("family", "kind"), PAIRS)
 def test_equal_towers_before_other_projectors(
     family: str, kind: str, monkeypatch: pytest.MonkeyPatch
@@ -131,7 +131,7 @@ def test_control_one_other_weight_is_another_tower(
     assert ran and alike(read[0], own[0])
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_draft_looks_for_itself_after_the_first_token(family: str) -> None:
     """Claim: until the first token is told no layer of the draft's own tower runs, then all of them
@@ -176,7 +176,7 @@ def test_control_what_is_shown_is_what_is_read(family: str) -> None:
     assert alike(draft.prompts(inputs, seen[1])[0], mine)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("broken", ["target", "draft"])
 @pytest.mark.parametrize("keep", [False, True])

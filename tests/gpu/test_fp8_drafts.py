@@ -42,6 +42,7 @@ def test_fp8_is_refused_where_no_unit_multiplies_it(monkeypatch):
     assert on_cpu == ["int8", "int4"]
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("own", [True, False])
 def test_an_answer_with_an_fp8_draft_on_a_gpu_is_the_targets(own):
     """Claim: on a GPU with FP8 a draft in FP8, or the target as its own, multiplies few rows with

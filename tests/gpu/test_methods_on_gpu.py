@@ -15,7 +15,7 @@ from pretended import pretend_gpus
 BUDGETS = json.loads(budgets.STORED.read_text())
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", budgets.METHODS)
 def test_a_method_is_right_and_within_its_budget(method, caplog):
     """Claim: on a GPU a method gives the ids of `generate`, falls back on nothing, mixes no
@@ -35,6 +35,7 @@ def test_a_method_is_right_and_within_its_budget(method, caplog):
     assert budgets.excess(method, counted, BUDGETS[method]) == []
 
 
+@pytest.mark.extra
 def test_control_a_method_over_its_budget_is_seen():
     """Control: half of what `sd` does is too little for it, and so are fewer captures."""
     method = "sd"
@@ -67,6 +68,7 @@ def test_a_second_answer_captures_nothing(method):
     assert second.captures == 0
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("method", few(["pearl", "hippo", "pearl-specvlm"], 1))
 def test_a_parallel_draft_on_a_second_gpu(method):
     """Claim: with the draft of a parallel method on a second GPU the answer is `generate`'s, rounds

@@ -229,6 +229,7 @@ def hits(texts: Sequence[str], seeds: Sequence[int]) -> int:
     return sum(bool(named(text) & shown(seed)) for text, seed in zip(texts, seeds, strict=True))
 
 
+@pytest.mark.extra
 @pytest.mark.usefixtures("pair")
 def test_the_embedded_captioner_says_what_is_there():
     """Claim: of ten clips it never saw, the embedded captioner names a thing (colour *and* shape)

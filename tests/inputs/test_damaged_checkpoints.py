@@ -45,6 +45,7 @@ def _infinite(weights: Weights) -> None:
     weights["model.norm.weight"][0] = float("inf")
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(
     ("spoil", "says"),
     [
@@ -85,7 +86,7 @@ def test_a_config_of_a_far_larger_model_is_refused_before_it_is_built(
         models.load(str(folder))
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_control_whole_checkpoints_load(tmp_path: Path, family: str) -> None:
     """Control: of no family's checkpoint a weight is called missing or foreign; tied ones are read
@@ -129,3 +130,19 @@ def test_a_config_of_no_model_is_a_sentence(tmp_path: Path, change: dict[str, An
         models.load(str(folder))
     with pytest.raises(ModelError):
         footprint.footprint(loading.read_config(str(folder)))
+
+
+def test_a_pair_is_compared_before_weights_are_read(tmp_path: Path) -> None:
+    """Claim: a draft of another tokenizer, or one that is not there, is refused before the target's
+    weights are read. Fails if somebody waits for a large model to be told so.
+
+    The weights are spoilt, so that reading them is another error, which the last line sees."""
+    target = checkpoints.make("qwen2.5-vl", tmp_path / "target")
+    (target / "model.safetensors").write_bytes(b"no weights")
+    with pytest.raises(ModelError, match="cannot draft for .*their tokenizers differ at id"):
+        loading.load_pair(str(target), "shapes-draft")
+    with pytest.raises(ModelError, match="nowhere"):
+        loading.load_pair(str(target), str(tmp_path / "nowhere"))
+    with pytest.raises(ModelError) as caught:
+        loading.load_pair(str(target), None)
+    assert "tokenizers" not in str(caught.value)

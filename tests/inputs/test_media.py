@@ -40,6 +40,7 @@ def mp4():
 # Containers, time and sampling
 
 
+@pytest.mark.representatives(5)
 @pytest.mark.parametrize("name", VIDEOS)
 def test_every_container(name):
     """All frames come in display order with their own times, B-frames included, with the pixels of
@@ -61,6 +62,7 @@ def test_every_container(name):
     assert part.timestamps == pytest.approx([0.5, 0.7, 0.9], abs=1e-3)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("x264", ["", "open-gop=1:keyint=8"])
 def test_skipping_is_invisible(x264):
     """Any subset equals the same rows of the whole, also next to open GOPs; and packets really are
@@ -232,6 +234,7 @@ def qwen3_times(clip):
     return times
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize(
     ("rate", "sampling", "step"),
     [

@@ -140,6 +140,7 @@ def test_flipped_bytes_lose_frames_and_are_counted(tmp_path):
     refused(bytes(data), "damaged")
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("form", ["mp4", "matroska", "avi", "gif", "webp"])
 def test_random_damage_gives_frames_or_a_sentence(form):
     """Random damage anywhere gives a clip with frames or one sentence, nothing else (60 draws)."""

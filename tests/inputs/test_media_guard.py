@@ -250,7 +250,7 @@ def one(parent):
 g._serve_one = one"""
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("name", ANSWERS)
 def test_a_malformed_answer_of_the_child_is_rejected(at_once, played, name):
     """Claim: an answer that is none is a refusal in our own words, whatever it says, and the child
@@ -459,6 +459,7 @@ def _slow(played):
     return played("import time\ng.read = lambda *_: time.sleep(60)")
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("when", ["before", "while it works"])
 def test_a_call_that_nobody_wants_is_ended(played, when):
     """Claim: stopping ends a call at once, and the next one is answered by a fresh child."""

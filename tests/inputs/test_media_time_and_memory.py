@@ -47,6 +47,7 @@ def test_a_gif_of_eleven_hours_is_refused_before_it_is_decoded(monkeypatch) -> N
     assert len(data) < 1e6
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     "make",
     [

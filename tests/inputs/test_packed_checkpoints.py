@@ -350,6 +350,7 @@ CHECKPOINTS = [
 ]
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(("name", "family"), CHECKPOINTS)
 def test_a_packed_folder_drafts_as_its_weights_do(name, family, packed):
     """Claim: a folder in a published layout loads as a draft on a CPU with the weights that it

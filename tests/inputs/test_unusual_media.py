@@ -166,6 +166,7 @@ def test_interlaced_video():
     assert numbers(clip) == list(range(10)) and clip.fps == 30
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("codec", ["libsvtav1", "libaom-av1", "libx265", "libvpx-vp9"])
 def test_newer_codecs(codec):
     """AV1, HEVC and VP9 in MP4 are read like any other, where the encoder is there to try it."""
@@ -351,6 +352,7 @@ def test_hidden_files_are_no_frames(tmp_path):
     assert numbers(clip) == [0, 1, 2] and not clip.warnings
 
 
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize("kind", ["zTXt", "iTXt", "iTXt, packed", "tEXt", "iCCP", "many"])
 @pytest.mark.parametrize("place", ["before", "after"])
 def test_long_texts_in_a_png_are_left_out(kind, place):
@@ -423,7 +425,9 @@ def test_heic_without_its_package_names_the_extra(monkeypatch):
 
 
 def test_the_pages_of_a_tiff_are_no_frames():
-    """A TIFF of two pages is one picture, its first page."""
+    """A TIFF of two pages is one picture, its first page, and a warning says so."""
     pages = [PILImage.new("RGB", (16, 16), colour) for colour in ("red", "blue")]
     clip = read(saved(pages[0], "TIFF", save_all=True, append_images=pages[1:]))
     assert len(clip.frames) == 1 and clip.frames[0, 0, 0].tolist() == [255, 0, 0]
+    assert any("2 pages" in warning for warning in clip.warnings)
+    assert not read(saved(pages[0], "TIFF")).warnings

@@ -135,6 +135,7 @@ def test_a_rival_that_fails_is_no_failure(tmp_path: Path) -> None:
         assert "no compiler" in line["why" if rivals else "wrong"]
 
 
+@pytest.mark.extra
 def test_steps_are_compared_with_their_rivals(tmp_path: Path) -> None:
     """Claim: the acceptance times a step with torch's attention and with compiled layers, at two
     numbers of rows, on a part of the target's layers. Fails if a rival is left out."""

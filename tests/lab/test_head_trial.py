@@ -14,6 +14,7 @@ from saccade.inputs import load
 pytestmark = pytest.mark.usefixtures("unchecked")
 
 
+@pytest.mark.extra
 def test_a_row_is_counted_from_rounds() -> None:
     """Claim: tau counts the target's own tokens and no opening round, a tree counts its levels, and
     the ratio is tau over the bytes of one target forward and of those levels. Fails if a tree's

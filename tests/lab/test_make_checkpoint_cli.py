@@ -26,7 +26,7 @@ def bytes_of(folder: Path) -> dict[str, bytes]:
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", families.FAMILIES)
 def test_every_family_is_written_and_read(family: str, call: Call, tmp_path: Path) -> None:
     """Claim: each family's checkpoint loads as it is, with a processor that answers for it, and

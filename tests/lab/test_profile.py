@@ -147,6 +147,7 @@ def test_bare_forwards_are_timed_for_all_rows_there_were(
     assert found[1].gamma == 4 and found[1].rows == 5
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["hippo", "layerskip", "tabed"])
 def test_drafts_without_a_bare_level_are_refused(embedded: Embedded, method: str) -> None:
     """Claim: a parallel draft, half a model and an ensemble are refused by name, before a run."""

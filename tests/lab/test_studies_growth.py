@@ -83,6 +83,7 @@ def test_methods_take_turns(ran: list[tuple[str, int, int]]) -> None:
     ]
 
 
+@pytest.mark.extra
 def test_a_race_is_what_was_recorded(ran: list[tuple[str, int, int]]) -> None:
     """Claim: an answer a clip, of that clip, without the short runs; a peer's seconds are those
     after its first token, over the tokens after it. Fails if a peer's prefill counts as decoding.

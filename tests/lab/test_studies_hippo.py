@@ -358,6 +358,7 @@ def test_panels_of_bars_have_their_titles() -> None:
     assert figure.axes[0].get_xlim() == figure.axes[1].get_xlim()
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("letters", (4, 20, 34, 36, 60))
 def test_a_legend_fits_its_figure(letters: int) -> None:
     """Claim: however long the names, the legend is not wider than the picture. Fails with a fixed

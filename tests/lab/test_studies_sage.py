@@ -120,6 +120,7 @@ def test_the_band_holds_white_noise_and_nothing_that_hangs_together():
     assert (means(0.5) > limit).mean() > 0.99
 
 
+@pytest.mark.extra
 def test_answers_too_short_for_the_lags_are_an_error(experiment):
     """Claim: without an answer of 40 tokens there is no figure but a sentence. Fails on an empty
     picture."""

@@ -208,6 +208,7 @@ def test_maps_are_hugging_faces_attention(experiment):
     assert np.allclose(first, np.log10(np.maximum(cells, data["floor"])))
 
 
+@pytest.mark.extra
 def test_the_boundary_is_between_rows_of_the_video_and_text(experiment):
     """Claim: the shares of the most attended tenth are those of rows of text, worked out anew from
     Hugging Face's attention, and of the later visual rows; cells are over the largest. Fails if

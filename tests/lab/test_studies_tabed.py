@@ -105,6 +105,7 @@ def test_the_titles_count_what_is_shaded(shaded):
         assert f"some weight {some / count:.2f}" in title
 
 
+@pytest.mark.extra
 def test_the_second_panel_is_a_second_turn(experiment, shots):
     """Claim: its prompt holds the target's own first answer and the next question, of the clip
     whose next answer is the longest. Fails if the history is left out or another clip's."""
@@ -386,6 +387,7 @@ def test_a_picture_has_as_many_tokens_as_asked_for(tokens, shape):
 # -- drawing ------------------------------------------------------------------------------------
 
 
+@pytest.mark.extra
 def test_shaded_draws_the_numbers(shaded):
     """Claim: a panel each, its picture dark exactly at accepted weights with candidates going up,
     its lines through the weights. Fails if tokens and candidates are exchanged or upside down."""

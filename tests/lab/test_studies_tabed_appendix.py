@@ -73,12 +73,14 @@ def test_every_reader_is_shown_what_its_name_says(experiment, monkeypatch):
     assert len(drawn.patches) == len(TASKS) * 4
 
 
+@pytest.mark.extra
 def test_clips_no_suite_has_are_refused(pair):
     """Claim: a size without suites is refused by its number."""
     with pytest.raises(OptionError, match="64"):
         tabed_appendix.measure_quality(Experiment(clips=1, size=64))
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("method, reader", [("ar", "target"), ("draft", "a draft that trained")])
 def test_the_stored_scores_are_those_of_the_stored_run(method, reader):

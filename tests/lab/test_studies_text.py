@@ -58,6 +58,7 @@ def test_accepted_is_counted_by_forwards_and_by_beginnings():
     assert text.accepted_by_document(rows, "sd", 7) == {"a": 3.0}
 
 
+@pytest.mark.extra
 def test_a_run_is_reported_in_tables(model, tmp_path, monkeypatch):
     """Claim: with the rounded draft every method answers a question and a document as
     ``generate()`` does; the page has a row a method, of what its rounds accepted, and the draft's

@@ -42,6 +42,7 @@ def test_on_text_the_shell_is_the_language_model(llama, behind):
         assert torch.equal(behind(input_ids=ids).logits, llama(ids).logits)
 
 
+@pytest.mark.extra
 def test_a_folded_adapter_says_what_it_said_beside_the_matrices(llama, behind):
     """Claim: the weights with the terms in them compute what matrices with terms beside them do,
     which is not what they computed before."""
@@ -83,6 +84,7 @@ def test_a_saved_folder_answers_as_generate_does(behind, tmp_path):
         )
 
 
+@pytest.mark.extra
 def test_the_draft_begins_with_the_words_that_both_know(behind):
     """Claim: in a vocabulary where every word has another number, and some are new, the draft says
     of a clip what the pair's says; new words have no row."""
@@ -106,6 +108,7 @@ def test_the_draft_begins_with_the_words_that_both_know(behind):
     assert not own[..., 3].any()
 
 
+@pytest.mark.extra
 def test_a_teacher_sees_by_its_own_merger(behind):
     """Claim: the draft's stage asks the model that teaches, which has a merger of its own size: a
     draft that is the teacher agrees with it everywhere, and another one does not."""

@@ -19,6 +19,7 @@ from saccade.world.scenes import scene
 from saccade.world.train_draft.samples import Canvas
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("layers", [3, 5, 8])
 def test_shrinking_undoes_growing(layers):
     """Claim: the layers growth began from are found again, whatever the new ones learnt."""

@@ -84,7 +84,7 @@ def recipe(length: int) -> Recipe:
     return markov.plain(resolve(f"pearl/shape=chain-{length}"), None)
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("name", FAULTS)
 @pytest.mark.parametrize(("kind", "length", "token"), [(FAR, 2, 1), (NEAR, 3, 2), (WRONG, 1, 2)])
 def test_a_parallel_draft_that_fails_because_of_a_token_leaves_the_law(name, kind, length, token):
@@ -154,6 +154,7 @@ CONTROLS = {
 }
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("name", CONTROLS)
 def test_control_a_draw_that_is_taken_back_bends_the_law(name, monkeypatch):
     """Control: without the tokens that were drawn the same answers are far from the law."""

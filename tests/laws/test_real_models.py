@@ -66,7 +66,7 @@ SETTINGS: dict[str, Any] = dict(
     **WORDS,
 )
 COSTS = Costs((1, 64), (1.0, 1.1), 0.02)  # at which drafting pays
-METHODS = (  # the first two by default: a tree and a process beside
+METHODS = (  # A tree by default; `make cases` has a process beside too, the slow run the others.
     "sage",
     "hippo",
     "auto",
@@ -163,7 +163,9 @@ def test_the_exact_law_has_answers_enough():
         assert law(RULES[:left_out] + RULES[left_out + 1 :]) != law(), left_out
 
 
-@pytest.mark.parametrize("name", few(METHODS, 2))
+@pytest.mark.parametrize(
+    "name", [METHODS[0], pytest.param(METHODS[1], marks=pytest.mark.extra), *few(METHODS[2:], 0)]
+)
 def test_four_sampled_tokens_follow_the_exact_law(name):
     """Claim: drafted in whatever shape, by whomever and when, an answer is drawn from the target's
     own law. An answer outside these fails at once; a bent law with the power stated above.
@@ -171,6 +173,7 @@ def test_four_sampled_tokens_follow_the_exact_law(name):
     assert p_value(name) > ALPHA
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("name", few(("sd/shape=chain-2", "auto", "sage", "sd-tree"), 1))
 @pytest.mark.parametrize("rounding", ["int4", pytest.param("int8", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("own", [True, False])
@@ -182,6 +185,7 @@ def test_a_draft_with_rounded_weights_bends_no_law(own, rounding, name):
     assert p_value(name, CALLS // 2, **arguments, draft_quantize=rounding) > ALPHA
 
 
+@pytest.mark.extra
 @pytest.mark.parametrize("name", few(HYBRID_METHODS, 1))
 def test_a_hybrids_sampled_tokens_follow_the_exact_law(name):
     """Claim: a target with recurrent layers is drawn from exactly too, over trees and chains and by
@@ -251,6 +255,7 @@ def test_four_sampled_tokens_follow_the_exact_law_closely(name):
     assert p_value(name, MANY) > ALPHA
 
 
+@pytest.mark.extra
 def test_the_methods_above_do_draft():
     """Claim: with the costs they are given, every method drafts and has tokens accepted."""
     draft = backbone(noisy(qwen25, 0, 0.1))
@@ -273,6 +278,7 @@ def test_control_a_law_0_3_away_is_found():
     assert p_value("ar", moved=0.3) < ALPHA
 
 
+@pytest.mark.extra
 def test_control_a_forgotten_residual_is_seen(monkeypatch):
     """Control: without the residual the same test must fail, end to end."""
     monkeypatch.setattr(verify_module, "residual", lambda p, q: p)

@@ -94,7 +94,7 @@ def moved(p: Tensor, distance: float) -> Tensor:
     return law
 
 
-@pytest.mark.representatives(6)
+@pytest.mark.representatives(3)
 @EVERY
 def test_a_million_verified_tokens_follow_the_rules_of_each_configuration(
     temperature, top_k, top_p, draft
@@ -124,6 +124,7 @@ def test_control_a_rule_left_out_of_the_target_is_noticed(left_out):
     assert chi_square(counted(tokens), normal(p)) < ALPHA
 
 
+@pytest.mark.representatives(12)
 @EVERY
 def test_the_rows_are_what_verify_does(temperature, top_k, top_p, draft):
     """Claim: row by row, 200 draws of the vectorised sampler are those of ``verify`` over the same

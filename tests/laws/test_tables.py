@@ -254,7 +254,7 @@ BUGS: dict[str, Callable[[pytest.MonkeyPatch], Shape]] = {
 }
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("bug", BUGS)
 def test_control_a_planted_bug_bends_the_law(bug, monkeypatch):
     """Control: each of these must fail the very same test, or the test has no power."""

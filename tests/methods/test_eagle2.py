@@ -69,6 +69,7 @@ def by_hand(shape: Eagle2, seed: int, *, by_own: bool = False, reranks: bool = T
     return set(sorted(candidates, key=lambda path: (-value(path), len(path)))[: shape.nodes])
 
 
+@pytest.mark.representatives(12)
 @pytest.mark.parametrize("seed", range(6))
 @pytest.mark.parametrize("levels, top, nodes", [(1, 3, 2), (3, 2, 5), (4, 3, 12), (6, 4, 30)])
 def test_it_expands_and_reranks_as_the_paper_says(levels, top, nodes, seed):

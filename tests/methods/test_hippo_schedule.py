@@ -380,6 +380,7 @@ WRONG = {
 }
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("name", list(WRONG))
 def test_control_another_schedule_is_noticed(name):

@@ -231,6 +231,7 @@ def test_the_holistic_score_is_eq_7(sizes, seed):
     assert not left or max(left) <= lowest + 2e-2
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("misreading", list(MISREADINGS))
 def test_control_a_misread_equation_gives_another_score(misreading):
     """Control: the very comparison above fails for each misreading."""
@@ -263,6 +264,7 @@ VIEWS = {
 }
 
 
+@pytest.mark.representatives(6)
 @pytest.mark.parametrize("name", list(VIEWS))
 @FAMILIES
 def test_a_view_keeps_the_tokens_the_loops_keep(family, name):

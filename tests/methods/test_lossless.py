@@ -63,7 +63,7 @@ def test_plain_decoding_is_the_modules_greedy_answer(family):
     assert len(run.rounds) == COUNT - 1 and len(set(plain(family))) > 8
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(("case", "family"), dealt(CASES, MAKE))
 def test_the_answer_is_the_targets_own(case, family):
     """Claim: ids equal the cache-free reference's (and so ``ar``'s), for drafts good and bad, with

@@ -344,7 +344,7 @@ REFUSED = {
 }
 
 
-@pytest.mark.representatives(6)
+@pytest.mark.representatives(4)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize(
     ("of", "family"),

@@ -157,7 +157,7 @@ def test_what_is_read_is_the_sources() -> None:
 # -- the answer --------------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["pages/page=2/keep=0.5", "specvlm-self/view=pages/page=2"])
 @BY_FAMILY
 def test_the_answer_is_the_targets(family: str, method: str) -> None:

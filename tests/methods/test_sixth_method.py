@@ -56,7 +56,7 @@ def test_its_parts_are_chosen_by_their_names() -> None:
         resolve("lookup/shape=sure-0.5")  # it has no laws to be sure by
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(3)
 @pytest.mark.usefixtures("known")
 @pytest.mark.parametrize("override", ["", "/shape=sure-0.9", "/schedule=parallel"])
 @pytest.mark.parametrize("settings", [{}, {"do_sample": True, "seed": 3}, {"exact": True}])

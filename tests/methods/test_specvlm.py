@@ -116,7 +116,7 @@ STAGES = [
 ]
 
 
-@pytest.mark.representatives(11)
+@pytest.mark.representatives(6)
 @EACH
 @pytest.mark.parametrize(("keep", "share", "literal"), STAGES)
 def test_the_kept_tokens_are_stage_one_and_stage_two(pair, keep, share, literal):
@@ -204,7 +204,7 @@ def by_oracle(model: Any, prompt: Prompt, text: list[int]) -> Any:
     return lambda tokens: oracle.logits(0, [*text, *tokens])[-1]
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @EACH
 @pytest.mark.parametrize("positions", ["original", "repacked"])
 def test_every_round_drafts_fig_9_over_the_pruned_prompt(pair, positions):

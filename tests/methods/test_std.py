@@ -286,6 +286,7 @@ def furthest(run: Run, kept: Any, rounds: Sequence[tuple[Round, list[int]]]) -> 
 STARTS = 2  # enough to tell two selections apart
 
 
+@pytest.mark.representatives(2)
 @FAMILIES
 def test_the_drafts_laws_are_the_targets_with_each_head_on_its_kept_keys(family):
     """Claim: the sparse model is the dense one, every head reading its own kept keys and the text.
@@ -413,6 +414,7 @@ def slid(rows: list[int], held: int, written: int, step: int) -> list[int]:
     return [*rows[:SINKS], *rows[SINKS + gone :]]
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(("family", "step"), [*zip(CASES, (1, 4, 1), strict=True)])
 def test_streamings_window_slides_over_the_answer(family, step, monkeypatch):
     """Claim: what has been written takes the place of the window's oldest rows, ``step`` at a time,
@@ -476,6 +478,7 @@ def test_what_a_sliding_window_keeps(chunks, step, dropped):
 LONG = 20  # tokens: more than the window has rows of the prompt
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("how", ["alone", "batch", "conversation"])
 def test_an_answer_over_a_sliding_window_is_generates(how, monkeypatch):
     """Claim: with a window that slides at every token, and runs out of prompt, the ids are

@@ -69,7 +69,7 @@ ONCE = {  # each distance, each kind of window, each way from distances to weigh
 }
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("family", "method"),
     [pytest.param(*run, marks=() if run[1] in ONCE else pytest.mark.slow) for run in RUNS],
@@ -104,6 +104,7 @@ def test_the_names_are_the_papers_methods():
         assert names[name].shape == resolve(same).shape
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("positions", ["accepted", "drafted", "own too"])
 def test_control_other_positions_give_other_weights(positions):
     """Control: which positions count shows in the trajectories.
@@ -259,7 +260,7 @@ def test_control_a_departure_from_the_paper_is_refused(wrong):
 # -- sampling --------------------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @EACH
 @pytest.mark.parametrize(
     "rules",
@@ -292,7 +293,7 @@ def test_sampled_blocks_are_drawn_from_the_mixture(family, rules):
 # -- the fold --------------------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("rules", [{}, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("method", [KL, "tabed/weights=matches-4", "tabed-mtcp"])
 def test_the_weights_replay_from_recorded_rounds_without_a_model(method, rules):
@@ -367,6 +368,7 @@ def test_weights_drift_by_the_literal_softmax_alone(literal, law):
         assert [*whole, *recent] == pytest.approx([whole[0]] * 240)
 
 
+@pytest.mark.extra
 def test_real_weights_drift_the_same_way():
     """Claim: the drift is what real runs show: by the literal softmax over the whole history the
     spread of the weights ends near nothing; over four positions, or in proportion to 1/e, it does

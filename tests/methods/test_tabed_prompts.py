@@ -68,6 +68,7 @@ PROMPTS: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
 }
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("case", list(PROMPTS))
 def test_the_prompts_of_the_views(case):
     """Claim: M is the whole prompt; T has one newline for each video or image, C the caption with

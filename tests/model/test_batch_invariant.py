@@ -161,6 +161,7 @@ def _loaded(name: str, dtype: torch.dtype) -> models.Loaded:
     return models.load(name, dtype=str(dtype).removeprefix("torch."))
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @low
 def test_in_parallel(dtype):
@@ -465,6 +466,7 @@ def test_costs_are_those_of_padded_forwards():
 # -- flips -------------------------------------------------------------------------------------
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @low
 def test_flips_are_counted(dtype):

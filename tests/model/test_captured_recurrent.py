@@ -90,6 +90,7 @@ def _tensors(states: LayerStates) -> list[Tensor]:
 # -- the laws ----------------------------------------------------------------------------------
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_every_step_gives_the_laws_of_an_ordinary_forward(family):
     """Claim: plain decoding, chains, trees grown node by node, refusals and catching up give the
@@ -115,6 +116,7 @@ def test_every_step_gives_the_laws_of_an_ordinary_forward(family):
     assert counted.replays - counted.captures > 40 > counted.captures
 
 
+@pytest.mark.extra
 def test_a_draft_that_grows_token_by_token_is_captured():
     """Claim: a chain that is scored one node longer each time gives the laws of ordinary forwards
     through every size of earlier nodes, and no step of it is ordinary once its size is there.
@@ -146,6 +148,7 @@ def test_a_chain_that_was_accepted_in_part_stays_scored():
             session.commit({0: accepted})
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("requests", [2, MAX_REQUESTS - 1])
 def test_requests_share_a_step_and_nothing_else(requests):
     """Claim: requests that score unlike trees, some with pending tokens and some with nodes scored
@@ -179,6 +182,7 @@ def test_more_requests_than_there_is_room_for_take_ordinary_forwards():
     assert not counted.captures
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", HYBRIDS)
 def test_a_conversation_is_cut_back_to_states_of_captured_steps(family):
     """Claim: a turn that takes back part of what captured steps committed goes on with the laws of
@@ -242,6 +246,7 @@ def test_a_trial_changes_no_state():
     assert _difference(ordinary, fixed, {0: chain([5, 6, 7, 8, 9])}) < ROUNDING
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("bug", ["state", "updates"])
 def test_control_a_step_over_old_memory_is_seen(bug, monkeypatch):
     """Control: where a committed state, or the updates of earlier nodes, are not filled in, the
@@ -354,7 +359,7 @@ def test_a_step_that_is_timed_again_is_the_same_step(family):
 # -- answers -----------------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", HYBRIDS)
 @pytest.mark.parametrize(
     "method", few(["sd-tree", "ar", "specvlm", "sage", "specvlm-self", "layerskip", "auto"], 1)

@@ -486,7 +486,7 @@ def _changed(model: Any, change: Change, tools: Tools) -> Any:
     return found if "generate" in dir(found) else model
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("used", [False, True], ids=["before first use", "after first use"])
 @pytest.mark.parametrize("name", CHANGES)
 def test_a_changed_target_answers_as_its_own_generate(name, used, tools):
@@ -579,7 +579,7 @@ def _last_linear_of_eyes(model: Any) -> Any:
     return linears[-1]
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("used", [False, True], ids=["before first use", "after first use"])
 @pytest.mark.parametrize("name", VISION)
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llava_onevision"])

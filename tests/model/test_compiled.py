@@ -308,6 +308,7 @@ def test_beside_a_compiler_it_is_timed_like_the_others(monkeypatch):
         assert timed and all(("compiled" in each) is there for each in timed)
 
 
+@pytest.mark.extra
 @COMPILED
 def test_it_is_compiled_once(anew_and_soon):
     """Claim: the next process finds what was compiled, one cut short is made again, and a home that

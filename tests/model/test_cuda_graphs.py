@@ -68,7 +68,7 @@ def _same(ordinary: Session, fixed: Session, tree: Tree, requests: int = 1) -> f
     return float((a - b).abs().max())
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", LEAN)
 def test_every_step_gives_the_laws_of_an_ordinary_forward(family):
     """Claim: plain decoding, chains, trees grown node by node, refusals and catching up all give

@@ -95,7 +95,7 @@ def _weights(model):
     return {name: weight.clone() for name, weight in model.named_parameters()}
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("rounding", ON_CPU)
 @pytest.mark.parametrize("own", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
@@ -125,6 +125,7 @@ def test_an_answer_is_the_targets_whatever_the_draft_is_rounded_to(dtype, own, r
     assert not any("int" in name for name in Backbone.of(target).fused.head.prepared_kernels)
 
 
+@pytest.mark.extra
 def test_a_video_is_drafted_on_with_rounded_weights_over_the_targets_keys():
     """Claim: with rounded weights and no draft model, methods that draft with a model let the
     target draft over its own keys; a method that prunes them does as well."""

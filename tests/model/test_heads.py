@@ -110,7 +110,7 @@ def _play(session: Any, drafting: Any, reference: Any, seed: int, rounds: int) -
     return text
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(("kind", "family"), _pairs())
 def test_any_history_of_a_head_equals_the_reference(kind, family):
     """Claim: after any rounds a head's logits, at the end of the text and at every node of a tree,
@@ -179,7 +179,7 @@ def test_a_turn_cuts_a_head_back_to_the_text(kind, family, cut_back):
 # -- answers -----------------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(7)
+@pytest.mark.representatives(4)
 @pytest.mark.parametrize(("kind", "family"), _pairs())
 @pytest.mark.parametrize("method", few(METHODS, 3))
 def test_a_head_never_changes_an_answer(method, kind, family):
@@ -483,7 +483,7 @@ def test_experts_of_a_head_are_stacked_as_its_layer_wants_them(tmp_path):
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("style", STYLES)
 def test_an_eagle3_head_is_loaded_by_its_folder(style, tmp_path):
     """Claim: ``draft=`` takes the folder of an EAGLE-3 head in each published form, and the answer
@@ -506,6 +506,7 @@ def _spoil(folder: Path, **settings: Any) -> None:
     file.write_text(json.dumps(json.loads(file.read_text()) | settings))
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [

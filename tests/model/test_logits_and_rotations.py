@@ -76,7 +76,7 @@ def _random_model(kind: str, std: float = 0.3, **more: Any) -> Any:
     return model
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("kind", SCALED)
 def test_laws_are_those_of_the_models_own_logits(kind):
     """Claim: the law of the first token and of one inside a drafted chain is the softmax of the
@@ -161,6 +161,7 @@ def test_answers_do_not_part_where_rotations_depend_on_length(name):
         assert [*result.ids] == truth, method
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("name", ["dynamic", "longrope"])
 def test_a_short_request_does_not_change_beside_or_after_a_long_one(name):

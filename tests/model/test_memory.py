@@ -100,7 +100,7 @@ def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
     assert untied.decoder == found.decoder
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_what_a_token_leaves_is_what_a_cache_takes(

@@ -64,7 +64,7 @@ def test_other_families_stay(family):
     assert torch.equal(one.prompts(inputs)[0].positions, other.prompts(inputs)[0].positions)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("version", "place"),
     [("4.41.2", "trained"), ("5.2.0", "trained"), ("5.3.0", "library"), (None, "library")],

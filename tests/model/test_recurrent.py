@@ -229,6 +229,7 @@ def _rows_of(states: LayerStates, firm: int, tree: Tree, known: int, start: int 
     return StateRows(states, start, stop, firm, known, mask)
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("kind", KINDS)
 @settings(max_examples=12)
 @given(seed=st.integers(0, 10_000))
@@ -444,6 +445,7 @@ def _history(family: str, seed: int, rounds: int = 6) -> None:
     _assert_equal_laws(session, oracle, {r: Tree() for r in range(3)})
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("family", HYBRIDS)
 @settings(max_examples=3)
 @given(seed=st.integers(0, 10_000))
@@ -465,6 +467,7 @@ def test_many_histories_of_a_hybrid_equal_the_oracle(family):
         _history(family, seed, 12)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("bug", ["rejected", "window", "decay"])
 def test_control_planted_bugs_of_states_are_seen(bug, monkeypatch):
     """Control: the comparison above fails where the state of a rejected row is kept, the window

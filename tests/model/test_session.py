@@ -171,7 +171,7 @@ def _history(kind: str, fused: bool | None, seed: int) -> None:
     _assert_equal_laws(session, oracle, {r: Tree() for r in range(3)})
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @BOTH
 @pytest.mark.parametrize("kind", ["video", "text"])
 @settings(max_examples=6)

@@ -5,18 +5,23 @@
 
 from __future__ import annotations
 
+import copy
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import jaxtyping
 import openai
 import pytest
+from fastapi import applications
 from PIL import Image
 from serve.live import Endpoint, Live, made, serving
 
 from saccade.inputs import Pair, load_pair
 from saccade.inputs import media as media_
+from saccade.serve.request_schema import ChatRequest, TextRequest
+from saccade.serve.responses_schema import ResponsesRequest
 from saccade.world import drawing, scenes
 
 
@@ -26,6 +31,28 @@ def _fast() -> Iterator[None]:
     jaxtyping.config.update("jaxtyping_disable", True)
     yield
     jaxtyping.config.update("jaxtyping_disable", False)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _schemas_made_once() -> Iterator[None]:
+    """Every server describes the same routes and requests, which takes a quarter of a second."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(applications, "get_openapi", _made_once(applications.get_openapi))
+        for kind in (ChatRequest, TextRequest, ResponsesRequest):
+            patch.setattr(kind, "model_json_schema", _made_once(kind.model_json_schema))
+        yield
+
+
+def _made_once(make: Callable[..., dict[str, Any]]) -> Callable[..., dict[str, Any]]:
+    """Returns a function that gives copies of what the first call made."""
+    first: list[dict[str, Any]] = []
+
+    def copy_of_first(**settings: Any) -> dict[str, Any]:
+        if not first:
+            first.append(make(**settings))
+        return copy.deepcopy(first[0])
+
+    return copy_of_first
 
 
 @pytest.fixture(scope="session")

@@ -7,6 +7,7 @@ import socket
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 from serve.live import (
@@ -36,6 +37,16 @@ def slow(models) -> Iterator[tuple[Live, Slow]]:
     pool = slowed(engine, 0.3)
     with serving(lambda: engine) as live:
         yield live, pool
+
+
+def answered_at_once(slow: tuple[Live, Slow], *words: str, **settings: Any) -> Any:
+    """The choices of an answer that nothing slows down."""
+    live, pool = slow
+    seconds, pool.seconds = pool.seconds, 0.0
+    try:
+        return live.ask(*words, **settings).json()["choices"]
+    finally:
+        pool.seconds = seconds
 
 
 @contextmanager
@@ -85,7 +96,7 @@ def test_control_an_answer_that_is_waited_for_takes_longer(slow):
 def test_who_hangs_up_while_queued_leaves_the_queue(slow):
     """Claim: with both rows taken, the third's place is free at once and the others go on."""
     live, pool = slow
-    alone = live.ask(max_tokens=8).json()["choices"]
+    alone = answered_at_once(slow, max_tokens=8)
     with ThreadPoolExecutor(2) as threads:
         others = [threads.submit(live.ask, max_tokens=8) for _ in range(2)]
         assert soon(lambda: live.queue.running == 2)
@@ -99,9 +110,9 @@ def test_who_hangs_up_while_queued_leaves_the_queue(slow):
 def test_a_client_that_disconnects_harms_no_other(slow):
     """Claim: an answer beside one that is broken off is the one it is alone."""
     live, pool = slow
-    alone = live.ask("hello", max_tokens=12).json()["choices"]
+    alone = answered_at_once(slow, "hello", max_tokens=8)
     with ThreadPoolExecutor(1) as threads:
-        other = threads.submit(live.ask, "hello", max_tokens=12)
+        other = threads.submit(live.ask, "hello", max_tokens=8)
         with hung_up(live, request(stream=True, **LONG)):
             assert soon(lambda: live.queue.running == 2)
         assert other.result().json()["choices"] == alone

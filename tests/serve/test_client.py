@@ -49,6 +49,7 @@ def _run(models: Pair, inputs: Any, **settings: Any) -> Any:
     )
 
 
+@pytest.mark.extra
 def test_the_client_gets_json_and_calls(ours, endpoint):
     """Claim: the client's own types hold a schema's answer, and the count of kept tokens."""
     schema = {"type": "object", "properties": {"a": {"enum": [1, 2]}}, "required": ["a"]}
@@ -94,7 +95,7 @@ def asking(clips: list[Path], picture: Path, frames: list[bytes]) -> dict[str, l
 KINDS = ["text", "video", "image", "frames", "words first", "system", "turns"]
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("kind", KINDS)
 def test_pieces_are_the_whole_and_usage_counts_it(endpoint, asking, kind):
     """Claim: streamed and not, the same text, reason and usage; tokens counted as emitted."""

@@ -151,6 +151,7 @@ DEATHS = {
 }
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_decoder_that_dies_is_one_refusal(models, clips, monkeypatch, death):

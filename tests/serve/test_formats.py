@@ -18,6 +18,7 @@ from helpers import few
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from serve.live import QUESTION, Live, made, request, serving, text_part, video_part
+from tokenizers import AddedToken
 
 from saccade.core.errors import OptionError
 from saccade.core.sampling import BrokenLaw, Sampling, Scores
@@ -109,6 +110,7 @@ def test_every_way_of_drafting_obeys(models, plainly, method):
     assert answer.json()["saccade"]["fallback_reason"] is None
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("sampled", [False, True])
 def test_a_draft_in_its_own_process_obeys_too(models, vocabulary, sampled):
     """Claim: all that hippo's draft proposes follows the grammar, greedy and drawn, and some of it
@@ -153,6 +155,7 @@ SHORT = {"type": "json_schema", "json_schema": {"name": "word", "schema": {"enum
 ENDING: list[Any] = [{"response_format": SHORT}, {"guided_regex": r"(red|blue) [0-9]{2}"}]
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("method", ["auto", "ar"])
 def test_a_form_ends_where_the_config_names_no_end(models, plain, method, monkeypatch):
@@ -566,3 +569,65 @@ def test_forms_do_not_mix(calling):
         request("hi", tools=TOOLS, tool_choice="required", response_format=FORMAT)
     )
     assert answer.status_code == 400 and answer.json()["error"]["param"] == "tool_choice"
+
+
+@pytest.fixture(scope="module")
+def marked(models: Pair) -> grammar.Vocabulary:
+    """A vocabulary whose tokenizer has the marks of calls as added tokens, as Qwen's have."""
+    tokenizer = copy.deepcopy(models.target.tokenizer)
+    marks = ("<tool_call>", "</tool_call>", "<think>")
+    tokenizer.add_tokens([AddedToken(mark, special=False, normalized=False) for mark in marks])
+    return grammar.Vocabulary(tokenizer, len(tokenizer), [tokenizer.eos_token_id])
+
+
+def _drawn_answer(rules: grammar.Grammar, seed: int, end: int) -> list[int]:
+    """An answer of tokens that the grammar allows, drawn one by one."""
+    generator, answer = torch.Generator().manual_seed(seed), list[int]()
+    while end not in answer and len(answer) < 200:
+        mask = rules(answer)
+        assert mask is not None and mask.any(), "an allowed token led out of the grammar"
+        answer.append(int(torch.multinomial(mask.float(), 1, generator=generator)))
+    return answer
+
+
+@pytest.mark.parametrize(
+    "source",
+    [grammar.regex_grammar(r"<tool_call>\n[ab]</tool_call>"),
+     grammar.regex_grammar(r"[<](think|x)>!"),
+     grammar.json_schema_grammar({"const": "<think> a"}),
+     grammar.json_schema_grammar({"type": "object", "properties": {"<tool_call>": {"const": 1}},
+                                  "required": ["<tool_call>"], "additionalProperties": False})],
+    ids=["regex", "built up", "constant", "key"],
+)  # fmt: skip
+def test_a_form_may_contain_the_text_of_an_added_token(marked, source):
+    """Claim: a form whose text spells an added token is followed to its end, whatever allowed
+    tokens are drawn. Fails if a mask allows a token that the parser then refuses, after which the
+    rest of the answer had no form."""
+    (end,) = marked.eos_ids
+    for seed in range(6):
+        answer = _drawn_answer(marked.grammar(source, "x"), seed, end)
+        assert answer[-1] == end
+
+
+def test_a_form_may_contain_the_text_of_the_end_token(marked, models):
+    """Claim: inside a form the text of the token that ends an answer does not end it."""
+    (end,) = marked.eos_ids
+    text = models.target.tokenizer.decode([end])
+    rules = marked.grammar(grammar.json_schema_grammar({"const": f"{text} a"}), "x")
+    answer = _drawn_answer(rules, 0, end)
+    assert json.loads(models.target.tokenizer.decode(answer[:-1])) == f"{text} a"
+
+
+def test_a_required_call_is_written_with_its_marks_tokens(marked):
+    """Claim: where the marks of a call are tokens, a required call begins and ends with them, as
+    models write it, and is parsed. Fails on marks that are spelled by letters."""
+    tools = [{"name": "paint", "parameters": SCHEMA}]
+    source = tool_calls.call_grammar(tool_calls.QWEN, tools, marked)
+    tokenizer, (end,) = marked._tokenizer, marked.eos_ids
+    for seed in range(4):
+        answer = _drawn_answer(marked.grammar(source, "tools"), seed, end)
+        marks = tokenizer.convert_tokens_to_ids(["<tool_call>", "</tool_call>"])
+        assert [answer[0], answer[-2]] == marks
+        text = tokenizer.decode(answer[:-1])
+        words, (call,) = tool_calls.split_answer(tool_calls.QWEN, text, {"paint"}, is_complete=True)
+        assert words == "" and set(json.loads(call.arguments)) == {"colour", "count"}

@@ -67,6 +67,8 @@ def test_while_the_models_load_it_lives_but_is_not_ready(models):
         finally:
             go.set()
         assert soon(lambda: get("/health").status_code == 200)
+        for path in ("/health", "/ready", "/live"):  # as some load balancers ask
+            assert live.client.head(path).status_code == 200
         assert get("/ready").status_code == 200 and live.ask().status_code == 200
 
 
@@ -102,6 +104,7 @@ def test_a_port_in_use_ends_it_with_a_sentence(monkeypatch, capsys):
     assert "no.such.host.invalid" in _one_sentence(capsys.readouterr().err)
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("words", "said"),
     [
@@ -179,6 +182,7 @@ def _post(client: httpx.Client, **settings: Any) -> httpx.Response:
     return client.post("/v1/chat/completions", json=request(**settings))
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 @pytest.mark.parametrize("number", few([signal.SIGTERM, signal.SIGINT], 1))
 def test_a_signal_lets_answers_end_and_takes_no_new_ones(models, stream, number):
@@ -212,6 +216,7 @@ def self_running(run: Running) -> bool:
     return run.engine.queue.running == 1
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("stream", [False, True], ids=["whole", "stream"])
 def test_when_draining_ends_waiting_requests_are_refused(models, stream):
     """Claim: after --drain seconds the answer is a 503, or an error event, and the server ends."""
@@ -384,6 +389,7 @@ def test_an_answer_has_its_time(models, stream):
         assert live.ask(max_tokens=1).status_code == 200
 
 
+@pytest.mark.extra
 def test_a_queue_that_is_full_says_when_to_come_again(models):
     """Claim: over rows and queue it is 429 with Retry-After in seconds; n answers need n places."""
     engine = made(models, "ar", rows=1, queue=2)

@@ -196,6 +196,7 @@ def test_the_form_of_an_answer_follows_its_reasoning(marked):
         assert answer.json()["choices"][0]["finish_reason"] == "stop"
 
 
+@pytest.mark.extra
 def test_the_responses_api_has_reasoning_as_an_item(marked):
     """Claim: reasoning is an item before the message, in the official client's types, and can be
     sent back."""

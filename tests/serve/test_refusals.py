@@ -154,7 +154,7 @@ def test_what_is_not_supported_is_refused_by_its_name(server, name):
     error = _refused(server.ask(**{name: UNSUPPORTED[name]}))
     assert error["param"].startswith(name) and name in error["message"]
     assert "not supported" in error["message"]
-    assert server.ask(**{name: None}).status_code == 200
+    assert server.ask(**{name: None}, max_tokens=1).status_code == 200
 
 
 def test_neutral_values_are_taken(server):
@@ -339,7 +339,7 @@ VIDEOS = {
 }
 
 
-@pytest.mark.representatives(5)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("name", VIDEOS)
 def test_bad_media_are_refused_in_a_sentence(server, name):
     """Claim: 400, 413, 415 or 422, never the address in the sentence, and the server goes on."""

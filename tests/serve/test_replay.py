@@ -26,6 +26,7 @@ SILENT: list[dict[str, Any]] = [
     {"refusal": "", "reasoning_content": "", "thinking_blocks": [], "provider_fields": {}},
     {"name": None, "id": None, "parsed": None},
 ]
+HINT = {"cache_control": {"type": "ephemeral"}}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
 
 
@@ -36,7 +37,21 @@ def server(models: Pair) -> Iterator[Live]:
         yield live
 
 
-@pytest.mark.representatives(3)
+def test_a_hint_for_another_providers_cache_changes_nothing() -> None:
+    """Claim: ``cache_control``, with which clients mark parts, messages and system prompts for
+    another provider, is left out; any other unknown field that says something is refused."""
+    part = {"type": "text", "text": "hi"}
+    messages = [{"role": "system", "content": "be kind", **HINT},
+                {"role": "user", "content": [{**part, **HINT}]}]  # fmt: skip
+    read = ChatRequest.model_validate({"model": "shapes", "messages": messages})
+    plain = [{"role": "system", "content": "be kind"}, {"role": "user", "content": [part]}]
+    assert read == ChatRequest.model_validate({"model": "shapes", "messages": plain})
+    with pytest.raises(ValueError, match="cache_controls"):
+        messages = [{"role": "user", "content": [{**part, "cache_controls": {"a": 1}}]}]
+        ChatRequest.model_validate({"model": "shapes", "messages": messages})
+
+
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("more", SILENT, ids=str)
 def test_silent_fields_of_an_answer_change_nothing(server: Live, more: dict[str, Any]) -> None:
     """Claim: an assistant's message with null and empty fields is the message without them."""

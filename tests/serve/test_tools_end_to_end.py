@@ -75,6 +75,7 @@ def _ask(client: openai.OpenAI, choice: Any, **more: Any) -> list[Any]:
     return [whole.choices[0], final.choices[0]]
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize(
     ("choice", "names"),
     [("required", {"paint", "count"}),
@@ -120,6 +121,7 @@ def test_results_go_on(client):
     assert counts[0] < counts[1]
 
 
+@pytest.mark.extra
 def test_the_responses_api_calls_too(client, calling):
     """Claim: the flat tools of ``responses`` are the same tools, streamed in the official events,
     and ``function_call_output`` goes on. Fails if a call loses its id on the way."""

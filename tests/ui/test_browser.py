@@ -7,6 +7,7 @@ import re
 import shutil
 import signal
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from urllib.parse import urlparse
@@ -19,6 +20,7 @@ pytest.importorskip("playwright", reason="the browser's driver is a development 
 from playwright.sync_api import Browser, Page, expect, sync_playwright  # noqa: E402
 
 from saccade.ui import method_controls  # noqa: E402
+from saccade.world import drawing, scenes  # noqa: E402
 
 NAMES = ("chromium", "chromium-browser", "google-chrome")
 CHROMIUM = next(filter(None, map(shutil.which, NAMES)), None)
@@ -48,12 +50,12 @@ class Served:
 SERVE = "from ui import served; served.main()"  # in a fork of this process: torch is there
 
 
-@pytest.fixture(scope="module")
-def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
-    folder = tmp_path_factory.mktemp("ui")
+@contextmanager
+def serving(folder: Path, *options: str) -> Iterator[Served]:
+    """The page of ``saccade ui`` with these options, until the end."""
     asked, errors = folder / "asked.txt", folder / "errors.txt"
     ours, theirs = os.pipe()
-    command = ("ui", "--port", "0", "--threads", "1", "--max-upload-mb", "1")
+    command = ("ui", "--port", "0", "--threads", "1", "--max-upload-mb", "1", *options)
     words = ("-c", SERVE, str(theirs), str(errors), str(asked), *command)
     running = Forked(words, pass_fds=[theirs])
     os.close(theirs)
@@ -68,6 +70,12 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
     finally:
         running.kill()
         running.wait()
+
+
+@pytest.fixture(scope="module")
+def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
+    with serving(tmp_path_factory.mktemp("ui")) as place:
+        yield place
 
 
 @pytest.fixture(scope="module")
@@ -214,3 +222,69 @@ def test_at_first_there_is_a_question_and_a_button(served: Served, browser: Brow
         assert not page.locator(hidden).first.is_visible(), hidden
     assert not page.get_by_role("button", name="Stop", exact=True).is_visible()
     context.close()
+
+
+SIZES = {
+    "desktop": {"viewport": {"width": 1280, "height": 800}},
+    "phone": {"viewport": {"width": 390, "height": 844}, "is_mobile": True, "has_touch": True},
+}
+
+
+@contextmanager
+def opened(browser: Browser, place: Served, size: str) -> Iterator[Page]:
+    """A page in a window of this size, which it must not be wider than at the end."""
+    context = browser.new_context(**SIZES[size])
+    context.set_default_timeout(PATIENCE)
+    shown = context.new_page()
+    broken: list[str] = []
+    shown.on("pageerror", lambda error: broken.append(str(error)))
+    shown.goto(place.address)
+    assert "embedded pair" in shown.locator(".sac-who").inner_text()
+    yield shown
+    width = shown.evaluate("document.documentElement.scrollWidth")
+    assert width <= SIZES[size]["viewport"]["width"] and not broken
+    context.close()
+    assert not place.asked.exists(), place.asked.read_text()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_live_video_is_watched_and_asked_about(
+    browser: Browser, tmp_path: Path, size: str
+) -> None:
+    """Claim: a dropped video plays, its latest frames are shown, and questions before its end and
+    after it are answered, the latest first, on a desktop and on a phone."""
+    clip = tmp_path / "clip.mp4"
+    drawing.write_clip(scenes.scene(20_000_001), clip, 16, 112, fps=2.0)
+    with serving(tmp_path, "--watch") as place, opened(browser, place, size) as page:
+        page.get_by_role("button", name="Ask", exact=True).click()
+        expect(page.locator("#sac-error")).to_contain_text("press Watch")
+        page.locator("input[type=file]").set_input_files(clip)
+        page.get_by_text("clip.mp4").first.wait_for()
+        page.get_by_role("button", name="Watch", exact=True).click()
+        page.locator("#sac-live img").first.wait_for()
+        page.get_by_role("button", name="Ask", exact=True).click()
+        expect(page.locator(".sac-exchange")).to_have_count(1)
+        page.get_by_text("the video has ended; 16 frames seen").wait_for()
+        page.get_by_label("Question, at any time").fill("How many things?")
+        page.get_by_role("button", name="Ask", exact=True).click()
+        expect(page.locator(".sac-exchange")).to_have_count(2)
+        expect(page.locator(".sac-asked").first).to_contain_text("How many things?")
+        assert page.locator(".sac-answer").first.inner_text()
+
+
+@pytest.mark.parametrize("size", SIZES)
+def test_a_conversation_takes_new_videos(browser: Browser, tmp_path: Path, size: str) -> None:
+    """Claim: a question brings its own file, the next one says what was read before, and Begin anew
+    forgets both, on a desktop and on a phone."""
+    clip = tmp_path / "clip.mp4"
+    drawing.write_clip(scenes.scene(20_000_001), clip, 8, 112, fps=2.0)
+    options = ("--chat", "--max-new-tokens", "8")
+    with serving(tmp_path, *options) as place, opened(browser, place, size) as page:
+        for count in (1, 2):
+            page.locator("input[type=file]").set_input_files(clip)
+            page.get_by_text("clip.mp4").first.wait_for()
+            page.get_by_role("button", name="Ask", exact=True).click()
+            expect(page.locator(".sac-exchange .sac-strip")).to_have_count(count)
+        expect(page.locator(".sac-asked").first).to_contain_text("tokens were read before")
+        page.get_by_role("button", name="Begin anew", exact=True).click()
+        expect(page.locator(".sac-exchange")).to_have_count(0)

@@ -11,7 +11,7 @@ import pytest
 import saccade
 from saccade.core.errors import OptionError, SaccadeError
 from saccade.ui.page_run import PageSettings
-from saccade.ui.watching import Watchers, frames_html, said_html
+from saccade.ui.watching import Watchers, conversation_html, frames_html
 from saccade.world import drawing, scenes
 
 
@@ -36,7 +36,9 @@ def test_a_tab_watches_and_asks(tmp_path: Path) -> None:
     assert "<img" in frames_html(watchers.get("one")) and "12 frames seen" in frames_html(
         watchers.get("one")
     )
-    assert "What is there?" in said_html(watchers.get("one")) and said_html(None) == ""
+    assert (
+        "What is there?" in conversation_html(watchers.get("one")) and conversation_html(None) == ""
+    )
     watchers.stop("two")
     assert watchers.get("one") is not None
     watchers.stop("one")

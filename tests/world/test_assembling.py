@@ -58,7 +58,7 @@ def target(folder: Path, form: str) -> Loaded:
     return load(str(folder / form), fused=False)
 
 
-@pytest.mark.representatives(2)
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("form", FORMS)
 def test_a_draft_is_the_targets_class_around_smaller_parts(folder: Path, form: str) -> None:
     """Claim: of LLaVA's families the draft's decoder is the language model's, weight by weight, its
@@ -106,6 +106,7 @@ def test_a_draft_is_the_targets_class_around_smaller_parts(folder: Path, form: s
     assert drafted.ids == answer.ids and drafted.fallback_reason is None
 
 
+@pytest.mark.extra
 def test_a_tower_may_be_named(folder: Path) -> None:
     """Claim: the tower of a CLIP that reads text too is taken out of it, weight by weight, with its
     own number of layers."""

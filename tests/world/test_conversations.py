@@ -72,6 +72,7 @@ def labelled(loaded: Loaded, sample: dict[str, torch.Tensor]) -> list[str]:
     return [str(loaded.tokenizer.decode(run)) for run in runs if run]
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_answer_of_a_conversation_is_learnt(folder: Path, family: str) -> None:
     """Claim: the labels are all of gpt's answers, each up to the token that ends it, and nothing a
@@ -142,6 +143,7 @@ def test_what_is_too_long_loses_its_end(folder: Path, monkeypatch: Any) -> None:
         Conversations(loaded, [told], (0, 0), count=1, batch=1, drop=0.0)[0]
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_conversation_comes_once_before_any_comes_again(folder: Path, family: str) -> None:
     """Claim: batches follow from (seed, phase, index) alone, go through the data in another order

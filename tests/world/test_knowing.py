@@ -27,6 +27,7 @@ def domain() -> TrainingDomain:
     return read
 
 
+@pytest.mark.representatives(2)
 @pytest.mark.parametrize("size", [56, 112, 224, (120, 200)])
 def test_every_drawn_clip_is_of_the_world(
     domain: TrainingDomain, size: int | tuple[int, int]

@@ -110,6 +110,7 @@ def _assert_lossless(folder: Path, number: int, methods: list[str], draft: Backb
     return found
 
 
+@pytest.mark.extra
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("number", few(range(10), 1))
 def test_the_pairs_answers_are_hugging_faces(pair, number):
@@ -141,6 +142,7 @@ def test_the_pairs_draft_is_worth_having(pair):
     assert seeing.tau > 2.5 and blind.tau < seeing.tau
 
 
+@pytest.mark.extra
 def test_the_pairs_target_drafting_for_itself_accepts_everything(pair):
     """Claim: the target as its own separate draft, and over its own keys, is never refused."""
     loaded = _load(pair)

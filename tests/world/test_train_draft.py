@@ -120,6 +120,7 @@ def test_parts_are_found_by_structure(family: str) -> None:
     assert found == {name: by_hand(family, name) for name in found}
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("family", SEEING)
 @pytest.mark.parametrize("name", ["llava-1.5-68m", "llava-onevision-68m"])
 def test_only_what_a_phase_trains_gets_gradient(family: str, name: str) -> None:
@@ -181,6 +182,7 @@ def test_the_loss_is_the_plain_one() -> None:
     assert abs(truth - away) > 0.1, "a mix of equals would prove nothing"
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("family", SEEING)
 @pytest.mark.parametrize("lost", [0, 2])
 def test_dropped_tokens_leave_the_others_where_they_were(family: str, lost: int) -> None:

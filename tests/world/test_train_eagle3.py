@@ -119,6 +119,7 @@ def test_an_interrupted_training_of_a_head_goes_on_bit_for_bit(tmp_path: Path) -
     assert all(torch.equal(one[name], two[name]) for name in one)
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("option", ["draft", "distill", "drop_visual"])
 def test_options_of_draft_models_are_refused(option: str, tmp_path: Path) -> None:
     """Claim: options that mean nothing to a head are refused in a sentence, before any step."""

@@ -37,12 +37,18 @@ def ui(
     watch: Annotated[
         bool, typer.Option("--watch", help="The page that watches a video as if it were live.")
     ] = False,
+    chat: Annotated[
+        bool, typer.Option("--chat", help="The page of a conversation that takes new media.")
+    ] = False,
     verbose: Verbose = False,
 ) -> None:
     """A web page: drop a video and watch it answered plainly and with a draft, side by side.
 
     With --watch the video is played as if it were live, and questions are answered at any time.
+    With --chat questions go on, and each may bring pictures and videos.
     """
+    if watch and chat:
+        raise OptionError("--watch and --chat are two pages: name one of them")
     if importlib.util.find_spec("gradio") is None:
         raise OptionError(f"the page needs gradio: {how_to_install('ui')}")
     settings = run_setup.resolve_settings(models, loading, method)
@@ -73,6 +79,11 @@ def ui(
             from saccade.ui import watch_page
 
             blocks = watch_page.build_watch_page(Model(pair, recipe), page_settings)
+        elif chat:
+            from saccade.corpus.answering import Model
+            from saccade.ui import chat_page
+
+            blocks = chat_page.build_chat_page(Model(pair, recipe), page_settings)
         else:
             blocks = page.build_page(lambda: pair, page_settings)
         app = page.make_app(blocks, page_settings)

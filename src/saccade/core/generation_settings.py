@@ -99,6 +99,12 @@ OTHER_CALLS = {
     "attn_implementation": "Saccade computes attention itself, so leave it out",
     "device_map": "it is of the call that loads the model: saccade.load or from_pretrained",
     **dict.fromkeys(
+        ("prompt", "messages", "image", "images", "video", "videos"),
+        "Model.describe(media, question) takes it by its place",
+    ),
+    "stream": "saccade.stream and Model.stream give an answer as it grows",
+    **dict.fromkeys(("nframes", "max_frames"), "Model.describe takes num_frames="),
+    **dict.fromkeys(
         ("fps", "num_frames"),
         "frames are chosen before: Model.describe takes it, and saccade.inputs.media.read takes "
         "FrameSampling(fps=..., num_frames=...)",

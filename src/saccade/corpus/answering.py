@@ -507,6 +507,15 @@ LOAD_ADVICE = {  # What to write instead of an argument of from_pretrained.
     "assistant_model": "its name here is draft=",
     "revision": "name a folder that has this revision, such as huggingface_hub.snapshot_download's",
     "low_cpu_mem_usage": "weights are always read directly into their place, so leave it out",
+    "cache_dir": "set HF_HUB_CACHE to that folder before Python starts",
+    "token": "set HF_TOKEN, or log in once by `hf auth login`",
+    "local_files_only": "set HF_HUB_OFFLINE=1 before Python starts",
+    "processor": "a loaded model and its processor are for saccade.run(model, inputs)",
+    **dict.fromkeys(
+        ("min_pixels", "max_pixels", "use_fast"),
+        "set it in the checkpoint's preprocessor_config.json",
+    ),
+    **dict.fromkeys(("fps", "num_frames"), "Model.describe takes it, with each question"),
 }
 
 

@@ -240,7 +240,7 @@ def _named(function: Function) -> Function:
 @_named
 def stream(
     model: nn.Module | Backbone,
-    inputs: Inputs,
+    inputs: Inputs | Tensor | None = None,
     *,
     on_phase: Phase | None = None,
     call: RequestBatch | None = None,
@@ -252,7 +252,8 @@ def stream(
 
     Args:
         model: the target, a loaded Hugging Face model.
-        inputs: what the target's processor returned, for one request or several.
+        inputs: what the target's processor returned, for one request or several, or ids alone. They
+            may also be given as ``**inputs``.
         on_phase: called as each phase of the work begins; see :class:`Stream`.
         call: an earlier stream's ``call`` (made with ``keep``). ``inputs`` continue its
             conversation, and only new media and tokens are read. Other first media start afresh.
@@ -271,7 +272,7 @@ def stream(
 
 def _start(
     model: nn.Module | Backbone,
-    inputs: Inputs,
+    inputs: Inputs | Tensor | None,
     arguments: CallArguments,
     on_phase: Phase | None,
     batch: RequestBatch | None = None,
@@ -281,7 +282,8 @@ def _start(
     """Checks everything and returns the stream, before any work."""
     with cpu_by_default():
         target = current_backbone(model)
-        call = _Call.of(target, arguments)
+        inputs, others = _split_inputs(inputs, arguments)
+        call = _Call.of(target, cast(CallArguments, others))
         request = Request.of(target, inputs, **call.request)
         return Stream(
             target,
@@ -299,14 +301,15 @@ def _start(
 @_named
 def run(
     model: nn.Module | Backbone,
-    inputs: Inputs,
+    inputs: Inputs | Tensor | None = None,
     *,
     on_phase: Phase | None = None,
     **arguments: Unpack[CallArguments],
 ) -> Result:
     """Returns one answer with its measures; arguments as :func:`stream`. One request at a time."""
     rounds = _start(model, inputs, arguments, on_phase)
-    if len(inputs["input_ids"]) != 1:
+    assert rounds.call is not None, "the stream has not begun"
+    if len(rounds.call.request.inputs["input_ids"]) != 1:
         raise OptionError("saccade.run answers one request; use saccade.generate for a batch")
     return rounds.finish()[0]
 
@@ -467,8 +470,8 @@ def _split_inputs(
         return {"input_ids": inputs, **own}, others
     if inputs is None and "input_ids" not in own:
         raise OptionError(
-            "there is nothing to answer: call saccade.generate(model, inputs) with what the "
-            "processor returned"
+            "there is nothing to answer: give what the processor returned, as in "
+            "saccade.generate(model, inputs)"
         )
     if inputs is None:
         return own, others

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -86,7 +87,7 @@ class Loaded:
     @property
     def tokenizer(self) -> Any:
         """The processor's tokenizer."""
-        return getattr(self.processor, "tokenizer", self.processor)
+        return _tokenizer_of(self.processor)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns ids as text, without special tokens."""
@@ -107,6 +108,7 @@ def load(
     tp: bool = False,
     is_draft: bool = False,
     rounding: Rounding | None = None,
+    check_processor: Callable[[Any], None] | None = None,
 ) -> Loaded:
     """Loads a checkpoint folder, a hub id, or one of the embedded models by ``checkpoints.NAMES``.
 
@@ -125,6 +127,7 @@ def load(
         is_draft: whether its answers are judged by another model. Packed weights are then unpacked
             on a CPU; see ``inputs/packed_checkpoints.py``.
         rounding: by which a copy of the weights is rounded afterwards; there must be memory for it.
+        check_processor: called with the processor before weights are read; it may raise.
     """
     if device is not None and device_map is not None:
         raise OptionError("give a device or a device map, not both")
@@ -165,6 +168,8 @@ def load(
         trust_remote_code=trust_remote_code,
     )
     processor = read_processor(name, config, trust_remote_code=trust_remote_code)
+    if check_processor is not None:
+        check_processor(processor)
     try:
         if packing is None:
             model, loading_info = _from_pretrained(
@@ -297,14 +302,21 @@ def load_pair(
     place = pick_device(options.get("device") if draft_device is None else draft_device)
     check_draft_quantize(draft_quantize, place, is_own=draft is None)
     own_rounding = rounding if draft is None else None
-    loaded = load(target, rounding=own_rounding, **options)
+    draft_is_head = draft is not None and head_checkpoints.is_eagle3(
+        head_checkpoints.read_settings(draft)
+    )
+    check_processor = None
+    if draft is not None and not draft_is_head:
+        trusted = bool(options.get("trust_remote_code"))
+        check_processor = partial(_check_draft_fits, target, draft, trusted)
+    loaded = load(target, rounding=own_rounding, check_processor=check_processor, **options)
     if draft is None:
         if rounding is not None:
             return loaded, round_weights(loaded, rounding.name)
         is_plain = not options.get("tp") and options.get("quantize") is None
         own = head_checkpoints.load_own(target, loaded.backbone) if is_plain else None
         return loaded, None if own is None else Loaded(f"{target}'s head", own, loaded.tokenizer)
-    if head_checkpoints.is_eagle3(head_checkpoints.read_settings(draft)):
+    if draft_is_head:
         if draft_device is not None:
             raise OptionError(
                 f"{draft} is a head, which is where its target is: leave draft_device "
@@ -330,10 +342,19 @@ def load_pair(
     if is_rounded_here:
         draft_options["rounding"] = rounding
     loaded_draft = load(draft, is_draft=True, **draft_options)
-    check_pair(loaded, loaded_draft)
     if rounding is not None and is_rounded_here:
         loaded_draft = round_weights(loaded_draft, rounding.name)
     return loaded, loaded_draft
+
+
+def _check_draft_fits(target: str, draft: str, trust_remote_code: bool, processor: Any) -> None:
+    """Raises ModelError where a draft's tokenizer is not that of the target's processor.
+
+    Nothing but the draft's config and tokenizer is read.
+    """
+    config = read_config(draft, trust_remote_code=trust_remote_code)
+    draft_processor = read_processor(draft, config, trust_remote_code=trust_remote_code)
+    check_tokenizers(target, _tokenizer_of(processor), draft, _tokenizer_of(draft_processor))
 
 
 def check_draft_quantize(name: str | None, place: torch.device, *, is_own: bool) -> None:
@@ -439,6 +460,11 @@ def use_threads(threads: int | None) -> None:
 def check_pair(target: Loaded, draft: Loaded) -> None:
     """Raises ModelError, naming the first difference, unless both read and write the same ids."""
     check_tokenizers(target.name, target.tokenizer, draft.name, draft.tokenizer)
+
+
+def _tokenizer_of(processor: Any) -> Any:
+    """Returns a processor's tokenizer, which of a text-only model is the processor itself."""
+    return getattr(processor, "tokenizer", processor)
 
 
 def check_tokenizers(target: str, target_tokenizer: Any, draft: str, draft_tokenizer: Any) -> None:

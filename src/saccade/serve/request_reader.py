@@ -388,7 +388,7 @@ class RequestReader:
         if self._dialect is None:
             return None
         functions = [tool.function.model_dump(exclude_none=True) for tool in request.required_tools]
-        return tool_calls.call_grammar(self._dialect, functions), "tools"
+        return tool_calls.call_grammar(self._dialect, functions, self._vocabulary), "tools"
 
     def _sampling(self, request: ChatRequest) -> FrameSampling:
         """Returns how frames are chosen: as the request says, else by the server's settings."""

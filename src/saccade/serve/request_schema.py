@@ -92,6 +92,7 @@ class ClientObject(Strict):
 
     The objects of their libraries may have more fields than an answer used, null or empty. An
     unknown field is left out where it is empty, and refused like any other where it is not.
+    ``cache_control``, another provider's hint, is left out whatever it says.
     """
 
     @model_validator(mode="before")
@@ -103,7 +104,8 @@ class ClientObject(Strict):
         return {
             name: field
             for name, field in value.items()
-            if name in fields or not (field is None or field in ("", [], {}))
+            if name in fields
+            or not (name == "cache_control" or field is None or field in ("", [], {}))
         }
 
 

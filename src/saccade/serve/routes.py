@@ -120,7 +120,10 @@ def _operator_routes(service: Service, release: str) -> APIRouter:
 
     router.get("/health", responses=_error_responses(503))(health)
     router.get("/ready", responses=_error_responses(503), operation_id="ready")(health)
+    for path in ("/health", "/ready"):  # Some load balancers ask by HEAD.
+        router.head(path, include_in_schema=False)(health)
 
+    @router.head("/live", include_in_schema=False)
     @router.get("/live")
     async def live() -> dict[str, str]:
         """Answers as long as the process is alive, whether or not a model is loaded."""

@@ -33,6 +33,10 @@ log = logging.getLogger(__name__)
 
 TITLE = "Saccade"
 INTERNAL_ERROR = "something went wrong inside Saccade; the terminal it was started from says what"
+ABOUT = (
+    "One question about a video, answered twice by the same model: plainly, and with a draft that "
+    "guesses several tokens at a time. The answer is the same; the time is not."
+)
 QUESTION = "Describe the video in detail."
 CSS = Path(__file__).with_name("page.css")
 WAITING = pictures.message("Waiting for its turn …")
@@ -51,15 +55,20 @@ AXIS_LABELS = {  # The label of each control, by the part of a method that it ed
 # -- what events show --------------------------------------------------------------------------
 
 
+def error_html(error: Exception) -> str:
+    """Returns the sentence for an error. Of a bug the terminal gets the traceback."""
+    if isinstance(error, SaccadeError):
+        return pictures.message(str(error), "error")
+    log.error("an event of the page failed", exc_info=error)
+    return pictures.message(INTERNAL_ERROR, "error")
+
+
 def preview_clip(example: str | None, upload: str | None, settings: PageSettings) -> str:
     """Returns the clip as frames, or the sentence why it cannot be read."""
     try:
         clip = read_clip(example, upload, settings)
-    except SaccadeError as error:
-        return pictures.message(str(error), "error")
-    except Exception as error:  # This is a bug: a person gets a sentence, the terminal the rest.
-        log.error("a clip could not be shown", exc_info=error)
-        return pictures.message(INTERNAL_ERROR, "error")
+    except Exception as error:
+        return error_html(error)
     count = len(clip.frames)
     about = f"{count} frames of {clip.duration:.1f} s" if count > 1 else "one picture"
     notes = "".join(pictures.message(note) for note in clip.warnings)
@@ -208,7 +217,7 @@ def build_page(
     from saccade.world.demo_clips import EXAMPLES
 
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
-        head = pictures.static_html("head", TITLE, describe_models(settings))
+        head = pictures.static_html("head", TITLE, ABOUT, describe_models(settings))
         gr.HTML(head, elem_classes="sac-head", js_on_load=None)
         last = gr.State(None)
         with gr.Row():

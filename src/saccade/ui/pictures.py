@@ -44,8 +44,8 @@ TEMPLATES: Any = (
 def static_html(name: str, *values: Any) -> str:
     """Returns a part of the page that does not change during a run.
 
-    ``head`` takes the page's title and the name of what answers, ``how`` whether the method drafts
-    in a process of its own, and ``legend`` the meaning of each kind of token.
+    ``head`` takes the page's title, what it is for and the name of what answers, ``how`` whether
+    the method drafts in a process of its own, and ``legend`` the meaning of each kind of token.
     """
     return str(vars(TEMPLATES)[name](*values))
 
@@ -53,6 +53,11 @@ def static_html(name: str, *values: Any) -> str:
 def message(text: str, kind: str = "note") -> str:
     """Returns a sentence in a box, or nothing for an empty sentence."""
     return str(TEMPLATES.message(text, kind))
+
+
+def exchange(heading: str, answer: str, strips: str = "") -> str:
+    """Returns a question with its answer; ``strips`` is the markup of what came with it."""
+    return str(TEMPLATES.exchange(heading, answer, strips))
 
 
 def column(side: Column, coloured: bool) -> str:

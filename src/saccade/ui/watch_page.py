@@ -2,22 +2,22 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Iterator
 from typing import Any
 
 import gradio as gr
 
-from saccade.core.errors import SaccadeError
 from saccade.corpus.answering import Model
 from saccade.ui import pictures
-from saccade.ui.page import INTERNAL_ERROR
+from saccade.ui.page import describe_models, error_html
 from saccade.ui.page_run import PageSettings
-from saccade.ui.watching import Watchers, frames_html, said_html
-
-log = logging.getLogger(__name__)
+from saccade.ui.watching import Watchers, conversation_html, frames_html
 
 TITLE = "Saccade watches"
+ABOUT = (
+    "A video is played as if it were live. Ask whenever you like: the answer is about the frames "
+    "that have come so far, and it is the one that the model alone would give."
+)
 QUESTION = "What is happening now?"
 REFRESH_SECONDS = 1.0
 
@@ -26,38 +26,33 @@ def build_watch_page(model: Model, settings: PageSettings) -> gr.Blocks:
     """Returns the page as gradio blocks."""
     watchers = Watchers(model, settings)
 
-    def sentence(error: Exception) -> str:
-        if isinstance(error, SaccadeError):
-            return pictures.message(str(error), "error")
-        log.error("watching failed", exc_info=error)
-        return pictures.message(INTERNAL_ERROR, "error")
-
     def start(upload: str | None, window: str, request: gr.Request) -> tuple[str, str, str]:
         tab = str(request.session_hash)
         try:
             watchers.start(tab, upload, window)
         except Exception as error:
-            return sentence(error), "", ""
+            return error_html(error), "", ""
         return "", frames_html(watchers.get(tab)), ""
 
     def show(request: gr.Request) -> str:
         return frames_html(watchers.get(str(request.session_hash)))
 
-    def ask(question: str, request: gr.Request) -> Iterator[tuple[str, str, str]]:
+    def ask(question: str, request: gr.Request) -> Iterator[tuple[str, str]]:
         tab = str(request.session_hash)
         try:
             for text in watchers.ask(tab, question):
-                yield "", pictures.message(text), said_html(watchers.get(tab))
+                yield "", conversation_html(watchers.get(tab), question, text)
         except Exception as error:
-            yield sentence(error), "", said_html(watchers.get(tab))
+            yield error_html(error), conversation_html(watchers.get(tab))
             return
-        yield "", "", said_html(watchers.get(tab))
+        yield "", conversation_html(watchers.get(tab))
 
     def stop(request: gr.Request) -> None:
         watchers.stop(str(request.session_hash))
 
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
-        gr.HTML(pictures.static_html("head", TITLE, model.pair.target.name), js_on_load=None)
+        head = pictures.static_html("head", TITLE, ABOUT, describe_models(settings))
+        gr.HTML(head, elem_classes="sac-head", js_on_load=None)
         with gr.Row():
             with gr.Column(min_width=320):
                 upload = gr.File(label="A video, played as if it were live", height=120)
@@ -70,12 +65,11 @@ def build_watch_page(model: Model, settings: PageSettings) -> gr.Blocks:
             with gr.Column(min_width=320):
                 frames_view = gr.HTML("", elem_id="sac-live", js_on_load=None)
         error_view = gr.HTML("", elem_id="sac-error", js_on_load=None)
-        answer_view = gr.HTML("", elem_id="sac-answer", js_on_load=None)
-        said_view = gr.HTML("", elem_id="sac-said", js_on_load=None)
+        conversation_view = gr.HTML("", elem_id="sac-said", js_on_load=None)
         quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        go.click(start, [upload, window], [error_view, frames_view, said_view], **quiet)
+        go.click(start, [upload, window], [error_view, frames_view, conversation_view], **quiet)
         stop_button.click(stop, **quiet)
-        answers = [error_view, answer_view, said_view]
+        answers = [error_view, conversation_view]
         asking = [ask_button.click, question.submit]
         gr.on(asking, ask, question, answers, concurrency_limit=1, **quiet)
         gr.Timer(REFRESH_SECONDS).tick(show, None, frames_view, queue=False, **quiet)

@@ -1,6 +1,6 @@
 """What the page that watches a video does, without its layout.
 
-Pictures and documents cannot be added there; ``saccade.Chat`` and ``saccade chat`` take those.
+Pictures cannot be added there; the page of ``saccade ui --chat`` takes those.
 """
 
 from __future__ import annotations
@@ -109,12 +109,12 @@ def frames_html(watching: Watching | None) -> str:
     return pictures.strip(np.stack(frames), [*times]) + pictures.message(about)
 
 
-def said_html(watching: Watching | None) -> str:
-    """Returns the questions with their answers, the latest first."""
+def conversation_html(watching: Watching | None, question: str = "", answer: str = "") -> str:
+    """Returns the questions with their answers, the latest first; ``question`` is one whose
+    ``answer`` is still growing."""
     if watching is None:
         return ""
+    growing = [pictures.exchange(question, answer)] if question else []
     entries = reversed(watching.exchanges)
-    return "".join(
-        pictures.message(f"{time:.1f} s · {question}") + pictures.message(answer)
-        for time, question, answer in entries
-    )
+    done = [pictures.exchange(f"{time:.1f} s · {old}", reply) for time, old, reply in entries]
+    return "".join([*growing, *done])

@@ -36,7 +36,7 @@ def test_every_benchmark_has_a_case():
     assert {case.name for case in CASES} == set(BENCHMARKS)
 
 
-@pytest.mark.representatives(7)
+@pytest.mark.representatives(4)
 @every
 def test_a_benchmark_is_read_from_its_own_layout(case: Case, art: Art, tmp_path: Path):
     """Claim: items, wording, answers, options and media are what was written.
@@ -88,7 +88,7 @@ def test_second_turns_follow_the_same_first_ones(case: Case, art: Art, tmp_path:
         assert len(item.next.media) == len(after.media) > 0
 
 
-@pytest.mark.representatives(31)
+@pytest.mark.representatives(8)
 @every
 @pytest.mark.parametrize("how", ["name", "owner", "hub", "snapshot"])
 def test_both_generations_of_ids_are_found(case: Case, how: str, art: Art, tmp_path: Path):
@@ -109,6 +109,7 @@ def test_both_generations_of_ids_are_found(case: Case, how: str, art: Art, tmp_p
         assert len(list(opened(case, root).items())) == case.items
 
 
+@pytest.mark.representatives(8)
 @every
 def test_without_a_root_the_local_cache_is_used(case: Case, art: Art, tmp_path: Path):
     """Claim: a snapshot in the hub cache, links to blobs, is found without a root and offline."""
@@ -127,6 +128,7 @@ def test_without_a_root_the_local_cache_is_used(case: Case, art: Art, tmp_path: 
     assert all(medium.read() is not None for medium in items[0].media)
 
 
+@pytest.mark.representatives(10)
 @every
 def test_a_missing_column_is_named(case: Case, art: Art, tmp_path: Path):
     """Claim: a layout that changed is refused when it is opened, with what it has."""
@@ -139,6 +141,7 @@ def test_a_missing_column_is_named(case: Case, art: Art, tmp_path: Path):
     command(case, words)
 
 
+@pytest.mark.representatives(10)
 @pytest.mark.parametrize("case", with_media, ids=lambda case: f"{case.name}-{case.layout.__name__}")
 def test_a_missing_medium_costs_its_item_only(case: Case, art: Art, tmp_path: Path):
     """Claim: the item is listed with the reason, and the others go on."""
@@ -153,6 +156,7 @@ def test_a_missing_medium_costs_its_item_only(case: Case, art: Art, tmp_path: Pa
     assert str(tmp_path) not in broken[0].reason
 
 
+@pytest.mark.representatives(10)
 @every
 def test_rows_that_are_cut_short_are_reported(case: Case, art: Art, tmp_path: Path):
     """Claim: half a file of rows is refused by its name, with the command that fetches it."""

@@ -157,6 +157,7 @@ def test_no_fixed_chain_is_faster(world):
     assert simulate(Auto(world.costs), world, 400).seconds <= 1.08 * best
 
 
+@pytest.mark.extra
 def test_control_a_chain_chosen_for_another_world_is_slower():
     """Control: the fixed chain best in one world loses more than 8 % in another."""
     good, bad = World(0.99, 0.97), World(0.6, 0.6)

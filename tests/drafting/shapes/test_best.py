@@ -75,7 +75,7 @@ def likeliest(chance: Mapping[Text, float], nodes: int) -> set[Text]:
     return set(sorted(chance, key=lambda text: -chance[text])[:nodes])
 
 
-@pytest.mark.representatives(20)
+@pytest.mark.representatives(8)
 @pytest.mark.parametrize("sharp", [0.3, 1.5, 4.0])
 @pytest.mark.parametrize("nodes", [1, 2, 5, 12, 30])
 @pytest.mark.parametrize("seed", range(4))
@@ -183,7 +183,7 @@ def test_nodes_are_chosen_by_the_law_that_is_sampled_from():
     assert grown(warm, Best(8).grow(None)) != grown(table, Best(8).grow(None))
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @pytest.mark.usefixtures("unchecked")
 @pytest.mark.parametrize("family", FAMILIES)
 @pytest.mark.parametrize("method", ["sd/shape=best-8", "specvlm-self/shape=best-5"])

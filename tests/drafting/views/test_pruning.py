@@ -218,7 +218,7 @@ def seeing(prompt: Prompt) -> Prefill:
 # -- selectors ---------------------------------------------------------------------------------
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @each_selector
 @settings(max_examples=60)
 @given(SIZES, KINDS, HOLES, SEEDS)
@@ -236,7 +236,7 @@ def test_a_selector_is_its_definition(name, sizes, kind, holes, seed):
             assert chosen(selector, prompt, budget) == slow(prompt, budget)
 
 
-@pytest.mark.representatives(4)
+@pytest.mark.representatives(2)
 @each_selector
 @settings(max_examples=40)
 @given(SIZES, KINDS, HOLES, SEEDS)

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
-from urllib.parse import SplitResult, unquote, urljoin, urlsplit
+from urllib.parse import SplitResult, unquote, unquote_to_bytes, urljoin, urlsplit
 
 from saccade.core.errors import VideoInputCode, VideoInputError
 from saccade.inputs.media.limits import Limits, refusal, seconds_left
@@ -239,10 +239,11 @@ def _decode_base64(text: memoryview) -> bytes:
 
 
 def _lenient_base64(text: memoryview) -> bytes:
-    """Decodes base64 that may have line breaks and lack its padding. Raises ValueError."""
+    """Decodes base64 that may have line breaks, lack its padding, or be escaped as addresses are.
+    Raises ValueError."""
     with suppress(ValueError):
         return binascii.a2b_base64(text, strict_mode=True)
-    in_one_line = bytes(text).translate(None, delete=b" \t\r\n")
+    in_one_line = unquote_to_bytes(bytes(text)).translate(None, delete=b" \t\r\n")
     missing = b"" if b"=" in in_one_line[-2:] else b"=" * (-len(in_one_line) % 4)
     return binascii.a2b_base64(in_one_line + missing, strict_mode=True)
 

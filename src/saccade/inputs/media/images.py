@@ -70,6 +70,9 @@ class Animation:
             self.size = image.size
             with translate_errors(file):
                 count = image.n_frames if image.format in ANIMATED_FORMATS else 1
+                pages = image.n_frames if image.format == "TIFF" else 1
+            if pages > 1:
+                self.warnings.append(f"has {pages} pages: only the first one is read")
             if count > MAX_ANIMATION_FRAMES:
                 raise file.refusal("has too many frames; cut it into parts", "too_long")
             width, height = self.size

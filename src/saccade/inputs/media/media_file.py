@@ -79,7 +79,8 @@ def check_path(path: str | Path, limits: Limits) -> Path:
     try:
         resolved = Path(path).resolve()
         if limits.root and not resolved.is_relative_to(limits.root.resolve()):
-            raise refusal(label, "must be inside the allowed folder", "not_allowed")
+            hint = "must be inside the allowed folder, which a server's --media-root names"
+            raise refusal(label, hint, "not_allowed")
         mode = resolved.stat().st_mode
     except PermissionError:
         raise refusal(label, "may not be read: change its permissions", "unreadable") from None

@@ -51,6 +51,23 @@ def regex_grammar(pattern: str) -> str:
     return str(LLMatcher.grammar_from_regex(pattern))
 
 
+NO_FORCING = '%llguidance {"no_forcing": true}\n'
+
+
+def without_forcing(source: str) -> str:
+    """Returns a grammar of the same texts whose masks allow every way to spell what comes next.
+
+    Usually llguidance allows only the tokenizer's own spelling of a text that is certain.
+    """
+    try:
+        (grammar,) = json.loads(source)["grammars"]
+    except ValueError:  # The source is in Lark already.
+        return NO_FORCING + source
+    if grammar["lark_grammar"] is not None:
+        return NO_FORCING + str(grammar["lark_grammar"])
+    return f"{NO_FORCING}start: json\njson: %json {json.dumps(grammar['json_schema'])}"
+
+
 class Vocabulary:
     """A tokenizer's tokens in llguidance's form, which is made at the first use in any thread."""
 
@@ -71,6 +88,14 @@ class Vocabulary:
         with self._lock:
             self._ll_tokenizer = self._ll_tokenizer or self._make()
         return self._ll_tokenizer
+
+    def is_named(self, text: str) -> bool:
+        """Returns whether a text is one token that a grammar has to name, since it is not spelled.
+
+        llguidance treats added tokens such as ``<tool_call>`` so, marked special or not.
+        """
+        token = self._tokenizer.get_added_vocab().get(text)
+        return token is not None and bool(self.tokens.is_special_token(token))
 
     def grammar(self, source: str, field: str) -> Grammar:
         """Returns a grammar for one answer.
@@ -112,10 +137,14 @@ class Grammar:
     """Says which tokens may follow an answer's beginning.
 
     Only one thread may use it. A copy that is pickled to another process starts afresh.
+
+    Where a text is certain, llguidance allows only the token with which the tokenizer goes on. Of a
+    text such as ``<tool_call>`` that is an added token, which its parser then refuses. There the
+    mask is computed anew, and such a text is spelled by ordinary tokens.
     """
 
     def __init__(self, vocabulary: Vocabulary, source: str) -> None:
-        self._matcher = LLMatcher(vocabulary.tokens, source, log_level=0, limits=PARSER_LIMITS)
+        self._matcher = _matcher(vocabulary, source)
         self._arguments = vocabulary, source
         self._eos_ids = vocabulary.eos_ids
         self._parsed_ids: list[int] = []  # The answer as far as the parser has read it.
@@ -141,11 +170,23 @@ class Grammar:
     def _mask(self, answer: tuple[int, ...]) -> Bool[Tensor, " vocab"] | None:
         if not self._eos_ids.isdisjoint(answer) or not self._move_parser(answer):
             return None
-        bias = bytearray(self._matcher.compute_logit_bias())
-        if self._matcher.is_error():
-            reason = (self._matcher.get_error() or "").partition("\n")[0]
-            raise BrokenLaw(f"the answer's format is too large: {reason}")
+        bias = _compute_bias(self._matcher)
+        if len(bias) - bias.count(0) == 1 and self._is_refused(len(bias) - len(bias.lstrip(b"\0"))):
+            bias = self._unforced_bias(answer)
         return torch.frombuffer(bias, dtype=torch.uint8).bool()
+
+    def _is_refused(self, token: int) -> bool:
+        """Returns whether the parser refuses a token that its own mask allows."""
+        if token in self._eos_ids:
+            return not self._matcher.is_accepting()
+        return self._matcher.validate_tokens([token]) == 0
+
+    def _unforced_bias(self, answer: tuple[int, ...]) -> bytearray:
+        vocabulary, source = self._arguments
+        matcher = _matcher(vocabulary, without_forcing(source))
+        if answer:
+            matcher.try_consume_tokens([*answer])
+        return _compute_bias(matcher)
 
     def _move_parser(self, answer: tuple[int, ...]) -> bool:
         """Moves the parser to the end of an answer; returns whether the answer matches so far."""
@@ -155,3 +196,16 @@ class Grammar:
         consumed = self._matcher.try_consume_tokens(list(answer[same:])) if answer[same:] else 0
         self._parsed_ids = list(answer[: same + consumed])
         return same + consumed == len(answer)
+
+
+def _matcher(vocabulary: Vocabulary, source: str) -> LLMatcher:
+    return LLMatcher(vocabulary.tokens, source, log_level=0, limits=PARSER_LIMITS)
+
+
+def _compute_bias(matcher: LLMatcher) -> bytearray:
+    """Returns a byte for each token, 0 where it is not allowed. Raises BrokenLaw."""
+    bias = bytearray(matcher.compute_logit_bias())
+    if matcher.is_error():
+        reason = (matcher.get_error() or "").partition("\n")[0]
+        raise BrokenLaw(f"the answer's format is too large: {reason}")
+    return bias

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from saccade.core.errors import OptionError
-from saccade.serve.formats.grammar import JSON_WHITESPACE
+from saccade.serve.formats.grammar import JSON_WHITESPACE, Vocabulary
 from saccade.serve.formats.reasoning import mark_overlap
 from saccade.serve.formats.strict_json import NotJson, Unfinished, read_object
 
@@ -58,21 +58,33 @@ def find_dialect(template: Any) -> Dialect | None:
     return LLAMA if '"parameters"' in text or '\\"parameters\\"' in text else None
 
 
-def call_grammar(dialect: Dialect, tools: Sequence[Mapping[str, Any]]) -> str:
-    """Returns the grammar (llguidance's Lark) of one call of one of these functions."""
+def call_grammar(
+    dialect: Dialect, tools: Sequence[Mapping[str, Any]], vocabulary: Vocabulary
+) -> str:
+    """Returns the grammar (llguidance's Lark) of one call of one of these functions.
+
+    A mark that is a token of ``vocabulary`` is written as that token.
+    """
     from llguidance import LLMatcher
 
     line = "\n" if dialect.opening else ""
+    opening, closing = (_mark(mark, vocabulary) for mark in (dialect.opening, dialect.closing))
     lines = ["start: " + " | ".join(f"f{number}" for number in range(len(tools)))]
     for number, tool in enumerate(tools):
-        before = f'{dialect.opening}{line}{{"name": {json.dumps(tool["name"])}, '
-        before += f'"{dialect.arguments_key}": '
-        after = "}" + line + dialect.closing
+        before = f'{line}{{"name": {json.dumps(tool["name"])}, "{dialect.arguments_key}": '
+        after = json.dumps("}" + line)
         lines += [
-            f"f{number}: {json.dumps(before)} j{number} {json.dumps(after)}",
+            f"f{number}: {opening} {json.dumps(before)} j{number} {after} {closing}",
             f"j{number}: %json {json.dumps(_arguments_schema(tool))}",
         ]
     return str(LLMatcher.grammar_from_lark("\n".join(lines)))
+
+
+def _mark(mark: str, vocabulary: Vocabulary) -> str:
+    """Returns a mark in Lark: the name of its token, or its text; nothing for no mark."""
+    if not mark:
+        return ""
+    return mark if vocabulary.is_named(mark) else json.dumps(mark)
 
 
 def _arguments_schema(tool: Mapping[str, Any]) -> dict[str, Any]:

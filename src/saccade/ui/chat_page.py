@@ -1,0 +1,70 @@
+"""The layout of a page for a conversation; ``conversing`` does the work."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+import gradio as gr
+
+from saccade.corpus.answering import Model
+from saccade.ui import pictures
+from saccade.ui.conversing import Conversations
+from saccade.ui.page import QUESTION, describe_models, error_html
+from saccade.ui.page_run import PageSettings
+
+TITLE = "Saccade converses"
+ABOUT = (
+    "Ask on as long as you like. Every question may bring pictures and videos, and only what is "
+    "new is read."
+)
+
+
+def build_chat_page(model: Model, settings: PageSettings) -> gr.Blocks:
+    """Returns the page as gradio blocks."""
+    conversations = Conversations(model, settings)
+    unchanged = gr.skip()
+
+    def ask(
+        question: str, uploads: list[str] | None, request: gr.Request
+    ) -> Iterator[tuple[str, str, Any]]:
+        tab = str(request.session_hash)
+        try:
+            for text in conversations.ask(tab, question, uploads or ()):
+                yield "", conversations.html(tab, question, text), unchanged
+        except Exception as error:
+            yield error_html(error), conversations.html(tab), unchanged
+            return
+        yield "", conversations.html(tab), None  # The files belong to that question alone.
+
+    def begin_anew(request: gr.Request) -> tuple[str, str, None]:
+        conversations.end(str(request.session_hash))
+        return "", "", None
+
+    def leave(request: gr.Request) -> None:
+        conversations.end(str(request.session_hash))
+
+    with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
+        head = pictures.static_html("head", TITLE, ABOUT, describe_models(settings))
+        gr.HTML(head, elem_classes="sac-head", js_on_load=None)
+        with gr.Row():
+            with gr.Column(min_width=320):
+                question = gr.Textbox(QUESTION, label="Question", lines=1, max_lines=4)
+                with gr.Row():
+                    ask_button = gr.Button("Ask", variant="primary", min_width=120)
+                    anew_button = gr.Button("Begin anew", min_width=120)
+            with gr.Column(min_width=320):
+                uploads = gr.File(
+                    label="With this question: videos, GIFs or pictures",
+                    file_count="multiple",
+                    height=120,
+                )
+        error_view = gr.HTML("", elem_id="sac-error", js_on_load=None)
+        conversation_view = gr.HTML("", elem_id="sac-said", js_on_load=None)
+        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+        outputs = [error_view, conversation_view, uploads]
+        asking = [ask_button.click, question.submit]
+        gr.on(asking, ask, [question, uploads], outputs, concurrency_limit=1, **quiet)
+        anew_button.click(begin_anew, None, outputs, **quiet)
+        page.unload(leave)
+    return page.queue(max_size=16)

@@ -1,0 +1,87 @@
+"""Claims about the page for a conversation, without a browser."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+import saccade
+from saccade.core.errors import OptionError, VideoInputError
+from saccade.ui.conversing import Conversations
+from saccade.ui.page_run import PageSettings
+from saccade.world import drawing, scenes
+
+
+@pytest.fixture(scope="module")
+def clips(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
+    folder = tmp_path_factory.mktemp("clips")
+    paths = [folder / f"{number}.mp4" for number in range(2)]
+    for number, path in enumerate(paths):
+        drawing.write_clip(scenes.scene(20_000_001 + number), path, 8, 112, fps=2.0)
+    return [str(path) for path in paths]
+
+
+@pytest.fixture(scope="module")
+def model() -> saccade.Model:
+    return saccade.load(method="sd", device="cpu")
+
+
+def test_a_question_brings_a_video_and_only_that_is_read(model, clips):
+    """Claim: each question may bring files; its answer is that of ``Model.chat`` given the same
+    files, what was said before is not read again, and all of it is on the page.
+
+    Fails if a file goes with another question than its own."""
+    page = Conversations(model, PageSettings(max_new_tokens=8))
+    questions = [("What is there?", clips[:1]), ("And here?", clips[1:]), ("How many?", [])]
+    with model.chat(None, max_new_tokens=8, do_sample=False) as chat:
+        for question, files in questions:
+            *_, answer = page.ask("one", question, files)
+            assert answer == chat.ask(question, files or None).text
+    exchanges = page._talk.exchanges
+    assert [len(each.clips) for each in exchanges] == [1, 1, 0]
+    assert exchanges[0].reused_tokens == 0 < exchanges[1].reused_tokens
+    html = page.html("one")
+    assert all(question in html for question, _ in questions) and html.count("sac-strip") == 2
+    page.end("one")
+    assert page.html("one") == ""
+
+
+def test_a_conversation_is_its_tabs(model, clips):
+    """Claim: another tab is refused while one converses and sees nothing of it, and takes its turn
+    once that has ended."""
+    page = Conversations(model, PageSettings(max_new_tokens=2))
+    assert [*page.ask("one", "What?", clips[:1])]
+    with pytest.raises(OptionError, match="another tab"):
+        next(page.ask("two", "What?"))
+    page.end("two")
+    assert page.html("two") == "" != page.html("one")
+    page.end("one")
+    assert [*page.ask("two", "What?")]
+    page.end("two")
+
+
+def test_what_cannot_be_asked_leaves_the_conversation(model, clips, tmp_path: Path):
+    """Claim: an empty question, a file that is no video and a conversation that has grown too long
+    are each a sentence, after which the conversation is what it was."""
+    page = Conversations(model, PageSettings(max_new_tokens=2, max_prompt=32))
+    bad = tmp_path / "bad.mp4"
+    bad.write_text("no video")
+    assert [*page.ask("one", "What?", clips[:1])]
+    before = page.html("one")
+    with pytest.raises(OptionError, match="no question"):
+        next(page.ask("one", "  "))
+    with pytest.raises(VideoInputError, match="bad.mp4"):
+        next(page.ask("one", "What?", [str(bad)]))
+    with pytest.raises(OptionError, match="press Begin anew"):
+        next(page.ask("one", "What?"))
+    assert page.html("one") == before
+    page.end("one")
+
+
+def test_an_answer_is_text_on_the_page(model):
+    """Claim: markup in a question is shown as it was written. Fails on a page that runs it."""
+    page = Conversations(model, PageSettings(max_new_tokens=2))
+    assert [*page.ask("one", "<script>alert(1)</script>")]
+    assert "<script>" not in page.html("one") and "&lt;script&gt;" in page.html("one")
+    page.end("one")
