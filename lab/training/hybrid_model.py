@@ -158,11 +158,11 @@ def convert(pair: Any, pattern: tuple[str, ...], sources: tuple[int, ...]) -> An
         for number, (layer, source) in enumerate(zip(text.layers, sources, strict=True)):
             head = f"model.language_model.layers.{source}."
             weights = {n.removeprefix(head): v for n, v in old.items() if n.startswith(head)}
-            for norm in ("input_layernorm", "post_attention_layernorm"):
-                layer.get_submodule(norm).weight.copy_(weights[f"{norm}.weight"] - 1)
+            for name in ("input_layernorm", "post_attention_layernorm"):
+                layer.get_submodule(name).weight.copy_(weights[f"{name}.weight"] - 1)
             for name, weight in layer.mlp.named_parameters():
                 weight.copy_(weights[f"mlp.{name}"])
-            out = MIXERS[layer.block_type](layer, weights)
+            out = INITIALISERS[layer.block_type](layer, weights)
             if source in sources[number + 1 :]:
                 out.zero_()
                 layer.mlp.down_proj.weight.zero_()
@@ -229,7 +229,7 @@ def _begin_delta_net(layer: Any, old: Mapping[str, Tensor]) -> Tensor:
     return cast(Tensor, new.out_proj.weight)
 
 
-MIXERS = {"full_attention": _begin_attention, "linear_attention": _begin_delta_net}
+INITIALISERS = {"full_attention": _begin_attention, "linear_attention": _begin_delta_net}
 
 
 # -- the training forward ----------------------------------------------------------------------

@@ -8,9 +8,8 @@ from typing import Any
 import gradio as gr
 
 from saccade.corpus.answering import Model
-from saccade.ui import pictures
 from saccade.ui.conversing import Conversations
-from saccade.ui.page import QUESTION, describe_models, error_html
+from saccade.ui.page import QUESTION, add_head, error_html
 from saccade.ui.page_run import PageSettings
 
 TITLE = "Saccade converses"
@@ -45,8 +44,7 @@ def build_chat_page(model: Model, settings: PageSettings) -> gr.Blocks:
         conversations.end(str(request.session_hash))
 
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
-        head = pictures.static_html("head", TITLE, ABOUT, describe_models(settings))
-        gr.HTML(head, elem_classes="sac-head", js_on_load=None)
+        add_head(TITLE, ABOUT, settings)
         with gr.Row():
             with gr.Column(min_width=320):
                 question = gr.Textbox(QUESTION, label="Question", lines=1, max_lines=4)

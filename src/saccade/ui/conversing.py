@@ -89,8 +89,7 @@ class Conversations:
         talk = self._talk
         if talk is None or talk.tab != tab:
             return ""
-        growing = [pictures.exchange(question, answer)] if question else []
-        return "".join([*growing, *(each.html for each in reversed(talk.exchanges))])
+        return pictures.conversation([each.html for each in talk.exchanges], question, answer)
 
     def end(self, tab: str) -> None:
         """Ends a tab's conversation, if it has one, and frees its caches."""

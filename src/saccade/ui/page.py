@@ -63,6 +63,12 @@ def error_html(error: Exception) -> str:
     return pictures.message(INTERNAL_ERROR, "error")
 
 
+def add_head(title: str, about: str, settings: PageSettings) -> None:
+    """Adds a page's title, what it is for and what answers, inside the page's blocks."""
+    head = pictures.static_html("head", title, about, describe_models(settings))
+    gr.HTML(head, elem_classes="sac-head", js_on_load=None)
+
+
 def preview_clip(example: str | None, upload: str | None, settings: PageSettings) -> str:
     """Returns the clip as frames, or the sentence why it cannot be read."""
     try:
@@ -217,8 +223,7 @@ def build_page(
     from saccade.world.demo_clips import EXAMPLES
 
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
-        head = pictures.static_html("head", TITLE, ABOUT, describe_models(settings))
-        gr.HTML(head, elem_classes="sac-head", js_on_load=None)
+        add_head(TITLE, ABOUT, settings)
         last = gr.State(None)
         with gr.Row():
             with gr.Column(min_width=320):

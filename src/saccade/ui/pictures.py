@@ -60,6 +60,13 @@ def exchange(heading: str, answer: str, strips: str = "") -> str:
     return str(TEMPLATES.exchange(heading, answer, strips))
 
 
+def conversation(exchanges: Sequence[str], question: str, answer: str) -> str:
+    """Returns exchanges, the latest first; above them ``question``, if there is one, whose
+    ``answer`` is still growing."""
+    growing = [exchange(question, answer)] if question else []
+    return "".join([*growing, *reversed(exchanges)])
+
+
 def column(side: Column, coloured: bool) -> str:
     """Returns one answer: its measures above its text, one span for each run of one kind."""
     runs = groupby(side.pieces, key=lambda piece: piece.kind)

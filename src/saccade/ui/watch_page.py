@@ -8,8 +8,7 @@ from typing import Any
 import gradio as gr
 
 from saccade.corpus.answering import Model
-from saccade.ui import pictures
-from saccade.ui.page import describe_models, error_html
+from saccade.ui.page import add_head, error_html
 from saccade.ui.page_run import PageSettings
 from saccade.ui.watching import Watchers, conversation_html, frames_html
 
@@ -51,8 +50,7 @@ def build_watch_page(model: Model, settings: PageSettings) -> gr.Blocks:
         watchers.stop(str(request.session_hash))
 
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
-        head = pictures.static_html("head", TITLE, ABOUT, describe_models(settings))
-        gr.HTML(head, elem_classes="sac-head", js_on_load=None)
+        add_head(TITLE, ABOUT, settings)
         with gr.Row():
             with gr.Column(min_width=320):
                 upload = gr.File(label="A video, played as if it were live", height=120)

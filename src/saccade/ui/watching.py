@@ -114,7 +114,7 @@ def conversation_html(watching: Watching | None, question: str = "", answer: str
     ``answer`` is still growing."""
     if watching is None:
         return ""
-    growing = [pictures.exchange(question, answer)] if question else []
-    entries = reversed(watching.exchanges)
-    done = [pictures.exchange(f"{time:.1f} s · {old}", reply) for time, old, reply in entries]
-    return "".join([*growing, *done])
+    done = [
+        pictures.exchange(f"{time:.1f} s · {old}", reply) for time, old, reply in watching.exchanges
+    ]
+    return pictures.conversation(done, question, answer)
