@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import logging
+import subprocess
+import sys
 from collections.abc import Iterator
 from typing import Any
 
@@ -12,7 +14,7 @@ from helpers import backbone, llama, text_input
 
 import saccade
 from saccade.cli import application
-from saccade.core import free_cores, spinning
+from saccade.core import free_cores, own_processes, spinning
 from saccade.core.costs import Costs
 from saccade.core.free_cores import CHECK_SECONDS, CpuSample, FreeCores, threads_beside
 from saccade.core.scoped_steps import each_within
@@ -51,6 +53,25 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
+
+
+@pytest.mark.parametrize("is_own", [True, False])
+def test_time_of_a_process_that_saccade_started_is_its_own(is_own: bool) -> None:
+    """Claim: what a draft's or a decoder's process computes is not taken for other programs, while
+    it runs and after it has ended. Control: a process that nobody counted is, while it runs."""
+    busy = "import sys, time\nwhile time.process_time() < 0.5: pass\nprint(1, flush=True)\ninput()"
+    before = CpuSample.now()
+    process = subprocess.Popen(
+        [sys.executable, "-c", busy], stdin=subprocess.PIPE, stdout=subprocess.PIPE
+    )
+    with process:
+        if is_own:
+            own_processes.count_as_own(process)
+        assert process.stdout is not None and process.stdout.readline()
+        running = CpuSample.now().own - before.own
+        process.communicate(b"\n")
+    assert (running > 0.4) == is_own
+    assert CpuSample.now().own - before.own > 0.4
 
 
 @pytest.mark.parametrize(

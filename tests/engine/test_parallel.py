@@ -5,10 +5,12 @@ from __future__ import annotations
 import copy
 import random
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from functools import cache
 from typing import Any
 
+import psutil
 import pytest
 from beside import Inside, Pace, hired, paced
 from helpers import (
@@ -26,6 +28,7 @@ from helpers import (
 from workers import COUNT, answer, check_next_answer, drafted, unhurried
 
 import saccade
+from saccade.core import own_processes
 from saccade.drafting.parallel import process
 from saccade.drafting.parallel.process import Worker
 from saccade.model.backbone import Backbone
@@ -68,6 +71,16 @@ def test_a_worker_starts_as_it_does_for_users(only_genuine):
     again = answer(method="hippo/early=superset", target=unhurried(), max_new_tokens=40)
     assert again.ids == truth("qwen2_5_vl") and again.fallback_reason is None
     assert drafted(again) > 0
+
+
+def test_the_workers_time_is_not_that_of_other_programs(genuine):
+    """Claim: what a draft's process computes counts as Saccade's own, so that no answer after it
+    has fewer threads for it."""
+    before, worker = own_processes.running_seconds(), psutil.Process(genuine.process.pid)
+    deadline = time.monotonic() + 30
+    while sum(worker.cpu_times()[:2]) < 0.2 and time.monotonic() < deadline:
+        time.sleep(0.05)  # It imports what it needs, which takes seconds.
+    assert own_processes.running_seconds() - before >= 0.1 or before >= 0.2
 
 
 # -- the same tokens ---------------------------------------------------------------------------

@@ -12,14 +12,17 @@ from helpers import (
     left_padded,
     text_input,
 )
+from transformers.modeling_outputs import CausalLMOutputWithPast
 
 import saccade
+from saccade.core.errors import ModelError
 from saccade.core.tree import ROOT
 from saccade.engine.request import Request
 from saccade.engine.request import current_backbone as followed
 from saccade.engine.scheduler import Scheduler
 from saccade.methods import resolve
 from saccade.model import generate_check
+from saccade.model.backbone import Backbone
 from saccade.model.generate_check import check_against_generate
 
 TOKENS = 24
@@ -74,6 +77,49 @@ def _random_model(kind: str, std: float = 0.3, **more: Any) -> Any:
             if weight.ndim > 1:
                 weight.normal_(std=std)
     return model
+
+
+@pytest.mark.representatives(1)
+@pytest.mark.parametrize("kind", ["gpt_neox", "opt", "biogpt", "jetmoe", "persimmon"])
+def test_the_cache_has_the_heads_of_the_layers_and_not_those_of_the_config(kind):
+    """Claim: a config may name a number of key heads that its model does not read. Answers are
+    generate()'s all the same, and the cache has the heads that the layers really have."""
+    model, inputs = _random_model(kind), text_input(3)
+    assert model.config.num_key_value_heads == 2
+    greedy = hf_greedy(model, inputs, TOKENS)
+    assert _answer(model, inputs, "ar") == greedy
+    assert _answer(model, inputs, "sd", model) == greedy
+    assert Backbone.of(model).kv_heads == BASE["num_attention_heads"]
+
+
+class ScalingDecoder(transformers.LlamaModel):
+    """Returns how much the head must scale its output, beside the hidden states."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> Any:
+        out = super().forward(*args, **kwargs)
+        out["scale"] = torch.tensor(0.5)
+        return out
+
+
+class ScaledByItsDecoder(transformers.LlamaForCausalLM):
+    def __init__(self, config: Any) -> None:
+        super().__init__(config)
+        self.model = ScalingDecoder(config)
+
+    def forward(self, **kwargs: Any) -> Any:  # type: ignore[override]
+        kwargs.pop("logits_to_keep", None)
+        out = self.model(**kwargs)
+        logits = self.lm_head(out.last_hidden_state) * out["scale"]
+        return CausalLMOutputWithPast(logits=logits, past_key_values=out.past_key_values)
+
+
+def test_a_model_whose_head_reads_more_than_hidden_states_is_refused():
+    """Claim: a model that cannot be run token by token, whatever it raises, is refused in one
+    sentence that quotes it."""
+    torch.manual_seed(0)
+    model = ScaledByItsDecoder(transformers.LlamaConfig(**BASE, max_position_embeddings=512)).eval()
+    with pytest.raises(ModelError, match=r"cannot be run token by token .*scale"):
+        saccade.run(model, text_input(3), method="ar", max_new_tokens=4)
 
 
 @pytest.mark.representatives(1)

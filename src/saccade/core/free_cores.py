@@ -17,6 +17,8 @@ from dataclasses import dataclass
 import psutil
 import torch
 
+from saccade.core import own_processes
+
 log = logging.getLogger(__name__)
 
 CHECK_SECONDS = 0.25  # Between two looks at what others use, while an answer is under way.
@@ -42,6 +44,7 @@ class CpuSample:
 
     @classmethod
     def now(cls) -> CpuSample:
+        """Samples now. The seconds of processes that Saccade started are its own."""
         everybody = psutil.cpu_times(percpu=True)
         seconds = 0.0
         for number in own_cpus():
@@ -52,7 +55,7 @@ class CpuSample:
                 seconds += sum(value for name, value in cpu.items() if name not in idle)
         times = os.times()
         own = times.user + times.system + times.children_user + times.children_system
-        return cls(time.monotonic(), seconds, own)
+        return cls(time.monotonic(), seconds, own + own_processes.running_seconds())
 
     def cores_of_others(self, earlier: CpuSample) -> float:
         """Returns how many cores other programs have used since an earlier sample, on average."""

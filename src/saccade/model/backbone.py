@@ -8,6 +8,7 @@ runs the language model: a list of tokens in, hidden states out.
 from __future__ import annotations
 
 import logging
+from collections import OrderedDict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from copy import copy
@@ -23,7 +24,7 @@ from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from transformers.modeling_outputs import BaseModelOutputWithPast
 
-from saccade.core.errors import ModelError
+from saccade.core.errors import ModelError, SaccadeError, first_line
 from saccade.core.once import once
 from saccade.core.prompt import Inputs, Prompt
 from saccade.model import families, memory, recurrent, tensor_parallel, visibility
@@ -159,9 +160,6 @@ class Backbone:
                 f"the fused decoder does not know {config.model_type}: leave it to choose by itself"
             )
         memory.reuse_freed_memory()  # This has to come before anything is timed.
-        self.attention_choice = quickest_attention(
-            self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype
-        )
         self.rotates_by_length = depends_on_length(self.text)
         self.lock = lock_of(self.text)
         self._tower = Tower(self.model, self.text, head)
@@ -174,6 +172,17 @@ class Backbone:
         self.few_row_kernels: Kernels | None = None  # for captured forwards on GPUs
         if is_known and fused is not False:
             self.fused = FusedDecoder(self.text, head, self.axes)
+        self.head_shapes = self._find_head_shapes()
+        first = self.head_shapes[0] if self.head_shapes else None
+        self.has_uneven_heads = len({*self.head_shapes}) > 1 or (
+            first is not None and first.key_dim != first.value_dim
+        )
+        if first is not None and not self.has_uneven_heads:
+            self.kv_heads, self.head_dim = first.kv_heads, first.key_dim
+        self.attention_choice = quickest_attention(
+            self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype
+        )
+        if self.fused is not None:
             self.few_row_kernels = kernels_for(
                 self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype
             )
@@ -188,12 +197,6 @@ class Backbone:
         if any(foreign_hooks(each) or is_patched(each) for each in self.outer_modules):
             self.needs_model_for_logits = True
         self._snapshot, self.description = self._describe_modules()
-        self.head_shapes = [HeadShape(self.kv_heads, self.head_dim, self.head_dim)] * self.layers
-        self.has_uneven_heads = False
-        if not families.SETTINGS_OF_UNEVEN_HEADS.isdisjoint(described):
-            usual = self.head_shapes
-            self.head_shapes = self._find_head_shapes()
-            self.has_uneven_heads = self.head_shapes != usual
 
     @classmethod
     def of(cls, model: nn.Module) -> Backbone:
@@ -591,13 +594,26 @@ class Backbone:
     def _find_head_shapes(self) -> list[HeadShape]:
         """Returns the shapes of the keys and values that each layer asks attention for.
 
-        Configs say so in many ways (latent attention, other heads in layers with a window), so the
-        layers are run on one token.
+        The fused decoder knows them. Configs of other models say so in many ways (latent attention,
+        other heads in layers with a window, settings that the layers do not read), so their layers
+        are run on one token, which hooks of the caller do not see.
         """
+        usual = HeadShape(self.kv_heads, self.head_dim, self.head_dim)
+        if self.fused is not None:
+            return [usual] * self.layers
         probe = _ShapeProbe(self.key_layers)
-        embeds = self.embed([0])
-        self.forward(embeds, [0], probe, row_arguments=self.row_arguments([0], embeds))
-        return [probe.shapes.get(number, usual) for number, usual in enumerate(self.head_shapes)]
+        try:
+            with self.lock, _without_foreign_hooks(self.text):
+                embeds = self.embed([0])
+                self.forward(embeds, [0], probe, row_arguments=self.row_arguments([0], embeds))
+        except Exception as error:  # The modules of an unknown model may raise anything.
+            if isinstance(error, SaccadeError) or memory.is_out_of_memory(error):
+                raise
+            raise ModelError(
+                f"{type(self.model).__name__} cannot be run layer by layer "
+                f"({first_line(error)}): call its own generate()"
+            ) from error
+        return [probe.shapes.get(number, usual) for number in range(self.layers)]
 
     def empty_states(self) -> LayerStates | None:
         """Returns the states before the first token; None where every layer has keys."""
@@ -790,6 +806,19 @@ def _with_input_written(module: Any, write: Callable[[Tensor], None]) -> Callabl
         return forward(hidden_states, *args, **kwargs)
 
     return run
+
+
+@contextmanager
+def _without_foreign_hooks(model: nn.Module) -> Iterator[None]:
+    """While this lasts no hook of the caller runs in a model, but those of transformers do."""
+    with ExitStack() as stack:
+        for module in model.modules():
+            foreign = {id(hook) for hook in foreign_hooks(module)}
+            for name in HOOKS if foreign else ():
+                hooks = vars(module)[name]
+                own = OrderedDict((key, it) for key, it in hooks.items() if id(it) not in foreign)
+                stack.enter_context(_replace_attributes(module, **{name: own}))
+        yield
 
 
 @contextmanager

@@ -111,12 +111,6 @@ ROW_ARGUMENTS: dict[str, Callable[[Any, Any, Any], Any] | None] = {
 (the language model, ids, embeddings), both of shape [1, len]; None where text has none."""
 
 
-SETTINGS_OF_UNEVEN_HEADS = frozenset(
-    {"kv_lora_rank", "global_head_dim", "num_global_key_value_heads", "per_layer_config"}
-)
-"""Settings of language models whose keys and values have several shapes."""
-
-
 def language_model(model: Any) -> Any:
     """Returns the part of a model that has the decoder's layers."""
     decoder = model.get_decoder()

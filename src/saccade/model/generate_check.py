@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity
 from transformers import GenerationConfig, LogitsProcessor, LogitsProcessorList
 
-from saccade.core.errors import ModelError, first_line
+from saccade.core.errors import ModelError, SaccadeError, first_line
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, chain
 from saccade.model import memory
@@ -147,7 +147,7 @@ def _decoding_modules(target: Backbone) -> Iterator[tuple[str, nn.Module]]:
 def _compare_logits(target: Backbone) -> None:
     """Compares the logits, and makes the target run by its own modules if that is needed.
 
-    Raises ModelError if they differ in any case.
+    Raises ModelError if they differ in any case, or if the model cannot be run token by token.
     """
     ids, forced = _tokens(target)
     try:
@@ -163,6 +163,29 @@ def _compare_logits(target: Backbone) -> None:
         return
     if not bool(theirs.isfinite().any(-1).all()) or bool(theirs.isnan().any()):
         return  # The model's numbers are broken, and the answer will report that.
+    try:
+        differ = _still_differ(target, ids, forced, theirs)
+    except Exception as error:  # An unknown model may raise anything where it is driven by us.
+        if isinstance(error, SaccadeError) or memory.is_out_of_memory(error):
+            raise
+        raise ModelError(
+            f"{type(target.model).__name__} cannot be run token by token ({first_line(error)}): "
+            "call the model's own generate()"
+        ) from error
+    if differ:
+        raise ModelError(_explain_difference(target))
+
+
+def _still_differ(
+    target: Backbone,
+    ids: Int[Tensor, "1 prompt"],
+    forced: Sequence[int],
+    theirs: Float[Tensor, "step vocab"],
+) -> bool:
+    """Returns whether the logits differ in every way in which the target can be run.
+
+    Leaves the target in the first way in which they do not.
+    """
     differ = _logits_differ(target, ids, forced, theirs)
     if differ and not target.needs_model_for_logits:
         target.needs_model_for_logits = True
@@ -174,8 +197,7 @@ def _compare_logits(target: Backbone) -> None:
         )
         target.fused = None
         differ = _logits_differ(target, ids, forced, theirs)
-    if differ:
-        raise ModelError(_explain_difference(target))
+    return differ
 
 
 def _explain_difference(target: Backbone) -> str:

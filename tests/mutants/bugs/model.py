@@ -262,4 +262,18 @@ BUGS = (
         plant="$keys[:, $rows[:, 0]].transpose",
         tests=("methods/test_pages.py::test_a_step_reads_the_pages_it_asks_for",),
     ),
+    PlantedBug(
+        "the cache has the heads that the config names, whether or not the model reads it",
+        "model/backbone.py",
+        within="Backbone._build",
+        find="self.head_shapes = self._find_head_shapes()",
+        plant="""
+            usual = HeadShape(self.kv_heads, self.head_dim, self.head_dim)
+            self.head_shapes = [usual] * self.layers
+        """,
+        tests=(
+            "model/test_logits_and_rotations.py::"
+            "test_the_cache_has_the_heads_of_the_layers_and_not_those_of_the_config",
+        ),
+    ),
 )

@@ -123,4 +123,19 @@ BUGS = (
         plant="pass",
         tests=("methods/test_sixth_method.py::test_it_answers_as_the_target_alone",),
     ),
+    PlantedBug(
+        "what a draft's process computes is taken for other programs",
+        "core/free_cores.py",
+        within="CpuSample.now",
+        find="$own + own_processes.running_seconds()",
+        plant="$own",
+        tests=("core/test_free_cores.py::test_time_of_a_process_that_saccade_started_is_its_own",),
+    ),
+    PlantedBug(
+        "a draft's process is not counted as our own",
+        "drafting/parallel/process.py",
+        find="count_as_own(self.process)",
+        plant="None",
+        tests=("engine/test_parallel.py::test_the_workers_time_is_not_that_of_other_programs",),
+    ),
 )

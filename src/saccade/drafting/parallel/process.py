@@ -25,6 +25,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor
 
+from saccade.core.own_processes import count_as_own
 from saccade.drafting.parallel.channel import Channel, LineClosed
 from saccade.drafting.parallel.child import Job
 from saccade.model.backbone import BACKBONE_ATTRIBUTE, Backbone
@@ -70,6 +71,7 @@ class Worker:
         except BaseException:
             self.channel.close()
             raise
+        count_as_own(self.process)
         _running[id(self)] = self
         self.send(sys.path)
 

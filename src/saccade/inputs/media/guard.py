@@ -30,6 +30,7 @@ from typing import Any, get_args
 import numpy as np
 
 from saccade.core.errors import OptionError, VideoInputCode, VideoInputError
+from saccade.core.own_processes import count_as_own
 from saccade.inputs.media import read, read_frames, read_image
 from saccade.inputs.media.clip import MIN_SIDE, Clip, FrameSampling, Image
 from saccade.inputs.media.limits import TOO_SLOW, Limits, Refusal, refusal, seconds_left
@@ -285,6 +286,7 @@ class _Child:
         except OSError:
             self.socket.close()
             raise _start_error(memory) from None
+        count_as_own(self.process)
         ready = b""
         with suppress(OSError, EOFError):
             deadline = time.monotonic() + START_TIMEOUT_SECONDS
