@@ -30,6 +30,7 @@ from lab.claims.rule import (
 )
 from lab.studies import study_named
 from saccade.bench import measures, records
+from saccade.bench.comparison import BASELINE
 from saccade.bench.records import Answer
 from saccade.core.errors import OptionError
 
@@ -230,6 +231,12 @@ class StoredResults:
             min(items),
             self.why_outdated(run, unit, methods),
         )
+
+    def intended_suites(self, run: str, unit: Unit) -> Suites:
+        """Returns the suites of a run that is stored or planned."""
+        if run in runs.PLANNED:
+            return runs.planned_suites(run)
+        return self.every_suite(run, unit, [BASELINE])
 
     def figure_suites(
         self, name: str, unit: Unit, suites: Sequence[str], methods: Sequence[str] = ()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from lab.claims import runs
 from lab.claims.claim import (
     ACCEPTED,
     ACCEPTED_UNTIL_REFUSAL,
@@ -224,7 +223,7 @@ def judge_families(results: StoredResults) -> Finding:
     return not_run(
         "Four pairs of trained models; the embedded pair is one.",
         WHOLE_SPEED.unit,
-        runs.planned_suites(PLANNED),
+        results.intended_suites(PLANNED, WHOLE_SPEED.unit),
     )
 
 

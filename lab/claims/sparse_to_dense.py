@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from lab.claims import runs
 from lab.claims.claim import (
     ACCEPTANCE_RATE,
     CLIPS,
@@ -183,7 +182,8 @@ def judge_repeats(results: StoredResults) -> Finding:
     """Judges the speed of decoding averaged over three runs of the same questions."""
     why = "Three repeats of the seconds; greedy answers are the same by every seed."
     if len(results.repeats(PLANNED)) < SEEDS or not (results.folder / PLANNED).is_dir():
-        return not_run(why, DECODING_SPEED.unit, runs.planned_suites(PLANNED))
+        unit = DECODING_SPEED.unit
+        return not_run(why, unit, results.intended_suites(PLANNED, unit))
     pairs = [("STD", "std", BASELINE)]
     return results.compare(PLANNED, DECODING_SPEED, pairs, printed(1.59))
 

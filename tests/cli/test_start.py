@@ -143,7 +143,7 @@ def told(fresh: Path, request: pytest.FixtureRequest) -> Told:
     return dict(zip(chosen, said_to(fresh, *chosen), strict=True))
 
 
-@pytest.mark.representatives(6)
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
 def test_nothing_heavy_is_imported(told: Told, words: tuple[str, ...]) -> None:
     """Claim: a listing, help, and a refusal of what can be known by name are said without torch,

@@ -49,7 +49,7 @@ def run_checked(log: Path, tests: tuple[str, ...], *options: str) -> None:
 @pytest.mark.parametrize(
     "arguments",
     [
-        pytest.param((METHODS,), id="some methods"),
+        pytest.param((METHODS,), id="some methods", marks=pytest.mark.extra),
         pytest.param((EVERYTHING, "--all-cases"), id="everything", marks=pytest.mark.slow),
     ],
 )

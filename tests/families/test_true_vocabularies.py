@@ -196,12 +196,7 @@ def member(family: str, noise: float = 0.0) -> Loaded:
 
 
 COMPARISONS = [
-    pytest.param(
-        family,
-        kind,
-        method,
-        marks=[] if (family, kind, method) == ("qwen3-vl", "video", "specvlm-self") else extra,
-    )
+    pytest.param(family, kind, method, marks=extra)
     for family in ("qwen2.5-vl", "qwen3-vl", "qwen3.5")
     for kind in ("text", "image", "images", "video", "both")
     for method in ("specvlm-self", "sd-tree", "auto")

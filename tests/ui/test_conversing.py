@@ -39,7 +39,7 @@ def test_a_question_brings_a_video_and_only_that_is_read(model, clips):
             *_, answer = page.ask("one", question, files)
             assert answer == chat.ask(question, files or None).text
     exchanges = page._talk.exchanges
-    assert [len(each.clips) for each in exchanges] == [1, 1, 0]
+    assert [len(each.uploads.clips) for each in exchanges] == [1, 1, 0]
     assert exchanges[0].reused_tokens == 0 < exchanges[1].reused_tokens
     html = page.html("one")
     assert all(question in html for question, _ in questions) and html.count("sac-strip") == 2
@@ -75,6 +75,30 @@ def test_what_cannot_be_asked_leaves_the_conversation(model, clips, tmp_path: Pa
         next(page.ask("one", "What?", [str(bad)]))
     with pytest.raises(OptionError, match="press Begin anew"):
         next(page.ask("one", "What?"))
+    assert page.html("one") == before
+    page.end("one")
+
+
+def test_a_text_comes_with_its_question(model, clips, tmp_path: Path):
+    """Claim: a file of text is read as a document, beside a video, and is named on the page; one
+    that is longer than the page allows, or is no text, is a sentence."""
+    page = Conversations(model, PageSettings(max_new_tokens=8))
+    notes = tmp_path / "notes.txt"
+    notes.write_text("a red circle moves to the left. " * 5)
+    with model.chat(None, max_new_tokens=8, do_sample=False) as chat:
+        expected = chat.ask("What?", clips[:1], documents=[notes.read_text()])
+        plain = chat.ask("What?")
+    *_, answer = page.ask("one", "What?", [clips[0], str(notes)])
+    assert answer == expected.text
+    assert page._talk.prompt_tokens == expected.prompt_tokens < plain.prompt_tokens
+    assert "notes.txt" in page.html("one")
+    before = page.html("one")
+    notes.write_text("word " * 20_000)
+    with pytest.raises(OptionError, match="larger --max-prompt"):
+        next(page.ask("one", "What?", [str(notes)]))
+    notes.write_bytes(b"\0\xff")
+    with pytest.raises(OptionError, match="no text"):
+        next(page.ask("one", "What?", [str(notes)]))
     assert page.html("one") == before
     page.end("one")
 

@@ -82,6 +82,7 @@ def test_the_mask_of_a_step_is_what_drafting_sees() -> None:
     ]
 
 
+@pytest.mark.extra
 def test_a_trained_head_drafts_for_its_target(tmp_path: Path) -> None:
     """Claim: ``train-draft --recipe eagle3`` writes a folder that ``draft=`` takes; only the head
     was trained, and answers stay the target's."""

@@ -45,7 +45,7 @@ def ui(
     """A web page: drop a video and watch it answered plainly and with a draft, side by side.
 
     With --watch the video is played as if it were live, and questions are answered at any time.
-    With --chat questions go on, and each may bring pictures and videos.
+    With --chat questions go on, and each may bring pictures, videos and texts.
     """
     if watch and chat:
         raise OptionError("--watch and --chat are two pages: name one of them")

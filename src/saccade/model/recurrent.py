@@ -177,6 +177,8 @@ def read_text(rows: Delta, memory: Memory) -> tuple[Values, Memory]:
     the memory passes through the chunks in turn.
     """
     count = rows.q.shape[1]
+    if count == 1:
+        return read_token(rows, memory)
     size = min(CHUNK, count)
     chunks = -(-count // size)
     extra = chunks * size - count
@@ -204,6 +206,14 @@ def read_text(rows: Delta, memory: Memory) -> tuple[Values, Memory]:
         reads.append(q[:, chunk] @ memory + reading[:, chunk] @ written)
         memory = memory * last[:, chunk] + k[:, chunk].transpose(-1, -2) @ written
     return torch.cat(reads, 1)[:, :count], memory
+
+
+def read_token(rows: Delta, memory: Memory) -> tuple[Values, Memory]:
+    """Does :func:`read_text` for one row, by the recurrence itself."""
+    memory = memory * rows.decay.exp()[..., None]
+    written = (rows.v - rows.k @ memory) * rows.beta[..., None]
+    memory = torch.baddbmm(memory, rows.k.transpose(-1, -2), written)
+    return rows.q @ memory, memory
 
 
 def _last_ancestor(ancestors: Bool[Tensor, "*batch new earlier"]) -> Int[Tensor, "*batch new"]:
@@ -703,15 +713,14 @@ class RowsBySegment:
         self, mixer: Mixer, inputs: Float[Tensor, "all channel"], layer: int
     ) -> Float[Tensor, "all channel"]:
         mixed: list[Tensor] = []
-        weight, bias, past = mixer.conv.weight, mixer.conv.bias, mixer.past
+        past = mixer.past
         self._earlier = []
         for rows in self._segments:
             own = inputs[rows.start : rows.stop]
             state = rows.states.states[layer]
             if rows.firm:
                 text = torch.cat([state.window.to(own), own[: rows.firm]])
-                out = conv1d(text.T, weight, bias, groups=weight.shape[0])
-                mixed.append(out.T)
+                mixed.append(convolve_text(text, mixer.conv))
                 state = replace(state, window=text[len(text) - past :])
                 rows.states.pass_text(layer, state)
             drafted = own[rows.firm :]
@@ -722,11 +731,7 @@ class RowsBySegment:
             tree = drafted if earlier is None else torch.cat([earlier.inputs, drafted])
             rows.states.put(layer, Updates(tree))
             every = torch.cat([state.window.to(own), tree])
-            taps = every[rows.taps(past)].float()
-            out = (taps * weight[:, 0].T.float()).sum(1)
-            if bias is not None:
-                out = out + bias.float()
-            mixed.append(out.to(own))
+            mixed.append(convolve_taps(every[rows.taps(past)].transpose(1, 2), mixer.conv))
         return mixer.activate(torch.cat(mixed))
 
     def read(self, delta: Delta, layer: int) -> Values:
@@ -784,6 +789,26 @@ class StateRows:
         if past not in self._taps:
             self._taps[past] = find_taps(self.ancestors, past).to(self._device)
         return self._taps[past]
+
+
+def convolve_text(
+    inputs: Float[Tensor, "all channel"], conv: nn.Conv1d
+) -> Float[Tensor, "row channel"]:
+    """Returns what a convolution makes of text, whose first inputs belong to earlier rows."""
+    width = conv.kernel_size[0]
+    if len(inputs) - width < CHUNK:  # The library's convolution is made for longer texts.
+        return convolve_taps(inputs.unfold(0, width, 1), conv)
+    return conv1d(inputs.T, conv.weight, conv.bias, groups=len(conv.weight)).T
+
+
+def convolve_taps(
+    taps: Float[Tensor, "row channel tap"], conv: nn.Conv1d
+) -> Float[Tensor, "row channel"]:
+    """Returns what a convolution makes of rows by the inputs that each of them reads."""
+    out = (taps.float() * conv.weight[:, 0].float()).sum(-1)
+    if conv.bias is not None:
+        out = out + conv.bias.float()
+    return out.to(taps)
 
 
 def find_taps(ancestors: Bool[Tensor, "new all"], past: int) -> Int[Tensor, "new tap"]:

@@ -14,8 +14,8 @@ from saccade.ui.page_run import PageSettings
 
 TITLE = "Saccade converses"
 ABOUT = (
-    "Ask on as long as you like. Every question may bring pictures and videos, and only what is "
-    "new is read."
+    "Ask on as long as you like. Every question may bring pictures, videos and texts, and only "
+    "what is new is read."
 )
 
 
@@ -53,7 +53,7 @@ def build_chat_page(model: Model, settings: PageSettings) -> gr.Blocks:
                     anew_button = gr.Button("Begin anew", min_width=120)
             with gr.Column(min_width=320):
                 uploads = gr.File(
-                    label="With this question: videos, GIFs or pictures",
+                    label="With this question: videos, GIFs, pictures or texts",
                     file_count="multiple",
                     height=120,
                 )

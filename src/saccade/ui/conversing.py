@@ -2,32 +2,63 @@
 
 from __future__ import annotations
 
+import mimetypes
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from saccade.bench.terminal_output import IncrementalDecoder
 from saccade.core.errors import OptionError
 from saccade.corpus.answering import Chat, Model
 from saccade.inputs.media import Clip
+from saccade.inputs.subjects import read_document
 from saccade.ui import pictures
 from saccade.ui.page_run import PageSettings, read_clip
+
+FILE_TYPES = mimetypes.MimeTypes()  # Python's own: some systems take .ts videos for texts.
+
+
+@dataclass(frozen=True)
+class Uploads:
+    """The files of a question: pictures and videos, and texts by their names."""
+
+    clips: Sequence[Clip]
+    documents: Mapping[str, str]
+
+    @classmethod
+    def read(cls, files: Sequence[str], settings: PageSettings) -> Uploads:
+        """Reads files. Raises SaccadeError for one that is neither a text, a picture nor a
+        video."""
+        texts = [file for file in files if is_text_file(file)]
+        return cls(
+            [read_clip(None, file, settings) for file in files if file not in texts],
+            {Path(file).name: read_document(Path(file)) for file in texts},
+        )
+
+
+def is_text_file(file: str) -> bool:
+    """Returns whether a file's name is that of a text."""
+    kind = FILE_TYPES.guess_type(file)[0] or ""
+    return kind.startswith("text/") or kind == "application/json"
 
 
 @dataclass(frozen=True)
 class Exchange:
-    """A question, the pictures and videos that came with it, and the answer."""
+    """A question, the files that came with it, and the answer."""
 
     question: str
-    clips: Sequence[Clip]
+    uploads: Uploads
     answer: str
     reused_tokens: int
 
     @property
     def html(self) -> str:
-        strips = "".join(pictures.strip(clip.frames, [*clip.timestamps]) for clip in self.clips)
-        reused = f" · {self.reused_tokens} tokens were read before" if self.reused_tokens else ""
-        return pictures.exchange(f"{self.question}{reused}", self.answer, strips)
+        clips = self.uploads.clips
+        strips = "".join(pictures.strip(clip.frames, [*clip.timestamps]) for clip in clips)
+        reused = f"{self.reused_tokens} tokens were read before" if self.reused_tokens else ""
+        heading = [self.question, *self.uploads.documents, reused]
+        return pictures.exchange(" · ".join(filter(None, heading)), self.answer, strips)
 
 
 @dataclass
@@ -51,18 +82,15 @@ class Conversations:
         self._talk: _Talk | None = None
         self._lock = threading.Lock()
 
-    def ask(self, tab: str, question: str, uploads: Sequence[str] = ()) -> Iterator[str]:
+    def ask(self, tab: str, question: str, files: Sequence[str] = ()) -> Iterator[str]:
         """Yields the answer as it grows. Only what is new is read. Raises SaccadeError."""
         if not question.strip():
             raise OptionError("there is no question: write one")
-        clips = [read_clip(None, upload, self._settings) for upload in uploads]
+        uploads = Uploads.read(files, self._settings)
+        documents = [*uploads.documents.values()]
         talk = self._talk_of(tab)
-        if talk.prompt_tokens > self._settings.max_prompt:
-            raise OptionError(
-                f"the conversation has {talk.prompt_tokens} tokens, and the page allows "
-                f"{self._settings.max_prompt}: press Begin anew"
-            )
-        stream = talk.chat.stream(question, clips or None)
+        self._check_length(talk.prompt_tokens, documents)
+        stream = talk.chat.stream(question, uploads.clips or None, documents=documents)
         decoder, text = IncrementalDecoder(self.model.pair.target.decode), ""
         for round in stream:
             text += str(decoder.type(round.scalars()))
@@ -70,8 +98,23 @@ class Conversations:
         (result,) = stream.results
         talk.prompt_tokens = result.prompt_tokens
         answer = result.text or ""
-        talk.exchanges.append(Exchange(question, clips, answer, result.reused_tokens))
+        talk.exchanges.append(Exchange(question, uploads, answer, result.reused_tokens))
         yield answer
+
+    def _check_length(self, prompt_tokens: int, documents: Sequence[str]) -> None:
+        """Raises OptionError for a conversation, or a text, that is longer than the page allows."""
+        most, tokenizer = self._settings.max_prompt, self.model.pair.target.tokenizer
+        if prompt_tokens > most:
+            raise OptionError(
+                f"the conversation has {prompt_tokens} tokens, and the page allows {most}: press "
+                "Begin anew"
+            )
+        new = sum(len(tokenizer(document)["input_ids"]) for document in documents)
+        if prompt_tokens + new > most:
+            raise OptionError(
+                f"with these texts the conversation has over {prompt_tokens + new} tokens, and the "
+                f"page allows {most}: give a part of them, or start it with a larger --max-prompt"
+            )
 
     def _talk_of(self, tab: str) -> _Talk:
         with self._lock:
