@@ -96,6 +96,25 @@ def test_hippo_goes_on_in_its_own_process(monkeypatch):
     torch.set_num_threads(1)
 
 
+@pytest.mark.parametrize("method", ["sage", "tabed", "pearl"])
+def test_the_drafts_seconds_are_those_of_each_turn(method, monkeypatch):
+    """Claim: what a draft needed to plan, or to read its prompt beside the target, is told of the
+    turn in which it did so. Fails if a short turn after a long one has the seconds of both."""
+    monkeypatch.setattr(beside, "TOKEN_PATIENCE_SECONDS", 60.0)
+    inputs = input_for("qwen2_5_vl")
+    with talking("qwen2_5_vl", method) as conversation:
+        first = conversation.run(inputs, max_new_tokens=40)
+        second = conversation.run(further(inputs, [*first.ids, *question(0)]), max_new_tokens=3)
+    torch.set_num_threads(1)
+    assert second.reused_tokens and second.fallback_reason is None
+    long, short = first.timings, second.timings
+    if method == "pearl":
+        assert short.beside_prefill == 0 < long.beside_prefill
+        assert 0 <= short.beside_draft < long.beside_draft
+    else:
+        assert 0 < short.planning < long.planning / 2
+
+
 @pytest.mark.representatives(2)
 @pytest.mark.parametrize(
     ("method", "family"),

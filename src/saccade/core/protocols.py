@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field, fields
+from dataclasses import astuple, dataclass, field, fields
 from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 
 from jaxtyping import Float, Int
@@ -236,6 +236,11 @@ class DraftSeconds:
     planning: float = 0.0  # of deciding what to draft, without the models' forwards
     caption: float = 0.0  # of captioning
     caption_hidden: float = 0.0  # those of captioning that nobody waited for
+
+    def since(self, earlier: DraftSeconds) -> DraftSeconds:
+        """Returns the seconds that were added after an earlier look at the same drafter."""
+        own, before = astuple(self), astuple(earlier)
+        return DraftSeconds(*(later - then for later, then in zip(own, before, strict=True)))
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import torch
 from saccade.core.capabilities import Capability
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Addition, Prompt, Turn
-from saccade.core.protocols import Cut, Schedule
+from saccade.core.protocols import Cut, DraftSeconds, Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
 from saccade.core.scoped_steps import each_within
 from saccade.core.stopping import Stops
@@ -81,6 +81,8 @@ class RequestBatch:
         self._set_request(request)
         room = self.stops.limits.max_new_tokens
         self.drafter = self._make_drafter()
+        # A drafter counts the seconds of all turns; those of the turns before are taken off.
+        self._draft_seconds_before = DraftSeconds()
         if session is None:
             kind = batch_invariant.BatchInvariantSession if exact else Session
             session = kind(target, self.rules, room=room)
@@ -171,6 +173,7 @@ class RequestBatch:
         if self._restarted_draft:
             self.drafter.close()
             self.drafter = self._make_drafter()
+            self._draft_seconds_before = DraftSeconds()
         drafter = self.drafter
         phase("vision")
         clock = Clock(target.device)
@@ -221,7 +224,7 @@ class RequestBatch:
         else:
             spent["draft_prefill"] = drafter.ready(prefills)
         self._rows_of_draft = [sys.maxsize] * len(self.prompts)
-        seconds = drafter.report().seconds
+        seconds = self._draft_seconds()
         spent["caption"], spent["caption_hidden"] = seconds.caption, seconds.caption_hidden
         waited = spent["draft_prefill"] + seconds.caption - seconds.caption_hidden
         spent["guide"] = max(0.0, clock.lap() - waited)
@@ -284,6 +287,7 @@ class RequestBatch:
         if turns is None and not self._adds_media:
             return False
         request.check_length(self.target)
+        self._draft_seconds_before = self.drafter.report().seconds
         self._set_request(request)
         self._media = request.media
         self._turns, self.decoding = turns or {}, False
@@ -379,6 +383,10 @@ class RequestBatch:
         if round.finish is not None:
             self._finish_reasons[round.request] = round.finish
 
+    def _draft_seconds(self) -> DraftSeconds:
+        """Returns the seconds of the draft's work in this turn."""
+        return self.drafter.report().seconds.since(self._draft_seconds_before)
+
     def results(self, decode: float | None = None, peak: int | None = None) -> list[Result]:
         """Returns one result per request, once all have ended.
 
@@ -389,13 +397,13 @@ class RequestBatch:
             decode = sum(r.draft_seconds + r.verify_seconds for own in self._records for r in own)
         captures = stopped_seconds() - self._stopped_before
         total = self._clock.since() + captures
-        report = self.drafter.report()
+        report, draft_seconds = self.drafter.report(), self._draft_seconds()
         timings = Timings(
             **self.spent,
-            beside_prefill=report.seconds.beside_prefill,
-            beside_guide=report.seconds.beside_guide,
-            beside_draft=report.seconds.beside_draft,
-            planning=report.seconds.planning,
+            beside_prefill=draft_seconds.beside_prefill,
+            beside_guide=draft_seconds.beside_guide,
+            beside_draft=draft_seconds.beside_draft,
+            planning=draft_seconds.planning,
             decode=decode,
             captures=captures,
             first_token=self._first_token,

@@ -330,4 +330,12 @@ BUGS = (
         plant="True",
         tests=("corpus/test_live.py::test_every_kind_of_window_bounds_what_is_kept",),
     ),
+    PlantedBug(
+        "a later turn has the draft's seconds of the turns before it too",
+        "engine/request_batch.py",
+        within="RequestBatch.try_continue",
+        find="self._draft_seconds_before = self.drafter.report().seconds",
+        plant="pass",
+        tests=("engine/test_conversation.py::test_the_drafts_seconds_are_those_of_each_turn",),
+    ),
 )
