@@ -48,9 +48,6 @@ PLANNED: Mapping[str, PlannedRun] = {
         f"ar,sd-tree,sd-tree/view=random/keep=0.1,{CALIBRATED}",
         28,
     ),
-    "std-2k": PlannedRun(
-        EVERY_2K_SUITE, "ar,std,std/keep=0.125,streaming,streaming/keep=0.125,layerskip", 8
-    ),
     "std-batch-2k": PlannedRun(
         EVERY_2K_SUITE, "ar,std/keep=0.125,streaming/keep=0.125", 5, 8, ("--batch", "8")
     ),
@@ -60,12 +57,6 @@ PLANNED: Mapping[str, PlannedRun] = {
         "tabed-mtcp/weights=equal,tabed-mtcp",
         11,
         options=("--draft", "shapes-draft-naive"),
-    ),
-    "sage-2k": PlannedRun(
-        EVERY_2K_SUITE,
-        f"ar,sd,sd-tree,{CALIBRATED},{CALIBRATED}/shape=chain-5,{EAGLE},"
-        f"sage/lambda={LAMBDA},sage-paper/lambda={LAMBDA}",
-        9,
     ),
     "hippo-2k": PlannedRun(
         EVERY_2K_SUITE,
