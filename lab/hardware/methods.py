@@ -29,7 +29,7 @@ def compare_on_clip(
     """Runs the methods on one clip, as ``saccade compare --every-frame --methods all`` does.
 
     Returns the record that is stored: the clip's seed, the ids by plain decoding, a warning if
-    other processes were at work, and a row for each method.
+    other processes were at work, and a row for each method that can run with this pair.
     """
     with TemporaryDirectory() as folder:
         path = Path(folder) / "clip.mp4"
@@ -43,8 +43,10 @@ def compare_on_clip(
         repeat=repeat,
         settings={"max_new_tokens": tokens, "do_sample": False},
         captioner=captions.lazy_captioner(None, "shapes", [list(clip.frames)], None),
+        may_refuse=methods,  # Such as those that draft with a head, which this pair has not.
     )
-    rows = {name: row.json() for name, row in timed.summaries().items()}
+    summaries = timed.summaries().items()
+    rows = {name: row.json() for name, row in summaries if name not in timed.errors}
     ids = rows[BASELINE]["token_ids"]
     for row in rows.values():
         del row["token_ids"]

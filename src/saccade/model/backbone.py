@@ -815,8 +815,8 @@ def _without_foreign_hooks(model: nn.Module) -> Iterator[None]:
         for module in model.modules():
             foreign = {id(hook) for hook in foreign_hooks(module)}
             for name in HOOKS if foreign else ():
-                hooks = vars(module)[name]
-                own = OrderedDict((key, it) for key, it in hooks.items() if id(it) not in foreign)
+                hooks = vars(module)[name].items()
+                own = OrderedDict((key, hook) for key, hook in hooks if id(hook) not in foreign)
                 stack.enter_context(_replace_attributes(module, **{name: own}))
         yield
 
