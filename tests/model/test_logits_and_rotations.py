@@ -92,6 +92,18 @@ def test_the_cache_has_the_heads_of_the_layers_and_not_those_of_the_config(kind)
     assert Backbone.of(model).kv_heads == BASE["num_attention_heads"]
 
 
+def test_a_draft_whose_layers_always_fail_costs_speed_only():
+    """Claim: a draft whose modules raise at every forward is no reason to refuse the answer, which
+    goes on by plain decoding and says why."""
+    target, draft = _random_model("gpt_neox"), _random_model("gpt_neox")
+    draft.gpt_neox.layers[0].register_forward_hook(lambda *_: 1 / 0)
+    draft.gpt_neox.layers[1].forward = lambda *_, **__: 1 / 0
+    inputs = text_input(3)
+    result = saccade.run(target, inputs, draft=draft, method="sd", max_new_tokens=TOKENS)
+    assert list(result.ids) == hf_greedy(target, inputs, TOKENS)
+    assert result.fallback_reason is not None and "division" in result.fallback_reason
+
+
 class ScalingDecoder(transformers.LlamaModel):
     """Returns how much the head must scale its output, beside the hidden states."""
 
