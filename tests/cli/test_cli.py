@@ -65,7 +65,7 @@ def test_compare_prints_the_contract(
     monkeypatch.setattr(
         DisturbanceWatch, "warning", lambda watch, plain: f"{len(plain)} of plain decoding"
     )
-    names = "sd,specvlm,hf"
+    names = "sd,specvlm,specvlm/shape=fit,specvlm-self,hf"
     code, printed, _ = call(
         "compare", clip, "--methods", names, "--max-new-tokens", 24, "--repeat", 1, "--json"
     )
