@@ -83,12 +83,15 @@ def test_a_text_comes_with_its_question(model, clips, tmp_path: Path):
     """Claim: a file of text is read as a document, beside a video, and is named on the page; one
     that is longer than the page allows, or is no text, is a sentence."""
     page = Conversations(model, PageSettings(max_new_tokens=8))
-    notes = tmp_path / "notes.txt"
+    notes, others = tmp_path / "notes.txt", tmp_path / "other" / "notes.txt"
     notes.write_text("a red circle moves to the left. " * 5)
+    others.parent.mkdir()
+    others.write_text("a blue square stands still. ")  # Of the same name, and read as well.
     with model.chat(None, max_new_tokens=8, do_sample=False) as chat:
-        expected = chat.ask("What?", clips[:1], documents=[notes.read_text()])
+        texts = [notes.read_text(), others.read_text()]
+        expected = chat.ask("What?", clips[:1], documents=texts)
         plain = chat.ask("What?")
-    *_, answer = page.ask("one", "What?", [clips[0], str(notes)])
+    *_, answer = page.ask("one", "What?", [clips[0], str(notes), str(others)])
     assert answer == expected.text
     assert page._talk.prompt_tokens == expected.prompt_tokens < plain.prompt_tokens
     assert "notes.txt" in page.html("one")

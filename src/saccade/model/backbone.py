@@ -173,12 +173,13 @@ class Backbone:
         if is_known and fused is not False:
             self.fused = FusedDecoder(self.text, head, self.axes)
         self.head_shapes = self._find_head_shapes()
-        first = self.head_shapes[0] if self.head_shapes else None
-        self.has_uneven_heads = len({*self.head_shapes}) > 1 or (
-            first is not None and first.key_dim != first.value_dim
+        shapes = {*self.head_shapes}
+        self.has_uneven_heads = len(shapes) > 1 or any(
+            shape.key_dim != shape.value_dim for shape in shapes
         )
-        if first is not None and not self.has_uneven_heads:
-            self.kv_heads, self.head_dim = first.kv_heads, first.key_dim
+        if shapes and not self.has_uneven_heads:
+            (shape,) = shapes
+            self.kv_heads, self.head_dim = shape.kv_heads, shape.key_dim
         self.attention_choice = quickest_attention(
             self.heads, self.kv_heads, self.head_dim, self.devices, self.dtype
         )

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import mimetypes
 import threading
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -21,19 +21,21 @@ FILE_TYPES = mimetypes.MimeTypes()  # Python's own: some systems take .ts videos
 
 @dataclass(frozen=True)
 class Uploads:
-    """The files of a question: pictures and videos, and texts by their names."""
+    """The files of a question: pictures and videos, and texts with their files' names."""
 
     clips: Sequence[Clip]
-    documents: Mapping[str, str]
+    documents: Sequence[str]
+    document_names: Sequence[str]
 
     @classmethod
     def read(cls, files: Sequence[str], settings: PageSettings) -> Uploads:
         """Reads files. Raises SaccadeError for one that is neither a text, a picture nor a
         video."""
-        texts = [file for file in files if is_text_file(file)]
+        texts = [Path(file) for file in files if is_text_file(file)]
         return cls(
-            [read_clip(None, file, settings) for file in files if file not in texts],
-            {Path(file).name: read_document(Path(file)) for file in texts},
+            [read_clip(None, file, settings) for file in files if not is_text_file(file)],
+            [read_document(file) for file in texts],
+            [file.name for file in texts],
         )
 
 
@@ -57,7 +59,7 @@ class Exchange:
         clips = self.uploads.clips
         strips = "".join(pictures.strip(clip.frames, [*clip.timestamps]) for clip in clips)
         reused = f"{self.reused_tokens} tokens were read before" if self.reused_tokens else ""
-        heading = [self.question, *self.uploads.documents, reused]
+        heading = [self.question, *self.uploads.document_names, reused]
         return pictures.exchange(" · ".join(filter(None, heading)), self.answer, strips)
 
 
@@ -87,10 +89,9 @@ class Conversations:
         if not question.strip():
             raise OptionError("there is no question: write one")
         uploads = Uploads.read(files, self._settings)
-        documents = [*uploads.documents.values()]
         talk = self._talk_of(tab)
-        self._check_length(talk.prompt_tokens, documents)
-        stream = talk.chat.stream(question, uploads.clips or None, documents=documents)
+        self._check_length(talk.prompt_tokens, uploads.documents)
+        stream = talk.chat.stream(question, uploads.clips or None, documents=uploads.documents)
         decoder, text = IncrementalDecoder(self.model.pair.target.decode), ""
         for round in stream:
             text += str(decoder.type(round.scalars()))
