@@ -94,13 +94,19 @@ def real(
 
 
 def real_pair(
-    limit: Annotated[int | None, typer.Option(min=1, help="So many prompts of each kind.")] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="So many questions of a kind.")] = None,
+    document_limit: Annotated[
+        int, typer.Option(min=0, help="So many documents, the shortest.")
+    ] = 4,
     methods: Annotated[str | None, typer.Option(help="Comma-separated.")] = None,
-    max_new_tokens: command_options.Tokens = 96,
+    max_new_tokens: command_options.Tokens = 64,
     identity_tokens: Annotated[
         int, typer.Option(min=0, help="Of the answers in float32 that are compared; 0: none.")
-    ] = 24,
+    ] = 16,
     dtype: Annotated[str, typer.Option(help="Of both models in what is timed.")] = "bfloat16",
+    draft_quantize: Annotated[
+        str, typer.Option(help="How the draft's weights are rounded: int8, int4, fp8 or none.")
+    ] = "int4",
     out_file: Annotated[
         Path | None, typer.Option("--out", help="Store raw rows here, and go on from them.")
     ] = None,
@@ -115,17 +121,20 @@ def real_pair(
     from saccade.engine.trace import environment
     from saccade.inputs import load_pair
     from saccade.inputs import real_weights as weights
-    from saccade.methods import resolve
 
     names = list(pair.METHODS) if methods is None else run_setup.parse_method_names(methods)
     folders = [
         str(weights.require_checkpoint(model))
         for model in (weights.CODER_TARGET, weights.CODER_DRAFT)
     ]
-    documents = pair.pair_documents(list(find_documents([])), limit)
+    documents = pair.pair_documents(list(find_documents([])), limit, document_limit)
     facts = {
         "model": f"{weights.CODER_TARGET.name} with {weights.CODER_DRAFT.name}",
-        "settings": {"max_new_tokens": max_new_tokens, "dtype": dtype},
+        "settings": {
+            "max_new_tokens": max_new_tokens,
+            "dtype": dtype,
+            "draft_quantize": draft_quantize,
+        },
         "identity_tokens": identity_tokens,
         "together": 1,
         "machine": "{processor}, {threads} threads, torch {torch}.".format(**environment()),
@@ -135,25 +144,24 @@ def real_pair(
     # Rows of both kinds are of the same documents, so each kind has its own precision and length.
     passes = [("measured", dtype, max_new_tokens)]
     if identity_tokens:
-        passes.insert(0, ("identity", "float32", identity_tokens))
+        passes.append(("identity", "float32", identity_tokens))
     with progress_line("asking") as tell:
         for kind, precision, tokens in passes:
-            target, draft = load_pair(*folders, dtype=precision)
-            for each in documents:
-                recipes = [
-                    resolve(name) for name in pair.methods_for(pair.kind_of(each.name), names)
-                ]
-                measure.run_methods(
-                    target,
-                    [each],
-                    recipes,
-                    measure.answer_settings(target, tokens, 1.0),
-                    results,
-                    together=1,
-                    draft=None if draft is None else draft.backbone,
-                    on_progress=lambda text: tell(text, False),
-                    kind=kind,
-                )
+            target, draft = load_pair(
+                *folders,
+                dtype=precision,
+                draft_quantize=None if draft_quantize == "none" else draft_quantize,
+            )
+            pair.measure_pair(
+                target,
+                draft,
+                documents,
+                names,
+                {"max_new_tokens": tokens, "do_sample": False},
+                results,
+                kind,
+                lambda text: tell(text, False),
+            )
             del target, draft
     out.print(pair.pair_section(results.facts), markup=False, soft_wrap=True)
 

@@ -93,7 +93,8 @@ class MethodResult:
     ``same`` says whether it is ``generate()``'s answer, ``repeated`` is the share of its four-grams
     that occurred in it before, ``tau`` counts tokens per target forward, and ``drafted`` those per
     round. ``kept`` counts the document's tokens that the draft reads, and ``taken`` has the number
-    of accepted tokens of each forward.
+    of accepted tokens of each forward. ``seconds`` are of the whole answer; a prompt that was in
+    the cache is not read again in them.
     """
 
     document: str
@@ -110,6 +111,7 @@ class MethodResult:
     kept: int | None
     decode_seconds: float
     taken: Sequence[int] = ()
+    seconds: float = 0.0
 
     @classmethod
     def of(
@@ -130,6 +132,7 @@ class MethodResult:
             result.draft_visual_tokens,
             result.timings.decode,
             tuple(len(each.accepted) for each in result.forwards),
+            result.timings.total,
         )
 
 
@@ -149,16 +152,18 @@ def answer_documents(
     recipe: Recipe,
     settings: Settings,
     references: Sequence[tuple[int, ...]],
-    prompt_cache: PrefixCache,
+    prompt_cache: PrefixCache | None,
     draft: Backbone | None = None,
     ask: MakeInputs = document_inputs,
 ) -> list[MethodResult]:
     """Returns one method's answers about several documents, decoded in one batch.
 
-    ``prompt_cache`` has the prompts that were prefilled before. Raises MethodError where a draft
-    failed, because its numbers would be wrong.
+    ``prompt_cache`` has the prompts that were prefilled before; None: every prompt is read. Raises
+    MethodError where a draft failed, because its numbers would be wrong.
     """
-    target = model.backbone.with_prefix_cache(prompt_cache)
+    target = model.backbone
+    if prompt_cache is not None:
+        target = target.with_prefix_cache(prompt_cache)
     inputs = batch_inputs(model, [ask(model, document) for document in documents])
     results = stream(target, inputs, method=recipe, draft=draft, **settings).finish()
     if reason := next((each.fallback_reason for each in results if each.fallback_reason), None):

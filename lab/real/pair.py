@@ -6,21 +6,31 @@ document, and documents are texts of some thousand tokens that views and self-dr
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from statistics import median
 from typing import Any
 
-from lab.real.long_documents import Document
+from lab.real.answers import PROMPT_CACHE_BYTES, MethodResult, Results, answer_documents
+from lab.real.attention_sets import document_inputs
+from lab.real.long_documents import Document, repeated_share, shortest_documents
+from saccade.bench import peers
 from saccade.bench.measures import interval
+from saccade.core.prompt import CONTEXT
+from saccade.inputs import Loaded
+from saccade.methods import resolve
+from saccade.model.prefix_cache import PrefixCache
 
 Row = Mapping[str, Any]
 ROW_KINDS = "measured", "identity"
 KINDS = "code", "prose", "document"
+GENERATE, PLAIN, AUTO = "hf", "ar", "auto"
 METHODS = (
-    *("ar", "auto", "sd", "sd/shape=chain-3", "sd-tree", "sage", "lookup", "sd/shape=fit"),
+    *("ar", "auto", "sd", "sd/shape=chain-3", "sd-tree", "sage", "lookup"),
     *("specvlm", "streaming/keep=0.25", "std/keep=0.25", "fresh/keep=0.25", "pages/keep=0.25"),
 )
 # Without a document these methods draft with all that the target reads, so they are left out.
-DOCUMENT_METHODS = frozenset(METHODS[8:])
+DOCUMENT_METHODS = frozenset(METHODS[7:])
+WARM_UP = Document("warm-up", "", "Say hello, and count to ten.", 0)
 CODE_TASKS = (
     "Write a Python function that merges two sorted lists into one sorted list, with a docstring.",
     "Write a Python class for a least-recently-used cache with get and put, and explain it.",
@@ -31,6 +41,18 @@ CODE_TASKS = (
     "Write pytest tests for a function slugify(text) that makes URL slugs.",
     "Refactor this into a comprehension: result = []\nfor x in xs:\n    if x > 0:\n        "
     "result.append(x * x)",
+    "Write a bash script that moves files older than thirty days into an archive folder.",
+    "Write a Go function that counts the words of a file and returns the ten most frequent.",
+    "Write a Rust enum for shapes, with a method that returns the area.",
+    "Write a Java class for a bank account that refuses to go below zero.",
+    "Write a CSS grid of three columns that becomes one column on a phone.",
+    "Write a Python context manager that measures the time of its block and logs it.",
+    "Write a TypeScript type for a tree of comments, and a function that counts them.",
+    "Write a Python script with argparse that converts a CSV file to JSON.",
+    "Write a regular expression for dates such as 2024-05-31, and a Python function that uses it.",
+    "Explain what this does and mend it: def f(x, acc=[]): acc.append(x); return acc",
+    "Write a Makefile for a C program of three source files.",
+    "Implement Dijkstra's shortest paths in Python with a heap.",
 )
 PROSE_TASKS = (
     "Explain to a child why the sky is blue.",
@@ -41,22 +63,119 @@ PROSE_TASKS = (
     "Tell the story of a lighthouse keeper who finds a message in a bottle.",
     "What made the printing press so important?",
     "Give advice to somebody who has a job interview tomorrow.",
+    "Why do the tides follow the moon?",
+    "Describe the kitchen of a grandmother who bakes bread.",
+    "What are the arguments for and against homework?",
+    "Write a toast for the wedding of two friends who met at a chess club.",
+    "How does a vaccine protect somebody?",
+    "Tell a fable about a fox and a clock.",
+    "What can a town do for people who ride bicycles?",
+    "Summarise what happened in the French Revolution.",
+    "Explain compound interest to somebody who has never saved money.",
+    "Describe the sounds of a forest at night.",
+    "Which qualities does a good teacher have?",
+    "Write a postcard from a mountain hut.",
 )
 
 
-def pair_documents(texts: Sequence[Document], limit: int | None) -> list[Document]:
-    """Returns the questions of every kind, at most ``limit`` of each."""
+def pair_documents(
+    texts: Sequence[Document], limit: int | None, document_limit: int | None
+) -> list[Document]:
+    """Returns the questions of every kind, at most ``limit`` of each and the shortest
+    ``document_limit`` documents, code and prose in turn."""
     tasks = {"code": CODE_TASKS, "prose": PROSE_TASKS}
     questions = [
-        Document(f"{kind}: {number}", "", task, 0)
+        Document(f"{kind}: {number}", "", own[number - 1], 0)
+        for number in range(1, len(CODE_TASKS[:limit]) + 1)
         for kind, own in tasks.items()
-        for number, task in enumerate(own[:limit], start=1)
     ]
     read = [
         Document(f"document: {each.name}", each.text, each.task, each.tokens)
-        for each in texts[:limit]
+        for each in shortest_documents(texts, document_limit)
     ]
     return [*questions, *read]
+
+
+def measure_pair(
+    target: Loaded,
+    draft: Loaded | None,
+    documents: Sequence[Document],
+    names: Sequence[str],
+    settings: Mapping[str, Any],
+    results: Results,
+    kind: str,
+    on_progress: Callable[[str], None],
+) -> None:
+    """Adds the rows of this kind that ``results`` lack: of ``generate()`` and of every method.
+
+    Which method begins rotates. The prompt of a question is read by every method anew, so its
+    seconds are of the whole answer; the prompt of a document is read once.
+    """
+    backbone = None if draft is None else draft.backbone
+    is_warm = False
+    for number, document in enumerate(documents):
+        own_names = methods_for(kind_of(document.name), names)
+        missing = results.missing(document, [GENERATE, *own_names], kind)
+        if not missing:
+            continue
+        if not is_warm:
+            _generate(target, WARM_UP, settings)
+            for name in own_names:
+                _answer(target, backbone, WARM_UP, name, settings, (), None)
+            is_warm = True
+        on_progress(f"{document.name}, {number + 1} of {len(documents)}")
+        if GENERATE in missing:
+            run = _generate(target, document, settings)
+            results.reference(document, lambda ids=run.ids: ids, kind)
+            results.add([_generate_row(document, run)], kind)
+        reference = results.reference(document, tuple, kind)
+        cache = PrefixCache(PROMPT_CACHE_BYTES) if document.text else None
+        start = number % len(own_names)
+        for name in (*own_names[start:], *own_names[:start]):
+            if name in missing:
+                on_progress(f"{document.name}, {number + 1} of {len(documents)}, {name}")
+                row = _answer(target, backbone, document, name, settings, reference, cache)
+                results.add([row], kind)
+
+
+def _answer(
+    target: Loaded,
+    draft: Any,
+    document: Document,
+    name: str,
+    settings: Mapping[str, Any],
+    reference: tuple[int, ...],
+    cache: PrefixCache | None,
+) -> MethodResult:
+    (row,) = answer_documents(
+        target, [document], resolve(name), settings, [reference], cache, draft
+    )
+    return row
+
+
+def _generate(target: Loaded, document: Document, settings: Mapping[str, Any]) -> peers.TimedRun:
+    inputs = document_inputs(target, document)
+    model_inputs = {name: value for name, value in inputs.items() if name != CONTEXT}
+    return peers.hf(target, None, model_inputs, {**settings})
+
+
+def _generate_row(document: Document, run: peers.TimedRun) -> MethodResult:
+    return MethodResult(
+        document=document.name,
+        digest=document.digest,
+        task=document.task,
+        prompt_tokens=0,
+        method=GENERATE,
+        same=True,
+        tokens=len(run.ids),
+        repeated=repeated_share(run.ids),
+        tau=None,
+        accepted=None,
+        drafted=0.0,
+        kept=None,
+        decode_seconds=run.decode,
+        seconds=run.total,
+    )
 
 
 def kind_of(name: str) -> str:
@@ -72,7 +191,7 @@ def methods_for(kind: str, names: Sequence[str]) -> list[str]:
 def pair_section(facts: Mapping[str, Any]) -> str:
     """Returns the page's section in Markdown about the pair's stored facts."""
     measured: Sequence[Row] = facts["measured"]
-    short: Sequence[Row] = facts["identity"]
+    short: Sequence[Row] = [row for row in facts["identity"] if row["method"] != GENERATE]
     same = sum(row["same"] for row in short)
     settings = ", ".join(f"{name}={value}" for name, value in facts["settings"].items())
     lines = [
@@ -84,6 +203,10 @@ def pair_section(facts: Mapping[str, Any]) -> str:
         "`generate()`'s, token for token. In the precision of the tables below, another order of "
         "additions may decide between two tokens that are as likely; the share of answers that are "
         "the same is in the tables.",
+        "",
+        "Ratios are of seconds a token on the same prompt: the median over prompts, and for "
+        "decoding against `ar` the bootstrap of 95 %. A document's prompt is read once for all "
+        "methods, so there is no ratio of whole answers.",
         *_kind_lines(measured),
     ]
     return "\n".join(lines) + "\n"
@@ -92,29 +215,79 @@ def pair_section(facts: Mapping[str, Any]) -> str:
 def _kind_lines(measured: Sequence[Row]) -> Iterator[str]:
     for kind in KINDS:
         rows = [row for row in measured if kind_of(row["document"]) == kind]
-        plain = {row["document"]: row["decode_seconds"] for row in rows if row["method"] == "ar"}
-        if not plain:
+        by_method: dict[str, dict[str, Row]] = {}
+        for row in rows:
+            by_method.setdefault(row["method"], {})[row["document"]] = row
+        plain, generate = by_method.get(PLAIN), by_method.get(GENERATE)
+        if not plain or not generate:
             continue
         yield from ("", f"### {kind.capitalize()}: {len(plain)} prompts", "")
-        yield "Speed is of decoding, against `ar` on the same prompt: median and bootstrap."
-        yield from ("", "| method | tau | accepted | same | tokens/s | speed | 95 % |")
-        yield "|-|-|-|-|-|-|-|"
-        for method in dict.fromkeys(row["method"] for row in rows):
-            own = [row for row in rows if row["method"] == method]
-            yield f"| `{method}` | {_cells(own, plain)} |"
+        yield (
+            "| method | tau | accepted | same | tokens/s | decoding × `ar` | 95 % | "
+            "decoding × `generate` | whole × `ar` | whole × `generate` |"
+        )
+        yield "|-|-|-|-|-|-|-|-|-|-|"
+        order = sorted(by_method, key=lambda name: _order(name))
+        for method in order:
+            own = by_method[method]
+            yield f"| `{method}` | {_cells(own, plain, generate, kind != 'document')} |"
+        if AUTO in by_method:
+            yield from ("", _auto_line(by_method))
 
 
-def _cells(rows: Sequence[Row], plain: Mapping[str, float]) -> str:
-    timed = [row for row in rows if row["decode_seconds"] and row["document"] in plain]
-    speeds = interval([plain[row["document"]] / row["decode_seconds"] for row in timed])
-    middle, low, high = speeds or (0.0, 0.0, 0.0)
+def _order(name: str) -> int:
+    return METHODS.index(name) if name in METHODS else -1 if name == GENERATE else len(METHODS)
+
+
+def _seconds(row: Row, measure: str) -> float:
+    """Returns seconds a token: of decoding from the second token on, or of the whole answer."""
+    if measure == "decode_seconds":
+        return row[measure] / max(1, row["tokens"] - 1)
+    return row[measure] / row["tokens"]
+
+
+def _ratios(own: Mapping[str, Row], other: Mapping[str, Row], measure: str) -> list[float]:
+    return [
+        _seconds(other[name], measure) / _seconds(row, measure)
+        for name, row in own.items()
+        if name in other
+    ]
+
+
+def _cells(
+    own: Mapping[str, Row], plain: Mapping[str, Row], generate: Mapping[str, Row], has_whole: bool
+) -> str:
+    rows = own.values()
+    middle, low, high = interval(_ratios(own, plain, "decode_seconds")) or (0.0, 0.0, 0.0)
     accepted = [row["accepted"] for row in rows if row["accepted"] is not None]
-    seconds = sum(row["decode_seconds"] for row in timed)
-    rate = sum(row["tokens"] - 1 for row in timed) / seconds if seconds else 0.0
+    seconds = sum(row["decode_seconds"] for row in rows)
+    rate = sum(row["tokens"] - 1 for row in rows) / seconds
     share = f"{sum(accepted) / len(accepted):.2f}" if accepted else ""
-    tau = sum(row["tau"] or 0.0 for row in rows) / len(rows)
+    taus = [row["tau"] for row in rows if row["tau"] is not None]
+    tau = f"{sum(taus) / len(taus):.2f}" if taus else ""
     same = sum(row["same"] for row in rows)
+    others = [median(_ratios(own, generate, "decode_seconds"))]
+    if has_whole:
+        others += [median(_ratios(own, base, "seconds")) for base in (plain, generate)]
+    cells = [
+        *(tau, share, f"{same} of {len(own)}", f"{rate:.1f}", f"{middle:.2f}"),
+        f"{low:.2f} to {high:.2f}",
+        *(f"{other:.2f}" for other in others),
+    ]
+    return " | ".join([*cells, *[""] * (9 - len(cells))])
+
+
+def _auto_line(by_method: Mapping[str, Mapping[str, Row]]) -> str:
+    """Returns the sentence that compares ``auto`` with plain decoding and the best fixed method, by
+    the seconds of all prompts together."""
+    seconds = {
+        method: sum(_seconds(row, "decode_seconds") for row in rows.values())
+        for method, rows in by_method.items()
+        if method != GENERATE
+    }
+    own = seconds.pop(AUTO)
+    best = min(seconds, key=lambda method: seconds[method])
     return (
-        f"{tau:.2f} | {share} | {same} of {len(rows)} | {rate:.1f} | {middle:.2f} | "
-        f"{low:.2f} to {high:.2f}"
+        f"Over all of these prompts `auto` decodes {seconds[PLAIN] / own:.2f} times as fast as "
+        f"`ar`, and {seconds[best] / own:.2f} times as fast as the best fixed method, `{best}`."
     )

@@ -20,6 +20,7 @@ from lab.real import answers as measure
 from lab.real import attention_sets, pair
 from lab.real import long_documents as documents
 from lab.real.results_page import ForwardSizes, make_page
+from saccade.bench import peers
 from saccade.core.errors import OptionError
 from saccade.inputs import load
 from saccade.inputs import real_weights as weights
@@ -246,47 +247,52 @@ def test_a_few_documents_are_the_shortest():
 
 
 def test_a_pair_is_measured_on_every_kind_by_one_command(tmp_path, monkeypatch):
-    """Claim: one command asks questions of every kind by every method that has something to draft
-    with, in float32 for identity and in the named precision for speed, stores each row, and goes on
-    from them: a second run asks nothing. Fails if a kind, a method or a precision is left out."""
+    """Claim: one command puts questions of every kind to ``generate()`` and to every method that
+    has something to draft with, in float32 for identity and in the named precision for speed,
+    stores each row, and goes on from them: a second run answers nothing. Fails if a kind, a method
+    or a precision is left out."""
     folder = checkpoints.make("llama", tmp_path / "target")
     monkeypatch.setattr(weights, "require_checkpoint", lambda model: folder)
     text = documents.Document("a.md", "some words of a text, " * 12, "Go on.", 60)
     monkeypatch.setattr(documents, "find_documents", lambda paths: iter([text]))
     rows = tmp_path / "pair.json"
-    command = [
-        "real-pair",
-        "--limit",
-        "1",
-        "--methods",
-        "ar,sd,std/keep=0.25",
-        "--out",
-        str(rows),
-    ]
-    command += ["--max-new-tokens", "6", "--identity-tokens", "4"]
+    command = ["real-pair", "--limit", "1", "--methods", "ar,auto,std/keep=0.25"]
+    command += ["--max-new-tokens", "6", "--identity-tokens", "4", "--draft-quantize", "int8"]
+    command += ["--out", str(rows)]
     done = CliRunner().invoke(app, command)
     assert done.exit_code == 0, done.output
     stored = json.loads(rows.read_text())
     for kind, tokens in (("measured", 6), ("identity", 4)):
-        asked = {(pair.kind_of(row["document"]), row["method"]) for row in stored[kind]}
-        every = {(name, method) for name in pair.KINDS for method in ("ar", "sd")}
-        assert asked == every | {("document", "std/keep=0.25")}
+        answered = {(pair.kind_of(row["document"]), row["method"]) for row in stored[kind]}
+        every = {(name, method) for name in pair.KINDS for method in ("hf", "ar", "auto")}
+        assert answered == every | {("document", "std/keep=0.25")}
         assert all(row["tokens"] <= tokens for row in stored[kind])
+        assert all(0 < row["decode_seconds"] < row["seconds"] for row in stored[kind])
     assert all(row["same"] for row in stored["identity"])
-    monkeypatch.setattr(measure, "answer_documents", lambda *all: pytest.fail("asked again"))
+    monkeypatch.setattr(pair, "answer_documents", lambda *all: pytest.fail("answered again"))
+    monkeypatch.setattr(peers, "hf", lambda *all: pytest.fail("generated again"))
     assert CliRunner().invoke(app, command).exit_code == 0
 
 
 def test_a_pair_s_section_has_a_table_of_each_kind():
-    """Claim: a method's tau, its tokens a second and its speed against plain decoding on the same
-    prompt stand in the table of their kind; identity is counted over the float32 answers."""
+    """Claim: a method's tau, its tokens a second and its speed against plain decoding and
+    ``generate()`` on the same prompt stand in the table of their kind, by seconds a token, so that
+    a shorter answer gains nothing; `auto` is compared with the best fixed method; identity is
+    counted over the float32 answers of methods."""
     row = dict(document="code: 1", same=True, tokens=97, accepted=None, tau=1.0)
     facts = {
         "measured": [
-            {**row, "method": "ar", "decode_seconds": 12.0},
-            {**row, "method": "sd", "decode_seconds": 8.0, "tau": 4.5, "accepted": 0.7},
+            {**row, "method": "hf", "tau": None, "decode_seconds": 24.0, "seconds": 97.0},
+            {**row, "method": "ar", "decode_seconds": 12.0, "seconds": 48.5},
+            {**row, "method": "sd", "decode_seconds": 4.0, "seconds": 16.5, "tokens": 33}
+            | {"tau": 4.5, "accepted": 0.7},
+            {**row, "method": "auto", "decode_seconds": 6.0, "seconds": 24.25, "tau": 4.0},
         ],
-        "identity": [row, {**row, "same": False}],
+        "identity": [
+            {**row, "method": "hf"},
+            {**row, "method": "ar"},
+            {**row, "method": "sd", "same": False},
+        ],
         "identity_tokens": 24,
         "settings": {"dtype": "bfloat16"},
         "model": "T with D",
@@ -295,5 +301,8 @@ def test_a_pair_s_section_has_a_table_of_each_kind():
     }
     text = pair.pair_section(facts)
     assert "### Code: 1 prompts" in text and "Prose" not in text
-    assert "| `sd` | 4.50 | 0.70 | 1 of 1 | 12.0 | 1.50 | 1.50 to 1.50 |" in text
+    assert (
+        "| `sd` | 4.50 | 0.70 | 1 of 1 | 8.0 | 1.00 | 1.00 to 1.00 | 2.00 | 1.00 | 2.00 |" in text
+    )
+    assert "`auto` decodes 2.00 times as fast as `ar`, and 2.00 times as fast as" in text
     assert "of 2 answers of 24 tokens 1 are" in text
