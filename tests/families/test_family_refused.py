@@ -49,18 +49,6 @@ def inputs(*shape: int, **more: Any) -> dict[str, Any]:
     }
 
 
-def paligemma() -> Any:
-    vision = dict(model_type="siglip_vision_model", num_image_tokens=4, projection_dim=32)
-    return hf.PaliGemmaForConditionalGeneration(
-        hf.PaliGemmaConfig(
-            vision_config=VISION | vision,
-            text_config=dict(model_type="gemma", head_dim=16, **TEXT),
-            image_token_index=IMAGE,
-            projection_dim=32,
-        )
-    )
-
-
 def mllama() -> Any:
     vision = dict(
         hidden_size=32,
@@ -82,7 +70,6 @@ def mllama() -> Any:
     )
 
 
-PALIGEMMA = inputs(1, 3, 28, 28, token_type_ids=torch.zeros(1, 7, dtype=torch.long))
 MLLAMA = inputs(
     1, 1, 1, 3, 28, 28,
     aspect_ratio_ids=torch.ones(1, 1, dtype=torch.long),
@@ -90,7 +77,6 @@ MLLAMA = inputs(
     cross_attention_mask=torch.ones(1, 7, 1, 1, dtype=torch.long),
 )  # fmt: skip
 UNFOLLOWED = [
-    (paligemma, PALIGEMMA, r"gives other logits in its own generate\(\)"),
     (mllama, MLLAMA, "cross.attention"),
 ]
 

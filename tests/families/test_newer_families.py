@@ -35,7 +35,6 @@ KINDS = {
 
 
 EXPECTED_REFUSALS: dict[str, str] = {
-    "paligemma": "gives other logits in its own generate",
     "minimax-m3-vl": "has layers of the kind minimax_m3_sparse",
 }
 """The sentence with which a family is refused, when it is loaded or at its first prompt."""

@@ -16,7 +16,7 @@ from saccade.cli import command_options, run_setup
 from saccade.cli.command_options import ClipOptions, LoadOptions, ModelOptions, with_option_groups
 from saccade.cli.describe import output_detail, print_answer, result_fields
 from saccade.cli.terminal import Json, Quiet, Verbose, err, prepare
-from saccade.core.errors import OptionError, SaccadeError
+from saccade.core.errors import SaccadeError
 from saccade.inputs import subjects
 
 if TYPE_CHECKING:
@@ -180,9 +180,9 @@ def _read_file(
     """Returns the talk with one more file. Raises SaccadeError where it cannot be read."""
     if command == DOCUMENT:
         return talk.add_document(subjects.read_document(path))
-    try:
+    if subjects.is_text_file(path):
         new = subjects.Subject(None, (subjects.read_document(path),))
-    except OptionError:  # It is no text, and a reader of videos says what else is wrong.
+    else:
         clip = run_setup.read_clip(str(path), sampling, quiet=True, warn=warn, target=target)
         new = subjects.Subject(clip)
     return _Talk([*talk.new, new], talk.turns)

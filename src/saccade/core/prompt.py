@@ -39,7 +39,8 @@ class Media:
     ``Capability.COARSE_ROWS``."""
     stills: int = 0  # how many of a whole prompt's visual rows are of images
     reach: Int[Tensor, " len"] | None = None
-    """The last row that each row sees, where a family reads its pictures in both directions."""
+    """The last row that each row sees, where a family reads its pictures in both directions, or its
+    whole prompt (PaliGemma)."""
     reaches_in_windows_only: bool = False
     """Whether only layers with a sliding window read pictures in both directions (Gemma 4)."""
     row_arguments: Mapping[str, Shaped[Tensor, "len ..."]] = field(default_factory=dict)
@@ -121,6 +122,17 @@ class Prompt:
         visual = rows[self.visual]
         last = visual[-1] if len(visual) else -1
         return rows[(rows > last) & ~self.fixed]
+
+    @property
+    def has_text_that_sees_later_rows(self) -> bool:
+        """Whether a row of text looks at rows after it, so that more text would change its keys.
+
+        Only the rows of pictures do so in most families that read in both directions.
+        """
+        if self.media.reach is None:
+            return False
+        rows = torch.arange(len(self), device=self.media.reach.device)
+        return bool(((self.media.reach > rows) & ~self.visual & ~self.fixed).any())
 
     def uncut_length(self, length: int) -> int:
         """Returns the largest length, up to this one, across which no row before it looks.

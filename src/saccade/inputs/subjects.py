@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import codecs
+import mimetypes
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -14,6 +16,8 @@ if TYPE_CHECKING:
     from saccade.inputs.media import Clip
 
 MAX_DOCUMENT_BYTES = 2**26  # More than any model reads, so a larger file is not even opened.
+FILE_TYPES = mimetypes.MimeTypes()  # Python's own: some systems take .ts videos for texts.
+FIRST_BYTES = 2**16  # By so many bytes a text is told from a video or a picture.
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,23 @@ class Subject:
         if self.clip is None:
             return {"frames": 0, "warnings": []}
         return {"frames": len(self.clip.frames), "warnings": [*self.clip.warnings]}
+
+
+def is_text_file(file: Path) -> bool:
+    """Returns whether a file is a text by its name, or by its first bytes.
+
+    No format of pictures or videos begins with many bytes that are UTF-8 without a zero.
+    """
+    kind = FILE_TYPES.guess_type(file.name)[0] or ""
+    if kind.startswith("text/") or kind == "application/json":
+        return True
+    try:
+        with file.open("rb") as opened:
+            first = opened.read(FIRST_BYTES)
+        codecs.getincrementaldecoder("utf-8")().decode(first)
+    except (OSError, UnicodeDecodeError):
+        return False  # A reader of videos says what is wrong with it.
+    return bool(first) and b"\0" not in first
 
 
 def read_document(file: Path) -> str:

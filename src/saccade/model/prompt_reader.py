@@ -14,7 +14,7 @@ from typing import Any
 
 import torch
 from jaxtyping import Bool, Float, Int
-from torch import Tensor
+from torch import Tensor, nn
 from torch.nn.functional import avg_pool2d
 from torch.utils.hooks import RemovableHandle
 
@@ -75,7 +75,7 @@ class PromptReader:
         is_real = is_real.to(self.device)
         positions = self._positions(arguments.get("position_ids"), is_real)
         deepstack = arguments.get("deepstack_visual_embeds") or ()
-        masks = _masks_by_kind(arguments.get("attention_mask"))
+        masks = self._masks_by_kind(arguments.get("attention_mask"), ids)
         row_arguments = {
             name: arguments[name]
             for name in families.ROW_ARGUMENTS
@@ -174,6 +174,26 @@ class PromptReader:
             handle.remove()
         raise ModelError(f"{type(self.model).__name__} never reached its language model")
 
+    def _masks_by_kind(
+        self, masks: Any, ids: Int[Tensor, "batch len"]
+    ) -> dict[str, Bool[Tensor, "batch len len"]]:
+        """Returns the masks that a model made, by the kind of layer that they are for.
+
+        Models hand their language model a mask for each kind, or one for all. A mask of two
+        dimensions says which tokens are padding. Without a mask every row sees those before it, or
+        the whole prompt where the attention is not causal (PaliGemma).
+        """
+        by_kind = masks if isinstance(masks, Mapping) else {"full_attention": masks}
+        read = {
+            kind: (mask if mask.dtype == torch.bool else mask == 0)[:, 0]
+            for kind, mask in by_kind.items()
+            if isinstance(mask, Tensor) and mask.ndim == 4
+        }
+        if _reads_both_ways(self.text):
+            whole = torch.ones((*ids.shape, ids.shape[1]), dtype=torch.bool, device=self.device)
+            read |= {kind: whole for kind, mask in by_kind.items() if mask is None}
+        return read
+
     def _reach(
         self, masks: Mapping[str, Tensor], number: int, rows: Bool[Tensor, " len"]
     ) -> Int[Tensor, " own"] | None:
@@ -230,18 +250,10 @@ class PromptReader:
             ) from error
 
 
-def _masks_by_kind(masks: Any) -> dict[str, Bool[Tensor, "batch len len"]]:
-    """Returns the masks that a model made, by the kind of layer that they are for.
-
-    Models hand their language model a mask for each kind, or one for all. A mask of two dimensions
-    says which tokens are padding.
-    """
-    by_kind = masks if isinstance(masks, Mapping) else {"full_attention": masks}
-    return {
-        kind: (mask if mask.dtype == torch.bool else mask == 0)[:, 0]
-        for kind, mask in by_kind.items()
-        if isinstance(mask, Tensor) and mask.ndim == 4
-    }
+def _reads_both_ways(text: nn.Module) -> bool:
+    """Whether a language model's attention over several rows is not causal without a mask."""
+    flags = [vars(module).get("is_causal") for module in text.modules()]
+    return False in flags and True not in flags
 
 
 def move_text_past_media(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import mimetypes
 import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
@@ -12,11 +11,9 @@ from saccade.bench.terminal_output import IncrementalDecoder
 from saccade.core.errors import OptionError
 from saccade.corpus.answering import Chat, Model
 from saccade.inputs.media import Clip
-from saccade.inputs.subjects import read_document
+from saccade.inputs.subjects import is_text_file, read_document
 from saccade.ui import pictures
 from saccade.ui.page_run import PageSettings, read_clip
-
-FILE_TYPES = mimetypes.MimeTypes()  # Python's own: some systems take .ts videos for texts.
 
 
 @dataclass(frozen=True)
@@ -31,18 +28,13 @@ class Uploads:
     def read(cls, files: Sequence[str], settings: PageSettings) -> Uploads:
         """Reads files. Raises SaccadeError for one that is neither a text, a picture nor a
         video."""
-        texts = [Path(file) for file in files if is_text_file(file)]
+        texts = [path for path in map(Path, files) if is_text_file(path)]
+        others = [file for file in files if Path(file) not in texts]
         return cls(
-            [read_clip(None, file, settings) for file in files if not is_text_file(file)],
+            [read_clip(None, file, settings) for file in others],
             [read_document(file) for file in texts],
             [file.name for file in texts],
         )
-
-
-def is_text_file(file: str) -> bool:
-    """Returns whether a file's name is that of a text."""
-    kind = FILE_TYPES.guess_type(file)[0] or ""
-    return kind.startswith("text/") or kind == "application/json"
 
 
 @dataclass(frozen=True)

@@ -146,6 +146,16 @@ BUGS = (
         tests=("model/test_visibility.py::test_each_row_sees_what_its_own_text_would_see",),
     ),
     PlantedBug(
+        "a prompt without a mask is always read from left to right",
+        "model/prompt_reader.py",
+        find="_reads_both_ways($text)",
+        plant="False",
+        tests=(
+            "model/test_visibility.py::"
+            "test_a_prompt_that_is_read_in_both_directions_is_read_again_when_it_goes_on",
+        ),
+    ),
+    PlantedBug(
         "a key behind a window is let go one row too early",
         "model/key_window.py",
         find="$row - self.size + 1",
