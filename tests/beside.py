@@ -94,8 +94,8 @@ def ran(log: str) -> list[Ran]:
     """The forwards a log holds."""
     path = Path(log)
     lines = path.read_text().splitlines() if path.exists() else []
-    found = [json.loads(line) for line in lines]
-    return [Ran(at["start"], at["end"], at["rows"], tuple(at["ids"])) for at in found]
+    records = [json.loads(line) for line in lines]
+    return [Ran(at["start"], at["end"], at["rows"], tuple(at["ids"])) for at in records]
 
 
 def deafened() -> None:

@@ -351,13 +351,13 @@ def no_seconds(inputs: dict[str, Tensor]) -> dict[str, Tensor]:
 def left_padded(many: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     """Several requests as one batch, padded on the left as generation wants it."""
     longest = max(one["input_ids"].shape[1] for one in many)
-    found: dict[str, Tensor] = {}
+    batch: dict[str, Tensor] = {}
     for name in many[0]:
         parts = [one[name] for one in many]
         if name in ("input_ids", "attention_mask", "mm_token_type_ids"):
             parts = [torch.nn.functional.pad(p, (longest - p.shape[1], 0)) for p in parts]
-        found[name] = torch.cat(parts)
-    return found
+        batch[name] = torch.cat(parts)
+    return batch
 
 
 @torch.no_grad()
@@ -526,15 +526,15 @@ class TableSession:
         self._deepest = max(len(history) for history in table)
 
     def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
-        found = {}
+        scores = {}
         for request, tree in trees.items():
             text = self.texts[request]
             rows = []
             for node in range(ROOT, len(tree)):
                 history = (*text, *(tree.tokens[n] for n in path(tree, node)))
                 rows.append(self.table[history[: self._deepest]])
-            found[request] = Scores(tree, rows, self.rules[request], text, len(text), request)
-        return found
+            scores[request] = Scores(tree, rows, self.rules[request], text, len(text), request)
+        return scores
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         for request, new in tokens.items():

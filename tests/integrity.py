@@ -45,5 +45,5 @@ def check_integrity(cache: Cache) -> None:
     sums = torch.stack([rows.sum(dtype=torch.float32) for rows in committed])
     broken = [place for place, finite in enumerate(sums.isfinite().tolist()) if not finite]
     where = [divmod(place, len(cache.keys)) for place in broken]
-    told = [f"{('keys', 'values')[kind]} of layer {layer}" for kind, layer in where]
-    assert not told, f"{', '.join(told)} hold NaN or infinity"
+    broken_parts = [f"{('keys', 'values')[kind]} of layer {layer}" for kind, layer in where]
+    assert not broken_parts, f"{', '.join(broken_parts)} hold NaN or infinity"

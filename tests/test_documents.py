@@ -19,8 +19,8 @@ LINK = re.compile(r"\]\(([^)\s]+)\)| src=\"([^\"]+)\"")
 
 def _links(text: str) -> list[str]:
     """Every link and picture of a page that leads to a file or a heading, code left out."""
-    found = (one or other for one, other in LINK.findall(FENCED.sub("", text)))
-    return [link for link in found if not re.match(r"[a-z]+:", link)]
+    links = (one or other for one, other in LINK.findall(FENCED.sub("", text)))
+    return [link for link in links if not re.match(r"[a-z]+:", link)]
 
 
 @cache

@@ -98,14 +98,14 @@ def _imports(path: Path) -> frozenset[str]:
 
 def _modules(names: Iterable[str]) -> frozenset[str]:
     """The modules of the package among dotted names, or in which such a name is."""
-    found = set()
+    modules = set()
     for name in names:
         if name.startswith("saccade."):
             module = name.removeprefix("saccade.")
             while module not in MODULES:
                 module = module.rpartition(".")[0]
-            found.add(module)
-    return frozenset(found - {""})
+            modules.add(module)
+    return frozenset(modules - {""})
 
 
 def _upward(own: str, names: frozenset[str]) -> set[tuple[str, str]]:
@@ -148,8 +148,8 @@ def test_every_module_has_a_place_in_a_line():
 
 def test_imports_go_one_way():
     """Claim: no module imports from a package after its own. Fails on the first upward import."""
-    found = {pair for own in MODULES if own for pair in _upward(own, _imports(MODULES[own]))}
-    assert not found
+    violations = {pair for own in MODULES if own for pair in _upward(own, _imports(MODULES[own]))}
+    assert not violations
 
 
 # Nothing outside ``world/`` needs the drawn clips: a command that shows one imports this, late.
@@ -170,12 +170,12 @@ def test_the_drawn_world_is_reached_through_the_demo_alone():
     """Claim: outside its own package nothing imports the drawn world except through the one module
     that the demo owns, and that inside a function. Fails where a user's own path, as ``serve`` and
     ``corpus`` are, draws. Control: a module that does so is seen."""
-    found = {
+    violations = {
         own: drawn
         for own, path in MODULES.items()
         if own.split(".")[0] != "world" and (drawn := _drawn_imports(own, path))
     }
-    assert not found
+    assert not violations
 
 
 def test_control_a_drawn_import_is_seen(tmp_path):
@@ -209,8 +209,8 @@ def test_control_an_upward_import_is_seen(tmp_path):
 
 def _classes(path: Path) -> list[str]:
     """The public classes that a module defines."""
-    found = (each.name for each in _tree(path).body if isinstance(each, ast.ClassDef))
-    return [name for name in found if not name.startswith("_")]
+    names = (each.name for each in _tree(path).body if isinstance(each, ast.ClassDef))
+    return [name for name in names if not name.startswith("_")]
 
 
 def test_a_class_of_the_engine_part_has_its_name_alone():
@@ -241,13 +241,13 @@ def test_a_method_touches_no_cache(path):
 
 def test_the_library_does_not_print():
     """Claim: output goes through logging or the command line's console, never print()."""
-    found = [
+    prints = [
         f"{path.relative_to(PACKAGE)}:{node.lineno}"
         for path in FILES
         for node in ast.walk(_tree(path))
         if isinstance(node, ast.Call) and getattr(node.func, "id", None) == "print"
     ]
-    assert not found
+    assert not prints
 
 
 def test_every_module_says_what_it_is():

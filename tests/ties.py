@@ -54,10 +54,10 @@ def along(target: Backbone, inputs: Inputs, ids: Sequence[int], rows: int) -> Te
     """Logits [token vocab] at every token of an answer, ``rows`` of it a forward, in fp32."""
     session = Session(target, [Sampling()])
     session.prefill(target.prompts(inputs))
-    found = []
+    logits = []
     for start in range(0, len(ids), rows):
         part = list(ids[start : start + rows])
         scores = session.score({0: chain(part[:-1])})[0]
-        found += [scores.logits(node).float() for node in range(ROOT, len(part) - 1)]
+        logits += [scores.logits(node).float() for node in range(ROOT, len(part) - 1)]
         session.commit({0: part})
-    return torch.stack(found)
+    return torch.stack(logits)

@@ -55,7 +55,7 @@ def lines(folder: Path) -> list[dict[str, Any]]:
 
 def tables(markdown: str) -> list[dict[str, dict[str, str]]]:
     """Every table of a report: method -> column -> cell."""
-    found: list[dict[str, dict[str, str]]] = []
+    all_tables: list[dict[str, dict[str, str]]] = []
     head: list[str] | None = None
     for line in markdown.splitlines():
         if not line.startswith("|"):
@@ -64,7 +64,7 @@ def tables(markdown: str) -> list[dict[str, dict[str, str]]]:
         cells = [cell.strip() for cell in line.strip("|").split("|")]
         if head is None:
             head = cells
-            found.append({})
+            all_tables.append({})
         elif not set(line) <= set("|-: "):
-            found[-1][cells[0].strip("`")] = dict(zip(head, cells, strict=True))
-    return found
+            all_tables[-1][cells[0].strip("`")] = dict(zip(head, cells, strict=True))
+    return all_tables

@@ -59,11 +59,11 @@ def test_meteor_by_hand() -> None:
     # 3 of 3 in one chunk: 1 * (1 - .5 (1/3)^3)
     assert text_scores.meteor("the cat sat", ["the cat sat"]) == pytest.approx(1 - 0.5 / 27)
     # a | red box: P = 1, R = .6, F = .6 / .96; two chunks of three matches
-    found = text_scores.meteor("a red box", ["a big red box moves"])
-    assert found == pytest.approx(0.6 / 0.96 * (1 - 0.5 * 8 / 27))
+    score = text_scores.meteor("a red box", ["a big red box moves"])
+    assert score == pytest.approx(0.6 / 0.96 * (1 - 0.5 * 8 / 27))
     # the other way about: P = .6, R = 1, F = .6 / .64
-    found = text_scores.meteor("a big red box moves", ["a red box"])
-    assert found == pytest.approx(0.6 / 0.64 * (1 - 0.5 * 8 / 27))
+    score = text_scores.meteor("a big red box moves", ["a red box"])
+    assert score == pytest.approx(0.6 / 0.64 * (1 - 0.5 * 8 / 27))
 
 
 def test_meteor_minds_the_order() -> None:
@@ -84,8 +84,8 @@ def test_meteor_matches_stems_after_words() -> None:
     Fails without stems (one match of three), or if stems match before equal words do.
     """
     # the=the, box~boxes, moves~moved: one chunk
-    found = text_scores.meteor("the box moves", ["the boxes moved"])
-    assert found == pytest.approx(1 - 0.5 / 27)
+    score = text_scores.meteor("the box moves", ["the boxes moved"])
+    assert score == pytest.approx(1 - 0.5 / 27)
     # equal words cross (box -> 1, boxes -> 0): two chunks of two, a half;
     # by stems first they would lie side by side: 1 - .5/8
     assert text_scores.meteor("box boxes", ["boxes box"]) == pytest.approx(0.5)
@@ -98,8 +98,8 @@ def test_each_word_matches_once() -> None:
     Fails if saying "red" four times makes four matches.
     """
     # 1 match: P = 1/4, R = 1/2, F = .125 / (.225 + .05); one chunk of one match
-    found = text_scores.meteor("red red red red", ["red box"])
-    assert found == pytest.approx(0.125 / 0.275 * 0.5)
+    score = text_scores.meteor("red red red red", ["red box"])
+    assert score == pytest.approx(0.125 / 0.275 * 0.5)
 
 
 @pytest.mark.parametrize("measure", [text_scores.rouge_l, text_scores.meteor])

@@ -49,10 +49,10 @@ def test_mean_accepted_runs_on_over_full_rounds(
     count as full. Control: the mean a round is smaller wherever a round was full.
     """
     one = answer("a", "sd", accepted, drafted)
-    found = measures.accepted_between_refusals([one])
-    assert found is not None and found == pytest.approx(sum(runs) / len(runs))
+    mean = measures.accepted_between_refusals([one])
+    assert mean is not None and mean == pytest.approx(sum(runs) / len(runs))
     by_round = sum(accepted) / len(accepted)
-    assert found >= by_round and (found > by_round) == (len(runs) < len(accepted))
+    assert mean >= by_round and (mean > by_round) == (len(runs) < len(accepted))
 
 
 def test_mean_accepted_ends_with_the_answer() -> None:
@@ -132,13 +132,13 @@ def test_interval_of_values() -> None:
     Fails if the noise is drawn anew each time, or if resamples are not as many as the values.
     """
     values = list(np.random.default_rng(3).normal(2.0, 0.5, 10))
-    found, many = measures.interval(values), measures.interval(values * 16)
-    assert found is not None and many is not None
-    assert found == measures.interval(values)
-    assert found[0] == pytest.approx(np.median(values))
-    assert found[1] < found[0] < found[2]
-    assert many[0] == pytest.approx(found[0])
-    assert many[2] - many[1] < (found[2] - found[1]) / 2
+    interval, many = measures.interval(values), measures.interval(values * 16)
+    assert interval is not None and many is not None
+    assert interval == measures.interval(values)
+    assert interval[0] == pytest.approx(np.median(values))
+    assert interval[1] < interval[0] < interval[2]
+    assert many[0] == pytest.approx(interval[0])
+    assert many[2] - many[1] < (interval[2] - interval[1]) / 2
     assert measures.interval([3.0]) == (3.0, 3.0, 3.0)
     assert measures.interval([]) is None
     means = measures.interval(values, np.mean)
@@ -154,12 +154,12 @@ def test_interval_of_tau() -> None:
     answers: list[Answer] = [
         answer(str(number), "sd", (number % 6, 5, 1), (5, 5, 5)) for number in range(12)
     ]
-    found, many = measures.tau_interval(answers), measures.tau_interval(answers * 16)
-    assert found is not None and many is not None
-    assert found == measures.tau_interval(answers)
-    assert found[0] == pytest.approx(measures.tau(answers))
-    assert found[1] < found[0] < found[2]
-    assert many[2] - many[1] < (found[2] - found[1]) / 2
+    interval, many = measures.tau_interval(answers), measures.tau_interval(answers * 16)
+    assert interval is not None and many is not None
+    assert interval == measures.tau_interval(answers)
+    assert interval[0] == pytest.approx(measures.tau(answers))
+    assert interval[1] < interval[0] < interval[2]
+    assert many[2] - many[1] < (interval[2] - interval[1]) / 2
     alone = measures.tau_interval([SOME])
     assert alone == pytest.approx((10 / 3, 10 / 3, 10 / 3))
     assert measures.tau_interval([answer("a", "hf")]) is None

@@ -24,7 +24,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 TOKENS = 40
 
 
-def asked(embedded: Embedded, suite: str, number: int = 0) -> Inputs:
+def make_inputs(embedded: Embedded, suite: str, number: int = 0) -> Inputs:
     item = list(shapes.suites()[suite].items())[number]
     media = [medium.read() for medium in item.media]
     return ask(
@@ -67,7 +67,7 @@ def test_a_seeing_assistant_helps(embedded: Embedded, suite: str) -> None:
     Fails if the hook does not bring the pixels to the assistant. Control: plain generate takes a
     call a token.
     """
-    inputs = asked(embedded, suite, 1)
+    inputs = make_inputs(embedded, suite, 1)
     plain, calls = peer("hf", embedded, inputs)
     blind, with_blind = peer("hf-assisted", embedded, inputs)
     seeing, with_seeing = peer("hf-assisted-seeing", embedded, inputs)
@@ -85,7 +85,7 @@ def test_the_hook_is_removed(embedded: Embedded) -> None:
     Fails if an error leaves it: whatever used the draft next would be shown an old video.
     """
     hooks = embedded.draft.backbone.model._forward_pre_hooks
-    inputs = asked(embedded, "shapes-caption")
+    inputs = make_inputs(embedded, "shapes-caption")
     seen: list[int] = []
 
     def fail(ids: Any, scores: Any) -> Any:
@@ -131,7 +131,7 @@ def test_compare_counts_decoding_from_the_second_token(
     given = peer_run(tuple(range(10)), 2.0, 5.0, early=4)
     monkeypatch.setitem(PEERS, "hf-early", lambda *whatever: given)
     settings = {"do_sample": False, "max_new_tokens": 6}
-    inputs = asked(embedded, "shapes-caption")
+    inputs = make_inputs(embedded, "shapes-caption")
     timed = run_interleaved(
         Pair(*embedded), (inputs, None), resolve_methods(["hf-early"]), repeat=1, settings=settings
     )
@@ -161,7 +161,7 @@ def test_a_peer_that_fails_without_a_word_is_a_row(
 
     monkeypatch.setitem(PEERS, "hf-crash", crash)
     settings = {"do_sample": False, "max_new_tokens": 3}
-    inputs = asked(embedded, "shapes-qa")
+    inputs = make_inputs(embedded, "shapes-qa")
     rows = run_interleaved(
         Pair(*embedded), (inputs, None), resolve_methods(["hf-crash"]), repeat=1, settings=settings
     ).summaries()
@@ -174,7 +174,7 @@ def test_a_method_that_needs_another_draft_ends_no_comparison(embedded: Embedded
     """Claim: where many methods are compared at once, one that this pair cannot run has a row with
     the sentence that says why, and the others have their runs. Control: named by itself it is
     refused."""
-    inputs = asked(embedded, "shapes-qa")
+    inputs = make_inputs(embedded, "shapes-qa")
     settings = {"do_sample": False, "max_new_tokens": 4}
 
     def race(may_refuse: tuple[str, ...]) -> Any:

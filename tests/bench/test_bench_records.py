@@ -83,7 +83,7 @@ def test_fields_of_a_result() -> None:
         reused_tokens=7,
         peak_bytes=99,
     )
-    found = Answer(suite="", item="", turn=0, method="", **records.result_fields(result))
+    row = Answer(suite="", item="", turn=0, method="", **records.result_fields(result))
     expected: dict[str, Any] = {
         **{"ids": (4, 6, 9, 4), "text": "text", "total": 11, "first": 5, "vision": 1},
         **{
@@ -106,7 +106,7 @@ def test_fields_of_a_result() -> None:
         **{"prompt_tokens": 30, "visual_tokens": 20, "draft_visual_tokens": 2},
         **{"reused_tokens": 7, "peak": 99},
     }
-    assert {name: getattr(found, name) for name in expected} == expected
+    assert {name: getattr(row, name) for name in expected} == expected
 
 
 def test_a_torn_line_is_cut_off(tmp_path: Path) -> None:
@@ -140,8 +140,8 @@ def test_a_torn_item_is_run_again(ran: Ran, embedded: Embedded, tmp_path: Path, 
     Fails if an item counts as done once any line of it is there. ``keep=0``: torn between lines.
     """
     torn(ran, tmp_path, keep)
-    found = runner.run_benchmark(ran.plan, *embedded, tmp_path)
-    keys = [(each.suite, each.item, each.method, each.turn) for each in found]
+    answers = runner.run_benchmark(ran.plan, *embedded, tmp_path)
+    keys = [(each.suite, each.item, each.method, each.turn) for each in answers]
     assert keys == [(each.suite, each.item, each.method, each.turn) for each in ran.answers]
 
 

@@ -30,9 +30,9 @@ PARTS = ("vision", "prefill", "guide", "draft_prefill", "draft", "verify")
 
 def made() -> list[Answer]:
     """Three items by four methods of which one failed and one fell back."""
-    found: list[Answer] = []
+    answers: list[Answer] = []
     for number, item in enumerate("abc"):
-        said: dict[str, Any] = {
+        fields: dict[str, Any] = {
             **{"task": "caption", "answers": ("a red box moves",), "identical": True},
             **{
                 "vision": 0.1 + number,
@@ -47,15 +47,15 @@ def made() -> list[Answer]:
         mine = {"decode": 2.0 + number, "total": 4.0 + number, "counted": 9, **SEEN}
         taken = (5, number, 2 * number)
         sage = dict(nodes=(9, 9, 9), draft=0.5, verify=1.0, peak=2**20 * (3 + number))
-        found += [
-            answer(item, "ar", zero, zero, text="a red box moves", **said, **slow, **SEEN),
-            answer(item, "sage", taken, (5, 5, 5), text="a box", **said, **mine, **sage),
-            answer(item, "hf", text="red box", **{**said, **slow, "verify": 0.0, "total": 20.0}),
+        answers += [
+            answer(item, "ar", zero, zero, text="a red box moves", **fields, **slow, **SEEN),
+            answer(item, "sage", taken, (5, 5, 5), text="a box", **fields, **mine, **sage),
+            answer(item, "hf", text="red box", **{**fields, **slow, "verify": 0.0, "total": 20.0}),
             answer(item, "hf-lookup", error="ValueError: no match"),
         ]
-    found[1] = replace(found[1], identical=False)
-    found[5] = replace(found[5], fallback="RuntimeError: the draft is out")
-    return found
+    answers[1] = replace(answers[1], identical=False)
+    answers[5] = replace(answers[5], fallback="RuntimeError: the draft is out")
+    return answers
 
 
 ANSWERS = made()
@@ -69,17 +69,17 @@ def numbers(cell: str) -> list[float]:
     return [float(each) for each in re.findall(r"-?\d+(?:\.\d+)?", cell)]
 
 
-def flat(found: Interval | float | None) -> list[float]:
-    if found is None:
+def flat(figure: Interval | float | None) -> list[float]:
+    if figure is None:
         return []
-    return list(found) if isinstance(found, tuple) else [found]
+    return list(figure) if isinstance(figure, tuple) else [figure]
 
 
 def table(column: str) -> dict[str, dict[str, str]]:
     """The one table that has this column."""
     every = tables(report.report_markdown(ABOUT, ANSWERS))
-    (found,) = [each for each in every if column in next(iter(each.values()))]
-    return found
+    (rows,) = [each for each in every if column in next(iter(each.values()))]
+    return rows
 
 
 def middle(own: list[Answer], whole: bool) -> Interval | None:
@@ -103,18 +103,18 @@ def test_the_speed_table() -> None:
 
     Fails if a column holds another's figure, rows are swapped or errors are counted as answers.
     """
-    found = table("decode x")
-    assert list(found) == ["ar", "sage", "hf", "hf-lookup"]
+    rows = table("decode x")
+    assert list(rows) == ["ar", "sage", "hf", "hf-lookup"]
     for method in ("ar", "sage", "hf"):
         own = of(method)
         for column, figure in SPEED.items():
-            cell = numbers(found[method][column])
+            cell = numbers(rows[method][column])
             assert cell == pytest.approx(flat(figure(own)), abs=0.0051), (method, column)
-        assert numbers(found[method]["tok/s"]) == [round(measures.tokens_per_second(own) or 0)]
-        assert numbers(found[method]["first token s"]) == [0.7]
-        said = [text_scores.score("caption", each.text, each.answers) for each in own]
-        expected = [sum(each[name] for each in said) / 3 for name in ("rouge_l", "meteor")]
-        assert numbers(found[method]["answers"]) == pytest.approx(expected, abs=0.0051)
+        assert numbers(rows[method]["tok/s"]) == [round(measures.tokens_per_second(own) or 0)]
+        assert numbers(rows[method]["first token s"]) == [0.7]
+        scores = [text_scores.score("caption", each.text, each.answers) for each in own]
+        expected = [sum(each[name] for each in scores) / 3 for name in ("rouge_l", "meteor")]
+        assert numbers(rows[method]["answers"]) == pytest.approx(expected, abs=0.0051)
 
 
 def test_a_few_cells_by_hand() -> None:
@@ -122,18 +122,18 @@ def test_a_few_cells_by_hand() -> None:
 
     Fails where a measure and this table are wrong together.
     """
-    found = table("decode x")
+    rows = table("decode x")
     # sage: accepted 5 + 0 + 0, 5 + 1 + 2, 5 + 2 + 4 and nine tokens of the target's own
-    assert found["sage"]["tau"].startswith(f"{(24 + 9) / 9:.2f} [")
-    assert found["sage"]["accept"] == f"{24 / 81:.2f}"
-    assert found["sage"]["accepted"] == f"{24 / 9:.2f}"
+    assert rows["sage"]["tau"].startswith(f"{(24 + 9) / 9:.2f} [")
+    assert rows["sage"]["accept"] == f"{24 / 81:.2f}"
+    assert rows["sage"]["accepted"] == f"{24 / 9:.2f}"
     # runs: 5 0 | 6 2 | 7 4
-    assert found["sage"]["MAT"] == f"{24 / 6:.2f}"
+    assert rows["sage"]["MAT"] == f"{24 / 6:.2f}"
     # per token (8/3)/(2/9), (9/3)/(3/9), (10/3)/(4/9): the middle one
-    assert found["sage"]["decode x"].startswith("9.00 [")
-    assert found["sage"]["same"] == "2" and found["ar"]["same"] == found["hf"]["same"] == "3"
-    assert found["ar"]["decode x"] == "1.00 [1.00, 1.00]"
-    assert found["ar"]["tau"] == "1.00 [1.00, 1.00]" and found["ar"]["accept"] == ""
+    assert rows["sage"]["decode x"].startswith("9.00 [")
+    assert rows["sage"]["same"] == "2" and rows["ar"]["same"] == rows["hf"]["same"] == "3"
+    assert rows["ar"]["decode x"] == "1.00 [1.00, 1.00]"
+    assert rows["ar"]["tau"] == "1.00 [1.00, 1.00]" and rows["ar"]["accept"] == ""
 
 
 def test_peers_have_no_tau() -> None:
@@ -150,17 +150,17 @@ def test_peers_have_no_tau() -> None:
 
 def test_the_stages() -> None:
     """Claim: each stage is the mean over answers, and what is left of decoding is the rest."""
-    found = table("vision")
+    rows = table("vision")
     for method in ("ar", "sage"):
         own = of(method)
         for part in PARTS:
             mean = sum(getattr(each, part) for each in own) / 3
-            assert numbers(found[method][part.replace("_", " ")]) == pytest.approx(
+            assert numbers(rows[method][part.replace("_", " ")]) == pytest.approx(
                 [mean], abs=0.00051
             )
         rest = sum(each.decode - each.draft - each.verify for each in own) / 3
-        assert numbers(found[method]["rest"]) == pytest.approx([rest], abs=0.00051)
-    assert found["sage"]["peak MiB"] == "5" and found["ar"]["peak MiB"] == ""
+        assert numbers(rows[method]["rest"]) == pytest.approx([rest], abs=0.00051)
+    assert rows["sage"]["peak MiB"] == "5" and rows["ar"]["peak MiB"] == ""
 
 
 def test_captions_are_distinguished() -> None:

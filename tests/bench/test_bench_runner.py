@@ -48,17 +48,17 @@ def by_method(answers: Sequence[Answer]) -> dict[str, Answer]:
 
 
 @pytest.fixture
-def asked(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str]]:
     """(item, method) of every timed answer, none of them computed."""
-    found: list[tuple[str, str]] = []
+    pairs: list[tuple[str, str]] = []
 
     def note(self: Any, name: str, recipe: Any, settings: dict[str, Any]) -> list[Answer]:
         if settings["max_new_tokens"] != runner.WARM_UP_TOKENS:
-            found.append((self.item.id, name))
+            pairs.append((self.item.id, name))
         return [self.empty_answer(name, 0)]
 
     monkeypatch.setattr(runner._ItemRun, "answer", note)
-    return found
+    return pairs
 
 
 # -- what a run holds ----------------------------------------------------------------------------
@@ -131,27 +131,27 @@ def test_a_second_turn_may_show_a_picture_of_its_own(embedded: Embedded, tmp_pat
         return lambda inputs: (seen.append(len(media)), [["a picture"] * len(media)])[1]
 
     plan = replace(short("ar", "sd/view=caption", suite=suite), max_new_tokens=6)
-    found = runner.run_benchmark(plan, *embedded, tmp_path, captioner=captioner)
-    assert [(each.method, each.turn) for each in found] == [
+    answers = runner.run_benchmark(plan, *embedded, tmp_path, captioner=captioner)
+    assert [(each.method, each.turn) for each in answers] == [
         (method, turn) for method in plan.methods for turn in (0, 1)
     ]
-    assert all(each.identical and not each.error and not each.fallback for each in found)
-    assert {each.visual_tokens for each in found if each.rounds} == {256, 512}
+    assert all(each.identical and not each.error and not each.fallback for each in answers)
+    assert {each.visual_tokens for each in answers if each.rounds} == {256, 512}
     assert seen[-2:] == [1, 2]
 
     images = [each.media[0].read() for each in (item, item.next)]
-    said = found[0].text
+    first_answer = answers[0].text
     pair = Pair(*embedded)
     (both, _) = pair.ask(
         item.next.question,
         images=images,
-        history=[(item.question, said)],
+        history=[(item.question, first_answer)],
         parts=[{"type": "image"}, {"type": "text", "text": item.question}],
         last=[{"type": "image"}, {"type": "text", "text": item.next.question}],
     )
     ids = both["input_ids"][0].tolist()
-    assert len(ids) == found[1].prompt_tokens
-    own = embedded.target.tokenizer(said, add_special_tokens=False).input_ids
+    assert len(ids) == answers[1].prompt_tokens
+    own = embedded.target.tokenizer(first_answer, add_special_tokens=False).input_ids
     answer_at = next(i for i in range(len(ids)) if ids[i : i + len(own)] == own)
     places = [i for i, token in enumerate(ids) if token in embedded.target.backbone.placeholders]
     assert sum(place < answer_at for place in places) == 256 and len(places) == 512
@@ -177,7 +177,7 @@ def test_a_sampled_run_claims_no_equality(embedded: Embedded, tmp_path: Path) ->
 # -- order, shards, limits ---------------------------------------------------------------------
 
 
-def test_order_rotates(embedded: Embedded, asked: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_order_rotates(embedded: Embedded, calls: list[tuple[str, str]], tmp_path: Path) -> None:
     """Claim: each item's methods all run before the next item, another one first each time.
 
     Fails if one method is always first, or methods run one after the other over all items. The
@@ -187,8 +187,8 @@ def test_order_rotates(embedded: Embedded, asked: list[tuple[str, str]], tmp_pat
     runner.run_benchmark(plan, *embedded, tmp_path)
     runner.run_benchmark(replace(plan, limit=5), *embedded, tmp_path)
     items = [item.id for _, item in replace(plan, limit=5).items()]
-    assert [item for item, _ in asked] == [item for item in items for _ in range(3)]
-    orders = [[m for item, m in asked if item == each] for each in items]
+    assert [item for item, _ in calls] == [item for item in items for _ in range(3)]
+    orders = [[m for item, m in calls if item == each] for each in items]
     assert orders[:3] == [["ar", "sd", "hf"], ["sd", "hf", "ar"], ["hf", "ar", "sd"]]
     assert orders[3:] == orders[:2]
 
@@ -212,13 +212,13 @@ def test_shards_partition_the_items(count: int, limit: int) -> None:
     assert max(map(len, parts)) - min(map(len, parts)) <= 2  # one a suite
 
 
-def test_shards_run_apart(embedded: Embedded, asked: list[tuple[str, str]], tmp_path: Path) -> None:
+def test_shards_run_apart(embedded: Embedded, calls: list[tuple[str, str]], tmp_path: Path) -> None:
     """Claim: shards run into folders of their own, and a folder takes one shard only."""
     plan = runner.Benchmark((CAPTION,), ("ar",), limit=3, shard=(0, 2), max_new_tokens=5)
     first = runner.run_benchmark(plan, *embedded, tmp_path / "1")
     second = runner.run_benchmark(replace(plan, shard=(1, 2)), *embedded, tmp_path / "2")
     assert len(first) == 2 and len(second) == 1
-    assert sorted(item for item, _ in asked) == [item.id for item in list(CAPTION.items())[:3]]
+    assert sorted(item for item, _ in calls) == [item.id for item in list(CAPTION.items())[:3]]
 
 
 def test_fingerprint(embedded: Embedded) -> None:
@@ -238,9 +238,9 @@ def test_fingerprint(embedded: Embedded) -> None:
         replace(plan, suites=(CHAT,)),
         replace(plan, shard=(0, 2)),
     ]
-    found = [key(plan), *map(key, others), key(plan, None)]
-    assert len(set(found)) == len(found)
-    assert key(replace(plan, limit=9)) == key(short("ar", "sd")) == found[0]
+    fingerprints = [key(plan), *map(key, others), key(plan, None)]
+    assert len(set(fingerprints)) == len(fingerprints)
+    assert key(replace(plan, limit=9)) == key(short("ar", "sd")) == fingerprints[0]
 
 
 def test_unknown_method_writes_nothing(embedded: Embedded, tmp_path: Path) -> None:
@@ -269,14 +269,14 @@ def test_interrupted_and_gone_on_with(ran: Ran, embedded: Embedded, tmp_path: Pa
         runner.run_benchmark(ran.plan, *embedded, tmp_path, on_progress=stop)
     before = records.read_run(tmp_path)[1]
     assert keys(before) == keys(ran.answers)[:3]
-    told: list[int] = []
-    found = runner.run_benchmark(
-        ran.plan, *embedded, tmp_path, on_progress=lambda what, done, whole: told.append(done)
+    progress: list[int] = []
+    answers = runner.run_benchmark(
+        ran.plan, *embedded, tmp_path, on_progress=lambda what, done, whole: progress.append(done)
     )
-    assert min(told) == 1 and max(told) == 4
-    assert found[:3] == before and found == records.read_run(tmp_path)[1]
-    assert keys(found) == keys(ran.answers)
-    assert [each.ids for each in found] == [each.ids for each in ran.answers]
+    assert min(progress) == 1 and max(progress) == 4
+    assert answers[:3] == before and answers == records.read_run(tmp_path)[1]
+    assert keys(answers) == keys(ran.answers)
+    assert [each.ids for each in answers] == [each.ids for each in ran.answers]
 
 
 @pytest.mark.slow
@@ -300,10 +300,10 @@ def test_killed_and_gone_on_with(embedded: Embedded, tmp_path: Path) -> None:
     assert counted and set(counted.values()) == {4}  # two methods, two turns
 
     plan = replace(plan, limit=len(counted) + 1)
-    found = runner.run_benchmark(plan, *embedded, tmp_path / "killed")
+    answers = runner.run_benchmark(plan, *embedded, tmp_path / "killed")
     whole = runner.run_benchmark(plan, *embedded, tmp_path / "whole")
-    assert keys(found) == keys(whole) and len(found) == 4 * (len(counted) + 1)
-    assert [each.ids for each in found] == [each.ids for each in whole]
+    assert keys(answers) == keys(whole) and len(answers) == 4 * (len(counted) + 1)
+    assert [each.ids for each in answers] == [each.ids for each in whole]
 
 
 # -- what goes wrong ---------------------------------------------------------------------------
@@ -324,9 +324,9 @@ def test_a_peers_crash_is_a_row(
 
     monkeypatch.setitem(PEERS, "hf-crash", crash)
     plan = short("hf-crash", "hf-lookup", "hf", "ar", suite=CHAT)
-    found = runner.run_benchmark(plan, *embedded, tmp_path)
-    assert Counter(each.method for each in found)["ar"] == 2
-    rows = {each.method: each for each in found if not each.turn}
+    answers = runner.run_benchmark(plan, *embedded, tmp_path)
+    assert Counter(each.method for each in answers)["ar"] == 2
+    rows = {each.method: each for each in answers if not each.turn}
     assert list(rows) == ["ar", "hf-crash", "hf-lookup", "hf"]
     assert rows["hf-crash"].error == "AssertionError: "
     assert rows["hf-crash"].identical is None and rows["hf-crash"].ids == ()
@@ -396,13 +396,13 @@ def test_a_draft_that_changes_answers_shows(
 def test_pictures_run_too(embedded: Embedded, tmp_path: Path) -> None:
     """Claim: items of pictures are answered like those of videos, by a seeing peer as well."""
     plan = short("ar", "specvlm", "hf", "hf-assisted-seeing", suite=PAIR)
-    found = runner.run_benchmark(plan, *embedded, tmp_path)
-    assert [each.error for each in found] == [None] * 4
-    assert all(each.identical for each in found) and found[0].visual_tokens == 256
+    answers = runner.run_benchmark(plan, *embedded, tmp_path)
+    assert [each.error for each in answers] == [None] * 4
+    assert all(each.identical for each in answers) and answers[0].visual_tokens == 256
 
 
 def test_media_are_read_once_an_item(
-    embedded: Embedded, asked: list[tuple[str, str]], tmp_path: Path
+    embedded: Embedded, calls: list[tuple[str, str]], tmp_path: Path
 ) -> None:
     """Claim: a medium is read once for all methods, and not at all for items already done."""
     read: list[str] = []
@@ -424,7 +424,7 @@ def test_media_are_read_once_an_item(
     runner.run_benchmark(plan, *embedded, tmp_path)
     first: list[Item] = list(CAPTION.items())[:2]
     assert read == [item.media[0].name for item in first]
-    assert len(asked) == 6
+    assert len(calls) == 6
 
 
 # -- batches -------------------------------------------------------------------------------------

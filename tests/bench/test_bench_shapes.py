@@ -100,16 +100,16 @@ def test_answers_are_the_worlds() -> None:
     for number in range(50):
         seed = shapes.FIRST_SEED + number
         scene = scenes.scene(seed)
-        found = {name.removeprefix("shapes-"): own[number] for name, own in listed.items()}
-        assert found["caption"].answers == found["ood"].answers == (descriptions.describe(scene),)
-        assert found["events"].answers == (descriptions.events(scene),)
-        assert found["caption"].question in descriptions.WORDS["prompts"]["describe"]
-        assert found["events"].question in descriptions.WORDS["prompts"]["events"]
-        assert found["ood"].question not in known
-        assert found["diff"].answers == (descriptions.describe_diff(scene, seed),)
-        qa, chat = found["qa"], found["chat"]
-        said = {turn.question: turn.answer for turn in dialogues.conversation(scene, "qa", seed)}
-        assert qa.answers == (said[qa.question],) and qa.then == ()
+        cases = {name.removeprefix("shapes-"): own[number] for name, own in listed.items()}
+        assert cases["caption"].answers == cases["ood"].answers == (descriptions.describe(scene),)
+        assert cases["events"].answers == (descriptions.events(scene),)
+        assert cases["caption"].question in descriptions.WORDS["prompts"]["describe"]
+        assert cases["events"].question in descriptions.WORDS["prompts"]["events"]
+        assert cases["ood"].question not in known
+        assert cases["diff"].answers == (descriptions.describe_diff(scene, seed),)
+        qa, chat = cases["qa"], cases["chat"]
+        replies = {turn.question: turn.answer for turn in dialogues.conversation(scene, "qa", seed)}
+        assert qa.answers == (replies[qa.question],) and qa.then == ()
         turns = dialogues.conversation(scene, "chat", seed)
         assert chat.answers == (turns[0].answer,) and chat.question == turns[0].question
         assert chat.then == (turns[1].question,)
@@ -191,19 +191,19 @@ def test_seeds_are_nobody_elses() -> None:
     own = range(shapes.FIRST_SEED, shapes.FIRST_SEED + shapes.SAMPLES)
     assert {item.meta["seed"] for name in SUITES for item in items(name)} == set(own)
     root = Path(saccade.__file__).parent
-    found: dict[str, int] = {}
+    seeds: dict[str, int] = {}
     training = Path(__file__).parents[2] / "lab"
     for path in [*root.rglob("*.py"), *training.rglob("*.py")]:
         if path == root / "world" / "suites.py":
             continue
         for name, number in re.findall(r"\b(\w*SEED)\b[^=\n]*= ([\d_]+)", path.read_text()):
-            found[f"{path.stem}.{name}"] = int(number)
+            seeds[f"{path.stem}.{name}"] = int(number)
         for number in re.findall(r"\b[1-9]\d{0,2}_\d{3}_\d{3}\b", path.read_text()):
-            found[f"{path.stem}.{number}"] = int(number)
+            seeds[f"{path.stem}.{number}"] = int(number)
     known = {"samples.EVAL_SEED", "agreement.FIRST_SEED", "demo.CALIBRATION_SEED"}
-    assert known <= set(found) and found["samples.EVAL_SEED"] == 10_000_000
-    assert 20_000_002 in found.values()  # the demo's
-    near = {n: v for n, v in found.items() if abs(v - shapes.FIRST_SEED) < 10_000_000}
+    assert known <= set(seeds) and seeds["samples.EVAL_SEED"] == 10_000_000
+    assert 20_000_002 in seeds.values()  # the demo's
+    near = {n: v for n, v in seeds.items() if abs(v - shapes.FIRST_SEED) < 10_000_000}
     assert not near
     # training draws below EVAL_SEED, evaluation a million above it
-    assert found["samples.EVAL_SEED"] + 2_000_000 < shapes.FIRST_SEED
+    assert seeds["samples.EVAL_SEED"] + 2_000_000 < shapes.FIRST_SEED

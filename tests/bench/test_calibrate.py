@@ -124,8 +124,8 @@ def test_the_search_finds_what_an_obvious_loop_finds(order: Mapping[str, Sequenc
         ),
         key=lambda method: gain(method, 0),
     )
-    found, _, skipped = Bench(gain).search()
-    assert found.method == best and skipped == ()
+    winner, _, skipped = Bench(gain).search()
+    assert winner.method == best and skipped == ()
 
 
 def test_half_is_searched_on_and_half_held_out() -> None:
@@ -157,8 +157,8 @@ def test_the_score_is_the_median_over_videos() -> None:
             chosen(method)["shape"], (1.5, 1.5, 1.5)
         )[video % 3]
 
-    found, table, _ = Bench(gain).search(videos=6)
-    assert chosen(found.method)["shape"] == "chain-7"
+    winner, table, _ = Bench(gain).search(videos=6)
+    assert chosen(winner.method)["shape"] == "chain-7"
     assert next(t for t in table if t.method.endswith("chain-3")).speedup == 1.0
 
 
@@ -166,9 +166,9 @@ def test_what_is_reported_chose_nothing() -> None:
     """Claim: speedup and tau come from the runs after the choice. A stage that was lucky (x 9)
     is measured again (x 2); fails if the flattering timing is reported."""
     bench = Bench(lambda method, video: 2.0 if video else 9.0)
-    found, table, _ = bench.search(videos=2)
-    assert found.stage == CONFIRM_STAGE and found.speedup == 2.0 and found is table[-1]
-    assert len(found.summaries) == MAX_CONFIRMING_RUNS and max(t.speedup for t in table) == 9.0
+    winner, table, _ = bench.search(videos=2)
+    assert winner.stage == CONFIRM_STAGE and winner.speedup == 2.0 and winner is table[-1]
+    assert len(winner.summaries) == MAX_CONFIRMING_RUNS and max(t.speedup for t in table) == 9.0
 
 
 # -- never slower -------------------------------------------------------------------------------
@@ -186,11 +186,11 @@ def test_the_answer_is_never_slower_on_what_was_held_out(random: Any, base: str)
     def gain(method: str, video: int) -> float:
         return gains.setdefault((method, video < 2), random.uniform(0.3, 3.0))
 
-    found, table, skipped = Bench(gain, auto=None).search(base, videos=4)
-    assert skipped == () and found in table[-3:]
-    if found.method != "ar":
-        assert found.speedup > 1 and found.speedup >= gain("auto", 3)
-    assert found.method in ("ar", "auto") or found.speedup > (1 + TIE_MARGIN) * gain("auto", 3)
+    winner, table, skipped = Bench(gain, auto=None).search(base, videos=4)
+    assert skipped == () and winner in table[-3:]
+    if winner.method != "ar":
+        assert winner.speedup > 1 and winner.speedup >= gain("auto", 3)
+    assert winner.method in ("ar", "auto") or winner.speedup > (1 + TIE_MARGIN) * gain("auto", 3)
 
 
 def test_by_default_it_begins_from_auto_and_what_is_fitted() -> None:
@@ -203,7 +203,7 @@ def test_by_default_it_begins_from_auto_and_what_is_fitted() -> None:
         return 1.5 + 0.5 * ("shape=fit" in method) - 0.3 * ("specvlm" in method)
 
     bench = Bench(gain, auto=None)
-    found, table, _ = bench.search("auto")
+    winner, table, _ = bench.search("auto")
     by: dict[str, list[str]] = {}
     for each in table:
         by.setdefault(each.stage, []).append(each.method)
@@ -213,7 +213,7 @@ def test_by_default_it_begins_from_auto_and_what_is_fitted() -> None:
     assert [m for m in by["keep"] if "keep=" not in m] == [fit]
     assert "specvlm" not in "".join(by["shape"]) and len(by["shape"]) == len(CANDIDATES["shape"])
     assert {resolve(m).view.name for m in by["view"]} == {"affordable", "specvlm"}
-    assert resolve(found.method).shape == resolve(fit).shape
+    assert resolve(winner.method).shape == resolve(fit).shape
 
 
 def trials(*speedups: float, **more: Any) -> list[Trial]:
@@ -260,17 +260,17 @@ def test_lambdas_are_judged_by_accepted_length_first() -> None:
     def gain(method: str, video: int) -> float:
         return {"0.01": 2.6, "0.05": 1.8, "0.1": 2.0}.get(chosen(method)["lambda"], 1.7)
 
-    found, _, _ = Bench(gain, tau=tau).search("specvlm/shape=fit")
-    assert chosen(found.method)["lambda"] == "0.1"
+    winner, _, _ = Bench(gain, tau=tau).search("specvlm/shape=fit")
+    assert chosen(winner.method)["lambda"] == "0.1"
 
     def view(method: str, video: int) -> float:
         named = dict(part.partition("=")[::2] for part in method.split("/"))
         return 1.5 if "lambda" in named else 2.5
 
-    found, _, _ = Bench(view, auto=None, tau=lambda m, v: 9.0 if "lambda" in m else 5.0).search(
+    winner, _, _ = Bench(view, auto=None, tau=lambda m, v: 9.0 if "lambda" in m else 5.0).search(
         "auto"
     )
-    assert found.method == "auto"
+    assert winner.method == "auto"
 
 
 # -- axes ---------------------------------------------------------------------------------------
@@ -325,14 +325,14 @@ def test_nothing_begins_that_would_run_past_the_time(budget: int, videos: int, p
     """Claim: at an even pace the time is never exceeded, but for the start, which always runs; and
     a stage loses videos, never candidates. Fails if a stage begins that cannot end."""
     bench = Bench(lambda method, video: 2.0, seconds=pace)
-    found, table, skipped = bench.search(videos=videos, seconds=budget)
+    winner, table, skipped = bench.search(videos=videos, seconds=budget)
     assert bench.now - 1000 <= max(budget, 4 * pace) + 1e-9
     stages = [t.stage for t in table]
-    assert stages[0] == START_STAGE and found in table
+    assert stages[0] == START_STAGE and winner in table
     for axis in AXES:
         assert stages.count(axis) in (0, len(CANDIDATES[axis]))
         assert (axis in skipped) == (axis not in stages)
-    assert (CONFIRM_STAGE in skipped) == (found.stage != CONFIRM_STAGE)
+    assert (CONFIRM_STAGE in skipped) == (winner.stage != CONFIRM_STAGE)
     assert (CONFIRM_STAGE in skipped) == (budget < 7 * pace)
     assert len({len(t.summaries) for t in table if t.stage == "shape"}) <= 1
 
@@ -342,8 +342,8 @@ def test_what_was_not_confirmed_is_not_kept() -> None:
     that faster, and the rest is said."""
     for auto, method in ((1.2, "auto"), (0.9, "ar")):
         bench = Bench(lambda method, video: 2.0, seconds=10, auto=auto)
-        found, table, skipped = bench.search(seconds=1)
-        assert found.method == method and {t.stage for t in table} == {START_STAGE}
+        winner, table, skipped = bench.search(seconds=1)
+        assert winner.method == method and {t.stage for t in table} == {START_STAGE}
         assert skipped == (*AXES, CONFIRM_STAGE) and len(bench.calls) == 1
 
 
@@ -395,13 +395,13 @@ def test_a_stage_that_becomes_slow_is_cut(budget: float) -> None:
     and what was compared whole stays. Only the references on the first video always run. Fails
     where a stage goes on because its pace looked good at its start."""
     bench = SlowCandidates(lambda method, video: 2.0, seconds=1.0)
-    found, table, skipped = bench.search(videos=2, seconds=budget)
+    winner, table, skipped = bench.search(videos=2, seconds=budget)
     assert bench.now - 1000 <= max(budget, 2)
-    assert found in table and {t.method for t in table} >= {"ar", "auto"}
+    assert winner in table and {t.method for t in table} >= {"ar", "auto"}
     for axis in AXES:
         assert [t.stage for t in table].count(axis) in (0, len(CANDIDATES[axis]))
     if budget <= 30:
-        assert CONFIRM_STAGE in skipped and found.method in ("ar", "auto")
+        assert CONFIRM_STAGE in skipped and winner.method in ("ar", "auto")
 
 
 # -- choosing -----------------------------------------------------------------------------------
@@ -488,9 +488,9 @@ def test_the_advice_is_a_line() -> None:
     auto, sd = (
         replace(trial(name, x), stage=CONFIRM_STAGE) for name, x in (("auto", 2), ("sd", 3))
     )
-    found = calibration(sd, table=(auto, sd))
-    assert found.advice == "use sd: x 3.00 against ar, x 1.50 against auto, on 1 video(s) held out"
-    assert found.json()["measured"]["against_auto"] == found.against_auto == 1.5
+    report = calibration(sd, table=(auto, sd))
+    assert report.advice == "use sd: x 3.00 against ar, x 1.50 against auto, on 1 video(s) held out"
+    assert report.json()["measured"]["against_auto"] == report.against_auto == 1.5
     early = replace(trial("auto", 2), stage=START_STAGE)
     assert calibration(early).advice == "keep auto: there was no time to confirm anything else"
 
@@ -506,13 +506,13 @@ def test_the_advice_is_what_the_confirmation_says() -> None:
         return calibration(choose_or_fall_back(table), table=table, held_out=0).advice
 
     auto = trial("auto", 2)
-    for other, said in [
+    for other, reason in [
         (trial("sd", 1.5), "sd decoded x 0.75 against auto"),
         (trial("sd", 2.03), "sd decoded x 1.01 against auto, no more than runs differ by"),
         (trial("sd", 3, whole=1.8), "sd decoded x 1.50 against auto, but x 0.90 for whole answers"),
         (trial("sd", 3, fallback="no memory"), "sd gave up drafting"),
     ]:
-        assert advice(auto, other) == f"keep auto: {said}, on the one video"
+        assert advice(auto, other) == f"keep auto: {reason}, on the one video"
     assert advice(auto) == "keep auto: the search found nothing faster"
     slow = "auto decoded x 0.50 against ar"
     plain = "keep plain decoding (ar)"
@@ -535,11 +535,11 @@ def test_every_verdict_has_grounds(figures: list[float]) -> None:
         for name, decode, whole in zip(("auto", "sd"), figures[::2], figures[1::2], strict=True)
     ]
     table = tuple(replace(row, stage=CONFIRM_STAGE) for row in rows)
-    found = calibration(choose_or_fall_back(table), table=table)
-    assert found.advice.startswith(("keep ", "use sd"))
-    if found.method != "ar":
-        assert found.best.speedup > 1 and found.best.end_to_end_speedup >= 1 - TIE_MARGIN
-    if found.method == "sd":
+    report = calibration(choose_or_fall_back(table), table=table)
+    assert report.advice.startswith(("keep ", "use sd"))
+    if report.method != "ar":
+        assert report.best.speedup > 1 and report.best.end_to_end_speedup >= 1 - TIE_MARGIN
+    if report.method == "sd":
         assert figures[2] > figures[0] and figures[3] >= (1 - TIE_MARGIN) * figures[1]
 
 
@@ -568,16 +568,16 @@ def stub(
 def test_rows_become_readings(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: speedup, tau, identity and fallback are the comparison's; the rest is what it was
     measured on."""
-    told: list[str] = []
+    messages: list[str] = []
     rows = Summary(identical_to_ar=True, speedup_end_to_end=2.0, tau=3.0)
     gains = {"ar": 1.0, "auto": 2.0}
     run = stub(monkeypatch, lambda m: replace(rows, speedup_decode=gains.get(m, 1.5)))
-    found = run([7, 9], on_progress=told.append)
-    assert (found.method, found.best.speedup, found.best.tau) == ("auto", 2.0, 3.0)
-    assert found.worth_it and found.held_out == 1 and found.against_auto == 1.0
-    assert found.visual_tokens == (7, 9) and (found.target, found.draft) == ("big", None)
-    assert found.environment["torch"] and found.threads == 1 and "video 2 of 2" in told[-1]
-    assert {t.method.split("/")[0] for t in found.table} == {"ar", "auto", "specvlm-self"}
+    report = run([7, 9], on_progress=messages.append)
+    assert (report.method, report.best.speedup, report.best.tau) == ("auto", 2.0, 3.0)
+    assert report.worth_it and report.held_out == 1 and report.against_auto == 1.0
+    assert report.visual_tokens == (7, 9) and (report.target, report.draft) == ("big", None)
+    assert report.environment["torch"] and report.threads == 1 and "video 2 of 2" in messages[-1]
+    assert {t.method.split("/")[0] for t in report.table} == {"ar", "auto", "specvlm-self"}
     assert run([7]).held_out == 0
     gone = stub(
         monkeypatch,
@@ -606,10 +606,10 @@ def test_a_rounded_draft_is_proposed_where_it_is_faster(monkeypatch: pytest.Monk
     def proposed(chosen: Calibration, model: Loaded = loaded) -> Calibration:
         return calibrating.propose_rounding(Pair(model), questions, chosen)
 
-    found = proposed(calibration(trial("sd", 1.2)))
+    report = proposed(calibration(trial("sd", 1.2)))
     assert seen == [("int8", 9), ("int4", 9)]
-    assert (found.draft_quantize, found.best.speedup, found.method) == ("int4", 2.5, "sd")
-    assert found.json()["draft_quantize"] == "int4" and "--draft-quantize int4" in found.advice
+    assert (report.draft_quantize, report.best.speedup, report.method) == ("int4", 2.5, "sd")
+    assert report.json()["draft_quantize"] == "int4" and "--draft-quantize int4" in report.advice
     assert proposed(calibration(trial("ar", 1.0))).method == "auto"
     assert proposed(calibration(trial("sd", 2.49))).draft_quantize is None
     unfused = Loaded("big", Backbone(helpers.qwen25(), fused=False), None)

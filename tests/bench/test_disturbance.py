@@ -30,14 +30,14 @@ from saccade.cli.terminal import err, out
     ],
 )
 def test_what_disturbs_timings_is_reported(
-    busy: float, own: int, there: int, plain: list[float], said: str | None
+    busy: float, own: int, there: int, plain: list[float], reason: str | None
 ) -> None:
     """Claim: others' work counts as far as it takes cores from our threads, and so does plain
     decoding that took unequally long; one sentence says which, and nothing is said in peace."""
-    found = disturbance_warning(busy, own, there, plain)
-    assert (found is None) == (said is None)
-    if found is not None and said is not None:
-        assert said in found and found.endswith("quiet machine") and "\n" not in found
+    warning = disturbance_warning(busy, own, there, plain)
+    assert (warning is None) == (reason is None)
+    if warning is not None and reason is not None:
+        assert reason in warning and warning.endswith("quiet machine") and "\n" not in warning
 
 
 class Times(NamedTuple):
@@ -75,11 +75,11 @@ def test_a_comparison_says_so() -> None:
     table; in peace neither is there. Fails if a ratio is shown without it."""
     about = {"visual_tokens": 4, "dtype": "float32", "device": "cpu", "threads": 2, "repeat": 1}
     for warning in (None, "other programs kept 2 of 2 cores busy"):
-        found = Comparison(about, {}, {}, "", warning)
-        with err.capture() as said, out.capture() as shown:
-            found.print_to(out)
-        assert said.get() == ("" if warning is None else f"{warning}\n")
-        assert found.json().get("warning") == warning and "one run each" in shown.get()
+        comparison = Comparison(about, {}, {}, "", warning)
+        with err.capture() as messages, out.capture() as printed:
+            comparison.print_to(out)
+        assert messages.get() == ("" if warning is None else f"{warning}\n")
+        assert comparison.json().get("warning") == warning and "one run each" in printed.get()
 
 
 def test_a_machine_can_be_watched() -> None:

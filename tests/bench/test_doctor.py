@@ -54,15 +54,15 @@ def test_the_bytes_of_a_pair() -> None:
     """Claim: weights, caches and what a step reads are the numbers times their size, the draft's
     cache at the share it keeps; the ratio is that of the steps.
     Fails if a cache, a type or the share is left out."""
-    found = pair()
-    assert found.parts == (
+    report = pair()
+    assert report.parts == (
         Part("big", 1000 * 4, 2 * 100 * 4, 800 * 4 + 2 * 100 * 4),
         Part("small", 100 * 4, 1 * 10 * 4, 80 * 4 + 1 * 10 * 4),
     )
-    assert found.ratio == pytest.approx(360 / 4000)
-    assert found.needed == 4000 + 800 + 400 + 40
+    assert report.ratio == pytest.approx(360 / 4000)
+    assert report.needed == 4000 + 800 + 400 + 40
     half = pair(dtype="auto")
-    assert half.needed * 2 == found.needed and half.ratio == pytest.approx(found.ratio)
+    assert half.needed * 2 == report.needed and half.ratio == pytest.approx(report.ratio)
     assert pair(keep=1.0).parts[1].cache == 1 * 100 * 4
 
 
@@ -92,10 +92,10 @@ def test_the_process_of_a_draft_is_reported_on_a_gpu() -> None:
 def test_fewer_bits_are_the_targets_weights_alone() -> None:
     """Claim: quantising shrinks the target's weights and what a step reads of them, and neither
     caches nor the draft. Fails if the draft is thought to be quantised too."""
-    found, plain = pair(bits=8), pair()
-    assert found.parts[0] == Part("big", 1000, 800, 800 + 800)
-    assert found.parts[1] == plain.parts[1]
-    assert found.ratio > plain.ratio
+    report, plain = pair(bits=8), pair()
+    assert report.parts[0] == Part("big", 1000, 800, 800 + 800)
+    assert report.parts[1] == plain.parts[1]
+    assert report.ratio > plain.ratio
 
 
 def test_a_rounded_draft_is_counted() -> None:
@@ -124,9 +124,9 @@ def test_a_layer_costs_a_fixed_time_on_a_gpu() -> None:
     CPU its bytes alone. Fails if a small draft's step is thought to cost its bytes: by those a 0.5B
     would take a fifteenth of a 7B, and it takes more than a quarter."""
     layer = 64e-6 * 0.85 * 3.35e12
-    found = pair(device="cuda")
-    assert [part.fixed for part in found.parts] == pytest.approx([4 * layer, layer])
-    assert found.ratio == pytest.approx((360 + layer) / (4000 + 4 * layer))
+    report = pair(device="cuda")
+    assert [part.fixed for part in report.parts] == pytest.approx([4 * layer, layer])
+    assert report.ratio == pytest.approx((360 + layer) / (4000 + 4 * layer))
     assert [part.fixed for part in pair(device="cpu").parts] == [0, 0]
     seven = Footprint(8_290_000_000, 7_070_000_000, 28_672, 28, 152_064)
     half = Footprint(500_000_000, 494_000_000, 12_288, 24, 151_936)
@@ -159,12 +159,12 @@ def test_a_draft_in_a_process_of_its_own_is_counted() -> None:
 def test_the_best_chain_is_the_best(device: str, decoder: int) -> None:
     """Claim: at every rate, the chain named is the one with the most tokens a time, over all
     lengths up to well beyond the bound. Fails if a better length is passed over."""
-    found = pair(Footprint(1000, decoder, 0, 1, 320), device=device)
+    report = pair(Footprint(1000, decoder, 0, 1, 320), device=device)
     layer = doctor.FIXED_BYTES_PER_LAYER[device]
     ratio = (decoder * 4 + layer) / (4000 + 4 * layer)
-    assert found.ratio == pytest.approx(ratio)
-    assert [each.rate for each in found.outlook] == list(ACCEPTANCE_RATES)
-    for each in found.outlook:
+    assert report.ratio == pytest.approx(ratio)
+    assert [each.rate for each in report.outlook] == list(ACCEPTANCE_RATES)
+    for each in report.outlook:
         speeds = {}
         for length in range(1, doctor.MAX_CHAIN + 1):
             tokens, chance = 1.0, 1.0
@@ -180,9 +180,9 @@ def test_better_drafts_are_longer_and_faster() -> None:
     """Claim: the more is accepted, the longer the best chain and the greater the gain; the dearer
     a draft, the shorter and smaller. Fails if a sign is turned round."""
     cheap, dear = pair(), pair(Footprint(1000, 400, 0, 1, 320))
-    for found in (cheap, dear):
-        assert [e.length for e in found.outlook] == sorted(e.length for e in found.outlook)
-        assert [e.speedup for e in found.outlook] == sorted(e.speedup for e in found.outlook)
+    for report in (cheap, dear):
+        assert [e.length for e in report.outlook] == sorted(e.length for e in report.outlook)
+        assert [e.speedup for e in report.outlook] == sorted(e.speedup for e in report.outlook)
     for one, other in zip(cheap.outlook, dear.outlook, strict=True):
         assert one.length >= other.length and one.speedup > other.speedup
 
@@ -202,18 +202,18 @@ def verdict(speedup: float) -> str:
         (0.5, "not worth it: about 0.5 times"),
     ],
 )
-def test_where_the_verdict_turns(speedup: float, said: str) -> None:
+def test_where_the_verdict_turns(speedup: float, beginning: str) -> None:
     """Claim: 1.3 pays, 1.05 hardly, less does not, judged at the typical rate; where it does not
     pay, plain decoding is advised. Fails if another rate decides or a border moves."""
-    assert verdict(speedup).startswith(said)
+    assert verdict(speedup).startswith(beginning)
     assert ("--method ar" in verdict(speedup)) is (speedup < 1.05)
 
 
 def test_problems_come_before_gains() -> None:
     """Claim: a pair that cannot work has no outlook, and its verdict is why.
     Fails if a speedup is promised for it."""
-    found = pair(problems=["one", "two"])
-    assert found.verdict == "no: one; two" and not found.outlook
+    report = pair(problems=["one", "two"])
+    assert report.verdict == "no: one; two" and not report.outlook
     assert pair().verdict.startswith("worth it")
 
 
@@ -261,26 +261,26 @@ def test_what_is_done_already_is_not_advised(bits: int) -> None:
     """Claim: a target that is quantised already and does not fit is not advised to be quantised to
     as many bits or more, which cannot help. Fails if it is."""
     for there in range(800, 2200, 50):
-        found = pair(free_bytes=there, bits=bits, dtype=torch.bfloat16)
-        for problem in found.problems:
+        report = pair(free_bytes=there, bits=bits, dtype=torch.bfloat16)
+        for problem in report.problems:
             assert "bnb-8bit" not in problem
             assert bits != 4 or "bnb-4bit" not in problem
 
 
 def test_the_target_alone() -> None:
     """Claim: without a draft only memory is judged. Fails if a gain is made up."""
-    found = examine(("big", Config(BIG)), None, tokens=100, free_bytes=GIB)
-    assert len(found.parts) == 1 and not found.outlook and not found.problems
-    assert found.ratio == 1.0
-    assert "draft" in found.verdict and "worth" not in found.verdict
+    report = examine(("big", Config(BIG)), None, tokens=100, free_bytes=GIB)
+    assert len(report.parts) == 1 and not report.outlook and not report.problems
+    assert report.ratio == 1.0
+    assert "draft" in report.verdict and "worth" not in report.verdict
 
 
 def test_json_has_what_is_shown() -> None:
     """Claim: the JSON has the verdict, the need, and every number of the table.
     Fails if a field is renamed for those who read it."""
-    found = pair(notes=["a note"])
-    shown = found.json()
-    assert shown["verdict"] == found.verdict and shown["needed"] == found.needed
-    assert shown["notes"][0] == "a note" and shown["problems"] == ()
-    assert [each["rate"] for each in shown["outlook"]] == list(ACCEPTANCE_RATES)
-    assert [each["name"] for each in shown["parts"]] == ["big", "small"]
+    report = pair(notes=["a note"])
+    fields = report.json()
+    assert fields["verdict"] == report.verdict and fields["needed"] == report.needed
+    assert fields["notes"][0] == "a note" and fields["problems"] == ()
+    assert [each["rate"] for each in fields["outlook"]] == list(ACCEPTANCE_RATES)
+    assert [each["name"] for each in fields["parts"]] == ["big", "small"]

@@ -33,13 +33,13 @@ def test_the_draft_alone_writes_what_it_would_draft(view: str) -> None:
     target = Loaded("t", backbone(qwen25()), None)
     draft = Loaded("d", backbone(noisy(qwen25, 0, 0.3)), None)
     inputs = video_input(3)
-    asked = draft_only.draft_only_recipe(f"draft/view={view}")
-    found = draft_only.draft_answer(target, draft, inputs, None, asked, tokens=12, ends=())
+    recipe = draft_only.draft_only_recipe(f"draft/view={view}")
+    draft_ids = draft_only.draft_answer(target, draft, inputs, None, recipe, tokens=12, ends=())
     (prompt,) = target.backbone.prompts(inputs)
     (guide,) = Session(target.backbone, [Sampling()]).prefill(
-        [prompt], record=asked.records_attention
+        [prompt], record=recipe.records_attention
     )
-    kept = asked.view(guide, draft.backbone.prompts(inputs)[0])
+    kept = recipe.view(guide, draft.backbone.prompts(inputs)[0])
     text: list[int] = []
     for _ in range(12):
         fresh = Session(draft.backbone, [Sampling()], banned=list(target.backbone.placeholders))
@@ -47,7 +47,7 @@ def test_the_draft_alone_writes_what_it_would_draft(view: str) -> None:
         fresh.commit({0: text} if text else {})
         laws = fresh.score({0: saccade.core.tree.Tree()})
         text.append(int(torch.argmax(laws[0].logits(-1))))
-    assert found == text
+    assert draft_ids == text
 
 
 @pytest.mark.parametrize("name", ["draft/view=text", "draft/view=caption"])

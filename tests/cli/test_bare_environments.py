@@ -96,9 +96,9 @@ def homeless(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
 
 def test_a_user_without_a_home_gets_a_folder_of_their_own(homeless: Path) -> None:
     """Claim: it is theirs alone, the same each time, and remembers."""
-    found = home.home()
-    assert found.parent == homeless and found == home.home()
-    assert stat.S_IMODE(found.stat().st_mode) == 0o700
+    folder = home.home()
+    assert folder.parent == homeless and folder == home.home()
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     numbers = home.MeasurementFile("numbers.json")
     numbers.save("a", 5)
     assert numbers.load("a") == 5

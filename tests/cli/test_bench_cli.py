@@ -34,9 +34,9 @@ def test_a_run_its_report_and_a_second_run(
     """
     out = tmp_path / "run"
     words = ["bench", "--limit", 1, "--methods", METHODS, "--max-new-tokens", 8, "--out", out]
-    code, printed, said = call(*words)
-    assert code == 0, said
-    assert "report.md" in printed and "Traceback" not in said
+    code, printed, messages = call(*words)
+    assert code == 0, messages
+    assert "report.md" in printed and "Traceback" not in messages
     about, *answers = rows(out)
     assert [each["method"] for each in answers] == METHODS.split(",")
     assert all(each["identical"] and len(each["ids"]) == 8 for each in answers)
@@ -59,8 +59,8 @@ def test_a_run_its_report_and_a_second_run(
     assert code == 0 and "report.md" in printed
     assert (out / "report.md").read_text() == report
 
-    code, printed, said = call(*words[:-4], "--max-new-tokens", 9, "--out", out)
-    assert code == 2 and "another plan" in said and printed == ""
+    code, printed, messages = call(*words[:-4], "--max-new-tokens", 9, "--out", out)
+    assert code == 2 and "another plan" in messages and printed == ""
     assert (out / "results.jsonl").read_bytes() == before
 
 
@@ -94,18 +94,18 @@ def test_refused_in_a_sentence(call: Call, tmp_path: Path, words: list[str], nam
 
     Fails with a traceback, or if the folder is made before the plan is looked at.
     """
-    code, printed, said = call("bench", *words, "--limit", 1, "--out", tmp_path / "run")
-    assert code == 2, said
-    assert printed == "" and "Traceback" not in said
-    assert len(said.strip().splitlines()) == 1, said
-    assert named in said
+    code, printed, messages = call("bench", *words, "--limit", 1, "--out", tmp_path / "run")
+    assert code == 2, messages
+    assert printed == "" and "Traceback" not in messages
+    assert len(messages.strip().splitlines()) == 1, messages
+    assert named in messages
     assert not list(tmp_path.iterdir())
 
 
 def test_no_run_to_report(call: Call, tmp_path: Path) -> None:
     """Claim: a folder without a run is refused in a sentence that says how to make one."""
-    code, printed, said = call("bench", "report", tmp_path / "none")
-    assert code == 2 and printed == "" and "saccade bench --out" in said
+    code, printed, messages = call("bench", "report", tmp_path / "none")
+    assert code == 2 and printed == "" and "saccade bench --out" in messages
     assert not list(tmp_path.iterdir())
 
 
@@ -126,6 +126,6 @@ def test_an_empty_shard_is_no_error(call: Call, tmp_path: Path) -> None:
     Fails if the report asks for results that there cannot be.
     """
     words = ["--methods", "ar", "--limit", 1, "--shard", "2/2", "--out", tmp_path / "run"]
-    code, _, said = call("bench", *words)
-    assert code == 0, said
+    code, _, messages = call("bench", *words)
+    assert code == 0, messages
     assert len(rows(tmp_path / "run")) == 1 and (tmp_path / "run" / "report.md").exists()

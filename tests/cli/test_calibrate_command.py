@@ -79,7 +79,7 @@ def test_a_small_run_leaves_a_file_that_runs(
     inputs = ask(target, "Describe the video in detail.", clips=[clip])
 
     def ids(method: str) -> tuple[int, ...]:
-        found = generate.run(
+        result = generate.run(
             target.backbone,
             inputs,
             draft=draft.backbone,
@@ -87,8 +87,8 @@ def test_a_small_run_leaves_a_file_that_runs(
             tokenizer=target.tokenizer,
             max_new_tokens=16,
         )
-        assert found.fallback_reason is None
-        return found.ids
+        assert result.fallback_reason is None
+        return result.ids
 
     assert ids(config["method"]) == ids("ar")
 
@@ -105,15 +105,15 @@ def test_without_a_video_it_draws_its_own(
     monkeypatch.setattr(
         calibrating, "search", lambda *a, **more: search(*a, **{**more, "seconds": 1e-3})
     )
-    with out.capture() as shown, err.capture() as warned:
+    with out.capture() as printed, err.capture() as warned:
         ran = call("--max-new-tokens", 8, "--method", "sd")
     assert ran.exit_code == 0, ran.exception
     assert read_config(tmp_path / "saccade.yaml")["method"] in ("auto", "ar")
     assert (
-        "keep " in shown.get()
-        and "auto" in shown.get()
-        and "decode x" in shown.get()
-        and "--config" in shown.get()
+        "keep " in printed.get()
+        and "auto" in printed.get()
+        and "decode x" in printed.get()
+        and "--config" in printed.get()
     )
     assert "no time for: lambda" not in warned.get() and "shape, confirm" in warned.get()
     assert demo_clips.CALIBRATION_SEED >= 10_000_000  # training draws below
@@ -133,10 +133,10 @@ def test_without_a_video_it_draws_its_own(
     ],
 )
 def test_bad_input_is_one_sentence(
-    call: Call, clips: list[Path], words: list[str], kind: type[SaccadeError], said: str
+    call: Call, clips: list[Path], words: list[str], kind: type[SaccadeError], reason: str
 ) -> None:
     """Claim: what cannot work is refused before anything is measured or written."""
     ran = call(*(word.format(clip=clips[0]) for word in words))
     assert isinstance(ran.exception, kind), ran.exception
-    assert said in str(ran.exception) and len(str(ran.exception).splitlines()) == 1
+    assert reason in str(ran.exception) and len(str(ran.exception).splitlines()) == 1
     assert not Path("saccade.yaml").exists()

@@ -33,17 +33,17 @@ def test_shards_and_their_merge(call: Call, videos: Path, tmp_path: Path) -> Non
     Fails if the exit code says that all is well while a row is missing or an error.
     """
     out = tmp_path / "captions.jsonl"
-    code, printed, said = call("caption", videos, "--out", out, *WORDS, "--shard", "2/2")
-    assert code == 0 and "has 1 of 1 rows, 0 of them errors" in printed, said
+    code, printed, messages = call("caption", videos, "--out", out, *WORDS, "--shard", "2/2")
+    assert code == 0 and "has 1 of 1 rows, 0 of them errors" in printed, messages
     second = tmp_path / "captions-2-of-2.jsonl"
     code, printed, _ = call("caption-merge", videos, second, "--out", out)
     assert code == 1 and "missing: 2 (bad.mp4, two.mp4)" in printed
     code, printed, _ = call(
         "caption", videos, "--out", out, *WORDS, "--shard", "1/2", "--batch", 2, "--json"
     )
-    told = json.loads(printed)
-    assert (code, told["done"], told["errors"]) == (0, 2, 1)
-    code, printed, _ = call("caption-merge", videos, second, told["out"], "--out", out)
+    report = json.loads(printed)
+    assert (code, report["done"], report["errors"]) == (0, 2, 1)
+    code, printed, _ = call("caption-merge", videos, second, report["out"], "--out", out)
     assert code == 1 and "missing" not in printed and "errors: 1 (bad.mp4)" in printed
     rows = [json.loads(line) for line in out.read_text().splitlines()]
     assert [row["id"] for row in rows] == ["bad.mp4", "one.mp4", "two.mp4"]
@@ -61,5 +61,5 @@ def test_shards_and_their_merge(call: Call, videos: Path, tmp_path: Path) -> Non
 )
 def test_what_it_refuses(call: Call, videos: Path, words: list[str], why: str) -> None:
     """Claim: a wrong option is one sentence and exit code 2, before any model is loaded."""
-    code, _, said = call("caption", videos, *words)
-    assert code == 2 and why in said and "Traceback" not in said
+    code, _, messages = call("caption", videos, *words)
+    assert code == 2 and why in messages and "Traceback" not in messages

@@ -69,10 +69,10 @@ def test_compare_prints_the_contract(
     code, printed, _ = call(
         "compare", clip, "--methods", names, "--max-new-tokens", 24, "--repeat", 1, "--json"
     )
-    found = json.loads(printed)
-    rows = found["methods"]
+    report = json.loads(printed)
+    rows = report["methods"]
     assert code == 0
-    assert found.keys() >= TOP_FIELDS and found["warning"] == "1 of plain decoding"
+    assert report.keys() >= TOP_FIELDS and report["warning"] == "1 of plain decoding"
     assert list(rows) == ["ar", *names.split(",")]
     for name, row in rows.items():
         assert row.keys() == METHOD_FIELDS, name
@@ -105,13 +105,13 @@ def test_describe_streams_what_it_reports(call: Call, clip: Path, tmp_path: Path
     words = ["describe", clip, "--max-new-tokens", 40, "--method", "sd"]
     code, streamed, _ = call(*words)
     again, printed, _ = call(*words, "--json", "--trace", trace)
-    found = json.loads(printed)
+    report = json.loads(printed)
     first, *rounds = map(json.loads, trace.read_text().splitlines())
     emitted = [t for r in rounds for t in (*r["accepted"], *([r["own"]] if r["kind"] else []))]
     assert code == again == 0
-    assert " ".join(streamed.split()) == " ".join(found["text"].split())
-    assert emitted == found["token_ids"] == first["token_ids"]
-    assert found["method"] == "sd" and found["finish_reason"] in ("stop", "length")
+    assert " ".join(streamed.split()) == " ".join(report["text"].split())
+    assert emitted == report["token_ids"] == first["token_ids"]
+    assert report["method"] == "sd" and report["finish_reason"] in ("stop", "length")
 
 
 @pytest.mark.extra
@@ -134,12 +134,12 @@ def test_methods_and_version(call: Call) -> None:
 
 def refused(outcome: tuple[int, str, str], *words: str) -> None:
     """Exit code 2, one sentence on standard error that says these words, no traceback."""
-    code, printed, said = outcome
-    assert code == 2, said
-    assert printed == "" and "Traceback" not in said
-    assert len(said.strip().splitlines()) == 1, said
+    code, printed, messages = outcome
+    assert code == 2, messages
+    assert printed == "" and "Traceback" not in messages
+    assert len(messages.strip().splitlines()) == 1, messages
     for word in words:
-        assert word in said, said
+        assert word in messages, messages
 
 
 def test_missing_file(call: Call) -> None:
@@ -210,12 +210,12 @@ def test_exact_in_low_precision(call: Call, clip: Path) -> None:
     """`--exact` in bf16: every method of chains says the ids of `ar`, `describe` says them too."""
     words = ["--dtype", "bfloat16", "--exact", "--max-new-tokens", 8, "--json"]
     names = "sd/shape=chain-7,specvlm/shape=fit,lookup"
-    code, printed, said = call("compare", clip, "--methods", names, "--repeat", 1, *words)
-    assert code == 0, said
+    code, printed, messages = call("compare", clip, "--methods", names, "--repeat", 1, *words)
+    assert code == 0, messages
     rows = json.loads(printed)["methods"]
     assert all(row["identical_to_ar"] for row in rows.values())
-    told = json.loads(call("describe", clip, "--method", "sd/shape=chain-3", *words)[1])
-    assert told["token_ids"] == rows["ar"]["token_ids"]
+    report = json.loads(call("describe", clip, "--method", "sd/shape=chain-3", *words)[1])
+    assert report["token_ids"] == rows["ar"]["token_ids"]
 
 
 @pytest.mark.extra
@@ -224,12 +224,12 @@ def test_a_question_about_a_document_alone(call: Call, tmp_path: Path) -> None:
     notes = tmp_path / "notes.txt"
     notes.write_text("A red circle moves left. " * 20)
     words = ["--document", notes, "--max-new-tokens", 4, "--json"]
-    code, printed, said = call("describe", *words, "What moves?")
-    assert code == 0, said
-    found, asked = (
+    code, printed, messages = call("describe", *words, "What moves?")
+    assert code == 0, messages
+    report, other_report = (
         json.loads(each) for each in (printed, call("describe", *words, "-p", "What moves?")[1])
     )
-    assert found["token_ids"] == asked["token_ids"] and found["frames"] == 0
+    assert report["token_ids"] == other_report["token_ids"] and report["frames"] == 0
     refused(call("describe", *words, "nope.mp4"), "nope.mp4")
 
 
@@ -257,7 +257,7 @@ def test_the_embedded_pair_says_what_it_does_not_know(
     picture = tmp_path / "photo.png"
     Image.fromarray(noise).save(picture)
     words = ["--max-new-tokens", 4, "--method", "ar"]
-    _, printed, said = call("describe", picture, *words, "--json")
-    assert warning in said.splitlines() and warning in json.loads(printed)["warnings"]
+    _, printed, messages = call("describe", picture, *words, "--json")
+    assert warning in messages.splitlines() and warning in json.loads(printed)["warnings"]
     assert warning not in call("describe", picture, *words, "--quiet")[2]
     assert warning not in call("describe", clip, *words)[2]

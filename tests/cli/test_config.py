@@ -58,8 +58,8 @@ def test_what_is_written_is_read(tmp_path: Path) -> None:
 
     path = tmp_path / "saccade.yaml"
     method = "specvlm/lambda=0.35/keep=0.2/shape=chain-9"
-    found = calibration(method, 1.25, 2.5, environment=environment())
-    write_config(path, found)
+    report = calibration(method, 1.25, 2.5, environment=environment())
+    write_config(path, report)
     config = read_config(path)
     measured = config.pop("measured")
     assert config == {
@@ -106,10 +106,10 @@ def test_the_file_says_what_it_is_for_a_person(tmp_path: Path) -> None:
     """Claim: it begins with comments that hold the advice, and leaves out what there is none of; a
     line a trial."""
     path = tmp_path / "saccade.yaml"
-    found = calibration("specvlm-self", 0.66, draft=None)
-    write_config(path, found)
+    report = calibration("specvlm-self", 0.66, draft=None)
+    write_config(path, report)
     text = path.read_text()
-    assert text.startswith("# Made by `saccade calibrate`") and f"# {found.advice}." in text
+    assert text.startswith("# Made by `saccade calibrate`") and f"# {report.advice}." in text
     assert "draft:" not in text and "draft" not in read_config(path)
     assert yaml.safe_load(text)["measured"]["worth_it"] is False
     assert sum("method: specvlm-self" in line for line in text.splitlines()) == 2
@@ -143,8 +143,8 @@ def test_axes_may_be_keys(file: Callable[[str], Path], text: str, method: str | 
     assert read_config(path).get("method") == method
     if method is not None and "paths" in method:
         shape: Any = resolve(method).shape
-        asked = yaml.safe_load(text)["shape"]
-        assert sorted(shape.paths) == sorted(map(tuple, asked))
+        paths = yaml.safe_load(text)["shape"]
+        assert sorted(shape.paths) == sorted(map(tuple, paths))
 
 
 @pytest.mark.parametrize(
@@ -203,10 +203,10 @@ def test_a_bad_file_is_one_sentence(
     path = file(text)
     with pytest.raises(OptionError) as refused:
         read_config(path)
-    said = str(refused.value)
-    assert str(path) in said and len(said.splitlines()) == 1 and len(said) < 700
+    message = str(refused.value)
+    assert str(path) in message and len(message.splitlines()) == 1 and len(message) < 700
     for word in words:
-        assert word in said
+        assert word in message
 
 
 def test_a_file_that_cannot_be_read_or_written(
@@ -220,7 +220,7 @@ def test_a_file_that_cannot_be_read_or_written(
     for path, act in {**acts, new: lambda path: write_config(path, calibration("sd", 2.0))}.items():
         with pytest.raises(SystemExit) as ended:
             run_application(lambda standalone_mode, path=path, act=act: act(path))
-        said = capsys.readouterr().err
-        assert ended.value.code == 2 and str(path) in said and len(said.splitlines()) == 1
+        message = capsys.readouterr().err
+        assert ended.value.code == 2 and str(path) in message and len(message.splitlines()) == 1
     with pytest.raises(OSError, match="no one"):  # of no file: a bug, and told as one
         run_application(Mock(side_effect=OSError("no one's")))

@@ -55,12 +55,12 @@ def test_describe_gives_the_draft_inputs_of_its_own(
     monkeypatch.setattr(questions, "ask_draft", watched)
     words = ["describe", request.getfixturevalue(shows), "--prompt", "what?", "--json"]
     words += ["--max-new-tokens", 16, "--device", "cpu", "--target", folders[0]]
-    code, printed, said = call(*words, "--draft", folders[1], "--method", "sd")
-    assert code == 0, said
-    found = json.loads(printed)
+    code, printed, messages = call(*words, "--draft", folders[1], "--method", "sd")
+    assert code == 0, messages
+    report = json.loads(printed)
     assert len(prepared) == 1 and prepared[0] is not None
-    assert found["fallback_reason"] is None
+    assert report["fallback_reason"] is None
     plain = json.loads(call(*words, "--method", "ar")[1])
-    assert found["token_ids"] == plain["token_ids"] and found["rounds"] <= plain["rounds"]
+    assert report["token_ids"] == plain["token_ids"] and report["rounds"] <= plain["rounds"]
     own = call(*words, "--draft", folders[0], "--method", "sd")
     assert own[0] == 0 and prepared[-1] is None, "a draft with the same processor needs none"

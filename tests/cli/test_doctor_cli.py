@@ -40,43 +40,43 @@ def folders(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Path]:
     return made[0], made[1]
 
 
-def asked(call: Call, *words: object) -> tuple[int, dict[str, Any]]:
-    code, printed, said = call("doctor", *words, "--device", "cpu", "--json")
-    assert code in (0, 1), said
-    found = json.loads(printed)
-    assert found.keys() == FIELDS and bool(found["problems"]) is (code == 1)
-    return code, found
+def run_doctor(call: Call, *words: object) -> tuple[int, dict[str, Any]]:
+    code, printed, messages = call("doctor", *words, "--device", "cpu", "--json")
+    assert code in (0, 1), messages
+    report = json.loads(printed)
+    assert report.keys() == FIELDS and bool(report["problems"]) is (code == 1)
+    return code, report
 
 
 def test_the_embedded_pair(call: Call) -> None:
     """Claim: without options the pair of the package is looked at: it works, and its tokenizers
     are found to agree. Fails if it needs to be named."""
-    code, found = asked(call)
+    code, report = run_doctor(call)
     assert code == 0
-    assert [part["name"] for part in found["parts"]] == ["shapes", "shapes-draft"]
-    assert "their tokenizers agree, token by token" in found["notes"]
-    assert 0 < found["ratio"] < 1
+    assert [part["name"] for part in report["parts"]] == ["shapes", "shapes-draft"]
+    assert "their tokenizers agree, token by token" in report["notes"]
+    assert 0 < report["ratio"] < 1
     code, printed, _ = call("doctor", "--device", "cpu")
     assert code == 0
-    assert found["verdict"] in printed and "saccade calibrate" in printed
+    assert report["verdict"] in printed and "saccade calibrate" in printed
 
 
 def test_two_folders_without_weights(call: Call, folders: tuple[Path, Path]) -> None:
     """Claim: two folders with configs and tokenizers are enough; a target eight times as deep and
     four times as wide as its draft is worth it. Fails if a weight is asked for."""
-    code, found = asked(call, "--target", folders[0], "--draft", folders[1])
-    assert code == 0 and found["ratio"] < 0.1
-    assert found["verdict"].startswith("worth it")
-    code, found = asked(call, "--target", folders[0], "--draft", folders[0], "--keep", 1)
-    assert code == 0 and found["ratio"] == 1.0
-    assert found["verdict"].startswith("not worth it")
+    code, report = run_doctor(call, "--target", folders[0], "--draft", folders[1])
+    assert code == 0 and report["ratio"] < 0.1
+    assert report["verdict"].startswith("worth it")
+    code, report = run_doctor(call, "--target", folders[0], "--draft", folders[0], "--keep", 1)
+    assert code == 0 and report["ratio"] == 1.0
+    assert report["verdict"].startswith("not worth it")
 
 
 def test_the_target_alone(call: Call, folders: tuple[Path, Path]) -> None:
     """Claim: a target without a draft is looked at for memory alone.
     Fails if the embedded draft is taken for its own."""
-    code, found = asked(call, "--target", folders[0])
-    assert code == 0 and len(found["parts"]) == 1 and not found["outlook"]
+    code, report = run_doctor(call, "--target", folders[0])
+    assert code == 0 and len(report["parts"]) == 1 and not report["outlook"]
 
 
 def test_a_video_is_counted(call: Call, folders: tuple[Path, Path], clip: Path) -> None:
@@ -84,20 +84,20 @@ def test_a_video_is_counted(call: Call, folders: tuple[Path, Path], clip: Path) 
     those of --tokens and the answer. Fails if the video is not looked at."""
     words = ["--target", folders[0], "--draft", folders[1]]
     few, many = (
-        asked(call, clip, *words, "--num-frames", frames)[1]["tokens"] for frames in (4, 16)
+        run_doctor(call, clip, *words, "--num-frames", frames)[1]["tokens"] for frames in (4, 16)
     )
     assert many > few > 256
-    assert asked(call, *words, "--tokens", 1000)[1]["tokens"] == 1000 + 256
+    assert run_doctor(call, *words, "--tokens", 1000)[1]["tokens"] == 1000 + 256
 
 
 def test_other_tokenizers(call: Call, swapped: Path) -> None:
     """Claim: a pair whose tokenizers differ exits with 1 and the first difference, and no gain is
     promised. Fails if it is found out only when it is run."""
-    code, found = asked(call, "--draft", swapped)
-    assert code == 1 and not found["outlook"]
-    assert "differ at id 300 (" in found["verdict"] and found["verdict"].startswith("no: ")
-    code, printed, said = call("doctor", "--draft", swapped, "--device", "cpu")
-    assert code == 1 and "id 300" in printed and "Traceback" not in said
+    code, report = run_doctor(call, "--draft", swapped)
+    assert code == 1 and not report["outlook"]
+    assert "differ at id 300 (" in report["verdict"] and report["verdict"].startswith("no: ")
+    code, printed, messages = call("doctor", "--draft", swapped, "--device", "cpu")
+    assert code == 1 and "id 300" in printed and "Traceback" not in messages
 
 
 def written(config: Any, folder: Path) -> Path:
@@ -147,24 +147,24 @@ def test_a_model_that_cannot_work(
     bad = written(config(), tmp_path / "bad")
     good = checkpoints.make("llama", tmp_path / "good")
     for pair in ((bad, good), (good, bad)):
-        code, found = asked(call, "--target", pair[0], "--draft", pair[1])
-        assert code == 1 and reason in found["verdict"], found
-        assert str(bad) in found["verdict"]
+        code, report = run_doctor(call, "--target", pair[0], "--draft", pair[1])
+        assert code == 1 and reason in report["verdict"], report
+        assert str(bad) in report["verdict"]
 
 
 def test_memory_planned_for(call: Call, folders: tuple[Path, Path]) -> None:
     """Claim: --memory is what is thought to be free: too little exits with 1, naming need and
     room; enough does not. Fails if this machine's memory decides."""
     words = ["--target", folders[0], "--draft", folders[1], "--dtype", "bfloat16"]
-    code, found = asked(call, *words, "--memory", 0.001)
-    assert code == 1 and "need" in found["verdict"]
-    assert found["there"] == int(0.001 * 2**30)
-    code, found = asked(call, *words, "--memory", 80)
-    assert code == 0 and found["there"] == 80 * 2**30
+    code, report = run_doctor(call, *words, "--memory", 0.001)
+    assert code == 1 and "need" in report["verdict"]
+    assert report["there"] == int(0.001 * 2**30)
+    code, report = run_doctor(call, *words, "--memory", 80)
+    assert code == 0 and report["there"] == 80 * 2**30
     big = ["--target", "Qwen2.5-VL-72B", "--draft", "Qwen2.5-VL-7B", "--dtype", "bfloat16"]
-    assert asked(call, *big, "--memory", 100)[0] == 1
-    assert asked(call, *big, "--memory", 192)[0] == 0
-    assert asked(call, *big, "--memory", 100, "--quantize", "bnb-4bit")[0] == 0
+    assert run_doctor(call, *big, "--memory", 100)[0] == 1
+    assert run_doctor(call, *big, "--memory", 192)[0] == 0
+    assert run_doctor(call, *big, "--memory", 100, "--quantize", "bnb-4bit")[0] == 0
 
 
 def test_different_kinds_are_noted(call: Call, folders: tuple[Path, Path], tmp_path: Path) -> None:
@@ -172,10 +172,10 @@ def test_different_kinds_are_noted(call: Call, folders: tuple[Path, Path], tmp_p
     Fails if a user finds out from how slow it is."""
     llava = checkpoints.make("llava-1.5", tmp_path / "llava")
     llama = checkpoints.make("llama", tmp_path / "llama", size=checkpoints.Size(1, 64, 384))
-    code, found = asked(call, "--target", llava, "--draft", llama)
-    said = "; ".join(found["notes"])
-    assert code == 0 and "reads text only" in said
-    assert "padded to 320 and 384" in said and "llava, llama" in said
+    code, report = run_doctor(call, "--target", llava, "--draft", llama)
+    notes = "; ".join(report["notes"])
+    assert code == 0 and "reads text only" in notes
+    assert "padded to 320 and 384" in notes and "llava, llama" in notes
 
 
 @pytest.mark.extra
@@ -183,20 +183,20 @@ def test_a_draft_in_fewer_bits_is_examined(call: Call, folders: tuple[Path, Path
     """Claim: ``--draft-quantize`` counts a rounded copy of the draft, or of the target as its own
     draft; an unknown rounding is refused."""
     both = "--target", folders[0], "--draft", folders[1]
-    plain = asked(call, *both)[1]
-    rounded = asked(call, *both, "--draft-quantize", "int8")[1]
+    plain = run_doctor(call, *both)[1]
+    rounded = run_doctor(call, *both, "--draft-quantize", "int8")[1]
     assert rounded["ratio"] < plain["ratio"]
     assert rounded["parts"][1]["weights"] > plain["parts"][1]["weights"]
-    own = asked(call, "--target", folders[0], "--draft-quantize", "int4")[1]
+    own = run_doctor(call, "--target", folders[0], "--draft-quantize", "int4")[1]
     assert own["parts"][1]["name"].endswith("(int4)") and own["outlook"]
-    code, _, said = call("doctor", *both, "--draft-quantize", "int3")
-    assert code not in (0, 1) and "int3" in said
+    code, _, messages = call("doctor", *both, "--draft-quantize", "int3")
+    assert code not in (0, 1) and "int3" in messages
 
 
 def test_a_folder_with_nothing(call: Call, tmp_path: Path) -> None:
     """Claim: a folder without a config, and an option nobody knows, are one sentence and exit
     code 2. Fails if transformers' own errors come through."""
     for words in (["--target", tmp_path], ["--dtype", "int3"], ["--quantize", "gguf"]):
-        code, printed, said = call("doctor", *words, "--device", "cpu")
-        assert code == 2 and not printed, said
-        assert len(said.strip().splitlines()) == 1 and "Traceback" not in said
+        code, printed, messages = call("doctor", *words, "--device", "cpu")
+        assert code == 2 and not printed, messages
+        assert len(messages.strip().splitlines()) == 1 and "Traceback" not in messages

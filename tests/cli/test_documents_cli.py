@@ -61,13 +61,13 @@ def test_what_is_no_text_is_reported_before_any_model(
         "zeros.txt": "is no text",
         "long.txt": "more than a model reads",
     }
-    for name, said in says.items():
+    for name, reason in says.items():
         file = tmp_path / name
-        told = {
+        outcomes = {
             call(each, "nope.mp4", "--document", file) for each in ("describe", "chat", "compare")
         }
-        ((code, printed, line),) = told
-        assert code == 2 and not printed and said in line and str(file) in line
+        ((code, printed, line),) = outcomes
+        assert code == 2 and not printed and reason in line and str(file) in line
         assert len(line.splitlines()) == 1 and "nope.mp4" not in line
 
 
@@ -76,9 +76,9 @@ def test_too_long_a_document_is_reported(call: Call, tmp_path: Path, reads_littl
     """Claim: of more tokens than the model reads there is one sentence, with both numbers."""
     long = tmp_path / "long.txt"
     long.write_text(WORDS * 12)
-    code, printed, said = call("compare", "--document", long, "-m", "ar", "What moves?")
-    assert code == 2 and not printed and "tokens, and this model reads" in said
-    assert "shorter document" in said and "Traceback" not in said
+    code, printed, messages = call("compare", "--document", long, "-m", "ar", "What moves?")
+    assert code == 2 and not printed and "tokens, and this model reads" in messages
+    assert "shorter document" in messages and "Traceback" not in messages
 
 
 @pytest.mark.slow
@@ -87,13 +87,13 @@ def test_compare_asks_about_a_document(call: Call, notes: Path, clip: Path) -> N
     decoding says, generate() among them, and drafts see less of it than there is."""
     how = ["--document", notes, "-m", "ar,std,hf", "-n", 6, "--repeat", 1, "--json"]
     counted = []
-    for asked in (["What moves?"], [clip, "What moves?", "--num-frames", 4]):
-        code, printed, said = call("compare", *asked, *how)
-        assert code == 0, said
-        found = json.loads(printed)
-        assert all(row["identical_to_ar"] for row in found["methods"].values())
-        assert found["documents"] == ["notes.txt"]
-        counted.append((found["video"], found["visual_tokens"]))
+    for arguments in (["What moves?"], [clip, "What moves?", "--num-frames", 4]):
+        code, printed, messages = call("compare", *arguments, *how)
+        assert code == 0, messages
+        report = json.loads(printed)
+        assert all(row["identical_to_ar"] for row in report["methods"].values())
+        assert report["documents"] == ["notes.txt"]
+        counted.append((report["video"], report["visual_tokens"]))
     (alone, few), (video, more) = counted
     assert (alone, video) == (None, clip.name) and 0 < few < more
 
@@ -111,8 +111,8 @@ def test_a_conversation_about_documents(
     lines = ["What moves?", f"/document {empty}", f"/document {long}", "What waits?"]
     lines += [f"/document {more}", "And now?", "/reset", "What moves?", "/document"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines) + "\n"))
-    code, printed, said = call("chat", *how)
-    assert code == 0, said
+    code, printed, messages = call("chat", *how)
+    assert code == 0, messages
     first, second, third, last = map(json.loads, printed.splitlines())
     assert first["token_ids"] == json.loads(call("describe", "What moves?", *how)[1])["token_ids"]
     assert second["reused_tokens"] > 0 and second["visual_tokens"] == first["visual_tokens"]
@@ -120,5 +120,5 @@ def test_a_conversation_about_documents(
     both = json.loads(call("describe", "What moves?", *how, "--document", more)[1])
     assert last["token_ids"] == both["token_ids"]
     assert last["visual_tokens"] == both["visual_tokens"] == third["visual_tokens"]
-    assert said.count(DOCUMENT_ADDED) == 1 and "is empty" in said and "this model reads" in said
-    assert "name a file of text" in said
+    assert messages.count(DOCUMENT_ADDED) == 1 and "is empty" in messages and "this model reads" in messages
+    assert "name a file of text" in messages

@@ -45,14 +45,14 @@ def test_short_names_are_the_same_everywhere() -> None:
     where `-t` works in one command and not in the next."""
     short = {"--target": "-t", "--draft": "-d", "--method": "-m", "--methods": "-m"}
     short |= {"--max-new-tokens": "-n", "--prompt": "-p", "--quiet": "-q", "--verbose": "-v"}
-    found = [
+    options = [
         (command.name, parameter.opts)
         for command in typer.main.get_command(app).commands.values()  # type: ignore[attr-defined]
         for parameter in command.params
         if command.name != "train-draft"  # whose draft is what comes of it
     ]
-    assert len(found) > 50
-    for name, written in found:
+    assert len(options) > 50
+    for name, written in options:
         assert all(short[each] in written for each in written if each in short), (name, written)
         letters = [each for each in written if len(each) == 2]
         assert not letters or written[0] in short, (name, written)
@@ -76,15 +76,15 @@ def test_chat_knows_its_words(call: Call, clip: Path, monkeypatch: pytest.Monkey
     """Claim: /help, /document alone and /reset are answered, not asked of the model; after /reset
     the first question gets its first answer again, and exit ends it before the end of input."""
     colours = "Name only the colours, in order."
-    said = ["/help", "/document", colours, QUESTION, "/reset", colours, "exit", "never read"]
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(said) + "\n"))
-    code, printed, told = call("chat", clip, "-n", 12, "-m", "sd", "--json")
+    lines = ["/help", "/document", colours, QUESTION, "/reset", colours, "exit", "never read"]
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines) + "\n"))
+    code, printed, messages = call("chat", clip, "-n", 12, "-m", "sd", "--json")
     answers = [json.loads(line) for line in printed.splitlines()]
-    assert code == 0, told
+    assert code == 0, messages
     assert [each["question"] for each in answers] == [colours, QUESTION, colours]
     assert answers[0]["token_ids"] == answers[2]["token_ids"]
     assert answers[2]["reused_tokens"] == 0 < answers[1]["reused_tokens"]
-    assert all(words in told for words in REPLIES.values())
+    assert all(words in messages for words in REPLIES.values())
 
 
 def test_completion_can_be_installed(call: Call) -> None:
@@ -139,5 +139,5 @@ def test_one_method_is_listed_alone(call: Call) -> None:
     for name in ("specvlm", "specvlm/keep=0.2"):
         code, printed, _ = call("methods", name, "--json")
         assert code == 0 and list(json.loads(printed)["methods"]) == ["specvlm"]
-    code, printed, said = call("methods", "specvlmm")
-    assert code == 2 and printed == "" and "did you mean specvlm?" in said
+    code, printed, messages = call("methods", "specvlmm")
+    assert code == 2 and printed == "" and "did you mean specvlm?" in messages

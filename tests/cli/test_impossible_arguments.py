@@ -31,8 +31,8 @@ def test_impossible_arguments_are_refused_in_a_sentence(
     """Claim: exit code 2 and a sentence; nothing is computed that is then lost."""
     clip = tmp_path / "clip.mp4"
     assert call("shapes", "make", "--frames", "4", "--size", "56", "--out", str(clip))[0] == 0
-    code, _, said = call("describe", str(clip), "--max-new-tokens", "4", *words)
-    assert code == 2 and says in said and "Traceback" not in said
+    code, _, messages = call("describe", str(clip), "--max-new-tokens", "4", *words)
+    assert code == 2 and says in messages and "Traceback" not in messages
 
 
 @pytest.mark.representatives(2)
@@ -68,11 +68,11 @@ def test_obstacles_are_reported(
     monkeypatch.chdir(tmp_path)
     Path("folder").mkdir()
     Path("there.txt").write_text("clip.mp4\n")
-    code, _, said = call(*words.split())
-    assert code == 2 and says in said and "Traceback" not in said
+    code, _, messages = call(*words.split())
+    assert code == 2 and says in messages and "Traceback" not in messages
 
 
 def test_a_missing_video_is_not_reported_as_a_folder(call: Call) -> None:
     """Claim: an empty name is refused, and not read as the current folder."""
-    code, _, said = call("describe", "")
-    assert code == 2 and "name a video" in said
+    code, _, messages = call("describe", "")
+    assert code == 2 and "name a video" in messages

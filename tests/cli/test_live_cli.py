@@ -31,10 +31,10 @@ def test_chat_takes_another_file_in_between(
     lines = ["What moves?", "/add", f"/add {broken}", f"/add {picture}", "And here?"]
     lines += [f"/add {notes}", "What now?", "/reset", "What moves?"]
     monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines) + "\n"))
-    code, printed, said = call("chat", clip, "-n", 8, "-m", "specvlm", "--json")
-    assert code == 0, said
+    code, printed, messages = call("chat", clip, "-n", 8, "-m", "specvlm", "--json")
+    assert code == 0, messages
     first, second, third, last = map(json.loads, printed.splitlines())
-    assert said.count(FILE_ADDED) == 2 and NAME_A_FILE in said and "broken.bin" in said
+    assert messages.count(FILE_ADDED) == 2 and NAME_A_FILE in messages and "broken.bin" in messages
     assert second["reused_tokens"] > first["visual_tokens"]
     assert first["visual_tokens"] < second["visual_tokens"] < third["visual_tokens"]
     assert third["reused_tokens"] > second["reused_tokens"]
@@ -48,16 +48,16 @@ def test_a_file_is_watched_and_asked_about(call: Call, tmp_path: Path) -> None:
     drawing.write_clip(scenes.scene(20_000_001), path, 24, 112, fps=2.0)
     words = ["watch", path, "--every", 3, "--ask", "What is there?", "-n", 6, "--no-realtime"]
     words += ["--fps", 2, "-m", "sd", "--window", "16 frames"]
-    code, printed, said = call(*words, "--json")
-    assert code == 0, said
+    code, printed, messages = call(*words, "--json")
+    assert code == 0, messages
     answers = [json.loads(line) for line in printed.splitlines()]
     assert len(answers) >= 3 and all(each["tokens"] <= 6 for each in answers)
     times = [each["time"] for each in answers]
     assert all(0 < b - a <= 3.5 for a, b in pairwise(times))
     assert answers[-1]["kept_seconds"][1] == times[-1]
     assert any(each["reused_tokens"] > 0 for each in answers)
-    code, printed, said = call(*words)
-    assert code == 0 and said.count("kept from") == len(answers) and printed.strip()
+    code, printed, messages = call(*words)
+    assert code == 0 and messages.count("kept from") == len(answers) and printed.strip()
 
 
 @pytest.mark.parametrize(
@@ -70,5 +70,5 @@ def test_a_file_is_watched_and_asked_about(call: Call, tmp_path: Path) -> None:
 )
 def test_watch_refuses_in_a_sentence(call: Call, words: tuple, sentence: str) -> None:
     """Claim: what cannot be watched is refused before models are loaded."""
-    code, printed, said = call("watch", *words)
-    assert code == 2 and printed == "" and sentence in said and "Traceback" not in said
+    code, printed, messages = call("watch", *words)
+    assert code == 2 and printed == "" and sentence in messages and "Traceback" not in messages

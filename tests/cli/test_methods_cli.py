@@ -22,12 +22,12 @@ def test_compare_runs_every_method_and_none_falls_back(call: Call, clip: Path) -
     Fails if one is left out, falls back, or emits another token, or if one ends the others.
     """
     words = ["compare", clip, "--methods", "all", "--max-new-tokens", 24, "--threads", 1]
-    code, printed, said = call(*words, "--json")
-    assert code == 0, said
-    found = json.loads(printed)
-    assert list(found["methods"]) == list(SYSTEMS) and found["repeat"] == 1
-    assert "name a head with draft=" in found["methods"].pop("head")["error"]
-    for name, row in found["methods"].items():
+    code, printed, messages = call(*words, "--json")
+    assert code == 0, messages
+    report = json.loads(printed)
+    assert list(report["methods"]) == list(SYSTEMS) and report["repeat"] == 1
+    assert "name a head with draft=" in report["methods"].pop("head")["error"]
+    for name, row in report["methods"].items():
         assert row["identical_to_ar"] is True and row["fallback_reason"] is None, name
         assert row["tau"] > 1 or name in ("ar", "lookup", "hippo", "pearl", "pearl-specvlm"), name
 
@@ -42,17 +42,17 @@ def test_chat_reads_only_what_is_new(
 
     Fails if the second turn reads the video again.
     """
-    asked = "Describe the video in detail.\nName only the colours, in order.\n\nnever read\n"
-    monkeypatch.setattr("sys.stdin", io.StringIO(asked))
-    code, printed, said = call("chat", clip, "--max-new-tokens", 60, "--threads", 1, "--json")
-    assert code == 0, said
+    questions = "Describe the video in detail.\nName only the colours, in order.\n\nnever read\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO(questions))
+    code, printed, messages = call("chat", clip, "--max-new-tokens", 60, "--threads", 1, "--json")
+    assert code == 0, messages
     first, second = map(json.loads, printed.splitlines())
-    assert [first["question"], second["question"]] == asked.splitlines()[:2]
+    assert [first["question"], second["question"]] == questions.splitlines()[:2]
     assert first["reused_tokens"] == 0
     assert second["reused_tokens"] >= first["visual_tokens"] + first["tokens"]
     assert second["timings"]["vision"] == 0 and second["text"]
     code, alone, _ = call(
-        "describe", clip, "--prompt", asked.splitlines()[0],
+        "describe", clip, "--prompt", questions.splitlines()[0],
         "--max-new-tokens", 60, "--threads", 1, "--json",
     )  # fmt: skip
     assert json.loads(alone)["token_ids"] == first["token_ids"]
@@ -71,5 +71,5 @@ def test_a_configuration_file_fills_in_what_is_not_given(
     assert json.loads(call(*words)[1])["method"] == "specvlm/lambda=0.3/keep=0.2/shape=chain-4"
     assert json.loads(call(*words, "--method", "sd")[1])["method"] == "sd"
     config.write_text("methods: sd\n")
-    code, printed, said = call(*words)
-    assert code == 2 and printed == "" and "methods" in said and "Traceback" not in said
+    code, printed, messages = call(*words)
+    assert code == 2 and printed == "" and "methods" in messages and "Traceback" not in messages

@@ -36,11 +36,11 @@ def test_a_group_is_an_option_a_field() -> None:
     app = typer.Typer()
     app.command()(draw)
     assert list(inspect.signature(draw).parameters) == ["name", "wide", "tall", "times"]
-    said = CliRunner().invoke(app, ["x", "--tall", "--times", "2"])
-    assert said.output == f"x {Size(tall=True)} 2\n"
+    outcome = CliRunner().invoke(app, ["x", "--tall", "--times", "2"])
+    assert outcome.output == f"x {Size(tall=True)} 2\n"
     assert CliRunner().invoke(app, ["x", "--wide", "0"]).exit_code == 2
-    told = CliRunner().invoke(app, ["--help"]).output
-    assert all(word in told for word in ("--wide", "Across.", "--tall", "Upright.", "Says what"))
+    usage = CliRunner().invoke(app, ["--help"]).output
+    assert all(word in usage for word in ("--wide", "Across.", "--tall", "Upright.", "Says what"))
 
 
 def test_called_from_python_a_group_has_its_defaults(capsys: pytest.CaptureFixture[str]) -> None:
@@ -72,24 +72,24 @@ def test_positions_reach_both_models(
 ) -> None:
     """Claim: ``--positions`` is what target and draft are loaded with; without it the library's, as
     the embedded pair was trained."""
-    told: list[str] = []
+    choices: list[str] = []
 
     def noted(*args: Any, positions: str, **more: Any) -> Backbone:
-        told.append(positions)
+        choices.append(positions)
         return Backbone(*args, **more)
 
     monkeypatch.setattr("saccade.inputs.loading.Backbone", noted)
     code, _, _ = call("describe", clip, "--method", "sd", "--max-new-tokens", 2, *given)
-    assert code == 0 and told == [given[-1] if given else "library"] * 2
+    assert code == 0 and choices == [given[-1] if given else "library"] * 2
 
 
 def test_positions_nobody_knows_are_refused(
     call: Callable[..., tuple[int, str, str]], clip: Path
 ) -> None:
     """Claim: another word ends with code 2 and those that would do."""
-    code, printed, said = call("describe", clip, "--positions", "authors")
+    code, printed, messages = call("describe", clip, "--positions", "authors")
     assert code == 2 and not printed
-    assert "'auto', 'library', 'trained'" in said
+    assert "'auto', 'library', 'trained'" in messages
 
 
 def test_positions_are_part_of_what_decides_an_answer() -> None:
@@ -117,7 +117,7 @@ def test_positions_are_part_of_what_decides_an_answer() -> None:
         ((None, None, True), (None, None)),
     ],
 )
-def test_beside_a_document_a_single_argument_may_be_the_question(words, told):
+def test_beside_a_document_a_single_argument_may_be_the_question(words, arguments):
     """Claim: what names no file is asked about the document; files, addresses and names of files
     that are missing are the video, and without a document everything is."""
-    assert command_options.split_arguments(*words) == told
+    assert command_options.split_arguments(*words) == arguments

@@ -30,8 +30,8 @@ def test_a_comparison_is_a_table_that_fills(monkeypatch: pytest.MonkeyPatch) -> 
     table and no time."""
     now = 0.0
     monkeypatch.setattr("saccade.cli.compare.time", SimpleNamespace(monotonic=lambda: now))
-    shown: list[tuple[RenderableType, str]] = []
-    progress = ComparisonProgress(lambda view, line: shown.append((view, line)), 3, 2)
+    updates: list[tuple[RenderableType, str]] = []
+    progress = ComparisonProgress(lambda view, line: updates.append((view, line)), 3, 2)
     timed = TimedRuns({name: [] for name in ("ar", "sd", "std")}, {})
     for iteration in range(3):
         for name in timed.runs:
@@ -40,11 +40,11 @@ def test_a_comparison_is_a_table_that_fills(monkeypatch: pytest.MonkeyPatch) -> 
             if iteration:
                 timed.runs[name].append(_run(1.0))
                 progress.end_run(timed)
-    assert shown[0] == ("", "warming up: ar")
-    rows = [getattr(view, "row_count", 0) for view, _ in shown]
+    assert updates[0] == ("", "warming up: ar")
+    rows = [getattr(view, "row_count", 0) for view, _ in updates]
     assert rows == [0, 0, 0, 0, 1, 2, 3, 3, 3]
-    assert shown[4][1] == "run 1 of 2: sd, about 0:00:50 left"
-    assert shown[-1][1].endswith("std, about 0:00:10 left")
+    assert updates[4][1] == "run 1 of 2: sd, about 0:00:50 left"
+    assert updates[-1][1].endswith("std, about 0:00:10 left")
 
 
 def test_the_view_is_in_place_on_a_terminal_and_lines_elsewhere(
@@ -84,11 +84,11 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def stopped_before(*words: Any, **more: Any) -> None:
         raise KeyboardInterrupt
 
-    for function, said in ((stopped, True), (stopped_before, False)):
+    for function, has_hint in ((stopped, True), (stopped_before, False)):
         page = io.StringIO()
         monkeypatch.setattr(application, "err", console(file=page, width=200))
         with pytest.raises(SystemExit) as ended:
             application.run_application(function)  # type: ignore[arg-type]
         assert ended.value.code == 130
-        assert ("the rows of a.jsonl stay" in page.getvalue()) == said
-        assert ("saccade caption 'my list.txt'" in page.getvalue()) == said
+        assert ("the rows of a.jsonl stay" in page.getvalue()) == has_hint
+        assert ("saccade caption 'my list.txt'" in page.getvalue()) == has_hint

@@ -71,11 +71,11 @@ def said_to(listed: Path, *commands: Sequence[str], **more: str) -> list[Said]:
         cwd=ROOT,
         env={**kept, "HF_HUB_OFFLINE": "1", **more},
     )
-    found = []
+    runs = []
     for code, out, err in map(json.loads, done.stdout.splitlines()):
         *lines, heavy = err.splitlines()
-        found.append((code, out, lines, heavy.removeprefix("heavy:").strip()))
-    return found
+        runs.append((code, out, lines, heavy.removeprefix("heavy:").strip()))
+    return runs
 
 
 def test_the_listing_is_the_registrys() -> None:
@@ -84,10 +84,10 @@ def test_the_listing_is_the_registrys() -> None:
     Fails after a change of methods or axes until ``make listed``. A method that is not listed yet
     is read from its file.
     """
-    found, live = json.loads(listing.LISTED.read_text()), names.listing()
-    assert found["methods"].items() <= live.methods.items(), "run `make listed`"
-    assert list(found["axes"]) == [axis for axis in live.axes if axis in found["axes"]]
-    assert all(set(told) <= set(live.axes[axis]) for axis, told in found["axes"].items())
+    record, live = json.loads(listing.LISTED.read_text()), names.listing()
+    assert record["methods"].items() <= live.methods.items(), "run `make listed`"
+    assert list(record["axes"]) == [axis for axis in live.axes if axis in record["axes"]]
+    assert all(set(values) <= set(live.axes[axis]) for axis, values in record["axes"].items())
     assert run_setup.list_methods() == live
 
 
@@ -97,8 +97,8 @@ def test_a_listing_of_other_files_is_not_believed(
     """Claim: a listing just written is the registry's, in its order; with a file of the user's own,
     or with one file of methods more than it was written from, there is no listing to read."""
     monkeypatch.setattr(listing, "LISTED", fresh)
-    assert (found := listing.load_listing()) == names.listing()
-    assert list(found.methods) == list(names.listing().methods)
+    assert (record := listing.load_listing()) == names.listing()
+    assert list(record.methods) == list(names.listing().methods)
     monkeypatch.setenv(listing.FILES, "mine.py")
     assert listing.load_listing() is None
     monkeypatch.delenv(listing.FILES)
@@ -136,7 +136,7 @@ CASES: dict[tuple[str, ...], tuple[int, str]] = {
 
 
 @pytest.fixture(scope="module")
-def told(fresh: Path, request: pytest.FixtureRequest) -> Told:
+def outcomes(fresh: Path, request: pytest.FixtureRequest) -> Told:
     """What each command says that a test of this run asks about."""
     tests = (item for item in request.session.items if "told" in getattr(item, "fixturenames", ()))
     chosen = [item.callspec.params["words"] for item in tests]  # type: ignore[attr-defined]
@@ -145,18 +145,18 @@ def told(fresh: Path, request: pytest.FixtureRequest) -> Told:
 
 @pytest.mark.representatives(3)
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
-def test_nothing_heavy_is_imported(told: Told, words: tuple[str, ...]) -> None:
+def test_nothing_heavy_is_imported(outcomes: Told, words: tuple[str, ...]) -> None:
     """Claim: a listing, help, and a refusal of what can be known by name are said without torch,
     Transformers, the hub's library, or what only an extra brings; a refusal is one line.
 
     Fails as soon as anything on the way imports one of them.
     """
     code, says = CASES[words]
-    found, printed, said, heavy = told[words]
+    exit_code, printed, messages, heavy = outcomes[words]
     assert heavy == ""
-    assert found == code, said
-    assert says in (printed if code == 0 else said[-1])
-    assert code == 0 or len(said) == 1
+    assert exit_code == code, messages
+    assert says in (printed if code == 0 else messages[-1])
+    assert code == 0 or len(messages) == 1
 
 
 @pytest.mark.representatives(1)
@@ -165,10 +165,10 @@ def test_a_hub_out_of_reach_is_one_sentence(fresh: Path, command: tuple[str, ...
     """Claim: where nothing answers at the hub's address, and the model is not in the cache, that
     is said once, without torch and without another attempt."""
     words = ("saccade", *command, "--target", "someone/something")
-    (told,) = said_to(fresh, words, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0")
-    code, printed, said, heavy = told
-    assert (code, printed, len(said)) == (2, "", 1), said
-    assert "cannot be reached" in said[0] and "someone/something" in said[0]
+    (outcome,) = said_to(fresh, words, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0")
+    code, printed, messages, heavy = outcome
+    assert (code, printed, len(messages)) == (2, "", 1), messages
+    assert "cannot be reached" in messages[0] and "someone/something" in messages[0]
     assert "torch" not in heavy and "transformers" not in heavy
 
 

@@ -44,7 +44,7 @@ def on_a_terminal(*words: object, **more: str) -> tuple[int, str]:
     ours, theirs = pty.openpty()
     process = started(*words, out=theirs, err=theirs, **more)
     os.close(theirs)
-    said = bytearray()
+    output = bytearray()
     while True:
         try:
             piece = os.read(ours, 1 << 16)
@@ -52,9 +52,9 @@ def on_a_terminal(*words: object, **more: str) -> tuple[int, str]:
             break
         if not piece:
             break
-        said += piece
+        output += piece
     os.close(ours)
-    return process.wait(), said.decode(errors="replace")
+    return process.wait(), output.decode(errors="replace")
 
 
 @pytest.mark.slow
@@ -89,28 +89,28 @@ def test_quiet_is_the_answer_alone(
     cut = tmp_path / "many.mp4"
     cut.write_bytes(clip.read_bytes())
     words = ["describe", cut, "--num-frames", 500, "--max-new-tokens", 20, "--method", "sd"]
-    code, printed, said = call(*words, "--quiet")
+    code, printed, messages = call(*words, "--quiet")
     answer = json.loads(call(*words, "--json")[1])["text"]
-    assert (code, printed, said) == (0, answer + "\n", "")
-    _, printed, said = call(*words)
-    assert "took all" in said and "per second" in said and printed.strip()
+    assert (code, printed, messages) == (0, answer + "\n", "")
+    _, printed, messages = call(*words)
+    assert "took all" in messages and "per second" in messages and printed.strip()
     monkeypatch.setattr("sys.stdin", io.StringIO("Describe the video in detail.\n"))
-    code, printed, said = call("chat", *words[1:], "--quiet")
-    assert (code, printed, said) == (0, answer + "\n", "")
-    code, printed, said = call("describe", "nowhere.mp4", "--quiet")
-    assert code == 2 and printed == "" and len(said.splitlines()) == 1
+    code, printed, messages = call("chat", *words[1:], "--quiet")
+    assert (code, printed, messages) == (0, answer + "\n", "")
+    code, printed, messages = call("describe", "nowhere.mp4", "--quiet")
+    assert code == 2 and printed == "" and len(messages.splitlines()) == 1
 
 
 @pytest.mark.extra
 def test_json_is_the_same_with_and_without_quiet(call: Call, clip: Path) -> None:
     """Claim: --quiet takes nothing from --json but what went to standard error."""
     words = ["describe", clip, "--num-frames", 500, "--max-new-tokens", 8, "--json"]
-    _, loud, said = call(*words)
+    _, loud, messages = call(*words)
     _, printed, nothing = call(*words, "--quiet")
     one, two = json.loads(loud), json.loads(printed)
     assert one.keys() == two.keys() and one["token_ids"] == two["token_ids"]
     assert one["warnings"] == two["warnings"] and "took all" in one["warnings"][0]
-    assert "took all" in said and nothing == ""
+    assert "took all" in messages and nothing == ""
 
 
 @pytest.fixture(scope="module")
@@ -137,11 +137,11 @@ def test_ctrl_c_leaves_what_was_written(endless: Path, clip: Path, tmp_path: Pat
         os.killpg(process.pid, signal.SIGINT)
         rest = process.stdout.read()
     assert process.wait(60) == 130
-    said = (tmp_path / "err").read_text()
+    messages = (tmp_path / "err").read_text()
     assert len(first) == 20 and rest.endswith(b"\n")
     assert len(first + rest) < 12_000, "it was over before the interrupt"
     assert b"\x1b[" not in first + rest
-    assert "Traceback" not in said
+    assert "Traceback" not in messages
 
 
 def test_a_bar_counts_or_pulses(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -155,6 +155,6 @@ def test_a_bar_counts_or_pulses(monkeypatch: pytest.MonkeyPatch) -> None:
             tell("one")
             for i in range(3):
                 tell("two", i + 1, 3)
-        said = page.getvalue()
-        assert ("two" in said and "3/3" in said) == (on_terminal and not quiet)
-        assert bool(said) == (on_terminal and not quiet)
+        printed = page.getvalue()
+        assert ("two" in printed and "3/3" in printed) == (on_terminal and not quiet)
+        assert bool(printed) == (on_terminal and not quiet)

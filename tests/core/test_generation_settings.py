@@ -111,16 +111,16 @@ def test_rules_are_hugging_faces_own_for_each_request():
     )  # fmt: skip
     mine = LogitsProcessorList([hf.InfNanRemoveLogitsProcessor()])
     contexts = [torch.arange(4), torch.arange(9)]
-    found = generation_settings.sampling_rules(llama(), settled, contexts, extra=mine, seed=3)
-    names = [type(rule).__name__ for rule in found[0].processors]
+    rules = generation_settings.sampling_rules(llama(), settled, contexts, extra=mine, seed=3)
+    names = [type(rule).__name__ for rule in rules[0].processors]
     assert names == [
         "RepetitionPenaltyLogitsProcessor", "NoRepeatNGramLogitsProcessor",
         "NoBadWordsLogitsProcessor", "MinNewTokensLengthLogitsProcessor",
         "InfNanRemoveLogitsProcessor", "TemperatureLogitsWarper", "TopKLogitsWarper",
         "TopPLogitsWarper",
     ]  # fmt: skip
-    starts = [r.processors[3].prompt_length_to_skip for r in found]
-    assert starts == [4, 9] and all(r.sample and r.seed == 3 for r in found)
+    starts = [r.processors[3].prompt_length_to_skip for r in rules]
+    assert starts == [4, 9] and all(r.sample and r.seed == 3 for r in rules)
     assert len(mine) == 1, "the caller's list was written to"
 
 
@@ -271,9 +271,9 @@ def test_numbers_of_numpy_and_torch_are_numbers():
     for name, value in given.items():
         setattr(written, name, value)
     for config in (_settle(**given), generation_settings.merge_settings(llama(), written, {})):
-        found = {name: getattr(config, name) for name in plain}
-        assert found == plain
-        assert {type(found[name]) for name in ("max_new_tokens", "top_k")} == {int}
+        numbers = {name: getattr(config, name) for name in plain}
+        assert numbers == plain
+        assert {type(numbers[name]) for name in ("max_new_tokens", "top_k")} == {int}
     one = generation_settings.answer_limits(_settle(eos_token_id=torch.tensor(4)), 3)
     assert one.eos == (4,)
     for wrong in (np.float64(5.5), np.bool_(True), torch.tensor(1.5)):

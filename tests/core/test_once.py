@@ -16,12 +16,12 @@ class _Thing:
 def test_every_row_of_objects_has_an_answer_of_its_own_worked_out_once():
     """Claim: one, two or three objects, in their order, are asked about once each. Fails if the
     last one alone tells them apart, or if anything is worked out again."""
-    asked: list[str] = []
+    calls: list[str] = []
 
     @once
-    def said(*things: _Thing) -> str:
-        asked.append("".join(each.name for each in things))
-        return asked[-1]
+    def join(*things: _Thing) -> str:
+        calls.append("".join(each.name for each in things))
+        return calls[-1]
 
     @once
     def alone(thing: _Thing) -> str:
@@ -29,9 +29,9 @@ def test_every_row_of_objects_has_an_answer_of_its_own_worked_out_once():
 
     a, b = _Thing("a"), _Thing("b")
     for _ in range(2):
-        assert [said(a, b), said(b, a), said(a, a), said(b, b)] == ["ab", "ba", "aa", "bb"]
+        assert [join(a, b), join(b, a), join(a, a), join(b, b)] == ["ab", "ba", "aa", "bb"]
         assert (alone(a), alone(b)) == ("a", "b")
-    assert asked == ["ab", "ba", "aa", "bb"]
+    assert calls == ["ab", "ba", "aa", "bb"]
 
 
 def test_nothing_outlives_its_objects():

@@ -61,8 +61,8 @@ def test_paths_depths_and_ancestors_are_the_climb_to_the_root(rows):
 def test_children_partition_the_nodes_in_drafted_order(rows):
     """Claim: every node is one parent's child, once. Fails if one is lost or out of order."""
     tree = grown(rows)
-    found = [child for node in range(ROOT, len(tree)) for child in t.children(tree, node)]
-    assert sorted(found) == list(range(len(tree)))
+    children = [child for node in range(ROOT, len(tree)) for child in t.children(tree, node)]
+    assert sorted(children) == list(range(len(tree)))
     for node in range(ROOT, len(tree)):
         below = t.children(tree, node)
         assert below == sorted(below)

@@ -212,18 +212,18 @@ def test_where_the_target_has_not_looked_the_walk_ends_without_its_token():
 def test_nothing_below_a_node_the_target_has_not_looked_at_is_asked_for(looked):
     """Claim: after the first None the walk asks neither for further laws nor for noise, and tells
     no token. Fails if it goes on with None as a law, or with another node's."""
-    tree, asked = chain([4, 5, 6]), []
+    tree, nodes = chain([4, 5, 6]), []
 
     def p(node):
-        asked.append(node)
-        return (4, 5, 6)[node + 1] if len(asked) <= looked and node < 2 else None
+        nodes.append(node)
+        return (4, 5, 6)[node + 1] if len(nodes) <= looked and node < 2 else None
 
     def noise(*key):
         pytest.fail("noise was drawn")
 
     verdict = verify(tree, p, noise)
     assert verdict == Verdict(tuple(range(looked)), (4, 5, 6)[:looked], None, None)
-    assert asked == list(range(ROOT, looked))
+    assert nodes == list(range(ROOT, looked))
 
 
 def test_residual_is_what_p_has_over_q():
@@ -257,18 +257,18 @@ def test_a_draft_law_of_nan_rejects_and_leaves_p(monkeypatch):
 
 def test_noise_is_asked_by_role_depth_and_sibling():
     """Claim: no two decisions of a round share a noise number. Fails if a key repeats."""
-    asked = []
+    keys = []
 
     def noise(role, below, sibling):
-        asked.append((role, below, sibling))
+        keys.append((role, below, sibling))
         return 0.999999
 
     p = torch.tensor([0.25, 0.25, 0.25, 0.25])
     tree = Tree((0, 1, 2), (ROOT, ROOT, ROOT), (None,) * 3)
     verify(tree, lambda node: p, noise)
     accepted = add(add(Tree(), ROOT, 0), 0, 1)
-    verify(accepted, lambda node: p, lambda *key: asked.append(key) or 0.0)
-    assert asked == [
+    verify(accepted, lambda node: p, lambda *key: keys.append(key) or 0.0)
+    assert keys == [
         ("accept", 0, 0), ("accept", 0, 1), ("accept", 0, 2), ("own", 0, 0),
         ("accept", 0, 0), ("accept", 1, 0), ("own", 2, 0),
     ]  # fmt: skip

@@ -63,16 +63,16 @@ def standing(out: Path, cluster: Cluster, second: Any) -> None:
 
     names = [*"abcde", "once", *"fghij", "poison"]
     jobs = [ClipJob(name, f"{name}.mp4", "?", f"/{name}.mp4") for name in names]
-    told: list[int] = []
-    found = caption_run.run_jobs(
+    progress: list[int] = []
+    totals = caption_run.run_jobs(
         jobs,
         out,
         CaptionSettings(),
         lambda: spread.answer_on_cluster(CaptionSettings(), cluster.address, 2, Standin),
         batch=2,
-        on_progress=lambda now: told.append(now.done),
+        on_progress=lambda now: progress.append(now.done),
     )
-    (folder / "told.json").write_text(json.dumps([found.done, found.errors, told]))
+    (folder / "told.json").write_text(json.dumps([totals.done, totals.errors, progress]))
 
 
 def losing(out: Path, cluster: Cluster, second: Any, videos: str) -> None:
@@ -93,14 +93,14 @@ def losing(out: Path, cluster: Cluster, second: Any, videos: str) -> None:
             cluster.remove_node(second, allow_graceful=False)
 
     jobs = manifests.read_jobs(Path(videos), "Describe the video in detail.")
-    found = caption_run.run_jobs(
+    totals = caption_run.run_jobs(
         jobs,
         out,
         work,
         lambda: spread.answer_on_cluster(work, cluster.address, 2),
         on_progress=tell,
     )
-    (out.parent / "told.json").write_text(json.dumps([found.done, found.errors, gone]))
+    (out.parent / "told.json").write_text(json.dumps([totals.done, totals.errors, gone]))
 
 
 def broken(out: Path, cluster: Cluster, second: Any) -> None:

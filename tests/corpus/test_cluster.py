@@ -56,10 +56,10 @@ def test_nothing_is_lost_or_doubled_when_workers_die(tmp_path: Path) -> None:
     What died with its worker once is answered by another; what kills every worker is one error
     row after three. Control: both were tried as often as that.
     """
-    rows, (done, errors, told) = on_a_cluster(tmp_path, "standing")
+    rows, (done, errors, progress) = on_a_cluster(tmp_path, "standing")
     by_id = {row["id"]: row for row in rows}
     assert sorted(by_id) == sorted([*"abcdefghij", "once", "poison"]) and len(rows) == 12
-    assert (done, errors) == (12, 1) and told == sorted(told)
+    assert (done, errors) == (12, 1) and progress == sorted(progress)
     tries = [len(list(tmp_path.glob(f"{id}.*.tried"))) for id in ("once", "poison", "a")]
     assert tries == [2, 3, 1]
     assert "death of 3 workers" in by_id["poison"]["error"]
@@ -87,8 +87,8 @@ def test_a_lost_node_costs_no_row(videos: Path, tmp_path: Path) -> None:
 @pytest.mark.slow
 def test_workers_that_cannot_be_made_end_the_run(tmp_path: Path) -> None:
     """Claim: where no worker can be made at all, the run ends with a sentence that says why."""
-    rows, (kind, said) = on_a_cluster(tmp_path, "broken")
-    assert not rows and kind == "OptionError" and "no such thing here" in said
+    rows, (kind, message) = on_a_cluster(tmp_path, "broken")
+    assert not rows and kind == "OptionError" and "no such thing here" in message
 
 
 def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) -> None:

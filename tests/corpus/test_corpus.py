@@ -34,12 +34,12 @@ def read(path: Path) -> list[dict[str, Any]]:
 
 def texts(path: Path) -> dict[str, Any]:
     """What stands for each id; fails where one stands twice."""
-    found = read(path)
-    assert len({each["id"] for each in found}) == len(found)
-    return {each["id"]: each["text"] for each in found}
+    rows = read(path)
+    assert len({each["id"] for each in rows}) == len(rows)
+    return {each["id"]: each["text"] for each in rows}
 
 
-def told(work: CaptionSettings, job: ClipJob, **more: Any) -> Row:
+def make_row(work: CaptionSettings, job: ClipJob, **more: Any) -> Row:
     return Row(job.id, job.video, job.prompt, work.key, **{"text": "said", **more})
 
 
@@ -52,7 +52,7 @@ def saying(
         for group in groups:
             log.extend(job.id for job in group)
             errors = [fail(job.id) for job in group]
-            yield [told(work, job, error=e) for job, e in zip(group, errors, strict=True)]
+            yield [make_row(work, job, error=e) for job, e in zip(group, errors, strict=True)]
 
     return lambda: answers
 
@@ -136,8 +136,8 @@ def test_a_batch_answers_what_each_answers_alone(
     Fails if a request of a batch reads another's; the videos were together if ``together`` says 4.
     """
     path = tmp_path / "captions.jsonl"
-    found = caption_run.run_jobs(jobs, path, work, lambda: answer_locally(work), batch=4)
-    assert (found.done, found.errors) == (6, 1)
+    totals = caption_run.run_jobs(jobs, path, work, lambda: answer_locally(work), batch=4)
+    assert (totals.done, totals.errors) == (6, 1)
     assert texts(path) == {name: each["text"] for name, each in alone.items()}
     assert sorted(each["together"] for each in read(path)) == [1, 2, 2, 3, 3, 3]
     assert max(each["tau"] or 0 for each in read(path)) > 1.0
@@ -148,10 +148,10 @@ def test_prompts_of_several_lengths_are_one_batch(
 ) -> None:
     """Claim: padding to the longest prompt changes no answer. Control: the prompts do."""
     worker = CorpusWorker(work)
-    asked = [replace(jobs[1], id="a"), replace(jobs[1], id="b", prompt="What is there? " * 4)]
-    together = worker(asked)
+    batch = [replace(jobs[1], id="a"), replace(jobs[1], id="b", prompt="What is there? " * 4)]
+    together = worker(batch)
     assert [each.together for each in together] == [2, 2]
-    apart = [row for job in asked for row in worker([job])]
+    apart = [row for job in batch for row in worker([job])]
     assert [each.text for each in together] == [each.text for each in apart]
     assert together[0].text != together[1].text
 
@@ -165,8 +165,8 @@ def test_what_cannot_be_one_batch_is_answered_one_by_one(
 
     Image.new("RGB", (56, 56), "red").save(tmp_path / "red.png")
     picture = replace(jobs[1], id="red", video="red.png", path=str(tmp_path / "red.png"))
-    found = CorpusWorker(work)([jobs[1], picture])
-    assert [(each.error, each.together) for each in found] == [(None, 1), (None, 1)]
+    rows = CorpusWorker(work)([jobs[1], picture])
+    assert [(each.error, each.together) for each in rows] == [(None, 1), (None, 1)]
 
 
 @pytest.mark.slow
@@ -208,8 +208,8 @@ def test_what_has_a_row_is_not_done_again(
     """Claim: a second run asks for no worker; errors are done again only on request, once."""
     path, log = tmp_path / "out.jsonl", list[str]()
     fail = {"bad.mp4": "too bad"}.get
-    found = caption_run.run_jobs(jobs, path, work, saying(work, log, fail))
-    assert (found.done, found.errors, len(log)) == (6, 1, 6)
+    totals = caption_run.run_jobs(jobs, path, work, saying(work, log, fail))
+    assert (totals.done, totals.errors, len(log)) == (6, 1, 6)
 
     def never() -> Any:
         raise AssertionError("models loaded for nothing")
@@ -289,8 +289,8 @@ def test_a_broken_machine_stops_the_run(work: CaptionSettings, tmp_path: Path) -
     with pytest.raises(OptionError, match="10 videos in a row.*no GPU"):
         caption_run.run_jobs(many, path, work, broken)
     assert len(log) == len(read(path)) == 10
-    found = caption_run.run_jobs(many, path, work, saying(work, log, lambda id: "bad"), retry=True)
-    assert found.done == found.errors == 30
+    totals = caption_run.run_jobs(many, path, work, saying(work, log, lambda id: "bad"), retry=True)
+    assert totals.done == totals.errors == 30
 
 
 def test_an_unexpected_error_is_reported_as_such(
@@ -343,9 +343,9 @@ def test_the_merge_prefers_answers_and_tells_of_strangers(
     one, two, out = (tmp_path / f"{name}.jsonl" for name in ("one", "two", "out"))
     caption_run.run_jobs(jobs, one, work, saying(work, [], lambda id: "bad"))
     caption_run.run_jobs(jobs[:2], two, work, saying(work, []))
-    found = caption_run.merge_shards(jobs[1:], [one, two], out)
-    assert found.doubled == tuple(job.id for job in jobs[:2]) and not found.missing
-    assert found.unknown == (jobs[0].id,) and found.errors == tuple(j.id for j in jobs[2:])
+    merge = caption_run.merge_shards(jobs[1:], [one, two], out)
+    assert merge.doubled == tuple(job.id for job in jobs[:2]) and not merge.missing
+    assert merge.unknown == (jobs[0].id,) and merge.errors == tuple(j.id for j in jobs[2:])
     assert [each["error"] for each in read(out)] == [None, *["bad"] * 4]
     longer = replace(work, max_new_tokens=9)
     caption_run.run_jobs(jobs[:1], tmp_path / "three.jsonl", longer, saying(longer, []))
@@ -423,5 +423,5 @@ def test_shards_share_out_the_items(count: int, items: int) -> None:
 def test_how_far_it_is_in_words() -> None:
     """Claim: the time left is what is to be done by the rate of this run, not of earlier ones."""
     assert str(caption_run.Progress(10, 4, 1, 0, 0.0)) == "4 of 10 done, 1 errors"
-    said = str(caption_run.Progress(1000, 400, 2, 100, 50.0))
-    assert said == "400 of 1000 done, 2 errors, 2.00 a second, 0:05:00 left"
+    sentence = str(caption_run.Progress(1000, 400, 2, 100, 50.0))
+    assert sentence == "400 of 1000 done, 2 errors, 2.00 a second, 0:05:00 left"

@@ -132,17 +132,17 @@ def test_six_hundred_frames_take_no_more_memory_than_sixty():
     """Claim: 600 frames are appended and five questions asked; each answer is ``generate``'s, and
     what is held after any frame is no more than what was held within the first 60."""
     with watched(method="specvlm", window="32 frames", segment=4) as live:
-        largest, asked = {True: 0, False: 0}, 0
+        largest, question_count = {True: 0, False: 0}, 0
         for number in range(600):
             live.append(frame(number))
             if number in (50, 170, 299, 431, 599):
                 expected = truth(live, "What is there?")
                 assert list(live.ask("What is there?").ids) == expected
-                asked += 1
+                question_count += 1
             if number >= 4:
                 early = number < 60
                 largest[early] = max(largest[early], memory_of(live))
-        assert asked == 5 and live.seen_frames == 600
+        assert question_count == 5 and live.seen_frames == 600
         assert largest[False] <= largest[True]
 
 

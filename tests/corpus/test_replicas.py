@@ -48,26 +48,26 @@ needs_ray = pytest.mark.skipif(
 def until(what: Callable[[], Any], seconds: float = LATE) -> Any:
     """What it gives as soon as that is true of something; an AssertionError when time is up."""
     end = time.monotonic() + seconds
-    while not (found := what()):
+    while not (outcome := what()):
         assert time.monotonic() < end, "waited in vain"
         time.sleep(0.2)
-    return found
+    return outcome
 
 
 @contextmanager
 def serving(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[bytes], str, Path]]:
     """``saccade serve`` in a process of its own, its address and what it says; nothing is left."""
-    with socket.create_server(("127.0.0.1", 0)) as found:
-        port = found.getsockname()[1]
-    said = folder / "said.txt"
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    log_path = folder / "said.txt"
     command = [sys.executable, "-m", "saccade", "serve", "--port", str(port), *words]
     quiet = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0"}
-    with said.open("wb") as log:
+    with log_path.open("wb") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=quiet)
     whole = psutil.Process(process.pid)
     family: set[psutil.Process] = set()
     try:
-        yield process, f"http://127.0.0.1:{port}", said
+        yield process, f"http://127.0.0.1:{port}", log_path
     finally:
         with suppress(psutil.NoSuchProcess):
             family |= {whole, *whole.children(recursive=True)}
@@ -78,12 +78,12 @@ def serving(folder: Path, *words: str) -> Iterator[tuple[subprocess.Popen[bytes]
 
 
 def replica_processes(process: subprocess.Popen[bytes]) -> list[psutil.Process]:
-    found = []
+    replicas = []
     for each in psutil.Process(process.pid).children(recursive=True):
         with suppress(psutil.NoSuchProcess, psutil.AccessDenied):
             if "ServeReplica" in " ".join(each.cmdline()):
-                found.append(each)
-    return found
+                replicas.append(each)
+    return replicas
 
 
 def messages(video: Path | None) -> list[Any]:
@@ -96,16 +96,16 @@ def messages(video: Path | None) -> list[Any]:
     return [{"role": "user", "content": parts}]
 
 
-def told(url: str) -> dict[str, float]:
+def count_answers(url: str) -> dict[str, float]:
     """Answers given so far, by replica."""
-    found: dict[str, float] = {}
+    counts: dict[str, float] = {}
     for family in text_string_to_metric_families(httpx.get(f"{url}/metrics").text):
         for sample in family.samples:
             if sample.name in ("saccade_num_requests_running", "saccade_request_success_total"):
                 name = sample.labels["replica"]
                 count = sample.value if sample.name.endswith("_total") else 0.0
-                found[name] = found.get(name, 0.0) + count
-    return found
+                counts[name] = counts.get(name, 0.0) + count
+    return counts
 
 
 class Viewer:
@@ -168,9 +168,9 @@ def test_two_replicas_answer_as_one_and_a_death_costs_none_but_its_own(
         "--replicas 2 --threads 1 --rows 2 --queue 2 --num-frames 4 --device cpu --drain 60 "
         "--method specvlm/shape=chain-3"
     )
-    with serving(tmp_path, *words.split()) as (process, url, said):
-        until(lambda: b"ready" in said.read_bytes() or process.poll() is not None)
-        assert process.poll() is None, said.read_text()
+    with serving(tmp_path, *words.split()) as (process, url, log_path):
+        until(lambda: b"ready" in log_path.read_bytes() or process.poll() is not None)
+        assert process.poll() is None, log_path.read_text()
         viewer = Viewer(url)
 
         def ask(number: int) -> tuple[str, str | None]:
@@ -181,7 +181,7 @@ def test_two_replicas_answer_as_one_and_a_death_costs_none_but_its_own(
             answers = list(pool.map(ask, range(8)))
         assert all(got == wanted for got, wanted in answers), answers
         assert len(set(viewer.answered)) == 2
-        counted = told(url)
+        counted = count_answers(url)
         assert set(counted) == set(viewer.answered)
         assert all(counted[name] == viewer.answered.count(name) for name in counted)
 
@@ -199,7 +199,7 @@ def test_two_replicas_answer_as_one_and_a_death_costs_none_but_its_own(
         for number in range(6):
             got, wanted = ask(number)
             assert got == wanted
-        until(lambda: len(now := told(url)) == 2 and set(now) - old)
+        until(lambda: len(now := count_answers(url)) == 2 and set(now) - old)
         assert [ask(number)[0] for number in range(3)] == [truth[clip.name] for clip in clips]
 
         family = psutil.Process(process.pid).children(recursive=True)
@@ -208,7 +208,7 @@ def test_two_replicas_answer_as_one_and_a_death_costs_none_but_its_own(
         process.send_signal(signal.SIGTERM)
         chunks += stream
         assert chunks[-1].choices[0].finish_reason in ("stop", "length")
-        assert process.wait(120) == 0, said.read_text()
+        assert process.wait(120) == 0, log_path.read_text()
         until(lambda: not any(each.is_running() for each in family), 30)
 
 
@@ -218,10 +218,10 @@ def test_two_replicas_answer_as_one_and_a_death_costs_none_but_its_own(
 def test_a_checkpoint_that_is_not_there_ends_the_command(tmp_path: Path) -> None:
     """Claim: replicas that cannot load end the command with the sentence that says why."""
     words = f"--replicas 1 --device cpu --target {tmp_path / 'nothing'}"
-    with serving(tmp_path, *words.split()) as (process, _, said):
+    with serving(tmp_path, *words.split()) as (process, _, log_path):
         assert process.wait(LATE) == 2
-        assert "no checkpoint folder at" in said.read_text().replace("\n", " ")
-        assert "Traceback" not in said.read_text()
+        assert "no checkpoint folder at" in log_path.read_text().replace("\n", " ")
+        assert "Traceback" not in log_path.read_text()
 
 
 @needs_ray
@@ -240,12 +240,12 @@ def test_settings_reach_another_process_and_ray_takes_them() -> None:
     assert pickle.loads(pickle.dumps(settings)) == settings
     assert "secret" not in repr(replace(settings, api_key="secret"))  # Ray may log what it is given
     growing = ray_replicas.deployment_options(settings, 2, 5, 9.0, uses_gpus=True)
-    found = serve.deployment(ray_replicas.Replica, **growing)
-    assert found.max_ongoing_requests == 7
+    service = serve.deployment(ray_replicas.Replica, **growing)
+    assert service.max_ongoing_requests == 7
     scaling = growing["autoscaling_config"]
     assert (scaling["min_replicas"], scaling["max_replicas"]) == (2, 5)
     assert scaling["target_ongoing_requests"] == 3
-    assert found.ray_actor_options["num_gpus"] == 1 and found.ray_actor_options["num_cpus"] == 2
+    assert service.ray_actor_options["num_gpus"] == 1 and service.ray_actor_options["num_cpus"] == 2
     fixed = ray_replicas.deployment_options(settings, 2, 2, 9.0)
     assert fixed["num_replicas"] == 2 and "autoscaling_config" not in fixed
 
@@ -295,10 +295,10 @@ def test_without_ray_replicas_say_what_to_install(monkeypatch: pytest.MonkeyPatc
         ("--replicas 2 --method nothing", "nothing"),
     ],
 )
-def test_settings_that_cannot_be_are_refused(words: str, said: str) -> None:
+def test_settings_that_cannot_be_are_refused(words: str, reason: str) -> None:
     """Claim: what makes no sense is refused before any cluster is started or joined."""
     result = CliRunner().invoke(cli_app, ["serve", *words.split()])
-    assert isinstance(result.exception, SaccadeError) and said in str(result.exception)
+    assert isinstance(result.exception, SaccadeError) and reason in str(result.exception)
 
 
 def test_a_port_that_is_taken_is_refused() -> None:

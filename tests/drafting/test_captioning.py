@@ -32,11 +32,11 @@ def where(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     return str(request.param)
 
 
-def told(inputs: Mapping[str, Any]) -> list[str]:
+def phrase(inputs: Mapping[str, Any]) -> list[str]:
     return ["a red box on a blue circle"]
 
 
-def begun(captioner: Callable[..., Any] = told, method: str = METHODS[0], **settings: Any) -> Any:
+def begun(captioner: Callable[..., Any] = phrase, method: str = METHODS[0], **settings: Any) -> Any:
     return stream(
         backbone(qwen25(0)),
         video_input(0, grid=(2, 4, 6)),
@@ -48,7 +48,7 @@ def begun(captioner: Callable[..., Any] = told, method: str = METHODS[0], **sett
     )
 
 
-def answer(captioner: Callable[..., Any] = told, method: str = METHODS[0], **more: Any) -> Result:
+def answer(captioner: Callable[..., Any] = phrase, method: str = METHODS[0], **more: Any) -> Result:
     return begun(captioner, method, **more).finish()[0]
 
 
@@ -81,15 +81,15 @@ def test_captions_are_made_while_the_target_reads(
         threads.append((threading.current_thread(), torch.get_num_threads()))
         met.append(reading_began.wait(PATIENCE))
         assert not torch.is_grad_enabled()
-        return told(inputs)
+        return phrase(inputs)
 
     monkeypatch.setattr(Session, "prefill_in_chunks", reading)
     before = torch.get_num_threads()
-    found = answer(captioner, method)
-    assert len(met) > 1 and all(met) and found.fallback_reason is None
+    result = answer(captioner, method)
+    assert len(met) > 1 and all(met) and result.fallback_reason is None
     ((thread, number),) = threads
     assert thread is not threading.current_thread() and number == 1
-    assert found.ids == plain() and torch.get_num_threads() == before
+    assert result.ids == plain() and torch.get_num_threads() == before
 
 
 def test_without_a_free_core_the_first_token_does_not_wait_for_captions(
@@ -98,18 +98,18 @@ def test_without_a_free_core_the_first_token_does_not_wait_for_captions(
     """Claim: where the target uses every core, captions are made after it has read and its first
     token is told; not at all for an answer that ends with that."""
     monkeypatch.setattr(captioning, "usable_cores", torch.get_num_threads)
-    asked: list[threading.Thread] = []
+    threads: list[threading.Thread] = []
 
     def captioner(inputs: Mapping[str, Any]) -> list[str]:
-        asked.append(threading.current_thread())
-        return told(inputs)
+        threads.append(threading.current_thread())
+        return phrase(inputs)
 
     rounds = begun(captioner)
-    assert next(rounds).opening and not asked
-    (found,) = rounds.finish()
-    assert asked == [threading.current_thread()] and found.ids == plain()
+    assert next(rounds).opening and not threads
+    (result,) = rounds.finish()
+    assert threads == [threading.current_thread()] and result.ids == plain()
     assert answer(captioner, max_new_tokens=1).fallback_reason is None
-    assert len(asked) == 1
+    assert len(threads) == 1
 
 
 @pytest.mark.representatives(1)
@@ -124,15 +124,15 @@ def test_when_captions_are_made_changes_no_token(
 
     def slow(inputs: Mapping[str, Any]) -> list[str]:
         time.sleep(0.1)
-        return told(inputs)
+        return phrase(inputs)
 
     drafted = []
-    for free, captioner in ((0, told), (1, told), (1, slow), (1, lambda inputs: ["two"])):
+    for free, captioner in ((0, phrase), (1, phrase), (1, slow), (1, lambda inputs: ["two"])):
         monkeypatch.setattr(captioning, "usable_cores", lambda n=free: torch.get_num_threads() + n)
-        found = answer(captioner, method, **rules)
-        assert found.fallback_reason is None
-        assert rules or found.ids == plain()
-        drafted.append((found.ids, [round.tokens for round in found.rounds]))
+        result = answer(captioner, method, **rules)
+        assert result.fallback_reason is None
+        assert rules or result.ids == plain()
+        drafted.append((result.ids, [round.tokens for round in result.rounds]))
     assert drafted[0] == drafted[1] == drafted[2]
     assert drafted[0][1] != drafted[3][1]
 
@@ -148,29 +148,29 @@ def test_captions_are_booked_apart(where: str, monkeypatch: pytest.MonkeyPatch) 
     def captioner(inputs: Mapping[str, Any]) -> list[str]:
         time.sleep(0.2)
         done.set()
-        return told(inputs)
+        return phrase(inputs)
 
     def reading(self: Session, *given: Any, **more: Any) -> Iterator[Any]:
         assert where == AFTER or done.wait(PATIENCE)
         return read(self, *given, **more)
 
     monkeypatch.setattr(Session, "prefill_in_chunks", reading)
-    found = answer(captioner).timings
-    assert found.caption >= 0.2 and (found.caption_hidden > 0) == (where == BESIDE)
-    assert found.caption_hidden <= found.caption
-    before = found.vision + found.prefill + found.guide + found.draft_prefill
-    assert before + found.caption - found.caption_hidden + found.decode <= found.total
+    timings = answer(captioner).timings
+    assert timings.caption >= 0.2 and (timings.caption_hidden > 0) == (where == BESIDE)
+    assert timings.caption_hidden <= timings.caption
+    before = timings.vision + timings.prefill + timings.guide + timings.draft_prefill
+    assert before + timings.caption - timings.caption_hidden + timings.decode <= timings.total
     bare = answer(captioner, "sd").timings
     assert (bare.caption, bare.caption_hidden) == (0, 0)
 
 
 def test_a_further_turn_makes_no_caption(where: str) -> None:
     """Claim: a second question over the same caches asks for no caption and books none."""
-    asked: list[object] = []
+    calls: list[object] = []
 
     def captioner(inputs: Mapping[str, Any]) -> list[str]:
-        asked.append(inputs)
-        return told(inputs)
+        calls.append(inputs)
+        return phrase(inputs)
 
     inputs = video_input(0, grid=(2, 4, 6))
     with saccade.Conversation(
@@ -187,7 +187,7 @@ def test_a_further_turn_makes_no_caption(where: str) -> None:
         types[:, : inputs["input_ids"].shape[1]] = inputs["mm_token_type_ids"]
         again = {"input_ids": more, "attention_mask": torch.ones_like(more)}
         second = talk.run({**inputs, **again, "mm_token_type_ids": types})
-    assert len(asked) == 1 and second.reused_tokens > 0
+    assert len(calls) == 1 and second.reused_tokens > 0
     assert first.timings.caption > 0
     assert (second.timings.caption, second.timings.caption_hidden) == (0, 0)
 
@@ -200,9 +200,9 @@ def test_a_captioners_error_is_reported_wherever_it_ran(where: str, method: str)
     def broken(inputs: Mapping[str, Any]) -> list[str]:
         raise RuntimeError("no caption today")
 
-    found = answer(broken, method)
-    assert found.ids == plain()
-    assert found.fallback_reason == "drafting failed with RuntimeError: no caption today"
+    result = answer(broken, method)
+    assert result.ids == plain()
+    assert result.fallback_reason == "drafting failed with RuntimeError: no caption today"
 
 
 @pytest.mark.representatives(1)
@@ -215,18 +215,18 @@ def test_a_captioner_that_is_loaded_meanwhile_changes_nothing(
     tensor of theirs is made without a type, as an answer's first did beside its captioner."""
     usual, seen = Session.prefill_in_chunks, []
 
-    def reading(self: Session, *asked: Any, **how: Any) -> Iterator[Any]:
-        for found in usual(self, *asked, **how):
-            yield found
-            seen.extend([] if found is None or found.mass is None else [found.mass.dtype])
+    def reading(self: Session, *args: Any, **how: Any) -> Iterator[Any]:
+        for guide in usual(self, *args, **how):
+            yield guide
+            seen.extend([] if guide is None or guide.mass is None else [guide.mass.dtype])
 
     expected = answer(method=method)
     monkeypatch.setattr(Session, "prefill_in_chunks", reading)
     try:
         torch.set_default_dtype(torch.bfloat16)
-        found = answer(method=method)
+        result = answer(method=method)
     finally:
         torch.set_default_dtype(torch.float32)
-    assert found.fallback_reason is None and found.ids == expected.ids
-    assert [round.accepted for round in found.rounds] == [r.accepted for r in expected.rounds]
+    assert result.fallback_reason is None and result.ids == expected.ids
+    assert [round.accepted for round in result.rounds] == [r.accepted for r in expected.rounds]
     assert set(seen) <= {torch.float32} and bool(seen) is (method == "specvlm")

@@ -75,13 +75,13 @@ def test_tensors_arrive_as_they_were(line, size):
         "yes": torch.tensor([True, False]),
     }
     here.send(("a message", sent))
-    name, found = there.receive(1.0)
+    name, tensors = there.receive(1.0)
     assert name == "a message"
     for key, tensor in sent.items():
-        assert found[key].dtype == tensor.dtype and found[key].stride() == tensor.stride()
-        assert torch.equal(found[key], tensor)
-    found["whole"][3] = 7.0
-    assert (found["part"][0] == 7).all() and (found["turned"][:, 3] == 7).all()
+        assert tensors[key].dtype == tensor.dtype and tensors[key].stride() == tensor.stride()
+        assert torch.equal(tensors[key], tensor)
+    tensors["whole"][3] = 7.0
+    assert (tensors["part"][0] == 7).all() and (tensors["turned"][:, 3] == 7).all()
     assert not (whole[3] == 7).any(), "the sender's memory is its own"
 
 
@@ -104,10 +104,10 @@ def test_a_model_arrives_with_its_ties(line):
     before = descriptors()
     with no_more_descriptors(spare=2):
         here.send(model)
-        found = there.receive(1.0)
+        model_copy = there.receive(1.0)
     assert descriptors() <= before  # an object of an earlier test may close its own meanwhile
-    assert found[-1].weight is found[0].weight and found[0].weight.requires_grad
-    assert all(map(torch.equal, found.state_dict().values(), model.state_dict().values()))
+    assert model_copy[-1].weight is model_copy[0].weight and model_copy[0].weight.requires_grad
+    assert all(map(torch.equal, model_copy.state_dict().values(), model.state_dict().values()))
 
 
 def test_memory_is_shared_both_ways(line):
@@ -115,11 +115,11 @@ def test_memory_is_shared_both_ways(line):
     here, there = line
     mine = SharedTensor((2, 3, 4))
     here.send({"laws": mine, "large": torch.ones(MAX_INLINE_BYTES)})
-    found = there.receive(1.0)
-    found["laws"].tensor[1, 2] = 5.0
+    message = there.receive(1.0)
+    message["laws"].tensor[1, 2] = 5.0
     assert mine.tensor[1, 2].tolist() == [5.0] * 4 and not mine.tensor[0].any()
     mine.tensor[0, 0, 0] = 2.0
-    assert found["laws"].tensor[0, 0, 0] == 2
+    assert message["laws"].tensor[0, 0, 0] == 2
 
 
 def test_messages_come_in_order_and_one_at_a_time(line):
@@ -129,8 +129,8 @@ def test_messages_come_in_order_and_one_at_a_time(line):
     for number in range(50):
         here.send((number, torch.full((3,), number)))
     for number in range(50):
-        found, tensor = there.receive(0.0)
-        assert found == number and tensor.tolist() == [number] * 3
+        label, tensor = there.receive(0.0)
+        assert label == number and tensor.tolist() == [number] * 3
     assert there.receive(0.01) is None
 
 

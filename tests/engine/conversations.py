@@ -47,13 +47,13 @@ PER_TOKEN = {"input_ids": None, "attention_mask": 1, "mm_token_type_ids": 0}
 
 def further(inputs: Inputs, ids: Sequence[int]) -> dict[str, Any]:
     """The inputs with more text behind them, as a processor gives a longer conversation."""
-    found = dict(inputs)
+    new_inputs = dict(inputs)
     for name, filling in PER_TOKEN.items():
-        if name in found:
-            old: Tensor = found[name]
+        if name in new_inputs:
+            old: Tensor = new_inputs[name]
             more = list(ids) if filling is None else [filling] * len(ids)
-            found[name] = torch.cat([old, torch.tensor([more], dtype=old.dtype)], 1)
-    return found
+            new_inputs[name] = torch.cat([old, torch.tensor([more], dtype=old.dtype)], 1)
+    return new_inputs
 
 
 def ids_of(inputs: Inputs) -> list[int]:

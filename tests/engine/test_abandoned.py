@@ -232,11 +232,11 @@ def test_a_worker_whose_line_was_closed_is_not_hired_again(tmp_path):
     number stays as it is, and the worker is ended."""
     drafts_again()
     rounds = stream()
-    found = [next(rounds), next(rounds)]
+    round_list = [next(rounds), next(rounds)]
     worker = worker_of(rounds)
     worker.channel.close()
     with open(tmp_path / "log", "wb") as log:
-        found += list(rounds)
+        round_list += list(rounds)
         assert not log.tell() and not os.path.getsize(log.name)
     assert worker not in process._idle and worker.process.poll() is not None
     (result,) = rounds.results

@@ -118,9 +118,9 @@ def test_several_videos_and_pictures(
 def test_a_round_prints_itself_in_a_line(model: saccade.Model, clips: list[Path]) -> None:
     """Claim: a round's print has what was accepted and its text, and none of its laws."""
     (round, *_) = model.stream(clips[0], QUESTION, max_new_tokens=12)
-    said = repr(round)
-    assert len(said) < 200 and "accepted" in said and repr(round.text) in said
-    assert "tensor" not in said
+    line = repr(round)
+    assert len(line) < 200 and "accepted" in line and repr(round.text) in line
+    assert "tensor" not in line
 
 
 def test_text_adds_up_where_characters_are_split() -> None:
@@ -186,12 +186,12 @@ def test_other_names_are_answered_with_ours(
     ],
 )
 def test_a_question_that_is_none_is_refused(
-    model: saccade.Model, clips: list[Path], asked: dict[str, Any], says: str
+    model: saccade.Model, clips: list[Path], arguments: dict[str, Any], says: str
 ) -> None:
     """Claim: media, words and frames of another kind end in a sentence; a text in the place of a
     list of documents is not taken letter by letter, nor a nameless file for the current folder."""
     with pytest.raises((OptionError, VideoInputError), match=says):
-        model.describe(**{"media": clips[0], "max_new_tokens": 2, **asked})
+        model.describe(**{"media": clips[0], "max_new_tokens": 2, **arguments})
 
 
 @pytest.mark.parametrize("questions", [5, "ab", [5], [("clip.mp4", "What?", "Why?")], {"a": 1}])
@@ -233,7 +233,7 @@ def test_frames_of_another_range_are_refused(clips: list[Path]) -> None:
         ({"treads": 2}, "load does not take treads .did you mean threads.?"),
     ],
 )
-def test_what_cannot_be_loaded_is_refused(asked: dict[str, Any], says: str) -> None:
+def test_what_cannot_be_loaded_is_refused(arguments: dict[str, Any], says: str) -> None:
     """Claim: so do names, devices and numbers of threads that are none."""
     with pytest.raises((ModelError, OptionError), match=says):
-        saccade.load(**asked)
+        saccade.load(**arguments)

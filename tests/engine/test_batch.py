@@ -88,9 +88,9 @@ class Forwards:
         self.backbones: list[Backbone] = []
         run, forward = Session._forward, Backbone.forward
 
-        def watched(session: Session, rows: Any, **told: Any) -> Tensor:
+        def watched(session: Session, rows: Any, **options: Any) -> Tensor:
             before = len(self.backbones)
-            laws = run(session, rows, **told)
+            laws = run(session, rows, **options)
             assert len(self.backbones) == before + 1, "one run is one forward of the model"
             self.calls.append((session, len(rows.segments)))
             return laws
@@ -175,18 +175,18 @@ def _ends_early(method: str) -> tuple[list[bool], list[bool]]:
     gone, freed, ended = [], [], None
     for round in stream:
         assert stream.call is not None
-        held = stream.call.session.requests
+        open_requests = stream.call.session.requests
         if round.opening:  # the draft may take keys over from any of them yet
             if round.finish is None:
-                caches[round.request] = weakref.ref(held[round.request].cache)
+                caches[round.request] = weakref.ref(open_requests[round.request].cache)
             else:
-                gone.append(round.request not in held)
+                gone.append(round.request not in open_requests)
             continue
         if ended is not None:  # what the round itself holds is let go with the next
             freed.append(caches[ended]() is None)
         ended = round.request if round.finish is not None else None
         if ended is not None:
-            gone.append(ended not in held)
+            gone.append(ended not in open_requests)
         del round
     return gone, freed
 

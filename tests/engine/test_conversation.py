@@ -194,14 +194,14 @@ def test_any_walk_through_a_conversation_answers_as_a_fresh_start(method, family
             keep = rng.choice([least, first, rng.randint(least, len(text)), len(text)])
             few = 1 if keep == least else 0  # prompts that end in a video have their own test
             new = question(rng.randrange(10**6), rng.choice([few, 1, 4]))
-            asked = further(cut(start, least), [*text[least:keep], *new])
+            turn = further(cut(start, least), [*text[least:keep], *new])
             same = keep
-            while same < min(len(text), len(ids_of(asked))) and text[same] == ids_of(asked)[same]:
+            while same < min(len(text), len(ids_of(turn))) and text[same] == ids_of(turn)[same]:
                 same += 1
-            result = conversation.run(asked)
-            assert is_oracles(family, asked, result.ids, 7), (keep, new)
+            result = conversation.run(turn)
+            assert is_oracles(family, turn, result.ids, 7), (keep, new)
             assert result.reused_tokens == same and result.fallback_reason is None
-            text = [*ids_of(asked), *result.ids]
+            text = [*ids_of(turn), *result.ids]
 
 
 @pytest.mark.representatives(2)
@@ -230,10 +230,10 @@ def test_a_later_question_may_be_asked_again(method):
     shorter = cut(more, len(ids_of(inputs)) + 3)
     with talking("qwen2_5_vl", method) as conversation:
         conversation.run(inputs)
-        for asked in (more, more, shorter, shorter):
-            result = conversation.run(asked)
-            assert is_oracles("qwen2_5_vl", asked, result.ids, COUNT)
-            assert asked is shorter or result.ids == second
+        for turn in (more, more, shorter, shorter):
+            result = conversation.run(turn)
+            assert is_oracles("qwen2_5_vl", turn, result.ids, COUNT)
+            assert turn is shorter or result.ids == second
             assert result.fallback_reason is None
 
 
@@ -421,8 +421,8 @@ def test_two_conversations_in_a_batch_answer_as_each_alone(method):
         for turn in range(3):
             stream = conversation.stream(left_padded([one, two]))
             assert all(0 <= round.request < 2 for round in stream)
-            for asked, result in zip((one, two), stream.results, strict=True):
-                assert is_oracles(family, asked, result.ids, 8)
+            for inputs, result in zip((one, two), stream.results, strict=True):
+                assert is_oracles(family, inputs, result.ids, 8)
                 assert result.fallback_reason is None
                 assert (result.reused_tokens > 0) == (turn > 0)
             first, second = stream.results

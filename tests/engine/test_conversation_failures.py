@@ -82,8 +82,8 @@ def test_drafting_that_failed_stays_plain_until_another_video():
     """
     (inputs, first), (more, second), _ = script("qwen2_5_vl")
     with talking("qwen2_5_vl", _failing(lambda round: round == 2)) as conversation:
-        for asked, answer, drafted in ((inputs, first, [1, 1, 0]), (more, second, [0, 0, 0])):
-            result = conversation.run(asked)
+        for turn, answer, drafted in ((inputs, first, [1, 1, 0]), (more, second, [0, 0, 0])):
+            result = conversation.run(turn)
             assert result.ids == answer
             assert result.fallback_reason == "drafting failed with RuntimeError: out of luck"
             assert [len(r.tokens) for r in result.forwards[:3]] == drafted

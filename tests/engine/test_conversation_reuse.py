@@ -53,9 +53,9 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Session, in
     working: list[Session] = []
     run, forward = Session._forward, Backbone.forward
 
-    def watched(self: Session, *args: Any, **told: Any) -> Tensor:
+    def watched(self: Session, *args: Any, **options: Any) -> Tensor:
         working.append(self)
-        laws = run(self, *args, **told)
+        laws = run(self, *args, **options)
         working.pop()
         return laws
 
@@ -145,12 +145,12 @@ def test_the_reported_phases_are_timed():
 # -- what caches hold --------------------------------------------------------------------------
 
 
-def held(request: RequestState) -> list[Tensor]:
+def cached_tensors(request: RequestState) -> list[Tensor]:
     """Committed keys and values, [kv_head, row, head_dim], layer by layer."""
-    found = []
+    tensors = []
     for layer in range(len(request.cache.keys)):
-        found += [side.clone() for side in request.cache.read(layer, request.cache.length)]
-    return found
+        tensors += [side.clone() for side in request.cache.read(layer, request.cache.length)]
+    return tensors
 
 
 def prefilled(model: Backbone, inputs: Inputs, adopt: Backbone | None = None) -> list[Tensor]:
@@ -158,11 +158,11 @@ def prefilled(model: Backbone, inputs: Inputs, adopt: Backbone | None = None) ->
     prompts = (adopt or model).prompts(inputs)
     session = Session(model, [Sampling()])
     session.prefill([model.adopt(p) for p in prompts] if adopt is not None else prompts)
-    return held(session.requests[0])
+    return cached_tensors(session.requests[0])
 
 
 def assert_held(request: RequestState, expected: list[Tensor], rows: Tensor | None = None) -> None:
-    mine = held(request)
+    mine = cached_tensors(request)
     expected = expected[: len(mine)]
     if rows is not None:
         expected = [tensor[:, rows] for tensor in expected]
@@ -186,10 +186,10 @@ def test_caches_hold_what_a_fresh_prefill_holds(method, family):
     other = further(inputs, [*first[:4], *question(7)])
     prompt = target.prompts(inputs)[0]
     with talking(family, method) as conversation:
-        for asked, answer in ((inputs, first), (more, second), (most, third), (other, None)):
-            result = conversation.run(asked)
+        for turn, answer in ((inputs, first), (more, second), (most, third), (other, None)):
+            result = conversation.run(turn)
             assert answer is None or result.ids == answer
-            whole = further(asked, result.ids)
+            whole = further(turn, result.ids)
             talk = talk_of(conversation)
             mine = talk.session.requests[0]
             assert mine.context == ids_of(whole)

@@ -42,9 +42,9 @@ def document(seed: int = 0, length: int = LONG) -> dict[str, Any]:
     return text_input(seed, length)
 
 
-def prompt_of(inputs: Any, **asked: Any) -> Any:
+def prompt_of(inputs: Any, **options: Any) -> Any:
     target = backbone(llama())
-    (prompt,) = target.prompts(Request.of(target, inputs, **asked).inputs)
+    (prompt,) = target.prompts(Request.of(target, inputs, **options).inputs)
     return prompt
 
 
@@ -66,8 +66,8 @@ def test_a_video_and_a_document_are_pruned_together():
     target = backbone(qwen25())
     (plain,) = target.prompts(inputs)
     length = len(plain)
-    asked = Request.of(target, inputs, context=(0, length - 2))
-    (prompt,) = target.prompts(asked.inputs)
+    request = Request.of(target, inputs, context=(0, length - 2))
+    (prompt,) = target.prompts(request.inputs)
     assert int(prompt.visual.sum()) == length - 2
     assert torch.equal(prompt.grid[plain.visual[: length - 2]], plain.grid)
     assert set(prompt.grid[:, 0].tolist()) >= {0, 1}
@@ -106,9 +106,9 @@ def test_a_document_alone_and_beside_a_video(method):
     span = (video["input_ids"].shape[1] - 38, video["input_ids"].shape[1] - 4)
     for make, inputs, context in ((llama, document(), SPAN), (qwen25, video, span)):
         model = make()
-        asked = dict(draft=make(1), method=method, context=context, max_new_tokens=16)
+        settings = dict(draft=make(1), method=method, context=context, max_new_tokens=16)
         with hired(Inside()):  # in this process: another may not draft in time
-            result = saccade.run(model, inputs, **asked)
+            result = saccade.run(model, inputs, **settings)
         assert list(result.ids) == hf_greedy(model, inputs, 16)
         assert result.fallback_reason is None and any(round.tokens for round in result.rounds)
 
@@ -189,7 +189,7 @@ def test_a_draft_of_other_ids_needs_its_own_mark():
 def test_a_draft_on_nothing_pruned_says_so():
     """Claim: without a document a self-draft over text warns; with one, or where nothing was to be
     pruned, it does not."""
-    said = [
+    warnings = [
         saccade.run(llama(), document(), method=method, max_new_tokens=4, **more).warnings
         for method, more in (
             ("std", {}),
@@ -198,4 +198,4 @@ def test_a_draft_on_nothing_pruned_says_so():
             ("specvlm-self", {}),
         )
     ]
-    assert [bool(each) for each in said] == [True, False, False, True]
+    assert [bool(each) for each in warnings] == [True, False, False, True]

@@ -292,8 +292,8 @@ def test_exact_ties_go_to_the_first_id(method):
     with torch.no_grad():
         ids = torch.cat([INPUTS["input_ids"], torch.tensor([expected])], 1)
         types = torch.nn.functional.pad(INPUTS["mm_token_type_ids"], (0, 24))
-        told = {"input_ids": ids, "mm_token_type_ids": types, "attention_mask": None}
-        logits = model(**{**INPUTS, **told}).logits[0, -25:-1]
+        changes = {"input_ids": ids, "mm_token_type_ids": types, "attention_mask": None}
+        logits = model(**{**INPUTS, **changes}).logits[0, -25:-1]
     ties = (logits == logits.max(-1, keepdim=True).values).sum(-1)
     assert int((ties > 1).sum()) > 12, "hardly any ties: the test proves nothing"
     result = run_on_video(model, _coarse(noisy(qwen25, 0, 0.05)), method)

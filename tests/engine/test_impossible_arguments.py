@@ -142,11 +142,11 @@ def test_half_a_character_is_refused_in_a_sentence():
     text beyond the basic plane (control) is none."""
     loaded = zoo.member("llama")
     broken = "a \ud83d"
-    for asked in (
+    for arguments in (
         dict(question=broken),
         dict(question="hi", history=[("hi", broken)]),
         dict(question="hi", documents=[broken]),
     ):
         with pytest.raises(OptionError, match="lone surrogate"):
-            models.ask(loaded, **asked)
+            models.ask(loaded, **arguments)
     assert models.ask(loaded, "a \U0001f600")["input_ids"].numel()

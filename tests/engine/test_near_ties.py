@@ -36,15 +36,15 @@ def low(dtype: torch.dtype, seed: int = 0, amount: float = 0.0) -> Any:
 def partings(dtype: torch.dtype, draft: Any, count: int = 32, prompts: int = PROMPTS) -> list[Any]:
     """How each of several drafted answers in low precision differs from the plain one."""
     target = low(dtype)
-    found = []
+    differences = []
     for seed in range(prompts):
         inputs = video_input(seed, (2, 4, 4))
         inputs["pixel_values_videos"] = inputs["pixel_values_videos"].to(dtype)
         settings = dict(max_new_tokens=count, do_sample=False)
         plain = saccade.run(target, inputs, method="ar", **settings).ids
         drafted = saccade.run(target, inputs, draft=draft, method="sd", **settings).ids
-        found.append(parting(target, inputs, plain, drafted))
-    return found
+        differences.append(parting(target, inputs, plain, drafted))
+    return differences
 
 
 @pytest.mark.representatives(1)
@@ -54,9 +54,9 @@ def test_every_divergence_in_low_precision_is_a_near_tie(dtype, prompts):
     """Claim: teacher-forced, each first difference of a drafted answer stands where the target's
     two best tokens are closer than its own rounding. Fails on a wrong token of any other kind.
     """
-    found = [one for one in partings(dtype, low(dtype, 0, 0.05), prompts=prompts) if one]
-    assert dtype != torch.bfloat16 or found, "nothing parted: the oracle was not asked"
-    assert all(one.near_tie for one in found)
+    differences = [one for one in partings(dtype, low(dtype, 0, 0.05), prompts=prompts) if one]
+    assert dtype != torch.bfloat16 or differences, "nothing parted: the oracle was not asked"
+    assert all(one.near_tie for one in differences)
 
 
 def test_control_a_bug_is_no_near_tie(monkeypatch):
@@ -69,9 +69,9 @@ def test_control_a_bug_is_no_near_tie(monkeypatch):
         return 1.0 if next(counter) % 3 == 0 else honest(law, token)
 
     monkeypatch.setattr(verify_module, "prob", gullible)
-    found = [one for one in partings(torch.bfloat16, low(torch.bfloat16, 9), 8) if one]
-    assert len(found) > PROMPTS // 2
-    assert sum(not one.near_tie for one in found) >= 0.9 * len(found)
+    differences = [one for one in partings(torch.bfloat16, low(torch.bfloat16, 9), 8) if one]
+    assert len(differences) > PROMPTS // 2
+    assert sum(not one.near_tie for one in differences) >= 0.9 * len(differences)
 
 
 def test_noise_is_what_the_number_of_rows_changes():

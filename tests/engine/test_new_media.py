@@ -56,7 +56,7 @@ def joined(*parts: Inputs) -> dict[str, Any]:
     }
 
 
-def said(family: str, ids: Sequence[int]) -> dict[str, Any]:
+def text_part(family: str, ids: Sequence[int]) -> dict[str, Any]:
     """Words without media, as a part of a conversation."""
     empty = {name: each[:, :0] for name, each in MAKERS[family](0).items() if name in PER_TOKEN}
     return further(empty, ids)
@@ -230,19 +230,19 @@ def test_any_walk_through_videos_answers_as_generate(method):
             elif step == "first":
                 parts = parts[1:]
             else:
-                parts = [*parts[:-2], said(family, question(rng.randrange(99))), *parts[-1:]]
+                parts = [*parts[:-2], text_part(family, question(rng.randrange(99))), *parts[-1:]]
             whole = joined(*parts)
             result = conversation.run(whole)
             assert result.ids == truth(family, whole, 6), step
             assert result.fallback_reason is None
-            parts = [*parts, said(family, result.ids)]
+            parts = [*parts, text_part(family, result.ids)]
 
 
 @pytest.mark.representatives(2)
 @pytest.mark.parametrize("method", ["sd", "specvlm", "std", "lookup"])
 def test_a_conversation_of_words_goes_on_with_a_video(method):
     """Claim: a first turn without media may be followed by one with a video."""
-    words = said("qwen2_5_vl", ids_of(text_input(0)))
+    words = text_part("qwen2_5_vl", ids_of(text_input(0)))
     with talking("qwen2_5_vl", method) as conversation:
         first = conversation.run(words)
         assert first.ids == truth("qwen2_5_vl", words)

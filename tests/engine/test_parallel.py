@@ -207,12 +207,12 @@ def batch(method: str, draft: Any, **settings: Any) -> list[list[int]]:
     rounds = saccade.stream(
         backbone(qwen25()), left_padded(MANY), draft=draft, method=method, **settings
     )
-    found: list[list[int]] = [[] for _ in MANY]
+    texts: list[list[int]] = [[] for _ in MANY]
     for round in rounds:
-        found[round.request] += round.tokens
+        texts[round.request] += round.tokens
     assert all(result.fallback_reason is None for result in rounds.results)
-    assert [list(result.ids) for result in rounds.results] == found
-    return found
+    assert [list(result.ids) for result in rounds.results] == texts
+    return texts
 
 
 @pytest.mark.representatives(1)
@@ -228,8 +228,8 @@ def test_a_batch_answers_each_request_as_alone(method):
     for seed in range(2):
         chance = random.Random(seed)
         with hired(Inside(lambda chance=chance: chance.choice([0, 1, 4]))):
-            found = batch(method, draft, max_new_tokens=COUNT, do_sample=False, eos_token_id=end)
-        assert found == cut
+            texts = batch(method, draft, max_new_tokens=COUNT, do_sample=False, eos_token_id=end)
+        assert texts == cut
 
 
 # -- sampling ----------------------------------------------------------------------------------
@@ -249,14 +249,14 @@ def test_a_seed_means_the_same_whoever_is_faster(method):
     plain = copy.deepcopy(noisy(qwen25, 0, 0.05))
     slow = paced(copy.deepcopy(plain), Pace(step=0.01))
     quick = Backbone(plain, fused=False)
-    found = {answer(draft, method, **SAMPLED).ids for draft in (quick, quick, slow)}
+    answers = {answer(draft, method, **SAMPLED).ids for draft in (quick, quick, slow)}
     for seed in range(2):
         chance = random.Random(seed)
         with hired(Inside(lambda chance=chance: chance.choice([0, 0, 1, 5]))):
-            found.add(answer(quick, method, **SAMPLED).ids)
-    assert len(found) == 1
+            answers.add(answer(quick, method, **SAMPLED).ids)
+    assert len(answers) == 1
     others = {answer(quick, method, **SAMPLED | {"seed": seed}).ids for seed in (1, 2)}
-    assert len(found | others) == 3
+    assert len(answers | others) == 3
 
 
 def test_a_sampled_draft_that_is_the_target_is_never_refused():

@@ -65,14 +65,14 @@ def test_a_turn_that_samples_after_one_that_did_not_is_drafted_with_its_laws():
     sampled one, and each drafted token comes with the law it was drawn from. Fails if rules are
     those of the first question: what is drawn would then be judged as if it had been chosen."""
     target, draft = backbone(qwen25()), backbone(noisy(qwen25, 0, 0.05))
-    found = []
+    runs = []
     for first in ({"do_sample": False}, {"do_sample": True, "seed": 1}):
         with saccade.Conversation(target, draft=draft, method="pearl", max_new_tokens=12) as talk:
             talk.run(INPUTS, **first)
             later = list(talk.stream(INPUTS, do_sample=True, seed=5, temperature=1.5))
-        found.append([(round.tree.tokens, round.tokens) for round in later])
+        runs.append([(round.tree.tokens, round.tokens) for round in later])
         assert all(q is not None for round in later for q in round.tree.q)
-    assert found[0] == found[1] and any(tokens for tokens, _ in found[0])
+    assert runs[0] == runs[1] and any(tokens for tokens, _ in runs[0])
 
 
 def test_silence_is_an_error_and_the_end_of_the_process():

@@ -67,11 +67,11 @@ def timed(
     rounds = saccade.stream(
         one, INPUTS, draft=two, method=method, max_new_tokens=length, on_phase=phase
     )
-    found = list(rounds)
+    round_list = list(rounds)
     stop = time.monotonic()
     (result,) = rounds.results
     assert result.fallback_reason is None
-    return Timed(found, result, began[0], stop, target.log, draft.log)
+    return Timed(round_list, result, began[0], stop, target.log, draft.log)
 
 
 @pytest.mark.slow  # by the clock, so alone
@@ -149,14 +149,14 @@ def too_many_steps(folder: Path, monkeypatch: pytest.MonkeyPatch, spoil: bool) -
         draft.deaf = Deafening()
     run = timed(folder, "pearl", Pace(step=0.08), draft, amount=0.05, length=40)
     assert run.result.ids == truth("qwen2_5_vl")[:40]
-    found = []
+    step_counts = []
     steps = [at for at in ran(run.draft) if at.rows < 16]
     for when, own in [news for news in sent if news[0] > run.start]:
         later = [at for at in steps if at.start > when]
         fresh = next((i for i, at in enumerate(later) if own in at.ids), None)
         if fresh is not None:  # None: the answer ended with it
-            found.append(fresh)
-    return found
+            step_counts.append(fresh)
+    return step_counts
 
 
 @pytest.mark.extra

@@ -39,11 +39,11 @@ BY_THREADS = {
 def laid(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """How weights are laid out in this process, one after another; other kernels are the quickest
     with one thread than with two, and there are two."""
-    found: list[str] = []
+    layouts: list[str] = []
 
     def counting(name: str, lay: Callable[..., Any]) -> Callable[..., Any]:
         def counted(weight: torch.Tensor) -> Any:
-            found.append(name)
+            layouts.append(name)
             return lay(weight)
 
         return counted
@@ -59,7 +59,7 @@ def laid(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         lambda matrices: [BY_THREADS[torch.get_num_threads()]] * len(matrices),
     )
     torch.set_num_threads(2)
-    yield found
+    yield layouts
     torch.set_num_threads(1)
 
 
@@ -85,14 +85,14 @@ def answer(pair: tuple[Backbone, Backbone], method: str, begun: Callable[[], Non
 
 def follow(pair: tuple[Backbone, Backbone], methods: Any, laid: list[str]) -> list[tuple[str, int]]:
     """Each method in turn, and how often weights were laid out on its clock."""
-    found = []
+    counts = []
     for method in methods:
         answer(pair, method, laid.clear)
-        found.append((method, len(laid)))
+        counts.append((method, len(laid)))
         assert torch.get_num_threads() == 2
         assert all(one.process.poll() is None for one in process._idle)
         assert len(process._idle) == len(process._running) <= 1
-    return found
+    return counts
 
 
 @pytest.mark.extra
@@ -126,8 +126,8 @@ def test_control_layouts_that_are_forgotten_are_noticed(pair, laid, monkeypatch)
         choose(self, choice)
 
     monkeypatch.setattr(Matrix, "choose", forgetful)
-    found = follow(pair, ["ar", "pearl-syn", "ar", "sd"], laid)
-    assert any(count for _, count in found[1:])
+    counts = follow(pair, ["ar", "pearl-syn", "ar", "sd"], laid)
+    assert any(count for _, count in counts[1:])
 
 
 def test_copies_for_other_threads_stay_and_are_bounded():

@@ -62,11 +62,11 @@ def test_conversations_through_it_are_those_without(method, family):
     models, alone = pair(family, prefix_cache), pair(family, None)
     reused = []
     for inputs, answer in script(family):
-        found = answered(models, method, inputs)
-        assert found.ids == answer
+        result = answered(models, method, inputs)
+        assert result.ids == answer
         plain = answered(alone, method, inputs)
-        assert method == "auto" or drafted(found) == drafted(plain)
-        reused.append(found.reused_tokens)
+        assert method == "auto" or drafted(result) == drafted(plain)
+        reused.append(result.reused_tokens)
     if method != "auto":  # whose shapes go by the clock
         drawn = dict(do_sample=True, temperature=1.5, seed=3)
         assert answered(models, method, inputs, **drawn).ids == (
@@ -95,10 +95,10 @@ def test_any_order_of_requests_gets_the_oracles_answers(family):
     reused = 0
     for _ in range(24):
         place = rng.randrange(len(script_))
-        found = answered(models, "sd", script_[place])
-        assert found.ids == expected[place]
+        result = answered(models, "sd", script_[place])
+        assert result.ids == expected[place]
         assert prefix_cache.bytes <= prefix_cache.max_bytes
-        reused += found.reused_tokens
+        reused += result.reused_tokens
     assert reused > 0
 
 
@@ -115,14 +115,14 @@ def test_laws_and_what_is_written_down_are_a_whole_readings(family):
     )
     with_.prefill([prompt_of(model, first)], record=True)
     prompt = prompt_of(model, second)
-    (found,), (whole,) = (each.prefill([prompt], record=True) for each in (with_, without))
+    (guide,), (whole,) = (each.prefill([prompt], record=True) for each in (with_, without))
     assert with_.requests[0].reused_rows > 0
-    torch.testing.assert_close(found.logits, whole.logits, atol=2e-4, rtol=1e-4)
-    assert found.mass is not None and whole.mass is not None
-    torch.testing.assert_close(found.mass, whole.mass, atol=1e-5, rtol=1e-3)
-    for layer in range(len(found.cache.keys)):
+    torch.testing.assert_close(guide.logits, whole.logits, atol=2e-4, rtol=1e-4)
+    assert guide.mass is not None and whole.mass is not None
+    torch.testing.assert_close(guide.mass, whole.mass, atol=1e-5, rtol=1e-3)
+    for layer in range(len(guide.cache.keys)):
         for one, other in zip(
-            found.cache.read(layer, len(prompt)), whole.cache.read(layer, len(prompt)), strict=True
+            guide.cache.read(layer, len(prompt)), whole.cache.read(layer, len(prompt)), strict=True
         ):
             torch.testing.assert_close(one, other, atol=2e-4, rtol=1e-4)
 
@@ -166,12 +166,12 @@ def test_a_prompt_that_goes_on_takes_the_place_of_its_beginning():
     target = backbone(model).with_prefix_cache(prefix_cache)
     for each in (inputs, longer):
         Session(target, [Sampling()]).prefill([prompt_of(model, each)])
-    found = [
+    cached_prompts = [
         value
         for _, value in prefix_cache.items()
         if isinstance(value, prefix_cache_module.CachedPrompt)
     ]
-    assert [len(each.prompt) for each in found] == [len(ids_of(longer))]
+    assert [len(each.prompt) for each in cached_prompts] == [len(ids_of(longer))]
     other = backbone(noisy(FAMILIES[family], 0, AMOUNT)).with_prefix_cache(prefix_cache)
     prompt = prompt_of(model, inputs)
     assert ModelPrefixes(prefix_cache, other).copy_longest(prompt, other.cache(99), 99) == (0, None)
@@ -202,8 +202,8 @@ def test_digests_tell_contents_apart():
     """Claim: of a random choice of contents no two have the same digest; equal ones do."""
     tensors = [torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(2, 3).half(), torch.ones(2, 3)]
     others: list[Any] = [b"ab", (b"a", b"b"), "ab", ("a", "b"), [["a"], "b"], {"a": 1}, 1, None]
-    found = {digest(each) for each in (*tensors, *others)}
-    assert len(found) == len(tensors) + len(others)
+    digests = {digest(each) for each in (*tensors, *others)}
+    assert len(digests) == len(tensors) + len(others)
     assert digest(torch.ones(2)) == digest(torch.ones(4)[:2])
 
 

@@ -43,7 +43,7 @@ def all_in_every_round(monkeypatch):
     monkeypatch.setattr(RoundTimes, "requests_per_round", lambda self, live, patience: live)
 
 
-def _asked(number: int, **settings: Any) -> Request:
+def _request(number: int, **settings: Any) -> Request:
     return Request.of(TARGET, MANY[number], max_new_tokens=COUNTS[number], **settings)
 
 
@@ -54,15 +54,15 @@ def _alone(number: int, method: Any, **settings: Any) -> Result:
 
 def _steps(scheduler: Scheduler, times: int = 1000) -> dict[int, Result]:
     """Works until all have ended; whatever failed is raised."""
-    found: dict[int, Result] = {}
+    results: dict[int, Result] = {}
     while len(scheduler) and times:
         times -= 1
         for news in scheduler.step():
             if news.error is not None:
                 raise news.error
             if news.result is not None:
-                found[news.number] = news.result
-    return found
+                results[news.number] = news.result
+    return results
 
 
 @pytest.mark.representatives(3)
@@ -72,19 +72,19 @@ def test_requests_that_arrive_one_by_one_answer_as_alone(method):
     where each has a process of its own.
     """
     scheduler = Scheduler(TARGET, resolve(method), DRAFT)
-    found: dict[int, Result] = {}
+    results: dict[int, Result] = {}
     count = 2 if method == "hippo" else len(MANY)
     for number in range(count):
-        assert scheduler.join(_asked(number)) == number
+        assert scheduler.join(_request(number)) == number
         for _ in range(3):
-            found |= {news.number: news.result for news in scheduler.step() if news.result}
-    found |= _steps(scheduler)
+            results |= {news.number: news.result for news in scheduler.step() if news.result}
+    results |= _steps(scheduler)
     for number in range(count):
         alone = _alone(number, method)
-        assert found[number].ids == alone.ids, number
-        assert found[number].finish_reason == alone.finish_reason
-        assert found[number].fallback_reason is None
-        assert found[number].prompt_tokens == alone.prompt_tokens
+        assert results[number].ids == alone.ids, number
+        assert results[number].finish_reason == alone.finish_reason
+        assert results[number].fallback_reason is None
+        assert results[number].prompt_tokens == alone.prompt_tokens
 
 
 @pytest.mark.representatives(2)
@@ -97,26 +97,26 @@ def test_requests_with_rounded_drafts_answer_as_alone(own, method):
     draft = (TARGET if own else DRAFT).rounded(ROUNDINGS["int4"]).with_prefix_cache(None)
     scheduler = Scheduler(TARGET, resolve(method), draft)
     for number in range(len(MANY)):
-        scheduler.join(_asked(number))
-    found = _steps(scheduler)
+        scheduler.join(_request(number))
+    results = _steps(scheduler)
     for number in range(len(MANY)):
-        assert found[number].ids == _alone(number, "ar").ids
-        assert found[number].fallback_reason is None
+        assert results[number].ids == _alone(number, "ar").ids
+        assert results[number].fallback_reason is None
 
 
 def test_a_round_is_one_forward_of_the_target_for_all(monkeypatch):
     """Claim: five requests that decode share each forward. Fails if each has its own."""
     scheduler = Scheduler(TARGET, resolve("ar"))
     for number in range(len(MANY)):
-        scheduler.join(_asked(number))
+        scheduler.join(_request(number))
     while not all(entry.batch.decoding for entry in scheduler._entries.values()):
         list(scheduler.step())
     calls: list[int] = []
     forward = Session._forward
 
-    def counted(self: Session, rows: Any, **told: Any) -> Any:
+    def counted(self: Session, rows: Any, **options: Any) -> Any:
         calls.append(len(rows.segments))
-        return forward(self, rows, **told)
+        return forward(self, rows, **options)
 
     monkeypatch.setattr(Session, "_forward", counted)
     list(scheduler.step())
@@ -136,9 +136,9 @@ def test_rounds_of_a_few_are_taken_in_turns(monkeypatch, method, most):
     )
     scheduler = Scheduler(TARGET, resolve(method), DRAFT)
     for number in range(count):
-        scheduler.join(_asked(number))
+        scheduler.join(_request(number))
     waited = dict.fromkeys(range(count), 0)
-    found: dict[int, Result] = {}
+    results: dict[int, Result] = {}
     while len(scheduler):
         news = list(scheduler.step())
         served = {event.number for event in news if event.round and not event.round.opening}
@@ -146,31 +146,31 @@ def test_rounds_of_a_few_are_taken_in_turns(monkeypatch, method, most):
         decoding = [number for number, e in scheduler._entries.items() if e.batch.decoding]
         waited |= {number: waited[number] + 1 for number in decoding} | dict.fromkeys(served, 0)
         assert max(waited[number] for number in decoding or served) < ceil(count / most)
-        found |= {event.number: event.result for event in news if event.result}
+        results |= {event.number: event.result for event in news if event.result}
     for number in range(count):
-        assert found[number].ids == _alone(number, method).ids
+        assert results[number].ids == _alone(number, method).ids
 
 
 def test_the_round_size_depends_on_how_long_rounds_and_prompts_took(monkeypatch):
     """Claim: the pace is told every round, by how many were in it, and is asked with how many
     decode and the seconds the last prompt took. Fails if turns are taken by anything else."""
-    told: list[tuple[int, float]] = []
-    asked: list[tuple[int, float]] = []
+    folds: list[tuple[int, float]] = []
+    calls: list[tuple[int, float]] = []
     monkeypatch.setattr(
         RoundTimes,
         "requests_per_round",
-        lambda self, *given: asked.append(given) or max(1, given[0] // 2),
+        lambda self, *given: calls.append(given) or max(1, given[0] // 2),
     )
-    monkeypatch.setattr(RoundTimes, "fold", lambda self, *given: told.append(given) or self)
+    monkeypatch.setattr(RoundTimes, "fold", lambda self, *given: folds.append(given) or self)
     scheduler = Scheduler(TARGET, resolve("ar"))
     for number in range(4):
-        scheduler.join(_asked(number))
+        scheduler.join(_request(number))
     scheduler._tokens_per_round = 100.0
     began = time.perf_counter()
     list(scheduler.step())
     took = time.perf_counter() - began
-    assert [live for live, _ in asked] == [4] and [live for live, _ in told] == [2]
-    assert 0 < asked[0][1] < took and 0 < told[0][1] < took and asked[0][1] + told[0][1] < took
+    assert [live for live, _ in calls] == [4] and [live for live, _ in folds] == [2]
+    assert 0 < calls[0][1] < took and 0 < folds[0][1] < took and calls[0][1] + folds[0][1] < took
 
 
 def test_a_burst_after_a_lull_is_read_as_far_as_rounds_gave_tokens(monkeypatch):
@@ -178,12 +178,12 @@ def test_a_burst_after_a_lull_is_read_as_far_as_rounds_gave_tokens(monkeypatch):
     server wait for each other's rounds where its drafts are long."""
     scheduler = Scheduler(TARGET, resolve("sd"), TARGET)  # the target drafts: all is accepted
     assert scheduler._session is not None
-    scheduler.join(_asked(2))
+    scheduler.join(_request(2))
     _steps(scheduler)
     list(scheduler.step())
     for number in (0, 3):
-        scheduler.join(_asked(number))
-    scheduler._session.chunk = len(_asked(0).ids[0])
+        scheduler.join(_request(number))
+    scheduler._session.chunk = len(_request(0).ids[0])
     opened = {event.number for event in scheduler.step() if event.round}
     assert opened == {1, 2}
 
@@ -192,22 +192,22 @@ def _drafting(monkeypatch: pytest.MonkeyPatch, method: Any) -> list[int]:
     """Five requests answer; how many requests each of the draft's forwards was for."""
     scheduler = Scheduler(TARGET, method, DRAFT)
     for number in range(len(MANY)):
-        scheduler.join(_asked(number))
+        scheduler.join(_request(number))
     calls: list[int] = []
     forward = Session._forward
 
-    def counted(self: Session, rows: Any, **told: Any) -> Any:
+    def counted(self: Session, rows: Any, **options: Any) -> Any:
         if self.backbone is DRAFT:
             calls.append(len(rows.segments))
-        return forward(self, rows, **told)
+        return forward(self, rows, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(Session, "_forward", counted)
-        found = _steps(scheduler)
+        results = _steps(scheduler)
     for number in range(len(MANY)):
         alone = _alone(number, method)
-        assert found[number].ids == alone.ids and found[number].fallback_reason is None
-        assert len(found[number].rounds) == len(alone.rounds)
+        assert results[number].ids == alone.ids and results[number].fallback_reason is None
+        assert len(results[number].rounds) == len(alone.rounds)
     return calls
 
 
@@ -227,7 +227,7 @@ def test_a_forward_of_drafts_that_fails_is_nobodys_end(monkeypatch):
     """Claim: where the forward that drafters share fails, each drafts alone, as if there had been
     nobody beside it. Fails if one request's trouble costs another its drafts."""
 
-    def broken(asked: Any) -> Any:
+    def broken(sessions: Any) -> Any:
         raise RuntimeError("only together")
 
     monkeypatch.setattr(growing, "score_together", broken)
@@ -243,11 +243,11 @@ def test_prompts_are_read_a_piece_a_token():
         scheduler = Scheduler(TARGET, resolve(method), draft)
         assert scheduler._session is not None
         scheduler._session.chunk = 4
-        scheduler.join(_asked(2))
+        scheduler.join(_request(2))
         while not scheduler._entries[0].batch.decoding:
             list(scheduler.step())
         list(scheduler.step())
-        scheduler.join(_asked(0))
+        scheduler.join(_request(0))
         waited[method] = 0
         while 1 in scheduler._entries and not scheduler._entries[1].batch.decoding:
             list(scheduler.step())
@@ -261,11 +261,11 @@ def test_short_prompts_are_read_together_as_far_as_a_chunk_goes(exact):
     chunk of prompt tokens has room for (a prompt and its pictures count once each), the longest
     waiting first; the others wait. Fails where each short prompt costs a round, or where nothing
     bounds how long those who decode are held up."""
-    asked = [_asked(1) for _ in range(5)]
-    length = len(asked[0].ids[0])
+    requests = [_request(1) for _ in range(5)]
+    length = len(requests[0].ids[0])
     for room, first in ((2 * length, 1), (4 * length, 2), (20 * length, 5)):
         scheduler = Scheduler(TARGET, resolve("ar"), exact=exact)
-        numbers = [scheduler.join(request) for request in asked]
+        numbers = [scheduler.join(request) for request in requests]
         for number in numbers:
             scheduler._entries[number].batch.session.chunk = room
         opened = [event.number for event in scheduler.step() if event.round]
@@ -280,11 +280,11 @@ def test_a_seed_means_the_same_beside_others(method, exact):
     settings = dict(do_sample=True, temperature=1.2)
     scheduler = Scheduler(TARGET, resolve(method), DRAFT, exact=exact)
     for number in range(len(MANY)):
-        scheduler.join(_asked(number, seed=number + 7, **settings))
-    found = _steps(scheduler)
+        scheduler.join(_request(number, seed=number + 7, **settings))
+    results = _steps(scheduler)
     for number in range(len(MANY)):
         alone = _alone(number, method, seed=number + 7, exact=exact, **settings)
-        assert found[number].ids == alone.ids
+        assert results[number].ids == alone.ids
 
 
 @pytest.mark.representatives(2)
@@ -297,7 +297,7 @@ def test_one_who_leaves_frees_its_cache_and_changes_no_other(after, drafting):
     method, exact = drafting
     scheduler = Scheduler(TARGET, resolve(method), DRAFT, exact=exact)
     for number in range(3):
-        scheduler.join(_asked(number))
+        scheduler.join(_request(number))
     for _ in range(after):
         list(scheduler.step())
     scheduler.leave(1)
@@ -305,10 +305,10 @@ def test_one_who_leaves_frees_its_cache_and_changes_no_other(after, drafting):
     assert len(scheduler) == 2
     if scheduler._session is not None:
         assert 1 not in scheduler._session.requests
-    found = _steps(scheduler)
-    assert sorted(found) == [0, 2]
+    results = _steps(scheduler)
+    assert sorted(results) == [0, 2]
     for number in (0, 2):
-        assert found[number].ids == _alone(number, method, exact=exact).ids
+        assert results[number].ids == _alone(number, method, exact=exact).ids
 
 
 def test_a_long_prompt_holds_up_nobody(monkeypatch):
@@ -316,28 +316,28 @@ def test_a_long_prompt_holds_up_nobody(monkeypatch):
     scheduler = Scheduler(TARGET, resolve("ar"))
     assert scheduler._session is not None
     scheduler._session.chunk = 4
-    scheduler.join(_asked(2))
+    scheduler.join(_request(2))
     while not scheduler._entries[0].batch.decoding:
         list(scheduler.step())
-    scheduler.join(_asked(0))
+    scheduler.join(_request(0))
     reading = 0
     while not scheduler._entries[1].batch.decoding:
         news = list(scheduler.step())
         assert 0 in [each.number for each in news if each.round]
         reading += 1
     assert reading > 5
-    found = _steps(scheduler)
-    assert found[0].ids == _alone(2, "ar").ids and found[1].ids == _alone(0, "ar").ids
+    results = _steps(scheduler)
+    assert results[0].ids == _alone(2, "ar").ids and results[1].ids == _alone(0, "ar").ids
 
 
 def test_a_first_token_is_sent_before_the_others_round(monkeypatch):
     """Claim: as soon as a newcomer's prompt is read its first token is told, before its draft reads
     and before the round of the others. Fails if it waits for either."""
     scheduler = Scheduler(TARGET, resolve("sd"), DRAFT)
-    scheduler.join(_asked(2))
+    scheduler.join(_request(2))
     while not scheduler._entries[0].batch.decoding:
         list(scheduler.step())
-    scheduler.join(_asked(0))
+    scheduler.join(_request(0))
     read: list[Any] = []
     forward = Backbone.forward
 
@@ -370,22 +370,22 @@ def test_a_draft_that_fails_is_its_own_requests_affair():
 
     scheduler = Scheduler(TARGET, Recipe("stub", "", MadeBy(drafter), Chain(2), serial))
     for number in range(3):
-        scheduler.join(_asked(number))
-    found = _steps(scheduler)
-    assert [found[number].ids for number in range(3)] == right
-    reasons = [found[number].fallback_reason for number in range(3)]
+        scheduler.join(_request(number))
+    results = _steps(scheduler)
+    assert [results[number].ids for number in range(3)] == right
+    reasons = [results[number].fallback_reason for number in range(3)]
     assert reasons == [None, "drafting failed with RuntimeError: only here", None]
-    assert found[0].tau > 2.5 > found[1].tau
+    assert results[0].tau > 2.5 > results[1].tau
 
 
 def test_a_first_token_that_cannot_be_sent_fails_its_own_request_only(monkeypatch):
     """Claim: where the result of an answer that its first token ends cannot be made, that request
     alone gets the error; the next is well. Fails if the step itself raises."""
     text = Request.text
-    told = iter((True, False))
+    failures = iter((True, False))
 
     def broken(self: Request, *given: Any) -> str | None:
-        if next(told):
+        if next(failures):
             raise RuntimeError("no text")
         return text(self, *given)
 
@@ -402,23 +402,23 @@ def test_a_target_of_nan_ends_one_request_alone(monkeypatch):
     """Claim: NaN in one request's logits ends it with "error"; others, and the next, are well."""
     scheduler = Scheduler(TARGET, resolve("ar"))
     for number in range(3):
-        scheduler.join(_asked(number))
+        scheduler.join(_request(number))
     score = Session.score
 
     def poisoned(self: Session, trees: Any) -> Any:
-        found = score(self, trees)
-        if 1 in found and found[1].offset == 2:
-            found[1] = copy.copy(found[1])
-            object.__setattr__(found[1], "rows", [row * float("nan") for row in found[1].rows])
-        return found
+        scores = score(self, trees)
+        if 1 in scores and scores[1].offset == 2:
+            scores[1] = copy.copy(scores[1])
+            object.__setattr__(scores[1], "rows", [row * float("nan") for row in scores[1].rows])
+        return scores
 
     monkeypatch.setattr(Session, "score", poisoned)
-    found = _steps(scheduler)
-    assert found[1].finish_reason == "error" and found[1].ids == _alone(1, "ar").ids[:2]
+    results = _steps(scheduler)
+    assert results[1].finish_reason == "error" and results[1].ids == _alone(1, "ar").ids[:2]
     for number in (0, 2):
-        assert found[number].ids == _alone(number, "ar").ids
+        assert results[number].ids == _alone(number, "ar").ids
     monkeypatch.undo()
-    again = scheduler.join(_asked(1))
+    again = scheduler.join(_request(1))
     assert _steps(scheduler)[again].ids == _alone(1, "ar").ids
 
 
@@ -426,18 +426,18 @@ def test_a_forward_that_fails_ends_those_in_it_and_no_more(monkeypatch):
     """Claim: when the target itself raises, those decoding get the error and the next is well."""
     scheduler = Scheduler(TARGET, resolve("ar"))
     for number in range(2):
-        scheduler.join(_asked(number))
+        scheduler.join(_request(number))
     while not all(entry.batch.decoding for entry in scheduler._entries.values()):
         list(scheduler.step())
 
-    def broken(*_: Any, **told: Any) -> Any:
+    def broken(*_: Any, **options: Any) -> Any:
         raise RuntimeError("kernel trouble")
 
     with monkeypatch.context() as patch:
         patch.setattr(Session, "_forward", broken)
         news = list(scheduler.step())
     assert [str(each.error) for each in news] == ["kernel trouble"] * 2 and len(scheduler) == 0
-    scheduler.join(_asked(0))
+    scheduler.join(_request(0))
     assert _steps(scheduler)[2].ids == _alone(0, "ar").ids
 
 
@@ -446,9 +446,9 @@ def test_what_cannot_be_read_is_refused_in_a_sentence(method, monkeypatch):
     """Claim: a prompt that no memory holds is refused when it joins; beside others it waits."""
     scheduler = Scheduler(TARGET, resolve(method), DRAFT)
     monkeypatch.setattr("saccade.model.memory.available_bytes", lambda device: 10)
-    assert not scheduler.fits(_asked(0))
+    assert not scheduler.fits(_request(0))
     with pytest.raises(ModelError, match="would fit"):
-        scheduler.join(_asked(0))
+        scheduler.join(_request(0))
     assert len(scheduler) == 0
     with pytest.raises(OptionError, match="stop strings need the tokenizer"):
         Request.of(TARGET, MANY[0], stop_strings=["x"])
@@ -458,8 +458,8 @@ def test_a_view_without_its_words_is_refused_when_it_joins():
     """Claim: a method that needs a tokenizer says so at once, and nothing stays behind."""
     scheduler = Scheduler(TARGET, resolve("tabed"), DRAFT)
     with pytest.raises(OptionError, match="needs tokenizer"):
-        scheduler.join(_asked(0))
-    assert len(scheduler) == 0 and Words() == _asked(0).words
+        scheduler.join(_request(0))
+    assert len(scheduler) == 0 and Words() == _request(0).words
 
 
 def test_memory_that_runs_out_over_a_tree_costs_the_draft_only(monkeypatch):
@@ -468,12 +468,12 @@ def test_memory_that_runs_out_over_a_tree_costs_the_draft_only(monkeypatch):
     """
     forward, refused = Session._forward, 0
 
-    def small(self: Session, rows: Any, **told: Any) -> Any:
+    def small(self: Session, rows: Any, **options: Any) -> Any:
         nonlocal refused
         if self.backbone is TARGET and len(rows.ids) > 1 + len(rows.segments):
             refused += 1
             raise torch.OutOfMemoryError("CUDA out of memory")
-        return forward(self, rows, **told)
+        return forward(self, rows, **options)
 
     with monkeypatch.context() as patch:
         patch.setattr(Session, "_forward", small)
@@ -486,8 +486,8 @@ def test_memory_that_runs_out_over_a_tree_costs_the_draft_only(monkeypatch):
             refused = 0
         scheduler = Scheduler(TARGET, resolve("sd"), DRAFT)
         for number in (0, 2):
-            scheduler.join(_asked(number))
-        found = _steps(scheduler)
-    for number, result in found.items():
+            scheduler.join(_request(number))
+        results = _steps(scheduler)
+    for number, result in results.items():
         assert result.fallback_reason and "no memory" in result.fallback_reason
         assert result.ids == _alone(2 * number, "ar").ids

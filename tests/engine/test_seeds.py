@@ -63,9 +63,9 @@ def test_without_a_seed_answers_differ_and_torchs_seed_fixes_custom_generate():
     """Claim: unseeded calls draw fresh noise; through generate, torch.manual_seed names it."""
     model, draft = qwen25(), noisy(qwen25, 0, 0.05)
     assert len({run_on_video(model, draft, "sd", **SAMPLED).ids for _ in range(4)}) == 4
-    told = dict(custom_generate=saccade.generate, draft=draft, method="sd", **SAMPLED)
+    settings = dict(custom_generate=saccade.generate, draft=draft, method="sd", **SAMPLED)
     drawn = []
     for seed in (7, 8, 7):
         torch.manual_seed(seed)
-        drawn.append(model.generate(**INPUTS, **told).tolist())
+        drawn.append(model.generate(**INPUTS, **settings).tolist())
     assert drawn[0] == drawn[2] != drawn[1]

@@ -58,8 +58,8 @@ def test_control_without_its_window_it_would_answer_wrongly(monkeypatch):
     model = mistral()
     for length, same in ((3, True), (20, False)):
         inputs, count = text_input(1, length), 4
-        found = saccade.run(model, inputs, method="ar", max_new_tokens=count).ids
-        assert (list(found) == hf_greedy(model, inputs, count)) == same
+        ids = saccade.run(model, inputs, method="ar", max_new_tokens=count).ids
+        assert (list(ids) == hf_greedy(model, inputs, count)) == same
 
 
 def test_a_window_that_is_missed_is_noticed_at_the_first_prompt(monkeypatch):

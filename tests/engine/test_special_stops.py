@@ -25,9 +25,9 @@ class Script(LogitsProcessor):
 
     def __call__(self, ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         place = ids.shape[1] - LENGTH
-        said = self.tokens[place] if place < len(self.tokens) else self.tokens[0]
+        token = self.tokens[place] if place < len(self.tokens) else self.tokens[0]
         forced = torch.full_like(scores, -1e9)
-        forced[:, said] = 0.0
+        forced[:, token] = 0.0
         return forced
 
 

@@ -281,10 +281,10 @@ def test_scores_and_logits_are_those_of_generate(call: Any, inputs: Any) -> None
     differ from logits where a rule acts. A padded batch with such rules is refused through
     transformers, so it has none, and its scores are its logits."""
     rules = RULES if inputs is INPUTS else {}
-    asked: dict[str, Any] = dict(
+    settings: dict[str, Any] = dict(
         max_new_tokens=9, return_dict_in_generate=True, output_scores=True, output_logits=True
     )
-    theirs, ours = (each(inputs, **asked, **rules) for each in (_generate, call))
+    theirs, ours = (each(inputs, **settings, **rules) for each in (_generate, call))
     assert isinstance(ours, GenerateDecoderOnlyOutput)
     assert ours.sequences.tolist() == theirs.sequences.tolist()
     for name in ("scores", "logits"):

@@ -56,8 +56,8 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 KEYWORDS = dict(Session.__init__.__kwdefaults__ or {})
 
 
-def window_rows(held: Cache) -> list[int]:
-    return [held.keys[layer].shape[1] for layer, kind in enumerate(KINDS) if "sliding" in kind]
+def window_rows(kv_cache: Cache) -> list[int]:
+    return [kv_cache.keys[layer].shape[1] for layer, kind in enumerate(KINDS) if "sliding" in kind]
 
 
 # -- answers -----------------------------------------------------------------------------------
@@ -98,20 +98,20 @@ def test_memory_stays_flat_over_a_long_answer():
             assert torch.allclose(mine, other, atol=1e-5)
         for session in (bounded, full):
             session.commit({0: path})
-    held, everything = bounded.requests[0].cache, full.requests[0].cache
-    assert held.length == everything.length > 390
-    assert window_rows(held) == [most, most] and min(window_rows(everything)) > 390
-    full_layer = held.keys[1].numel() * 2 * 4
-    assert held.bytes - full_layer <= first_bytes
-    assert held.starts[1] == 0 and held.starts[0] > 300
+    kv_cache, everything = bounded.requests[0].cache, full.requests[0].cache
+    assert kv_cache.length == everything.length > 390
+    assert window_rows(kv_cache) == [most, most] and min(window_rows(everything)) > 390
+    full_layer = kv_cache.keys[1].numel() * 2 * 4
+    assert kv_cache.bytes - full_layer <= first_bytes
+    assert kv_cache.starts[1] == 0 and kv_cache.starts[0] > 300
 
 
 def test_a_view_that_picks_among_all_keys_keeps_them():
     """Claim: methods whose draft starts from the target's own keys keep all of them, and others do
     not. Fails if a fork reads keys that were let go."""
     keeping = {"specvlm-self", "layerskip", "sd", "ar", "sd-tree", "lookup", "auto", "std"}
-    found = {name for name in keeping if resolve(name).needs_all_keys}
-    assert found == {"specvlm-self", "layerskip", "std"}
+    names = {name for name in keeping if resolve(name).needs_all_keys}
+    assert names == {"specvlm-self", "layerskip", "std"}
 
 
 # -- conversations -----------------------------------------------------------------------------
@@ -200,8 +200,8 @@ def test_a_turn_with_another_picture_goes_on_from_what_is_known(family):
             question += " and before?"
             batch = conversation._last_call
             assert batch is not None
-            held = batch.session.requests[0].cache
-            assert held.lets_go and min(keys.shape[1] for keys in held.keys) <= most
+            kv_cache = batch.session.requests[0].cache
+            assert kv_cache.lets_go and min(keys.shape[1] for keys in kv_cache.keys) <= most
 
 
 # -- one cache ---------------------------------------------------------------------------------
@@ -211,7 +211,7 @@ def test_a_turn_with_another_picture_goes_on_from_what_is_known(family):
 def test_the_keys_that_a_row_sees_are_held(window):
     """Claim: however a text grows and is cut back, each layer holds the keys that the next row
     sees, in their places. Fails if one is let go a row too early."""
-    held = Cache([HeadShape(1, 1, 1)] * 2, 40, windows=[window, None], forward_rows=3)
+    kv_cache = Cache([HeadShape(1, 1, 1)] * 2, 40, windows=[window, None], forward_rows=3)
     generator = torch.Generator().manual_seed(0)
     text: list[int] = []
 
@@ -222,43 +222,43 @@ def test_the_keys_that_a_row_sees_are_held(window):
         new = [
             1000 + step * 3 + n for n in range(int(torch.randint(1, 4, (1,), generator=generator)))
         ]
-        held.reserve(len(text) + len(new))
+        kv_cache.reserve(len(text) + len(new))
         rows = torch.tensor(new, dtype=torch.float32)[None, :, None]
         for layer in range(2):
-            held.write(layer, len(text), rows, -rows)
-        held.advance(len(new))
+            kv_cache.write(layer, len(text), rows, -rows)
+        kv_cache.advance(len(new))
         text += new
         if step % 50 == 20:
-            held.set_aside([len(text)])
+            kv_cache.set_aside([len(text)])
         if step % 7 == 3:
             wanted = len(text) - int(torch.randint(0, 30, (1,), generator=generator))
-            length = held.nearest_length(max(0, wanted))
+            length = kv_cache.nearest_length(max(0, wanted))
             assert length <= max(0, wanted)
             assert length == wanted or wanted < len(text) - cache.ROWS_TO_CUT_BACK
-            held.truncate(length)
+            kv_cache.truncate(length)
             del text[length:]
         first_seen = len(text) // window.size * window.size
         if not window.chunked:
             first_seen = max(0, len(text) - window.size + 1)
         for layer, first in ((0, first_seen), (1, 0)):
-            keys, values = held.read(layer, len(text), first)
+            keys, values = kv_cache.read(layer, len(text), first)
             assert keys[0, :, 0].tolist() == expected(first)
             assert values[0, :, 0].tolist() == [-each for each in expected(first)]
-    assert held.keys[0].shape[1] <= cache.rows_of_window(window, 3)
+    assert kv_cache.keys[0].shape[1] <= cache.rows_of_window(window, 3)
 
 
 def test_a_choice_among_rows_needs_all_keys():
     """Claim: rows cannot be picked from a cache that lets keys go, and a text cannot be cut back to
     where they are gone. Fails if either reads other rows."""
-    held = Cache([HeadShape(1, 1, 1)], 400, windows=[KeyWindow(2)], forward_rows=2)
+    kv_cache = Cache([HeadShape(1, 1, 1)], 400, windows=[KeyWindow(2)], forward_rows=2)
     for _ in range(60):
-        held.reserve(held.length + 1)
-        held.write(0, held.length, torch.ones(1, 1, 1), torch.ones(1, 1, 1))
-        held.advance(1)
+        kv_cache.reserve(kv_cache.length + 1)
+        kv_cache.write(0, kv_cache.length, torch.ones(1, 1, 1), torch.ones(1, 1, 1))
+        kv_cache.advance(1)
     with pytest.raises(ValueError, match="keeps all keys"):
-        held.select(torch.arange(3), 0)
+        kv_cache.select(torch.arange(3), 0)
     with pytest.raises(ValueError, match="let go"):
-        held.truncate(20)
+        kv_cache.truncate(20)
 
 
 # -- memory ------------------------------------------------------------------------------------
@@ -273,9 +273,9 @@ def test_a_long_prompt_fits_where_its_windows_fit(monkeypatch):
     tokens = request.tokens()
     row = 2 * 2 * 16 * 4  # bytes of keys and values of a token in one layer
     assert model.token_bytes == 3 * row and model.unbounded_token_bytes == row
-    held = model.window_bytes(tokens, forward_rows())
-    assert 2 * (WINDOW + 2048) * row < held < 2 * 2700 * row
-    most = tokens * row + held
+    window_bytes = model.window_bytes(tokens, forward_rows())
+    assert 2 * (WINDOW + 2048) * row < window_bytes < 2 * 2700 * row
+    most = tokens * row + window_bytes
     free = most / (1 - memory.SPARE_SHARE) + 1
     monkeypatch.setattr(memory, "available_bytes", lambda device: int(free))
     assert request.fits(model, keeps_all_keys=False) and not request.fits(model)

@@ -51,33 +51,33 @@ def judged(
     target, draft = member(family, dtype), member(family, dtype, zoo.NOISE)
     kind = zoo.kinds(family)[prompt % len(zoo.kinds(family))]
     inputs = zoo.asked(target, kind, prompt)
-    found: Counter[str] = Counter()
+    tally: Counter[str] = Counter()
     wrong: list[str] = []
     try:
         strict = zoo.run(target, draft, inputs, "ar", tokens, exact=True).ids
     except ModelError:
         strict = None
-        found["exact refused"] += 1
+        tally["exact refused"] += 1
     plain = zoo.run(target, draft, inputs, "ar", tokens).ids
     for method in methods:
         where = f"{family} {dtype}, prompt {prompt} ({kind}), {method}"
         if strict is not None:
             mine = zoo.run(target, draft, inputs, method, tokens, exact=True)
-            found["exact"] += 1
+            tally["exact"] += 1
             if mine.ids != strict or mine.fallback_reason:
-                found["exact mismatches"] += 1
+                tally["exact mismatches"] += 1
                 wrong.append(f"{where}: differs with exact")
         mine = zoo.run(target, draft, inputs, method, tokens)
-        found["default"] += 1
-        found["tokens"] += tokens
+        tally["default"] += 1
+        tally["tokens"] += tokens
         apart = parting(target.backbone, inputs, plain, mine.ids)
         if apart is None:
             continue
-        found["parted"] += 1
-        found["near-ties"] += apart.near_tie
+        tally["parted"] += 1
+        tally["near-ties"] += apart.near_tie
         if not apart.near_tie:
             wrong.append(f"{where}: token {apart.at}, gap {apart.gap:.3g}, noise {apart.noise:.3g}")
-    return found, wrong
+    return tally, wrong
 
 
 def arguments() -> argparse.Namespace:
@@ -92,43 +92,43 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    asked = arguments()
+    options = arguments()
     torch.set_num_threads(1)
     transformers.logging.disable_progress_bar()
     transformers.logging.set_verbosity_error()
     began = time.monotonic()
-    totals: dict[str, Counter[str]] = {dtype: Counter() for dtype in asked.dtypes}
+    totals: dict[str, Counter[str]] = {dtype: Counter() for dtype in options.dtypes}
     wrong: list[str] = []
     refusing: set[str] = set()
-    for dtype in asked.dtypes:
-        for family in asked.families:
+    for dtype in options.dtypes:
+        for family in options.families:
             mine: Counter[str] = Counter()
-            for prompt in range(asked.prompts):
-                found, bad = judged(family, dtype, prompt, asked.methods, asked.tokens)
-                mine += found
+            for prompt in range(options.prompts):
+                tally, bad = judged(family, dtype, prompt, options.methods, options.tokens)
+                mine += tally
                 wrong += bad
             if mine["exact refused"]:
                 refusing.add(family)
             totals[dtype] += mine
             sys.stderr.write(f"{dtype} {family}: {dict(mine)}\n")
     numbers: dict[str, Any] = {
-        dtype: {name: found[name] for name in ("exact", "exact mismatches", "default", "tokens")}
-        | {name: found[name] for name in ("parted", "near-ties")}
-        for dtype, found in totals.items()
+        dtype: {name: total[name] for name in ("exact", "exact mismatches", "default", "tokens")}
+        | {name: total[name] for name in ("parted", "near-ties")}
+        for dtype, total in totals.items()
     }
     seconds = round(time.monotonic() - began)
-    if asked.json:
+    if options.json:
         more = {"no_exact": sorted(refusing), "wrong": wrong, "seconds": seconds}
         sys.stdout.write(json.dumps(numbers | more) + "\n")
     else:
-        told = "; ".join(
+        summary = "; ".join(
             f"{dtype}: {one['exact mismatches']} of {one['exact']} exact answers differ, "
             f"{one['parted']} of {one['default']} default ones part, "
             f"{one['near-ties']} of those at a near-tie"
             for dtype, one in numbers.items()
         )
         refused = f"; no exact: {', '.join(sorted(refusing))}" if refusing else ""
-        sys.stdout.write(f"{told}{refused} ({seconds} s)\n")
+        sys.stdout.write(f"{summary}{refused} ({seconds} s)\n")
     for line in wrong:
         sys.stderr.write(line + "\n")
     return 1 if wrong else 0

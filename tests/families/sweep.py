@@ -67,10 +67,10 @@ def say(text: str) -> None:
 @cache
 def commit() -> str:
     """Of the code at work, "-dirty" if it has changed since."""
-    told = subprocess.run(
+    process = subprocess.run(
         ["git", "describe", "--always", "--dirty"], cwd=HERE, capture_output=True, text=True
     )
-    return told.stdout.strip() or "unknown"
+    return process.stdout.strip() or "unknown"
 
 
 # -- one prompt --------------------------------------------------------------------------------
@@ -81,7 +81,7 @@ def compare(job: Job, methods: Sequence[str], count: int) -> Line:
     target, draft = zoo.member(job.family, job.seed), zoo.draft_of(job.family, job.seed)
     inputs = zoo.asked(target, job.kind, job.prompt)
     expected = zoo.hf_greedy(target, inputs, count)
-    found: Line = {
+    line: Line = {
         "family": job.family,
         "prompt": job.prompt,
         "kind": job.kind,
@@ -100,7 +100,7 @@ def compare(job: Job, methods: Sequence[str], count: int) -> Line:
         same = mine == expected
         # how many tokens agree with generate's up to the first that does not
         agreed = len(expected) if same else (wrong or [min(len(mine), len(expected))])[0]
-        found["methods"][method] = {
+        line["methods"][method] = {
             "same": same,
             "agreed": agreed,
             "rounds": len(result.rounds),
@@ -110,8 +110,8 @@ def compare(job: Job, methods: Sequence[str], count: int) -> Line:
             "fallback": result.fallback_reason,
         }
         if not same:
-            found["methods"][method] |= {"ids": mine, "expected": expected}
-    return found
+            line["methods"][method] |= {"ids": mine, "expected": expected}
+    return line
 
 
 # -- what is done ------------------------------------------------------------------------------
@@ -243,14 +243,14 @@ def drafting(methods: Sequence[str], lengths: Sequence[int]) -> tuple[str, ...]:
 
     What drafts nothing, and a shape that adapts by itself, stay as they are.
     """
-    found: list[str] = []
+    variants: list[str] = []
     for method in methods:
         recipe = resolve(method)
         fixed = recipe.drafts and isinstance(recipe.shape, (Chain, Static))
         given = "/shape=" in method
         several = fixed and not given and lengths
-        found += [f"{method}/shape=chain-{k}" for k in lengths] if several else [method]
-    return tuple(dict.fromkeys(found))
+        variants += [f"{method}/shape=chain-{k}" for k in lengths] if several else [method]
+    return tuple(dict.fromkeys(variants))
 
 
 # -- the command -------------------------------------------------------------------------------
@@ -258,11 +258,11 @@ def drafting(methods: Sequence[str], lengths: Sequence[int]) -> tuple[str, ...]:
 
 def names(known: Sequence[str]) -> Any:
     def split(text: str) -> tuple[str, ...]:
-        found = tuple(text.split(","))
-        unknown = set(found) - set(known)
+        choices = tuple(text.split(","))
+        unknown = set(choices) - set(known)
         if known and unknown:
             raise argparse.ArgumentTypeError(f"unknown: {', '.join(sorted(unknown))}")
-        return found
+        return choices
 
     return split
 
@@ -293,25 +293,25 @@ def arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    asked = arguments()
-    if not asked.report:
+    options = arguments()
+    if not options.report:
         torch.set_num_threads(1)
         transformers.logging.disable_progress_bar()
         transformers.logging.set_verbosity_error()
-        prompts = range(asked.prompts) if asked.only is None else [asked.only]
-        number, of = asked.shard
-        jobs = [Job(family, prompt) for family in asked.families for prompt in prompts]
+        prompts = range(options.prompts) if options.only is None else [options.only]
+        number, of = options.shard
+        jobs = [Job(family, prompt) for family in options.families for prompt in prompts]
         try:
-            methods = drafting(asked.methods, asked.gamma)
-            sweep(jobs[number - 1 :: of], methods, asked.tokens, asked.out)
+            methods = drafting(options.methods, options.gamma)
+            sweep(jobs[number - 1 :: of], methods, options.tokens, options.out)
         except KeyboardInterrupt:
             say("stopped; the same command goes on from here")
             return 130
         except SaccadeError as error:
             say(str(error))
             return 2
-    lines = load(asked.out)
-    sys.stdout.write((json.dumps(numbers(lines)) if asked.json else report(lines)) + "\n")
+    lines = load(options.out)
+    sys.stdout.write((json.dumps(numbers(lines)) if options.json else report(lines)) + "\n")
     wrong = list(mismatches(lines))
     for line, method in wrong:
         say(reproduce(line, method))

@@ -39,10 +39,10 @@ def picture(seed: int) -> Any:
 def truth(chat: saccade.Chat, family: str) -> list[int]:
     """What generate answers to the question that was asked last."""
     dialogue = chat._dialogue
-    asked = type(dialogue)(dialogue.turns[:-1], dialogue.clips, dialogue.images)
-    inputs, _ = chat._model.pair.converse(asked)
-    shown = {name: each for name, each in inputs.items() if name != CONTEXT}
-    return zoo.hf_greedy(zoo.member(family), shown, COUNT)
+    open_dialogue = type(dialogue)(dialogue.turns[:-1], dialogue.clips, dialogue.images)
+    inputs, _ = chat._model.pair.converse(open_dialogue)
+    model_inputs = {name: each for name, each in inputs.items() if name != CONTEXT}
+    return zoo.hf_greedy(zoo.member(family), model_inputs, COUNT)
 
 
 @pytest.mark.representatives(1)
@@ -55,8 +55,8 @@ def test_every_turn_may_bring_a_picture(family, method):
     in between, answer as ``generate`` on the whole conversation, and the beginning is reused: also
     where pictures are read in both directions."""
     with chatting(family, method, picture(1)) as chat:
-        for turn, shown in enumerate((None, picture(2), None, picture(1), picture(3))):
-            result = chat.ask("what is there?", shown)
+        for turn, image in enumerate((None, picture(2), None, picture(1), picture(3))):
+            result = chat.ask("what is there?", image)
             assert list(result.ids) == truth(chat, family), turn
             assert result.fallback_reason is None
             assert turn == 0 or result.reused_tokens > 0

@@ -105,11 +105,11 @@ def test_a_difference_inside_is_refused(one: Any, other: Any, first: int, swap: 
     one, other = (other, one) if swap else (one, other)
     with pytest.raises(ModelError, match=rf"their tokenizers differ at id {first} \(") as caught:
         loading.check_tokenizers("big", one, "small", other)
-    said = str(caught.value)
-    assert "small cannot draft for big" in said and "\n" not in said
+    message = str(caught.value)
+    assert "small cannot draft for big" in message and "\n" not in message
     for each in (one, other):
         token = {i: t for t, i in each.get_vocab().items()}.get(first)
-        assert repr(token) in said
+        assert repr(token) in message
 
 
 # -- inputs of the draft's own -----------------------------------------------------------------
@@ -145,14 +145,14 @@ def test_other_processors_have_inputs_of_their_own(target: str, draft: str) -> N
     media = zoo.draw("image", 0)
     mine, theirs = zoo.member(target), zoo.member(draft, seed=1)
     inputs = zoo.read(mine, media)
-    found = models.ask_draft(mine, theirs, media.question, images=media.images)
+    draft_inputs = models.ask_draft(mine, theirs, media.question, images=media.images)
     own = zoo.read(theirs, media)
-    assert found is not None and found.keys() == own.keys()
+    assert draft_inputs is not None and draft_inputs.keys() == own.keys()
     for name, value in own.items():
-        assert torch.equal(found[name], value), name
+        assert torch.equal(draft_inputs[name], value), name
     expected = zoo.hf_greedy(mine, inputs, COUNT)
     for method in ("sd", "specvlm"):
-        result = run(mine, theirs, inputs, method, draft_inputs=found)
+        result = run(mine, theirs, inputs, method, draft_inputs=draft_inputs)
         assert result.fallback_reason is None and list(result.ids) == expected
         assert any(round.tokens for round in result.rounds)
 

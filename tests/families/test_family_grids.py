@@ -49,8 +49,8 @@ def tiled(height: int, width: int) -> tuple[int, int]:
 
     def merit(tiling: list[int]) -> tuple[int, int]:
         scale = min(tiling[0] / height, tiling[1] / width)
-        shown = min(int(height * scale) * int(width * scale), height * width)
-        return shown, shown - tiling[0] * tiling[1]
+        area = min(int(height * scale) * int(width * scale), height * width)
+        return area, area - tiling[0] * tiling[1]
 
     best = max(TILES, key=merit)
     lines, columns = (edge // SIDE * PATCHES for edge in best)
@@ -210,10 +210,10 @@ def kept_rows(view: Any, prefill: Prefill) -> list[set[int]]:
     ("name", "shown"),
     dealt([name for name in VIEWS if name not in (*STREAMING, *WRITTEN)], FIXED),
 )
-def test_fixed_rows_and_text_survive_every_view(name: str, shown: tuple[str, str]) -> None:
+def test_fixed_rows_and_text_survive_every_view(name: str, example: tuple[str, str]) -> None:
     """Claim: with a tenth of the visual tokens (or none) a view keeps all text, newlines and sound.
     Fails if a view drops one. (Streaming views drop text by design, and say so.)"""
-    family, kind = shown
+    family, kind = example
     prefill = prefilled(zoo.member(family), kind)
     view: Any = VIEWS[name]
     if name not in ("full", "none") and "keep" in {field.name for field in fields(view)}:

@@ -44,18 +44,18 @@ def llama(tmp_path: Path) -> Path:
 
 def sentence(error: BaseException) -> str:
     """What was said; one line it must be."""
-    said = str(error)
-    assert said and "\n" not in said and "Traceback" not in said, said
-    return said
+    message = str(error)
+    assert message and "\n" not in message and "Traceback" not in message, message
+    return message
 
 
 def answer(loaded: Loaded | Backbone, inputs: Any, method: str = "ar", **more: Any) -> list[int]:
     backbone = loaded if isinstance(loaded, Backbone) else loaded.backbone
-    found = saccade.run(
+    result = saccade.run(
         backbone, inputs, method=method, max_new_tokens=COUNT, do_sample=False, **more
     )
-    assert found.fallback_reason is None, found.fallback_reason
-    return list(found.ids)
+    assert result.fallback_reason is None, result.fallback_reason
+    return list(result.ids)
 
 
 # -- types and devices -------------------------------------------------------------------------
@@ -310,9 +310,9 @@ def test_an_unknown_hub_id(offline: bool, monkeypatch: pytest.MonkeyPatch, tmp_p
     monkeypatch.setattr(places, "_reachable", lambda address: True)
     with pytest.raises(ModelError, match="nobody/nothing-here") as caught:
         models.load("nobody/nothing-here", device="cpu")
-    said = sentence(caught.value)
-    assert ("HF_HUB_OFFLINE" in said) is offline and ("the hub and" in said) is not offline
-    assert str(loading.HF_HUB_CACHE) in said and os.path.isabs(loading.HF_HUB_CACHE)
+    message = sentence(caught.value)
+    assert ("HF_HUB_OFFLINE" in message) is offline and ("the hub and" in message) is not offline
+    assert str(loading.HF_HUB_CACHE) in message and os.path.isabs(loading.HF_HUB_CACHE)
 
 
 @pytest.fixture

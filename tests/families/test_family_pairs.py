@@ -155,9 +155,9 @@ def test_a_different_tokenizer_is_refused() -> None:
     first = min(i for i in mine | theirs if mine.get(i) != theirs.get(i))
     with pytest.raises(ModelError) as caught:
         loading.check_pair(target, draft)
-    said = str(caught.value)
-    assert f"id {first}" in said and repr(theirs[first]) in said and repr(mine[first]) in said
-    assert target.name in said and draft.name in said
+    reason = str(caught.value)
+    assert f"id {first}" in reason and repr(theirs[first]) in reason and repr(mine[first]) in reason
+    assert target.name in reason and draft.name in reason
 
 
 def retold(tokenizer: Any, old: str, new: str) -> Any:

@@ -84,7 +84,7 @@ def test_pooled_is_before_the_projector(family: str, kind: str) -> None:
     if family == "llava-onevision" and kind.startswith("video"):
         expected = halved(expected)
     (whole,) = loaded.backbone.prompts(inputs, coarse=True)
-    found, after = view(whole), view(whole, POOLED_AFTER)
+    before, after = view(whole), view(whole, POOLED_AFTER)
 
     def squares(prompt: Prompt) -> Tensor:
         """The rows of whole squares: of a picture cut into tiles, only of the one of all of it."""
@@ -93,15 +93,15 @@ def test_pooled_is_before_the_projector(family: str, kind: str) -> None:
         return rows[prompt.grid[:, 1] == 0] if tiled else rows
 
     wanted = (
-        expected[:1] if len(squares(found)) < expected.shape[0] * expected.shape[1] else expected
+        expected[:1] if len(squares(before)) < expected.shape[0] * expected.shape[1] else expected
     )
-    assert close(squares(found), wanted.flatten(0, 1))
+    assert close(squares(before), wanted.flatten(0, 1))
     assert not torch.allclose(squares(after), wanted.flatten(0, 1), rtol=0, atol=1e-2)
-    assert torch.equal(found.positions, torch.arange(len(found)).expand_as(found.positions))
-    assert found.next_position == len(found) < after.next_position == whole.next_position
+    assert torch.equal(before.positions, torch.arange(len(before)).expand_as(before.positions))
+    assert before.next_position == len(before) < after.next_position == whole.next_position
     assert torch.equal(after.positions, whole.positions[:, after.index])
-    assert torch.equal(found.embeds[~found.visual], whole.embeds[~whole.visual])
-    assert torch.equal(found.grid, after.grid) and found.media.coarse is None
+    assert torch.equal(before.embeds[~before.visual], whole.embeds[~whole.visual])
+    assert torch.equal(before.grid, after.grid) and before.media.coarse is None
 
 
 def pair(share: str, family: str) -> tuple[Backbone, Backbone]:
@@ -167,8 +167,8 @@ def test_a_draft_in_a_process_of_its_own_looks_for_itself() -> None:
     child.ready([guide])
     session = Session(draft, rules)
     session.prefill([view(draft.prompts(inputs, coarse=True)[0])])
-    found, own = (each.score({0: Tree()})[0].logits(-1) for each in (child._session, session))
-    assert close(found, own)
+    child_row, own = (each.score({0: Tree()})[0].logits(-1) for each in (child._session, session))
+    assert close(child_row, own)
 
 
 def test_families_that_merge_there_have_no_such_rows() -> None:
@@ -179,19 +179,19 @@ def test_families_that_merge_there_have_no_such_rows() -> None:
         inputs = zoo.asked(loaded, kind)
         (whole,) = loaded.backbone.prompts(inputs, coarse=True)
         assert whole.media.coarse is None and not loaded.backbone.can_coarsen
-        found, after = view(whole), view(whole, POOLED_AFTER)
-        assert torch.equal(found.embeds, after.embeds)
-        assert torch.equal(found.positions, after.positions)
+        before, after = view(whole), view(whole, POOLED_AFTER)
+        assert torch.equal(before.embeds, after.embeds)
+        assert torch.equal(before.positions, after.positions)
 
 
 def test_averaged_rows_are_means_of_blocks() -> None:
     """Claim: each row is the mean of the block it stands in, edges of what they have; a class token
     stays, and what is no square of these sides too. Fails at an odd side, or across pictures."""
     rows = torch.randn(2, 10, 3)
-    found = average_blocks(rows, (3,))
-    assert torch.equal(found[:, 0], rows[:, 0])
+    averages = average_blocks(rows, (3,))
+    assert torch.equal(averages[:, 0], rows[:, 0])
     for picture in range(2):
-        square, means = (each[picture, 1:].view(3, 3, 3) for each in (rows, found))
+        square, means = (each[picture, 1:].view(3, 3, 3) for each in (rows, averages))
         for h in range(3):
             for w in range(3):
                 block = square[h // 2 * 2 :, w // 2 * 2 :][:2, :2].flatten(0, 1)

@@ -60,7 +60,7 @@ def positions_of_generate(family: str, kind: str) -> tuple[Inputs, Tensor, list[
 @contextmanager
 def recorded(model: Backbone) -> Iterator[list[tuple[list[int] | None, Tensor]]]:
     """Every forward of the target: the ids it embedded (None for a prompt) and their positions."""
-    found: list[tuple[list[int] | None, Tensor]] = []
+    forwards: list[tuple[list[int] | None, Tensor]] = []
     embed, forward = model.embed, model.forward
     last: list[list[int] | None] = [None]
 
@@ -71,14 +71,14 @@ def recorded(model: Backbone) -> Iterator[list[tuple[list[int] | None, Tensor]]]
     def running(embeds: Tensor, positions: Any, *rest: Any) -> Tensor:
         ids = last[0] if last[0] is not None and len(last[0]) == len(embeds) else None
         # a list: text, at one position on every axis
-        found.append((ids, torch.as_tensor(positions).expand(model.axes, -1).clone()))
+        forwards.append((ids, torch.as_tensor(positions).expand(model.axes, -1).clone()))
         last[0] = None
         return forward(embeds, positions, *rest)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "embed", embedding)
         patch.setattr(model, "forward", running)
-        yield found
+        yield forwards
 
 
 def verified(result: Result, forwards: list[tuple[list[int] | None, Tensor]]) -> Tensor:
@@ -96,7 +96,7 @@ def verified(result: Result, forwards: list[tuple[list[int] | None, Tensor]]) ->
 
 def accepted_path(round: RoundRecord) -> list[int]:
     """Nodes of the accepted tokens, from the root down."""
-    found: list[int] = []
+    nodes: list[int] = []
     parent = ROOT
     for token in round.accepted:
         parent = next(
@@ -104,8 +104,8 @@ def accepted_path(round: RoundRecord) -> list[int]:
             for node, (above, drafted) in enumerate(zip(round.parents, round.tokens, strict=True))
             if above == parent and drafted == token
         )
-        found.append(parent)
-    return found
+        nodes.append(parent)
+    return nodes
 
 
 @pytest.mark.representatives(1)
@@ -210,11 +210,11 @@ def masked_laws(loaded: Loaded, inputs: Inputs, kept: Prompt, tokens: Sequence[i
     new = torch.tensor(list(tokens))
     embeds = torch.cat([whole.embeds, model.get_input_embeddings()(new)])[None]
     size = embeds.shape[1]
-    shown = torch.zeros(size, dtype=torch.bool)
-    shown[kept.index] = True
-    shown[len(whole) :] = True
+    visible = torch.zeros(size, dtype=torch.bool)
+    visible[kept.index] = True
+    visible[len(whole) :] = True
     causal = torch.ones(size, size, dtype=torch.bool).tril()
-    allowed = causal & (shown[None] | torch.eye(size, dtype=torch.bool))  # a row sees itself
+    allowed = causal & (visible[None] | torch.eye(size, dtype=torch.bool))  # a row sees itself
     mask = torch.zeros(size, size).masked_fill(~allowed, torch.finfo(torch.float32).min)
     axes = whole.positions.shape[0]
     later = whole.next_position + torch.arange(len(new)).expand(axes, -1)

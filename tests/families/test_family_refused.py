@@ -84,7 +84,7 @@ UNFOLLOWED = [
 @pytest.mark.parametrize(("build", "asked", "reason"), UNFOLLOWED)
 @pytest.mark.parametrize("method", ["ar", "std"])
 def test_what_reads_otherwise_is_refused_at_the_first_prompt(
-    build: Callable[[], Any], asked: dict[str, Any], reason: str, method: str
+    build: Callable[[], Any], prompt: dict[str, Any], reason: str, method: str
 ) -> None:
     """Claim: a model whose prompt is no list of tokens each seeing those before it is refused in
     one sentence, before its layers read the prompt. Fails if it answers, wrongly and in silence."""
@@ -94,19 +94,19 @@ def test_what_reads_otherwise_is_refused_at_the_first_prompt(
         lambda layer, args, out: lengths.add(args[0].shape[1])
     )
     with pytest.raises(ModelError, match=reason) as caught:
-        saccade.run(model, asked, method=method, max_new_tokens=4, do_sample=False)
+        saccade.run(model, prompt, method=method, max_new_tokens=4, do_sample=False)
     assert "\n" not in str(caught.value) and type(model).__name__ in str(caught.value)
-    assert asked["input_ids"].shape[1] not in lengths  # Shorter texts of our own may be read.
+    assert prompt["input_ids"].shape[1] not in lengths  # Shorter texts of our own may be read.
 
 
 @pytest.mark.parametrize(("build", "asked", "reason"), UNFOLLOWED)
 def test_control_transformers_runs_them_on_these_inputs(
-    build: Callable[[], Any], asked: dict[str, Any], reason: str
+    build: Callable[[], Any], prompt: dict[str, Any], reason: str
 ) -> None:
     """Claim: transformers itself answers with these models and inputs.
     Fails if they were refused for being malformed."""
     torch.manual_seed(0)
-    out = build().eval()(**asked, use_cache=False)
+    out = build().eval()(**prompt, use_cache=False)
     assert out.logits.shape[:2] == (1, 7) and bool(out.logits.isfinite().all()), reason
 
 
@@ -114,10 +114,10 @@ def test_as_a_draft_it_costs_speed_alone() -> None:
     """Claim: such a model as a draft ends drafting with its reason, and the answer is the target's.
     Fails if a draft's form can stop an answer."""
     target = zoo.member("llava-1.5")
-    asked = zoo.asked(target, "image")
+    target_inputs = zoo.asked(target, "image")
     result = saccade.run(
         target.backbone,
-        asked,
+        target_inputs,
         draft=mllama().eval(),
         draft_inputs=MLLAMA,
         method="sd",
@@ -125,7 +125,7 @@ def test_as_a_draft_it_costs_speed_alone() -> None:
         do_sample=False,
     )
     assert re.search("cross.attention", str(result.fallback_reason))
-    assert list(result.ids) == zoo.hf_greedy(target, asked, 8)
+    assert list(result.ids) == zoo.hf_greedy(target, target_inputs, 8)
 
 
 def gpt2() -> Any:

@@ -62,9 +62,9 @@ def drafted(patch: pytest.MonkeyPatch) -> Iterator[list[Prompt]]:
     look = ModelDrafter._draft_prompts
 
     def watched(self: ModelDrafter, prefills: Any) -> list[Prompt]:
-        found = look(self, prefills)
-        seen.extend(found)
-        return found
+        prompts = look(self, prefills)
+        seen.extend(prompts)
+        return prompts
 
     with patch.context() as inner:
         inner.setattr(ModelDrafter, "_draft_prompts", watched)
@@ -142,14 +142,14 @@ def test_a_draft_looks_for_itself_after_the_first_token(family: str) -> None:
         next(tower(draft).parameters()).view(-1)[0] += 1
     changed, inputs = Backbone(draft.model), zoo.asked(zoo.member(family), "image")
     with counted(changed) as ran:
-        asked = dict(draft=changed, method="sd", do_sample=False)
-        stream = saccade.stream(target, inputs, max_new_tokens=COUNT, **asked)
+        settings = dict(draft=changed, method="sd", do_sample=False)
+        stream = saccade.stream(target, inputs, max_new_tokens=COUNT, **settings)
         assert next(iter(stream)).opening and ran == []
         stream.finish()
         layers = len(list(tower(draft).get_submodule("encoder.layers").children()))
         assert len(ran) % layers == 0 and len({*ran}) == layers
         read = len(ran)
-        saccade.run(target, inputs, max_new_tokens=1, **asked)
+        saccade.run(target, inputs, max_new_tokens=1, **settings)
         assert len(ran) == read
 
 

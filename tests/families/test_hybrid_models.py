@@ -340,9 +340,9 @@ def test_exact_is_refused_by_name(family):
     models = _models(family)
     with pytest.raises(
         ModelError, match=r"exact=True .*recurrent layers.*leave exact out"
-    ) as found:
+    ) as error:
         saccade.run(models["target"], input_for(family), method="ar", exact=True, max_new_tokens=3)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
@@ -361,9 +361,9 @@ def test_a_hybrid_is_captured_where_its_modules_are_the_librarys(family):
     hooked_on_gpu = copy(hooked)
     hooked_on_gpu.device = torch.device("cuda")
     assert not is_capturing_worthwhile(hooked_on_gpu)
-    with pytest.raises(ModelError, match="captured steps do not support this .*unchanged") as found:
+    with pytest.raises(ModelError, match="captured steps do not support this .*unchanged") as error:
         Session(hooked, [Sampling()], cuda_graphs=True)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("family", HYBRIDS)
@@ -435,6 +435,6 @@ def test_layers_whose_state_is_unknown_are_refused_by_name():
         num_attention_heads=2,
         layers_block_type=["mamba", "mamba"],
     )
-    with pytest.raises(ModelError, match="state") as found:
+    with pytest.raises(ModelError, match="state") as error:
         footprint(config)
-    assert "\n" not in str(found.value)
+    assert "\n" not in str(error.value)

@@ -192,7 +192,7 @@ def read(loaded: Loaded, media: Media) -> Inputs:
     return models.ask(loaded, media.question, clips=media.clips, images=media.images)
 
 
-def asked(loaded: Loaded, kind: str, seed: int = 0) -> Inputs:
+def make_inputs(loaded: Loaded, kind: str, seed: int = 0) -> Inputs:
     return read(loaded, draw(kind, seed))
 
 
@@ -235,7 +235,7 @@ def case(
     loaded: Loaded, kind: str, seed: int = 0, count: int = LONGEST
 ) -> tuple[Inputs, list[int]]:
     """A prompt and the answer of ``generate``, asked once whoever compares with it."""
-    inputs = asked(loaded, kind, seed)
+    inputs = make_inputs(loaded, kind, seed)
     return inputs, hf_greedy(loaded, inputs, count)
 
 

@@ -62,9 +62,9 @@ def mutated(seeds: list[bytes], draw: random.Random) -> bytes:
                 start = draw.randrange(len(other) + 1)
                 data[at : at + size] = other[start : start + 4 * size]
             case 4:
-                found = list(re.finditer(rb"-?\d+(\.\d+)?", bytes(data)))
-                if found:
-                    data[slice(*draw.choice(found).span())] = draw.choice(NUMBERS)
+                matches = list(re.finditer(rb"-?\d+(\.\d+)?", bytes(data)))
+                if matches:
+                    data[slice(*draw.choice(matches).span())] = draw.choice(NUMBERS)
             case 5:
                 data[at : at + 4] = draw.choice((0, 1, 2**31 - 1, 2**32 - 1)).to_bytes(4)
             case 6 if draw.random() < 0.2:
@@ -111,10 +111,10 @@ def targets(only: str | None) -> Iterator[dict[str, Act]]:
 
 def tell(error: BaseException) -> str:
     """What is wrong with how a case ended, or nothing."""
-    said = str(error)
+    message = str(error)
     if not isinstance(error, SaccadeError):
         return type(error).__name__
-    return "" if 0 < len(said) < 2000 and "Traceback" not in said else "no-sentence"
+    return "" if 0 < len(message) < 2000 and "Traceback" not in message else "no-sentence"
 
 
 def _too_late(*_: object) -> None:
@@ -182,14 +182,14 @@ def main() -> int:
     parser.add_argument("--out", type=Path, default=Path("runs/fuzz"))
     parser.add_argument("--seed", type=int, default=int(time.time()))
     parser.add_argument("--only", choices=("media", "bodies", "names", "configs"))
-    asked = parser.parse_args()
+    options = parser.parse_args()
     warnings.simplefilter("ignore")
     logging.disable(logging.CRITICAL)
-    counts = fuzz(asked.hours * 3600, asked.out, asked.seed, asked.only)
-    found = {name: count for name, count in counts.items() if name.endswith("finding")}
-    said = {"hours": asked.hours, "seed": asked.seed, "folder": str(asked.out), **counts}
-    sys.stdout.write(json.dumps(said, indent=1) + "\n")
-    return int(bool(found))
+    counts = fuzz(options.hours * 3600, options.out, options.seed, options.only)
+    findings = {name: count for name, count in counts.items() if name.endswith("finding")}
+    summary = {"hours": options.hours, "seed": options.seed, "folder": str(options.out), **counts}
+    sys.stdout.write(json.dumps(summary, indent=1) + "\n")
+    return int(bool(findings))
 
 
 if __name__ == "__main__":

@@ -34,9 +34,9 @@ def test_control_a_planted_bug_is_found(tmp_path: Path, monkeypatch: pytest.Monk
 
     monkeypatch.setattr(fuzz, "resolve", broken)
     counts = fuzz.fuzz(0.5, tmp_path, seed=1, only="names")
-    (found,) = tmp_path.glob("names-KeyError-????????????")
+    (crash,) = tmp_path.glob("names-KeyError-????????????")
     assert (
-        b"/" in found.read_bytes() and "broken" in found.with_name(found.name + ".txt").read_text()
+        b"/" in crash.read_bytes() and "broken" in crash.with_name(crash.name + ".txt").read_text()
     )
     assert (tmp_path / "last-names").exists()
     assert 0 < counts["names finding"] < counts["names refused"]

@@ -102,10 +102,10 @@ def answer(
         if phase == "decode":
             before.update(record.counts)
 
-    asked = {"max_new_tokens": TOKENS, "do_sample": False, **WORDS, **settings}
+    options = {"max_new_tokens": TOKENS, "do_sample": False, **WORDS, **settings}
     with hired(Inside()), fixed_prices():
         rounds = saccade.stream(
-            target, input_for(FAMILY), draft=draft, method=method, on_phase=hear, **asked
+            target, input_for(FAMILY), draft=draft, method=method, on_phase=hear, **options
         )
         (result,) = rounds.finish()
     counts = Counter(record.counts)
@@ -118,13 +118,13 @@ def answer(
 
 def count_every_method() -> dict[str, Counted]:
     """The second answer of each method: what is made once is there by then."""
-    found = {}
+    counts = {}
     with pretend_gpus() as record:
         for method in METHODS:
             target, draft = pair()
             answer(record, target, draft, method)
-            found[method] = answer(record, target, draft, method)
-    return found
+            counts[method] = answer(record, target, draft, method)
+    return counts
 
 
 def stored(counted: Counted) -> dict[str, float]:

@@ -558,8 +558,8 @@ def _untag(tensor: Tensor) -> None:
 
 def _real_device_of(tensor: Tensor) -> torch.device:
     with _plain():
-        found: torch.device = _real_device(tensor)
-    return found
+        device: torch.device = _real_device(tensor)
+    return device
 
 
 def _cuda(func: Any, args: Sequence[Any], kwargs: dict[str, Any], place: int | None) -> Any:

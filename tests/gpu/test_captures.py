@@ -54,9 +54,9 @@ def test_a_second_answer_captures_nothing(method, monkeypatch):
 
         def counted(self: Session, trees: Any) -> Any:
             before = record.counts["capture"]
-            found = score(self, trees)
+            scores = score(self, trees)
             during.append(record.counts["capture"] - before)
-            return found
+            return scores
 
         monkeypatch.setattr(Session, "score", counted)
         pair, wanted = _pair(), truth(FAMILY)[:12]
@@ -97,15 +97,15 @@ ELSEWHERE = {
 def test_a_draft_on_another_gpu_gives_the_same_answer(method):
     """Claim: with the draft on another GPU than the target each method gives the answer it gives
     with both on one, and drafts. Fails if a tensor of one GPU is used on the other."""
-    found = []
+    results = []
     for place in ("cuda:0", "cuda:1"):
         with pretend_gpus(2):
             result = _answer(_pair("cuda:0", place), method, **ELSEWHERE[method])
         assert result.fallback_reason is None
-        found.append(result)
-    assert found[0].ids == found[1].ids
-    assert [each.accepted for each in found[0].rounds] == [
-        each.accepted for each in found[1].rounds
+        results.append(result)
+    assert results[0].ids == results[1].ids
+    assert [each.accepted for each in results[0].rounds] == [
+        each.accepted for each in results[1].rounds
     ]
 
 
@@ -148,14 +148,14 @@ def test_several_live_requests_are_captured(method, monkeypatch):
             for each, length in zip(questions, (4, 7, 10), strict=True):
                 settings = {"max_new_tokens": length, "do_sample": False}
                 scheduler.join(Request.of(pair[0], each, **settings))
-            found, rounds = {}, 0
+            answers, rounds = {}, 0
             while len(scheduler):
                 for event in scheduler.step():
                     assert event.error is None, event.error
                     rounds += event.round is not None
                     if event.result is not None:
-                        found[event.number] = event.result.ids
-            assert [found[number] for number in sorted(found)] == alone
+                        answers[event.number] = event.result.ids
+            assert [answers[number] for number in sorted(answers)] == alone
             captures.append(record.counts["capture"])
         assert captures[0] > 0 == captures[1]
         assert record.counts["replay"] > 10

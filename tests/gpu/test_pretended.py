@@ -193,10 +193,10 @@ def test_a_capture_on_the_wrong_stream_stays_empty():
             graphs = []
             for stream in (None, torch.cuda.Stream(device=place)):
                 graph = torch.cuda.CUDAGraph()
-                with warnings.catch_warnings(record=True) as told, torch.cuda.device(place):
+                with warnings.catch_warnings(record=True) as warning_list, torch.cuda.device(place):
                     warnings.simplefilter("always")
                     out = _capture(graph, lambda x=x: x * 2, stream=stream)
-                graphs.append((graph, out, any("empty" in str(w.message) for w in told)))
+                graphs.append((graph, out, any("empty" in str(w.message) for w in warning_list)))
             with unobserved():
                 x.copy_(torch.tensor([5.0, 6.0]))
             for (graph, out, is_empty), has_stream in zip(graphs, (False, True), strict=True):

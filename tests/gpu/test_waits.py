@@ -93,9 +93,9 @@ def test_attention_written_down_on_a_gpu_is_few_launches():
     rows are split by what a processor's caches hold."""
     with pretend_gpus() as record:
         keys = [torch.randn(2, 4000, 16, device="cuda") for _ in range(2)]
-        asked = [torch.randn(4, 40, 16, device="cuda") for _ in range(2)]
+        rows = [torch.randn(4, 40, 16, device="cuda") for _ in range(2)]
         record.clear()
-        attention_mass(keys, asked, torch.arange(3961, 4001), torch.arange(10, 900, device="cuda"))
+        attention_mass(keys, rows, torch.arange(3961, 4001), torch.arange(10, 900, device="cuda"))
         assert record.counts["launch"] <= 2 * 20
 
 
@@ -210,10 +210,10 @@ def test_a_few_rows_need_no_mask_over_all_keys(dtype):
     for block in (None, tree):
         truth, _ = attend("cpu", block)
         with pretend_gpus():
-            found, step = attend("cuda:0", block)
+            output, step = attend("cuda:0", block)
             ((_, mask),) = step._kernels
             assert mask is not None and mask.shape[-1] == (5 if block is None else 7)
-        assert torch.allclose(found, truth, atol=1e-5 if dtype == torch.float32 else 2e-2)
+        assert torch.allclose(output, truth, atol=1e-5 if dtype == torch.float32 else 2e-2)
 
 
 def test_a_hybrids_step_waits_for_nothing():

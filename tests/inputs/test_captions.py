@@ -83,18 +83,18 @@ def test_a_blip_folder_captions_the_middle_frame(blip):
     """
     caption = captions.captioner(str(blip), [FRAMES])
     assert caption.question is None
-    ((said,),) = caption({})
-    assert said and set(said.split()) <= set(SAYABLE)
-    assert caption({}) == [[said]]
+    ((text,),) = caption({})
+    assert text and set(text.split()) <= set(SAYABLE)
+    assert caption({}) == [[text]]
     others = [FRAMES[0], FRAMES[1], FRAMES[2], FRAMES[0], FRAMES[1]]
-    assert captions.captioner(str(blip), [others])({}) == [[said]]
+    assert captions.captioner(str(blip), [others])({}) == [[text]]
     assert caption.frames == [FRAMES[2]]
 
 
 def test_captions_have_an_end(blip):
     """Claim: a model that never ends by itself is cut at the stated number of tokens."""
-    ((said,),) = captions.captioner(str(blip), [FRAMES])({})
-    assert captions.MAX_TOKENS - 2 <= len(said.split()) <= captions.MAX_TOKENS
+    ((text,),) = captions.captioner(str(blip), [FRAMES])({})
+    assert captions.MAX_TOKENS - 2 <= len(text.split()) <= captions.MAX_TOKENS
 
 
 class Asked(dict[str, Any]):
@@ -136,9 +136,9 @@ def test_florence_2_is_asked_for_its_task_with_its_beams(kind, task, beams):
     """Claim: a Florence-2 is asked for each frame by the task prompt ``<CAPTION>`` with 3 beams, as
     TABED's published code asks it, and all that its decoder wrote is the caption: the prompt is its
     encoder's. The control: another kind is asked for nothing, with one beam."""
-    asked = Kind(kind)
-    assert captions.ImageToText(asked, asked, FRAMES[:2])({}) == [["0 1 2 3"] * 2]
-    assert asked.texts == [task] * 2 and asked.beams == [beams] * 2
+    recorder = Kind(kind)
+    assert captions.ImageToText(recorder, recorder, FRAMES[:2])({}) == [["0 1 2 3"] * 2]
+    assert recorder.texts == [task] * 2 and recorder.beams == [beams] * 2
 
 
 def test_captions_are_made_one_call_at_a_time(monkeypatch):
@@ -146,14 +146,14 @@ def test_captions_are_made_one_call_at_a_time(monkeypatch):
     read last on itself. Fails where two are under way at once."""
     inside, most = [], []
 
-    def said(self: Any, frame: Any) -> str:
+    def write_caption(self: Any, frame: Any) -> str:
         inside.append(frame)
         most.append(len(inside))
         time.sleep(0.01)
         inside.pop()
         return "a box"
 
-    monkeypatch.setattr(captions.ImageToText, "_caption", said)
+    monkeypatch.setattr(captions.ImageToText, "_caption", write_caption)
     with ThreadPoolExecutor(4) as pool:
         calls = [pool.submit(captions.ImageToText(None, None, FRAMES[:2]), {}) for _ in range(4)]
     assert [call.result() for call in calls] == [[["a box", "a box"]]] * 4
@@ -165,12 +165,12 @@ def test_tabed_reads_the_caption_and_stays_lossless(blip):
     target's. Fails if the caption is never asked for, or drafting gave up on the way.
     """
     captioner = captions.captioner(str(blip), [FRAMES])
-    asked: list[str] = []
+    caption_texts: list[str] = []
     heard: list[str] = []
 
     def overheard(inputs: Any) -> list[str]:
-        asked.extend(*captioner(inputs))
-        return asked[-1:]
+        caption_texts.extend(*captioner(inputs))
+        return caption_texts[-1:]
 
     class Heard(type(WORDS["tokenizer"])):  # type: ignore[misc]
         def encode(self, text: str, add_special_tokens: bool = False) -> list[int]:
@@ -188,20 +188,20 @@ def test_tabed_reads_the_caption_and_stays_lossless(blip):
         do_sample=False,
     )
     assert result.ids == truth("qwen2_5_vl") and result.fallback_reason is None
-    assert len(asked) == 1 and f"image: {asked[0]}" in heard
+    assert len(caption_texts) == 1 and f"image: {caption_texts[0]}" in heard
 
 
 def test_control_the_caption_matters_to_the_draft(blip):
     """Control: another caption drafts otherwise under sd/view=caption, for the same answer."""
     drafted = []
-    for said in (captions.captioner(str(blip), [FRAMES])({})[0][0], "nothing at all"):
+    for text in (captions.captioner(str(blip), [FRAMES])({})[0][0], "nothing at all"):
         result = saccade.run(
             backbone(qwen25()),
             input_for("qwen2_5_vl"),
             draft=backbone(noisy(qwen25, 0, AMOUNT)),
             method="sd/view=caption",
             tokenizer=WORDS["tokenizer"],
-            captioner=lambda inputs, said=said: [said],
+            captioner=lambda inputs, text=text: [text],
             max_new_tokens=20,
         )
         assert result.ids == truth("qwen2_5_vl")[:20] and result.fallback_reason is None
@@ -219,14 +219,14 @@ def named(text: str) -> set[tuple[str, str]]:
     return set(re.findall(pattern, text))
 
 
-def shown(seed: int) -> set[tuple[str, str]]:
+def shapes(seed: int) -> set[tuple[str, str]]:
     """The (colour, shape) pairs of the middle frame."""
     scene = scenes.scene(seed)
     return {(s.color, scene.objects[s.index].shape) for s in scenes.visible_states(scene, 4.5 / 8)}
 
 
 def hits(texts: Sequence[str], seeds: Sequence[int]) -> int:
-    return sum(bool(named(text) & shown(seed)) for text, seed in zip(texts, seeds, strict=True))
+    return sum(bool(named(text) & shapes(seed)) for text, seed in zip(texts, seeds, strict=True))
 
 
 @pytest.mark.extra
@@ -239,9 +239,9 @@ def test_the_embedded_captioner_says_what_is_there():
     seeds = range(UNSEEN, UNSEEN + 10)
     texts = []
     for seed in seeds:
-        ((said,),) = captions.captioner(captions.SHAPES, [frames_of(seed)])({})
-        assert isinstance(said, str) and named(said)
-        texts.append(said)
+        ((text,),) = captions.captioner(captions.SHAPES, [frames_of(seed)])({})
+        assert isinstance(text, str) and named(text)
+        texts.append(text)
     right = hits(texts, seeds)
     assert right >= 8
     for turn in range(1, 10):
@@ -254,10 +254,10 @@ def test_a_chat_model_is_asked_and_not_repeated(pair):
     """
     caption = captions.captioner(str(pair / "target"), [frames_of(UNSEEN)])
     assert caption.question == "Describe the image."
-    ((said,),) = caption({})
-    assert said and said == said.strip()
-    assert not re.search(r"<\||\buser\b|\bassistant\b|Describe the image", said)
-    assert caption({}) == [[said]]
+    ((text,),) = caption({})
+    assert text and text == text.strip()
+    assert not re.search(r"<\||\buser\b|\bassistant\b|Describe the image", text)
+    assert caption({}) == [[text]]
 
 
 def test_the_embedded_captioner_is_loaded_once(pair):

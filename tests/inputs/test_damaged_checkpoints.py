@@ -100,9 +100,9 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
     """Claim: a tokenizer.json without its entries, or no JSON at all, is named as what is wrong."""
     folder = checkpoints.make("qwen2.5-vl", tmp_path / "qwen")
     file = folder / "tokenizer.json"
-    held = json.loads(file.read_text())
+    entries = json.loads(file.read_text())
     for entry in ("added_tokens", "model"):
-        file.write_text(json.dumps({key: value for key, value in held.items() if key != entry}))
+        file.write_text(json.dumps({key: value for key, value in entries.items() if key != entry}))
         with pytest.raises(ModelError, match="its tokenizer.json lacks added_tokens, model"):
             models.load(str(folder))
     file.write_text("{" + file.read_text())

@@ -341,9 +341,9 @@ def shown_by(frames: np.ndarray, a: int, b: int, c: int, d: int) -> np.ndarray:
     y, x = np.indices((height, width))
     right, down = a * x + c * y, b * x + d * y
     right, down = right - right.min(), down - down.min()
-    shown = np.zeros((len(frames), down.max() + 1, right.max() + 1, 3), np.uint8)
-    shown[:, down, right] = frames
-    return shown
+    canvas = np.zeros((len(frames), down.max() + 1, right.max() + 1, 3), np.uint8)
+    canvas[:, down, right] = frames
+    return canvas
 
 
 @pytest.mark.parametrize("scale", [1, 0.5])

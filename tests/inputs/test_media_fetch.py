@@ -81,14 +81,14 @@ def leading(to: str):
 
 @pytest.fixture
 def server() -> Iterator[Server]:
-    found = Server()
-    thread = threading.Thread(target=found.serve_forever, kwargs={"poll_interval": 0.02})
+    http_server = Server()
+    thread = threading.Thread(target=http_server.serve_forever, kwargs={"poll_interval": 0.02})
     thread.start()
-    found.answers["/ok"] = plain()
-    yield found
-    found.done.set()
-    found.shutdown()
-    found.server_close()
+    http_server.answers["/ok"] = plain()
+    yield http_server
+    http_server.done.set()
+    http_server.shutdown()
+    http_server.server_close()
     thread.join()
 
 
@@ -102,20 +102,20 @@ def here(server: Server, *hosts: str, **more) -> Sources:
 def names(monkeypatch) -> Callable[..., list[str]]:
     """A resolver of our own: each name to one list of addresses after the other."""
 
-    def use(**found: list[list[str]]) -> list[str]:
-        asked: list[str] = []
+    def use(**lookups: list[list[str]]) -> list[str]:
+        hosts: list[str] = []
         real = socket.getaddrinfo
 
         def resolve(host: str, port: int, *args: int, **more: int):
             with suppress(ValueError):
                 return real(str(ipaddress.ip_address(host)), port, *args, **more)
-            asked.append(host)
-            turns = found.get(host.replace(".", "_"), [[]])
+            hosts.append(host)
+            turns = lookups.get(host.replace(".", "_"), [[]])
             addresses = turns.pop(0) if len(turns) > 1 else turns[0]
             return [each for one in addresses for each in real(one, port, *args, **more)]
 
         monkeypatch.setattr(socket, "getaddrinfo", resolve)
-        return asked
+        return hosts
 
     return use
 
@@ -123,25 +123,25 @@ def names(monkeypatch) -> Callable[..., list[str]]:
 @pytest.fixture
 def dialled(monkeypatch) -> list[tuple[str, int]]:
     """Where connections were attempted; none gets through."""
-    found: list[tuple[str, int]] = []
+    attempts: list[tuple[str, int]] = []
 
     def connect(address, timeout=None):
-        found.append(address)
+        attempts.append(address)
         raise OSError("no route")
 
     monkeypatch.setattr(socket, "create_connection", connect)
-    return found
+    return attempts
 
 
 def refused(sources: Sources, url: str, code: str) -> VideoInputError:
     """Load what must be refused: one clean sentence that repeats nothing of the address."""
     with pytest.raises(VideoInputError) as caught:
         sources.load(url)
-    said = str(caught.value)
-    assert caught.value.code == code, said
-    assert said.isprintable() and ". " not in said and "Errno" not in said and "0x" not in said
+    error = str(caught.value)
+    assert caught.value.code == code, error
+    assert error.isprintable() and ". " not in error and "Errno" not in error and "0x" not in error
     for part in ("127.0.0.1", "169.254", "localhost", "passwd", "secret", "example", "//"):
-        assert part not in said
+        assert part not in error
     assert caught.value.__suppress_context__ or not caught.value.__context__
     assert caught.value.status in (400, 413, 415, 422)
     return caught.value
@@ -286,9 +286,9 @@ def test_file_addresses_stay_inside_the_folder(tmp_path):
 )
 def test_off_unless_allowed(url, dialled, names):
     """Claim: as it is, only data: addresses are opened; no name is looked up for any other."""
-    asked = names()
+    hosts = names()
     refused(Sources(), url, "not_allowed")
-    assert not dialled and not asked
+    assert not dialled and not hosts
 
 
 LOOPBACK = [
@@ -338,9 +338,9 @@ TRICKS = [
 @pytest.mark.parametrize("url", TRICKS)
 def test_no_spelling_makes_another_host_pass(url, dialled, names):
     """Claim: no spelling makes another host, port or user pass for the one allowed."""
-    asked = names()
+    hosts = names()
     refused(Sources(hosts=("allowed.example",)), url, "not_allowed")
-    assert not dialled and not asked
+    assert not dialled and not hosts
 
 
 def test_the_allowed_host_is_connected_to_by_its_address(dialled, names):
@@ -378,13 +378,13 @@ def test_a_name_is_resolved_once(server, names, monkeypatch):
     """Claim: a name that is public when judged and this machine when connected to never gets
     here: it is looked up once, and that address is dialled. Control: a second look-up would have
     led to our server."""
-    asked = names(rebind_example=[["93.184.216.34"], ["127.0.0.1"]])
+    hosts = names(rebind_example=[["93.184.216.34"], ["127.0.0.1"]])
     dialled = []
     monkeypatch.setattr(
         socket, "create_connection", lambda to, timeout: dialled.append(to) or _no()
     )
     refused(Sources(any_host=True), "http://rebind.example/", "unreachable")
-    assert asked == ["rebind.example"] and dialled == [("93.184.216.34", 80)]
+    assert hosts == ["rebind.example"] and dialled == [("93.184.216.34", 80)]
     assert not server.asked
     assert socket.getaddrinfo("rebind.example", 80)[0][4] == ("127.0.0.1", 80)
 
@@ -422,7 +422,7 @@ def test_every_redirection_is_judged(to, server, names):
 def test_hops_are_followed_and_counted(server, names):
     """Claim: redirects inside the allowed hosts are followed, relative ones too, up to the limit;
     the host is named by its own name each time, and resolved for each hop."""
-    asked = names(start_example=[["127.0.0.1"]], next_example=[["127.0.0.1"]])
+    hosts = names(start_example=[["127.0.0.1"]], next_example=[["127.0.0.1"]])
     server.answers |= {
         "/a": leading(server.at("/b", "next.example")),
         "/b": leading("ok"),
@@ -436,7 +436,7 @@ def test_hops_are_followed_and_counted(server, names):
         ("/b", f"next.example:{port}"),
         ("/ok", f"next.example:{port}"),
     ]
-    assert asked == ["start.example", "next.example", "next.example"]
+    assert hosts == ["start.example", "next.example", "next.example"]
     server.asked.clear()
     refused(here(server, redirects=2), server.at("/loop"), "unreachable")
     assert len(server.asked) == 3
@@ -517,11 +517,11 @@ def test_a_slow_host_meets_the_deadline(what, server):
 
 def test_a_slow_resolver_meets_the_deadline(monkeypatch):
     """Claim: looking up a name cannot take longer than the load may."""
-    held = threading.Event()
-    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: held.wait(30) and [])
+    release = threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: release.wait(30) and [])
     began = time.monotonic()
     refused(Sources(any_host=True, seconds=0.5), "http://slow.example/", "unreachable")
-    held.set()
+    release.set()
     assert time.monotonic() - began < 20
 
 
@@ -570,9 +570,9 @@ def test_any_text_is_loaded_or_refused(url):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(socket, "getaddrinfo", lambda *a, **k: pytest.fail("looked up"))
         try:
-            found = Sources(root=Path("/nonexistent"), hosts=("allowed.example",)).load(url)
+            source = Sources(root=Path("/nonexistent"), hosts=("allowed.example",)).load(url)
         except VideoInputError as error:
-            said = str(error)
-            assert said.isprintable() and "/nonexistent" not in said and "0x" not in said
+            message = str(error)
+            assert message.isprintable() and "/nonexistent" not in message and "0x" not in message
         else:
-            assert found.data or found.frames
+            assert source.data or source.frames

@@ -36,8 +36,8 @@ SMALL = Limits(max_pixels=1 << 20, max_memory=1 << 26)
 @pytest.fixture(scope="module")
 def shared():
     """One guard for the tests that do not harm it."""
-    with DecoderPool() as found:
-        yield found
+    with DecoderPool() as pool:
+        yield pool
 
 
 @pytest.fixture
@@ -145,8 +145,8 @@ def test_a_child_is_light():
     """Claim: what a child imports holds neither torch nor transformers, so it starts at once."""
     code = "import sys, saccade.inputs.media.guard\n"
     code += "print({'torch', 'transformers'} & set(sys.modules))"
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert said.stdout.strip() == "set()"
+    child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert child.stdout.strip() == "set()"
 
 
 def answering(code: str) -> str:
@@ -238,9 +238,9 @@ ANSWERS = {
 ROOMY = 1 << 42  # bytes of address space, of which a fork of this process has many already
 
 
-def saying(said: bytes | dict, pixels: bytes = bytes(8 + 192)) -> str:
+def saying(reply: bytes | dict, pixels: bytes = bytes(8 + 192)) -> str:
     """A child that takes a request and sends this header, then these bytes."""
-    header = said if isinstance(said, bytes) else json.dumps(said).encode()
+    header = reply if isinstance(reply, bytes) else json.dumps(reply).encode()
     return f"""
 def one(parent):
     (size,) = g.SIZE.unpack(g._receive_bytes(parent, 8))
@@ -286,7 +286,7 @@ def test_a_huge_header_is_not_read(played):
         made.read(still())
 
 
-def told(made: DecoderPool) -> str:
+def child_report(made: DecoderPool) -> str:
     """What a child found out, said as a refusal."""
     with pytest.raises(VideoInputError) as caught:
         made.read(still())
@@ -313,7 +313,7 @@ def test_a_child_gets_little(played, monkeypatch, tmp_path):
         ),
         memory=3 << 30,
     )
-    assert told(made) == f"no writing, few files, {3 << 30}, 0, []"
+    assert child_report(made) == f"no writing, few files, {3 << 30}, 0, []"
     assert not (tmp_path / "new").exists() or not (tmp_path / "new").stat().st_size
     assert resource.getrlimit(resource.RLIMIT_FSIZE) == before
 
@@ -364,9 +364,9 @@ def test_many_threads_share_a_few_children():
     lengths = [3, 5, 7, 9] * 6
     clips = {n: video(n=n, rate=10) for n in set(lengths)}
     with DecoderPool(processes=2) as made, ThreadPoolExecutor(8) as pool:
-        found = list(pool.map(lambda n: made.read(clips[n], EVERY), lengths))
+        answers = list(pool.map(lambda n: made.read(clips[n], EVERY), lengths))
         assert len(set(made._idle.queue)) == 2
-    assert [numbers(clip) for clip in found] == [list(range(n)) for n in lengths]
+    assert [numbers(clip) for clip in answers] == [list(range(n)) for n in lengths]
 
 
 @pytest.mark.extra
@@ -425,14 +425,14 @@ def survives(shared, data):
     try:
         clip = shared.read(data, limits=SMALL)
     except VideoInputError as error:
-        said = str(error)
+        message = str(error)
         assert (
-            said.isprintable()
-            and "/" not in said
-            and ". " not in said
-            and not re.search(r"\b0x", said)
+            message.isprintable()
+            and "/" not in message
+            and ". " not in message
+            and not re.search(r"\b0x", message)
         )
-        assert len(said) < 300 and error.status in (400, 413, 415, 422)
+        assert len(message) < 300 and error.status in (400, 413, 415, 422)
     else:
         assert len(clip.frames) == len(clip.timestamps) > 0 and clip.metadata["fps"] > 0
 

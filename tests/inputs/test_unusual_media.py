@@ -102,9 +102,9 @@ def test_palette_with_transparency():
     image = PILImage.fromarray(pixels).convert("P")
     image.putpalette([200, 10, 10, 10, 200, 10] + [0] * 750)
     for form in ("GIF", "PNG"):
-        for shown in (read_image(saved(image, form, transparency=0)),
+        for frame in (read_image(saved(image, form, transparency=0)),
                       read(saved(image, form, transparency=0)).frames[0]):  # fmt: skip
-            assert (shown[:, :8] == 255).all() and (shown[:, 8:] == (10, 200, 10)).all(), form
+            assert (frame[:, :8] == 255).all() and (frame[:, 8:] == (10, 200, 10)).all(), form
     moving = saved(image, "GIF", transparency=0, save_all=True, append_images=[image.rotate(90)],
                    duration=100, disposal=2)  # fmt: skip
     assert (read(moving, EVERY).frames[0][:, :8] == 255).all()
@@ -213,8 +213,8 @@ def test_times_out_of_order():
     order = [0, 3, 1, 2, *range(4, 12)]
     clip = read(muxed("matroska", 1, [(0, i, i, n - 3) for n, i in enumerate(order)]), EVERY)
     assert clip.timestamps == pytest.approx(np.arange(12) / 10)
-    found = numbers(clip)
-    assert [found[0], *found[4:]] == [0, *range(4, 12)] and set(found[1:4]) <= {0, 1, 2, 3}
+    indices = numbers(clip)
+    assert [indices[0], *indices[4:]] == [0, *range(4, 12)] and set(indices[1:4]) <= {0, 1, 2, 3}
     clip = read(muxed("matroska", 1, [(0, i, i // 2, i // 2) for i in range(8)]), EVERY)
     assert (np.diff(clip.timestamps) >= 0).all() and clip.metadata["fps"] > 0
     assert len(clip.frames) >= 7 and set(numbers(clip)) <= set(range(8))
@@ -330,14 +330,14 @@ def test_no_message_gives_a_place_away(tmp_path_factory, data, name, sampling, l
     try:
         ways.get(way, lambda: read(path, sampling, within))()
     except VideoInputError as error:
-        said = str(error)
-        shown = "".join(c if c.isprintable() else "?" for c in name)
-        assert said.isprintable()
-        for part in (said, said.replace(shown, "", 1)):
+        message = str(error)
+        display_name = "".join(c if c.isprintable() else "?" for c in name)
+        assert message.isprintable()
+        for part in (message, message.replace(display_name, "", 1)):
             assert SECRET not in part and str(Path.cwd()) not in part and "Errno" not in part
-        assert not ADDRESS.search(said.replace(shown, "", 1))
-        assert "/" not in said and "\\" not in said.replace(shown, "", 1)
-        assert len(said) < 300
+        assert not ADDRESS.search(message.replace(display_name, "", 1))
+        assert "/" not in message and "\\" not in message.replace(display_name, "", 1)
+        assert len(message) < 300
     finally:
         if path.is_file():
             os.unlink(path)
@@ -368,8 +368,8 @@ def test_long_texts_in_a_png_are_left_out(kind, place):
         "iCCP": (b"iCCP", b"profile\0\0" + zlib.compress(words)),
         "many": (b"zTXt", b"prompt\0\0" + zlib.compress(bytes(900_000))),
     }
-    name, held = chunks[kind]
-    chunk = len(held).to_bytes(4) + name + held + zlib.crc32(name + held).to_bytes(4)
+    name, body = chunks[kind]
+    chunk = len(body).to_bytes(4) + name + body + zlib.crc32(name + body).to_bytes(4)
     at = 33 if place == "before" else len(plain) - 12  # after IHDR, or before IEND
     data = plain[:at] + chunk * (80 if kind == "many" else 1) + plain[at:]
     assert np.array_equal(read_image(data), picture(5))
@@ -385,8 +385,8 @@ def test_short_texts_in_a_png_stay():
     raw = exif.tobytes()
     text = f"\nexif\n{len(raw):8d}\n{raw.hex()}\n".encode()
     plain = saved(PILImage.fromarray(picture(5)), "PNG")
-    held = b"Raw profile type exif\0\0" + zlib.compress(text)
-    chunk = len(held).to_bytes(4) + b"zTXt" + held + zlib.crc32(b"zTXt" + held).to_bytes(4)
+    body = b"Raw profile type exif\0\0" + zlib.compress(text)
+    chunk = len(body).to_bytes(4) + b"zTXt" + body + zlib.crc32(b"zTXt" + body).to_bytes(4)
     turned = read_image(plain[:33] + chunk + plain[33:])
     assert np.array_equal(turned, picture(5)[::-1, ::-1])
 

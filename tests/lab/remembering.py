@@ -17,7 +17,7 @@ class Remembering(Experiment):
     clips: int = 2
     size: int = 64
     tokens: int = 24
-    asked: dict[Any, Any] = field(default_factory=dict)
+    known_inputs: dict[Any, Any] = field(default_factory=dict)
     answers: dict[Any, Result] = field(default_factory=dict)
     shots: dict[int, AnsweredClip] = field(default_factory=dict)
 

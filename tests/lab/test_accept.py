@@ -37,8 +37,8 @@ def _lines(path: Path) -> list[dict[str, Any]]:
 
 
 def _accept(call: Call, path: Path, *words: object) -> tuple[int, list[dict[str, Any]]]:
-    code, printed, said = call("accept", "--small", "--device", "cpu", "--out", path, *words)
-    assert printed.splitlines() == path.read_text().splitlines(), said
+    code, printed, error = call("accept", "--small", "--device", "cpu", "--out", path, *words)
+    assert printed.splitlines() == path.read_text().splitlines(), error
     return code, _lines(path)
 
 
@@ -221,12 +221,12 @@ def test_a_rival_without_end_is_cut_off(tmp_path: Path) -> None:
     ],
 )
 def test_what_cannot_be_asked_is_refused(
-    call: Call, tmp_path: Path, words: tuple[str, ...], said: str
+    call: Call, tmp_path: Path, words: tuple[str, ...], reason: str
 ) -> None:
     """Claim: a missing GPU, an unknown section or method is refused in a sentence, with status 2 or
     1, before any model is made."""
     code, printed, error = call("accept", "--out", tmp_path / "a.jsonl", *words)
-    assert code in (1, 2) and said in error and not printed
+    assert code in (1, 2) and reason in error and not printed
 
 
 def test_the_large_pair_has_the_published_shapes() -> None:

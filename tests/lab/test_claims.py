@@ -180,10 +180,10 @@ def test_a_run_can_be_shown_without_running_it():
 def test_a_trial_and_a_repeat_have_places_of_their_own(tmp_path):
     """Claim: --limit and --seed change the items and the seed, and never the folder that the page
     reads. Fails if a trial of one item could be taken for the run."""
-    shown = CliRunner().invoke(app, ["run", "std-2k", "--show", "--limit", "1"])
-    assert "--limit 1 " in shown.output and shown.output.rstrip().endswith("runs/trial-std-2k")
-    shown = CliRunner().invoke(app, ["run", "std-2k", "--show", "--seed", "2"])
-    assert "--seed 2" in shown.output and shown.output.rstrip().endswith("runs/std-2k-seed-2")
+    preview = CliRunner().invoke(app, ["run", "std-2k", "--show", "--limit", "1"])
+    assert "--limit 1 " in preview.output and preview.output.rstrip().endswith("runs/trial-std-2k")
+    preview = CliRunner().invoke(app, ["run", "std-2k", "--show", "--seed", "2"])
+    assert "--seed 2" in preview.output and preview.output.rstrip().endswith("runs/std-2k-seed-2")
     arguments = ["run", "std-2k", "--limit", "1", "--results", tmp_path, "--out"]
     refused = CliRunner().invoke(app, [*map(str, arguments), str(tmp_path / "std-2k")])
     assert isinstance(refused.exception, OptionError)
@@ -248,13 +248,13 @@ def test_expected_accepted_by_simulation():
 def test_the_best_depth_is_the_best():
     """Claim: no depth beats the one found, by rates written out."""
     for p, ratio in ((0.5, 10.0), (0.9, 30.0)):
-        found = theory.best_argument(lambda d, p=p, ratio=ratio: theory.chain_speed(p, ratio, d))
+        optimum = theory.best_argument(lambda d, p=p, ratio=ratio: theory.chain_speed(p, ratio, d))
 
         def rate(depth: int, p: float = p, ratio: float = ratio) -> float:
             return (1 + sum(p**i for i in range(1, depth + 1))) / (ratio + depth)
 
-        assert all(rate(found) >= rate(depth) for depth in range(1, 100))
-        assert found < theory.depth_formula(p, ratio)
+        assert all(rate(optimum) >= rate(depth) for depth in range(1, 100))
+        assert optimum < theory.depth_formula(p, ratio)
 
 
 def test_width_by_the_printed_equations_has_no_cap():

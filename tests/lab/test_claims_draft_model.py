@@ -65,11 +65,11 @@ def test_answers_by_their_length(tmp_path):
     results = write(tmp_path, {"sage": 1.0, "specvlm/keep=0.1": 2.0})
     assert draft_model.judge_answer_length(results).verdict == "does not hold"
     path = tmp_path / "real-drafts.json"
-    found = json.loads(path.read_text())
-    for row in found["measured"]:
+    contents = json.loads(path.read_text())
+    for row in contents["measured"]:
         if row["method"] == "sage":
             row["taken"] = [9] * 8 + [0] * 90
-    path.write_text(json.dumps(found))
+    path.write_text(json.dumps(contents))
     assert draft_model.judge_answer_length(results).verdict == "holds"
 
 
@@ -106,9 +106,9 @@ def test_text_alone_is_judged_by_both_kinds_of_question(tmp_path):
     """Claim: SAGE's Table 4 holds where SAGE is ahead of native drafting on sums and on
     functions."""
     results = write(tmp_path, {"sd/shape=sage": 2.0, "sd": 1.0}, SUMS)
-    found = json.loads((tmp_path / "real-drafts.json").read_text())["measured"]
-    found += [{**row, "document": row["document"].replace(SUMS, CODE)} for row in found]
-    (tmp_path / "real-drafts.json").write_text(json.dumps({"measured": found}))
+    rows = json.loads((tmp_path / "real-drafts.json").read_text())["measured"]
+    rows += [{**row, "document": row["document"].replace(SUMS, CODE)} for row in rows]
+    (tmp_path / "real-drafts.json").write_text(json.dumps({"measured": rows}))
     assert draft_model.judge_text_alone(results).verdict == "holds"
 
 

@@ -16,8 +16,8 @@ STORED = StoredResults(Path(__file__).parents[2] / "docs" / "results")
 COUNT = 6
 
 
-def write(folder: Path, file: str = "real.json", **found: list) -> StoredResults:
-    (folder / file).write_text(json.dumps(found))
+def write(folder: Path, file: str = "real.json", **sections: list) -> StoredResults:
+    (folder / file).write_text(json.dumps(sections))
     return StoredResults(folder)
 
 

@@ -68,13 +68,13 @@ def test_an_interval_that_includes_the_threshold_never_holds():
         for suite in TWO.names:
             low = draw.uniform(-1, 1)
             intervals.append(comparison(low, low + draw.uniform(0, 0.6), suite))
-        found = verdict(*intervals, suites=TWO)
-        seen.add(found)
+        outcome = verdict(*intervals, suites=TWO)
+        seen.add(outcome)
         lows = [each.interval[1] for each in intervals]
         highs = [each.interval[2] for each in intervals]
-        assert (found == "holds") == all(low > 0 for low in lows)
-        assert (found == "does not hold") == all(high < 0 for high in highs)
-        assert (found == "partly") == (
+        assert (outcome == "holds") == all(low > 0 for low in lows)
+        assert (outcome == "does not hold") == all(high < 0 for high in highs)
+        assert (outcome == "partly") == (
             any(low > 0 for low in lows) and not all(low > 0 for low in lows)
         )
     assert seen == {"holds", "partly", "not shown", "does not hold"}

@@ -115,13 +115,13 @@ def test_frames_show_what_is_kept_and_veil_the_rest():
         t = times[number % methods.FRAMES_DRAWN]
         kept = {(h, w) for at, h, w in HIPPO["kept"][view] if at == t}
         assert axis.get_xlabel() == f"{len(kept)} of 16"
-        shown = np.asarray(axis.images[0].get_array())
+        picture = np.asarray(axis.images[0].get_array())
         frame = np.asarray(clip.frames[2 * t]) / 255
         side = len(frame) // 4
         for h in range(4):
             for w in range(4):
                 cell = np.s_[h * side : (h + 1) * side, w * side : (w + 1) * side]
-                assert np.allclose(shown[cell], frame[cell], atol=0.01) == ((h, w) in kept)
+                assert np.allclose(picture[cell], frame[cell], atol=0.01) == ((h, w) in kept)
 
 
 def test_rounds_are_bars_by_kind():

@@ -27,13 +27,13 @@ def test_predictions_are_bytes_over_bandwidth() -> None:
     layer += 3 * hidden * mlp + 2 * hidden
     weights = 2 * (layers * layer + hidden * vocab)
     expected = (weights + 2 * 2 * layers * kv * width * tokens) / 4.8e12
-    found = gpu.predict_speedups("Qwen2.5-VL-32B", "Qwen2.5-VL-7B", tokens, 4.8e12)
+    predictions = gpu.predict_speedups("Qwen2.5-VL-32B", "Qwen2.5-VL-7B", tokens, 4.8e12)
     small = footprint(CONFIGS["Qwen2.5-VL-7B"]())
-    for each, once, step, gain in found:
+    for each, once, step, gain in predictions:
         assert once == pytest.approx(expected, rel=1e-3)
         assert step == pytest.approx(small.step(2, int(tokens * each.keep), 2) / 4.8e12)
         assert gain == pytest.approx(each.tau * once / (5 * step + once))
-    full, pruned = found
+    full, pruned = predictions
     assert pruned[2] < full[2] and pruned[3] > full[3]
 
 
@@ -50,11 +50,11 @@ def test_a_tiny_pair_is_timed_and_answers(capsys: pytest.CaptureFixture[str]) ->
         target="Qwen2.5-VL-32B", draft="Qwen2.5-VL-7B", machine="H200", predict=False,
         threads=None, verbose=False,
     )  # fmt: skip
-    found = json.loads(capsys.readouterr().out)
-    assert [s["rows"] for s in found["steps"]] == [*gpu.ROWS, 1, 1]
-    assert all(s["difference"] < 1e-4 and s["captured"] > 0 for s in found["steps"])
-    assert {each["method"] for each in found["answers"]} == {"ar", "sd-tree", "specvlm", "hf"}
-    assert found["projected"].keys() == {"sd-tree", "specvlm"}
+    report = json.loads(capsys.readouterr().out)
+    assert [s["rows"] for s in report["steps"]] == [*gpu.ROWS, 1, 1]
+    assert all(s["difference"] < 1e-4 and s["captured"] > 0 for s in report["steps"])
+    assert {each["method"] for each in report["answers"]} == {"ar", "sd-tree", "specvlm", "hf"}
+    assert report["projected"].keys() == {"sd-tree", "specvlm"}
 
 
 def test_a_shape_it_cannot_make_is_refused() -> None:

@@ -32,6 +32,6 @@ def test_a_row_is_counted_from_rounds() -> None:
 
 def test_other_sizes_are_refused_before_any_training(call: Call, tmp_path: Path) -> None:
     """Claim: a size that no clips have is refused in a sentence that names those there are."""
-    code, _, said = call("head-trial", tmp_path / "head", "--visual-tokens", 65)
-    assert code == 2 and "64, 256" in said
+    code, _, error = call("head-trial", tmp_path / "head", "--visual-tokens", 65)
+    assert code == 2 and "64, 256" in error
     assert not (tmp_path / "head").exists()

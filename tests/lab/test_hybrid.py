@@ -75,10 +75,10 @@ def test_a_draft_without_states_loses_nothing_to_them(embedded: Embedded, view: 
 @pytest.mark.usefixtures("unchecked")
 def test_what_cannot_be_trained_or_measured_is_refused(call: Call, tmp_path: Path) -> None:
     """Claim: an unknown stage and a folder without a pair are one sentence, before any work."""
-    code, printed, said = call("train-hybrid", tmp_path, "--stages", "nap")
-    assert code == 2 and printed == "" and "nap" in said and len(said.strip().splitlines()) == 1
-    code, printed, said = call("hybrid", tmp_path)
-    assert code != 0 and printed == "" and "train-hybrid" in said
+    code, printed, error = call("train-hybrid", tmp_path, "--stages", "nap")
+    assert code == 2 and printed == "" and "nap" in error and len(error.strip().splitlines()) == 1
+    code, printed, error = call("hybrid", tmp_path)
+    assert code != 0 and printed == "" and "train-hybrid" in error
 
 
 def test_the_page_has_what_was_measured() -> None:

@@ -37,9 +37,9 @@ def test_an_imposed_length_is_the_mean_accepted(method: str, length: float) -> N
     """Claim: an acceptance length is the mean number of accepted tokens a round, whatever the
     models say, and never more than one away. Fails if the models' own verdicts shine through.
     """
-    found = accepted(ran(method, ImposedAcceptance(length=length)))
-    assert abs(mean(found) - length) < 0.15
-    assert {int(length), int(length + 0.999)} >= set(found)
+    lengths = accepted(ran(method, ImposedAcceptance(length=length)))
+    assert abs(mean(lengths) - length) < 0.15
+    assert {int(length), int(length + 0.999)} >= set(lengths)
 
 
 def test_imposed_rates_hold_place_by_place() -> None:
@@ -48,9 +48,9 @@ def test_imposed_rates_hold_place_by_place() -> None:
     Fails if rates are counted from the round's end, or are unconditional.
     """
     acceptance = ImposedAcceptance(rates=(0.9, 0.5, 0.8))
-    found = [acceptance.accepted(0, round, 5) for round in range(20_000)]
+    lengths = [acceptance.accepted(0, round, 5) for round in range(20_000)]
     for place, rate in enumerate((0.9, 0.5, 0.8, 0.8, 0.8)):
-        reached = [length for length in found if length >= place]
+        reached = [length for length in lengths if length >= place]
         assert abs(mean(length > place for length in reached) - rate) < 0.02
 
 
@@ -68,10 +68,10 @@ def test_an_imposed_acceptance_runs_the_real_forwards() -> None:
 @pytest.mark.parametrize(
     "asked", [{}, {"length": -1.0}, {"rates": (0.5, 1.5)}, {"length": 1.0, "rates": (0.5,)}]
 )
-def test_an_acceptance_that_means_nothing_is_refused(asked: dict[str, Any]) -> None:
+def test_an_acceptance_that_means_nothing_is_refused(settings: dict[str, Any]) -> None:
     """Claim: neither, both, or impossible numbers are one sentence."""
     with pytest.raises(OptionError):
-        ImposedAcceptance(**asked)
+        ImposedAcceptance(**settings)
 
 
 def test_a_parallel_draft_takes_no_imposed_acceptance() -> None:

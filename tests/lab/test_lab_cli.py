@@ -24,16 +24,16 @@ def test_speed_as_json(call: Call, tmp_path: Path) -> None:
     same in the file; the exit code is 0 whether goals are met or not."""
     path = tmp_path / "speed.json"
     words = ("--only", "useless", "--clips", 1, "--repeat", 1, "--json", "--out", path)
-    code, printed, said = call("speed", *words)
-    assert code == 0, said
-    found = json.loads(printed)
-    assert json.loads(path.read_text()) == found
-    assert found["environment"]["threads"] == 1 and found["target"] == "shapes"
-    assert [ratio["goal"] for ratio in found["ratios"]] == [0.98, 0.95, 0.98, 0.95]
-    for ratio in found["ratios"]:
+    code, printed, error = call("speed", *words)
+    assert code == 0, error
+    results = json.loads(printed)
+    assert json.loads(path.read_text()) == results
+    assert results["environment"]["threads"] == 1 and results["target"] == "shapes"
+    assert [ratio["goal"] for ratio in results["ratios"]] == [0.98, 0.95, 0.98, 0.95]
+    for ratio in results["ratios"]:
         assert set(ratio) == {"part", "name", "value", "goal", "met", "interval", "detail"}
         assert ratio["met"] is (ratio["value"] >= ratio["goal"]) and ratio["interval"] is None
-    for part in found["parts"]:
+    for part in results["parts"]:
         assert part["identical"] is True and part["differing"] == [] and part["errors"] == {}
         assert part["clips"] == ["shapes-caption-256-60000000"]
         assert set(part["methods"]) == {"ar", "auto"} and part["methods"]["ar"]["tau"] == 1
@@ -42,21 +42,21 @@ def test_speed_as_json(call: Call, tmp_path: Path) -> None:
 
 def test_an_unknown_part_is_refused(call: Call) -> None:
     """Claim: one sentence that names it and what there is, before anything is loaded."""
-    code, printed, said = call("speed", "--only", "sideways")
-    assert code == 2 and printed == "" and len(said.strip().splitlines()) == 1
-    assert "sideways" in said and "decode-2k" in said
+    code, printed, error = call("speed", "--only", "sideways")
+    assert code == 2 and printed == "" and len(error.strip().splitlines()) == 1
+    assert "sideways" in error and "decode-2k" in error
 
 
 def test_a_file_that_cannot_be_is_refused_at_once(call: Call, tmp_path: Path) -> None:
     """Claim: no folder, no run. Fails if half an hour is measured and lost."""
-    code, printed, said = call("speed", "--out", tmp_path / "no" / "speed.json")
-    assert code == 2 and printed == "" and "no folder" in said
+    code, printed, error = call("speed", "--out", tmp_path / "no" / "speed.json")
+    assert code == 2 and printed == "" and "no folder" in error
 
 
 def test_an_unknown_stage_is_refused(call: Call) -> None:
     """Claim: one sentence that names it, before anything is trained."""
-    code, printed, said = call("train", "--stages", "nap")
-    assert code == 2 and printed == "" and "nap" in said and len(said.strip().splitlines()) == 1
+    code, printed, error = call("train", "--stages", "nap")
+    assert code == 2 and printed == "" and "nap" in error and len(error.strip().splitlines()) == 1
 
 
 def test_a_report_ends_with_the_papers_tables(
@@ -65,8 +65,8 @@ def test_a_report_ends_with_the_papers_tables(
     """Claim: the report is the wheel's own and, below it, the tables of the papers."""
     monkeypatch.setattr(report.figures, "draw_figures", lambda *given: [])
     shutil.copy(RESULTS / "bench-2k" / "results.jsonl.gz", tmp_path)
-    code, printed, said = call("report", tmp_path)
-    assert code == 0 and "report.md" in printed, said
+    code, printed, error = call("report", tmp_path)
+    assert code == 0 and "report.md" in printed, error
     own = report.report_markdown(*records.read_finished_run(tmp_path))
     page = (tmp_path / "report.md").read_text()
     assert page.startswith(own) and "papers' layouts" not in own

@@ -32,8 +32,8 @@ def test_every_rival_computes_the_same(ours, monkeypatch):
     def compiler(work):
         return lambda *given, **named: compiled.append(1) or work(*given, **named)
 
-    found = [*measure_step_variants(model, 70, (1, 3), repeat=1, compiler=compiler)]
+    timings = [*measure_step_variants(model, 70, (1, 3), repeat=1, compiler=compiler)]
     names = [*(["kernels"] if ours else []), "torch", "compiled"]
-    assert [(each.kind, each.rows) for each in found] == [(n, r) for r in (1, 3) for n in names]
-    assert all(each.difference < 1e-4 and each.milliseconds > 0 for each in found)
+    assert [(each.kind, each.rows) for each in timings] == [(n, r) for r in (1, 3) for n in names]
+    assert all(each.difference < 1e-4 and each.milliseconds > 0 for each in timings)
     assert compiled and bool(launched) is ours

@@ -16,13 +16,13 @@ from saccade.methods import resolve
 
 def run_of(*methods: str, suite: str = "s", turns: int = 1) -> list[Answer]:
     """Two items by each method; how much is accepted differs by method, item and turn."""
-    found = []
+    answers = []
     for place, method in enumerate(methods):
         for number, item in enumerate("ab"):
             for turn in range(turns):
                 taken = tuple((place + number + turn + i) % 5 for i in range(12))
                 drafted = (0,) * 12 if method == "ar" else (5,) * 12
-                found.append(
+                answers.append(
                     answer(
                         item,
                         method,
@@ -41,22 +41,22 @@ def run_of(*methods: str, suite: str = "s", turns: int = 1) -> list[Answer]:
                         prefill=1.0,
                     )
                 )
-    return found
+    return answers
 
 
 def read(answers: list[Answer]) -> dict[str, dict[str, dict[str, str]]]:
     """Tables by their headings."""
-    found: dict[str, dict[str, dict[str, str]]] = {}
+    layout_tables: dict[str, dict[str, dict[str, str]]] = {}
     lines: list[str] = []
     place = ""
     for line in [*layouts.all_tables(answers), "### end"]:
         if line.startswith("### "):
             if lines:
-                (found[place],) = tables("\n".join(lines))
+                (layout_tables[place],) = tables("\n".join(lines))
             place, lines = line.removeprefix("### "), []
         elif line.startswith("|"):
             lines.append(line)
-    return found
+    return layout_tables
 
 
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: layout.place)
@@ -97,10 +97,10 @@ def test_a_row_is_the_settled_method_where_it_was_run():
 def test_hippos_speedups_are_of_whole_answers():
     """Claim: HIPPO's Tables 1 and 3 print the speedup of whole answers, prefill and all, every
     other table that of decoding. Fails where one speedup serves all."""
-    found = read(run_of("ar", "sd", "specvlm", "hippo", "pearl"))
-    whole = {place for place, rows in found.items() if place.startswith("HIPPO, Table")}
+    layout_tables = read(run_of("ar", "sd", "specvlm", "hippo", "pearl"))
+    whole = {place for place, rows in layout_tables.items() if place.startswith("HIPPO, Table")}
     assert whole == {"HIPPO, Table 1", "HIPPO, Table 3"}
-    for place, rows in found.items():
+    for place, rows in layout_tables.items():
         cells = {row["s: speedup"] for name, row in rows.items() if "s: speedup" in row}
         # every answer takes as long in all, and decoding takes less
         assert cells == {"1.00x [1.00, 1.00]"} if place in whole else "1.00x" not in str(cells)
@@ -111,14 +111,14 @@ def test_cells_are_the_measures():
     HIPPO's the accepted ones by the round and from refusal to refusal, both for every row. Fails
     if a column has two units or counts the target's own tokens where the paper does not."""
     answers = run_of("ar", "sd", "sd-tree", "specvlm", "sage", "hippo", "tabed")
-    found = read(answers)
+    layout_tables = read(answers)
     by = {name: [a for a in answers if a.method == name] for name in {a.method for a in answers}}
-    sage = found["SAGE, Tables 1-3"]["SAGE"]
+    sage = layout_tables["SAGE, Tables 1-3"]["SAGE"]
     taken = [n for a in by["sage"] for n in a.accepted]
     assert sage["s: tau"] == f"{mean(taken):.2f}"
-    block = found["TABED, Tables 1-2"]["MT*"]["s: tau"]
+    block = layout_tables["TABED, Tables 1-2"]["MT*"]["s: tau"]
     assert block == f"{1 + mean(n for a in by['tabed'] for n in a.accepted):.2f}"
-    special = found["SpecVLM, Tables 1-2"]["Std.-SD: SpecVLM"]
+    special = layout_tables["SpecVLM, Tables 1-2"]["Std.-SD: SpecVLM"]
     assert special["s: tau"] == f"{mean(n for a in by['specvlm'] for n in a.accepted):.2f}"
     assert float(special["s: tokens/s"]) == pytest.approx(
         measures.tokens_per_second(by["specvlm"]), abs=0.5
@@ -126,25 +126,25 @@ def test_cells_are_the_measures():
     ratios = sorted(measures.speedups(by["specvlm"], by["ar"]))
     assert special["s: speedup"].startswith(f"{mean(ratios):.2f}x")  # the median of two
     for label, method in (("HIPPO", "hippo"), ("SpecVLM", "specvlm")):
-        row = found["HIPPO, Table 1"][label]
+        row = layout_tables["HIPPO, Table 1"][label]
         assert row["s: MAT"] == f"{measures.accepted_between_refusals(by[method]):.2f}"
         assert row["s: accepted"] == f"{measures.accepted_per_forward(by[method]):.2f}"
-    assert found["SAGE, Tables 1-3"]["Vanilla AR"]["s: tau"] == "-"
+    assert layout_tables["SAGE, Tables 1-3"]["Vanilla AR"]["s: tau"] == "-"
 
 
 def test_a_table_shows_what_was_run():
     """Claim: rows without answers are left out, and a table with fewer than two is not there."""
-    found = read(run_of("ar", "specvlm", "sage"))
-    assert list(found["SAGE, Tables 1-3"]) == ["Vanilla AR", "SpecVLM", "SAGE"]
-    assert "HIPPO, Table 3" not in found and "TABED, Tables 1-2" not in found
+    layout_tables = read(run_of("ar", "specvlm", "sage"))
+    assert list(layout_tables["SAGE, Tables 1-3"]) == ["Vanilla AR", "SpecVLM", "SAGE"]
+    assert "HIPPO, Table 3" not in layout_tables and "TABED, Tables 1-2" not in layout_tables
 
 
 def test_second_turns_stand_apart():
     """Claim: TABED's table splits a conversation into its first turn and the later ones, other
     tables do not; the last column is over everything. Fails if a turn counts twice or not."""
     answers = run_of("ar", "sd", "tabed", turns=3)
-    found = read(answers)
-    row = found["TABED, Tables 1-2"]["MT*"]
+    layout_tables = read(answers)
+    row = layout_tables["TABED, Tables 1-2"]["MT*"]
     own = [a for a in answers if a.method == "tabed"]
     for name, turns in (("s, first turn: tau", (0,)), ("s, later: tau", (1, 2))):
         assert row[name] == f"{measures.tau([a for a in own if a.turn in turns]):.2f}"

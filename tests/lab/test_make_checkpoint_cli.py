@@ -35,8 +35,8 @@ def test_every_family_is_written_and_read(family: str, call: Call, tmp_path: Pat
     if family in NEEDS and importlib.util.find_spec(NEEDS[family]) is None:
         pytest.skip(f"needs {NEEDS[family]}")
     folder = tmp_path / family
-    code, printed, said = call("make-checkpoint", family, folder, "--layers", 3, "--json")
-    assert code == 0, said
+    code, printed, error = call("make-checkpoint", family, folder, "--layers", 3, "--json")
+    assert code == 0, error
     assert json.loads(printed) == {"family": family, "folder": str(folder), "seed": 0}
     loaded = models.load(str(folder), device="cpu")
     assert loaded.backbone.layers == 3 and loaded.backbone.vocab == 320
@@ -87,10 +87,10 @@ def test_noise_disturbs_the_decoder_a_little(call: Call, tmp_path: Path) -> None
 
 
 def refused(outcome: tuple[int, str, str], *words: str) -> None:
-    code, printed, said = outcome
-    assert code == 2 and printed == "" and "Traceback" not in said, said
-    assert len(said.strip().splitlines()) == 1, said
-    assert all(word in said for word in words), said
+    code, printed, error = outcome
+    assert code == 2 and printed == "" and "Traceback" not in error, error
+    assert len(error.strip().splitlines()) == 1, error
+    assert all(word in error for word in words), error
 
 
 def test_what_is_refused(call: Call, tmp_path: Path) -> None:

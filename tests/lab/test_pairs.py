@@ -28,10 +28,10 @@ def test_the_papers_pairs(pair: tuple[str, str]) -> None:
     """Claim: each pair of the papers works on a GPU with room, and is worth it unless its draft is
     nearly as large as its target. Fails if a published config is read wrongly enough to turn the
     verdict, or if a small gain is promised as a large one."""
-    found = examine_pair(*pair)
-    assert 0 < found.ratio < 1 and not found.problems
-    said = "little to gain" if pair in HARDLY_PAY else "worth it"
-    assert found.verdict.startswith(said)
+    report = examine_pair(*pair)
+    assert 0 < report.ratio < 1 and not report.problems
+    verdict = "little to gain" if pair in HARDLY_PAY else "worth it"
+    assert report.verdict.startswith(verdict)
 
 
 @pytest.mark.parametrize(
@@ -48,8 +48,8 @@ def test_gains_are_those_of_the_arithmetic(pair: tuple[str, str], speedup: float
     """Claim: at 80 % accepted the expected gains are those an engineer worked out by hand from
     kernels and bytes, to 3 %. Fails where a step is thought to cost its bytes alone: then the first
     gain would be 1.3 and the second 2.8."""
-    found = examine_pair(*pair, tokens=12288)
-    typical = next(each for each in found.outlook if each.rate == TYPICAL_RATE)
+    report = examine_pair(*pair, tokens=12288)
+    typical = next(each for each in report.outlook if each.rate == TYPICAL_RATE)
     assert typical.speedup == pytest.approx(speedup, rel=0.03)
 
 

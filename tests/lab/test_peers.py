@@ -28,7 +28,7 @@ def _run(row: str, total: float, ids: tuple[int, ...] = (5, 6, 7)) -> dict[str, 
 def test_the_table_is_of_medians_over_generate_and_has_every_row() -> None:
     """Claim: medians over turns stand beside their ratio to `generate`'s; a row that failed says
     why and one that was not asked says so; none is missing."""
-    found = {
+    report = {
         "versions": {"saccade": {"torch": "2", "transformers": "5"}},
         "answers": {GENERATE: (5, 6, 7)},
         "errors": {"FlashSpec": "OSError: a | b"},
@@ -37,14 +37,14 @@ def test_the_table_is_of_medians_over_generate_and_has_every_row() -> None:
             *(_run("Saccade, `auto`", total) for total in (1.5, 1.5, 1.0625)),
         ],
     }
-    told = {line.split(" | ")[0].strip("| "): line for line in rows.table(found).splitlines()[2:]}
-    assert list(told) == [row.name for row in ROWS]
-    assert told[GENERATE] == (
+    lines = {line.split(" | ")[0].strip("| "): line for line in rows.table(report).splitlines()[2:]}
+    assert list(lines) == [row.name for row in ROWS]
+    assert lines[GENERATE] == (
         f"| {GENERATE} | 1.00 | 1 (1.00x) | 1 (1.00x) | yes | transformers 5, torch 2 |  |"
     )
-    assert "| 1.00 | 4 (4.00x) | 2 (2.00x) | yes |" in told["Saccade, `auto`"]
-    assert told["FlashSpec"].endswith("shows both models the clip; OSError: a \\| b |")
-    assert told["vLLM, eager"].endswith("| not run |")
+    assert "| 1.00 | 4 (4.00x) | 2 (2.00x) | yes |" in lines["Saccade, `auto`"]
+    assert lines["FlashSpec"].endswith("shows both models the clip; OSError: a \\| b |")
+    assert lines["vLLM, eager"].endswith("| not run |")
 
 
 def test_an_answer_is_compared_with_generate_and_then_at_its_own_positions() -> None:
@@ -116,14 +116,14 @@ def test_turns_go_round_and_the_first_is_not_kept(
     monkeypatch.setattr(turns, "PAUSE_SECONDS", 0.0)
     chosen = (GENERATE, "vLLM, eager", "vLLM, compiled")
     plan = turns.Plan(scene=(1, 4, 56), repeat=2, rows=chosen)
-    said: list[str] = []
-    found = turns.run(plan, tmp_path / "peers.json", said.append)
+    messages: list[str] = []
+    report = turns.run(plan, tmp_path / "peers.json", messages.append)
     rows = [GENERATE, "vLLM, eager"]
-    assert [one["row"] for one in found["runs"]] == [*rows[::-1], *rows]
-    assert found["errors"] == {"vLLM, compiled": "out of order"}
-    assert list(found["answers"]) == [GENERATE, *REFERENCES]
-    assert [line for line in said if "compiled" in line] == ["turn 0 of 2: vLLM, compiled"]
-    assert json.loads((tmp_path / "peers.json").read_text())["runs"] == found["runs"]
+    assert [one["row"] for one in report["runs"]] == [*rows[::-1], *rows]
+    assert report["errors"] == {"vLLM, compiled": "out of order"}
+    assert list(report["answers"]) == [GENERATE, *REFERENCES]
+    assert [line for line in messages if "compiled" in line] == ["turn 0 of 2: vLLM, compiled"]
+    assert json.loads((tmp_path / "peers.json").read_text())["runs"] == report["runs"]
 
 
 def test_an_unknown_row_is_refused() -> None:

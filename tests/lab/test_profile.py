@@ -96,17 +96,17 @@ def test_a_round_is_drafting_verifying_and_the_rest(
         return real(model, context, requests, room)
 
     monkeypatch.setattr(cost_measurement, "filled_session", noting)
-    found = {each.method: each for each in profiled(embedded, recipes(*METHODS))}
-    assert list(found) == ["ar", *METHODS]
-    for each in found.values():
+    profiles = {each.method: each for each in profiled(embedded, recipes(*METHODS))}
+    assert list(profiles) == ["ar", *METHODS]
+    for each in profiles.values():
         assert each.drafting + each.verifying + each.rest == pytest.approx(each.round)
         assert each.share[0] == pytest.approx(each.measured[0] / each.ideal[0])
         assert each.rows >= 1 and each.bare_plain > 0
-    plain = found["ar"]
+    plain = profiles["ar"]
     assert plain.ideal[0] == pytest.approx(1) and plain.measured[0] == 1
     assert plain.level is None and plain.tau == 1 and plain.bare_level == 0
-    assert found["lookup"].bare_level == 0  # a look into the text is no forward
-    assert found["sd/shape=chain-3"].bare_level < found["specvlm-self"].bare_level
+    assert profiles["lookup"].bare_level == 0  # a look into the text is no forward
+    assert profiles["sd/shape=chain-3"].bare_level < profiles["specvlm-self"].bare_level
 
     target, draft = (loaded.backbone for loaded in embedded)
     item = next(iter(shapes.suites()["shapes-caption"].items()))
@@ -130,21 +130,21 @@ def test_bare_forwards_are_timed_for_all_rows_there_were(
 ) -> None:
     """Claim: T is measured for every number of rows that occurred, each in turn. Fails if a tree's
     or a cut round's rows are read off a line between others."""
-    asked: list[Sequence[tuple[str, int]]] = []
+    calls: list[Sequence[tuple[str, int]]] = []
 
     def timed(sessions: Any, keys: Sequence[tuple[str, int]]) -> dict[tuple[str, int], float]:
-        asked.append(keys)
+        calls.append(keys)
         return dict.fromkeys(keys, 1.0)
 
     monkeypatch.setattr(profiling, "time_bare_forwards", timed)
     name = "sd/shape=chain-4"
     recipe = impose_acceptance(resolve(name), ImposedAcceptance(length=4))
-    found = profiled(embedded, {"ar": resolve("ar"), name: recipe}, 14)
-    assert asked == [[("", 1), ("", 5), (name, 1)]]
-    assert found[1].accepted == pytest.approx(
+    profiles = profiled(embedded, {"ar": resolve("ar"), name: recipe}, 14)
+    assert calls == [[("", 1), ("", 5), (name, 1)]]
+    assert profiles[1].accepted == pytest.approx(
         11 / 3
     )  # the last of three rounds is cut at 14 tokens
-    assert found[1].gamma == 4 and found[1].rows == 5
+    assert profiles[1].gamma == 4 and profiles[1].rows == 5
 
 
 @pytest.mark.representatives(1)

@@ -46,9 +46,9 @@ def test_documents_are_long_texts_in_turn(tmp_path):
     """Claim: every file that is long enough, in order, with the next task and length each."""
     for name, size in (("a.md", 6000), ("b.py", 9000), ("c.bin", 9000), ("d.txt", 100)):
         (tmp_path / name).write_text("x" * size)
-    found = list(documents.find_documents([tmp_path]))
-    assert [(each.name, each.tokens) for each in found] == [("a.md", 1800), ("b.py", 2500)]
-    assert found[0].task != found[1].task
+    texts = list(documents.find_documents([tmp_path]))
+    assert [(each.name, each.tokens) for each in texts] == [("a.md", 1800), ("b.py", 2500)]
+    assert texts[0].task != texts[1].task
     with pytest.raises(OptionError, match="neither"):
         list(documents.find_documents([tmp_path / "nowhere"]))
 
@@ -57,9 +57,9 @@ def test_without_paths_the_measured_texts_are_asked_about():
     """Claim: who names no text asks about those of docs/results/real.md, the same questions about
     the same words in the same order. Fails when a text in notebook/texts is moved or changed."""
     stored = json.loads((RESULTS / "real.json").read_text())["measured"]
-    asked = dict.fromkeys((row["document"], row["digest"], row["task"]) for row in stored)
-    found = [(each.name, each.digest, each.task) for each in documents.find_documents([])]
-    assert found == [*asked] and len(found) == 23
+    stored_keys = dict.fromkeys((row["document"], row["digest"], row["task"]) for row in stored)
+    keys = [(each.name, each.digest, each.task) for each in documents.find_documents([])]
+    assert keys == [*stored_keys] and len(keys) == 23
 
 
 def test_an_oracle_holds_most_and_every_choice_its_count():
@@ -68,15 +68,15 @@ def test_an_oracle_holds_most_and_every_choice_its_count():
     generator = torch.Generator().manual_seed(1)
     first, before, now = (torch.rand(3, 2, 40, generator=generator).softmax(-1) for _ in range(3))
     for count in (4, 10, 20):
-        held = {}
+        masses = {}
         for name, choose in ((n, way) for n, own in attention_sets.CHOICES.items() for way in own):
             kept = choose(first, before, now, count)
             assert kept.shape == now.shape and bool((kept.sum(-1) == count).all())
-            held[name] = float((now * kept).sum(-1).mean())
+            masses[name] = float((now * kept).sum(-1).mean())
         drawn = [choose(first, before, now, count) for choose in attention_sets.CHOICES["random"]]
         assert len({str(kept.tolist()) for kept in drawn}) == attention_sets.RANDOM_DRAWS > 1
-        best = next(name for name in held if name.startswith("oracle"))
-        assert all(held[best] >= other for other in held.values())
+        best = next(name for name in masses if name.startswith("oracle"))
+        assert all(masses[best] >= other for other in masses.values())
 
 
 def test_over_the_whole_document_the_target_goes_on_as_it_does(tmp_path):
@@ -87,15 +87,15 @@ def test_over_the_whole_document_the_target_goes_on_as_it_does(tmp_path):
     folder = checkpoints.make("llama", tmp_path / "target")
     model = load(str(folder), device="cpu")
     document = documents.Document("a", "some words of a text, " * 30, "Go on.", 100)
-    said = [11 * number % 250 for number in range(30)]
-    found = attention_sets.measure_attention_sets(
-        model, document, said, PrefixCache(measure.PROMPT_CACHE_BYTES), shares=(0.02, 1.0)
+    answer_ids = [11 * number % 250 for number in range(30)]
+    looks = attention_sets.measure_attention_sets(
+        model, document, answer_ids, PrefixCache(measure.PROMPT_CACHE_BYTES), shares=(0.02, 1.0)
     )
-    assert len(found) == 2 * (len(attention_sets.CHOICES) + 1)
-    for look in found:
+    assert len(looks) == 2 * (len(attention_sets.CHOICES) + 1)
+    for look in looks:
         if look.keep == 1.0:
             assert look.mass == pytest.approx(1) and look.agrees in (1.0, None)
-    assert any(look.agrees is not None and look.agrees < 1 for look in found)
+    assert any(look.agrees is not None and look.agrees < 1 for look in looks)
 
 
 def test_a_page_says_what_was_measured():
@@ -141,7 +141,7 @@ def test_a_page_says_what_was_measured():
 
 
 @pytest.fixture(scope="module")
-def asked() -> tuple[Any, Any, Any, Any, Any]:
+def real_case() -> tuple[Any, Any, Any, Any, Any]:
     """The real model, two texts of the package, the settings, what ``generate()`` says of them, and
     their prompts, read once."""
     model = load(str(CHECKPOINT), device="cpu")
@@ -156,35 +156,35 @@ def asked() -> tuple[Any, Any, Any, Any, Any]:
 @pytest.mark.slow
 @pytest.mark.parametrize("keep", [0.1, 0.25])
 @pytest.mark.parametrize("name", ["std", "fresh", "streaming", "std/view=random"])
-def test_real_weights_answer_as_generate_does(asked, name, keep):
+def test_real_weights_answer_as_generate_does(real_case, name, keep):
     """Claim: on real weights and documents of our own a self-draft over a part of the document
     answers as ``generate()``; it drafts, and over no more than that part and the text around."""
-    model, short, settings, truths, kept = asked
+    model, short, settings, truths, kept = real_case
     recipe = resolve(f"{name}/keep={keep}")
-    for found in measure.answer_documents(model, short, recipe, settings, truths, kept):
-        assert found.same and found.drafted > 1
-        assert 0 < found.kept <= keep * LENGTH + SLACK
+    for answer in measure.answer_documents(model, short, recipe, settings, truths, kept):
+        assert answer.same and answer.drafted > 1
+        assert 0 < answer.kept <= keep * LENGTH + SLACK
 
 
 @needs_weights
 @pytest.mark.slow
-def test_on_real_weights_a_look_ago_holds_more_than_at_prefill(asked):
+def test_on_real_weights_a_look_ago_holds_more_than_at_prefill(real_case):
     """Claim: of what each head attends to in a document while it is answered about, the tenth of
     one look ago holds more than the tenth at prefill."""
-    model, short, _, truths, kept = asked
+    model, short, _, truths, kept = real_case
     names = (
         attention_sets.TAIL,
         "fresh: each head's top a look ago",
         "std: each head's top at prefill",
     )
     ways = {name: attention_sets.CHOICES[name] for name in names}
-    held = {
+    masses = {
         look.chosen: look.mass
         for look in attention_sets.measure_attention_sets(
             model, short[0], truths[0], kept, shares=[0.1], chosen=lambda first: ways
         )
     }
-    assert held[names[1]] > held[names[2]]
+    assert masses[names[1]] > masses[names[2]]
 
 
 def test_a_run_goes_on_where_it_was_cut_short(tmp_path):
@@ -214,9 +214,9 @@ def test_a_penalty_spares_the_documents_words():
     rule = measure.AnswerPenalty(2.0, (7, 8))
     scores = torch.tensor([[4.0, -4.0, 4.0, 1.0, 0, 0, 0, 3.0, 3.0]] * 2)
     ids = torch.tensor([[7, 2, 3, 7, 8, 0, 1], [2, 3, 4, 5, 6, 7, 8]])
-    found = rule(ids, scores)
-    assert found[0].tolist() == [2.0, -8.0, 4.0, 1.0, 0, 0, 0, 3.0, 3.0]
-    assert found[1].tolist() == scores[1].tolist()
+    new_scores = rule(ids, scores)
+    assert new_scores[0].tolist() == [2.0, -8.0, 4.0, 1.0, 0, 0, 0, 3.0, 3.0]
+    assert new_scores[1].tolist() == scores[1].tolist()
 
 
 def test_where_bytes_break_even():

@@ -51,15 +51,15 @@ def test_amdahl_by_hand() -> None:
 def test_a_turn_is_set_against_the_same_turn() -> None:
     """Claim: a clip's figure is the median of its turns' ratios. Control: where the machine slows
     down on the way the ratio of medians is another number, so it cannot stand for it."""
-    found = timed(ar=[[2.0, 4.0, 40.0]], auto=[[1.0, 4.0, 10.0]])
-    assert ratios.speedups_by_clip(found, "auto", "ar") == [2.0]
+    race = timed(ar=[[2.0, 4.0, 40.0]], auto=[[1.0, 4.0, 10.0]])
+    assert ratios.speedups_by_clip(race, "auto", "ar") == [2.0]
     assert median([2.0, 4.0, 40.0]) / median([1.0, 4.0, 10.0]) != 2.0
 
 
 def test_the_whole_counts_what_comes_before() -> None:
     """Claim: end to end is of total seconds. Fails if it is of decoding."""
-    found = timed(ar=[[3.0]], auto=[[1.0]])
-    assert ratios.speedups_by_clip(found, "auto", "ar", ratios.whole_seconds_per_token) == [2.0]
+    race = timed(ar=[[3.0]], auto=[[1.0]])
+    assert ratios.speedups_by_clip(race, "auto", "ar", ratios.whole_seconds_per_token) == [2.0]
 
 
 def test_an_answer_made_longer_by_hand() -> None:
@@ -72,13 +72,13 @@ def test_an_answer_made_longer_by_hand() -> None:
 def test_the_best_is_one_drafting_method() -> None:
     """Claim: the best has the highest median over clips; plain decoders are never it, and it is
     one method for all clips. Fails if each clip may choose its own."""
-    found = timed(
+    race = timed(
         ar=[[4.0], [4.0], [4.0]],
         hf=[[0.1], [0.1], [0.1]],
         auto=[[1.0], [4.0], [4.0]],
         sd=[[2.0], [2.0], [2.0]],
     )
-    figure = ratios.best_method_ratio("ar")(found)
+    figure = ratios.best_method_ratio("ar")(race)
     assert figure.detail["best"] == "sd" and figure.value == 2.0
     assert figure.detail["methods"] == {"auto": 1.0, "sd": 2.0}
     assert figure.interval == (2.0, 2.0)
@@ -92,18 +92,18 @@ def test_share_of_amdahl_by_hand() -> None:
     at_once = InterleavedRuns(("a",), ({**plain, "auto": [ran(1.0, 1.0)]},))
     assert ratios.share_of_amdahl_limit(at_once).value == pytest.approx(1.0)
     slower = InterleavedRuns(("a",), ({**plain, "auto": [ran(1.0, 2.0)]},))
-    found = ratios.share_of_amdahl_limit(slower)
-    assert found.value == pytest.approx((4 / 3) / 2)
-    assert found.detail["limit"] == pytest.approx(2.0)
+    figure = ratios.share_of_amdahl_limit(slower)
+    assert figure.value == pytest.approx((4 / 3) / 2)
+    assert figure.detail["limit"] == pytest.approx(2.0)
 
 
 def test_auto_is_ranked_by_total_seconds() -> None:
     """Claim: the fastest fixed method's seconds of all clips over `auto`'s; plain decoding is a
     fixed method. Control: the median clip says another number."""
-    found = timed(ar=[[3.0], [3.0], [3.0]], sd=[[1.0], [1.0], [6.0]], auto=[[2.0], [2.0], [4.0]])
-    figure = ratios.ratio_to_best_fixed(found)
+    race = timed(ar=[[3.0], [3.0], [3.0]], sd=[[1.0], [1.0], [6.0]], auto=[[2.0], [2.0], [4.0]])
+    figure = ratios.ratio_to_best_fixed(race)
     assert figure.value == 1.0 and figure.detail["best"] == "sd"
-    assert median(ratios.speedups_by_clip(found, "auto", "sd")) == 0.5
+    assert median(ratios.speedups_by_clip(race, "auto", "sd")) == 0.5
     low, high = figure.interval or (0, 0)
     assert low == 0.5 and high == 1.5  # three times the same clip, the extremes of resampling
     plain = ratios.ratio_to_best_fixed(timed(ar=[[1.0]], sd=[[2.0]], auto=[[4.0]]))
@@ -117,13 +117,13 @@ def part(goals: tuple[Goal, ...]) -> Part:
 def test_goals_are_met_or_missed_or_neither() -> None:
     """Claim: at the goal is met, below is missed, without a goal neither; a peer that crashed
     leaves no value and says why."""
-    found = timed(ar=[[4.0]], auto=[[2.0]])
+    race = timed(ar=[[4.0]], auto=[[2.0]])
     figure = ratios.method_ratio("auto", "ar")
     goals = tuple(
         Goal(name, figure, least) for name, least in (("a", 2.0), ("b", 2.1), ("c", None))
     )
-    assert [ratio.met for ratio in speed.goal_outcomes(part(goals), found)] == [True, False, None]
-    crashed = replace(found, runs=({**found.runs[0], "hf": []},), errors={"hf": "RuntimeError: no"})
+    assert [ratio.met for ratio in speed.goal_outcomes(part(goals), race)] == [True, False, None]
+    crashed = replace(race, runs=({**race.runs[0], "hf": []},), errors={"hf": "RuntimeError: no"})
     goals = (
         Goal("d", ratios.method_ratio("ar", "hf"), 1.3),
         Goal("e", ratios.best_method_ratio("hf"), 4.5),
@@ -155,12 +155,12 @@ GOALS = {
 def test_the_parts_are_what_was_asked_for() -> None:
     """Claim: goals as stated, in suites there are, by methods there are; judged on seeds nothing
     was tuned on. Fails if a goal is moved to where it is met."""
-    found: dict[str, list[float | None]] = {}
+    goals: dict[str, list[float | None]] = {}
     for each in speed.PARTS:
-        found.setdefault(each.name, []).extend(goal.minimum for goal in each.goals)
+        goals.setdefault(each.name, []).extend(goal.minimum for goal in each.goals)
         assert each.suite in shapes.suites()
         resolve_methods(each.methods)
-    assert found == GOALS and tuple(found) == speed.PART_NAMES
+    assert goals == GOALS and tuple(goals) == speed.PART_NAMES
     assert shapes.FIRST_SEED == 60_000_000
     assert len(speed.parts_named([])) == len(speed.PARTS) and len(speed.parts_named(["auto"])) == 7
     with pytest.raises(OptionError, match="context-10k"):
@@ -184,18 +184,18 @@ def test_answers_of_a_stated_length(both: Pair) -> None:
     """Claim: with min_new_tokens = max_new_tokens ours and transformers' answers go on past their
     end alike, and have exactly so many tokens. Control: left alone this one ends before."""
     settings = {"min_new_tokens": 40, "max_new_tokens": 40, "do_sample": False}
-    asked = inputs(both, 0, "shapes-qa")
-    found = run_interleaved(
+    clip_inputs = inputs(both, 0, "shapes-qa")
+    race = run_interleaved(
         both,
-        (asked, None),
+        (clip_inputs, None),
         resolve_methods(["auto", "sd/shape=chain-3", "hf"]),
         repeat=1,
         settings=settings,
     )
-    assert {own[0].ids for own in found.runs.values()} == {found.runs["ar"][0].ids}
-    assert len(found.runs["ar"][0].ids) == 40
-    alone = run(both.target.backbone, asked, method="ar", max_new_tokens=40, do_sample=False)
-    assert len(alone.ids) < 40 and alone.ids[:-1] == found.runs["ar"][0].ids[: len(alone.ids) - 1]
+    assert {own[0].ids for own in race.runs.values()} == {race.runs["ar"][0].ids}
+    assert len(race.runs["ar"][0].ids) == 40
+    alone = run(both.target.backbone, clip_inputs, method="ar", max_new_tokens=40, do_sample=False)
+    assert len(alone.ids) < 40 and alone.ids[:-1] == race.runs["ar"][0].ids[: len(alone.ids) - 1]
 
 
 def test_only_long_answers_are_taken(both: Pair, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -210,13 +210,13 @@ def test_only_long_answers_are_taken(both: Pair, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(speed, "run", plain)
     monkeypatch.setattr(speed, "_inputs_of", lambda pair, item: item.id)
     wanted = replace(part(()), suite="shapes-caption", min_natural_tokens=128)
-    found = []
-    for item, asked, following in speed._fitting_items(wanted, both, {}, lambda text: None):
-        assert asked == item.id != following.id
-        found.append(item.meta["seed"] - shapes.FIRST_SEED)
-        if len(found) == 2:
+    offsets = []
+    for item, clip_inputs, following in speed._fitting_items(wanted, both, {}, lambda text: None):
+        assert clip_inputs == item.id != following.id
+        offsets.append(item.meta["seed"] - shapes.FIRST_SEED)
+        if len(offsets) == 2:
             break
-    assert found == [2, 4]
+    assert offsets == [2, 4]
 
 
 @pytest.mark.extra
@@ -232,11 +232,11 @@ def test_an_untrained_draft_is_drawn_from_its_seed(both: Pair) -> None:
     assert all(torch.equal(mine[name], again[name]) for name in mine)
     drawn = [name for name in mine if mine[name].float().std() > 0]
     assert drawn and not any(torch.equal(mine[name], trained[name]) for name in drawn)
-    asked = inputs(both, 0)
+    clip_inputs = inputs(both, 0)
     rates = [
         run(
             both.target.backbone,
-            asked,
+            clip_inputs,
             draft=draft.backbone,
             method="sd/shape=chain-3",
             max_new_tokens=24,
@@ -256,14 +256,14 @@ def test_the_wrong_video_stands_where_the_right_one_should(both: Pair) -> None:
     (mine,), (theirs,) = target.prompts(this), target.prompts(other)
     whole = resolve("sd").view
     read = draft.adopt(mine)
-    told = Prefill(mine, None, torch.zeros(target.vocab))
-    same = ViewOfAnotherVideo(whole, mine.embeds[mine.visual])(told, read)
-    assert torch.equal(same.embeds, whole(told, read).embeds)
+    prefill = Prefill(mine, None, torch.zeros(target.vocab))
+    same = ViewOfAnotherVideo(whole, mine.embeds[mine.visual])(prefill, read)
+    assert torch.equal(same.embeds, whole(prefill, read).embeds)
     _, recipes = speed.show_another_video(both, (this, other))
     recipe = recipes["auto"]
     assert recipe is not None and list(recipes) == ["ar", "auto"]
     assert isinstance(recipe.view, ViewOfAnotherVideo)
-    seen = replace(recipe.view, view=whole)(told, read)
+    seen = replace(recipe.view, view=whole)(prefill, read)
     assert torch.equal(seen.embeds[seen.visual], theirs.embeds[theirs.visual])
     assert torch.equal(seen.embeds[~seen.visual], read.embeds[~read.visual])
     assert not torch.equal(seen.embeds[seen.visual], read.embeds[read.visual])

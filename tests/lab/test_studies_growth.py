@@ -88,11 +88,11 @@ def test_a_race_is_what_was_recorded(ran: list[tuple[str, int, int]]) -> None:
     """Claim: an answer a clip, of that clip, without the short runs; a peer's seconds are those
     after its first token, over the tokens after it. Fails if a peer's prefill counts as decoding.
     """
-    found = Experiment(clips=2, tokens=40).run_interleaved("ar", "hf", size=7, eos_token_id=-1)
-    for method, own in found.items():
+    race = Experiment(clips=2, tokens=40).run_interleaved("ar", "hf", size=7, eos_token_id=-1)
+    for method, own in race.items():
         assert [(one.method, one.item) for one in own] == [(method, "0"), (method, "1")]
-    assert [one.text for one in found["ar"]] == ["ar", "ar"]
-    assert {(one.decode, one.counted, one.total) for one in found["hf"]} == {(6.0, 3, 8.0)}
+    assert [one.text for one in race["ar"]] == ["ar", "ar"]
+    assert {(one.decode, one.counted, one.total) for one in race["hf"]} == {(6.0, 3, 8.0)}
 
 
 @pytest.mark.slow
@@ -100,8 +100,8 @@ def test_answers_are_alike_and_do_not_end() -> None:
     """Claim: ignoring the end of text, ours and transformers' own answers are as long as asked for
     and the same. Control: the end of text is among what they wrote."""
     experiment = Experiment(clips=1, size=64, tokens=160)
-    found = experiment.run_interleaved("ar", "hf", eos_token_id=experiment.target.backbone.vocab)
-    (ours,), (theirs,) = found["ar"], found["hf"]
+    race = experiment.run_interleaved("ar", "hf", eos_token_id=experiment.target.backbone.vocab)
+    (ours,), (theirs,) = race["ar"], race["hf"]
     assert ours.ids == theirs.ids and len(ours.ids) == 160
     assert set(experiment.target.backbone.model.generation_config.eos_token_id) & {*ours.ids[:-1]}
 
@@ -112,12 +112,12 @@ def test_answers_are_alike_and_do_not_end() -> None:
 def test_growth_is_of_the_recorded_seconds(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: milliseconds a token are decoding's seconds over the tokens that came of it, medians
     over clips, a line a method, a place a size up to the lab's. Fails if totals are drawn."""
-    asked: list[tuple[int, int]] = []
+    calls: list[tuple[int, int]] = []
 
     def race(
         self: Experiment, *names: str, size: int, eos_token_id: int
     ) -> dict[str, list[Answer]]:
-        asked.append((size, eos_token_id))
+        calls.append((size, eos_token_id))
         return {
             name: [
                 Answer(
@@ -130,7 +130,7 @@ def test_growth_is_of_the_recorded_seconds(monkeypatch: pytest.MonkeyPatch) -> N
 
     monkeypatch.setattr(Experiment, "run_interleaved", race)
     data = growth.measure_growth(Experiment(clips=3, size=1024))
-    assert asked == [(size, 1024) for size in (64, 256, 1024)]  # ids go up to 1,023
+    assert calls == [(size, 1024) for size in (64, 256, 1024)]  # ids go up to 1,023
     assert data["at"] == [64, 256, 1024]
     (lines,) = data["panels"].values()
     assert list(lines) == list(growth.METHODS)
@@ -155,9 +155,9 @@ def test_a_real_race_draws_growth(monkeypatch: pytest.MonkeyPatch) -> None:
     data = growth.measure_growth(Experiment(clips=1, size=64, tokens=14))
     (lines,) = data["panels"].values()
     assert all(len(line) == 1 and min(line[0]) > 0 for line in lines.values())
-    (found,) = races
-    assert {own[0].ids for own in found.values()} == {found["ar"][0].ids}
-    assert len(found["ar"][0].ids) == 14
+    (method_answers,) = races
+    assert {own[0].ids for own in method_answers.values()} == {method_answers["ar"][0].ids}
+    assert len(method_answers["ar"][0].ids) == 14
     drawn = studies.STUDIES["growth"].draw(data)
     assert [line.get_label() for line in drawn.axes[0].containers] == list(growth.METHODS)
 

@@ -159,8 +159,8 @@ def test_the_draft_alone_is_judged_by_its_own_words(
             (medium,) = item.media
             inputs = ask(experiment.target, item.question, clips=[medium.read()])  # type: ignore[list-item]
             ids = hf_greedy(model.backbone.model, inputs, experiment.tokens)
-            said = plain_words(experiment.target.tokenizer.decode(ids, skip_special_tokens=True))
-            right.append(said in map(plain_words, item.answers))
+            words = plain_words(experiment.target.tokenizer.decode(ids, skip_special_tokens=True))
+            right.append(words in map(plain_words, item.answers))
         row = "the target" if series == "the target" else "the whole video"
         assert panel[1][row][series][0] == mean(right)
     assert set(panel[1]["no video"]) == set(models) - {"the target"}
@@ -202,10 +202,10 @@ def test_shares_are_of_the_recorded_seconds(
 ) -> None:
     """Claim: per cent of all seconds of decoding, over all clips; sizes above the lab's are left
     out. Fails if clips are averaged whatever they took, or the rest of a round is lost."""
-    asked: list[int] = []
+    sizes: list[int] = []
 
     def race(self: Experiment, *names: str, size: int) -> dict[str, list[Answer]]:
-        asked.append(size)
+        sizes.append(size)
         whole, tenth = names
         return {
             whole: [spent(1, 2, 4), spent(2, 3, 6)],
@@ -214,7 +214,7 @@ def test_shares_are_of_the_recorded_seconds(
 
     monkeypatch.setattr(Experiment, "run_interleaved", race)
     data = hippo.measure_round_times(replace(experiment, size=2048, _last_clip=None))
-    assert asked == [256, 2048]
+    assert sizes == [256, 2048]
     for row, parts in data["rows"].items():
         expected = (12.5, 87.5, 0) if row.endswith("a tenth") else (30, 50, 20)
         assert list(parts.values()) == pytest.approx(expected)
@@ -257,8 +257,8 @@ def test_an_ablation_is_the_difference_of_real_runs(experiment: Experiment) -> N
         for part in hippo.SCORES:
             view = f"holistic-no-{part}/keep=0.1"
             less = [run_tau(experiment, view, n, draft) - whole[n] for n in range(experiment.clips)]
-            shown = data["rows"][f"without s_{part}"][f"a draft that {what}"][0]
-            assert shown == pytest.approx(mean(less), abs=1e-9)
+            difference = data["rows"][f"without s_{part}"][f"a draft that {what}"][0]
+            assert difference == pytest.approx(mean(less), abs=1e-9)
             differ.append(mean(less))
     assert len(set(differ)) > 1, "a control: parts that all lost alike would prove nothing"
 
@@ -322,13 +322,13 @@ def test_bars_are_the_numbers() -> None:
     """Claim: a bar a value, about its row, from 0; a row's bars do not overlap; the legend names
     each series once, also those the first row lacks. Fails if a series takes another's value."""
     figure = draw.bars({"x": "share", "rows": ROWS, "marks": {"even": 0.1}})
-    found = drawn(figure)
-    assert [(name, left, size) for name, _, left, size in found] == [
+    bars = drawn(figure)
+    assert [(name, left, size) for name, _, left, size in bars] == [
         ("one", 0, 0.5),
         ("two", 0, 0.25),
         ("three", 0, 0.5),
     ]
-    heights = [at for _, at, _, _ in found]
+    heights = [at for _, at, _, _ in bars]
     assert heights[0] == 0 and mean(heights[1:]) == pytest.approx(1) and heights[1] < heights[2]
     (legend,) = figure.legends
     assert Counter(text.get_text() for text in legend.get_texts()) == Counter(
@@ -341,8 +341,8 @@ def test_bars_are_the_numbers() -> None:
 def test_stacked_bars_lie_end_to_end() -> None:
     """Claim: each part begins where the one before ended, in one row. Fails if parts overlap."""
     rows = {"a": {"x": 10.0, "y": 70.0, "z": 20.0}, "b": {"x": 50.0, "y": 25.0, "z": 25.0}}
-    found = drawn(draw.bars({"x": "per cent", "rows": rows, "stacked": True}))
-    assert [(row, left) for _, row, left, _ in found] == [
+    bars = drawn(draw.bars({"x": "per cent", "rows": rows, "stacked": True}))
+    assert [(row, left) for _, row, left, _ in bars] == [
         (pytest.approx(row), left)
         for row, lefts in enumerate(((0, 10, 80), (0, 50, 75)))
         for left in lefts

@@ -30,13 +30,13 @@ def experiment(pair) -> Experiment:
 
 def slow_entropies(logits: torch.Tensor) -> list[float]:
     """Eq. 7-8 by loops."""
-    found = []
+    entropies = []
     for row in logits.double().tolist():
         best = sorted(row)[-10:]
         parts = [math.exp(each - best[-1]) for each in best]
         law = [part / sum(parts) for part in parts]
-        found.append(-sum(each * math.log(each) for each in law if each))
-    return found
+        entropies.append(-sum(each * math.log(each) for each in law if each))
+    return entropies
 
 
 def slow_correlation(trace: Sequence[float], lag: int) -> float:
@@ -91,8 +91,8 @@ def test_the_events_question_is_about_events(experiment):
     one, other = (sage._answered_clip(experiment, task, 1) for task in ("describe", "events"))
     assert (one.clip.frames == other.clip.frames).all() and one.ids != other.ids
     scene = sage.agreement.unseen_clip(1, 64)[0]
-    asked = experiment.target.tokenizer.decode(other.inputs["input_ids"][0])
-    assert sage.dialogues.conversation(scene, "events", 1)[0].question in asked
+    prompt = experiment.target.tokenizer.decode(other.inputs["input_ids"][0])
+    assert sage.dialogues.conversation(scene, "events", 1)[0].question in prompt
 
 
 def test_the_band_holds_white_noise_and_nothing_that_hangs_together():
@@ -104,16 +104,16 @@ def test_the_band_holds_white_noise_and_nothing_that_hangs_together():
     limit = sage.white_noise_band(lengths)[0]
 
     def means(hold: float) -> np.ndarray:
-        found = np.empty(600)
-        for i in range(len(found)):
+        averages = np.empty(600)
+        for i in range(len(averages)):
             traces = []
             for n in lengths:
                 noise = generator.normal(size=n)
                 for t in range(1, n):
                     noise[t] += hold * noise[t - 1]
                 traces.append(np.corrcoef(noise[:-1], noise[1:])[0, 1])
-            found[i] = np.mean(traces)
-        return found
+            averages[i] = np.mean(traces)
+        return averages
 
     inside = (np.abs(means(0.0)) < limit).mean()
     assert 0.92 < inside < 0.98
@@ -137,9 +137,9 @@ def test_entropy_is_drawn_between_thin_lines():
     axis = draw.lines(
         {"x": "lag", "at": [1, 2], "linear": True, "guides": names, "panels": {"r": panel}}
     ).axes[0]
-    found = {each.get_label(): each for each in axis.lines if each.get_label() in names}
-    assert {each.get_marker() for each in found.values()} == {""}
-    assert [list(found[name].get_ydata()) for name in names] == [[0.1, 0.1], [-0.1, -0.1]]
+    band_lines = {each.get_label(): each for each in axis.lines if each.get_label() in names}
+    assert {each.get_marker() for each in band_lines.values()} == {""}
+    assert [list(band_lines[name].get_ydata()) for name in names] == [[0.1, 0.1], [-0.1, -0.1]]
     marked = [each for each in axis.lines if each.get_marker() in ("o", "s")]
     assert [list(each.get_ydata()) for each in marked] == [[0.5, 0.3]] * 2
 
@@ -153,12 +153,12 @@ SLOW = {"ar": 8.0, "sd": 4.0, "specvlm": 2.0, "sage": 1.0, f"{sage.CALIBRATED_SA
 @pytest.fixture
 def ran(monkeypatch) -> list[tuple[Any, ...]]:
     """From now on an experiment only notes what it is asked for, and says how long that took."""
-    asked: list[tuple[Any, ...]] = []
+    calls: list[tuple[Any, ...]] = []
 
     def answer(
         experiment: Experiment, method: str, clip: Any, inputs: Any, *, draft=None, **settings: Any
     ):
-        asked.append((method, draft, settings))
+        calls.append((method, draft, settings))
         length = settings.get("max_new_tokens", experiment.tokens)
         hard = float(clip.frames.mean())  # another of every clip
         decode = hard * length * SLOW.get(method, SLOW[method.split("/")[0]])
@@ -168,7 +168,7 @@ def ran(monkeypatch) -> list[tuple[Any, ...]]:
         return Result((7,) * length, "", method, "length", tuple(rounds), timings, 1, 1, 1)
 
     monkeypatch.setattr(Remembering, "answer", answer)
-    return asked
+    return calls
 
 
 def test_length_races_at_every_length(experiment, ran, monkeypatch):
@@ -201,9 +201,9 @@ def test_length_races_at_every_length(experiment, ran, monkeypatch):
 def test_answers_really_go_on_past_their_end(experiment):
     """Claim: with the end of text ignored an answer has as many tokens as asked for, begins as the
     one that ends by itself, and its own end is told. Control: without it, it is shorter."""
-    asked = {"max_new_tokens": 160}
-    own, endless = experiment.run("ar", **asked), experiment.run("ar", **asked, eos_token_id=1024)
-    drafted = experiment.run("sage", **asked, eos_token_id=1024)
+    limit = {"max_new_tokens": 160}
+    own, endless = experiment.run("ar", **limit), experiment.run("ar", **limit, eos_token_id=1024)
+    drafted = experiment.run("sage", **limit, eos_token_id=1024)
     assert len(own.ids) < 160 == len(endless.ids)
     assert endless.ids[: len(own.ids)] == own.ids and drafted.ids == endless.ids
     assert sage.tokens_until_end(endless.ids, own.ids[-1:]) == len(own.ids)
@@ -246,13 +246,13 @@ def test_real_shares_are_real_runs(experiment, monkeypatch):
 
 
 def deepest(parents: Sequence[int]) -> int:
-    found = 0
+    depth = 0
     for node in range(len(parents)):
         steps = 1
         while parents[node] != -1:
             node, steps = parents[node], steps + 1
-        found = max(found, steps)
-    return found
+        depth = max(depth, steps)
+    return depth
 
 
 @pytest.mark.slow

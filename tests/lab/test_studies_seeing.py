@@ -36,10 +36,10 @@ def test_clips_have_something_to_say(monkeypatch):
     tok = build.load_processor(EMBEDDED / "target").tokenizer
     monkeypatch.setattr(seeing, "MIN_TRUE_TOKENS", 150)
     own = seeing.described_clips(tok)
-    found = [next(own) for _ in range(5)]
-    assert all(len(tok(each.truth)["input_ids"]) >= seeing.MIN_TRUE_TOKENS for each in found)
-    assert [each.number for each in found] == sorted({each.number for each in found})
-    assert found[-1].number > 4  # some were passed over
+    clips = [next(own) for _ in range(5)]
+    assert all(len(tok(each.truth)["input_ids"]) >= seeing.MIN_TRUE_TOKENS for each in clips)
+    assert [each.number for each in clips] == sorted({each.number for each in clips})
+    assert clips[-1].number > 4  # some were passed over
 
 
 def test_the_interval_includes_the_draw():
@@ -71,17 +71,17 @@ def test_a_run_is_reported_in_tables(tmp_path, monkeypatch):
     results = answers.Results(path, facts, seeing.KINDS)
     seeing.measure_answers(model, draft, NAMES["shapes"], 2, results, together=2)
     seeing.time_methods(model, draft, 1, results)
-    found = json.loads(path.read_text())
-    assert len(found["measured"]) == 2 * 5 and len(found["raced"]) == 2
-    assert all(row["same"] for kind in ("measured", "raced") for row in found[kind])
-    assert len(found["told"]) == 2 and len(found["forced"]) == 2 * 3
-    sets = {row["chosen"] for row in found["looked"]}
+    report = json.loads(path.read_text())
+    assert len(report["measured"]) == 2 * 5 and len(report["raced"]) == 2
+    assert all(row["same"] for kind in ("measured", "raced") for row in report[kind])
+    assert len(report["told"]) == 2 and len(report["forced"]) == 2 * 3
+    sets = {row["chosen"] for row in report["looked"]}
     assert {"none", "SpecVLM's choice", "random, draw 4"} <= sets and "random" not in sets
     monkeypatch.setattr(answers, "answer_documents", None)
     again = answers.Results(path, facts, seeing.KINDS)
     seeing.measure_answers(model, draft, NAMES["shapes"], 2, again, together=2)
-    assert again.facts == found
-    page = seeing_page.page(found)
+    assert again.facts == report
+    page = seeing_page.page(report)
     for name in ("std/keep=0.1", "fresh/keep=0.1", "sd", "specvlm/keep=0.1"):
         assert f"| `{name}` | " in page
     assert "Of 10 answers 10 are" in page and "of 2 timed ones 2 are" in page

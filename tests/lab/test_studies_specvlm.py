@@ -51,9 +51,9 @@ def test_tau_by_view_is_that_of_real_runs(experiment):
     all give the same. Fails if the count of rounds or the last, cut one differs."""
     views = ("full", "specvlm/keep=0.1", "random/keep=0.02", "none")
     for draft in experiment.drafts.values():
-        found = experiment.taus_by_view(views, draft)
-        assert found == {view: pytest.approx(ran(experiment, view, draft)) for view in views}
-        assert len({tuple(taus) for taus in found.values()}) > 1
+        taus_by_view = experiment.taus_by_view(views, draft)
+        assert taus_by_view == {view: pytest.approx(ran(experiment, view, draft)) for view in views}
+        assert len({tuple(taus) for taus in taus_by_view.values()}) > 1
 
 
 @pytest.mark.slow
@@ -139,15 +139,15 @@ def test_lambda_is_calibrated_on_clips_of_their_own(experiment, monkeypatch):
     asks for; and what the other figures judge by is what the stored calibration found. Fails where
     it is found on the clips it is judged by, or a lambda was written by hand."""
     monkeypatch.setattr(specvlm, "LAMBDAS", (0.0, 0.05, 0.5))
-    asked = []
+    clip_numbers = []
     monkeypatch.setattr(
         experiment,
         "answered_clip",
-        lambda i: asked.append(i) or type(experiment).answered_clip(experiment, i),
+        lambda i: clip_numbers.append(i) or type(experiment).answered_clip(experiment, i),
     )
     data = specvlm.measure_lambda(experiment)
     assert (
-        min(asked)
+        min(clip_numbers)
         >= specvlm.FIRST_CALIBRATION_CLIP
         > max(own.clips for own in specvlm.STUDIES.values())
     )
@@ -271,16 +271,16 @@ def test_the_tail_is_sorted_shares(experiment):
 def test_latency_is_of_one_token_over_both_caches(experiment, monkeypatch):
     """Claim: milliseconds of the target's step of one row and of the draft's, both over as many
     keys as the axis says. Fails if the draft's cache stays short, or rows or units are others."""
-    asked = []
+    calls = []
 
     def milliseconds(model: Any, context: int, ways: Any) -> list[tuple[float, float, float]]:
-        asked.append((model, context, ways))
+        calls.append((model, context, ways))
         middle = context if model is experiment.target.backbone else 0.1 * context
         return [(middle, middle, middle)]
 
     monkeypatch.setattr(specvlm, "step_milliseconds", milliseconds)
     data = specvlm.measure_step_latency(experiment)
-    assert asked == [
+    assert calls == [
         (model.backbone, context, [(1, 1)])
         for context in data["at"]
         for model in (experiment.target, experiment.draft)

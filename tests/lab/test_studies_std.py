@@ -37,7 +37,7 @@ def step_by_step(experiment: Experiment, number: int, method: str) -> list[bool]
     _, inputs = experiment.inputs(number)
     ids = experiment.run("ar", number).ids
     model = experiment.target.backbone
-    found = []
+    guesses = []
     for place in range(1, len(ids)):
         target = Session(model, [Sampling()])
         (guide,) = target.prefill(model.prompts(inputs), record=True)
@@ -47,8 +47,8 @@ def step_by_step(experiment: Experiment, number: int, method: str) -> list[bool]
             target.commit({0: [token]})
             target.score({0: Tree()})
             draft.commit({0: [token]})
-        found.append(draft.score({0: Tree()})[0].law(ROOT) == ids[place])
-    return found
+        guesses.append(draft.score({0: Tree()})[0].law(ROOT) == ids[place])
+    return guesses
 
 
 @pytest.mark.extra
@@ -59,9 +59,9 @@ def test_guesses_are_those_of_a_draft_that_goes_step_by_step(experiment: Experim
     Fails if a draft reads the keys of tokens to come, or another view's keys.
     """
     short = replace(experiment, tokens=8, _last_clip=None)
-    found = std.correct_guesses(short, 0, SPARSE)
-    assert found == [step_by_step(short, 0, method) for method in SPARSE]
-    assert not all(map(all, found)) and found[0] != found[1]
+    guesses = std.correct_guesses(short, 0, SPARSE)
+    assert guesses == [step_by_step(short, 0, method) for method in SPARSE]
+    assert not all(map(all, guesses)) and guesses[0] != guesses[1]
 
 
 @pytest.mark.extra
@@ -117,9 +117,9 @@ def answer(method: str, item: int, decode: float, **more: Any) -> Answer:
 
 def recorded(*names: str) -> dict[str, list[Answer]]:
     """Three clips: plain decoding takes 8, 16, 24 s, the i-th method 1/(i + 2) of it and less."""
-    found = {"ar": [answer("ar", n, 8.0 * (n + 1)) for n in range(3)]}
+    answers = {"ar": [answer("ar", n, 8.0 * (n + 1)) for n in range(3)]}
     for i, name in enumerate(names[1:]):
-        found[name] = [
+        answers[name] = [
             answer(
                 name,
                 n,
@@ -134,7 +134,7 @@ def recorded(*names: str) -> dict[str, list[Answer]]:
             )
             for n in range(3)
         ]
-    return found
+    return answers
 
 
 @pytest.mark.parametrize("study", ["std-gamma", "std-k"])
@@ -208,20 +208,20 @@ def test_a_batch_is_one_call_and_turns_are_ratios_of_the_same_turn(monkeypatch: 
     number is tokens by the second of decoding over plain decoding's of that turn. Fails if a
     batch's seconds are counted once a clip, or the prefill's token counts."""
     small = Experiment(clips=2, size=64, tokens=6)
-    asked: list[tuple[str, int]] = []
+    calls: list[tuple[str, int]] = []
     seconds = {"ar": 8.0, "std": 4.0, "streaming": 16.0, "layerskip": 8.0}
 
-    def told(target: Any, inputs: Any, **how: Any) -> Any:
-        asked.append((how["method"], len(inputs["input_ids"])))
+    def record_call(target: Any, inputs: Any, **how: Any) -> Any:
+        calls.append((how["method"], len(inputs["input_ids"])))
         assert how["eos_token_id"] == small.target.backbone.vocab
-        timings = SimpleNamespace(decode=seconds[how["method"]] * (1 + len(asked)))
+        timings = SimpleNamespace(decode=seconds[how["method"]] * (1 + len(calls)))
         one = SimpleNamespace(ids=(1,) * how["max_new_tokens"], timings=timings)
         one.fallback_reason = None
         return SimpleNamespace(finish=lambda: [one, SimpleNamespace(**vars(one) | {"ids": (1,)})])
 
-    monkeypatch.setattr(std, "stream", told)
+    monkeypatch.setattr(std, "stream", record_call)
     data = std.measure_batch(small)
-    assert asked == [(method, 2) for method in seconds] * 3
+    assert calls == [(method, 2) for method in seconds] * 3
     for method, own in data["turns"].items():
         place = list(seconds).index(method)
         starts = [2 + 4 * turn for turn in range(3)]

@@ -109,17 +109,17 @@ def test_the_titles_count_what_is_shaded(shaded):
 def test_the_second_panel_is_a_second_turn(experiment, shots):
     """Claim: its prompt holds the target's own first answer and the next question, of the clip
     whose next answer is the longest. Fails if the history is left out or another clip's."""
-    asked = experiment.target.tokenizer.decode(shots[1].inputs["input_ids"][0])
+    prompt = experiment.target.tokenizer.decode(shots[1].inputs["input_ids"][0])
     clip, first = experiment.inputs(shots[1].number)
     assert (shots[1].clip.frames == clip.frames).all()
     talks = [
         tabed.dialogues.conversation(tabed.agreement.unseen_clip(i, 64)[0], "chat", i)
         for i in range(experiment.clips)
     ]
-    told = max(talks, key=lambda talk: len(talk[1].answer))
-    question = tabed.ask(experiment.target, told[0].question, clips=[clip])
-    said = experiment.target.tokenizer.decode(experiment.answer("ar", clip, question).ids)
-    assert asked.index(told[0].question) < asked.index(said) < asked.index(told[1].question)
+    turns = max(talks, key=lambda talk: len(talk[1].answer))
+    question = tabed.ask(experiment.target, turns[0].question, clips=[clip])
+    reply = experiment.target.tokenizer.decode(experiment.answer("ar", clip, question).ids)
+    assert prompt.index(turns[0].question) < prompt.index(reply) < prompt.index(turns[1].question)
 
 
 # -- Algorithm 1 again, over laws computed once -------------------------------------------------
@@ -128,7 +128,7 @@ def test_the_second_panel_is_a_second_turn(experiment, shots):
 @pytest.fixture(scope="module")
 def laws(experiment: Experiment) -> list[tuple[tuple[int, ...], Tensor, dict[str, Tensor]]]:
     """Of each clip: the target's answer, its log-laws there, and those of the draft's views."""
-    found = []
+    clip_laws = []
     for number in range(experiment.clips):
         shot = experiment.answered_clip(number)
         backbone = experiment.target.backbone
@@ -141,14 +141,14 @@ def laws(experiment: Experiment) -> list[tuple[tuple[int, ...], Tensor, dict[str
             "newline": (tuple(experiment.target.tokenizer.encode("\n")),),
             "caption": (tuple(experiment.target.tokenizer.encode(f"image: {caption}")),),
         }
-        told = replace(shot, guide=replace(shot.guide, words=words))
+        variant = replace(shot, guide=replace(shot.guide, words=words))
         q = {
-            view: experiment.draft_logits(told, view, naive(experiment)).double().log_softmax(-1)
+            view: experiment.draft_logits(variant, view, naive(experiment)).double().log_softmax(-1)
             for view in ("full", "text", "caption", "pooled")
         }
         p[:, q["full"][0].isneginf()] = float("-inf")  # placeholders
-        found.append((shot.ids, p.double().log_softmax(-1), q))
-    return found
+        clip_laws.append((shot.ids, p.double().log_softmax(-1), q))
+    return clip_laws
 
 
 def kl(p: Tensor, q: Tensor) -> float:
@@ -171,35 +171,35 @@ def mixed(weights: Sequence[float], q: Sequence[Tensor]) -> Tensor:
 Told = list[tuple[Tensor, list[Tensor]]]  # p and the views' q of every judged position
 
 
-def best(told: Told, *distances: Any) -> list[float]:
+def best(past: Told, *distances: Any) -> list[float]:
     """MT*."""
-    if not told:
+    if not past:
         return [0.5, 0.5]
     tried = [[1 - j / 10, j / 10] for j in range(11)]
-    return min(tried, key=lambda w: [sum(d(p, mixed(w, q)) for p, q in told) for d in distances])
+    return min(tried, key=lambda w: [sum(d(p, mixed(w, q)) for p, q in past) for d in distances])
 
 
-def inverse(told: Told, distance: Any, printed: bool = False) -> list[float]:
+def inverse(past: Told, distance: Any, printed: bool = False) -> list[float]:
     """MTCP*: in proportion to 1/e, or its softmax as printed."""
-    if not told:
+    if not past:
         return [0.25] * 4
-    parts = [1 / sum(distance(p, q[i]) for p, q in told) for i in range(4)]
+    parts = [1 / sum(distance(p, q[i]) for p, q in past) for i in range(4)]
     if printed:
         parts = [math.exp(part - max(parts)) for part in parts]
     return [part / sum(parts) for part in parts]
 
 
 RULES: dict[str, tuple[tuple[str, ...], Callable[[Told], list[float]]]] = {
-    "MT*, KL": (("full", "text"), lambda told: best(told, kl)),
-    "MT*, TVD": (("full", "text"), lambda told: best(told, tvd)),
-    "MT*, matches": (("full", "text"), lambda told: best(told, misses, kl)),
-    "MTCP*, KL": (("full", "text", "caption", "pooled"), lambda told: inverse(told, kl)),
-    "MTCP*, TVD": (("full", "text", "caption", "pooled"), lambda told: inverse(told, tvd)),
-    "MTCP*, printed": (("full", "text", "caption", "pooled"), lambda told: inverse(told, kl, True)),
-    "MT": (("full", "text"), lambda told: [0.5, 0.5]),
-    "MTCP": (("full", "text", "caption", "pooled"), lambda told: [0.25] * 4),
-    "M": (("full",), lambda told: [1.0]),
-    "T": (("text",), lambda told: [1.0]),
+    "MT*, KL": (("full", "text"), lambda past: best(past, kl)),
+    "MT*, TVD": (("full", "text"), lambda past: best(past, tvd)),
+    "MT*, matches": (("full", "text"), lambda past: best(past, misses, kl)),
+    "MTCP*, KL": (("full", "text", "caption", "pooled"), lambda past: inverse(past, kl)),
+    "MTCP*, TVD": (("full", "text", "caption", "pooled"), lambda past: inverse(past, tvd)),
+    "MTCP*, printed": (("full", "text", "caption", "pooled"), lambda past: inverse(past, kl, True)),
+    "MT": (("full", "text"), lambda past: [0.5, 0.5]),
+    "MTCP": (("full", "text", "caption", "pooled"), lambda past: [0.25] * 4),
+    "M": (("full",), lambda past: [1.0]),
+    "T": (("text",), lambda past: [1.0]),
 }
 HISTORY = {"h = 1": 1, "h = 4": 4, "h = 16": 16, "h = all": 10**9, "no weights learnt": 1}
 
@@ -210,10 +210,10 @@ def rounds(
     """(weights, tokens emitted) of every block of five."""
     ids, p, q = own
     views, weigh = RULES[rule]
-    told: Told = []
+    past: Told = []
     at = 1  # the prefill tells the first token
     while at < len(ids):
-        weights = weigh(told[-window:])
+        weights = weigh(past[-window:])
         taken = 0
         while taken < GAMMA and at + taken < len(ids):
             if (
@@ -224,7 +224,7 @@ def rounds(
             taken += 1
         # the draft never looked behind its last token
         for place in range(at, min(at + taken + 1, at + GAMMA, len(ids))):
-            told.append((p[place], [q[view][place] for view in views]))
+            past.append((p[place], [q[view][place] for view in views]))
         yield weights, min(taken + 1, len(ids) - at)
         at += taken + 1
 
@@ -351,24 +351,24 @@ def test_stages_are_those_of_runs_with_more_and_more_pictures(experiment, monkey
     """Claim: a row a number of pictures, with the prompts' true visual tokens and the mean seconds
     of each stage over the clips, the warm-up left out; every answer has all its tokens. Fails if a
     stage is another's, an answer ends early or pictures do not grow."""
-    told = []
+    calls = []
     real = tabed.run
 
     def run(*args: Any, **settings: Any) -> Any:
         result = real(*args, **settings)
         times = SimpleNamespace(
-            vision=1.0 + len(told), prefill=2.0 * len(told), decode=100.0 - len(told)
+            vision=1.0 + len(calls), prefill=2.0 * len(calls), decode=100.0 - len(calls)
         )
-        told.append((len(result.ids), result.visual_tokens, times))
+        calls.append((len(result.ids), result.visual_tokens, times))
         return replace(result, timings=times)
 
     monkeypatch.setattr(tabed, "run", run)
     data = tabed.measure_stages(experiment)
-    assert [length for length, _, _ in told] == [24] * 15
-    assert [seen for _, seen, _ in told] == [16, 32, 48, 64, 80] * 3
+    assert [length for length, _, _ in calls] == [24] * 15
+    assert [seen for _, seen, _ in calls] == [16, 32, 48, 64, 80] * 3
     for i, (row, parts) in enumerate(data["rows"].items()):
         assert row.startswith(f"{i + 1} picture") and f"({16 * (i + 1)} tokens)" in row
-        own = [told[5 + i][2], told[10 + i][2]]
+        own = [calls[5 + i][2], calls[10 + i][2]]
         assert parts["vision"][0] == mean(each.vision for each in own)
         assert parts["prefill"][0] == mean(each.prefill for each in own)
         assert parts["decoding"][0] == mean(each.decode for each in own)

@@ -38,21 +38,21 @@ def test_every_reader_is_shown_what_its_name_says(experiment, monkeypatch):
 
     Fails if media, models, items or measures are exchanged.
     """
-    real, asked = tabed_appendix.run, []
+    real, calls = tabed_appendix.run, []
 
     def run(model: Any, inputs: Any, **settings: Any) -> Any:
-        told = real(model, inputs, **settings)
+        result = real(model, inputs, **settings)
         seen = any(key.startswith("pixel") for key in inputs)
-        asked.append((model, seen, told.text, settings["max_new_tokens"]))
-        return told
+        calls.append((model, seen, result.text, settings["max_new_tokens"]))
+        return result
 
     monkeypatch.setattr(tabed_appendix, "run", run)
     data = tabed_appendix.measure_quality(experiment)
     readers = [experiment.target, experiment.target, *experiment.drafts.values()]
-    assert [model for model, *_ in asked[:4]] == [each.backbone for each in readers]
-    assert [seen for _, seen, *_ in asked] == [True, False, True, True] * 2 * len(TASKS)
-    assert {most for *_, most in asked} == {24}
-    said = iter(text for _, _, text, _ in asked)
+    assert [model for model, *_ in calls[:4]] == [each.backbone for each in readers]
+    assert [seen for _, seen, *_ in calls] == [True, False, True, True] * 2 * len(TASKS)
+    assert {most for *_, most in calls} == {24}
+    texts = iter(text for _, _, text, _ in calls)
     wanted: dict[str, list[float]] = {}
     for task in TASKS:
         measure = "accuracy" if task == "shapes-qa" else "rouge_l"
@@ -60,13 +60,13 @@ def test_every_reader_is_shown_what_its_name_says(experiment, monkeypatch):
         assert row.endswith("exact match" if task == "shapes-qa" else "ROUGE-L")
         for item in islice(suites()[task].items(), 2):
             for name in data["scores"][row]:
-                right = text_scores.score(item.task, next(said), item.answers)[measure]
+                right = text_scores.score(item.task, next(texts), item.answers)[measure]
                 wanted.setdefault(row + name, []).append(round(right, 4))
         for name, scores in data["scores"][row].items():
             assert scores == wanted[row + name]
             middle, low, high = data["rows"][row][name]
             assert middle == pytest.approx(np.mean(scores)) and low <= middle <= high
-    blind = [text for _, seen, text, _ in asked if not seen]
+    blind = [text for _, seen, text, _ in calls if not seen]
     at = 2 * [*TASKS].index("shapes-ood")  # one question for all
     assert blind[at] == blind[at + 1]
     drawn = draw.bars(data).axes[0]
@@ -115,10 +115,10 @@ def test_turns_rotate_and_the_first_is_not_counted(monkeypatch):
 
         return run
 
-    found = tabed_appendix._processor_seconds({"a": taking("a", 10.0), "b": taking("b", 20.0)})
+    timings = tabed_appendix._processor_seconds({"a": taking("a", 10.0), "b": taking("b", 20.0)})
     turns = tabed_appendix.TURNS
     middle = 1 + (turns - 1) / 2
-    assert found == {"a": 10.0 + middle, "b": 20.0 + middle}
+    assert timings == {"a": 10.0 + middle, "b": 20.0 + middle}
     assert order == [*"ab", *"ba"] * ((1 + turns) // 2)
 
 
@@ -155,8 +155,8 @@ def test_random_weights_cost_what_they_say(pair):
     blip = tabed_appendix.small_blip()
     frames = (np.zeros((56, 56, 3), np.uint8), np.full((448, 896, 3), 200, np.uint8))
     for frame in frames:
-        ((said,),) = dataclasses.replace(blip, frames=[frame])({})
-        assert len(said.split()) in (
+        ((caption,),) = dataclasses.replace(blip, frames=[frame])({})
+        assert len(caption.split()) in (
             tabed_appendix.CAPTION_TOKENS - 1,
             tabed_appendix.CAPTION_TOKENS,
         )

@@ -24,8 +24,8 @@ def model(tmp_path_factory) -> Loaded:
 
 
 def layers(loaded: Loaded) -> dict[str, torch.Tensor]:
-    found = loaded.backbone.model.state_dict()
-    return {name: weight for name, weight in found.items() if "proj" in name}
+    weights = loaded.backbone.model.state_dict()
+    return {name: weight for name, weight in weights.items() if "proj" in name}
 
 
 def test_rounding_leaves_few_levels_and_the_ends(model):
@@ -33,15 +33,15 @@ def test_rounding_leaves_few_levels_and_the_ends(model):
     among them, none moved by more than half a level; embeddings, head and norms are the target's,
     and the target's own weights are left alone. Fails if groups run across rows."""
     before = {name: weight.clone() for name, weight in layers(model).items()}
-    found = text.rounded_draft(model, bits=2, group=8)
-    for name, weight in layers(found).items():
+    draft = text.rounded_draft(model, bits=2, group=8)
+    for name, weight in layers(draft).items():
         own, was = weight.view(-1, 8), before[name].view(-1, 8)
         steps = own.sort(dim=1).values.diff(dim=1)
         assert int((steps > 1e-6).sum(1).max()) <= 3
         low, high = was.aminmax(dim=1, keepdim=True)
         assert torch.allclose(own.amin(1, True), low) and torch.allclose(own.amax(1, True), high)
         assert bool(((own - was).abs() <= (high - low) / 6 * 1.001).all())
-    others = found.backbone.model.state_dict().items()
+    others = draft.backbone.model.state_dict().items()
     own = model.backbone.model.state_dict()
     assert all(torch.equal(w, own[name]) for name, w in others if "proj" not in name)
     assert all(torch.equal(weight, before[name]) for name, weight in layers(model).items())
@@ -64,28 +64,28 @@ def test_a_run_is_reported_in_tables(model, tmp_path, monkeypatch):
     ``generate()`` does; the page has a row a method, of what its rounds accepted, and the draft's
     entropy is there at each token."""
     draft = text.rounded_draft(model)
-    asked = [*text.TASKS[text.SUMS][:1], *text.TASKS[text.CODE][:1]]
+    tasks = [*text.TASKS[text.SUMS][:1], *text.TASKS[text.CODE][:1]]
     texts = [Document("a text", "a text of words, " * 60, "Go on.", 120)]
     facts = {"model": "M", "settings": {"max_new_tokens": 6}, "together": 2, "command": "C"}
     results = measure.Results(tmp_path / "real-drafts.json", facts)
     settings = measure.answer_settings(model, 6, measure.REPETITION_PENALTY)
-    for some, names in ((asked, ("sd", "sd/shape=sage")), (texts, ("specvlm/keep=0.1", "sage"))):
+    for some, names in ((tasks, ("sd", "sd/shape=sage")), (texts, ("specvlm/keep=0.1", "sage"))):
         recipes = [resolve(name) for name in names]
         measure.run_methods(
             model, some, recipes, settings, results, together=2, draft=draft.backbone
         )
-    for each in (*asked, *texts):
-        said = results.reference(each, lambda: ())
-        results.add([text.measure_entropies(model, draft, each, said)], "looked")
-    found = json.loads((tmp_path / "real-drafts.json").read_text())
-    assert len(found["measured"]) == 6 and all(row["same"] for row in found["measured"])
-    for row in found["measured"]:  # one by the prefill, and one of the target's own a forward
+    for each in (*tasks, *texts):
+        reference = results.reference(each, lambda: ())
+        results.add([text.measure_entropies(model, draft, each, reference)], "looked")
+    report = json.loads((tmp_path / "real-drafts.json").read_text())
+    assert len(report["measured"]) == 6 and all(row["same"] for row in report["measured"])
+    for row in report["measured"]:  # one by the prefill, and one of the target's own a forward
         after = row["tokens"] - 1 - sum(row["taken"])
         assert len(row["taken"]) - 1 <= after <= len(row["taken"])  # the last may be cut short
-    assert [len(row["entropies"]) for row in found["looked"]] == [
-        len(results.facts["truths"][row["digest"]]) for row in found["looked"]
+    assert [len(row["entropies"]) for row in report["looked"]] == [
+        len(results.facts["truths"][row["digest"]]) for row in report["looked"]
     ]
-    page = text.page(found)
+    page = text.page(report)
     for name in ("`sd/shape=sage` | SAGE", "`sage` | SAGE over", "`specvlm/keep=0.1` | SpecVLM's"):
         assert page.count(name) == (2 if "sd/" in name else 1)
     assert "Of 6 answers 6 are" in page and "1 sums and 1 functions" in page
@@ -101,13 +101,13 @@ def test_the_command_asks_and_writes_the_page(call, model, tmp_path, monkeypatch
     (tmp_path / "page.md").write_text("some words of a text, " * 30)
     page = tmp_path / "told.md"
     words = ("text", tmp_path / "page.md", "--limit", 1, "--max-new-tokens", 5, "--out", page)
-    code, _, said = call(*words)
-    assert code == 0, said
-    found = json.loads(page.with_suffix(".json").read_text())
-    assert [row["method"] for row in found["measured"]] == ["sd", "sd", "specvlm/keep=0.1"]
-    assert found["settings"]["draft_bits"] == text.BITS and len(found["looked"]) == 3
-    assert page.read_text() == text.page(found)
+    code, _, error = call(*words)
+    assert code == 0, error
+    report = json.loads(page.with_suffix(".json").read_text())
+    assert [row["method"] for row in report["measured"]] == ["sd", "sd", "specvlm/keep=0.1"]
+    assert report["settings"]["draft_bits"] == text.BITS and len(report["looked"]) == 3
+    assert page.read_text() == text.page(report)
     monkeypatch.setattr(measure, "answer_documents", None)
     assert call(*words)[0] == 0
-    code, _, said = call("text", "--out", tmp_path / "no" / "told.md")
-    assert code == 2 and "no folder" in said
+    code, _, error = call("text", "--out", tmp_path / "no" / "told.md")
+    assert code == 2 and "no folder" in error

@@ -20,16 +20,16 @@ def test_labels_agree_with_pixels():
     checked = right = 0
     for scene in SCENES[:60]:
         clip = drawing.render(scene, 8, 168)
-        found = token_labels(scene, 8, 168)
-        assert {a.shape for a in found.values()} == {(4, 6, 6)}
+        labels = token_labels(scene, 8, 168)
+        assert {a.shape for a in labels.values()} == {(4, 6, 6)}
         blocks = clip.reshape(4, 2, 6, 28, 6, 28, 3).transpose(0, 2, 4, 1, 3, 5, 6)
-        large = (found["size"] == 2) & (found["shape"] == 1)
+        large = (labels["size"] == 2) & (labels["shape"] == 1)
         for where in zip(*np.nonzero(large), strict=True):
             checked += 1
-            right += nearest(blocks[where].reshape(-1, 3)) == found["color"][where] - 1
-        none = found["shape"] == 0
+            right += nearest(blocks[where].reshape(-1, 3)) == labels["color"][where] - 1
+        none = labels["shape"] == 0
         for name in ("color", "size", "motion"):
-            assert np.array_equal(found[name] == 0, none)
+            assert np.array_equal(labels[name] == 0, none)
     assert checked > 100
     # A neighbour of another colour may share a token; the most covered object decides.
     assert right / checked > 0.97
@@ -37,29 +37,29 @@ def test_labels_agree_with_pixels():
 
 def test_labels_of_place_and_time():
     """Claim: row, col and time are those of the token's middle, at any grid and for one frame."""
-    found = token_labels(SCENES[0], 8, 84, 168)
-    assert found["row"][0, :, 0].tolist() == [0, 1, 2]
-    assert found["col"][0, 0].tolist() == [0, 0, 1, 1, 2, 2]
-    assert found["time"][:, 0, 0].tolist() == [0, 1, 2, 3]
+    labels = token_labels(SCENES[0], 8, 84, 168)
+    assert labels["row"][0, :, 0].tolist() == [0, 1, 2]
+    assert labels["col"][0, 0].tolist() == [0, 0, 1, 1, 2, 2]
+    assert labels["time"][:, 0, 0].tolist() == [0, 1, 2, 3]
     assert token_labels(SCENES[0], 1, 56)["shape"].shape == (1, 2, 2)
 
 
 def test_content_words_find_what_pixels_decide():
     """Claim: spans never overlap, hold whole words, and cover every colour, shape and texture."""
     for scene in SCENES[:100]:
-        said = descriptions.describe(scene)
-        spans = content_words(said)
+        text = descriptions.describe(scene)
+        spans = content_words(text)
         for (_, end, _), (start, _, _) in pairwise(spans):
             assert end <= start
         for start, end, _ in spans:
-            assert re.fullmatch(r"[A-Za-z]+( [a-z]+)*", said[start:end])
-            assert not said[start - 1 : start].isalpha() and not said[end : end + 1].isalpha()
-        marked = [said[a:b] for a, b, kind in spans if kind == "colour"]
-        assert marked == re.findall(rf"\b(?:{'|'.join(world.COLORS)})\b", said)
+            assert re.fullmatch(r"[A-Za-z]+( [a-z]+)*", text[start:end])
+            assert not text[start - 1 : start].isalpha() and not text[end : end + 1].isalpha()
+        marked = [text[a:b] for a, b, kind in spans if kind == "colour"]
+        assert marked == re.findall(rf"\b(?:{'|'.join(world.COLORS)})\b", text)
         kinds = {kind for _, _, kind in spans}
         assert {"texture", "shape", "size", "where", "count"} <= kinds
-        assert 0.2 < len(spans) / len(said.split()) < 0.8
+        assert 0.2 < len(spans) / len(text.split()) < 0.8
         for event in scene.events:
             time = descriptions.VOICES[scene.voice].when[event.quarter].split()
-            marks = " ".join(said[a:b] for a, b, kind in spans if kind == "time").lower()
+            marks = " ".join(text[a:b] for a, b, kind in spans if kind == "time").lower()
             assert any(word in marks for word in time)

@@ -50,20 +50,20 @@ def test_a_folded_adapter_says_what_it_said_beside_the_matrices(llama, behind):
     folded = adapted_llama.put_behind_tower(llama, build.load(EMBEDDED / "target"), proc.tokenizer)
     ids, positions = torch.randint(0, 1000, (1, 20)), torch.arange(20).expand(3, 1, -1)
 
-    def said(model):
+    def compute_logits(model):
         return F.linear(
             run_decoder(model, embed(model, ids, None), positions), model.lm_head.weight
         )
 
     with torch.no_grad():
-        before = said(behind)
+        before = compute_logits(behind)
         adapter = adapted_llama.Adapter(behind)
         for name, value in adapter.lora.items():
             if name.endswith("/up"):
                 torch.nn.init.normal_(value, std=0.1)
-        beside = said(behind)
+        beside = compute_logits(behind)
         adapted_llama.fold_adapter(folded, adapter.state_dict())
-        torch.testing.assert_close(said(folded), beside, atol=1e-5, rtol=1e-4)
+        torch.testing.assert_close(compute_logits(folded), beside, atol=1e-5, rtol=1e-4)
     assert (beside - before).abs().max() > 0.01
 
 
@@ -77,10 +77,10 @@ def test_a_saved_folder_answers_as_generate_does(behind, tmp_path):
     _, clip, question = agreement.unseen_clip(0, 64)
     inputs = ask(model, question, clips=[clip])
     own = {"max_new_tokens": 12, "do_sample": False}
-    told = model.backbone.model.generate(**inputs, **own)
+    expected_ids = model.backbone.model.generate(**inputs, **own)
     for method in ("ar", "std/keep=0.25"):
         assert torch.equal(
-            saccade.generate(model.backbone.model, inputs, method=method, **own), told
+            saccade.generate(model.backbone.model, inputs, method=method, **own), expected_ids
         )
 
 
@@ -97,13 +97,13 @@ def test_the_draft_begins_with_the_words_that_both_know(behind):
     assert draft.lm_head.weight is draft.model.language_model.embed_tokens.weight
     ids, positions = torch.randint(0, 1000, (1, 20)), torch.arange(20).expand(3, 1, -1)
 
-    def said(model, ids):
+    def compute_logits(model, ids):
         return F.linear(
             run_decoder(model, embed(model, ids, None), positions), model.lm_head.weight
         )
 
     with torch.no_grad():
-        own, others = said(draft, 1023 - ids), said(pair, ids)
+        own, others = compute_logits(draft, 1023 - ids), compute_logits(pair, ids)
     torch.testing.assert_close(own.flip(-1)[..., :1000], others[..., :1000])
     assert not own[..., 3].any()
 

@@ -25,8 +25,8 @@ def test_the_table_is_of_medians_over_the_first_row() -> None:
         *(_one("drafted", speed, accepted=5) for speed in (300, 250, 10)),
         *(_one("wrong", speed, equal=speed > 1) for speed in (50, 1)),
     ]
-    told = vllm_comparison.table(runs).splitlines()[2:]
-    assert told == [
+    lines = vllm_comparison.table(runs).splitlines()[2:]
+    assert lines == [
         "| 1 | alone | 100 (1.00x) | 50 (1.00x) |  | equal |",
         "| 1 | drafted | 250 (2.50x) | 125 (2.50x) | 0.50 | equal |",
         "| 1 | wrong | 26 (0.26x) | 13 (0.26x) |  | differ |",
@@ -36,8 +36,8 @@ def test_the_table_is_of_medians_over_the_first_row() -> None:
 def test_a_wave_s_figures() -> None:
     """Claim: first tokens are no decoding, and all tokens are of the whole."""
     ran = WaveResults([[[1] * 10, [2] * 6]], [4.0], [2.0], [[7, 7]], 8, 4, 0)
-    found = vllm_comparison.wave_figures(ran)
-    assert (found["decoding"], found["whole"], found["tokens"]) == (7, 4, 16)
+    figures = vllm_comparison.wave_figures(ran)
+    assert (figures["decoding"], figures["whole"], figures["tokens"]) == (7, 4, 16)
 
 
 def test_clips_have_much_to_say() -> None:

@@ -168,11 +168,11 @@ class Tables:
 
     def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
         self._watch(trees)
-        found: dict[int, Scores] = {}
+        scores: dict[int, Scores] = {}
         for number, tree in trees.items():
             table = self._tables[number]
             laws, ids = SOFTMAX[id(table)], (self.last[number], *tree.tokens)
-            found[number] = Known(
+            scores[number] = Known(
                 tree,
                 [table[token] for token in ids],
                 self.rules[number],
@@ -181,7 +181,7 @@ class Tables:
                 number,
                 laws=[laws[token] for token in ids],
             )
-        return self._spoil(found)
+        return self._spoil(scores)
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         for number, new in tokens.items():
@@ -302,27 +302,27 @@ def beside(recipe: Recipe) -> Recipe:
 def registered() -> dict[str, Recipe]:
     """Every entry of every table, as a recipe; those of families by their examples. The documents'
     sixth method is one more file of methods."""
-    found = dict(SYSTEMS)
+    recipes = dict(SYSTEMS)
     for recipe in sixth_method.PROVIDES.recipes:
-        found |= {recipe.name: recipe, f"{recipe.name} beside": beside(recipe)}
+        recipes |= {recipe.name: recipe, f"{recipe.name} beside": beside(recipe)}
     for family in sixth_method.PROVIDES.families:
         for example in family.examples:
             shape = family.parse(example)
-            found[f"shape={shape.spelling}"] = replace(resolve("sd"), shape=shape)
+            recipes[f"shape={shape.spelling}"] = replace(resolve("sd"), shape=shape)
     for name in SHAPES:
-        found[f"shape={name}"] = resolve(f"sd/shape={name}")
+        recipes[f"shape={name}"] = resolve(f"sd/shape={name}")
     for kind, family in FAMILIES.items():
         for example in family.examples:
-            found[f"shape={kind}-{example}"] = resolve(f"sd/shape={kind}-{example}")
+            recipes[f"shape={kind}-{example}"] = resolve(f"sd/shape={kind}-{example}")
     for name in DRAFTERS:
         base = "tabed" if name == "ensemble" else "lookup" if name == "lookup" else "sd"
-        found[f"drafter={name}"] = resolve(f"{base}/drafter={name}")
+        recipes[f"drafter={name}"] = resolve(f"{base}/drafter={name}")
     for name in WEIGHTS:
         for last in ("", "-2") if name != "equal" else ("",):
-            found[f"weights={name}{last}"] = resolve(f"tabed/weights={name}{last}")
+            recipes[f"weights={name}{last}"] = resolve(f"tabed/weights={name}{last}")
     for name in SCHEDULES:
-        found[f"schedule={name}"] = resolve(f"sd/schedule={name}")
-    return found
+        recipes[f"schedule={name}"] = resolve(f"sd/schedule={name}")
+    return recipes
 
 
 def cases() -> dict[str, Recipe]:
@@ -433,10 +433,10 @@ class Play:
         return self.found
 
     def _cut(self, request: int, tokens: Sequence[int]) -> tuple[int, Any]:
-        found = self.found[request]
-        room = self.length - len(found)
+        answer = self.found[request]
+        room = self.length - len(answer)
         count = len(tokens) if self.whole else min(room, len(tokens))
-        found += tokens[:count]
+        answer += tokens[:count]
         return count, "length" if len(tokens) >= room else None
 
     def after(self, count: int, regime: int, seed: int) -> Play:
@@ -550,8 +550,8 @@ def joint(last: int, length: int) -> Tensor:
 
 def at_the_start(recipe: Recipe, count: int, seed: int = 0) -> float:
     """The p-value of the joint law of the first three tokens of ``count`` answers."""
-    found = _sampled(recipe, 3, count, seed)
-    cells = (found[:, 0] * V + found[:, 1]) * V + found[:, 2]
+    answers = _sampled(recipe, 3, count, seed)
+    cells = (answers[:, 0] * V + answers[:, 1]) * V + answers[:, 2]
     return chi_square(torch.bincount(cells, minlength=V**3), joint(START, 3).flatten())
 
 
@@ -561,9 +561,9 @@ def later(recipe: Recipe, count: int, seed: int = 0) -> float:
     In a Markov chain the counts after each pair are a multinomial's, so the sum over pairs of their
     chi-squares is one with V^2 (V - 1) degrees of freedom (Billingsley 1961, Thm 2.1).
     """
-    found = _sampled(recipe, LONG, -(-3 * count // (LONG - LATE)), seed)
-    pairs = found[:, LATE - 2 : -2] * V + found[:, LATE - 1 : -1]
-    cells = (pairs * V + found[:, LATE:]).flatten()
+    answers = _sampled(recipe, LONG, -(-3 * count // (LONG - LATE)), seed)
+    pairs = answers[:, LATE - 2 : -2] * V + answers[:, LATE - 1 : -1]
+    cells = (pairs * V + answers[:, LATE:]).flatten()
     counts = torch.bincount(cells, minlength=V**3).view(V, V, V).double()
     expected = counts.sum(-1, keepdim=True) * LAWS.double()[None]
     statistic = ((counts - expected) ** 2 / expected).sum()
@@ -574,5 +574,5 @@ def later(recipe: Recipe, count: int, seed: int = 0) -> float:
 def _sampled(recipe: Recipe, length: int, count: int, seed: int) -> Tensor:
     """That many answers, twenty at a time, the regimes in turn."""
     batch = Play(recipe, length, [request % len(DRAFTS) for request in range(20)])
-    found = [batch(10_000 * seed + part) for part in range(-(-count // 20))]
-    return torch.tensor([answer for part in found for answer in part][:count])
+    batches = [batch(10_000 * seed + part) for part in range(-(-count // 20))]
+    return torch.tensor([answer for part in batches for answer in part][:count])

@@ -61,15 +61,15 @@ class Nan(Known):
 
 def is_nan(scored: Scored) -> Scored:
     """The draft's logits are NaN at the nodes of one token, and elsewhere as they should be."""
-    found: Scored = {}
+    nan_scores: Scored = {}
     for request, scores in scored.items():
         assert isinstance(scores, Known)
         bad = [float("nan") if token == BAD else 0.0 for token in (0, *scores.tree.tokens)]
         rows = [row + nan for row, nan in zip(scores.rows, bad, strict=True)]
-        found[request] = Nan(
+        nan_scores[request] = Nan(
             scores.tree, rows, scores.rules, (), scores.offset, request, laws=scores.laws
         )
-    return found
+    return nan_scores
 
 
 def nothing(scored: Scored) -> Scored:
@@ -93,14 +93,14 @@ OTHERS = ("auto cheap", "sampled-2x1", "distinct-2x1", "tabed", "shape=sage")
 
 def _law_tests() -> list[Any]:
     """Returns every pair: each method fails in one way by default, in every way in the slow run."""
-    found = []
+    params = []
     for place, name in enumerate(CASES):
         for turn, failure in enumerate(FAILURES):
             is_fast = turn == place % len(FAILURES) and not name.startswith("weights")
             is_extra = any(each in name for each in OTHERS)
             other = pytest.mark.extra if is_extra else pytest.mark.slow
-            found.append(pytest.param(name, failure, marks=() if is_fast else other))
-    return found
+            params.append(pytest.param(name, failure, marks=() if is_fast else other))
+    return params
 
 
 @pytest.mark.representatives(10)

@@ -38,9 +38,9 @@ def test_the_formula_is_openais():
     """Claim: a token that was generated n times loses n * frequency + presence, and the prompt's
     tokens lose nothing. Fails if the prompt counts, or presence counts more than once."""
     ids = torch.tensor([[*PROMPT, *ANSWER]])
-    (found,) = RULE(ids, _logits())
-    torch.testing.assert_close(found, _formula(_logits()[0], ANSWER))
-    assert found[1] == _logits()[0, 1] and found[3] < _logits()[0, 3]
+    (logits,) = RULE(ids, _logits())
+    torch.testing.assert_close(logits, _formula(_logits()[0], ANSWER))
+    assert logits[1] == _logits()[0, 1] and logits[3] < _logits()[0, 3]
     (unchanged,) = RULE(ids[:, :3], _logits())
     assert torch.equal(unchanged, _logits()[0])
     forbidden = _logits().index_fill(1, torch.tensor([3]), float("-inf"))
@@ -50,8 +50,8 @@ def test_the_formula_is_openais():
 def test_a_draft_of_fewer_tokens_is_penalised_for_those_it_has():
     """Claim: an answer may hold ids that a draft lacks. Fails if such an id raises or counts for
     another token."""
-    (found,) = RULE(torch.tensor([[*PROMPT, *ANSWER]]), _logits()[:, :4])
-    torch.testing.assert_close(found, _formula(_logits()[0], ANSWER)[:4])
+    (logits,) = RULE(torch.tensor([[*PROMPT, *ANSWER]]), _logits()[:, :4])
+    torch.testing.assert_close(logits, _formula(_logits()[0], ANSWER)[:4])
 
 
 def test_every_node_has_the_penalties_of_its_own_path():

@@ -116,18 +116,18 @@ def law(rules: Sequence[Any] = RULES, family: str = "qwen2_5_vl") -> dict[tuple[
     """Every answer of four tokens and its probability, by recomputing everything."""
     model = backbone(model_of(family)())
     (prompt,) = model.prompts(INPUTS_BY_FAMILY[family])
-    told = Sampling(True, tuple(rules))
-    oracle = Oracle(model.model, [prompt], [told])
-    found: dict[tuple[int, ...], float] = {(): 1.0}
+    sampling = Sampling(True, tuple(rules))
+    oracle = Oracle(model.model, [prompt], [sampling])
+    chances: dict[tuple[int, ...], float] = {(): 1.0}
     for _ in range(TOKENS):
         longer = {}
-        for text, chance in found.items():
-            after = told.law(oracle.logits(0, text)[-1], [*prompt.context.tolist(), *text])
+        for text, chance in chances.items():
+            after = sampling.law(oracle.logits(0, text)[-1], [*prompt.context.tolist(), *text])
             assert isinstance(after, Tensor)
             for token in after.nonzero().flatten().tolist():
                 longer[*text, token] = chance * float(after[token])
-        found = longer
-    return found
+        chances = longer
+    return chances
 
 
 def p_value(
@@ -224,10 +224,10 @@ def test_a_view_that_follows_the_answer_bends_no_law(monkeypatch):
     moved = []
     exchange = Cache.exchange
 
-    def watched(cache: Cache, other: Cache, held: Tensor, rows: Tensor) -> Tensor:
-        found = exchange(cache, other, held, rows)
-        moved.append(not torch.equal(found, held))
-        return found
+    def watched(cache: Cache, other: Cache, old_rows: Tensor, rows: Tensor) -> Tensor:
+        new_rows = exchange(cache, other, old_rows, rows)
+        moved.append(not torch.equal(new_rows, old_rows))
+        return new_rows
 
     monkeypatch.setattr(Cache, "exchange", watched)
     assert p_value("fresh/keep=0.5/shape=chain-2") > ALPHA
@@ -242,13 +242,13 @@ def test_keys_asked_for_at_every_step_bend_no_law(monkeypatch):
     chosen = Pages.best_pages
 
     def watched(pages: Pages, layer: int, q: Tensor) -> Tensor:
-        found = chosen(pages, layer, q)
-        steps.setdefault((id(pages), layer), []).append(found)
-        return found
+        best_pages = chosen(pages, layer, q)
+        steps.setdefault((id(pages), layer), []).append(best_pages)
+        return best_pages
 
     monkeypatch.setattr(Pages, "best_pages", watched)
     assert p_value("pages/keep=0.4/page=2/shape=chain-2") > ALPHA
-    each = [pair for found in steps.values() for pair in pairwise(found)]
+    each = [pair for choices in steps.values() for pair in pairwise(choices)]
     assert sum(not torch.equal(*pair) for pair in each) > len(each) / 4 > BATCH * CALLS / 4
 
 

@@ -93,11 +93,11 @@ def far(recipe: Recipe, late: bool, kinds: Sequence[int] | None = None, seed: in
     learns = type(recipe.shape).fold is not Shape.fold
     alone = isinstance(recipe.drafter, Ensemble) or (late and not learns)
     some = (FAR,) if alone else (NEAR, FAR) if late else (SAME, FAR)
-    found = []
+    distances = []
     for regime in some if kinds is None else kinds:
         play = Play(recipe, 3, [regime])
-        found.append(distance(play.after(LATE, regime, seed) if late else play))
-    return max(found)
+        distances.append(distance(play.after(LATE, regime, seed) if late else play))
+    return max(distances)
 
 
 def judged(name: str, judge: Callable[..., Any], *how: Any) -> Any:
@@ -201,12 +201,12 @@ def test_no_number_is_used_for_two_draws(name):
 
 def at_any_speed(recipe: Recipe, seed: int) -> list[Any]:
     """Answers and the rows of forwards, by how fast the draft's process is."""
-    found, chance = [], random.Random(seed)
+    outcomes, chance = [], random.Random(seed)
     for speed in (lambda: 0, lambda: 1, lambda: chance.randrange(9), lambda: 30):
         rows: list[int] = []
         watch = partial(_count, rows)
-        found.append((Play(recipe, 24, [seed], turns=speed)(seed, watch=watch), rows))
-    return found
+        outcomes.append((Play(recipe, 24, [seed], turns=speed)(seed, watch=watch), rows))
+    return outcomes
 
 
 def _count(rows: list[int], trees: Mapping[int, Tree]) -> None:
@@ -219,9 +219,9 @@ def test_a_parallel_draft_of_any_speed_gives_the_same_rows_and_tokens(seed):
     is faster. Fails if the first batch takes along what happens to be there.
     """
     (name,) = (name for name in CASES if "pearl" in name)
-    found = judged(name, at_any_speed, seed)
-    assert all(each == found[0] for each in found)
-    assert len(set(found[0][1])) > 1, "batches of several sizes"
+    outcomes = judged(name, at_any_speed, seed)
+    assert all(each == outcomes[0] for each in outcomes)
+    assert len(set(outcomes[0][1])) > 1, "batches of several sizes"
 
 
 # -- controls: each of these must fail the tests above -----------------------------------------

@@ -40,8 +40,8 @@ def laws(temperature: float, top_k: int | None, top_p: float | None) -> tuple[Te
     rules += [] if top_p is None else [hf.TopPLogitsWarper(top_p)]
     generator = torch.Generator().manual_seed(5)
     sampling = Sampling(True, tuple(rules))
-    found = [sampling.law(0.7 * torch.randn(V, generator=generator), []) for _ in range(2)]
-    p, q = (torch.as_tensor(law) for law in found)
+    law_pair = [sampling.law(0.7 * torch.randn(V, generator=generator), []) for _ in range(2)]
+    p, q = (torch.as_tensor(law) for law in law_pair)
     return p, q
 
 
@@ -141,10 +141,10 @@ def test_the_rows_are_what_verify_does(temperature, top_k, top_p, draft):
         def law(node: int) -> Law | None:
             return p if node == ROOT else None
 
-        def asked(role: str, below: int, sibling: int, accept=accept, own=own) -> float:
+        def draw_number(role: str, below: int, sibling: int, accept=accept, own=own) -> float:
             return accept if role == "accept" else own
 
-        assert verify(tree, law, asked).tokens == (token,)
+        assert verify(tree, law, draw_number).tokens == (token,)
 
 
 def test_there_are_24_configurations():

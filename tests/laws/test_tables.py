@@ -38,13 +38,13 @@ def once(function: Callable[..., Any]) -> Callable[..., Any]:
     """Asked once for the same two objects: there are only forty rows of logits, and their laws."""
     known: dict[tuple[int, int], Any] = {}
 
-    def asked(*args: Any) -> Any:
+    def call_once(*args: Any) -> Any:
         key = id(args[0]), id(args[1])
         if key not in known:
             known[key] = function(*args), args  # kept, so that no id is used again
         return known[key][0]
 
-    return asked
+    return call_once
 
 
 @pytest.fixture(autouse=True)
@@ -121,17 +121,17 @@ SHAPES: dict[str, Shape] = {
 def answers(shape: Shape, rules: Sampling, samples: int = SAMPLES) -> list[list[int]]:
     """Three tokens for each of many requests, by the package's own schedule."""
     every = [rules] * samples
-    found: list[list[int]] = [[] for _ in every]
+    texts: list[list[int]] = [[] for _ in every]
 
     def cut(request: int, tokens: Sequence[int]) -> tuple[int, Any]:
-        room = TOKENS - len(found[request])
-        found[request] += tokens[:room]
+        room = TOKENS - len(texts[request])
+        texts[request] += tokens[:room]
         return min(room, len(tokens)), "length" if len(tokens) >= room else None
 
     target, draft = TableSession(TARGET, every), TableDraft(DRAFT, every, shape)
     for _ in serial(target, draft, range(samples), cut):
         pass
-    return found
+    return texts
 
 
 def exact(rules: Sampling) -> torch.Tensor:
@@ -145,8 +145,8 @@ def exact(rules: Sampling) -> torch.Tensor:
     return law.flatten()
 
 
-def counts(found: list[list[int]]) -> torch.Tensor:
-    cells = torch.tensor([(a * V + b) * V + c for a, b, c in found])
+def counts(texts: list[list[int]]) -> torch.Tensor:
+    cells = torch.tensor([(a * V + b) * V + c for a, b, c in texts])
     return torch.bincount(cells, minlength=V**TOKENS)
 
 
@@ -235,10 +235,10 @@ BARE = Sampling(True, (), 7)
 
 def _raw(score: Callable[..., Any]) -> Callable[..., Any]:
     def wrong(self: TableSession, trees: Any) -> Any:
-        found = score(self, trees)
+        all_scores = score(self, trees)
         if self.table is not TARGET:
-            return found
-        return {request: replace(scores, rules=BARE) for request, scores in found.items()}
+            return all_scores
+        return {request: replace(scores, rules=BARE) for request, scores in all_scores.items()}
 
     return wrong
 
@@ -272,10 +272,10 @@ def test_greedy_over_tables_is_the_tables_greedy_text(shape):
         text.append(int(TARGET[tuple(text)].argmax()))
     rules = Sampling()
     if shape == "sampled tree":
-        found = answers(Best(2), rules=replace(rules, sample=True, processors=(_cold,)), samples=20)
+        texts = answers(Best(2), rules=replace(rules, sample=True, processors=(_cold,)), samples=20)
     else:
-        found = answers(SHAPES[shape], rules, samples=20)
-    assert found == [text] * 20
+        texts = answers(SHAPES[shape], rules, samples=20)
+    assert texts == [text] * 20
 
 
 def _cold(ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
@@ -292,11 +292,11 @@ def test_a_seed_means_the_same_whatever_the_draft():
     every = [rules] * 200
 
     def run(length: int) -> list[list[int]]:
-        found: list[list[int]] = [[] for _ in every]
+        texts: list[list[int]] = [[] for _ in every]
 
         def cut(request: int, tokens: Sequence[int]) -> tuple[int, Any]:
-            room = TOKENS - len(found[request])
-            found[request] += tokens[:room]
+            room = TOKENS - len(texts[request])
+            texts[request] += tokens[:room]
             return min(room, len(tokens)), "length" if len(tokens) >= room else None
 
         target, draft = TableSession(TARGET, every), TableDraft(TARGET, every, Chain(length))
@@ -306,7 +306,7 @@ def test_a_seed_means_the_same_whatever_the_draft():
             if round.finish is None
         ]
         assert all(accepted), "p = q is always accepted"
-        return found
+        return texts
 
     three, again = run(3), run(3)
     assert three == again and len({tuple(text) for text in three}) > 10

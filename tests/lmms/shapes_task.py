@@ -34,8 +34,8 @@ def write(folder: Path = FOLDER, count: int = COUNT) -> None:
         paths = [folder / f"{medium.name}-{number}.png" for medium in item.media]
         for medium, path in zip(item.media, paths, strict=True):
             Image.fromarray(medium.read()).save(path)
-        shown = {"pictures": [str(path) for path in paths]}
-        pairs.append({"question": item.question, "answer": item.answers[0], **shown})
+        media = {"pictures": [str(path) for path in paths]}
+        pairs.append({"question": item.question, "answer": item.answers[0], **media})
     for name, rows in (("clips", clips), ("pictures", pairs)):
         (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
 

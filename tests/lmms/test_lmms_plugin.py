@@ -42,7 +42,7 @@ def plugged() -> lmms.Saccade:
     return lmms.Saccade("shapes", method=METHOD, frames=8)
 
 
-def asked(content: Any, given: dict[str, Any]) -> Any:
+def make_request(content: Any, given: dict[str, Any]) -> Any:
     """A request of lmms-eval's chat interface, about the one document of a task."""
     messages = content if isinstance(content, list) else [{"role": "user", "content": content}]
     return SimpleNamespace(args=("", lambda doc: messages, given, 0, "task", "test"))
@@ -58,8 +58,8 @@ def user(*parts: dict[str, Any]) -> list[dict[str, Any]]:
     return [{"role": "user", "content": list(parts)}]
 
 
-def text(said: str = TEXT) -> dict[str, Any]:
-    return {"type": "text", "text": said}
+def text(words: str = TEXT) -> dict[str, Any]:
+    return {"type": "text", "text": words}
 
 
 def image(seed: int = 1) -> Image.Image:
@@ -102,7 +102,7 @@ def test_what_is_no_generation_setting_is_named():
 def test_what_saccade_cannot_do_is_refused_by_name():
     """Claim: beams, batches, likelihoods and several rounds each end in one sentence."""
     with pytest.raises(OptionError, match="num_beams=4"):
-        results(asked([*user(text())], {"num_beams": 4}))
+        results(make_request([*user(text())], {"num_beams": 4}))
     with pytest.raises(OptionError, match="batch_size=8"):
         lmms.Saccade("shapes", batch_size="8")
     with pytest.raises(OptionError, match="scores none"):
@@ -131,10 +131,10 @@ def test_text_alone_is_a_question_with_its_history():
         {"role": "assistant", "content": "Two."},
         {"role": "user", "content": "Why?"},
     ]
-    found = lmms.ask_arguments(turns, FrameSampling())
-    assert found["question"] == "Why?"
-    assert found["history"] == [("Be brief.\n\nOne? Or two?", "Two.")]
-    assert "parts" not in found and not found["clips"] and not found["images"]
+    arguments = lmms.ask_arguments(turns, FrameSampling())
+    assert arguments["question"] == "Why?"
+    assert arguments["history"] == [("Be brief.\n\nOne? Or two?", "Two.")]
+    assert "parts" not in arguments and not arguments["clips"] and not arguments["images"]
 
 
 def test_pictures_stay_between_their_words():
@@ -147,11 +147,11 @@ def test_pictures_stay_between_their_words():
         text("and after"),
         {"type": "image", "url": pixels},
     )
-    found = lmms.ask_arguments(turn, FrameSampling())
+    arguments = lmms.ask_arguments(turn, FrameSampling())
     kinds = ["text", "image", "text", "image"]
-    assert [part["type"] for part in found["parts"]] == kinds
-    assert all(set(part) <= {"type", "text"} for part in found["parts"])
-    assert all(np.array_equal(each, pixels) for each in found["images"])
+    assert [part["type"] for part in arguments["parts"]] == kinds
+    assert all(set(part) <= {"type", "text"} for part in arguments["parts"])
+    assert all(np.array_equal(each, pixels) for each in arguments["images"])
 
 
 def test_a_picture_is_read_from_a_file_or_bytes(tmp_path: Path):
@@ -182,9 +182,9 @@ def test_a_video_is_a_file_a_part_of_one_or_its_frames(tmp_path: Path):
             1.75,
         ]
     for frames in (whole.frames, [Image.fromarray(frame) for frame in whole.frames]):
-        found = lmms.read_clip({"url": frames}, FrameSampling(num_frames=4))
-        assert np.array_equal(found.frames, whole.frames[::2])
-        assert found.timestamps.tolist() == [0.0, 1.0, 2.0, 3.0] and found.duration == 4.0
+        clip = lmms.read_clip({"url": frames}, FrameSampling(num_frames=4))
+        assert np.array_equal(clip.frames, whole.frames[::2])
+        assert clip.timestamps.tolist() == [0.0, 1.0, 2.0, 3.0] and clip.duration == 4.0
     with pytest.raises(OptionError, match="no such part"):
         lmms.read_clip({"url": whole.frames, "start_time": 1.0}, FrameSampling())
 
@@ -214,10 +214,10 @@ def test_what_cannot_be_shown_is_refused(messages: list, why: str):
 # -- answers -----------------------------------------------------------------------------------
 
 
-def plain(question: str, settings: dict[str, Any], **shown: Any) -> Any:
+def plain(question: str, settings: dict[str, Any], **ask_options: Any) -> Any:
     """What the target says by plain decoding, its inputs made without the plug-in."""
     target = plugged()._models.target
-    inputs = models.ask(target, question, **shown)
+    inputs = models.ask(target, question, **ask_options)
     return saccade.run(
         target.backbone,
         inputs,
@@ -238,11 +238,11 @@ def test_answers_are_plain_decodings_in_the_order_asked(
     show = {"type": "video", "url": str(path)}
     say = "Describe the video in detail."
     given = {"max_new_tokens": 48, "image_aspect_ratio": "pad"}
-    found = results(
-        asked(user(show, text(say)), given),
-        asked(user({"type": "image", "url": image()}, text()), {"max_new_tokens": 12}),
-        asked(user(text()), {"max_new_tokens": 8}),
-        asked(user(show, text(say)), {"max_new_tokens": 48, "until": ["."]}),
+    answers = results(
+        make_request(user(show, text(say)), given),
+        make_request(user({"type": "image", "url": image()}, text()), {"max_new_tokens": 12}),
+        make_request(user(text()), {"max_new_tokens": 8}),
+        make_request(user(show, text(say)), {"max_new_tokens": 48, "until": ["."]}),
     )
     clip = media.read(path, FrameSampling(num_frames=8))
     expected = [
@@ -251,12 +251,12 @@ def test_answers_are_plain_decodings_in_the_order_asked(
         plain(TEXT, {"max_new_tokens": 8}),
         plain(say, {"max_new_tokens": 48, "stop_strings": ["."]}, clips=[clip]),
     ]
-    assert [each.text for each in found] == [each.text for each in expected]
-    assert [each.ids for each in found] == [each.ids for each in expected]
-    assert [each.method for each in found] == [METHOD] * 4
-    assert "." in found[0].text and found[3].text == found[0].text.split(".")[0]
+    assert [each.text for each in answers] == [each.text for each in expected]
+    assert [each.ids for each in answers] == [each.ids for each in expected]
+    assert [each.method for each in answers] == [METHOD] * 4
+    assert "." in answers[0].text and answers[3].text == answers[0].text.split(".")[0]
     assert caplog.text.count("image_aspect_ratio") == 1
-    totals = lmms.summary(found)
+    totals = lmms.summary(answers)
     assert totals["total_gen_tokens"] == sum(len(each.ids) for each in expected)
     assert totals["additional_metrics"]["tau"] > 1
     assert totals["additional_metrics"]["fallbacks"] == 0
@@ -266,7 +266,7 @@ def test_answers_are_plain_decodings_in_the_order_asked(
 def test_repeated_samples_differ_and_a_run_repeats():
     """Claim: one question asked twice is drawn twice, and the next run draws the same again."""
     given = {"max_new_tokens": 24, "temperature": 1.5}
-    request = asked(user({"type": "image", "url": image(3)}, text()), given)
+    request = make_request(user({"type": "image", "url": image(3)}, text()), given)
     first, again = results(request, request), results(request, request)
     assert first[0].ids != first[1].ids
     assert [each.ids for each in first] == [each.ids for each in again]
@@ -276,7 +276,7 @@ def test_an_error_names_its_document(tmp_path: Path):
     """Claim: a video that is not there says so, and a note says whose it was."""
     gone = {"type": "video", "url": str(tmp_path / "gone.mp4")}
     with pytest.raises(VideoInputError, match="does not exist") as caught:
-        results(asked(user(gone, text()), {}))
+        results(make_request(user(gone, text()), {}))
     assert caught.value.__notes__ == ["(document 0 of task, split test)"]
 
 
@@ -335,10 +335,10 @@ def test_lmms_eval_gets_the_answers_of_plain_decoding(
         rows = [json.loads(line) for line in docs.read_text().splitlines()]
         assert [sample["doc_id"] for sample in samples] == [0, 1]
         for sample in samples:
-            said = answer(rows[sample["doc_id"]])
-            assert said.text is not None
-            assert sample["filtered_resps"] == said.text.strip()  # as lmms-eval logs it
-            assert sample["token_counts"][0]["output_tokens"] == len(said.ids)
+            result = answer(rows[sample["doc_id"]])
+            assert result.text is not None
+            assert sample["filtered_resps"] == result.text.strip()  # as lmms-eval logs it
+            assert sample["token_counts"][0]["output_tokens"] == len(result.ids)
 
 
 def clips(doc: dict[str, Any]) -> dict[str, Any]:
@@ -351,7 +351,7 @@ def pictures(doc: dict[str, Any]) -> dict[str, Any]:
 
 def sentence(doc: dict[str, Any]) -> Any:
     """The task of the first sentence, its system message where the plug-in says it goes."""
-    told = "Answer the question about the video.\n\n"
-    parts = [text(told), {"type": "video"}, text(doc["question"])]
+    instruction = "Answer the question about the video.\n\n"
+    parts = [text(instruction), {"type": "video"}, text(doc["question"])]
     settings = {"max_new_tokens": 64, "stop_strings": ["."]}
     return plain("", settings, parts=parts, **clips(doc))

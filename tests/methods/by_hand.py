@@ -98,14 +98,14 @@ def real(method: str | Recipe, target: Any, inputs: Any, draft: Any = None, coun
         method=replace(recipe, view=spy),
         max_new_tokens=count,
     )
-    first, *found = rounds
-    assert first.opening and not any(round.opening for round in found)
+    first, *later_rounds = rounds
+    assert first.opening and not any(round.opening for round in later_rounds)
     (result,) = rounds.results
     assert result.fallback_reason is None
     if not spy.seen:  # a drafter that sees nothing: no view was asked
         prefill = prefilled(target, inputs)
-        return Run(target, draft, prefill, prefill.prompt, prefill.prompt, found, result)
-    return Run(target, draft, *spy.seen[0], spy.pruned[0], found, result)
+        return Run(target, draft, prefill, prefill.prompt, prefill.prompt, later_rounds, result)
+    return Run(target, draft, *spy.seen[0], spy.pruned[0], later_rounds, result)
 
 
 def prefilled(model: Any, inputs: Any, record: bool = True) -> Prefill:

@@ -30,7 +30,7 @@ CASES: dict[str, tuple[Callable[..., Any], Callable[[], Any]]] = {
 
 
 @cache
-def shown(family: str) -> tuple[Any, Prefill]:
+def prefill_target(family: str) -> tuple[Any, Prefill]:
     """A target, and what its prefill revealed."""
     make, inputs = CASES[family]
     return make(), prefilled(make(), inputs())
@@ -49,19 +49,19 @@ def cosine(a: Sequence[float], b: Sequence[float]) -> float:
 def temporal_by_hand(rows: Rows, cells: list[Cell]) -> list[float]:
     """Eq. 3 and 4."""
     at = {cell: row for cell, row in zip(cells, rows, strict=True)}
-    found = []
+    scores = []
     for medium, t, h, w in cells:
         near = [(medium, t + step, h, w) for step in (-1, 1) if (medium, t + step, h, w) in at]
         like = [cosine(at[medium, t, h, w], at[other]) for other in near]
-        found.append(1 - sum(like) / len(like) if like else 1.0)
-    return found
+        scores.append(1 - sum(like) / len(like) if like else 1.0)
+    return scores
 
 
 def spatial_by_hand(
     rows: Rows, cells: list[Cell], side: int = CROP, unbiased: bool = False
 ) -> list[float]:
     """Eq. 5 and 6: crops tile the frame from the top left, the last ones hold what is left."""
-    found = []
+    scores = []
     for row, (medium, t, h, w) in zip(rows, cells, strict=True):
         crop = (medium, t, h // side, w // side)
         like = [
@@ -69,8 +69,8 @@ def spatial_by_hand(
             for other, (m, s, y, x) in zip(rows, cells, strict=True)
             if (m, s, y // side, x // side) == crop
         ]
-        found.append(variance(like, unbiased))
-    return found
+        scores.append(variance(like, unbiased))
+    return scores
 
 
 def variance(values: Sequence[float], unbiased: bool = False) -> float:
@@ -80,7 +80,7 @@ def variance(values: Sequence[float], unbiased: bool = False) -> float:
 
 def normalised(scores: list[float], cells: list[Cell], *, whole: bool = False) -> list[float]:
     """The z-score within each frame, 0 where a frame does not vary; ``whole``: over the video."""
-    found = []
+    z_scores = []
     for medium, t, *_ in cells:
         frame = [
             x for x, (m, s, *_) in zip(scores, cells, strict=True) if whole or (m, s) == (medium, t)
@@ -88,8 +88,8 @@ def normalised(scores: list[float], cells: list[Cell], *, whole: bool = False) -
         spread = math.sqrt(variance(frame))
         # a row's cosine with itself is 1 only up to rounding
         flat = spread < 1e-9
-        found.append(0.0 if flat else (scores[len(found)] - sum(frame) / len(frame)) / spread)
-    return found
+        z_scores.append(0.0 if flat else (scores[len(z_scores)] - sum(frame) / len(frame)) / spread)
+    return z_scores
 
 
 @dataclass(frozen=True)

@@ -115,7 +115,7 @@ def media(model: Any, inputs: Mapping[str, Tensor]) -> list[Medium]:
         "image": inputs.get("image_grid_thw", torch.zeros(0, 3)).tolist(),
         "video": inputs.get("video_grid_thw", torch.zeros(0, 3)).tolist(),
     }
-    found: list[Medium] = []
+    all_media: list[Medium] = []
     at = 0
     while at < len(ids):
         if ids[at] not in visual:
@@ -138,8 +138,8 @@ def media(model: Any, inputs: Mapping[str, Tensor]) -> list[Medium]:
                     at += 1
         at += ending
         assert all(token in visual for token in ids[start:at])
-        found.append(Medium(cells, start, at))
-    return found
+        all_media.append(Medium(cells, start, at))
+    return all_media
 
 
 def rewritten(model: Any, inputs: Mapping[str, Tensor], words: Sequence[int]) -> Read:
@@ -191,22 +191,22 @@ def views_by_hand(
     model: Any, inputs: Mapping[str, Tensor], names: Sequence[str], tokenizer: Any = None
 ) -> list[Read]:
     encode = (tokenizer or Letters()).encode
-    found = []
+    views = []
     for name in names:
         if name == "full":
-            found.append(read(model, inputs))
+            views.append(read(model, inputs))
         elif name == "text":
             newline = encode("\n", add_special_tokens=False)
             assert len(newline) == 1
-            found.append(rewritten(model, inputs, newline))
+            views.append(rewritten(model, inputs, newline))
         elif name == "caption":
             (caption,) = captions(inputs)
             words = encode("image: " + caption, add_special_tokens=False)
-            found.append(rewritten(model, inputs, words))
+            views.append(rewritten(model, inputs, words))
         else:
             own = {"pooled": pooled, "pooled-after": pooled_after}[name]
-            found.append(own(model, inputs))
-    return found
+            views.append(own(model, inputs))
+    return views
 
 
 @torch.no_grad()
@@ -221,9 +221,9 @@ def logits(model: Any, prompt: Read, tokens: Sequence[int], banned: Sequence[int
         attention_mask=torch.ones_like(positions[:1]),  # else gaps would read as packed texts
         use_cache=False,
     )
-    found = model.get_output_embeddings()(out.last_hidden_state[0, len(prompt.embeds) - 1 :])
-    found[:, list(banned)] = float("-inf")
-    return found
+    new_logits = model.get_output_embeddings()(out.last_hidden_state[0, len(prompt.embeds) - 1 :])
+    new_logits[:, list(banned)] = float("-inf")
+    return new_logits
 
 
 # -- real runs -------------------------------------------------------------------------------------
@@ -286,29 +286,29 @@ class Answer:
         banned = placeholders(self.target)
         whole = read(self.target, self.inputs)
         text = [self.result.ids[0]]
-        found: list[Block] = []
+        new_blocks: list[Block] = []
         for round, record in zip(self.rounds, self.result.forwards, strict=True):
             drafted, start = list(round.tree.tokens), len(text)
             tokens = [*text, *drafted]
             p = logits(self.target, whole, tokens, banned)[start:]
             q = [logits(self.draft, seen, tokens, banned)[start:] for seen in self.by_hand]
             accepted = len(round.verdict.accepted)
-            found.append(Block([*text], drafted, accepted, p, torch.stack(q), record.note))
+            new_blocks.append(Block([*text], drafted, accepted, p, torch.stack(q), record.note))
             text += round.tokens
         assert text == list(self.result.ids)
-        return found
+        return new_blocks
 
     @cached_property
     def recorded(self) -> list[Block]:
         """The same with the laws the engine had."""
-        found = []
+        new_blocks = []
         for round, block in zip(self.rounds, self.blocks, strict=True):
             assert isinstance(round.q, Mixed)
             p = torch.stack(list(round.p.rows))
             p[:, placeholders(self.target)] = float("-inf")
             q = torch.stack([torch.stack(list(part.rows)) for part in round.q.parts])
-            found.append(replace(block, p=p, q=q))
-        return found
+            new_blocks.append(replace(block, p=p, q=q))
+        return new_blocks
 
     @property
     def weights(self) -> list[tuple[float, ...]]:
@@ -342,13 +342,13 @@ def ensembled(
         max_new_tokens=count,
         **rules,
     )
-    found = [round for round in rounds if not round.opening]
+    later_rounds = [round for round in rounds if not round.opening]
     views = tuple(view.name for view in recipe.view.views)
     answers = []
     for request, (one, result) in enumerate(zip(inputs, rounds.results, strict=True)):
         assert result.fallback_reason is None
         prompts = watched.prompts[request * len(views) : (request + 1) * len(views)]
-        mine = [round for round in found if round.request == request]
+        mine = [round for round in later_rounds if round.request == request]
         (drafter,) = watched.drafts
         answers.append(
             Answer(target, draft, one, views, prompts, mine, result, rules, drafter, tokenizer)
@@ -389,7 +389,7 @@ def answer(
     recipe = resolve(method)
     if view is not None:
         recipe = replace(recipe, view=view)
-    (found,) = ensembled(
+    (only_answer,) = ensembled(
         recipe,
         model(0),
         noisy(model, 0, noise if amount is None else amount),
@@ -399,7 +399,7 @@ def answer(
         count=count,
         **rules,
     )
-    return found
+    return only_answer
 
 
 # -- the weights, by hand --------------------------------------------------------------------------
@@ -495,12 +495,12 @@ def judged(rule: Rule, block: Block) -> list[int]:
 def weights_by_hand(rule: Rule, blocks: Sequence[Block]) -> list[list[float]]:
     """Algorithm 1, line 3, before each block: a sum over all past positions, or the last h."""
     errors: list[list[tuple[float, ...]]] = []  # per position, per candidate
-    found = []
+    weights = []
     for block in blocks:
         views = len(block.q)
         seen = errors if rule.window is None else errors[-rule.window :]
         if not seen or rule.kind == "equal":
-            found.append([1 / views] * views)
+            weights.append([1 / views] * views)
         else:
             sums = [
                 [sum(column) for column in zip(*(at[j] for at in seen), strict=True)]
@@ -508,17 +508,17 @@ def weights_by_hand(rule: Rule, blocks: Sequence[Block]) -> list[list[float]]:
             ]
             if rule.kind == "grid":
                 j = min(range(len(sums)), key=lambda j: sums[j])
-                found.append([*tenths(views)[j]])
+                weights.append([*tenths(views)[j]])
             else:
                 law = {"softmax": softmax, "inverse": proportional}[rule.kind]
-                found.append(law([1 / max(e[0], 1e-11) for e in sums]))
+                weights.append(law([1 / max(e[0], 1e-11) for e in sums]))
         if rule.kind == "equal":
             continue
         for row in judged(rule, block):
             p = softmax(block.p[row].tolist())
             laws = [softmax(view[row].tolist()) for view in block.q]
             errors.append([distance(rule.distance, p, q) for q in candidates(rule, laws)])
-    return found
+    return weights
 
 
 # -- the checks ------------------------------------------------------------------------------------
@@ -562,8 +562,8 @@ def check_blocks(answer: Answer, rule: Rule) -> None:
         assert list(round.tree.parents) == list(range(-1, count - 1))
         for row, token in enumerate(block.drafted):
             law, q = mixture(block, row), round.tree.q[row]
-            held = torch.softmax(round.q.rows[row].double(), -1)
-            assert torch.allclose(held, law, rtol=0, atol=1e-5)
+            engine_law = torch.softmax(round.q.rows[row].double(), -1)
+            assert torch.allclose(engine_law, law, rtol=0, atol=1e-5)
             if not sample:
                 assert q is None and token == int(law.argmax())
                 continue
@@ -591,8 +591,8 @@ def check_weights(answer: Answer, rule: Rule) -> None:
     loose = 1e-6 if rule.kind == "grid" else 1e-4
     for blocks, off in ((answer.blocks, loose), (answer.recorded, 1e-6)):
         expected = weights_by_hand(rule, blocks)
-        for found, by_hand in zip(answer.weights, expected, strict=True):
-            assert found == pytest.approx(by_hand, abs=off)
+        for weights, by_hand in zip(answer.weights, expected, strict=True):
+            assert weights == pytest.approx(by_hand, abs=off)
 
 
 CHECKS = {
@@ -606,13 +606,13 @@ CHECKS = {
 @cache
 def failing(answer: Answer, rule: Rule) -> set[str]:
     """The checks an answer does not pass."""
-    found = set()
+    failures = set()
     for name, check in CHECKS.items():
         try:
             check(answer, rule)
         except AssertionError:
-            found.add(name)
-    return found
+            failures.add(name)
+    return failures
 
 
 @cache

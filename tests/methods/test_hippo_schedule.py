@@ -90,13 +90,13 @@ def traced(
             max_new_tokens=length,
             on_phase=lambda phase: peek(inside, phase),
         )
-        found = list(rounds)
+        all_rounds = list(rounds)
     (result,) = rounds.results
     assert result.fallback_reason is None
     assert result.ids == truth_of(length)
     prefill = prefilled(target, inputs)
     whole = backbone(draft).adopt(prefill.prompt)
-    return Trace(recipe.name, prefill, whole, found, inside, draft)
+    return Trace(recipe.name, prefill, whole, all_rounds, inside, draft)
 
 
 @cache
@@ -139,16 +139,16 @@ def test_an_early_draft_ends_with_the_holistic_top_of_what_it_read(early, ahead)
     trace = traced(f"hippo/early={early}", turns=lambda: 0, peek=peek, length=2)
     budget = share_of(trace.whole.visual_tokens, KEEP)
     first = whole_scores(trace, Reading(attn=False))
-    held = (
+    candidates = (
         sorted(ranked(first, 2 * budget))
         if early == "superset"
         else range(trace.whole.visual_tokens)
     )
     text = len(trace.whole) - trace.whole.visual_tokens
-    assert caught["chain"] > ahead and caught["length"] == text + len(held)
+    assert caught["chain"] > ahead and caught["length"] == text + len(candidates)
 
     every = whole_scores(trace, Reading())
-    best = [i for i in ranked(every) if i in held][:budget]
+    best = [i for i in ranked(every) if i in candidates][:budget]
     if early == "all":
         assert sorted(best) == sorted(ranked(every, budget))
     else:
@@ -158,7 +158,7 @@ def test_an_early_draft_ends_with_the_holistic_top_of_what_it_read(early, ahead)
 
     video = visual_rows(trace.whole)
     kept = {video[i] for i in best}
-    read = trace.whole.select(torch.tensor(list(held)))
+    read = trace.whole.select(torch.tensor(list(candidates)))
     session = Session(backbone(trace.draft), [Sampling()])
     cache = session.prefill([read])[0].cache
     assert cache is not None
@@ -168,8 +168,8 @@ def test_an_early_draft_ends_with_the_holistic_top_of_what_it_read(early, ahead)
         if row in kept or not bool(trace.whole.visual[row])
     ]
     for mine, theirs in ((cache.keys, caught["keys"]), (cache.values, caught["values"])):
-        for layer, found in zip(mine, theirs, strict=True):
-            assert torch.equal(layer[:, rows], found)
+        for layer, their_layer in zip(mine, theirs, strict=True):
+            assert torch.equal(layer[:, rows], their_layer)
 
 
 def test_narrowing_keeps_what_was_drafted_since():
@@ -194,7 +194,7 @@ def test_narrowing_keeps_what_was_drafted_since():
         assert torch.equal(layer[:, : len(rows)], old[:, rows])
         assert torch.equal(layer[:, len(rows) : len(rows) + 3], old[:, after : after + 3])
     longer = schedule.Tree((3, 5, 7, 9), (-1, 0, 1, 2), (None,) * 4)
-    found = one.score({0: longer})[0].rows[-1]
+    logits = one.score({0: longer})[0].rows[-1]
 
     two.prefill([prompt])  # the same by hand: another session whose cache is made of these keys
     two.score({0: chain})
@@ -202,8 +202,8 @@ def test_narrowing_keeps_what_was_drafted_since():
     seen = torch.cat([rows, torch.arange(after, after + 3)])
     request.cache = request.cache.select(seen, 8)
     request.cache.truncate(len(rows))
-    assert torch.equal(two.score({0: longer})[0].rows[-1], found)
-    assert not torch.allclose(found, _whole(model, prompt, [3, 5, 7, 9]), atol=1e-3)
+    assert torch.equal(two.score({0: longer})[0].rows[-1], logits)
+    assert not torch.allclose(logits, _whole(model, prompt, [3, 5, 7, 9]), atol=1e-3)
 
 
 def _whole(model: Any, prompt: Prompt, tokens: list[int]) -> Tensor:
@@ -424,5 +424,5 @@ def test_the_recipes_are_the_papers():
     assert view["hippo"].keep == KEEP and view["hippo"].attention
     assert [view[name].early for name in PARALLEL] == ["wait", "wait", "all", "wait"]
     assert view["pearl-specvlm"] == resolve("specvlm").view
-    _, prefill = shown("qwen2_5_vl")
+    _, prefill = prefill_target("qwen2_5_vl")
     assert view["pearl"](prefill, prefill.prompt).visual_tokens == prefill.prompt.visual_tokens

@@ -44,10 +44,10 @@ FAMILIES = pytest.mark.parametrize("family", list(CASES))
 @torch.no_grad()
 def queries_and_keys(model: Any, prompt: Prompt) -> list[tuple[Tensor, Tensor]]:
     """Each layer's q and k, ``[head, row, width]``, as the modules hand them to attention."""
-    attend, found = torch.nn.functional.scaled_dot_product_attention, []
+    attend, pairs = torch.nn.functional.scaled_dot_product_attention, []
 
     def tap(q: Tensor, k: Tensor, v: Tensor, *args: Any, **kwargs: Any) -> Tensor:
-        found.append((q[0], k[0]))
+        pairs.append((q[0], k[0]))
         return attend(q, k, v, *args, **kwargs)
 
     positions = prompt.positions
@@ -61,8 +61,8 @@ def queries_and_keys(model: Any, prompt: Prompt) -> list[tuple[Tensor, Tensor]]:
             )[None, None],
             use_cache=False,
         )
-    assert len(found) == model.get_decoder().config.num_hidden_layers
-    return found
+    assert len(pairs) == model.get_decoder().config.num_hidden_layers
+    return pairs
 
 
 def attention_by_hand(model: Any, prompt: Prompt, everything: bool = False) -> list[float]:
@@ -92,7 +92,7 @@ def test_relevance_is_eq_2_from_the_modules_own_queries_and_keys(family):
     """Claim: s_attn is the softmax over the video keys only, averaged over layers, heads and the
     text after the video. Fails on another set of keys or queries, a scale or a group of heads.
     """
-    model, prefill = shown(family)
+    model, prefill = prefill_target(family)
     expected = attention_by_hand(model, prefill.prompt)
     assert sum(expected) == pytest.approx(1)
     assert saliency.relevant(prefill).tolist() == pytest.approx(expected, abs=1e-6, rel=1e-4)
@@ -101,7 +101,7 @@ def test_relevance_is_eq_2_from_the_modules_own_queries_and_keys(family):
 @FAMILIES
 def test_control_a_softmax_over_all_keys_is_another_score(family):
     """Control: the other reading is SpecVLM's and differs; by it the same comparison fails."""
-    model, prefill = shown(family)
+    model, prefill = prefill_target(family)
     other = attention_by_hand(model, prefill.prompt, everything=True)
     assert saliency.relevant(prefill).tolist() != pytest.approx(other, abs=1e-6, rel=1e-4)
     assert saliency.attended(prefill).tolist() == pytest.approx(other, abs=1e-6, rel=1e-4)
@@ -109,7 +109,7 @@ def test_control_a_softmax_over_all_keys_is_another_score(family):
 
 def test_relevance_does_not_depend_on_how_the_prompt_is_cut():
     """Claim: a prefill in pieces of 7 records the same. Fails if a softmax is taken per piece."""
-    model, prefill = shown("qwen2_5_vl")
+    model, prefill = prefill_target("qwen2_5_vl")
     pieces = Session(backbone(model), [Sampling()], chunk=7)
     (again,) = pieces.prefill([prefill.prompt], record=True)
     assert torch.allclose(saliency.relevant(again), saliency.relevant(prefill), atol=1e-6)
@@ -188,8 +188,8 @@ def test_scores_are_z_scored_within_their_frame(sizes, values):
     grid = stub(sizes, 0).grid
     raw = [values[i % 12] if cell[2] else 1.0 for i, cell in enumerate(grid.tolist())]
     cells = [tuple(cell) for cell in grid.tolist()]
-    found = saliency.per_frame(torch.tensor(raw), grid)
-    assert found.tolist() == pytest.approx(normalised(raw, cells), abs=1e-9)
+    z_scores = saliency.per_frame(torch.tensor(raw), grid)
+    assert z_scores.tolist() == pytest.approx(normalised(raw, cells), abs=1e-9)
 
 
 MISREADINGS = {
@@ -237,10 +237,10 @@ def test_control_a_misread_equation_gives_another_score(misreading):
     """Control: the very comparison above fails for each misreading."""
     prompt = stub([(3, 6, 7), (2, 4, 9)], 1)
     guide = draws(1, prompt.visual_tokens)
-    found = fused(resolve("hippo").view, prompt, guide)
-    assert found == pytest.approx(holistic_by_hand(prompt, guide), abs=2e-2)
+    scores = fused(resolve("hippo").view, prompt, guide)
+    assert scores == pytest.approx(holistic_by_hand(prompt, guide), abs=2e-2)
     wrong = holistic_by_hand(prompt, guide, MISREADINGS[misreading])
-    assert found != pytest.approx(wrong, abs=2e-2)
+    assert scores != pytest.approx(wrong, abs=2e-2)
 
 
 def test_a_background_that_never_changes_scores_nothing():
@@ -272,7 +272,7 @@ def test_a_view_keeps_the_tokens_the_loops_keep(family, name):
 
     Text stays. Fails if an ablation leaves out another part or none, or if z-scores are mixed.
     """
-    model, prefill = shown(family)
+    model, prefill = prefill_target(family)
     prompt = prefill.prompt
     scores = holistic_by_hand(prompt, attention_by_hand(model, prompt), VIEWS[name])
     count = share_of(prompt.visual_tokens, KEEP)
@@ -287,7 +287,7 @@ def test_a_view_keeps_the_tokens_the_loops_keep(family, name):
 
 def test_the_ablations_keep_different_tokens():
     """Control: each part matters on the prompt above, or its ablation would prove nothing."""
-    _, prefill = shown("qwen2_5_vl")
+    _, prefill = prefill_target("qwen2_5_vl")
     kept = {
         tuple(resolve(f"hippo/view={name}").view.choose(prefill, prefill.prompt).tolist())
         for name in VIEWS

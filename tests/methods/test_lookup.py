@@ -57,12 +57,12 @@ def by_hand(text: list[int], longest: int, count: int, latest: bool = True) -> l
 
 
 def until_placeholder(tokens: list[int]) -> list[int]:
-    found = []
+    prefix = []
     for token in tokens:
         if token in (VIDEO, IMAGE):
             break
-        found.append(token)
-    return found
+        prefix.append(token)
+    return prefix
 
 
 @settings(max_examples=300)

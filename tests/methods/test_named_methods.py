@@ -33,13 +33,13 @@ def test_every_system_resolves_to_itself():
 def test_overrides_replace_one_axis_each():
     """Claim: an override changes its axis and no other; order does not matter; names are kept."""
     base = SYSTEMS["specvlm"]
-    found = resolve("specvlm/keep=0.25/shape=chain-7/view=uniform/drafter=self")
+    recipe = resolve("specvlm/keep=0.25/shape=chain-7/view=uniform/drafter=self")
     other = resolve("specvlm/drafter=self/view=uniform/shape=chain-7/keep=0.25")
-    assert found == replace(other, name=found.name)
-    assert found.name == "specvlm/keep=0.25/shape=chain-7/view=uniform/drafter=self"
-    assert found.drafter is SelfDrafter and found.shape == Chain(7)
-    assert (found.view.name, found.view.keep) == ("uniform", 0.25)
-    assert found.schedule is base.schedule and SYSTEMS["specvlm"].view.keep == 0.1
+    assert recipe == replace(other, name=recipe.name)
+    assert recipe.name == "specvlm/keep=0.25/shape=chain-7/view=uniform/drafter=self"
+    assert recipe.drafter is SelfDrafter and recipe.shape == Chain(7)
+    assert (recipe.view.name, recipe.view.keep) == ("uniform", 0.25)
+    assert recipe.schedule is base.schedule and SYSTEMS["specvlm"].view.keep == 0.1
     assert resolve("specvlm/positions=repacked").view.positions == "repacked"
     assert resolve("sd/view=random").view.keep == VIEWS["random"].keep
     assert resolve("ar/drafter=model/shape=chain-2").drafter is ModelDrafter

@@ -67,8 +67,8 @@ def test_a_shape_is_what_it_says(value, shape):
     """Claim: sizes at both ends of what is allowed, paths in any order and twice, and every named
     shape resolve to exactly that shape, and to nothing else of the method.
     """
-    found = resolve(f"sd/shape={value}")
-    assert found == replace(SYSTEMS["sd"], name=found.name, shape=shape)
+    recipe = resolve(f"sd/shape={value}")
+    assert recipe == replace(SYSTEMS["sd"], name=recipe.name, shape=shape)
 
 
 @pytest.mark.parametrize(
@@ -212,9 +212,9 @@ def test_weights_are_what_they_say(value, rule):
     """Claim: kind and window are read apart, also where the kind has a dash of its own, and with
     the temperature they are told back as they were given."""
     assert resolve(f"tabed/weights={value}").drafter == Ensemble(rule)
-    told = choices(resolve(f"tabed/weights={value}"))
+    axes = choices(resolve(f"tabed/weights={value}"))
     given, _, tau = value.partition("/tau=")
-    assert (told["weights"], told.get("tau", "")) == (given, tau)
+    assert (axes["weights"], axes.get("tau", "")) == (given, tau)
     grids = {"equal", "kl", "tvd", "matches"}
     assert {*WEIGHTS} == grids | {"inverse", "inverse-tvd", "softmax", "softmax-tvd"}
 
@@ -273,8 +273,8 @@ def test_no_override_is_taken_and_then_ignored(name):
 def test_an_axis_is_given_once(axis):
     """Claim: the same axis twice is refused by name, whatever the values."""
     value = dict(drafter="model", view="uniform", keep="0.2", shape="tree", schedule="serial")
-    said = f"{axis}={value.get(axis, 'wait')}"
-    assert "given twice" in refused(f"specvlm/{said}/{said}")
+    override = f"{axis}={value.get(axis, 'wait')}"
+    assert "given twice" in refused(f"specvlm/{override}/{override}")
 
 
 # -- from a recipe to words and back -----------------------------------------------------------

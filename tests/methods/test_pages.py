@@ -75,13 +75,13 @@ def test_a_step_reads_the_pages_it_asks_for(
     draft.fork([prefill], [view(prefill, prompt)])
     tokens = [11, 12, 13]
     draft.commit({0: tokens[:1]})
-    found = [
+    draft_logits = [
         draft.score({0: chain(tokens[1:stop])})[0].rows[-1].clone() for stop in range(1, 1 + 3)
     ]
 
-    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, *_: Any, **told: Any) -> Any:
+    def attend(module: Any, q: Tensor, k: Tensor, v: Tensor, *_: Any, **options: Any) -> Any:
         seen = prompt.visual.nonzero().squeeze(-1)
-        out = read_by_hand(q[0], k[0], v[0], told["scaling"], len(prompt), seen, view)
+        out = read_by_hand(q[0], k[0], v[0], options["scaling"], len(prompt), seen, view)
         return out.transpose(0, 1)[None], None
 
     theirs = case(family)[0]
@@ -98,7 +98,7 @@ def test_a_step_reads_the_pages_it_asks_for(
             use_cache=False,
         )[0][0, len(prompt) :]
         right = theirs.lm_head(hidden)
-    for own, law in zip(found, right, strict=True):
+    for own, law in zip(draft_logits, right, strict=True):
         known = own.isfinite()  # placeholders are never drafted
         assert torch.allclose(own[known], law[known], atol=2e-4)
 
@@ -172,9 +172,9 @@ def test_a_batch_reads_each_its_own() -> None:
     """Claim: in a batch every request's answer, and its drafts, are those it has alone."""
     model = qwen25()
     many = [video_input(seed, grid=(2, 8, 10)) for seed in (1, 2)]
-    asked = {"method": "pages/keep=0.3", "max_new_tokens": 20}
-    alone = [saccade.run(model, one, **asked) for one in many]
-    together = saccade.stream(model, left_padded(many), **asked).finish()
+    settings = {"method": "pages/keep=0.3", "max_new_tokens": 20}
+    alone = [saccade.run(model, one, **settings) for one in many]
+    together = saccade.stream(model, left_padded(many), **settings).finish()
     for one, other in zip(alone, together, strict=True):
         assert one.ids == other.ids
         assert [each.tokens for each in one.rounds] == [each.tokens for each in other.rounds]
@@ -191,8 +191,8 @@ def test_a_batch_reads_each_its_own() -> None:
         ("pages/keep=0.1/keys=300", "give one of them"),
     ],
 )
-def test_what_cannot_be_is_reported(method: str, said: str) -> None:
-    with pytest.raises(MethodError, match=said):
+def test_what_cannot_be_is_reported(method: str, message: str) -> None:
+    with pytest.raises(MethodError, match=message):
         resolve(method)
 
 
@@ -229,8 +229,8 @@ def test_a_law_is_of_its_path() -> None:
     tree = Tree((40, 12, 41, 13), (ROOT, ROOT, 0, 1), (None,) * 4)
     right = law(1, chain([12]), chain([12, 13]))
     other = chain([40, 41, 42])
-    found = law(1, chain([12, 13])), law(3, tree), law(1, other, chain([12, 13]))
-    assert all(torch.allclose(own, right, atol=1e-4) for own in found)
+    laws = law(1, chain([12, 13])), law(3, tree), law(1, other, chain([12, 13]))
+    assert all(torch.allclose(own, right, atol=1e-4) for own in laws)
     assert not torch.allclose(law(1, chain([40, 13])), right, atol=1e-2)
 
 

@@ -70,10 +70,10 @@ def test_it_tells_what_the_last_judged_rows_attended_to(family, kind):
         read = len(prompt) + len(text) - (1 if text else 0)  # the last one's row is yet to come
         rows = list(range(read - ROWS, read))
         newer = prefill.with_latest_attention()
-        for found, right in zip(
+        for scores, right in zip(
             (newer.mass, newer.relevance), by_hand(model, prompt, text, rows), strict=True
         ):
-            assert torch.allclose(found.double(), right, atol=2e-5)
+            assert torch.allclose(scores.double(), right, atol=2e-5)
 
     check()
     for drafted, emitted in (([11, 12, 13], [11, 12, 40]), ([50, 51], [60]), ([7], [7, 8])):
@@ -120,18 +120,18 @@ def test_an_exchanged_cache_holds_what_one_made_anew_would():
         rows = [torch.randperm(40, generator=generator)[:9] for _ in range(3 * 2)]
         return torch.stack(rows).view(3, 2, 9)
 
-    held = choose().sort(-1).values
-    cache = source.select(held, 5)
+    cached_rows = choose().sort(-1).values
+    cache = source.select(cached_rows, 5)
     for _ in range(4):
         wanted = choose()
-        before, held = held, cache.exchange(source, held, wanted)
-        assert torch.equal(held.sort(-1).values, wanted.sort(-1).values)
-        stayed = held == before
+        before, cached_rows = cached_rows, cache.exchange(source, cached_rows, wanted)
+        assert torch.equal(cached_rows.sort(-1).values, wanted.sort(-1).values)
+        stayed = cached_rows == before
         expected = (before[..., :, None] == wanted[..., None, :]).any(-1)
         assert torch.equal(stayed, expected)
         for layer in range(3):
             for head in range(2):
-                at = held[layer, head]
+                at = cached_rows[layer, head]
                 assert torch.equal(cache.keys[layer][head, :9], source.keys[layer][head, at])
                 assert torch.equal(cache.values[layer][head, :9], source.values[layer][head, at])
 
@@ -151,8 +151,8 @@ def test_each_round_drafts_on_the_keys_looked_at_last(monkeypatch):
         assert prompt.reading.heads is not None
         kept.append(prompt.reading.heads)
         reselect(session, number, prompt)
-        held = session.requests[number].source_rows
-        assert held is not None and torch.equal(held.sort(-1).values, prompt.reading.heads)
+        rows = session.requests[number].source_rows
+        assert rows is not None and torch.equal(rows.sort(-1).values, prompt.reading.heads)
 
     monkeypatch.setattr(Session, "reselect", watched)
     recipe = replace(resolve("fresh/shape=chain-3"), view=view)
@@ -223,9 +223,9 @@ def test_without_a_refresh_it_is_std():
         ("sd/refresh=1", "needs a view by attention"),
     ],
 )
-def test_what_cannot_be_refreshed_is_reported(method, said):
+def test_what_cannot_be_refreshed_is_reported(method, message):
     """Claim: in one sentence, before any work."""
-    with pytest.raises(MethodError, match=said):
+    with pytest.raises(MethodError, match=message):
         resolve(method)
 
 

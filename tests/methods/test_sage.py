@@ -125,7 +125,7 @@ def tree_by_hand(
         alpha = 1 - alpha
     depth = D_MIN + alpha * (most - D_MIN)  # Eq. 10
     width = W_MIN + (1 - alpha) * (W_MAX - W_MIN)  # Eq. 11
-    found: dict[Ranks, float] = {}
+    probabilities: dict[Ranks, float] = {}
 
     def expand(above: Ranks, chance: float, parent: float) -> None:
         level = len(above) + 1
@@ -138,12 +138,12 @@ def tree_by_hand(
         for rank, p in enumerate(law(above)):
             likely = (chance * p if reading.path else p) > theta
             if rank < wide and (likely or prose):
-                found[(*above, rank)] = chance * p
+                probabilities[(*above, rank)] = chance * p
             if rank < wide and likely:
                 expand((*above, rank), chance * p, p)
 
     expand((), 1.0, 1.0)
-    return found
+    return probabilities
 
 
 def is_capped(drafted: set[Ranks], tree: Mapping[Ranks, float], nodes: int, plan: str) -> bool:
@@ -422,12 +422,12 @@ def _stub_rounds(method: str, seed: int, count: int) -> list[Seen]:
         return stub_law(text[-3:], seed if calm(len(text)) else seed + 1000, len(text))
 
     session, drafting = Laws(target), Drafting(Laws(draft), resolve(method).shape)
-    found = []
+    rounds = []
     for round in serial(session, drafting, [0], lambda r, tokens: (len(tokens), None)):
-        found.append(as_ranks(round))
+        rounds.append(as_ranks(round))
         if len(session.text) > count:
             break
-    return found
+    return rounds
 
 
 @pytest.mark.representatives(1)
@@ -454,11 +454,11 @@ def test_any_laws_give_the_papers_tree(method):
 
 def limits(rounds: Sequence[Seen]) -> list[int]:
     """The deepest depth allowed in each round."""
-    found, accepted = [D_MAX], []
+    depths, accepted = [D_MAX], []
     for seen in rounds:
         accepted.append(seen.accepted)
-        found.append(moved(found[-1], accepted))
-    return found
+        depths.append(moved(depths[-1], accepted))
+    return depths
 
 
 @pytest.mark.representatives(1)
@@ -584,27 +584,27 @@ def test_a_fifth_of_an_image_and_a_tenth_of_a_video():
         assert resolve("sage/keep=0.5").view.budget(prompt) == at_half
         assert resolve("specvlm").view.budget(prompt) == (still + moving) // 10
         assert resolve("specvlm/images=0.5").view.budget(prompt) == (5 * still + moving) // 10
-    shown = video_input(grid=(1, 8, 12))
-    ids = shown["input_ids"].where(shown["input_ids"] != VIDEO, torch.tensor(IMAGE))
+    clip = video_input(grid=(1, 8, 12))
+    ids = clip["input_ids"].where(clip["input_ids"] != VIDEO, torch.tensor(IMAGE))
     picture = {
         "input_ids": ids,
         "mm_token_type_ids": (ids == IMAGE).int(),
-        "pixel_values": shown["pixel_values_videos"],
-        "image_grid_thw": shown["video_grid_thw"],
+        "pixel_values": clip["pixel_values_videos"],
+        "image_grid_thw": clip["video_grid_thw"],
     }
     models = {"draft": backbone(noisy(qwen25, 0, 0.1)), "max_new_tokens": 4}
     for name, kept in (("sage", 5), ("sage/keep=0.1", 2), ("specvlm", 2)):
-        found = saccade.run(backbone(qwen25()), picture, method=name, **models)
-        assert (found.visual_tokens, found.draft_visual_tokens) == (24, kept)
-    assert backbone(qwen25()).prompts(shown)[0].media.stills == 0
+        result = saccade.run(backbone(qwen25()), picture, method=name, **models)
+        assert (result.visual_tokens, result.draft_visual_tokens) == (24, kept)
+    assert backbone(qwen25()).prompts(clip)[0].media.stills == 0
 
 
 def test_every_number_of_the_paper_is_a_setting():
     """Claim: a name sets each of them, is told back in the same words, and a tree keeps to it: no
     deeper, wider or larger. Fails where one is read and not used, or told by another name."""
     recipe = resolve(f"sage/{SETTINGS}")
-    told = choices(recipe)
-    assert {axis: told[axis] for axis in dict(pair.split("=") for pair in SETTINGS.split("/"))} == (
+    axes = choices(recipe)
+    assert {axis: axes[axis] for axis in dict(pair.split("=") for pair in SETTINGS.split("/"))} == (
         dict(pair.split("=") for pair in SETTINGS.split("/"))
     )
     assert not {*choices(resolve("sage"))} & {"depth", "width", "nodes", "top", "theta", "rule"}

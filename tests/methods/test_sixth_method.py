@@ -40,9 +40,9 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.mark.usefixtures("known")
 def test_its_parts_are_chosen_by_their_names() -> None:
     """Claim: the method, its view and its shape's parameter are overrides like all others."""
-    found = resolve("motion-sure/shape=sure-0.7/keep=0.2")
-    assert found.shape == sixth_method.Sure(threshold=0.7)
-    assert choices(found) == {
+    recipe = resolve("motion-sure/shape=sure-0.7/keep=0.2")
+    assert recipe.shape == sixth_method.Sure(threshold=0.7)
+    assert choices(recipe) == {
         "drafter": "model",
         "view": "motion",
         "keep": "0.2",
@@ -64,15 +64,15 @@ def test_it_answers_as_the_target_alone(override: str, settings: dict[str, Any])
     """Claim: greedy and exact it writes plain decoding's tokens, serially and beside the target;
     sampled, a seed gives one answer. Some of its drafts are cut short by the threshold."""
     target, draft, inputs = qwen25(), noisy(qwen25, 0, 0.02), video_input(0)
-    asked = dict(draft=draft, method="motion-sure" + override, max_new_tokens=24, **settings)
-    found = []
+    options = dict(draft=draft, method="motion-sure" + override, max_new_tokens=24, **settings)
+    results = []
     for _ in range(2 if settings.get("do_sample") else 1):
         with hired(Inside()):  # in this process: another may not draft in time
-            found.append(saccade.run(target, inputs, **asked))
+            results.append(saccade.run(target, inputs, **options))
     plain = saccade.run(target, inputs, method="ar", max_new_tokens=24, **settings)
-    result = found[0]
+    result = results[0]
     assert result.fallback_reason is None
-    assert result.ids == (found[1] if settings.get("do_sample") else plain).ids
+    assert result.ids == (results[1] if settings.get("do_sample") else plain).ids
     drafted = [len(round.tokens) for round in result.forwards]
     assert 0 < max(drafted) and min(drafted[1:]) < 12
 

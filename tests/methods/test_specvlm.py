@@ -75,13 +75,13 @@ def kept(run: Run) -> list[int]:
 
 def guidance(model: Any, prompt: Prompt) -> list[float]:
     """Eq. 4-5: the text's attention on each visual token, mean over queries, layers and heads."""
-    asking, asked = queries(prompt), visual_rows(prompt)
-    total = [0.0] * len(asked)
+    asking, visual = queries(prompt), visual_rows(prompt)
+    total = [0.0] * len(visual)
     matrices = attention(model, prompt)
     for weights in matrices:
         for head in weights.double().tolist():
             for query in asking:
-                for j, key in enumerate(asked):
+                for j, key in enumerate(visual):
                     total[j] += head[query][key]
     parts = len(matrices) * len(matrices[0]) * len(asking)
     return [a / parts for a in total]
@@ -97,9 +97,9 @@ def test_the_guidance_is_the_texts_attention_on_the_video(pair):
     """
     run = run_of(pair)
     assert run.prefill.mass is not None
-    found = run.prefill.mass.mean((0, 1))
+    mean_mass = run.prefill.mass.mean((0, 1))
     expected = torch.tensor(guidance(run.target, run.prefill.prompt))
-    assert torch.allclose(found, expected.float(), atol=1e-6)
+    assert torch.allclose(mean_mass, expected.float(), atol=1e-6)
     naive = attention_mass(run.target, run.prefill)
     assert torch.allclose(run.prefill.mass, naive, atol=1e-6)
     assert float(expected.sum()) < 1, "text keys take part in the softmax"
@@ -150,7 +150,7 @@ def test_control_every_other_guidance_or_stage_keeps_other_tokens(pair):
 
     full = torch.stack(attention(run.target, prompt)).double()  # [layer, head, query, key]
     visual = visual_rows(prompt)
-    asked = full[:, :, queries(prompt)][..., visual]
+    weights = full[:, :, queries(prompt)][..., visual]
 
     def by(scores: Tensor) -> list[int]:
         return two_stages(scores.tolist(), share, budget, False)
@@ -161,14 +161,14 @@ def test_control_every_other_guidance_or_stage_keeps_other_tokens(pair):
         "stage I off": two_stages([1.0] * len(right), 0.0, budget, False),
         "Eq. 7 as printed": first,
         "another lambda": two_stages(right, 0.5, budget, False),
-        "softmax over the video": by((asked / asked.sum(-1, keepdim=True)).mean((0, 1, 2))),
+        "softmax over the video": by((weights / weights.sum(-1, keepdim=True)).mean((0, 1, 2))),
         "the draft's attention for the target's": by(
             drafts[:, :, queries(run.whole)][..., visual].mean((0, 1, 2))
         ),
         "the video asks the text": by(full[:, :, visual][..., text_rows(prompt)].sum((0, 1, 3))),
         "the video asks too": by(full[..., visual].mean((0, 1, 2))),
-        "the last layer": by(asked[-1].mean((0, 1))),
-        "the strongest query": by(asked.amax((0, 1, 2))),
+        "the last layer": by(weights[-1].mean((0, 1))),
+        "the strongest query": by(weights.amax((0, 1, 2))),
     }
     for name, other in wrong.items():
         assert kept(run) != other, name
@@ -178,25 +178,25 @@ def test_control_every_other_guidance_or_stage_keeps_other_tokens(pair):
 
 
 def token_paths(tree: Tree) -> list[tuple[int, ...]]:
-    found: list[tuple[int, ...]] = []
+    paths: list[tuple[int, ...]] = []
     for token, parent in zip(tree.tokens, tree.parents, strict=True):
-        found.append((*(found[parent] if parent >= 0 else ()), token))
-    return found
+        paths.append((*(paths[parent] if parent >= 0 else ()), token))
+    return paths
 
 
 def drawn_by_hand(after: Any) -> set[tuple[int, ...]]:
     """Fig. 9's paths with the tokens of those ranks; ``after(tokens)`` are the draft's logits."""
-    found: dict[tuple[int, ...], tuple[int, ...]] = {(): ()}
+    tokens_by_path: dict[tuple[int, ...], tuple[int, ...]] = {(): ()}
     best: dict[tuple[int, ...], list[int]] = {}
     for path in FIG9:
         above = path[:-1]
         if above not in best:
-            logits = after(found[above]).clone()
+            logits = after(tokens_by_path[above]).clone()
             logits[list(BANNED)] = float("-inf")
             best[above] = ranked(logits.tolist(), 4)
-        found[path] = (*found[above], best[above][path[-1]])
-    del found[()]
-    return set(found.values())
+        tokens_by_path[path] = (*tokens_by_path[above], best[above][path[-1]])
+    del tokens_by_path[()]
+    return set(tokens_by_path.values())
 
 
 def by_oracle(model: Any, prompt: Prompt, text: list[int]) -> Any:

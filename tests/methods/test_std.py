@@ -77,7 +77,7 @@ def kept_by_hand(model: Any, prompt: Prompt, count: int) -> list[list[list[int]]
     """Sec. 3.2: per layer and KV head, all text and the ``count`` most attended visual rows."""
     groups = model.get_decoder().config.num_key_value_heads
     asking, visual, text = queries(prompt), visual_rows(prompt), text_rows(prompt)
-    found = []
+    layers = []
     for matrices in attention(model, prompt):
         weights = matrices.double().tolist()
         size = len(weights) // groups
@@ -91,8 +91,8 @@ def kept_by_hand(model: Any, prompt: Prompt, count: int) -> list[list[list[int]]
                         summed += weights[head][query][key]
                 mass.append(summed / len(asking))
             heads.append(sorted(text + [visual[i] for i in ranked(mass, count)]))
-        found.append(heads)
-    return found
+        layers.append(heads)
+    return layers
 
 
 @cache
@@ -117,10 +117,10 @@ def test_each_head_keeps_what_the_text_attends_to_in_it(family, keep):
     seen = len(visual_rows(prompt))
     count = seen // 8 if keep is None else share_of(seen, keep)
     view = resolve("std" if keep is None else f"std/keep={keep}").view
-    found = view(prefill, prompt).reading.heads
-    assert found is not None
+    head_rows = view(prefill, prompt).reading.heads
+    assert head_rows is not None
     expected = kept_by_hand(model, prompt, count)
-    assert found.tolist() == expected
+    assert head_rows.tolist() == expected
     different = {tuple(rows) for layer in expected for rows in layer}
     assert len(different) == model.get_decoder().config.num_hidden_layers * 2, "heads must differ"
 
@@ -188,12 +188,12 @@ def test_ties_go_to_the_lower_index(mass, keep):
     prompt = stub(5, 8)
     heads = torch.tensor(mass).view(1, 3, 8)
     prefill = Prefill(prompt, None, torch.zeros(1), heads)
-    found = resolve(f"std/keep={keep}").view(prefill, prompt).reading.heads
-    assert found is not None
+    head_rows = resolve(f"std/keep={keep}").view(prefill, prompt).reading.heads
+    assert head_rows is not None
     for head in range(3):
         best = ranked(heads[0, head].tolist())[: share_of(8, keep)]
         expected = sorted(text_rows(prompt) + [visual_rows(prompt)[i] for i in best])
-        assert found[0, head].tolist() == expected
+        assert head_rows[0, head].tolist() == expected
 
 
 BUDGETS = [
@@ -275,11 +275,11 @@ def furthest(run: Run, kept: Any, rounds: Sequence[tuple[Round, list[int]]]) -> 
         sparse = [*waiting, *range(len(text), len(text) + len(drafted))]
         logits = sparse_logits(run.target, run.whole, [*text, *drafted], kept, sparse)
         laws = logits[len(text) : len(text) + len(round.q.rows)]
-        found = torch.stack(list(round.q.rows))
+        draft_logits = torch.stack(list(round.q.rows))
         banned = (IMAGE, VIDEO)
-        assert bool(torch.isinf(found[:, banned]).all())
-        real_ids = [i for i in range(found.shape[1]) if i not in banned]
-        off = max(off, float((laws - found)[:, real_ids].abs().max()))
+        assert bool(torch.isinf(draft_logits[:, banned]).all())
+        real_ids = [i for i in range(draft_logits.shape[1]) if i not in banned]
+        off = max(off, float((laws - draft_logits)[:, real_ids].abs().max()))
     return off
 
 
@@ -385,14 +385,14 @@ def test_streaming_keeps_sinks_and_a_window(family, keep):
     prefill = prefilled(model, inputs)
     prompt = prefill.prompt
     override = "" if keep is None else f"/keep={keep}"
-    found = resolve("streaming" + override).view(prefill, prompt)
+    pruned_prompt = resolve("streaming" + override).view(prefill, prompt)
     heads = resolve("std" + override).view(prefill, prompt).reading.heads
     assert heads is not None
     size = heads.shape[-1]
     expected = [*range(SINKS), *range(len(prompt) - (size - SINKS), len(prompt))]
-    assert found.index.tolist() == expected and len(found) == size
-    assert torch.equal(found.positions, prompt.positions[:, expected])
-    assert torch.equal(found.embeds, prompt.embeds[expected])
+    assert pruned_prompt.index.tolist() == expected and len(pruned_prompt) == size
+    assert torch.equal(pruned_prompt.positions, prompt.positions[:, expected])
+    assert torch.equal(pruned_prompt.embeds, prompt.embeds[expected])
 
 
 @FAMILIES
@@ -406,11 +406,11 @@ def test_streamings_laws_are_the_targets_over_sinks_and_window(family):
     assert furthest(run, everywhere(run.target, shifted), rounds[:STARTS]) > 1e-2
 
 
-def slid(rows: list[int], held: int, written: int, step: int) -> list[int]:
+def slid(rows: list[int], count: int, written: int, step: int) -> list[int]:
     """A window's rows of the prompt once so many tokens have been written, ``held`` of them left
     before: sinks, and of the rest the last ones that there is room for."""
-    over = held + written - len(rows)
-    gone = len(rows) - held + (over if over >= step else 0)
+    over = count + written - len(rows)
+    gone = len(rows) - count + (over if over >= step else 0)
     return [*rows[:SINKS], *rows[SINKS + gone :]]
 
 
@@ -423,12 +423,12 @@ def test_streamings_window_slides_over_the_answer(family, step, monkeypatch):
     monkeypatch.setattr(drafters, "SLIDE_TOKENS", step)
     run = real("streaming", *case(family), count=16)
     rows = run.pruned.index.tolist()
-    held = rows
+    window = rows
     for round, text in run.texts():
-        held = slid(rows, len(held), len(text) - 1, step)
-        kept = everywhere(run.target, held)
+        window = slid(rows, len(window), len(text) - 1, step)
+        kept = everywhere(run.target, window)
         assert furthest(run, kept, [(round, text)]) < 1e-4
-    assert held[:SINKS] == rows[:SINKS] and len(held) < len(rows)
+    assert window[:SINKS] == rows[:SINKS] and len(window) < len(rows)
     assert furthest(run, everywhere(run.target, rows), [(round, text)]) > 1e-2
 
 
@@ -486,19 +486,19 @@ def test_an_answer_over_a_sliding_window_is_generates(how, monkeypatch):
     later round reads as another's."""
     monkeypatch.setattr(drafters, "SLIDE_TOKENS", 1)
     model, inputs = case("qwen2_vl")
-    asked = {"method": "streaming/keep=0.1", "max_new_tokens": LONG, "do_sample": False}
+    options = {"method": "streaming/keep=0.1", "max_new_tokens": LONG, "do_sample": False}
     plain = hf_greedy(model, inputs, LONG)
     if how == "alone":
-        found = saccade.run(backbone(model), inputs, **asked)
-        assert found.fallback_reason is None and list(found.ids) == plain
+        result = saccade.run(backbone(model), inputs, **options)
+        assert result.fallback_reason is None and list(result.ids) == plain
     elif how == "batch":
-        out = saccade.generate(backbone(model), left_padded([inputs] * 2), **asked)
+        out = saccade.generate(backbone(model), left_padded([inputs] * 2), **options)
         assert [row[-LONG:] for row in out.tolist()] == [plain] * 2
     else:
         more = torch.tensor([[*plain, 11, 12, 13]])
         filling = {"input_ids": more, "attention_mask": 0 * more + 1, "mm_token_type_ids": 0 * more}
         longer = inputs | {name: torch.cat([inputs[name], own], 1) for name, own in filling.items()}
-        with saccade.Conversation(backbone(model), **asked) as talk:
+        with saccade.Conversation(backbone(model), **options) as talk:
             assert list(talk.run(inputs).ids) == plain
             again = talk.run(longer)
         assert again.fallback_reason is None and again.reused_tokens
@@ -509,8 +509,8 @@ def test_a_window_that_holds_all_of_the_prompt_stands_still(monkeypatch):
     """Claim: where nothing is left out, nothing is later: text without video, or ``keep=1``."""
     monkeypatch.setattr(drafters, "SLIDE_TOKENS", 1)
     everything = {"streaming": (llama(), text_input(2)), "streaming/keep=1.0": case("qwen2_vl")}
-    for method, asked in everything.items():
-        run = real(method, *asked, count=31)
+    for method, arguments in everything.items():
+        run = real(method, *arguments, count=31)
         assert [len(round.verdict.accepted) for round in run.rounds[:-1]] == [GAMMA] * 2
 
 
@@ -538,9 +538,9 @@ def test_layerskips_laws_are_the_first_half_the_norm_and_the_head(family, layers
             if not emitted:
                 laws[0] = whole.logits(0, [])[-1]
             laws = laws[: len(round.q.rows)]
-            found = torch.stack(list(round.q.rows))
-            ids = [i for i in range(found.shape[1]) if i not in (IMAGE, VIDEO)]
-            off = max(off, float((laws - found)[:, ids].abs().max()))
+            draft_logits = torch.stack(list(round.q.rows))
+            ids = [i for i in range(draft_logits.shape[1]) if i not in (IMAGE, VIDEO)]
+            off = max(off, float((laws - draft_logits)[:, ids].abs().max()))
         assert off < 1e-4 if depth == layers // 2 else off > 1e-2
 
 

@@ -80,13 +80,13 @@ def test_every_round_is_algorithm_1(family, method):
 
     Fails if one prompt row, one law, one drafted token or one weight of a run differs.
     """
-    found = answer(family, method)
+    run = answer(family, method)
     for check in CHECKS.values():
-        check(found, METHODS[method])
-    assert list(found.result.ids) == truth(family)
-    accepted = {block.accepted for block in found.blocks}
-    assert len(found.blocks) > 6 and len(accepted) > 2
-    varied = len(set(found.weights))
+        check(run, METHODS[method])
+    assert list(run.result.ids) == truth(family)
+    accepted = {block.accepted for block in run.blocks}
+    assert len(run.blocks) > 6 and len(accepted) > 2
+    varied = len(set(run.weights))
     assert varied == 1 if method == "tabed-mt" else varied > 2
 
 
@@ -113,10 +113,10 @@ def test_control_other_positions_give_other_weights(positions):
     target's own token after a block that was accepted to its end: each fails on a real run.
     """
     for method in ("tabed/weights=kl", "tabed/weights=kl-4", "tabed-mtcp/weights=inverse-4"):
-        found, rule = answer("qwen2_5_vl", method), METHODS[method]
-        assert max(block.accepted for block in found.blocks[:-1]) == GAMMA
-        wrong = weights_by_hand(replace(rule, positions=positions), found.blocks)
-        off = torch.tensor(found.weights) - torch.tensor(wrong)
+        run, rule = answer("qwen2_5_vl", method), METHODS[method]
+        assert max(block.accepted for block in run.blocks[:-1]) == GAMMA
+        wrong = weights_by_hand(replace(rule, positions=positions), run.blocks)
+        off = torch.tensor(run.weights) - torch.tensor(wrong)
         assert off.abs().max() > 1e-2
 
 
@@ -251,10 +251,10 @@ def test_control_a_departure_from_the_paper_is_refused(wrong):
     method, change, expected = WRONG[wrong]
     rules = {name: value for name, value in change.items() if name in SAMPLED}
     assert failing(answer("qwen2_5_vl", method, **rules), METHODS[method]) == set()
-    found = failing(answer("qwen2_5_vl", method, **change), METHODS[method])
+    failures = failing(answer("qwen2_5_vl", method, **change), METHODS[method])
     if expected in ({"weights"}, {"blocks"}):
-        assert found == expected
-    assert expected <= found
+        assert failures == expected
+    assert expected <= failures
 
 
 # -- sampling --------------------------------------------------------------------------------------
@@ -277,11 +277,11 @@ def test_sampled_blocks_are_drawn_from_the_mixture(family, rules):
     Fails if rules are applied to each view, or not at all, or if q is not what was drawn from.
     """
     rules = {"do_sample": True, "seed": 4, **rules}
-    found = answer(family, KL, **rules)
-    assert failing(found, METHODS[KL]) == set()
-    assert len({block.weights for block in found.blocks}) > 1
+    run = answer(family, KL, **rules)
+    assert failing(run, METHODS[KL]) == set()
+    assert len({block.weights for block in run.blocks}) > 1
     twice = 0.0
-    for round, block in zip(found.rounds, found.blocks, strict=True):
+    for round, block in zip(run.rounds, run.blocks, strict=True):
         for row, q in enumerate(round.tree.q):
             each = [sharpened(torch.softmax(view[row], -1), rules) for view in block.q]
             before = sum(w * law for w, law in zip(block.weights, each, strict=True))
@@ -302,22 +302,22 @@ def test_the_weights_replay_from_recorded_rounds_without_a_model(method, rules):
 
     Fails if the drafter hides a state, if a fold changes a state in place, or keeps laws.
     """
-    found = answer("qwen2_5_vl", method, **rules)
-    drafter, weighting = found.drafter, resolve(method).drafter.weighting
+    run = answer("qwen2_5_vl", method, **rules)
+    drafter, weighting = run.drafter, resolve(method).drafter.weighting
     for _ in range(2):
         state, states = drafter.start(), []
-        for round in found.rounds:
+        for round in run.rounds:
             states.append(state)
             state = drafter.fold(state, round)
-        assert [weighting.weights(learnt) for _, learnt in states] == found.weights
+        assert [weighting.weights(learnt) for _, learnt in states] == run.weights
     taped = []
-    for block in found.recorded:
+    for block in run.recorded:
         rows = judged(METHODS[method], block)
         p = block.p[rows].double().log_softmax(-1)
         q = block.q[:, rows].double().log_softmax(-1)
         taped.append((p.tolist(), q.tolist()))
-    learnt = weighting.start(len(found.views))
-    for (p, q), weights in zip(json.loads(json.dumps(taped)), found.weights, strict=True):
+    learnt = weighting.start(len(run.views))
+    for (p, q), weights in zip(json.loads(json.dumps(taped)), run.weights, strict=True):
         assert weighting.weights(learnt) == pytest.approx(weights, abs=1e-9)
         learnt = weighting.fold(
             learnt,
@@ -401,13 +401,13 @@ def test_requests_of_a_batch_are_weighted_each_by_itself(family, method):
     target, draft = model(0), noisy(model, 0, noise)
     many = [inputs(seed) for seed in range(3)]
     together = ensembled(method, target, draft, many, count=20)
-    for one, found in zip(many, together, strict=True):
+    for one, run in zip(many, together, strict=True):
         (alone,) = ensembled(method, target, draft, [one], count=20)
-        assert found.result.ids == alone.result.ids
-        check_prompts(found, METHODS.get(method, METHODS[KL]))
-        for ours, theirs in zip(found.weights, alone.weights, strict=True):
+        assert run.result.ids == alone.result.ids
+        check_prompts(run, METHODS.get(method, METHODS[KL]))
+        for ours, theirs in zip(run.weights, alone.weights, strict=True):
             assert ours == pytest.approx(theirs, abs=1e-4 if "inverse" in method else 1e-6)
-    trajectories = {tuple(found.weights) for found in together}
+    trajectories = {tuple(run.weights) for run in together}
     assert len(trajectories) == 3, "requests that learn alike prove little"
 
 
@@ -424,10 +424,10 @@ def test_the_target_as_its_own_draft(family):
     model, inputs, _ = FAMILIES[family]
     (twins,) = ensembled("tabed/view=full+full", model(0), model(0), [inputs(0)], count=26)
     assert [block.accepted for block in twins.blocks[:-1]] == [GAMMA] * 4
-    (found,) = ensembled("tabed", model(0), model(0), [inputs(0)], count=25)
-    assert found.weights[0] == (0.5, 0.5) and len(found.weights) > 3
-    assert set(found.weights[1:]) == {(1.0, 0.0)}
-    assert {block.accepted for block in found.blocks[1:-1]} == {GAMMA}
+    (run,) = ensembled("tabed", model(0), model(0), [inputs(0)], count=25)
+    assert run.weights[0] == (0.5, 0.5) and len(run.weights) > 3
+    assert set(run.weights[1:]) == {(1.0, 0.0)}
+    assert {block.accepted for block in run.blocks[1:-1]} == {GAMMA}
 
 
 # -- the trained pair ------------------------------------------------------------------------------
@@ -447,9 +447,9 @@ def test_the_trained_pair(pair: Path):
         for name in ("target", "draft")
     )
     processor = AutoProcessor.from_pretrained(pair / "target", local_files_only=True)
-    asked = [{"type": "video"}, {"type": "text", "text": "Describe the video."}]
+    content = [{"type": "video"}, {"type": "text", "text": "Describe the video."}]
     prompt = processor.apply_chat_template(
-        [{"role": "user", "content": asked}], add_generation_prompt=True, tokenize=False
+        [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
     )
     noise = torch.Generator().manual_seed(0)
     frames = torch.randint(0, 255, (4, 3, 112, 112), generator=noise, dtype=torch.uint8)
@@ -458,8 +458,8 @@ def test_the_trained_pair(pair: Path):
     )
     for method in ("tabed", "tabed-mtcp/weights=inverse-4"):
         rule = Rule("grid") if method == "tabed" else Rule("inverse", "kl", 4)
-        (found,) = ensembled(
+        (run,) = ensembled(
             method, target, draft, [inputs], count=32, tokenizer=processor.tokenizer
         )
-        assert failing(found, rule) == set()
-        assert len(set(found.weights)) > 2
+        assert failing(run, rule) == set()
+        assert len(set(run.weights)) > 2

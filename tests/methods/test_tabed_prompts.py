@@ -79,15 +79,15 @@ def test_the_prompts_of_the_views(case):
     """
     make, inputs = PROMPTS[case]
     target, draft = make(0), noisy(make, 0, 0.1)
-    (found,) = ensembled("tabed-mtcp", target, draft, [inputs()], count=3)
-    check_prompts(found, METHODS["tabed-mtcp"])
-    check_laws(found, METHODS["tabed-mtcp"])
-    whole, text, caption, small = found.prompts
+    (run,) = ensembled("tabed-mtcp", target, draft, [inputs()], count=3)
+    check_prompts(run, METHODS["tabed-mtcp"])
+    check_laws(run, METHODS["tabed-mtcp"])
+    whole, text, caption, small = run.prompts
     seen = len(media(target, inputs()))
     assert (text.visual_tokens, caption.visual_tokens) == (0, 0)
     if seen:
         assert len(text) < len(small) < len(whole) and len(text) < len(caption)
-        assert found.result.draft_visual_tokens == whole.visual_tokens
+        assert run.result.draft_visual_tokens == whole.visual_tokens
 
 
 @pytest.mark.parametrize("case", ["frames and a newline", "several media"])
@@ -101,8 +101,8 @@ def test_what_is_pooled_after_the_projector_is_another_view(case):
         ensembled(method.format(view), make(0), noisy(make, 0, 0.1), [inputs()], count=3)[0]
         for view in ("pooled-after", "pooled")
     )
-    for found in (ours, papers):
-        check_prompts(found, METHODS["tabed-mtcp"])
+    for run in (ours, papers):
+        check_prompts(run, METHODS["tabed-mtcp"])
     one, other = ours.prompts[-1], papers.prompts[-1]
     assert one.embeds.shape == other.embeds.shape and one.visual_tokens == other.visual_tokens
     merges = case == "several media"
@@ -127,8 +127,8 @@ def test_media_that_touch_are_each_a_newline():
     }
     words = int((ids < TEXT).sum())
     assert int((ids == VIDEO).sum()) == 18 and words == 11
-    (found,) = ensembled("tabed", onevision(0), noisy(onevision, 0, 0.1), [inputs], count=3)
-    assert len(found.prompts[1]) == words + 2
+    (run,) = ensembled("tabed", onevision(0), noisy(onevision, 0, 0.1), [inputs], count=3)
+    assert len(run.prompts[1]) == words + 2
 
 
 class Marked(Letters):
@@ -145,5 +145,5 @@ def test_a_newline_is_one_token_whatever_the_tokenizer_marks():
     """
     inputs = video_input(0)
     target, draft = qwen25(0), noisy(qwen25, 0, 0.1)
-    (found,) = ensembled("tabed", target, draft, [inputs], count=3, tokenizer=Marked())
-    assert len(found.prompts[1]) == int((inputs["input_ids"] != VIDEO).sum()) + 1
+    (run,) = ensembled("tabed", target, draft, [inputs], count=3, tokenizer=Marked())
+    assert len(run.prompts[1]) == int((inputs["input_ids"] != VIDEO).sum()) + 1

@@ -76,12 +76,12 @@ def test_an_override_does_something_or_is_refused(name):
         ("sd/view=caption", {"tokenizer": Letters()}, "captioner"),
     ],
 )
-def test_words_that_cannot_be_written_are_asked_for(method, given, asked):
+def test_words_that_cannot_be_written_are_asked_for(method, given, option):
     """Claim: a missing tokenizer or captioner is named before any work, in a sentence.
 
     Fails if it surfaces later, as a draft that gave up.
     """
-    with pytest.raises(OptionError, match=f"{asked}=") as caught:
+    with pytest.raises(OptionError, match=f"{option}=") as caught:
         answered("qwen2_5_vl", method, count=4, **{"tokenizer": None, "captioner": None, **given})
     assert is_a_sentence(str(caught.value))
 
@@ -97,7 +97,7 @@ def test_a_captioner_that_fails_costs_speed_only():
 
     inputs = FAMILIES["qwen2_5_vl"][1](0)
     for captioner in (silent, broken):
-        found = saccade.run(
+        result = saccade.run(
             backbone(qwen25(0)),
             inputs,
             draft=backbone(noisy(qwen25, 0, 0.1)),
@@ -107,5 +107,5 @@ def test_a_captioner_that_fails_costs_speed_only():
             max_new_tokens=8,
             do_sample=False,
         )
-        assert found.fallback_reason is not None
-        assert list(found.ids) == truth("qwen2_5_vl")[:8]
+        assert result.fallback_reason is not None
+        assert list(result.ids) == truth("qwen2_5_vl")[:8]

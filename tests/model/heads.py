@@ -174,7 +174,7 @@ class Reference:
         if self.kind not in OWN:
             hidden = linear(hidden, self.t["fc.weight"])
         start = (after[places], hidden[places], positions[:, places])
-        found = []
+        logits = []
         for node in range(ROOT, len(tree)):
             e, h, p = start
             out = self._run(e, h, p)
@@ -185,5 +185,5 @@ class Reference:
                 beyond = self.prompt.next_position + len(text) - 1 + len(e) - len(places)
                 p = torch.cat([p, torch.full_like(p[:, :1], beyond - 1)], 1)
                 out = self._run(e, h, p)
-            found.append(self._logits(out[-1]))
-        return torch.stack(found)
+            logits.append(self._logits(out[-1]))
+        return torch.stack(logits)

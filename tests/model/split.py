@@ -54,23 +54,23 @@ def main(out: str, folder: str, drafter: str, *methods: str) -> None:
     target = models.load(folder, tp=not alone, fused=False if alone else None)
     draft = models.load(drafter)
     inputs = zoo.asked(target, "video", 1)
-    found: dict[str, Any] = {
+    report: dict[str, Any] = {
         name: answer(target, draft, inputs, name, tokenizer=target.tokenizer) for name in methods
     }
-    found["sampled"] = answer(target, draft, inputs, SAMPLED, do_sample=True, seed=5)
+    report["sampled"] = answer(target, draft, inputs, SAMPLED, do_sample=True, seed=5)
     session = Session(target.backbone, [Sampling()])
     (prefill,) = session.prefill(target.backbone.prompts(inputs), record=True)
     assert prefill.mass is not None and prefill.cache is not None
-    found["mass"] = prefill.mass.tolist()
-    found["heads"] = len(prefill.cache.keys[0])
-    found["fused"] = target.backbone.fused is not None
+    report["mass"] = prefill.mass.tolist()
+    report["heads"] = len(prefill.cache.keys[0])
+    report["fused"] = target.backbone.fused is not None
     if not alone:
-        found["odd draft"] = odd_draft(target, draft, inputs)
-        found["failed draft"] = failed_draft(target, draft, inputs)
-        found["failed view"] = failed_self(target, inputs, "ready")
-        found["failed commit"] = failed_self(target, inputs, "commit")
-        found["odd verdict"] = odd_verdict(target, draft, inputs)
-    Path(f"{out}.{tensor_parallel.rank()}.json").write_text(json.dumps(found))
+        report["odd draft"] = odd_draft(target, draft, inputs)
+        report["failed draft"] = failed_draft(target, draft, inputs)
+        report["failed view"] = failed_self(target, inputs, "ready")
+        report["failed commit"] = failed_self(target, inputs, "commit")
+        report["odd verdict"] = odd_verdict(target, draft, inputs)
+    Path(f"{out}.{tensor_parallel.rank()}.json").write_text(json.dumps(report))
     tensor_parallel.disconnect()
 
 

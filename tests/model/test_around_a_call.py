@@ -63,7 +63,7 @@ def test_four_threads_answer_over_one_model(make, fused):
     target, draft = Backbone(model, fused=fused), Backbone(copy.deepcopy(noisy(make)), fused=fused)
     inputs = [input_for(family, seed) for seed in range(4)]
     truth = [hf_greedy(model, each, 12) for each in inputs]
-    found: dict[tuple[int, int], Any] = {}
+    answers: dict[tuple[int, int], Any] = {}
 
     def work(place: int) -> None:
         for turn in range(3):
@@ -71,16 +71,16 @@ def test_four_threads_answer_over_one_model(make, fused):
                 result = saccade.run(
                     target, inputs[place], draft=draft, method="sd", max_new_tokens=12
                 )
-                found[place, turn] = [*result.ids]
+                answers[place, turn] = [*result.ids]
             except BaseException as error:
-                found[place, turn] = error
+                answers[place, turn] = error
 
     threads = [threading.Thread(target=work, args=(place,)) for place in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
-    assert found == {(place, turn): truth[place] for place in range(4) for turn in range(3)}
+    assert answers == {(place, turn): truth[place] for place in range(4) for turn in range(3)}
 
 
 @pytest.mark.parametrize("pad", [0, None])

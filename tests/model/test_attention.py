@@ -191,7 +191,7 @@ def test_chunks_of_a_prompt_equal_the_prompt_at_once(sizes, dtype, close):
     total = sum(sizes)
     inputs = [[t.to(dtype) for t in _fresh(total, seed)] for seed in (8, 9)]
     caches = [Cache([HeadShape(KV, WIDTH, WIDTH)] * 1, total + 3, dtype=dtype) for _ in inputs]
-    found: list[list[torch.Tensor]] = [[], []]
+    outputs: list[list[torch.Tensor]] = [[], []]
     at = 0
     for new in sizes:
         q, k, v = (
@@ -201,9 +201,9 @@ def test_chunks_of_a_prompt_equal_the_prompt_at_once(sizes, dtype, close):
         segments = [Segment(cache, i * new, (i + 1) * new, at) for i, cache in enumerate(caches)]
         out = Step(segments, HEADS // KV, dtype)(0, q, k, v, SCALE)
         for i in range(2):
-            found[i].append(out[i * new : (i + 1) * new])
+            outputs[i].append(out[i * new : (i + 1) * new])
         at += new
-    for (q, k, v), rows in zip(inputs, found, strict=True):
+    for (q, k, v), rows in zip(inputs, outputs, strict=True):
         whole = _naive(q, k, v, _causal(0, total))
         assert (torch.cat(rows).float() - whole).abs().max() < close
         before = _masked(q, k, v, _causal(0, total))
@@ -326,11 +326,11 @@ def test_attended_is_the_weight_on_each_column(numbers, columns, monkeypatch):
             step(layer, *(each[:, start:stop] for each in own), SCALE)
         cache.advance(stop - start)
         noted.finish(cache)
-    for (q, k, _), told in zip(fresh, both, strict=True):
+    for (q, k, _), mass in zip(fresh, both, strict=True):
         logits = torch.einsum("hqd,hkd->hqk", q, k.repeat_interleave(2, 0)) * SCALE
         logits = logits.masked_fill(~_causal(0, new), float("-inf"))[:, rows]
         weights = logits.softmax(-1)[..., chosen], logits[..., chosen].softmax(-1)
-        for mine, each in zip(told.unbind(1), weights, strict=True):
+        for mine, each in zip(mass.unbind(1), weights, strict=True):
             assert torch.allclose(mine, each.sum(1).view(KV, 2, 3).sum(1), atol=1e-6)
 
 
@@ -340,18 +340,18 @@ def test_a_note_is_the_same_on_the_way_and_after(rows, monkeypatch):
     """Claim: what a chunk's rows attend to is the same told by the kernel that attends for them or
     from their queries, also where the last layer attends for one row alone. Fails if a layer tells
     nothing or twice. Control: it is told on the way where those rows are the last ones."""
-    told = []
+    keywords = []
     attend = compiled.attend
 
     def counted(*args, **kwargs):
-        told.extend(kwargs)
+        keywords.extend(kwargs)
         return attend(*args, **kwargs)
 
     monkeypatch.setattr(compiled, "attend", counted)
     monkeypatch.setitem(attention.MANY_ROW_KERNELS, "compiled", counted)
     rows, columns = torch.tensor(rows), torch.arange(3, 70)
     fresh = [_fresh(100, seed) for seed in range(3)]
-    found = []
+    masses = []
     for name in ("fused", "compiled"):
         cache = Cache([HeadShape(KV, WIDTH, WIDTH)] * 3, 128)
         both = torch.zeros(3, KV, 2, len(columns))
@@ -361,9 +361,9 @@ def test_a_note_is_the_same_on_the_way_and_after(rows, monkeypatch):
         for layer, own in enumerate(fresh):
             step(layer, *own, SCALE, last=layer == 2)
         note.finish(cache)
-        found.append(both)
-    assert torch.allclose(*found, atol=1e-6) and found[0].sum() > 1
-    assert told == ["mass_output"] * 3 * (int(rows[0]) == 90)
+        masses.append(both)
+    assert torch.allclose(*masses, atol=1e-6) and masses[0].sum() > 1
+    assert keywords == ["mass_output"] * 3 * (int(rows[0]) == 90)
 
 
 @pytest.mark.representatives(9)

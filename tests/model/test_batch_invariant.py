@@ -71,7 +71,7 @@ def draft_of(family: str, dtype: torch.dtype) -> Backbone:
     return Backbone(copy.deepcopy(noisy(FAMILIES[family], 0, 0.05)).to(dtype))
 
 
-def asked(family: str, dtype: torch.dtype, seed: int = 0) -> Inputs:
+def prompt(family: str, dtype: torch.dtype, seed: int = 0) -> Inputs:
     """A prompt that ends a little before a block of keys does."""
     if family == "llama":
         inputs: Any = words_input(seed, BLOCK - 19)
@@ -86,19 +86,19 @@ def cast(inputs: Any, dtype: torch.dtype) -> Inputs:
     return {k: v.to(dtype) if k.startswith("pixel") else v for k, v in inputs.items()}
 
 
-def told(
+def answer_with_logits(
     target: Backbone, inputs: Inputs, method: str | Recipe, **settings: Any
 ) -> tuple[Any, Tensor]:
     """The result, and the target's logits that each token was judged by."""
     settings = {"max_new_tokens": 48, "do_sample": False, **WORDS, **settings}
     rounds = saccade.stream(target, inputs, method=method, **settings)
-    found = []
+    logits = []
     for round in rounds:
         above = (ROOT, *round.verdict.path)
-        found += [round.p.logits(above[place]) for place in range(len(round.tokens))]
+        logits += [round.p.logits(above[place]) for place in range(len(round.tokens))]
     (result,) = rounds.results
     assert result.fallback_reason is None
-    return result, torch.stack(found)
+    return result, torch.stack(logits)
 
 
 # -- whole answers -----------------------------------------------------------------------------
@@ -119,11 +119,11 @@ def told(
 def test_a_drafted_answer_has_the_bits_of_plain_decoding(family, fused, dtype):
     """Claim: the same ids as `ar`, and at every token bit-equal logits, whatever was drafted."""
     target, draft = model_of(family, dtype, fused), draft_of(family, dtype)
-    inputs = asked(family, dtype)
-    plain, truth = told(target, inputs, "ar", exact=True)
+    inputs = prompt(family, dtype)
+    plain, truth = answer_with_logits(target, inputs, "ar", exact=True)
     assert len(set(plain.ids)) > 8, "an answer that repeats itself proves little"
     for method in METHODS:
-        result, logits = told(target, inputs, method, exact=True, draft=draft)
+        result, logits = answer_with_logits(target, inputs, method, exact=True, draft=draft)
         assert result.ids == plain.ids, method
         assert torch.equal(logits, truth), method
         assert any(round.accepted for round in result.rounds), method
@@ -134,9 +134,9 @@ def test_a_drafted_answer_has_the_bits_of_plain_decoding(family, fused, dtype):
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "llama"])
 def test_control_without_exact_bits_differ(family, dtype):
     """Control: an ordinary session's logits are not bit-equal where a token was drafted."""
-    target, draft, inputs = model_of(family, dtype), draft_of(family, dtype), asked(family, dtype)
-    _, truth = told(target, inputs, "ar")
-    _, logits = told(target, inputs, "sd/shape=chain-7", draft=draft)
+    target, draft, inputs = model_of(family, dtype), draft_of(family, dtype), prompt(family, dtype)
+    _, truth = answer_with_logits(target, inputs, "ar")
+    _, logits = answer_with_logits(target, inputs, "sd/shape=chain-7", draft=draft)
     least = min(len(truth), len(logits))
     assert not torch.equal(logits[:least], truth[:least])
 
@@ -150,9 +150,9 @@ def test_the_trained_pair(pair, dtype, number):
     _, clip, question = unseen_clip(number, 256)
     inputs = models.ask(target, question, clips=[clip])
     settings = {"exact": True, "draft": draft.backbone, "max_new_tokens": 32}
-    plain, truth = told(target.backbone, inputs, "ar", **settings)
+    plain, truth = answer_with_logits(target.backbone, inputs, "ar", **settings)
     for method in ("specvlm/shape=chain-5", "sd/shape=chain-7", "lookup"):
-        result, logits = told(target.backbone, inputs, method, **settings)
+        result, logits = answer_with_logits(target.backbone, inputs, method, **settings)
         assert result.ids == plain.ids and torch.equal(logits, truth), method
 
 
@@ -167,10 +167,10 @@ def _loaded(name: str, dtype: torch.dtype) -> models.Loaded:
 def test_in_parallel(dtype):
     """Claim: what is in flight while the target judges changes no bit either."""
     target, draft = model_of("qwen2_5_vl", dtype), draft_of("qwen2_5_vl", dtype)
-    inputs = asked("qwen2_5_vl", dtype)
-    plain, truth = told(target, inputs, "ar", exact=True)
+    inputs = prompt("qwen2_5_vl", dtype)
+    plain, truth = answer_with_logits(target, inputs, "ar", exact=True)
     for method in ("hippo", "pearl/shape=chain-3"):
-        result, logits = told(target, inputs, method, exact=True, draft=draft)
+        result, logits = answer_with_logits(target, inputs, method, exact=True, draft=draft)
         assert result.ids == plain.ids and torch.equal(logits, truth), method
 
 
@@ -179,7 +179,7 @@ def test_a_request_in_a_batch_has_the_bits_it_has_alone(dtype):
     """Claim: requests share no forward of text, so a batch changes no bit."""
     target = model_of("qwen2_5_vl", dtype)
     draft = draft_of("qwen2_5_vl", dtype)
-    one, two = asked("qwen2_5_vl", dtype, 0), asked("qwen2_5_vl", dtype, 1)
+    one, two = prompt("qwen2_5_vl", dtype, 0), prompt("qwen2_5_vl", dtype, 1)
     settings: Any = {"max_new_tokens": 24, "do_sample": False, "exact": True}
     alone = [saccade.run(target, each, method="ar", **settings).ids for each in (one, two)]
     method = "sd/shape=chain-5"
@@ -194,16 +194,16 @@ def test_turns_of_a_conversation(dtype):
     """Claim: a second turn, whose question waits in front of the first draft, has plain decoding's
     bits; with exact asked for anew, the caches of a turn without it are not gone on from."""
     target, draft = model_of("llama", dtype), draft_of("llama", dtype)
-    first = asked("llama", dtype)
+    first = prompt("llama", dtype)
     answers = []
     for method in ("ar", "sd/shape=chain-7", "lookup"):
         with saccade.Conversation(target, draft=draft, method=method, exact=True) as talk:
-            said = talk.run(first, max_new_tokens=9)
-            ids = torch.cat([first["input_ids"][0], torch.tensor(said.ids), torch.arange(40)])
+            result = talk.run(first, max_new_tokens=9)
+            ids = torch.cat([first["input_ids"][0], torch.tensor(result.ids), torch.arange(40)])
             second = {"input_ids": ids[None], "attention_mask": torch.ones_like(ids)[None]}
             again = talk.run(second, max_new_tokens=30)
             assert again.reused_tokens > BLOCK - 19
-            answers.append((said.ids, again.ids, _root(talk)))
+            answers.append((result.ids, again.ids, _root(talk)))
             assert talk.run(second, exact=False, max_new_tokens=2).reused_tokens == 0
     assert all(each[:2] == answers[0][:2] for each in answers)
     assert all(torch.equal(each[2], answers[0][2]) for each in answers)
@@ -217,13 +217,13 @@ def _root(talk: saccade.Conversation) -> Tensor:
 
 def test_float32_has_equal_bits_too():
     """Claim: exact may be asked for in fp32, where it does the same."""
-    target, inputs = model_of("llama", torch.float32), asked("llama", torch.float32)
-    plain, truth = told(target, inputs, "ar", exact=True)
+    target, inputs = model_of("llama", torch.float32), prompt("llama", torch.float32)
+    plain, truth = answer_with_logits(target, inputs, "ar", exact=True)
     for method in METHODS[:3]:
         draft = draft_of("llama", torch.float32)
-        result, logits = told(target, inputs, method, exact=True, draft=draft)
+        result, logits = answer_with_logits(target, inputs, method, exact=True, draft=draft)
         assert result.ids == plain.ids and torch.equal(logits, truth)
-    assert plain.ids == told(target, inputs, "ar")[0].ids
+    assert plain.ids == answer_with_logits(target, inputs, "ar")[0].ids
 
 
 # -- any way through a text --------------------------------------------------------------------
@@ -240,20 +240,20 @@ class Unpadded(Session):
 class Unordered(BatchInvariantSession):
     """The right number of rows, and the ordinary attention."""
 
-    def _forward(self, *args: Any, **told: Any) -> Tensor:
+    def _forward(self, *args: Any, **options: Any) -> Tensor:
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(
                 batch_invariant, "BatchInvariantStep", lambda segment: self._step([segment])
             )
-            return super()._forward(*args, **told)
+            return super()._forward(*args, **options)
 
 
 def along(session: Session, text: list[int], chance: random.Random | None) -> Tensor:
     """Logits at every token of a text that is read one by one, or in drafts of any length that go
     wrong anywhere, scored as they grow."""
-    found: list[Tensor] = []
-    while len(found) < len(text):
-        rest = text[len(found) :]
+    logits: list[Tensor] = []
+    while len(logits) < len(text):
+        rest = text[len(logits) :]
         size = 0 if chance is None else chance.choice([0, 1, 2, 5, 7, 15, 16, 17, 40])
         right = rest[: min(size, len(rest) - 1)]
         wrong = [] if chance is None else [chance.randrange(VOCAB - 20) for _ in range(3)]
@@ -261,15 +261,15 @@ def along(session: Session, text: list[int], chance: random.Random | None) -> Te
         if draft and chance is not None and chance.random() < 0.5:
             session.score({0: chain(draft[: chance.randrange(len(draft))])})
         scores = session.score({0: chain(draft)})[0]
-        found += [scores.logits(node) for node in range(ROOT, len(right))]
+        logits += [scores.logits(node) for node in range(ROOT, len(right))]
         session.commit({0: rest[: len(right) + 1]})
-    return torch.stack(found)
+    return torch.stack(logits)
 
 
 def _begun(kind: Callable[..., Session], dtype: torch.dtype) -> Session:
     target = model_of("llama", dtype)
     session = kind(target, [Sampling()])
-    session.prefill(target.prompts(asked("llama", dtype)))
+    session.prefill(target.prompts(prompt("llama", dtype)))
     return session
 
 
@@ -288,8 +288,8 @@ def one_by_one(kind: Callable[..., Session], dtype: torch.dtype, length: int) ->
 def test_any_way_through_a_text_gives_the_same_bits(dtype, seed, unchecked):
     """Claim: over three blocks of keys, drafts of any length, refused anywhere and scored twice,
     leave the logits of every token as one row at a time gives them. Unwritten rows are NaN here."""
-    found = along(_begun(BatchInvariantSession, dtype), TEXT, random.Random(seed))
-    assert torch.equal(found, one_by_one(BatchInvariantSession, dtype, len(TEXT)))
+    logits = along(_begun(BatchInvariantSession, dtype), TEXT, random.Random(seed))
+    assert torch.equal(logits, one_by_one(BatchInvariantSession, dtype, len(TEXT)))
 
 
 @pytest.mark.representatives(1)
@@ -299,8 +299,8 @@ def test_control_each_half_alone_is_not_enough(dtype, kind, unchecked):
     """Control: without the fixed number of rows, or without the order of keys, bits differ."""
     if kind is Unpadded and dtype is torch.float16:
         pytest.skip("products of fp16 happen to be the same for any number of rows on some CPUs")
-    found = along(_begun(kind, dtype), TEXT[:BLOCK], random.Random(0))
-    assert not torch.equal(found, one_by_one(kind, dtype, BLOCK))
+    logits = along(_begun(kind, dtype), TEXT[:BLOCK], random.Random(0))
+    assert not torch.equal(logits, one_by_one(kind, dtype, BLOCK))
 
 
 @pytest.mark.representatives(1)
@@ -310,13 +310,13 @@ def test_captured_forwards_give_the_same_bits(family, dtype, monkeypatch):
     """Claim: captured forwards, whose number of blocks is that of their size, give the bits of
     ordinary ones: the same ids, and at each token equal logits. Fails if a block more, a row beyond
     the text or the place of a block in memory changes a sum."""
-    inputs = asked(family, dtype)
+    inputs = prompt(family, dtype)
     settings: dict[str, Any] = {"exact": True, "draft": draft_of(family, dtype)}
-    _, ordinary = told(model_of(family, dtype), inputs, METHODS[0], **settings)
+    _, ordinary = answer_with_logits(model_of(family, dtype), inputs, METHODS[0], **settings)
     monkeypatch.setattr(cuda_graphs, "DEVICE_TYPES", ("cpu",))
     target = Backbone(copy.deepcopy(FAMILIES[family](0)).to(dtype))
     for _ in range(2):
-        result, captured = told(target, inputs, METHODS[0], **settings)
+        result, captured = answer_with_logits(target, inputs, METHODS[0], **settings)
         assert torch.equal(ordinary, captured)
     kinds = {kind for kind, _ in target.graphs[target.layers]._captured}
     assert kinds == {batch_invariant.EXACT} and result.timings.captures == 0
@@ -344,12 +344,12 @@ def _rows(length: int, seed: int, dtype: torch.dtype) -> tuple[Tensor, Tensor, T
 def test_it_is_attention(at):
     """Claim: as softmax over the keys up to each row's own, in double, to 1e-6."""
     q, k, v = _rows(at + ROWS, at, torch.float32)
-    found = attend_in_order(q[:, at:], k, v, torch.arange(at, at + ROWS), 0.3)
+    output = attend_in_order(q[:, at:], k, v, torch.arange(at, at + ROWS), 0.3)
     scores = torch.einsum("hrd,hsd->hrs", q[:, at:].double(), k.double().repeat_interleave(2, 0))
     future = torch.arange(at + ROWS) > torch.arange(at, at + ROWS)[:, None]
     weights = (scores * 0.3).masked_fill(future, float("-inf")).softmax(-1)
     truth = weights @ v.double().repeat_interleave(2, 0)
-    assert (found - truth).abs().max() < 1e-6
+    assert (output - truth).abs().max() < 1e-6
 
 
 @low
@@ -364,8 +364,8 @@ def test_a_row_depends_on_its_past_alone(dtype):
         cache.write(0, 0, k[:, :start], v[:, :start])
         rows = slice(start, start + ROWS)
         step = BatchInvariantStep(Segment(cache, 0, ROWS, start))
-        found = step(0, q[:, rows], k[:, rows], v[:, rows], 0.3)
-        for row, bits in enumerate(found, start=start):
+        output = step(0, q[:, rows], k[:, rows], v[:, rows], 0.3)
+        for row, bits in enumerate(output, start=start):
             assert bits.isfinite().all()
             assert torch.equal(truth.setdefault(row, bits), bits), (start, row)
 
@@ -471,7 +471,7 @@ def test_costs_are_those_of_padded_forwards():
 @low
 def test_flips_are_counted(dtype):
     """Claim: rows alone change logits without exact, and none with it."""
-    target, inputs = model_of("llama", dtype), asked("llama", dtype)
+    target, inputs = model_of("llama", dtype), prompt("llama", dtype)
     ordinary = count_flips(target, inputs, tokens=48)
     assert ordinary.compared == 48 and 0 <= ordinary.flips <= ordinary.unlike
     assert ordinary.unlike > 0

@@ -55,18 +55,18 @@ def test_what_is_dropped_is_borrowed_again(pool):
 def test_a_pool_that_moves_takes_its_caches_along(pool):
     """Claim: when the buffers grow, every cache finds its rows in them, also one of fewer layers,
     and whoever watches is told. Fails if a cache goes on in memory that is the pool's no more."""
-    told: list[int] = []
+    row_counts: list[int] = []
 
     class Watcher:
         def forget(self) -> None:
-            told.append(pool.rows)
+            row_counts.append(pool.rows)
 
     watcher = Watcher()
     pool.watch(watcher)
     caches = [_cache(pool, 5), _cache(pool, 6, layers=2)]
-    before = len(told)
+    before = len(row_counts)
     caches.append(_cache(pool, 300))
-    assert len(told) == before + 1
+    assert len(row_counts) == before + 1
     for cache, size in zip(caches, (5, 6, 300), strict=True):
         assert _holds(cache, size)
         assert cache.lease is not None

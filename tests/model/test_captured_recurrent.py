@@ -81,10 +81,10 @@ def _tensors(states: LayerStates) -> list[Tensor]:
     """The committed states, and the updates of the tree where there are any."""
     updates = [each for each in states._updates if each is not None]
     written = [each.writes for each in updates if each.writes is not None]
-    found = [each.window for each in states.states]
-    found += [each.memory for each in states.states if each.memory is not None]
-    found += [each.inputs for each in updates]
-    return found + [part for each in written for part in (each.keys, each.values, each.total_decay)]
+    parts = [each.window for each in states.states]
+    parts += [each.memory for each in states.states if each.memory is not None]
+    parts += [each.inputs for each in updates]
+    return parts + [part for each in written for part in (each.keys, each.values, each.total_decay)]
 
 
 # -- the laws ----------------------------------------------------------------------------------

@@ -482,8 +482,8 @@ def _answer(model: Any, inputs: Any, method: str, draft: Any = None) -> list[int
 
 
 def _changed(model: Any, change: Change, tools: Tools) -> Any:
-    found = change.apply(model, tools)
-    return found if "generate" in dir(found) else model
+    outcome = change.apply(model, tools)
+    return outcome if "generate" in dir(outcome) else model
 
 
 @pytest.mark.representatives(3)

@@ -66,8 +66,8 @@ def test_it_is_the_softmax_over_what_each_row_sees(rows, heads, kv_heads, width,
             for block, bias in ((causal, torch.zeros(rows, rows)), (tree, added)):
                 bias = bias.masked_fill(~block, float("-inf"))
                 mask = torch.cat([torch.zeros(rows, before), bias], 1).double()
-                told = None if block is causal else bias
-                out = compiled.attend(q, k, v, told, width**-0.5)
+                kernel_mask = None if block is causal else bias
+                out = compiled.attend(q, k, v, kernel_mask, width**-0.5)
                 assert (out - _exact(q, k, v, mask)).abs().max() < 2e-5
     finally:
         torch.set_num_threads(1)
@@ -87,8 +87,8 @@ def test_what_rows_attend_to_is_double_precisions(rows, columns):
     whole = logits.softmax(-1)[..., columns]
     alone = (whole / whole.sum(-1, keepdim=True)).nan_to_num()
     exact = torch.stack([each.view(2, -1, len(columns)).sum(1) for each in (whole, alone)], 1)
-    (found,) = attention_mass([k], [q], sees, columns)
-    assert torch.allclose(found.double(), exact, atol=1e-4)
+    (mass,) = attention_mass([k], [q], sees, columns)
+    assert torch.allclose(mass.double(), exact, atol=1e-4)
 
 
 @pytest.mark.representatives(13)
@@ -165,9 +165,9 @@ def test_gates_of_any_size_let_through_what_silu_does():
     where exp(-x) leaves what a float holds. Control: that power does."""
     sizes = torch.tensor([-5000.0, -200.0, -89.0, -9.0, 0.0, 9.0, 200.0, 5000.0, float("nan")])
     weight = torch.eye(1).repeat(2, 1)
-    found = compiled.multiply(sizes[:, None], compiled.Panels.of_gated(weight))[:, 0]
+    product = compiled.multiply(sizes[:, None], compiled.Panels.of_gated(weight))[:, 0]
     exact = silu(sizes.double()) * sizes
-    assert torch.allclose(found.double(), exact, rtol=1e-5, atol=1e-30, equal_nan=True)
+    assert torch.allclose(product.double(), exact, rtol=1e-5, atol=1e-30, equal_nan=True)
     assert torch.exp(-sizes).isinf().any()
 
 
@@ -272,8 +272,8 @@ def test_other_processors_vectors_compute_the_same(anew, level, tuned):
         sees, columns = visible.sum(1), torch.arange(40, 1050)
         logits = q.double() @ k.double().repeat_interleave(3, 0).transpose(1, 2)
         whole = logits.masked_fill(~visible, float("-inf")).softmax(-1)[..., columns]
-        found = attention_mass([k], [q], sees, columns)[0, :, 0].double()
-        assert torch.allclose(found, whole.view(2, -1, len(columns)).sum(1), atol=1e-4)
+        mass = attention_mass([k], [q], sees, columns)[0, :, 0].double()
+        assert torch.allclose(mass, whole.view(2, -1, len(columns)).sum(1), atol=1e-4)
 
 
 @pytest.mark.parametrize("compiler", ["", "/no/such/compiler", "false"])
@@ -360,8 +360,8 @@ for call in (lambda: None, lambda: compiled.attend(q, q[:2], q[:2], None, 1.0)):
 def test_its_threads_are_torchs():
     """Claim: it shares the threads that torch multiplies with, which would else wait for work on
     the same processors. In a process of its own: others' threads end when they like."""
-    told = subprocess.check_output((sys.executable, "-c", THREADS), text=True).split()
-    assert told[0] == "True" and told[1] == told[2]
+    printed = subprocess.check_output((sys.executable, "-c", THREADS), text=True).split()
+    assert printed[0] == "True" and printed[1] == printed[2]
 
 
 @pytest.fixture
@@ -384,8 +384,8 @@ def test_an_answer_by_them_is_generates(everywhere):
     model, draft = copy.deepcopy(llama()), copy.deepcopy(llama(1))  # what is shared has chosen
     ids = saccade.run(model, text_input(1), draft=draft, method="sd", max_new_tokens=24).ids
     with torch.no_grad():
-        told = model.generate(**text_input(1), max_new_tokens=24, do_sample=False)
-    assert list(ids) == told[0, text_input(1)["input_ids"].shape[1] :].tolist() and everywhere
+        expected = model.generate(**text_input(1), max_new_tokens=24, do_sample=False)
+    assert list(ids) == expected[0, text_input(1)["input_ids"].shape[1] :].tolist() and everywhere
 
 
 @COMPILED
@@ -394,7 +394,7 @@ def test_a_verification_is_plain_decoding_bit_for_bit(everywhere, threads):
     """Claim: the laws of a chain's tokens, judged at once by whatever number of threads, are those
     of the tokens one after the other. Fails where anything on the way rounds by its neighbours."""
     model, ids = Backbone(copy.deepcopy(llama())), [5, 9, 11, 100, 7, 42, 3, 8, 60]
-    told = []
+    all_laws = []
     for pieces in ([ids], [ids[:1], ids[1:5], ids[5:]], [[token] for token in ids]):
         torch.set_num_threads(threads if len(pieces) == 1 else 1)
         try:
@@ -407,5 +407,5 @@ def test_a_verification_is_plain_decoding_bit_for_bit(everywhere, threads):
                 session.commit({0: piece[1:]})
         finally:
             torch.set_num_threads(1)
-        told.append(torch.stack(laws))
-    assert torch.equal(told[0], told[2]) and torch.equal(told[1], told[2])
+        all_laws.append(torch.stack(laws))
+    assert torch.equal(all_laws[0], all_laws[2]) and torch.equal(all_laws[1], all_laws[2])

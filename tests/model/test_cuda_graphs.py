@@ -190,9 +190,9 @@ def test_an_ensembles_draft_runs_in_fixed_shapes(monkeypatch):
     plain = CudaGraphs._fill_captured_size
 
     def noted(self: CudaGraphs, rows: Any, *rest: Any) -> Any:
-        found = plain(self, rows, *rest)
-        steps.append((len(rows.segments), found is not None))
-        return found
+        size = plain(self, rows, *rest)
+        steps.append((len(rows.segments), size is not None))
+        return size
 
     monkeypatch.setattr(CudaGraphs, "_fill_captured_size", noted)
     result = answered("qwen2_5_vl", "tabed-mtcp")
@@ -319,9 +319,9 @@ def test_what_forwards_cost_is_measured_on_replays(monkeypatch):
 
     def step(session: Session, context: int, rows: int) -> float:
         before = counted.captures, counted.replays
-        found = plain(session, context, rows)
+        seconds = plain(session, context, rows)
         timed.append((counted.captures - before[0], counted.replays - before[1]))
-        return found
+        return seconds
 
     monkeypatch.setattr(cost_measurement, "time_step", step)
     cost_measurement._time_forwards(model, [(64, 1), (2048, 1), (2048, 8)])

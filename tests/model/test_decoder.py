@@ -64,7 +64,7 @@ def test_a_prompts_last_layer_computes_what_is_wanted_alone(family, follow, monk
     the modules', though our last layer goes on with the last row. Fails if it takes another, or
     all."""
     inputs, counts = input_for(family), []
-    found = []
+    tensors = []
     for fused in (True, False):
         model = backbone(FAMILIES[family](), fused)
         if model.fused is not None:
@@ -73,13 +73,13 @@ def test_a_prompts_last_layer_computes_what_is_wanted_alone(family, follow, monk
         session, (prompt,) = Session(model, [Sampling()]), model.prompts(inputs)
         (prefill,) = session.prefill_in_chunks(0, prompt, record=True, follow_rows=follow)
         cache = prefill.cache
-        found.append([prefill.logits, prefill.mass, prefill.relevance])
-        found[-1] += [r for i in range(model.layers) for r in cache.read(i, len(prompt))]
+        tensors.append([prefill.logits, prefill.mass, prefill.relevance])
+        tensors[-1] += [r for i in range(model.layers) for r in cache.read(i, len(prompt))]
         if follow:
             seen = prompt.visual.nonzero()[:, 0]
-            found[-1].append(session.requests[0].recent_rows.attention_mass(cache, seen))
+            tensors[-1].append(session.requests[0].recent_rows.attention_mass(cache, seen))
     assert counts == [1]
-    for mine, exact in zip(*found, strict=True):
+    for mine, exact in zip(*tensors, strict=True):
         assert mine.shape == exact.shape
         assert not mine.numel() or (mine - exact).abs().max() < 2e-5 * exact.abs().max()
 

@@ -200,9 +200,9 @@ def test_captured_forwards_by_the_kernels_give_the_laws_of_ordinary_ones(
     rng = random.Random(0)
     trees = [Tree(), chain([5, 6, 7]), random_tree(rng, 5, lambda: rng.randrange(200))]
     for tree in [*trees, *trees]:
-        asked = {0: tree, 1: tree}
+        batch = {0: tree, 1: tree}
         a, b = (
-            torch.stack([row for each in session.score(asked).values() for row in each.rows])
+            torch.stack([row for each in session.score(batch).values() for row in each.rows])
             for session in (ordinary, fixed)
         )
         assert (a - b).abs().max() < 1e-4
@@ -256,23 +256,23 @@ def test_kernels_that_fail_later_are_given_up_before_captures(failure, caplog, m
     assert "Required" in caplog.messages[0] or "differ" in caplog.messages[0]
     assert graphs._capture is not None
     assert len(graphs._captured) >= 2 and {kind for kind, _ in graphs._captured} == {GATHERED}
-    asked = model.heads, model.kv_heads, model.head_dim, [model.device], model.dtype
-    assert few_rows.kernels_for(*asked) is None
+    arguments = model.heads, model.kv_heads, model.head_dim, [model.device], model.dtype
+    assert few_rows.kernels_for(*arguments) is None
 
 
 def test_a_model_is_given_kernels_that_were_tried(on_cpu, caplog, monkeypatch):
     """Claim: kernels are given where the trial comes out right; where it is apart, raises, or there
     is no Triton, there are none and one warning says why, once. Other types and several devices
     have none either."""
-    asked = 4, 2, 16, [CPU, CPU]
+    arguments = 4, 2, 16, [CPU, CPU]
     few_rows._kernels_if_correct.cache_clear()
     for difference, words in ((1e-6, None), (0.1, "differs"), (float("nan"), "differs")):
         few_rows._kernels_if_correct.cache_clear()
         caplog.clear()
         monkeypatch.setattr(few_rows, "difference_from_torch", lambda kernels, it=difference: it)
         with caplog.at_level(logging.WARNING):
-            found = [few_rows.kernels_for(*asked, torch.float32) for _ in range(2)]
-        assert (found[0] is None) is (words is not None) and found[0] is found[1]
+            kernel_sets = [few_rows.kernels_for(*arguments, torch.float32) for _ in range(2)]
+        assert (kernel_sets[0] is None) is (words is not None) and kernel_sets[0] is kernel_sets[1]
         assert len(caplog.messages) == (words is not None)
         assert words is None or words in caplog.messages[0]
     few_rows._kernels_if_correct.cache_clear()
@@ -281,11 +281,11 @@ def test_a_model_is_given_kernels_that_were_tried(on_cpu, caplog, monkeypatch):
         raise RuntimeError("out of resources")
 
     monkeypatch.setattr(few_rows, "difference_from_torch", broken)
-    assert few_rows.kernels_for(*asked, torch.float32) is None
+    assert few_rows.kernels_for(*arguments, torch.float32) is None
     few_rows._kernels_if_correct.cache_clear()
     monkeypatch.setattr(few_rows, "TRITON", "saccade.no_such_module")
-    assert few_rows.kernels_for(*asked, torch.float32) is None
-    assert few_rows.kernels_for(*asked, torch.float64) is None
+    assert few_rows.kernels_for(*arguments, torch.float32) is None
+    assert few_rows.kernels_for(*arguments, torch.float64) is None
     assert few_rows.kernels_for(4, 2, 16, [CPU, torch.device("meta")], torch.float32) is None
     few_rows._kernels_if_correct.cache_clear()
 
@@ -350,10 +350,10 @@ def test_the_kernel_compiles_for_gpus_and_reads_sixteen_bytes_at_once(tmp_path):
     if "ptxas" in ran.stderr and ran.returncode:
         pytest.skip("no assembler for GPUs here")
     assert ran.returncode == 0, ran.stderr[-2000:]
-    found = [[int(number) for number in line.split()] for line in ran.stdout.splitlines()]
-    first, second, unaligned = found
+    kernel_stats = [[int(number) for number in line.split()] for line in ran.stdout.splitlines()]
+    first, second, unaligned = kernel_stats
     assert first[0] > 0 and second[0] > 0 and unaligned[0] == 0
-    assert all(shared < 100 * 1024 and size > 0 for _, shared, size in found)
+    assert all(shared < 100 * 1024 and size > 0 for _, shared, size in kernel_stats)
 
 
 @pytest.mark.extra

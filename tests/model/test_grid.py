@@ -25,7 +25,7 @@ def marks(text: str) -> Tensor:
     return torch.tensor([letter == "n" for letter in text], dtype=torch.bool)
 
 
-def told(parts: Sequence[Tensor]) -> list[list[Cell]]:
+def list_cells(parts: Sequence[Tensor]) -> list[list[Cell]]:
     """What a run was cut into, as plain tuples."""
     return [[(m, t, h, w) for m, t, h, w in part.tolist()] for part in parts]
 
@@ -41,10 +41,10 @@ def base(lead: int = 0, side: int = 3) -> list[Cell]:
 
 def lines(high: int, wide: int) -> list[Cell]:
     """A picture's finer grid, its time 1 from row 10 on: a newline, no cell, after every line."""
-    found: list[Cell] = []
+    cells: list[Cell] = []
     for h in range(high):
-        found += [(0, 1, 10 + h, w) for w in range(wide)] + [NONE]
-    return found
+        cells += [(0, 1, 10 + h, w) for w in range(wide)] + [NONE]
+    return cells
 
 
 def row(length: int) -> list[Cell]:
@@ -66,7 +66,7 @@ def test_a_lattice_is_every_cell_in_order() -> None:
 
     Fails if two axes are exchanged, or if a start shifts anything but time.
     """
-    assert told([grid_cells(4, (2, 3, 2), start=5)]) == [box(4, 2, 3, 2, start=5)]
+    assert list_cells([grid_cells(4, (2, 3, 2), start=5)]) == [box(4, 2, 3, 2, start=5)]
     assert len(grid_cells(0, (2, 0, 3))) == 0
 
 
@@ -93,7 +93,7 @@ def test_pictures_that_touch_are_distinguished(case: str) -> None:
     """
     expected = PICTURES[case]
     text = "".join(written(cells) for cells in expected)
-    assert told(image_cells(marks(text), SIDE)) == expected
+    assert list_cells(image_cells(marks(text), SIDE)) == expected
 
 
 def test_control_newlines_say_where_the_lines_are() -> None:
@@ -102,9 +102,9 @@ def test_control_newlines_say_where_the_lines_are() -> None:
     """
     here, there = base() + lines(2, 5), base() + lines(3, 3)
     assert len(here) == len(there)
-    assert told(image_cells(marks(written(here)), SIDE)) == [here]
-    assert told(image_cells(marks(written(there)), SIDE)) == [there]
-    plain = told(image_cells(marks("." * len(here)), SIDE))
+    assert list_cells(image_cells(marks(written(here)), SIDE)) == [here]
+    assert list_cells(image_cells(marks(written(there)), SIDE)) == [there]
+    plain = list_cells(image_cells(marks("." * len(here)), SIDE))
     assert plain == [base(), base(), row(3)]
 
 
@@ -117,15 +117,15 @@ def test_a_class_token_is_no_cell(many: int) -> None:
     pictures and frames are given each other's.
     """
     side = PictureLayout(image_side=3, frame_side=3, image_lead_rows=1, frame_lead_rows=1)
-    assert told(image_cells(marks("." * (10 * many)), side)) == [base(lead=1)] * many
+    assert list_cells(image_cells(marks("." * (10 * many)), side)) == [base(lead=1)] * many
     tiled = base(lead=1) + lines(2, 4)
-    assert told(image_cells(marks(written(tiled) * many), side)) == [tiled] * many
+    assert list_cells(image_cells(marks(written(tiled) * many), side)) == [tiled] * many
     film = [cell for t in range(2) for cell in [NONE, *box(0, 1, 3, 3, start=t)]]
-    assert told(video_cells(marks("." * (20 * many)), side, 2)) == [film] * many
+    assert list_cells(video_cells(marks("." * (20 * many)), side, 2)) == [film] * many
     # Frames lose their class token where they are pooled.
     pooled = PictureLayout(image_side=3, frame_side=3, image_lead_rows=1)
-    assert told(video_cells(marks("." * (18 * many)), pooled, 2)) == [box(0, 2, 3, 3)] * many
-    assert told(image_cells(marks("." * (10 * many)), pooled)) == [base(lead=1)] * many
+    assert list_cells(video_cells(marks("." * (18 * many)), pooled, 2)) == [box(0, 2, 3, 3)] * many
+    assert list_cells(image_cells(marks("." * (10 * many)), pooled)) == [base(lead=1)] * many
 
 
 @pytest.mark.parametrize("frames", [[3], [2, 2], [1, 4, 2]])
@@ -139,7 +139,7 @@ def test_videos_that_end_in_a_newline_are_distinguished(frames: list[int], known
         frames = [frames[0]] * len(frames)
     expected = [[*box(0, count, 2, 2), NONE] for count in frames]
     text = "".join("." * (4 * count) + "n" for count in frames)
-    assert told(video_cells(marks(text), SIDE, frames[0] if known else None)) == expected
+    assert list_cells(video_cells(marks(text), SIDE, frames[0] if known else None)) == expected
 
 
 def test_videos_without_newlines_need_their_number_of_frames() -> None:
@@ -147,9 +147,9 @@ def test_videos_without_newlines_need_their_number_of_frames() -> None:
     knows how many, they are one video, whose cells still are whole frames.
     """
     text = marks("." * 24)
-    assert told(video_cells(text, SIDE, 2)) == [box(0, 2, 2, 2)] * 3
-    assert told(video_cells(text, SIDE, 3)) == [box(0, 3, 2, 2)] * 2
-    assert told(video_cells(text, SIDE, None)) == [box(0, 6, 2, 2)]
+    assert list_cells(video_cells(text, SIDE, 2)) == [box(0, 2, 2, 2)] * 3
+    assert list_cells(video_cells(text, SIDE, 3)) == [box(0, 3, 2, 2)] * 2
+    assert list_cells(video_cells(text, SIDE, None)) == [box(0, 6, 2, 2)]
 
 
 ODD: dict[str, tuple[str, str, int | None, list[list[Cell]]]] = {
@@ -174,12 +174,12 @@ def test_an_unexpected_length_is_one_row(case: str) -> None:
     Fails if it raises, if a row goes missing, or if a picture that was whole is lost with it.
     """
     kind, text, frames, expected = ODD[case]
-    found = (
+    parts = (
         image_cells(marks(text), SIDE)
         if kind == "image"
         else video_cells(marks(text), SIDE, frames)
     )
-    assert told(found) == expected
+    assert list_cells(parts) == expected
 
 
 # -- whole prompts -----------------------------------------------------------------------------
@@ -202,7 +202,7 @@ def placed(
     """The cells of a prompt's placeholders, the prompt written as letters."""
     at = [i for i, letter in enumerate(prompt) if letter in KINDS]
     queues = {kind: queue(*sizes) for kind, sizes in grids.items()}
-    found = arrange_cells(
+    cell_rows = arrange_cells(
         [KINDS[prompt[i]] for i in at],
         torch.tensor([prompt[i] in "ju" for i in at], dtype=torch.bool),
         torch.tensor(at, dtype=torch.long),
@@ -210,7 +210,7 @@ def placed(
         side,
         frames,
     )
-    (cells,) = told([found])
+    (cells,) = list_cells([cell_rows])
     return cells
 
 
@@ -219,12 +219,12 @@ def test_media_are_counted_as_they_are_met() -> None:
     kind has grids of its own. Fails if a kind is counted first, or each by itself.
     """
     image, video = [(1, 1, 2), (1, 2, 1)], [(2, 1, 2), (1, 1, 3)]
-    found = placed("..vvvv.ii.vvvii", image=image, video=video)
+    cells = placed("..vvvv.ii.vvvii", image=image, video=video)
     expected = [*box(0, 2, 1, 2), *box(1, 1, 1, 2), *box(2, 1, 1, 3), *box(3, 1, 2, 1)]
-    assert found == expected
-    found = placed("iivvvv.vvv.ii", image=image, video=video)
+    assert cells == expected
+    cells = placed("iivvvv.vvv.ii", image=image, video=video)
     expected = [*box(0, 1, 1, 2), *box(1, 2, 1, 2), *box(2, 1, 1, 3), *box(3, 1, 2, 1)]
-    assert found == expected
+    assert cells == expected
 
 
 def test_text_between_frames_parts_no_video() -> None:
@@ -232,8 +232,8 @@ def test_text_between_frames_parts_no_video() -> None:
     medium. The control: without a grid they are media of their own.
     """
     prompt = "t1vvvvvv.t2vvvvvv.ii"
-    found = placed(prompt, image=[(1, 2, 1)], video=[(2, 2, 3)])
-    assert found == [*box(0, 2, 2, 3), *box(1, 1, 2, 1)]
+    cells = placed(prompt, image=[(1, 2, 1)], video=[(2, 2, 3)])
+    assert cells == [*box(0, 2, 2, 3), *box(1, 1, 2, 1)]
     loose = placed(prompt, image=[(1, 2, 1)])
     assert loose == [*box(0, 1, 1, 6), *box(1, 1, 1, 6), *box(2, 1, 2, 1)]
 
@@ -244,10 +244,10 @@ def test_sound_has_no_cell() -> None:
     Fails if sound between frames moves a frame's cells or parts a video.
     """
     assert placed("aaa.a") == [NONE] * 4
-    found = placed("avvaavv.aii", video=[(2, 1, 2)], image=[(1, 1, 2)])
+    cells = placed("avvaavv.aii", video=[(2, 1, 2)], image=[(1, 1, 2)])
     one, two = box(0, 1, 1, 2), box(0, 1, 1, 2, start=1)
-    assert found == [NONE, *one, NONE, NONE, *two, NONE, *box(1, 1, 1, 2)]
-    assert [cell for cell in found if cell != NONE] == placed(
+    assert cells == [NONE, *one, NONE, NONE, *two, NONE, *box(1, 1, 1, 2)]
+    assert [cell for cell in cells if cell != NONE] == placed(
         "vvvv.ii", video=[(2, 1, 2)], image=[(1, 1, 2)]
     )
 
@@ -261,8 +261,8 @@ def test_grids_are_handed_on_from_request_to_request() -> None:
     sizes = []
     for length in (5, 4, 0):
         at = torch.arange(length)
-        found = arrange_cells(["video"] * length, torch.zeros(length).bool(), at, grids, None, None)
-        sizes.append([tuple(cell) for cell in found.tolist()])
+        cells = arrange_cells(["video"] * length, torch.zeros(length).bool(), at, grids, None, None)
+        sizes.append([tuple(cell) for cell in cells.tolist()])
     assert sizes == [[*box(0, 1, 1, 2), *box(1, 1, 3, 1)], box(0, 2, 2, 1), []]
     assert next(grids["video"], None) is None
 
@@ -272,7 +272,7 @@ def test_square_pictures_and_videos_in_one_prompt() -> None:
     none. Fails if a run crosses text, or if the numbers of what follows do not go on.
     """
     tiled = "i" * 9 + "iiij" * 2
-    found = placed(f"x{tiled}{'v' * 8}u.{'i' * 9}j{'v' * 4}ux", SIDE)
+    cells = placed(f"x{tiled}{'v' * 8}u.{'i' * 9}j{'v' * 4}ux", SIDE)
     expected = [
         *base(),
         *lines(2, 3),
@@ -283,14 +283,14 @@ def test_square_pictures_and_videos_in_one_prompt() -> None:
         *box(3, 1, 2, 2),
         NONE,
     ]
-    assert found == expected
+    assert cells == expected
 
 
 def test_without_knowledge_a_run_is_one_row() -> None:
     """Claim: a family nobody described has a medium a run. Fails if runs of two kinds melt."""
-    found = placed("iii.iivv.v")
+    cells = placed("iii.iivv.v")
     expected = [*box(0, 1, 1, 3), *box(1, 1, 1, 2), *box(2, 1, 1, 2), *box(3, 1, 1, 1)]
-    assert found == expected
+    assert cells == expected
 
 
 @settings(max_examples=150, deadline=None)
@@ -308,15 +308,15 @@ def test_every_row_is_one_cell_or_none_and_media_are_whole(
 
     Fails if a row is forgotten, if two rows share a cell, or if a medium has holes.
     """
-    found = placed(prompt, side, frames)
+    all_cells = placed(prompt, side, frames)
     letters = [letter for letter in prompt if letter in KINDS]
-    assert len(found) == len(letters)
-    for letter, cell in zip(letters, found, strict=True):
+    assert len(all_cells) == len(letters)
+    for letter, cell in zip(letters, all_cells, strict=True):
         assert cell == NONE or min(cell) >= 0
         assert cell == NONE or letter != "a"
         assert cell != NONE or side is not None or letter == "a"
     media: dict[int, list[Cell]] = {}
-    for cell in found:
+    for cell in all_cells:
         if cell != NONE:
             media.setdefault(cell[0], []).append(cell)
     assert list(media) == list(range(len(media)))

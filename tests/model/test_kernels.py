@@ -75,8 +75,8 @@ def test_a_copy_that_saves_little_is_not_kept():
 def test_between_two_timed_numbers_of_rows_the_larger_holds():
     """Claim: a choice answers for every number of rows, beyond the last one too."""
     choice = Choice((1, 4, 16), ("plain", "transposed", "packed"))
-    told = [choice.kernel_for(rows) for rows in (1, 2, 4, 5, 16, 17, 4000)]
-    assert told == ["plain", *["transposed"] * 2, *["packed"] * 4]
+    chosen_kernels = [choice.kernel_for(rows) for rows in (1, 2, 4, 5, 16, 17, 4000)]
+    assert chosen_kernels == ["plain", *["transposed"] * 2, *["packed"] * 4]
 
 
 @pytest.mark.parametrize("rows", [1, 5, 6, 17, 200, 1500])
@@ -98,17 +98,17 @@ def test_every_kernel_computes_the_same_product(name, rows, use):
         exact += added
     elif use is Epilogue.SILU_GATE:
         exact = silu(exact[:, :76]) * exact[:, 76:]
-    found = matrix.add_to(below, x) - below if use is Epilogue.ADD else matrix(x)
+    product = matrix.add_to(below, x) - below if use is Epilogue.ADD else matrix(x)
     bound = 1e-5 if use in (Epilogue.NONE, Epilogue.BIAS) else 2e-5
-    assert (found - exact).abs().max() < bound * exact.abs().max()
+    assert (product - exact).abs().max() < bound * exact.abs().max()
 
 
 @pytest.mark.slow
 def test_torch_without_onednn_is_imported_too():
     """Claim: a build of torch without oneDNN's products (other processors') is no hindrance before
     anybody asks for one."""
-    said = "import torch; torch.ops.mkldnn = None; from saccade.model import kernels; print('in')"
-    done = subprocess.run([sys.executable, "-c", said], capture_output=True, text=True, check=False)
+    code = "import torch; torch.ops.mkldnn = None; from saccade.model import kernels; print('in')"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stdout == "in\n", done.stderr
 
 
@@ -124,14 +124,14 @@ def test_a_matrix_sent_elsewhere_is_laid_out_there():
 def timed(monkeypatch, tmp_path):
     """A machine on which kernels take the seconds they are told to, and a home of its own."""
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
-    asked = []
+    kernel_names = []
 
-    def told(calls):
-        asked.append(tuple(calls))
+    def assign_seconds(calls):
+        kernel_names.append(tuple(calls))
         return {name: 1.0 + place for place, name in enumerate(reversed(list(calls)))}
 
-    monkeypatch.setattr(kernels, "time_calls", told)
-    return asked
+    monkeypatch.setattr(kernels, "time_calls", assign_seconds)
+    return kernel_names
 
 
 def test_what_was_measured_is_remembered_for_these_threads(timed, monkeypatch):
@@ -195,8 +195,8 @@ def test_a_large_weight_is_timed_by_a_part_of_it(timed, monkeypatch, use):
     monkeypatch.setattr(kernels, "MIN_TIMED_BYTES", 5 * 4 * 8)  # five rows
     bias = torch.randn(64) if use is Epilogue.BIAS else None
     choose_products([Matrix(torch.randn(64, 8), bias, use)])
-    found = [call() for own in calls for call in own.values()]
-    assert {each.shape[1] for (each,) in found} == {2 if use is Epilogue.SILU_GATE else 4}
+    outputs = [call() for own in calls for call in own.values()]
+    assert {each.shape[1] for (each,) in outputs} == {2 if use is Epilogue.SILU_GATE else 4}
 
 
 def _timed(**seconds):
@@ -210,8 +210,8 @@ def test_attention_changes_over_where_the_seconds_cross():
     crossing = _timed(fused=fused, unfused=(2.0, 2.1, 3.0, 5.0))
     assert best_threshold(crossing) == (("fused", "unfused"), ATTENTION_KEYS[2])
     for slower, alone in ((2.0, "fused"), (0.5, "unfused")):
-        found = best_threshold(_timed(fused=fused, unfused=[each * slower for each in fused]))
-        assert found == ((alone, alone), ATTENTION_KEYS[0])
+        threshold = best_threshold(_timed(fused=fused, unfused=[each * slower for each in fused]))
+        assert threshold == ((alone, alone), ATTENTION_KEYS[0])
     jolted = _timed(fused=(1.0, 2.0, 4.0, 5.0), unfused=(2.0, 2.1, 3.0, 5.1))
     assert best_threshold(jolted) == (("fused", "unfused"), ATTENTION_KEYS[2])
     three = _timed(fused=fused, unfused=(0.5, 1.5, 4.0, 9.0), heads=(3.0, 3.0, 3.0, 3.0))
@@ -226,12 +226,12 @@ def test_a_busy_moment_does_not_decide_for_good_how_to_attend(timed, monkeypatch
     moments = iter([quiet, busy, quiet, quiet, busy, quiet])
     monkeypatch.setattr(kernels, "time_calls", lambda calls: dict(next(moments)))
 
-    def asked():
+    def choose():
         return choose_attention(("these",), lambda rows, keys: {}, (768,), (1024, 2048))
 
-    assert asked().kernel_for(768, 2048) == "fused"
-    assert [asked().kernel_for(768, keys) for keys in (1024, 2048)] == ["compiled", "compiled"]
-    assert asked() == asked() and next(moments, None) is None
+    assert choose().kernel_for(768, 2048) == "fused"
+    assert [choose().kernel_for(768, keys) for keys in (1024, 2048)] == ["compiled", "compiled"]
+    assert choose() == choose() and next(moments, None) is None
 
 
 def test_ways_are_found_by_rows_and_keys():
@@ -245,11 +245,11 @@ def test_what_few_rows_prefer_ends_where_they_end(monkeypatch):
     """Claim: rows that are folded go by few rows' seconds, the others by a prompt's."""
     few = AttentionChoice((1, 16), (("unfused", "unfused"),) * 2, (0, 0))
     many = AttentionChoice((768,), (("fused", "fused"),), (0,))
-    told = iter((few, many))
-    monkeypatch.setattr(kernels, "choose_attention", lambda *asked: next(told))
-    found = quickest_attention(4, 2, 8, [torch.device("cpu")], torch.float32)
-    assert [found.kernel_for(rows, 9) for rows in (1, 16, FOLD_LIMIT)] == ["unfused"] * 3
-    assert found.kernel_for(FOLD_LIMIT + 1, 9) == "fused"
+    choices = iter((few, many))
+    monkeypatch.setattr(kernels, "choose_attention", lambda *arguments: next(choices))
+    choice = quickest_attention(4, 2, 8, [torch.device("cpu")], torch.float32)
+    assert [choice.kernel_for(rows, 9) for rows in (1, 16, FOLD_LIMIT)] == ["unfused"] * 3
+    assert choice.kernel_for(FOLD_LIMIT + 1, 9) == "fused"
 
 
 def test_only_fp32_and_bf16_on_a_cpu_with_memory_are_chosen_for(monkeypatch):
@@ -394,5 +394,5 @@ for _ in range(16):
 def test_freed_memory_stays():
     """Claim: after a few times, two tensors of 24 MiB in the places of others are there without
     their 12,288 pages from the system. In a process of its own: what it has freed else matters."""
-    told = subprocess.check_output((sys.executable, "-c", FAULTS), text=True)
-    assert sum(map(int, told.split()[10:])) < 100, told
+    printed = subprocess.check_output((sys.executable, "-c", FAULTS), text=True)
+    assert sum(map(int, printed.split()[10:])) < 100, printed

@@ -52,17 +52,17 @@ def test_laws_of_a_captured_step_are_those_of_an_ordinary_one(model):
         ordinary, captured = (_session(model, on, **options) for on in (False, True))
         for token in (5, 6, 7):
             trees = {0: chain([token, 9, 11])}
-            expected, found = (each.score(trees)[0] for each in (ordinary, captured))
-            assert _laws(found) == _laws(expected) == [found.law(n) for n in range(ROOT, 3)]
+            expected, scores = (each.score(trees)[0] for each in (ordinary, captured))
+            assert _laws(scores) == _laws(expected) == [scores.law(n) for n in range(ROOT, 3)]
             one = dict.fromkeys(range(ROOT, 3), 1)
-            assert found.tops(one) == expected.tops(one)
-            for mine, theirs in zip(found.rows, expected.rows, strict=True):
+            assert scores.tops(one) == expected.tops(one)
+            for mine, theirs in zip(scores.rows, expected.rows, strict=True):
                 assert torch.equal(mine.isneginf(), theirs.isneginf())
             capture_new_sizes()
             for session in (ordinary, captured):
                 session.commit({0: [token]})
-        assert all(found._has_token(node) for node in range(ROOT, 3)), "nothing was captured"
-        favourites |= {*_laws(found)}
+        assert all(scores._has_token(node) for node in range(ROOT, 3)), "nothing was captured"
+        favourites |= {*_laws(scores)}
 
 
 def test_sessions_that_share_a_forward_have_their_own_vocabularies(model):

@@ -164,8 +164,8 @@ def test_laws_are_those_of_the_models_own_logits(kind):
     text = torch.tensor([[*inputs["input_ids"][0].tolist(), truth[0], path.tree.tokens[0]]])
     with torch.no_grad():
         inner = model(text).logits[0, -1].softmax(-1)
-    found = path.p.logits(0).softmax(-1)
-    assert float((found - inner).abs().sum()) / 2 < 1e-4
+    path_law = path.p.logits(0).softmax(-1)
+    assert float((path_law - inner).abs().sum()) / 2 < 1e-4
 
 
 def test_a_cap_that_a_prompt_does_not_reach_is_seen():
@@ -237,8 +237,8 @@ def test_a_short_request_does_not_change_beside_or_after_a_long_one(name):
     for each in (long, short):
         scheduler.join(Request.of(followed(model), each, max_new_tokens=20))
     events = [event for _ in range(100) for event in scheduler.step()]
-    found = {event.number: [*event.result.ids] for event in events if event.result is not None}
-    assert found == {0: alone[1], 1: alone[0]}
+    answers = {event.number: [*event.result.ids] for event in events if event.result is not None}
+    assert answers == {0: alone[1], 1: alone[0]}
     assert [*saccade.run(model, short, method="ar", max_new_tokens=20).ids] == alone[0]
     talk = saccade.Conversation(_rotary(name), method="ar")
     first = talk.run(short, max_new_tokens=20)

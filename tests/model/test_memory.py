@@ -33,13 +33,13 @@ MIB = 2**20
 
 @pytest.fixture(scope="module")
 def loaded(tmp_path_factory: pytest.TempPathFactory) -> Callable[[str], Loaded]:
-    found: dict[str, Loaded] = {}
+    by_family: dict[str, Loaded] = {}
 
     def load(family: str) -> Loaded:
-        if family not in found:
+        if family not in by_family:
             folder = tmp_path_factory.mktemp("made") / family
-            found[family] = models.load(str(checkpoints.make(family, folder)), device="cpu")
-        return found[family]
+            by_family[family] = models.load(str(checkpoints.make(family, folder)), device="cpu")
+        return by_family[family]
 
     return load
 
@@ -51,9 +51,9 @@ def room(monkeypatch: pytest.MonkeyPatch) -> Callable[[float], None]:
 
 
 def sentence(error: BaseException) -> str:
-    said = str(error)
-    assert said and "\n" not in said, said
-    return said
+    message = str(error)
+    assert message and "\n" not in message, message
+    return message
 
 
 # -- counting ----------------------------------------------------------------------------------
@@ -67,18 +67,18 @@ def test_parameters_are_counted_exactly(loaded: Callable[[str], Loaded], family:
     Fails if a tower, a head or an expert is left out or counted twice."""
     model = loaded(family).backbone.model
     config = loading.read_config(loaded(family).name)
-    found = footprint(config)
-    assert found.parameters == sum(weight.numel() for weight in model.parameters())
+    model_size = footprint(config)
+    assert model_size.parameters == sum(weight.numel() for weight in model.parameters())
     expected = model.get_output_embeddings().weight.numel()
     for name, weight in model.get_decoder().layers.named_parameters():
         chosen = 2 / 4 if ".experts." in name else 1
         expected += int(weight.numel() * chosen)
-    assert found.decoder == expected
-    assert found.layers == len(model.get_decoder().layers)
-    assert found.vocab == model.get_input_embeddings().weight.shape[0]
+    assert model_size.decoder == expected
+    assert model_size.layers == len(model.get_decoder().layers)
+    assert model_size.vocab == model.get_input_embeddings().weight.shape[0]
     if family == "qwen3-vl-moe":
         every = sum(weight.numel() for weight in model.get_decoder().layers.parameters())
-        assert found.decoder < every, "all experts were counted"
+        assert model_size.decoder < every, "all experts were counted"
 
 
 def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
@@ -93,11 +93,11 @@ def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
         tie_word_embeddings=True,
     )
     model = hf.LlamaForCausalLM(config)
-    found = footprint(config)
-    assert found.parameters == sum(weight.numel() for weight in model.parameters())
+    model_size = footprint(config)
+    assert model_size.parameters == sum(weight.numel() for weight in model.parameters())
     untied = footprint(hf.LlamaConfig(**{**config.to_dict(), "tie_word_embeddings": False}))
-    assert untied.parameters - found.parameters == 320 * 32
-    assert untied.decoder == found.decoder
+    assert untied.parameters - model_size.parameters == 320 * 32
+    assert untied.decoder == model_size.decoder
 
 
 @pytest.mark.representatives(2)
@@ -429,7 +429,7 @@ def test_reading_a_long_clip_takes_its_keys_and_one_chunk():
     from lab.hardware.prefill import measure_reading
 
     target = models.load("shapes", device="cpu")
-    found = measure_reading(target, 5_000, rows=4, record=True)
-    assert abs(found.visual_tokens - 5_000) < 256
-    assert found.kv >= found.prompt_tokens * target.backbone.token_bytes
-    assert found.prefill_peak is None or found.prefill_peak < found.kv + 64 * MIB
+    measurement = measure_reading(target, 5_000, rows=4, record=True)
+    assert abs(measurement.visual_tokens - 5_000) < 256
+    assert measurement.kv >= measurement.prompt_tokens * target.backbone.token_bytes
+    assert measurement.prefill_peak is None or measurement.prefill_peak < measurement.kv + 64 * MIB

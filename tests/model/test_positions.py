@@ -23,19 +23,19 @@ def _expected(inputs, second: float, rate: int) -> torch.Tensor:
     """The rule as Qwen2.5-VL's authors wrote it, a token at a time: a video's cells count from
     where text would go on, time by seconds; text goes on one past the largest of all."""
     t, h, w = (n // m for n, m in zip(inputs["video_grid_thw"][0].tolist(), (1, 2, 2), strict=True))
-    found: list[tuple[int, int, int]] = []
+    positions: list[tuple[int, int, int]] = []
     cells = iter([(i, j, k) for i in range(t) for j in range(h) for k in range(w)])
     start = following = 0
     for token in inputs["input_ids"][0].tolist():
         if token == VIDEO:
             i, j, k = next(cells)
-            found.append((start + int(i * second * rate), start + j, start + k))
-            following = max(following, *(n + 1 for n in found[-1]))
+            positions.append((start + int(i * second * rate), start + j, start + k))
+            following = max(following, *(n + 1 for n in positions[-1]))
         else:
-            found.append((following,) * 3)
+            positions.append((following,) * 3)
             following += 1
             start = following
-    return torch.tensor(found).T
+    return torch.tensor(positions).T
 
 
 @pytest.mark.parametrize("seconds", [0.5, 1.0, 4.0])
@@ -74,18 +74,18 @@ def test_a_checkpoints_age_says_where_it_was_trained_to_read(tmp_path, version, 
     read so, a newer one as the library does, each answer telling where they part; whoever names
     positions has those. Control: a family that was never moved stays."""
     folder = checkpoints.make("qwen2.5-vl", tmp_path / "qwen")
-    told = json.loads((folder / "config.json").read_text()) | {"transformers_version": version}
-    (folder / "config.json").write_text(json.dumps(told))
+    entries = json.loads((folder / "config.json").read_text()) | {"transformers_version": version}
+    (folder / "config.json").write_text(json.dumps(entries))
     clip = Clip(np.zeros((8, 56, 56, 3), np.uint8), np.arange(8) * 5.0, 40.0, 0.2, 8, 0.2)
     prompts = {}
-    for asked in ("auto", "library", "trained"):
-        model = load(str(folder), device="cpu", positions=asked)
+    for mode in ("auto", "library", "trained"):
+        model = load(str(folder), device="cpu", positions=mode)
         inputs = ask(model, "What?", clips=[clip])
-        prompts[asked] = model.backbone.prompts(inputs)[0]
-        found = saccade.run(model.backbone, inputs, method="ar", max_new_tokens=1)
+        prompts[mode] = model.backbone.prompts(inputs)[0]
+        result = saccade.run(model.backbone, inputs, method="ar", max_new_tokens=1)
         assert (
-            any("trained to see" in text for text in found.warnings)
-            == prompts[asked].media.has_trained_positions
+            any("trained to see" in text for text in result.warnings)
+            == prompts[mode].media.has_trained_positions
         )
     assert torch.equal(prompts["auto"].positions, prompts[place].positions)
     assert (

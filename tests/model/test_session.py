@@ -68,10 +68,10 @@ def _assert_fresh_cache(session: Session, oracle: Oracle) -> None:
     """The cache holds what Hugging Face's own cache would after prompt and text, less pending."""
     for number, request in session.requests.items():
         prompt, text = oracle.prompts[number], oracle.committed[number]
-        held = len(text) - len(request.pending)
-        assert request.cache.length == len(prompt) + held
-        new = torch.tensor(text[:held], dtype=torch.long)
-        later = prompt.next_position + torch.arange(held)
+        cached_count = len(text) - len(request.pending)
+        assert request.cache.length == len(prompt) + cached_count
+        new = torch.tensor(text[:cached_count], dtype=torch.long)
+        later = prompt.next_position + torch.arange(cached_count)
         positions = torch.cat([prompt.positions, later.expand(len(prompt.positions), -1)], 1)
         fresh = DynamicCache()
         with torch.no_grad():
@@ -244,8 +244,8 @@ def test_growing_a_tree_equals_scoring_it_at_once(fused, seed):
     while count < len(whole):
         count = min(len(whole), count + rng.randint(1, 3))
         part = Tree(whole.tokens[:count], whole.parents[:count], whole.q[:count])
-        found = grown.score({0: part})[0]
-    assert torch.allclose(_rows(found), _rows(once.score({0: whole})[0]), atol=1e-4)
+        scores = grown.score({0: part})[0]
+    assert torch.allclose(_rows(scores), _rows(once.score({0: whole})[0]), atol=1e-4)
 
 
 @BOTH
@@ -404,7 +404,7 @@ def test_a_pruned_fork_reads_the_kept_rows_of_its_sources_keys(fused):
     target.score({0: chain(text[:-1])})
     for session in (target, fork):
         session.commit({0: text})
-    found = fork.score({0: Tree()})[0]
+    scores = fork.score({0: Tree()})[0]
 
     whole = DynamicCache()
     embeds = torch.cat([prompt.embeds, model.embed(text)])
@@ -424,7 +424,7 @@ def test_a_pruned_fork_reads_the_kept_rows_of_its_sources_keys(fused):
             use_cache=True, **{CACHE: whole},
         )  # fmt: skip
         exact = model.logits(out.last_hidden_state[0])[0]
-    assert (found.rows[0] - exact).abs().max() < 1e-4
+    assert (scores.rows[0] - exact).abs().max() < 1e-4
     blind = Oracle(model.model, [kept], [Sampling()])
     assert (blind.logits(0, text)[-1] - exact).abs().max() > 1e-2, "pruning before is another law"
 

@@ -165,11 +165,11 @@ def test_only_rank_0_speaks(tmp_path: Path) -> None:
     truth = json.loads(subprocess.run(alone, capture_output=True, timeout=200).stdout)
     done = launched(*words, "--tp")
     assert done.returncode == 0, done.stderr[-3000:]
-    found = json.loads(done.stdout)  # fails if there are two of them
-    assert found["token_ids"] == truth["token_ids"] and found["method"] == "specvlm"
+    answer = json.loads(done.stdout)  # fails if there are two of them
+    assert answer["token_ids"] == truth["token_ids"] and answer["method"] == "specvlm"
     refused = launched(*words, "--tp", "--method", "auto")
-    said = [line for line in refused.stderr.splitlines() if line.startswith("saccade: ")]
-    assert len(said) == 1 and "--method specvlm or std" in said[0]
+    lines = [line for line in refused.stderr.splitlines() if line.startswith("saccade: ")]
+    assert len(lines) == 1 and "--method specvlm or std" in lines[0]
 
 
 def test_what_cannot_be_split_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

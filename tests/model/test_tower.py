@@ -21,15 +21,15 @@ from saccade.model.kernels.tower import Tower
 @pytest.fixture
 def packed(monkeypatch):
     """oneDNN's products win everywhere, and tell that they were asked."""
-    asked = []
+    calls = []
     called = Matrix.__call__
     monkeypatch.setattr(
         kernels, "choose_products", lambda matrices: [Choice((1,), ("packed",))] * len(matrices)
     )
     monkeypatch.setattr(
-        Matrix, "__call__", lambda matrix, x: asked.append(matrix) or called(matrix, x)
+        Matrix, "__call__", lambda matrix, x: calls.append(matrix) or called(matrix, x)
     )
-    return asked
+    return calls
 
 
 def _eyes(model):
@@ -67,7 +67,7 @@ def test_a_towers_attention_is_by_the_quicker_kernel(family, ours, monkeypatch):
     took more, by Hugging Face's; the least of three measurements counts, and no fourth is made.
     Everybody else's attention is untouched before and after. Fails if a row sees what stands before
     it alone, or if the first measurement, which a busy moment spoilt here, decides."""
-    theirs, asked, timed = ALL_ATTENTION_FUNCTIONS["sdpa"], [], []
+    theirs, attend_calls, timed = ALL_ATTENTION_FUNCTIONS["sdpa"], [], []
     model, inputs = copy.deepcopy(FAMILIES[family]()), input_for(family, 1)
     monkeypatch.setattr(kernels, "_MEASUREMENTS", MeasurementFile(f"{family}{ours}"))
     seconds = {"ours": 2.0 - ours, "theirs": 1.5}
@@ -79,17 +79,17 @@ def test_a_towers_attention_is_by_the_quicker_kernel(family, ours, monkeypatch):
 
     monkeypatch.setattr(kernels, "time_calls", quickest)
     called = compiled.attend
-    monkeypatch.setattr(compiled, "attend", lambda *given: asked.append(1) or called(*given))
-    (told, *_) = Backbone(model).prompts(inputs)
-    assert bool(asked) is not ours
-    asked.clear()
-    told = [told, *(Backbone(model).prompts(inputs)[0] for _ in range(3))]
-    assert bool(asked) is ours and timed == [{"ours", "theirs"}] * 3
+    monkeypatch.setattr(compiled, "attend", lambda *given: attend_calls.append(1) or called(*given))
+    (prompts, *_) = Backbone(model).prompts(inputs)
+    assert bool(attend_calls) is not ours
+    attend_calls.clear()
+    prompts = [prompts, *(Backbone(model).prompts(inputs)[0] for _ in range(3))]
+    assert bool(attend_calls) is ours and timed == [{"ours", "theirs"}] * 3
     assert ALL_ATTENTION_FUNCTIONS["sdpa"] is theirs
     own = Backbone(model)
     own._tower = Tower(nn.Module(), nn.Module(), nn.Module())
     (plain,) = own.prompts(inputs)
-    assert all((each.embeds - plain.embeds).abs().max() < 1e-5 for each in told)
+    assert all((each.embeds - plain.embeds).abs().max() < 1e-5 for each in prompts)
 
 
 @COMPILED
@@ -103,8 +103,8 @@ def test_attention_that_is_special_stays_theirs():
     def by_theirs(dtype=torch.float32, mask=None, **named):
         mixed = torch.randn(1, 5, 2, 16)
         given = (each.to(dtype) for each in (q, k, v))
-        found, _ = tower._attend(lambda *a, **b: (mixed, None), module, *given, mask, **named)
-        return found is mixed
+        output, _ = tower._attend(lambda *a, **b: (mixed, None), module, *given, mask, **named)
+        return output is mixed
 
     assert not by_theirs(is_causal=False) and not by_theirs(
         is_causal=False, dropout=0.0, extra=None
@@ -160,10 +160,10 @@ def test_a_convolution_over_pictures_stays_one(packed):
         for x, products in ((patches, 1), (picture, 0)):
             packed.clear()
             with tower.use_quickest_kernels():
-                found = model(x)
+                output = model(x)
             assert len(packed) == products
-            assert found.shape == model(x).shape
-            assert torch.allclose(found, model(x), atol=1e-5)
+            assert output.shape == model(x).shape
+            assert torch.allclose(output, model(x), atol=1e-5)
 
 
 @pytest.mark.parametrize("sizes", [(12, 3), (16, 20), (5, 8)])

@@ -70,8 +70,8 @@ def test_a_node_sees_what_the_text_that_ends_with_it_would_see(
             keys = [*range(text), *(text + above for above in path(tree, node))]
         place = len(keys) - 1
         expected = {key for at, key in enumerate(keys) if sees(place, at, window, -1)}
-        found = {first + column for column in visible[row].nonzero().squeeze(-1).tolist()}
-        assert found == expected, (row, tree.parents, depths(tree.parents))
+        row_keys = {first + column for column in visible[row].nonzero().squeeze(-1).tolist()}
+        assert row_keys == expected, (row, tree.parents, depths(tree.parents))
 
 
 @pytest.mark.parametrize("window", WINDOWS, ids=str)

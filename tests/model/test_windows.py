@@ -81,8 +81,8 @@ def _see(family: str, tower: nn.Module) -> torch.Tensor:
     more = {"merge_sizes": torch.tensor([2, 1])} if family == "video_llama_3" else {}
     with torch.no_grad():
         seen = tower(pixels, grid_thw=FRAMES if family == "glm4v" else GRIDS, **more)
-    found: torch.Tensor = seen.last_hidden_state
-    return found
+    states: torch.Tensor = seen.last_hidden_state
+    return states
 
 
 def _width(tower: nn.Module) -> int:
@@ -117,12 +117,12 @@ class Kernel:
 @pytest.fixture
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     """Ours serves on this CPU in fp32, over the stand-in."""
-    found = Kernel()
+    stand_in = Kernel()
     monkeypatch.setattr(windows, "DEVICE_TYPES", ("cpu",))
     monkeypatch.setattr(windows, "DTYPES", (torch.float32,))
-    monkeypatch.setattr(windows, "attend_by_flash", found)
+    monkeypatch.setattr(windows, "attend_by_flash", stand_in)
     monkeypatch.setattr(windows, "is_flash_correct", lambda *given: True)
-    return found
+    return stand_in
 
 
 def _quick(tower: nn.Module) -> Tower:
@@ -145,9 +145,9 @@ def test_a_tower_with_windows_sees_in_one_call_a_layer_what_it_saw(family, kerne
     calls.clear()
     with _quick(tower).use_quickest_kernels():
         assert tower.config._attn_implementation == windows.ATTENTION
-        found = _see(family, tower)
+        states = _see(family, tower)
     assert tower.config._attn_implementation == "eager"
-    assert torch.allclose(found, expected, atol=1e-5 * float(expected.abs().max()))
+    assert torch.allclose(states, expected, atol=1e-5 * float(expected.abs().max()))
     assert not calls and len(kernel.calls) == DEPTH
     assert all(len(borders) > 2 for borders in kernel.calls)
     assert {round(scale, 6) for scale in kernel.scales} == {16**-0.5}
@@ -167,8 +167,8 @@ def test_control_other_borders_or_another_scale_are_seen(kernel, monkeypatch):
 
         monkeypatch.setattr(windows, "attend_by_flash", call)
         with _quick(tower).use_quickest_kernels():
-            found = _see("qwen2_5_vl", tower)
-        assert (found - expected).abs().max() > 1e-3 * float(expected.abs().max())
+            states = _see("qwen2_5_vl", tower)
+        assert (states - expected).abs().max() > 1e-3 * float(expected.abs().max())
 
 
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "glm4v"])
@@ -178,8 +178,8 @@ def test_where_the_kernel_is_wrong_windows_are_taken_one_by_one(family, kernel, 
     expected = _see(family, tower)
     monkeypatch.setattr(windows, "is_flash_correct", lambda *given: False)
     with _quick(tower).use_quickest_kernels():
-        found = _see(family, tower)
-    assert torch.allclose(found, expected, atol=1e-5 * float(expected.abs().max()))
+        states = _see(family, tower)
+    assert torch.allclose(states, expected, atol=1e-5 * float(expected.abs().max()))
     assert not kernel.calls
 
 
@@ -217,7 +217,7 @@ def test_the_trial_of_torchs_kernel(kernel, monkeypatch, caplog):
     something else or raises, it is not, and one warning says so. Heads of a size that torch's has
     not are not tried."""
     monkeypatch.undo()
-    asked = torch.device("cpu"), torch.float32, 4, 2
+    arguments = torch.device("cpu"), torch.float32, 4, 2
     right = Kernel()
 
     def grouped(q, k, v, *given):
@@ -234,9 +234,9 @@ def test_the_trial_of_torchs_kernel(kernel, monkeypatch, caplog):
         caplog.clear()
         monkeypatch.setattr(windows, "attend_by_flash", kernel)
         with caplog.at_level(logging.WARNING):
-            assert [windows.is_flash_correct(*asked, 72) for _ in range(2)] == [good] * 2
+            assert [windows.is_flash_correct(*arguments, 72) for _ in range(2)] == [good] * 2
         assert len(caplog.messages) == (not good)
-    assert not windows.is_flash_correct(*asked, 20)
+    assert not windows.is_flash_correct(*arguments, 20)
     windows.is_flash_correct.cache_clear()
 
 

@@ -19,9 +19,9 @@ def test_p_averages_features_and_then_projects():
     square = features.transpose(1, 2).unflatten(2, (SIDE, SIDE))
     means = avg_pool2d(square, 2).flatten(2).transpose(1, 2)
     assert means.shape[1] == HALF * HALF
-    found = average_blocks(features, (SIDE, SIDE)).unflatten(1, (HALF, 2, HALF, 2))
+    averages = average_blocks(features, (SIDE, SIDE)).unflatten(1, (HALF, 2, HALF, 2))
     for corner in ((0, 0), (0, 1), (1, 0), (1, 1)):
-        own = found[:, :, corner[0], :, corner[1]].flatten(1, 2)
+        own = averages[:, :, corner[0], :, corner[1]].flatten(1, 2)
         assert torch.allclose(own, means, atol=1e-6)
     after = avg_pool2d(gelu(square), 2).flatten(2).transpose(1, 2)
-    assert not torch.allclose(gelu(found[:, :, 0, :, 0].flatten(1, 2)), after, atol=1e-2)
+    assert not torch.allclose(gelu(averages[:, :, 0, :, 0].flatten(1, 2)), after, atol=1e-2)

@@ -78,9 +78,9 @@ def test_the_official_view_is_the_published_choice(seed):
     ends of the rest among them. Control: ours by default keeps others."""
     noise = torch.Generator().manual_seed(seed)
     guide = torch.rand(400, generator=noise) ** 9
-    found = OFFICIAL.select(prompt_of(400), guide, 40)
-    assert found.tolist() == published(guide.double().tolist(), 0.4, 40)
-    assert found.tolist() != TwoStage(0.4)(prompt_of(400), guide, 40).tolist()
+    selection = OFFICIAL.select(prompt_of(400), guide, 40)
+    assert selection.tolist() == published(guide.double().tolist(), 0.4, 40)
+    assert selection.tolist() != TwoStage(0.4)(prompt_of(400), guide, 40).tolist()
 
 
 def test_the_official_switches():
@@ -95,10 +95,10 @@ def test_the_official_switches():
 
 def grown(paths: Paths) -> dict[str, list[int]]:
     """The ranks of each node's children, by the ranks that lead to it."""
-    found: dict[str, list[int]] = {}
+    children: dict[str, list[int]] = {}
     for *above, rank in sorted(paths):
-        found.setdefault("".join(map(str, above)), []).append(rank)
-    return found
+        children.setdefault("".join(map(str, above)), []).append(rank)
+    return children
 
 
 def test_the_tree_is_the_published_one():

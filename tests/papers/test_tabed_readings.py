@@ -36,10 +36,10 @@ def test_each_picture_has_its_own_caption() -> None:
     """Claim: of three media each becomes its own caption, in order and of its own length; one
     caption stands in the place of each. Fails for one caption of a middle frame for all."""
     prompt = prompt_of([3, 1, 2])
-    found = replace_media(prompt, ((7, 8), (9,), (4, 5, 6)))
-    assert found.reading.ids_to_embed is not None
-    assert found.reading.ids_to_embed.tolist() == [-1, 7, 8, -1, 9, -1, 4, 5, 6, -1]
-    assert found.visual.sum() == 0 and found.next_position == len(found) == 10
+    new_prompt = replace_media(prompt, ((7, 8), (9,), (4, 5, 6)))
+    assert new_prompt.reading.ids_to_embed is not None
+    assert new_prompt.reading.ids_to_embed.tolist() == [-1, 7, 8, -1, 9, -1, 4, 5, 6, -1]
+    assert new_prompt.visual.sum() == 0 and new_prompt.next_position == len(new_prompt) == 10
     same = replace_media(prompt, ((7, 8),)).reading.ids_to_embed
     assert same is not None and same.tolist() == [-1, 7, 8, -1, 7, 8, -1, 7, 8, -1]
 
@@ -62,11 +62,11 @@ def answer(captions: Any, method: str = "tabed-mtcp", **settings: Any) -> Any:
 def test_as_many_captions_as_media_or_one(captions: Any, gives_up: bool) -> None:
     """Claim: a captioner may give a list a request; one that fits no medium costs speed, the
     reason told with both numbers, and not the answer."""
-    found = answer(captions)
-    assert found.ids == answer(["one"], "ar").ids
-    assert (found.fallback_reason is not None) == gives_up
+    result = answer(captions)
+    assert result.ids == answer(["one"], "ar").ids
+    assert (result.fallback_reason is not None) == gives_up
     if gives_up:
-        assert "2 captions for 1 videos and images" in found.fallback_reason
+        assert "2 captions for 1 videos and images" in result.fallback_reason
 
 
 @pytest.mark.parametrize(("method", "views"), [("tabed", 2), ("tabed-mtcp", 4)])
@@ -84,7 +84,7 @@ def test_one_forward_of_the_draft_for_all_views(method: str, views: int, monkeyp
         return plain(self, embeds, *given, **more)
 
     monkeypatch.setattr(Backbone, "forward", counted)
-    found = saccade.run(
+    result = saccade.run(
         target,
         frames(),
         draft=draft,
@@ -94,9 +94,9 @@ def test_one_forward_of_the_draft_for_all_views(method: str, views: int, monkeyp
         max_new_tokens=BUDGET,
         do_sample=False,
     )
-    drafted = sum(len(round.tokens) for round in found.rounds)
+    drafted = sum(len(round.tokens) for round in result.rounds)
     steps = [rows for rows in calls if rows <= views * 8]  # prefills are longer
-    assert found.fallback_reason is None and drafted > 0
+    assert result.fallback_reason is None and drafted > 0
     assert len(steps) == drafted, "a forward a drafted token, not one a view"
     assert min(steps) >= views
 

@@ -117,8 +117,8 @@ def test_specvlms_speedup_is_within_what_the_bytes_allow() -> None:
     """Claim: by bytes alone its 32B with a 7B draft reaches the printed 2.05x. The acceptance that
     is imposed on a GPU is the printed one, and a round emits one token more. Control: at one token
     less, our old reading, 2.05x would be out of reach."""
-    found = gpu.predict_speedups("Qwen2.5-VL-32B", "Qwen2.5-VL-7B", 12288, 4.8e12)
-    for (each, once, step, gain), (tau, speedup) in zip(found, SPECVLM_32B.values(), strict=True):
+    rows = gpu.predict_speedups("Qwen2.5-VL-32B", "Qwen2.5-VL-7B", 12288, 4.8e12)
+    for (each, once, step, gain), (tau, speedup) in zip(rows, SPECVLM_32B.values(), strict=True):
         assert (each.accepted, each.tau) == (tau, pytest.approx(tau + 1))
         assert gain > speedup
         old = tau * once / (each.levels * step + once)

@@ -71,9 +71,9 @@ def request(text: Any = "hi", **settings: Any) -> dict[str, Any]:
 def soon(true: Callable[[], bool], seconds: float = 10.0) -> bool:
     """Whether it becomes true within that time."""
     end = time.monotonic() + seconds
-    while not (found := true()) and time.monotonic() < end:
+    while not (is_true := true()) and time.monotonic() < end:
         time.sleep(0.005)
-    return found
+    return is_true
 
 
 def made(
@@ -190,14 +190,14 @@ class Endpoint:
 
     def chat(self, content: Any = "hi", **settings: Any) -> Any:
         """A chat completion, greedy unless it says otherwise."""
-        asked = {"messages": [{"role": "user", "content": content}], "max_tokens": 24}
-        asked |= {"temperature": 0} | settings
-        return self.client.chat.completions.create(model=self.model, **asked)
+        options = {"messages": [{"role": "user", "content": content}], "max_tokens": 24}
+        options |= {"temperature": 0} | settings
+        return self.client.chat.completions.create(model=self.model, **options)
 
     def streamed(self, content: Any = "hi", **settings: Any) -> list[Any]:
         with self.chat(content, stream=True, **settings) as chunks:
             return list(chunks)
 
 
-def inputs_of(models: Pair, question: str, **shown: Any) -> Any:
-    return models_.ask(models.target, question, **shown)
+def inputs_of(models: Pair, question: str, **media_inputs: Any) -> Any:
+    return models_.ask(models.target, question, **media_inputs)

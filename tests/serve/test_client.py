@@ -109,10 +109,10 @@ def test_pieces_are_the_whole_and_usage_counts_it(endpoint, asking, kind):
     for usage in (whole.usage, chunks[-1].usage):
         assert usage.total_tokens == usage.prompt_tokens + usage.completion_tokens
         assert 0 < usage.completion_tokens <= 24
-    told = [
+    usages = [
         u.model_dump(exclude={"prompt_tokens_details"}) for u in (whole.usage, chunks[-1].usage)
     ]
-    assert told[0] == told[1]
+    assert usages[0] == usages[1]
     assert len({chunk.id for chunk in chunks}) == 1
     assert {chunk.object for chunk in chunks} == {"chat.completion.chunk"}
     assert whole.object == "chat.completion" and whole.model == endpoint.model
@@ -122,7 +122,7 @@ def test_pieces_are_the_whole_and_usage_counts_it(endpoint, asking, kind):
 @pytest.mark.parametrize("kind", ["text", "video", "image", "frames", "words first"])
 def test_an_answer_is_the_one_the_library_gives(ours, models, asking, clips, picture, frames, kind):
     """Claim: text, reason and counts of tokens are saccade.run's on the same media and words."""
-    shown: dict[str, Any] = {
+    media_inputs: dict[str, Any] = {
         "text": {},
         "image": {"images": [media.read_image(picture)]},
         "frames": {"clips": [media.read_frames(frames)]},
@@ -133,7 +133,7 @@ def test_an_answer_is_the_one_the_library_gives(ours, models, asking, clips, pic
         part if part["type"] == "text" else {"type": part["type"].removesuffix("_url")}
         for part in parts
     ]
-    alone = _run(models, inputs_of(models, "", parts=worded, **shown))
+    alone = _run(models, inputs_of(models, "", parts=worded, **media_inputs))
     body = ours.ask(content, max_tokens=24).json()
     assert body["choices"][0]["message"]["content"] == alone.text
     assert body["choices"][0]["finish_reason"] == alone.finish_reason
@@ -288,21 +288,21 @@ def test_models_are_listed(endpoint):
 def test_numbers_of_speculation_are_the_rounds(ours, models, clips, asking):
     """Claim: an answer's metrics are those of the library's rounds, and add up."""
     served = ours.ask(asking["video"][0]["content"], max_tokens=24).json()
-    told = served["metrics"]["speculative_decoding"]
+    metrics = served["metrics"]["speculative_decoding"]
     inputs = inputs_of(models, QUESTION, clips=[media.read(clips[0])])
     rounds = [round for round in _run(models, inputs).rounds if round.tokens]
-    assert told["per_step_accepted"] == [len(round.accepted) for round in rounds]
-    assert told["per_step_drafted"] == [len(round.tokens) for round in rounds]
-    assert told["num_spec_steps"] == len(rounds) == sum(told["acceptance_histogram"]) > 0
-    accepted, drafted = told["num_accepted_draft_tokens"], told["num_draft_tokens"]
+    assert metrics["per_step_accepted"] == [len(round.accepted) for round in rounds]
+    assert metrics["per_step_drafted"] == [len(round.tokens) for round in rounds]
+    assert metrics["num_spec_steps"] == len(rounds) == sum(metrics["acceptance_histogram"]) > 0
+    accepted, drafted = metrics["num_accepted_draft_tokens"], metrics["num_draft_tokens"]
     assert (
         accepted
-        == sum(told["per_step_accepted"])
-        == sum(length * count for length, count in enumerate(told["acceptance_histogram"]))
+        == sum(metrics["per_step_accepted"])
+        == sum(length * count for length, count in enumerate(metrics["acceptance_histogram"]))
     )
-    assert drafted == sum(told["per_step_drafted"]) >= accepted
-    assert told["mean_acceptance_length"] == pytest.approx(1 + accepted / len(rounds))
-    assert told["draft_acceptance_rate"] == pytest.approx(accepted / drafted)
+    assert drafted == sum(metrics["per_step_drafted"]) >= accepted
+    assert metrics["mean_acceptance_length"] == pytest.approx(1 + accepted / len(rounds))
+    assert metrics["draft_acceptance_rate"] == pytest.approx(accepted / drafted)
     assert served["saccade"]["fallback_reason"] is None and accepted > 0
 
 

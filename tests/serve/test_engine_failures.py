@@ -89,11 +89,11 @@ def test_a_target_of_nan_ends_one_request(models, plain, monkeypatch, stream):
     score = Session.score
 
     def poisoned(self: Session, trees: Any) -> Any:
-        found = score(self, trees)
-        if 1 in found and found[1].offset == 2:
-            found[1] = copy.copy(found[1])
-            object.__setattr__(found[1], "rows", [row * float("nan") for row in found[1].rows])
-        return found
+        scores = score(self, trees)
+        if 1 in scores and scores[1].offset == 2:
+            scores[1] = copy.copy(scores[1])
+            object.__setattr__(scores[1], "rows", [row * float("nan") for row in scores[1].rows])
+        return scores
 
     with serving(lambda: engine) as live:
         with monkeypatch.context() as patch:
@@ -122,13 +122,13 @@ def test_a_draft_process_that_is_killed_is_reported(models, plain):
     before = set(psutil.Process().children(recursive=True))
     with serving(lambda: engine) as live:
         body = request(TEXTS[1], stream=True, stream_options={"include_usage": True})
-        text, told = "", {}
+        text, last_event = "", {}
         with live.client.stream("POST", "/v1/chat/completions", json=body) as response:
             for line in response.iter_lines():
                 if not line.startswith("data: {"):
                     continue
                 event = json.loads(line[6:])
-                told = event
+                last_event = event
                 delta = event["choices"][0]["delta"].get("content") if event["choices"] else ""
                 if delta and not text:
                     workers = set(psutil.Process().children(recursive=True)) - before
@@ -137,7 +137,7 @@ def test_a_draft_process_that_is_killed_is_reported(models, plain):
                         each.kill()
                 text += delta or ""
         assert text == plain[1]
-        assert "drafting failed" in told["saccade"]["fallback_reason"]
+        assert "drafting failed" in last_event["saccade"]["fallback_reason"]
         again = live.ask(TEXTS[1])
         assert _content(again) == plain[1] and not again.json()["saccade"]["fallback_reason"]
     process._dismiss()  # the next one, kept for later answers
@@ -176,10 +176,10 @@ def test_an_engine_that_breaks_tells_everyone(models):
     pool = slowed(engine)
     with serving(lambda: engine) as live:
         with ThreadPoolExecutor(4) as threads:
-            asked = [threads.submit(live.ask, stream=stream) for stream in (True, False) * 2]
+            futures = [threads.submit(live.ask, stream=stream) for stream in (True, False) * 2]
             assert soon(lambda: live.queue.running == 2 and live.queue.waiting == 2)
             pool._pool = None  # type: ignore[assignment]
-            answers = [each.result(10) for each in asked]
+            answers = [each.result(10) for each in futures]
         for answer in answers:
             assert '"error"' in answer.text
             assert "NoneType" not in answer.text and "Traceback" not in answer.text

@@ -38,7 +38,7 @@ def _listed() -> dict[str, str]:
     """Every field of the documented table, and what is said to happen to it."""
     section = DOCS.read_text().split("## Supported, ignored, refused")[1].split("\n## ")[0]
     rows = re.findall(r"^\| (.+?) \| (supported|ignored|refused)\b", section, re.M)
-    return {field: said for names, said in rows for field in re.findall(r"`(\w+)`", names)}
+    return {field: state for names, state in rows for field in re.findall(r"`(\w+)`", names)}
 
 
 def test_the_table_is_what_the_server_takes():
@@ -47,8 +47,8 @@ def test_the_table_is_what_the_server_takes():
     listed = _listed()
     known = {*ChatRequest.model_fields, *TextRequest.model_fields}
     assert listed.keys() == known
-    assert {name for name, said in listed.items() if said == "refused"} == NOT_SUPPORTED & known
-    assert {name for name, said in listed.items() if said == "ignored"} == IGNORED_FIELDS & known
+    assert {name for name, state in listed.items() if state == "refused"} == NOT_SUPPORTED & known
+    assert {name for name, state in listed.items() if state == "ignored"} == IGNORED_FIELDS & known
 
 
 def test_harmless_fields_change_nothing(server, caplog):
@@ -70,7 +70,7 @@ def test_harmless_fields_change_nothing(server, caplog):
 @pytest.mark.extra
 def test_rules_are_transformers_own(server, models):
     """Claim: repetition_penalty and min_p give the answers of `saccade.run` with the same names."""
-    for asked, given in (
+    for fields, given in (
         (dict(repetition_penalty=5.0), dict(repetition_penalty=5.0, do_sample=False)),
         (
             dict(temperature=1.0, min_p=0.3, seed=3),
@@ -85,7 +85,7 @@ def test_rules_are_transformers_own(server, models):
             tokenizer=models.target.tokenizer,
             **{"max_new_tokens": 16, **given},
         )
-        assert _text(server.ask("hi", **asked)) == alone.text
+        assert _text(server.ask("hi", **fields)) == alone.text
     assert _text(server.ask("hi", repetition_penalty=5.0)) != _text(server.ask("hi"))
 
 
@@ -98,14 +98,14 @@ def test_penalties_and_limits_are_the_librarys(server, models):
         "ignore_eos" in given: _text(server.ask("hi", max_tokens=length, **given))
         for given in ({}, endless)
     }
-    for asked, without, given in (
+    for fields, without, given in (
         ({**endless, "presence_penalty": 2.0}, endless, dict(presence_penalty=2.0)),
         ({**endless, "frequency_penalty": 2.0}, endless, dict(frequency_penalty=2.0)),
         ({"min_tokens": 20}, {}, dict(min_new_tokens=20)),
         (endless, {}, {}),
         ({**endless, "skip_special_tokens": False}, endless, dict(skip_special_tokens=False)),
     ):
-        no_end = {"eos_token_id": []} if "ignore_eos" in asked else {}
+        no_end = {"eos_token_id": []} if "ignore_eos" in fields else {}
         alone = saccade.run(
             models.target.backbone,
             inputs_of(models, "hi"),
@@ -114,9 +114,9 @@ def test_penalties_and_limits_are_the_librarys(server, models):
             tokenizer=models.target.tokenizer,
             **{"max_new_tokens": length, "do_sample": False, **no_end, **given},
         )
-        found = _text(server.ask("hi", **{"max_tokens": length, **asked}))
-        assert found == alone.text
-        assert found != plain["ignore_eos" in without], asked
+        text = _text(server.ask("hi", **{"max_tokens": length, **fields}))
+        assert text == alone.text
+        assert text != plain["ignore_eos" in without], fields
 
 
 def test_a_token_may_be_a_stop(server, models):
@@ -196,8 +196,8 @@ def test_a_last_message_may_be_finished(server):
         return int(answer.json()["usage"]["prompt_tokens"])
 
     continued = tokens()
-    asked = dict(continue_final_message=True, add_generation_prompt=False)
-    assert tokens(**asked) == continued < tokens(add_generation_prompt=True)
+    fields = dict(continue_final_message=True, add_generation_prompt=False)
+    assert tokens(**fields) == continued < tokens(add_generation_prompt=True)
     assert tokens(continue_final_message=False) == tokens(add_generation_prompt=True)
     user = [{"role": "user", "content": "hi"}]
     bare = server.ask(messages=user, add_generation_prompt=False).json()["usage"]["prompt_tokens"]
@@ -251,9 +251,9 @@ def test_plain_text_is_completed(server, models):
     body = {"model": "shapes", "prompt": "The video shows a", "max_tokens": 12, "temperature": 0}
     answer = server.client.post("/v1/completions", json=body)
     assert answer.status_code == 200, answer.text
-    found = answer.json()
-    assert found["object"] == "text_completion" and found["id"].startswith("cmpl-")
-    (choice,) = found["choices"]
+    completion = answer.json()
+    assert completion["object"] == "text_completion" and completion["id"].startswith("cmpl-")
+    (choice,) = completion["choices"]
     alone = saccade.run(
         models.target.backbone,
         models.target.tokenizer("The video shows a", return_tensors="pt"),
@@ -282,9 +282,9 @@ def test_pages_of_an_origin_may_ask(models, origin):
         "Access-Control-Request-Headers": "content-type, authorization",
     }
     with serving(lambda: made(models, "ar"), cors_origins=(origin,)) as live:
-        asked = live.client.options("/v1/chat/completions", headers=headers)
-        assert asked.status_code == 200
-        assert asked.headers["access-control-allow-origin"] == origin
+        preflight = live.client.options("/v1/chat/completions", headers=headers)
+        assert preflight.status_code == 200
+        assert preflight.headers["access-control-allow-origin"] == origin
         answer = live.post(request(max_tokens=1), headers={"Origin": "https://a.example"})
         assert answer.headers["access-control-allow-origin"] == origin
         other = live.client.options(
@@ -336,8 +336,8 @@ def test_a_document_is_what_describe_reads(models, method):
 )
 def test_a_document_that_is_none_is_reported(server, part, param):
     """Claim: an empty one and a field it does not have are named, without the form's own names."""
-    said = server.ask(_with_document(**part)).json()["error"]
-    assert said["code"] == 400 and said["param"] == param
+    error = server.ask(_with_document(**part)).json()["error"]
+    assert error["code"] == 400 and error["param"] == param
 
 
 def domain_warning() -> str:
@@ -354,9 +354,9 @@ def test_what_the_embedded_pair_cannot_know_is_reported(server, clips, tmp_path)
     noise = np.random.default_rng(0).integers(0, 256, (112, 112, 3), dtype=np.uint8)
     Image.fromarray(noise).save(tmp_path / "photo.png")
     photo, clip = image_part(tmp_path / "photo.png"), video_part(clips[0])
-    for content, told in (([photo], True), ([clip, photo], True), ([clip], False), ([], False)):
+    for content, unknown in (([photo], True), ([clip, photo], True), ([clip], False), ([], False)):
         body = server.ask([*content, text_part("What is this?")]).json()
-        assert (domain_warning() in body["saccade"]["warnings"]) == told
+        assert (domain_warning() in body["saccade"]["warnings"]) == unknown
     more = dict(stream=True, stream_options={"include_usage": True})
     text = server.ask([photo, text_part("What is this?")], **more).text
     last = [line for line in text.splitlines() if line.startswith("data: {")][-1]

@@ -64,9 +64,9 @@ def _texts(answer: Any) -> list[str]:
 
 
 def _fits(text: str) -> None:
-    found = json.loads(text)
-    assert set(found) == {"colour", "count"} and found["colour"] in ("red", "blue", "green")
-    assert type(found["count"]) is int and 0 <= found["count"] <= 99
+    answer = json.loads(text)
+    assert set(answer) == {"colour", "count"} and answer["colour"] in ("red", "blue", "green")
+    assert type(answer["count"]) is int and 0 <= answer["count"] <= 99
 
 
 def _nested(depth: int) -> dict[str, Any]:
@@ -77,17 +77,17 @@ def _nested(depth: int) -> dict[str, Any]:
 def test_a_hundred_answers_have_their_schema(auto, plain, clips):
     """Claim: of 100 answers under auto, greedy and sampled, with a video and without, each is JSON
     of the schema; the greedy ones are plain decoding's."""
-    asked: list[Any] = [*WORDS, [video_part(clips[0]), text_part(QUESTION)]]
-    found = []
-    for content in asked:
+    contents: list[Any] = [*WORDS, [video_part(clips[0]), text_part(QUESTION)]]
+    texts = []
+    for content in contents:
         (text,) = _texts(auto.ask(content, **KEPT))
         assert [text] == _texts(plain.ask(content, **KEPT))
-        found.append(text)
-        drawn = dict(temperature=1.0, n=8, seed=len(found))
-        found += _texts(auto.ask(content, **KEPT, **drawn))
-        found += _texts(auto.ask(content, **KEPT, **drawn, top_p=0.9, repetition_penalty=1.1))
-    assert len(found) == 102 and len(set(found)) > 20
-    for text in found:
+        texts.append(text)
+        drawn = dict(temperature=1.0, n=8, seed=len(texts))
+        texts += _texts(auto.ask(content, **KEPT, **drawn))
+        texts += _texts(auto.ask(content, **KEPT, **drawn, top_p=0.9, repetition_penalty=1.1))
+    assert len(texts) == 102 and len(set(texts)) > 20
+    for text in texts:
         _fits(text)
 
 
@@ -144,11 +144,11 @@ def test_a_draft_in_its_own_process_obeys_too(models, vocabulary, sampled):
     ],
     ids=["guided_regex", "regex", "json", "guided_json"],
 )
-def test_extensions_are_followed(auto, plain, asked, pattern):
+def test_extensions_are_followed(auto, plain, fields, pattern):
     """Claim: vLLM's names hold answers to patterns and schemas too."""
-    (text,) = _texts(auto.ask("hi", max_tokens=64, **asked))
+    (text,) = _texts(auto.ask("hi", max_tokens=64, **fields))
     assert re.fullmatch(pattern, text.strip()), text
-    assert [text] == _texts(plain.ask("hi", max_tokens=64, **asked))
+    assert [text] == _texts(plain.ask("hi", max_tokens=64, **fields))
 
 
 SHORT = {"type": "json_schema", "json_schema": {"name": "word", "schema": {"enum": ["a", "bc"]}}}
@@ -162,11 +162,11 @@ def test_a_form_ends_where_the_config_names_no_end(models, plain, method, monkey
     """Claim: of a checkpoint whose ``eos_token_id`` is null an answer with a form ends with it,
     drafted and plain, and is the answer of one that names its end; one whose tokenizer names none
     either is refused in a sentence. Fails if it runs on to max_tokens."""
-    named = [_texts(plain.ask("hi", max_tokens=40, **asked)) for asked in ENDING]
+    named = [_texts(plain.ask("hi", max_tokens=40, **fields)) for fields in ENDING]
     for loaded in (models.target, models.draft):
         monkeypatch.setattr(loaded.backbone.model.generation_config, "eos_token_id", None)
     with serving(lambda: made(models, method)) as live:
-        assert [_texts(live.ask("hi", max_tokens=40, **asked)) for asked in ENDING] == named
+        assert [_texts(live.ask("hi", max_tokens=40, **fields)) for fields in ENDING] == named
         drawn = _texts(live.ask("hi", max_tokens=40, temperature=1, n=3, seed=5, **ENDING[1]))
         assert all(re.fullmatch(ENDING[1]["guided_regex"], text) for text in drawn)
     endless = grammar.Vocabulary(SimpleNamespace(eos_token_id=None), 1024, [])
@@ -206,9 +206,9 @@ def test_a_stream_has_the_form_too(auto, plainly):
         ({"response_format": FORMAT, "guided_regex": "a"}, "guided_regex"),
     ],
 )
-def test_a_form_that_cannot_be_followed_is_400(auto, asked, field):
+def test_a_form_that_cannot_be_followed_is_400(auto, fields, field):
     """Claim: what the library cannot hold to the letter is refused in one sentence."""
-    answer = auto.ask("hi", **asked)
+    answer = auto.ask("hi", **fields)
     assert answer.status_code == 400, answer.text
     message = answer.json()["error"]["message"]
     assert field in message or "response_format" in message
@@ -236,9 +236,9 @@ def test_a_grammar_is_a_function_of_the_answer(models, vocabulary):
     order = torch.randperm(4 * len(prefixes), generator=torch.Generator().manual_seed(3))
     for place in order.tolist():
         prefix = prefixes[place % len(prefixes)]
-        said, fresh = used(prefix), vocabulary.grammar(source, "x")(prefix)
-        assert (said is None) == (fresh is None)
-        assert said is None or fresh is None or torch.equal(said, fresh)
+        mask, fresh = used(prefix), vocabulary.grammar(source, "x")(prefix)
+        assert (mask is None) == (fresh is None)
+        assert mask is None or fresh is None or torch.equal(mask, fresh)
     ended = used(tuple(whole[0]))
     assert ended is not None and ended.nonzero()[:, 0].tolist() == [1016, 1018]
     assert used((5, 5)) is None and used((*whole[0], 1018)) is None
@@ -321,26 +321,26 @@ def calling(request: Any, models: Pair) -> Iterator[Live]:
 )
 def test_a_call_that_is_due_is_made(calling, choice, names):
     """Claim: required calls are made and parsed, streamed and not, with arguments of the schema."""
-    asked = dict(tools=TOOLS, tool_choice=choice, max_tokens=200)
-    body = calling.ask("hi", **asked).json()
-    (found,) = body["choices"]
-    assert found["finish_reason"] == "tool_calls" and found["message"]["content"] is None
-    (call,) = found["message"]["tool_calls"]
+    fields = dict(tools=TOOLS, tool_choice=choice, max_tokens=200)
+    body = calling.ask("hi", **fields).json()
+    (whole,) = body["choices"]
+    assert whole["finish_reason"] == "tool_calls" and whole["message"]["content"] is None
+    (call,) = whole["message"]["tool_calls"]
     assert call["type"] == "function" and call["function"]["name"] in names
     assert json.loads(call["function"]["arguments"])["colour"] in ("red", "blue")
-    text = calling.ask("hi", stream=True, **asked).text
+    text = calling.ask("hi", stream=True, **fields).text
     chunks = [json.loads(line[6:]) for line in text.splitlines() if line.startswith("data: {")]
     choices = [each for chunk in chunks for each in chunk["choices"]]
-    (told,) = [each["delta"]["tool_calls"][0] for each in choices if "tool_calls" in each["delta"]]
-    assert told["function"] == call["function"] and told["index"] == 0
+    (part,) = [each["delta"]["tool_calls"][0] for each in choices if "tool_calls" in each["delta"]]
+    assert part["function"] == call["function"] and part["index"] == 0
     assert choices[-1]["finish_reason"] == "tool_calls"
     assert not any(each["delta"].get("content") for each in choices)
 
 
 @pytest.fixture
 def client(calling: Live) -> Iterator[openai.OpenAI]:
-    with openai.OpenAI(base_url=f"{calling.url}/v1", api_key="none", max_retries=0) as found:
-        yield found
+    with openai.OpenAI(base_url=f"{calling.url}/v1", api_key="none", max_retries=0) as api_client:
+        yield api_client
 
 
 @pytest.mark.extra
@@ -348,22 +348,22 @@ def client(calling: Live) -> Iterator[openai.OpenAI]:
 def test_the_client_gets_calls(client):
     """Claim: in the client's own types a required call is whole, and streamed as pieces that the
     client puts together to the same call; what it gave goes on by the client's own message."""
-    asked: dict[str, Any] = dict(
+    fields: dict[str, Any] = dict(
         model="shapes", tools=TOOLS, tool_choice="required", max_tokens=200, temperature=0
     )
     messages: list[Any] = [{"role": "user", "content": "hi"}]
-    whole = client.chat.completions.create(messages=messages, **asked).choices[0]
+    whole = client.chat.completions.create(messages=messages, **fields).choices[0]
     assert whole.finish_reason == "tool_calls" and whole.message.tool_calls
     (call,) = whole.message.tool_calls
     assert json.loads(call.function.arguments)["colour"] in ("red", "blue")
-    with client.chat.completions.stream(messages=messages, **asked) as stream:
+    with client.chat.completions.stream(messages=messages, **fields) as stream:
         final = stream.get_final_completion().choices[0]
     assert final.finish_reason == "tool_calls" and final.message.tool_calls
     (put_together,) = final.message.tool_calls
     assert put_together.function.name == call.function.name
     assert put_together.function.arguments == call.function.arguments
     messages += [whole.message, {"role": "tool", "tool_call_id": call.id, "content": "done"}]
-    on = client.chat.completions.create(messages=messages, **asked | {"tool_choice": "none"})
+    on = client.chat.completions.create(messages=messages, **fields | {"tool_choice": "none"})
     assert on.choices[0].message.tool_calls is None and on.choices[0].message.content is not None
 
 
@@ -534,8 +534,8 @@ def test_strict_json_reads_what_json_reads(text):
         with pytest.raises(ValueError):
             read_object(text)
         return
-    members, found = read_object(text)
-    assert found == end and {key: json.loads(raw) for key, raw in members.items()} == known
+    members, position = read_object(text)
+    assert position == end and {key: json.loads(raw) for key, raw in members.items()} == known
     for early in range(end):
         with pytest.raises(Unfinished):
             read_object(text[:early])

@@ -35,21 +35,21 @@ TESTS = Path(__file__).parents[1]
 HEADERS = b"POST /v1/chat/completions HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
 
 
-def _said(live: Live, *pieces: bytes, pause: float = 0.2) -> tuple[bytes, float]:
+def _send_pieces(live: Live, *pieces: bytes, pause: float = 0.2) -> tuple[bytes, float]:
     """What comes back of a connection that sends these pieces, and after how many seconds."""
     place = urlsplit(live.url)
     began = time.monotonic()
     with socket.create_connection((place.hostname, place.port), timeout=15) as line:
-        found = b""
+        reply = b""
         try:
             for piece in pieces:
                 line.sendall(piece)
                 time.sleep(pause)
             while piece := line.recv(1 << 16):
-                found += piece
+                reply += piece
         except ConnectionError:
             pass
-    return found, time.monotonic() - began
+    return reply, time.monotonic() - began
 
 
 @pytest.mark.extra
@@ -61,28 +61,28 @@ def test_a_connection_that_sends_no_whole_headers_is_closed(
     monkeypatch.setattr(listen_socket, "HEADER_TIMEOUT_SECONDS", 1.0)
     first = b"GET /live HTTP/1.1\r\nHost: x\r\n\r\n"
     for pieces in ((), (HEADERS,), tuple(bytes([byte]) for byte in HEADERS), (first, HEADERS)):
-        answered, took = _said(server, *pieces)
+        answered, took = _send_pieces(server, *pieces)
         assert answered.count(b"HTTP/1.1") == pieces.count(first) and 0.5 < took < 5
     body = b'{"model": "shapes", "messages": []}'
     slow = [HEADERS + b"Connection: close\r\nContent-Length: %d\r\n\r\n" % len(body)]
     slow += [body[at : at + 5] for at in range(0, len(body), 5)]
-    answered, took = _said(server, *slow, pause=0.3)
+    answered, took = _send_pieces(server, *slow, pause=0.3)
     assert b"400 Bad Request" in answered and took > 2
 
 
 def test_too_many_stops_are_reported_as_such(server: Live) -> None:
     """Claim: of the two forms of stop, the error is about the one that was sent."""
-    said = server.ask(stop=["x"] * 17).json()["error"]
-    assert said["param"] == "stop" and "at most 16 items" in said["message"]
-    said = server.ask(messages=[{"role": "user", "content": [{"type": "text"}]}]).json()["error"]
-    assert said["param"] == "messages.0.content.0.text" and "required" in said["message"]
+    error = server.ask(stop=["x"] * 17).json()["error"]
+    assert error["param"] == "stop" and "at most 16 items" in error["message"]
+    error = server.ask(messages=[{"role": "user", "content": [{"type": "text"}]}]).json()["error"]
+    assert error["param"] == "messages.0.content.0.text" and "required" in error["message"]
 
 
 def test_a_client_is_not_shown_the_words_of_a_file(server: Live, tmp_path: Path) -> None:
     """Claim: a text sent as a video is refused without its words."""
     (tmp_path / "a.mp4").write_text("hunter2 is the password\n" * 5)
-    said = server.ask([video_part(tmp_path / "a.mp4"), text_part("hi")])
-    assert said.status_code == 400 and "hunter2" not in said.text and "not a video" in said.text
+    reply = server.ask([video_part(tmp_path / "a.mp4"), text_part("hi")])
+    assert reply.status_code == 400 and "hunter2" not in reply.text and "not a video" in reply.text
 
 
 @pytest.mark.extra
@@ -100,21 +100,21 @@ def test_slow_files_leave_the_server_to_others(
             slow += "g.read = lambda *_: time.sleep(60)\ng.serve_requests()"
             patch.setattr(reader, "_decoders", own)
             patch.setattr(guard, "CHILD_COMMAND", slow)
-            held = [pool.submit(live.post, ask) for _ in range(2)]
+            futures = [pool.submit(live.post, ask) for _ in range(2)]
             while len(own._busy) < 2:
                 time.sleep(0.01)
             patch.undo()
             patch.setattr(reader, "_decoders", own)
             patch.setattr(guard, "WAIT_SECONDS", 0.3)
             own.share = 1000.0
-            told = live.post(ask)
-            assert told.status_code == 503 and told.headers["Retry-After"] == "10"
-            assert "waited for a decoder" in told.json()["error"]["message"]
+            reply = live.post(ask)
+            assert reply.status_code == 503 and reply.headers["Retry-After"] == "10"
+            assert "waited for a decoder" in reply.json()["error"]["message"]
             own.share = 0.2
             patch.setattr(guard, "WAIT_SECONDS", 20.0)
             assert live.post(ask).status_code == 200
             own.close()
-            assert {each.result(20).status_code for each in held} <= {503, 400, 413}
+            assert {each.result(20).status_code for each in futures} <= {503, 400, 413}
 
 
 def _status(name: str) -> int:
@@ -127,8 +127,8 @@ def _status(name: str) -> int:
 def taken() -> float:
     """How much more memory this process takes to read a body of 64 MB, in its sizes."""
 
-    def read(asked: ChatRequest, stop: StopSignal, data_urls: dict[str, memoryview]) -> None:
-        (url,) = asked.media_urls
+    def read(chat_request: ChatRequest, stop: StopSignal, data_urls: dict[str, memoryview]) -> None:
+        (url,) = chat_request.media_urls
         assert len(Sources().decode_data_url(data_urls.pop(url)).data) > 1 << 19
         raise ApiError(400, "loaded")
 
@@ -204,21 +204,21 @@ def test_what_is_cut_out_of_a_body_can_be_put_back(spelt: Callable[[str], str]) 
     """Claim: however base64 is spelt, a body's text and what stands apart are together what it
     said, to the byte, and the text is short. Short addresses stay, so does text that looks like
     one."""
-    told = _request(f"data:video/mp4;base64,{LARGE}", "data:x", f"DATA:video/jpeg;base64,{LARGE}=")
-    text, data_urls = cut_data_urls(bytearray(spelt(json.dumps(told)).encode()))
+    body = _request(f"data:video/mp4;base64,{LARGE}", "data:x", f"DATA:video/jpeg;base64,{LARGE}=")
+    text, data_urls = cut_data_urls(bytearray(spelt(json.dumps(body)).encode()))
     assert len(text) < 1000 and list(data_urls) == ["data:0", "data:1"]
     for name, address in data_urls.items():
         text = text.replace(b'"%s"' % name.encode(), json.dumps(str(address, "ascii")).encode())
-    assert json.loads(text) == told
+    assert json.loads(text) == body
 
 
 def test_a_body_that_is_no_base64_is_left_as_it_is() -> None:
     """Claim: a long address with other escapes stays in the text and says the same, wherever they
     begin; one that does not end is not touched."""
     for url in ("é" * (1 << 16), LARGE + "\\", LARGE[:-1] + '/"'):
-        told = _request("data:" + url)
-        text, data_urls = cut_data_urls(bytearray(json.dumps(told).replace("/", "\\/").encode()))
-        assert json.loads(text) == told and not data_urls
+        body = _request("data:" + url)
+        text, data_urls = cut_data_urls(bytearray(json.dumps(body).replace("/", "\\/").encode()))
+        assert json.loads(text) == body and not data_urls
     text = b'{"url": "data:' + LARGE.encode()
     assert cut_data_urls(bytearray(text)) == (text, {})
 
@@ -229,12 +229,12 @@ def test_long_addresses_elsewhere_and_long_texts_are_reported(
     """Claim: a long address where no media are read, its short name beside it, and more text than
     may be parsed are 4xx with a sentence."""
     url = f"data:video/mp4;base64,{LARGE}"
-    for asked in ({"metadata": {"url": url}}, _request(url, "data:0")):
-        said = server.post({**request(), **asked})
-        assert said.status_code == 400 and "data: address" in said.json()["error"]["message"]
+    for fields in ({"metadata": {"url": url}}, _request(url, "data:0")):
+        reply = server.post({**request(), **fields})
+        assert reply.status_code == 400 and "data: address" in reply.json()["error"]["message"]
     monkeypatch.setattr(request_bodies, "MAX_TEXT_BYTES", 1 << 20)
-    said = server.ask("x" * (1 << 20))
-    assert said.status_code == 413 and "1048576 bytes of text" in said.json()["error"]["message"]
+    reply = server.ask("x" * (1 << 20))
+    assert reply.status_code == 413 and "1048576 bytes of text" in reply.json()["error"]["message"]
 
 
 @pytest.mark.extra
@@ -249,17 +249,17 @@ def test_bodies_that_wait_to_be_read_count(models: Pair, tmp_path: Path) -> None
         reader, before = live.service.engine.reader, live.service.engine.reader.read
         waits = [True]
 
-        def slow(*asked: object) -> object:
+        def slow(*arguments: object) -> object:
             while waits:
                 time.sleep(0.01)
-            return before(*asked)  # type: ignore[arg-type]
+            return before(*arguments)  # type: ignore[arg-type]
 
         reader.read = slow  # type: ignore[method-assign, assignment]
         (tmp_path / "a.mp4").write_bytes(bytes(700_000))
         ask = request([video_part(tmp_path / "a.mp4")])
-        held = [pool.submit(live.post, ask) for _ in range(6)]
+        futures = [pool.submit(live.post, ask) for _ in range(6)]
         time.sleep(1.5)
         waits.clear()
-        found = sorted(each.result(30).status_code for each in held)
-        assert found == [400] * 4 + [429] * 2
+        statuses = sorted(each.result(30).status_code for each in futures)
+        assert statuses == [400] * 4 + [429] * 2
         assert live.ask().status_code == 200

@@ -81,9 +81,9 @@ def _main(monkeypatch: pytest.MonkeyPatch, *words: str) -> int:
     return ended.value.code
 
 
-def _one_sentence(said: str) -> str:
-    (line,) = [line for line in said.splitlines() if line.startswith("saccade: ")]
-    assert "Traceback" not in said and ". " not in line
+def _one_sentence(output: str) -> str:
+    (line,) = [line for line in output.splitlines() if line.startswith("saccade: ")]
+    assert "Traceback" not in output and ". " not in line
     return line
 
 
@@ -98,8 +98,8 @@ def test_a_port_in_use_ends_it_with_a_sentence(monkeypatch, capsys):
     with socket.create_server(("127.0.0.1", 0)) as taken:
         number = str(taken.getsockname()[1])
         assert _main(monkeypatch, "--port", number) == 2
-        said = _one_sentence(capsys.readouterr().err)
-        assert number in said and "choose another --port" in said
+        sentence = _one_sentence(capsys.readouterr().err)
+        assert number in sentence and "choose another --port" in sentence
     assert _main(monkeypatch, "--host", "no.such.host.invalid", "--port", "0") == 2
     assert "no.such.host.invalid" in _one_sentence(capsys.readouterr().err)
 
@@ -114,24 +114,24 @@ def test_a_port_in_use_ends_it_with_a_sentence(monkeypatch, capsys):
         (["--method", "nonsense"], "nonsense"),
     ],
 )
-def test_options_that_cannot_be_are_refused_before_listening(monkeypatch, capsys, words, said):
+def test_options_that_cannot_be_are_refused_before_listening(monkeypatch, capsys, words, message):
     """Claim: exit code 2 and a sentence that names the option."""
     assert _main(monkeypatch, "--port", "0", *words) == 2
-    assert said in _one_sentence(capsys.readouterr().err)
+    assert message in _one_sentence(capsys.readouterr().err)
 
 
 def test_hosts_that_are_named_are_not_thereby_private(monkeypatch):
     """Claim: --media-host alone opens no way into the operator's network."""
-    found: list[Sources] = []
+    sources: list[Sources] = []
 
     def noted(**given: Any) -> Sources:
-        found.append(Sources(**given))
+        sources.append(Sources(**given))
         raise OptionError("stop here")
 
     monkeypatch.setattr("saccade.inputs.media.fetch.Sources", noted)
     for more, private in ([], False), (["--private-media-hosts"], True):
         assert _main(monkeypatch, "--media-host", "example.com", *more) == 2
-        made_ = found.pop()
+        made_ = sources.pop()
         assert made_.private == private and made_.hosts == ("example.com",)
 
 
@@ -193,12 +193,12 @@ def test_a_signal_lets_answers_end_and_takes_no_new_ones(models, stream, number)
         assert soon(lambda: client.get("/health").status_code == 200)
         alone = _post(client)
         with ThreadPoolExecutor(1) as threads:
-            asked = threads.submit(_post, client, stream=stream)
+            future = threads.submit(_post, client, stream=stream)
             assert soon(lambda: self_running(run))
             _signal(number)
             assert soon(lambda: run.service.is_draining)
-            told = client.get("/health"), client.get("/live"), _post(client)
-            return alone, asked.result(30), [answer.status_code for answer in told]
+            answers = client.get("/health"), client.get("/live"), _post(client)
+            return alone, future.result(30), [answer.status_code for answer in answers]
 
     alone, answer, statuses = run(act)
     assert statuses == [503, 200, 503]
@@ -225,9 +225,9 @@ def test_when_draining_ends_waiting_requests_are_refused(models, stream):
     def act(client: httpx.Client) -> Any:
         assert soon(lambda: client.get("/health").status_code == 200)
         with ThreadPoolExecutor(1) as threads:
-            asked = threads.submit(_post, client, stream=stream, **LONG)
+            future = threads.submit(_post, client, stream=stream, **LONG)
             assert soon(lambda: self_running(run))
-            return _signal(), asked.result(30)
+            return _signal(), future.result(30)
 
     began, answer = run(act)
     assert time.monotonic() - began < 10
@@ -271,13 +271,13 @@ def test_a_second_signal_ends_it_at_once(models, monkeypatch):
     def act(client: httpx.Client) -> Any:
         assert soon(lambda: client.get("/health").status_code == 200)
         with ThreadPoolExecutor(1) as threads:
-            asked = threads.submit(_post, client, **LONG)
+            future = threads.submit(_post, client, **LONG)
             assert soon(lambda: self_running(run))
             _signal()
             assert soon(lambda: run.service.is_draining) and codes == []
             _signal()
             assert soon(lambda: codes == [128 + signal.SIGTERM])
-            return asked.result(30)
+            return future.result(30)
 
     run(act)
 
@@ -303,9 +303,9 @@ def process(*words: str) -> Iterator[tuple[subprocess.Popen[str], str]]:
             domain = read_training_domain("shapes")
             assert domain is not None and running.stderr.readline() == domain.warning + "\n"
             line = running.stderr.readline()
-            found = re.search(r"http://[0-9.:]+", line)
-            assert found, line + running.stderr.read()
-            yield running, found[0]
+            match = re.search(r"http://[0-9.:]+", line)
+            assert match, line + running.stderr.read()
+            yield running, match[0]
         finally:
             running.kill()
 
@@ -378,8 +378,8 @@ def test_an_answer_has_its_time(models, stream):
     slowed(engine, 0.2)
     with serving(lambda: engine, timeout_seconds=1.0) as live:
         with ThreadPoolExecutor(2) as threads:
-            asked = [threads.submit(live.ask, stream=stream, **LONG) for _ in range(2)]
-            for each in asked:
+            futures = [threads.submit(live.ask, stream=stream, **LONG) for _ in range(2)]
+            for each in futures:
                 answer = each.result()
                 assert answer.status_code == (200 if stream else 504)
                 assert "took too long" in answer.text and '"code":504' in answer.text.replace(
@@ -396,13 +396,13 @@ def test_a_queue_that_is_full_says_when_to_come_again(models):
     slowed(engine, 0.05)
     with serving(lambda: engine) as live:
         with ThreadPoolExecutor(2) as threads:
-            asked = [threads.submit(live.ask, n=n) for n in (1, 1)]
+            futures = [threads.submit(live.ask, n=n) for n in (1, 1)]
             assert soon(lambda: live.queue.slots == 2)
             refused = live.ask(n=2)
             assert refused.status_code == 429 and 1 <= int(refused.headers["retry-after"]) <= 60
             assert refused.json()["error"]["type"] == "rate_limit_error"
             assert "400" in str(live.ask(n=4).json()["error"]["code"])  # never to be had
-            assert all(each.result().status_code == 200 for each in asked)
+            assert all(each.result().status_code == 200 for each in futures)
         assert live.ask(n=3).status_code == 200 and live.empties()
 
 
@@ -410,12 +410,12 @@ def test_a_queue_that_is_full_says_when_to_come_again(models):
 
 
 def _numbers(text: str) -> dict[str, float]:
-    found: dict[str, float] = {}
+    numbers: dict[str, float] = {}
     for family in text_string_to_metric_families(text):
         for sample in family.samples:
-            told = ",".join(sample.labels.values())
-            found[f"{sample.name}{{{told}}}" if told else sample.name] = sample.value
-    return found
+            labels = ",".join(sample.labels.values())
+            numbers[f"{sample.name}{{{labels}}}" if labels else sample.name] = sample.value
+    return numbers
 
 
 @pytest.mark.slow
@@ -433,20 +433,20 @@ def test_what_is_counted_adds_up(models, clips):
             assert refused.status_code in (400, 404)
         pool.seconds = 0.5
         with ThreadPoolExecutor(3) as threads:
-            asked = [threads.submit(live.ask, max_tokens=8) for _ in range(3)]
+            futures = [threads.submit(live.ask, max_tokens=8) for _ in range(3)]
             assert soon(lambda: live.queue.running == 1 and live.queue.slots == 3)
             busy = _numbers(live.client.get("/metrics").text)
-            answers += [each.result() for each in asked]
+            answers += [each.result() for each in futures]
         now = _numbers(live.client.get("/metrics").text)
-    told = [answer.json() for answer in answers]
-    spec = [each["metrics"]["speculative_decoding"] for each in told]
+    bodies = [answer.json() for answer in answers]
+    spec = [each["metrics"]["speculative_decoding"] for each in bodies]
     assert busy["saccade_num_requests_running"] == 1 and busy["saccade_num_requests_waiting"] == 2
     assert now["saccade_num_requests_running"] == now["saccade_num_requests_waiting"] == 0
 
-    reasons = [choice["finish_reason"] for each in told for choice in each["choices"]]
+    reasons = [choice["finish_reason"] for each in bodies for choice in each["choices"]]
     for reason in ("stop", "length"):
         assert now.get(f"saccade_request_success_total{{{reason}}}", 0) == reasons.count(reason)
-    written = sum(each["usage"]["completion_tokens"] for each in told)
+    written = sum(each["usage"]["completion_tokens"] for each in bodies)
     assert now["saccade_generation_tokens_total"] == written
     drafts = "saccade_spec_decode_num_"
     assert now[drafts + "drafts_total"] == sum(each["num_spec_steps"] for each in spec) > 0

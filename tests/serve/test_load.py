@@ -61,7 +61,7 @@ def _load(
 ) -> list[Outcome]:
     """So many requests from so many clients at once; who is refused waits a little."""
     server, left, lock = psutil.Process(pid), iter(range(requests)), threading.Lock()
-    found: list[Outcome] = []
+    outcomes: list[Outcome] = []
 
     def one() -> None:
         with httpx.Client(base_url=url, timeout=120) as client:
@@ -84,7 +84,7 @@ def _load(
                     time.monotonic() - began,
                 )
                 with lock:
-                    found.append(outcome)
+                    outcomes.append(outcome)
                 if wait is not None:
                     time.sleep(min(float(wait), 1.0))
 
@@ -93,27 +93,27 @@ def _load(
         thread.start()
     for thread in threads:
         thread.join()
-    return found
+    return outcomes
 
 
-def _judge(found: Sequence[Outcome], alone: Sequence[str], requests: int) -> dict[str, Any]:
+def _judge(outcomes: Sequence[Outcome], alone: Sequence[str], requests: int) -> dict[str, Any]:
     """Asserts that every client got an answer or a refusal, and returns what there is to report."""
-    counts = Counter(outcome.status for outcome in found)
-    assert len(found) == requests and set(counts) <= {200, 429}, counts
-    for outcome in found:
+    counts = Counter(outcome.status for outcome in outcomes)
+    assert len(outcomes) == requests and set(counts) <= {200, 429}, counts
+    for outcome in outcomes:
         if outcome.status == 200:
             assert outcome.text == alone[outcome.kind]
         else:
             assert outcome.wait is not None and 1 <= int(outcome.wait) <= 60
-    assert {outcome.kind for outcome in found if outcome.status == 200} == set(range(len(alone)))
-    half = [outcome.resident for outcome in found[len(found) // 2 :]]
+    assert {outcome.kind for outcome in outcomes if outcome.status == 200} == set(range(len(alone)))
+    half = [outcome.resident for outcome in outcomes[len(outcomes) // 2 :]]
     third = max(1, len(half) // 3)
     before, after = sum(half[:third]) / third, sum(half[-third:]) / third
     return {
         "statuses": dict(counts),
         "drift": after / before - 1,
         "resident_mb": max(half) / 2**20,
-        "longest": max(outcome.seconds for outcome in found),
+        "longest": max(outcome.seconds for outcome in outcomes),
     }
 
 
@@ -125,9 +125,9 @@ def test_more_clients_than_places(models: Pair, clips):
     with serving(lambda: made(models, rows=2, queue=4)) as live:
         alone = [_text(live.post(body)) for body in bodies]
         assert len(set(alone)) > 3
-        found = _load(live.url, bodies, 12, 48, os.getpid())
-        told = _judge(found, alone, 48)
-        assert told["statuses"][200] >= 6 and told["statuses"][429] >= 1, told
+        outcomes = _load(live.url, bodies, 12, 48, os.getpid())
+        report = _judge(outcomes, alone, 48)
+        assert report["statuses"][200] >= 6 and report["statuses"][429] >= 1, report
         assert live.empties() and len(live.queue._engine) == 0
 
 
@@ -141,11 +141,11 @@ def test_32_clients_200_requests_queue_8(clips, method, capsys):
         assert soon(lambda: httpx.get(f"{url}/ready").status_code == 200, 120)
         alone = [_text(httpx.post(f"{url}/v1/chat/completions", json=body)) for body in bodies]
         began = time.monotonic()
-        found = _load(url, bodies, 32, 200, running.pid)
-        told = _judge(found, alone, 200) | {"seconds": time.monotonic() - began}
-        assert abs(told["drift"]) < 0.05 and told["seconds"] < 120, told
+        outcomes = _load(url, bodies, 32, 200, running.pid)
+        report = _judge(outcomes, alone, 200) | {"seconds": time.monotonic() - began}
+        assert abs(report["drift"]) < 0.05 and report["seconds"] < 120, report
         metrics = httpx.get(f"{url}/metrics").text
         assert "saccade_num_requests_running 0.0" in metrics
         assert "saccade_num_requests_waiting 0.0" in metrics
     with capsys.disabled():
-        print(f"\n{method}: {told}")  # noqa: T201 - the figures of docs/reliability.md
+        print(f"\n{method}: {report}")  # noqa: T201 - the figures of docs/reliability.md

@@ -57,10 +57,10 @@ def test_log_probabilities_are_a_plain_forwards(models, clips, method, kind, mon
     settings = SETTINGS[kind]
     inputs = inputs_of(models, QUESTION, clips=[media.read(clips[0])])
     content = [video_part(clips[0]), text_part(QUESTION)]
-    asked = dict(settings, max_tokens=14, logprobs=True, top_logprobs=5)
+    options = dict(settings, max_tokens=14, logprobs=True, top_logprobs=5)
     with serving(lambda: made(models, method)) as server:
-        whole = server.ask(content, **asked).json()
-        pieces = _streamed(server, content, **asked)
+        whole = server.ask(content, **options).json()
+        pieces = _streamed(server, content, **options)
     decode = models.target.tokenizer.decode
     for index, choice in enumerate(whole["choices"]):
         drawn = {"do_sample": False}
@@ -77,10 +77,10 @@ def test_log_probabilities_are_a_plain_forwards(models, clips, method, kind, mon
         )
         assert choice["message"]["content"] == alone.text
         laws = _forced(models, inputs, alone.ids)
-        told = choice["logprobs"]["content"]
-        assert len(told) == len(alone.ids)
-        assert pieces[index] == told
-        for token, law, each in zip(alone.ids, laws, told, strict=True):
+        logprobs = choice["logprobs"]["content"]
+        assert len(logprobs) == len(alone.ids)
+        assert pieces[index] == logprobs
+        for token, law, each in zip(alone.ids, laws, logprobs, strict=True):
             assert abs(each["logprob"] - float(law[token])) <= CLOSE
             assert each["token"] == decode([token], skip_special_tokens=True)
             assert bytes(each["bytes"]).decode() == each["token"]
@@ -92,19 +92,19 @@ def test_log_probabilities_are_a_plain_forwards(models, clips, method, kind, mon
 
 
 def _streamed(server: Live, content: Any, **settings: Any) -> dict[int, list[Any]]:
-    found: dict[int, list[Any]] = {}
+    logprobs: dict[int, list[Any]] = {}
     for line in server.ask(content, stream=True, **settings).text.splitlines():
         if line.startswith("data: {"):
             for choice in json.loads(line[6:])["choices"]:
                 more = (choice["logprobs"] or {}).get("content", [])
-                found.setdefault(choice["index"], []).extend(more)
-    return found
+                logprobs.setdefault(choice["index"], []).extend(more)
+    return logprobs
 
 
 def test_without_rivals_there_are_none_and_unasked_there_is_nothing(server):
     """Claim: logprobs alone tells of the tokens only; not asked for, they are null."""
-    told = server.ask(logprobs=True).json()["choices"][0]["logprobs"]["content"]
-    assert told and all(each["top_logprobs"] == [] for each in told)
+    logprobs = server.ask(logprobs=True).json()["choices"][0]["logprobs"]["content"]
+    assert logprobs and all(each["top_logprobs"] == [] for each in logprobs)
     assert server.ask().json()["choices"][0]["logprobs"] is None
 
 

@@ -109,8 +109,8 @@ def test_langchain_gets_the_answers(server, chat_model, picture: Path, uses_resp
     assert model.invoke([question]).text == _chat(server, parts)
     assert model.invoke([("user", "hi"), first, ("user", "and?")]).text
     shaped = chat_model(use_responses_api=uses_responses, max_tokens=100)
-    found = shaped.with_structured_output(SCHEMA, method="json_schema").invoke("hi")
-    assert found["colour"] in ("red", "blue")
+    answer = shaped.with_structured_output(SCHEMA, method="json_schema").invoke("hi")
+    assert answer["colour"] in ("red", "blue")
 
 
 def test_langchain_sends_what_it_likes(chat_model):

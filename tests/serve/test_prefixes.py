@@ -50,13 +50,13 @@ def test_another_question_about_a_video_is_answered_as_without(keeping, forgetti
     for place, question in enumerate(QUESTIONS):
         content = [video_part(clips[0]), text_part(question)]
         for settings in ({}, dict(temperature=1.0, seed=place), dict(min_p=0.1, seed=5)):
-            found, plain = (each.ask(content, **settings) for each in (keeping, forgetting))
-            assert _text(found) == _text(plain) and _cached(plain) == 0
+            answer, plain = (each.ask(content, **settings) for each in (keeping, forgetting))
+            assert _text(answer) == _text(plain) and _cached(plain) == 0
             first = place == 0 and not settings
-            usage = found.json()["usage"]
-            assert first == (_cached(found) == 0)
-            assert first or _cached(found) > 0.9 * usage["prompt_tokens"]
-            assert found.json()["metrics"] == plain.json()["metrics"]
+            usage = answer.json()["usage"]
+            assert first == (_cached(answer) == 0)
+            assert first or _cached(answer) > 0.9 * usage["prompt_tokens"]
+            assert answer.json()["metrics"] == plain.json()["metrics"]
 
 
 def test_no_decoder_runs_twice_for_the_same_bytes(keeping, clips, picture, monkeypatch):
@@ -103,10 +103,10 @@ def test_no_processor_works_twice_on_the_same_frames(
     ):
         for place, question in enumerate(QUESTIONS):
             worked.clear()
-            found = keeping.ask([part, text_part(f"{question} Now?")])
+            answer = keeping.ask([part, text_part(f"{question} Now?")])
             assert (worked == []) or place == 0
             plain = forgetting.ask([part, text_part(f"{question} Now?")])
-            assert worked[-1] == kind and _text(found) == _text(plain)
+            assert worked[-1] == kind and _text(answer) == _text(plain)
 
 
 @pytest.mark.extra
@@ -131,17 +131,17 @@ def test_requests_at_once_share_what_is_kept(keeping, forgetting, clips):
     """Claim: four questions about one video at the same time get their answers alone."""
     content = [[video_part(clips[1]), text_part(f"{q} {n}")] for q in QUESTIONS[:2] for n in "ab"]
     expected = [_text(forgetting.ask(each)) for each in content]
-    found: dict[int, str] = {}
+    answers: dict[int, str] = {}
 
     def ask(place: int) -> None:
-        found[place] = _text(keeping.ask(content[place]))
+        answers[place] = _text(keeping.ask(content[place]))
 
     threads = [threading.Thread(target=ask, args=(place,)) for place in range(4)]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join(60)
-    assert [found[place] for place in range(4)] == expected
+    assert [answers[place] for place in range(4)] == expected
 
 
 @pytest.mark.extra
@@ -190,21 +190,21 @@ def test_a_later_message_with_a_picture_reads_that_picture_alone(
         patches.append(len(args[0]))
 
     hook = base.visual.patch_embed.register_forward_pre_hook(count)
-    shown = [video_part(clips[3]), text_part(QUESTIONS[0])]
+    content = [video_part(clips[3]), text_part(QUESTIONS[0])]
     later = [image_part(picture), text_part("And here?")]
     try:
-        first = keeping.ask(shown)
+        first = keeping.ask(content)
         messages = [
-            {"role": "user", "content": shown},
+            {"role": "user", "content": content},
             {"role": "assistant", "content": _text(first)},
             {"role": "user", "content": later},
         ]
         del patches[:]
-        found = keeping.ask(messages=messages)
+        answer = keeping.ask(messages=messages)
         read = [*patches]
         plain = forgetting.ask(messages=messages)
     finally:
         hook.remove()
     assert len(read) == 1 and len(patches) > 1, "the picture, and in the control the video too"
-    assert _text(found) == _text(plain) and _cached(plain) == 0
-    assert _cached(found) >= first.json()["usage"]["prompt_tokens"] - 1
+    assert _text(answer) == _text(plain) and _cached(plain) == 0
+    assert _cached(answer) >= first.json()["usage"]["prompt_tokens"] - 1

@@ -251,9 +251,9 @@ def test_the_effort_goes_where_the_template_takes_it(thinking, template, expecte
     """Claim: a template gets the variables that it reads, and no others. Fails if an unknown
     variable reaches ``apply_chat_template``, which has options of such names."""
     body = {"model": "x", "messages": [{"role": "user", "content": "x"}]}
-    asked = ChatRequest(**body, reasoning_effort="none", chat_template_kwargs={"padding": True})
+    request = ChatRequest(**body, reasoning_effort="none", chat_template_kwargs={"padding": True})
     reader = thinking.service.engine.reader
-    assert reader._template_variables(asked, template) == expected
+    assert reader._template_variables(request, template) == expected
 
 
 def test_the_template_gets_the_effort(thinking):

@@ -66,12 +66,12 @@ def test_silent_fields_of_an_answer_change_nothing(server: Live, more: dict[str,
 def test_the_official_client_sends_its_own_message_back(server: Live) -> None:
     """Claim: ``message.model_dump()`` of the client is taken, as a whole and in a parsed form."""
     with openai.OpenAI(base_url=f"{server.url}/v1", api_key="none", max_retries=0) as client:
-        asked: dict[str, Any] = dict(model="shapes", max_tokens=4, temperature=0)
+        settings: dict[str, Any] = dict(model="shapes", max_tokens=4, temperature=0)
         messages: list[Any] = [USER]
-        message = client.chat.completions.create(messages=messages, **asked).choices[0].message
+        message = client.chat.completions.create(messages=messages, **settings).choices[0].message
         assert "annotations" in message.model_dump()
         for dumped in (message.model_dump(), message.model_dump(exclude_none=True), message):
-            client.chat.completions.create(messages=[USER, dumped, USER], **asked)
+            client.chat.completions.create(messages=[USER, dumped, USER], **settings)
 
 
 @pytest.mark.parametrize(
@@ -84,8 +84,8 @@ def test_the_official_client_sends_its_own_message_back(server: Live) -> None:
 )
 def test_other_messages_and_parts_may_be_silent_too(message: dict[str, Any]) -> None:
     """Claim: what holds for an assistant's message holds for every message and part."""
-    asked = ChatRequest.model_validate({"model": "x", "messages": [message, USER]})
-    (plain, _) = asked.messages
+    request = ChatRequest.model_validate({"model": "x", "messages": [message, USER]})
+    (plain, _) = request.messages
     assert plain.content
 
 
@@ -98,8 +98,8 @@ def test_calls_are_replayed_as_streams_put_them_together() -> None:
         {"role": "assistant", "content": "", "tool_calls": [{**CALL, "custom": None}]},
     ):
         given = [USER, turn, {"role": "tool", "tool_call_id": "1", "content": "done"}]
-        asked = ChatRequest.model_validate_json(json.dumps({"model": "x", "messages": given}))
-        assert asked.messages[1].tool_calls[0].function.name == "f"
+        request = ChatRequest.model_validate_json(json.dumps({"model": "x", "messages": given}))
+        assert request.messages[1].tool_calls[0].function.name == "f"
 
 
 @pytest.mark.parametrize(

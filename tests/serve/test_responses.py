@@ -55,10 +55,10 @@ def test_a_text_is_the_chats_answer(client, server):
     assert response.output_text == _chat(server, _user("hi"))
     assert response.status == "completed" and response.incomplete_details is None
     assert response.usage.total_tokens == response.usage.input_tokens + response.usage.output_tokens
-    told = client.responses.create(input="hi", instructions="Be brief.", **SETTINGS)
+    brief_response = client.responses.create(input="hi", instructions="Be brief.", **SETTINGS)
     system = {"role": "system", "content": "Be brief."}
-    assert told.output_text == _chat(server, system, _user("hi"))
-    assert told.instructions == "Be brief."
+    assert brief_response.output_text == _chat(server, system, _user("hi"))
+    assert brief_response.instructions == "Be brief."
     items = [_user([{"type": "input_text", "text": "hi"}])]
     assert client.responses.create(input=items, **SETTINGS).output_text == response.output_text
 
@@ -152,8 +152,8 @@ def test_an_earlier_response_is_sent_back(client, server):
         server, _user("hi"), {"role": "assistant", "content": first.output_text}, _user("and?")
     )
     for items in (first.output, [item.model_dump() for item in first.output]):
-        asked: Any = [_user("hi"), *items, _user("and?")]
-        assert client.responses.create(input=asked, **SETTINGS).output_text == expected
+        inputs: Any = [_user("hi"), *items, _user("and?")]
+        assert client.responses.create(input=inputs, **SETTINGS).output_text == expected
 
 
 def test_items_become_messages():

@@ -46,38 +46,38 @@ class Stub:
         self._asked: dict[int, Request] = {}
         self._next = 0
 
-    def join(self, asked: Request) -> int:
+    def join(self, request: Request) -> int:
         self._next += 1
-        self._asked[self._next] = asked
+        self._asked[self._next] = request
         return self._next
 
     def leave(self, number: int) -> None:
         self._asked.pop(number, None)
 
     def step(self) -> list[Event]:
-        news = [Event(number, result=_answer(asked)) for number, asked in self._asked.items()]
+        news = [Event(number, result=_answer(request)) for number, request in self._asked.items()]
         self._asked.clear()
         return news
 
-    def fits(self, asked: Request) -> bool:
+    def fits(self, request: Request) -> bool:
         return True
 
     def __len__(self) -> int:
         return len(self._asked)
 
 
-def _answer(asked: Request) -> Result:
+def _answer(request: Request) -> Result:
     # as a pool would: what cannot be drawn by shows here
-    asked.rules([torch.tensor(ids) for ids in asked.ids])
+    request.rules([torch.tensor(ids) for ids in request.ids])
     ids = (5, 6)
     return Result(
         ids=ids,
-        text=asked.text(ids, None),
+        text=request.text(ids, None),
         method="stub",
         finish_reason="stop",
         rounds=(),
         timings=Timings(),
-        prompt_tokens=int(asked.inputs["input_ids"].shape[1]),
+        prompt_tokens=int(request.inputs["input_ids"].shape[1]),
         visual_tokens=0,
         draft_visual_tokens=None,
     )
@@ -136,8 +136,8 @@ def test_control_a_fault_is_found(schema, stubbed, monkeypatch):
     """Control: with a bug behind whatever is optional such examples do find a 500. (Of 150 some 30
     get past the form to this check, and a third of those ask for something optional.)"""
 
-    def check(self: RequestReader, asked: ChatRequest) -> None:
-        if asked.model_fields_set - {"model", "messages"}:
+    def check(self: RequestReader, request: ChatRequest) -> None:
+        if request.model_fields_set - {"model", "messages"}:
             raise KeyError("optional")
 
     monkeypatch.setattr(RequestReader, "check", check)
@@ -149,8 +149,8 @@ def test_control_a_fault_is_found(schema, stubbed, monkeypatch):
 
 def test_every_path_is_among_those_tried(schema):
     """Claim: the list above is all that the server documents."""
-    found = {(op.ok().method.upper(), op.ok().path) for op in schema.get_all_operations()}
-    assert found == set(OPERATIONS)
+    operations = {(op.ok().method.upper(), op.ok().path) for op in schema.get_all_operations()}
+    assert operations == set(OPERATIONS)
 
 
 # -- almost right requests ----------------------------------------------------------------------

@@ -68,9 +68,9 @@ def client(calling: Live) -> Iterator[openai.OpenAI]:
 
 def _ask(client: openai.OpenAI, choice: Any, **more: Any) -> list[Any]:
     """The choice of a whole answer and the one that the client makes of a stream."""
-    asked = {"messages": [{"role": "user", "content": "hi"}], **SETTINGS, **more}
-    whole = client.chat.completions.create(tool_choice=choice, **asked)
-    with client.chat.completions.stream(tool_choice=choice, **asked) as stream:
+    settings = {"messages": [{"role": "user", "content": "hi"}], **SETTINGS, **more}
+    whole = client.chat.completions.create(tool_choice=choice, **settings)
+    with client.chat.completions.stream(tool_choice=choice, **settings) as stream:
         final = stream.get_final_completion()
     return [whole.choices[0], final.choices[0]]
 

@@ -31,12 +31,12 @@ def _stripping(ids: Sequence[int]) -> str:
 
 
 def _blocks(ids: Sequence[int], sizes: Sequence[int]) -> list[list[int]]:
-    found, at = [], 0
+    blocks, at = [], 0
     while at < len(ids):
-        size = sizes[len(found) % len(sizes)]
-        found.append(list(ids[at : at + size]))
+        size = sizes[len(blocks) % len(sizes)]
+        blocks.append(list(ids[at : at + size]))
         at += size
-    return found
+    return blocks
 
 
 @pytest.mark.parametrize("decode", [_bytes, _stripping])
@@ -61,8 +61,8 @@ def test_pieces_of_any_size_are_the_text(text, size, decode):
 def test_whatever_the_bytes_nothing_is_lost(ids, sizes):
     """Claim: also where the answer is no text at all, the pieces are what it decodes to."""
     writer = StreamingDetokenizer(_bytes, [])
-    said = "".join(map(writer.write, _blocks(ids, sizes)))
-    assert said + writer.finish(_bytes(ids)) == _bytes(ids)
+    output = "".join(map(writer.write, _blocks(ids, sizes)))
+    assert output + writer.finish(_bytes(ids)) == _bytes(ids)
 
 
 @given(
@@ -74,11 +74,11 @@ def test_whatever_the_bytes_nothing_is_lost(ids, sizes):
 def test_nothing_of_a_stop_string_is_shown(text, stops, sizes):
     """Claim: up to the first stop everything is shown, of it nothing, in whatever pieces."""
     cut_data_urls = min((text.index(stop) for stop in stops if stop in text), default=len(text))
-    writer, said = StreamingDetokenizer(_bytes, stops), ""
+    writer, output = StreamingDetokenizer(_bytes, stops), ""
     for block in _blocks(text.encode(), sizes):
-        said += writer.write(block)
-        assert text[:cut_data_urls].startswith(said)
-    assert said + writer.finish(text[:cut_data_urls]) == text[:cut_data_urls]
+        output += writer.write(block)
+        assert text[:cut_data_urls].startswith(output)
+    assert output + writer.finish(text[:cut_data_urls]) == text[:cut_data_urls]
 
 
 def test_a_long_answer_is_not_decoded_over_and_over():
@@ -90,6 +90,6 @@ def test_a_long_answer_is_not_decoded_over_and_over():
         return _bytes(ids)
 
     writer, text = StreamingDetokenizer(decode, ["never"]), "some words " * 500
-    said = "".join(map(writer.write, _blocks(text.encode(), [3])))
-    assert said + writer.finish(text) == text
+    output = "".join(map(writer.write, _blocks(text.encode(), [3])))
+    assert output + writer.finish(text) == text
     assert max(lengths) <= 3 * DECODE_WINDOW_TOKENS

@@ -25,8 +25,8 @@ def test_a_fresh_draft_comes_to_agree_with_the_target(tmp_path: Path) -> None:
     settings = Settings(
         phases="instruction", steps=120, batch_size=8, lr_scale=100.0, distill=0.5, drop_visual=0.9
     )
-    found = run.train_draft(tmp_path / "after", settings)
-    (phase,) = found["phases"]
+    report = run.train_draft(tmp_path / "after", settings)
+    (phase,) = report["phases"]
     assert phase["loss_last"] < 0.5 * phase["loss_first"]
     start = evaluate.agreement(target, tmp_path / "before", CLIP, 16)
     end = evaluate.agreement(target, tmp_path / "after", CLIP, 16)

@@ -47,14 +47,14 @@ def test_a_row_is_what_the_processor_and_model_make(
     row = draw_example(processor.tokenizer, canvas, 3, task)
     batch, talk = collate([row], canvas), row.dialogue
 
-    shown = [{"type": "video" if canvas.kind == "video" else "image"}]
-    shown *= 2 if canvas.kind == "diff" else 1
+    media_parts = [{"type": "video" if canvas.kind == "video" else "image"}]
+    media_parts *= 2 if canvas.kind == "diff" else 1
     messages = []
     for turn in dialogues.conversation(talk.scene, task, talk.seed):
-        content = [*shown, {"type": "text", "text": turn.question}]
+        content = [*media_parts, {"type": "text", "text": turn.question}]
         messages += [{"role": "user", "content": content}]
         messages += [{"role": "assistant", "content": turn.answer}]
-        shown = []
+        media_parts = []
     prompt = processor.apply_chat_template(messages, tokenize=False)
     if canvas.kind == "video":
         metadata = VideoMetadata(

@@ -9,7 +9,7 @@ from typing import Any
 LOOPBACK = ("127.", "::1", "localhost", "0.0.0.0")
 
 
-def watch(said: Path) -> None:
+def watch(hosts_file: Path) -> None:
     """From now on looking up or connecting to a host that is not this machine is an error."""
 
     def hook(event: str, arguments: tuple[Any, ...]) -> None:
@@ -20,7 +20,7 @@ def watch(said: Path) -> None:
         if event in places:
             host = places[event]()
             if host and not str(host).startswith(LOOPBACK):
-                with said.open("a") as file:
+                with hosts_file.open("a") as file:
                     file.write(f"{event} {host}\\n")
                 raise OSError(f"nothing but this machine may be asked, not {host}")
 
@@ -36,13 +36,13 @@ def main() -> None:
     import os
     import warnings
 
-    out, errors, asked = sys.argv[1:4]
+    out, errors, hosts_file = sys.argv[1:4]
     os.dup2(int(out), 1)
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT), 2)
     sys.stdout, sys.stderr = os.fdopen(1, "w", 1), os.fdopen(2, "w", 1)
     warnings.resetwarnings()
     sys.argv = ["saccade", *sys.argv[4:]]
-    watch(Path(asked))
+    watch(Path(hosts_file))
     from saccade.cli import main as command
 
     command()

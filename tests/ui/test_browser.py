@@ -44,7 +44,7 @@ class Served:
     """Where the page is, and where its process writes whom else it asked."""
 
     address: str
-    asked: Path
+    hosts_file: Path
 
 
 SERVE = "from ui import served; served.main()"  # in a fork of this process: torch is there
@@ -53,18 +53,18 @@ SERVE = "from ui import served; served.main()"  # in a fork of this process: tor
 @contextmanager
 def serving(folder: Path, *options: str) -> Iterator[Served]:
     """The page of ``saccade ui`` with these options, until the end."""
-    asked, errors = folder / "asked.txt", folder / "errors.txt"
+    hosts_file, errors = folder / "asked.txt", folder / "errors.txt"
     ours, theirs = os.pipe()
     command = ("ui", "--port", "0", "--threads", "1", "--max-upload-mb", "1", *options)
-    words = ("-c", SERVE, str(theirs), str(errors), str(asked), *command)
+    words = ("-c", SERVE, str(theirs), str(errors), str(hosts_file), *command)
     running = Forked(words, pass_fds=[theirs])
     os.close(theirs)
     try:
-        with os.fdopen(ours) as said:
-            line = said.readline()
-            found = re.search(r"http://\S+", line)
-            assert found, line + errors.read_text()
-            yield Served(found.group(0), asked)
+        with os.fdopen(ours) as output:
+            line = output.readline()
+            match = re.search(r"http://\S+", line)
+            assert match, line + errors.read_text()
+            yield Served(match.group(0), hosts_file)
             os.kill(running.pid, signal.SIGINT)
             assert running.wait(60) in (0, 130), "Ctrl-C did not end it"
     finally:
@@ -81,9 +81,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Served]:
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with sync_playwright() as driver:
-        found = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
-        yield found
-        found.close()
+        chromium = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
+        yield chromium
+        chromium.close()
 
 
 @pytest.fixture
@@ -99,11 +99,11 @@ def page(served: Served, browser: Browser) -> Iterator[Page]:
             outside.append(address)
 
     context.on("request", lambda request: note(request.url))
-    shown = context.new_page()
-    shown.on("websocket", lambda socket: note(socket.url))
-    shown.goto(served.address)
-    shown.get_by_label(SHORT, exact=True).check()
-    yield shown
+    tab = context.new_page()
+    tab.on("websocket", lambda socket: note(socket.url))
+    tab.goto(served.address)
+    tab.get_by_label(SHORT, exact=True).check()
+    yield tab
     context.close()
     assert not outside
     assert not served.asked.exists(), served.asked.read_text()
@@ -152,13 +152,13 @@ def test_an_example_is_answered_twice_alike_and_drawn(page: Page) -> None:
     assert plain.locator("span").count() == 0
     page.locator("#sac-seen img").first.wait_for()
     assert page.locator("#sac-tree .sac-node-accepted").count() > 0
-    said = page.locator("#sac-tree p").inner_text()
+    round_text = page.locator("#sac-tree p").inner_text()
     turn = page.get_by_label(re.compile("^number input for Round")).or_(
         page.get_by_role("spinbutton", name=re.compile("Round"))
     )
     turn.first.fill("3")
     turn.first.press("Enter")
-    expect(page.locator("#sac-tree p")).not_to_have_text(said)
+    expect(page.locator("#sac-tree p")).not_to_have_text(round_text)
 
 
 def test_what_cannot_be_is_a_sentence_on_the_page(page: Page, tmp_path: Path) -> None:
@@ -235,13 +235,13 @@ def opened(browser: Browser, place: Served, size: str) -> Iterator[Page]:
     """A page in a window of this size, which it must not be wider than at the end."""
     context = browser.new_context(**SIZES[size])
     context.set_default_timeout(PATIENCE)
-    shown = context.new_page()
+    tab = context.new_page()
     broken: list[str] = []
-    shown.on("pageerror", lambda error: broken.append(str(error)))
-    shown.goto(place.address)
-    assert "embedded pair" in shown.locator(".sac-who").inner_text()
-    yield shown
-    width = shown.evaluate("document.documentElement.scrollWidth")
+    tab.on("pageerror", lambda error: broken.append(str(error)))
+    tab.goto(place.address)
+    assert "embedded pair" in tab.locator(".sac-who").inner_text()
+    yield tab
+    width = tab.evaluate("document.documentElement.scrollWidth")
     assert width <= SIZES[size]["viewport"]["width"] and not broken
     context.close()
     assert not place.asked.exists(), place.asked.read_text()

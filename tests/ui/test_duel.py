@@ -98,8 +98,8 @@ def test_neither_side_works_more_than_a_step_ahead_of_the_other(slow: float, fas
     """Claim: while both go on, their own seconds differ by one step of the longer at most.
 
     Fails if they took turns step by step, or by the tokens they have."""
-    found, _ = raced((0.0, slow, 20), (0.0, fast, 20))
-    both = [now for now in found if now.plain.result is None and now.drafted.result is None]
+    snapshots, _ = raced((0.0, slow, 20), (0.0, fast, 20))
+    both = [now for now in snapshots if now.plain.result is None and now.drafted.result is None]
     assert len(both) > 20
     assert max(abs(now.plain.seconds - now.drafted.seconds) for now in both) <= max(slow, fast)
 
@@ -109,8 +109,8 @@ def test_each_clock_counts_its_own_work_alone_and_the_ratio_follows() -> None:
 
     Fails if a side's clock ran while the other worked, or if the first token, which comes of the
     prefill, counted as decoding."""
-    found, streams = raced((4.0, 2.0, 11), (5.0, 1.0, 11))
-    end = found[-1]
+    snapshots, streams = raced((4.0, 2.0, 11), (5.0, 1.0, 11))
+    end = snapshots[-1]
     assert end.is_complete and end.same_tokens and not end.stopped
     assert (end.plain.seconds, end.plain.seconds_before_decoding) == (26.0, 4.0)
     assert (end.drafted.seconds, end.drafted.seconds_before_decoding) == (16.0, 5.0)
@@ -122,16 +122,16 @@ def test_each_clock_counts_its_own_work_alone_and_the_ratio_follows() -> None:
 
 def test_other_tokens_are_called_other_tokens() -> None:
     """Control: answers that differ must not be called the same."""
-    found, _ = raced((0.0, 1.0, 5), (0.0, 1.0, 6))
-    assert found[-1].same_tokens is False
-    assert found[0].same_tokens is None and found[0].speedup is None
+    snapshots, _ = raced((0.0, 1.0, 5), (0.0, 1.0, 6))
+    assert snapshots[-1].same_tokens is False
+    assert snapshots[0].same_tokens is None and snapshots[0].speedup is None
 
 
 def test_stopping_ends_both_before_another_step() -> None:
     """Claim: once asked to stop no step is taken, the last snapshot says so, streams are closed."""
     asks = iter([False] * 9 + [True] * 99)
-    found, streams = raced((1.0, 1.0, 50), (1.0, 1.0, 50), should_stop=lambda: next(asks))
-    end = found[-1]
+    snapshots, streams = raced((1.0, 1.0, 50), (1.0, 1.0, 50), should_stop=lambda: next(asks))
+    end = snapshots[-1]
     assert end.stopped and not end.is_complete
     assert end.plain.token_count + end.drafted.token_count <= 5
     assert {end.plain.phase, end.drafted.phase} == {"stopped"}
@@ -187,9 +187,9 @@ def test_both_answers_are_the_ones_each_gives_alone(models: PageModels, method: 
     """Claim: taking turns over one target changes neither answer, and the pieces spell them.
 
     Fails if one stream's work leaks into the other's."""
-    shown = last(models, question_for(method))
-    end = shown[-1].duel
-    inputs = ask(models.target, "Describe the video.", clips=[shown[-1].clip])
+    runs = last(models, question_for(method))
+    end = runs[-1].duel
+    inputs = ask(models.target, "Describe the video.", clips=[runs[-1].clip])
     settings: dict[str, Any] = {"max_new_tokens": TOKENS, "do_sample": False}
     alone = run(models.target.backbone, inputs, method="ar", **settings)
     assert end.same_tokens
@@ -204,10 +204,10 @@ def test_both_answers_are_the_ones_each_gives_alone(models: PageModels, method: 
 @pytest.mark.extra
 def test_a_sampled_answer_is_the_one_its_seed_gives_alone(models: PageModels) -> None:
     """Claim: temperature and seed reach the drafted side; and the plain one, so that both draw."""
-    shown = last(models, question_for("sd", temperature=1.5, seed=7))[-1]
-    inputs = ask(models.target, "Describe the video.", clips=[shown.clip])
+    last_run = last(models, question_for("sd", temperature=1.5, seed=7))[-1]
+    inputs = ask(models.target, "Describe the video.", clips=[last_run.clip])
     settings: dict[str, Any] = {"max_new_tokens": TOKENS, "do_sample": True, "temperature": 1.5}
-    for method, side in (("ar", shown.duel.plain), ("sd", shown.duel.drafted)):
+    for method, side in (("ar", last_run.duel.plain), ("sd", last_run.duel.drafted)):
         draft = None if models.draft is None else models.draft.backbone
         alone = run(models.target.backbone, inputs, draft=draft, method=method, seed=7, **settings)
         assert side.result is not None and side.result.ids == alone.ids

@@ -147,8 +147,8 @@ def test_a_bug_is_a_sentence_too(page: Any, monkeypatch: pytest.MonkeyPatch) -> 
         raise RuntimeError("secret")
 
     monkeypatch.setattr(page, "read_clip", broken)
-    said = page.preview_clip("x", None, PageSettings())
-    assert page.INTERNAL_ERROR in said and "secret" not in said
+    preview = page.preview_clip("x", None, PageSettings())
+    assert page.INTERNAL_ERROR in preview and "secret" not in preview
 
 
 @pytest.fixture

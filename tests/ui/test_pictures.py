@@ -27,9 +27,9 @@ PLAIN = RoundRecord((), (), (), 3, "bonus", 0.0, 0.1)
 
 def parsed(svg: str) -> ElementTree.Element:
     """The picture as XML: fails unless it is well formed."""
-    found = re.search(r"<svg.*</svg>", svg, re.S)
-    assert found
-    return ElementTree.fromstring(found.group(0))
+    match = re.search(r"<svg.*</svg>", svg, re.S)
+    assert match
+    return ElementTree.fromstring(match.group(0))
 
 
 def complete(ids: tuple[int, ...], **others: object) -> Column:

@@ -35,12 +35,12 @@ class World(Drafts):
     def __contains__(self, name: str) -> bool:
         return name in self.kept
 
-    def start(self, asked: DraftRequest) -> bool:
-        self.started.append(asked.name)
-        self.kept.add(asked.name)
+    def start(self, request: DraftRequest) -> bool:
+        self.started.append(request.name)
+        self.kept.add(request.name)
         return True
 
-    def draft(self, asked, plan):
+    def draft(self, batch, plan):
         length = 0
         while length < plan.length and (
             not length or self.right ** (length + 1) > plan.min_probability
@@ -48,7 +48,7 @@ class World(Drafts):
             length += 1
         self.now += self.level * length
         self.lengths.append(length)
-        return {each.name: ProposedTokens((1,) * length, (self.right,) * length) for each in asked}
+        return {each.name: ProposedTokens((1,) * length, (self.right,) * length) for each in batch}
 
     def keep(self, names) -> None:
         self.kept &= set(names)
@@ -56,24 +56,24 @@ class World(Drafts):
     def run(self, requests: int, rounds: int) -> tuple[float, list[int]]:
         """Tokens a second of the second half, and how long each of its drafts was."""
         proposer = Proposer(self, 8, clock=lambda: self.now)
-        found: dict[str, ProposedTokens] = {}
+        drafts: dict[str, ProposedTokens] = {}
         tokens, began, lengths = 0, 0.0, []
         for number in range(rounds):
-            rows = sum(1 + len(draft.tokens) for draft in found.values()) or requests
+            rows = sum(1 + len(draft.tokens) for draft in drafts.values()) or requests
             self.now += 1.0 + self.row * rows
-            asked = []
+            draft_requests = []
             for name in map(str, range(requests)):
-                drafted = len(found.get(name, ProposedTokens()).tokens)
+                drafted = len(drafts.get(name, ProposedTokens()).tokens)
                 wrong = self.luck.random(drafted) > self.right
                 right = int(wrong.argmax()) if wrong.any() else drafted
                 new = [1] * right + ([2] if right < drafted else [3])
-                asked.append(DraftRequest(name, np.array([0, *new]), 1, new, lambda: None))
+                draft_requests.append(DraftRequest(name, np.array([0, *new]), 1, new, lambda: None))
                 tokens += len(new) if number >= rounds // 2 else 0
             if number == rounds // 2:
                 began = self.now
-            found = proposer.propose(asked, decoding_only=number > 0)
+            drafts = proposer.propose(draft_requests, decoding_only=number > 0)
             if number >= rounds // 2:
-                lengths.append(max(len(draft.tokens) for draft in found.values()))
+                lengths.append(max(len(draft.tokens) for draft in drafts.values()))
         return tokens / (self.now - began), lengths
 
 
@@ -135,9 +135,9 @@ def test_a_line_finds_its_slope_and_forgives_a_pause():
 def test_a_verdict_counts_up_to_the_first_refusal():
     """Claim: what stood after a refused token says nothing of the draft."""
     nothing = Acceptance(Rate(0, 1e-9), Rate(0, 1e-9))
-    told = judge(nothing, (1, 2, 3), (0.5, 0.5, 0.5), (1, 9))
-    assert told.rate == pytest.approx(0.5, abs=0.01)
-    assert told.chance(0.4) == pytest.approx(0.4, abs=0.01)
+    acceptance = judge(nothing, (1, 2, 3), (0.5, 0.5, 0.5), (1, 9))
+    assert acceptance.rate == pytest.approx(0.5, abs=0.01)
+    assert acceptance.chance(0.4) == pytest.approx(0.4, abs=0.01)
     assert judge(PRIOR, (), (), (1, 2)) == PRIOR
 
 
@@ -155,38 +155,38 @@ def test_prompts_are_read_when_a_draft_is_first_wanted():
     world = World(0, 0, 1)
     proposer = Proposer(world, 8, clock=lambda: 0.0)
     proposer._plan = lambda pace, requests: DraftPlan(0)  # type: ignore[method-assign]
-    asked = DraftRequest("a", np.array([0, 1]), 1, [1], lambda: None)
-    proposer.propose([asked], decoding_only=True)
+    request = DraftRequest("a", np.array([0, 1]), 1, [1], lambda: None)
+    proposer.propose([request], decoding_only=True)
     assert not world.started
     del proposer._plan
     world.start = lambda each: world.started.append(each.name)  # type: ignore[assignment]
     for _ in range(3):
-        assert proposer.propose([asked], decoding_only=True) == {"a": ProposedTokens()}
+        assert proposer.propose([request], decoding_only=True) == {"a": ProposedTokens()}
     assert world.started == ["a"]
     proposer.keep([])
-    proposer.propose([asked], decoding_only=True)
+    proposer.propose([request], decoding_only=True)
     assert world.started == ["a", "a"]
 
 
 def test_lookup_never_proposes_a_placeholder():
     """Claim: what followed the same words is proposed up to the first placeholder."""
     drafts = LookupDrafts([99])
-    asked = DraftRequest("a", np.array([5, 6, 7, 99, 8, 5, 6]), 5, [6], lambda: None)
-    assert drafts.draft([asked], DraftPlan(4))["a"].tokens == (7,)
-    assert drafts.draft([asked], DraftPlan(1))["a"].tokens == (7,)
+    request = DraftRequest("a", np.array([5, 6, 7, 99, 8, 5, 6]), 5, [6], lambda: None)
+    assert drafts.draft([request], DraftPlan(4))["a"].tokens == (7,)
+    assert drafts.draft([request], DraftPlan(1))["a"].tokens == (7,)
     free = LookupDrafts([])
-    assert free.draft([asked], DraftPlan(4))["a"].tokens == (7, 99, 8, 5)
-    assert "a" in drafts and drafts.start(asked)
+    assert free.draft([request], DraftPlan(4))["a"].tokens == (7, 99, 8, 5)
+    assert "a" in drafts and drafts.start(request)
 
 
 def test_options_are_read_from_config_and_environment():
     """Claim: the config wins over the environment, other variables are no concern, and every
     value that means nothing is refused by its name."""
     environment = {"SACCADE_VLLM_DRAFT": "a", "SACCADE_VLLM_KEEP": "0.3", "SACCADE_CACHE": "/x"}
-    found = read_options({"draft": "b", "length": 4}, environment, 8)
-    assert found == DraftOptions("b", keep=0.3, length=4)
+    options = read_options({"draft": "b", "length": 4}, environment, 8)
+    assert options == DraftOptions("b", keep=0.3, length=4)
     assert read_options({"draft": "b", "length": "auto"}, {}, 8).length is None
-    for told, why in (
+    for settings, why in (
         ({}, "no draft is named"),
         ({"draft": "b", "veiw": "full"}, "unknown option 'veiw'"),
         ({"draft": "b", "keep": 1.5}, "keep=1.5"),
@@ -195,7 +195,7 @@ def test_options_are_read_from_config_and_environment():
         ({"draft": "b", "length": "0"}, "length=0"),
     ):
         with pytest.raises(OptionError, match=why):
-            read_options(told, {}, 8)
+            read_options(settings, {}, 8)
     with pytest.raises(MethodError, match="unknown view 'nowhere'"):
         DraftOptions("b", view="nowhere").resolve_view()
     for view in ("affordable", "text"):

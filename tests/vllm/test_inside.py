@@ -59,20 +59,20 @@ def test_fifty_clips_alone_and_together(truth):
     """Claim: with drafts of full length every answer is vLLM's own, token for token, for one, 8 and
     32 requests at once, and more than half of what is drafted is accepted."""
     with Engine(Setup(TARGET, {"draft": DRAFT, "length": 8})) as engine:
-        found = engine.ask(WAVES)
+        results = engine.ask(WAVES)
         worked(engine)
-    assert found.answers == truth.answers
-    assert found.drafted > 500 and found.rate > 0.5
+    assert results.answers == truth.answers
+    assert results.drafted > 500 and results.rate > 0.5
 
 
 def test_chunks_and_the_prefix_cache(truth):
     """Claim: the same holds where prompts are read in chunks and their blocks are shared, with the
     attention of the target watched, and drafts as long as pays."""
     with Engine(Setup(TARGET, {"draft": DRAFT, "view": "specvlm"}, engine=CHUNKED)) as engine:
-        found = engine.ask(WAVES)
+        results = engine.ask(WAVES)
         worked(engine)
-    assert found.answers == truth.answers
-    assert found.drafted > 500
+    assert results.answers == truth.answers
+    assert results.drafted > 500
 
 
 def test_preemption(plain):
@@ -81,28 +81,28 @@ def test_preemption(plain):
     wave, rules = [clip_questions(SCENES[18:26])], {"ignore_eos": True, "max_tokens": 96}
     alone = plain.ask(wave, **rules)
     with Engine(Setup(TARGET, {"draft": DRAFT, "length": 8}, engine=TIGHT)) as engine:
-        found = engine.ask(wave, **rules)
+        results = engine.ask(wave, **rules)
         worked(engine)
-    assert found.answers == alone.answers
-    assert found.preempted > 0 and found.drafted > 200
+    assert results.answers == alone.answers
+    assert results.preempted > 0 and results.drafted > 200
 
 
 def test_lookup(truth):
     """Claim: without a model, what followed the same words is proposed, and answers stay."""
     with Engine(Setup(TARGET, {"draft": "lookup", "length": 4})) as engine:
-        found = engine.ask(WAVES[10:12])
+        results = engine.ask(WAVES[10:12])
         worked(engine)
-    assert found.answers == truth.answers[10:12]
-    assert found.drafted > 100 and found.accepted > 10
+    assert results.answers == truth.answers[10:12]
+    assert results.drafted > 100 and results.accepted > 10
 
 
 def test_a_draft_that_breaks_costs_speed_alone(truth):
     """Claim: an error inside drafting leaves every answer as it was, and is told once."""
     with Engine(Setup(TARGET, {"draft": DRAFT, "length": 8}, breaks=True)) as engine:
-        found = engine.ask(WAVES[10:11])
-        said = engine.output
-    assert found.answers == truth.answers[10:11]
-    assert said.count("vLLM goes on without a draft") == 1
+        results = engine.ask(WAVES[10:11])
+        output = engine.output
+    assert results.answers == truth.answers[10:11]
+    assert output.count("vLLM goes on without a draft") == 1
 
 
 def test_an_option_that_means_nothing_stops_the_start():

@@ -174,9 +174,9 @@ print(*sorted(name for name in sys.modules if name.startswith("saccade")))
 
 def test_the_extra_asks_for_the_first_vllm_whose_runner_was_read():
     """Claim: the installed distribution's extra of that name brings vLLM 0.32 or newer."""
-    asked = importlib.metadata.requires("saccade") or []
-    (found,) = (each for each in asked if "extra == 'vllm'" in each)
-    assert found.startswith("vllm>=0.32;")
+    requirements = importlib.metadata.requires("saccade") or []
+    (requirement,) = (each for each in requirements if "extra == 'vllm'" in each)
+    assert requirement.startswith("vllm>=0.32;")
 
 
 def test_the_class_is_found_by_its_name():

@@ -86,7 +86,7 @@ def test_a_video_is_answered_and_counted(server, tmp_path):
         {"type": "text", "text": "Describe the video in detail."},
     ]
     client = openai.OpenAI(base_url=f"{server}/v1", api_key="none")
-    told = []
+    answers = []
     for _ in range(2):
         stream = client.chat.completions.create(
             model="shapes",
@@ -95,8 +95,8 @@ def test_a_video_is_answered_and_counted(server, tmp_path):
             temperature=0,
             max_tokens=48,
         )
-        told.append("".join(piece.choices[0].delta.content or "" for piece in stream))
-    assert told[0] == told[1] and len(told[0].split()) > 30
+        answers.append("".join(piece.choices[0].delta.content or "" for piece in stream))
+    assert answers[0] == answers[1] and len(answers[0].split()) > 30
     counts = {}
     for line in _get(f"{server}/metrics").splitlines():
         for name in ("num_draft_tokens_total", "num_accepted_tokens_total"):

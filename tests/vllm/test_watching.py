@@ -64,10 +64,10 @@ def test_what_is_watched_is_what_we_record(cuts):
             query, key = (torch.cat([t[:1], t[start:stop]]) for t in (q, k))
             assert layer.impl.forward(layer, query, key, key, None, meta, output=None) == "attended"
         start = stop
-    found = watch.take("new")
-    assert found is not None and watch.take("new") is None and watch.take("old") is None
-    torch.testing.assert_close(found[0], prefill.mass)
-    torch.testing.assert_close(found[1], prefill.relevance)
+    attention = watch.take("new")
+    assert attention is not None and watch.take("new") is None and watch.take("old") is None
+    torch.testing.assert_close(attention[0], prefill.mass)
+    torch.testing.assert_close(attention[1], prefill.relevance)
 
 
 def test_keys_of_prompts_under_way_are_bounded():

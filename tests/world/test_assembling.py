@@ -149,8 +149,8 @@ def test_what_does_not_go_together_is_refused(folder: Path) -> None:
 def test_the_recipes_name_what_tabed_starts_from(folder: Path, monkeypatch: Any) -> None:
     """Claim: without names a draft for a target of LLaVA's form starts from LLaMA-68M or -160M
     (Miao et al., 2023) behind the target's own CLIP, and for the embedded target from nothing."""
-    asked = []
-    monkeypatch.setattr(run, "assemble_draft", lambda target, *given: asked.append(given))
+    calls = []
+    monkeypatch.setattr(run, "assemble_draft", lambda target, *given: calls.append(given))
     whole = target(folder, "llava-1.5")
     for name, model in (
         ("llava-1.5-68m", "JackFram/llama-68m"),
@@ -158,9 +158,9 @@ def test_the_recipes_name_what_tabed_starts_from(folder: Path, monkeypatch: Any)
         ("llava-onevision-68m", "JackFram/llama-68m"),
     ):
         make_starting_draft(whole, RECIPES[name], Settings(recipe=name, seed=3))
-        assert asked.pop() == (model, None, 3)
+        assert calls.pop() == (model, None, 3)
     make_starting_draft(whole, RECIPES["llava-1.5-68m"], Settings(language="mine", tower="eyes"))
-    assert asked == [("mine", "eyes", 0)]
+    assert calls == [("mine", "eyes", 0)]
     assert (
         make_starting_draft(load("shapes"), RECIPES["llava-1.5-68m"], Settings()).name
         == "a fresh draft"
@@ -179,15 +179,15 @@ def test_a_run_over_llavas_data_trains_and_its_draft_drafts(folder: Path, tmp_pa
         Image.fromarray(pixels).save(tmp_path / "coco" / f"{number}.png")
         turns = [("human", "<image>\nWhich?"), ("gpt", f"Number {number}.")] * 2
         turns[2] = ("human", "Again?")
-        said = [{"from": who, "value": what} for who, what in turns]
-        rows.append({"id": number, "image": f"coco/{number}.png", "conversations": said})
+        messages = [{"from": who, "value": what} for who, what in turns]
+        rows.append({"id": number, "image": f"coco/{number}.png", "conversations": messages})
     (tmp_path / "data.json").write_text(json.dumps(rows))
     names = dict(target=str(folder / "llava-1.5"), language=str(folder / "language"))
     start = assemble_draft(target(folder, "llava-1.5"), names["language"], None, seed=0)
     for data in (str(tmp_path / "data.json"), None):
         out = tmp_path / f"out{data is None}"
-        found = run.train_draft(out, Settings(**names, data=data, distill=0.5, **TINY))
-        assert [phase["phase"] for phase in found["phases"]] == ["pretraining", "instruction"]
+        report = run.train_draft(out, Settings(**names, data=data, distill=0.5, **TINY))
+        assert [phase["phase"] for phase in report["phases"]] == ["pretraining", "instruction"]
         draft = load(str(out))
         kinds, before = parts_by_parameter(draft.backbone.model), start.backbone.model.state_dict()
         moved = {

@@ -28,7 +28,7 @@ TALK = (
 )
 
 
-def said(*turns: tuple[str, str]) -> list[dict[str, str]]:
+def chat(*turns: tuple[str, str]) -> list[dict[str, str]]:
     return [{"from": who, "value": what} for who, what in turns]
 
 
@@ -53,7 +53,7 @@ def written(folder: Path, rows: Any, name: str = "data.json") -> str:
 
 
 def row(number: int = 0, turns: Any = TALK, **more: Any) -> dict[str, Any]:
-    return {"id": f"r{number}", "image": f"coco/{number}.png", "conversations": said(*turns)} | more
+    return {"id": f"r{number}", "image": f"coco/{number}.png", "conversations": chat(*turns)} | more
 
 
 def model(folder: Path, family: str) -> Loaded:
@@ -79,15 +79,15 @@ def test_every_answer_of_a_conversation_is_learnt(folder: Path, family: str) -> 
     human says, though a human says the same words; each label is the token after its place. Fails
     where the last answer alone is learnt, or a picture's rows shift the others."""
     loaded = model(folder, family)
-    (told,) = conversations.read_conversations(written(folder, [row()]))
-    found = training_sample(loaded, told, np.random.default_rng(0), 0.0)
-    assert found is not None
+    (talk,) = conversations.read_conversations(written(folder, [row()]))
+    sample = training_sample(loaded, talk, np.random.default_rng(0), 0.0)
+    assert sample is not None
     end = loaded.tokenizer.eos_token
-    assert labelled(loaded, found) == [what + end for who, what in TALK if who == "gpt"]
-    at = (found["labels"][0] >= 0).nonzero()[:, 0]
-    assert torch.equal(found["labels"][0, at], found["input_ids"][0, at + 1])
-    shown = [int(token) in loaded.backbone.placeholders for token in found["input_ids"][0]]
-    assert sum(shown) > 2 and bool(found["stay"].all())
+    assert labelled(loaded, sample) == [what + end for who, what in TALK if who == "gpt"]
+    at = (sample["labels"][0] >= 0).nonzero()[:, 0]
+    assert torch.equal(sample["labels"][0, at], sample["input_ids"][0, at + 1])
+    is_visual = [int(token) in loaded.backbone.placeholders for token in sample["input_ids"][0]]
+    assert sum(is_visual) > 2 and bool(sample["stay"].all())
 
 
 def test_marks_are_where_media_stand(folder: Path) -> None:
@@ -97,7 +97,7 @@ def test_marks_are_where_media_stand(folder: Path) -> None:
     rows = [
         row(turns=two, image=["coco/0.png", "coco/1.png"]),
         row(turns=[("system", "Be short."), ("human", "Look."), ("gpt", "C."), ("human", "So?")]),
-        {"conversations": said(("human", "No picture."), ("gpt", "D."))},
+        {"conversations": chat(("human", "No picture."), ("gpt", "D."))},
     ]
     first, second, third = conversations.read_conversations(written(folder, rows))
     kinds = [[part["type"] for part in turn["content"]] for turn in first.turns]
@@ -112,7 +112,7 @@ def test_marks_are_where_media_stand(folder: Path) -> None:
         loaded = model(folder, family)
         end = loaded.tokenizer.eos_token
         answers = [
-            training_sample(loaded, told, np.random.default_rng(0), 0.0) for told in (first, third)
+            training_sample(loaded, talk, np.random.default_rng(0), 0.0) for talk in (first, third)
         ]
         assert [labelled(loaded, each) for each in answers if each] == [
             ["A." + end, "B." + end],
@@ -124,8 +124,8 @@ def test_what_is_too_long_loses_its_end(folder: Path, monkeypatch: Any) -> None:
     """Claim: a conversation longer than the draft reads loses its last turns; a single answer its
     end; one whose question alone is too long is passed over for the next."""
     loaded = model(folder, "llava-1.5")
-    (told,) = conversations.read_conversations(written(folder, [row()]))
-    whole = training_sample(loaded, told, np.random.default_rng(0), 0.0)
+    (talk,) = conversations.read_conversations(written(folder, [row()]))
+    whole = training_sample(loaded, talk, np.random.default_rng(0), 0.0)
     assert whole is not None
     end, length = loaded.tokenizer.eos_token, whole["input_ids"].shape[1]
     for context, expected in (
@@ -134,13 +134,13 @@ def test_what_is_too_long_loses_its_end(folder: Path, monkeypatch: Any) -> None:
         (int((whole["labels"][0] >= 0).nonzero()[0, 0]) + 4, ["A r"]),
     ):
         monkeypatch.setattr(loaded.backbone, "max_positions", context)
-        found = training_sample(loaded, told, np.random.default_rng(0), 0.0)
-        assert found is not None and labelled(loaded, found) == expected
-        assert found["input_ids"].shape[1] <= context
+        sample = training_sample(loaded, talk, np.random.default_rng(0), 0.0)
+        assert sample is not None and labelled(loaded, sample) == expected
+        assert sample["input_ids"].shape[1] <= context
     monkeypatch.setattr(loaded.backbone, "max_positions", 4)
-    assert training_sample(loaded, told, np.random.default_rng(0), 0.0) is None
+    assert training_sample(loaded, talk, np.random.default_rng(0), 0.0) is None
     with pytest.raises(OptionError, match="every conversation is too long"):
-        Conversations(loaded, [told], (0, 0), count=1, batch=1, drop=0.0)[0]
+        Conversations(loaded, [talk], (0, 0), count=1, batch=1, drop=0.0)[0]
 
 
 @pytest.mark.representatives(2)
@@ -151,10 +151,10 @@ def test_every_conversation_comes_once_before_any_comes_again(folder: Path, fami
     would see other samples."""
     turns = [("human", "What?"), ("gpt", "It is {}.")]
     rows = [row(n, [turns[0], ("gpt", f"It is {n}.")]) for n in range(3)]
-    rows.append({"conversations": said(turns[0], ("gpt", "It is 3."))})
-    told = conversations.read_conversations(written(folder, rows))
+    rows.append({"conversations": chat(turns[0], ("gpt", "It is 3."))})
+    talks = conversations.read_conversations(written(folder, rows))
     loaded = model(folder, family)
-    data = Conversations(loaded, told, (5, 1), count=4, batch=2, drop=0.5)
+    data = Conversations(loaded, talks, (5, 1), count=4, batch=2, drop=0.5)
     seen = []
     for index in (2, 0, 1, 3):
         item, again = data[index], data[index]
@@ -194,7 +194,7 @@ def test_what_is_not_llavas_is_refused_in_a_sentence(folder: Path, rows: Any, sa
 def test_a_line_an_entry_and_files_that_are_none(folder: Path) -> None:
     """Claim: .jsonl has an entry a line; what cannot be read is said."""
     (folder / "data.jsonl").write_text("\n".join(json.dumps(row(n)) for n in range(2)))
-    assert [told.id for told in conversations.read_conversations(str(folder / "data.jsonl"))] == [
+    assert [talk.id for talk in conversations.read_conversations(str(folder / "data.jsonl"))] == [
         "r0",
         "r1",
     ]

@@ -58,8 +58,8 @@ def _clip(processor: Any, number: int) -> Any:
     task = ("describe", "describe", "events", "chat")[number % 4]
     scene = scenes.scene(seed)
     pixels = drawing.render(scene, frames, 112)
-    asked = dialogues.conversation(scene, task, seed)[0].question
-    content = [{"type": "video"}, {"type": "text", "text": asked}]
+    question = dialogues.conversation(scene, task, seed)[0].question
+    content = [{"type": "video"}, {"type": "text", "text": question}]
     prompt = processor.apply_chat_template(
         [{"role": "user", "content": content}], add_generation_prompt=True, tokenize=False
     )
@@ -92,7 +92,7 @@ def _expected(folder: Path, number: int) -> list[int]:
 def _assert_lossless(folder: Path, number: int, methods: list[str], draft: Backbone) -> list[Any]:
     pair, expected = _load(folder), _expected(folder, number)
     inputs = _clip(pair.processor, number)
-    found = []
+    results = []
     for method in methods:
         result = saccade.run(
             pair.target,
@@ -106,8 +106,8 @@ def _assert_lossless(folder: Path, number: int, methods: list[str], draft: Backb
         assert list(result.ids) == expected, f"{method} on clip {number}"
         assert result.fallback_reason is None
         assert result.finish_reason == ("stop" if len(expected) < TOKENS else "length")
-        found.append(result)
-    return found
+        results.append(result)
+    return results
 
 
 @pytest.mark.extra

@@ -101,11 +101,11 @@ def test_the_recipes_are_the_papers() -> None:
 def test_the_phases_share_the_steps(name: str, steps: int) -> None:
     """Claim: all steps are given, each phase has one, and shares are the papers' to within two."""
     phases = RECIPES[name].phases
-    found = share_steps(steps, phases)
-    assert sum(found) == steps and min(found) >= 1
+    shares = share_steps(steps, phases)
+    assert sum(shares) == steps and min(shares) >= 1
     theirs = {1: [1], 2: [558 / 256, 665 / 128], 4: [558, 4000, 3200, 1600]}[len(phases)]
     exact = [steps * share / sum(theirs) for share in theirs]
-    assert all(abs(a - b) < len(phases) for a, b in zip(found, exact, strict=True))
+    assert all(abs(a - b) < len(phases) for a, b in zip(shares, exact, strict=True))
     with pytest.raises(OptionError, match="too few"):
         share_steps(len(phases) - 1, phases)
 
@@ -116,8 +116,8 @@ def test_the_phases_share_the_steps(name: str, steps: int) -> None:
 @pytest.mark.parametrize("family", SEEING)
 def test_parts_are_found_by_structure(family: str) -> None:
     """Claim: each parameter is in the part its name says; families need no code of their own."""
-    found = parts_by_parameter(FAMILIES[family]())
-    assert found == {name: by_hand(family, name) for name in found}
+    parts = parts_by_parameter(FAMILIES[family]())
+    assert parts == {name: by_hand(family, name) for name in parts}
 
 
 @pytest.mark.representatives(3)
@@ -176,8 +176,8 @@ def test_the_loss_is_the_plain_one() -> None:
         for token in range(7):
             away += float(theirs[token] * (theirs[token] / ours[token]).log()) / 5
     for weight in (0.0, 0.3, 1.0):
-        found = float(distillation_loss(q, wanted, p, weight))
-        assert found == pytest.approx((1 - weight) * truth + weight * away, abs=1e-12)
+        loss = float(distillation_loss(q, wanted, p, weight))
+        assert loss == pytest.approx((1 - weight) * truth + weight * away, abs=1e-12)
     assert float(distillation_loss(q, wanted, None, 0.3)) == pytest.approx(truth, abs=1e-12)
     assert abs(truth - away) > 0.1, "a mix of equals would prove nothing"
 
@@ -191,7 +191,7 @@ def test_dropped_tokens_leave_the_others_where_they_were(family: str, lost: int)
     model = FAMILIES[family]()
     samples = [sample(family, 0, lost=lost), sample(family, 1, lost=2 * lost, longer=3)]
     with torch.no_grad():
-        found, wanted = answer_logits(model, collate(samples), whole_prompt=False)
+        logits, wanted = answer_logits(model, collate(samples), whole_prompt=False)
     assert wanted.tolist() == [11, 22, 33, 44, 55, 11, 22, 33, 44, 56]
     text = {"input_ids", "attention_mask", "mm_token_type_ids"}
     backbone = Backbone(copy.deepcopy(model), fused=False)
@@ -211,15 +211,15 @@ def test_dropped_tokens_leave_the_others_where_they_were(family: str, lost: int)
             grid=prompt.grid[stay[prompt.visual]],
             index=prompt.index[stay],
         )
-        ours = found[5 * row : 5 * row + 5]
-        said = wanted[5 * row : 5 * row + 4].tolist()
+        ours = logits[5 * row : 5 * row + 5]
+        tokens = wanted[5 * row : 5 * row + 4].tolist()
         torch.testing.assert_close(
-            ours, Oracle(model, [cut], [Sampling()]).logits(0, said), atol=1e-4, rtol=0
+            ours, Oracle(model, [cut], [Sampling()]).logits(0, tokens), atol=1e-4, rtol=0
         )
         if lost:
             order = torch.arange(len(cut.context)).expand_as(cut.positions)
             packed = replace(cut, positions=order, next_position=len(cut.context))
-            other = Oracle(model, [packed], [Sampling()]).logits(0, said)
+            other = Oracle(model, [packed], [Sampling()]).logits(0, tokens)
             assert float((other - ours).abs().max()) > 1e-2
 
 
@@ -272,9 +272,9 @@ def straight(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, 
 def test_a_run_trains_and_its_draft_drafts(straight: tuple[Path, dict[str, Any]]) -> None:
     """Claim: the folder is a checkpoint that drafts for the target, losslessly; the vision tower is
     the target's bit for bit (LLaVA-1.5 never trains it), projector and language have moved."""
-    out, found = straight
-    assert [p["phase"] for p in found["phases"]] == ["pretraining", "instruction"]
-    assert [p["steps"] for p in found["phases"]] == share_steps(4, RECIPES["llava-1.5-68m"].phases)
+    out, report = straight
+    assert [p["phase"] for p in report["phases"]] == ["pretraining", "instruction"]
+    assert [p["steps"] for p in report["phases"]] == share_steps(4, RECIPES["llava-1.5-68m"].phases)
     assert not (out / "checkpoints").exists()
     target, draft = load("shapes"), load(str(out))
     start = training.make_fresh_draft(target, 2, seed=0).backbone.model.state_dict()
@@ -340,11 +340,11 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
         (["--draft", "/nowhere/at/all"], "no checkpoint folder"),
     ],
 )
-def test_every_mistake_gets_one_sentence(tmp_path: Path, words: list[Any], said: str) -> None:
+def test_every_mistake_gets_one_sentence(tmp_path: Path, words: list[Any], message: str) -> None:
     """Claim: what cannot be run is refused by name, and nothing is written."""
     failed = command("--out", tmp_path / "out", *words)
     assert isinstance(failed.exception, SaccadeError)
-    assert said in str(failed.exception) and "\n" not in str(failed.exception)
+    assert message in str(failed.exception) and "\n" not in str(failed.exception)
     assert not (tmp_path / "out").exists()
 
 

@@ -100,8 +100,8 @@ _OBJECT = re.compile(
 def test_descriptions_are_true():
     """Claim: counts, colours, shapes and places of a description are those of the scene."""
     for scene in SCENES:
-        said = descriptions.describe(scene)
-        sentences = re.split(r"(?<=\.) ", said)
+        description = descriptions.describe(scene)
+        sentences = re.split(r"(?<=\.) ", description)
         assert scene.texture in sentences[0]
         number = next(w for w in re.findall(r"\w+", sentences[0].lower()) if w in NUMBERS)
         assert NUMBERS[number] == len(scene.objects)
@@ -138,13 +138,13 @@ def test_descriptions_are_true():
 def test_events_come_in_order():
     """Claim: an event list names each event once, in order of time, with its new colour."""
     for scene in SCENES:
-        said = re.split(r"(?<=\.) ", descriptions.events(scene))
-        for event, sentence in zip(scene.events, said, strict=False):
+        sentences = re.split(r"(?<=\.) ", descriptions.events(scene))
+        for event, sentence in zip(scene.events, sentences, strict=False):
             thing = scene.objects[event.index]
             assert sentence.lower().startswith(descriptions.VOICES[scene.voice].when[event.quarter])
             assert f"{thing.color} {thing.shape}" in sentence
             assert event.color is None or sentence.endswith(f" {event.color}.")
-        assert len(said) == max(1, len(scene.events)) + 1
+        assert len(sentences) == max(1, len(scene.events)) + 1
 
 
 def test_answers_are_true():
@@ -157,25 +157,25 @@ def test_answers_are_true():
             if not any(e.index == i and e.kind == "appear" for e in scene.events)
         ]
         for turn in dialogues.conversation(scene, "qa", 1):
-            asked, answer = turn.question, turn.answer
-            cell = re.search(r"in the ([a-z ]+?)(?: at the start)?[?.,]", asked)
-            if "colour" in asked and cell and "end" not in asked:
+            query, answer = turn.question, turn.answer
+            cell = re.search(r"in the ([a-z ]+?)(?: at the start)?[?.,]", query)
+            if "colour" in query and cell and "end" not in query:
                 thing = next(o for o in here if world.cell_name(o.start) == cell[1])
                 assert answer == f"It is {thing.color}."
                 checked["colour"] += 1
-            elif count := re.search(r"(\w+) shapes.* at the start", asked):
+            elif count := re.search(r"(\w+) shapes.* at the start", query):
                 number = sum(o.color == count[1] for o in here)
                 assert NUMBERS[answer.split()[0].lower()] == number
                 checked["count"] += 1
-            elif where := re.match(r"Where (?:is|does) the (\w+) (\w+) .*start", asked):
+            elif where := re.match(r"Where (?:is|does) the (\w+) (\w+) .*start", query):
                 thing = next(o for o in here if (o.color, o.shape) == where.groups())
                 assert answer == f"In the {world.cell_name(thing.start)}."
                 checked["place"] += 1
-            elif there := re.search(r"a (\w+) (\w+) at the start\?", asked):
+            elif there := re.search(r"a (\w+) (\w+) at the start\?", query):
                 yes = any((o.color, o.shape) == there.groups() for o in here)
                 assert answer.startswith("Yes" if yes else "No")
                 checked["exists"] += 1
-            elif asked.endswith(("vanish?", "vanish.")) and asked.startswith(("Which", "Name")):
+            elif query.endswith(("vanish?", "vanish.")) and query.startswith(("Which", "Name")):
                 gone = [scene.objects[e.index] for e in scene.events if e.kind == "vanish"]
                 assert all(f"{o.color} {o.shape}" in answer for o in gone)
                 assert len(_OBJECT.findall(answer)) == len(gone)
@@ -195,20 +195,20 @@ def test_prompts_fix_the_kind_of_answer():
 def test_an_edited_clip_differs_as_described():
     """Claim: the two pictures differ in one or two objects, and the answer names those."""
     for scene in SCENES[:200]:
-        other, found = world.edit_with_changes(scene, 5)
+        other, changes = world.edit_with_changes(scene, 5)
         assert other == world.edit(scene, 5)
-        assert 1 <= len(found) <= 2
+        assert 1 <= len(changes) <= 2
 
         def looks(s: Scene) -> set[tuple[str, str, str, str]]:
             at = [(s.objects[x.index], x) for x in world.visible_states(s, 0.5)]
             return {(o.size, x.color, o.shape, world.cell_name(x.cell)) for o, x in at}
 
         before, after = looks(scene), looks(other)
-        assert {c.look for c in found if c.kind != "new"} == before - after
-        assert len(after - before) == sum(c.kind != "gone" for c in found)
-        assert {c.look for c in found if c.kind == "new"} <= after - before
+        assert {c.look for c in changes if c.kind != "new"} == before - after
+        assert len(after - before) == sum(c.kind != "gone" for c in changes)
+        assert {c.look for c in changes if c.kind == "new"} <= after - before
         answer = dialogues.conversation(scene, "diff", 5)[0].answer
-        for change in found:
+        for change in changes:
             assert f"{change.look[1]} {change.look[2]} in the {change.look[3]}" in answer
         assert (drawing.render(scene, 1, 56) != drawing.render(other, 1, 56)).any()
 

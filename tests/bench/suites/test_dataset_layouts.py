@@ -80,8 +80,8 @@ def test_second_turns_follow_the_same_first_ones(case: Case, art: Art, tmp_path:
     )
     question = BENCHMARKS[case.name].papers["tabed-story"].then
     assert [item.id for item in first] == [item.id for item in story] == [i.id for i in more]
-    for item, told in zip(first, story, strict=True):
-        assert told.questions == (*item.questions, question)
+    for item, story_item in zip(first, story, strict=True):
+        assert story_item.questions == (*item.questions, question)
     for item, after in zip(more, [*more[1:], more[0]], strict=True):
         assert item.next is not None and item.next.id == after.id
         assert item.questions == (item.question, after.question)

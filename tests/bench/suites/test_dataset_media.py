@@ -364,20 +364,20 @@ def test_only_small_annotations_are_fetched(
     online: None, art: Art, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: Any
 ):
     """Claim: rows without pictures are fetched and said; pictures and videos never are."""
-    asked: list[tuple[str, Any]] = []
+    downloads: list[tuple[str, Any]] = []
 
     def fetch(repo: str, **options: Any) -> str:
-        asked.append((repo, options["allow_patterns"]))
+        downloads.append((repo, options["allow_patterns"]))
         return str(fresh("gsm8k", art).write(tmp_path / "fetched"))
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", fetch)
     assert len(list(open_dataset("gsm8k").items())) == 2
-    assert asked == [("openai/gsm8k", ["main/test-*.parquet"])]
+    assert downloads == [("openai/gsm8k", ["main/test-*.parquet"])]
     assert "fetching main/test-*.parquet of openai/gsm8k from the hub" in caplog.text
-    asked.clear()
+    downloads.clear()
     with pytest.raises(OptionError, match="TextVQA is not in the local hub cache: fetch it with"):
         open_dataset("textvqa")
-    assert not asked
+    assert not downloads
 
     def rows_only(repo: str, **options: Any) -> str:
         layout = fresh("videodetailcaption", art)
@@ -457,5 +457,5 @@ def test_a_workbook_is_read_as_it_is_shown(tmp_path: Path):
     book.active["B2"], book.active["A4"] = "x", 7
     path = tmp_path / "book.xlsx"
     book.save(path)
-    found = rows.read_rows([path])
-    assert list(found.rows_at([0, 1])) == [{"ID": None, "name": "x"}, {"ID": "7", "name": None}]
+    sheet = rows.read_rows([path])
+    assert list(sheet.rows_at([0, 1])) == [{"ID": None, "name": "x"}, {"ID": "7", "name": None}]

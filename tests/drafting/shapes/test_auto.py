@@ -172,9 +172,9 @@ def test_control_a_chain_chosen_for_another_world_is_slower():
 def test_a_useless_draft_costs_next_to_nothing(odds, tokens):
     """Claim: with a draft that is never right, however sure of itself, 98 % of plain decoding's
     speed remain. Fails if it keeps drafting, or believes the draft too long."""
-    told = simulate(Auto(COSTS), World(odds, 0.0), tokens)
-    assert told.seconds <= tokens * COSTS.verify(1) / 0.98
-    last = [len(round.tree) for round in told.rounds[-2 * RETRY_AFTER_ROUNDS :]]
+    run = simulate(Auto(COSTS), World(odds, 0.0), tokens)
+    assert run.seconds <= tokens * COSTS.verify(1) / 0.98
+    last = [len(round.tree) for round in run.rounds[-2 * RETRY_AFTER_ROUNDS :]]
     assert last.count(0) >= RETRY_AFTER_ROUNDS
 
 
@@ -227,18 +227,18 @@ def test_a_runner_up_is_not_drafted_over_a_step_of_the_verifying_time():
     flat = Costs((1, 64), (1.0, 1.1), 0.3)
     step = Costs((1, 4, 5, 64), (1.0, 1.01, 4.0, 4.09), 0.3)
     for costs, beyond in ((flat, True), (step, False)):
-        told = simulate(Auto(costs), wavering._replace(costs=costs), 200)
-        assert any(len(round.tree) for round in told.rounds)
-        assert any(1 + len(round.tree) > 4 for round in told.rounds) is beyond
+        run = simulate(Auto(costs), wavering._replace(costs=costs), 200)
+        assert any(len(round.tree) for round in run.rounds)
+        assert any(1 + len(round.tree) > 4 for round in run.rounds) is beyond
 
 
 def test_it_is_tried_again_ever_more_seldom_and_comes_back():
     """Claim: pauses double up to a bound; a draft that turns good is drafted with again."""
-    told = simulate(Auto(COSTS), World(0.9, 0.0), 400)
-    tried = [at for at, round in enumerate(told.rounds) if len(round.tree)]
+    run = simulate(Auto(COSTS), World(0.9, 0.0), 400)
+    tried = [at for at, round in enumerate(run.rounds) if len(round.tree)]
     gaps = [b - a for a, b in zip(tried, tried[1:], strict=False) if b - a > 1]
     assert gaps == sorted(gaps) and 2 * RETRY_AFTER_ROUNDS < max(gaps) <= MAX_RETRY_AFTER_ROUNDS + 1
-    state = told.states[-1]
+    state = run.states[-1]
     again = simulate(_From(Auto(COSTS), state), World(0.97, 0.97), 400)
     assert sum(len(round.tree) for round in again.rounds[-20:]) > 20 * 3
 
@@ -265,22 +265,22 @@ def test_runners_up_are_drafted_where_rows_are_cheap():
     accepted; where rows are dear it is not. Fails if siblings are free or never weighed."""
     cheap, dear = Costs((1, 64), (1.0, 1.1), 0.1), Costs((1, 64), (1.0, 64.0), 0.1)
     wavering = World(0.65, 0.65, 1.0)
-    told = simulate(Auto(cheap), wavering._replace(costs=cheap), 300)
-    siblings = [round for round in told.rounds if len(set(round.tree.parents)) < len(round.tree)]
-    assert len(siblings) > len(told.rounds) / 2
+    run = simulate(Auto(cheap), wavering._replace(costs=cheap), 300)
+    siblings = [round for round in run.rounds if len(set(round.tree.parents)) < len(round.tree)]
+    assert len(siblings) > len(run.rounds) / 2
     chain = simulate(Chain(5), wavering._replace(costs=cheap), 300)
-    assert told.seconds < 0.9 * chain.seconds
-    told = simulate(Auto(dear), wavering._replace(costs=dear), 100)
-    assert all(len(set(round.tree.parents)) == len(round.tree) for round in told.rounds)
+    assert run.seconds < 0.9 * chain.seconds
+    run = simulate(Auto(dear), wavering._replace(costs=dear), 100)
+    assert all(len(set(round.tree.parents)) == len(round.tree) for round in run.rounds)
 
 
 def test_a_trace_replays_it():
     """Claim: the state after every round follows from what a trace holds: parents, odds, what was
     accepted, seconds. Fails if the fold looks at laws or at a clock."""
     auto = Auto(COSTS)
-    told = simulate(auto, World(0.8, 0.7, 0.5), 120)
+    run = simulate(auto, World(0.8, 0.7, 0.5), 120)
     state = auto.start()
-    for round, known in zip(told.rounds, told.states, strict=True):
+    for round, known in zip(run.rounds, run.states, strict=True):
         record = replace(round, tree=replace(round.tree, odds=())).scalars()
         tree = Tree(
             record.tokens, record.parents, (None,) * len(record.tokens), round.scalars().note
@@ -298,8 +298,8 @@ def test_what_is_sampled_does_not_depend_on_how_fast_it_was():
             verdict = Verdict((0,), (3,), 4, "bonus") if len(tree) else Verdict((), (), 4, "bonus")
             round = Round(0, tree, verdict, None, p, None, 0.1, 1.0)
             slow = replace(round, draft_seconds=9.0, verify_seconds=70.0)
-            found = [auto.fold(auto.start(), each) for each in (round, slow)]
-            assert (found[0] == found[1]) is alike
+            states = [auto.fold(auto.start(), each) for each in (round, slow)]
+            assert (states[0] == states[1]) is alike
 
 
 def test_what_was_drawn_beyond_a_refusal_teaches_nothing():
@@ -317,9 +317,9 @@ def test_what_was_drawn_beyond_a_refusal_teaches_nothing():
 
 def test_sampled_drafts_are_chains():
     """Claim: drawn tokens have no siblings: those would have to be independent draws."""
-    told = simulate(Auto(COSTS), World(0.5, 0.5, 1.0, sample=True), 60)
-    assert told.drafted
-    for round in told.rounds:
+    run = simulate(Auto(COSTS), World(0.5, 0.5, 1.0, sample=True), 60)
+    assert run.drafted
+    for round in run.rounds:
         assert len(set(round.tree.parents)) == len(round.tree)
         assert all(law is not None for law in round.tree.q)
 
@@ -327,8 +327,8 @@ def test_sampled_drafts_are_chains():
 def test_it_never_drafts_beyond_its_bounds():
     """Claim: with a free and perfect draft a draft ends at the longest path and the most nodes."""
     free = Costs((1, 64), (1.0, 1.0), 0.0)
-    told = simulate(Auto(free), World(0.999, 1.0, costs=free), 400)
-    drafted = [round.tree for round in told.rounds if len(round.tree)]
+    run = simulate(Auto(free), World(0.999, 1.0, costs=free), 400)
+    drafted = [round.tree for round in run.rounds if len(round.tree)]
     assert max(max(depths(tree.parents)) for tree in drafted) == MAX_DRAFT_DEPTH
     assert max(len(tree) for tree in drafted) == MAX_DRAFT_NODES
 
@@ -360,9 +360,9 @@ def test_a_step_of_the_verifying_time_does_not_hide_what_is_cheap_behind_it():
     Fails on a rule that looks one row ahead (it never drafts here)."""
     stairs = Costs((1, 2, 16, 64), (1.0, 1.9, 2.0, 2.4), 0.02)
     world = World(0.97, 0.97, costs=stairs)
-    told = simulate(Auto(stairs), world, 300)
-    assert told.drafted / len(told.rounds) > 8
-    assert told.seconds <= 1.08 * min(seconds_of_chains(world, 300).values())
+    run = simulate(Auto(stairs), world, 300)
+    assert run.drafted / len(run.rounds) > 8
+    assert run.seconds <= 1.08 * min(seconds_of_chains(world, 300).values())
 
 
 def test_no_draft_goes_on_after_the_end_of_an_answer():

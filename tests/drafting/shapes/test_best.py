@@ -43,8 +43,8 @@ def grown(
 
 def spelled(tree: Tree, stem: int = 0) -> list[Text]:
     """What each node says from the root, in the order they were drafted."""
-    found = [tuple(tree.tokens[n] for n in path(tree, node)) for node in range(len(tree))]
-    return found[stem:]
+    paths = [tuple(tree.tokens[n] for n in path(tree, node)) for node in range(len(tree))]
+    return paths[stem:]
 
 
 def chance_of(table: Mapping[Text, Tensor], text: Text, stem: int = 0) -> float:

@@ -141,10 +141,10 @@ def test_costs_of_a_busy_moment_fade_within_an_answer():
     believed once and for all. When sampling nothing timed enters: the same lengths as ever."""
     short = Fit((), STEP).choose(FitState(Rate(0.9, 1.0)))
     assert short == 4
-    told = _answer(STEP, FLAT, 60)
-    assert min(told[-20:]) >= 2 * short
-    held = _answer(STEP, STEP, 200)
-    assert 1 <= sum(length > 4 for length in held) <= 20
+    flat_lengths = _answer(STEP, FLAT, 60)
+    assert min(flat_lengths[-20:]) >= 2 * short
+    step_lengths = _answer(STEP, STEP, 200)
+    assert 1 <= sum(length > 4 for length in step_lengths) <= 20
     by_costs = _answer(STEP, FLAT, 60, sample=True)
     assert by_costs == _answer(STEP, STEP, 60, sample=True)
 
@@ -208,7 +208,7 @@ def test_costs_are_measured_once_and_never_fall_with_rows(tmp_path, monkeypatch)
     monkeypatch.setattr(
         cost_measurement,
         "_time_forwards",
-        lambda m, asked, requests=1: calls.append(asked) or [1.0] * len(asked),
+        lambda m, points, requests=1: calls.append(points) or [1.0] * len(points),
     )
     assert cost_measurement.measure_costs(target, draft, context=64, draft_context=64) == first
     assert not calls
@@ -226,17 +226,17 @@ def test_a_slow_model_is_timed_at_fewer_points(tmp_path, monkeypatch, one, count
     """Claim: where a forward takes long, fewer numbers of rows are timed, the smallest and a large
     one among them, so that whoever waits for the first answer does so for seconds."""
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
-    asked = set()
+    row_counts = set()
 
     def times(model, wanted, requests=1):
-        asked.update(rows for keys, rows in wanted if keys == 128)
+        row_counts.update(rows for keys, rows in wanted if keys == 128)
         return [one * (1 + rows / 100) for _, rows in wanted]
 
     monkeypatch.setattr(cost_measurement, "_time_forwards", times)
-    found = cost_measurement.measure_costs(backbone(qwen25()), backbone(qwen25()), context=128)
-    assert sorted(asked) == list(found.rows) and len(asked) == count
-    assert found.rows[0] == 1 and found.rows[-1] == 26
-    assert found.verify(13) == pytest.approx(one * 1.13)
+    costs = cost_measurement.measure_costs(backbone(qwen25()), backbone(qwen25()), context=128)
+    assert sorted(row_counts) == list(costs.rows) and len(row_counts) == count
+    assert costs.rows[0] == 1 and costs.rows[-1] == 26
+    assert costs.verify(13) == pytest.approx(one * 1.13)
 
 
 def test_waiting_for_a_timing_is_reported(tmp_path, monkeypatch):
@@ -245,16 +245,16 @@ def test_waiting_for_a_timing_is_reported(tmp_path, monkeypatch):
     """
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
     monkeypatch.setattr(
-        cost_measurement, "_time_forwards", lambda model, asked, requests=1: [1.0] * len(asked)
+        cost_measurement, "_time_forwards", lambda model, points, requests=1: [1.0] * len(points)
     )
-    target, draft, told = qwen25(), noisy(qwen25), []
+    target, draft, runs = qwen25(), noisy(qwen25), []
     for method in ("sd", "auto", "auto"):
         phases: list[str] = []
         settings: dict = dict(method=method, max_new_tokens=3, do_sample=False)
         saccade.run(target, TEXT, draft=draft, on_phase=phases.append, **settings)
-        told.append(phases)
-    assert told[0] == told[2] and "costs" not in told[0] and told[0][0] == "vision"
-    assert [phase for phase in told[1] if phase != "costs"] == told[0] and told[1][0] == "costs"
+        runs.append(phases)
+    assert runs[0] == runs[2] and "costs" not in runs[0] and runs[0][0] == "vision"
+    assert [phase for phase in runs[1] if phase != "costs"] == runs[0] and runs[1][0] == "costs"
 
 
 def test_a_point_is_timed_for_so_long_and_twice_at_least(monkeypatch):
@@ -280,7 +280,7 @@ def test_costs_of_a_busy_hour_are_measured_again(tmp_path, monkeypatch, then, ag
     glance, as older versions wrote them, are measured again."""
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
     target, draft = backbone(qwen25()), backbone(noisy(qwen25))
-    glance, told = (
+    glance, calls = (
         [[(cost_measurement.PROBE_KEYS, 1)]] * 2,
         timed(monkeypatch, lambda keys, rows: 1.0),
     )
@@ -293,22 +293,22 @@ def test_costs_of_a_busy_hour_are_measured_again(tmp_path, monkeypatch, then, ag
             del known["steps"]
         file.write_text(json.dumps({key: known}))
         monkeypatch.setattr(cost_measurement, "_TRUSTED", set())
-        told = timed(monkeypatch, lambda keys, rows, now=now: now)
+        calls = timed(monkeypatch, lambda keys, rows, now=now: now)
         cost_measurement.measure_costs(target, draft, context=128)
         cost_measurement.measure_costs(target, draft, context=128)
-        assert (told != glance) is (expected or then is None)
+        assert (calls != glance) is (expected or then is None)
 
 
 def timed(monkeypatch, seconds):
     """What is asked of the clock from now on, as if a forward of (keys, rows) took so long."""
-    asked: list[list[tuple[int, int]]] = []
+    calls: list[list[tuple[int, int]]] = []
 
     def times(model, wanted, requests=1):
-        asked.append(list(wanted))
+        calls.append(list(wanted))
         return [seconds(*each) for each in wanted]
 
     monkeypatch.setattr(cost_measurement, "_time_forwards", times)
-    return asked
+    return calls
 
 
 def test_what_is_used_often_is_timed_at_every_point(tmp_path, monkeypatch):
@@ -332,9 +332,9 @@ def test_what_is_used_often_is_timed_at_every_point(tmp_path, monkeypatch):
     every = cost_measurement.measure_costs(model, model, context=128)
     assert every.rows == tuple(sorted(cost_measurement.ROW_COUNTS)) and every.verify(12) == 2.0
     monkeypatch.setattr(cost_measurement, "_TRUSTED", set())
-    asked = timed(monkeypatch, lambda keys, rows: 2.0)
+    calls = timed(monkeypatch, lambda keys, rows: 2.0)
     assert cost_measurement.measure_costs(model, model, context=128) == every
-    assert asked == [[(cost_measurement.PROBE_KEYS, 1)]] * 2
+    assert calls == [[(cost_measurement.PROBE_KEYS, 1)]] * 2
 
 
 def test_a_first_measurement_takes_few_forwards(tmp_path, monkeypatch):
@@ -380,15 +380,15 @@ def test_the_share_a_draft_can_afford(tmp_path, monkeypatch):
                 n - cost_measurement.PROBE_KEYS
             )
 
-        asked = timed(monkeypatch, line)
+        calls = timed(monkeypatch, line)
         monkeypatch.setattr(
             cost_measurement, "_count_weights", lambda m, r=ratio: r if m is target else 1
         )
         assert cost_measurement.affordable_share(target, draft, context) == share
-        measured = len(asked)
+        measured = len(calls)
         assert (
             cost_measurement.affordable_share(target, draft, context) == share
-            and len(asked) == measured > 0
+            and len(calls) == measured > 0
         )
     timed(monkeypatch, lambda keys, rows: 1.0)
     assert cost_measurement.affordable_share(target, target, 300) == 1.0, (
@@ -421,23 +421,23 @@ def test_a_first_answer_waits_a_few_hundredths_of_its_time_at_most(tmp_path, mon
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
     monkeypatch.setattr(cost_measurement, "_TRUSTED", set())
     monkeypatch.setattr(cost_measurement, "_ESTIMATED", set())
-    asked = timed(monkeypatch, lambda keys, rows: 1.0)
+    calls = timed(monkeypatch, lambda keys, rows: 1.0)
     target, draft = backbone(qwen25()), backbone(noisy(qwen25))
     usual, very_long = 96, 10_000
     cost_measurement.measure_costs(target, draft, context=64, answer_tokens=usual)
-    assert asked  # This model is quick.
+    assert calls  # This model is quick.
     monkeypatch.setattr(cost_measurement, "EXPECTED_BYTES_PER_SECOND", {"cpu": 1e3})
-    asked = timed(monkeypatch, lambda keys, rows: 1.0)
+    calls = timed(monkeypatch, lambda keys, rows: 1.0)
     settle = lambda tokens: cost_measurement.measure_costs(  # noqa: E731
         target, draft, context=128, draft_context=128, answer_tokens=tokens
     )
     first = settle(usual)
-    assert not asked and first.verify(8) > first.verify(1) >= first.draft > 0
-    assert settle(very_long) == first and not asked
+    assert not calls and first.verify(8) > first.verify(1) >= first.draft > 0
+    assert settle(very_long) == first and not calls
     cost_measurement.affordable_share(target, draft, 128, answer_tokens=usual)
-    assert not asked
+    assert not calls
     cost_measurement.measure_costs(target, draft, context=256, answer_tokens=very_long)
-    assert asked
+    assert calls
 
 
 def test_what_rounds_have_taught_outlives_an_answer_but_no_draw_depends_on_it(

@@ -84,10 +84,10 @@ def budgets(prompt: Prompt) -> list[int]:
 
 
 def frames_of(prompt: Prompt) -> list[list[int]]:
-    found: dict[tuple[int, int], list[int]] = {}
+    frames: dict[tuple[int, int], list[int]] = {}
     for index, (medium, t, _, _) in enumerate(prompt.grid.tolist()):
-        found.setdefault((medium, t), []).append(index)
-    return [found[key] for key in sorted(found)]
+        frames.setdefault((medium, t), []).append(index)
+    return [frames[key] for key in sorted(frames)]
 
 
 def visual_rows(prompt: Prompt) -> list[list[float]]:
@@ -297,11 +297,11 @@ def test_windows_stand_at_the_front_in_the_middle_and_at_the_end():
     assert chosen(pruning.Window(2), prompt, 3) == [9, 10, 11]
 
 
-def scene(*shown: int) -> Prompt:
+def scene(*looks: int) -> Prompt:
     """One-cell frames; equal numbers look alike, others do not."""
-    prompt = make([(len(shown), 1, 1)])
+    prompt = make([(len(looks), 1, 1)])
     embeds = prompt.embeds.clone()
-    embeds[prompt.visual] = torch.eye(DIM)[list(shown)]
+    embeds[prompt.visual] = torch.eye(DIM)[list(looks)]
     return replace(prompt, embeds=embeds)
 
 
@@ -342,11 +342,11 @@ def test_dycoke_drops_the_most_similar_first():
 def test_dycoke_below_a_quarter_merges_the_first_frames_of_groups():
     """Claim: a budget of two frames of sixteen leaves the first, and of the heads of groups the
     one least like its own. Fails if a group's later frames outlive another group's head."""
-    shown = [0, 1, 2, 3] + [0, 3, 2, 1] + [1, 2, 3, 0] + [1, 0, 2, 3]
+    looks = [0, 1, 2, 3] + [0, 3, 2, 1] + [1, 2, 3, 0] + [1, 0, 2, 3]
     # heads 0, 4, 8, 12: 4 is like 0, 12 is like 8, 8 is like neither
-    assert chosen(pruning.dycoke, scene(*shown), 4) == [0, 4, 8, 12]
-    assert chosen(pruning.dycoke, scene(*shown), 2) == [0, 8]
-    assert chosen(pruning.dycoke, scene(*shown), 1) == [0]
+    assert chosen(pruning.dycoke, scene(*looks), 4) == [0, 4, 8, 12]
+    assert chosen(pruning.dycoke, scene(*looks), 2) == [0, 8]
+    assert chosen(pruning.dycoke, scene(*looks), 1) == [0]
 
 
 @pytest.mark.parametrize("slow", [slow_fastvid, slow_dycoke])
@@ -500,10 +500,10 @@ def test_a_view_of_no_video_changes_nothing(kind):
     for family in ("llama", "qwen2_5_vl"):
         prompt = prompt_of(FAMILIES[family](0), input_for(family, 0))
         prompt = prompt.select(torch.arange(0))
-        found = kind(seeing(prompt), prompt)
+        view = kind(seeing(prompt), prompt)
         for name in ("context", "embeds", "positions", "visual", "grid", "index"):
-            assert torch.equal(getattr(found, name), getattr(prompt, name))
-        assert found.next_position == prompt.next_position and found.reading.heads is None
+            assert torch.equal(getattr(view, name), getattr(prompt, name))
+        assert view.next_position == prompt.next_position and view.reading.heads is None
 
 
 @each_view
@@ -512,13 +512,13 @@ def test_a_view_keeps_a_share_of_a_real_prompt(kind):
     with it and every row where it stood. Fails if a position moves or text is lost."""
     assert isinstance(kind, View) and kind.needs <= {Capability.COARSE_ROWS}
     prompt = prompt_of(qwen25(), video_input(grid=(8, 8, 12)))
-    found = kind(seeing(prompt), prompt)
+    view = kind(seeing(prompt), prompt)
     assert (
-        found.visual_tokens == (48 if kind.name == "pooled" else 19) and prompt.visual_tokens == 192
+        view.visual_tokens == (48 if kind.name == "pooled" else 19) and prompt.visual_tokens == 192
     )
-    assert len(found) == len(prompt) - prompt.visual_tokens + found.visual_tokens
-    assert torch.equal(found.positions, prompt.positions[:, found.index])
-    assert torch.equal(found.visual, prompt.visual[found.index])
+    assert len(view) == len(prompt) - prompt.visual_tokens + view.visual_tokens
+    assert torch.equal(view.positions, prompt.positions[:, view.index])
+    assert torch.equal(view.visual, prompt.visual[view.index])
 
 
 @pytest.mark.parametrize("kind", [pruning.DYCOKE, pruning.POOLED], ids=lambda kind: kind.name)

@@ -58,16 +58,16 @@ def test_top_mass_is_the_smallest_top_set_that_reaches_the_share(values, share, 
             break
         kept.append(i)
         mass += values[i]
-    found = saliency.top_mass(torch.tensor(values), share, most)
-    assert found.tolist() == sorted(kept[:most])
+    indices = saliency.top_mass(torch.tensor(values), share, most)
+    assert indices.tolist() == sorted(kept[:most])
 
 
 @pytest.mark.parametrize("size", [0, 1, 7, 24])
 @pytest.mark.parametrize("count", [0, 1, 3, 7, 30])
 def test_spread_is_even(size, count):
     """Claim: distinct items in order, gaps that differ by at most one, ends treated alike."""
-    found = saliency.sample_evenly(torch.arange(size) * 10, count)
-    picked = [x // 10 for x in found.tolist()]
+    indices = saliency.sample_evenly(torch.arange(size) * 10, count)
+    picked = [x // 10 for x in indices.tolist()]
     assert len(picked) == min(size, count) and picked == sorted(set(picked))
     gaps = {b - a for a, b in zip(picked, picked[1:], strict=False)}
     assert not gaps or max(gaps) - min(gaps) <= 1
@@ -146,8 +146,8 @@ def test_transfer_between_other_media_goes_by_the_place_in_the_prompt(pieces, ot
     assert set(moved) <= set(scores.tolist())
     assert moved == sorted(moved)
     middles = [(2 * i + 1) / (2 * len(other)) for i in range(len(other))]
-    for found, middle in zip(moved, middles, strict=True):
-        assert found <= middle * len(grid) + 1e-9 and middle * len(grid) < found + 1 + 1e-9
+    for score, middle in zip(moved, middles, strict=True):
+        assert score <= middle * len(grid) + 1e-9 and middle * len(grid) < score + 1 + 1e-9
 
 
 def test_transfer_between_other_media_of_one_size_changes_nothing():

@@ -15,6 +15,6 @@ def pictures(doc: dict[str, Any]) -> list[Image.Image]:
 
 def briefly(doc: dict[str, Any]) -> list[dict[str, Any]]:
     """As chat messages, a system message among them."""
-    told = [{"type": "text", "text": "Answer the question about the video."}]
-    asked = [{"type": "video", "url": doc["clip"]}, {"type": "text", "text": doc["question"]}]
-    return [{"role": "system", "content": told}, {"role": "user", "content": asked}]
+    instruction = [{"type": "text", "text": "Answer the question about the video."}]
+    question = [{"type": "video", "url": doc["clip"]}, {"type": "text", "text": doc["question"]}]
+    return [{"role": "system", "content": instruction}, {"role": "user", "content": question}]
