@@ -137,7 +137,7 @@ class Inside(process.Worker):
     def __init__(self, turns: Callable[[], int] = lambda: 1, dies: int | None = None) -> None:
         self.process: Any = self
         self.desk: Child | None = None
-        self.told: list[tuple[Any, ...]] = []  # what the parent sent
+        self.messages: list[tuple[Any, ...]] = []  # what the parent sent
         self.left = dies
         self.hangs = False  # it does nothing any more, and does not say so
         self._turns = turns
@@ -158,7 +158,7 @@ class Inside(process.Worker):
 
     def send(self, *message: Any) -> None:
         self._alive()
-        self.told.append(message)
+        self.messages.append(message)
         self._mail.append(message)
 
     def receive(self, patience: float) -> tuple[Any, ...] | None:

@@ -14,7 +14,7 @@ from saccade.cli.terminal import err, out
 
 
 @pytest.mark.parametrize(
-    ("busy", "own", "there", "plain", "said"),
+    ("busy", "own", "there", "plain", "reason"),
     [
         (0.0, 2, 2, [], None),
         (0.15, 2, 2, [], None),

@@ -193,7 +193,7 @@ def verdict(speedup: float) -> str:
 
 
 @pytest.mark.parametrize(
-    ("speedup", "said"),
+    ("speedup", "beginning"),
     [
         (1.3, "worth it: about 1.3 times"),
         (1.2999, "little to gain: about 1.3 times"),

@@ -120,7 +120,7 @@ def test_without_a_video_it_draws_its_own(
 
 
 @pytest.mark.parametrize(
-    ("words", "kind", "said"),
+    ("words", "kind", "reason"),
     [
         (["nowhere.mp4"], VideoInputError, "nowhere.mp4"),
         (["--method", "ar"], OptionError, "drafts nothing"),

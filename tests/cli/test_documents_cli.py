@@ -120,5 +120,9 @@ def test_a_conversation_about_documents(
     both = json.loads(call("describe", "What moves?", *how, "--document", more)[1])
     assert last["token_ids"] == both["token_ids"]
     assert last["visual_tokens"] == both["visual_tokens"] == third["visual_tokens"]
-    assert messages.count(DOCUMENT_ADDED) == 1 and "is empty" in messages and "this model reads" in messages
+    assert (
+        messages.count(DOCUMENT_ADDED) == 1
+        and "is empty" in messages
+        and "this model reads" in messages
+    )
     assert "name a file of text" in messages

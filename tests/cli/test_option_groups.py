@@ -103,7 +103,7 @@ def test_positions_are_part_of_what_decides_an_answer() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "told"),
+    ("words", "arguments"),
     [
         (("Sum it up.", None, True), (None, "Sum it up.")),
         (("What is 1.5 in it?", None, True), (None, "What is 1.5 in it?")),

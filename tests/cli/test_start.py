@@ -42,12 +42,12 @@ for command, *words in json.loads(sys.argv[2]):
             finally:
                 print("heavy:", *(name for name in {HEAVY} if name in sys.modules), file=sys.stderr)
         code = os.waitstatus_to_exitcode(os.wait()[1])
-        said = (file.seek(0) or file.read().decode() for file in (out, err))
-        print(json.dumps([code, *said]))
+        outputs = (file.seek(0) or file.read().decode() for file in (out, err))
+        print(json.dumps([code, *outputs]))
 """
-Said = tuple[int, str, list[str], str]
+Outcome = tuple[int, str, list[str], str]
 """Exit code, standard output, the lines of standard error, and what heavy was imported."""
-Told = dict[tuple[str, ...], Said]
+OutcomesByWords = dict[tuple[str, ...], Outcome]
 
 
 @pytest.fixture(scope="module")
@@ -60,7 +60,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-def said_to(listed: Path, *commands: Sequence[str], **more: str) -> list[Said]:
+def run_commands(listed: Path, *commands: Sequence[str], **more: str) -> list[Outcome]:
     """What each of these says, a fork each of a process that has imported the commands alone and
     reads this listing."""
     kept = {key: value for key, value in os.environ.items() if key != listing.FILES}
@@ -136,16 +136,18 @@ CASES: dict[tuple[str, ...], tuple[int, str]] = {
 
 
 @pytest.fixture(scope="module")
-def outcomes(fresh: Path, request: pytest.FixtureRequest) -> Told:
+def outcomes(fresh: Path, request: pytest.FixtureRequest) -> OutcomesByWords:
     """What each command says that a test of this run asks about."""
-    tests = (item for item in request.session.items if "told" in getattr(item, "fixturenames", ()))
+    tests = (
+        item for item in request.session.items if "outcomes" in getattr(item, "fixturenames", ())
+    )
     chosen = [item.callspec.params["words"] for item in tests]  # type: ignore[attr-defined]
-    return dict(zip(chosen, said_to(fresh, *chosen), strict=True))
+    return dict(zip(chosen, run_commands(fresh, *chosen), strict=True))
 
 
 @pytest.mark.representatives(3)
 @pytest.mark.parametrize("words", CASES, ids=" ".join)
-def test_nothing_heavy_is_imported(outcomes: Told, words: tuple[str, ...]) -> None:
+def test_nothing_heavy_is_imported(outcomes: OutcomesByWords, words: tuple[str, ...]) -> None:
     """Claim: a listing, help, and a refusal of what can be known by name are said without torch,
     Transformers, the hub's library, or what only an extra brings; a refusal is one line.
 
@@ -165,7 +167,7 @@ def test_a_hub_out_of_reach_is_one_sentence(fresh: Path, command: tuple[str, ...
     """Claim: where nothing answers at the hub's address, and the model is not in the cache, that
     is said once, without torch and without another attempt."""
     words = ("saccade", *command, "--target", "someone/something")
-    (outcome,) = said_to(fresh, words, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0")
+    (outcome,) = run_commands(fresh, words, HF_ENDPOINT="http://127.0.0.1:9", HF_HUB_OFFLINE="0")
     code, printed, messages, heavy = outcome
     assert (code, printed, len(messages)) == (2, "", 1), messages
     assert "cannot be reached" in messages[0] and "someone/something" in messages[0]

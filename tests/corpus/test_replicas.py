@@ -286,7 +286,7 @@ def test_without_ray_replicas_say_what_to_install(monkeypatch: pytest.MonkeyPatc
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "reason"),
     [
         ("--ray auto", "give --replicas"),
         ("--max-replicas 2", "give --replicas"),

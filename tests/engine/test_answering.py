@@ -167,7 +167,7 @@ def test_other_names_are_answered_with_ours(
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("arguments", "says"),
     [
         ({"media": 5}, "a path, bytes or an open file, not int"),
         ({"media": [None]}, "a path, bytes or an open file, not NoneType"),
@@ -219,7 +219,7 @@ def test_frames_of_another_range_are_refused(clips: list[Path]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("asked", "says"),
+    ("arguments", "says"),
     [
         ({"target": b"shapes"}, "a model is a checkpoint folder or a hub id, not b'shapes'"),
         ({"target": ["shapes"]}, "a model is a checkpoint folder or a hub id"),

@@ -50,7 +50,7 @@ def judged(
     """One prompt by every method, with and without ``exact``: counts, and what is wrong."""
     target, draft = member(family, dtype), member(family, dtype, zoo.NOISE)
     kind = zoo.kinds(family)[prompt % len(zoo.kinds(family))]
-    inputs = zoo.asked(target, kind, prompt)
+    inputs = zoo.make_inputs(target, kind, prompt)
     tally: Counter[str] = Counter()
     wrong: list[str] = []
     try:

@@ -79,7 +79,7 @@ def commit() -> str:
 def compare(job: Job, methods: Sequence[str], count: int) -> Line:
     """Asks one prompt of every method and of ``generate``."""
     target, draft = zoo.member(job.family, job.seed), zoo.draft_of(job.family, job.seed)
-    inputs = zoo.asked(target, job.kind, job.prompt)
+    inputs = zoo.make_inputs(target, job.kind, job.prompt)
     expected = zoo.hf_greedy(target, inputs, count)
     line: Line = {
         "family": job.family,

@@ -101,7 +101,7 @@ def test_outputs_of_towers_are_joined_as_one_call_would_give_them():
     """Claim: where new media run apart from old ones, the prompt's rows are those of one call, also
     the rows that are added to early layers, to rounding."""
     loaded = zoo.member("qwen3-vl")
-    inputs = zoo.asked(loaded, "images")
+    inputs = zoo.make_inputs(loaded, "images")
     (whole,) = loaded.backbone.prompts(inputs)
     vision = ConversationVision(runs_separately=True)
     for _ in range(2):

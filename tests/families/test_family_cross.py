@@ -57,7 +57,7 @@ def test_it_reads_the_words_and_nothing_else() -> None:
     from saccade.drafting.views.basic import FULL
 
     target, draft = zoo.member("llava-1.5"), zoo.member("llama", seed=1)
-    inputs = zoo.asked(target, "images")
+    inputs = zoo.make_inputs(target, "images")
     team = Setup(target.backbone, draft.backbone, FULL, Chain(4), [Sampling()], 8)
     (prompt,) = draft.backbone.prompts(team.draft_inputs(inputs))
     ids = inputs["input_ids"][0].tolist()
@@ -161,7 +161,7 @@ def test_control_the_targets_inputs_do_not_serve_such_a_draft() -> None:
     """Claim: without inputs of its own, LLaVA-1.5 cannot draft for LLaVA-NeXT: its tiles are not
     its pictures. Fails if the inputs above were not needed."""
     mine, theirs = zoo.member("llava-next"), zoo.member("llava-1.5", seed=1)
-    inputs = zoo.asked(mine, "image")
+    inputs = zoo.make_inputs(mine, "image")
     result = run(mine, theirs, inputs, "sd")
     assert result.fallback_reason is not None
     assert list(result.ids) == zoo.hf_greedy(mine, inputs, COUNT)

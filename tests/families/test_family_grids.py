@@ -173,7 +173,7 @@ def test_newlines_and_sound_are_fixed(family: str, kind: str) -> None:
     """Claim: ``fixed`` marks exactly a model's newline rows and its audio tokens, none of them
     visual. Fails if one is counted among what a view may drop, or text is marked."""
     loaded = zoo.member(family)
-    prompt = zoo.prompt_of(loaded, zoo.asked(loaded, kind))
+    prompt = zoo.prompt_of(loaded, zoo.make_inputs(loaded, kind))
     if family == "qwen2.5-omni":
         audio = loaded.backbone.model.config.audio_token_id
         expected = (prompt.context == audio).tolist()
@@ -186,12 +186,12 @@ def test_newlines_and_sound_are_fixed(family: str, kind: str) -> None:
 def test_sound_alone_leaves_nothing_to_drop() -> None:
     """Claim: a prompt with sound only has no visual row. Fails if audio is taken for a picture."""
     loaded = zoo.member("qwen2.5-omni")
-    prompt = zoo.prompt_of(loaded, zoo.asked(loaded, "audio"))
+    prompt = zoo.prompt_of(loaded, zoo.make_inputs(loaded, "audio"))
     assert prompt.visual_tokens == 0 and bool(prompt.fixed.any())
 
 
 def prefilled(loaded: Loaded, kind: str) -> Prefill:
-    prompt = zoo.prompt_of(loaded, zoo.asked(loaded, kind))
+    prompt = zoo.prompt_of(loaded, zoo.make_inputs(loaded, kind))
     session = Session(loaded.backbone, [Sampling()])
     words: Mapping[str, Texts] = {"newline": ((10,),), "caption": ((65, 66, 67),)}
     return replace(session.prefill([prompt], record=True)[0], words=words)
@@ -207,7 +207,7 @@ def kept_rows(view: Any, prefill: Prefill) -> list[set[int]]:
 
 @pytest.mark.representatives(6)
 @pytest.mark.parametrize(
-    ("name", "shown"),
+    ("name", "example"),
     dealt([name for name in VIEWS if name not in (*STREAMING, *WRITTEN)], FIXED),
 )
 def test_fixed_rows_and_text_survive_every_view(name: str, example: tuple[str, str]) -> None:

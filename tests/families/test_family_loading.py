@@ -77,7 +77,7 @@ def test_every_dtype_by_name(qwen: Path, name: str) -> None:
     in the same type. Fails if a type loads but cannot compute."""
     target, draft = (models.load(str(qwen), dtype=name, device="cpu") for _ in range(2))
     assert {p.dtype for p in target.backbone.model.parameters()} == {loading.DTYPES[name]}
-    ids = answer(target, zoo.asked(target, "image"), "sd", draft=draft.backbone)
+    ids = answer(target, zoo.make_inputs(target, "image"), "sd", draft=draft.backbone)
     assert len(ids) == COUNT and zoo.varied(ids)
 
 
@@ -104,7 +104,7 @@ def test_a_device_map_changes_no_token(qwen: Path, kind: str) -> None:
     Fails if a spread model is driven otherwise."""
     plain = models.load(str(qwen), dtype="float32")
     spread = models.load(str(qwen), dtype="float32", device_map="auto")
-    inputs = zoo.asked(plain, kind)
+    inputs = zoo.make_inputs(plain, kind)
     expected = answer(plain, inputs)
     assert zoo.varied(expected)
     assert answer(spread, inputs) == expected
@@ -130,7 +130,7 @@ def test_a_layer_on_disk(qwen: Path, tmp_path: Path, fused: bool | None) -> None
     backbone = Backbone(model.eval(), fused=fused)
     assert {device.type for device in backbone.devices} == {"cpu"}
     plain, draft = models.load(str(qwen), device="cpu"), zoo.draft_of("qwen2.5-vl")
-    inputs = zoo.asked(plain, "video")
+    inputs = zoo.make_inputs(plain, "video")
     expected = answer(plain, inputs)
     assert zoo.varied(expected)
     assert answer(backbone, inputs) == expected
@@ -169,7 +169,7 @@ def test_quantised_targets(
     assert type(weight.data) is not torch.Tensor or weight.dtype in (torch.int8, torch.uint8)
     assert loaded.backbone.fused is None
     draft = zoo.member(family, size=WIDE)
-    inputs = zoo.asked(loaded, zoo.kinds(family)[0])
+    inputs = zoo.make_inputs(loaded, zoo.kinds(family)[0])
     expected = zoo.hf_greedy(loaded, inputs, COUNT)
     assert zoo.varied(expected)
     assert answer(loaded, inputs) == expected
@@ -233,7 +233,7 @@ MODEL = """
 from transformers import LlamaForCausalLM
 
 class OwnForCausalLM(LlamaForCausalLM):
-    told = "by its own code"
+    origin = "by its own code"
 """
 
 
@@ -283,11 +283,11 @@ def test_code_that_is_trusted_is_run(llama: Path) -> None:
     (llama / "own.py").write_text(MODEL)
     change(llama, auto_map={"AutoModelForCausalLM": "own.OwnForCausalLM"})
     trusted = models.load(str(llama), device="cpu", trust_remote_code=True)
-    assert trusted.backbone.model.told == "by its own code"
-    inputs = zoo.asked(trusted, "text")
+    assert trusted.backbone.model.origin == "by its own code"
+    inputs = zoo.make_inputs(trusted, "text")
     assert answer(trusted, inputs) == zoo.hf_greedy(trusted, inputs, COUNT)
     plain = models.load(str(llama), device="cpu")
-    assert not hasattr(plain.backbone.model, "told")
+    assert not hasattr(plain.backbone.model, "origin")
 
 
 @pytest.mark.usefixtures("modules")
@@ -295,7 +295,7 @@ def test_a_trusted_config_of_its_own(llama: Path) -> None:
     """Claim: with trust, a checkpoint whose config class is its own loads too.
     Fails if only classes that transformers knows are looked up."""
     loaded = models.load(str(owned(llama)), device="cpu", trust_remote_code=True)
-    assert loaded.backbone.model.told == "by its own code"
+    assert loaded.backbone.model.origin == "by its own code"
 
 
 # -- elsewhere ---------------------------------------------------------------------------------

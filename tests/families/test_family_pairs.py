@@ -88,7 +88,7 @@ def test_control_the_padded_draft_would_say_ids_the_target_lacks(family: str) ->
     """Claim: alone, the padded draft answers with ids past the target's last row.
     Fails if nothing had to be kept out above."""
     draft = padded(family, zoo.NOISE, 384)
-    inputs = zoo.asked(draft, "image")
+    inputs = zoo.make_inputs(draft, "image")
     result = saccade.run(draft.backbone, inputs, method="ar", max_new_tokens=8, do_sample=False)
     assert max(result.ids) >= 320
 
@@ -345,7 +345,7 @@ def test_windows_and_states_answer_as_generate_does(
 
     target = from_folder(make(0), tmp_path / "target")
     draft = from_folder(noisy(make, 0, zoo.NOISE), tmp_path / "draft")
-    inputs = zoo.asked(target, "text")
+    inputs = zoo.make_inputs(target, "text")
     assert inputs["input_ids"].shape[1] > 2 * LONGEST_MEMORY
     expected = zoo.hf_greedy(target, inputs, 24)
     assert zoo.varied(expected)
@@ -387,7 +387,7 @@ def test_refused_before_any_work(build: Callable[[], Any], monkeypatch: pytest.M
 
     monkeypatch.setattr(type(bad.base_model), "forward", never)
     monkeypatch.setattr(Backbone, "forward", never)
-    inputs = zoo.asked(good, "text")
+    inputs = zoo.make_inputs(good, "text")
     for target, draft in ((bad, good.backbone), (good.backbone, bad)):
         with pytest.raises(ModelError, match=REFUSED[build]):
             saccade.run(target, inputs, draft=draft, method="sd", max_new_tokens=4)
@@ -403,7 +403,7 @@ def test_the_same_models_without_a_window(tmp_path: Path) -> None:
     for name, model in windowless.items():
         folder = tmp_path / name
         loaded = from_folder(model, folder)
-        inputs = zoo.asked(loaded, "text")
+        inputs = zoo.make_inputs(loaded, "text")
         result = saccade.run(
             loaded.backbone, inputs, method="lookup", max_new_tokens=12, do_sample=False
         )

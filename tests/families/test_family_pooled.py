@@ -79,7 +79,7 @@ def test_pooled_is_before_the_projector(family: str, kind: str) -> None:
     Control: pooled after the projector neither the rows nor the positions are these.
     """
     loaded = zoo.member(family)
-    inputs = zoo.asked(loaded, kind)
+    inputs = zoo.make_inputs(loaded, kind)
     expected = by_hand(loaded.backbone.model, inputs)
     if family == "llava-onevision" and kind.startswith("video"):
         expected = halved(expected)
@@ -123,7 +123,7 @@ def test_what_a_draft_reads(family: str, share: str, monkeypatch: pytest.MonkeyP
     tower looks once, or not at all where the target's is the same, and the answer is plain
     decoding's. Fails if the target's rows are adopted, or pixels are looked at twice."""
     target, draft = pair(share, family)
-    inputs = zoo.asked(zoo.member(family), "image")
+    inputs = zoo.make_inputs(zoo.member(family), "image")
     (own,) = draft.prompts(inputs, coarse=True)
     plain = saccade.run(target, inputs, method="ar", max_new_tokens=12, do_sample=False)
     read: list[Prompt] = []
@@ -154,7 +154,7 @@ def test_a_draft_in_a_process_of_its_own_looks_for_itself() -> None:
     inputs, not the target's rows, and its process makes both. Fails if it adopts rows that hold
     nothing of what stood before the projector; ``pooled-after`` adopts them."""
     target, draft = pair("rows and tower", "llava-1.5")
-    inputs = zoo.asked(zoo.member("llava-1.5"), "image")
+    inputs = zoo.make_inputs(zoo.member("llava-1.5"), "image")
     rules = [Sampling()]
     adopts = {
         kind.name: WorkerDrafter(Setup(target, draft, kind, Chain(3), rules, 8))._shares
@@ -176,7 +176,7 @@ def test_families_that_merge_there_have_no_such_rows() -> None:
     and the view pools afterwards, positions kept. Fails if it is pooled twice or refused."""
     for family, kind in (("qwen2.5-vl", "video"), ("llama", "text")):
         loaded = zoo.member(family)
-        inputs = zoo.asked(loaded, kind)
+        inputs = zoo.make_inputs(loaded, kind)
         (whole,) = loaded.backbone.prompts(inputs, coarse=True)
         assert whole.media.coarse is None and not loaded.backbone.can_coarsen
         before, after = view(whole), view(whole, POOLED_AFTER)

@@ -41,7 +41,7 @@ def positions_of_generate(family: str, kind: str) -> tuple[Inputs, Tensor, list[
     """A prompt, what reached the rotary embedding in Hugging Face's generate, all axes, and the
     answer."""
     loaded = zoo.member(family)
-    inputs = zoo.asked(loaded, kind)
+    inputs = zoo.make_inputs(loaded, kind)
     seen: list[Tensor] = []
 
     def note(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -143,7 +143,7 @@ def test_control_counting_rows_gives_other_positions(family: str) -> None:
     """Claim: after a video these positions are not the row numbers, and laws notice one step.
     Fails if the comparison above could not tell an offset from none."""
     loaded = zoo.member(family)
-    inputs = zoo.asked(loaded, "video")
+    inputs = zoo.make_inputs(loaded, "video")
     prompt = zoo.prompt_of(loaded, inputs)
     assert prompt.next_position != len(prompt)
     token = Tree((5,), (ROOT,), (None,))
@@ -258,7 +258,7 @@ def test_a_pruned_prompt_is_scored_as_the_modules_do(family: str, kind: str) -> 
     same rows and positions (also by the cache-free oracle), and those of the whole prompt with the
     dropped rows hidden. Fails if pruning renumbers, or gives a token another's deepstack row."""
     loaded = zoo.member(family)
-    inputs = zoo.asked(loaded, kind)
+    inputs = zoo.make_inputs(loaded, kind)
     whole = zoo.prompt_of(loaded, inputs)
     pruned = half(whole)
     assert pruned.visual_tokens < whole.visual_tokens or not whole.visual_tokens
@@ -276,7 +276,7 @@ def test_control_deepstack_rows_count(family: str) -> None:
     """Claim: the laws change if the deepstack rows are left out, or are those of other tokens.
     Fails if the comparison above would pass with them lost."""
     loaded = zoo.member(family)
-    pruned = half(zoo.prompt_of(loaded, zoo.asked(loaded, "video")))
+    pruned = half(zoo.prompt_of(loaded, zoo.make_inputs(loaded, "video")))
     assert len(pruned.media.deepstack) == 2 and all(
         len(rows) == pruned.visual_tokens for rows in pruned.media.deepstack
     )
@@ -293,7 +293,7 @@ def test_control_renumbered_rows_score_differently(family: str) -> None:
     """Claim: closing the gaps pruning leaves in the positions changes the laws.
     Fails if the comparison above could not tell original positions from new ones."""
     loaded = zoo.member(family)
-    pruned = half(zoo.prompt_of(loaded, zoo.asked(loaded, "image")))
+    pruned = half(zoo.prompt_of(loaded, zoo.make_inputs(loaded, "image")))
     row = torch.arange(len(pruned)).expand(pruned.positions.shape[0], -1)
     closed = replace(pruned, positions=row, next_position=len(pruned))
     right = session_laws(loaded, pruned, TOKENS)
@@ -324,8 +324,8 @@ def test_two_requests_take_turns(family: str, method: str) -> None:
     is kept on a model (``rope_deltas`` is, by ``generate``)."""
     target, draft = zoo.member(family), zoo.draft_of(family)
     kinds = zoo.kinds(family)
-    both = [zoo.asked(target, kinds[-1 - seed % len(kinds)], seed) for seed in range(2)]
-    third = zoo.asked(target, kinds[0], 7)
+    both = [zoo.make_inputs(target, kinds[-1 - seed % len(kinds)], seed) for seed in range(2)]
+    third = zoo.make_inputs(target, kinds[0], 7)
     answers = [alone(family, inputs, method) for inputs in both]
     streams = [saccade.stream(target.backbone, inputs, **how(family, method)) for inputs in both]
     running, turn = list(streams), 0
@@ -346,7 +346,7 @@ def test_control_anothers_offset_is_another_answer(family: str) -> None:
     """Claim: ``generate`` leaves another offset on the model for each of these prompts, and with
     the other's a text goes on otherwise. Fails if the requests above had nothing to mix up."""
     loaded = zoo.member(family)
-    first, second = (zoo.asked(loaded, kind) for kind in reversed(zoo.kinds(family)[-2:]))
+    first, second = (zoo.make_inputs(loaded, kind) for kind in reversed(zoo.kinds(family)[-2:]))
     offsets = []
     for inputs in (first, second):
         zoo.hf_greedy(loaded, inputs, 2)

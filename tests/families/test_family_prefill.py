@@ -16,7 +16,7 @@ def test_the_prefill_is_the_models_own_forward(family: str, kind: str) -> None:
     """Claim: the logits after the prompt are those of ``model(**inputs)``, with either decoder.
     Fails if embeddings, positions, deepstack rows or attention differ in anything."""
     fused, plain = zoo.member(family), zoo.member(family, fused=False)
-    inputs = zoo.asked(fused, kind)
+    inputs = zoo.make_inputs(fused, kind)
     theirs = zoo.hf_logits(plain, inputs)
     for loaded in (fused, plain):
         _, prefill = zoo.session(loaded, zoo.prompt_of(loaded, inputs))
@@ -29,7 +29,7 @@ def test_ten_more_prompts(family: str, kind: str) -> None:
     """Claim: the same for ten prompts of other sizes. Fails if it holds for a lucky layout only."""
     loaded = zoo.member(family)
     for seed in range(1, 11):
-        inputs = zoo.asked(loaded, kind, seed)
+        inputs = zoo.make_inputs(loaded, kind, seed)
         _, prefill = zoo.session(loaded, zoo.prompt_of(loaded, inputs))
         assert zoo.apart(prefill.logits, zoo.hf_logits(loaded, inputs)) <= SAME, seed
 
@@ -40,7 +40,7 @@ def test_control_one_row_counts(family: str) -> None:
     """Claim: the comparison above sees one visual row gone, or a row's place moved by one.
     Fails if the tolerance hides such a thing, so that the tests above prove nothing."""
     loaded = zoo.member(family)
-    inputs = zoo.asked(loaded, "image")
+    inputs = zoo.make_inputs(loaded, "image")
     theirs = zoo.hf_logits(loaded, inputs)
     prompt = zoo.prompt_of(loaded, inputs)
     row = int(prompt.visual.nonzero()[-1])

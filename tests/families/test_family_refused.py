@@ -81,7 +81,7 @@ UNFOLLOWED = [
 ]
 
 
-@pytest.mark.parametrize(("build", "asked", "reason"), UNFOLLOWED)
+@pytest.mark.parametrize(("build", "prompt", "reason"), UNFOLLOWED)
 @pytest.mark.parametrize("method", ["ar", "std"])
 def test_what_reads_otherwise_is_refused_at_the_first_prompt(
     build: Callable[[], Any], prompt: dict[str, Any], reason: str, method: str
@@ -99,7 +99,7 @@ def test_what_reads_otherwise_is_refused_at_the_first_prompt(
     assert prompt["input_ids"].shape[1] not in lengths  # Shorter texts of our own may be read.
 
 
-@pytest.mark.parametrize(("build", "asked", "reason"), UNFOLLOWED)
+@pytest.mark.parametrize(("build", "prompt", "reason"), UNFOLLOWED)
 def test_control_transformers_runs_them_on_these_inputs(
     build: Callable[[], Any], prompt: dict[str, Any], reason: str
 ) -> None:
@@ -114,7 +114,7 @@ def test_as_a_draft_it_costs_speed_alone() -> None:
     """Claim: such a model as a draft ends drafting with its reason, and the answer is the target's.
     Fails if a draft's form can stop an answer."""
     target = zoo.member("llava-1.5")
-    target_inputs = zoo.asked(target, "image")
+    target_inputs = zoo.make_inputs(target, "image")
     result = saccade.run(
         target.backbone,
         target_inputs,

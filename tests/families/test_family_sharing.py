@@ -100,7 +100,7 @@ def test_equal_towers_before_other_projectors(
     Fails if the tower runs twice, or what it gave is projected by the wrong model."""
     target, draft = sharing(family)
     assert draft.shares_vision_with(target) and not draft.shares_rows_with(target)
-    inputs = zoo.asked(zoo.member(family), kind)
+    inputs = zoo.make_inputs(zoo.member(family), kind)
     own = draft.prompts(inputs)
     plain = run(target, draft, inputs, "ar")
     with counted(draft) as ran, drafted(monkeypatch) as read:
@@ -123,7 +123,7 @@ def test_control_one_other_weight_is_another_tower(
         next(tower(draft).parameters()).view(-1)[0] += 1
     changed = Backbone(draft.model)
     assert not changed.shares_vision_with(target)
-    inputs = zoo.asked(zoo.member(family), "image")
+    inputs = zoo.make_inputs(zoo.member(family), "image")
     own = changed.prompts(inputs)
     with counted(changed) as ran, drafted(monkeypatch) as read:
         result = run(target, changed, inputs)
@@ -140,7 +140,7 @@ def test_a_draft_looks_for_itself_after_the_first_token(family: str) -> None:
     target, draft = sharing(family)
     with torch.no_grad():
         next(tower(draft).parameters()).view(-1)[0] += 1
-    changed, inputs = Backbone(draft.model), zoo.asked(zoo.member(family), "image")
+    changed, inputs = Backbone(draft.model), zoo.make_inputs(zoo.member(family), "image")
     with counted(changed) as ran:
         settings = dict(draft=changed, method="sd", do_sample=False)
         stream = saccade.stream(target, inputs, max_new_tokens=COUNT, **settings)
@@ -186,7 +186,7 @@ def test_after_a_failure_no_hook_stays(
     """Claim: whichever model breaks while it reads, also in a conversation, neither tower keeps
     anything of ours. Fails if a hook goes on listening and holds what every later answer saw."""
     target, draft = sharing(family)
-    inputs = zoo.asked(zoo.member(family), "image")
+    inputs = zoo.make_inputs(zoo.member(family), "image")
     model = (target if broken == "target" else draft).model
 
     def breaks(*args: Any, **kwargs: Any) -> None:
@@ -217,7 +217,7 @@ def test_equal_towers_and_projectors_are_adopted(
     target = Backbone(copy.deepcopy(zoo.member(family).backbone.model))
     draft = Backbone(copy.deepcopy(zoo.draft_of(family).backbone.model))
     assert draft.shares_rows_with(target)
-    inputs = zoo.asked(zoo.member(family), "image")
+    inputs = zoo.make_inputs(zoo.member(family), "image")
     own = draft.prompts(inputs)
     with counted(draft) as ran, drafted(monkeypatch) as read, monkeypatch.context() as patch:
         prompts = Backbone.prompts

@@ -101,7 +101,7 @@ def test_one_frame_is_a_video_in_every_family(family):
 def test_features_that_do_not_match_the_placeholders_are_an_error():
     """Claim: one placeholder too few is an error before any answer, never a shifted video."""
     target = zoo.member("qwen2.5-vl")
-    inputs = zoo.asked(target, "video", 1)
+    inputs = zoo.make_inputs(target, "video", 1)
     (holder,) = [i for i, kind in target.backbone.placeholders.items() if kind == "video"]
     at = int((inputs["input_ids"][0] == holder).nonzero()[0])
     short = {

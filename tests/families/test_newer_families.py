@@ -94,7 +94,7 @@ def test_what_is_refused_is_refused_in_one_sentence(family: str) -> None:
     before its first token. Fails if it answers, which means that its line must go."""
     with pytest.raises(ModelError, match=EXPECTED_REFUSALS[family]) as caught:
         target = zoo.member(family)
-        inputs = zoo.asked(target, KINDS[family][0])
+        inputs = zoo.make_inputs(target, KINDS[family][0])
         saccade.run(target.backbone, inputs, method="ar", max_new_tokens=4, do_sample=False)
     assert "\n" not in str(caught.value)
 

@@ -37,7 +37,7 @@ class Server(ThreadingHTTPServer):
 
     def __init__(self) -> None:
         super().__init__(("127.0.0.1", 0), Handler)
-        self.asked: list[tuple[str, str]] = []
+        self.requests: list[tuple[str, str]] = []
         self.answers: dict[str, Callable[[BaseHTTPRequestHandler], None]] = {}
         self.done = threading.Event()
 
@@ -53,7 +53,7 @@ class Handler(BaseHTTPRequestHandler):
     server: Server
 
     def do_GET(self) -> None:
-        self.server.asked.append((self.path, self.headers["Host"]))
+        self.server.requests.append((self.path, self.headers["Host"]))
         answer = self.server.answers.get(self.path)
         try:
             (answer or plain(404, b"/etc/passwd"))(self)
@@ -385,7 +385,7 @@ def test_a_name_is_resolved_once(server, names, monkeypatch):
     )
     refused(Sources(any_host=True), "http://rebind.example/", "unreachable")
     assert hosts == ["rebind.example"] and dialled == [("93.184.216.34", 80)]
-    assert not server.asked
+    assert not server.requests
     assert socket.getaddrinfo("rebind.example", 80)[0][4] == ("127.0.0.1", 80)
 
 
@@ -416,7 +416,7 @@ def test_every_redirection_is_judged(to, server, names):
     server.answers |= {"/go": leading(target), "/secret": plain()}
     sources = Sources(hosts=(f"start.example:{server.port}",), private=True, seconds=10.0)
     refused(sources, server.at("/go", "start.example"), "not_allowed")
-    assert [path for path, _ in server.asked] == ["/go"]
+    assert [path for path, _ in server.requests] == ["/go"]
 
 
 def test_hops_are_followed_and_counted(server, names):
@@ -431,15 +431,15 @@ def test_hops_are_followed_and_counted(server, names):
     sources = here(server, "start.example", "next.example")
     assert sources.load(server.at("/a", "start.example")) == FetchedMedia("bytes", BYTES)
     port = server.port
-    assert server.asked == [
+    assert server.requests == [
         ("/a", f"start.example:{port}"),
         ("/b", f"next.example:{port}"),
         ("/ok", f"next.example:{port}"),
     ]
     assert hosts == ["start.example", "next.example", "next.example"]
-    server.asked.clear()
+    server.requests.clear()
     refused(here(server, redirects=2), server.at("/loop"), "unreachable")
-    assert len(server.asked) == 3
+    assert len(server.requests) == 3
 
 
 def test_private_needs_a_listed_host(server):

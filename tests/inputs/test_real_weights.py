@@ -144,7 +144,7 @@ def test_a_wheel_is_fetched_alone_and_once(home, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    "content, code, said",
+    "content, code, reason",
     [
         (b"other", 0, "digest"),
         (None, 1, "to the index"),

@@ -22,9 +22,9 @@ class Remembering(Experiment):
     shots: dict[int, AnsweredClip] = field(default_factory=dict)
 
     def inputs(self, number: int, size: int | None = None) -> tuple[Clip, Inputs]:
-        if (number, size) not in self.asked:
-            self.asked[number, size] = super().inputs(number, size)
-        return self.asked[number, size]
+        if (number, size) not in self.known_inputs:
+            self.known_inputs[number, size] = super().inputs(number, size)
+        return self.known_inputs[number, size]
 
     def answer(self, method: str, clip: Clip, inputs: Inputs, **given: Any) -> Result:
         settings = {"max_new_tokens": self.tokens, **given}

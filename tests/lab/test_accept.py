@@ -212,7 +212,7 @@ def test_a_rival_without_end_is_cut_off(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "reason"),
     [
         (("--device", "cpu"), "--small"),
         (("--device", "cuda"), "no GPU"),

@@ -66,7 +66,7 @@ def test_an_imposed_acceptance_runs_the_real_forwards() -> None:
 
 
 @pytest.mark.parametrize(
-    "asked", [{}, {"length": -1.0}, {"rates": (0.5, 1.5)}, {"length": 1.0, "rates": (0.5,)}]
+    "settings", [{}, {"length": -1.0}, {"rates": (0.5, 1.5)}, {"length": 1.0, "rates": (0.5,)}]
 )
 def test_an_acceptance_that_means_nothing_is_refused(settings: dict[str, Any]) -> None:
     """Claim: neither, both, or impossible numbers are one sentence."""

@@ -96,13 +96,13 @@ class _Fake:
     versions = {"torch": "2"}
 
     def __init__(self, engine: str, *given: object) -> None:
-        self.asked: list[str] = []
+        self.rows: list[str] = []
 
     def ask(self, row: str, tokens: int) -> dict[str, Any]:
-        self.asked.append(row)
+        self.rows.append(row)
         if row == "vLLM, compiled":
             return {"error": "out of order"}
-        return {"ids": [len(self.asked)], "first": 1.0, "total": 2.0, "early": 1}
+        return {"ids": [len(self.rows)], "first": 1.0, "total": 2.0, "early": 1}
 
     def close(self) -> None: ...
 

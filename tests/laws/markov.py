@@ -412,7 +412,7 @@ class Play:
         self._random, self._draw = random, draw
         recipe, count = self.recipe, len(self.regimes)
         rules = [Sampling(True, (), seed)] * count
-        self.found: list[list[int]] = [[] for _ in rules]
+        self.answers: list[list[int]] = [[] for _ in rules]
         with ExitStack() as stack:
             if recipe.drafter is WorkerDrafter:
                 stack.enter_context(hired(Inside(self.turns)))
@@ -430,10 +430,10 @@ class Play:
                 pass
             self.failed = drafting.reason if isinstance(drafting, Fallback) else None
             drafting.close()
-        return self.found
+        return self.answers
 
     def _cut(self, request: int, tokens: Sequence[int]) -> tuple[int, Any]:
-        answer = self.found[request]
+        answer = self.answers[request]
         room = self.length - len(answer)
         count = len(tokens) if self.whole else min(room, len(tokens))
         answer += tokens[:count]

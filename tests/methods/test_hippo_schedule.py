@@ -22,7 +22,7 @@ from helpers import (
     qwen25,
     video_input,
 )
-from hippo_by_hand import GAMMA, KEEP, Reading, holistic_by_hand, shown
+from hippo_by_hand import GAMMA, KEEP, Reading, holistic_by_hand, prefill_target
 from torch import Tensor
 
 from lab.reference import Oracle, decode_greedily

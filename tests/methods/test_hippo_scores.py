@@ -20,7 +20,7 @@ from hippo_by_hand import (
     Reading,
     holistic_by_hand,
     normalised,
-    shown,
+    prefill_target,
     spatial_by_hand,
     temporal_by_hand,
 )

@@ -181,7 +181,7 @@ def test_a_batch_reads_each_its_own() -> None:
 
 
 @pytest.mark.parametrize(
-    ("method", "said"),
+    ("method", "message"),
     [
         ("pages/page=0", "not a whole number above 0"),
         ("pages/page=few", "not a whole number above 0"),

@@ -209,7 +209,7 @@ def test_without_a_refresh_it_is_std():
 
 
 @pytest.mark.parametrize(
-    "method, said",
+    "method, message",
     [
         ("fresh/refresh=often", "not a number of rounds"),
         ("fresh/refresh=-1", "not a number of rounds"),

@@ -407,8 +407,8 @@ def test_streamings_laws_are_the_targets_over_sinks_and_window(family):
 
 
 def slid(rows: list[int], count: int, written: int, step: int) -> list[int]:
-    """A window's rows of the prompt once so many tokens have been written, ``held`` of them left
-    before: sinks, and of the rest the last ones that there is room for."""
+    """The prompt's rows in a window that has ``count`` of them at first, once ``written`` tokens
+    have been written: sinks, and of the rest the last ones that there is room for."""
     over = count + written - len(rows)
     gone = len(rows) - count + (over if over >= step else 0)
     return [*rows[:SINKS], *rows[SINKS + gone :]]

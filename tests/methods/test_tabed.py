@@ -458,8 +458,6 @@ def test_the_trained_pair(pair: Path):
     )
     for method in ("tabed", "tabed-mtcp/weights=inverse-4"):
         rule = Rule("grid") if method == "tabed" else Rule("inverse", "kl", 4)
-        (run,) = ensembled(
-            method, target, draft, [inputs], count=32, tokenizer=processor.tokenizer
-        )
+        (run,) = ensembled(method, target, draft, [inputs], count=32, tokenizer=processor.tokenizer)
         assert failing(run, rule) == set()
         assert len(set(run.weights)) > 2

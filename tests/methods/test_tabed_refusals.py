@@ -67,7 +67,7 @@ def test_an_override_does_something_or_is_refused(name):
 
 
 @pytest.mark.parametrize(
-    ("method", "given", "asked"),
+    ("method", "given", "option"),
     [
         ("tabed", {}, "tokenizer"),
         ("tabed-mtcp", {"tokenizer": Letters()}, "captioner"),

@@ -53,7 +53,7 @@ def main(out: str, folder: str, drafter: str, *methods: str) -> None:
     alone = tensor_parallel.world_size() == 1
     target = models.load(folder, tp=not alone, fused=False if alone else None)
     draft = models.load(drafter)
-    inputs = zoo.asked(target, "video", 1)
+    inputs = zoo.make_inputs(target, "video", 1)
     report: dict[str, Any] = {
         name: answer(target, draft, inputs, name, tokenizer=target.tokenizer) for name in methods
     }
@@ -137,7 +137,7 @@ def stuck(folder: str, drafter: str) -> None:
     torch.set_num_threads(1)
     tensor_parallel.TIMEOUT_SECONDS = 5.0
     target, draft = models.load(folder, tp=True), models.load(drafter)
-    inputs = zoo.asked(target, "video", 1)
+    inputs = zoo.make_inputs(target, "video", 1)
     failed_draft(target, draft, inputs, "specvlm-self")
 
 

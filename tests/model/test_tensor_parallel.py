@@ -124,10 +124,10 @@ class Counting:
     """A draft that counts how often it is asked to propose."""
 
     def __init__(self) -> None:
-        self.asked, self.reason = 0, None
+        self.proposals, self.reason = 0, None
 
     def propose(self, states: Any) -> dict[int, Tree]:
-        self.asked += 1
+        self.proposals += 1
         return dict.fromkeys(states, Tree((7,), (-1,), (None,)))
 
     def give_up(self, reason: str, error: Exception) -> None:
@@ -146,8 +146,8 @@ def test_what_failed_elsewhere_proposes_nothing_here(monkeypatch) -> None:
 
         monkeypatch.setattr(tensor_parallel, "gather_from_all", everyones)
         trees = tensor_parallel._AgreedDraft(draft).propose({0: None})
-        assert len(trees[0]) == draft.asked
-    assert [draft.asked for draft in drafts] == [0, 1]
+        assert len(trees[0]) == draft.proposals
+    assert [draft.proposals for draft in drafts] == [0, 1]
     assert drafts[0].reason == "rank 1: broken" and drafts[1].reason is None
 
 

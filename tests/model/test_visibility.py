@@ -141,7 +141,7 @@ def test_a_prefill_in_chunks_gives_the_models_own_logits(family):
     from saccade.model.session import Session
 
     loaded = zoo.member(family)
-    inputs = zoo.asked(loaded, "image")
+    inputs = zoo.make_inputs(loaded, "image")
     with torch.no_grad():
         expected = loaded.backbone.model(**inputs, use_cache=False).logits[0, -1]
     (prompt,) = loaded.backbone.prompts(inputs)
@@ -160,7 +160,7 @@ def test_prompts_share_no_part_of_a_picture_whose_later_rows_differ():
     from saccade.model.session import Session
 
     loaded = zoo.member("gemma3")
-    (first,) = loaded.backbone.prompts(zoo.asked(loaded, "images"))
+    (first,) = loaded.backbone.prompts(zoo.make_inputs(loaded, "images"))
     pictures = first.visual.nonzero().squeeze(-1)
     embeds = first.embeds.clone()
     embeds[pictures[-1]] += 1
@@ -187,7 +187,7 @@ def test_a_prompt_that_is_read_in_both_directions_is_read_again_when_it_goes_on(
     from saccade.model.prefix_cache import common_rows
 
     target, draft = zoo.member("paligemma"), zoo.draft_of("paligemma")
-    inputs = zoo.asked(target, "image")
+    inputs = zoo.make_inputs(target, "image")
     with saccade.Conversation(
         target.backbone, draft=draft.backbone, method=method, max_new_tokens=8, do_sample=False
     ) as conversation:

@@ -135,7 +135,7 @@ def test_a_draft_in_its_own_process_obeys_too(models, vocabulary, sampled):
 
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize(
-    ("asked", "pattern"),
+    ("fields", "pattern"),
     [
         ({"guided_regex": r"(red|blue) [0-9]{2}"}, r"(red|blue) [0-9]{2}"),
         ({"structured_outputs": {"regex": r"[a-c]{3,5}!"}}, r"[a-c]{3,5}!"),
@@ -192,7 +192,7 @@ def test_a_stream_has_the_form_too(auto, plainly):
 
 
 @pytest.mark.parametrize(
-    ("asked", "field"),
+    ("fields", "field"),
     [
         (
             {"response_format": {**FORMAT, "json_schema": {"schema": {"type": "x"}}}},

@@ -106,7 +106,7 @@ def test_a_port_in_use_ends_it_with_a_sentence(monkeypatch, capsys):
 
 @pytest.mark.representatives(2)
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--media-root", "/no/such/folder"], "--media-root"),
         (["--api-key", " "], "API key is empty"),

@@ -43,27 +43,29 @@ class Stub:
     """A pool that answers without a model, one step after it was asked."""
 
     def __init__(self) -> None:
-        self._asked: dict[int, Request] = {}
+        self._requests: dict[int, Request] = {}
         self._next = 0
 
     def join(self, request: Request) -> int:
         self._next += 1
-        self._asked[self._next] = request
+        self._requests[self._next] = request
         return self._next
 
     def leave(self, number: int) -> None:
-        self._asked.pop(number, None)
+        self._requests.pop(number, None)
 
     def step(self) -> list[Event]:
-        news = [Event(number, result=_answer(request)) for number, request in self._asked.items()]
-        self._asked.clear()
+        news = [
+            Event(number, result=_answer(request)) for number, request in self._requests.items()
+        ]
+        self._requests.clear()
         return news
 
     def fits(self, request: Request) -> bool:
         return True
 
     def __len__(self) -> int:
-        return len(self._asked)
+        return len(self._requests)
 
 
 def _answer(request: Request) -> Result:

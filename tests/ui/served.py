@@ -32,7 +32,7 @@ def _host(address: Any) -> Any:
 
 
 def main() -> None:
-    """``-c OUT ERRORS ASKED COMMAND...``: the command, its output to an open file and a new one."""
+    """``-c OUT ERRORS HOSTS COMMAND...``: the command, its output to an open file and a new one."""
     import os
     import warnings
 

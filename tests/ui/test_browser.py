@@ -106,7 +106,7 @@ def page(served: Served, browser: Browser) -> Iterator[Page]:
     yield tab
     context.close()
     assert not outside
-    assert not served.asked.exists(), served.asked.read_text()
+    assert not served.hosts_file.exists(), served.hosts_file.read_text()
 
 
 def ask(page: Page, method: str, tokens: int) -> None:
@@ -244,7 +244,7 @@ def opened(browser: Browser, place: Served, size: str) -> Iterator[Page]:
     width = tab.evaluate("document.documentElement.scrollWidth")
     assert width <= SIZES[size]["viewport"]["width"] and not broken
     context.close()
-    assert not place.asked.exists(), place.asked.read_text()
+    assert not place.hosts_file.exists(), place.hosts_file.read_text()
 
 
 @pytest.mark.parametrize("size", SIZES)

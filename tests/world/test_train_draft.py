@@ -329,7 +329,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
 
 
 @pytest.mark.parametrize(
-    ("words", "said"),
+    ("words", "message"),
     [
         (["--recipe", "llava"], "recipes: llava-1.5-68m, llava-1.5-160m, llava-onevision-68m"),
         (["--phases", "alignment"], "phases: pretraining, instruction"),

@@ -47,7 +47,7 @@ class World(NamedTuple):
     sample: bool = False
 
 
-class Told(NamedTuple):
+class Simulation(NamedTuple):
     """One simulated answer: its rounds, and the state after each."""
 
     rounds: list[Round]
@@ -62,7 +62,7 @@ class Told(NamedTuple):
         return sum(len(round.tree) for round in self.rounds)
 
 
-def simulate(shape: Shape, world: World, tokens: int, seed: int = 0) -> Told:
+def simulate(shape: Shape, world: World, tokens: int, seed: int = 0) -> Simulation:
     """Rounds over a world in which seconds are exactly what ``costs`` say. The prompt tells the
     first token: if nothing is drafted before it, it takes no forward."""
     noise = np.random.default_rng(seed)
@@ -97,7 +97,7 @@ def simulate(shape: Shape, world: World, tokens: int, seed: int = 0) -> Told:
         rounds.append(round)
         states.append(state)
         written += len(verdict.tokens)
-    return Told(rounds, states)
+    return Simulation(rounds, states)
 
 
 def _scores(tree: Tree, world: World, right: np.ndarray, second: np.ndarray, at: int) -> Scores:
