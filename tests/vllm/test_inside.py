@@ -118,7 +118,9 @@ def test_without_its_plug_in_the_engine_does_not_start():
         Engine(Setup(TARGET, {"draft": DRAFT}, environment={"VLLM_PLUGINS": "other"}))
 
 
-@pytest.mark.parametrize("family", ["qwen2.5-vl", "qwen2-vl", "qwen3-vl", "llava-onevision"])
+@pytest.mark.parametrize(
+    "family", ["qwen2.5-vl", "qwen2-vl", "qwen3-vl", "glm4.6v", "llava-onevision"]
+)
 def test_a_family_drafting_for_itself_accepts_everything(family, tmp_path):
     """Claim: over the whole prompt the target's own copy is never refused: pixels, positions and
     layout reach the draft as they reach the target. Videos, images, several and none at once; then
