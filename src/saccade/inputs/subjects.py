@@ -49,13 +49,15 @@ class Subject:
 
 
 def is_text_file(file: Path) -> bool:
-    """Returns whether a file is a text by its name, or by its first bytes.
+    """Returns whether a file is a text by its name, or by its first bytes if the name says nothing.
 
     No format of pictures or videos begins with many bytes that are UTF-8 without a zero.
     """
     kind = FILE_TYPES.guess_type(file.name)[0] or ""
     if kind.startswith("text/") or kind == "application/json":
         return True
+    if kind.startswith(("image/", "video/", "audio/")):
+        return False
     try:
         with file.open("rb") as opened:
             first = opened.read(FIRST_BYTES)
