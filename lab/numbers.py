@@ -10,6 +10,7 @@ from statistics import median
 from typing import Any
 
 from lab.peers import rows as peers
+from lab.real.pair import summary_table
 from saccade.bench import measures, records
 from saccade.bench.comparison import BASELINE
 from saccade.bench.records import Answer
@@ -57,6 +58,7 @@ def tables_by_name(results: Path) -> dict[str, str]:
     tables["missed"] = "\n".join(missed_goals(results))
     tables["requests"] = "\n".join(requests_at_once(results))
     tables["peers"] = "\n".join(beside_peers(_stored_json(results / "peers.json")))
+    tables["pair"] = "\n".join(summary_table(_stored_json(results / "real-pair.json")))
     tables["real"] = "\n".join(real_weights(_stored_json(results / "real.json")))
     return tables
 

@@ -37,12 +37,6 @@ class PlannedRun:
 
 
 PLANNED: Mapping[str, PlannedRun] = {
-    "specvlm-2k": PlannedRun(
-        EVERY_2K_SUITE,
-        f"ar,sd,sd-tree,sd-tree/view=random/keep=0.1,{CALIBRATED},{CALIBRATED}/shape=chain-5,"
-        f"{REPACKED},sd-tree/drafter=self,specvlm-self/view=random/keep=0.1,{SELF_DRAFTED}",
-        11,
-    ),
     "specvlm-8k": PlannedRun(
         "shapes-caption-8k,shapes-events-8k,shapes-qa-8k,shapes-ood-8k,shapes-chat-8k",
         f"ar,sd-tree,sd-tree/view=random/keep=0.1,{CALIBRATED}",

@@ -212,25 +212,53 @@ def pair_section(facts: Mapping[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
+def summary_table(facts: Mapping[str, Any]) -> Iterator[str]:
+    """Yields a short table in Markdown: ``auto`` and the best fixed method on each kind."""
+    yield (
+        "| questions | method | tau | decoding, × plain | decoding, × `generate` | "
+        "whole answer, × plain | whole answer, × `generate` |"
+    )
+    yield "|-|-|-:|-|-:|-:|-:|"
+    for kind in KINDS:
+        by_method = _rows_by_method(facts["measured"], kind)
+        if AUTO not in by_method:
+            continue
+        plain, generate = by_method[PLAIN], by_method[GENERATE]
+        best = _best_fixed(by_method)
+        for method in (AUTO, best):
+            _, tau, _, _, middle, spread, by_generate, *whole, _ = _cells(
+                method, by_method[method], plain, generate, has_whole=kind != "document"
+            )
+            low, _, high = spread.partition(" to ")
+            name = "`auto`" if method == AUTO else f"`{method}`, the best fixed one"
+            cells = [kind, name, tau, f"{middle} [{low}, {high}]", by_generate, *whole]
+            yield f"| {' | '.join(cells)} |"
+
+
+def _rows_by_method(measured: Sequence[Row], kind: str) -> dict[str, dict[str, Row]]:
+    """Returns the rows of this kind by method and document."""
+    by_method: dict[str, dict[str, Row]] = {}
+    for row in measured:
+        if kind_of(row["document"]) == kind:
+            by_method.setdefault(row["method"], {})[row["document"]] = row
+    return by_method
+
+
 def _kind_lines(measured: Sequence[Row]) -> Iterator[str]:
     for kind in KINDS:
-        rows = [row for row in measured if kind_of(row["document"]) == kind]
-        by_method: dict[str, dict[str, Row]] = {}
-        for row in rows:
-            by_method.setdefault(row["method"], {})[row["document"]] = row
+        by_method = _rows_by_method(measured, kind)
         plain, generate = by_method.get(PLAIN), by_method.get(GENERATE)
         if not plain or not generate:
             continue
         yield from ("", f"### {kind.capitalize()}: {len(plain)} prompts", "")
         yield (
-            "| method | tau | accepted | same | tokens/s | decoding × `ar` | 95 % | "
-            "decoding × `generate` | whole × `ar` | whole × `generate` |"
+            "| method | tau | accepted | same | decoding × `ar` | 95 % | decoding × `generate` | "
+            "whole × `ar` | whole × `generate` | tokens/s |"
         )
         yield "|-|-|-|-|-|-|-|-|-|-|"
-        order = sorted(by_method, key=lambda name: _order(name))
-        for method in order:
-            own = by_method[method]
-            yield f"| `{method}` | {_cells(own, plain, generate, kind != 'document')} |"
+        for method in sorted(by_method, key=_order):
+            cells = _cells(method, by_method[method], plain, generate, has_whole=kind != "document")
+            yield f"| {' | '.join(cells)} |"
         if AUTO in by_method:
             yield from ("", _auto_line(by_method))
 
@@ -255,39 +283,52 @@ def _ratios(own: Mapping[str, Row], other: Mapping[str, Row], measure: str) -> l
 
 
 def _cells(
-    own: Mapping[str, Row], plain: Mapping[str, Row], generate: Mapping[str, Row], has_whole: bool
-) -> str:
+    method: str,
+    own: Mapping[str, Row],
+    plain: Mapping[str, Row],
+    generate: Mapping[str, Row],
+    has_whole: bool,
+) -> list[str]:
+    """Returns the cells of a method's row in the tables of each kind."""
     rows = own.values()
     middle, low, high = interval(_ratios(own, plain, "decode_seconds")) or (0.0, 0.0, 0.0)
     accepted = [row["accepted"] for row in rows if row["accepted"] is not None]
     seconds = sum(row["decode_seconds"] for row in rows)
     rate = sum(row["tokens"] - 1 for row in rows) / seconds
-    share = f"{sum(accepted) / len(accepted):.2f}" if accepted else ""
     taus = [row["tau"] for row in rows if row["tau"] is not None]
-    tau = f"{sum(taus) / len(taus):.2f}" if taus else ""
     same = sum(row["same"] for row in rows)
-    others = [median(_ratios(own, generate, "decode_seconds"))]
+    whole = [""] * 2
     if has_whole:
-        others += [median(_ratios(own, base, "seconds")) for base in (plain, generate)]
-    cells = [
-        *(tau, share, f"{same} of {len(own)}", f"{rate:.1f}", f"{middle:.2f}"),
+        whole = [f"{median(_ratios(own, base, 'seconds')):.2f}" for base in (plain, generate)]
+    return [
+        f"`{method}`",
+        f"{sum(taus) / len(taus):.2f}" if taus else "",
+        f"{sum(accepted) / len(accepted):.2f}" if accepted else "",
+        f"{same} of {len(own)}",
+        f"{middle:.2f}",
         f"{low:.2f} to {high:.2f}",
-        *(f"{other:.2f}" for other in others),
+        f"{median(_ratios(own, generate, 'decode_seconds')):.2f}",
+        *whole,
+        f"{rate:.1f}",
     ]
-    return " | ".join([*cells, *[""] * (9 - len(cells))])
+
+
+def _best_fixed(by_method: Mapping[str, Mapping[str, Row]]) -> str:
+    """Returns the method, other than ``auto``, that decodes all prompts in the fewest seconds."""
+    names = [name for name in by_method if name not in (AUTO, GENERATE)]
+    return min(names, key=lambda name: _all_seconds(by_method[name]))
+
+
+def _all_seconds(rows: Mapping[str, Row]) -> float:
+    return sum(_seconds(row, "decode_seconds") for row in rows.values())
 
 
 def _auto_line(by_method: Mapping[str, Mapping[str, Row]]) -> str:
     """Returns the sentence that compares ``auto`` with plain decoding and the best fixed method, by
     the seconds of all prompts together."""
-    seconds = {
-        method: sum(_seconds(row, "decode_seconds") for row in rows.values())
-        for method, rows in by_method.items()
-        if method != GENERATE
-    }
-    own = seconds.pop(AUTO)
-    best = min(seconds, key=lambda method: seconds[method])
+    best, own = _best_fixed(by_method), _all_seconds(by_method[AUTO])
+    by_plain, by_best = (_all_seconds(by_method[name]) / own for name in (PLAIN, best))
     return (
-        f"Over all of these prompts `auto` decodes {seconds[PLAIN] / own:.2f} times as fast as "
-        f"`ar`, and {seconds[best] / own:.2f} times as fast as the best fixed method, `{best}`."
+        f"Over all of these prompts `auto` decodes {by_plain:.2f} times as fast as `ar`, and "
+        f"{by_best:.2f} times as fast as the best fixed method, `{best}`."
     )

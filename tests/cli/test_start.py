@@ -199,8 +199,8 @@ def test_what_is_cached_is_read_without_the_hub(
         ("ar", ("ar",), ""),
     ],
 )
-def test_what_was_meant(given: str, known: tuple[str, ...], added: str) -> None:
-    """Claim: a name written nearly so is offered; a far one and the same one are not."""
+def test_a_near_miss_of_a_name_is_suggested(given: str, known: tuple[str, ...], added: str) -> None:
+    """Claim: a misspelt name suggests the known one; an unlike or correct one suggests nothing."""
     assert suggest(given, known) == added
 
 

@@ -13,9 +13,9 @@ from saccade.core.home import MeasurementFile
 
 
 def test_what_others_remember_is_seen_and_a_file_is_read_once(tmp_path, monkeypatch):
-    """Claim: what another process saved meanwhile is there at once, and what it broke is not; what
-    this one saves even where the clock of files stands still; while nobody writes, the file is read
-    a single time. Fails if what was read is kept for good."""
+    """Claim: a value that another process saved is seen at once, and one that it dropped or broke
+    is gone. Our own saves are seen even where the file's time and size stay the same. While nobody
+    writes, the file is read once. Fails if what was read is kept for good."""
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
     measured, read = MeasurementFile("some.json"), []
     real = json.loads

@@ -150,7 +150,8 @@ def test_two_levels_leave_the_joint_law_exactly(shape, monkeypatch):
 
 
 def test_control_a_soft_law_on_a_chosen_node_is_seen(monkeypatch):
-    """Control: an arg-max node that carries q instead of None must fail the test above.
+    """Control: an arg-max node that carries q instead of None must fail
+    ``test_chosen_siblings_leave_p_exactly``.
 
     It is the classic silent error; here it moves the law by more than 0.1 in total variation.
     """
@@ -161,7 +162,8 @@ def test_control_a_soft_law_on_a_chosen_node_is_seen(monkeypatch):
 
 
 def test_control_a_forgotten_residual_is_seen(monkeypatch):
-    """Control: going on with p after a refusal must fail the test above, by more than 0.02."""
+    """Control: going on with p after a refusal must fail
+    ``test_sampled_siblings_leave_p_exactly``, by more than 0.02."""
     p, q = _laws(1, 2)
     monkeypatch.setattr(module, "residual", lambda p, q: p)
     law = torch.zeros(V, dtype=torch.double)

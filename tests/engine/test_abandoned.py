@@ -124,14 +124,14 @@ def _raise_in_on_phase() -> None:
         stream("pearl-syn", on_phase=phase).finish()
 
 
-def _in_a_circle() -> None:
+def _in_a_reference_cycle() -> None:
     """Only the collector finds it."""
     rounds: Any = stream()
     next(rounds), next(rounds)
     rounds.itself = rounds
 
 
-def _in_a_circle_with_its_worker() -> None:
+def _in_a_reference_cycle_with_its_worker() -> None:
     """Nothing but the collector ends the stream, its drafter, its lending and its generator."""
     rounds: Any = stream(do_sample=True, seed=1)
     next(rounds), next(rounds)
@@ -144,7 +144,7 @@ LEFT: dict[str, Callable[[], None]] = {
     each.__name__.strip("_"): each
     for each in (
         *(_break, _never_begun, _close_twice, _raise, _raise_in_on_phase),
-        *(_in_a_circle, _in_a_circle_with_its_worker),
+        *(_in_a_reference_cycle, _in_a_reference_cycle_with_its_worker),
     )
 }
 
@@ -176,7 +176,7 @@ def test_an_answer_that_nobody_has_collected_holds_up_nobody():
     gc.disable()
     try:
         torch.set_num_threads(2)
-        _in_a_circle()
+        _in_a_reference_cycle()
         assert torch.get_num_threads() == 2
         drafts_again()
     finally:
@@ -294,7 +294,7 @@ def _answers(count: int) -> None:
         elif number % 5 == 2:
             _break()
         elif number % 5 == 3:
-            _in_a_circle()
+            _in_a_reference_cycle()
         elif number % 10 == 4:
             rounds = stream("pearl", do_sample=True, seed=number)
             next(rounds)
@@ -304,7 +304,7 @@ def _answers(count: int) -> None:
             answer(max_new_tokens=6)
 
 
-def _flat(count: int) -> None:
+def _assert_no_leak(count: int) -> None:
     _answers(10)
     gc.collect()
     process._dismiss()
@@ -323,15 +323,15 @@ def unlogged(caplog: pytest.LogCaptureFixture) -> None:
 
 @pytest.mark.extra
 def test_answers_in_a_row_take_no_descriptors(unlogged):
-    """Claim: after twenty answers, some left half way or bereft of their draft, as many descriptors
-    are open as before, and no process is left."""
-    _flat(20)
+    """Claim: after twenty answers, some left half way and some whose draft was killed, as many
+    descriptors are open as before, and no process is left."""
+    _assert_no_leak(20)
 
 
 @pytest.mark.slow
 def test_two_hundred_answers_in_a_row_take_no_descriptors(unlogged):
     """The same for two hundred."""
-    _flat(200)
+    _assert_no_leak(200)
 
 
 @contextmanager

@@ -156,7 +156,7 @@ def test_a_stored_run_is_made_again_as_it_was():
     assert arguments[arguments.index("--methods") + 1] == ",".join(about["plan"]["methods"])
     assert arguments[arguments.index("--draft") + 1] == "shapes-draft-naive"
     assert arguments[arguments.index("--limit") + 1] == "12"
-    with pytest.raises(OptionError, match="planned: specvlm-2k, "):
+    with pytest.raises(OptionError, match="planned: specvlm-8k, "):
         runs.bench_arguments("papers-9k", RESULTS)
 
 

@@ -302,7 +302,10 @@ def test_a_pair_s_section_has_a_table_of_each_kind():
     text = pair.pair_section(facts)
     assert "### Code: 1 prompts" in text and "Prose" not in text
     assert (
-        "| `sd` | 4.50 | 0.70 | 1 of 1 | 8.0 | 1.00 | 1.00 to 1.00 | 2.00 | 1.00 | 2.00 |" in text
+        "| `sd` | 4.50 | 0.70 | 1 of 1 | 1.00 | 1.00 to 1.00 | 2.00 | 1.00 | 2.00 | 8.0 |" in text
     )
     assert "`auto` decodes 2.00 times as fast as `ar`, and 2.00 times as fast as" in text
     assert "of 2 answers of 24 tokens 1 are" in text
+    *_, auto, best = pair.summary_table(facts)
+    assert auto == "| code | `auto` | 4.00 | 2.00 [2.00, 2.00] | 4.00 | 2.00 | 4.00 |"
+    assert best.startswith("| code | `ar`, the best fixed one | 1.00 | 1.00 [1.00, 1.00] | 2.00 |")

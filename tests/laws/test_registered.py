@@ -84,11 +84,13 @@ def _names() -> list[str]:
     return [name for names in CASES for name in names.split(", ")]
 
 
-def far(recipe: Recipe, late: bool, kinds: Sequence[int] | None = None, seed: int = 5) -> float:
+def largest_distance(
+    recipe: Recipe, late: bool, kinds: Sequence[int] | None = None, seed: int = 5
+) -> float:
     """The largest distance from the target's law over the regimes, at the start or late.
 
-    An ensemble takes many ways: it is tried where its views and the target differ. So is, late, a
-    shape that learns nothing of the rounds before.
+    An ensemble takes long, so it runs where its views and the target differ and nowhere else. So
+    does, late, a shape that learns nothing from rounds.
     """
     learns = type(recipe.shape).fold is not Shape.fold
     alone = isinstance(recipe.drafter, Ensemble) or (late and not learns)
@@ -107,7 +109,7 @@ def judged(name: str, judge: Callable[..., Any], *how: Any) -> Any:
         return judge(recipe, *how)
 
 
-def by_default(name: str, late: bool) -> Any:
+def case_with_mark(name: str, late: bool) -> Any:
     """Returns the case with the mark of the run that has it.
 
     Every case is in the default run once: at the start of an answer or late in it, by turns. It is
@@ -124,18 +126,18 @@ def by_default(name: str, late: bool) -> Any:
     return name if late == is_late_by_default else pytest.param(name, marks=pytest.mark.extra)
 
 
-@pytest.mark.parametrize("name", [by_default(name, late=False) for name in CASES])
+@pytest.mark.parametrize("name", [case_with_mark(name, late=False) for name in CASES])
 def test_the_next_three_tokens_have_exactly_the_targets_law_at_the_start(name):
     """Claim: over all that noise can decide, the joint law of the first three tokens is p's, to
     rounding. Fails for whatever keeps or drops a token by what was drawn.
     """
-    assert judged(name, far, False) < EXACT
+    assert judged(name, largest_distance, False) < EXACT
 
 
 @pytest.mark.parametrize(
     "name",
     [
-        by_default(name, late=True)
+        case_with_mark(name, late=True)
         for name, recipe in CASES.items()
         if recipe.schedule is not parallel  # folds nothing, and cannot begin in the middle
     ],
@@ -144,7 +146,7 @@ def test_the_next_three_tokens_have_exactly_the_targets_law_late_in_an_answer(na
     """Claim: the same after twelve tokens, given everything that was drawn for them, judged or not.
     Fails where noise is used twice, or where what adapted reads a draw that nobody judged.
     """
-    assert judged(name, far, True) < EXACT
+    assert judged(name, largest_distance, True) < EXACT
 
 
 @pytest.mark.slow
@@ -154,7 +156,7 @@ def test_the_next_three_tokens_have_exactly_the_targets_law_late_in_an_answer(na
 )
 def test_the_next_three_tokens_have_exactly_the_targets_law_after_many_pasts(name, seed):
     """The same over ten pasts and every regime."""
-    assert judged(name, far, True, list(NUMBERS), seed) < EXACT
+    assert judged(name, largest_distance, True, list(NUMBERS), seed) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -166,7 +168,8 @@ def test_the_next_three_tokens_have_exactly_the_targets_law_after_many_pasts(nam
     ],
 )
 def test_sampled_answers_follow_the_law(name):
-    """Claim: so they do by the noise there is: 4,000 answers at the start, as many triples late."""
+    """Claim: with the real noise, 4,000 answers at the start and as many triples late follow the
+    target's law."""
     assert judged(name, at_the_start, FEW) > ALPHA
     assert judged(name, later, FEW) > ALPHA
 
@@ -373,7 +376,7 @@ def test_control_a_planted_bug_is_found_exactly(bug):
     """Control: each of these is far from the law in some regime, at the start or late."""
     late = (False,) if bug == "laws of another slot" else (False, True)
     regimes = [(each, [kind]) for each in late for kind in (FAR, WRONG, NEAR, SAME)]
-    assert any(judged(bug, far, *regime) > 0.01 for regime in regimes)
+    assert any(judged(bug, largest_distance, *regime) > 0.01 for regime in regimes)
 
 
 @pytest.mark.extra
@@ -387,9 +390,9 @@ def test_control_a_planted_bug_is_found_by_samples(bug):
 def test_control_reading_any_past_draw_is_harmless_where_noise_is_fresh():
     """Control of the control: with noise that is never used twice the same curious shape is exact,
     as the proof in docs/lossless.md says."""
-    assert max(judged("curious", far, late) for late in (False, True)) < EXACT
+    assert max(judged("curious", largest_distance, late) for late in (False, True)) < EXACT
 
 
 def test_control_the_exact_law_is_not_met_by_another_target():
     """Control: answers of one target are far from the law of another, 0.02 away in each row."""
-    assert 0.01 < judged("another target", far, False) < 0.1
+    assert 0.01 < judged("another target", largest_distance, False) < 0.1

@@ -280,7 +280,7 @@ def test_an_axis_is_given_once(axis):
 # -- from a recipe to words and back -----------------------------------------------------------
 
 
-def spoken(recipe: Recipe) -> str:
+def name_from_choices(recipe: Recipe) -> str:
     """The name that a recipe's own words make, over a base with everything else."""
     words = choices(recipe)
     if words == {"drafter": "none"}:
@@ -296,7 +296,7 @@ def anonymous(recipe: Recipe) -> Recipe:
 def test_a_system_in_the_words_of_its_axes_is_that_system(name):
     """Claim: ``choices`` written as overrides of another method resolves to the same recipe."""
     recipe = SYSTEMS[name]
-    assert anonymous(resolve(spoken(recipe))) == anonymous(recipe)
+    assert anonymous(resolve(name_from_choices(recipe))) == anonymous(recipe)
 
 
 @pytest.mark.parametrize(
@@ -316,10 +316,10 @@ def test_a_system_in_the_words_of_its_axes_is_that_system(name):
         "tabed/weights=kl-4",
     ],
 )
-def test_an_override_survives_being_spoken(name):
-    """Claim: what was said on any axis can be said again from the recipe alone."""
+def test_an_override_can_be_written_again_from_its_recipe(name):
+    """Claim: a name made of the recipe's own choices resolves to the same recipe."""
     recipe = resolve(name)
-    assert anonymous(resolve(spoken(recipe))) == anonymous(recipe)
+    assert anonymous(resolve(name_from_choices(recipe))) == anonymous(recipe)
 
 
 def test_control_other_methods_have_other_words():

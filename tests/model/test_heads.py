@@ -420,7 +420,7 @@ def test_memory_of_hidden_states_is_counted():
     cache.hidden = head.target.hidden_states(layers, 10)
     with_hidden = head.target.token_bytes + head.target.hidden_state_bytes(layers)
     assert cache.bytes == 10 * with_hidden
-    sentences = [str(request.too_long(head.target, each)) for each in ((), layers)]
+    sentences = [str(request.too_long_error(head.target, each)) for each in ((), layers)]
     assert sentences[0] != sentences[1]
 
 

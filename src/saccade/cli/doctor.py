@@ -24,7 +24,8 @@ ANSWER_TOKENS = 256
 def doctor(
     frames: FrameOptions,
     video: Annotated[
-        str | None, typer.Argument(help="A video to count the tokens of; else --tokens.")
+        str | None,
+        typer.Argument(help="A video whose tokens are counted; without one, --tokens counts."),
     ] = None,
     target: Annotated[
         str,
@@ -35,10 +36,13 @@ def doctor(
     draft: Annotated[str | None, typer.Option("--draft", "-d", help="Likewise.")] = None,
     tokens: Annotated[
         int | None,
-        typer.Option(min=1, help=f"Of the prompt, without a video; else {DEFAULT_PROMPT_TOKENS}."),
+        typer.Option(
+            min=1,
+            help=f"Of the prompt, where no video is named; {DEFAULT_PROMPT_TOKENS} if not given.",
+        ),
     ] = None,
     keep: Annotated[
-        float, typer.Option(min=0.001, max=1, help="The share of them the draft reads.")
+        float, typer.Option(min=0.001, max=1, help="The share of the prompt that the draft reads.")
     ] = 0.1,
     prompt: command_options.Prompt = command_options.QUESTION,
     dtype: command_options.Dtype = None,

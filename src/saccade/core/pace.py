@@ -245,21 +245,22 @@ class ForwardTimes(NamedTuple):
         level_seconds: float,
         rows: int,
         seconds: float,
-        usual: float,
-        usual_level: float,
+        believed: float,
+        believed_level: float,
     ) -> ForwardTimes:
         """Returns the times after a draft of ``levels`` forwards and a forward that judged it.
 
         ``level_seconds`` are those of the draft, and ``seconds`` those of the forward of ``rows``
-        rows. ``usual`` is what that forward was believed to take before, and ``usual_level`` one
-        of the draft's. On a GPU the first forward of each size is not captured yet and takes many
-        times as long, so the first of them count for no more than later ones.
+        rows. ``believed`` is what that forward was believed to take before, and
+        ``believed_level`` one of the draft's. On a GPU the first forward of each size is not
+        captured yet and takes many times as long, so the first of them count for no more than later
+        ones.
         """
         level = self.level
-        expected = level.share if level.tries >= MIN_ROUNDS_FOR_OUTLIERS else usual_level
+        expected = level.share if level.tries >= MIN_ROUNDS_FOR_OUTLIERS else believed_level
         level_seconds = min(level_seconds, FORWARD_OUTLIER_FACTOR * levels * expected)
         if self.weight >= MIN_ROUNDS_FOR_OUTLIERS:
-            seconds = min(seconds, FORWARD_OUTLIER_FACTOR * self.average * usual)
+            seconds = min(seconds, FORWARD_OUTLIER_FACTOR * self.average * believed)
         more, memory = rows - 1, TIMES_MEMORY
         return self._replace(
             level=level.fold(level_seconds, levels, memory),
@@ -268,8 +269,8 @@ class ForwardTimes(NamedTuple):
             square_rows=memory * self.square_rows + more * more,
             seconds=memory * self.seconds + seconds,
             rows_seconds=memory * self.rows_seconds + more * seconds,
-            believed=memory * self.believed + usual,
-            rows_believed=memory * self.rows_believed + more * usual,
+            believed=memory * self.believed + believed,
+            rows_believed=memory * self.rows_believed + more * believed,
             since_plain=self.since_plain + 1,
         )
 
@@ -279,8 +280,11 @@ class ForwardTimes(NamedTuple):
         return self.seconds / self.believed
 
     def scale(self, believed: float) -> float:
-        """Returns seconds over the believed ones, of which a forward of one row has ``believed``:
-        as forwards of one row show it, else as others do, else 1."""
+        """Returns the factor from believed to measured seconds.
+
+        It is that of forwards of one row, which were believed to take ``believed`` seconds. Until
+        one has run it is that of forwards of more rows, and before those it is 1.
+        """
         if self.plain.tries:
             return self.plain.share / believed
         return self.average if self.weight else 1.0

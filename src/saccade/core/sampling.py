@@ -241,7 +241,7 @@ class Scores:
         if node not in self._logits_by_node:
             ids: Sequence[int] = ()
             if self.rules.contextual:
-                ids = [*self.context, *self._below(node)]
+                ids = [*self.context, *self._path_tokens(node)]
             row = self.rows[node + 1]
             self._logits_by_node[node] = self.rules.apply_rules(row, ids, self._answer(node))
         return self._logits_by_node[node]
@@ -297,7 +297,7 @@ class Scores:
         read = self.likeliest[node + 1]
         return None if read is None else read()
 
-    def _below(self, node: int) -> list[int]:
+    def _path_tokens(self, node: int) -> list[int]:
         """Returns the tokens from the root down to ``node``."""
         return [self.tree.tokens[n] for n in path(self.tree, node)]
 
@@ -305,7 +305,7 @@ class Scores:
         """Returns the answer's ids up to ``node``; only a grammar reads them."""
         if self.rules.grammar is None:
             return ()
-        return [*self.context[len(self.context) - self.offset :], *self._below(node)]
+        return [*self.context[len(self.context) - self.offset :], *self._path_tokens(node)]
 
     def top(self, node: int, count: int) -> list[int]:
         """Returns the ``count`` likeliest tokens after ``node``, likeliest first; fewer where the

@@ -38,10 +38,14 @@ def verify(tree: Tree, p: Callable[[int], Law | None], noise: Noise) -> Verdict:
         refused = False
         for sibling, child in enumerate(children(tree, node)):
             x, q = tree.tokens[child], tree.q[child]
-            # in this order NaN in q refuses, and the residual is then p itself
+            # In this order NaN in q refuses, and the residual is then p itself.
             chance = prob(law, x) if q is None else min(prob(law, x) / max(prob(q, x), 1e-38), 1.0)
-            certain = chance >= 1 or chance <= 0  # no noise where none decides: it is not free
-            if chance >= 1 if certain else noise("accept", len(accepted), sibling) < chance:
+            is_certain = chance >= 1 or chance <= 0  # Noise takes time, and is drawn if it decides.
+            if is_certain:
+                is_accepted = chance >= 1
+            else:
+                is_accepted = noise("accept", len(accepted), sibling) < chance
+            if is_accepted:
                 accepted.append(child)
                 node = child
                 break

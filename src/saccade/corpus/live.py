@@ -81,8 +81,8 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """A few frames that are one clip of the prompt, and the prompt's tokens of it once it was
-    encoded."""
+    """A few frames that are one clip of the prompt, and how many tokens it takes (0 until it is
+    encoded)."""
 
     clip: Clip
     tokens: int = 0
@@ -148,7 +148,7 @@ class Live(AbstractContextManager["Live"]):
         self._next_time = 0.0
         self._open_question: _OpenQuestion | None = None
         self._working = threading.RLock()  # held while the model works
-        self._counting = threading.Lock()  # held for the frames that wait
+        self._waiting_lock = threading.Lock()  # of the frames that wait
         self._stop, self._ended = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -169,7 +169,7 @@ class Live(AbstractContextManager["Live"]):
             OptionError: in one sentence.
         """
         picture = _picture(frame)
-        with self._counting:
+        with self._waiting_lock:
             seconds = self._next_time if time is None else float(time)
             if self.seen_frames and seconds < self._next_time - 1.001 / self._fps:
                 raise OptionError(f"the frame at {seconds:g} s comes before the last one")
@@ -198,9 +198,12 @@ class Live(AbstractContextManager["Live"]):
             )
 
     def _bound_waiting(self) -> None:
-        """Drops the oldest frames that wait behind a long answer, where they fill a window."""
-        rooms = {"seconds": self.window.size * self._fps}
-        room = rooms.get(self.window.unit, self.window.size)
+        """Drops the oldest frames that wait behind a long answer, where they fill a window.
+
+        A window in tokens has room for as many waiting frames as it has tokens, since nobody knows
+        yet how many tokens a frame takes.
+        """
+        room = self.window.size * (self._fps if self.window.unit == "seconds" else 1)
         while len(self._waiting) > max(room, self.segment_frames):
             self._waiting.popleft()
 
@@ -219,7 +222,7 @@ class Live(AbstractContextManager["Live"]):
 
     def _close_segment(self) -> None:
         """Makes a segment of the frames that wait; the last one is repeated to fill it."""
-        with self._counting:
+        with self._waiting_lock:
             count = min(self.segment_frames, len(self._waiting))
             timed = [self._waiting.popleft() for _ in range(count)]
         frames, times = zip(*timed, strict=True)
@@ -253,7 +256,7 @@ class Live(AbstractContextManager["Live"]):
 
     def latest_frames(self, count: int) -> list[Timed]:
         """Returns the latest frames that are kept or wait, at most so many, the oldest first."""
-        with self._counting:
+        with self._waiting_lock:
             waiting = [*self._waiting]
         frames: dict[float, Image] = {}
         for segment in self.segments[-count:]:

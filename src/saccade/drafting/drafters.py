@@ -295,8 +295,8 @@ class _ReadPrompt:
         return cls(whole.context, whole.positions, whole.visual, pruned.index)
 
     def shared_rows(self, state: RequestState, prompt: Prompt, media: frozenset[int]) -> int:
-        """Returns how many leading rows of a new prompt this one has and the text after it, where
-        only these media are the same."""
+        """Returns how many leading rows of a new prompt equal those of this one and the text after
+        it. Only ``media`` are taken to be the same."""
         start = len(state.context) - state.length  # of the text, where the prompt ends now
         device = prompt.positions.device
         ids = torch.tensor(state.context, device=device)

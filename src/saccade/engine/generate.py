@@ -127,7 +127,7 @@ class Stream(Iterator[Round]):
             call, self.call = self.call, None
             if not memory.is_out_of_memory(error):
                 raise
-            raise call.request.too_long(call.target, call.hidden_layers) from error
+            raise call.request.too_long_error(call.target, call.hidden_layers) from error
         finally:
             kernels.release_threads()
 
@@ -168,7 +168,7 @@ class Stream(Iterator[Round]):
         except (RuntimeError, MemoryError) as error:
             if not memory.is_out_of_memory(error):
                 raise
-            raise call.request.too_long(call.target, call.hidden_layers) from error
+            raise call.request.too_long_error(call.target, call.hidden_layers) from error
         finally:
             kernels.release_threads()
             if not (keep and call.decoding):  # A later turn cannot continue half-read prompts.
@@ -182,8 +182,9 @@ class CallArguments(RequestArguments, total=False):
     draft: nn.Module | Backbone | None
     """The draft model, for methods that use one."""
     draft_quantize: str | None
-    """Rounds the draft's weights to "int8" or "int4", on a CPU. Without a draft the target drafts
-    for itself with a rounded copy of its weights. The answer stays the target's."""
+    """Rounds the draft's weights: to "int8" or "int4" on a CPU, to "fp8" on a GPU that multiplies
+    it. Without a draft the target drafts for itself with a rounded copy of its weights. The answer
+    stays the target's."""
     method: str | Recipe
     """A method's name with overrides, or a recipe; see ``saccade methods``."""
     exact: bool

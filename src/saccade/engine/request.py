@@ -298,7 +298,7 @@ class Request:
         """Raises ModelError where a prompt is too long for the target or for the memory."""
         self.check_length(target)
         if not self.fits(target, hidden_layers=hidden_layers, keeps_all_keys=keeps_all_keys):
-            raise self.too_long(target, hidden_layers, keeps_all_keys=keeps_all_keys)
+            raise self.too_long_error(target, hidden_layers, keeps_all_keys=keeps_all_keys)
 
     def fits(
         self,
@@ -320,7 +320,7 @@ class Request:
         token_bytes, fixed = self._bytes(target, hidden_layers, keeps_all_keys)
         return memory.has_room(tokens, token_bytes, target.device, unused, fixed)
 
-    def too_long(
+    def too_long_error(
         self,
         target: Backbone,
         hidden_layers: Sequence[int] = (),

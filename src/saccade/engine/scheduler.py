@@ -253,5 +253,5 @@ class Scheduler:
         batch = self._entries[number].batch
         self.leave(number)
         if memory.is_out_of_memory(error):
-            error = batch.request.too_long(self._target, batch.hidden_layers)
+            error = batch.request.too_long_error(self._target, batch.hidden_layers)
         return Event(number, error=error)

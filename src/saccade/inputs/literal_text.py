@@ -176,7 +176,7 @@ def _extract(turns: Sequence[Mapping[str, Any]], must_extract: Callable[[str], b
         texts.append(extracted)
         return text.replace(text.strip(), f"{mark}{len(texts) - 1}@")
 
-    def of_part(part: Mapping[str, str]) -> dict[str, str]:
+    def extract_from_part(part: Mapping[str, str]) -> dict[str, str]:
         text, is_document = part.get("text", ""), part.get("type") == DOCUMENT
         if not text.strip() or not (is_document or must_extract(text)):
             return dict(part)
@@ -184,34 +184,37 @@ def _extract(turns: Sequence[Mapping[str, Any]], must_extract: Callable[[str], b
             documents.add(len(texts))
         return {**part, "type": "text", "text": replace(text, text.strip())}
 
-    def of_argument(value: Any) -> Any:
+    def extract_from_argument(value: Any) -> Any:
         """Handles the arguments of a call, whose strings templates write as JSON."""
         match value:
             case str() if value.strip() and must_extract(value):
                 return replace(value, json.dumps(value.strip(), ensure_ascii=False)[1:-1])
             case dict():
-                return {of_argument(key): of_argument(each) for key, each in value.items()}
+                return {
+                    extract_from_argument(key): extract_from_argument(each)
+                    for key, each in value.items()
+                }
             case list():
-                return [of_argument(each) for each in value]
+                return [extract_from_argument(each) for each in value]
         return value
 
-    def of_call(call: Mapping[str, Any]) -> dict[str, Any]:
+    def extract_from_call(call: Mapping[str, Any]) -> dict[str, Any]:
         function = call["function"]
         return {
             **call,
-            "function": {**function, "arguments": of_argument(function["arguments"])},
+            "function": {**function, "arguments": extract_from_argument(function["arguments"])},
         }
 
-    def of_turn(turn: Mapping[str, Any]) -> dict[str, Any]:
-        new_turn = {**turn, "content": [of_part(part) for part in turn["content"]]}
+    def extract_from_turn(turn: Mapping[str, Any]) -> dict[str, Any]:
+        new_turn = {**turn, "content": [extract_from_part(part) for part in turn["content"]]}
         reasoning = turn.get(REASONING, "")
         if reasoning.strip() and must_extract(reasoning):
             new_turn[REASONING] = replace(reasoning, reasoning.strip())
         if "tool_calls" in turn:
-            new_turn["tool_calls"] = [of_call(call) for call in turn["tool_calls"]]
+            new_turn["tool_calls"] = [extract_from_call(call) for call in turn["tool_calls"]]
         return new_turn
 
-    new_turns = [of_turn(turn) for turn in turns]
+    new_turns = [extract_from_turn(turn) for turn in turns]
     return Extraction(new_turns, tuple(texts), mark, frozenset(documents))
 
 

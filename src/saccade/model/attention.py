@@ -110,7 +110,7 @@ class Step:
         self._masks_always = masks_always
         self._visible: dict[tuple[int, KeyWindow | None], tuple[Tensor, int]] = {}
         self.calls = 0
-        """One a layer, where the model's layers call this for their attention."""
+        """How often it was called: once a layer, where the model's layers call it for attention."""
         self._choose: Callable[[Segment, int], Kernel] = partial(
             _choose_kernel, groups, dtype, choice
         )

@@ -651,8 +651,8 @@ class Backbone:
         weights.
 
         The weights themselves are shared and stay as they are. The copies are made once. Raises
-        ModelError for a decoder that is not fused, for other devices than CPUs, and where there is
-        no memory.
+        ModelError for a decoder that is not fused, for a device without such products, and where
+        there is no memory.
         """
         if self.rounding == rounding:
             return self

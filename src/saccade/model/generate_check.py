@@ -101,8 +101,8 @@ def _refuse_odd_layer_numbers(target: Backbone) -> None:
         for module in layer.modules()
         if isinstance(vars(module).get("layer_idx"), int)
     ]
-    expected = sorted({*numbers}) == list(range(len({*numbers})))
-    if numbers and (not expected or numbers != sorted(numbers)):
+    is_counted_from_0 = sorted({*numbers}) == list(range(len({*numbers})))
+    if numbers and (not is_counted_from_0 or numbers != sorted(numbers)):
         raise ModelError(
             f"the decoder's layers are numbered {sorted({*numbers})} (layer_idx), so its own cache "
             "would mix them up: number them from 0 on after removing or repeating one"

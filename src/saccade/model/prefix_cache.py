@@ -260,13 +260,14 @@ def cache_preprocessing(processor: Any, prefix_cache: PrefixCache | None) -> Ite
     with ExitStack() as stack:
         for preprocessor in (vars(processor).get(name) for name in PREPROCESSORS):
             if prefix_cache is not None and preprocessor is not None:
-                answer = _answer_from(prefix_cache, id(preprocessor))
+                answer = _cached_answer(prefix_cache, id(preprocessor))
                 stack.enter_context(intercept_calls(preprocessor, ["preprocess"], answer))
         yield
 
 
-def _answer_from(prefix_cache: PrefixCache, owner: int) -> Answer:
-    """Returns what gives for equal arguments what a method of this object returned before."""
+def _cached_answer(prefix_cache: PrefixCache, owner: int) -> Answer:
+    """Returns an ``Answer`` that runs a method once for equal arguments and then repeats its
+    output."""
 
     def answer(
         name: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]

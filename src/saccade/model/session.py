@@ -658,7 +658,8 @@ def _cut_to_prompt(cache: Cache, prompt: Prompt, rows: int) -> int:
 
 
 def _lengths_to_remember(prompt: Prompt) -> set[int]:
-    """Returns the lengths of a prompt at which the states of layers without keys are remembered.
+    """Returns the lengths of a prompt at which states are remembered, and the keys that windows let
+    go are set aside.
 
     Conversations are cut back to somewhere near the prompt's end. Other questions about the same
     pictures begin where the pictures end.

@@ -43,7 +43,8 @@ GRACE_SECONDS = 1.0  # The queue itself reports within this time that a deadline
 class CompletionHandler:
     """Answers one HTTP request: reserves slots, queues an engine request per answer, responds.
 
-    A class for another API overrides what the section on its JSON and `_complete` and `_chunks` do.
+    A class for another API overrides `end_of_stream`, `_complete`, `_chunks`, `_event` and
+    `_failure`.
     """
 
     end_of_stream: ClassVar[str] = "data: [DONE]\n\n"

@@ -33,7 +33,7 @@ DURATION_WEIGHT = 1 / 4  # How much the last answer counts in the average time o
 
 
 def busy_error(seconds: int) -> ApiError:
-    """Returns the error for a client when no slot is free; one may be in ``seconds``."""
+    """Returns the error for a client when no slot is free; ``seconds`` says when one may be."""
     message = f"all places are taken: try again in {seconds} s"
     return ApiError(429, message, headers={"Retry-After": str(seconds)})
 
@@ -153,7 +153,7 @@ class RequestQueue:
         torch.set_num_threads(self._torch_threads)  # PyTorch keeps this number per thread.
         try:
             while self._wait_for_work():
-                self._remove_ended()
+                self._remove_cancelled_and_late()
                 self._admit()
                 for event in self._engine.step():
                     self._dispatch(event)
@@ -207,7 +207,7 @@ class RequestQueue:
                 log.error("A request failed.", exc_info=event.error)
             request.send(event.error)
 
-    def _remove_ended(self) -> None:
+    def _remove_cancelled_and_late(self) -> None:
         """Removes requests that were cancelled and those whose deadline has passed."""
         now = time.monotonic()
         for request in (*self._running.values(), *self._waiting):

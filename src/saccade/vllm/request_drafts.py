@@ -60,7 +60,7 @@ class Drafts(ABC):
     def __contains__(self, name: str) -> bool: ...
 
     @abstractmethod
-    def start(self, requests: DraftRequest) -> bool:
+    def start(self, request: DraftRequest) -> bool:
         """Starts a request, and returns whether it can be drafted for; False is final."""
 
     @abstractmethod
@@ -108,8 +108,8 @@ class ModelDrafts(Drafts):
         """The bytes of all caches."""
         return sum(request.cache.bytes for request in self._session.requests.values())
 
-    def start(self, requests: DraftRequest) -> bool:
-        prefill = requests.read()
+    def start(self, request: DraftRequest) -> bool:
+        prefill = request.read()
         if prefill is None:
             return False
         view = self._view
@@ -125,7 +125,7 @@ class ModelDrafts(Drafts):
         number = next(self._next_number)
         for _ in self._session.prefill_in_chunks(number, prompt, noise_number=number):
             pass
-        self._numbers_by_name[requests.name] = number
+        self._numbers_by_name[request.name] = number
         return True
 
     def draft(self, requests: Sequence[DraftRequest], plan: DraftPlan) -> dict[str, ProposedTokens]:
@@ -161,8 +161,8 @@ class ModelDrafts(Drafts):
         # A growing cache is copied into one that is half as large again, or as large as needed.
         return max(3 * cache.bytes // 2, needed * self._backbone.token_bytes), cache.bytes
 
-    def keep(self, names_by_number: Collection[str]) -> None:
-        for name in self._numbers_by_name.keys() - set(names_by_number):
+    def keep(self, names: Collection[str]) -> None:
+        for name in self._numbers_by_name.keys() - set(names):
             self._session.end(self._numbers_by_name.pop(name))
 
 
@@ -175,14 +175,14 @@ class LookupDrafts(Drafts):
     def __contains__(self, name: str) -> bool:
         return True
 
-    def start(self, requests: DraftRequest) -> bool:
+    def start(self, request: DraftRequest) -> bool:
         return True
 
     def draft(self, requests: Sequence[DraftRequest], plan: DraftPlan) -> dict[str, ProposedTokens]:
         return {each.name: self._lookup(each, plan.length) for each in requests}
 
-    def _lookup(self, requests: DraftRequest, length: int) -> ProposedTokens:
-        tokens = lookup(requests.ids, MAX_MATCH_TOKENS, length)
+    def _lookup(self, request: DraftRequest, length: int) -> ProposedTokens:
+        tokens = lookup(request.ids, MAX_MATCH_TOKENS, length)
         length_before_placeholder = next(
             (i for i, token in enumerate(tokens) if token in self._banned), len(tokens)
         )

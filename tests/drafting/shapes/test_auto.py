@@ -37,8 +37,9 @@ GREEDY, SAMPLED = (Scores(Tree(), [], Sampling(sample=drawn), (), 0) for drawn i
 
 
 class World(NamedTuple):
-    """The target writes 1, 2, 3, ...; the draft says so with ``odds`` and is right ``rate`` often;
-    where it is wrong, its runner-up is right with ``second``."""
+    """The target writes 1, 2, 3, ...; the draft gives its token probability ``odds`` and is right
+    with probability ``rate``. Where it is wrong, its runner-up is right with probability
+    ``second``."""
 
     odds: float
     rate: float
@@ -193,9 +194,9 @@ def test_a_draft_that_says_itself_it_knows_nothing_is_dropped_sooner():
 
 @pytest.mark.parametrize("runners", [0, 1, 2])
 def test_plain_rules_are_read_off_the_law_itself(runners):
-    """Claim: where no rule stands between the law and its favourite, the draft is the one that
-    rules give which change nothing, odds and runners-up too; and a law of NaN is an error, by
-    either. Control: a rule that bans the favourites changes it."""
+    """Claim: without rules the draft equals the one under a rule that changes nothing, odds and
+    runners-up included; NaN in the logits is an error either way. Control: a rule that bans the
+    favourites changes the draft."""
     growing = torch.Generator().manual_seed(0)
     rows = [3 * torch.randn(VOCAB, generator=growing) for _ in range(MAX_DRAFT_NODES)]
 

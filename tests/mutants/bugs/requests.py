@@ -8,7 +8,9 @@ BUGS = (
         "inputs/training_domain.py",
         find="abs(red - green) <= self.pixel_error",
         plant="abs(red - green) <= 255",
-        tests=("world/test_knowing.py::test_nothing_else_is",),
+        tests=(
+            "world/test_training_domain.py::test_other_frames_are_not_taken_for_the_drawn_world",
+        ),
     ),
     PlantedBug(
         "generated tokens' penalties count the prompt",

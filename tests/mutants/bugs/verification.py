@@ -42,15 +42,11 @@ BUGS = (
         "the first drafted token is accepted without verification",
         "core/verify.py",
         find="""
-            if $chance >= 1 if $certain else $noise("accept", len($accepted), $sibling) < $chance:
+            if is_accepted:
                 ...
         """,
         plant="""
-            if (
-                node == ROOT or $chance >= 1
-                if $certain
-                else $noise("accept", len($accepted), $sibling) < $chance
-            ):
+            if node == ROOT or is_accepted:
                 ...
         """,
         tests=("engine/test_greedy.py::test_the_first_drafted_token_is_verified_too",),
@@ -137,7 +133,7 @@ BUGS = (
     PlantedBug(
         "penalties ignore the drafted tokens of the block",
         "core/sampling.py",
-        find="[*self.context, *self._below($node)]",
+        find="[*self.context, *self._path_tokens($node)]",
         plant="list(self.context)",
         tests=("core/test_sampling.py::test_penalties_see_prompt_text_and_path_at_every_node",),
     ),
@@ -247,7 +243,7 @@ BUGS = (
     PlantedBug(
         "grammars: the drafted tokens are not part of the answer so far",
         "core/sampling.py",
-        find="[*self.context[len(self.context) - self.offset:], *self._below($node)]",
+        find="[*self.context[len(self.context) - self.offset:], *self._path_tokens($node)]",
         plant="list(self.context[len(self.context) - self.offset:])",
         tests=("serve/test_formats.py::test_drafts_see_what_answers_may_hold",),
     ),

@@ -91,7 +91,7 @@ class Estimates(NamedTuple):
     """Runners-up that were right over the sum of the draft's confidence in them."""
     tokens: float = 0.0  # emitted in rounds that drafted
     seconds: float = 0.0  # spent in rounds that drafted
-    stretch: float = 1.0  # seconds of verifying over those of a bare forward, where it was shared
+    stretch: float = 1.0  # seconds of verifying over those of bare forwards; used where shared
     times: ForwardTimes = ForwardTimes()  # of forwards that no other request shared
     pause: Pause = Pause(RETRY_AFTER_ROUNDS)
     requests: int = 1  # that shared the forwards of the last round
@@ -183,7 +183,9 @@ class Auto(CostedShape):
 
     def _plan(self, estimates: Estimates) -> Plan | None:
         """Returns how the next draft is grown; None where the next round decodes plainly."""
-        if estimates.pause.is_running or self._checks_plain(estimates):
+        if self._checks_plain(estimates):
+            return None  # This round only shows what plain decoding takes.
+        if estimates.pause.is_running:
             return None  # Nothing was learnt since drafting was given up.
         costs = self.believed(estimates)
         expected = best_round(costs, estimates.acceptance.rate)

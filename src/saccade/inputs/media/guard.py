@@ -46,7 +46,7 @@ MAX_OPEN_FILES = 32
 MAX_HEADER_BYTES = 1 << 20  # Of the JSON that a child sends.
 MAX_SENTENCE_CHARACTERS = 500
 SIZE = struct.Struct(">Q")
-READY = b"to work."
+READY = b"ready"
 OUT_OF_MEMORY_EXIT = 77
 CHILD_COMMAND = "from saccade.inputs.media.guard import serve_requests; serve_requests()"
 PACKAGE_FOLDER = str(Path(__file__).parents[3])  # Where a child finds this package.
@@ -384,7 +384,7 @@ def _is_sentence(value: Any) -> bool:
 
 
 def _check_error(error: Any, code: Any, limit: Any) -> VideoInputError:
-    """Returns the child's refusal. Raises InvalidResponse where it has not the form of ours."""
+    """Returns the child's refusal. Raises InvalidResponse where it has another form than ours."""
     if not _is_sentence(error) or code not in CODES or not isinstance(limit, int | float | None):
         raise InvalidResponse
     return VideoInputError(error, code, limit)

@@ -295,7 +295,7 @@ class FewBitProduct:
 
 @cache
 def _is_correct(product: FewBitProduct) -> bool:
-    """Returns whether a trial product is about that of the weights before rounding.
+    """Returns whether a trial product is about that of the rounded weights.
 
     Torch raises RuntimeError, AttributeError or NotImplementedError where it lacks an operator.
     """

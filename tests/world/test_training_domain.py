@@ -40,7 +40,7 @@ def test_every_drawn_clip_is_of_the_world(
         assert domain.includes(drawing.render(scenes.scene(seed), 3, *sides)), seed
 
 
-def test_a_clip_that_was_compressed_still_is(domain: TrainingDomain, tmp_path: Path) -> None:
+def test_a_compressed_clip_is_still_recognised(domain: TrainingDomain, tmp_path: Path) -> None:
     """Claim: what was written as H.264 and read again is recognised, one picture too."""
     for seed in range(20_000_001, 20_000_007):
         path = tmp_path / f"{seed}.mp4"
@@ -76,7 +76,7 @@ def others() -> dict[str, np.ndarray]:
 
 
 @pytest.mark.parametrize("kind", others())
-def test_nothing_else_is(domain: TrainingDomain, kind: str) -> None:
+def test_other_frames_are_not_taken_for_the_drawn_world(domain: TrainingDomain, kind: str) -> None:
     """Claim: none of these is taken for the drawn world, so that it is said of each."""
     frames = others()[kind]
     assert not domain.includes(frames)
