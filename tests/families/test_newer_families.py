@@ -27,12 +27,7 @@ COUNT = 64  # Tokens of an answer.
 METHODS = ("ar", "sd", "sd-tree", "specvlm", "sage", "auto", "lookup")
 DRAFTING = ("sd", "sd-tree", "specvlm", "sage")  # These draft whatever the text is.
 
-REFUSED_KINDS = {("molmo2", "video")}  # Its rows see each other in a way that Saccade refuses.
-KINDS = {
-    family: tuple(kind for kind in kinds if (family, kind) not in REFUSED_KINDS)
-    for family, kinds in zoo.NEWER_KINDS.items()
-}
-
+KINDS = zoo.NEWER_KINDS
 
 EXPECTED_REFUSALS: dict[str, str] = {
     "minimax-m3-vl": "has layers of the kind minimax_m3_sparse",

@@ -12,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import saccade
+from saccade.core.prompt import Media, Prompt
 from saccade.core.tree import Tree, depths, path, tree_mask
 from saccade.model.cache import Cache, HeadShape
 from saccade.model.key_window import KeyWindow
@@ -97,8 +98,9 @@ def test_each_row_sees_what_its_own_text_would_see(window):
 
 
 def test_what_a_model_lets_rows_see_is_read_from_its_mask():
-    """Claim: a causal mask has no reach, a picture's rows reach its end, and a mask of another form
-    is refused. Fails if a mask is taken for one that it is not."""
+    """Claim: a causal mask has no reach, a picture's rows reach its end, also where text stands
+    among them, and a mask of another form is refused. Fails if a mask is taken for one that it is
+    not."""
     causal = torch.ones(8, 8, dtype=torch.bool).tril()
     assert reach_of(causal) is None
     picture = causal.clone()
@@ -107,12 +109,41 @@ def test_what_a_model_lets_rows_see_is_read_from_its_mask():
     assert reach_of(picture).tolist() == [0, 1, 4, 4, 4, 5, 6, 7]
     windowed = picture & (torch.arange(8)[:, None] - torch.arange(8) < 3)
     assert reach_of(windowed, KeyWindow(3)).tolist() == [0, 1, 4, 4, 4, 5, 6, 7]
-    gap = causal.clone()
-    gap[1, 6] = True
-    with pytest.raises(ValueError, match="does not see"):
-        reach_of(gap)
-    with pytest.raises(ValueError, match="does not see"):
+    frames = causal.clone()
+    members = torch.tensor([1, 2, 5, 6])
+    frames[members[:, None], members] = True
+    assert reach_of(frames).tolist() == [0, 6, 6, 3, 4, 6, 6, 7]
+    one_way = frames.clone()
+    one_way[1, 5] = False
+    with pytest.raises(ValueError, match="do not all see each other"):
+        reach_of(one_way)
+    with pytest.raises(ValueError, match="do not all see each other"):
         reach_of(windowed)
+
+
+def test_a_pruned_prompt_keeps_which_rows_see_each_other():
+    """Claim: where a view drops rows, those that are left see each other as before, text among them
+    is seen by none of them, and the last of them may be gone. Fails where the last row that a frame
+    sees is taken for the text before it."""
+    reach = torch.tensor([0, 7, 7, 3, 7, 7, 6, 7, 8])
+    visual = reach == 7
+    width = int(visual.sum())
+    prompt = Prompt(
+        context=torch.arange(9),
+        embeds=torch.zeros(9, 2),
+        positions=torch.arange(9)[None],
+        visual=visual,
+        fixed=torch.zeros(9, dtype=torch.bool),
+        grid=torch.zeros(width, 4, dtype=torch.long),
+        index=torch.arange(9),
+        next_position=9,
+        media=Media(reach=reach),
+    )
+    pruned = prompt.select(torch.tensor([0, 2]))  # Rows 1 and 4 of the prompt.
+    assert pruned.index.tolist() == [0, 1, 3, 4, 6, 8]
+    assert pruned.media.reach.tolist() == [0, 3, 2, 3, 4, 5]
+    assert not pruned.is_read_in_both_directions
+    assert prompt.head(8).is_read_in_both_directions
 
 
 def test_soft_caps_and_sinks_are_those_of_the_formula():

@@ -40,7 +40,8 @@ class Media:
     stills: int = 0  # how many of a whole prompt's visual rows are of images
     reach: Int[Tensor, " len"] | None = None
     """The last row that each row sees, where a family reads its pictures in both directions, or its
-    whole prompt (PaliGemma)."""
+    whole prompt (PaliGemma). Rows with the same last row see each other: those of one picture, or
+    of all pictures and frames (Molmo 2), whatever text stands between them."""
     reaches_in_windows_only: bool = False
     """Whether only layers with a sliding window read pictures in both directions (Gemma 4)."""
     row_arguments: Mapping[str, Shaped[Tensor, "len ..."]] = field(default_factory=dict)
@@ -124,15 +125,13 @@ class Prompt:
         return rows[(rows > last) & ~self.fixed]
 
     @property
-    def has_text_that_sees_later_rows(self) -> bool:
-        """Whether a row of text looks at rows after it, so that more text would change its keys.
+    def is_read_in_both_directions(self) -> bool:
+        """Whether rows before the last one look at it, so that more text would change their keys.
 
-        Only the rows of pictures do so in most families that read in both directions.
+        In most families only the rows of a picture look at later rows, and text follows it.
         """
-        if self.media.reach is None:
-            return False
-        rows = torch.arange(len(self), device=self.media.reach.device)
-        return bool(((self.media.reach > rows) & ~self.visual & ~self.fixed).any())
+        reach = self.media.reach
+        return reach is not None and bool((reach[:-1] == len(self) - 1).any())
 
     def uncut_length(self, length: int) -> int:
         """Returns the largest length, up to this one, across which no row before it looks.
@@ -195,7 +194,10 @@ class Prompt:
         """Returns the reach of rows that are kept, in rows of those that are kept."""
         if self.media.reach is None:
             return None
-        return rows.long().cumsum(0)[self.media.reach[rows]] - 1
+        _, groups = torch.unique(self.media.reach[rows], return_inverse=True)
+        places = torch.arange(len(groups), device=groups.device)
+        last = torch.zeros_like(places).scatter_reduce(0, groups, places, "amax")
+        return last[groups]
 
 
 def with_context(prompt: Prompt, marked: Bool[Tensor, " len"]) -> Prompt:

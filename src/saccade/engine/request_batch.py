@@ -280,7 +280,7 @@ class RequestBatch:
         """
         if (recipe, exact) != (self.requested_recipe, self.exact) or self.target.rotates_by_length:
             return False
-        if any(prompt.has_text_that_sees_later_rows for prompt in self.prompts):
+        if any(prompt.is_read_in_both_directions for prompt in self.prompts):
             return False  # The keys of the earlier text have not seen the new one.
         if self.recipe.needs_costs and request.samples != self.request.samples:
             return False  # The costs that rounds have corrected may not decide about draws.

@@ -37,7 +37,8 @@ class Segment:
     committed_rows: int = 0  # leading rows that are committed when the forward has ended
     scored_nodes: int = 0  # leading nodes of the tree that were scored before
     reach: Int[Tensor, " new"] | None = None
-    """The last key that each row of a prompt sees, where that may be after the row itself."""
+    """The last key that each row of a prompt sees, where that may be after the row itself. Rows
+    with the same last key see each other."""
     reaches_in_windows_only: bool = False  # Layers without a window see no later key then.
     vocabulary: Vocabulary = WHOLE_VOCABULARY  # that the request's likeliest tokens are from
 

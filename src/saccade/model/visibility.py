@@ -83,7 +83,8 @@ def visible_keys(
     keys = torch.arange(key_count)
     sees_later = window is not None or not segment.reaches_in_windows_only
     if segment.reach is not None and sees_later:
-        visible |= keys <= segment.reach.cpu()[:, None]
+        reach = segment.reach.cpu()
+        visible[:, segment.at :] |= reach[:, None] == reach
     if window is None:
         return visible, 0
     places = segment.at + torch.arange(new)  # of the rows, along their paths
@@ -145,16 +146,16 @@ def reach_of(
 ) -> Int[Tensor, " len"] | None:
     """Returns the last key that each row of a prompt sees, by the mask that a model made for it.
 
-    ``window`` is that of the layers that the mask is for. None where no row sees a later key.
-    Raises ValueError for a mask in which a row's keys after itself have gaps, or in which it does
-    not see those before it.
+    Rows with the same last key see each other, and no row sees another key after itself. ``window``
+    is that of the layers that the mask is for. None where no row sees a later key. Raises
+    ValueError for a mask of another form, also one in which a row does not see those before it.
     """
     length = len(mask)
     places = torch.arange(length, device=mask.device)
     reach = torch.where(mask, places, -1).amax(1).clamp(min=places)
-    expected = places <= reach[:, None]
+    expected = (places <= places[:, None]) | (reach == reach[:, None])
     if window is not None:
         expected &= window.covers(places[:, None], places[None])
     if not bool((mask == expected).all()):
-        raise ValueError("a row does not see all keys up to the last one that it sees")
+        raise ValueError("rows that see one later key do not all see each other")
     return None if torch.equal(reach, places) else reach

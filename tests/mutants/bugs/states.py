@@ -141,8 +141,8 @@ BUGS = (
     PlantedBug(
         "pictures are read from left to right",
         "model/visibility.py",
-        find="$keys <= $segment.reach.cpu()[:, None]",
-        plant="$keys < 0",
+        find="$reach[:, None] == $reach",
+        plant="$reach[:, None] < 0",
         tests=("model/test_visibility.py::test_each_row_sees_what_its_own_text_would_see",),
     ),
     PlantedBug(
