@@ -84,6 +84,7 @@ OUTDATED = (
         "other work shared the core",
         {
             "real.json": "4e829071bf43",
+            "specvlm-2k": "b4680c5ffc05",
         },
         only_seconds=True,
     ),

@@ -6,7 +6,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from jaxtyping import Int
 from torch import Tensor
+from transformers import ProcessorMixin
 
 from saccade.core.prompt import Inputs
 from saccade.model.families import KINDS, Kind
@@ -40,13 +42,10 @@ def draft_inputs(
     if any(feature.data is None for feature in features):
         return None
     row = torch.tensor(ids, dtype=torch.long)[None]
-    kinds = torch.zeros_like(row)
-    for token, kind in placeholders.items():
-        kinds[row == token] = 1 + KINDS.index(kind)
     inputs: dict[str, Any] = {"input_ids": row, "attention_mask": torch.ones_like(row)}
     if not features:
         return inputs
-    inputs["mm_token_type_ids"] = kinds
+    inputs["mm_token_type_ids"] = _token_kinds(row, placeholders, processor)
     for batch in group_batches(features):
         for key, value in batch.items():
             if isinstance(value, Tensor):
@@ -57,6 +56,21 @@ def draft_inputs(
                 inputs[key], getattr(processor, f"{kind}_processor", None)
             )
     return inputs
+
+
+def _token_kinds(
+    row: Int[Tensor, "1 len"], placeholders: Mapping[int, Kind], processor: Any
+) -> Int[Tensor, "1 len"]:
+    """Returns 0 for text, and the number of its kind of medium for every placeholder.
+
+    The processor knows best: GLM's videos are written with the token of pictures.
+    """
+    if isinstance(processor, ProcessorMixin):
+        return torch.tensor(processor.create_mm_token_type_ids(row.tolist()))
+    kinds = torch.zeros_like(row)
+    for token, kind in placeholders.items():
+        kinds[row == token] = 1 + KINDS.index(kind)
+    return kinds
 
 
 def normalize_pixels(pixels: Tensor, processor: Any) -> Tensor:
