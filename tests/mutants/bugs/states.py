@@ -156,6 +156,24 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a turn goes on from keys that have not seen its words",
+        "engine/request_batch.py",
+        find="any($prompt.is_read_in_both_directions for $prompt in self.prompts)",
+        plant="False",
+        tests=(
+            "model/test_visibility.py::"
+            "test_a_prompt_that_is_read_in_both_directions_is_read_again_when_it_goes_on",
+        ),
+    ),
+    PlantedBug(
+        "rows of a pruned picture do not see each other",
+        "core/prompt.py",
+        within="Prompt._reach_among",
+        find="last[groups]",
+        plant="places",
+        tests=("model/test_visibility.py::test_a_pruned_prompt_keeps_which_rows_see_each_other",),
+    ),
+    PlantedBug(
         "a key behind a window is let go one row too early",
         "model/key_window.py",
         find="$row - self.size + 1",
