@@ -221,9 +221,28 @@ HYBRIDS: dict[str, Callable[..., Any]] = {"qwen3_5": qwen35, "lfm2": lfm2}
 """Families some of whose layers have a state instead of keys."""
 
 
+WINDOW = 8  # Of the layers of `gemma3` that have one, in tokens.
+WINDOWED_KINDS = ("sliding_attention", "full_attention", "sliding_attention")
+
+
+@cache
+def gemma3(seed: int = 0) -> Any:
+    """Gemma 3's language model, in which two of three layers have a window."""
+    config = transformers.Gemma3TextConfig(
+        vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=3, head_dim=16,
+        num_attention_heads=4, num_key_value_heads=2, sliding_window=WINDOW,
+        layer_types=[*WINDOWED_KINDS], bos_token_id=None, eos_token_id=None, pad_token_id=None,
+        tie_word_embeddings=False,
+    )  # fmt: skip
+    torch.manual_seed(0)
+    model = randomize(transformers.Gemma3ForCausalLM(config), seed)
+    model.generation_config.pad_token_id = None  # So that token 0 is text.
+    return model
+
+
 def model_of(family: str) -> Callable[..., Any]:
     """Returns what makes a family's model, whatever its layers keep."""
-    return (FAMILIES | HYBRIDS)[family]
+    return (FAMILIES | HYBRIDS | {"gemma3": gemma3})[family]
 
 
 @cache

@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import pytest
 import torch
-import transformers as hf
 import zoo
-from helpers import AMOUNT, hf_greedy, noisy, randomize, text_input
+from helpers import AMOUNT, WINDOW, WINDOWED_KINDS, gemma3, hf_greedy, llama, noisy, text_input
 
 import saccade
 from saccade.bench.hardware.diagnosis import examine
+from saccade.core.errors import OptionError
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
 from saccade.engine.request import Request
@@ -28,20 +27,7 @@ from saccade.model.session import Session, forward_rows
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
-WINDOW = 8
 CHUNK = 16
-KINDS = ("sliding_attention", "full_attention", "sliding_attention")
-
-
-def gemma(seed: int = 0) -> Any:
-    """A model in which two of three layers have a window."""
-    config = hf.Gemma3TextConfig(
-        vocab_size=256, hidden_size=64, intermediate_size=96, num_hidden_layers=3, head_dim=16,
-        num_attention_heads=4, num_key_value_heads=2, sliding_window=WINDOW,
-        layer_types=[*KINDS], bos_token_id=None, eos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    torch.manual_seed(0)
-    return randomize(hf.Gemma3ForCausalLM(config), seed)
 
 
 @pytest.fixture(autouse=True)
@@ -57,7 +43,11 @@ KEYWORDS = dict(Session.__init__.__kwdefaults__ or {})
 
 
 def window_rows(kv_cache: Cache) -> list[int]:
-    return [kv_cache.keys[layer].shape[1] for layer, kind in enumerate(KINDS) if "sliding" in kind]
+    return [
+        kv_cache.keys[layer].shape[1]
+        for layer, kind in enumerate(WINDOWED_KINDS)
+        if "sliding" in kind
+    ]
 
 
 # -- answers -----------------------------------------------------------------------------------
@@ -69,8 +59,8 @@ def window_rows(kv_cache: Cache) -> list[int]:
 def test_answers_are_those_of_generate_where_keys_are_let_go(method, length):
     """Claim: a prompt and an answer of many windows have generate's ids, where each layer with a
     window holds the last keys alone. Fails if a key is let go that a later row sees."""
-    model, inputs = gemma(), text_input(1, length)
-    draft = noisy(gemma, 0, AMOUNT)
+    model, inputs = gemma3(), text_input(1, length)
+    draft = noisy(gemma3, 0, AMOUNT)
     result = saccade.run(model, inputs, draft=draft, method=method, max_new_tokens=80)
     assert list(result.ids) == hf_greedy(model, inputs, 80)
     assert result.fallback_reason is None
@@ -80,7 +70,7 @@ def test_memory_stays_flat_over_a_long_answer():
     """Claim: over a prompt of 100 tokens and 300 committed ones a layer with a window has no more
     rows than window, forward and those to cut back, and the logits are those of a cache that keeps
     all keys, trees included. Fails if its tensors grow, or if a row is lost on the way."""
-    model = Backbone.of(gemma())
+    model = Backbone.of(gemma3())
     bounded, full = (Session(model, [Sampling()], chunk=CHUNK) for _ in range(2))
     prompts = model.prompts(text_input(3, 100))
     bounded.prefill(prompts, keeps_all_keys=False)
@@ -114,6 +104,24 @@ def test_a_view_that_picks_among_all_keys_keeps_them():
     assert names == {"specvlm-self", "layerskip", "std"}
 
 
+def test_a_mask_with_holes_is_refused():
+    """Claim: hidden tokens between others, which transformers counts in a window and we leave out,
+    are refused in one sentence, for models with windows alone; padding before and after a prompt is
+    not."""
+    ids = text_input(1, 12)["input_ids"]
+    model = gemma3()
+    for hidden, is_refused in ((slice(4, 6), True), (slice(0, 3), False), (slice(9, 12), False)):
+        mask = torch.ones_like(ids)
+        mask[0, hidden] = 0
+        inputs = {"input_ids": ids, "attention_mask": mask}
+        if is_refused:
+            with pytest.raises(OptionError, match="hides tokens between others"):
+                Backbone.of(model).prompts(inputs)
+        else:
+            Backbone.of(model).prompts(inputs)
+        Backbone.of(llama()).prompts(inputs)
+
+
 # -- conversations -----------------------------------------------------------------------------
 
 
@@ -124,7 +132,7 @@ def test_every_turn_answers_as_a_fresh_start(method, cut_back):
     """Claim: turns that cut the text back by nothing, by a little, and by more than the keys that
     are held, answer as generate does on the whole text. Fails if a row reads the place of keys that
     were let go."""
-    model, draft = gemma(), noisy(gemma, 0, AMOUNT)
+    model, draft = gemma3(), noisy(gemma3, 0, AMOUNT)
     ids = text_input(2, 40)["input_ids"][0].tolist()
     with saccade.Conversation(
         model, draft=draft, method=method, max_new_tokens=50, do_sample=False
@@ -145,7 +153,7 @@ def test_shared_prefixes_are_reused_where_their_keys_are_known(monkeypatch):
     """Claim: prompts that begin as a stored one reuse its rows up to a length at which the keys in
     every window are there, and answer as generate does. Fails if a prefix is reused beyond that."""
     monkeypatch.setattr(prefix_cache, "MIN_NEW_ROWS", 1)
-    model = Backbone.of(gemma()).with_prefix_cache(PrefixCache(1 << 30))
+    model = Backbone.of(gemma3()).with_prefix_cache(PrefixCache(1 << 30))
     base = text_input(4, 80)["input_ids"][0].tolist()
     reused = []
     for shared in (80, 80, 78, 60, 20, 79):
@@ -268,7 +276,7 @@ def test_a_long_prompt_fits_where_its_windows_fit(monkeypatch):
     """Claim: memory is planned with the rows that layers with a window hold, so that a long prompt
     fits that would not with all keys; a method that needs all keys is refused. Fails if the plan
     counts keys that are let go, or leaves out those that are held."""
-    model = Backbone.of(gemma())
+    model = Backbone.of(gemma3())
     request = Request.of(model, text_input(1, 4000), max_new_tokens=3)
     tokens = request.tokens()
     row = 2 * 2 * 16 * 4  # bytes of keys and values of a token in one layer
@@ -286,7 +294,7 @@ def test_a_long_prompt_fits_where_its_windows_fit(monkeypatch):
 def test_doctor_counts_windows():
     """Claim: the footprint of a config counts the rows that layers with a window hold, as a loaded
     model does, and ``doctor`` says so in one line. Fails if it counts all keys."""
-    model = Backbone.of(gemma())
+    model = Backbone.of(gemma3())
     config = model.model.config
     for tokens in (10, 5000):
         windows = model.window_bytes(tokens, forward_rows())

