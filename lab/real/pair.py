@@ -250,7 +250,8 @@ def _kind_lines(measured: Sequence[Row]) -> Iterator[str]:
         plain, generate = by_method.get(PLAIN), by_method.get(GENERATE)
         if not plain or not generate:
             continue
-        yield from ("", f"### {kind.capitalize()}: {len(plain)} prompts", "")
+        count = f"{len(plain)} prompt{'s' if len(plain) > 1 else ''}"
+        yield from ("", f"### {kind.capitalize()}: {count}", "")
         yield (
             "| method | tau | accepted | same | decoding × `ar` | 95 % | decoding × `generate` | "
             "whole × `ar` | whole × `generate` | tokens/s |"

@@ -300,7 +300,7 @@ def test_a_pair_s_section_has_a_table_of_each_kind():
         "command": "python -m lab real-pair",
     }
     text = pair.pair_section(facts)
-    assert "### Code: 1 prompts" in text and "Prose" not in text
+    assert "### Code: 1 prompt\n" in text and "Prose" not in text
     assert (
         "| `sd` | 4.50 | 0.70 | 1 of 1 | 1.00 | 1.00 to 1.00 | 2.00 | 1.00 | 2.00 | 8.0 |" in text
     )
