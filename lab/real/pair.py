@@ -316,7 +316,12 @@ def _cells(
 
 def _best_fixed(by_method: Mapping[str, Mapping[str, Row]]) -> str:
     """Returns the method, other than ``auto``, that decodes all prompts in the fewest seconds."""
-    names = [name for name in by_method if name not in (AUTO, GENERATE)]
+    prompts = by_method[AUTO].keys()
+    names = [
+        name
+        for name, rows in by_method.items()
+        if name not in (AUTO, GENERATE) and rows.keys() >= prompts
+    ]
     return min(names, key=lambda name: _all_seconds(by_method[name]))
 
 
