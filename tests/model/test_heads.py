@@ -384,7 +384,8 @@ def test_costs_of_a_head_are_estimated(kind):
     head = head_of(llama(0, layers=4), kind)
     costs = cost_measurement._estimate(head.target, head, 256)
     assert 0 < costs["steps"][1] < costs["target"][0]
-    assert head.module.fc.weight.numel() < head.step_weights < head.target.step_weights
+    fc_bytes = head.module.fc.weight.numel() * head.dtype.itemsize
+    assert fc_bytes < head.step_bytes < head.target.step_bytes
 
 
 def test_a_grammar_that_a_head_cannot_spell_does_not_end_drafting():

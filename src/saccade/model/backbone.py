@@ -539,10 +539,12 @@ class Backbone:
         return int(self.vocab * self.config.hidden_size)
 
     @property
-    def step_weights(self) -> int:
-        """How many weights a forward of one row reads."""
+    def step_bytes(self) -> float:
+        """The bytes of weights that a forward of one row reads."""
         layers = sum(weight.numel() for weight in self.text.layers.parameters())
-        return layers + self.head_weights
+        rounding = self.rounding
+        size = self.dtype.itemsize if rounding is None else rounding.bytes_per_weight
+        return (layers + self.head_weights) * size
 
     @property
     def token_bytes(self) -> int:

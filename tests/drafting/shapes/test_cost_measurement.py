@@ -24,6 +24,7 @@ from saccade.drafting.shapes import fit as fitting
 from saccade.drafting.shapes.fit import Fit, FitState, expected_tree
 from saccade.methods import resolve
 from saccade.methods.specvlm import TREE
+from saccade.model.kernels.few_bits import rounding_named
 
 TEXT = {"input_ids": torch.arange(1, 9)[None], "attention_mask": torch.ones(1, 8, dtype=torch.long)}
 COSTS = Costs((1, 2, 4, 8), (10.0, 11.0, 13.0, 21.0), draft=0.5)
@@ -434,6 +435,14 @@ def test_a_first_answer_waits_a_few_hundredths_of_its_time_at_most(tmp_path, mon
     first = settle(usual)
     assert not calls and first.verify(8) > first.verify(1) >= first.draft > 0
     assert settle(very_long) == first and not calls
+    rounded = cost_measurement.measure_costs(
+        target,
+        draft.rounded(rounding_named("int4")),
+        context=128,
+        draft_context=128,
+        answer_tokens=usual,
+    )
+    assert rounded.draft < 0.5 * first.draft and not calls  # It reads fewer bytes.
     cost_measurement.affordable_share(target, draft, 128, answer_tokens=usual)
     assert not calls
     cost_measurement.measure_costs(target, draft, context=256, answer_tokens=very_long)

@@ -131,8 +131,8 @@ def _estimate(target: Backbone, draft: Backbone, context: int) -> dict[str, Any]
     """Returns what ``_measure`` does, estimated by the bytes that forwards read."""
 
     def seconds(model: Backbone, keys: int) -> float:
-        weights = model.step_weights * model.dtype.itemsize
-        return (weights + keys * model.token_bytes) / EXPECTED_BYTES_PER_SECOND[kind(model)]
+        step_bytes = model.step_bytes + keys * model.token_bytes
+        return step_bytes / EXPECTED_BYTES_PER_SECOND[kind(model)]
 
     def kind(model: Backbone) -> str:
         return "cuda" if model.device.type == "cuda" else "cpu"

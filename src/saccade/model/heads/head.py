@@ -118,11 +118,13 @@ class Head(Backbone):
         )
 
     @property
-    def step_weights(self) -> int:
+    def step_bytes(self) -> float:
+        """The bytes of weights that a step reads."""
         own = {name: each.numel() for name, each in self.module.named_parameters()}
         read = sum(count for name, count in own.items() if not name.startswith("embed_tokens."))
         has_own_logits = "lm_head.weight" in own
-        return read if has_own_logits else read + self.target.head_weights
+        weights = read if has_own_logits else read + self.target.head_weights
+        return weights * self.dtype.itemsize
 
     @torch.no_grad()
     def step(
