@@ -98,7 +98,6 @@ class OwnHead(HeadModule):
             self.fc(both)[None],
             position_embeddings=rotation,
             attention_mask=None,
-            past_key_values=None,
             **attention,
         )
         out = out[0] if isinstance(out, Tensor) else out[0][0]
@@ -133,7 +132,7 @@ class Eagle3Layer(nn.Module):
         normed = self.hidden_norm(hidden)
         residual = normed if self._norm_before_residual else hidden
         both = torch.cat([self.input_layernorm(embeds), normed], -1)
-        attention = {"attention_mask": None, "past_key_values": None, **attention}
+        attention = {"attention_mask": None, **attention}
         attended = self.self_attn(
             hidden_states=both[None], position_embeddings=rotation, **attention
         )[0][0]

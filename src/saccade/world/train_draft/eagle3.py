@@ -10,6 +10,7 @@ cross-entropy with the target's law over the head's own vocabulary, and each fur
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
@@ -23,6 +24,7 @@ from jaxtyping import Bool, Float, Int
 from safetensors.torch import save_file
 from torch import Tensor, nn
 from transformers import PrinterCallback, Trainer
+from transformers.models.llama.modeling_llama import LlamaAttention
 
 from saccade.core.errors import OptionError
 from saccade.inputs import Loaded
@@ -39,6 +41,12 @@ from saccade.world.train_draft.trainer import (
     training_arguments,
 )
 
+# Transformers 5.24 calls an attention's keys and values "cache".
+CACHE_ARGUMENT = (
+    "cache"
+    if "cache" in inspect.signature(LlamaAttention.forward).parameters
+    else "past_key_values"
+)
 STEP_DECAY = 0.8  # of a step's weight in the loss
 MAX_DRAFT_VOCAB = 32_000  # ids that a head knows, as published heads do
 COUNTED_SAMPLES = 256  # Answers whose tokens say which ids a head of a large vocabulary knows.
@@ -172,7 +180,7 @@ class TrainedHead(nn.Module):
                 rotation,
                 own_positions,
                 attention_mask=unrolled_mask(count, step, embeds.device, first)[None, None],
-                past_key_values=keys,
+                **{CACHE_ARGUMENT: keys},
             )
             yield out
             hidden = torch.cat([torch.zeros_like(out[:1]), out[:-1]])
@@ -203,7 +211,9 @@ class _UnrolledKeys:
         self._keys: list[Tensor] = []
         self._values: list[Tensor] = []
 
-    def update(self, keys: Tensor, values: Tensor, layer: int) -> tuple[Tensor, Tensor]:
+    def update(
+        self, keys: Tensor, values: Tensor, layer: int, *others: Any, **more: Any
+    ) -> tuple[Tensor, Tensor]:
         self._keys.append(keys)
         self._values.append(values)
         return torch.cat(self._keys, 2), torch.cat(self._values, 2)
