@@ -265,7 +265,8 @@ def _kind_lines(measured: Sequence[Row]) -> Iterator[str]:
 
 
 def _order(name: str) -> int:
-    return METHODS.index(name) if name in METHODS else -1 if name == GENERATE else len(METHODS)
+    order = (GENERATE, *METHODS)
+    return order.index(name) if name in order else len(order)
 
 
 def _seconds(row: Row, measure: str) -> float:
