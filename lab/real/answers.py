@@ -136,14 +136,21 @@ class MethodResult:
         )
 
 
+def model_inputs(
+    model: Loaded, document: Document, ask: MakeInputs = document_inputs
+) -> dict[str, Any]:
+    """Returns the inputs of a document as ``generate()`` takes them, without our mark of its
+    text."""
+    return {name: value for name, value in ask(model, document).items() if name != CONTEXT}
+
+
 def generate_reference(
     model: Loaded, document: Document, settings: Settings, ask: MakeInputs = document_inputs
 ) -> tuple[int, ...]:
     """Returns the ids of ``generate()``'s answer about the document."""
-    inputs = ask(model, document)
-    model_inputs = {name: value for name, value in inputs.items() if name != CONTEXT}
+    inputs = model_inputs(model, document, ask)
     length = inputs["input_ids"].shape[1]
-    return tuple(model.backbone.model.generate(**model_inputs, **settings)[0, length:].tolist())
+    return tuple(model.backbone.model.generate(**inputs, **settings)[0, length:].tolist())
 
 
 def answer_documents(
@@ -264,22 +271,19 @@ def run_methods(
     draft: Backbone | None = None,
     ask: MakeInputs = document_inputs,
     on_progress: Callable[[str], None] = lambda text: None,
-    kind: str = "measured",
 ) -> None:
     """Adds what ``results`` lack of these documents and methods, and the target's attention."""
     prompt_cache = PrefixCache(PROMPT_CACHE_BYTES)
     for start in range(0, len(documents), together):
         group = documents[start : start + together]
-        needed = [
-            r for r in recipes if any(results.missing(each, [r.name], kind) for each in group)
-        ]
+        needed = [r for r in recipes if any(results.missing(each, [r.name]) for each in group)]
         unwatched = [each for each in group if look and not results.has_attention(each)]
         if not needed and not unwatched:
             continue
         progress = f"{group[0].name}, {start + 1} of {len(documents)}"
         on_progress(progress)
         references = [
-            results.reference(each, partial(generate_reference, model, each, settings, ask), kind)
+            results.reference(each, partial(generate_reference, model, each, settings, ask))
             for each in group
         ]
         for recipe in needed:
@@ -288,7 +292,7 @@ def run_methods(
                 answer_documents(
                     model, group, recipe, settings, references, prompt_cache, draft, ask
                 ),
-                kind,
+                "measured",
             )
         for each, answer_ids in zip(group, references, strict=True):
             if look and each in unwatched:

@@ -7,15 +7,20 @@ document, and documents are texts of some thousand tokens that views and self-dr
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from itertools import islice
 from statistics import median
 from typing import Any
 
-from lab.real.answers import PROMPT_CACHE_BYTES, MethodResult, Results, answer_documents
-from lab.real.attention_sets import document_inputs
+from lab.real.answers import (
+    PROMPT_CACHE_BYTES,
+    MethodResult,
+    Results,
+    answer_documents,
+    model_inputs,
+)
 from lab.real.long_documents import Document, repeated_share, shortest_documents
 from saccade.bench import peers
 from saccade.bench.measures import interval
-from saccade.core.prompt import CONTEXT
 from saccade.inputs import Loaded
 from saccade.methods import resolve
 from saccade.model.prefix_cache import PrefixCache
@@ -83,11 +88,11 @@ def pair_documents(
 ) -> list[Document]:
     """Returns the questions of every kind, at most ``limit`` of each and the shortest
     ``document_limit`` documents, code and prose in turn."""
-    tasks = {"code": CODE_TASKS, "prose": PROSE_TASKS}
+    tasks = zip(CODE_TASKS, PROSE_TASKS, strict=True)
     questions = [
-        Document(f"{kind}: {number}", "", own[number - 1], 0)
-        for number in range(1, len(CODE_TASKS[:limit]) + 1)
-        for kind, own in tasks.items()
+        Document(f"{kind}: {number}", "", task, 0)
+        for number, pair in enumerate(islice(tasks, limit), start=1)
+        for kind, task in zip(("code", "prose"), pair, strict=True)
     ]
     read = [
         Document(f"document: {each.name}", each.text, each.task, each.tokens)
@@ -154,9 +159,7 @@ def _answer(
 
 
 def _generate(target: Loaded, document: Document, settings: Mapping[str, Any]) -> peers.TimedRun:
-    inputs = document_inputs(target, document)
-    model_inputs = {name: value for name, value in inputs.items() if name != CONTEXT}
-    return peers.hf(target, None, model_inputs, {**settings})
+    return peers.hf(target, None, model_inputs(target, document), {**settings})
 
 
 def _generate_row(document: Document, run: peers.TimedRun) -> MethodResult:

@@ -9,7 +9,7 @@ slow tests' 3,200 one 0.1 away. ``auto`` and ``fit`` are given costs at which th
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import fields, replace
 from functools import cache
 from itertools import pairwise
@@ -149,6 +149,26 @@ def in_type(model: Any, dtype: torch.dtype) -> Any:
     return copy.deepcopy(model).to(dtype)
 
 
+def count_answers(
+    answers: Iterable[tuple[int, ...]],
+    target: Any,
+    inputs: Any,
+    recipe: Recipe,
+    calls: int,
+    arguments: Mapping[str, Any],
+) -> Tensor:
+    """How often each of these answers was sampled, and last how often any other."""
+    cells = {answer: number for number, answer in enumerate(answers)}
+    counts = torch.zeros(len(cells) + 1)
+    batch = left_padded([inputs] * BATCH)
+    tokens = arguments["max_new_tokens"]
+    for seed in range(calls):
+        out = saccade.generate(target, batch, method=recipe, seed=seed, **arguments)
+        for answer in out[:, -tokens:].tolist():
+            counts[cells.get(tuple(answer), len(cells))] += 1
+    return counts
+
+
 def p_value(
     name: str,
     calls: int = CALLS,
@@ -159,16 +179,9 @@ def p_value(
     """Of the answers under the exact law, or one ``moved`` away from it in total variation."""
     exact = dict(law(family=family))
     make = model_of(family)
-    cells = {answer: i for i, answer in enumerate(exact)}
-    counts = torch.zeros(len(exact) + 1)
-    batch = left_padded([INPUTS_BY_FAMILY[family]] * BATCH)
-    draft_arguments = {"draft": backbone(noisy(make, 0, 0.1)), **draft_arguments}
-    for seed in range(calls):
-        out = saccade.generate(
-            backbone(make()), batch, method=method(name), seed=seed, **draft_arguments, **SETTINGS
-        )
-        for answer in out[:, -TOKENS:].tolist():
-            counts[cells.get(tuple(answer), len(exact))] += 1
+    target, draft = backbone(make()), backbone(noisy(make, 0, 0.1))
+    arguments = {**SETTINGS, "draft": draft, **draft_arguments}
+    counts = count_answers(exact, target, INPUTS_BY_FAMILY[family], method(name), calls, arguments)
     largest, second = sorted(exact, key=lambda answer: exact[answer])[:-3:-1]
     exact[largest] -= moved
     exact[second] += moved
@@ -218,17 +231,10 @@ def test_in_bfloat16_answers_follow_the_law_of_the_models_own_logits(name, exact
     half = torch.bfloat16
     law_in_half = law(HALF_RULES, dtype=half, tokens=HALF_TOKENS, seed=HALF_SEED)
     assert len(law_in_half) == 3**HALF_TOKENS
-    cells = {answer: number for number, answer in enumerate(law_in_half)}
-    counts = torch.zeros(len(cells) + 1)
-    batch = left_padded([INPUTS] * BATCH)
     models = qwen25(HALF_SEED), noisy(qwen25, HALF_SEED, 0.1)
     target, draft = (backbone(in_type(each, half)) for each in models)
-    for seed in range(CALLS):
-        out = saccade.generate(
-            target, batch, draft=draft, method=name, seed=seed, exact=exact, **HALF_SETTINGS
-        )
-        for answer in out[:, -HALF_TOKENS:].tolist():
-            counts[cells.get(tuple(answer), len(cells))] += 1
+    arguments = {**HALF_SETTINGS, "draft": draft, "exact": exact}
+    counts = count_answers(law_in_half, target, INPUTS, method(name), CALLS, arguments)
     chances = torch.tensor([*law_in_half.values(), 0.0], dtype=torch.double)
     assert chi_square(counts, chances) > ALPHA
     likely = chances >= chances.topk(3).values[-1]

@@ -6,7 +6,7 @@ import math
 import subprocess
 import sys
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
@@ -118,18 +118,31 @@ def test_without_its_plug_in_the_engine_does_not_start():
         Engine(Setup(TARGET, {"draft": DRAFT}, environment={"VLLM_PLUGINS": "other"}))
 
 
+def together_and_one_by_one(questions: Sequence[Question]) -> tuple[Sequence[Question], ...]:
+    """All questions in a wave, and then each in one of its own."""
+    return (questions, *((each,) for each in questions))
+
+
+def ask_alone_and_with_its_copy(
+    target: str, waves: Sequence[Sequence[Question]]
+) -> tuple[WaveResults, WaveResults]:
+    """What vLLM answers alone, and with the target's copy as a draft over the whole prompt."""
+    with Engine(Setup(target)) as engine:
+        alone = engine.ask(waves)
+    with Engine(Setup(target, {"draft": target, "view": "full", "length": 6})) as engine:
+        drafted = engine.ask(waves)
+        worked(engine)
+    return alone, drafted
+
+
 @pytest.mark.parametrize("family", ["qwen2.5-vl", "qwen2-vl", "qwen3-vl", "llava-onevision"])
 def test_a_family_drafting_for_itself_accepts_everything(family, tmp_path):
     """Claim: over the whole prompt the target's own copy is never refused: pixels, positions and
     layout reach the draft as they reach the target. Videos, images, several and none at once; then
     from the prefix cache, where pixels may be gone; pruned by what the target attends to."""
     target = checkpoint(family, tmp_path / "target")
-    waves = (MIXED, *((each,) for each in MIXED))
-    with Engine(Setup(target)) as engine:
-        alone = engine.ask(waves)
-    with Engine(Setup(target, {"draft": target, "view": "full", "length": 6})) as engine:
-        copied = engine.ask(waves)
-        worked(engine)
+    waves = together_and_one_by_one(MIXED)
+    alone, copied = ask_alone_and_with_its_copy(target, waves)
     assert copied.answers == alone.answers
     assert copied.drafted > 300 and copied.rate == 1
     with Engine(Setup(target, {"draft": target, "view": "specvlm", "keep": 0.3})) as engine:
@@ -144,12 +157,7 @@ def test_glm_is_drafted_for(tmp_path):
     vLLM 0.32 and transformers answer differently, about text alone too."""
     target = checkpoint("glm4v", tmp_path / "target")
     questions = tuple(each for each in MIXED if len(each.videos) < 2)  # vLLM takes one a prompt.
-    waves = (questions, *((each,) for each in questions))
-    with Engine(Setup(target)) as engine:
-        alone = engine.ask(waves)
-    with Engine(Setup(target, {"draft": target, "view": "full", "length": 6})) as engine:
-        drafted = engine.ask(waves)
-        worked(engine)
+    alone, drafted = ask_alone_and_with_its_copy(target, together_and_one_by_one(questions))
     assert drafted.answers == alone.answers
     assert drafted.drafted > 300 and drafted.accepted
 

@@ -56,6 +56,7 @@ class PromptReader:
         self.placeholders = families.placeholders(self.config)
         layout = families.PICTURE_LAYOUTS.get(self.config["model_type"])
         self.layout = None if layout is None else layout(self.config)
+        self._reads_both_ways = _reads_both_ways(text)
 
     def read(self, inputs: Inputs) -> list[Prompt]:
         """Returns the prompt of every request of a processor's output, without its padding.
@@ -189,7 +190,7 @@ class PromptReader:
             for kind, mask in by_kind.items()
             if isinstance(mask, Tensor) and mask.ndim == 4
         }
-        if _reads_both_ways(self.text):
+        if self._reads_both_ways:
             whole = torch.ones((*ids.shape, ids.shape[1]), dtype=torch.bool, device=self.device)
             read |= {kind: whole for kind, mask in by_kind.items() if mask is None}
         return read

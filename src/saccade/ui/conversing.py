@@ -28,8 +28,13 @@ class Uploads:
     def read(cls, files: Sequence[str], settings: PageSettings) -> Uploads:
         """Reads files. Raises SaccadeError for one that is neither a text, a picture nor a
         video."""
-        texts = [path for path in map(Path, files) if is_text_file(path)]
-        others = [file for file in files if Path(file) not in texts]
+        texts: list[Path] = []
+        others: list[str] = []
+        for file in files:
+            if is_text_file(Path(file)):
+                texts.append(Path(file))
+            else:
+                others.append(file)
         return cls(
             [read_clip(None, file, settings) for file in others],
             [read_document(file) for file in texts],
