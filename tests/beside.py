@@ -252,6 +252,10 @@ class Forked:
         self._process = fork(_run, command[at + 1], command[at + 2 :], pass_fds)
         self.pid = self._process.pid
 
+    @property
+    def returncode(self) -> int | None:
+        return self._process.exitcode
+
     def poll(self) -> int | None:
         return self._process.exitcode
 

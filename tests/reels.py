@@ -75,7 +75,7 @@ def sound(form, cover=False):
             picture_stream = container.add_stream("mjpeg", rate=1)
             picture_stream.width, picture_stream.height = WIDTH, HEIGHT
             picture_stream.pix_fmt = "yuvj420p"
-            picture_stream.disposition = av.stream.Disposition.attached_pic
+            picture_stream.disposition = av.stream.Disposition.attached_pic.value
             image = av.VideoFrame.from_ndarray(picture(0), format="rgb24")
             container.mux(picture_stream.encode(image))
             container.mux(picture_stream.encode())

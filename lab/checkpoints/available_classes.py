@@ -10,6 +10,10 @@ import transformers
 from saccade.core.errors import OptionError
 
 
+class MissingClassError(OptionError):
+    """The installed transformers is too old to make a checkpoint of some family."""
+
+
 @dataclass(frozen=True)
 class MissingClass:
     """Stands for a class that the installed transformers does not have."""
@@ -17,8 +21,8 @@ class MissingClass:
     name: str
 
     def __call__(self, *args: Any, **settings: Any) -> NoReturn:
-        """Raises OptionError, because only a newer release can make such an object."""
-        raise OptionError(
+        """Raises MissingClassError, because only a newer release can make such an object."""
+        raise MissingClassError(
             f"transformers {transformers.__version__} has no {self.name}: a newer release makes "
             "checkpoints of this family"
         )

@@ -24,9 +24,11 @@ ROOT = Path(__file__).parents[2]
 EXTRAS = ("uvicorn", "fastapi", "gradio", "ray", "llguidance", "httpx")  # not always installed
 HEAVY = ("torch", "transformers", "matplotlib", "huggingface_hub", *EXTRAS)
 CHILD = f"""
-import json, os, sys, tempfile
+import importlib.util, json, os, sys, tempfile
 from pathlib import Path
-import av, numpy, pydantic, typer._adapters  # light, and the same for all
+import av, numpy, pydantic, typer  # light, and the same for all
+if importlib.util.find_spec("typer._adapters"):  # which newer releases import late
+    import typer._adapters
 from lab.__main__ import main as lab
 from saccade.cli import main as saccade
 from saccade.methods import listing

@@ -15,6 +15,7 @@ import torch
 from helpers import input_for, noisy, qwen25, truth
 
 import saccade
+from saccade.core.free_cores import free_cores
 from saccade.drafting.parallel import process
 from saccade.drafting.setup import WRITTEN
 from saccade.methods import SYSTEMS
@@ -58,6 +59,7 @@ def laid(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
         "choose_products",
         lambda matrices: [BY_THREADS[torch.get_num_threads()]] * len(matrices),
     )
+    monkeypatch.setattr(free_cores, "is_fixed", True)  # Tests run beside each other.
     torch.set_num_threads(2)
     yield layouts
     torch.set_num_threads(1)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import budgets
 import pytest
 import torch
-from helpers import truth
+from helpers import needs_fp8_on_cpu, truth
 from pretended import pretend_gpus
 
 from saccade.core.errors import OptionError
@@ -24,6 +24,7 @@ def _tried_anew() -> Iterator[None]:
     few_bits._is_correct.cache_clear()
 
 
+@needs_fp8_on_cpu
 def test_fp8_is_refused_where_no_unit_multiplies_it(monkeypatch):
     """Claim: on a CPU, and on a GPU without FP8, ``draft_quantize="fp8"`` is refused by name before
     a weight is read; on a GPU that has it, it is not."""
@@ -42,6 +43,7 @@ def test_fp8_is_refused_where_no_unit_multiplies_it(monkeypatch):
     assert on_cpu == ["int8", "int4"]
 
 
+@needs_fp8_on_cpu
 @pytest.mark.representatives(1)
 @pytest.mark.parametrize("own", [True, False])
 def test_an_answer_with_an_fp8_draft_on_a_gpu_is_the_targets(own):

@@ -6,12 +6,12 @@ import copy
 
 import pytest
 import torch
-from helpers import llama, noisy, qwen25, qwen35, text_input, video_input
+from helpers import llama, needs_fp8_on_cpu, noisy, qwen25, qwen35, text_input, video_input
 from torch.nn.functional import silu
 
 import saccade
 from saccade.core.errors import ModelError, OptionError
-from saccade.drafting import recipe as recipes
+from saccade.drafting import recipe
 from saccade.drafting.drafters import ModelDrafter, NoDraft, SelfDrafter
 from saccade.drafting.parallel import process
 from saccade.inputs import loading
@@ -138,10 +138,10 @@ def test_a_video_is_drafted_on_with_rounded_weights_over_the_targets_keys():
         )
         assert drafted.ids == plain.ids and drafted.fallback_reason is None, method
     rounded = target.rounded(ROUNDINGS["int8"])
-    planned = recipes.plan(resolve("sd"), target, rounded, 64)
+    planned = recipe.plan(resolve("sd"), target, rounded, 64)
     assert planned.drafter is SelfDrafter
-    assert recipes.plan(resolve("sd"), target, target, 64).drafter is ModelDrafter
-    assert recipes.plan(resolve("ar"), target, rounded, 64).drafter is NoDraft
+    assert recipe.plan(resolve("sd"), target, target, 64).drafter is ModelDrafter
+    assert recipe.plan(resolve("ar"), target, rounded, 64).drafter is NoDraft
 
 
 def test_a_draft_in_a_process_of_its_own_is_rounded_there():
@@ -211,6 +211,7 @@ def test_what_cannot_be_rounded_is_refused_in_a_sentence(monkeypatch):
 # -- FP8, on a GPU ---------------------------------------------------------------------------------
 
 
+@needs_fp8_on_cpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("base", ["nothing", "a bias", "rows"])
 def test_an_fp8_product_is_that_of_the_rounded_weights(base, dtype):

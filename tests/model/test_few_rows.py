@@ -299,8 +299,9 @@ def test_the_trial_notices_a_kernel_that_is_wrong(monkeypatch):
     assert few_rows.difference_from_torch(kernels) < few_rows.TOLERANCE[torch.float32]
     right = triton.attend
 
-    def wrong(*given):
-        return right(*given[:-1], given[-1] * 1.1)
+    def wrong(*tensors_and_sizes, **named):
+        *others, scale = tensors_and_sizes
+        return right(*others, scale * 1.1, **named)
 
     monkeypatch.setattr(triton, "attend", wrong)
     assert few_rows.difference_from_torch(kernels) > few_rows.TOLERANCE[torch.float32]

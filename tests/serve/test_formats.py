@@ -8,6 +8,7 @@ import json
 import re
 from collections.abc import Iterator
 from dataclasses import replace
+from importlib.metadata import version
 from types import SimpleNamespace
 from typing import Any
 
@@ -17,6 +18,7 @@ import torch
 from helpers import few
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from packaging.version import Version
 from serve.live import QUESTION, Live, made, request, serving, text_part, video_part
 from tokenizers import AddedToken
 
@@ -97,6 +99,8 @@ KEPT = {"response_format": FORMAT, "max_tokens": 200}
 @pytest.fixture(scope="module")
 def plainly(plain) -> list[str]:
     """Plain decoding's answer of this form."""
+    if Version(version("llguidance")) < Version("1.8"):
+        pytest.skip("this llguidance does not bound the space between the parts of JSON")
     return _texts(plain.ask("hi", **KEPT))
 
 

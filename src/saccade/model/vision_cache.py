@@ -11,11 +11,12 @@ import inspect
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import copy
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
+from transformers.utils import ModelOutput
 
 from saccade.model.prefix_cache import digest, intercept_calls, tensor_bytes
 
@@ -224,10 +225,8 @@ def _run_and_store(
     stop: int,
 ) -> Any:
     output = media.run(start, stop)
-    if isinstance(output, Mapping):
-        fields = {name: each for name, each in output.items() if name not in UNREAD_FIELDS}
-        kind: Any = type(output)
-        output = kind(**fields)
+    if isinstance(output, ModelOutput):
+        output = _make_output(type(output), _read_fields(output))
     key = *owner, names[start], "lengths"
     lengths: frozenset[int] = store.get(key) or frozenset()
     store.put(key, lengths | {stop - start}, 0)
@@ -242,17 +241,38 @@ def join_outputs(outputs: Sequence[Any]) -> Any:
         return first
     if isinstance(first, Tensor):
         return join_values(outputs)
-    if not isinstance(first, Mapping) or any(each.keys() != first.keys() for each in outputs):
+    if not isinstance(first, ModelOutput):
         return None
-    joined = {
-        name: _join_field(name, [each[name] for each in outputs])
-        for name in first
-        if name not in UNREAD_FIELDS
-    }
+    values = [_read_fields(each) for each in outputs]
+    if any(each.keys() != values[0].keys() for each in values):
+        return None
+    joined = {name: _join_field(name, [each[name] for each in values]) for name in values[0]}
     if any(each is None for each in joined.values()):
         return None
-    kind: Any = type(first)
-    return kind(**joined)
+    return _make_output(type(first), joined)
+
+
+def _read_fields(output: ModelOutput) -> dict[str, Any]:
+    """Returns the fields of an output that language models read.
+
+    Some are attributes alone: in transformers 5.17 models set fields that the class of their
+    output does not declare.
+    """
+    return {
+        name: each
+        for name, each in (vars(output) | {**output}).items()
+        if each is not None and name not in UNREAD_FIELDS
+    }
+
+
+def _make_output(kind: type[ModelOutput], values: Mapping[str, Any]) -> ModelOutput:
+    """Returns an output with these fields, of which the class may declare some alone."""
+    make: Any = kind
+    declared = {each.name for each in fields(make)}
+    output: ModelOutput = make(**{name: values[name] for name in values if name in declared})
+    for name in values.keys() - declared:
+        setattr(output, name, values[name])
+    return output
 
 
 def _join_field(name: str, values: Sequence[Any]) -> Any:
