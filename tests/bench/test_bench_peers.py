@@ -17,7 +17,7 @@ from saccade.core.errors import ModelError
 from saccade.core.prompt import Inputs
 from saccade.inputs import Pair, ask
 from saccade.inputs.media import Clip
-from saccade.world import suites as shapes
+from saccade.world import suites
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -25,7 +25,7 @@ TOKENS = 40
 
 
 def make_inputs(embedded: Embedded, suite: str, number: int = 0) -> Inputs:
-    item = list(shapes.suites()[suite].items())[number]
+    item = list(suites.suites()[suite].items())[number]
     media = [medium.read() for medium in item.media]
     return ask(
         embedded.target,

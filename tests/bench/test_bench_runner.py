@@ -25,11 +25,11 @@ from saccade.core.tree import ROOT, Tree
 from saccade.core.verify import verify
 from saccade.drafting.drafters import ModelDrafter
 from saccade.inputs import Pair
-from saccade.world import suites as shapes
+from saccade.world import suites
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
-KNOWN = shapes.suites()
+KNOWN = suites.suites()
 CAPTION, CHAT, PAIR = KNOWN["shapes-caption"], KNOWN["shapes-chat"], KNOWN["shapes-diff"]
 Key = tuple[str, str, str, int]
 KEY = ("suite", "item", "method", "turn")
@@ -39,7 +39,7 @@ def keys(answers: Sequence[Answer]) -> list[Key]:
     return [(each.suite, each.item, each.method, each.turn) for each in answers]
 
 
-def short(*methods: str, suite: shapes.Shapes = CAPTION) -> runner.Benchmark:
+def short(*methods: str, suite: suites.Shapes = CAPTION) -> runner.Benchmark:
     return runner.Benchmark((suite,), methods, limit=1, max_new_tokens=12)
 
 

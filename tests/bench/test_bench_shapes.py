@@ -15,10 +15,9 @@ from saccade.bench.suites.benchmarks import SECOND_TURNS
 from saccade.bench.suites.types import Item, Suite
 from saccade.inputs import ask
 from saccade.inputs.media import Clip
-from saccade.world import descriptions, dialogues, drawing, scenes
-from saccade.world import suites as shapes
+from saccade.world import descriptions, dialogues, drawing, scenes, suites
 
-SUITES = shapes.suites()
+SUITES = suites.suites()
 STATED = {"": 256, "-2k": 2048, "-8k": 8192, "-10k": 10240}
 
 
@@ -50,8 +49,8 @@ def test_the_same_items_each_time() -> None:
 
     Fails if anything is drawn from a stream that goes on. Control: items of one suite differ.
     """
-    again = shapes.suites()
-    for name in (*shapes.TASKS, *shapes.SECOND):  # other lengths are of the same makers
+    again = suites.suites()
+    for name in (*suites.TASKS, *suites.SECOND):  # other lengths are of the same makers
         listed = items(name)
         assert [plain(item) for item in listed] == [plain(item) for item in again[name].items()]
         assert len({item.answers + item.then for item in listed}) > 10
@@ -96,9 +95,9 @@ def test_answers_are_the_worlds() -> None:
     Fails if questions and answers are of different scenes or turns.
     """
     known = {question for prompts in descriptions.WORDS["prompts"].values() for question in prompts}
-    listed = {name: items(name) for name in shapes.TASKS}
+    listed = {name: items(name) for name in suites.TASKS}
     for number in range(50):
-        seed = shapes.FIRST_SEED + number
+        seed = suites.FIRST_SEED + number
         scene = scenes.scene(seed)
         cases = {name.removeprefix("shapes-"): own[number] for name, own in listed.items()}
         assert cases["caption"].answers == cases["ood"].answers == (descriptions.describe(scene),)
@@ -132,7 +131,7 @@ def test_second_turns_are_the_published_ones() -> None:
             assert plain(item.next) == {**plain(after), "next": None}
             assert item.questions == (item.question, after.question)
     picture = listed["qa"][0].media[0].read()
-    scene = scenes.scene(shapes.FIRST_SEED)
+    scene = scenes.scene(suites.FIRST_SEED)
     assert np.array_equal(picture, drawing.image_frame(scene, 448, 448))  # type: ignore[arg-type]
 
 
@@ -141,7 +140,7 @@ def test_pixels_are_of_the_scene() -> None:
 
     Fails if media and answer come from different seeds, or the pair is twice one picture.
     """
-    scene = scenes.scene(shapes.FIRST_SEED + 2)
+    scene = scenes.scene(suites.FIRST_SEED + 2)
     (video,) = items("shapes-caption")[2].media
     clip = video.read()
     assert isinstance(clip, Clip) and video.name == f"scene-{scene.seed}"
@@ -188,7 +187,7 @@ def test_seeds_are_nobody_elses() -> None:
     Fails if a suite shows what training, `lab eval`, calibration or the demo has shown.
     Control: the known constants are found.
     """
-    own = range(shapes.FIRST_SEED, shapes.FIRST_SEED + shapes.SAMPLES)
+    own = range(suites.FIRST_SEED, suites.FIRST_SEED + suites.SAMPLES)
     assert {item.meta["seed"] for name in SUITES for item in items(name)} == set(own)
     root = Path(saccade.__file__).parent
     seeds: dict[str, int] = {}
@@ -203,7 +202,7 @@ def test_seeds_are_nobody_elses() -> None:
     known = {"samples.EVAL_SEED", "agreement.FIRST_SEED", "demo.CALIBRATION_SEED"}
     assert known <= set(seeds) and seeds["samples.EVAL_SEED"] == 10_000_000
     assert 20_000_002 in seeds.values()  # the demo's
-    near = {n: v for n, v in seeds.items() if abs(v - shapes.FIRST_SEED) < 10_000_000}
+    near = {n: v for n, v in seeds.items() if abs(v - suites.FIRST_SEED) < 10_000_000}
     assert not near
     # training draws below EVAL_SEED, evaluation a million above it
-    assert seeds["samples.EVAL_SEED"] + 2_000_000 < shapes.FIRST_SEED
+    assert seeds["samples.EVAL_SEED"] + 2_000_000 < suites.FIRST_SEED

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from saccade.bench import runner
-from saccade.world import suites as shapes
+from saccade.world import suites
 
 Call = Callable[..., tuple[int, str, str]]
 METHODS = "ar,specvlm,hf"
@@ -68,7 +68,7 @@ def test_suites_are_listed(call: Call, tmp_path: Path, monkeypatch: pytest.Monke
     """Claim: `--suite list` names every suite of the shapes world, and writes nothing."""
     monkeypatch.chdir(tmp_path)
     code, printed, _ = call("bench", "--suite", "list")
-    assert code == 0 and set(shapes.suites()) <= set(printed.split())
+    assert code == 0 and set(suites.suites()) <= set(printed.split())
     assert not list(tmp_path.iterdir())
 
 

@@ -10,7 +10,7 @@ import pytest
 import typer
 from typer.testing import CliRunner, Result
 
-from saccade.bench import calibration as calibrating
+from saccade.bench import calibration
 from saccade.cli import calibrate as command
 from saccade.cli.config_file import read_config
 from saccade.cli.terminal import err, out
@@ -48,9 +48,9 @@ def test_a_small_run_leaves_a_file_that_runs(
     """Claim: on two real clips every stage runs, the file holds what was printed, and its method,
     models and threads give plain decoding's answer. Fails if any of that is not usable as is."""
     few = {"view": ("specvlm/lambda=0.05",), "keep": ("0.1", "0.3"), "shape": ("chain-3", "fit")}
-    search = calibrating.search
+    search = calibration.search
     monkeypatch.setattr(
-        calibrating, "search", lambda *a, **more: search(*a, **{**more, "candidates": few})
+        calibration, "search", lambda *a, **more: search(*a, **{**more, "candidates": few})
     )
     path = tmp_path / "made.yaml"
     words = (*clips, "--every-frame", "--max-new-tokens", 16, "--seconds", 300, "--out", path)
@@ -101,9 +101,9 @@ def test_without_a_video_it_draws_its_own(
     the table is shown, and what there was no time for is said. The default file is saccade.yaml."""
     monkeypatch.setattr(command, "FRAMES", 4)
     monkeypatch.setattr(command, "SIZE", 112)
-    search = calibrating.search
+    search = calibration.search
     monkeypatch.setattr(
-        calibrating, "search", lambda *a, **more: search(*a, **{**more, "seconds": 1e-3})
+        calibration, "search", lambda *a, **more: search(*a, **{**more, "seconds": 1e-3})
     )
     with out.capture() as printed, err.capture() as warned:
         ran = call("--max-new-tokens", 8, "--method", "sd")

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.corpus import manifest as manifests
+from saccade.corpus import manifest
 from saccade.inputs.media import FrameSampling
 
 COUNT, TOKENS = 6, 8
@@ -26,8 +26,8 @@ def videos(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture
-def work() -> manifests.CaptionSettings:
-    return manifests.CaptionSettings(
+def work() -> manifest.CaptionSettings:
+    return manifest.CaptionSettings(
         method="specvlm/shape=chain-3",
         max_new_tokens=TOKENS,
         sampling=FrameSampling(num_frames=4),
@@ -36,5 +36,5 @@ def work() -> manifests.CaptionSettings:
 
 
 @pytest.fixture
-def jobs(videos: Path) -> list[manifests.Job]:
-    return manifests.read_jobs(videos, "Describe the video in detail.")
+def jobs(videos: Path) -> list[manifest.Job]:
+    return manifest.read_jobs(videos, "Describe the video in detail.")

@@ -19,9 +19,8 @@ from typing import Any
 import ray
 from ray.cluster_utils import Cluster
 
-from saccade.corpus import caption_run
+from saccade.corpus import caption_run, manifest
 from saccade.corpus import cluster as spread
-from saccade.corpus import manifest as manifests
 from saccade.corpus.manifest import CaptionSettings, ClipJob, Row
 from saccade.inputs.media import FrameSampling
 
@@ -92,7 +91,7 @@ def losing(out: Path, cluster: Cluster, second: Any, videos: str) -> None:
             gone = True
             cluster.remove_node(second, allow_graceful=False)
 
-    jobs = manifests.read_jobs(Path(videos), "Describe the video in detail.")
+    jobs = manifest.read_jobs(Path(videos), "Describe the video in detail.")
     totals = caption_run.run_jobs(
         jobs,
         out,

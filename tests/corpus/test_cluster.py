@@ -13,8 +13,7 @@ from typing import Any
 import pytest
 
 from saccade.core.errors import OptionError
-from saccade.corpus import cluster as spread
-from saccade.corpus import manifest as manifests
+from saccade.corpus import cluster, manifest
 from saccade.corpus.worker import CorpusWorker
 from saccade.inputs.media import FrameSampling
 
@@ -73,13 +72,13 @@ def test_a_lost_node_costs_no_row(videos: Path, tmp_path: Path) -> None:
     """Claim: with the real worker, the rows are those of this process though a node was lost."""
     rows, (done, errors, gone) = on_a_cluster(tmp_path, "losing", videos)
     assert gone and (done, errors) == (6, 1) and len({row["id"] for row in rows}) == 6 == len(rows)
-    work = manifests.CaptionSettings(
+    work = manifest.CaptionSettings(
         method="ar",
         max_new_tokens=8,
         sampling=FrameSampling(num_frames=4),
         load=(("device", "cpu"),),
     )
-    truth = CorpusWorker(work)(manifests.read_jobs(videos, "Describe the video in detail."))
+    truth = CorpusWorker(work)(manifest.read_jobs(videos, "Describe the video in detail."))
     assert {row["id"]: row["text"] for row in rows} == {row.id: row.text for row in truth}
 
 
@@ -95,4 +94,4 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
     """Claim: without the extra, --ray is refused by its name."""
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     with pytest.raises(OptionError, match=r"uv run --extra ray.*CLONE\[ray\]"):
-        spread.answer_on_cluster(manifests.CaptionSettings(), "auto")
+        cluster.answer_on_cluster(manifest.CaptionSettings(), "auto")

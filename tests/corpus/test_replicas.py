@@ -28,7 +28,7 @@ from typer.testing import CliRunner
 from saccade.cli import serve_replicas as several
 from saccade.cli.application import app as cli_app
 from saccade.core.errors import OptionError, SaccadeError
-from saccade.corpus import manifest as manifests
+from saccade.corpus import manifest
 from saccade.corpus.worker import CorpusWorker
 from saccade.inputs.media import FrameSampling
 
@@ -155,14 +155,14 @@ def test_two_replicas_answer_as_one_and_a_death_costs_none_but_its_own(
     full house says 429. After SIGTERM a stream is ended whole, and no process is left.
     """
     clips = sorted(videos.glob("clip*.mp4"))[:3]
-    work = manifests.CaptionSettings(
+    work = manifest.CaptionSettings(
         method="ar",
         max_new_tokens=TOKENS,
         sampling=FrameSampling(num_frames=4),
         load=(("device", "cpu"),),
         threads=1,
     )
-    jobs = [job for job in manifests.read_jobs(videos, QUESTION) if Path(job.path) in clips]
+    jobs = [job for job in manifest.read_jobs(videos, QUESTION) if Path(job.path) in clips]
     truth = {Path(row.video).name: row.text for row in CorpusWorker(work)(jobs)}
     words = (
         "--replicas 2 --threads 1 --rows 2 --queue 2 --num-frames 4 --device cpu --drain 60 "

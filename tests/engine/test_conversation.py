@@ -37,7 +37,7 @@ from lab import reference
 from saccade.core import sampling
 from saccade.core.prompt import Inputs
 from saccade.drafting.drafters import ModelDrafter
-from saccade.drafting.parallel import drafter as beside
+from saccade.drafting.parallel import drafter
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -83,7 +83,7 @@ def test_every_turn_answers_as_a_fresh_start(method, family):
 
 def test_hippo_goes_on_in_its_own_process(monkeypatch):
     """Claim: the draft's process keeps its cache too: three turns, each the oracle's answer."""
-    monkeypatch.setattr(beside, "TOKEN_PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(drafter, "TOKEN_PATIENCE_SECONDS", 60.0)
     read = 0
     with talking("qwen2_5_vl", "hippo") as conversation:
         for inputs, answer in script("qwen2_5_vl"):
@@ -100,7 +100,7 @@ def test_hippo_goes_on_in_its_own_process(monkeypatch):
 def test_the_drafts_seconds_are_those_of_each_turn(method, monkeypatch):
     """Claim: what a draft needed to plan, or to read its prompt beside the target, is told of the
     turn in which it did so. Fails if a short turn after a long one has the seconds of both."""
-    monkeypatch.setattr(beside, "TOKEN_PATIENCE_SECONDS", 60.0)
+    monkeypatch.setattr(drafter, "TOKEN_PATIENCE_SECONDS", 60.0)
     inputs = input_for("qwen2_5_vl")
     with talking("qwen2_5_vl", method) as conversation:
         first = conversation.run(inputs, max_new_tokens=40)

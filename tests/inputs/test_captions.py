@@ -20,7 +20,7 @@ from tokenizers.models import WordLevel
 
 import saccade
 from saccade.core.errors import ModelError
-from saccade.drafting.views import basic as views
+from saccade.drafting.views import basic
 from saccade.inputs import captions
 from saccade.world import drawing, scenes
 
@@ -207,7 +207,7 @@ def test_control_the_caption_matters_to_the_draft(blip):
         assert result.ids == truth("qwen2_5_vl")[:20] and result.fallback_reason is None
         drafted.append([r.tokens for r in result.rounds])
     assert drafted[0] != drafted[1]
-    assert views.CAPTION.text_kind == "caption"
+    assert basic.CAPTION.text_kind == "caption"
 
 
 # -- the embedded ones -------------------------------------------------------------------------

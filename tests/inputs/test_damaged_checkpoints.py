@@ -14,7 +14,7 @@ from transformers import AutoConfig
 
 from lab import checkpoints
 from lab.checkpoints import FAMILIES
-from saccade import inputs as models
+from saccade import inputs
 from saccade.core.errors import ModelError
 from saccade.inputs import architectures, footprint, loading
 
@@ -64,11 +64,11 @@ def test_weights_that_are_not_whole_are_refused_by_name(
     folder = checkpoints.make("llama", tmp_path / "llama")
     (file,) = folder.glob("*.safetensors")
     weights = load_file(file)
-    models.load(str(folder))  # control: as it was made
+    inputs.load(str(folder))  # control: as it was made
     spoil(weights)
     save_file(weights, file, {"format": "pt"})
     with pytest.raises(ModelError, match=says):
-        models.load(str(folder))
+        inputs.load(str(folder))
 
 
 def test_a_config_of_a_far_larger_model_is_refused_before_it_is_built(
@@ -77,13 +77,13 @@ def test_a_config_of_a_far_larger_model_is_refused_before_it_is_built(
     """Claim: where config.json leaves the text model to transformers' defaults (280 GB) beside
     files of a few kilobytes, a sentence comes before any of it is made. Control: as it was made."""
     folder = checkpoints.make("qwen2.5-vl", tmp_path / "qwen")
-    models.load(str(folder))
+    inputs.load(str(folder))
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, "text_config": None}))
     kind = architectures.model_class(AutoConfig.from_pretrained(folder))
     monkeypatch.setattr(kind, "from_pretrained", lambda *a, **b: pytest.fail("it was built"))
     with pytest.raises(ModelError, match="does not fit: its weights take 2[0-9]{2}"):
-        models.load(str(folder))
+        inputs.load(str(folder))
 
 
 @pytest.mark.representatives(2)
@@ -93,7 +93,7 @@ def test_control_whole_checkpoints_load(tmp_path: Path, family: str) -> None:
     once, and a talker's are left alone."""
     if family == "smolvlm":
         pytest.importorskip("num2words")
-    models.load(str(checkpoints.make(family, tmp_path / family)))
+    inputs.load(str(checkpoints.make(family, tmp_path / family)))
 
 
 def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
@@ -104,10 +104,10 @@ def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
     for entry in ("added_tokens", "model"):
         file.write_text(json.dumps({key: value for key, value in entries.items() if key != entry}))
         with pytest.raises(ModelError, match="its tokenizer.json lacks added_tokens, model"):
-            models.load(str(folder))
+            inputs.load(str(folder))
     file.write_text("{" + file.read_text())
     with pytest.raises(ModelError, match="its tokenizer.json is no JSON file that can be read"):
-        models.load(str(folder))
+        inputs.load(str(folder))
 
 
 @pytest.mark.parametrize(
@@ -127,7 +127,7 @@ def test_a_config_of_no_model_is_a_sentence(tmp_path: Path, change: dict[str, An
     file = folder / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | change))
     with pytest.raises(ModelError):
-        models.load(str(folder))
+        inputs.load(str(folder))
     with pytest.raises(ModelError):
         footprint.footprint(loading.read_config(str(folder)))
 

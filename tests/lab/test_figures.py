@@ -14,8 +14,7 @@ from typer.testing import CliRunner, Result
 
 from lab import draw, studies
 from lab.commands.figure import figure as command
-from lab.studies import experiment as experiments
-from lab.studies import methods
+from lab.studies import experiment, methods
 from lab.studies.specvlm import CRITERIA
 from lab.training import agreement
 from saccade.bench import figures
@@ -244,13 +243,13 @@ def test_a_real_run_becomes_numbers_and_a_picture(call, pair, monkeypatch, unche
 def test_a_draft_that_gave_up_is_no_picture(pair, monkeypatch):
     """Claim: a run that fell back to plain decoding raises, naming method and reason. Control for
     every figure: without it a broken draft would be drawn as one that accepts nothing."""
-    real = experiments.run
+    real = experiment.run
 
     def failing(*args: Any, **kwargs: Any) -> Any:
         from dataclasses import replace
 
         return replace(real(*args, **kwargs), fallback_reason="it broke")
 
-    monkeypatch.setattr(experiments, "run", failing)
+    monkeypatch.setattr(experiment, "run", failing)
     with pytest.raises(RuntimeError, match="ar: it broke"):
         studies.Experiment(clips=1, size=64, tokens=2).rounds("ar")

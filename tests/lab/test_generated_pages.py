@@ -76,9 +76,9 @@ def _pairs(page: str) -> str:
 
 
 def _vllm(page: str) -> str:
-    from lab.hardware import vllm_comparison as runs
+    from lab.hardware import vllm_comparison
 
-    return runs.replace_table(page, runs.table(_stored("vllm.json")["runs"]))
+    return vllm_comparison.replace_table(page, vllm_comparison.table(_stored("vllm.json")["runs"]))
 
 
 def _peers(page: str) -> str:

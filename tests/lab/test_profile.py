@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from written_out import Embedded
 
-from lab.hardware import profile as profiling
+from lab.hardware import profile
 from lab.hardware.imposed import ImposedAcceptance, impose_acceptance
 from lab.hardware.profile import (
     BareSeconds,
@@ -28,7 +28,7 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes import cost_measurement
 from saccade.inputs import ask
 from saccade.methods import resolve
-from saccade.world import suites as shapes
+from saccade.world import suites
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -67,7 +67,7 @@ def test_plain_decoding_is_its_own_ideal() -> None:
 
 
 def profiled(embedded: Embedded, recipes: Mapping[str, Recipe], count: int = 16) -> list[Profile]:
-    item = next(iter(shapes.suites()["shapes-caption"].items()))
+    item = next(iter(suites.suites()["shapes-caption"].items()))
     inputs = ask(embedded.target, item.question, **media_arguments(item))
     settings = {"max_new_tokens": count, "do_sample": False}
     return profile_methods(*embedded, [inputs], recipes, settings=settings, repeat=1)
@@ -87,7 +87,7 @@ def test_a_round_is_drafting_verifying_and_the_rest(
     """Claim: the three add up to a round; the share is measured over ideal; bare forwards run at
     the prompt's length and half the answer, the draft's at what it saw of that. Fails if lengths
     are rounded to buckets, or a pruned draft is timed over the whole video."""
-    monkeypatch.setattr(profiling, "BARE_CYCLES", 2)
+    monkeypatch.setattr(profile, "BARE_CYCLES", 2)
     filled: list[tuple[Any, int]] = []
     real = cost_measurement.filled_session
 
@@ -109,7 +109,7 @@ def test_a_round_is_drafting_verifying_and_the_rest(
     assert profiles["sd/shape=chain-3"].bare_level < profiles["specvlm-self"].bare_level
 
     target, draft = (loaded.backbone for loaded in embedded)
-    item = next(iter(shapes.suites()["shapes-caption"].items()))
+    item = next(iter(suites.suites()["shapes-caption"].items()))
     prompt = int(ask(embedded.target, item.question, **media_arguments(item))["input_ids"].shape[1])
     kept = round_half(256 * (resolve("specvlm").view.keep or 1))
     assert filled == [
@@ -136,7 +136,7 @@ def test_bare_forwards_are_timed_for_all_rows_there_were(
         calls.append(keys)
         return dict.fromkeys(keys, 1.0)
 
-    monkeypatch.setattr(profiling, "time_bare_forwards", timed)
+    monkeypatch.setattr(profile, "time_bare_forwards", timed)
     name = "sd/shape=chain-4"
     recipe = impose_acceptance(resolve(name), ImposedAcceptance(length=4))
     profiles = profiled(embedded, {"ar": resolve("ar"), name: recipe}, 14)

@@ -16,26 +16,23 @@ from typer.testing import CliRunner
 import saccade
 from lab import checkpoints
 from lab.__main__ import app
-from lab.real import answers as measure
-from lab.real import attention_sets, pair
-from lab.real import long_documents as documents
+from lab.real import answers, attention_sets, long_documents, pair
 from lab.real.results_page import ForwardSizes, make_page
 from saccade.bench import peers
 from saccade.core.errors import OptionError
-from saccade.inputs import load
-from saccade.inputs import real_weights as weights
+from saccade.inputs import load, real_weights
 from saccade.methods import resolve
 from saccade.model.prefix_cache import PrefixCache
 
 # The user's, looked up before the tests have a cache folder of their own.
-CHECKPOINT = weights.checkpoint_folder()
+CHECKPOINT = real_weights.checkpoint_folder()
 PACKAGE = Path(saccade.__file__).parent
 RESULTS = PACKAGE.parents[1] / "docs" / "results"
 LENGTH = 256  # tokens of the documents that they are asked about
 SLACK = 24  # rows that a window may hold beside its share until it slides
 needs_weights = pytest.mark.skipif(
     not (CHECKPOINT / "config.json").is_file(),
-    reason=f"{weights.SMOLLM2.name} is not here: run `saccade real make`",
+    reason=f"{real_weights.SMOLLM2.name} is not here: run `saccade real make`",
 )
 
 
@@ -46,11 +43,11 @@ def test_documents_are_long_texts_in_turn(tmp_path):
     """Claim: every file that is long enough, in order, with the next task and length each."""
     for name, size in (("a.md", 6000), ("b.py", 9000), ("c.bin", 9000), ("d.txt", 100)):
         (tmp_path / name).write_text("x" * size)
-    texts = list(documents.find_documents([tmp_path]))
+    texts = list(long_documents.find_documents([tmp_path]))
     assert [(each.name, each.tokens) for each in texts] == [("a.md", 1800), ("b.py", 2500)]
     assert texts[0].task != texts[1].task
     with pytest.raises(OptionError, match="neither"):
-        list(documents.find_documents([tmp_path / "nowhere"]))
+        list(long_documents.find_documents([tmp_path / "nowhere"]))
 
 
 def test_without_paths_the_measured_texts_are_asked_about():
@@ -58,7 +55,7 @@ def test_without_paths_the_measured_texts_are_asked_about():
     the same words in the same order. Fails when a text in notebook/texts is moved or changed."""
     stored = json.loads((RESULTS / "real.json").read_text())["measured"]
     stored_keys = dict.fromkeys((row["document"], row["digest"], row["task"]) for row in stored)
-    keys = [(each.name, each.digest, each.task) for each in documents.find_documents([])]
+    keys = [(each.name, each.digest, each.task) for each in long_documents.find_documents([])]
     assert keys == [*stored_keys] and len(keys) == 23
 
 
@@ -86,10 +83,10 @@ def test_over_the_whole_document_the_target_goes_on_as_it_does(tmp_path):
     than the prompt's end, or lags behind the answer."""
     folder = checkpoints.make("llama", tmp_path / "target")
     model = load(str(folder), device="cpu")
-    document = documents.Document("a", "some words of a text, " * 30, "Go on.", 100)
+    document = long_documents.Document("a", "some words of a text, " * 30, "Go on.", 100)
     answer_ids = [11 * number % 250 for number in range(30)]
     looks = attention_sets.measure_attention_sets(
-        model, document, answer_ids, PrefixCache(measure.PROMPT_CACHE_BYTES), shares=(0.02, 1.0)
+        model, document, answer_ids, PrefixCache(answers.PROMPT_CACHE_BYTES), shares=(0.02, 1.0)
     )
     assert len(looks) == 2 * (len(attention_sets.CHOICES) + 1)
     for look in looks:
@@ -145,11 +142,11 @@ def real_case() -> tuple[Any, Any, Any, Any, Any]:
     """The real model, two texts of the package, the settings, what ``generate()`` says of them, and
     their prompts, read once."""
     model = load(str(CHECKPOINT), device="cpu")
-    own = islice(documents.find_documents([PACKAGE]), 2)
+    own = islice(long_documents.find_documents([PACKAGE]), 2)
     short = [replace(document, tokens=LENGTH) for document in own]
-    settings = measure.answer_settings(model, 26, measure.REPETITION_PENALTY)
-    truths = [measure.generate_reference(model, document, settings) for document in short]
-    return model, short, settings, truths, PrefixCache(measure.PROMPT_CACHE_BYTES)
+    settings = answers.answer_settings(model, 26, answers.REPETITION_PENALTY)
+    truths = [answers.generate_reference(model, document, settings) for document in short]
+    return model, short, settings, truths, PrefixCache(answers.PROMPT_CACHE_BYTES)
 
 
 @needs_weights
@@ -161,7 +158,7 @@ def test_real_weights_answer_as_generate_does(real_case, name, keep):
     answers as ``generate()``; it drafts, and over no more than that part and the text around."""
     model, short, settings, truths, kept = real_case
     recipe = resolve(f"{name}/keep={keep}")
-    for answer in measure.answer_documents(model, short, recipe, settings, truths, kept):
+    for answer in answers.answer_documents(model, short, recipe, settings, truths, kept):
         assert answer.same and answer.drafted > 1
         assert 0 < answer.kept <= keep * LENGTH + SLACK
 
@@ -191,27 +188,27 @@ def test_a_run_goes_on_where_it_was_cut_short(tmp_path):
     """Claim: rows of a document whose text is the same are there again and its truth is not asked
     for again; of another text, or under other settings, there are none."""
     facts = {"model": "M", "settings": {"max_new_tokens": 8}, "together": 1}
-    path, document = tmp_path / "real.json", documents.Document("a", "text", "?", 4)
-    other = documents.Document("a", "changed", "?", 4)
-    row = measure.MethodResult(
+    path, document = tmp_path / "real.json", long_documents.Document("a", "text", "?", 4)
+    other = long_documents.Document("a", "changed", "?", 4)
+    row = answers.MethodResult(
         "a", document.digest, "?", 9, "fresh", True, 8, 0, 2, 1, 9, 3, 1, [1]
     )
-    first = measure.Results(path, facts)
+    first = answers.Results(path, facts)
     assert first.reference(document, lambda: [1, 2]) == (1, 2)
     first.add([row], "measured")
-    again = measure.Results(path, facts)
+    again = answers.Results(path, facts)
     assert again.reference(document, lambda: [9]) == (1, 2)
     assert again.missing(document, ["fresh", "std"]) == ["std"]
     assert again.missing(other, ["fresh"]) == ["fresh"]
     assert again.only([document], ["fresh"])["measured"] == [asdict(row)]
-    elsewhere = measure.Results(path, {**facts, "settings": {"max_new_tokens": 9}})
+    elsewhere = answers.Results(path, {**facts, "settings": {"max_new_tokens": 9}})
     assert elsewhere.missing(document, ["fresh"]) == ["fresh"]
 
 
 def test_a_penalty_spares_the_documents_words():
     """Claim: what stands in the answer counts less, whatever its sign; words of the prompt, of
     the header itself and of nowhere are left as they are. Fails if the prompt counts."""
-    rule = measure.AnswerPenalty(2.0, (7, 8))
+    rule = answers.AnswerPenalty(2.0, (7, 8))
     scores = torch.tensor([[4.0, -4.0, 4.0, 1.0, 0, 0, 0, 3.0, 3.0]] * 2)
     ids = torch.tensor([[7, 2, 3, 7, 8, 0, 1], [2, 3, 4, 5, 6, 7, 8]])
     new_scores = rule(ids, scores)
@@ -231,16 +228,16 @@ def test_where_bytes_break_even():
 
 def test_a_loop_is_distinguished_from_a_text():
     """Claim: of a text that says everything once nothing is repeated, of a loop nearly all."""
-    assert documents.repeated_share(range(40)) == 0
-    assert documents.repeated_share([1, 2, 3] * 20) > 0.9
-    assert documents.repeated_share([1, 2]) == 0
+    assert long_documents.repeated_share(range(40)) == 0
+    assert long_documents.repeated_share([1, 2, 3] * 20) > 0.9
+    assert long_documents.repeated_share([1, 2]) == 0
 
 
 def test_a_few_documents_are_the_shortest():
     """Claim: of all documents so many of the shortest are asked about, as they come."""
-    texts = [documents.Document(f"{n}", "", "", n) for n in (5, 2, 9, 2, 1)]
-    assert [each.tokens for each in documents.shortest_documents(texts, 3)] == [2, 2, 1]
-    assert documents.shortest_documents(texts, None) == texts
+    texts = [long_documents.Document(f"{n}", "", "", n) for n in (5, 2, 9, 2, 1)]
+    assert [each.tokens for each in long_documents.shortest_documents(texts, 3)] == [2, 2, 1]
+    assert long_documents.shortest_documents(texts, None) == texts
 
 
 # -- a target with its draft -------------------------------------------------------------------
@@ -252,9 +249,9 @@ def test_a_pair_is_measured_on_every_kind_by_one_command(tmp_path, monkeypatch):
     stores each row, and goes on from them: a second run answers nothing. Fails if a kind, a method
     or a precision is left out."""
     folder = checkpoints.make("llama", tmp_path / "target")
-    monkeypatch.setattr(weights, "require_checkpoint", lambda model: folder)
-    text = documents.Document("a.md", "some words of a text, " * 12, "Go on.", 60)
-    monkeypatch.setattr(documents, "find_documents", lambda paths: iter([text]))
+    monkeypatch.setattr(real_weights, "require_checkpoint", lambda model: folder)
+    text = long_documents.Document("a.md", "some words of a text, " * 12, "Go on.", 60)
+    monkeypatch.setattr(long_documents, "find_documents", lambda paths: iter([text]))
     rows = tmp_path / "pair.json"
     command = ["real-pair", "--limit", "1", "--methods", "ar,auto,std/keep=0.25"]
     command += ["--max-new-tokens", "6", "--identity-tokens", "4", "--draft-quantize", "int8"]

@@ -19,7 +19,7 @@ from saccade.core.errors import OptionError
 from saccade.core.prompt import Prefill
 from saccade.engine.generate import run
 from saccade.methods import resolve
-from saccade.world import suites as shapes
+from saccade.world import suites
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -158,10 +158,10 @@ def test_the_parts_are_what_was_asked_for() -> None:
     goals: dict[str, list[float | None]] = {}
     for each in speed.PARTS:
         goals.setdefault(each.name, []).extend(goal.minimum for goal in each.goals)
-        assert each.suite in shapes.suites()
+        assert each.suite in suites.suites()
         resolve_methods(each.methods)
     assert goals == GOALS and tuple(goals) == speed.PART_NAMES
-    assert shapes.FIRST_SEED == 60_000_000
+    assert suites.FIRST_SEED == 60_000_000
     assert len(speed.parts_named([])) == len(speed.PARTS) and len(speed.parts_named(["auto"])) == 7
     with pytest.raises(OptionError, match="context-10k"):
         speed.parts_named(["nothing"])
@@ -176,7 +176,7 @@ def both(embedded: Embedded) -> Pair:
 
 
 def inputs(pair: Pair, number: int, suite: str = "shapes-caption") -> Any:
-    return speed._inputs_of(pair, list(shapes.suites()[suite].items())[number])
+    return speed._inputs_of(pair, list(suites.suites()[suite].items())[number])
 
 
 @pytest.mark.slow
@@ -213,7 +213,7 @@ def test_only_long_answers_are_taken(both: Pair, monkeypatch: pytest.MonkeyPatch
     offsets = []
     for item, clip_inputs, following in speed._fitting_items(wanted, both, {}, lambda text: None):
         assert clip_inputs == item.id != following.id
-        offsets.append(item.meta["seed"] - shapes.FIRST_SEED)
+        offsets.append(item.meta["seed"] - suites.FIRST_SEED)
         if len(offsets) == 2:
             break
     assert offsets == [2, 4]

@@ -21,7 +21,7 @@ from saccade.bench.records import Answer
 from saccade.bench.suites.types import Item
 from saccade.drafting.views.basic import RANDOM
 from saccade.inputs import ask
-from saccade.world import suites as shapes
+from saccade.world import suites
 
 pytestmark = pytest.mark.usefixtures("pair", "unchecked")
 
@@ -152,7 +152,7 @@ def test_the_draft_alone_is_judged_by_its_own_words(
     assert panel[0] == "256 visual tokens"
     models = {"the target": experiment.target}
     models |= {f"a draft that {what}": draft for what, draft in experiment.drafts.items()}
-    items = list(shapes.suites()["shapes-qa"].items())[: experiment.clips]
+    items = list(suites.suites()["shapes-qa"].items())[: experiment.clips]
     for series, model in models.items():
         right = []
         for item in items:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from lab import checkpoints
-from lab.real import answers as measure
+from lab.real import answers
 from lab.real.long_documents import Document
 from lab.studies import text
 from saccade.inputs import Loaded, load
@@ -67,11 +67,11 @@ def test_a_run_is_reported_in_tables(model, tmp_path, monkeypatch):
     tasks = [*text.TASKS[text.SUMS][:1], *text.TASKS[text.CODE][:1]]
     texts = [Document("a text", "a text of words, " * 60, "Go on.", 120)]
     facts = {"model": "M", "settings": {"max_new_tokens": 6}, "together": 2, "command": "C"}
-    results = measure.Results(tmp_path / "real-drafts.json", facts)
-    settings = measure.answer_settings(model, 6, measure.REPETITION_PENALTY)
+    results = answers.Results(tmp_path / "real-drafts.json", facts)
+    settings = answers.answer_settings(model, 6, answers.REPETITION_PENALTY)
     for some, names in ((tasks, ("sd", "sd/shape=sage")), (texts, ("specvlm/keep=0.1", "sage"))):
         recipes = [resolve(name) for name in names]
-        measure.run_methods(
+        answers.run_methods(
             model, some, recipes, settings, results, together=2, draft=draft.backbone
         )
     for each in (*tasks, *texts):
@@ -107,7 +107,7 @@ def test_the_command_asks_and_writes_the_page(call, model, tmp_path, monkeypatch
     assert [row["method"] for row in report["measured"]] == ["sd", "sd", "specvlm/keep=0.1"]
     assert report["settings"]["draft_bits"] == text.BITS and len(report["looked"]) == 3
     assert page.read_text() == text.page(report)
-    monkeypatch.setattr(measure, "answer_documents", None)
+    monkeypatch.setattr(answers, "answer_documents", None)
     assert call(*words)[0] == 0
     code, _, error = call("text", "--out", tmp_path / "no" / "told.md")
     assert code == 2 and "no folder" in error

@@ -9,10 +9,9 @@ import numpy as np
 from reels import nearest
 
 from lab.training.labels import content_words, token_labels
-from saccade.world import descriptions, drawing
-from saccade.world import scenes as world
+from saccade.world import descriptions, drawing, scenes
 
-SCENES = [world.scene(seed) for seed in range(100)]
+SCENES = [scenes.scene(seed) for seed in range(100)]
 
 
 def test_labels_agree_with_pixels():
@@ -55,7 +54,7 @@ def test_content_words_find_what_pixels_decide():
             assert re.fullmatch(r"[A-Za-z]+( [a-z]+)*", text[start:end])
             assert not text[start - 1 : start].isalpha() and not text[end : end + 1].isalpha()
         marked = [text[a:b] for a, b, kind in spans if kind == "colour"]
-        assert marked == re.findall(rf"\b(?:{'|'.join(world.COLORS)})\b", text)
+        assert marked == re.findall(rf"\b(?:{'|'.join(scenes.COLORS)})\b", text)
         kinds = {kind for _, _, kind in spans}
         assert {"texture", "shape", "size", "where", "count"} <= kinds
         assert 0.2 < len(spans) / len(text.split()) < 0.8

@@ -41,7 +41,7 @@ from saccade.core.protocols import Learner
 from saccade.core.sampling import Sampling, Scores, prob
 from saccade.core.tree import Tree
 from saccade.core.verify import residual
-from saccade.drafting import drafters as draft_module
+from saccade.drafting import drafters
 from saccade.drafting.ensemble import Ensemble
 from saccade.drafting.fallback import Fallback
 from saccade.drafting.parallel import child
@@ -393,8 +393,8 @@ class Play:
             return Tables(rules, of, self.before, spoil=self.spoil_draft)
 
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(draft_module, "Session", tables)
-            patch.setattr(draft_module, "HeadSession", tables)
+            patch.setattr(drafters, "Session", tables)
+            patch.setattr(drafters, "HeadSession", tables)
             patch.setattr(Setup, "head", lambda setup: setup.draft)
             patch.setattr(child, "Session", tables)
             patch.setattr(sampling, "uniform", lambda *key: self._random(*key))

@@ -10,7 +10,7 @@ from helpers import backbone
 from torch import Tensor
 from torch.nn.functional import linear, scaled_dot_product_attention, silu
 
-from lab.checkpoints import heads as random_heads
+from lab.checkpoints import heads
 from saccade.core.prompt import Prompt
 from saccade.core.tree import ROOT, Tree, path
 from saccade.model.backbone import Backbone
@@ -24,8 +24,8 @@ KINDS = ("mtp", "nextn", *STYLES)
 
 def tensors_of(target: Backbone, kind: Any) -> dict[str, Tensor]:
     if kind in OWN:
-        return random_heads.random_own_head(target, kind)
-    return random_heads.random_eagle3(target, kind, 100)
+        return heads.random_own_head(target, kind)
+    return heads.random_eagle3(target, kind, 100)
 
 
 def head_of(model: Any, kind: Any, fused: bool | None = None) -> Head:
@@ -34,9 +34,7 @@ def head_of(model: Any, kind: Any, fused: bool | None = None) -> Head:
     tensors = tensors_of(target, kind)
     if kind in OWN:
         return make_own_head(target, OWN[kind], tensors, "a model")
-    return make_eagle3_head(
-        target, random_heads.eagle3_settings(target, kind, 100), tensors, "a head"
-    )
+    return make_eagle3_head(target, heads.eagle3_settings(target, kind, 100), tensors, "a head")
 
 
 class Reference:
@@ -112,7 +110,7 @@ class Reference:
         return normed * (1 + weight if zero_centred and self.kind in OWN else weight)
 
     def _run_own(self, embeds: Tensor, hidden: Tensor, positions: Tensor) -> Tensor:
-        names = random_heads.OWN_NAMES[self.kind]
+        names = heads.OWN_NAMES[self.kind]
         if self.kind == "nextn":
             embeds = torch.where(positions[0, :, None] == 0, 0, embeds)
         e = self._norm(embeds, self.t[names["embedding"]])

@@ -28,8 +28,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 import saccade
 from saccade.core.errors import ModelError
-from saccade.engine.request import Request
-from saccade.engine.request import current_backbone as followed
+from saccade.engine.request import Request, current_backbone
 from saccade.engine.scheduler import Scheduler
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone
@@ -628,7 +627,7 @@ def test_a_target_changed_while_others_answer_is_refused():
     and does when it is done."""
     model, inputs = copy.deepcopy(llama()), text_input(2)
     scheduler = Scheduler(Backbone(model), resolve("ar"))
-    request = Request.of(followed(model), inputs, max_new_tokens=TOKENS)
+    request = Request.of(current_backbone(model), inputs, max_new_tokens=TOKENS)
     number = scheduler.join(request)
     [*scheduler.step()]
     _new_head(model)
@@ -642,25 +641,25 @@ def test_an_unchanged_model_keeps_its_backbone():
     """Claim: answers, generate(), training mode and hidden states recorded in between are no
     changes: nothing is fused twice. Control: a weight written in place is one."""
     model, inputs = copy.deepcopy(qwen25()), input_for("qwen2_5_vl", 1)
-    first = followed(model)
+    first = current_backbone(model)
     _answer(model, inputs, "ar")
     hf_greedy(model, inputs, 4)
     model.train().eval()
     with torch.no_grad():
         model(**inputs, output_hidden_states=True)
     _answer(model, inputs, "sd", copy.deepcopy(noisy(qwen25)))
-    assert followed(model) is first
+    assert current_backbone(model) is first
     with torch.no_grad():
         _of(W)(model).weight.mul_(1.0)
-    assert followed(model) is not first
+    assert current_backbone(model) is not first
 
 
 def test_weights_trained_in_place_are_not_stacked_twice():
     """Claim: when only numbers were changed, projections stay where they were stacked."""
     model = copy.deepcopy(llama())
-    first = followed(model)
+    first = current_backbone(model)
     with torch.no_grad():
         _of("layers.0.self_attn.q_proj")(model).weight.mul_(1.1)
-    second = followed(model)
+    second = current_backbone(model)
     places = [each.fused.layers[0].qkv.weight.data_ptr() for each in (first, second)]
     assert second is not first and places[0] == places[1]

@@ -39,8 +39,7 @@ from saccade.drafting.views.basic import UNIFORM
 from saccade.engine.generate import Stream
 from saccade.engine.request import Request
 from saccade.engine.scheduler import Scheduler
-from saccade.inputs import head_checkpoints as head_files
-from saccade.inputs import loading
+from saccade.inputs import head_checkpoints, loading
 from saccade.methods import resolve
 from saccade.model import prefix_cache
 from saccade.model.heads.head_session import HeadSession
@@ -476,7 +475,7 @@ def test_experts_of_a_head_are_stacked_as_its_layer_wants_them(tmp_path):
             f"{base}{number}.down_proj.weight": one,
         }
     heads = [
-        head_files.make_own_head(target, head_files.layouts.OWN_LAYOUTS[0], each, "x")
+        head_checkpoints.make_own_head(target, head_checkpoints.layouts.OWN_LAYOUTS[0], each, "x")
         for each in (stacked, apart)
     ]
     states = [each.module.state_dict() for each in heads]
@@ -570,7 +569,7 @@ def test_doctor_knows_heads(tmp_path):
     folder = make("llama", tmp_path / "target")
     target = loading.load(str(folder), device="cpu")
     draft = random_heads.make_eagle3(tmp_path / "head", target.backbone, "specforge")
-    settings = head_files.read_settings(str(draft))
+    settings = head_checkpoints.read_settings(str(draft))
     counted = footprint.head_footprint(settings, target.backbone.model.config)
     tensors = random_heads.random_eagle3(target.backbone, "specforge", 100)
     matrices = [each for each in tensors.values() if each.ndim == 2]

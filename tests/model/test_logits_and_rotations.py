@@ -17,8 +17,7 @@ from transformers.modeling_outputs import CausalLMOutputWithPast
 import saccade
 from saccade.core.errors import ModelError
 from saccade.core.tree import ROOT
-from saccade.engine.request import Request
-from saccade.engine.request import current_backbone as followed
+from saccade.engine.request import Request, current_backbone
 from saccade.engine.scheduler import Scheduler
 from saccade.methods import resolve
 from saccade.model import generate_check
@@ -172,7 +171,7 @@ def test_a_cap_that_a_prompt_does_not_reach_is_seen():
     """Claim: logits that are capped far above what a few tokens give are still the model's own: the
     head is tried with hidden states far too large."""
     model = _random_model("nanochat", std=0.02)
-    target = followed(model)
+    target = current_backbone(model)
     check_against_generate(target)
     assert target.needs_model_for_logits
 
@@ -233,9 +232,9 @@ def test_a_short_request_does_not_change_beside_or_after_a_long_one(name):
     )
     assert [row[-20:].tolist() for row in ids] == alone
     model = _rotary(name)
-    scheduler = Scheduler(followed(model), resolve("ar"))
+    scheduler = Scheduler(current_backbone(model), resolve("ar"))
     for each in (long, short):
-        scheduler.join(Request.of(followed(model), each, max_new_tokens=20))
+        scheduler.join(Request.of(current_backbone(model), each, max_new_tokens=20))
     events = [event for _ in range(100) for event in scheduler.step()]
     answers = {event.number: [*event.result.ids] for event in events if event.result is not None}
     assert answers == {0: alone[1], 1: alone[0]}

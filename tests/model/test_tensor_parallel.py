@@ -18,7 +18,7 @@ from lab import checkpoints
 from saccade import inputs
 from saccade.core.errors import MethodError, ModelError, OptionError
 from saccade.core.tree import Tree
-from saccade.drafting import recipe as recipes
+from saccade.drafting import recipe
 from saccade.methods import resolve
 from saccade.model import tensor_parallel
 
@@ -196,6 +196,6 @@ def test_what_cannot_be_split_is_refused(tmp_path: Path, monkeypatch: pytest.Mon
 def test_methods_that_go_by_the_clock_are_refused(method: str, why: str) -> None:
     """Claim: what each process would decide by its own clock is refused. Control: sage is not."""
     with pytest.raises(MethodError, match=why):
-        recipes.for_split_target(resolve(method))
-    assert recipes.for_split_target(resolve("sage")).name == "sage"
+        recipe.for_split_target(resolve(method))
+    assert recipe.for_split_target(resolve("sage")).name == "sage"
     assert tensor_parallel.world_size() == 1

@@ -6,7 +6,7 @@ import pytest
 from helpers import backbone, qwen25
 
 from saccade.core.costs import Costs
-from saccade.drafting import recipe as planning
+from saccade.drafting import recipe
 from saccade.drafting.parallel.drafter import reading_patience
 from saccade.drafting.shapes.fit import MAX_CHAIN_LENGTH, Fit
 from saccade.drafting.shapes.policies import Chain
@@ -30,10 +30,8 @@ def test_gamma_is_what_the_draft_writes_while_the_target_judges(costs, gamma, mo
     """Claim: ``hippo/shape=fit`` drafts T_target / T_draft tokens, rounded down and at least one,
     for the whole answer. Fails for the serial rule, which counts the draft's steps as waited for,
     and where ``fit`` is refused in the parallel schedule."""
-    monkeypatch.setattr(
-        planning.cost_measurement, "measure_costs", lambda *models, **lengths: costs
-    )
-    settled = planning.plan(resolve("hippo/shape=fit"), backbone(qwen25()), None, 300)
+    monkeypatch.setattr(recipe.cost_measurement, "measure_costs", lambda *models, **lengths: costs)
+    settled = recipe.plan(resolve("hippo/shape=fit"), backbone(qwen25()), None, 300)
     assert settled.shape == Chain(gamma)
     assert Fit(costs=costs).for_parallel() == Chain(gamma)
 

@@ -18,8 +18,7 @@ from fastapi import applications
 from PIL import Image
 from serve.live import Endpoint, Live, made, serving
 
-from saccade.inputs import Pair, load_pair
-from saccade.inputs import media as media_
+from saccade.inputs import Pair, load_pair, media
 from saccade.serve.request_schema import ChatRequest, TextRequest
 from saccade.serve.responses_schema import ResponsesRequest
 from saccade.world import drawing, scenes
@@ -88,7 +87,7 @@ def clips(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
 def picture(tmp_path_factory: pytest.TempPathFactory, clips: list[Path]) -> Path:
     """A frame of the first video as a PNG."""
     path = tmp_path_factory.mktemp("pictures") / "picture.png"
-    Image.fromarray(media_.read(clips[0]).frames[0]).save(path)
+    Image.fromarray(media.read(clips[0]).frames[0]).save(path)
     return path
 
 

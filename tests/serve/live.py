@@ -18,7 +18,7 @@ import openai
 import uvicorn
 from PIL import Image
 
-from saccade import inputs as models_
+from saccade import inputs
 from saccade.drafting.recipe import Recipe
 from saccade.engine.scheduler import Event, Scheduler
 from saccade.inputs import Pair
@@ -200,4 +200,4 @@ class Endpoint:
 
 
 def inputs_of(models: Pair, question: str, **media_inputs: Any) -> Any:
-    return models_.ask(models.target, question, **media_inputs)
+    return inputs.ask(models.target, question, **media_inputs)

@@ -13,8 +13,7 @@ from safetensors.torch import load_file, save_file
 from transformers import Glm4MoeConfig, Glm4MoeForCausalLM
 
 import saccade
-from lab.checkpoints import Size, make
-from lab.checkpoints import heads as random_heads
+from lab.checkpoints import Size, heads, make
 from saccade.inputs import loading
 
 pytestmark = [pytest.mark.vllm, pytest.mark.timeout(900)]
@@ -100,7 +99,7 @@ def test_a_head_drafts_the_ids_that_vllm_drafts(tmp_path, monkeypatch):
     pytest.importorskip("vllm")
     target = make("llama", tmp_path / "target", size=Size(layers=8))
     loaded = loading.load(str(target), device="cpu")
-    head = random_heads.make_eagle3(tmp_path / "head", loaded.backbone, "angelslim")
+    head = heads.make_eagle3(tmp_path / "head", loaded.backbone, "angelslim")
     speculative = {"method": "eagle3", "model": os.fspath(head)}
     _assert_vllm_drafts_the_same(monkeypatch, target, head, speculative)
 
@@ -134,7 +133,7 @@ def _make_glm(folder: Path, tokenizer: Path) -> Path:
     model.save_pretrained(folder)
     for file in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         shutil.copy(tokenizer / file, folder / file)
-    random_heads.add_own_head(folder, loading.load(str(folder), device="cpu").backbone, "nextn")
+    heads.add_own_head(folder, loading.load(str(folder), device="cpu").backbone, "nextn")
     tensors = load_file(folder / "model.safetensors")
     layer = f"model.layers.{config.num_hidden_layers}."
     gates_and_ups = tensors.pop(f"{layer}mlp.experts.gate_up_proj")

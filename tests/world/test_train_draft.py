@@ -23,7 +23,7 @@ from saccade.core.errors import ModelError, OptionError, SaccadeError
 from saccade.core.sampling import Sampling
 from saccade.inputs import ask, load
 from saccade.model.backbone import Backbone
-from saccade.world.train_draft import run as training
+from saccade.world.train_draft import run
 from saccade.world.train_draft.recipes import (
     RECIPES,
     Settings,
@@ -277,7 +277,7 @@ def test_a_run_trains_and_its_draft_drafts(straight: tuple[Path, dict[str, Any]]
     assert [p["steps"] for p in report["phases"]] == share_steps(4, RECIPES["llava-1.5-68m"].phases)
     assert not (out / "checkpoints").exists()
     target, draft = load("shapes"), load(str(out))
-    start = training.make_fresh_draft(target, 2, seed=0).backbone.model.state_dict()
+    start = run.make_fresh_draft(target, 2, seed=0).backbone.model.state_dict()
     for name, part in parts_by_parameter(draft.backbone.model).items():
         now = draft.backbone.model.state_dict()[name]
         assert torch.equal(now, start[name]) == (part == "vision"), name
@@ -305,7 +305,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
 
     out = tmp_path / "cut"
     with pytest.raises(KeyboardInterrupt):
-        training.train_draft(out, TINY, on_progress=cut, save_every_s=0)
+        run.train_draft(out, TINY, on_progress=cut, save_every_s=0)
     left = {path.parent.name + "/" + path.name for path in out.glob("checkpoints/*/checkpoint-*")}
     assert left == {"1-pretraining/checkpoint-2", "2-instruction/checkpoint-1"}
     (out / "checkpoints" / "2-instruction" / "checkpoint-9").mkdir()  # cut while it was written
@@ -323,7 +323,7 @@ def test_an_interrupted_run_goes_on_bit_for_bit(
     assert all(torch.equal(one[name], two[name]) for name in one)
 
     before = (out / "model.safetensors").stat().st_mtime_ns
-    again = training.train_draft(out, TINY, resume=True)
+    again = run.train_draft(out, TINY, resume=True)
     assert [p["steps"] for p in again["phases"]] == [p["steps"] for p in straight[1]["phases"]]
     assert (out / "model.safetensors").stat().st_mtime_ns == before, "a finished run is left alone"
 
@@ -352,5 +352,5 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     """Claim: --resume in a folder that train-draft did not begin is refused."""
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(OptionError, match="no run of train-draft"):
-        training.train_draft(tmp_path, TINY, resume=True)
+        run.train_draft(tmp_path, TINY, resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]

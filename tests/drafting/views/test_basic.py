@@ -10,11 +10,11 @@ from helpers import backbone, qwen25, video_input
 
 from saccade.core.prompt import Media, Prefill, Prompt
 from saccade.core.sampling import Sampling
-from saccade.drafting.views import basic as views
+from saccade.drafting.views import basic
 from saccade.drafting.views.basic import Pruned
 from saccade.model.session import Session
 
-VIEWS = [views.RANDOM, views.UNIFORM, views.SCATTERED, views.ATTENTION]
+VIEWS = [basic.RANDOM, basic.UNIFORM, basic.SCATTERED, basic.ATTENTION]
 
 
 @pytest.fixture(scope="module")
@@ -54,20 +54,20 @@ def test_a_view_keeps_its_budget_and_all_text_where_it_stood(prefill, kind, keep
 def test_full_and_none_are_the_two_ends(prefill):
     """Claim: full is the prompt itself, none its text. Fails if either leaves a row too many."""
     whole = prefill.prompt
-    full = views.FULL(prefill, whole)
+    full = basic.FULL(prefill, whole)
     assert (
         torch.equal(full.embeds, whole.embeds) and full.visual_tokens == whole.visual_tokens == 48
     )
-    none = views.NONE(prefill, whole)
+    none = basic.NONE(prefill, whole)
     assert none.visual_tokens == 0 and len(none) == len(whole) - whole.visual_tokens
 
 
 def test_repacked_counts_from_zero_on_every_axis(prefill):
     """Claim: positions 0, 1, 2, ... and the answer right behind. Fails if a gap is left."""
-    packed = Pruned("uniform", views.uniform, 0.1, positions="repacked")(prefill, prefill.prompt)
+    packed = Pruned("uniform", basic.uniform, 0.1, positions="repacked")(prefill, prefill.prompt)
     assert packed.positions.tolist() == [list(range(len(packed)))] * 3
     assert packed.next_position == len(packed)
-    original = Pruned("uniform", views.uniform, 0.1)(prefill, prefill.prompt)
+    original = Pruned("uniform", basic.uniform, 0.1)(prefill, prefill.prompt)
     assert torch.equal(packed.embeds, original.embeds)
     assert not torch.equal(packed.positions, original.positions)
 
@@ -77,7 +77,7 @@ def test_scattered_is_even_and_in_step_with_no_grid(keep):
     """Claim: whatever the width of the grid, every column keeps about its share, and so does every
     stretch of 64 tokens. Control: evenly spaced tokens leave whole columns out."""
     missed = {}
-    for kind in (views.SCATTERED, views.UNIFORM):
+    for kind in (basic.SCATTERED, basic.UNIFORM):
         shares, stretches = [], []
         for width in (4, 7, 8, 14, 16, 20, 28):
             count = width * 64
@@ -108,10 +108,10 @@ def _visual(count: int) -> Prompt:
 def test_random_reproduces_and_is_not_uniform(prefill):
     """Claim: the random view is a function of the prompt. Fails if it draws global randomness."""
     torch.manual_seed(1)
-    first = _kept(prefill, views.RANDOM(prefill, prefill.prompt))
+    first = _kept(prefill, basic.RANDOM(prefill, prefill.prompt))
     torch.manual_seed(2)
-    assert _kept(prefill, views.RANDOM(prefill, prefill.prompt)) == first
-    assert first != _kept(prefill, views.UNIFORM(prefill, prefill.prompt))
+    assert _kept(prefill, basic.RANDOM(prefill, prefill.prompt)) == first
+    assert first != _kept(prefill, basic.UNIFORM(prefill, prefill.prompt))
 
 
 def test_random_is_another_draw_for_another_video(prefill):
@@ -123,7 +123,7 @@ def test_random_is_another_draw_for_another_video(prefill):
     def drawn(factor: float, number: int = 0) -> list[int]:
         embeds = prompt.embeds * factor + (factor - 1) * torch.arange(len(prompt))[:, None]
         other = replace(prompt, embeds=embeds)
-        return views.Random(number)(other, None, 12).tolist()
+        return basic.Random(number)(other, None, 12).tolist()
 
     assert drawn(1.0) == drawn(1 + 1e-7)
     assert len({tuple(drawn(factor)) for factor in (1.0, 1.5, 2.0, 3.0)}) == 4
@@ -133,7 +133,7 @@ def test_random_is_another_draw_for_another_video(prefill):
 def test_attention_keeps_the_most_attended(prefill):
     """Claim: no dropped token was attended more than a kept one. Fails on any other ranking."""
     mass = prefill.mass.mean((0, 1))
-    kept = _kept(prefill, views.ATTENTION(prefill, prefill.prompt))
+    kept = _kept(prefill, basic.ATTENTION(prefill, prefill.prompt))
     dropped = [i for i in range(48) if i not in kept]
     assert len(kept) == 5
     assert mass[kept].min() >= mass[dropped].max()
@@ -143,7 +143,7 @@ def test_a_view_that_needs_attention_says_so(prefill):
     """Claim: without recorded mass such a view fails by name. Fails if it prunes by nothing."""
     blind = Prefill(prefill.prompt, prefill.cache, prefill.logits, None)
     with pytest.raises(AssertionError, match="view attention needs recorded attention"):
-        views.ATTENTION(blind, prefill.prompt)
+        basic.ATTENTION(blind, prefill.prompt)
 
 
 def test_select_keeps_deepstack_rows_with_their_tokens(prefill):

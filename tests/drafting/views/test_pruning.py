@@ -22,8 +22,7 @@ from saccade.drafting.drafters import ModelDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
 from saccade.drafting.shapes.policies import Chain
-from saccade.drafting.views import basic as views
-from saccade.drafting.views import pruning
+from saccade.drafting.views import basic, pruning
 from saccade.drafting.views.basic import Pruned
 from saccade.drafting.views.pruning import Merged
 
@@ -200,7 +199,7 @@ SELECTORS: dict[str, tuple[Any, Callable[[Prompt, int], list[int]]]] = {
     "end": (pruning.Window(2), slow_window("end")),
     "fastvid": (pruning.fastvid, slow_fastvid),
     "dycoke": (pruning.dycoke, slow_dycoke),
-    "rest": (views.uniform, slow_rest),
+    "rest": (basic.uniform, slow_rest),
 }
 ALL: list[View] = [
     *pruning.VIEWS,
@@ -367,7 +366,7 @@ def test_no_two_selectors_are_one_but_rest_is_uniform():
     prompt = make([(16, 4, 4)])
     kept = {name: tuple(chosen(s, prompt, 26)) for name, (s, _) in SELECTORS.items()}
     assert len(set(kept.values())) == len(kept)
-    assert kept["rest"] == tuple(chosen(views.uniform, prompt, 26))
+    assert kept["rest"] == tuple(chosen(basic.uniform, prompt, 26))
 
 
 # -- merging -----------------------------------------------------------------------------------
@@ -389,7 +388,7 @@ def slow_merge(prompt: Prompt, kept: list[int], rows: list[list[float]]) -> list
 
 def some(prompt: Prompt, guide: Any, budget: int) -> Tensor:
     """A selector with no plan in it, so that tokens are dropped before and after kept ones."""
-    return views.RANDOM.select(prompt, guide, budget)
+    return basic.RANDOM.select(prompt, guide, budget)
 
 
 @settings(max_examples=60)
