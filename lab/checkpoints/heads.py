@@ -1,7 +1,8 @@
 """Gives tiny random checkpoints heads of random weights, in the layouts that are published.
 
 ``add_own_head`` writes MTP tensors into a target's checkpoint. ``make_eagle3`` writes an EAGLE-3
-head as AngelSlim, SpecForge or speculators save it.
+head as AngelSlim, SpecForge or speculators save it, and ``make_dflash`` a DFlash head as z-lab,
+speculators or transformers do.
 """
 
 from __future__ import annotations
@@ -20,8 +21,11 @@ from saccade.model.backbone import Backbone
 
 OwnLayoutName = Literal["mtp", "nextn"]
 Eagle3Style = Literal["angelslim", "specforge", "speculators"]
+DFlashStyle = Literal["z-lab", "speculators", "transformers"]
 
-HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32  # of an EAGLE-3 head's layer
+HEADS, KV_HEADS, HEAD_DIM = 4, 2, 32  # of the layers of EAGLE-3 and DFlash heads
+DFLASH_LAYERS, DFLASH_WINDOW, DFLASH_MASK = 2, 24, 3
+DFLASH_BLOCKS: Mapping[DFlashStyle, int] = {"z-lab": 8, "speculators": 4, "transformers": 6}
 OWN_NAMES: Mapping[OwnLayoutName, Mapping[str, str]] = {
     "mtp": {
         "fc": "fc.weight",
@@ -128,10 +132,7 @@ def random_eagle3(
     tensors["norm.weight"] = 1 + draw((dim,))
     tensors["fc.weight"] = draw((dim, 3 * dim))
     tensors["lm_head.weight"] = 4 * draw((draft_vocab, dim))
-    generator = torch.Generator().manual_seed(seed)
-    known = torch.randperm(target.vocab, generator=generator)[:draft_vocab].sort().values
-    tensors["d2t"] = known - torch.arange(draft_vocab)
-    tensors["t2d"] = torch.zeros(target.vocab, dtype=torch.bool).index_fill_(0, known, True)
+    tensors |= _known_ids(target.vocab, draft_vocab, seed)
     if style == "speculators":
         tensors["embed_tokens.weight"] = draw((target.vocab, dim)) * dim**0.5
     return tensors
@@ -150,6 +151,139 @@ def make_eagle3(
     else:
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def dflash_layers(target: Backbone) -> list[int]:
+    """Returns the layers of a target whose outputs a random DFlash head reads, counted from 0."""
+    return [0, max(0, target.depth - 2)]
+
+
+def dflash_settings(
+    target: Backbone, style: DFlashStyle, draft_vocab: int | None = None
+) -> dict[str, Any]:
+    """Returns the config.json of a DFlash head for a target.
+
+    z-lab's has a layer with a window, which is causal; both layers of transformers' have one, and
+    none is causal; speculators' has a vocabulary of its own and drafts from the last token's row.
+    """
+    dim = target.config.hidden_size
+    kinds = {
+        "z-lab": ["full_attention", "sliding_attention"],
+        "speculators": ["full_attention", "full_attention"],
+        "transformers": ["sliding_attention", "sliding_attention"],
+    }[style]
+    layer = {
+        "model_type": "qwen3",
+        "hidden_size": dim,
+        "intermediate_size": 2 * dim,
+        "num_hidden_layers": DFLASH_LAYERS,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "vocab_size": target.vocab,
+        "max_position_embeddings": 4096,
+        "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
+        "layer_types": kinds,
+    }
+    if "sliding_attention" in kinds:
+        layer |= {"sliding_window": DFLASH_WINDOW, "use_sliding_window": True}
+    size, ids = DFLASH_BLOCKS[style], dflash_layers(target)
+    if style == "speculators":
+        return {
+            "architectures": ["DFlashSpeculator"],
+            "speculators_model_type": "dflash",
+            "speculators_config": {
+                "algorithm": "dflash",
+                "verifier": {"architectures": [type(target.model).__name__]},
+            },
+            "transformer_layer_config": layer,
+            "draft_vocab_size": draft_vocab,
+            "block_size": size,
+            "mask_token_id": DFLASH_MASK,
+            "aux_hidden_state_layer_ids": [each + 1 for each in ids],
+            "sample_from_anchor": True,
+        }
+    own = {"mask_token_id": DFLASH_MASK, "target_layer_ids": ids}
+    if style == "transformers":
+        return (
+            layer
+            | own
+            | {
+                "model_type": "muse_glimmer_assistant",
+                "architectures": ["MuseGlimmerAssistantModel"],
+                "block_size": size,
+            }
+        )
+    return layer | {
+        "architectures": ["DFlashDraftModel"],
+        "num_target_layers": target.depth,
+        "block_size": size,
+        "dflash_config": own,
+    }
+
+
+def random_dflash(
+    target: Backbone, style: DFlashStyle, draft_vocab: int | None = None, seed: int = 0
+) -> dict[str, Tensor]:
+    """Returns the tensors of a DFlash head, by the names of its style."""
+    draw, dim = _drawing(seed), target.config.hidden_size
+    tensors = {}
+    for number in range(DFLASH_LAYERS):
+        shapes: dict[str, tuple[int, ...]] = {
+            "self_attn.q_proj": (HEADS * HEAD_DIM, dim),
+            "self_attn.k_proj": (KV_HEADS * HEAD_DIM, dim),
+            "self_attn.v_proj": (KV_HEADS * HEAD_DIM, dim),
+            "self_attn.o_proj": (dim, HEADS * HEAD_DIM),
+            "mlp.gate_proj": (2 * dim, dim),
+            "mlp.up_proj": (2 * dim, dim),
+            "mlp.down_proj": (dim, 2 * dim),
+        }
+        norms = {
+            "self_attn.q_norm": HEAD_DIM,
+            "self_attn.k_norm": HEAD_DIM,
+            "input_layernorm": dim,
+            "post_attention_layernorm": dim,
+        }
+        for name, shape in shapes.items():
+            # Attention counts for much, so that places and texts have drafts of their own.
+            scale = 8 if name.startswith("self_attn.o") else 1
+            tensors[f"layers.{number}.{name}.weight"] = scale * draw(shape)
+        for name, width in norms.items():
+            tensors[f"layers.{number}.{name}.weight"] = 1 + draw((width,))
+    names = ("fc", "hidden_norm")
+    if style == "transformers":
+        names = ("encoder.fc", "encoder.output_norm_enc")
+    tensors[f"{names[0]}.weight"] = draw((dim, len(dflash_layers(target)) * dim))
+    tensors[f"{names[1]}.weight"] = 1 + draw((dim,))
+    tensors["norm.weight"] = 1 + draw((dim,))
+    if style == "speculators":
+        assert draft_vocab is not None
+        tensors["lm_head.weight"] = 4 * draw((draft_vocab, dim))
+        tensors["embed_tokens.weight"] = draw((target.vocab, dim)) * dim**0.5
+        tensors |= _known_ids(target.vocab, draft_vocab, seed)
+    return tensors
+
+
+def make_dflash(
+    folder: Path, target: Backbone, style: DFlashStyle, *, draft_vocab: int = 100, seed: int = 0
+) -> Path:
+    """Writes a DFlash head of random weights for a target, and returns its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
+    settings = dflash_settings(target, style, draft_vocab)
+    (folder / "config.json").write_text(json.dumps(settings, indent=1))
+    tensors = random_dflash(target, style, draft_vocab, seed)
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    return folder
+
+
+def _known_ids(vocab: int, draft_vocab: int, seed: int) -> dict[str, Tensor]:
+    """Returns which of the target's ids a head knows, as such checkpoints store it."""
+    generator = torch.Generator().manual_seed(seed)
+    known = torch.randperm(vocab, generator=generator)[:draft_vocab].sort().values
+    is_known = torch.zeros(vocab, dtype=torch.bool).index_fill_(0, known, True)
+    return {"d2t": known - torch.arange(draft_vocab), "t2d": is_known}
 
 
 def _drawing(seed: int) -> Callable[[tuple[int, ...] | torch.Size], Tensor]:

@@ -86,7 +86,7 @@ def compare(
 ) -> dict[str, object]:
     """Measures all methods with both drafts on unseen clips of ``size`` visual tokens."""
     target = load("shapes", dtype="float32")
-    head = head_checkpoints.load_eagle3(str(head_folder), target.backbone)
+    head = head_checkpoints.load_head(str(head_folder), target.backbone)
     model = load("shapes-draft", dtype="float32").backbone
     drafts = (
         Draft("head", head, HEAD_METHODS, _count([head.module]), _head_step_bytes(head)),

@@ -14,17 +14,25 @@ from lab.checkpoints import heads
 from saccade.core.prompt import Prompt
 from saccade.core.tree import ROOT, Tree, path
 from saccade.model.backbone import Backbone
+from saccade.model.heads.dflash import make_dflash_head
 from saccade.model.heads.head import Head, make_eagle3_head, make_own_head
 from saccade.model.heads.layouts import OWN_LAYOUTS
 
 OWN = {"mtp": OWN_LAYOUTS[0], "nextn": OWN_LAYOUTS[1]}
 STYLES = ("angelslim", "specforge", "speculators")
-KINDS = ("mtp", "nextn", *STYLES)
+DFLASH = {
+    "dflash": "z-lab",
+    "dflash of speculators": "speculators",
+    "dflash of transformers": "transformers",
+}
+KINDS = ("mtp", "nextn", *STYLES, *DFLASH)
 
 
 def tensors_of(target: Backbone, kind: Any) -> dict[str, Tensor]:
     if kind in OWN:
         return heads.random_own_head(target, kind)
+    if kind in DFLASH:
+        return heads.random_dflash(target, DFLASH[kind], 100)
     return heads.random_eagle3(target, kind, 100)
 
 
@@ -34,6 +42,9 @@ def head_of(model: Any, kind: Any, fused: bool | None = None) -> Head:
     tensors = tensors_of(target, kind)
     if kind in OWN:
         return make_own_head(target, OWN[kind], tensors, "a model")
+    if kind in DFLASH:
+        settings = heads.dflash_settings(target, DFLASH[kind], 100)
+        return make_dflash_head(target, settings, tensors, "a head")
     return make_eagle3_head(target, heads.eagle3_settings(target, kind, 100), tensors, "a head")
 
 
@@ -46,6 +57,7 @@ class Reference:
     def __init__(self, head: Head, kind: str, prompt: Prompt, kept: Tensor | None = None) -> None:
         self.kind, self.prompt, self.model = kind, prompt, head.target.model
         self.layer = None if kind not in OWN else head.module.layer
+        self.target = head.target
         self.t = tensors_of(head.target, kind)
         self.kept = torch.arange(len(prompt)) if kept is None else kept
         self.rotary = self.model.get_decoder().rotary_emb
@@ -74,6 +86,8 @@ class Reference:
             return out.last_hidden_state[0]
         # Of the last entry transformers has the norm applied; the layer before it is run again.
         layers = (0, 1, self.depth) if self.kind == "speculators" else (0, 1, 2)
+        if self.kind in DFLASH:
+            layers = tuple(each + 1 for each in heads.dflash_layers(self.target))
         if self.kind == "angelslim":
             layers = (2, self.depth // 2, max(0, self.depth - 3))
         every = [each[0] for each in out.hidden_states]
@@ -97,7 +111,7 @@ class Reference:
     # -- the head ------------------------------------------------------------------------------
 
     def _embed(self, ids: Tensor) -> Tensor:
-        if self.kind == "speculators":
+        if "embed_tokens.weight" in self.t:
             return self.t["embed_tokens.weight"][ids]
         return self.model.get_input_embeddings()(ids)
 
@@ -149,6 +163,79 @@ class Reference:
             silu(linear(m, w["mlp.gate_proj"])) * linear(m, w["mlp.up_proj"]), w["mlp.down_proj"]
         )
 
+    # -- a DFlash head ---------------------------------------------------------------------------
+
+    def _sees(self, layer: int, texts: int, size: int) -> Tensor:
+        """What each row of a block sees: the rows of the text that are read, then the block's."""
+        row = texts + torch.arange(size)[:, None]
+        key = torch.arange(texts + size)
+        has_window = self.kind == "dflash of transformers" or (self.kind == "dflash" and layer == 1)
+        sees = row - key < (heads.DFLASH_WINDOW if has_window else texts + size)
+        return sees & (key <= row) if self.kind == "dflash" and layer == 1 else sees
+
+    def _block(self, hidden: Tensor, positions: Tensor, last: int, place: int) -> Tensor:
+        """Logits of every level of the block after a text, whose rows have these hidden states and
+        positions; ``place`` is the position of its last token."""
+        w = {name.removesuffix(".weight"): each for name, each in self.t.items()}
+        is_own = self.kind == "dflash of transformers"
+        fc, norm = ("encoder.fc", "encoder.output_norm_enc") if is_own else ("fc", "hidden_norm")
+        text = self._norm(linear(hidden, w[fc]), w[norm])
+        size = heads.DFLASH_BLOCKS[DFLASH[self.kind]]
+        x = self._embed(torch.tensor([last, *[heads.DFLASH_MASK] * (size - 1)]))
+        every = torch.cat([positions[0], place + torch.arange(size)])
+        angles = every[:, None] / 10000.0 ** (torch.arange(0, 32, 2) / 32)
+        cos, sin = (torch.cat([each, each], -1) for each in (angles.cos(), angles.sin()))
+
+        def rotate(x: Tensor) -> Tensor:
+            own = slice(len(every) - x.shape[1], None)
+            return x * cos[own] + torch.cat([-x[..., 16:], x[..., :16]], -1) * sin[own]
+
+        for layer in range(heads.DFLASH_LAYERS):
+            own = {
+                name.removeprefix(f"layers.{layer}."): each
+                for name, each in w.items()
+                if name.startswith(f"layers.{layer}.")
+            }
+            block = self._norm(x, own["input_layernorm"])
+            both = torch.cat([text, block])
+            q, k, v = (
+                linear(rows, own[f"self_attn.{each}_proj"]).view(len(rows), -1, 32).transpose(0, 1)
+                for each, rows in (("q", block), ("k", both), ("v", both))
+            )
+            q = rotate(self._norm(q, own["self_attn.q_norm"]))
+            k = rotate(self._norm(k, own["self_attn.k_norm"]))
+            sees = self._sees(layer, len(text), size)
+            out = scaled_dot_product_attention(
+                q[None], k[None], v[None], sees[None, None], enable_gqa=True
+            )[0]
+            x = x + linear(out.transpose(0, 1).reshape(size, -1), own["self_attn.o_proj"])
+            m = self._norm(x, own["post_attention_layernorm"])
+            gate, up = (linear(m, own[f"mlp.{each}_proj"]) for each in ("gate", "up"))
+            x = x + linear(silu(gate) * up, own["mlp.down_proj"])
+        out = self._norm(x, w["norm"])
+        if self.kind != "dflash of speculators":
+            return self.model.get_output_embeddings()(out[1:])
+        own = linear(out, w["lm_head"])
+        logits = own.new_full(
+            (size, self.model.get_output_embeddings().weight.shape[0]), -torch.inf
+        )
+        logits[:, torch.arange(own.shape[1]) + self.t["d2t"]] = own
+        return logits
+
+    def _block_rows(self, text: Sequence[int], tree: Tree) -> Tensor:
+        """The logits at the end of a text and at every node, which are those of its depth."""
+        embeds, positions = self._inputs(text)
+        hidden = self._target_hidden(embeds[:-1], positions[:, :-1])
+        places = torch.cat([self.kept, torch.arange(len(self.prompt), len(embeds))])
+        places = places[places < len(embeds) - 1]
+        ids = [*self.prompt.context.tolist(), *text]
+        block = self._block(hidden[places], positions[:, places], ids[-1], int(positions[0, -1]))
+        beyond = torch.zeros_like(block[:1])
+        levels = [len(path(tree, node)) for node in range(ROOT, len(tree))]
+        return torch.stack([torch.cat([block, beyond])[min(n, len(block))] for n in levels])
+
+    # -- either ------------------------------------------------------------------------------------
+
     def _logits(self, out: Tensor) -> Tensor:
         if self.kind == "mtp":
             return self.model.get_output_embeddings()(out)
@@ -163,6 +250,8 @@ class Reference:
     @torch.no_grad()
     def rows(self, text: Sequence[int], tree: Tree) -> Tensor:
         """The logits at the end of a text and at every node of a tree."""
+        if self.kind in DFLASH:
+            return self._block_rows(text, tree)
         embeds, positions = self._inputs(text)
         hidden = self._target_hidden(embeds[:-1], positions[:, :-1])
         ids = torch.cat([self.prompt.context, torch.tensor(list(text), dtype=torch.long)])

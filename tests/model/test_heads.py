@@ -42,6 +42,7 @@ from saccade.engine.scheduler import Scheduler
 from saccade.inputs import head_checkpoints, loading
 from saccade.methods import resolve
 from saccade.model import prefix_cache
+from saccade.model.heads.block_session import BlockSession
 from saccade.model.heads.head_session import HeadSession
 from saccade.model.prefix_cache import PrefixCache
 from saccade.model.session import Session, session_of
@@ -80,7 +81,8 @@ def _together(kind: str, family: str, fused: bool | None = None, **view: Any) ->
     kept = UNIFORM.with_share(1.0)(prefill, prompt).select(torch.arange(0)) if view else prompt
     if view:
         kept = prompt.select(torch.arange(0, prompt.visual_tokens, 3))
-    drafting = HeadSession(head, [Sampling()], banned=[])
+    kind_of_session = BlockSession if head.drafts_blocks else HeadSession
+    drafting = kind_of_session(head, [Sampling()], banned=[])
     drafting.read(0, prefill, kept)
     return session, drafting, Reference(head, kind, prompt, kept.index)
 
@@ -272,10 +274,11 @@ def test_exact_answers_take_heads_too():
     assert drafted.ids == plain.ids and drafted.fallback_reason is None
 
 
-def test_a_drawn_token_carries_the_law_of_the_heads_own_vocabulary():
+@pytest.mark.parametrize("kind", ["specforge", "dflash of speculators"])
+def test_a_drawn_token_carries_the_law_of_the_heads_own_vocabulary(kind):
     """Claim: when sampling, a drafted token's q is the softmax of the reference's logits over the
     target's ids, 0 for ids that the head does not know and for placeholders."""
-    head = head_of(qwen25(0), "specforge")
+    head = head_of(qwen25(0), kind)
     inputs = input_for("qwen2_5_vl")
     result = saccade.stream(
         head.target, inputs, draft=head, method="head", max_new_tokens=6, do_sample=True, seed=1
@@ -284,7 +287,7 @@ def test_a_drawn_token_carries_the_law_of_the_heads_own_vocabulary():
     known = torch.zeros(head.vocab, dtype=torch.bool)
     known[head.module.target_ids] = True
     (prompt,) = head.target.prompts(inputs)
-    reference = Reference(head, "specforge", prompt)
+    reference = Reference(head, kind, prompt)
     text: list[int] = [result.results[0].ids[0]]
     for round in rounds:
         laws = reference.rows(text, round.tree)
@@ -296,9 +299,10 @@ def test_a_drawn_token_carries_the_law_of_the_heads_own_vocabulary():
 
 
 @pytest.mark.slow
-def test_answers_with_a_head_follow_the_targets_law():
+@pytest.mark.parametrize("kind", ["mtp", "dflash"])
+def test_answers_with_a_head_follow_the_targets_law(kind):
     """Claim: over many seeds the second and third tokens have the law of plain sampling."""
-    head, inputs = head_of(llama(0), "mtp"), text_input(0)
+    head, inputs = head_of(llama(0), kind), text_input(0)
     options: dict[str, Any] = {"max_new_tokens": 3, "do_sample": True, "temperature": 0.5}
     counts = torch.zeros(2, head.vocab)
     for row, method in enumerate(("ar", "head")):
@@ -533,7 +537,7 @@ def test_methods_say_what_they_lack():
     """Claim: a head without a head, a head beside its target, and a device for a head are refused
     in a sentence."""
     head, inputs = head_of(llama(0), "mtp"), text_input()
-    with pytest.raises(ModelError, match="name an EAGLE-3 head"):
+    with pytest.raises(ModelError, match="name an EAGLE-3 or DFlash head"):
         saccade.run(head.target, inputs, method="head", max_new_tokens=2)
     with pytest.raises(ModelError, match="the draft is a model"):
         saccade.run(head.target, inputs, draft=head.target, method="head", max_new_tokens=2)

@@ -32,7 +32,7 @@ def test_an_unrolled_row_is_a_drafted_row(tmp_path: Path) -> None:
     trained = eagle3.TrainedHead(target, torch.arange(3, 200, 2), seed=0)
     (tmp_path / "head").mkdir()
     trained.save(tmp_path / "head")
-    head = head_checkpoints.load_eagle3(str(tmp_path / "head"), target.backbone)
+    head = head_checkpoints.load_head(str(tmp_path / "head"), target.backbone)
     ids = torch.randint(0, 200, (1, 12), generator=torch.Generator().manual_seed(1))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     read = {**inputs, "labels": ids, "stay": torch.ones_like(ids, dtype=torch.bool)}
@@ -114,7 +114,7 @@ def test_an_interrupted_training_of_a_head_goes_on_bit_for_bit(tmp_path: Path) -
     train_draft(tmp_path / "straight", settings)
     target = load("shapes").backbone
     one, two = (
-        head_checkpoints.load_eagle3(str(tmp_path / name), target).module.state_dict()
+        head_checkpoints.load_head(str(tmp_path / name), target).module.state_dict()
         for name in ("cut", "straight")
     )
     assert all(torch.equal(one[name], two[name]) for name in one)

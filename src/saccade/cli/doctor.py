@@ -82,8 +82,10 @@ def doctor(
         draft_model = head = None
         if draft is not None and draft not in CONFIGS:
             settings = head_checkpoints.read_settings(draft)
-            if head_checkpoints.is_eagle3(settings):
-                head = footprint.head_footprint(settings, target_model[1])
+            if head_checkpoints.is_head(settings):
+                is_dflash = head_checkpoints.is_dflash(settings)
+                count = footprint.dflash_footprint if is_dflash else footprint.head_footprint
+                head = count(settings, target_model[1])
         if draft is not None:
             config = None if head is not None else _read_config(draft, trust_remote_code)
             draft_model = (draft, config)
@@ -91,7 +93,8 @@ def doctor(
         problems, notes = _check_together(*models, trust_remote_code)
         if head is not None:
             problems += head_checkpoints.find_problems(settings, target_model[1], draft or "")
-            notes.append(f"{draft} is an EAGLE-3 head: it reads the target's hidden states")
+            kind = "a DFlash" if head_checkpoints.is_dflash(settings) else "an EAGLE-3"
+            notes.append(f"{draft} is {kind} head: it reads the target's hidden states")
         elif draft is None and head_checkpoints.names_own(target_model[1]):
             notes.append(
                 f"{target} may bring a head along, which then drafts where no draft is named "

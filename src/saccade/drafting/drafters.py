@@ -38,6 +38,7 @@ from saccade.core.tree import Tree, add, chain
 from saccade.drafting.captioning import Captioning
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
+from saccade.model.heads.block_session import BlockSession
 from saccade.model.heads.head_session import HeadSession
 from saccade.model.session import RequestState, Session
 
@@ -556,7 +557,8 @@ class EarlyExit(SelfDrafter):
 
 class HeadDrafter(SessionDrafter):
     """A head of the target, over its hidden states: one that its checkpoint brings along, or an
-    EAGLE-3 head. It reads the rows of the prompt that its view keeps, at the target's positions."""
+    EAGLE-3 or DFlash head. It reads the rows of the prompt that its view keeps, at the target's
+    positions."""
 
     name = "head"
     needs = frozenset(
@@ -567,7 +569,9 @@ class HeadDrafter(SessionDrafter):
     def __init__(self, setup: Setup) -> None:
         banned = list(setup.target.placeholders)
         self._view = setup.view
-        self._head_session = HeadSession(setup.head(), setup.rules, banned=banned, room=setup.room)
+        head = setup.head()
+        kind = BlockSession if head.drafts_blocks else HeadSession
+        self._head_session: HeadSession = kind(head, setup.rules, banned=banned, room=setup.room)
         super().__init__(self._head_session, setup.shape)
 
     def ready(self, prefills: Sequence[Prefill]) -> float:

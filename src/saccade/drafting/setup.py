@@ -105,7 +105,8 @@ class Setup:
         if self.draft is None:
             raise ModelError(
                 "this method drafts with a head of the target, and its checkpoint has none that "
-                "was loaded with it: name an EAGLE-3 head with draft= (--draft), or another method"
+                "was loaded with it: name an EAGLE-3 or DFlash head with draft= (--draft), or "
+                "another method"
             )
         if not isinstance(self.draft, Head):
             raise ModelError(

@@ -134,6 +134,34 @@ def head_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
     return Footprint(decoder + combined, decoder, 2 * kv_heads * width, 1, vocab)
 
 
+def dflash_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
+    """Counts a DFlash head by the entries of its config.json, for a target's config."""
+    layer = settings.get("transformer_layer_config") or settings
+    entries = {**settings, **(settings.get("dflash_config") or {})}
+    try:
+        dim, inner, layers = (
+            layer[name] for name in ("hidden_size", "intermediate_size", "num_hidden_layers")
+        )
+        heads, width = layer["num_attention_heads"], layer["head_dim"]
+        kv_heads = layer.get("num_key_value_heads") or heads
+        read = entries.get("target_layer_ids") or entries["aux_hidden_state_layer_ids"]
+        text = architectures.text_config(target)
+    except (KeyError, TypeError) as error:
+        raise ModelError("its config.json describes no DFlash head") from error
+    vocab = settings.get("draft_vocab_size")
+    own = layers * (2 * dim * (heads + kv_heads) * width + 3 * dim * inner)
+    combined = len(read) * text.hidden_size * dim
+    # Without a vocabulary of its own it reads the target's output matrix, and stores none.
+    matrix, stored = (vocab or text.vocab_size) * dim, (vocab or 0) * dim
+    return Footprint(
+        own + combined + stored,
+        own + matrix,
+        2 * layers * kv_heads * width,
+        layers,
+        vocab or text.vocab_size,
+    )
+
+
 def number_size(dtype: Any, config: Any) -> int:
     """Returns the bytes of a number; a dtype of "auto" is the checkpoint's own type."""
     if isinstance(dtype, torch.dtype):

@@ -1,9 +1,10 @@
-"""Finds and reads heads: those within a target's checkpoint, and EAGLE-3 heads by their folders."""
+"""Finds and reads heads: those within a target's checkpoint, and those in folders of their own."""
 
 from __future__ import annotations
 
 import json
 import logging
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,13 @@ from saccade.inputs.checkpoints import fetch_folder
 from saccade.inputs.packed_checkpoints import find_packing, unpack_tensors
 from saccade.model.backbone import Backbone
 from saccade.model.heads import layouts
+from saccade.model.heads.dflash import make_dflash_head
 from saccade.model.heads.head import Head, find_other_target, make_eagle3_head, make_own_head
 
 log = logging.getLogger(__name__)
 
 OWN_HEAD_SETTINGS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers")
+MASK_EMBEDDING_FILE = "mask_embedding.pt"  # Of some DFlash heads, for the mask alone.
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")  # Some heads are published as the latter.
 
 
@@ -37,13 +40,27 @@ def read_settings(name: str) -> dict[str, Any]:
 
 def is_eagle3(settings: dict[str, Any]) -> bool:
     """Returns whether a config is an EAGLE-3 head's."""
+    return _names_architecture(settings, layouts.EAGLE3_ARCHITECTURES)
+
+
+def is_dflash(settings: dict[str, Any]) -> bool:
+    """Returns whether a config is a DFlash head's."""
+    return _names_architecture(settings, layouts.DFLASH_ARCHITECTURES)
+
+
+def is_head(settings: dict[str, Any]) -> bool:
+    """Returns whether a config is a head's that has a folder of its own."""
+    return is_eagle3(settings) or is_dflash(settings)
+
+
+def _names_architecture(settings: dict[str, Any], pattern: re.Pattern[str]) -> bool:
     architectures = settings.get("architectures") or ()
     names = (*architectures, str(settings.get("speculators_model_type") or ""))
-    return any(layouts.EAGLE3_ARCHITECTURES.search(name) for name in names)
+    return any(pattern.search(name) for name in names)
 
 
 def find_problems(settings: dict[str, Any], target_config: Any, name: str) -> list[str]:
-    """Returns why an EAGLE-3 head cannot draft for a target, as far as their configs say."""
+    """Returns why a head cannot draft for a target, as far as their configs say."""
     problem = find_other_target(settings, target_config, name)
     return [] if problem is None else [problem]
 
@@ -54,16 +71,18 @@ def names_own(target_config: Any) -> bool:
     return any(settings.get(name) for name in OWN_HEAD_SETTINGS)
 
 
-def load_eagle3(name: str, target: Backbone) -> Head:
-    """Loads an EAGLE-3 head from a folder or hub id, for a loaded target. Raises ModelError where
-    it cannot be read or is another target's."""
-    folder = fetch_folder(name, ("config.json", *WEIGHT_FILES))
+def load_head(name: str, target: Backbone) -> Head:
+    """Loads an EAGLE-3 or DFlash head from a folder or hub id, for a loaded target. Raises
+    ModelError where it cannot be read or is another target's."""
+    folder = fetch_folder(name, ("config.json", MASK_EMBEDDING_FILE, *WEIGHT_FILES))
     settings = read_settings(name)
-    if not is_eagle3(settings):
-        raise ModelError(f"{name} is no EAGLE-3 head: its config.json names none")
+    if not is_head(settings):
+        raise ModelError(f"{name} is no head: its config.json names no EAGLE-3 or DFlash head")
     tensors = dict(_read_all(folder, name))
     if not tensors:
         raise ModelError(f"{name} holds no weights: give a folder with a head's *.safetensors")
+    if is_dflash(settings):
+        return make_dflash_head(target, settings, tensors, name)
     return make_eagle3_head(target, settings, tensors, name)
 
 
@@ -121,5 +140,9 @@ def _read_all(folder: Path, name: str) -> Iterator[tuple[str, Tensor]]:
         for file in [] if files else sorted(folder.glob("pytorch_model*.bin")):
             # Tensors alone are read, so no code of the file is run.
             yield from torch.load(file, map_location="cpu", weights_only=True).items()
+        if (file := folder / MASK_EMBEDDING_FILE).is_file():
+            stored = torch.load(file, map_location="cpu", weights_only=True)
+            embedding = stored["embedding"] if isinstance(stored, dict) else stored
+            yield "mask_embedding", embedding.flatten()
     except Exception as error:  # Libraries raise almost anything over damaged files.
         raise ModelError(f"the head in {name} cannot be read: {first_line(error)}") from error

@@ -280,7 +280,7 @@ def load_pair(
 ) -> tuple[Loaded, Loaded | None]:
     """Loads a target and a draft; ``options`` are those of :func:`load`.
 
-    The draft may be an EAGLE-3 head. Without a draft, it is the head in the target's own
+    The draft may be an EAGLE-3 or DFlash head. Without a draft, it is the head in the target's own
     checkpoint if there is one.
 
     The target may be spread over devices, split or quantised. The draft is on one device, which is
@@ -302,7 +302,7 @@ def load_pair(
     place = pick_device(options.get("device") if draft_device is None else draft_device)
     check_draft_quantize(draft_quantize, place, is_own=draft is None)
     own_rounding = rounding if draft is None else None
-    draft_is_head = draft is not None and head_checkpoints.is_eagle3(
+    draft_is_head = draft is not None and head_checkpoints.is_head(
         head_checkpoints.read_settings(draft)
     )
     check_processor = None
@@ -328,7 +328,7 @@ def load_pair(
                 "(--draft-quantize) out"
             )
         return loaded, Loaded(
-            draft, head_checkpoints.load_eagle3(draft, loaded.backbone), loaded.tokenizer
+            draft, head_checkpoints.load_head(draft, loaded.backbone), loaded.tokenizer
         )
     if options.get("tp"):  # Every process has a draft of its own beside its part of the target.
         options["device"] = architectures.local_device(options.get("device"))

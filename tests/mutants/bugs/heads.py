@@ -46,8 +46,8 @@ BUGS = (
     PlantedBug(
         "a head's ids are taken for the target's",
         "model/heads/modules.py",
-        find="torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t",
-        plant="torch.arange(len(self.d2t), device=self.d2t.device)",
+        find="torch.arange(len($ids), device=$ids.device) + $ids",
+        plant="torch.arange(len(d2t), device=d2t.device)",
         tests=(f"{HEADS}::test_a_drawn_token_carries_the_law_of_the_heads_own_vocabulary",),
     ),
     PlantedBug(
@@ -65,5 +65,26 @@ BUGS = (
         find="$back[:, $first:]",
         plant="$back[:, : $back.shape[1] - $first]",
         tests=("world/test_train_eagle3.py::test_a_training_step_leaves_out_what_no_answer_reads",),
+    ),
+    PlantedBug(
+        "a block of a DFlash head stands one place too early",
+        "model/heads/block_session.py",
+        find="$each.positions($each.rows + $block)",
+        plant="each.positions(each.rows - 1 + block)",
+        tests=("model/test_dflash.py::test_blocks_are_those_of_transformers_own_class",),
+    ),
+    PlantedBug(
+        "rows of a DFlash head's block see no later row",
+        "model/heads/dflash.py",
+        find="torch.full(($rows,), $at + $rows - 1)",
+        plant="torch.arange(at, at + rows)",
+        tests=("model/test_dflash.py::test_blocks_are_those_of_transformers_own_class",),
+    ),
+    PlantedBug(
+        "a DFlash head reads the hidden states of the layer before",
+        "model/heads/dflash.py",
+        find="int(each) + 1",
+        plant="int(each)",
+        tests=("model/test_dflash.py::test_blocks_are_those_of_transformers_own_class",),
     ),
 )

@@ -303,6 +303,15 @@ BUGS = (
         tests=("model/test_heads.py::test_a_turn_cuts_a_head_back_into_a_document",),
     ),
     PlantedBug(
+        "fields that the class of an output does not declare are not stored",
+        "model/vision_cache.py",
+        find="vars($output) | {**$output}",
+        plant="{**output}",
+        tests=(
+            "model/test_vision_cache.py::test_a_field_that_no_class_declares_is_stored_and_joined",
+        ),
+    ),
+    PlantedBug(
         "media of earlier turns run through the vision tower again",
         "model/vision_cache.py",
         find="$length, $output = _longest_stored($store, $owner, $names, $at)",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from copy import deepcopy
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +19,7 @@ from saccade.model.attention import Step, quickest_attention
 from saccade.model.backbone import ATTENTION_NAME, Backbone
 from saccade.model.cache import HeadShape
 from saccade.model.heads import layouts
-from saccade.model.heads.modules import Eagle3Head, HeadModule, Hidden, OwnHead
+from saccade.model.heads.modules import Eagle3Head, Hidden, OwnHead
 from saccade.model.kernels.few_bits import Rounding
 from saccade.model.segments import Segment
 
@@ -39,16 +39,20 @@ class Head(Backbone):
     logits. ``score`` and ``commit`` are :class:`saccade.model.heads.head_session.HeadSession`'s.
     """
 
+    drafts_blocks = False
+    """Whether one forward drafts several tokens, each without knowing the others."""
+
     def __init__(
         self,
         target: Backbone,
-        module: HeadModule,
+        module: Any,
         config: Any,
         rotary: Any,
         axes: int,
         like: int | None = None,
     ) -> None:
-        """Makes a head of a module whose rotations ``rotary`` makes, of ``axes`` rows of positions.
+        """Makes a head of a :class:`~saccade.model.heads.modules.HeadModule`, or of the layers of a
+        DFlash head, whose rotations ``rotary`` makes, of ``axes`` rows of positions.
 
         ``like`` is the layer of the target whose shape the head's layer has, if there is one.
         """
@@ -164,14 +168,14 @@ class Head(Backbone):
         return self.target.logits(prepared) if own is None else own
 
 
-def _for_our_attention(config: Any) -> Any:
+def for_our_attention(config: Any) -> Any:
     """Returns a copy of a config by which layers call our attention."""
     own = deepcopy(config)
     own._attn_implementation = ATTENTION_NAME
     return own
 
 
-def _fill(module: nn.Module, parts: dict[str, Tensor], target: Backbone, name: str) -> None:
+def fill_module(module: nn.Module, parts: dict[str, Tensor], target: Backbone, name: str) -> None:
     """Gives a module without memory its weights. Raises ModelError, naming the first difference,
     where they are not the module's."""
     expected = module.state_dict()
@@ -211,7 +215,7 @@ def make_own_head(
         raise ModelError(f"{name} has no layer of attention that its head could be like")
     number = max(target.key_layers)
     layer = target.text.layers[number]
-    config = _for_our_attention(target.config)
+    config = for_our_attention(target.config)
     norms = [each for key, each in layer.named_children() if "norm" in key]
     with torch.device("meta"):
         kind: Any = type(layer)
@@ -222,7 +226,7 @@ def make_own_head(
             chains_normed=layout.chains_normed,
             masks_first=layout.masks_first,
         )
-    _fill(module, layout.parts(tensors), target, name)
+    fill_module(module, layout.parts(tensors), target, name)
     return Head(target, module, config, target.text.rotary_emb, target.axes, like=number)
 
 
@@ -236,27 +240,11 @@ def make_eagle3_head(
     for needed in ("fc.weight", "lm_head.weight", "norm.weight"):
         if needed not in parts:
             raise ModelError(f"{name} is no EAGLE-3 head: it lacks {needed}")
-    _check_target(target, settings, name)
-    draft_vocab = parts["lm_head.weight"].shape[0]
-    if "d2t" not in parts:
-        if draft_vocab != target.vocab:
-            raise ModelError(
-                f"{name} has {draft_vocab} ids of its own and no d2t that says which of the "
-                f"target's {target.vocab} they are"
-            )
-        parts["d2t"] = torch.zeros(draft_vocab, dtype=torch.long)
-    parts["d2t"] = parts["d2t"].long()
-    if int((parts["d2t"] + torch.arange(draft_vocab)).max()) >= target.vocab:
-        raise ModelError(f"{name} drafts ids that the target, of {target.vocab} ids, does not have")
+    check_target(target, settings, name)
+    layouts.add_id_map(parts, target.vocab, name)
+    draft_vocab, target_dim = len(parts["d2t"]), target.config.hidden_size
     hidden_layers = _eagle3_layers(target, settings)
-    target_dim = target.config.hidden_size
-    read = parts["fc.weight"].shape[1]
-    if read != len(hidden_layers) * target_dim:
-        raise ModelError(
-            f"{name} is a head for another target: it reads {read} numbers of hidden states a "
-            f"token, and {len(hidden_layers)} layers of this one have "
-            f"{len(hidden_layers) * target_dim}"
-        )
+    check_layers(target, hidden_layers, parts["fc.weight"], name)
     embeddings = parts.get("embed_tokens.weight")
     if embeddings is None and config.hidden_size != target_dim:
         raise ModelError(f"{name} lacks embeddings, and the target's have another width")
@@ -272,19 +260,19 @@ def make_eagle3_head(
             has_qk_norm=f"{layouts.LAYER}self_attn.q_norm.weight" in parts,
             norm_before_residual=bool(settings.get("norm_before_residual")),
         )
-    _fill(module, parts, target, name)
-    rotary, axes = eagle3_rotary(target, config)
+    fill_module(module, parts, target, name)
+    rotary, axes = rotary_of(target, config)
     return Head(target, module, config, rotary.to(next(module.parameters()).device), axes)
 
 
 def eagle3_config(settings: dict[str, Any]) -> LlamaConfig:
     """Returns the config of an EAGLE-3 head's layer, from the entries of its config.json."""
     layer_settings = settings.get("transformer_layer_config") or settings
-    config: LlamaConfig = _for_our_attention(HeadConfig.from_dict(_plain_settings(layer_settings)))
+    config: LlamaConfig = for_our_attention(HeadConfig.from_dict(plain_settings(layer_settings)))
     return config
 
 
-def eagle3_rotary(target: Backbone, config: LlamaConfig) -> tuple[Any, int]:
+def rotary_of(target: Backbone, config: LlamaConfig) -> tuple[Any, int]:
     """Returns what makes a head's rotations, and of how many axes of positions: those of the target
     where the head's config has sections for them, else the first."""
     rope = config.rope_parameters or {}
@@ -293,7 +281,7 @@ def eagle3_rotary(target: Backbone, config: LlamaConfig) -> tuple[Any, int]:
     return kind(config=config), target.axes if has_sections else 1
 
 
-def _plain_settings(settings: dict[str, Any]) -> dict[str, Any]:
+def plain_settings(settings: dict[str, Any]) -> dict[str, Any]:
     """Returns a config's settings as a Llama's, whatever architecture it names."""
     plain = {key: value for key, value in settings.items() if key not in ("model_type", "dtype")}
     for key in ("rope_scaling", "rope_parameters"):
@@ -318,27 +306,42 @@ def _eagle3_layers(target: Backbone, settings: dict[str, Any]) -> tuple[int, ...
     return (2, target.depth // 2, max(0, target.depth - EAGLE3_LAYERS))
 
 
-def _check_target(target: Backbone, settings: dict[str, Any], name: str) -> None:
-    """Raises ModelError where a config declares another target than this one."""
+def check_target(target: Backbone, settings: Mapping[str, Any], name: str) -> None:
+    """Raises ModelError where a head's config declares another target than this one."""
     if (problem := find_other_target(settings, target.model.config, name)) is not None:
         raise ModelError(problem)
-    layers = _eagle3_layers(target, settings)
-    if any(not 0 <= each <= target.depth for each in layers):
+
+
+def check_layers(
+    target: Backbone, hidden_layers: Sequence[int], fc: Tensor | None, name: str
+) -> None:
+    """Raises ModelError where a target has no such hidden states, or others than a head's first
+    matrix, ``fc`` [dim, layers * target_dim], reads."""
+    if any(not 0 <= each <= target.depth for each in hidden_layers):
         raise ModelError(
-            f"{name} is a head for a deeper target: it reads layers {layers}, and the target has "
-            f"{target.depth}"
+            f"{name} is a head for a deeper target: it reads layers {tuple(hidden_layers)}, and "
+            f"the target has {target.depth}"
+        )
+    if fc is None:
+        raise ModelError(f"the head of {name} lacks fc.weight")
+    read, known = fc.shape[1], len(hidden_layers) * target.config.hidden_size
+    if read != known:
+        raise ModelError(
+            f"{name} is a head for another target: it reads {read} numbers of hidden states a "
+            f"token, and {len(hidden_layers)} layers of this one have {known}"
         )
 
 
 def find_other_target(settings: Mapping[str, Any], config: Any, name: str) -> str | None:
-    """Returns a sentence where an EAGLE-3 head's config declares another target than one with this
-    config; None where it does not."""
+    """Returns a sentence where the config of a head of its own folder declares another target than
+    one with this config; None where it does not."""
     text = config.get_text_config(decoder=True)
     declared_type = settings.get("target_model_type")
     verifier = (settings.get("speculators_config") or {}).get("verifier") or {}
     declared_classes = verifier.get("architectures") or []
     own_classes = config.architectures or declared_classes
     declared_dim = settings.get("target_hidden_size")
+    declared_depth = settings.get("num_target_layers")
     other = None
     if declared_type not in (None, config.model_type, text.model_type):
         other = declared_type
@@ -346,9 +349,12 @@ def find_other_target(settings: Mapping[str, Any], config: Any, name: str) -> st
         other = ", ".join(declared_classes)
     elif declared_dim not in (None, text.hidden_size):
         other = f"a model with hidden states of {declared_dim}"
+    elif declared_depth not in (None, text.num_hidden_layers):
+        other = f"a model of {declared_depth} layers"
     if other is None:
         return None
     return (
-        f"{name} is a head for {other}, and the target is a {config.model_type} with hidden "
-        f"states of {text.hidden_size}: choose a head that was made for it"
+        f"{name} is a head for {other}, and the target is a {config.model_type} of "
+        f"{text.num_hidden_layers} layers with hidden states of {text.hidden_size}: choose a head "
+        "that was made for it"
     )

@@ -110,6 +110,8 @@ class _Rows:
 class HeadSession(Session):
     """Scores and commits with a head. The hidden states are those of the target's session."""
 
+    request_kind = HeadRequest
+
     def __init__(
         self, head: Head, rules: Rules, *, banned: Sequence[int] = (), room: int = 512
     ) -> None:
@@ -127,7 +129,7 @@ class HeadSession(Session):
         """
         whole, last = prefill.prompt, len(prefill.prompt) - 1
         rows = prompt.index[prompt.index < last]
-        request = self.requests[number] = HeadRequest(
+        request = self.requests[number] = self.request_kind(
             self.cache(len(rows) + self._room),
             whole.context.tolist(),
             whole.next_position,
@@ -137,6 +139,10 @@ class HeadSession(Session):
             read_rows=rows,
             read_length=last,
         )
+        self.read_rows(request, whole, rows)
+
+    def read_rows(self, request: HeadRequest, whole: Prompt, rows: Int[Tensor, " row"]) -> None:
+        """Computes the keys of rows of a whole prompt, in order, into an empty cache."""
         for start, stop in pairwise(chunk_ends(0, len(rows), self.chunk)):
             if start == stop:
                 continue
@@ -192,7 +198,7 @@ class HeadSession(Session):
         target_cache = Cache([], 1)
         target_cache.hidden = target.hidden_states(head.hidden_layers, context + 2)
         target_cache.hidden.read(slice(None)).fill_(1)
-        self.requests[number] = HeadRequest(
+        self.requests[number] = self.request_kind(
             self._filled_cache(context, room),
             prompt.context.tolist(),
             prompt.next_position,

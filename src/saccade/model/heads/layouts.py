@@ -3,7 +3,8 @@
 Two layouts are part of the target's own checkpoint: ``mtp.*`` (Qwen3-Next, Qwen3.5) and the layer
 after the last one (``model.layers.N.eh_proj``: DeepSeek-V3, GLM-4.5, GLM-4.6V). EAGLE-3 heads are
 checkpoints of their own, which AngelSlim and SpecForge (``midlayer.*``) and speculators
-(``layers.0.*``) name differently.
+(``layers.0.*``) name differently. DFlash heads are too; those of transformers' own class
+(``encoder.*``) name what reads the hidden states differently from z-lab's and speculators'.
 """
 
 from __future__ import annotations
@@ -142,3 +143,37 @@ def eagle3_parts(tensors: Tensors) -> dict[str, Tensor]:
             continue  # The target's ids that the head knows follow from d2t.
         parts[EAGLE3_LAYER.sub(LAYER, name).removeprefix("model.")] = tensor
     return parts
+
+
+DFLASH_ARCHITECTURES = re.compile("dflash|museglimmerassistant", re.IGNORECASE)
+DFLASH_RENAMED = {"encoder.fc.": "fc.", "encoder.output_norm_enc.": "hidden_norm."}
+
+
+def dflash_parts(tensors: Tensors) -> dict[str, Tensor]:
+    """Returns the tensors of a DFlash head by the names of
+    :class:`saccade.model.heads.dflash.BlockModule`, whoever saved it."""
+    parts = {}
+    for name, tensor in tensors.items():
+        if EAGLE3_IGNORED.match(name):
+            continue
+        own = name.removeprefix("model.")
+        for old, new in DFLASH_RENAMED.items():
+            own = own.replace(old, new)
+        parts[own] = tensor
+    return parts
+
+
+def add_id_map(parts: dict[str, Tensor], target_vocab: int, name: str) -> None:
+    """Adds to the parts of a head which of the target's ids its own are, where they do not say so:
+    the same. Raises ModelError where they cannot be."""
+    draft_vocab = parts["lm_head.weight"].shape[0]
+    if "d2t" not in parts:
+        if draft_vocab != target_vocab:
+            raise ModelError(
+                f"{name} has {draft_vocab} ids of its own and no d2t that says which of the "
+                f"target's {target_vocab} they are"
+            )
+        parts["d2t"] = torch.zeros(draft_vocab, dtype=torch.long)
+    parts["d2t"] = parts["d2t"].long()
+    if int((parts["d2t"] + torch.arange(draft_vocab)).max()) >= target_vocab:
+        raise ModelError(f"{name} drafts ids that the target, of {target_vocab} ids, does not have")

@@ -195,9 +195,21 @@ class Eagle3Head(HeadModule):
     @property
     def target_ids(self) -> Int[Tensor, " draft_vocab"]:
         """The target's id of each of the head's own."""
-        return torch.arange(len(self.d2t), device=self.d2t.device) + self.d2t
+        return shift_ids(self.d2t)
 
     def own_logits(self, prepared: Hidden) -> Float[Tensor, "row vocab"]:
-        logits = self.lm_head(prepared)
-        all_ids = logits.new_full((len(logits), self.target_vocab), float("-inf"))
-        return all_ids.index_copy_(1, self.target_ids, logits)
+        return spread_logits(self.lm_head(prepared), self.target_ids, self.target_vocab)
+
+
+def shift_ids(d2t: Int[Tensor, " draft_vocab"]) -> Int[Tensor, " draft_vocab"]:
+    """Returns the target's id of each id of a head's own vocabulary, of which ``d2t`` is the
+    difference."""
+    return torch.arange(len(d2t), device=d2t.device) + d2t
+
+
+def spread_logits(
+    logits: Float[Tensor, "row draft_vocab"], target_ids: Int[Tensor, " draft_vocab"], vocab: int
+) -> Float[Tensor, "row vocab"]:
+    """Returns logits over the target's vocabulary; ids that a head does not know have none."""
+    all_ids = logits.new_full((len(logits), vocab), float("-inf"))
+    return all_ids.index_copy_(1, target_ids, logits)

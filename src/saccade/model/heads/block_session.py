@@ -1,0 +1,116 @@
+"""A DFlash head at work on a batch of requests: it scores every tree by one forward a round.
+
+Place w of the text has keys once the target's hidden state there is known, so the text ends one
+before its last token, as other heads' does. The block begins with that token. All nodes of one
+depth have the same logits, since a block does not know which of its tokens come true; nodes deeper
+than a block get a uniform law.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import cast
+
+import torch
+from torch import Tensor
+
+from saccade.core import tree as trees_
+from saccade.core.prompt import Prompt
+from saccade.core.sampling import Scores
+from saccade.core.tree import Tree
+from saccade.model.heads.dflash import BlockHead
+from saccade.model.heads.head_session import HeadRequest, HeadSession
+from saccade.model.session import Rules, Session, chunk_ends, session_of
+
+
+@dataclass
+class BlockRequest(HeadRequest):
+    """The state of one request of a DFlash head."""
+
+    block_logits: Tensor | None = None  # [level, vocab] after the text; valid with ``root_logits``
+
+
+class BlockSession(HeadSession):
+    """Scores and commits with a DFlash head."""
+
+    request_kind = BlockRequest
+
+    @property
+    def block_head(self) -> BlockHead:
+        return cast(BlockHead, self.head)
+
+    def request(self, number: int) -> BlockRequest:
+        return cast(BlockRequest, self.requests[number])
+
+    def rewind(self, context: int) -> None:
+        super().rewind(context)
+        for number in self.requests:
+            self.request(number).root_logits = None
+
+    def read_rows(self, request: HeadRequest, whole: Prompt, rows: Tensor) -> None:
+        for start, stop in pairwise(chunk_ends(0, len(rows), self.chunk)):
+            if start == stop:
+                continue
+            chosen = rows[start:stop]
+            self.block_head.write_text(
+                [request.cache], [request.target_hidden(chosen)], [request.positions(chosen)]
+            )
+
+    def make_scores(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
+        for number, tree in trees.items():
+            request = self.request(number)
+            assert request.block_logits is not None
+            levels = len(request.block_logits)
+            uniform = self._clip(torch.zeros_like(request.block_logits[:1]))[0]
+            request.node_logits = [
+                request.block_logits[depth] if depth < levels else uniform
+                for depth in trees_.depths(tree.parents)
+            ]
+        return super().make_scores(trees)
+
+    @staticmethod
+    @torch.no_grad()
+    def score_batches(
+        batches: Sequence[tuple[Session, Mapping[int, Tree]]],
+    ) -> list[dict[int, Scores]]:
+        """Does what :func:`saccade.model.session.score_together` does.
+
+        There is one forward, of the blocks of those requests whose text has grown.
+        """
+        sessions = [(cast(BlockSession, session), trees) for session, trees in batches]
+        first_session = sessions[0][0]
+        head = first_session.block_head
+        for session, trees in sessions:
+            session.begin(trees)
+        requests = [session.request(number) for session, trees in sessions for number in trees]
+        grown = [each for each in requests if each.waiting_rows > 0]
+        if grown:
+            rows = [
+                torch.arange(each.rows, each.rows + each.waiting_rows, device=head.device)
+                for each in grown
+            ]
+            both = [*zip(grown, rows, strict=True)]
+            head.write_text(
+                [each.cache for each in grown],
+                [each.target_hidden(own) for each, own in both],
+                [each.positions(own) for each, own in both],
+            )
+        stale = [each for each in requests if each.root_logits is None]
+        if stale:
+            block = torch.arange(head.settings.size, device=head.device)
+            logits = head.draft_blocks(
+                [each.cache for each in stale],
+                [each.context[-1] for each in stale],
+                [each.positions(each.rows + block) for each in stale],
+            )
+            for each, own in zip(stale, logits, strict=True):
+                each.block_logits = first_session._clip(own)
+                each.root_logits = each.block_logits[0]
+        return [session.make_scores(trees) for session, trees in sessions]
+
+
+@session_of.register
+def _(model: BlockHead, rules: Rules, *, cuda_graphs: bool | None = None) -> Session:
+    return BlockSession(model, rules)

@@ -1,0 +1,381 @@
+"""DFlash heads (arXiv:2602.06036): a few decoder layers that draft a block by one forward.
+
+The block is the last token of the text and masks after it. Its rows see the text and each other,
+and each predicts the token at its own place. The keys of the text are made of the target's hidden
+states: every layer reads the same ones, so the text needs no forward of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from jaxtyping import Float, Int
+from torch import Tensor, nn
+from torch.nn.functional import embedding
+from transformers import Qwen3Config
+from transformers.models.qwen3 import modeling_qwen3
+
+from saccade.core.errors import ModelError
+from saccade.model.attention import Step
+from saccade.model.backbone import Backbone
+from saccade.model.cache import Cache
+from saccade.model.heads import layouts
+from saccade.model.heads.head import (
+    Head,
+    check_layers,
+    check_target,
+    fill_module,
+    for_our_attention,
+    plain_settings,
+    rotary_of,
+)
+from saccade.model.heads.modules import Hidden, Rotation, shift_ids, spread_logits
+from saccade.model.key_window import KeyWindow
+from saccade.model.segments import Segment
+
+BLOCK_SIZE = 16  # of configs that name none
+UNKNOWN_SETTINGS = ("conv_kernel_size", "selector_rank", "markov_rank", "attention_value_scale")
+"""Settings of later kinds of such heads, which have parts that are not here."""
+SLIDING = "sliding_attention"
+
+
+@dataclass(frozen=True)
+class LayerSight:
+    """What a block's rows see in one layer: keys within a window if it has one, and of the block
+    those up to themselves or all."""
+
+    window: KeyWindow | None
+    is_causal: bool
+
+    def segment(self, cache: Cache, start: int, stop: int) -> Segment:
+        """Returns the rows ``start:stop`` of a forward as a block after all that is in a cache."""
+        rows, at = stop - start, cache.length
+        if self.is_causal:
+            return Segment(cache, start, stop, at, committed_rows=rows)
+        if self.window is None:
+            block = torch.ones(rows, rows, dtype=torch.bool)
+            return Segment(cache, start, stop, at, block)
+        # With a last key for each row, windows count the places of rows and not nodes of a tree.
+        reach = torch.full((rows,), at + rows - 1)
+        return Segment(cache, start, stop, at, reach=reach, committed_rows=rows)
+
+
+@dataclass(frozen=True)
+class BlockSettings:
+    """What the config of a DFlash head says beside its layers' sizes."""
+
+    hidden_layers: tuple[int, ...]
+    """The target's hidden states that it reads, by the numbers of ``HiddenStates``."""
+    mask_id: int
+    size: int  # Rows of a block, the last token's included.
+    first_row: int  # The row that predicts the next token: the first mask's, or the last token's.
+    sights: tuple[LayerSight, ...]
+    embedding_scale: float = 1.0
+    logit_scale: float = 1.0
+    logit_cap: float = 0.0
+
+    @classmethod
+    def read(cls, settings: dict[str, Any], layers: Qwen3Config, name: str) -> BlockSettings:
+        """Reads the entries of a config.json. Raises ModelError, in one sentence, where they are of
+        no such head or of a later kind of it."""
+        entries = {**settings, **(settings.get("dflash_config") or {})}
+        for unknown in UNKNOWN_SETTINGS:
+            if entries.get(unknown) is not None:
+                raise ModelError(
+                    f"{name} is a later kind of DFlash head, with {unknown}, that Saccade does not "
+                    "know: choose a DFlash head without it, or another draft"
+                )
+        if (returning := entries.get("target_layer_ids")) is not None:
+            hidden_layers = tuple(int(each) + 1 for each in returning)
+        else:  # speculators names the layers that read the hidden states.
+            hidden_layers = tuple(
+                int(each) for each in entries.get("aux_hidden_state_layer_ids", ())
+            )
+        if not hidden_layers or entries.get("mask_token_id") is None:
+            raise ModelError(
+                f"{name} is no DFlash head: its config names no target_layer_ids or no "
+                "mask_token_id"
+            )
+        return cls(
+            hidden_layers,
+            int(entries["mask_token_id"]),
+            int(entries.get("block_size") or BLOCK_SIZE),
+            0 if entries.get("sample_from_anchor") else 1,
+            tuple(_read_sights(entries, layers)),
+            float(entries.get("input_embedding_scale") or 1.0),
+            float(entries.get("output_multiplier") or entries.get("logit_scale") or 1.0),
+            float(entries.get("final_logit_softcapping") or 0.0),
+        )
+
+    @property
+    def levels(self) -> int:
+        """How many tokens a block drafts."""
+        return self.size - self.first_row
+
+
+def _read_sights(entries: dict[str, Any], layers: Qwen3Config) -> list[LayerSight]:
+    """Returns what each layer's rows see.
+
+    Layers with a window are causal and others are not, unless a config says otherwise: z-lab's by
+    ``is_causal`` or ``causal``, speculators' by ``sliding_window_non_causal``. In transformers' own
+    class of such heads no layer is causal.
+    """
+    is_causal = entries.get("is_causal", entries.get("causal"))
+    if is_causal is None and "sliding_window_non_causal" in entries:
+        is_causal = not entries["sliding_window_non_causal"]
+    if is_causal is None and entries.get("model_type") == "muse_glimmer_assistant":
+        is_causal = False
+    kinds = entries.get("layer_types") or [None] * layers.num_hidden_layers
+    if entries.get("use_swa") and SLIDING not in kinds:
+        kinds = [SLIDING] * layers.num_hidden_layers
+    size = int(entries.get("swa_window_size") or entries.get("sliding_window") or 0)
+    sights = []
+    for kind in kinds:
+        has_window = kind == SLIDING
+        if has_window and not size:
+            raise ModelError("a DFlash head with sliding attention has to name its sliding_window")
+        window = KeyWindow(size) if has_window else None
+        sights.append(LayerSight(window, has_window if is_causal is None else bool(is_causal)))
+    return sights
+
+
+class BlockModule(nn.Module):
+    """The weights of a DFlash head: Qwen3's decoder layers, and what they read of the target.
+
+    The embeddings and the output matrix are the target's where a checkpoint has none.
+    """
+
+    def __init__(
+        self,
+        config: Qwen3Config,
+        settings: BlockSettings,
+        target_dim: int,
+        target_vocab: int,
+        *,
+        draft_vocab: int | None,
+        embedding_count: int | None,
+        has_mask_embedding: bool,
+    ) -> None:
+        super().__init__()
+        dim, eps = config.hidden_size, config.rms_norm_eps
+        norm = modeling_qwen3.Qwen3RMSNorm
+        self.hidden_layers = settings.hidden_layers
+        self.target_vocab = target_vocab
+        self.fc = nn.Linear(len(settings.hidden_layers) * target_dim, dim, bias=False)
+        self.hidden_norm = norm(dim, eps=eps)
+        self.layers = nn.ModuleList(
+            modeling_qwen3.Qwen3DecoderLayer(config, number)
+            for number in range(config.num_hidden_layers)
+        )
+        self.norm = norm(dim, eps=eps)
+        self.embed_tokens = self.lm_head = self.mask_embedding = None
+        if embedding_count is not None:
+            self.embed_tokens = nn.Embedding(embedding_count, dim)
+        if has_mask_embedding:
+            self.mask_embedding = nn.Parameter(torch.empty(dim))
+        if draft_vocab is not None:
+            self.lm_head = nn.Linear(dim, draft_vocab, bias=False)
+            self.d2t: Tensor
+            self.register_buffer("d2t", torch.zeros(draft_vocab, dtype=torch.long))
+
+    @property
+    def target_ids(self) -> Int[Tensor, " draft_vocab"]:
+        """The target's id of each id of a vocabulary of its own."""
+        return shift_ids(self.d2t)
+
+    def project(self, target_hidden: Float[Tensor, "row layers_dim"]) -> Hidden:
+        """Returns what every layer makes the keys of the text of."""
+        return self.hidden_norm(self.fc(target_hidden))
+
+    def make_keys(
+        self, layer: int, projected: Hidden, rotation: Rotation
+    ) -> tuple[Float[Tensor, "kv_head row head_dim"], Float[Tensor, "kv_head row head_dim"]]:
+        """Returns a layer's keys and values of rows of the text."""
+        attention: Any = self.layers[layer].self_attn
+        shape = (1, len(projected), -1, attention.head_dim)
+        keys = attention.k_norm(attention.k_proj(projected).view(shape)).transpose(1, 2)
+        values = attention.v_proj(projected).view(shape).transpose(1, 2)
+        _, keys = modeling_qwen3.apply_rotary_pos_emb(keys, keys, *rotation)
+        return keys[0], values[0]
+
+    def forward(self, embeds: Hidden, rotation: Rotation, steps: Sequence[Step]) -> Hidden:
+        """Returns what the output matrix reads of each row of blocks. Each layer has its own step,
+        because layers differ in what they see."""
+        hidden = embeds[None]
+        for layer, step in zip(self.layers, steps, strict=True):
+            hidden = layer(
+                hidden, attention_mask=None, position_embeddings=rotation, saccade_step=step
+            )
+        return self.norm(hidden[0])
+
+
+class BlockHead(Head):
+    """A DFlash head over a loaded target. ``score`` and ``commit`` are those of
+    :class:`saccade.model.heads.block_session.BlockSession`."""
+
+    drafts_blocks = True
+
+    def __init__(
+        self,
+        target: Backbone,
+        module: Any,
+        config: Qwen3Config,
+        settings: BlockSettings,
+        rotary: Any,
+        axes: int,
+    ) -> None:
+        super().__init__(target, module, config, rotary, axes)
+        self.settings = settings
+        self.depth = self.layers = config.num_hidden_layers
+        self.key_layers = {number: number for number in range(self.layers)}
+        self.head_shapes, self.devices = self.head_shapes * self.layers, self.devices * self.layers
+        self.windows = [sight.window for sight in settings.sights]
+
+    def current(self) -> Head:
+        target = self.target.current()
+        if target is self.target:
+            return self
+        return BlockHead(
+            target, self.module, self.config, self.settings, self.text.rotary_emb, self.axes
+        )
+
+    @property
+    def step_bytes(self) -> float:
+        """The bytes of weights that the forward of a block reads."""
+        own = {name: each.numel() for name, each in self.module.named_parameters()}
+        read = sum(count for name, count in own.items() if not name.startswith("embed_tokens."))
+        weights = read if "lm_head.weight" in own else read + self.target.head_weights
+        return weights * self.dtype.itemsize
+
+    def _rotation(self, rows: Hidden, positions: Int[Tensor, "axes row"]) -> Rotation:
+        own_positions = positions[: self.axes].to(self.device)
+        shaped = own_positions[:, None] if self.axes > 1 else own_positions
+        rotation: Rotation = self.text.rotary_emb(rows[None], shaped)
+        return rotation
+
+    @torch.no_grad()
+    def write_text(
+        self,
+        caches: Sequence[Cache],
+        target_hidden: Sequence[Float[Tensor, "row layers_dim"]],
+        positions: Sequence[Int[Tensor, "axes row"]],
+    ) -> None:
+        """Appends the keys of rows of the text to the caches of several requests.
+
+        Args:
+            caches: of the requests.
+            target_hidden: the target's hidden states in each request's rows.
+            positions: of those rows, as the target counts them.
+        """
+        projected = self.module.project(torch.cat([*target_hidden]).to(self.device))
+        rotation = self._rotation(projected, torch.cat([*positions], 1))
+        counts = [len(each) for each in target_hidden]
+        for cache, count in zip(caches, counts, strict=True):
+            cache.reserve(cache.length + count)
+        for layer in range(self.layers):
+            keys, values = self.module.make_keys(layer, projected, rotation)
+            parts = zip(caches, keys.split(counts, 1), values.split(counts, 1), strict=True)
+            for cache, own_keys, own_values in parts:
+                cache.write(layer, cache.length, own_keys, own_values)
+        for cache, count in zip(caches, counts, strict=True):
+            cache.advance(count)
+
+    @torch.no_grad()
+    def draft_blocks(
+        self,
+        caches: Sequence[Cache],
+        last_tokens: Sequence[int],
+        positions: Sequence[Int[Tensor, "axes row"]],
+    ) -> Float[Tensor, "request level vocab"]:
+        """Returns the logits of each token after the texts of several requests.
+
+        ``positions`` are those of each block's rows. The keys of the blocks are not kept.
+        """
+        size = self.settings.size
+        ids = torch.full((len(caches), size), self.settings.mask_id, device=self.device)
+        ids[:, 0] = torch.tensor(last_tokens, device=self.device)
+        embeds = self._embed_block(ids)
+        steps = {sight: self._step(caches, sight) for sight in dict.fromkeys(self.settings.sights)}
+        out = self.module(
+            embeds.flatten(0, 1),
+            self._rotation(embeds.flatten(0, 1), torch.cat([*positions], 1)),
+            [steps[sight] for sight in self.settings.sights],
+        )
+        drafted = out.view(len(caches), size, -1)[:, self.settings.first_row :]
+        logits = self.logits(drafted.flatten(0, 1))
+        return logits.view(len(caches), self.settings.levels, -1)
+
+    def _step(self, caches: Sequence[Cache], sight: LayerSight) -> Step:
+        size = self.settings.size
+        segments = [
+            sight.segment(cache, number * size, (number + 1) * size)
+            for number, cache in enumerate(caches)
+        ]
+        groups, windows = self.heads // self.kv_heads, [sight.window] * self.layers
+        return Step(segments, groups, self.dtype, self.attention_choice, self.key_layers, windows)
+
+    def _embed_block(self, ids: Int[Tensor, "request row"]) -> Float[Tensor, "request row dim"]:
+        """Returns embeddings as they are stored, because that is what such heads learnt to read:
+        not as a target scales or norms them."""
+        table = self.module.embed_tokens or self.target.model.get_input_embeddings()
+        weight = table.weight
+        embeds = embedding(ids.to(weight.device), weight).to(self.device, self.dtype)
+        embeds = embeds * self.settings.embedding_scale
+        if self.module.mask_embedding is None:
+            return embeds
+        is_mask = (ids == self.settings.mask_id)[..., None]
+        return torch.where(is_mask, self.module.mask_embedding, embeds)
+
+    @torch.no_grad()
+    def logits(self, hidden: Hidden) -> Float[Tensor, "rows vocab"]:
+        """Returns logits over the target's vocabulary of rows of blocks."""
+        module, settings = self.module, self.settings
+        if module.lm_head is None:
+            logits = self.target.logits(hidden)
+        else:
+            own = module.lm_head(hidden)
+            logits = spread_logits(own, module.target_ids, module.target_vocab)
+        logits = logits * settings.logit_scale
+        if settings.logit_cap:
+            logits = torch.tanh(logits / settings.logit_cap) * settings.logit_cap
+        return logits
+
+
+def make_dflash_head(
+    target: Backbone, settings: dict[str, Any], tensors: layouts.Tensors, name: str
+) -> BlockHead:
+    """Returns a DFlash head by its config and tensors. Raises ModelError, in one sentence, where it
+    is another target's or no such head."""
+    layer_settings = settings.get("transformer_layer_config") or settings
+    config: Any = for_our_attention(Qwen3Config.from_dict(plain_settings(layer_settings)))
+    own = BlockSettings.read({**layer_settings, **settings}, config, name)
+    parts = layouts.dflash_parts(tensors)
+    check_target(target, settings, name)
+    check_layers(target, own.hidden_layers, parts.get("fc.weight"), name)
+    embeddings, matrix = parts.get("embed_tokens.weight"), parts.get("lm_head.weight")
+    if (embeddings is None or matrix is None) and config.hidden_size != target.config.hidden_size:
+        raise ModelError(f"{name} lacks embeddings, and the target's have another width")
+    count = target.embedding_count if embeddings is None else len(embeddings)
+    if own.mask_id >= count:
+        raise ModelError(
+            f"{name} writes the id {own.mask_id} for what is to be drafted, and there are {count} "
+            "embeddings"
+        )
+    if matrix is not None:
+        layouts.add_id_map(parts, target.vocab, name)
+    with torch.device("meta"):
+        module = BlockModule(
+            config,
+            own,
+            target.config.hidden_size,
+            target.vocab,
+            draft_vocab=None if matrix is None else len(matrix),
+            embedding_count=None if embeddings is None else len(embeddings),
+            has_mask_embedding="mask_embedding" in parts,
+        )
+    fill_module(module, parts, target, name)
+    rotary, axes = rotary_of(target, config)
+    return BlockHead(target, module, config, own, rotary.to(module.fc.weight.device), axes)
