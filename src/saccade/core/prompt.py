@@ -50,6 +50,9 @@ class Media:
     has_trained_positions: bool = False
     """Whether text after a video has the positions of the model's training, where those differ from
     the positions that ``generate`` gives it."""
+    first_document: int | None = None
+    """The number in ``Prompt.grid`` of the first medium that is a document. Documents come after
+    all videos and images there."""
 
 
 @dataclass(frozen=True)
@@ -117,6 +120,14 @@ class Prompt:
         rows[self.visual] = chosen
         return self.rows(rows)
 
+    @property
+    def document_rows(self) -> Bool[Tensor, " visual"]:
+        """Which of the visual rows are text of documents."""
+        first = self.media.first_document
+        if first is None:
+            return torch.zeros(len(self.grid), dtype=torch.bool, device=self.grid.device)
+        return self.grid[:, 0] >= first
+
     def text_after(self) -> Int[Tensor, " text"]:
         """Returns the text rows after the last visual one (all text where nothing is visual)."""
         rows = torch.arange(len(self), device=self.visual.device)
@@ -170,6 +181,7 @@ class Prompt:
                 reach=self._reach_among(rows),
                 reaches_in_windows_only=self.media.reaches_in_windows_only,
                 row_arguments={name: each[rows] for name, each in self.media.row_arguments.items()},
+                first_document=self.media.first_document,
             ),
         )
 
@@ -229,7 +241,9 @@ def with_context(prompt: Prompt, marked: Bool[Tensor, " len"]) -> Prompt:
     added = [prompt.embeds.new_zeros(len(prompt), prompt.embeds.shape[1]) for _ in deepstack]
     for rows, layer in zip(added, deepstack, strict=True):
         rows[prompt.visual] = layer
-    own = replace(prompt.media, deepstack=tuple(rows[visual] for rows in added))
+    own = replace(
+        prompt.media, deepstack=tuple(rows[visual] for rows in added), first_document=media
+    )
     return replace(prompt, visual=visual, grid=cells[visual], media=own)
 
 

@@ -1,8 +1,8 @@
-"""``auto``: Saccade's own method, and the default. It drafts on an even sample of the video, as far
-as that pays.
+"""``auto``: Saccade's own method, and the default. It drafts on an even sample of the video, or on
+the beginning of a document, as far as that pays.
 
 The shape decides in every round (see ``drafting/shapes/auto.py``). The view's budget is set once by
-what a step of the draft costs here: as much of the video as the draft reads without getting slower
+what a step of the draft costs here: as much as the draft reads without getting slower
 (``recipe.plan``).
 """
 
@@ -16,7 +16,7 @@ from saccade.drafting.views.basic import AFFORDABLE
 
 AUTO = Recipe(
     name="auto",
-    about="an even sample of the video, drafted on as far as it pays; plain decoding where not",
+    about="an even sample of the video or the beginning of a text, drafted on as far as it pays",
     drafter=ModelDrafter,
     view=AFFORDABLE,
     shape=Auto(),

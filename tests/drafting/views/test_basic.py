@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import backbone, qwen25, video_input
 
-from saccade.core.prompt import Media, Prefill, Prompt
+from saccade.core.prompt import Media, Prefill, Prompt, with_context
 from saccade.core.sampling import Sampling
 from saccade.drafting.views import basic
 from saccade.drafting.views.basic import Pruned
@@ -70,6 +70,30 @@ def test_repacked_counts_from_zero_on_every_axis(prefill):
     original = Pruned("uniform", basic.uniform, 0.1)(prefill, prefill.prompt)
     assert torch.equal(packed.embeds, original.embeds)
     assert not torch.equal(packed.positions, original.positions)
+
+
+@pytest.mark.parametrize("keep", [0.5, 0.25, 0.1])
+def test_what_is_affordable_of_a_text_has_no_holes(prefill, keep):
+    """Claim: of each document ``auto`` keeps the first rows, and of the video those of an even
+    sample, all of the same share. Fails where a document is sampled like a video: a draft that
+    reads every fourth token of a text drafts as if it had none."""
+    video = prefill.prompt
+    text = (~video.visual & ~video.fixed).nonzero().squeeze(-1)
+    marked = torch.zeros(len(video), dtype=torch.bool)
+    marked[text[: len(text) // 2]] = marked[text[-(len(text) // 3) :]] = True
+    whole = with_context(video, marked)
+    view = basic.AFFORDABLE.with_share(keep)
+    chosen = torch.zeros(whole.visual_tokens, dtype=torch.bool)
+    chosen[view.choose(prefill, whole)] = True
+    assert whole.document_rows.any() and not whole.document_rows.all()
+    media = whole.grid[:, 0]
+    for number in media[whole.document_rows].unique():
+        own = chosen[media == number]
+        count = int(own.sum())
+        assert own[:count].all() and abs(count - keep * len(own)) <= 1
+    alone = view.choose(prefill, video)
+    assert torch.equal(alone, basic.scattered(video, None, len(alone)))
+    assert abs(int(chosen[~whole.document_rows].sum()) - len(alone)) <= 1
 
 
 @pytest.mark.parametrize("keep", [0.5, 0.25, 0.1])

@@ -348,6 +348,13 @@ BUGS = (
         tests=("methods/test_renewed_views.py::test_each_round_drafts_on_the_keys_looked_at_last",),
     ),
     PlantedBug(
+        "a document is sampled with holes like a video",
+        "drafting/views/basic.py",
+        find="is_document = $prompt.document_rows.cpu()",
+        plant="is_document = torch.zeros(prompt.visual_tokens, dtype=torch.bool)",
+        tests=("drafting/views/test_basic.py::test_what_is_affordable_of_a_text_has_no_holes",),
+    ),
+    PlantedBug(
         "recipes: a draft that starts early is taken to need no schedule beside the target",
         "drafting/views/basic.py",
         within="Pruned.needs",

@@ -154,8 +154,8 @@ class Fixed(Pruned):
 
 @dataclass(frozen=True)
 class Affordable(View):
-    """An even sample of the video, as large as the draft reads without getting slower. The share is
-    set by ``recipe.plan``."""
+    """An even sample of the video, or the beginning of a document, as large as the draft reads
+    without getting slower. The share is set by ``recipe.plan``."""
 
     name: str = "affordable"
     keep: float | None = None
@@ -165,7 +165,7 @@ class Affordable(View):
         return frozenset({Capability.COSTS})
 
     def with_share(self, keep: float) -> Pruned:
-        return replace(SCATTERED, keep=keep) if keep < 1 else FULL
+        return replace(SCATTERED, select=scattered_or_first, keep=keep) if keep < 1 else FULL
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         if self.keep is None:
@@ -311,8 +311,33 @@ def scattered(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]
     ordered by the fractional part of i / phi (the golden ratio: Kronecker's low-discrepancy
     sequence), and the first ones are kept.
     """
-    turn = torch.arange(prompt.visual_tokens, dtype=torch.float64) * GOLDEN_RATIO % 1
-    return turn.argsort()[:budget].sort().values.to(prompt.visual.device)
+    return _scatter(prompt.visual_tokens, budget).to(prompt.visual.device)
+
+
+def _scatter(count: int, budget: int) -> Int[Tensor, " kept"]:
+    """Returns ``budget`` of so many places, in order."""
+    turn = torch.arange(count, dtype=torch.float64) * GOLDEN_RATIO % 1
+    return turn.argsort()[:budget].sort().values
+
+
+def scattered_or_first(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
+    """Returns ``scattered`` tokens of videos and images, and the first tokens of each document, of
+    all the same share.
+
+    A text with holes is of no use to a draft: over documents it drafted with every fourth token as
+    without the document, and with the first quarter about as well as with all of it
+    (notebook/LOG.md).
+    """
+    media = prompt.grid[:, 0].cpu()
+    is_document = prompt.document_rows.cpu()
+    share = budget / max(1, prompt.visual_tokens)
+    rows = torch.arange(prompt.visual_tokens)
+    of_pixels = rows[~is_document]
+    kept = [of_pixels[_scatter(len(of_pixels), round(share * len(of_pixels)))]]
+    for number in media[is_document].unique().tolist():
+        own = rows[media == number]
+        kept.append(own[: round(share * len(own))])
+    return torch.cat(kept).sort().values.to(prompt.visual.device)
 
 
 def attended(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:

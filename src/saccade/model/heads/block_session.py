@@ -49,7 +49,7 @@ class BlockSession(HeadSession):
         for number in self.requests:
             self.request(number).root_logits = None
 
-    def read_rows(self, request: HeadRequest, whole: Prompt, rows: Tensor) -> None:
+    def compute_keys(self, request: HeadRequest, whole: Prompt, rows: Tensor) -> None:
         for start, stop in pairwise(chunk_ends(0, len(rows), self.chunk)):
             if start == stop:
                 continue

@@ -43,7 +43,7 @@ SLIDING = "sliding_attention"
 
 
 @dataclass(frozen=True)
-class LayerSight:
+class BlockVisibility:
     """What a block's rows see in one layer: keys within a window if it has one, and of the block
     those up to themselves or all."""
 
@@ -72,7 +72,7 @@ class BlockSettings:
     mask_id: int
     size: int  # Rows of a block, the last token's included.
     first_row: int  # The row that predicts the next token: the first mask's, or the last token's.
-    sights: tuple[LayerSight, ...]
+    visibilities: tuple[BlockVisibility, ...]
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float = 0.0
@@ -104,7 +104,7 @@ class BlockSettings:
             int(entries["mask_token_id"]),
             int(entries.get("block_size") or BLOCK_SIZE),
             0 if entries.get("sample_from_anchor") else 1,
-            tuple(_read_sights(entries, layers)),
+            tuple(_read_visibilities(entries, layers)),
             float(entries.get("input_embedding_scale") or 1.0),
             float(entries.get("output_multiplier") or entries.get("logit_scale") or 1.0),
             float(entries.get("final_logit_softcapping") or 0.0),
@@ -116,7 +116,7 @@ class BlockSettings:
         return self.size - self.first_row
 
 
-def _read_sights(entries: dict[str, Any], layers: Qwen3Config) -> list[LayerSight]:
+def _read_visibilities(entries: dict[str, Any], layers: Qwen3Config) -> list[BlockVisibility]:
     """Returns what each layer's rows see.
 
     Layers with a window are causal and others are not, unless a config says otherwise: z-lab's by
@@ -132,14 +132,16 @@ def _read_sights(entries: dict[str, Any], layers: Qwen3Config) -> list[LayerSigh
     if entries.get("use_swa") and SLIDING not in kinds:
         kinds = [SLIDING] * layers.num_hidden_layers
     size = int(entries.get("swa_window_size") or entries.get("sliding_window") or 0)
-    sights = []
+    visibilities = []
     for kind in kinds:
         has_window = kind == SLIDING
         if has_window and not size:
             raise ModelError("a DFlash head with sliding attention has to name its sliding_window")
         window = KeyWindow(size) if has_window else None
-        sights.append(LayerSight(window, has_window if is_causal is None else bool(is_causal)))
-    return sights
+        visibilities.append(
+            BlockVisibility(window, has_window if is_causal is None else bool(is_causal))
+        )
+    return visibilities
 
 
 class BlockModule(nn.Module):
@@ -232,7 +234,7 @@ class BlockHead(Head):
         self.depth = self.layers = config.num_hidden_layers
         self.key_layers = {number: number for number in range(self.layers)}
         self.head_shapes, self.devices = self.head_shapes * self.layers, self.devices * self.layers
-        self.windows = [sight.window for sight in settings.sights]
+        self.windows = [each.window for each in settings.visibilities]
 
     def current(self) -> Head:
         target = self.target.current()
@@ -298,23 +300,24 @@ class BlockHead(Head):
         ids = torch.full((len(caches), size), self.settings.mask_id, device=self.device)
         ids[:, 0] = torch.tensor(last_tokens, device=self.device)
         embeds = self._embed_block(ids)
-        steps = {sight: self._step(caches, sight) for sight in dict.fromkeys(self.settings.sights)}
+        kinds = self.settings.visibilities
+        steps = {kind: self._step(caches, kind) for kind in dict.fromkeys(kinds)}
         out = self.module(
             embeds.flatten(0, 1),
             self._rotation(embeds.flatten(0, 1), torch.cat([*positions], 1)),
-            [steps[sight] for sight in self.settings.sights],
+            [steps[kind] for kind in kinds],
         )
         drafted = out.view(len(caches), size, -1)[:, self.settings.first_row :]
         logits = self.logits(drafted.flatten(0, 1))
         return logits.view(len(caches), self.settings.levels, -1)
 
-    def _step(self, caches: Sequence[Cache], sight: LayerSight) -> Step:
+    def _step(self, caches: Sequence[Cache], visibility: BlockVisibility) -> Step:
         size = self.settings.size
         segments = [
-            sight.segment(cache, number * size, (number + 1) * size)
+            visibility.segment(cache, number * size, (number + 1) * size)
             for number, cache in enumerate(caches)
         ]
-        groups, windows = self.heads // self.kv_heads, [sight.window] * self.layers
+        groups, windows = self.heads // self.kv_heads, [visibility.window] * self.layers
         return Step(segments, groups, self.dtype, self.attention_choice, self.key_layers, windows)
 
     def _embed_block(self, ids: Int[Tensor, "request row"]) -> Float[Tensor, "request row dim"]:

@@ -139,9 +139,9 @@ class HeadSession(Session):
             read_rows=rows,
             read_length=last,
         )
-        self.read_rows(request, whole, rows)
+        self.compute_keys(request, whole, rows)
 
-    def read_rows(self, request: HeadRequest, whole: Prompt, rows: Int[Tensor, " row"]) -> None:
+    def compute_keys(self, request: HeadRequest, whole: Prompt, rows: Int[Tensor, " row"]) -> None:
         """Computes the keys of rows of a whole prompt, in order, into an empty cache."""
         for start, stop in pairwise(chunk_ends(0, len(rows), self.chunk)):
             if start == stop:
