@@ -1,1 +1,0 @@
-"""The former name of the laboratory, which is ``lab``."""
