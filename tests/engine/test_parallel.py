@@ -280,9 +280,9 @@ def test_a_sampled_batch_by_the_target_itself_is_never_refused():
         left_padded(MANY),
         draft=backbone(qwen25()),
         method="pearl",
-        max_new_tokens=30,
+        max_new_tokens=16,
         do_sample=True,  # over the whole vocabulary: a law of no mass on a token refuses nothing
         seed=3,
     )
     refused = [round.verdict.own for round in rounds if len(round.tree)]
-    assert len(refused) > 9 and refused == [None] * len(refused)
+    assert len(refused) > 5 and refused == [None] * len(refused)

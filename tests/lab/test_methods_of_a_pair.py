@@ -4,10 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pytest
+
 from lab.hardware.methods import compare_on_clip
 from saccade.inputs import Pair, load_pair
 
 
+@pytest.mark.extra
 def test_methods_that_the_pair_cannot_run_are_left_out(pair: Path) -> None:
     """Claim: a method that needs a head, which the embedded pair has not, has no row, and the
     others have theirs. Fails if it ends the whole comparison."""

@@ -202,6 +202,7 @@ PROMPT = Prompt(
 )
 READ = Prefill(PROMPT, None, torch.zeros(1))
 MODEL: Any = SimpleNamespace(
+    drafts_blocks=False,
     shares_rows_with=lambda other: True,
     can_coarsen=False,
     shares_vision_with=lambda other: False,

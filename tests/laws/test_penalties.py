@@ -86,6 +86,7 @@ def models(pair: Path) -> Pair:
     return Pair(*load_pair("shapes", None))
 
 
+COUNT = 24  # Tokens of an answer.
 SETTINGS: dict[str, dict[str, Any]] = {
     "presence": dict(presence_penalty=1.5),
     "frequency": dict(frequency_penalty=0.8),
@@ -101,7 +102,7 @@ def _run(models: Pair, method: str, **settings: Any) -> Any:
         ask(models.target, "Describe the video."),
         draft=models.draft_backbone,
         method=method,
-        **{"max_new_tokens": 40, "do_sample": False, "eos_token_id": [], **settings},
+        **{"max_new_tokens": COUNT, "do_sample": False, "eos_token_id": [], **settings},
     )
 
 
@@ -133,7 +134,7 @@ def test_drafted_is_plain_and_plain_is_transformers(models, name):
            if key in settings}  # fmt: skip
     model = models.target.backbone.model
     expected = model.generate(
-        **inputs, max_new_tokens=40, do_sample=False,
+        **inputs, max_new_tokens=COUNT, do_sample=False,
         logits_processor=LogitsProcessorList([Formula()]),
         **({} if "min_new_tokens" in own else {"eos_token_id": None, "pad_token_id": 0}), **own,
     )  # fmt: skip

@@ -84,6 +84,7 @@ def test_blocks_are_those_of_transformers_own_class():
     assert text.shape[1] + emitted > 2 * heads.DFLASH_WINDOW
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("shape", ["chain-7", "best-12", "sage"])
 def test_a_block_is_drafted_by_one_forward_a_round(shape, monkeypatch):
     """Claim: however many tokens a round drafts, and in however many steps, the head runs once.
@@ -127,6 +128,7 @@ def test_nodes_beyond_a_block_are_drafted_evenly_and_change_nothing():
     torch.testing.assert_close(beyond[allowed], torch.full_like(beyond[allowed], 1 / allowed.sum()))
 
 
+@pytest.mark.representatives(1)
 @pytest.mark.parametrize("style", STYLES)
 def test_a_dflash_head_is_loaded_by_its_folder(style, tmp_path):
     """Claim: ``draft=`` takes the folder of a DFlash head in each published form, and the answer is
@@ -155,6 +157,7 @@ def test_an_embedding_for_the_mask_alone_is_read(tmp_path):
     assert torch.equal(rows[1], own) and torch.equal(rows[0], target.embed([7])[0])
 
 
+@pytest.mark.representatives(3)
 @pytest.mark.parametrize(
     ("settings", "sentence"),
     [
