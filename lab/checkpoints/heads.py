@@ -72,29 +72,16 @@ def add_own_head(folder: Path, target: Backbone, layout: OwnLayoutName, seed: in
 
 def eagle3_settings(target: Backbone, style: Eagle3Style, draft_vocab: int) -> dict[str, Any]:
     """Returns the config.json of a head for a target."""
-    config = target.config
-    layer = {
+    layer = _layer_settings(target) | {
         "model_type": "llama",
-        "hidden_size": config.hidden_size,
-        "intermediate_size": 2 * config.hidden_size,
         "num_hidden_layers": 1,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "vocab_size": target.vocab,
-        "max_position_embeddings": 4096,
         "rope_theta": 10000.0,
     }
     if style == "speculators":
         return {
             "architectures": ["Eagle3Speculator"],
             "speculators_model_type": "eagle3",
-            "speculators_config": {
-                "algorithm": "eagle3",
-                "verifier": {"architectures": [type(target.model).__name__]},
-            },
+            "speculators_config": _speculators_settings(target, "eagle3"),
             "transformer_layer_config": layer,
             "draft_vocab_size": draft_vocab,
             "norm_before_residual": True,
@@ -142,15 +129,9 @@ def make_eagle3(
     folder: Path, target: Backbone, style: Eagle3Style, *, draft_vocab: int = 100, seed: int = 0
 ) -> Path:
     """Writes an EAGLE-3 head of random weights for a target, and returns its folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     settings = eagle3_settings(target, style, draft_vocab)
-    (folder / "config.json").write_text(json.dumps(settings, indent=1))
     tensors = random_eagle3(target, style, draft_vocab, seed)
-    if style == "angelslim":
-        torch.save(tensors, folder / "pytorch_model.bin")
-    else:
-        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-    return folder
+    return _write_head(folder, settings, tensors, pickled=style == "angelslim")
 
 
 def dflash_layers(target: Backbone) -> list[int]:
@@ -166,24 +147,14 @@ def dflash_settings(
     z-lab's has a layer with a window, which is causal; both layers of transformers' have one, and
     none is causal; speculators' has a vocabulary of its own and drafts from the last token's row.
     """
-    dim = target.config.hidden_size
     kinds = {
         "z-lab": ["full_attention", "sliding_attention"],
         "speculators": ["full_attention", "full_attention"],
         "transformers": ["sliding_attention", "sliding_attention"],
     }[style]
-    layer = {
+    layer = _layer_settings(target) | {
         "model_type": "qwen3",
-        "hidden_size": dim,
-        "intermediate_size": 2 * dim,
         "num_hidden_layers": DFLASH_LAYERS,
-        "num_attention_heads": HEADS,
-        "num_key_value_heads": KV_HEADS,
-        "head_dim": HEAD_DIM,
-        "hidden_act": "silu",
-        "rms_norm_eps": 1e-6,
-        "vocab_size": target.vocab,
-        "max_position_embeddings": 4096,
         "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         "layer_types": kinds,
     }
@@ -194,10 +165,7 @@ def dflash_settings(
         return {
             "architectures": ["DFlashSpeculator"],
             "speculators_model_type": "dflash",
-            "speculators_config": {
-                "algorithm": "dflash",
-                "verifier": {"architectures": [type(target.model).__name__]},
-            },
+            "speculators_config": _speculators_settings(target, "dflash"),
             "transformer_layer_config": layer,
             "draft_vocab_size": draft_vocab,
             "block_size": size,
@@ -270,12 +238,47 @@ def make_dflash(
     folder: Path, target: Backbone, style: DFlashStyle, *, draft_vocab: int = 100, seed: int = 0
 ) -> Path:
     """Writes a DFlash head of random weights for a target, and returns its folder."""
-    folder.mkdir(parents=True, exist_ok=True)
     settings = dflash_settings(target, style, draft_vocab)
+    return _write_head(folder, settings, random_dflash(target, style, draft_vocab, seed))
+
+
+def _write_head(
+    folder: Path,
+    settings: Mapping[str, Any],
+    tensors: dict[str, Tensor],
+    *,
+    pickled: bool = False,
+) -> Path:
+    """Writes a head's config and tensors, and returns its folder."""
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps(settings, indent=1))
-    tensors = random_dflash(target, style, draft_vocab, seed)
-    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    if pickled:
+        torch.save(tensors, folder / "pytorch_model.bin")
+    else:
+        save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
     return folder
+
+
+def _layer_settings(target: Backbone) -> dict[str, Any]:
+    """Returns the sizes of a head's layers, as configs have them."""
+    dim = target.config.hidden_size
+    return {
+        "hidden_size": dim,
+        "intermediate_size": 2 * dim,
+        "num_attention_heads": HEADS,
+        "num_key_value_heads": KV_HEADS,
+        "head_dim": HEAD_DIM,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "vocab_size": target.vocab,
+        "max_position_embeddings": 4096,
+    }
+
+
+def _speculators_settings(target: Backbone, algorithm: str) -> dict[str, Any]:
+    """Returns what a config of speculators says of the target."""
+    verifier = {"architectures": [type(target.model).__name__]}
+    return {"algorithm": algorithm, "verifier": verifier}
 
 
 def _known_ids(vocab: int, draft_vocab: int, seed: int) -> dict[str, Tensor]:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -46,6 +48,30 @@ def head_of(model: Any, kind: Any, fused: bool | None = None) -> Head:
         settings = heads.dflash_settings(target, DFLASH[kind], 100)
         return make_dflash_head(target, settings, tensors, "a head")
     return make_eagle3_head(target, heads.eagle3_settings(target, kind, 100), tensors, "a head")
+
+
+def write_head(folder: Path, target: Backbone, kind: str) -> Path:
+    """Writes a head of random weights that has a folder of its own, and returns the folder."""
+    if kind in DFLASH:
+        return heads.make_dflash(folder, target, DFLASH[kind])
+    return heads.make_eagle3(folder, target, kind)
+
+
+def change_settings(folder: Path, **settings: Any) -> None:
+    """Changes entries of a checkpoint's config.json."""
+    file = folder / "config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+
+
+def _angles(positions: Tensor) -> tuple[Tensor, Tensor]:
+    """Cosines and sines of rows at these positions."""
+    angles = positions[:, None] / 10000.0 ** (torch.arange(0, 32, 2) / 32)
+    cos, sin = (torch.cat([each, each], -1) for each in (angles.cos(), angles.sin()))
+    return cos, sin
+
+
+def _rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    return x * cos + torch.cat([-x[..., 16:], x[..., :16]], -1) * sin
 
 
 class Reference:
@@ -146,14 +172,9 @@ class Reference:
             linear(both, w[f"self_attn.{each}_proj"]).view(len(both), -1, 32).transpose(0, 1)
             for each in "qkv"
         )
-        angles = positions[0, :, None] / 10000.0 ** (torch.arange(0, 32, 2) / 32)
-        cos, sin = (torch.cat([each, each], -1) for each in (angles.cos(), angles.sin()))
-
-        def rotate(x: Tensor) -> Tensor:
-            return x * cos + torch.cat([-x[..., 16:], x[..., :16]], -1) * sin
-
+        q, k = (_rotate(each, *_angles(positions[0])) for each in (q, k))
         attended = scaled_dot_product_attention(
-            rotate(q)[None], rotate(k)[None], v[None], is_causal=True, enable_gqa=True
+            q[None], k[None], v[None], is_causal=True, enable_gqa=True
         )[0]
         x = residual + linear(
             attended.transpose(0, 1).reshape(len(both), -1), w["self_attn.o_proj"]
@@ -177,19 +198,13 @@ class Reference:
         """Logits of every level of the block after a text, whose rows have these hidden states and
         positions; ``place`` is the position of its last token."""
         w = {name.removesuffix(".weight"): each for name, each in self.t.items()}
-        is_own = self.kind == "dflash of transformers"
-        fc, norm = ("encoder.fc", "encoder.output_norm_enc") if is_own else ("fc", "hidden_norm")
+        fc, norm = "fc", "hidden_norm"
+        if self.kind == "dflash of transformers":
+            fc, norm = "encoder.fc", "encoder.output_norm_enc"
         text = self._norm(linear(hidden, w[fc]), w[norm])
         size = heads.DFLASH_BLOCKS[DFLASH[self.kind]]
         x = self._embed(torch.tensor([last, *[heads.DFLASH_MASK] * (size - 1)]))
-        every = torch.cat([positions[0], place + torch.arange(size)])
-        angles = every[:, None] / 10000.0 ** (torch.arange(0, 32, 2) / 32)
-        cos, sin = (torch.cat([each, each], -1) for each in (angles.cos(), angles.sin()))
-
-        def rotate(x: Tensor) -> Tensor:
-            own = slice(len(every) - x.shape[1], None)
-            return x * cos[own] + torch.cat([-x[..., 16:], x[..., :16]], -1) * sin[own]
-
+        cos, sin = _angles(torch.cat([positions[0], place + torch.arange(size)]))
         for layer in range(heads.DFLASH_LAYERS):
             own = {
                 name.removeprefix(f"layers.{layer}."): each
@@ -202,8 +217,8 @@ class Reference:
                 linear(rows, own[f"self_attn.{each}_proj"]).view(len(rows), -1, 32).transpose(0, 1)
                 for each, rows in (("q", block), ("k", both), ("v", both))
             )
-            q = rotate(self._norm(q, own["self_attn.q_norm"]))
-            k = rotate(self._norm(k, own["self_attn.k_norm"]))
+            q = _rotate(self._norm(q, own["self_attn.q_norm"]), cos[-size:], sin[-size:])
+            k = _rotate(self._norm(k, own["self_attn.k_norm"]), cos, sin)
             sees = self._sees(layer, len(text), size)
             out = scaled_dot_product_attention(
                 q[None], k[None], v[None], sees[None, None], enable_gqa=True

@@ -2,32 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers
-from heads import DFLASH, head_of, tensors_of
+from heads import head_of, tensors_of
 from helpers import WORDS, input_for, llama, qwen25, text_input
 from torch import Tensor
-from typer.testing import CliRunner
 
 import saccade
 from lab.checkpoints import heads, make
-from saccade.cli.application import app
-from saccade.core.errors import ModelError
-from saccade.inputs import footprint, head_checkpoints, loading
+from saccade.inputs import head_checkpoints, loading
 
 ANSWER: dict[str, Any] = {"max_new_tokens": 24, "do_sample": False}
-STYLES = tuple(DFLASH.values())
 
 
-def _drafts_of_transformers(model: Any, settings: dict[str, Any], tensors: Any, ids: Any) -> Tensor:
-    """What transformers' own class drafts after a text, computed from its start."""
-    from transformers.cache_utils import DFlashCache
-
+def _make_assistant(settings: dict[str, Any], tensors: Any) -> Any:
+    """The same head as a model of transformers' own class."""
     names = ("architectures", "model_type", "use_sliding_window", "vocab_size")
     own = {name: each for name, each in settings.items() if name not in names}
     # In its class a row sees a key that is a whole window away; the authors' see one less.
@@ -36,23 +28,31 @@ def _drafts_of_transformers(model: Any, settings: dict[str, Any], tensors: Any, 
     )
     assistant = transformers.MuseGlimmerAssistantModel(config).eval()
     assistant.load_state_dict(tensors)
-    with torch.no_grad():
-        out = model(input_ids=ids[:, :-1], output_hidden_states=True)
-        hidden = torch.cat([out.hidden_states[n + 1] for n in config.target_layer_ids], -1)
-        block = [int(ids[0, -1]), *[config.mask_token_id] * (config.block_size - 1)]
-        cache = DFlashCache(config=config)
-        cache.activate_past_recording()
-        cache.set_previous_accepted_tokens(hidden.shape[1])
-        length = hidden.shape[1] + config.block_size
-        drafted = assistant(
-            noise_embeds=model.get_input_embeddings()(torch.tensor([block])),
-            context_hidden_states=hidden,
-            position_ids=torch.arange(length)[None],
-            attention_mask=torch.ones(1, length, dtype=torch.long),
-            past_key_values=cache,
-        ).last_hidden_state
-        logits: Tensor = model.get_output_embeddings()(drafted[0, 1:])
-        return logits
+    return assistant
+
+
+@torch.no_grad()
+def _drafts_of_transformers(model: Any, assistant: Any, ids: Tensor) -> Tensor:
+    """Logits of what transformers' own class drafts after a text, computed from its start."""
+    from transformers.cache_utils import DFlashCache
+
+    config = assistant.config
+    out = model(input_ids=ids[:, :-1], output_hidden_states=True)
+    hidden = torch.cat([out.hidden_states[n + 1] for n in config.target_layer_ids], -1)
+    block = [int(ids[0, -1]), *[config.mask_token_id] * (config.block_size - 1)]
+    cache = DFlashCache(config=config)
+    cache.activate_past_recording()
+    cache.set_previous_accepted_tokens(hidden.shape[1])
+    length = hidden.shape[1] + config.block_size
+    drafted = assistant(
+        noise_embeds=model.get_input_embeddings()(torch.tensor([block])),
+        context_hidden_states=hidden,
+        position_ids=torch.arange(length)[None],
+        attention_mask=torch.ones(1, length, dtype=torch.long),
+        past_key_values=cache,
+    ).last_hidden_state
+    logits: Tensor = model.get_output_embeddings()(drafted[0, 1:])
+    return logits
 
 
 @pytest.mark.skipif(
@@ -65,7 +65,7 @@ def test_blocks_are_those_of_transformers_own_class():
     layer, a position that is off by one, or another window."""
     head, inputs = head_of(llama(0, layers=4), "dflash of transformers"), text_input(1, 30)
     settings = heads.dflash_settings(head.target, "transformers")
-    tensors = tensors_of(head.target, "dflash of transformers")
+    assistant = _make_assistant(settings, tensors_of(head.target, "dflash of transformers"))
     size = heads.DFLASH_BLOCKS["transformers"]
     result = saccade.run(
         head.target, inputs, draft=head, method=f"head/shape=chain-{size - 1}", **ANSWER
@@ -75,7 +75,7 @@ def test_blocks_are_those_of_transformers_own_class():
     for round in result.rounds:
         if round.tokens:
             ids = torch.cat([text, answer[:, :emitted]], 1)
-            theirs = _drafts_of_transformers(head.target.model, settings, tensors, ids)
+            theirs = _drafts_of_transformers(head.target.model, assistant, ids)
             expected = theirs.argmax(-1)[: len(round.tokens)]
             assert list(round.tokens) == expected.tolist()
             drafted += len(round.tokens)
@@ -128,22 +128,6 @@ def test_nodes_beyond_a_block_are_drafted_evenly_and_change_nothing():
     torch.testing.assert_close(beyond[allowed], torch.full_like(beyond[allowed], 1 / allowed.sum()))
 
 
-@pytest.mark.representatives(1)
-@pytest.mark.parametrize("style", STYLES)
-def test_a_dflash_head_is_loaded_by_its_folder(style, tmp_path):
-    """Claim: ``draft=`` takes the folder of a DFlash head in each published form, and the answer is
-    the target's."""
-    folder = make("llama", tmp_path / "target")
-    target = loading.load(str(folder), device="cpu")
-    draft = heads.make_dflash(tmp_path / "head", target.backbone, style)
-    model = saccade.load(str(folder), str(draft), method="sd", device="cpu")
-    options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False}
-    result = model.describe(None, "what?", **options)
-    assert result.fallback_reason is None and any(each.tokens for each in result.rounds)
-    plain = saccade.load(str(folder), method="ar", device="cpu").describe(None, "what?", **options)
-    assert result.ids == plain.ids
-
-
 def test_an_embedding_for_the_mask_alone_is_read(tmp_path):
     """Claim: where a folder has an embedding of the mask in a file of its own, that is what masks
     are embedded as, and nothing else."""
@@ -155,50 +139,3 @@ def test_an_embedding_for_the_mask_alone_is_read(tmp_path):
     head: Any = head_checkpoints.load_head(str(draft), target)
     rows = head._embed_block(torch.tensor([[7, heads.DFLASH_MASK]]))[0]
     assert torch.equal(rows[1], own) and torch.equal(rows[0], target.embed([7])[0])
-
-
-@pytest.mark.representatives(3)
-@pytest.mark.parametrize(
-    ("settings", "sentence"),
-    [
-        ({"num_target_layers": 36}, r"a head for a model of 36 layers"),
-        ({"dflash_config": {"target_layer_ids": [1, 30], "mask_token_id": 3}}, "deeper target"),
-        ({"dflash_config": {"target_layer_ids": [0], "mask_token_id": 3}}, "for another target"),
-        ({"dflash_config": {"mask_token_id": 3}}, "no target_layer_ids"),
-        ({"dflash_config": {"target_layer_ids": [0, 0], "mask_token_id": 10**6}}, "embeddings"),
-        ({"selector_rank": 256}, "a later kind of DFlash head, with selector_rank"),
-        ({"num_key_value_heads": 4}, "another shape"),
-        ({"sliding_window": None}, "has to name its sliding_window"),
-    ],
-)
-def test_a_head_that_cannot_be_used_gets_one_sentence(settings, sentence, tmp_path):
-    """Claim: a DFlash head of another target, or of a kind with parts that are not here, is refused
-    by one sentence before any answer."""
-    folder = make("llama", tmp_path / "target")
-    target = loading.load(str(folder), device="cpu")
-    draft = heads.make_dflash(tmp_path / "head", target.backbone, "z-lab")
-    _change(draft, **settings)
-    with pytest.raises(ModelError, match=sentence) as error:
-        saccade.load(str(folder), str(draft), device="cpu")
-    assert "\n" not in str(error.value)
-
-
-def _change(folder: Path, **settings: Any) -> None:
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
-
-
-def test_doctor_knows_dflash_heads(tmp_path):
-    """Claim: ``saccade doctor`` counts a DFlash head by its config, as its matrices are."""
-    folder = make("llama", tmp_path / "target")
-    target = loading.load(str(folder), device="cpu").backbone
-    draft = heads.make_dflash(tmp_path / "head", target, "z-lab")
-    counted = footprint.dflash_footprint(
-        head_checkpoints.read_settings(str(draft)), target.model.config
-    )
-    matrices = [each for each in heads.random_dflash(target, "z-lab").values() if each.ndim == 2]
-    assert counted.parameters == sum(each.numel() for each in matrices)
-    words = ["doctor", "--target", str(folder), "--draft", str(draft), "--json"]
-    done = CliRunner().invoke(app, words)
-    assert done.exit_code == 0, done.output
-    assert "DFlash head" in " ".join(json.loads(done.stdout)["notes"])

@@ -2,15 +2,24 @@
 
 from __future__ import annotations
 
+import json
 import random
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 from engine.test_conversation import further, question
 from engine.test_new_media import MAKERS, joined
-from heads import KINDS, STYLES, Reference, head_of
+from heads import (
+    DFLASH,
+    KINDS,
+    STYLES,
+    Reference,
+    change_settings,
+    head_of,
+    tensors_of,
+    write_head,
+)
 from helpers import (
     TEXT,
     VIDEO,
@@ -25,10 +34,12 @@ from helpers import (
     random_tree,
     text_input,
 )
+from typer.testing import CliRunner
 
 import saccade
 from lab.checkpoints import heads as random_heads
 from lab.checkpoints import make
+from saccade.cli.application import app
 from saccade.core.errors import MethodError, ModelError
 from saccade.core.prompt import Turn
 from saccade.core.sampling import Sampling
@@ -487,14 +498,14 @@ def test_experts_of_a_head_are_stacked_as_its_layer_wants_them(tmp_path):
     assert all(torch.equal(states[0][key], states[1][key]) for key in states[0])
 
 
-@pytest.mark.representatives(1)
-@pytest.mark.parametrize("style", STYLES)
-def test_an_eagle3_head_is_loaded_by_its_folder(style, tmp_path):
-    """Claim: ``draft=`` takes the folder of an EAGLE-3 head in each published form, and the answer
-    is the target's."""
+@pytest.mark.representatives(2)
+@pytest.mark.parametrize("kind", [*STYLES, *DFLASH])
+def test_a_head_is_loaded_by_its_folder(kind, tmp_path):
+    """Claim: ``draft=`` takes the folder of an EAGLE-3 or DFlash head in each published form, and
+    the answer is the target's."""
     folder = make("llama", tmp_path / "target")
     target = loading.load(str(folder), device="cpu")
-    draft = random_heads.make_eagle3(tmp_path / "head", target.backbone, style)
+    draft = write_head(tmp_path / "head", target.backbone, kind)
     model = saccade.load(str(folder), str(draft), method="sd", device="cpu")
     options: dict[str, Any] = {"max_new_tokens": 10, "do_sample": False}
     result = model.describe(None, "what?", **options)
@@ -503,31 +514,49 @@ def test_an_eagle3_head_is_loaded_by_its_folder(style, tmp_path):
     assert result.ids == plain.ids
 
 
-def _spoil(folder: Path, **settings: Any) -> None:
-    import json
-
-    file = folder / "config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | settings))
+def _sees(*layers: int) -> dict[str, Any]:
+    """Entries of a DFlash head's config: it reads the outputs of these layers."""
+    return {"dflash_config": {"target_layer_ids": list(layers), "mask_token_id": 3}}
 
 
-@pytest.mark.representatives(3)
+@pytest.mark.representatives(6)
 @pytest.mark.parametrize(
-    ("settings", "sentence"),
+    ("kind", "settings", "sentence"),
     [
-        ({"target_model_type": "qwen3"}, r"a head for qwen3, .* is a llama"),
-        ({"target_hidden_size": 64}, r"hidden states of 64"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 17, 30]}}, r"deeper target"),
-        ({"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]}}, r"for another target"),
-        ({"num_key_value_heads": 4}, r"another shape"),
+        ("specforge", {"target_model_type": "qwen3"}, r"a head for qwen3, .* is a llama"),
+        ("specforge", {"target_hidden_size": 64}, r"hidden states of 64"),
+        (
+            "specforge",
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [1, 17, 30]}},
+            "deeper target",
+        ),
+        (
+            "specforge",
+            {"eagle_config": {"eagle_aux_hidden_state_layer_ids": [0, 1]}},
+            "for another target",
+        ),
+        ("specforge", {"num_key_value_heads": 4}, r"another shape"),
+        ("dflash", {"num_target_layers": 36}, r"a head for a model of 36 layers"),
+        ("dflash", _sees(1, 30), "deeper target"),
+        ("dflash", _sees(0), "for another target"),
+        ("dflash", {"dflash_config": {"mask_token_id": 3}}, "no target_layer_ids"),
+        (
+            "dflash",
+            {"dflash_config": {**_sees(0, 0)["dflash_config"], "mask_token_id": 10**6}},
+            "embeddings",
+        ),
+        ("dflash", {"selector_rank": 256}, "a later kind of DFlash head, with selector_rank"),
+        ("dflash", {"num_key_value_heads": 4}, "another shape"),
+        ("dflash", {"sliding_window": None}, "has to name its sliding_window"),
     ],
 )
-def test_a_head_of_another_target_gets_one_sentence(settings, sentence, tmp_path):
-    """Claim: a head whose config declares another target, or whose tensors fit none such, is
-    refused by one sentence before any answer."""
+def test_a_head_that_cannot_be_used_gets_one_sentence(kind, settings, sentence, tmp_path):
+    """Claim: a head whose config declares another target, whose tensors fit none such, or that is
+    of a kind with parts that are not here, is refused by one sentence before any answer."""
     folder = make("llama", tmp_path / "target")
     target = loading.load(str(folder), device="cpu")
-    draft = random_heads.make_eagle3(tmp_path / "head", target.backbone, "specforge")
-    _spoil(draft, **settings)
+    draft = write_head(tmp_path / "head", target.backbone, kind)
+    change_settings(draft, **settings)
     with pytest.raises(ModelError, match=sentence) as error:
         saccade.load(str(folder), str(draft), device="cpu")
     assert "\n" not in str(error.value)
@@ -560,28 +589,29 @@ def test_costs_of_a_head_are_measured():
         assert session.requests[1].cache.length == 31
 
 
-def test_doctor_knows_heads(tmp_path):
-    """Claim: ``saccade doctor`` counts an EAGLE-3 head by its config, as its tensors are, refuses
-    another target's, and says where a target brings a head along."""
-    import json
-
-    from typer.testing import CliRunner
-
-    from saccade.cli.application import app
-    from saccade.inputs import footprint
-
+@pytest.mark.parametrize(
+    ("kind", "name", "other", "refusal"),
+    [
+        ("specforge", "an EAGLE-3 head", {"target_model_type": "qwen3"}, "a head for qwen3"),
+        ("dflash", "a DFlash head", {"num_target_layers": 36}, "a model of 36 layers"),
+    ],
+)
+def test_doctor_knows_heads(kind, name, other, refusal, tmp_path):
+    """Claim: ``saccade doctor`` counts a head by its config, as its matrices are, says of which
+    kind it is, and refuses another target's."""
     folder = make("llama", tmp_path / "target")
-    target = loading.load(str(folder), device="cpu")
-    draft = random_heads.make_eagle3(tmp_path / "head", target.backbone, "specforge")
+    target = loading.load(str(folder), device="cpu").backbone
+    draft = write_head(tmp_path / "head", target, kind)
     settings = head_checkpoints.read_settings(str(draft))
-    counted = footprint.head_footprint(settings, target.backbone.model.config)
-    tensors = random_heads.random_eagle3(target.backbone, "specforge", 100)
-    matrices = [each for each in tensors.values() if each.ndim == 2]
+    found = head_checkpoints.find_kind(settings)
+    assert found is not None
+    counted = found.count(settings, target.model.config)
+    matrices = [each for each in tensors_of(target, kind).values() if each.ndim == 2]
     assert counted.parameters == sum(each.numel() for each in matrices)
     words = ["doctor", "--target", str(folder), "--draft", str(draft), "--json"]
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
-    assert "EAGLE-3 head" in " ".join(json.loads(done.stdout)["notes"])
-    _spoil(draft, target_model_type="qwen3")
+    assert name in " ".join(json.loads(done.stdout)["notes"])
+    change_settings(draft, **other)
     done = CliRunner().invoke(app, words)
-    assert done.exit_code == 1 and "a head for qwen3" in done.stdout
+    assert done.exit_code == 1 and refusal in done.stdout

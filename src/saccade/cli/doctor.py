@@ -72,29 +72,26 @@ def doctor(
     clip = None if video is None else run_setup.read_clip(video, frames.sampling(), quiet=as_json)
     prepare(None, verbose)
     from saccade.bench.hardware.diagnosis import examine
-    from saccade.inputs import footprint, head_checkpoints, loading, packed_checkpoints, questions
+    from saccade.inputs import head_checkpoints, loading, packed_checkpoints, questions
     from saccade.model.kernels.few_bits import rounding_named
     from saccade.model.memory import GIB, available_bytes
 
     place = loading.pick_device(device)
     with status("reading the configs", quiet=as_json):
         target_model = (target, _read_config(target, trust_remote_code))
-        draft_model = head = None
+        draft_model = head = kind = None
         if draft is not None and draft not in CONFIGS:
             settings = head_checkpoints.read_settings(draft)
-            if head_checkpoints.is_head(settings):
-                is_dflash = head_checkpoints.is_dflash(settings)
-                count = footprint.dflash_footprint if is_dflash else footprint.head_footprint
-                head = count(settings, target_model[1])
+            if (kind := head_checkpoints.find_kind(settings)) is not None:
+                head = kind.count(settings, target_model[1])
         if draft is not None:
             config = None if head is not None else _read_config(draft, trust_remote_code)
             draft_model = (draft, config)
         models = target_model, (None if head is not None else draft_model)
         problems, notes = _check_together(*models, trust_remote_code)
-        if head is not None:
+        if kind is not None:
             problems += head_checkpoints.find_problems(settings, target_model[1], draft or "")
-            kind = "a DFlash" if head_checkpoints.is_dflash(settings) else "an EAGLE-3"
-            notes.append(f"{draft} is {kind} head: it reads the target's hidden states")
+            notes.append(f"{draft} is {kind.name}: it reads the target's hidden states")
         elif draft is None and head_checkpoints.names_own(target_model[1]):
             notes.append(
                 f"{target} may bring a head along, which then drafts where no draft is named "

@@ -116,7 +116,7 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
         raise ModelError(message) from error
 
 
-def head_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
+def eagle3_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
     """Counts an EAGLE-3 head by the entries of its config.json, for a target's config."""
     layer = settings.get("transformer_layer_config") or settings
     try:
@@ -128,10 +128,17 @@ def head_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
         vocab = settings.get("draft_vocab_size") or text.vocab_size
     except (KeyError, TypeError, ZeroDivisionError) as error:
         raise ModelError("its config.json describes no EAGLE-3 head") from error
-    attention = 2 * dim * (heads + 2 * kv_heads) * width + heads * width * dim
-    decoder = attention + 3 * dim * inner + vocab * dim
+    decoder = _layer_weights(dim, inner, heads, kv_heads, width, 2 * dim) + vocab * dim
     combined = EAGLE3_LAYERS * text.hidden_size * dim
     return Footprint(decoder + combined, decoder, 2 * kv_heads * width, 1, vocab)
+
+
+def _layer_weights(
+    dim: int, inner: int, heads: int, kv_heads: int, width: int, read_dim: int
+) -> int:
+    """Counts the matrices of a decoder layer whose attention reads rows of ``read_dim`` numbers."""
+    attention = read_dim * (heads + 2 * kv_heads) * width + heads * width * dim
+    return attention + 3 * dim * inner
 
 
 def dflash_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
@@ -149,7 +156,7 @@ def dflash_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
     except (KeyError, TypeError) as error:
         raise ModelError("its config.json describes no DFlash head") from error
     vocab = settings.get("draft_vocab_size")
-    own = layers * (2 * dim * (heads + kv_heads) * width + 3 * dim * inner)
+    own = layers * _layer_weights(dim, inner, heads, kv_heads, width, dim)
     combined = len(read) * text.hidden_size * dim
     # Without a vocabulary of its own it reads the target's output matrix, and stores none.
     matrix, stored = (vocab or text.vocab_size) * dim, (vocab or 0) * dim

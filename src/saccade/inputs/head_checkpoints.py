@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ from torch import Tensor
 
 from saccade.core.errors import ModelError, first_line
 from saccade.inputs.checkpoints import fetch_folder
+from saccade.inputs.footprint import Footprint, dflash_footprint, eagle3_footprint
 from saccade.inputs.packed_checkpoints import find_packing, unpack_tensors
 from saccade.model.backbone import Backbone
 from saccade.model.heads import layouts
@@ -38,25 +40,30 @@ def read_settings(name: str) -> dict[str, Any]:
     return settings if isinstance(settings, dict) else {}
 
 
-def is_eagle3(settings: dict[str, Any]) -> bool:
-    """Returns whether a config is an EAGLE-3 head's."""
-    return _names_architecture(settings, layouts.EAGLE3_ARCHITECTURES)
+@dataclass(frozen=True)
+class HeadKind:
+    """A kind of heads that have folders of their own."""
+
+    name: str  # With its article.
+    architectures: re.Pattern[str]  # What its configs name.
+    make: Callable[[Backbone, dict[str, Any], layouts.Tensors, str], Head]
+    """(target, config's entries, tensors, name) -> the head."""
+    count: Callable[[Mapping[str, Any], Any], Footprint]
+    """(config's entries, target's config) -> its footprint."""
 
 
-def is_dflash(settings: dict[str, Any]) -> bool:
-    """Returns whether a config is a DFlash head's."""
-    return _names_architecture(settings, layouts.DFLASH_ARCHITECTURES)
+HEAD_KINDS = (
+    HeadKind("an EAGLE-3 head", layouts.EAGLE3_ARCHITECTURES, make_eagle3_head, eagle3_footprint),
+    HeadKind("a DFlash head", layouts.DFLASH_ARCHITECTURES, make_dflash_head, dflash_footprint),
+)
 
 
-def is_head(settings: dict[str, Any]) -> bool:
-    """Returns whether a config is a head's that has a folder of its own."""
-    return is_eagle3(settings) or is_dflash(settings)
-
-
-def _names_architecture(settings: dict[str, Any], pattern: re.Pattern[str]) -> bool:
+def find_kind(settings: Mapping[str, Any]) -> HeadKind | None:
+    """Returns of which kind of heads a config is; None where it is no head's."""
     architectures = settings.get("architectures") or ()
     names = (*architectures, str(settings.get("speculators_model_type") or ""))
-    return any(pattern.search(name) for name in names)
+    kinds = (kind for kind in HEAD_KINDS if any(map(kind.architectures.search, names)))
+    return next(kinds, None)
 
 
 def find_problems(settings: dict[str, Any], target_config: Any, name: str) -> list[str]:
@@ -76,14 +83,13 @@ def load_head(name: str, target: Backbone) -> Head:
     ModelError where it cannot be read or is another target's."""
     folder = fetch_folder(name, ("config.json", MASK_EMBEDDING_FILE, *WEIGHT_FILES))
     settings = read_settings(name)
-    if not is_head(settings):
+    kind = find_kind(settings)
+    if kind is None:
         raise ModelError(f"{name} is no head: its config.json names no EAGLE-3 or DFlash head")
     tensors = dict(_read_all(folder, name))
     if not tensors:
         raise ModelError(f"{name} holds no weights: give a folder with a head's *.safetensors")
-    if is_dflash(settings):
-        return make_dflash_head(target, settings, tensors, name)
-    return make_eagle3_head(target, settings, tensors, name)
+    return kind.make(target, settings, tensors, name)
 
 
 def load_own(name: str, target: Backbone) -> Head | None:

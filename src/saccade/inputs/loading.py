@@ -302,8 +302,9 @@ def load_pair(
     place = pick_device(options.get("device") if draft_device is None else draft_device)
     check_draft_quantize(draft_quantize, place, is_own=draft is None)
     own_rounding = rounding if draft is None else None
-    draft_is_head = draft is not None and head_checkpoints.is_head(
-        head_checkpoints.read_settings(draft)
+    draft_is_head = (
+        draft is not None
+        and head_checkpoints.find_kind(head_checkpoints.read_settings(draft)) is not None
     )
     check_processor = None
     if draft is not None and not draft_is_head:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from typing import cast
 
 import torch
@@ -22,7 +21,7 @@ from saccade.core.sampling import Scores
 from saccade.core.tree import Tree
 from saccade.model.heads.dflash import BlockHead
 from saccade.model.heads.head_session import HeadRequest, HeadSession
-from saccade.model.session import Rules, Session, chunk_ends, session_of
+from saccade.model.session import Rules, Session, session_of
 
 
 @dataclass
@@ -49,25 +48,20 @@ class BlockSession(HeadSession):
         for number in self.requests:
             self.request(number).root_logits = None
 
-    def compute_keys(self, request: HeadRequest, whole: Prompt, rows: Tensor) -> None:
-        for start, stop in pairwise(chunk_ends(0, len(rows), self.chunk)):
-            if start == stop:
-                continue
-            chosen = rows[start:stop]
-            self.block_head.write_text(
-                [request.cache], [request.target_hidden(chosen)], [request.positions(chosen)]
-            )
+    def append_keys(self, request: HeadRequest, whole: Prompt, rows: Tensor) -> None:
+        self.block_head.write_text(
+            [request.cache], [request.target_hidden(rows)], [request.positions(rows)]
+        )
 
     def make_scores(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
         for number, tree in trees.items():
             request = self.request(number)
             assert request.block_logits is not None
-            levels = len(request.block_logits)
-            uniform = self._clip(torch.zeros_like(request.block_logits[:1]))[0]
-            request.node_logits = [
-                request.block_logits[depth] if depth < levels else uniform
-                for depth in trees_.depths(tree.parents)
-            ]
+            depths = trees_.depths(tree.parents)
+            levels = [*request.block_logits]
+            if (missing := max(depths, default=0) + 1 - len(levels)) > 0:
+                levels += [self._clip(torch.zeros_like(levels[0])[None])[0]] * missing
+            request.node_logits = [levels[depth] for depth in depths]
         return super().make_scores(trees)
 
     @staticmethod

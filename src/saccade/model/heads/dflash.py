@@ -244,20 +244,6 @@ class BlockHead(Head):
             target, self.module, self.config, self.settings, self.text.rotary_emb, self.axes
         )
 
-    @property
-    def step_bytes(self) -> float:
-        """The bytes of weights that the forward of a block reads."""
-        own = {name: each.numel() for name, each in self.module.named_parameters()}
-        read = sum(count for name, count in own.items() if not name.startswith("embed_tokens."))
-        weights = read if "lm_head.weight" in own else read + self.target.head_weights
-        return weights * self.dtype.itemsize
-
-    def _rotation(self, rows: Hidden, positions: Int[Tensor, "axes row"]) -> Rotation:
-        own_positions = positions[: self.axes].to(self.device)
-        shaped = own_positions[:, None] if self.axes > 1 else own_positions
-        rotation: Rotation = self.text.rotary_emb(rows[None], shaped)
-        return rotation
-
     @torch.no_grad()
     def write_text(
         self,
@@ -273,7 +259,7 @@ class BlockHead(Head):
             positions: of those rows, as the target counts them.
         """
         projected = self.module.project(torch.cat([*target_hidden]).to(self.device))
-        rotation = self._rotation(projected, torch.cat([*positions], 1))
+        rotation = self._rotation_of(projected, positions)
         counts = [len(each) for each in target_hidden]
         for cache, count in zip(caches, counts, strict=True):
             cache.reserve(cache.length + count)
@@ -302,14 +288,15 @@ class BlockHead(Head):
         embeds = self._embed_block(ids)
         kinds = self.settings.visibilities
         steps = {kind: self._step(caches, kind) for kind in dict.fromkeys(kinds)}
-        out = self.module(
-            embeds.flatten(0, 1),
-            self._rotation(embeds.flatten(0, 1), torch.cat([*positions], 1)),
-            [steps[kind] for kind in kinds],
-        )
+        rows = embeds.flatten(0, 1)
+        out = self.module(rows, self._rotation_of(rows, positions), [steps[kind] for kind in kinds])
         drafted = out.view(len(caches), size, -1)[:, self.settings.first_row :]
         logits = self.logits(drafted.flatten(0, 1))
         return logits.view(len(caches), self.settings.levels, -1)
+
+    def _rotation_of(self, rows: Hidden, positions: Sequence[Int[Tensor, "axes row"]]) -> Rotation:
+        """Returns the rotation of rows of several requests, which have these positions."""
+        return self.rotation(rows, torch.cat([*positions], 1)[: self.axes].to(self.device))
 
     def _step(self, caches: Sequence[Cache], visibility: BlockVisibility) -> Step:
         size = self.settings.size

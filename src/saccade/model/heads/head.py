@@ -19,7 +19,7 @@ from saccade.model.attention import Step, quickest_attention
 from saccade.model.backbone import ATTENTION_NAME, Backbone
 from saccade.model.cache import HeadShape
 from saccade.model.heads import layouts
-from saccade.model.heads.modules import Eagle3Head, Hidden, OwnHead
+from saccade.model.heads.modules import Eagle3Head, Hidden, OwnHead, Rotation
 from saccade.model.kernels.few_bits import Rounding
 from saccade.model.segments import Segment
 
@@ -130,6 +130,12 @@ class Head(Backbone):
         weights = read if has_own_logits else read + self.target.head_weights
         return weights * self.dtype.itemsize
 
+    def rotation(self, rows: Hidden, positions: Int[Tensor, "axes row"]) -> Rotation:
+        """Returns the cosines and sines of rows at these positions, of the head's own axes."""
+        shaped = positions[:, None] if self.axes > 1 else positions
+        rotation: Rotation = self.text.rotary_emb(rows[None], shaped)
+        return rotation
+
     @torch.no_grad()
     def step(
         self,
@@ -147,6 +153,7 @@ class Head(Backbone):
             segments: the rows of each request.
         """
         own_positions = positions[: self.axes].to(self.device)
+        rotation = self.rotation(embeds, own_positions)
         attend = Step(
             segments,
             self.heads // self.kv_heads,
@@ -156,8 +163,6 @@ class Head(Backbone):
             self.windows,
             self.has_uneven_heads,
         )
-        shaped = own_positions[:, None] if self.axes > 1 else own_positions
-        rotation = self.text.rotary_emb(embeds[None], shaped)
         return self.module(embeds, hidden, rotation, own_positions, saccade_step=attend)
 
     @torch.no_grad()

@@ -144,17 +144,20 @@ class HeadSession(Session):
     def compute_keys(self, request: HeadRequest, whole: Prompt, rows: Int[Tensor, " row"]) -> None:
         """Computes the keys of rows of a whole prompt, in order, into an empty cache."""
         for start, stop in pairwise(chunk_ends(0, len(rows), self.chunk)):
-            if start == stop:
-                continue
-            chosen = rows[start:stop]
-            segment = Segment(request.cache, 0, stop - start, start, committed_rows=stop - start)
-            self.head.step(
-                self.head.embed_next(whole, chosen),
-                self.head.module.project(request.target_hidden(chosen)),
-                request.positions(chosen),
-                [segment],
-            )
-            request.cache.advance(stop - start)
+            if start < stop:
+                self.append_keys(request, whole, rows[start:stop])
+
+    def append_keys(self, request: HeadRequest, whole: Prompt, rows: Int[Tensor, " row"]) -> None:
+        """Appends the keys of rows of a whole prompt to the cache, by one forward."""
+        count = len(rows)
+        segment = Segment(request.cache, 0, count, request.cache.length, committed_rows=count)
+        self.head.step(
+            self.head.embed_next(whole, rows),
+            self.head.module.project(request.target_hidden(rows)),
+            request.positions(rows),
+            [segment],
+        )
+        request.cache.advance(count)
 
     def turn(self, turns: Mapping[int, Turn], rules: Rules) -> None:
         """Continues conversations: drops the last tokens and appends the next question's."""
