@@ -94,8 +94,8 @@ OFFICIAL_VIEW = "view=specvlm-official"
 LAYOUTS = (
     Layout(
         "SpecVLM, Tables 1-2",
-        "Std.-SD drafts with the run's draft model (in `papers-self` that is the target's own "
-        f"checkpoint: self-SD as the published code does it), Self-SD over the target's own keys. "
+        "Std.-SD drafts with the run's draft model (with the target's own checkpoint as the draft "
+        f"it is self-SD as the published code does it), Self-SD over the target's own keys. "
         f"*Its code*: the choices of the published code. {ACCEPTED_NOTE}",
         {
             "Vanilla": "ar",

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import get_args
 
-from lab.claims import hippo, real, runs, sage, seeing, sparse_to_dense, specvlm, tabed
+from lab.claims import hippo, real, sage, seeing, sparse_to_dense, specvlm, tabed
 from lab.claims.claim import Claim, StoredResults
 from lab.claims.outdated import OUTDATED
-from lab.claims.rule import Finding, Verdict
+from lab.claims.rule import ARITHMETIC, NO_RUN, Finding, Verdict
 from saccade.core.errors import SaccadeError
 
 CLAIMS: Mapping[str, tuple[Claim, ...]] = {
@@ -44,16 +44,14 @@ a half for most, and otherwise the paper's own number.
 | not shown | anything else, and fewer than 6 items |
 | not testable here | the premise is missing |
 | to be run again | the run is outdated, so no number is shown |
-| not run yet | no run decides |
 
 Where a figure stores means without items, the interval is as wide as the two means allow. Where
 more than four intervals are compared, the lowest and the highest are shown. A theorem is judged by
-its worst case, and has no interval, because nothing is sampled. A row without a number says what
-its run was or will be made over. *Printed* is the paper's number: *A of B* is the better of the two
-first.
+its worst case, and has no interval, because nothing is sampled. *Printed* is the paper's number:
+*A of B* is the better of the two first.
 
-The cell *run* names the run that decided, and the command that makes it or a better one: `lab X`
-stands for `python -m lab X`. `lab run` with `--show` prints the benchmark's arguments. The last
+The cell *run* has the command that makes the deciding run again: `lab X` stands for `python -m lab
+X`. `lab run` with `--show` prints the benchmark's arguments. The last
 column judges again on SmolLM2-135M-Instruct (Q4_1, dequantised): over [documents](real.md), with
 [one draft of ours](real-drafts.md), and on *clips* of 512 visual tokens after it was [trained to
 see](seeing.md). It is empty where a claim needs video, a small draft's seconds or a proof.
@@ -81,7 +79,11 @@ def page(results: StoredResults) -> str:
     ]
     if stale:
         raise StaleClaim("these verdicts changed and need a new explanation: " + "; ".join(stale))
-    lines = [INTRODUCTION, *_summary_table(findings), *_findings(), *_runs_tables(results)]
+    lines = [
+        *(INTRODUCTION, *_summary_table(findings), *_findings()),
+        *_machines_table(findings, results),
+        *_outdated_table(),
+    ]
     for paper, own in findings.items():
         head = (
             "| where | claim | printed | here | unit: mean [interval] | visual tokens; suites x "
@@ -113,17 +115,35 @@ def _findings() -> Iterable[str]:
                 yield f"- {claim.published} ({paper}, {claim.place})"
 
 
-def _runs_tables(results: StoredResults) -> Iterable[str]:
-    """Yields which stored runs are outdated and why, and how long the planned ones take."""
-    yield from ("", "## Runs that are outdated, and planned ones", "")
+def _machines_table(
+    findings: Mapping[str, list[tuple[Claim, Finding]]], results: StoredResults
+) -> Iterable[str]:
+    """Yields where the runs and figures were made that decide, and which decide by seconds."""
+    by_machine: dict[tuple[str, ...], set[str]] = defaultdict(set)
+    for own in findings.values():
+        for _, finding in own:
+            if finding.source in (ARITHMETIC.source, NO_RUN.source):
+                continue
+            made = results.environment(finding.source)
+            seconds = any(each.unit.is_time for each in finding.comparisons)
+            unit = "seconds" if seconds else "counts"
+            machine = (made["processor"], str(made["threads"]), made["torch"], unit)
+            by_machine[machine].add(finding.source)
+    yield from ("", "## Where the runs were made", "")
+    yield "| processor | threads | torch | deciding by | runs and figures |"
+    yield "|-|-:|-|-|-|"
+    for machine, sources in sorted(by_machine.items()):
+        yield f"| {' | '.join(machine)} | {', '.join(sorted(sources))} |"
+
+
+def _outdated_table() -> Iterable[str]:
+    """Yields which stored runs are outdated and why."""
+    yield from ("", "## Runs that are outdated", "")
     yield from ("| outdated | for | because |", "|-|-|-|")
     for each in OUTDATED:
         concerned = "seconds" if each.only_seconds else f"`{each.methods[0]}`"
         names = ", ".join(name for name, digest in each.digests.items() if digest)
         yield f"| {names} | {concerned} | {each.reason} |"
-    yield from ("", "| planned | methods | minutes of two cores |", "|-|-|-:|")
-    for name, planned in runs.PLANNED.items():
-        yield f"| `lab run {name}` | {len(planned.methods.split(','))} | {planned.minutes} |"
 
 
 def _real_weights_cell(claim: Claim, results: StoredResults) -> str:

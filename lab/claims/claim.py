@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import mean
 from typing import Any, Literal
 
-from lab.claims import outdated, runs
+from lab.claims import outdated
 from lab.claims.rule import (
     Claimed,
     Finding,
@@ -25,12 +25,9 @@ from lab.claims.rule import (
     Verdict,
     alone,
     judge,
-    not_run,
     paired,
 )
-from lab.studies import study_named
 from saccade.bench import measures, records
-from saccade.bench.comparison import BASELINE
 from saccade.bench.records import Answer
 from saccade.core.errors import OptionError
 
@@ -89,7 +86,7 @@ class Claim:
     place: str  # Where the paper has it, such as "Fig. 6".
     text: str  # What the paper claims.
     printed: str  # The paper's number with its unit.
-    command: str  # What makes the run that decides: "lab run papers-2k". Empty for arithmetic.
+    command: str  # What makes the run that decides: "lab run sage-2k". Empty for arithmetic.
     judge: Callable[[StoredResults], Finding]
     expected: Verdict
     why: str = ""
@@ -116,12 +113,13 @@ class StoredResults:
             dict.fromkeys(suite for suite, _ in _answers_by_suite_and_method(self.folder / run))
         )
 
-    def newest(self, *runs: str) -> str:
-        """Returns the first of these runs that is stored: a better run decides once it is made."""
-        for run in runs:
-            if (self.folder / run).is_dir():
-                return run
-        return runs[-1]
+    def environment(self, source: str) -> dict[str, Any]:
+        """Returns where a run or a figure was made: its processor, threads and libraries."""
+        if (self.folder / source).is_dir():
+            about, _ = records.read_finished_run(self.folder / source)
+            environment: dict[str, Any] = about["environment"]
+            return environment
+        return dict(self.figure(source)["environment"])
 
     def figure(self, name: str) -> dict[str, Any]:
         """Returns the stored numbers of a study."""
@@ -130,17 +128,6 @@ class StoredResults:
             raise OptionError(f"{path} is missing: python -m lab figure {name} makes it")
         numbers: dict[str, Any] = json.loads(path.read_text())
         return numbers
-
-    def wait_for_figure(self, name: str, unit: Unit, suites: Sequence[str]) -> Finding | None:
-        """Returns that a figure has not been measured yet, or None where it is stored.
-
-        ``suites`` are the panels, rows or drafts that it will have.
-        """
-        if (self.folder / "figures" / f"{name}.json").is_file():
-            return None
-        study = study_named(name)
-        extent = Suites(name, tuple(suites), f"{study.size:,}", study.clips)
-        return not_run(study.about, unit, extent)
 
     def why_outdated(self, name: str, unit: Unit, methods: Sequence[str] = ()) -> str:
         """Returns why a run, figure or file cannot decide by this unit any more, or nothing."""
@@ -151,22 +138,6 @@ class StoredResults:
         """Returns the stored runs of this name: its own, and those with other seeds."""
         seeds = (f"{run}-seed-{seed}" for seed in range(1, SEEDS))
         return [run, *(each for each in seeds if (self.folder / each).is_dir())]
-
-    def compare_planned(
-        self,
-        run: str,
-        measured: AnswerUnit,
-        pairs: Sequence[Pair],
-        claimed: Claimed,
-        waiting_for: str,
-    ) -> Finding:
-        """Judges as ``compare`` where a planned run is stored.
-
-        Until then nothing decides, and the row says what it is waiting for.
-        """
-        if not (self.folder / run).is_dir():
-            return not_run(waiting_for, measured.unit, runs.planned_suites(run))
-        return self.compare(run, measured, pairs, claimed)
 
     def compare(
         self,
@@ -231,12 +202,6 @@ class StoredResults:
             min(items),
             self.why_outdated(run, unit, methods),
         )
-
-    def intended_suites(self, run: str, unit: Unit) -> Suites:
-        """Returns the suites of a run that is stored or planned."""
-        if run in runs.PLANNED:
-            return runs.planned_suites(run)
-        return self.every_suite(run, unit, [BASELINE])
 
     def figure_suites(
         self, name: str, unit: Unit, suites: Sequence[str], methods: Sequence[str] = ()

@@ -50,61 +50,18 @@ def reason(name: str, content_digest: str, is_time: bool, methods: Sequence[str]
 OUTDATED = (
     Outdated(
         "seconds of a prefill depended on the method before",
-        {
-            "papers-256": "134e3bc15dc4",
-            "bench-256": "17817e422114",
-            "figure hippo-early": "b5a8659d80ab",
-        },
+        {"bench-256": "17817e422114"},
         only_seconds=True,
     ),
+    Outdated("other work shared the core", {"real.json": "4e829071bf43"}, only_seconds=True),
     Outdated(
-        "older than the kernels of November 25",
-        {
-            "papers-2k": "ff9e76c5b376",
-            "papers-second": "595f862090b5",
-            "papers-self": "0b28726d629a",
-            "bench-tabed": "199985a2f126",
-            "bench-ensembles": "f77d3a3a339e",
-            "figure hippo-times": "9f0b8b5baad1",
-            "figure sage-length": "411984919690",
-            "figure sage-pruning": "5a106308cae6",
-            "figure specvlm-latency": "2c7345f15e28",
-            "figure specvlm-layers": "1abd5406686e",
-            "figure std-batch": "84f35945ea91",
-            "figure std-gamma": "4ea5fb813b7d",
-            "figure std-io": "68452cf205d5",
-            "figure std-k": "e0400929e179",
-            "figure tabed-captioners": "16d1137329a9",
-            "figure tabed-latency": "ad3bc8ad52b6",
-            "figure tabed-stages": "d9435fc06fbb",
-        },
-        only_seconds=True,
-    ),
-    Outdated(
-        "other work shared the core",
-        {
-            "real.json": "4e829071bf43",
-            "specvlm-2k": "b4680c5ffc05",
-        },
-        only_seconds=True,
-    ),
-    Outdated(
-        "older than the kernels of November 25",
-        {
-            "real-8k.json": "919ffb9f0842",
-        },
-        only_seconds=True,
+        "older than the kernels of November 25", {"real-8k.json": "919ffb9f0842"}, only_seconds=True
     ),
     Outdated(
         "SAGE's first level was 1.5 times as wide as by Eq. 12",
         {
-            "papers-2k": "ff9e76c5b376",
-            "papers-256": "134e3bc15dc4",
             "bench-2k": "cece322182ed",
             "bench-256": "17817e422114",
-            "figure sage-length": "411984919690",
-            "figure sage-plan": "239f32e5ce9e",
-            "figure sage-pruning": "5a106308cae6",
             "real-drafts.json": "a3742aeaf078",
             "seeing.json": "745a6df85fdf",
         },

@@ -27,7 +27,6 @@ Verdict = Literal[
     "does not hold",
     "not testable here",
     "to be run again",
-    "not run yet",
 ]
 Item = TypeVar("Item", bound=Hashable)
 SMALL = 0.05  # What counts as small everywhere: TABED's remarks call 5 % constant.
@@ -257,11 +256,6 @@ def judge(
         suites.items,
         tuple(comparisons),
     )
-
-
-def not_run(why: str, unit: Unit, suites: Suites) -> Finding:
-    """Returns that no run decides yet, and what the row's command would compare over what."""
-    return _without_numbers("not run yet", why, unit, suites)
 
 
 def not_testable(premise: str, unit: Unit) -> Finding:

@@ -15,7 +15,7 @@ from saccade.core.errors import OptionError
 
 
 def run(
-    name: Annotated[str, typer.Argument(help="A stored or planned run, such as papers-2k.")],
+    name: Annotated[str, typer.Argument(help="A stored run, such as sage-2k.")],
     folder: Annotated[
         Path | None, typer.Option("--out", help="Its folder, else runs/NAME.")
     ] = None,

@@ -217,7 +217,7 @@ STUDIES = {
         draw.bars,
         size=8192,
         timed=True,
-        clips=2,
+        clips=8,
     ),
     "hippo-early": Study(
         "HIPPO, Sec. 5.2 and Table 3",
@@ -226,7 +226,7 @@ STUDIES = {
         draw.bars,
         size=8192,
         timed=True,
-        clips=3,
+        clips=8,
     ),
     "hippo-ablation": Study(
         "HIPPO, Fig. 6",

@@ -296,7 +296,7 @@ STUDIES = {
         "SAGE, Fig. 3",
         "Tau and speed over ar by tokens written; end of text is ignored, so all write as many.",
         measure_length,
-        clips=3,
+        clips=8,
         tokens=256,
         timed=True,
     ),
@@ -304,7 +304,7 @@ STUDIES = {
         "SAGE, Table 5",
         "Tau and speed over ar by the share of the video that SAGE's draft reads.",
         measure_pruning,
-        clips=4,
+        clips=8,
         timed=True,
     ),
     "sage-plan": Study(

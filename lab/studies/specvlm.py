@@ -359,12 +359,14 @@ STUDIES = {
         "SpecVLM, Fig. 2a and Table 6",
         "Milliseconds of one step of draft and target over caches of growing length.",
         measure_step_latency,
+        clips=8,
         timed=True,
     ),
     "specvlm-layers": Study(
         "SpecVLM, Fig. 2a and Table 6",
         "Milliseconds of a draft's step in attention, in FFNs and in all, and of one layer.",
         measure_layer_latency,
+        clips=8,
         timed=True,
     ),
     "specvlm-lambda": Study(

@@ -198,7 +198,7 @@ STUDIES = {
         "Sparse-to-Dense, Fig. 1a",
         "Acceptance and speed over plain decoding by the tokens drafted a round.",
         measure_gamma,
-        clips=4,
+        clips=8,
         timed=True,
     ),
     "std-batch": Study(
@@ -214,7 +214,7 @@ STUDIES = {
         "Sparse-to-Dense, Fig. 1b",
         "Acceptance and speed over plain decoding by the visual keys a head keeps.",
         measure_keys,
-        clips=4,
+        clips=8,
         timed=True,
     ),
     "std-agreement": Study(
@@ -227,7 +227,7 @@ STUDIES = {
         "Sparse-to-Dense, Sec. 3.3",
         "Keys read a token by the paper's formula, against the measured seconds a token.",
         measure_key_reads,
-        clips=4,
+        clips=8,
         timed=True,
     ),
 }

@@ -274,7 +274,7 @@ STUDIES = {
         "TABED, Fig. 5 and 6, Table 6",
         "Milliseconds of a draft's step for B requests and of the target's for gamma tokens.",
         measure_latency,
-        clips=1,
+        clips=8,
         timed=True,
     ),
     "tabed-stages": Study(
@@ -284,6 +284,6 @@ STUDIES = {
         draw.bars,
         tokens=100,
         timed=True,
-        clips=2,
+        clips=8,
     ),
 }

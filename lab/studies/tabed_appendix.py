@@ -216,7 +216,7 @@ STUDIES = {
         "a caption made beside the prefill holds nobody up.",
         measure_captioners,
         draw.bars,
-        clips=6,
+        clips=8,
         timed=True,
     ),
     "tabed-quality": Study(

@@ -212,5 +212,5 @@ def test_a_run_made_again_is_no_longer_outdated():
             assert outdated.reason(name, digest, True, methods)
             assert not outdated.reason(name, "another", True, methods)
     digests = outdated.OUTDATED[0].digests
-    assert not outdated.reason("papers-256", digests["papers-256"], False, ["hippo/early=wait"])
-    assert outdated.reason("papers-256", digests["papers-256"], False, ["sd/shape=sage"])
+    assert not outdated.reason("bench-256", digests["bench-256"], False, ["hippo/early=wait"])
+    assert outdated.reason("bench-256", digests["bench-256"], False, ["sd/shape=sage"])

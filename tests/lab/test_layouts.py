@@ -72,7 +72,7 @@ def test_every_row_is_a_method(layout):
 def test_a_row_is_the_settled_method_where_it_was_run():
     """Claim: lambda calibrated and HIPPO's draft that waits fill the papers' rows wherever a run
     has them, in every table, and the row says so; else the bare name fills it. Fails where names
-    are matched exactly, by which `papers-256` had no row of HIPPO, SAGE and SpecVLM."""
+    are matched exactly, by which a run had no row of HIPPO, SAGE and SpecVLM."""
     bare = ("specvlm", "specvlm/shape=chain-5", "sage", "hippo", "hippo/schedule=serial")
     chosen = [layouts.calibrated_method(name) for name in bare]
     assert chosen == [
