@@ -132,8 +132,8 @@ def _machines_table(
     yield from ("", "## Where the runs were made", "")
     yield "| processor | threads | torch | deciding by | runs and figures |"
     yield "|-|-:|-|-|-|"
-    for machine, sources in sorted(by_machine.items()):
-        yield f"| {' | '.join(machine)} | {', '.join(sorted(sources))} |"
+    for made_on, sources in sorted(by_machine.items()):
+        yield f"| {' | '.join(made_on)} | {', '.join(sorted(sources))} |"
 
 
 def _outdated_table() -> Iterable[str]:
