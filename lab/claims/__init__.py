@@ -51,10 +51,12 @@ its worst case, and has no interval, because nothing is sampled. *Printed* is th
 *A of B* is the better of the two first.
 
 The cell *run* has the command that makes the deciding run again: `lab X` stands for `python -m lab
-X`. `lab run` with `--show` prints the benchmark's arguments. The last
-column judges again on SmolLM2-135M-Instruct (Q4_1, dequantised): over [documents](real.md), with
-[one draft of ours](real-drafts.md), and on *clips* of 512 visual tokens after it was [trained to
-see](seeing.md). It is empty where a claim needs video, a small draft's seconds or a proof.
+X`. `lab run` with `--show` prints the benchmark's arguments.
+
+The last column judges again on SmolLM2-135M-Instruct (Q4_1, dequantised): over
+[documents](real.md), with [one draft of ours](real-drafts.md), and on *clips* of 512 visual tokens
+after it was [trained to see](seeing.md). It is empty where a claim needs video, a
+small draft's seconds or a proof.
 """
 
 
@@ -119,21 +121,22 @@ def _machines_table(
     findings: Mapping[str, list[tuple[Claim, Finding]]], results: StoredResults
 ) -> Iterable[str]:
     """Yields where the runs and figures were made that decide, and which decide by seconds."""
-    by_machine: dict[tuple[str, ...], set[str]] = defaultdict(set)
-    for own in findings.values():
-        for _, finding in own:
-            if finding.source in (ARITHMETIC.source, NO_RUN.source):
-                continue
-            made = results.environment(finding.source)
-            seconds = any(each.unit.is_time for each in finding.comparisons)
-            unit = "seconds" if seconds else "counts"
-            machine = (made["processor"], str(made["threads"]), made["torch"], unit)
-            by_machine[machine].add(finding.source)
+    deciding = {
+        (finding.source, any(each.unit.is_time for each in finding.comparisons))
+        for own in findings.values()
+        for _, finding in own
+        if finding.source not in (ARITHMETIC.source, NO_RUN.source)
+    }
+    by_machine: dict[tuple[str, ...], list[str]] = defaultdict(list)
+    for source, is_time in sorted(deciding):
+        made = results.environment(source)
+        unit = "seconds" if is_time else "counts"
+        by_machine[made["processor"], str(made["threads"]), made["torch"], unit].append(source)
     yield from ("", "## Where the runs were made", "")
     yield "| processor | threads | torch | deciding by | runs and figures |"
     yield "|-|-:|-|-|-|"
     for made_on, sources in sorted(by_machine.items()):
-        yield f"| {' | '.join(made_on)} | {', '.join(sorted(sources))} |"
+        yield f"| {' | '.join(made_on)} | {', '.join(sources)} |"
 
 
 def _outdated_table() -> Iterable[str]:
@@ -152,7 +155,7 @@ def _real_weights_cell(claim: Claim, results: StoredResults) -> str:
 
 
 def _extent(finding: Finding) -> str:
-    """Returns the visual tokens, and suites x items, that a verdict is or will be over."""
+    """Returns the visual tokens, and suites x items, that a verdict is over."""
     count = f"{finding.suites} x {finding.items}" if finding.items else finding.source
     return f"{finding.visual_tokens or 'none'}; {count}"
 
@@ -160,9 +163,6 @@ def _extent(finding: Finding) -> str:
 def _row(claim: Claim, finding: Finding, real_weights: str) -> str:
     numbers = f"{finding.unit}: {finding.number}" if finding.unit else finding.number
     extent = _extent(finding)
-    is_named = finding.source.removeprefix("figure ") in claim.command
-    command = f"`{claim.command}`" if claim.command else ""
-    source = "" if is_named or not claim.command else f"{finding.source}; "
     cells = (
         claim.place,
         claim.text,
@@ -170,7 +170,7 @@ def _row(claim: Claim, finding: Finding, real_weights: str) -> str:
         f"**{finding.verdict}**",
         numbers,
         extent,
-        f"{source}{command}",
+        f"`{claim.command}`" if claim.command else "",
         claim.why,
         real_weights,
     )

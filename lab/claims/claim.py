@@ -116,9 +116,7 @@ class StoredResults:
     def environment(self, source: str) -> dict[str, Any]:
         """Returns where a run or a figure was made: its processor, threads and libraries."""
         if (self.folder / source).is_dir():
-            about, _ = records.read_finished_run(self.folder / source)
-            environment: dict[str, Any] = about["environment"]
-            return environment
+            return dict(_read_run(self.folder / source)[0]["environment"])
         return dict(self.figure(source)["environment"])
 
     def figure(self, name: str) -> dict[str, Any]:
@@ -299,9 +297,14 @@ def _digest(path: Path) -> str:
 
 
 @cache
+def _read_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
+    return records.read_finished_run(folder)
+
+
+@cache
 def _answers_by_suite_and_method(folder: Path) -> dict[tuple[str, str], list[Answer]]:
     by_method: dict[tuple[str, str], list[Answer]] = {}
-    for answer in records.read_finished_run(folder)[1]:
+    for answer in _read_run(folder)[1]:
         if not answer.error:
             by_method.setdefault((answer.suite, answer.method), []).append(answer)
     return by_method

@@ -172,7 +172,7 @@ def test_questions_of_one_batch_are_one_item():
 
 
 def test_the_page_says_where_its_runs_were_made():
-    """Claim: every run or figure that decides is listed once by its processor, and what decides by
+    """Claim: every run or figure that decides is listed with its processor, and what decides by
     seconds ran on one kind of processor with the same threads."""
     page = (RESULTS / "claims.md").read_text()
     table = page.split("## Where the runs were made")[1].split("##")[0]
