@@ -251,8 +251,10 @@ def test_a_closed_answer_leaves_no_draft_at_work(tmp_path):
     # Steps so slow that the head start of a draft is far from its end, whoever else is at work.
     draft = paced(copy.deepcopy(noisy(qwen25, 0, 0.05)), Pace(step=0.2, log=log))
     rounds = stream("pearl-syn/shape=chain-9", draft=draft)
-    for _ in range(3):
-        next(rounds)
+    next(rounds)
+    while not (Path(log).exists() and ran(log)):  # The draft has read the prompt.
+        time.sleep(0.01)
+    time.sleep(0.1)  # Half a step, so that the draft is in the middle of one.
     rounds.close()
     closed = time.monotonic()
     time.sleep(0.5)

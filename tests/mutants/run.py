@@ -199,6 +199,12 @@ def try_all(bugs: Sequence[PlantedBug], jobs: int, report: Any) -> list[Outcome]
         return list(pool.map(try_one, bugs))
 
 
+def processor_flags() -> set[str]:
+    """What this processor can do, by ``/proc/cpuinfo``."""
+    lines = Path("/proc/cpuinfo").read_text().splitlines()
+    return {flag for line in lines if line.startswith("flags") for flag in line.split()[2:]}
+
+
 def parse_arguments() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
@@ -214,7 +220,12 @@ def main() -> int:
     for name, value in (("OMP_NUM_THREADS", "1"), ("HF_HUB_OFFLINE", "1")):
         os.environ.setdefault(name, value)
     os.environ["PYTHONPATH"] = str(ROOT / "tests")  # The server forks from a process of its own.
-    chosen = [b for b in BUGS if not options.only or any(t in b.name for t in options.only)]
+    named = [b for b in BUGS if not options.only or any(t in b.name for t in options.only)]
+    flags = processor_flags()
+    chosen = [bug for bug in named if not bug.needs or bug.needs in flags]
+    for bug in named:
+        if bug not in chosen:
+            sys.stderr.write(f"   not run here, without {bug.needs}: {bug.name}\n")
 
     def report(outcome: Outcome) -> None:
         mark = "  " if outcome.is_expected else "!!"
@@ -227,6 +238,7 @@ def main() -> int:
     numbers = {
         "planted": len(planted),
         "killed": sum(outcome.fate == "killed" for outcome in planted),
+        "not_run": len(named) - len(chosen),
         "controls": len(outcomes) - len(planted),
         "controls_survived": sum(o.is_expected for o in outcomes if o.expected == "survived"),
         "seconds": round(time.monotonic() - began, 1),
@@ -236,8 +248,8 @@ def main() -> int:
         sys.stdout.write(json.dumps({**numbers, "wrong": wrong}) + "\n")
     else:
         sys.stdout.write(
-            "{killed} of {planted} planted bugs killed, {controls_survived} of {controls} "
-            "controls survived, {seconds} s\n".format(**numbers)
+            "{killed} of {planted} planted bugs killed, {not_run} not run on this processor, "
+            "{controls_survived} of {controls} controls survived, {seconds} s\n".format(**numbers)
         )
     return 0 if outcomes and all(outcome.is_expected for outcome in outcomes) else 1
 

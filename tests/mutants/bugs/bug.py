@@ -31,6 +31,9 @@ class PlantedBug:
     survives
         A control: the change is harmless, and all the tests must pass. It shows that the runner
         does not report a failure whatever it is given.
+    needs
+        A flag of ``/proc/cpuinfo``. On a processor without it the changed code never runs, so no
+        test could notice the bug there.
     """
 
     name: str
@@ -40,6 +43,7 @@ class PlantedBug:
     tests: tuple[str, ...]
     within: str = ""
     survives: bool = False
+    needs: str = ""
 
     def changed_source(self) -> str:
         """The source of the file with the bug in it; raises `PatternError` if it does not fit."""

@@ -301,6 +301,7 @@ BUGS = (
         find="const ptrdiff_t second = c->gated ? c->out + first : after;",
         plant="const ptrdiff_t second = c->gated ? c->out + start : after;",
         tests=("model/test_bf16_products.py::test_a_product_is_fp32s_rounded_once",),
+        needs="amx_bf16",
     ),
     PlantedBug(
         "products of bf16 in C: vectors leave out the inputs that fill no vector",
