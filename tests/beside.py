@@ -37,11 +37,15 @@ MANY = 16  # rows a forward has in a prefill, at least
 
 @dataclass
 class Pace:
-    """Sleeps before each forward of a decoder and writes down what it ran, a JSON line each."""
+    """Sleeps before each forward of a decoder and writes down what it ran, a JSON line each.
+
+    The file ``begun`` is there as soon as the first step has begun.
+    """
 
     prefill: float = 0.0
     step: float = 0.0
     log: str = ""
+    begun: str = ""
     failing: int | None = None  # the step that raises, once
     steps: int = 0
     ids: list[int] = field(default_factory=list)
@@ -56,6 +60,8 @@ class Pace:
         if "saccade_step" not in kwargs:  # the model is asked for its prompt alone
             return
         many = kwargs["inputs_embeds"].shape[1] >= MANY
+        if self.begun and not many:
+            Path(self.begun).touch()
         time.sleep(self.prefill if many else self.step)
         if not many:
             self.steps += 1

@@ -214,10 +214,14 @@ def _poison() -> Iterator[None]:
 
 @pytest.fixture(scope="module", autouse=True)
 def _forks() -> Iterator[None]:
-    """Drafts in processes of their own start at once; none outlives a module."""
+    """Drafts in processes of their own start at once, and none outlives a module. A busy machine
+    makes no test give one up: those that are about it set a patience of their own."""
     from beside import forked
 
-    with forked():
+    from saccade.drafting.parallel import drafter
+
+    with forked(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(drafter, "TOKEN_PATIENCE_SECONDS", 60.0)
         yield
 
 

@@ -32,7 +32,7 @@ from helpers import backbone, input_for, noisy, prompt_of, qwen25, truth
 import saccade
 from saccade.core.result import Result
 from saccade.core.sampling import Sampling
-from saccade.drafting.parallel import drafter, process
+from saccade.drafting.parallel import process
 from saccade.drafting.parallel.child import Abandoned, Child, Job
 from saccade.drafting.parallel.process import DraftError, Lending, Worker
 from saccade.drafting.shapes.policies import Chain
@@ -406,27 +406,32 @@ def _ends(pid: int, within: float = 20.0) -> bool:
     return not _is_running(pid)
 
 
+def _wait_for(*files: Path) -> None:
+    deadline = time.monotonic() + 60
+    while not all(file.exists() for file in files):
+        assert time.monotonic() < deadline, "the draft began no step"
+        time.sleep(0.05)
+
+
 @pytest.mark.parametrize("step", [0.0, 60.0])
 def test_a_worker_ends_with_its_parent(step, tmp_path):
     """Claim: after SIGKILL of the parent its worker ends, idle or in the middle of a step that
     takes a minute. Fails if it only looks for its parent between two steps."""
-    note = tmp_path / "pid"
-    draft = paced(copy.deepcopy(noisy(qwen25, 0, 0.05)), Pace(step=step))
+    note, begun = tmp_path / "pid", tmp_path / "begun"
+    model = copy.deepcopy(noisy(qwen25, 0, 0.05))
+    draft = paced(model, Pace(step=step, begun=str(begun)))
 
     def parent() -> None:
-        rounds = stream("pearl", draft=draft)
-        next(rounds), next(rounds)
+        rounds = stream("pearl-syn", draft=draft)
+        next(rounds)  # The draft, which starts beside the prefill, is not waited for.
         (tmp_path / "new").write_text(str(worker_of(rounds).process.pid))
         (tmp_path / "new").replace(note)
         time.sleep(60)
 
     one = fork(parent, daemon=False)
     try:
-        deadline = time.monotonic() + 60
-        while not note.exists() and time.monotonic() < deadline:
-            time.sleep(0.05)
+        _wait_for(note, begun)
         pid = int(note.read_text())
-        time.sleep(0.3)
         assert _is_running(pid)
     finally:
         one.kill()
@@ -498,16 +503,16 @@ def test_a_draft_that_was_changed_in_place_is_taught_anew():
 
 
 @pytest.mark.extra
-def test_a_process_that_does_not_stop_is_ended(monkeypatch):
+def test_a_process_that_does_not_stop_is_ended(monkeypatch, tmp_path):
     """Claim: a process that is still at work a while after its answer is closed is ended, and the
     next answer has another."""
     monkeypatch.setattr(process, "STOP_SECONDS", 0.2)
-    monkeypatch.setattr(drafter, "TOKEN_PATIENCE_SECONDS", 30.0)
-    draft = paced(copy.deepcopy(noisy(qwen25, 0, 0.05)), Pace(step=30.0))
-    rounds = stream("pearl", draft=draft)
-    next(rounds), next(rounds)  # the opening, and a round before the draft is ready
+    begun = tmp_path / "begun"
+    draft = paced(copy.deepcopy(noisy(qwen25, 0, 0.05)), Pace(step=60.0, begun=str(begun)))
+    rounds = stream("pearl-syn", draft=draft)
+    next(rounds)  # The draft, which starts beside the prefill, is not waited for.
     worker = worker_of(rounds)
-    time.sleep(0.5)  # it is in its first step by now
+    _wait_for(begun)
     rounds.close()
     assert worker.process.poll() is not None and worker not in process._idle
     drafts_again()

@@ -37,7 +37,6 @@ from lab import reference
 from saccade.core import sampling
 from saccade.core.prompt import Inputs
 from saccade.drafting.drafters import ModelDrafter
-from saccade.drafting.parallel import drafter
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -81,9 +80,8 @@ def test_every_turn_answers_as_a_fresh_start(method, family):
         assert again.ids == script(family)[-1][1] and again.reused_tokens == 0
 
 
-def test_hippo_goes_on_in_its_own_process(monkeypatch):
+def test_hippo_goes_on_in_its_own_process():
     """Claim: the draft's process keeps its cache too: three turns, each the oracle's answer."""
-    monkeypatch.setattr(drafter, "TOKEN_PATIENCE_SECONDS", 60.0)
     read = 0
     with talking("qwen2_5_vl", "hippo") as conversation:
         for inputs, answer in script("qwen2_5_vl"):
@@ -97,10 +95,9 @@ def test_hippo_goes_on_in_its_own_process(monkeypatch):
 
 
 @pytest.mark.parametrize("method", ["sage", "tabed", "pearl"])
-def test_the_drafts_seconds_are_those_of_each_turn(method, monkeypatch):
+def test_the_drafts_seconds_are_those_of_each_turn(method):
     """Claim: what a draft needed to plan, or to read its prompt beside the target, is told of the
     turn in which it did so. Fails if a short turn after a long one has the seconds of both."""
-    monkeypatch.setattr(drafter, "TOKEN_PATIENCE_SECONDS", 60.0)
     inputs = input_for("qwen2_5_vl")
     with talking("qwen2_5_vl", method) as conversation:
         first = conversation.run(inputs, max_new_tokens=40)

@@ -28,7 +28,6 @@ from helpers import (
 
 import saccade
 from saccade.core.prompt import Inputs
-from saccade.drafting.parallel import drafter as beside
 from saccade.model.backbone import Backbone
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -190,10 +189,9 @@ def test_a_draft_that_is_the_target_is_accepted_after_new_videos(method):
 
 
 @pytest.mark.parametrize("method", PARALLEL)
-def test_a_draft_in_its_own_process_starts_afresh_and_says_so(method, monkeypatch):
+def test_a_draft_in_its_own_process_starts_afresh_and_says_so(method):
     """Claim: the target goes on, a new draft reads the whole conversation, and the result's
     warnings say why. Control: a turn of words alone has no such warning."""
-    monkeypatch.setattr(beside, "TOKEN_PATIENCE_SECONDS", 60.0)
     whole = MAKERS["qwen2_5_vl"](0)
     with talking("qwen2_5_vl", method) as conversation:
         answer = conversation.run(whole)

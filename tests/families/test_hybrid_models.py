@@ -35,7 +35,6 @@ import saccade
 from saccade.bench.hardware.diagnosis import examine
 from saccade.core.errors import ModelError
 from saccade.core.sampling import Sampling
-from saccade.drafting.parallel import drafter
 from saccade.engine.request import Request
 from saccade.engine.round_size import RoundTimes
 from saccade.engine.scheduler import Scheduler
@@ -99,9 +98,8 @@ def test_a_hybrid_answers_as_generate_does(method, family):
 @pytest.mark.slow
 @pytest.mark.parametrize("family", HYBRIDS)
 @pytest.mark.parametrize("method", PARALLEL)
-def test_a_hybrid_answers_as_generate_does_beside_its_draft(method, family, monkeypatch):
+def test_a_hybrid_answers_as_generate_does_beside_its_draft(method, family):
     """The claim above, with the draft in a process of its own."""
-    monkeypatch.setattr(drafter, "TOKEN_PATIENCE_SECONDS", 60.0)
     result = answered(family, method)
     torch.set_num_threads(1)
     assert result.ids == truth(family)
@@ -160,9 +158,8 @@ def test_every_turn_of_a_hybrid_answers_as_a_fresh_start(family, method, cut_bac
 @pytest.mark.parametrize("cut_back", [0, 6])
 @pytest.mark.parametrize("method", PARALLEL)
 @pytest.mark.parametrize("family", HYBRIDS)
-def test_every_turn_beside_a_draft_answers_as_a_fresh_start(family, method, cut_back, monkeypatch):
+def test_every_turn_beside_a_draft_answers_as_a_fresh_start(family, method, cut_back):
     """The claim above, with the draft in a process of its own."""
-    monkeypatch.setattr(drafter, "TOKEN_PATIENCE_SECONDS", 60.0)
     _talk(family, method, cut_back, 3)
     torch.set_num_threads(1)
 
