@@ -97,12 +97,18 @@ def real_pair(
     limit: Annotated[int | None, typer.Option(min=1, help="So many questions of a kind.")] = None,
     document_limit: Annotated[
         int, typer.Option(min=0, help="So many documents, the shortest.")
+    ] = 20,
+    few_documents: Annotated[
+        int, typer.Option(min=0, help="So many of them are answered by every method.")
     ] = 4,
     methods: Annotated[str | None, typer.Option(help="Comma-separated.")] = None,
     max_new_tokens: command_options.Tokens = 64,
     identity_tokens: Annotated[
         int, typer.Option(min=0, help="Of the answers in float32 that are compared; 0: none.")
     ] = 16,
+    identity_limit: Annotated[
+        int, typer.Option(min=1, help="So many questions of a kind are compared in float32.")
+    ] = 5,
     dtype: Annotated[str, typer.Option(help="Of both models in what is timed.")] = "bfloat16",
     draft_quantize: Annotated[
         str, typer.Option(help="How the draft's weights are rounded: int8, int4, fp8 or none.")
@@ -127,7 +133,9 @@ def real_pair(
         str(weights.require_checkpoint(model))
         for model in (weights.CODER_TARGET, weights.CODER_DRAFT)
     ]
-    documents = pair.pair_documents(list(find_documents([])), limit, document_limit)
+    texts = list(find_documents([]))
+    documents = pair.pair_documents(texts, limit, document_limit)
+    compared = pair.pair_documents(texts, identity_limit, min(document_limit, few_documents))
     facts = {
         "model": f"{weights.CODER_TARGET.name} with {weights.CODER_DRAFT.name}",
         "settings": {
@@ -141,12 +149,11 @@ def real_pair(
         "command": _command(),
     }
     results = measure.Results(out_file, facts, pair.ROW_KINDS)
-    # Rows of both kinds are of the same documents, so each kind has its own precision and length.
-    passes = [("measured", dtype, max_new_tokens)]
+    passes = [("measured", dtype, max_new_tokens, documents)]
     if identity_tokens:
-        passes.append(("identity", "float32", identity_tokens))
+        passes.append(("identity", "float32", identity_tokens, compared))
     with progress_line("asking") as tell:
-        for kind, precision, tokens in passes:
+        for kind, precision, tokens, questions in passes:
             target, draft = load_pair(
                 *folders,
                 dtype=precision,
@@ -155,12 +162,13 @@ def real_pair(
             pair.measure_pair(
                 target,
                 draft,
-                documents,
+                questions,
                 names,
                 {"max_new_tokens": tokens, "do_sample": False},
                 results,
                 kind,
                 lambda text: tell(text, False),
+                few_documents,
             )
             del target, draft
     out.print(pair.pair_section(results.facts), markup=False, soft_wrap=True)

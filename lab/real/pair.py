@@ -6,6 +6,7 @@ document, and documents are texts of some thousand tokens that views and self-dr
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from statistics import median
@@ -35,6 +36,8 @@ METHODS = (
 )
 # Without a document these methods draft with all that the target reads, so they are left out.
 DOCUMENT_METHODS = frozenset(METHODS[7:])
+# Documents beyond the shortest few are answered by these alone, since each answer takes long.
+FURTHER_DOCUMENT_METHODS = frozenset({"ar", "auto", "sd", "sd/shape=chain-3", "lookup"})
 WARM_UP = Document("warm-up", "", "Say hello, and count to ten.", 0)
 CODE_TASKS = (
     "Write a Python function that merges two sorted lists into one sorted list, with a docstring.",
@@ -110,16 +113,23 @@ def measure_pair(
     results: Results,
     kind: str,
     on_progress: Callable[[str], None],
+    few: int = sys.maxsize,
 ) -> None:
     """Adds the rows of this kind that ``results`` lack: of ``generate()`` and of every method.
 
-    Which method begins rotates. The prompt of a question is read by every method anew, so its
-    seconds are of the whole answer; the prompt of a document is read once.
+    The shortest ``few`` documents are answered by every method, and the others by
+    ``FURTHER_DOCUMENT_METHODS``. Which method begins rotates. The prompt of a question is read by
+    every method anew, so its seconds are of the whole answer; the prompt of a document is read
+    once.
     """
     backbone = None if draft is None else draft.backbone
     is_warm = False
+    texts = [document for document in documents if document.text]
+    further = {each.name for each in texts} - {each.name for each in shortest_documents(texts, few)}
     for number, document in enumerate(documents):
         own_names = methods_for(kind_of(document.name), names)
+        if document.name in further:
+            own_names = [name for name in own_names if name in FURTHER_DOCUMENT_METHODS]
         missing = results.missing(document, [GENERATE, *own_names], kind)
         if not missing:
             continue
@@ -207,9 +217,10 @@ def pair_section(facts: Mapping[str, Any]) -> str:
         "additions may decide between two tokens that are as likely; the share of answers that are "
         "the same is in the tables.",
         "",
-        "Ratios are of seconds a token on the same prompt: the median over prompts, and for "
-        "decoding against `ar` the bootstrap of 95 %. A document's prompt is read once for all "
-        "methods, so there is no ratio of whole answers.",
+        "Ratios are of seconds a token on the same prompt: the median over the prompts that a "
+        "method answered, and for decoding against `ar` the bootstrap of 95 %. A document's prompt "
+        "is read once for all methods, so there is no ratio of whole answers. The shortest "
+        "documents are answered by every method, the others by some.",
         *_kind_lines(measured),
     ]
     return "\n".join(lines) + "\n"

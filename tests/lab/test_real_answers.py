@@ -246,14 +246,18 @@ def test_a_few_documents_are_the_shortest():
 def test_a_pair_is_measured_on_every_kind_by_one_command(tmp_path, monkeypatch):
     """Claim: one command puts questions of every kind to ``generate()`` and to every method that
     has something to draft with, in float32 for identity and in the named precision for speed,
-    stores each row, and goes on from them: a second run answers nothing. Fails if a kind, a method
-    or a precision is left out."""
+    stores each row, and goes on from them: a second run answers nothing. Longer documents are
+    answered by a few methods. Fails if a kind, a method or a precision is left out."""
     folder = checkpoints.make("llama", tmp_path / "target")
     monkeypatch.setattr(real_weights, "require_checkpoint", lambda model: folder)
-    text = long_documents.Document("a.md", "some words of a text, " * 12, "Go on.", 60)
-    monkeypatch.setattr(long_documents, "find_documents", lambda paths: iter([text]))
+    texts = [
+        long_documents.Document("a.md", "some words of a text, " * 12, "Go on.", 60),
+        long_documents.Document("long.md", "other words of a text, " * 16, "Go on.", 80),
+    ]
+    monkeypatch.setattr(long_documents, "find_documents", lambda paths: iter(texts))
     rows = tmp_path / "pair.json"
     command = ["real-pair", "--limit", "1", "--methods", "ar,auto,std/keep=0.25"]
+    command += ["--few-documents", "1"]
     command += ["--max-new-tokens", "6", "--identity-tokens", "4", "--draft-quantize", "int8"]
     command += ["--out", str(rows)]
     done = CliRunner().invoke(app, command)
@@ -263,6 +267,8 @@ def test_a_pair_is_measured_on_every_kind_by_one_command(tmp_path, monkeypatch):
         answered = {(pair.kind_of(row["document"]), row["method"]) for row in stored[kind]}
         every = {(name, method) for name in pair.KINDS for method in ("hf", "ar", "auto")}
         assert answered == every | {("document", "std/keep=0.25")}
+        long = {row["method"] for row in stored[kind] if row["document"] == "document: long.md"}
+        assert long == ({"hf", "ar", "auto"} if kind == "measured" else set())
         assert all(row["tokens"] <= tokens for row in stored[kind])
         assert all(0 < row["decode_seconds"] < row["seconds"] for row in stored[kind])
     assert all(row["same"] for row in stored["identity"])

@@ -60,6 +60,7 @@ from saccade.methods import (
     WEIGHTS,
     resolve,
 )
+from saccade.model.likeliest import Vocabulary
 
 V, IDS, START, LATE, LONG = 3, 12, 0, 12, 48  # of the ids all but V have no probability
 SAMPLED = 37_000  # triples of tokens that find 0.02
@@ -142,6 +143,8 @@ class Tables:
         self.rules, self.backbone = rules, MODEL
         self.last = [before[-1]] * len(rules)
         self.count = [len(before) - 1] * len(rules)
+        self.requests = [SimpleNamespace(context=[*before]) for _ in rules]
+        self.vocabulary = Vocabulary()
         self._tables = tables
 
     def prefill(self, prompts: Sequence[Prompt]) -> list[Prefill]:
@@ -188,6 +191,7 @@ class Tables:
             if len(new):
                 self.last[number] = new[-1]
                 self.count[number] += len(new)
+                self.requests[number].context += new
 
 
 PROMPT = Prompt(

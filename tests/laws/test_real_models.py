@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import fields, replace
+from dataclasses import dataclass, fields, replace
 from functools import cache
 from itertools import pairwise
 from typing import Any
@@ -37,10 +37,13 @@ import saccade
 from lab.reference import Oracle
 from saccade.core import verify as verify_module
 from saccade.core.costs import Costs
+from saccade.core.protocols import Repetition, State
 from saccade.core.sampling import Sampling
-from saccade.drafting import drafters
+from saccade.core.tree import Tree, chain
+from saccade.drafting import drafters, repetitions
 from saccade.drafting.ensemble import Mixture
 from saccade.drafting.recipe import Recipe
+from saccade.drafting.shapes.auto import Auto
 from saccade.methods import resolve
 from saccade.model.cache import Cache, Pages
 
@@ -112,7 +115,9 @@ HYBRID_METHODS = (
 )
 
 
-def method(name: str) -> Recipe:
+def method(name: str | Recipe) -> Recipe:
+    if isinstance(name, Recipe):
+        return name
     recipe = resolve(name)
     if name in ("auto", "sd/shape=fit"):
         return replace(recipe, shape=replace(recipe.shape, costs=COSTS))  # type: ignore[type-var]
@@ -170,7 +175,7 @@ def count_answers(
 
 
 def p_value(
-    name: str,
+    name: str | Recipe,
     calls: int = CALLS,
     moved: float = 0.0,
     family: str = "qwen2_5_vl",
@@ -207,6 +212,24 @@ def test_four_sampled_tokens_follow_the_exact_law(name):
     own law. An answer outside these fails at once; a bent law with the power stated above.
     """
     assert p_value(name) > ALPHA
+
+
+@dataclass(frozen=True)
+class Copier(Auto):
+    """Copies two tokens wherever the last one has occurred before, and else drafts."""
+
+    def copy(self, state: State, repetition: Repetition) -> Tree:
+        return replace(chain(repetition.tokens[:2]), match_length=repetition.match_length)
+
+
+@pytest.mark.extra
+def test_answers_with_copies_of_the_text_follow_the_exact_law(monkeypatch):
+    """Claim: where some rounds copy and others draw, as the text decides, an answer is drawn from
+    the target's own law. Control: a law three tenths away is found."""
+    monkeypatch.setattr(repetitions, "SHORTEST_MATCH", 1)
+    recipe = replace(resolve("auto"), shape=Copier(COSTS))
+    assert p_value(recipe) > ALPHA
+    assert p_value(recipe, moved=0.3) < ALPHA
 
 
 @pytest.mark.representatives(1)

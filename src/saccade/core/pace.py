@@ -130,6 +130,13 @@ class Acceptance(NamedTuple):
         )
 
 
+def continuation_chances(match_length: int, count: int) -> list[float]:
+    """Returns how likely the tokens after a repeated run each go on repeating, by the length of the
+    run before them alone: a run of n tokens goes on with n / (n + 2), the law of succession."""
+    lengths = range(match_length, match_length + count)
+    return [length / (length + 2) for length in lengths]
+
+
 def expected_chain(rate: float, length: int) -> float:
     """Returns E[tokens] of a chain whose tokens are each accepted at rate a: 1 + a + a^2 + ..."""
     return sum(rate**i for i in range(length + 1))

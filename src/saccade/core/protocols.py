@@ -29,6 +29,14 @@ Growing = Generator[Tree, Scores, Tree]
 
 
 @dataclass(frozen=True)
+class Repetition:
+    """What followed the last earlier occurrence of the text's ending."""
+
+    tokens: tuple[int, ...]
+    match_length: int  # of the ending that occurred before, in tokens
+
+
+@dataclass(frozen=True)
 class Refresh:
     """How a view follows the answer: every ``every`` rounds it chooses again, by the attention of
     the ``rows`` rows that the target judged last. The mass of rows that the draft already has
@@ -177,6 +185,16 @@ class Shape(Learner, ABC):
         """Returns the shape for a draft that works beside the target. It has its costs by then;
         it is called for shapes that offer ``Capability.NEXT_TOKEN``."""
         return self
+
+    @property
+    def copies(self) -> bool:
+        """Whether it may copy from the text (:meth:`copy`) instead of growing a draft."""
+        return False
+
+    def copy(self, state: State, repetition: Repetition) -> Tree | None:
+        """Returns a draft that repeats the text, without a forward of the draft model; None where
+        growing a draft is worth more. Its nodes have no odds."""
+        return None
 
     def as_chains(self) -> Shape:
         """Returns the nearest shape whose drafts are chains; itself where there is none."""

@@ -114,6 +114,7 @@ class Round:
             note=self.note,
             load=self.load,
             opening=self.opening,
+            match_length=self.tree.match_length,
         )
 
 
@@ -131,6 +132,7 @@ class RoundRecord:
     note: tuple[float, ...] = ()
     load: Load | None = None
     opening: bool = False
+    match_length: int = 0  # of a draft that was copied from the text
 
     @property
     def emitted(self) -> tuple[int, ...]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 
 import numpy as np
@@ -22,7 +22,8 @@ class Tree:
     ``parents[i]`` is a node before ``i`` or ``ROOT``. ``q[i]`` is the law node ``i`` was *sampled*
     from, or None when it was *chosen* (arg-max, top-k), which is a point mass on it.
     Siblings that carry a q must be independent draws from that one law. ``odds`` are the draft's
-    confidence in each token, where the shape decides by it.
+    confidence in each token, where the shape decides by it. ``match_length`` is above 0 where the
+    tokens were copied from the text: so many tokens before them had occurred there before.
 
     **The rule of every shape: a drawn token stands.** Whether a token is drawn after a node, and
     how many, may read laws and what stands above that node, never the draw itself or what was
@@ -34,6 +35,7 @@ class Tree:
     parents: tuple[int, ...] = ()
     q: tuple[Float[Tensor, " vocab"] | None, ...] = ()
     odds: tuple[float, ...] = ()
+    match_length: int = 0
 
     def __len__(self) -> int:
         return len(self.tokens)
@@ -47,8 +49,13 @@ def add(
     odds: float | None = None,
 ) -> Tree:
     """Returns the tree with one more node under ``parent``."""
-    new_odds = tree.odds if odds is None else (*tree.odds, odds)
-    return Tree((*tree.tokens, token), (*tree.parents, parent), (*tree.q, q), new_odds)
+    return replace(
+        tree,
+        tokens=(*tree.tokens, token),
+        parents=(*tree.parents, parent),
+        q=(*tree.q, q),
+        odds=tree.odds if odds is None else (*tree.odds, odds),
+    )
 
 
 def chain(tokens: Sequence[int], q: Sequence[Float[Tensor, " vocab"] | None] | None = None) -> Tree:
@@ -168,12 +175,19 @@ def below(tree: Tree, node: int) -> Tree:
         tuple(index[tree.parents[each]] for each in nodes),
         tuple(tree.q[each] for each in nodes),
         tuple(tree.odds[each] for each in nodes) if tree.odds else (),
+        tree.match_length,
     )
 
 
 def prefix(tree: Tree, count: int) -> Tree:
     """Returns the first ``count`` nodes, as a tree."""
-    return Tree(tree.tokens[:count], tree.parents[:count], tree.q[:count], tree.odds[:count])
+    return replace(
+        tree,
+        tokens=tree.tokens[:count],
+        parents=tree.parents[:count],
+        q=tree.q[:count],
+        odds=tree.odds[:count],
+    )
 
 
 def find_fault(tree: Tree, vocab: int) -> tuple[int, str] | None:

@@ -28,6 +28,7 @@ from saccade.core.protocols import (
     Growing,
     Growth,
     Learner,
+    Repetition,
     Shape,
     State,
 )
@@ -36,6 +37,7 @@ from saccade.core.sampling import Sampling, Scores
 from saccade.core.timing import Clock, now
 from saccade.core.tree import Tree, add, chain
 from saccade.drafting.captioning import Captioning
+from saccade.drafting.repetitions import RepetitionIndex
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.heads.block_session import BlockSession
@@ -43,6 +45,7 @@ from saccade.model.heads.head_session import HeadSession
 from saccade.model.session import RequestState, Session
 
 SLIDE_TOKENS = 32  # A window slides by this many at once, because sliding moves the draft's keys.
+MAX_COPIED_TOKENS = 48  # of one draft
 MAX_MATCH_TOKENS = 3  # The longest ending of the text that prompt lookup searches for.
 
 K = TypeVar("K")
@@ -227,9 +230,19 @@ class Planning(Learner):
     def finish(self, state: State) -> None:
         self._shape.finish(state)
 
-    def grow(self, state: State) -> Growing:
-        """Grows a draft as the shape does. The time while it is scored is not counted."""
+    @property
+    def copies(self) -> bool:
+        return self._shape.copies
+
+    def grow(self, state: State, find: Callable[[], Repetition | None] | None = None) -> Growing:
+        """Copies what ``find`` finds in the text, or grows a draft, as the shape decides. The time
+        while a draft is scored is not counted."""
         began = now()
+        repetition = None if find is None else find()
+        copied = None if repetition is None else self._shape.copy(state, repetition)
+        if copied is not None:
+            self.seconds += now() - began
+            return copied
         growing = self._shape.grow(state)
         step = partial(next, growing)
         while True:
@@ -250,6 +263,7 @@ class SessionDrafter(Drafter):
     def __init__(self, session: Session, shape: Shape) -> None:
         self.session = session
         self._planning = Planning(shape)
+        self._repetitions: dict[int, RepetitionIndex] = {}
         self._visual_tokens: dict[int, int] = {}
         self._scores: dict[int, Scores] = {}
 
@@ -269,7 +283,16 @@ class SessionDrafter(Drafter):
         return drive(self.session.score, self._drafts(states), self._scores)
 
     def _drafts(self, states: Mapping[int, State]) -> dict[int, Growing]:
-        return {request: self._planning.grow(state) for request, state in states.items()}
+        if not self._planning.copies:
+            return {request: self._planning.grow(state) for request, state in states.items()}
+        return {
+            request: self._planning.grow(state, partial(self._find_repetition, request))
+            for request, state in states.items()
+        }
+
+    def _find_repetition(self, request: int) -> Repetition | None:
+        index = self._repetitions.setdefault(request, RepetitionIndex(self.session.vocabulary))
+        return index.find(self.session.requests[request].context, MAX_COPIED_TOKENS)
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         self.session.commit(tokens)
@@ -279,6 +302,7 @@ class SessionDrafter(Drafter):
         return DraftReport(self._scores, visual_tokens=self._visual_tokens, seconds=seconds)
 
     def end(self, request: int) -> None:
+        self._repetitions.pop(request, None)
         self.session.end(request)
 
 

@@ -22,4 +22,11 @@ AUTO = Recipe(
     shape=Auto(),
 )
 
-PROVIDES = Provides(recipes=(AUTO,), shapes={"auto": Auto(), "auto-chain": Auto(runners=0)})
+PROVIDES = Provides(
+    recipes=(AUTO,),
+    shapes={
+        "auto": Auto(),
+        "auto-chain": Auto(runners=0),
+        "auto-model": Auto(copies=False),
+    },
+)

@@ -76,10 +76,10 @@ class Session:
     """Scores and commits over a KV cache, one :class:`RequestState` per prompt.
 
     ``vocab`` clips the distributions to the ids that draft and target share. ``banned`` ids are
-    never proposed (placeholders of images and videos). ``room`` is how many tokens an answer may
-    have before its cache grows, ``chunk`` how many tokens of a prompt a forward reads.
-    ``cuda_graphs`` runs steps of fixed sizes, captured once a model; None runs them where that is
-    faster (on GPUs).
+    never proposed (placeholders of images and videos); together they are the session's
+    ``vocabulary``. ``room`` is how many tokens an answer may have before its cache grows,
+    ``chunk`` how many tokens of a prompt a forward reads. ``cuda_graphs`` runs steps of fixed
+    sizes, captured once a model; None runs them where that is faster (on GPUs).
     """
 
     def __init__(
@@ -97,7 +97,7 @@ class Session:
         self.rules = rules
         self.requests: dict[int, RequestState] = {}
         self._vocab = vocab
-        self._vocabulary = Vocabulary(vocab, tuple(banned))
+        self.vocabulary = Vocabulary(vocab, tuple(banned))
         self._banned = torch.tensor(list(banned), dtype=torch.long, device=backbone.device)
         self._room, self.chunk = min(room, MAX_RESERVED_ANSWER_TOKENS) + DRAFT_ROOM_TOKENS, chunk
         uses_graphs = is_capturing_worthwhile(backbone) if cuda_graphs is None else cuda_graphs
@@ -496,7 +496,7 @@ class Session:
                     pages=request.pages,
                     committed_rows=waiting,
                     scored_nodes=old_nodes,
-                    vocabulary=self._vocabulary,
+                    vocabulary=self.vocabulary,
                 )
             )
             if queries is not None:

@@ -12,6 +12,11 @@ it. The confidence in a token that is yet to be drawn is the mean over its draws
 q(x)^2, because a drawn token stands (see ``Tree``). Where drafting earns less than plain decoding
 it stops, and it is tried again after ever longer pauses.
 
+Where the text's ending has occurred before, what followed it there is a draft that costs rows
+alone. It is copied where it is worth more than what the draft is expected to earn. How likely it is
+to be right follows from the length of the match, corrected by how often copies have been right in
+this answer.
+
 Costs that were measured before may be wrong: in a busy moment, or at few numbers of rows. So the
 seconds of rounds correct them: those of a forward of one row, of a level of drafting, and of
 forwards of more rows. Where drafting does not pay by costs that no round has confirmed, it is tried
@@ -31,6 +36,7 @@ from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from itertools import accumulate
 from math import ceil, isnan, log, prod
+from operator import mul
 from typing import NamedTuple
 
 import torch
@@ -38,11 +44,18 @@ from torch import Tensor
 
 from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.costs import Costs
-from saccade.core.pace import LEVEL_PRIOR_WEIGHT, Acceptance, ForwardTimes, Pause, Rate
-from saccade.core.protocols import CostMemory, Growing, Shape, State
+from saccade.core.pace import (
+    LEVEL_PRIOR_WEIGHT,
+    Acceptance,
+    ForwardTimes,
+    Pause,
+    Rate,
+    continuation_chances,
+)
+from saccade.core.protocols import CostMemory, Growing, Repetition, Shape, State
 from saccade.core.result import Round
 from saccade.core.sampling import NO_TOKEN, BrokenLaw, Law, Scores
-from saccade.core.tree import ROOT, Tree, add
+from saccade.core.tree import ROOT, Tree, add, chain
 from saccade.drafting.shapes.policies import CostedShape, confidence
 
 MAX_DRAFT_DEPTH = 24  # levels of one draft
@@ -52,6 +65,9 @@ MAX_DRAFT_NODES = 48  # nodes of one draft, runners-up included
 # draft is dropped soon. They were chosen on clips that no benchmark draws.
 PRIOR_ACCEPTANCE = 0.8
 PRIOR_WEIGHT = 1.25
+# Of the acceptance that earlier answers had: a draft that paid there is not dropped for two
+# refusals. Chosen by replay, on costs and drafts of many kinds.
+REMEMBERED_WEIGHT = 6.0
 PRIOR_HONESTY = 0.9  # how much of what the draft's confidence promised comes true
 PRIOR_HONESTY_WEIGHT = 1.0
 
@@ -89,6 +105,8 @@ class Estimates(NamedTuple):
     )
     runner_honesty: Rate = Rate(PRIOR_HONESTY * PRIOR_HONESTY_WEIGHT, PRIOR_HONESTY_WEIGHT)
     """Runners-up that were right over the sum of the draft's confidence in them."""
+    copy_honesty: Rate = Rate(PRIOR_HONESTY * PRIOR_HONESTY_WEIGHT, PRIOR_HONESTY_WEIGHT)
+    """Copied tokens that were right over the sum of their chances by the length of the match."""
     tokens: float = 0.0  # emitted in rounds that drafted
     seconds: float = 0.0  # spent in rounds that drafted
     stretch: float = 1.0  # seconds of verifying over those of bare forwards; used where shared
@@ -100,6 +118,11 @@ class Estimates(NamedTuple):
         """How often a runner-up is right where the first token was wrong, if the draft gives it
         this share of what it does not give the first."""
         return min(1.0, share * self.runner_honesty.share)
+
+    def copy_chances(self, repetition: Repetition) -> list[float]:
+        """How likely each token of a repetition is right if those before it are."""
+        chances = continuation_chances(repetition.match_length, len(repetition.tokens))
+        return [min(1.0, self.copy_honesty.share * chance) for chance in chances]
 
 
 class Runner(NamedTuple):
@@ -114,10 +137,12 @@ class Runner(NamedTuple):
 @dataclass(frozen=True)
 class Auto(CostedShape):
     """The controller. ``costs`` are those of bare forwards on this machine; ``runners`` is how many
-    alternatives to each token are weighed (0: every draft is a chain)."""
+    alternatives to each token are weighed (0: every draft is a chain), and ``copies`` whether a
+    draft may be copied from the text."""
 
     costs: Costs | None = None
     runners: int = 1
+    copies: bool = True
     memory: CostMemory | None = field(default=None, compare=False, repr=False)
 
     @property
@@ -143,7 +168,7 @@ class Auto(CostedShape):
         remembered = None if self.costs is None else self.costs.acceptance
         if remembered is None:
             return Estimates()
-        accepted = Rate(remembered * PRIOR_WEIGHT, PRIOR_WEIGHT)
+        accepted = Rate(remembered * REMEMBERED_WEIGHT, REMEMBERED_WEIGHT)
         return Estimates(Acceptance(accepted, Estimates().acceptance.honesty))
 
     def grow(self, state: State) -> Growing:
@@ -180,6 +205,26 @@ class Auto(CostedShape):
         for runner in runners[: _count_worthy(runners, len(tree), plan)]:
             tree = add(tree, runner.parent, runner.token, None, runner.odds)
         return tree
+
+    def copy(self, state: State, repetition: Repetition) -> Tree | None:
+        estimates: Estimates = state
+        if self._checks_plain(estimates):
+            return None
+        costs = self.believed(estimates)
+        drafted = (1.0, costs.one)
+        if not estimates.pause.is_running:
+            drafted = best_round(costs, estimates.acceptance.rate)
+        rate = _rate_to_beat(estimates, costs, drafted)
+        tokens = repetition.tokens[:MAX_DRAFT_NODES]
+        expected = accumulate(accumulate(estimates.copy_chances(repetition), mul), initial=1.0)
+        gains = [
+            earned - rate * costs.verify(1 + count)
+            for count, earned in zip(range(len(tokens) + 1), expected, strict=False)
+        ]
+        best = max(range(len(gains)), key=gains.__getitem__)
+        if not best or gains[best] <= drafted[0] - rate * drafted[1]:
+            return None
+        return replace(chain(tokens[:best]), match_length=repetition.match_length)
 
     def _plan(self, estimates: Estimates) -> Plan | None:
         """Returns how the next draft is grown; None where the next round decodes plainly."""
@@ -228,16 +273,20 @@ class Auto(CostedShape):
             checked = self._checks_plain(before)
             pause = before.pause if checked else before.pause.after_plain_round()
             return state._replace(pause=pause)
-        estimates = _judge(state, round)
+        is_copy = round.tree.match_length > 0
+        estimates = _judge_copy(state, round) if is_copy else _judge(state, round)
         seconds = self._round_seconds(state, round)
-        lost = seconds / self.believed(estimates).one - len(round.tokens)
-        length = estimates.pause.length
-        longer = min(max(2 * length, ceil(lost / MAX_LOST_SHARE)), 16 * length)
-        return estimates._replace(
+        estimates = estimates._replace(
             tokens=RATE_MEMORY * estimates.tokens + len(round.tokens),
             seconds=RATE_MEMORY * estimates.seconds + seconds,
-            pause=Pause(RETRY_AFTER_ROUNDS if lost < 0 else min(MAX_RETRY_AFTER_ROUNDS, longer)),
         )
+        if is_copy:  # It tells nothing of whether the draft pays.
+            return estimates
+        lost = seconds / self.believed(estimates).one - len(round.tokens)
+        before_length = estimates.pause.length
+        longer = min(max(2 * before_length, ceil(lost / MAX_LOST_SHARE)), 16 * before_length)
+        length = RETRY_AFTER_ROUNDS if lost < 0 else min(MAX_RETRY_AFTER_ROUNDS, longer)
+        return estimates._replace(pause=Pause(length))
 
     def finish(self, state: State) -> None:
         costs = None if self.memory is None else self.learnt_costs(state)
@@ -293,8 +342,10 @@ class Auto(CostedShape):
         model of costs."""
         if not round.p.rules.sample:
             return sum(_own_seconds(round))
-        levels = len(round.verdict.accepted) + (round.verdict.kind == "recovered")
         costs = self.believed(estimates)
+        if round.tree.match_length:
+            return costs.verify(1 + len(round.tree))
+        levels = len(round.verdict.accepted) + (round.verdict.kind == "recovered")
         planned = best_round(costs, estimates.acceptance.rate)[1]
         return max(levels * costs.level + costs.verify(1 + levels), planned)
 
@@ -331,6 +382,8 @@ class Auto(CostedShape):
         """How many forwards of the draft a round's tree took. The last one may have shown that
         its token is not worth a row."""
         tree = round.tree
+        if tree.match_length:
+            return 0
         depth = sum(parent == node - 1 for node, parent in enumerate(tree.parents))
         plan = self._plan(estimates)
         if plan is None or depth >= plan.max_depth:
@@ -472,6 +525,15 @@ def _judge(estimates: Estimates, round: Round) -> Estimates:
         acceptance=estimates.acceptance.fold(verdicts, judged, ACCEPTANCE_MEMORY),
         runner_honesty=estimates.runner_honesty.fold(*runners, ACCEPTANCE_MEMORY),
     )
+
+
+def _judge_copy(estimates: Estimates, round: Round) -> Estimates:
+    """The estimates after the verdict on a copy."""
+    accepted = len(round.verdict.path)
+    judged = accepted + (round.verdict.kind == "recovered")
+    promised = sum(continuation_chances(round.tree.match_length, judged))
+    honesty = estimates.copy_honesty.fold(accepted, promised, ACCEPTANCE_MEMORY)
+    return estimates._replace(copy_honesty=honesty)
 
 
 def _share_of_rest(first: float, runner: float) -> float:

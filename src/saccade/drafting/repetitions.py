@@ -1,0 +1,71 @@
+"""Finds what followed an earlier occurrence of a text's ending, so that a draft can copy it.
+
+Answers repeat their prompts and themselves: names, code that is changed, a document that is quoted.
+A draft that sees only a part of a document cannot repeat the rest of it; a copy can, and costs no
+forward of a draft (prompt lookup, https://github.com/apoorvumang/prompt-lookup-decoding).
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Sequence
+
+from saccade.core.protocols import Repetition
+from saccade.model.likeliest import Vocabulary
+
+SHORTEST_MATCH = 3  # tokens; shorter endings occur everywhere
+LONGEST_MATCH = 32  # A longer match tells no more.
+TAIL = 64  # Last tokens by which a text is known to continue the one before.
+
+
+class RepetitionIndex:
+    """The places of a growing text where each run of ``SHORTEST_MATCH`` tokens occurred last.
+
+    Ids outside the vocabulary are neither matched nor copied.
+    """
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._excluded = frozenset(vocabulary.banned)
+        self._size = sys.maxsize if vocabulary.size is None else vocabulary.size
+        self._next_places: dict[tuple[int, ...], int] = {}  # of the token after each run
+        self._length = 0  # of the text that was read
+        self._tail: list[int] = []  # its last tokens
+
+    def find(self, text: Sequence[int], count: int) -> Repetition | None:
+        """Returns up to ``count`` tokens that followed the text's ending where it occurred last;
+        None where it is new. A repetition that reaches the end of the text goes on from its own
+        beginning."""
+        self._read(text)
+        place = self._next_places.get(tuple(text[-SHORTEST_MATCH:]))
+        if place is None:
+            return None
+        match_length = SHORTEST_MATCH
+        while (
+            match_length < min(LONGEST_MATCH, place)
+            and text[place - match_length - 1] == text[-match_length - 1]
+        ):
+            match_length += 1
+        period = len(text) - place
+        tokens: list[int] = []
+        while len(tokens) < count and self._is_allowed(text[place + len(tokens) % period]):
+            tokens.append(text[place + len(tokens) % period])
+        return Repetition(tuple(tokens), match_length) if tokens else None
+
+    def _read(self, text: Sequence[int]) -> None:
+        """Adds the runs that a token of the text follows. A text that does not continue the one
+        before is read from its beginning."""
+        if list(text[max(0, self._length - TAIL) : self._length]) != self._tail:
+            self._next_places.clear()
+            self._length = 0
+        start = max(0, self._length - SHORTEST_MATCH)
+        allowed_since = start
+        for place in range(start, len(text)):
+            if place - allowed_since >= SHORTEST_MATCH:
+                self._next_places[tuple(text[place - SHORTEST_MATCH : place])] = place
+            if not self._is_allowed(text[place]):
+                allowed_since = place + 1
+        self._length = len(text)
+        self._tail = list(text[-TAIL:])
+
+    def _is_allowed(self, token: int) -> bool:
+        return token < self._size and token not in self._excluded
