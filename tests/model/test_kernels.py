@@ -9,6 +9,7 @@ import subprocess
 import sys
 from collections import defaultdict
 from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -36,6 +37,7 @@ from saccade.model.kernels import (
     best_threshold,
     choose_attention,
     choose_products,
+    time_calls,
 )
 from saccade.model.session import Session
 
@@ -162,10 +164,10 @@ def test_what_found_no_time_is_timed_by_the_next(timed, monkeypatch):
     later measurements, which have time, add the others. Fails if what a busy moment left out stays
     unknown for good."""
     matrices, measured = [Matrix(torch.randn(8, 8))], kernels.time_products
-    monkeypatch.setattr(kernels, "time_products", lambda alike: measured(alike, 0.0))
+    monkeypatch.setattr(kernels, "time_products", lambda alike, empty: measured(alike, empty, 0.0))
     (few,) = choose_products(matrices)
     assert few.rows == tuple(sorted(kernels.ROWS_TIMED_FIRST)) and len(timed) == len(few.rows)
-    monkeypatch.setattr(kernels, "time_products", lambda alike: measured(alike, 60.0))
+    monkeypatch.setattr(kernels, "time_products", lambda alike, empty: measured(alike, empty, 60.0))
     (more,) = choose_products(matrices)
     assert more.rows == kernels.TIMED_ROWS
 
@@ -201,6 +203,40 @@ def test_a_large_weight_is_timed_by_a_part_of_it(timed, monkeypatch, use):
 
 def _timed(**seconds):
     return [dict(zip(seconds, each, strict=True)) for each in zip(*seconds.values(), strict=True)]
+
+
+def test_weights_that_no_cache_holds_are_timed_from_memory(timed, monkeypatch):
+    """Claim: where a model's weights do not fit into the caches, these are emptied before each
+    timed product of few rows, and not before one of many; a small model's weights are timed as they
+    lie in the caches. Fails where a kernel is chosen by how it reads from a cache alone."""
+    monkeypatch.setattr(kernels, "largest_cache_bytes", lambda: 4096)
+    warm: list[int] = []
+    cold: list[int] = []
+
+    def watched(calls: Any, prepare: Any = None) -> dict[str, float]:
+        (product, *_) = next(iter(calls.values()))()
+        (warm if prepare is None else cold).append(len(product))
+        return dict.fromkeys(calls, 1.0)
+
+    monkeypatch.setattr(kernels, "time_calls", watched)
+    choose_products([Matrix(torch.randn(8, 8))])
+    assert {1, 8, 256} <= set(warm) and not cold
+    warm.clear()
+    choose_products([Matrix(torch.randn(64, 64))])
+    assert {1, 2, 4, 8, 16} <= set(cold) and max(cold) <= 16 and {64, 256} <= set(warm)
+
+
+def test_caches_are_emptied_before_each_timed_call(monkeypatch):
+    """Claim: what empties the caches runs before every timed call and is not timed; a model larger
+    than the caches gets one, and it reads more than they hold."""
+    order: list[str] = []
+    calls = {name: partial(order.append, name) for name in ("a", "b")}
+    time_calls(calls, lambda: order.append("emptied"))
+    assert order[::2] == ["emptied"] * (len(order) // 2) and set(order[1::2]) == {"a", "b"}
+    monkeypatch.setattr(kernels, "largest_cache_bytes", lambda: 2**12)
+    assert kernels.cache_emptier(2**13) is None
+    empty: Any = kernels.cache_emptier(2**13 + 1)
+    assert empty.__self__.nbytes > 2**12
 
 
 def test_attention_changes_over_where_the_seconds_cross():

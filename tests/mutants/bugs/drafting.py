@@ -365,6 +365,49 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "auto: a verdict on a copy ends or begins a pause of the draft",
+        "drafting/shapes/auto.py",
+        find="""
+            if $is_copy:
+                return $estimates
+        """,
+        plant="pass",
+        tests=("drafting/test_repetitions.py::test_a_verdict_on_a_copy_says_nothing_of_the_draft",),
+    ),
+    PlantedBug(
+        "auto: copies that were refused are forgotten",
+        "drafting/shapes/auto.py",
+        within="_judge_copy",
+        find="$estimates._replace(copy_honesty=$honesty)",
+        plant="$estimates",
+        tests=(
+            "drafting/test_repetitions.py::"
+            "test_copies_that_are_refused_end_and_those_that_are_right_grow",
+        ),
+    ),
+    PlantedBug(
+        "copies: places of a text that is gone are kept",
+        "drafting/repetitions.py",
+        find="self._next_places.clear()",
+        plant="pass",
+        tests=(
+            "drafting/test_repetitions.py::"
+            "test_the_index_finds_what_a_search_of_the_whole_text_finds",
+        ),
+    ),
+    PlantedBug(
+        "copies: placeholders are copied",
+        "drafting/repetitions.py",
+        within="RepetitionIndex._is_allowed",
+        find="$token not in self._excluded",
+        plant="True",
+        tests=(
+            "drafting/test_repetitions.py::"
+            "test_the_index_finds_what_a_search_of_the_whole_text_finds",
+            "engine/test_copies.py::test_a_copy_proposes_no_placeholder",
+        ),
+    ),
+    PlantedBug(
         "recipes: a chain that stops by itself is taken for one of a fixed length",
         "drafting/shapes/policies.py",
         find="type(self).goes_on is Chain.goes_on",

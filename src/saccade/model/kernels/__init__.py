@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from enum import IntEnum
 from functools import cache, partial
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -35,6 +36,9 @@ PRODUCT_TIMING_SECONDS = 0.15  # For all products of a model; attention takes a 
 CALLS_PER_MEASUREMENT = 4
 MAX_MEASUREMENTS = 3  # How many times each kernel is measured before its times are final.
 MIN_TIMED_BYTES = 2**22  # Matrices timed in a row; more than the nearest cache holds.
+USUAL_CACHE_BYTES = 2**25  # Of the largest cache, where the system does not say.
+COLD_CALLS_PER_MEASUREMENT = 2  # Each costs a look at more memory than the caches hold.
+MAX_COLD_ROWS = 16  # With more rows arithmetic takes longer than memory.
 FEW_MATRICES_FROM_ROWS = 64  # From this many rows on, timing two matrices is enough.
 MIN_SAVING = 0.15  # Share of a product's time; a copy that saves less is not worth its memory.
 MAX_COPY_SHARE = 0.25  # Share of the free memory that copies of weights may take.
@@ -435,8 +439,11 @@ def choose_products(matrices: Sequence[Matrix]) -> list[Choice]:
     times: dict[ProblemSize, dict[int, dict[str, float]]] = defaultdict(dict)
     first = matrices[0]
     names = [name for name in first.product_names if first.may_use(name)]
-    facts = "products", str(first.weight.dtype), names, sorted(by_size)
-    for (*size, rows), seconds in shortest_times(facts, lambda: time_products(by_size)).items():
+    empty_caches = cache_emptier(sum(matrix.weight.nbytes for matrix in matrices))
+    is_cold = empty_caches is not None
+    facts = "products", str(first.weight.dtype), names, sorted(by_size), is_cold
+    measured = shortest_times(facts, lambda: time_products(by_size, empty_caches))
+    for (*size, rows), seconds in measured.items():
         times[tuple(size)][rows] = seconds
     free = [name for name in names if not first.products[name].copies]
     choice_by_size = {size: best_choice(each, free) for size, each in times.items()}
@@ -445,12 +452,16 @@ def choose_products(matrices: Sequence[Matrix]) -> list[Choice]:
 
 @torch.no_grad()
 def time_products(
-    by_size: Mapping[ProblemSize, Sequence[Matrix]], seconds: float = PRODUCT_TIMING_SECONDS
+    by_size: Mapping[ProblemSize, Sequence[Matrix]],
+    empty_caches: Callable[[], object] | None = None,
+    seconds: float = PRODUCT_TIMING_SECONDS,
 ) -> dict[ProblemSize, dict[str, float]]:
     """Returns the seconds of every product, by (problem size, number of rows) and kernel.
 
     ``by_size`` has the matrices of each size. The numbers of rows that matter most are always
-    timed, and as many others as fit into ``seconds``.
+    timed, and as many others as fit into ``seconds``. Where a model's weights do not fit into the
+    caches, a forward finds none of them there. So ``empty_caches`` is called before a product of
+    few rows is timed, since what is quickest within a cache may be slow beyond it.
     """
     began = time.perf_counter()
     prepared: dict[ProblemSize, tuple[Matrix, dict[str, list[Any]]]] = {}
@@ -475,8 +486,28 @@ def time_products(
             calls = {
                 name: _call_for_all(part, name, rows, each[:count]) for name, each in copies.items()
             }
-            times[*size, rows] = time_calls(calls)
+            is_cold = empty_caches is not None and rows <= MAX_COLD_ROWS
+            times[*size, rows] = time_calls(calls, empty_caches) if is_cold else time_calls(calls)
     return times
+
+
+def cache_emptier(weight_bytes: int) -> Callable[[], object] | None:
+    """Returns a call that empties the caches of weights; None where the weights of a model of this
+    size stay there from one forward to the next."""
+    size = largest_cache_bytes()
+    if weight_bytes <= 2 * size:
+        return None
+    return torch.zeros(3 * size // 8).sum  # of four bytes each, so half more than the cache
+
+
+def largest_cache_bytes() -> int:
+    """Returns the size of the processor's largest cache."""
+    sizes = []
+    for file in Path("/sys/devices/system/cpu/cpu0/cache").glob("index*/size"):
+        number = file.read_text().strip()
+        if number.endswith("K") and number[:-1].isdigit():
+            sizes.append(1024 * int(number[:-1]))
+    return max(sizes, default=USUAL_CACHE_BYTES)
 
 
 def _call_for_all(
@@ -491,14 +522,18 @@ def _call_for_all(
     return lambda: [multiply(x, each, base) for each in prepared]
 
 
-def time_calls(calls: dict[str, Callable[[], object]]) -> dict[str, float]:
-    """Returns the seconds of each call: the shortest of several.
+def time_calls(
+    calls: dict[str, Callable[[], object]], prepare: Callable[[], object] | None = None
+) -> dict[str, float]:
+    """Returns the seconds of each call: the shortest of several, each after ``prepare``.
 
     The calls take turns, so that a busy moment does not fall on one of them alone.
     """
     times: dict[str, list[float]] = {name: [] for name in calls}
-    for _ in range(CALLS_PER_MEASUREMENT):
+    for _ in range(CALLS_PER_MEASUREMENT if prepare is None else COLD_CALLS_PER_MEASUREMENT):
         for name, call in calls.items():
+            if prepare is not None:
+                prepare()
             began = time.perf_counter()
             call()
             times[name].append(time.perf_counter() - began)

@@ -575,14 +575,21 @@ INLINE void write_bf16(const bf16_product *c, ptrdiff_t row, ptrdiff_t first, la
     store_rounded(c->y + row * c->out + first, some, sums);
 }
 
-/* Multiplies `rows` rows with `outs` outputs, whose weights begin at w. sums[row][output]. */
+/* Multiplies `rows` rows with `outs` outputs, whose weights begin at w. sums[row][output]. Meanwhile it
+   prefetches weights TILE_ROWS outputs further on, in the order of memory: of each `outs` cache lines in `parts`
+   the ones of number `part`. */
 INLINE void multiply_vectors(int rows, int outs, const uint16_t *x, const uint16_t *w, ptrdiff_t in, float *sums,
-                             ptrdiff_t sums_row) {
+                             ptrdiff_t sums_row, ptrdiff_t part, ptrdiff_t parts) {
     __m512 sum[4][4];
+    ptrdiff_t next = 32 * part;
     EACH(r, rows) EACH(o, outs) sum[r][o] = _mm512_setzero_ps();
     for (ptrdiff_t i = 0; i < in; i += 32) {
         const __mmask32 some = in - i >= 32 ? ~0u : (1u << (in - i)) - 1;
         __m512bh each[4];
+        if (i == next) {
+            EACH(o, outs) _mm_prefetch((const char *)(w + TILE_ROWS * in + outs * i + 32 * o), _MM_HINT_T0);
+            next += 32 * parts;
+        }
         EACH(o, outs) each[o] = (__m512bh)_mm512_maskz_loadu_epi16(some, w + o * in + i);
         EACH(r, rows) {
             const __m512bh own = (__m512bh)_mm512_maskz_loadu_epi16(some, x + r * in + i);
@@ -593,10 +600,11 @@ INLINE void multiply_vectors(int rows, int outs, const uint16_t *x, const uint16
 }
 
 /* Computes the sums [rows][TILE_ROWS] of up to 4 rows and 16 outputs. */
-static void multiply_16_outputs(int rows, const uint16_t *x, const uint16_t *w, ptrdiff_t in, float *sums) {
+static void multiply_16_outputs(int rows, const uint16_t *x, const uint16_t *w, ptrdiff_t in, float *sums,
+                                ptrdiff_t part, ptrdiff_t parts) {
     for (int o = 0; o < TILE_ROWS; o += 4) {
 #define ROWS_CASE(n) \
-    if (rows == n) multiply_vectors(n, 4, x, w + o * in, in, sums + o, TILE_ROWS);
+    if (rows == n) multiply_vectors(n, 4, x, w + o * in, in, sums + o, TILE_ROWS, part, parts);
         ROWS_CASE(1) ROWS_CASE(2) ROWS_CASE(3) ROWS_CASE(4)
     }
 }
@@ -608,12 +616,16 @@ int multiply_bf16_by_vectors(const bf16_product *c) {
     for (ptrdiff_t unit = 0; unit < units; unit++) {
         /* The last outputs are computed together with some of those before them. */
         const ptrdiff_t first = (unit + 1) * TILE_ROWS <= c->out ? unit * TILE_ROWS : c->out - TILE_ROWS;
-        for (ptrdiff_t row = 0; row < c->rows; row += 4) {
+        /* Each block of rows prefetches its part of the next weights, so that memory is never idle. */
+        const ptrdiff_t blocks = (c->rows + 3) / 4;
+        for (ptrdiff_t block = 0; block < blocks; block++) {
+            const ptrdiff_t row = 4 * block;
             const int rows = c->rows - row < 4 ? (int)(c->rows - row) : 4;
             lanes sums[4], gated[4] = {{0}};
-            multiply_16_outputs(rows, c->x + row * c->in, c->w + first * c->in, c->in, (float *)sums);
+            multiply_16_outputs(rows, c->x + row * c->in, c->w + first * c->in, c->in, (float *)sums, block, blocks);
             if (c->gated)
-                multiply_16_outputs(rows, c->x + row * c->in, c->w + (c->out + first) * c->in, c->in, (float *)gated);
+                multiply_16_outputs(rows, c->x + row * c->in, c->w + (c->out + first) * c->in, c->in, (float *)gated,
+                                    block, blocks);
             for (int r = 0; r < rows; r++) write_bf16(c, row + r, first, sums[r], gated[r]);
         }
     }
