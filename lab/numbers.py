@@ -58,7 +58,8 @@ def tables_by_name(results: Path) -> dict[str, str]:
     tables["missed"] = "\n".join(missed_goals(results))
     tables["requests"] = "\n".join(requests_at_once(results))
     tables["peers"] = "\n".join(beside_peers(_stored_json(results / "peers.json")))
-    tables["pair"] = "\n".join(summary_table(_stored_json(results / "real-pair.json")))
+    for name, file in (("pair", "real-pair.json"), ("pair-intel", "real-pair-intel.json")):
+        tables[name] = "\n".join(summary_table(_stored_json(results / file)))
     tables["real"] = "\n".join(real_weights(_stored_json(results / "real.json")))
     return tables
 

@@ -38,6 +38,10 @@ METHODS = (
 DOCUMENT_METHODS = frozenset(METHODS[7:])
 # Documents beyond the shortest few are answered by these alone, since each answer takes long.
 FURTHER_DOCUMENT_METHODS = frozenset({"ar", "auto", "sd", "sd/shape=chain-3", "lookup"})
+PARTLY_ANSWERED = (
+    " The shortest documents are answered by every method, and the others by a few, so ratios of "
+    "different methods there are over different documents."
+)
 WARM_UP = Document("warm-up", "", "Say hello, and count to ten.", 0)
 CODE_TASKS = (
     "Write a Python function that merges two sorted lists into one sorted list, with a docstring.",
@@ -219,11 +223,15 @@ def pair_section(facts: Mapping[str, Any]) -> str:
         "",
         "Ratios are of seconds a token on the same prompt: the median over the prompts that a "
         "method answered, and for decoding against `ar` the bootstrap of 95 %. A document's prompt "
-        "is read once for all methods, so there is no ratio of whole answers. The shortest "
-        "documents are answered by every method, the others by some.",
+        "is read once for all methods, so there is no ratio of whole answers."
+        + (PARTLY_ANSWERED if _some_answer_fewer_documents(measured) else ""),
         *_kind_lines(measured),
     ]
     return "\n".join(lines) + "\n"
+
+
+def _some_answer_fewer_documents(measured: Sequence[Row]) -> bool:
+    return len(set(map(len, _rows_by_method(measured, "document").values()))) > 1
 
 
 def summary_table(facts: Mapping[str, Any]) -> Iterator[str]:

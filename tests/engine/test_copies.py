@@ -19,12 +19,15 @@ from saccade.core.costs import Costs
 from saccade.core.protocols import Repetition, State
 from saccade.core.tree import Tree, chain
 from saccade.drafting import repetitions
+from saccade.drafting.drafters import Copies
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.auto import Auto
+from saccade.drafting.views.basic import FULL
 from saccade.methods import resolve
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
+COPIES = "auto/drafter=copies"
 COSTS = Costs((1, 64), (1.0, 1.1), 0.02, acceptance=0.8)
 
 
@@ -37,7 +40,10 @@ class Copier(Auto):
 
 
 def method(name: str) -> Recipe:
-    return replace(resolve(name), shape=Copier(COSTS))
+    shape = Copier(COSTS)
+    if name == COPIES:
+        return replace(resolve("auto"), shape=shape, drafter=Copies, view=FULL)
+    return replace(resolve(name), shape=shape)
 
 
 @pytest.fixture(autouse=True)
@@ -48,14 +54,15 @@ def _every_token_matches(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 
 @pytest.mark.representatives(3)
 @pytest.mark.parametrize("family", ["qwen2_5_vl", "qwen3_5", "lfm2"])
-@pytest.mark.parametrize("name", ["auto", "auto/drafter=self", "layerskip"])
+@pytest.mark.parametrize("name", ["auto", "auto/drafter=self", "layerskip", COPIES])
 def test_an_answer_with_copies_is_the_targets_own(family, name):
     """Claim: 40 tokens equal transformers' generate and the cache-free reference, with copies and
     drafts of the model between them."""
     result = answered(family, method(name))
     assert result.ids == truth(family) and result.fallback_reason is None
     assert any(each.match_length for each in result.rounds)
-    assert any(each.tokens and not each.match_length for each in result.rounds)
+    drafted = any(each.tokens and not each.match_length for each in result.rounds)
+    assert drafted == (name != COPIES)
 
 
 def test_some_copies_are_right_and_some_are_refused():
@@ -82,11 +89,12 @@ def test_copies_in_a_batch_are_of_each_requests_own_text():
     assert torch.equal(out[:, -40:].cpu(), expected)
 
 
-def test_a_later_turn_copies_from_the_conversation_as_it_is():
+@pytest.mark.parametrize("name", ["auto", COPIES])
+def test_a_later_turn_copies_from_the_conversation_as_it_is(name):
     """Claim: over three turns, each of which replaces the end of the answer before, the answers are
     the oracle's. Fails where copies are found at places that another text has by now."""
     copied = 0
-    with talking("qwen2_5_vl", method("auto")) as conversation:
+    with talking("qwen2_5_vl", method(name)) as conversation:
         for inputs, answer in script("qwen2_5_vl"):
             result = conversation.run(inputs)
             assert result.ids == answer[:COUNT] and result.fallback_reason is None

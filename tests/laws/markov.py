@@ -320,7 +320,7 @@ def registered() -> dict[str, Recipe]:
         for example in family.examples:
             recipes[f"shape={kind}-{example}"] = resolve(f"sd/shape={kind}-{example}")
     for name in DRAFTERS:
-        base = "tabed" if name == "ensemble" else "lookup" if name == "lookup" else "sd"
+        base = {"ensemble": "tabed", "lookup": "lookup", "copies": "auto/view=full"}.get(name, "sd")
         recipes[f"drafter={name}"] = resolve(f"{base}/drafter={name}")
     for name in WEIGHTS:
         for last in ("", "-2") if name != "equal" else ("",):

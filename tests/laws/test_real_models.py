@@ -44,6 +44,7 @@ from saccade.drafting import drafters, repetitions
 from saccade.drafting.ensemble import Mixture
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.auto import Auto
+from saccade.drafting.views.basic import FULL
 from saccade.methods import resolve
 from saccade.model.cache import Cache, Pages
 
@@ -230,6 +231,8 @@ def test_answers_with_copies_of_the_text_follow_the_exact_law(monkeypatch):
     recipe = replace(resolve("auto"), shape=Copier(COSTS))
     assert p_value(recipe) > ALPHA
     assert p_value(recipe, moved=0.3) < ALPHA
+    alone = replace(recipe, drafter=drafters.Copies, view=FULL)
+    assert p_value(alone, draft=None) > ALPHA
 
 
 @pytest.mark.representatives(1)

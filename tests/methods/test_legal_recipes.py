@@ -13,11 +13,12 @@ import pytest
 from saccade.core.capabilities import NOTHING, OFFERED_BY_ENGINE, Capability, find_unmet_needs
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Refresh, Schedule, Shape, View
-from saccade.drafting.drafters import EarlyExit, HeadDrafter, Lookup, SelfDrafter
+from saccade.drafting.drafters import Copies, EarlyExit, HeadDrafter, Lookup, SelfDrafter
 from saccade.drafting.ensemble import Ensemble
 from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
+from saccade.drafting.shapes.auto import Auto
 from saccade.drafting.shapes.fit import Fit
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.basic import FULL, Pruned, Several, TextView
@@ -60,6 +61,8 @@ def fits(drafter: Any, view: View, shape: Shape, schedule: Schedule) -> bool:
     if picks_keys and drafter is not SelfDrafter:
         return False
     if drafter is Lookup and not (is_chain and view.name == "full"):
+        return False
+    if drafter is Copies and not (isinstance(shape, Auto) and shape.copies and view.name == "full"):
         return False
     if vars(view).get("early", "wait") != "wait" and schedule is not parallel:
         return False

@@ -57,6 +57,7 @@ class Capability(Enum):
     FIXED_LENGTH = "a shape that drafts a chain whose length needs no laws", "shape=chain-N"
     FIXED_FORM = "a shape that is the same in every round", "shape=chain-N"
     NO_DRAFT_MODEL = "a shape that also works without a draft model", "shape=auto"
+    COPIES = "a shape that copies from the text", "shape=auto"
 
     # Schedules offer these.
     BESIDE_TARGET = "a draft that works beside the target", "schedule=parallel"

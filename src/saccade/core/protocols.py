@@ -186,14 +186,9 @@ class Shape(Learner, ABC):
         it is called for shapes that offer ``Capability.NEXT_TOKEN``."""
         return self
 
-    @property
-    def copies(self) -> bool:
-        """Whether it may copy from the text (:meth:`copy`) instead of growing a draft."""
-        return False
-
     def copy(self, state: State, repetition: Repetition) -> Tree | None:
         """Returns a draft that repeats the text, without a forward of the draft model; None where
-        growing a draft is worth more. Its nodes have no odds."""
+        growing a draft is worth more. It is called for shapes that offer ``Capability.COPIES``."""
         return None
 
     def as_chains(self) -> Shape:

@@ -42,6 +42,7 @@ from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.heads.block_session import BlockSession
 from saccade.model.heads.head_session import HeadSession
+from saccade.model.likeliest import Vocabulary
 from saccade.model.session import RequestState, Session
 
 SLIDE_TOKENS = 32  # A window slides by this many at once, because sliding moves the draft's keys.
@@ -75,20 +76,13 @@ class NoDraft(Drafter):
         return dict.fromkeys(states, Tree())
 
 
-class Lookup(Drafter):
-    """Prompt lookup: proposes what followed the last occurrence of the text's last few tokens.
+class TextDrafter(Drafter):
+    """The common part of drafters that read the text alone, without a model."""
 
-    Longer matches win over shorter ones, and later over earlier. Placeholders are not proposed.
-    """
-
-    name = "lookup"
-    needs = frozenset({Capability.WHOLE_PROMPT, Capability.FIXED_LENGTH})
+    needs = frozenset({Capability.WHOLE_PROMPT})
     offers = NOTHING
 
     def __init__(self, setup: Setup) -> None:
-        assert isinstance(setup.shape, Chain), "Recipe refuses other shapes"
-        self._length = setup.shape.length
-        self._banned = set(setup.target.placeholders)
         self._texts: list[list[int]] = []
 
     def ready(self, prefills: Sequence[Prefill]) -> float:
@@ -107,14 +101,6 @@ class Lookup(Drafter):
     ) -> float:
         return self.ready(prefills)
 
-    def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
-        trees = {}
-        for request in states:
-            tokens = lookup(self._texts[request], MAX_MATCH_TOKENS, self._length)
-            stops = (place for place, token in enumerate(tokens) if token in self._banned)
-            trees[request] = chain(tokens[: next(stops, None)])
-        return trees
-
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         for request, new in tokens.items():
             self._texts[request] += new
@@ -123,6 +109,60 @@ class Lookup(Drafter):
         for request, turn in turns.items():
             text = self._texts[request]
             text[len(text) - turn.drop :] = turn.ids
+
+
+class Lookup(TextDrafter):
+    """Prompt lookup: proposes what followed the last occurrence of the text's last few tokens.
+
+    Longer matches win over shorter ones, and later over earlier. Placeholders are not proposed.
+    """
+
+    name = "lookup"
+    needs = TextDrafter.needs | {Capability.FIXED_LENGTH}
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        assert isinstance(setup.shape, Chain), "Recipe refuses other shapes"
+        self._length = setup.shape.length
+        self._banned = set(setup.target.placeholders)
+
+    def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
+        trees = {}
+        for request in states:
+            tokens = lookup(self._texts[request], MAX_MATCH_TOKENS, self._length)
+            stops = (place for place, token in enumerate(tokens) if token in self._banned)
+            trees[request] = chain(tokens[: next(stops, None)])
+        return trees
+
+
+class Copies(TextDrafter):
+    """Plain decoding, but where the text's ending has occurred before. There it copies what
+    followed, as far as the shape expects that to pay."""
+
+    name = "copies"
+    needs = TextDrafter.needs | {Capability.COPIES}
+    offers = frozenset({Capability.PLAIN_DECODING})
+
+    def __init__(self, setup: Setup) -> None:
+        super().__init__(setup)
+        self._planning = Planning(setup.shape)
+        self._vocabulary = Vocabulary(setup.target.vocab, tuple(setup.target.placeholders))
+        self._repetitions: dict[int, RepetitionIndex] = {}
+
+    @property
+    def learner(self) -> Learner:
+        return self._planning
+
+    def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
+        return {request: self._copy(request, state) for request, state in states.items()}
+
+    def _copy(self, request: int, state: State) -> Tree:
+        index = self._repetitions.setdefault(request, RepetitionIndex(self._vocabulary))
+        find = partial(index.find, self._texts[request], MAX_COPIED_TOKENS)
+        return self._planning.copy(state, find) or Tree()
+
+    def report(self) -> DraftReport:
+        return DraftReport(seconds=DraftSeconds(planning=self._planning.seconds))
 
 
 def lookup(text: Sequence[int] | np.ndarray, longest: int, count: int) -> list[int]:
@@ -232,17 +272,24 @@ class Planning(Learner):
 
     @property
     def copies(self) -> bool:
-        return self._shape.copies
+        """Whether the shape copies from the text."""
+        return Capability.COPIES in self._shape.offers
+
+    def copy(self, state: State, find: Callable[[], Repetition | None]) -> Tree | None:
+        """Returns a copy of what ``find`` finds in the text; None where the shape wants none."""
+        began = now()
+        repetition = find()
+        tree = None if repetition is None else self._shape.copy(state, repetition)
+        self.seconds += now() - began
+        return tree
 
     def grow(self, state: State, find: Callable[[], Repetition | None] | None = None) -> Growing:
         """Copies what ``find`` finds in the text, or grows a draft, as the shape decides. The time
         while a draft is scored is not counted."""
-        began = now()
-        repetition = None if find is None else find()
-        copied = None if repetition is None else self._shape.copy(state, repetition)
+        copied = None if find is None else self.copy(state, find)
         if copied is not None:
-            self.seconds += now() - began
             return copied
+        began = now()
         growing = self._shape.grow(state)
         step = partial(next, growing)
         while True:

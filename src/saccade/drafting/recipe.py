@@ -15,7 +15,7 @@ from saccade.core.costs import Costs
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Schedule, Shape, View
 from saccade.core.timing import Phase, ignore_phase
-from saccade.drafting.drafters import HeadDrafter, NoDraft, SelfDrafter
+from saccade.drafting.drafters import Copies, HeadDrafter, NoDraft, SelfDrafter
 from saccade.drafting.schedule import serial
 from saccade.drafting.setup import MakeDrafter
 from saccade.drafting.shapes import cost_measurement
@@ -119,7 +119,7 @@ def plan(
     answer: AnswerOutlook = ANY_ANSWER,
 ) -> Recipe:
     """Completes what a recipe leaves open by what forwards cost here: how much the draft reads, its
-    shape, and for ``auto`` without a draft model whether to draft at all.
+    shape, and for ``auto`` without a draft model whether to draft, or only to copy from the text.
 
     Where the draft is a head of the target, it takes the place of a draft model.
     ``context`` is the prompt's length in tokens. Costs that are not stored yet are measured, as the
@@ -136,7 +136,10 @@ def plan(
     if draft is None and works_alone and Capability.DRAFT_MODEL in recipe.drafter.offers:
         own = replace(recipe, drafter=SelfDrafter)
         alone = plan(own, target, None, context, exact, phase, answer)
-        return alone if alone.shape.pays() else replace(alone, drafter=NoDraft, view=FULL)
+        if alone.shape.pays():
+            return alone
+        plainly = Copies if Capability.COPIES in shape.offers else NoDraft
+        return replace(alone, drafter=plainly, view=FULL)
     own_keys = Capability.TARGET_KEYS in recipe.drafter.offers
     drafting = target if draft is None or (own_keys and not is_rounded_target) else draft
     bucket = cost_measurement.context_bucket(context)

@@ -492,5 +492,5 @@ DRAFT_RESTARTED = (
 )
 DECODES_PLAINLY = (
     "no draft model was given and the target's own drafts do not pay here, so the answer was "
-    "decoded plainly"
+    "decoded plainly, but for copies of repeated text"
 )

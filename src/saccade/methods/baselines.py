@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from functools import partial
 
-from saccade.drafting.drafters import EarlyExit, Lookup, ModelDrafter, NoDraft, SelfDrafter
+from saccade.drafting.drafters import Copies, EarlyExit, Lookup, ModelDrafter, NoDraft, SelfDrafter
 from saccade.drafting.provides import Provides, Setting, parse_whole
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Best, Chain, Static
@@ -60,6 +60,7 @@ PROVIDES = Provides(
         "self": SelfDrafter,
         "early-exit": EarlyExit,
         "lookup": Lookup,
+        "copies": Copies,
         "none": NoDraft,
     },
     axes={"draw": DRAW},

@@ -147,7 +147,8 @@ class Auto(CostedShape):
 
     @property
     def offers(self) -> Capabilities:
-        return frozenset({Capability.NO_DRAFT_MODEL})
+        copies = {Capability.COPIES} if self.copies else set()
+        return frozenset({Capability.NO_DRAFT_MODEL, *copies})
 
     @property
     def branches(self) -> bool:
