@@ -17,11 +17,12 @@ EXPECTED_ROWS = (1, 26)
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds per forward: the target's by its number of rows, the draft's for one level."""
+    """Seconds per forward: the target's by its number of rows, and the draft's."""
 
     rows: tuple[int, ...]
     target: tuple[float, ...]
     draft: float
+    draft_levels: int = 1  # of a draft's tree, that one forward of the draft scores
     row_multiple: int = 1  # The rows of every forward are padded to a multiple of this.
     extra_request_seconds: tuple[float, float] = (0.0, 0.0)
     """What another request adds to a target's forward beside its rows, and what it adds to a
@@ -29,6 +30,10 @@ class Costs:
     acceptance: float | None = None
     """How often drafted tokens of earlier answers were accepted; None where no earlier answer's
     rounds have corrected these costs."""
+
+    def draft_forwards(self, levels: int) -> int:
+        """Returns how many forwards of the draft so many levels take."""
+        return -(-levels // self.draft_levels)
 
     def verify(self, rows: int) -> float:
         """Returns T(rows), the seconds of a target's forward, linear between the measured points

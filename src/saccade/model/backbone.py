@@ -79,6 +79,8 @@ class Backbone:
 
     hidden_layers: Sequence[int] = ()
     """Which hidden states of the target a head reads (``HiddenStates``); a model reads none."""
+    levels_per_forward: int = 1
+    """How many levels of a draft one forward scores: several for a head that drafts blocks."""
 
     def __init__(
         self,

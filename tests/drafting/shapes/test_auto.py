@@ -14,11 +14,11 @@ from helpers import backbone, few, qwen25, video_input
 
 import saccade
 from saccade.core.costs import Costs
-from saccade.core.pace import ForwardTimes
+from saccade.core.pace import ForwardTimes, Rate
 from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Load, Round, Verdict
 from saccade.core.sampling import BrokenLaw, Sampling, Scores
-from saccade.core.tree import ROOT, Tree, depths, path
+from saccade.core.tree import ROOT, Tree, chain, depths, path
 from saccade.drafting.shapes.auto import (
     MAX_DRAFT_DEPTH,
     MAX_DRAFT_NODES,
@@ -438,6 +438,34 @@ def test_the_more_share_a_forward_the_shorter_are_drafts():
     assert after(16, sample=True).requests == 1
     lonely = simulate(shape, World(0.9, 1.0, costs=steep), 30).rounds[1]
     assert shape.fold(after(16), lonely).requests == 1 == alone.requests
+
+
+def test_a_block_that_one_forward_drafts_is_paid_for_once():
+    """Claim: where a forward of the draft scores six levels, its seconds are those of one forward,
+    however many of them a draft has; a draft has no more levels than the block, and more than one
+    whose every level takes a forward as dear. Fails if each token of a block is priced like a
+    forward."""
+    step = Costs((1, 64), (1.0, 1.3), 0.6)
+    block = replace(step, draft_levels=6)
+    lengths = {}
+    for costs in (step, block):
+        shape = Auto(costs, runners=0)
+        growing = shape.grow(shape.start())
+        tree = next(growing)
+        with pytest.raises(StopIteration) as stop:
+            while True:
+                rows = [torch.tensor([0.0, 4.0, 0.0])] * (len(tree) + 1)
+                tree = growing.send(Scores(tree, rows, Sampling(), (), 0))
+        lengths[costs.draft_levels] = len(stop.value.value)
+    assert lengths[1] < lengths[6] == 6
+    shape, tree = Auto(block, runners=0), chain([1] * 5)
+    tree = replace(tree, odds=(0.9,) * 5)
+    p = Scores(Tree(), [], Sampling(), (), 0)
+    verdict = Verdict(tuple(range(5)), (1,) * 5, 1, "bonus")
+    after = shape.fold(shape.start(), Round(0, tree, verdict, None, p, None, 0.6, 1.1))
+    assert after.times.level == Rate(0.6, 1)
+    expected = best_round(shape.believed(after), 0.9)
+    assert expected[1] == pytest.approx(0.6 + shape.believed(after).verify(7), rel=0.05)
 
 
 def test_a_first_forward_that_is_not_captured_yet_does_not_price_the_draft():

@@ -178,12 +178,13 @@ class Auto(CostedShape):
         plan = self._plan(estimates)
         if plan is None:
             return tree
-        level, bar = plan.costs.level, BAR_MARGIN * plan.rate
+        bar = BAR_MARGIN * plan.rate
         last, reach = ROOT, 1.0
         runners: list[Runner] = []
         while len(tree) < plan.max_depth:
             row = bar * plan.costs.row_price(len(tree))
-            if len(tree) and reach * estimates.acceptance.rate <= bar * level + row:
+            level = bar * plan.costs.level_price(len(tree))
+            if len(tree) and reach * estimates.acceptance.rate <= level + row:
                 break
             scores: Scores = yield tree
             law, odds, alternatives = _look(scores, last, self.runners)
@@ -236,7 +237,7 @@ class Auto(CostedShape):
         costs = self.believed(estimates)
         expected = best_round(costs, estimates.acceptance.rate)
         if expected[0] > 1:
-            return Plan(costs, _rate_to_beat(estimates, costs, expected), MAX_DRAFT_DEPTH)
+            return Plan(costs, _rate_to_beat(estimates, costs, expected), costs.max_depth)
         if not estimates.pause.is_over:
             return None
         remembered = self.forward_costs.acceptance is not None
@@ -348,7 +349,7 @@ class Auto(CostedShape):
             return costs.verify(1 + len(round.tree))
         levels = len(round.verdict.accepted) + (round.verdict.kind == "recovered")
         planned = best_round(costs, estimates.acceptance.rate)[1]
-        return max(levels * costs.level + costs.verify(1 + levels), planned)
+        return max(costs.drafting(levels) + costs.verify(1 + levels), planned)
 
     def _stretch_after(self, estimates: Estimates, round: Round) -> float:
         """``stretch`` with the seconds of this round in it; unchanged when sampling."""
@@ -369,9 +370,9 @@ class Auto(CostedShape):
         believed = self.forward_costs.verify(rows)
         if rows == 1:
             return times.after_plain(round.verify_seconds, believed)
-        levels = self._count_levels(estimates, round)
+        forwards = self.forward_costs.draft_forwards(self._count_levels(estimates, round))
         return times.after_drafting(
-            levels,
+            forwards,
             round.draft_seconds,
             rows,
             round.verify_seconds,
@@ -380,7 +381,7 @@ class Auto(CostedShape):
         )
 
     def _count_levels(self, estimates: Estimates, round: Round) -> int:
-        """How many forwards of the draft a round's tree took. The last one may have shown that
+        """How many levels of a round's tree the draft has scored. The last one may have shown that
         its token is not worth a row."""
         tree = round.tree
         if tree.match_length:
@@ -393,7 +394,7 @@ class Auto(CostedShape):
             return depth
         reach = prod(estimates.acceptance.chance(odds) for odds in tree.odds[:depth])
         bar = BAR_MARGIN * plan.rate
-        level, row = plan.costs.level, plan.costs.row_price(depth)
+        level, row = plan.costs.level_price(depth), plan.costs.row_price(depth)
         ended = reach * estimates.acceptance.rate <= bar * level + bar * row
         return depth if ended else depth + 1
 
@@ -402,6 +403,7 @@ class BareCosts(NamedTuple):
     """Seconds of bare forwards, tabulated by the number of rows or nodes."""
 
     level: float  # of one draft forward
+    draft_levels: int  # that one draft forward scores
     verify: tuple[float, ...]  # [rows]: of a target forward
     row_prices: tuple[float, ...]  # [nodes so far]: of one more row to verify
 
@@ -420,6 +422,20 @@ class BelievedCosts(NamedTuple):
     def cheaper(self, share: float) -> BelievedCosts:
         """Returns the costs if drafting and more rows took this share of what is believed."""
         return self._replace(level=share * self.level, share=share)
+
+    @property
+    def max_depth(self) -> int:
+        """How many levels a draft may have: a head that drafts a block knows no further ones."""
+        levels = self.bare.draft_levels
+        return MAX_DRAFT_DEPTH if levels == 1 else min(levels, MAX_DRAFT_DEPTH)
+
+    def drafting(self, levels: int) -> float:
+        """Returns the seconds of the draft's forwards for so many levels."""
+        return -(-levels // self.bare.draft_levels) * self.level
+
+    def level_price(self, depth: int) -> float:
+        """Returns the seconds of one more level after so many: none within what is scored."""
+        return 0.0 if depth % self.bare.draft_levels else self.level
 
     def verify(self, rows: int) -> float:
         """Returns the seconds of a target forward; of more rows it takes no less than of one."""
@@ -447,10 +463,10 @@ def best_round(costs: BelievedCosts, acceptance_rate: float) -> tuple[float, flo
     this rate; those of plain decoding where that is faster."""
     best = (1.0, costs.one)
     chance = tokens = 1.0
-    for length in range(1, MAX_DRAFT_DEPTH + 1):
+    for length in range(1, costs.max_depth + 1):
         chance *= acceptance_rate
         tokens += chance
-        seconds = length * costs.level + costs.verify(length + 1)
+        seconds = costs.drafting(length) + costs.verify(length + 1)
         if tokens * best[1] > best[0] * seconds:
             best = tokens, seconds
     return best
@@ -488,7 +504,7 @@ def _tabulate(costs: Costs, requests: int) -> BareCosts:
         min((verify[n + 1 + more] - verify[n + 1]) / more for more in range(1, MAX_DRAFT_DEPTH + 1))
         for n in range(MAX_DRAFT_NODES)
     )
-    return BareCosts(costs.draft, verify, row_prices)
+    return BareCosts(costs.draft, costs.draft_levels, verify, row_prices)
 
 
 def _own_seconds(round: Round) -> tuple[float, float]:

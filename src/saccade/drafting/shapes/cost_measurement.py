@@ -94,7 +94,7 @@ def measure_costs(
     target_extra, draft_extra = measured["apart"]
     extra = (target_extra, draft_extra)
     rows, seconds = tuple(measured["rows"]), tuple(measured["target"])
-    return Costs(rows, seconds, step, extra_request_seconds=extra)
+    return Costs(rows, seconds, step, draft.levels_per_forward, extra_request_seconds=extra)
 
 
 def _load_or_measure(
@@ -154,6 +154,7 @@ class CorrectedCosts:
     def __init__(self, target: Backbone, draft: Backbone, context: int, draft_context: int) -> None:
         facts = "corrected", draft is target, draft_context, context, compiled.version()
         self._key = _MEASUREMENTS.key(*facts, *_facts(target), *_facts(draft))
+        self._draft_levels = draft.levels_per_forward
 
     def load(self) -> Costs | None:
         stored = _MEASUREMENTS.load(self._key)
@@ -162,7 +163,7 @@ class CorrectedCosts:
         rows, seconds = tuple(stored["rows"]), tuple(stored["target"])
         extra = tuple(stored["extra_request_seconds"])
         rest = {"extra_request_seconds": extra, "acceptance": stored["acceptance"]}
-        return Costs(rows, seconds, stored["draft"], **rest)
+        return Costs(rows, seconds, stored["draft"], self._draft_levels, **rest)
 
     def save(self, costs: Costs) -> None:
         _MEASUREMENTS.save(self._key, asdict(costs))

@@ -231,6 +231,7 @@ class BlockHead(Head):
     ) -> None:
         super().__init__(target, module, config, rotary, axes)
         self.settings = settings
+        self.levels_per_forward = settings.levels
         self.depth = self.layers = config.num_hidden_layers
         self.key_layers = {number: number for number in range(self.layers)}
         self.head_shapes, self.devices = self.head_shapes * self.layers, self.devices * self.layers
