@@ -368,7 +368,7 @@ BUGS = (
         "auto: a verdict on a copy ends or begins a pause of the draft",
         "drafting/shapes/auto.py",
         find="""
-            if $is_copy:
+            if is_copy:
                 return $estimates
         """,
         plant="pass",
@@ -389,7 +389,7 @@ BUGS = (
         "copies: places of a text that is gone are kept",
         "drafting/repetitions.py",
         find="self._next_places.clear()",
-        plant="pass",
+        plant="None",
         tests=(
             "drafting/test_repetitions.py::"
             "test_the_index_finds_what_a_search_of_the_whole_text_finds",
