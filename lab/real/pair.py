@@ -6,7 +6,6 @@ document, and documents are texts of some thousand tokens that views and self-dr
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from itertools import islice
 from statistics import median
@@ -117,11 +116,11 @@ def measure_pair(
     results: Results,
     kind: str,
     on_progress: Callable[[str], None],
-    few: int = sys.maxsize,
+    few: int | None = None,
 ) -> None:
     """Adds the rows of this kind that ``results`` lack: of ``generate()`` and of every method.
 
-    The shortest ``few`` documents are answered by every method, and the others by
+    The shortest ``few`` documents (all: None) are answered by every method, the others by
     ``FURTHER_DOCUMENT_METHODS``. Which method begins rotates. The prompt of a question is read by
     every method anew, so its seconds are of the whole answer; the prompt of a document is read
     once.

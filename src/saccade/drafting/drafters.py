@@ -37,7 +37,7 @@ from saccade.core.sampling import Sampling, Scores
 from saccade.core.timing import Clock, now
 from saccade.core.tree import Tree, add, chain
 from saccade.drafting.captioning import Captioning
-from saccade.drafting.repetitions import RepetitionIndex
+from saccade.drafting.repetitions import Repetitions
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.heads.block_session import BlockSession
@@ -46,7 +46,6 @@ from saccade.model.likeliest import Vocabulary
 from saccade.model.session import RequestState, Session
 
 SLIDE_TOKENS = 32  # A window slides by this many at once, because sliding moves the draft's keys.
-MAX_COPIED_TOKENS = 48  # of one draft
 MAX_MATCH_TOKENS = 3  # The longest ending of the text that prompt lookup searches for.
 
 K = TypeVar("K")
@@ -146,8 +145,8 @@ class Copies(TextDrafter):
     def __init__(self, setup: Setup) -> None:
         super().__init__(setup)
         self._planning = Planning(setup.shape)
-        self._vocabulary = Vocabulary(setup.target.vocab, tuple(setup.target.placeholders))
-        self._repetitions: dict[int, RepetitionIndex] = {}
+        vocabulary = Vocabulary(setup.target.vocab, tuple(setup.target.placeholders))
+        self._repetitions = Repetitions(vocabulary)
 
     @property
     def learner(self) -> Learner:
@@ -157,8 +156,7 @@ class Copies(TextDrafter):
         return {request: self._copy(request, state) for request, state in states.items()}
 
     def _copy(self, request: int, state: State) -> Tree:
-        index = self._repetitions.setdefault(request, RepetitionIndex(self._vocabulary))
-        find = partial(index.find, self._texts[request], MAX_COPIED_TOKENS)
+        find = partial(self._repetitions.find, request, self._texts[request])
         return self._planning.copy(state, find) or Tree()
 
     def report(self) -> DraftReport:
@@ -310,7 +308,7 @@ class SessionDrafter(Drafter):
     def __init__(self, session: Session, shape: Shape) -> None:
         self.session = session
         self._planning = Planning(shape)
-        self._repetitions: dict[int, RepetitionIndex] = {}
+        self._repetitions = Repetitions(session.vocabulary)
         self._visual_tokens: dict[int, int] = {}
         self._scores: dict[int, Scores] = {}
 
@@ -338,8 +336,7 @@ class SessionDrafter(Drafter):
         }
 
     def _find_repetition(self, request: int) -> Repetition | None:
-        index = self._repetitions.setdefault(request, RepetitionIndex(self.session.vocabulary))
-        return index.find(self.session.requests[request].context, MAX_COPIED_TOKENS)
+        return self._repetitions.find(request, self.session.requests[request].context)
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         self.session.commit(tokens)
@@ -349,7 +346,7 @@ class SessionDrafter(Drafter):
         return DraftReport(self._scores, visual_tokens=self._visual_tokens, seconds=seconds)
 
     def end(self, request: int) -> None:
-        self._repetitions.pop(request, None)
+        self._repetitions.end(request)
         self.session.end(request)
 
 

@@ -15,6 +15,7 @@ from saccade.model.likeliest import Vocabulary
 
 SHORTEST_MATCH = 3  # tokens; shorter endings occur everywhere
 LONGEST_MATCH = 32  # A longer match tells no more.
+MAX_COPIED_TOKENS = 48  # of one draft
 TAIL = 64  # Last tokens by which a text is known to continue the one before.
 
 
@@ -69,3 +70,20 @@ class RepetitionIndex:
 
     def _is_allowed(self, token: int) -> bool:
         return token < self._size and token not in self._excluded
+
+
+class Repetitions:
+    """What the texts of several requests repeat: an index for each."""
+
+    def __init__(self, vocabulary: Vocabulary) -> None:
+        self._vocabulary = vocabulary
+        self._indexes: dict[int, RepetitionIndex] = {}
+
+    def find(self, request: int, text: Sequence[int]) -> Repetition | None:
+        """Returns what a draft of this request may copy, as :meth:`RepetitionIndex.find` does."""
+        index = self._indexes.setdefault(request, RepetitionIndex(self._vocabulary))
+        return index.find(text, MAX_COPIED_TOKENS)
+
+    def end(self, request: int) -> None:
+        """Frees the index of a request whose answer is complete."""
+        self._indexes.pop(request, None)

@@ -370,9 +370,9 @@ class Auto(CostedShape):
         believed = self.forward_costs.verify(rows)
         if rows == 1:
             return times.after_plain(round.verify_seconds, believed)
-        forwards = self.forward_costs.draft_forwards(self._count_levels(estimates, round))
+        levels = self._count_levels(estimates, round)
         return times.after_drafting(
-            forwards,
+            _tabulate(self.forward_costs, 1).draft_forwards(levels),
             round.draft_seconds,
             rows,
             round.verify_seconds,
@@ -407,6 +407,10 @@ class BareCosts(NamedTuple):
     verify: tuple[float, ...]  # [rows]: of a target forward
     row_prices: tuple[float, ...]  # [nodes so far]: of one more row to verify
 
+    def draft_forwards(self, levels: int) -> int:
+        """Returns how many forwards of the draft so many levels take."""
+        return -(-levels // self.draft_levels)
+
 
 class BelievedCosts(NamedTuple):
     """Seconds of forwards as rounds have corrected the bare ones."""
@@ -431,7 +435,7 @@ class BelievedCosts(NamedTuple):
 
     def drafting(self, levels: int) -> float:
         """Returns the seconds of the draft's forwards for so many levels."""
-        return -(-levels // self.bare.draft_levels) * self.level
+        return self.bare.draft_forwards(levels) * self.level
 
     def level_price(self, depth: int) -> float:
         """Returns the seconds of one more level after so many: none within what is scored."""

@@ -439,10 +439,10 @@ def choose_products(matrices: Sequence[Matrix]) -> list[Choice]:
     times: dict[ProblemSize, dict[int, dict[str, float]]] = defaultdict(dict)
     first = matrices[0]
     names = [name for name in first.product_names if first.may_use(name)]
-    empty_caches = cache_emptier(sum(matrix.weight.nbytes for matrix in matrices))
-    is_cold = empty_caches is not None
+    weight_bytes = sum(matrix.weight.nbytes for matrix in matrices)
+    is_cold = exceeds_caches(weight_bytes)
     facts = "products", str(first.weight.dtype), names, sorted(by_size), is_cold
-    measured = shortest_times(facts, lambda: time_products(by_size, empty_caches))
+    measured = shortest_times(facts, lambda: time_products(by_size, weight_bytes))
     for (*size, rows), seconds in measured.items():
         times[tuple(size)][rows] = seconds
     free = [name for name in names if not first.products[name].copies]
@@ -453,17 +453,18 @@ def choose_products(matrices: Sequence[Matrix]) -> list[Choice]:
 @torch.no_grad()
 def time_products(
     by_size: Mapping[ProblemSize, Sequence[Matrix]],
-    empty_caches: Callable[[], object] | None = None,
+    weight_bytes: int,
     seconds: float = PRODUCT_TIMING_SECONDS,
 ) -> dict[ProblemSize, dict[str, float]]:
     """Returns the seconds of every product, by (problem size, number of rows) and kernel.
 
     ``by_size`` has the matrices of each size. The numbers of rows that matter most are always
-    timed, and as many others as fit into ``seconds``. Where a model's weights do not fit into the
-    caches, a forward finds none of them there. So ``empty_caches`` is called before a product of
-    few rows is timed, since what is quickest within a cache may be slow beyond it.
+    timed, and as many others as fit into ``seconds``. Where the ``weight_bytes`` of a model do not
+    fit into the caches, a forward finds none of them there. So the caches are emptied before a
+    product of few rows is timed, since what is quickest within a cache may be slow beyond it.
     """
     began = time.perf_counter()
+    empty_caches = cache_emptier(weight_bytes)
     prepared: dict[ProblemSize, tuple[Matrix, dict[str, list[Any]]]] = {}
     for size, (first, *others) in by_size.items():
         # A part of the outputs is enough of a large matrix, such as a vocabulary's.
@@ -494,10 +495,15 @@ def time_products(
 def cache_emptier(weight_bytes: int) -> Callable[[], object] | None:
     """Returns a call that empties the caches of weights; None where the weights of a model of this
     size stay there from one forward to the next."""
-    size = largest_cache_bytes()
-    if weight_bytes <= 2 * size:
+    if not exceeds_caches(weight_bytes):
         return None
-    return torch.zeros(3 * size // 8).sum  # of four bytes each, so half more than the cache
+    # Numbers of four bytes each, so half more than the cache holds.
+    return torch.zeros(3 * largest_cache_bytes() // 8).sum
+
+
+def exceeds_caches(weight_bytes: int) -> bool:
+    """Returns whether a forward of a model of this size finds none of its weights in a cache."""
+    return weight_bytes > 2 * largest_cache_bytes()
 
 
 def largest_cache_bytes() -> int:
