@@ -437,8 +437,11 @@ class RequestBatch:
         own_keys = Capability.TARGET_KEYS in self.recipe.drafter.offers
         prunes_own_keys = own_keys and Capability.WHOLE_PROMPT not in self.recipe.view.offers
         drafts, visual_tokens = self.recipe.drafts, self.prompts[number].visual_tokens
+        gave_drafting_up = self.requested_recipe.drafts and not drafts
+        copies = Capability.COPIES in self.recipe.shape.offers
         warnings = {
-            DECODES_PLAINLY: self.requested_recipe.drafts and not self.recipe.drafts,
+            DECODES_PLAINLY: gave_drafting_up and not copies,
+            ONLY_COPIES: gave_drafting_up and copies,
             NOTHING_TO_PRUNE: drafts and prunes_own_keys and not visual_tokens,
             TRAINED_POSITIONS: self.prompts[number].media.has_trained_positions,
             TARGET_ALONE: drafts and self.rules[number] != self._draft_rules[number],
@@ -492,5 +495,6 @@ DRAFT_RESTARTED = (
 )
 DECODES_PLAINLY = (
     "no draft model was given and the target's own drafts do not pay here, so the answer was "
-    "decoded plainly, but for copies of repeated text"
+    "decoded plainly"
 )
+ONLY_COPIES = f"{DECODES_PLAINLY}, but for copies of repeated text"

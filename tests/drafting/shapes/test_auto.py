@@ -390,12 +390,14 @@ def test_no_draft_goes_on_after_the_end_of_an_answer():
                 assert (len(tree) > max(depths(tree.parents))) is beside
 
 
+@pytest.mark.parametrize("method", ("auto", "auto/shape=auto-model"))
 @pytest.mark.parametrize("draft_step", (0.01, 0.9))
 def test_without_a_draft_model_it_drafts_for_itself_or_not_at_all(
-    tmp_path, monkeypatch, draft_step
+    tmp_path, monkeypatch, draft_step, method
 ):
     """Claim: no draft model given, the target drafts for itself where that pays by the measured
-    costs, and decodes plainly, saying so, where not. The answer is plain decoding's."""
+    costs, and decodes plainly, saying so, where not; copies are mentioned only for a shape that
+    copies. The answer is plain decoding's."""
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))  # No earlier answer has corrected the costs.
     costs = Costs((1, 64), (1.0, 1.1), draft_step)
     monkeypatch.setattr(
@@ -405,7 +407,7 @@ def test_without_a_draft_model_it_drafts_for_itself_or_not_at_all(
     model, inputs = backbone(qwen25()), video_input(3)
     settings = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": -1}
     plain = saccade.run(model, inputs, method="ar", **settings)
-    alone = saccade.run(model, inputs, method="auto", **settings)
+    alone = saccade.run(model, inputs, method=method, **settings)
     assert alone.ids == plain.ids and alone.fallback_reason is None
     drafted = sum(len(round.tokens) for round in alone.rounds)
     if draft_step < 0.5:
@@ -413,6 +415,7 @@ def test_without_a_draft_model_it_drafts_for_itself_or_not_at_all(
         assert alone.draft_visual_tokens == round(alone.visual_tokens / 2)
     else:
         assert not drafted and "no draft model" in alone.warnings[0]
+        assert ("copies" in alone.warnings[0]) == (method == "auto")
 
 
 def test_the_more_share_a_forward_the_shorter_are_drafts():

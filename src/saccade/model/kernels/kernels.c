@@ -575,9 +575,10 @@ INLINE void write_bf16(const bf16_product *c, ptrdiff_t row, ptrdiff_t first, la
     store_rounded(c->y + row * c->out + first, some, sums);
 }
 
-/* Multiplies `rows` rows with `outs` outputs, whose weights begin at w. sums[row][output]. Meanwhile it
-   prefetches weights TILE_ROWS outputs further on, in the order of memory: of each `outs` cache lines in `parts`
-   the ones of number `part`. */
+/* Multiplies `rows` rows with the weights of `outs` outputs, which begin at w, into sums[row][output].
+   Meanwhile it prefetches weights that the next outputs need: those TILE_ROWS outputs further on. All blocks of
+   rows share this work. Of `parts` blocks this one is number `part`, and it fetches every `parts`-th group of
+   `outs` cache lines, so that every line is fetched once and in the order of memory. */
 INLINE void multiply_vectors(int rows, int outs, const uint16_t *x, const uint16_t *w, ptrdiff_t in, float *sums,
                              ptrdiff_t sums_row, ptrdiff_t part, ptrdiff_t parts) {
     __m512 sum[4][4];
