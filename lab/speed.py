@@ -118,7 +118,7 @@ def show_another_video(pair: Pair, inputs: Sequence[Inputs]) -> tuple[Loaded, Re
     this, other = inputs
     target, draft = pair.target.backbone, pair.draft.backbone
     assert draft.shares_rows_with(target), (
-        "this draft looks with its own eyes: give it draft_inputs"
+        "this draft has a processor of its own: give it draft_inputs"
     )
     (prompt,) = target.prompts(other)
     recipe = resolve_methods([AUTO])[AUTO]

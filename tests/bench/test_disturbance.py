@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import time
-from typing import Any, NamedTuple
 
 import pytest
 
-from saccade.bench.hardware import disturbance
 from saccade.bench.hardware.disturbance import DisturbanceWatch, disturbance_warning
 from saccade.cli.compare import Comparison
 from saccade.cli.terminal import err, out
+from saccade.core.free_cores import CpuSample, own_cpus
 
 
 @pytest.mark.parametrize(
@@ -40,33 +39,11 @@ def test_what_disturbs_timings_is_reported(
         assert reason in warning and warning.endswith("quiet machine") and "\n" not in warning
 
 
-class Times(NamedTuple):
-    user: float
-    system: float
-    idle: float
-    iowait: float = 0.0
-
-
 def test_what_is_ours_is_not_others(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Claim: of two cores over ten seconds, of which 8 s were idle or waiting, ours took 5 s with
-    those we started: others kept .7 of a core busy. Fails if idle time, or our own, is counted."""
-
-    class Us:
-        def __init__(self, *busy: float) -> None:
-            self.busy = busy
-
-        def cpu_times(self) -> tuple[float, ...]:
-            return (*self.busy, 0.0, 0.0, 99.0)
-
-        def children(self, recursive: bool) -> list[Us]:
-            return [Us(1.0, 0.0)] if recursive and self.busy[0] else []
-
-    clock: Any = iter([100.0, 110.0])
-    monkeypatch.setattr(disturbance.time, "monotonic", lambda: next(clock))
-    machine = iter([Times(50.0, 5.0, 500.0, 9.0), Times(60.0, 7.0, 506.0, 11.0)])
-    monkeypatch.setattr(disturbance.psutil, "cpu_times", lambda: next(machine))
-    us = iter([Us(0.0, 0.0), Us(3.0, 1.0)])
-    monkeypatch.setattr(disturbance.psutil, "Process", lambda: next(us))
+    """Claim: over ten seconds in which our cores were used for 12 s, 5 s of them by us, others kept
+    .7 of a core busy."""
+    samples = iter([CpuSample(100.0, 55.0, 2.0), CpuSample(110.0, 67.0, 7.0)])
+    monkeypatch.setattr(CpuSample, "now", lambda: next(samples))
     assert DisturbanceWatch().busy_cores() == pytest.approx(0.7)
 
 
@@ -86,4 +63,4 @@ def test_a_machine_can_be_watched() -> None:
     """Claim: on this one others keep at least no and at most all cores busy."""
     watch = DisturbanceWatch()
     time.sleep(0.05)
-    assert 0 <= watch.busy_cores() <= 2 * (disturbance.psutil.cpu_count() or 1)
+    assert 0 <= watch.busy_cores() <= 2 * len(own_cpus())

@@ -6,7 +6,7 @@ import logging
 import subprocess
 import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, NamedTuple
 
 import pytest
 import torch
@@ -53,6 +53,23 @@ def two_threads() -> Iterator[None]:
     torch.set_num_threads(2)
     yield
     torch.set_num_threads(before)
+
+
+class CpuTimes(NamedTuple):
+    user: float
+    system: float
+    idle: float
+    iowait: float = 0.0
+    guest: float = 0.0
+
+
+def test_time_that_a_core_idles_or_waits_is_not_used(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim: user and system time of the cores that we may run on is used; idle time, waiting for a
+    disk and other cores are not, and a guest's time counts once, as user time."""
+    cores = [CpuTimes(5.0, 1.0, 50.0, 3.0, 4.0), CpuTimes(2.0, 0.5, 40.0), CpuTimes(9.0, 9.0, 9.0)]
+    monkeypatch.setattr(free_cores.psutil, "cpu_times", lambda percpu: cores)
+    monkeypatch.setattr(free_cores, "own_cpus", lambda: [0, 1])
+    assert CpuSample.now().everybody == pytest.approx(8.5)
 
 
 @pytest.mark.parametrize("is_own", [True, False])

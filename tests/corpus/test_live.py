@@ -15,6 +15,7 @@ import pytest
 import torch
 import zoo
 from heads import head_of
+from torch import Tensor
 
 import saccade
 from saccade.core.errors import OptionError, SaccadeError
@@ -162,6 +163,42 @@ def test_every_kind_of_window_bounds_what_is_kept(window, seconds):
         assert list(live.ask("What is there?").ids) == expected
         if seconds is None:
             assert live.inputs("x")["input_ids"].shape[1] <= 300 + 30 + live.segments[0].tokens
+
+
+def test_a_window_in_tokens_holds_what_came_during_an_answer():
+    """Claim: frames that come while an answer is under way count when the next question is asked:
+    what does not fit into the window is dropped, however many there were, and the latest stay."""
+    with watched(method="sd", window="100 tokens") as live:
+        for number in range(8):
+            live.append(frame(number))
+        stream = live.stream("What is there?")
+        next(stream)
+        for number in range(8, 108):
+            live.append(frame(number))
+        stream.close()
+        expected = truth(live, "What is there?")
+        assert list(live.ask("What is there?").ids) == expected
+        assert live.inputs("x")["input_ids"].shape[1] <= 100 + 30
+        assert (live.latest_frames(1)[0][0] == frame(107)).all()
+
+
+def test_a_question_that_raises_does_not_stop_the_watching():
+    """Claim: after an error in the middle of an answer frames are read on, and the next question
+    is answered as ever."""
+
+    def fail(ids: Tensor, scores: Tensor) -> Tensor:
+        raise ZeroDivisionError
+
+    with watched(method="sd") as live:
+        for number in range(4):
+            live.append(frame(number))
+        with pytest.raises(ZeroDivisionError):
+            live.ask("What is there?", logits_processor=[fail])
+        for number in range(4, 12):
+            live.append(frame(number))
+        assert live.history == []
+        expected = truth(live, "What is there?")
+        assert list(live.ask("What is there?").ids) == expected
 
 
 @pytest.mark.extra

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
-from conversations import fresh, ids_of, oracle, script, talking
+from conversations import COUNT, fresh, ids_of, oracle, script, talking
 from helpers import (
     MadeBy,
     StubDraft,
@@ -15,6 +15,7 @@ from helpers import (
     stubbed,
     video_input,
 )
+from torch import Tensor
 
 import saccade
 from saccade.core.errors import OptionError, SaccadeError
@@ -40,6 +41,34 @@ def test_an_unfinished_answer_refuses_the_next_question():
         assert len(list(stream)) > 0 and stream.results[0].ids == first
         result = conversation.run(more)
         assert result.ids == second and result.reused_tokens > 0
+
+
+class RaisesLater:
+    """A logits processor that raises an exception when it is called for the third time."""
+
+    def __init__(self, exception: BaseException) -> None:
+        self.exception, self.calls = exception, 0
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        self.calls += 1
+        if self.calls == 3:
+            raise self.exception
+        return scores
+
+
+@pytest.mark.parametrize("exception", [ZeroDivisionError(), MemoryError(), KeyboardInterrupt()])
+@pytest.mark.parametrize("turn", [0, 1])
+def test_an_answer_that_raises_does_not_hold_up_the_next(turn, exception):
+    """Claim: after an error or an interruption in the middle of an answer, the same question and
+    the next ones are answered as ever. Fails if the answer counts as under way for ever."""
+    turns = script("qwen2_5_vl")
+    error = OptionError if isinstance(exception, MemoryError) else type(exception)
+    with talking("qwen2_5_vl", "sd") as conversation:
+        for number, (inputs, answer) in enumerate(turns):
+            if number == turn:
+                with pytest.raises(error):
+                    conversation.run(inputs, logits_processor=[RaisesLater(exception)])
+            assert conversation.run(inputs).ids == answer[:COUNT]
 
 
 def test_a_closed_conversation_starts_afresh():

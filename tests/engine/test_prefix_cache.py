@@ -156,6 +156,24 @@ def test_a_prompt_is_known_by_its_rows():
     assert common_rows(replace(prompt, embeds=embeds), replace(prompt, positions=positions)) == row
 
 
+def test_a_prompt_of_words_and_one_with_a_picture_share_their_first_words():
+    """Claim: rows that are added to early layers, which only a prompt with media has, end what two
+    prompts share where the media begin, and a row that differs ends it there."""
+    family = "qwen2_5_vl"
+    inputs = input_for(family)
+    prompt = prompt_of(FAMILIES[family](0), inputs)
+    rows = torch.ones(prompt.visual_tokens, 4)
+    seeing = replace(prompt, media=replace(prompt.media, deepstack=(rows, rows)))
+    first = int(prompt.visual.nonzero()[0])
+    ids = torch.tensor([[*ids_of(inputs)[:first], *question(0)]])
+    words = prompt_of(FAMILIES[family](0), {"input_ids": ids})
+    assert common_rows(words, seeing) == common_rows(seeing, words) == first
+    other = rows.clone()
+    other[2, 0] = 2
+    changed = replace(prompt, media=replace(prompt.media, deepstack=(rows, other)))
+    assert common_rows(seeing, changed) == int(prompt.visual.nonzero()[2])
+
+
 def test_a_prompt_that_goes_on_takes_the_place_of_its_beginning():
     """Claim: a conversation keeps its longest prompt alone, two questions about a video what is
     worth it of both, and another model's keys are nobody else's."""

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
+from itertools import permutations
 from typing import Any
 
 import pytest
@@ -14,6 +16,7 @@ import saccade
 from saccade.core.errors import OptionError
 from saccade.core.prompt import CONTEXT
 from saccade.inputs import Pair
+from saccade.model import prefix_cache
 from saccade.model.vision_cache import ConversationVision
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -61,6 +64,37 @@ def test_every_turn_may_bring_a_picture(family, method):
             assert result.fallback_reason is None
             assert turn == 0 or result.reused_tokens > 0
         assert len(chat.history) == 5
+
+
+@pytest.mark.representatives(1)
+@pytest.mark.parametrize(
+    ("family", "method"),
+    [(family, method) for family in PICTURES for method in ("sd", "specvlm")],
+)
+def test_a_conversation_of_words_may_bring_a_picture(family, method):
+    """Claim: a first turn of words, then a picture, then words again, answer as ``generate``."""
+    with chatting(family, method, ()) as chat:
+        for turn, image in enumerate((None, picture(1), None, picture(2))):
+            result = chat.ask("what is there?", image)
+            assert list(result.ids) == truth(chat, family), turn
+            assert result.fallback_reason is None
+
+
+@pytest.mark.representatives(2)
+@pytest.mark.parametrize("family", [*PICTURES, "qwen2.5-vl", "ernie4.5-vl-moe", "molmo2"])
+def test_prompts_with_and_without_pictures_share_a_cache(family, monkeypatch):
+    """Claim: questions about nothing, a picture and two pictures, which begin with the same words
+    of the chat template, answer as ``generate`` in any order through one cache of prompts."""
+    monkeypatch.setattr(prefix_cache, "MIN_NEW_ROWS", 1)
+    model, draft = zoo.member(family), zoo.draft_of(family)
+    cases = {kind: zoo.case(model, kind, count=COUNT) for kind in ("text", "image", "images")}
+    for order in permutations(cases):
+        target = model.backbone.with_prefix_cache(prefix_cache.PrefixCache(1 << 30))
+        for kind in order:
+            inputs, answer = cases[kind]
+            result = zoo.run(replace(model, backbone=target), draft, inputs, "sd", COUNT)
+            assert list(result.ids) == answer, (order, kind)
+            assert result.fallback_reason is None
 
 
 @pytest.mark.representatives(1)

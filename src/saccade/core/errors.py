@@ -21,7 +21,10 @@ _STATUS: dict[VideoInputCode, int] = {
 }  # fmt: skip
 
 
-BROKEN = "the model's numbers broke down (NaN), so there is no answer"
+BROKEN = (
+    "the model's numbers broke down (NaN), or its rules and its format left no token to choose, so "
+    "there is no answer"
+)
 
 
 class SaccadeError(Exception):

@@ -21,12 +21,13 @@ OUTLIER_FACTOR = 4.0  # A round that takes longer than this many times the expec
 EXTRA_COST_DECAY = 0.02
 TIMES_MEMORY = 0.95  # What is left of the seconds of forwards after one more.
 FORWARD_OUTLIER_FACTOR = 2.0  # A forward counts for this many times the expectation at most.
-MIN_ROUNDS_FOR_OUTLIERS = 3.0  # The decayed number of forwards after which that is applied.
-# How much is believed of what was known before, in forwards, and in forwards times squared rows.
-LEVEL_PRIOR_WEIGHT = 0.5
-SLOPE_PRIOR_WEIGHT = 0.7
+# FORWARD_OUTLIER_FACTOR applies after this many forwards, whose number decays.
+MIN_ROUNDS_FOR_OUTLIERS = 3.0
+LEVEL_PRIOR_WEIGHT = 0.5  # The weight of what a forward took before, in forwards.
+SLOPE_PRIOR_WEIGHT = 0.7  # The weight of the slope before, in forwards times squared rows.
 NEW_ROUND_WEIGHT = 0.3  # The weight of one more round in the mean seconds of rounds of its size.
-# By so many nats the draft's confidence is ahead of the plain rate before any verdict.
+# Before any verdict the draft's confidence is believed to predict verdicts better than their mean
+# rate does, by this many nats.
 CONFIDENCE_PRIOR_NATS = 4.0
 LEAST_LIKELIHOOD = 0.02  # A verdict that was thought unlikelier surprises no more than this one.
 MAX_NATS = 50.0  # A larger difference of nats changes nothing.
@@ -143,11 +144,13 @@ def expected_chain(rate: float, length: int) -> float:
 
 
 class Pause(NamedTuple):
-    """Rounds of plain decoding since drafting was given up. It is tried again when they are over,
-    after ever longer pauses."""
+    """How many rounds decode plainly before drafting is tried again, and how many have done so.
 
-    length: int  # in rounds
-    rounds: int = 0  # since the last round that drafted
+    Before the first plain round drafting has not been given up, and the pause has not begun.
+    """
+
+    length: int
+    rounds: int = 0
 
     @property
     def is_running(self) -> bool:

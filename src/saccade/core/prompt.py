@@ -65,7 +65,7 @@ class Reading:
     """Rows of the whole prompt that are read page by page; none of them is a row of the prompt."""
     ids_to_embed: Int[Tensor, " len"] | None = None
     """Ids of rows that the model has yet to embed (words in the place of a video), -1 elsewhere;
-    ``Backbone.written`` embeds them."""
+    ``Backbone.embed_missing_rows`` embeds them."""
 
 
 @dataclass(frozen=True)

@@ -29,7 +29,7 @@ Grammar = Callable[[Sequence[int]], Bool[Tensor, " vocab"] | None]
 """(an answer's ids so far) -> a mask of the tokens that may follow, on the CPU; None allows all."""
 
 MAX_COPIED_LOGITS = 2**16  # More logits than this are not copied to find all laws at once.
-NO_TOKEN = -1  # Stands for an id where the logits are NaN or the rules forbid every id.
+NO_TOKEN = -1  # Stands for an id where a logit is NaN, or fewer ids are allowed than asked for.
 ROLES = {"draft": 1, "accept": 2, "own": 3}
 
 # Hugging Face's processors that look at the logits alone, so they need no ids.
@@ -91,7 +91,7 @@ def may_remember(processor: Processor) -> bool:
 
 
 class BrokenLaw(ArithmeticError):
-    """The logits make no law, because one of them is NaN."""
+    """The logits make no law: one of them is NaN, or the rules and the grammar allow no id."""
 
 
 @dataclass(frozen=True)

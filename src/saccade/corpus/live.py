@@ -200,10 +200,12 @@ class Live(AbstractContextManager["Live"]):
     def _bound_waiting(self) -> None:
         """Drops the oldest frames that wait behind a long answer, where they fill a window.
 
-        A window in tokens has room for as many waiting frames as it has tokens, since nobody knows
-        yet how many tokens a frame takes.
+        Before any segment was read nobody knows how many tokens a frame takes. Until then a window
+        in tokens has room for as many waiting frames as it has tokens.
         """
-        room = self.window.size * (self._fps if self.window.unit == "seconds" else 1)
+        tokens = max((each.tokens for each in self.segments), default=0) / self.segment_frames
+        per_frame = {"seconds": 1 / self._fps, "frames": 1.0, "tokens": tokens or 1.0}
+        room = self.window.size / per_frame[self.window.unit]
         while len(self._waiting) > max(room, self.segment_frames):
             self._waiting.popleft()
 
@@ -212,13 +214,8 @@ class Live(AbstractContextManager["Live"]):
         while len(self._waiting) >= self.segment_frames:
             self._close_segment()
         self._drop_oldest()
-        dialogue = self._dialogue("")
-        inputs, draft_inputs = self._encode(dialogue)
-        self._count_tokens(inputs)
+        inputs, draft_inputs = self._encode_window("")
         self._conversation.read_ahead(inputs, draft_inputs=draft_inputs)
-        if self._drop_oldest():  # A window in tokens is known to overflow only now.
-            inputs, draft_inputs = self._encode(self._dialogue(""))
-            self._conversation.read_ahead(inputs, draft_inputs=draft_inputs)
 
     def _close_segment(self) -> None:
         """Makes a segment of the frames that wait; the last one is repeated to fill it."""
@@ -323,8 +320,7 @@ class Live(AbstractContextManager["Live"]):
         with self._working:
             self._raise_error()
             self._take_all_frames()
-            inputs, draft_inputs = self._encode(self._dialogue(question))
-            self._count_tokens(inputs)
+            inputs, draft_inputs = self._encode_window(question)
             stream = self._conversation.stream(inputs, draft_inputs=draft_inputs, **settings)
             self._open_question = _OpenQuestion(question, stream)
             return stream
@@ -337,7 +333,7 @@ class Live(AbstractContextManager["Live"]):
         """
         with self._working:
             self._take_all_frames()
-            return self._encode(self._dialogue(question))[0]
+            return self._encode_window(question)[0]
 
     def _take_all_frames(self) -> None:
         """Makes segments of all frames that have come. Raises OptionError where there are none."""
@@ -357,6 +353,15 @@ class Live(AbstractContextManager["Live"]):
             clips = [each.clip for each in turn.segments]
             dialogue = dialogue.ask(turn.question, clips=clips).answer(turn.answer)
         return dialogue.ask(question, clips=[each.clip for each in self._open])
+
+    def _encode_window(self, question: str) -> tuple[Inputs, Inputs | None]:
+        """Returns what the processors give for the conversation that is kept, with one more
+        question. Segments that do not fit into a window in tokens are dropped."""
+        inputs, draft_inputs = self._encode(self._dialogue(question))
+        self._count_tokens(inputs)
+        if self._drop_oldest():  # How many tokens new segments have is known only now.
+            inputs, draft_inputs = self._encode(self._dialogue(question))
+        return inputs, draft_inputs
 
     def _encode(self, dialogue: Dialogue) -> tuple[Inputs, Inputs | None]:
         with self._clips.processing(self._pair.target.processor):

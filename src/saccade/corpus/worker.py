@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from saccade.core.errors import SaccadeError, kind_and_line
+from saccade.core.errors import BROKEN, SaccadeError, kind_and_line
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
 from saccade.corpus.answering import stream_answer
@@ -118,7 +118,7 @@ def _answer_fields(media: subjects.Subject, result: Result) -> dict[str, Any]:
     """Returns the fields of a row that come from an answer."""
     return {
         "text": result.text,
-        "error": "the target's numbers broke (NaN)" if result.finish_reason == "error" else None,
+        "error": BROKEN if result.finish_reason == "error" else None,
         "tokens": len(result.ids),
         "finish_reason": result.finish_reason,
         "method": result.method,

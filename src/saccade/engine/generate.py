@@ -108,9 +108,13 @@ class Stream(Iterator[Round]):
         return next(self._rounds)
 
     def finish(self) -> list[Result]:
-        """Decodes to the end and returns the results."""
-        for _ in self:
-            pass
+        """Decodes to the end and returns the results. Where that fails the stream is closed."""
+        try:
+            for _ in self:
+                pass
+        except BaseException:
+            self.close()
+            raise
         return self.results
 
     def read_ahead(self) -> None:
@@ -122,7 +126,7 @@ class Stream(Iterator[Round]):
         self.closed = True
         try:
             self.call.read_ahead(self._phase)
-        except (RuntimeError, MemoryError) as error:
+        except BaseException as error:
             self.call.close()
             call, self.call = self.call, None
             if not memory.is_out_of_memory(error):
@@ -155,6 +159,7 @@ class Stream(Iterator[Round]):
                 call.end(round.request)
             return self._with_spelling(round, call.request.decode)
 
+        can_continue = False  # Caches can be continued where every row in them was committed.
         try:
             for opening in each_within(scope, call.read(phase, keep)):
                 if opening is not None:
@@ -165,13 +170,17 @@ class Stream(Iterator[Round]):
                 yield emit(round)
             with cpu_by_default():
                 self.results = call.results(clock.since(), peak.bytes())
+            can_continue = call.decoding
+        except GeneratorExit:  # The stream was closed between two rounds, or in a prompt.
+            can_continue = call.decoding
+            raise
         except (RuntimeError, MemoryError) as error:
             if not memory.is_out_of_memory(error):
                 raise
             raise call.request.too_long_error(call.target, call.hidden_layers) from error
         finally:
             kernels.release_threads()
-            if not (keep and call.decoding):  # A later turn cannot continue half-read prompts.
+            if not (keep and can_continue):
                 call.close()
                 self.call, self.closed = None, True
 

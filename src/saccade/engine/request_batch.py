@@ -285,10 +285,11 @@ class RequestBatch:
         if self.recipe.needs_costs and request.samples != self.request.samples:
             return False  # The costs that rounds have corrected may not decide about draws.
         turns = self._turns_after_cached(request)
-        self._adds_media = turns is None and self._continues_first_media(request)
-        if turns is None and not self._adds_media:
+        adds_media = turns is None and self._continues_first_media(request)
+        if turns is None and not adds_media:
             return False
         request.check_length(self.target)
+        self._adds_media = adds_media
         self._draft_seconds_before = self.drafter.report().seconds
         self._set_request(request)
         self._media = request.media

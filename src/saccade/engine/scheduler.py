@@ -1,11 +1,12 @@
 """Runs requests that come and go over one target; a server works with it.
 
 Each request is a batch of one with a drafter of its own, so that a drafter that fails harms no
-other request. All of them share the forwards of a round. A round reads as many chunks of new
-prompts as it gives tokens, from one long prompt or from several short ones. A request's first token
-is emitted before its draft reads the prompt, so nobody waits for drafting. Where a round of all
-requests would take longer than a prompt, they take part in turns (``RoundTimes``). Requests that
-share no forward (with a draft in a process of its own, or ``exact``) take turns within a round.
+other request. All of them share the forwards of a round. A round also reads chunks of new prompts,
+about as many as it gives one request tokens, from one long prompt or from several short ones. A
+request's first token is emitted before its draft reads the prompt, so nobody waits for drafting.
+Where a round of all requests would take longer than a prompt, each round has a part of them
+(``RoundTimes``). Requests that share no forward (with a draft in a process of its own, or
+``exact``) are worked on one after another within a round.
 """
 
 from __future__ import annotations

@@ -26,7 +26,9 @@ from saccade.model.recurrent import LayerStates
 
 ROWS_TO_CUT_BACK = 64  # A text can always be cut back by so many tokens, with windows too.
 TURNS_SET_ASIDE = 2  # Turns of a conversation whose keys are set aside where they are let go.
-MOST_SET_ASIDE = TURNS_SET_ASIDE + 3  # Windows of a request; a prompt is remembered at three ends.
+# How many copies of a window a request keeps: one for each of the last turns, and three in its
+# prompt, where conversations are cut back to and where other questions begin.
+MOST_SET_ASIDE = TURNS_SET_ASIDE + 3
 
 
 @dataclass(frozen=True)
@@ -237,7 +239,8 @@ class Cache:
                 self.hidden.move(rows, start)
 
     def truncate(self, length: int) -> None:
-        """Drops all tokens from ``length`` on. Raises ValueError where there are fewer."""
+        """Drops all tokens from ``length`` on. Raises ValueError where there are fewer, or where
+        keys that would be needed again were let go."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate {self.length} tokens to {length}")
         if length < self._first_length:

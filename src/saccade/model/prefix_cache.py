@@ -62,19 +62,23 @@ class PrefixCache:
 
         A value that is larger than the whole cache is not stored.
         """
-        self.drop(key)
-        if size > self.max_bytes:
-            return
         with self._lock:
+            self._remove(key)
+            if size > self.max_bytes:
+                return
             self._entries[key] = value, size
             self.bytes += size
             while self.bytes > self.max_bytes:
-                self.bytes -= self._entries.popitem(last=False)[1][1]
+                self._remove(next(iter(self._entries)))
 
     def drop(self, key: Hashable) -> None:
         """Removes a value, if there is one."""
         with self._lock:
-            self.bytes -= self._entries.pop(key, (None, 0))[1]
+            self._remove(key)
+
+    def _remove(self, key: Hashable) -> None:
+        """Removes a value, if there is one, for a caller that has the lock."""
+        self.bytes -= self._entries.pop(key, (None, 0))[1]
 
     def clear(self) -> None:
         """Removes all values."""
@@ -208,7 +212,7 @@ def common_rows(one: Prompt, other: Prompt) -> int:
     equal = (one.embeds[:length] == other.embeds[:length]).all(-1)
     equal &= (one.positions[:, :length] == other.positions[:, :length]).all(0)
     equal &= one.visual[:length] == other.visual[:length]
-    if one.media.deepstack or other.media.deepstack:
+    if one.media.deepstack and other.media.deepstack:  # A prompt without media has none.
         visual_rows = min(int(one.visual[:length].sum()), int(other.visual[:length].sum()))
         same = torch.ones(visual_rows, dtype=torch.bool, device=equal.device)
         for mine, theirs in zip(one.media.deepstack, other.media.deepstack, strict=True):

@@ -1,7 +1,8 @@
 """One engine thread, the requests that it runs, and a bounded queue of those that wait.
 
-A request has a slot from its admission until it has ended. At most ``max_running`` run at once, as
-far as memory goes, and ``max_waiting`` more may wait, for their media to be read or for a row.
+A request has a slot from its admission until it has ended. At most ``max_running`` decode at once,
+fewer where memory is short. ``max_waiting`` more may wait, until their media are read and until one
+of those that decode has ended.
 """
 
 from __future__ import annotations
@@ -34,7 +35,7 @@ DURATION_WEIGHT = 1 / 4  # How much the last answer counts in the average time o
 
 def busy_error(seconds: int) -> ApiError:
     """Returns the error for a client when no slot is free; ``seconds`` says when one may be."""
-    message = f"all places are taken: try again in {seconds} s"
+    message = f"all slots are taken: try again in {seconds} s"
     return ApiError(429, message, headers={"Retry-After": str(seconds)})
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
-from contextlib import suppress
 
-import psutil
 import torch
+
+from saccade.core.free_cores import CpuSample, own_cpus
 
 TOLERATED_SHARE = 0.1  # Share of all cores that others may use beside the cores we leave free.
 TOLERATED_RATIO = 1.25  # The slowest run of the same work may take so many times the fastest.
@@ -17,17 +16,16 @@ class DisturbanceWatch:
     """Measures the processor time of other programs from when it is made."""
 
     def __init__(self) -> None:
-        self._seconds, self._clock = _seconds_of_others(), time.monotonic()
+        self._start = CpuSample.now()
 
     def busy_cores(self) -> float:
         """Returns how many cores other programs used since then, on average."""
-        seconds = max(time.monotonic() - self._clock, 1e-3)
-        return max(0.0, _seconds_of_others() - self._seconds) / seconds
+        return CpuSample.now().cores_of_others(self._start)
 
     def warning(self, plain: Sequence[float] = ()) -> str | None:
         """Returns :func:`disturbance_warning` for this machine and PyTorch's threads."""
-        threads, cores = torch.get_num_threads(), psutil.cpu_count() or 1
-        return disturbance_warning(self.busy_cores(), threads, cores, plain)
+        threads = torch.get_num_threads()
+        return disturbance_warning(self.busy_cores(), threads, len(own_cpus()), plain)
 
 
 def disturbance_warning(
@@ -52,16 +50,3 @@ def disturbance_warning(
         f"{' and '.join(causes)} meanwhile, so these times and ratios may be far off: measure "
         "again on a quiet machine"
     )
-
-
-def _seconds_of_others() -> float:
-    """Returns processor seconds of all programs but this one and those it started."""
-    seconds = psutil.cpu_times()._asdict()
-    # The time of guests is part of user time too, so it must not be counted twice.
-    excluded = sum(seconds.get(name, 0.0) for name in ("idle", "iowait", "guest", "guest_nice"))
-    process = psutil.Process()
-    own = sum(process.cpu_times()[:4])  # Includes children that have ended.
-    for child in process.children(recursive=True):
-        with suppress(psutil.Error):
-            own += sum(child.cpu_times()[:4])
-    return float(sum(seconds.values()) - excluded - own)

@@ -323,7 +323,7 @@ class WorkerLoop:
         _prepare_classes(model)
         backbone = Backbone(model, fused=fused)
         self._models[key] = backbone if rounding is None else backbone.rounded(rounding)
-        self._send("taught")
+        self._send("model_ready")
 
     def _forget(self, key: int) -> None:
         self._models.pop(key, None)

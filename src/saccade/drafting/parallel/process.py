@@ -96,7 +96,7 @@ class Worker:
             with _without_local_hooks(bare):
                 is_fused = backbone.fused is not None
                 self.send("model", number, bare, is_fused, backbone.rounding)
-            if self.receive(START_SECONDS) != ("taught",):
+            if self.receive(START_SECONDS) != ("model_ready",):
                 raise DraftError("the draft process could not take the model")
             self._models[backbone] = number, weights
             self._sent_models.add(number)
@@ -107,8 +107,10 @@ class Worker:
         no descriptor or memory is left for its tensors."""
         try:
             self.channel.send(message, START_SECONDS)
-        except (LineClosed, TimeoutError) as error:
+        except LineClosed as error:
             raise DraftError("the draft process has died") from error
+        except TimeoutError as error:
+            raise DraftError("the draft process takes no messages") from error
 
     def receive(self, patience: float) -> tuple[Any, ...] | None:
         """Returns the next message about this job; None if none comes within ``patience`` seconds.
@@ -136,8 +138,10 @@ class Worker:
         """
         try:
             self.channel.send(("done",), patience)
-        except (LineClosed, TimeoutError) as error:
+        except LineClosed as error:
             raise DraftError("the draft process has died") from error
+        except TimeoutError as error:
+            raise DraftError("the draft process does not stop") from error
         deadline = time.monotonic() + patience
         while patience:
             message = self.receive(max(0.0, deadline - time.monotonic()))

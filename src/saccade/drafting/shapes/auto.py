@@ -75,12 +75,14 @@ BAR_MARGIN = 0.95  # A level may earn a little less than its bar: it opens the w
 RETRY_ACCEPTANCE = 0.9  # Drafting is tried again only if it would pay at this acceptance.
 RATE_MEMORY = 0.9  # what is left of tokens and seconds after one more round
 ACCEPTANCE_MEMORY = 0.98  # what is left of judged tokens after one more round
-# A draft that gives its own favourite less than this knows nothing of the text. Its refusal counts
-# as several tokens, up to those of this probability.
+# Where a draft gave its own likeliest token a small probability, it knew little of the text, so the
+# refusal of that token counts as several judged tokens: one more for each nat beyond SURPRISE_NATS,
+# as far as confidence has been right. Probabilities below LEAST_CONFIDENCE count like this one.
+SURPRISE_NATS = 2.0
 LEAST_CONFIDENCE = 1e-4
 RETRY_AFTER_ROUNDS = 2  # rounds of plain decoding before drafting is tried again
 MAX_RETRY_AFTER_ROUNDS = 128
-MAX_LOST_SHARE = 0.015  # A draft that lost so much time is tried again after so long.
+MAX_LOST_SHARE = 0.015  # Of all time; a pause is long enough that retries lose no more than that.
 
 # Drafting is tried if it would pay at this share of what it is believed to cost beyond plain
 # decoding: costs that no round with a draft has confirmed may be far too high.
@@ -537,7 +539,7 @@ def _judge(estimates: Estimates, round: Round) -> Estimates:
         judged += 1
         if accepted == first:
             continue
-        more = max(0.0, -log(max(odds[first], LEAST_CONFIDENCE)) - 2)
+        more = max(0.0, -log(max(odds[first], LEAST_CONFIDENCE)) - SURPRISE_NATS)
         judged += estimates.acceptance.surprise.trust * more
         offered = sum(_share_of_rest(odds[first], odds[node]) for node in others)
         runners = Rate(accepted is not None, offered)

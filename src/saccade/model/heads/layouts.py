@@ -131,7 +131,7 @@ def stack_experts(tensors: dict[str, Tensor], names: Collection[str]) -> dict[st
 
 EAGLE3_ARCHITECTURES = re.compile("eagle3", re.IGNORECASE)
 EAGLE3_LAYER = re.compile(r"^(?:model\.)?(?:midlayer|layers\.0)\.")
-EAGLE3_IGNORED = re.compile(r"^(?:model\.)?(?:t2d$|verifier_|rotary_emb\.)")
+IGNORED_TENSORS = re.compile(r"^(?:model\.)?(?:t2d$|verifier_|rotary_emb\.)")
 
 
 def eagle3_parts(tensors: Tensors) -> dict[str, Tensor]:
@@ -139,7 +139,7 @@ def eagle3_parts(tensors: Tensors) -> dict[str, Tensor]:
     :class:`saccade.model.heads.modules.Eagle3Head`, whoever saved it."""
     parts = {}
     for name, tensor in tensors.items():
-        if EAGLE3_IGNORED.match(name):
+        if IGNORED_TENSORS.match(name):
             continue  # The target's ids that the head knows follow from d2t.
         parts[EAGLE3_LAYER.sub(LAYER, name).removeprefix("model.")] = tensor
     return parts
@@ -154,7 +154,7 @@ def dflash_parts(tensors: Tensors) -> dict[str, Tensor]:
     :class:`saccade.model.heads.dflash.BlockModule`, whoever saved it."""
     parts = {}
     for name, tensor in tensors.items():
-        if EAGLE3_IGNORED.match(name):
+        if IGNORED_TENSORS.match(name):
             continue
         own = name.removeprefix("model.")
         for old, new in DFLASH_RENAMED.items():
