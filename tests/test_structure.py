@@ -39,7 +39,7 @@ API = [
 # A package imports from itself and from those that stand before it in its line. Imports for type
 # checkers and those inside functions count like any other. Inputs need the model to load one.
 ENGINE = ("core", "model", "drafting", "methods", "engine")
-APPLICATIONS = ("corpus", "bench", "world", "ui", "serve", "vllm", "cli")
+APPLICATIONS = ("answering", "corpus", "bench", "world", "ui", "serve", "vllm", "cli")
 MAY = {
     **{name: ENGINE[: place + 1] for place, name in enumerate(ENGINE)},
     "inputs": ("core", "model", "inputs"),

@@ -8,6 +8,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from saccade.answering.chat_model import Chat, Model, load
+    from saccade.answering.live_video import Live
     from saccade.core.errors import (
         MethodError,
         ModelError,
@@ -16,8 +18,6 @@ if TYPE_CHECKING:
         VideoInputError,
     )
     from saccade.core.result import Result, Round
-    from saccade.corpus.answering import Chat, Model, load
-    from saccade.corpus.live import Live
     from saccade.drafting.recipe import Recipe
     from saccade.engine.conversation import Conversation
     from saccade.engine.generate import Stream, generate, run, stream
@@ -27,8 +27,8 @@ __version__ = "0.1.0"
 _HOMES = {
     "core.errors": ("MethodError", "ModelError", "OptionError", "SaccadeError", "VideoInputError"),
     "core.result": ("Result", "Round"),
-    "corpus.answering": ("Chat", "Model", "load"),
-    "corpus.live": ("Live",),
+    "answering.chat_model": ("Chat", "Model", "load"),
+    "answering.live_video": ("Live",),
     "drafting.recipe": ("Recipe",),
     "engine.conversation": ("Conversation",),
     "engine.generate": ("Stream", "generate", "run", "stream"),

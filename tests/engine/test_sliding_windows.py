@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from helpers import (
 
 import saccade
 from saccade.core.errors import ModelError
-from saccade.model import generate_check, visibility
+from saccade.model import generate_check, windowed_attention
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -33,6 +34,10 @@ def mistral(window: int = WINDOW) -> Any:
     )  # fmt: skip
     torch.manual_seed(0)
     return randomize(hf.MistralForCausalLM(config), 0)
+
+
+def _no_windows(config: Any, layers: Sequence[int]) -> list[None]:
+    return [None for _ in layers]
 
 
 @pytest.mark.representatives(2)
@@ -53,7 +58,9 @@ def test_answers_past_the_window_are_those_of_generate(method, length):
 def test_control_without_its_window_it_would_answer_wrongly(monkeypatch):
     """Control: where layers see every key, tokens beyond the window differ from generate's, and
     tokens within the window do not."""
-    monkeypatch.setattr(visibility, "windows_of", lambda config, layers: [None for _ in layers])
+    monkeypatch.setattr(
+        windowed_attention, "windows_of", lambda config, layers: [None for _ in layers]
+    )
     monkeypatch.setattr(generate_check, "check_against_generate", lambda target: None)
     model = mistral()
     for length, same in ((3, True), (20, False)):
@@ -65,6 +72,8 @@ def test_control_without_its_window_it_would_answer_wrongly(monkeypatch):
 def test_a_window_that_is_missed_is_noticed_at_the_first_prompt(monkeypatch):
     """Claim: the comparison with generate refuses a model whose window is shorter than the text of
     that comparison, if it is not followed. Fails if such a model answers, wrongly."""
-    monkeypatch.setattr(visibility, "windows_of", lambda config, layers: [None for _ in layers])
+    monkeypatch.setattr(
+        windowed_attention, "windows_of", lambda config, layers: [None for _ in layers]
+    )
     with pytest.raises(ModelError, match="other logits"):
         saccade.run(mistral(window=4), text_input(1, 20), method="ar", max_new_tokens=4)

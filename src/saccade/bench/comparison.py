@@ -7,11 +7,11 @@ from dataclasses import asdict, dataclass, replace
 from statistics import median
 from typing import Any
 
+from saccade.answering.chat_model import stream_answer
 from saccade.bench.peers import PEERS, TimedRun
 from saccade.core.errors import MethodError, OptionError, SaccadeError, kind_and_line
 from saccade.core.prompt import CONTEXT, Inputs
 from saccade.core.result import Result
-from saccade.corpus.answering import stream_answer
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Captioner
 from saccade.inputs import Pair

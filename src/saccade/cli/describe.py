@@ -93,7 +93,7 @@ def describe(
         target=settings.target,
     )
     prepare(settings.threads, verbose, quiet=detail != "all")
-    from saccade.corpus.answering import stream_answer
+    from saccade.answering.chat_model import stream_answer
     from saccade.drafting.recipe import for_split_target
     from saccade.model import tensor_parallel
 

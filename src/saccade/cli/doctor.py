@@ -190,7 +190,9 @@ def _check_together(
         notes.append(f"vocabularies padded to {sizes[0]} and {sizes[1]}: the common part is used")
     types = [config.model_type for _, config in both]
     if types[0] != types[1]:
-        notes.append(f"different families ({types[0]}, {types[1]}): each has a vision tower of its own")
+        notes.append(
+            f"different families ({types[0]}, {types[1]}): each has a vision tower of its own"
+        )
     if architectures.reads_text_only(draft[1]) and not architectures.reads_text_only(target[1]):
         notes.append("the draft reads text only: it does not see the video")
     return problems, notes

@@ -19,12 +19,12 @@ from PIL import Image
 from tqdm import tqdm
 from transformers import GenerationConfig
 
+from saccade.answering.chat_model import stream_answer
 from saccade.cli import run_setup
 from saccade.cli.command_options import LoadOptions
 from saccade.core.errors import OptionError, SaccadeError
 from saccade.core.result import Result, emitted_per_forward
 from saccade.core.stopping import MAX_NEW_TOKENS
-from saccade.corpus.answering import stream_answer
 from saccade.engine.generate import DEFAULT_METHOD
 from saccade.inputs import captions, media
 from saccade.inputs.loading import use_threads

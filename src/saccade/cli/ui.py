@@ -75,12 +75,12 @@ def ui(
             max_new_tokens=max_new_tokens,
         )
         if watch:
-            from saccade.corpus.answering import Model
+            from saccade.answering.chat_model import Model
             from saccade.ui import watch_page
 
             blocks = watch_page.build_watch_page(Model(pair, recipe), page_settings)
         elif chat:
-            from saccade.corpus.answering import Model
+            from saccade.answering.chat_model import Model
             from saccade.ui import chat_page
 
             blocks = chat_page.build_chat_page(Model(pair, recipe), page_settings)

@@ -51,8 +51,8 @@ def watch(
     settings = run_setup.resolve_settings(models, loading, method)
     detail = output_detail(as_json, quiet)
     prepare(settings.threads, verbose, quiet=detail != "all")
-    from saccade.corpus.answering import Model
-    from saccade.corpus.live import Window, frames_of
+    from saccade.answering.chat_model import Model
+    from saccade.answering.live_video import Window, frames_of
 
     limits = Window.of(window)
     (recipe,) = run_setup.resolve_recipes([settings.method], exact)

@@ -9,10 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from saccade.answering.chat_model import stream_answer
 from saccade.core.errors import BROKEN, SaccadeError, kind_and_line
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
-from saccade.corpus.answering import stream_answer
 from saccade.corpus.caption_run import AnswerJobs
 from saccade.corpus.manifest import UNEXPECTED_ERROR, CaptionSettings, ClipJob, Row
 from saccade.inputs import Pair, captions, load_pair, media, subjects

@@ -10,7 +10,7 @@ import torch
 
 from saccade.core.errors import ModelError, SaccadeError, kind_and_line
 from saccade.inputs import architectures
-from saccade.model import families, memory, recurrent, visibility
+from saccade.model import families, memory, recurrent, windowed_attention
 from saccade.model.cache import most_window_rows
 from saccade.model.heads.head import EAGLE3_LAYERS
 from saccade.model.kernels.few_bits import Rounding
@@ -92,7 +92,7 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
         windows = sum(mixer.window_numbers for mixer in mixers.values())
         memories = sum(mixer.memory_numbers for mixer in mixers.values())
         key_layers = [n for n in range(text.num_hidden_layers) if n not in mixers]
-        key_windows = visibility.windows_of(text, key_layers)
+        key_windows = windowed_attention.windows_of(text, key_layers)
         return Footprint(
             parameters=sum(weight.numel() for weight in model.parameters()),
             decoder=decoder + model.get_output_embeddings().weight.numel(),

@@ -95,8 +95,8 @@ class Reach:
         return [child for child in likely if self.expands(level, child[0])]
 
     def expands(self, level: int, path: float) -> bool:
-        """Returns whether a path is likelier than theta_l, the bound of its level. Then its node may
-        have children, and by the formal rule it is in the tree."""
+        """Returns whether a path is likelier than theta_l, the bound of its level. Then its node
+        may have children, and by the formal rule it is in the tree."""
         return path > self.shape.theta * level / self.depth
 
 

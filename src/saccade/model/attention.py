@@ -21,7 +21,7 @@ from saccade.model.kernels import AttentionChoice, compiled
 from saccade.model.kernels.attention_mass import Queries
 from saccade.model.key_window import KeyWindow
 from saccade.model.segments import Segment
-from saccade.model.visibility import Extras, attend_visible, visible_keys
+from saccade.model.windowed_attention import Extras, attend_visible, visible_keys
 
 Attend = Callable[..., Tensor]
 """What layers call: (layer, q, k, v, scale) -> heads side by side.

@@ -27,7 +27,7 @@ from transformers.modeling_outputs import BaseModelOutputWithPast
 from saccade.core.errors import ModelError, OptionError, SaccadeError, first_line
 from saccade.core.once import once
 from saccade.core.prompt import Inputs, Prompt
-from saccade.model import families, memory, recurrent, tensor_parallel, visibility
+from saccade.model import families, memory, recurrent, tensor_parallel, windowed_attention
 from saccade.model.attention import ForwardAttention, quickest_attention
 from saccade.model.cache import Cache, HeadShape, most_window_rows
 from saccade.model.decoder import FusedDecoder
@@ -51,8 +51,8 @@ from saccade.model.prompt_reader import PromptReader
 from saccade.model.recurrent import LayerStates, MixerRows, RowsBySegment, StateRows
 from saccade.model.rotary import depends_on_length, rotate_by_length
 from saccade.model.segments import HiddenStateWriter, Segment
-from saccade.model.visibility import Extras
 from saccade.model.vision_cache import ConversationVision, cache_vision
+from saccade.model.windowed_attention import Extras
 
 log = logging.getLogger(__name__)
 
@@ -127,7 +127,7 @@ class Backbone:
             for number, layer in enumerate(n for n in range(self.depth) if n not in self.mixers)
         }
         self.layers: int = len(self.key_layers)  # those that have keys
-        windows = visibility.windows_of(config, [*self.key_layers])
+        windows = windowed_attention.windows_of(config, [*self.key_layers])
         self.windows: list[KeyWindow | None] = windows if any(windows) else []
         described = config.to_dict()
         self.head_dim: int = (

@@ -59,7 +59,7 @@ from saccade.model.recurrent import (
     score_tree,
 )
 from saccade.model.segments import Segment
-from saccade.model.visibility import Extras
+from saccade.model.windowed_attention import Extras
 
 # The types of text models whose modules compute the same for the same numbers, whoever runs them:
 # without experts, which are chosen by the host.

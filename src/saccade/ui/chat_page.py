@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from saccade.corpus.answering import Model
+from saccade.answering.chat_model import Model
 from saccade.ui.conversing import Conversations
 from saccade.ui.page import QUESTION, add_head, error_html
 from saccade.ui.page_run import PageSettings

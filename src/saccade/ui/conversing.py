@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from saccade.answering.chat_model import Chat, Model
 from saccade.bench.terminal_output import IncrementalDecoder
 from saccade.core.errors import OptionError
-from saccade.corpus.answering import Chat, Model
 from saccade.inputs.media import Clip
 from saccade.inputs.subjects import is_text_file, read_document
 from saccade.ui import pictures

@@ -13,9 +13,9 @@ from typing import Any
 
 import numpy as np
 
+from saccade.answering.chat_model import stream_answer
 from saccade.core.errors import OptionError
 from saccade.core.result import RoundRecord
-from saccade.corpus.answering import stream_answer
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Captioner, Words
 from saccade.inputs import Pair, clip_arguments, media

@@ -7,7 +7,7 @@ from typing import Any
 
 import gradio as gr
 
-from saccade.corpus.answering import Model
+from saccade.answering.chat_model import Model
 from saccade.ui.page import add_head, error_html
 from saccade.ui.page_run import PageSettings
 from saccade.ui.watching import Watchers, conversation_html, frames_html

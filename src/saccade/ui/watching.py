@@ -11,10 +11,10 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from saccade.answering.chat_model import Model
+from saccade.answering.live_video import Live
 from saccade.bench.terminal_output import IncrementalDecoder
 from saccade.core.errors import OptionError
-from saccade.corpus.answering import Model
-from saccade.corpus.live import Live
 from saccade.ui import pictures
 from saccade.ui.page_run import PageSettings, read_clip
 

@@ -195,6 +195,16 @@ BUGS = (
         tests=("engine/test_prefix_cache.py::test_a_prompt_is_known_by_its_rows",),
     ),
     PlantedBug(
+        "prefix cache: rows of early layers are compared where only one prompt has them",
+        "model/prefix_cache.py",
+        find="$one.media.deepstack and $other.media.deepstack",
+        plant="$one.media.deepstack or $other.media.deepstack",
+        tests=(
+            "engine/test_prefix_cache.py::"
+            "test_a_prompt_of_words_and_one_with_a_picture_share_their_first_words",
+        ),
+    ),
+    PlantedBug(
         "prefix cache: another model's keys are used",
         "model/prefix_cache.py",
         find="isinstance($value, CachedPrompt) and $value.owner is self._owner",

@@ -278,6 +278,27 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "a conversation goes on over the caches of an answer that raised",
+        "engine/generate.py",
+        find="keep and can_continue",
+        plant="keep and call.decoding",
+        tests=(
+            "engine/test_conversation_failures.py::"
+            "test_an_answer_that_raises_does_not_hold_up_the_next",
+        ),
+    ),
+    PlantedBug(
+        "a live window in tokens ignores frames that came during an answer",
+        "answering/live_video.py",
+        find="self._drop_oldest()",
+        within="Live._encode_window",
+        plant="False",
+        tests=(
+            "answering/test_live_video.py::"
+            "test_a_window_in_tokens_holds_what_came_during_an_answer",
+        ),
+    ),
+    PlantedBug(
         "a busy machine keeps all threads",
         "core/free_cores.py",
         find="threads_beside(self._others, most, self._cores)",
@@ -336,10 +357,10 @@ BUGS = (
     ),
     PlantedBug(
         "a live video never drops a frame",
-        "corpus/live.py",
+        "answering/live_video.py",
         find="$total <= self.window.size",
         plant="True",
-        tests=("corpus/test_live.py::test_every_kind_of_window_bounds_what_is_kept",),
+        tests=("answering/test_live_video.py::test_every_kind_of_window_bounds_what_is_kept",),
     ),
     PlantedBug(
         "a later turn has the draft's seconds of the turns before it too",

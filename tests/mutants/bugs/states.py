@@ -136,14 +136,14 @@ BUGS = (
         "model/key_window.py",
         find="$rows - $keys < self.size",
         plant="$rows - $keys <= self.size",
-        tests=("model/test_visibility.py::test_each_row_sees_what_its_own_text_would_see",),
+        tests=("model/test_windowed_attention.py::test_each_row_sees_what_its_own_text_would_see",),
     ),
     PlantedBug(
         "pictures are read from left to right",
-        "model/visibility.py",
+        "model/windowed_attention.py",
         find="$reach[:, None] == $reach",
         plant="$reach[:, None] < 0",
-        tests=("model/test_visibility.py::test_each_row_sees_what_its_own_text_would_see",),
+        tests=("model/test_windowed_attention.py::test_each_row_sees_what_its_own_text_would_see",),
     ),
     PlantedBug(
         "a prompt without a mask is always read from left to right",
@@ -151,7 +151,7 @@ BUGS = (
         find="_reads_both_ways($text)",
         plant="False",
         tests=(
-            "model/test_visibility.py::"
+            "model/test_windowed_attention.py::"
             "test_a_prompt_that_is_read_in_both_directions_is_read_again_when_it_goes_on",
         ),
     ),
@@ -161,7 +161,7 @@ BUGS = (
         find="any($prompt.is_read_in_both_directions for $prompt in self.prompts)",
         plant="False",
         tests=(
-            "model/test_visibility.py::"
+            "model/test_windowed_attention.py::"
             "test_a_prompt_that_is_read_in_both_directions_is_read_again_when_it_goes_on",
         ),
     ),
@@ -171,7 +171,9 @@ BUGS = (
         within="Prompt._reach_among",
         find="last[groups]",
         plant="places",
-        tests=("model/test_visibility.py::test_a_pruned_prompt_keeps_which_rows_see_each_other",),
+        tests=(
+            "model/test_windowed_attention.py::test_a_pruned_prompt_keeps_which_rows_see_each_other",
+        ),
     ),
     PlantedBug(
         "a key behind a window is let go one row too early",

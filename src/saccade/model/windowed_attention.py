@@ -3,8 +3,7 @@
 Most layers see every key before them, which :mod:`saccade.model.attention` computes without a mask.
 Some do not: a layer with a sliding window sees the last keys alone (Gemma, Mistral), a chunked one
 those of its own chunk (Llama 4), and the pictures of some families are read in both directions
-(Gemma 3 and 4, PaliGemma). All keys stay in the cache; the mask leaves out those that a row does
-not see.
+(Gemma 3 and 4, PaliGemma). The mask leaves out the keys of the cache that a row does not see.
 """
 
 from __future__ import annotations

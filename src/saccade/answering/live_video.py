@@ -203,7 +203,8 @@ class Live(AbstractContextManager["Live"]):
         Before any segment was read nobody knows how many tokens a frame takes. Until then a window
         in tokens has room for as many waiting frames as it has tokens.
         """
-        tokens = max((each.tokens for each in self.segments), default=0) / self.segment_frames
+        counts = [each.tokens for each in self.segments if each.tokens]
+        tokens = min(counts, default=0) / self.segment_frames  # The first counts words too.
         per_frame = {"seconds": 1 / self._fps, "frames": 1.0, "tokens": tokens or 1.0}
         room = self.window.size / per_frame[self.window.unit]
         while len(self._waiting) > max(room, self.segment_frames):

@@ -15,11 +15,11 @@ from typing import Any, Literal, TypedDict, Unpack, cast
 
 import torch
 
+from saccade.answering.live_video import Live, Window, frames_of
 from saccade.core.errors import OptionError, suggest
 from saccade.core.generation_settings import GenerateArguments, suggest_argument
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
-from saccade.corpus.live import Live, Window, frames_of
 from saccade.drafting.recipe import Recipe
 from saccade.engine.conversation import Conversation
 from saccade.engine.generate import DEFAULT_METHOD, Stream, stream
@@ -241,7 +241,7 @@ class Model:
             settings: as for :meth:`describe`.
 
         An answer is what ``generate`` answers to ``live.inputs(question)``; see
-        ``saccade.corpus.live``.
+        ``saccade.answering.live_video``.
 
         Raises:
             OptionError, ModelError: in one sentence.
