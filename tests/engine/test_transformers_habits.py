@@ -61,6 +61,15 @@ def _custom(inputs: Any = INPUTS, **settings: Any) -> Any:
 BOTH_WAYS = pytest.mark.parametrize("call", [_direct, _custom], ids=["direct", "custom_generate"])
 
 
+def test_a_seed_that_is_no_whole_number_is_refused_before_any_work() -> None:
+    """Claim: a seed that is bound by ``with_`` is checked like one that is given directly."""
+    call = saccade.generate.with_(draft=_draft(), method="sd", seed="x")
+    with pytest.raises(OptionError, match="seed='x' is not a whole number"):
+        qwen25().generate(**INPUTS, custom_generate=call)
+    with pytest.raises(OptionError, match="seed='x' is not a whole number"):
+        _direct(seed="x")
+
+
 # -- streamers -------------------------------------------------------------------------------------
 
 

@@ -145,7 +145,7 @@ def run_interleaved(
                     rounds = stream_answer(pair, question, recipe, **run_settings)
                     run = _timed_run(rounds.finish()[0])
             except SaccadeError as error:
-                if name not in may_refuse:
+                if recipe is not None and name not in may_refuse:
                     raise
                 errors[name] = str(error)
                 continue

@@ -202,7 +202,7 @@ class CallArguments(RequestArguments, total=False):
 
 
 @dataclass(frozen=True)
-class _Call:
+class _ResolvedCall:
     """The arguments of a call: those of its request apart from the others."""
 
     draft: Backbone | None
@@ -211,7 +211,7 @@ class _Call:
     request: RequestArguments
 
     @classmethod
-    def of(cls, target: Backbone, arguments: CallArguments) -> _Call:
+    def of(cls, target: Backbone, arguments: CallArguments) -> _ResolvedCall:
         request: dict[str, Any] = {**arguments}
         draft, method = request.pop("draft", None), request.pop("method", DEFAULT_METHOD)
         backbone = None if draft is None else current_backbone(draft)
@@ -293,17 +293,17 @@ def _start(
     with cpu_by_default():
         target = current_backbone(model)
         inputs, others = _split_inputs(inputs, arguments)
-        call = _Call.of(target, cast(CallArguments, others))
-        request = Request.of(target, inputs, **call.request)
+        resolved = _ResolvedCall.of(target, cast(CallArguments, others))
+        request = Request.of(target, inputs, **resolved.request)
         return Stream(
             target,
             request,
-            call.recipe,
-            draft=call.draft,
+            resolved.recipe,
+            draft=resolved.draft,
             on_phase=on_phase,
             call=batch,
             keep=keep,
-            exact=call.exact,
+            exact=resolved.exact,
             vision=vision,
         )
 
@@ -414,10 +414,12 @@ def generate(
     check_streamer(streamer)
     try:
         target = current_backbone(model)
-        call, request, ids = _read_call(target, inputs, call_arguments, is_theirs)
+        resolved, request, ids = _read_call(target, inputs, call_arguments, is_theirs)
         if streamer is not None and len(request.inputs["input_ids"]) > 1:
             raise OptionError("streamer= needs a single request")
-        rounds = Stream(target, request, call.recipe, draft=call.draft, exact=call.exact)
+        rounds = Stream(
+            target, request, resolved.recipe, draft=resolved.draft, exact=resolved.exact
+        )
         if streamer is not None and not has_prompt:
             streamer.put(ids.cpu())
         scores = ReturnedScores(request.returned)
@@ -442,25 +444,25 @@ def _read_call(
     inputs: Inputs | Tensor | None,
     arguments: dict[str, Any],
     is_theirs: bool,
-) -> tuple[_Call, Request, Int[Tensor, "requests prompt"]]:
+) -> tuple[_ResolvedCall, Request, Int[Tensor, "requests prompt"]]:
     """Returns the arguments of a call of :func:`generate`, its request, and the prompts' ids."""
     if not is_theirs:
         inputs, arguments = _split_inputs(inputs, arguments)
-        call = _Call.of(target, cast(CallArguments, arguments))
+        resolved = _ResolvedCall.of(target, cast(CallArguments, arguments))
         honoured = generation_settings.GENERATE_SETTINGS
-        request = Request.of(target, inputs, honoured=honoured, **call.request)
-        return call, request, inputs["input_ids"]
+        request = Request.of(target, inputs, honoured=honoured, **resolved.request)
+        return resolved, request, inputs["input_ids"]
     assert isinstance(inputs, Tensor)
-    call = _Call.of(target, cast(CallArguments, arguments))
-    request = Request.from_transformers(target, inputs, **call.request)
-    own_tower = call.draft is not None and not call.draft.shares_rows_with(target)
-    has_pixels = call.request.get("draft_inputs") is not None
-    if call.recipe.drafts and own_tower and not has_pixels and target.placeholders:
+    resolved = _ResolvedCall.of(target, cast(CallArguments, arguments))
+    request = Request.from_transformers(target, inputs, **resolved.request)
+    own_tower = resolved.draft is not None and not resolved.draft.shares_rows_with(target)
+    has_pixels = resolved.request.get("draft_inputs") is not None
+    if resolved.recipe.drafts and own_tower and not has_pixels and target.placeholders:
         raise OptionError(
             "transformers does not pass the pixels on, and this draft has a vision tower of "
             "its own: give draft_inputs= with the processor's output"
         )
-    return call, request, inputs
+    return resolved, request, inputs
 
 
 def _split_inputs(

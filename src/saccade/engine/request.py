@@ -172,6 +172,7 @@ class Request:
         never reach transformers' own config. Raises OptionError in one sentence.
         """
         seed, draft_inputs = arguments.get("seed"), arguments.get("draft_inputs")
+        generation_settings.check_whole("seed", seed)
         stopping_criteria = arguments.get("stopping_criteria")
         if any(arguments.get(name) for name in PENALTIES):
             raise OptionError(
