@@ -15,9 +15,11 @@ import markov
 import pytest
 import torch
 from beside import Hung, Killed
+from helpers import StubDraft
 from markov import REGIMES, Play, Tables, distance
 
-from saccade.core.tree import Tree, prefix
+from saccade.core.errors import DraftFailed
+from saccade.core.tree import Tree, chain, prefix
 from saccade.drafting.fallback import Fallback
 from saccade.drafting.parallel import child
 from saccade.drafting.parallel.drafter import WorkerDrafter
@@ -74,7 +76,12 @@ def guarded(*args: Any) -> Fallback:
     return Fallback(drafter_of(*args), markov.IDS)
 
 
-def failing(recipe: Recipe, kind: int, fault: Callable[[], BaseException], token: int) -> Failing:
+def failing(
+    recipe: Recipe,
+    kind: int,
+    fault: Callable[[], BaseException],
+    token: int,
+) -> Failing:
     play = Failing(recipe, 3, [kind])
     play.fault, play.token = fault, token
     return play
@@ -102,6 +109,22 @@ def test_so_it_does_however_far_ahead_the_draft_was(turns):
         play = failing(recipe(3), FAR, FAULTS[name], 1)
         play.turns = lambda: turns
         assert distance(play) < EXACT
+
+
+def test_a_failure_while_one_request_is_asked_for_keeps_what_others_drew():
+    """Claim: what had been drawn for a request when drafting failed is handed over when that
+    request is asked for, once, also if the failure came while another one was. Fails if it is taken
+    back, which bends the law of that request."""
+
+    class Fails(StubDraft):
+        def propose(self, states: Mapping[int, Any]) -> dict[int, Tree]:
+            raise DraftFailed({0: chain([1]), 1: chain([2])}) from RuntimeError("broken")
+
+    draft = Fallback(Fails(lambda request, text, round: chain([])), markov.IDS)
+    assert draft.propose({0: None}) == {0: chain([1])}
+    empty = {0: Tree(), 1: Tree()}
+    assert draft.extend(empty) == {0: Tree(), 1: chain([2])}
+    assert draft.extend(empty) == empty
 
 
 def test_logits_of_nan_after_one_token_leave_the_law():

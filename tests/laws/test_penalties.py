@@ -92,7 +92,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
     "frequency": dict(frequency_penalty=0.8),
     "both, negative": dict(presence_penalty=-0.5, frequency_penalty=-1.0),
     "all": dict(presence_penalty=0.5, frequency_penalty=0.5, repetition_penalty=1.3,
-                min_new_tokens=30),
+                min_new_tokens=20),
 }  # fmt: skip
 
 

@@ -32,7 +32,7 @@ class Fallback(Drafter, Learner, BesideTarget):
     def __init__(self, drafter: Drafter, vocab: int) -> None:
         self._drafter = drafter
         self._vocab = vocab
-        self._undelivered: Mapping[int, Tree] = {}  # Drawn before a failure, and not judged yet.
+        self._undelivered: dict[int, Tree] = {}  # Drawn before a failure, and not judged yet.
         self.reason: str | None = None
 
     @property
@@ -112,8 +112,11 @@ class Fallback(Drafter, Learner, BesideTarget):
         trees = self._try(checked_trees)
         if trees is not None:
             return trees
-        drawn, self._undelivered = self._undelivered, {}
-        return {r: self._sound_part(drawn.get(r, tree)) for r, tree in otherwise.items()}
+        # The trees of other requests wait until those requests are asked for.
+        drawn = {
+            request: self._undelivered.pop(request, tree) for request, tree in otherwise.items()
+        }
+        return {request: self._sound_part(tree) for request, tree in drawn.items()}
 
     def _sound_part(self, tree: Tree) -> Tree:
         fault = find_fault(tree, self._vocab)
@@ -146,7 +149,7 @@ class Fallback(Drafter, Learner, BesideTarget):
         try:
             return act()
         except DraftFailed as failure:
-            self._undelivered = failure.trees
+            self._undelivered = {**failure.trees}
             self._fail(failure.__cause__ or failure)
         except Exception as error:  # The target can go on without a draft, whatever went wrong.
             self._fail(error)
