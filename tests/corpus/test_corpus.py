@@ -394,6 +394,7 @@ def test_every_kind_of_manifest(videos: Path, tmp_path: Path) -> None:
         ("a.jsonl", '{"video": "a"}\nnot json\n', "line 2 .*no JSON object"),
         ("a.jsonl", '{"name": "a"}\n', "line 1 .*no video"),
         ("a.csv", "name,path\n1,2\n", "line 2 .*no video"),
+        ("a.csv", f'video,prompt\na.mp4,"{"x" * 140_000}', "line 2 .*no CSV: field larger"),
         ("a.txt", "\n \n", "names no video"),
         ("a.txt", "a.mp4\na.mp4\n", "line 2 .*the id of line 1"),
     ],

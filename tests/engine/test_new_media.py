@@ -278,3 +278,19 @@ def test_a_video_taken_out_is_forgotten():
         assert talk_of(conversation).vision.bytes > 1.5 * alone
         conversation.run(first)
         assert talk_of(conversation).vision.bytes == alone
+
+
+def test_a_turn_that_was_never_read_leaves_no_trace():
+    """Claim: after a turn with a video that was closed half-way, and one with another video that
+    was closed before its first round, the other video's question is answered about that video."""
+    first, some, other = (MAKERS["qwen2_5_vl"](seed) for seed in (0, 1, 3))
+    other = {**some, "pixel_values_videos": other["pixel_values_videos"]}
+    with talking("qwen2_5_vl", "sd") as conversation:
+        conversation.run(first)
+        stream = conversation.stream(joined(first, some))
+        next(stream), next(stream)
+        stream.close()
+        conversation.stream(joined(first, other)).close()
+        whole = joined(first, other)
+        assert conversation.run(whole).ids == truth("qwen2_5_vl", whole)
+        assert truth("qwen2_5_vl", whole) != truth("qwen2_5_vl", joined(first, some))

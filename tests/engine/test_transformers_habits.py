@@ -65,7 +65,7 @@ def test_a_seed_that_is_no_whole_number_is_refused_before_any_work() -> None:
     """Claim: a seed that is bound by ``with_`` is checked like one that is given directly."""
     call = saccade.generate.with_(draft=_draft(), method="sd", seed="x")
     with pytest.raises(OptionError, match="seed='x' is not a whole number"):
-        qwen25().generate(**INPUTS, custom_generate=call)
+        qwen25().generate(**INPUTS, custom_generate=call, max_new_tokens=4)
     with pytest.raises(OptionError, match="seed='x' is not a whole number"):
         _direct(seed="x")
 

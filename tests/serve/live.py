@@ -138,7 +138,7 @@ def serving(
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, args=([line],), name="uvicorn")
     thread.start()
-    headers = {} if key is None else {"Authorization": f"Bearer {key}"}
+    headers = {} if key is None else {b"Authorization": f"Bearer {key}".encode()}
     try:
         with httpx.Client(base_url=url, timeout=60, headers=headers, verify=NO_TLS) as client:
             assert soon(lambda: server.started)

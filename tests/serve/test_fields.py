@@ -129,6 +129,12 @@ def test_a_token_may_be_a_stop(server, models):
         answer = server.ask("hi", stop_token_ids=[token], **more).json()
         assert answer["choices"][0]["finish_reason"] == "stop"
         assert answer["usage"]["completion_tokens"] == 3
+        text = answer["choices"][0]["message"]["content"]
+        assert " gone" not in text and whole.startswith(text)
+        streamed = server.ask("hi", stop_token_ids=[token], stream=True, **more).text
+        chunks = [json.loads(line[6:]) for line in streamed.splitlines() if line[6:7] == "{"]
+        pieces = [choice["delta"].get("content") for each in chunks for choice in each["choices"]]
+        assert "".join(piece or "" for piece in pieces) == text
 
 
 @pytest.mark.extra

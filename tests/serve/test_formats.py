@@ -563,8 +563,24 @@ def test_a_parser_that_gives_up_ends_that_answer(vocabulary, monkeypatch):
             return "too large"
 
     monkeypatch.setattr(used, "_matcher", Broken())
+    monkeypatch.setattr(grammar, "_matcher", lambda vocabulary, source: Broken())
     with pytest.raises(BrokenLaw, match="too large"):
         used((64,))
+    monkeypatch.setattr(Broken, "try_consume_tokens", lambda matcher, tokens: 0)
+    with pytest.raises(BrokenLaw, match="too large"):
+        used((65,))
+
+
+def test_a_parser_that_gave_up_at_a_draft_is_replaced(vocabulary, monkeypatch):
+    """Claim: a parser that gave up at one text, where a draft was, says what is allowed after
+    another one. Fails if everything is allowed from then on."""
+    source = grammar.regex_grammar("a+"), "x"
+    used, fresh = vocabulary.grammar(*source), vocabulary.grammar(*source)
+    monkeypatch.setattr(used, "_matcher", SimpleNamespace(is_error=lambda: True))
+    (token,) = fresh(()).nonzero()[:1, 0].tolist()
+    for answer in ((), (token,)):
+        allowed = used(answer)
+        assert allowed is not None and torch.equal(allowed, fresh(answer))
 
 
 def test_forms_do_not_mix(calling):

@@ -81,6 +81,30 @@ def test_nothing_of_a_stop_string_is_shown(text, stops, sizes):
     assert output + writer.finish(text[:cut_data_urls]) == text[:cut_data_urls]
 
 
+@given(
+    st.text(alphabet="ab#", min_size=1, max_size=40),
+    st.lists(st.text(alphabet="ab#", min_size=1, max_size=4), min_size=1, max_size=3),
+    st.lists(st.integers(1, 9), min_size=1, max_size=6),
+)
+@settings(max_examples=300)
+def test_nothing_of_a_stop_string_with_special_tokens_is_shown(text, stops, sizes):
+    """Claim: the same where the text leaves out special tokens (here #) that stops may have."""
+
+    def decode(ids: Sequence[int]) -> str:
+        return _bytes(ids).replace("#", "")
+
+    end = min((text.index(stop) for stop in stops if stop in text), default=len(text))
+    shown = text[:end].replace("#", "")
+    writer, output, read = StreamingDetokenizer(decode, stops, _bytes), "", 0
+    for block in _blocks(text.encode(), sizes):
+        output += writer.write(block)
+        assert shown.startswith(output)
+        read += len(block)
+        if any(stop in text[:read] for stop in stops):
+            break  # The answer ends here.
+    assert output + writer.finish(shown) == shown
+
+
 def test_a_long_answer_is_not_decoded_over_and_over():
     """Claim: what is decoded for a piece does not grow with the answer."""
     lengths: list[int] = []

@@ -193,6 +193,8 @@ def test_options_are_read_from_config_and_environment():
         ({"draft": "b", "memory": "lots"}, "memory=lots"),
         ({"draft": "b", "length": 9}, "up to num_speculative_tokens=8"),
         ({"draft": "b", "length": "0"}, "length=0"),
+        ("lookup", "'lookup', and not an object"),
+        (None, "None, and not an object"),
     ):
         with pytest.raises(OptionError, match=why):
             read_options(settings, {}, 8)

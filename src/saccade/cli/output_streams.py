@@ -42,7 +42,10 @@ codecs.register_error("saccade", replace_missing)
 
 
 def prepare_streams() -> None:
-    """Makes both streams able to write every text, whatever their encoding."""
+    """Makes both output streams able to write every text, whatever their encoding, and input that
+    is not in its encoding readable, so that a check of the text can refuse it."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="surrogateescape")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
             stream.reconfigure(errors="saccade")

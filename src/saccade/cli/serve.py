@@ -105,7 +105,8 @@ def serve(
         raise OptionError(f"--media-root {media_root} is not a folder")
     if private_media_hosts and not media_host:
         raise OptionError("--private-media-hosts is about hosts named by --media-host: name them")
-    if api_key is not None and not api_key.strip():
+    api_key = None if api_key is None else api_key.strip()  # A header cannot carry a line's end.
+    if api_key == "":
         raise OptionError("the API key is empty: give one, or leave --api-key and its variable out")
     settings = ServerSettings(
         **vars(run_settings),

@@ -296,7 +296,8 @@ class Prefill:
     def to(self, device: torch.device) -> Prefill:
         """Returns this with what a view reads on the draft's device. The cache stays where it
         is."""
-        if self.logits.device == device and self.prompt.embeds.device == device:
+        # Positions tell where a prompt is, also where its large tensors were left out.
+        if self.prompt.positions.device == device:
             return self
         return replace(self, prompt=self.prompt.to(device), **_fields_on(self, device))
 

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from saccade.core.errors import OptionError
+from saccade.core.errors import OptionError, first_line
 from saccade.inputs.checkpoints import Answering
 from saccade.inputs.media import FrameSampling
 from saccade.inputs.media.media_file import is_visible
@@ -161,9 +161,13 @@ def _csv_entries(manifest: Path) -> Entries:
     lines = _text(manifest).splitlines(keepends=True)
     head = next((at for at, line in enumerate(lines) if not line.startswith(COMMENT)), len(lines))
     reader = csv.DictReader(lines[head:])
-    for line in reader:
-        if not str(next(iter(line.values()))).startswith(COMMENT):
-            yield f"line {head + reader.line_num}", line
+    try:
+        for line in reader:
+            if not str(next(iter(line.values()))).startswith(COMMENT):
+                yield f"line {head + reader.line_num}", line
+    except csv.Error as error:
+        place = f"line {head + reader.line_num + 1} of {manifest}"
+        raise OptionError(f"{place} is no CSV: {first_line(error)}") from None
 
 
 def _text(manifest: Path) -> str:

@@ -341,6 +341,10 @@ class SessionDrafter(Drafter):
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         self.session.commit(tokens)
 
+    def close(self) -> None:
+        self.session.requests.clear()
+        self._scores.clear()
+
     def report(self) -> DraftReport:
         seconds = DraftSeconds(planning=self._planning.seconds)
         return DraftReport(self._scores, visual_tokens=self._visual_tokens, seconds=seconds)
@@ -421,8 +425,7 @@ class ModelDrafter(SessionDrafter):
             self._vision_hook = self._setup.target.record_vision(self._target_vision_outputs)
 
     def prefill(self, prompts: Sequence[Prompt]) -> None:
-        if self._vision_hook is not None:
-            self.close()
+        self._remove_vision_hook()
         self._captioning = Captioning(self._setup, self._inputs)
 
     def _draft_prompts(self, prefills: Sequence[Prefill]) -> list[Prompt]:
@@ -438,6 +441,10 @@ class ModelDrafter(SessionDrafter):
         return model.prompts(inputs, outputs, coarse=setup.coarse, vision=setup.vision)
 
     def close(self) -> None:
+        super().close()
+        self._remove_vision_hook()
+
+    def _remove_vision_hook(self) -> None:
         if self._vision_hook is not None:
             self._vision_hook.remove()
             self._vision_hook = None

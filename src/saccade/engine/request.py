@@ -151,7 +151,7 @@ class Request:
         words = Words(_encoder(tokenizer), arguments.get("captioner"))
         decode, spell = _decoder(tokenizer, True), _decoder(tokenizer, False)
         if not arguments.get("skip_special_tokens", True):
-            decode = _without_end(spell, ends)
+            decode = without_end(spell, ends)
         samples = bool(config.do_sample)
         returned = generation_settings.returned_settings(config)
         return cls(
@@ -545,7 +545,7 @@ def _decoder(tokenizer: Any, skips_special: bool) -> Callable[[Sequence[int]], s
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=skips_special)
 
 
-def _without_end(
+def without_end(
     spell: Callable[[Sequence[int]], str] | None, end_ids: Sequence[int]
 ) -> Callable[[Sequence[int]], str] | None:
     """Returns a decoder that writes special tokens, but not one that ends the answer."""

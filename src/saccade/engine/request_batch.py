@@ -89,7 +89,7 @@ class RequestBatch:
         self.session, self.first = session, first
         self.prompts: list[Prompt] = []
         self.decoding = False  # True once target and draft have read everything
-        self._media = request.media
+        self._media = request.media  # of the prompts that were encoded last
         self._turns: Mapping[int, Turn] = {}
         self._adds_media = False  # whether this turn has media that the turns before did not have
         # How many leading rows of each prompt were the same since the drafter read one; None before
@@ -234,6 +234,7 @@ class RequestBatch:
         turns before."""
         earlier = self.prompts
         self.prompts = self.target.prompts(self.request.inputs, vision=self.vision)
+        self._media = self.request.media
         if not self._adds_media:
             return [0] * len(self.prompts)
         self.session.rules = self.rules
@@ -269,6 +270,7 @@ class RequestBatch:
                     noise_number=place,
                     shared_rows=shared[place],
                     hidden_layers=self.hidden_layers,
+                    keeps_all_keys=self.recipe.needs_all_keys,
                 ):
                     pass
 
@@ -292,7 +294,6 @@ class RequestBatch:
         self._adds_media = adds_media
         self._draft_seconds_before = self.drafter.report().seconds
         self._set_request(request)
-        self._media = request.media
         self._turns, self.decoding = turns or {}, False
         if turns is not None:
             self._restarted_draft = False
@@ -440,10 +441,11 @@ class RequestBatch:
         drafts, visual_tokens = self.recipe.drafts, self.prompts[number].visual_tokens
         gave_drafting_up = self.requested_recipe.drafts and not drafts
         copies = Capability.COPIES in self.recipe.shape.offers
+        is_rounded = self.draft is not None and self.draft.is_rounded_copy_of(self.target)
         warnings = {
             DECODES_PLAINLY: gave_drafting_up and not copies,
             ONLY_COPIES: gave_drafting_up and copies,
-            NOTHING_TO_PRUNE: drafts and prunes_own_keys and not visual_tokens,
+            NOTHING_TO_PRUNE: drafts and prunes_own_keys and not visual_tokens and not is_rounded,
             TRAINED_POSITIONS: self.prompts[number].media.has_trained_positions,
             TARGET_ALONE: drafts and self.rules[number] != self._draft_rules[number],
             SHARED_GPU: self._shares_a_gpu(),

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from jinja2 import TemplateError
 
 from saccade.core.errors import ModelError, OptionError, first_line
 from saccade.core.generation_settings import check_text
@@ -382,6 +383,10 @@ def _render(
                     **variables,
                 )
             )
+        except TemplateError as error:
+            raise OptionError(
+                f"{name}'s chat template refuses this conversation: {first_line(error)}"
+            ) from error
         except (TypeError, ValueError, AttributeError, KeyError) as error:
             if not variables:
                 raise

@@ -108,7 +108,7 @@ class Step:
         self._key_layers = key_layers
         self._windows = windows
         self._masks_always = masks_always
-        self._visible: dict[tuple[int, KeyWindow | None], tuple[Tensor, int]] = {}
+        self._visible: dict[tuple[int, KeyWindow | None, torch.device], tuple[Tensor, int]] = {}
         self.calls = 0
         """How often it was called: once a layer, where the model's layers call it for attention."""
         self._choose: Callable[[Segment, int], Kernel] = partial(
@@ -186,11 +186,13 @@ class Step:
     def _visible_keys(
         self, number: int, window: KeyWindow | None, device: torch.device
     ) -> tuple[Tensor, int]:
-        """Returns :func:`visible_keys` of a segment, which layers of a kind share."""
-        if (number, window) not in self._visible:
+        """Returns :func:`visible_keys` of a segment, which layers of a kind on
+        one device share."""
+        kind = number, window, device
+        if kind not in self._visible:
             visible, first = visible_keys(self.segments[number], window)
-            self._visible[number, window] = visible.to(device), first
-        return self._visible[number, window]
+            self._visible[kind] = visible.to(device), first
+        return self._visible[kind]
 
 
 def attend_partially(

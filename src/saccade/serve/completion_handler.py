@@ -233,9 +233,13 @@ class CompletionHandler:
 
     def _detokenizers(self) -> list[StreamingDetokenizer]:
         """Returns what turns each answer's tokens into text."""
-        stops = self._request.stops
-        decoders = [queued.request.decode or self._engine.decode for queued in self._queued]
-        return [StreamingDetokenizer(decode, stops) for decode in decoders]
+        requests = [queued.request for queued in self._queued]
+        return [
+            StreamingDetokenizer(
+                each.decode or self._engine.decode, self._request.stops, each.spell
+            )
+            for each in requests
+        ]
 
     # -- the JSON of responses -----------------------------------------------------------------
 

@@ -16,8 +16,15 @@ class StreamingDetokenizer:
     to be the beginning of a stop string.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str], stops: Sequence[str]) -> None:
+    def __init__(
+        self,
+        decode: Callable[[Sequence[int]], str],
+        stops: Sequence[str],
+        spell: Callable[[Sequence[int]], str] | None = None,
+    ) -> None:
+        """``spell`` decodes with special tokens, which a stop string may have."""
         self._decode, self._stops = decode, stops
+        self._spell = spell or decode
         self._window: list[int] = []  # The last tokens, which are decoded again with every piece.
         self._text_before_window = ""
         self._window_prefix = ""  # The part of the window's text that the text before it includes.
@@ -33,8 +40,14 @@ class StreamingDetokenizer:
             self._text_before_window = text
             self._window_prefix = self._decode(self._window)
         text = text.rstrip(UNFINISHED)
-        withheld = max((_stop_overlap(text, stop) for stop in self._stops), default=0)
+        withheld = self._longest_overlap(text)
+        if self._stops and self._longest_overlap(self._spell(self._window)) > withheld:
+            return ""  # Special tokens that the text leaves out may begin a stop string.
         return self._emit_up_to(text[: len(text) - withheld])
+
+    def _longest_overlap(self, text: str) -> int:
+        """Returns how many of the text's last characters may belong to a stop string."""
+        return max((_stop_overlap(text, stop) for stop in self._stops), default=0)
 
     def finish(self, text: str) -> str:
         """Returns the rest of the text, once the whole answer is known."""

@@ -14,13 +14,12 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from jinja2 import TemplateError
 from PIL import Image
 
 from saccade.core import generation_settings
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Grammar
-from saccade.engine.request import Request
+from saccade.engine.request import Request, without_end
 from saccade.inputs import Loaded, captions, literal_text
 from saccade.inputs.media import Clip, FrameSampling
 from saccade.inputs.media.fetch import FetchedMedia
@@ -297,23 +296,19 @@ class RequestReader:
         turns = [_template_turn(turn) for turn in request.messages]
         tools = [tool.model_dump(exclude_none=True) for tool in request.callable_tools]
         template = str(getattr(loaded.processor, "chat_template", None) or "")
-        try:
-            with cache_preprocessing(loaded.processor, self._prefix_cache):
-                inputs = conversation_inputs(
-                    MODEL_NAME,
-                    loaded.processor,
-                    turns,
-                    clips,
-                    images,
-                    tools=tools,
-                    continues_last_turn=request.continues_last_message,
-                    opens_answer=request.add_generation_prompt is not False,
-                    variables=self._template_variables(request, template),
-                )
-                return cast_pixels(inputs, loaded.backbone.dtype)
-        except TemplateError as error:
-            message = f"the model's template refuses this: {' '.join(str(error).split())[:200]}"
-            raise ApiError(400, message, "messages") from None
+        with cache_preprocessing(loaded.processor, self._prefix_cache):
+            inputs = conversation_inputs(
+                MODEL_NAME,
+                loaded.processor,
+                turns,
+                clips,
+                images,
+                tools=tools,
+                continues_last_turn=request.continues_last_message,
+                opens_answer=request.add_generation_prompt is not False,
+                variables=self._template_variables(request, template),
+            )
+            return cast_pixels(inputs, loaded.backbone.dtype)
 
     def _engine_requests(
         self,
@@ -352,11 +347,14 @@ class RequestReader:
             )
             for choice in range(request.n or 1)
         ]
-        if self._decode_reasoning is None or reasoning is None:
-            return answers
-        if request.skip_special_tokens is False:  # Then the marks are in the text already.
-            return answers
-        return [replace(answer, decode=self._decode_reasoning) for answer in answers]
+        # With special tokens the marks of reasoning are in the text already.
+        if reasoning is not None and request.skip_special_tokens is not False:
+            decode = self._decode_reasoning
+            answers = [replace(each, decode=decode or each.decode) for each in answers]
+        if request.stop_token_ids:  # They are never shown, also where they are ordinary tokens.
+            ends = request.stop_token_ids
+            answers = [replace(each, decode=without_end(each.decode, ends)) for each in answers]
+        return answers
 
     def _grammar(self, source: tuple[str, str], reasoning: Reasoning | None) -> Grammar:
         own = self._vocabulary.grammar(*source)

@@ -134,9 +134,10 @@ class ReasoningItem(Item):
 
 
 def _item_type(value: Any) -> Any:
-    """Returns the type of an item; a message may leave it out."""
-    fields = value if isinstance(value, dict) else vars(value)
-    return fields.get("type", "message")
+    """Returns the type of an item; a message may leave it out. What is no item has none."""
+    if isinstance(value, BaseModel):
+        value = vars(value)
+    return value.get("type", "message") if isinstance(value, dict) else None
 
 
 InputItem = Annotated[

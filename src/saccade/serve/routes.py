@@ -151,7 +151,8 @@ def _client_routes(service: Service) -> APIRouter:
         if settings.api_key is None:
             return
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        is_right = hmac.compare_digest(key.strip().encode(), settings.api_key.encode())
+        # Bytes of a header are read as Latin-1, so this gives the bytes that the client sent.
+        is_right = hmac.compare_digest(key.strip().encode("latin-1"), settings.api_key.encode())
         if scheme.lower() != "bearer" or not is_right:
             message = "a valid API key is needed: send Authorization: Bearer KEY"
             raise ApiError(401, message, headers={"WWW-Authenticate": "Bearer"})

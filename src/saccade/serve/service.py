@@ -57,7 +57,11 @@ class BoundedThreads:
             with suppress(RuntimeError):  # The event loop has been closed.
                 loop.call_soon_threadsafe(self._free.release)
 
-        threading.Thread(target=work, name="reader", daemon=True).start()
+        try:
+            threading.Thread(target=work, name="reader", daemon=True).start()
+        except BaseException:  # The system has no more threads.
+            self._free.release()
+            raise
         return await asyncio.wrap_future(result)
 
 

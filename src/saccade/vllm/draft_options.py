@@ -43,9 +43,7 @@ class DraftOptions:
         return view
 
 
-def read_options(
-    config: Mapping[str, Any], environment: Mapping[str, str], max_length: int
-) -> DraftOptions:
+def read_options(config: Any, environment: Mapping[str, str], max_length: int) -> DraftOptions:
     """Returns the options; those of the config win over those of the environment.
 
     ``max_length`` is ``num_speculative_tokens``. Raises OptionError for an unknown name or value.
@@ -55,6 +53,11 @@ def read_options(
         for name, value in environment.items()
         if name.startswith(ENVIRONMENT_PREFIX)
     }
+    if not isinstance(config, Mapping):
+        raise OptionError(
+            f"saccade in --additional-config is {config!r}, and not an object such as "
+            '{"draft": "lookup"}'
+        )
     values |= config
     names = [field.name for field in fields(DraftOptions)]
     for name in values:

@@ -259,8 +259,10 @@ class WorkerDrafter(Drafter, BesideTarget):
         self._send("turn", turns, [_sendable_rule(rule) for rule in rules], self._laws)
 
     def report(self) -> DraftReport:
-        captioning = (0.0, 0.0) if self._captioning is None else self._captioning.seconds
-        seconds = DraftSeconds(self._reading, self._choosing, self._drafting, *captioning)
+        caption, hidden = (0.0, 0.0) if self._captioning is None else self._captioning.seconds
+        seconds = DraftSeconds(
+            self._reading, self._choosing, self._drafting, caption=caption, caption_hidden=hidden
+        )
         return DraftReport(visual_tokens=self._visual_tokens or {}, seconds=seconds)
 
     def close(self) -> None:

@@ -235,7 +235,8 @@ class StopSignal:
         """Ends the call, now or when it next looks."""
         with self._lock:
             self._is_set = True
-        self.watch(self._process)
+            if self._process is not None:
+                self._process.kill()
 
     def watch(self, process: "subprocess.Popen[bytes] | None") -> None:
         """Notes the process that works for the call now, None for no process."""

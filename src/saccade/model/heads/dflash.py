@@ -237,10 +237,7 @@ class BlockHead(Head):
         self.head_shapes, self.devices = self.head_shapes * self.layers, self.devices * self.layers
         self.windows = [each.window for each in settings.visibilities]
 
-    def current(self) -> Head:
-        target = self.target.current()
-        if target is self.target:
-            return self
+    def _over(self, target: Backbone) -> Head:
         return BlockHead(
             target, self.module, self.config, self.settings, self.text.rotary_emb, self.axes
         )

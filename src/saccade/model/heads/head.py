@@ -62,6 +62,7 @@ class Head(Backbone):
             )
         vars(self).update(vars(target))
         self.target, self.module = target, module
+        self._newest_head: Head | None = None  # Made when the target was changed.
         self.config = config
         self.hidden_layers = module.hidden_layers
         self.axes = axes
@@ -90,10 +91,17 @@ class Head(Backbone):
         )
 
     def current(self) -> Head:
-        """Returns this head, over the target as it is now."""
+        """Returns this head over the target as it is now: the same one as long as the target stays
+        as it is."""
         target = self.target.current()
         if target is self.target:
             return self
+        if self._newest_head is None or self._newest_head.target is not target:
+            self._newest_head = self._over(target)
+        return self._newest_head
+
+    def _over(self, target: Backbone) -> Head:
+        """Returns this head over another target."""
         rotary = self.text.rotary_emb
         return Head(target, self.module, self.config, rotary, self.axes, self._like)
 

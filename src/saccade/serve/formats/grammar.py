@@ -189,12 +189,19 @@ class Grammar:
         return _compute_bias(matcher)
 
     def _move_parser(self, answer: tuple[int, ...]) -> bool:
-        """Moves the parser to the end of an answer; returns whether the answer matches so far."""
+        """Moves the parser to the end of an answer; returns whether the answer matches so far.
+
+        A parser that has given up says no more, and it may have done so at another text, such as a
+        draft's. So a new one takes its place. Raises BrokenLaw where that one gives up too.
+        """
+        if self._matcher.is_error():
+            self._matcher, self._parsed_ids = _matcher(*self._arguments), []
         same = common_length(self._parsed_ids, answer)
         if same < len(self._parsed_ids):
             self._matcher.rollback(len(self._parsed_ids) - same)
         consumed = self._matcher.try_consume_tokens(list(answer[same:])) if answer[same:] else 0
         self._parsed_ids = list(answer[: same + consumed])
+        _check_parser(self._matcher)
         return same + consumed == len(answer)
 
 
@@ -205,7 +212,12 @@ def _matcher(vocabulary: Vocabulary, source: str) -> LLMatcher:
 def _compute_bias(matcher: LLMatcher) -> bytearray:
     """Returns a byte for each token, 0 where it is not allowed. Raises BrokenLaw."""
     bias = bytearray(matcher.compute_logit_bias())
+    _check_parser(matcher)
+    return bias
+
+
+def _check_parser(matcher: LLMatcher) -> None:
+    """Raises BrokenLaw where a parser has given up."""
     if matcher.is_error():
         reason = (matcher.get_error() or "").partition("\n")[0]
         raise BrokenLaw(f"the answer's format is too large: {reason}")
-    return bias

@@ -101,7 +101,10 @@ def _parse_number(digits: str) -> float | int:
     value = float(digits)
     if math.isfinite(value):
         return value
-    exact = Decimal(digits)
+    try:
+        exact = Decimal(digits)
+    except ArithmeticError:  # Its exponent is too large even for that.
+        raise NotJson from None
     if exact.adjusted() > MAX_INTEGER_DIGITS:
         raise NotJson
     return int(exact)
