@@ -97,6 +97,10 @@ def test_quiet_is_the_answer_alone(
     monkeypatch.setattr("sys.stdin", io.StringIO("Describe the video in detail.\n"))
     code, printed, messages = call("chat", *words[1:], "--quiet")
     assert (code, printed, messages) == (0, answer + "\n", "")
+    latin = io.TextIOWrapper(io.BytesIO("Un caf\xe9 ?\n".encode("latin-1")), "utf-8")
+    monkeypatch.setattr("sys.stdin", latin)
+    code, printed, messages = call("chat", *words[1:], "--quiet")
+    assert code == 2 and printed == "" and len(messages.splitlines()) == 1
     code, printed, messages = call("describe", "nowhere.mp4", "--quiet")
     assert code == 2 and printed == "" and len(messages.splitlines()) == 1
 

@@ -15,8 +15,11 @@ from helpers import (
     VOCAB,
     MadeBy,
     StubDraft,
+    backbone,
+    hf_greedy,
     input_for,
     left_padded,
+    noisy,
     qwen25,
     random_tree,
     stubbed,
@@ -205,6 +208,26 @@ def test_a_draft_that_fails_elsewhere_costs_speed_only(step):
     result = saccade.run(qwen25(), INPUTS, method=recipe, max_new_tokens=COUNT)
     assert list(result.ids) == _answer()[:COUNT]
     assert result.fallback_reason == f"drafting failed with ValueError: {step} is broken"
+
+
+@pytest.mark.parametrize("method", ["sd", "specvlm-self", "layerskip"])
+def test_a_draft_that_was_given_up_frees_its_caches(method):
+    """Claim: once drafting is given up in the middle of an answer, the draft holds no keys, and the
+    answer goes on. Control: before that it holds some."""
+    settings = dict(max_new_tokens=24, do_sample=False, eos_token_id=-1)
+    target, inputs = backbone(qwen25()), video_input(3)
+    stream = saccade.stream(target, inputs, draft=noisy(qwen25, 0, 0.05), method=method, **settings)
+    rounds = [next(stream), next(stream)]
+    assert stream.call is not None
+    fallback = stream.call.drafter
+    drafter: Any = fallback._drafter
+    assert drafter.session.requests
+    fallback.give_up("enough", RuntimeError("enough"))
+    assert not drafter.session.requests
+    rounds += stream
+    answer = [token for round in rounds for token in round.tokens]
+    assert answer == hf_greedy(qwen25(), inputs, 24)
+    assert stream.results[0].fallback_reason == "enough"
 
 
 def test_one_failure_in_a_batch_leaves_every_answer():

@@ -40,7 +40,11 @@ def tensors_of(target: Backbone, kind: Any) -> dict[str, Tensor]:
 
 def head_of(model: Any, kind: Any, fused: bool | None = None) -> Head:
     """A head of random weights over a shared target."""
-    target = backbone(model, fused)
+    return head_over(backbone(model, fused), kind)
+
+
+def head_over(target: Backbone, kind: Any) -> Head:
+    """A head of random weights over this target."""
     tensors = tensors_of(target, kind)
     if kind in OWN:
         return make_own_head(target, OWN[kind], tensors, "a model")

@@ -17,6 +17,7 @@ from heads import (
     Reference,
     change_settings,
     head_of,
+    head_over,
     tensors_of,
     write_head,
 )
@@ -24,6 +25,7 @@ from helpers import (
     TEXT,
     VIDEO,
     WORDS,
+    backbone_of_copy,
     few,
     hf_greedy,
     input_for,
@@ -437,6 +439,18 @@ def test_memory_of_hidden_states_is_counted():
     assert cache.bytes == 10 * with_hidden
     sentences = [str(request.too_long_error(head.target, each)) for each in ((), layers)]
     assert sentences[0] != sentences[1]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_head_over_a_changed_target_stays_the_same(kind):
+    """Claim: after the target was changed once, every answer gets the same head over it, so a
+    conversation goes on with its caches. Fails if each answer makes a head of its own."""
+    head = head_over(backbone_of_copy(qwen25()), kind)
+    assert head.current() is head
+    head.target.text.layers[0].register_forward_hook(lambda module, inputs, output: output)
+    changed = head.current()
+    assert changed is not head and type(changed) is type(head)
+    assert head.current() is changed and changed.current() is changed
 
 
 def test_a_head_is_not_rounded():
