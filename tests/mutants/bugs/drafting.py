@@ -7,11 +7,30 @@ BUGS = (
         "the tokens that a failed draft had sampled are thrown away",
         "drafting/fallback.py",
         within="Fallback._sound_trees",
-        find="(self._undelivered, {})",
-        plant="({}, {})",
+        find="self._undelivered.pop($request, $tree)",
+        plant="$tree",
         tests=(
             "laws/test_failing_drafts.py::test_a_chain_that_fails_keeps_the_law_whatever_the_draft",
         ),
+    ),
+    PlantedBug(
+        "what was drawn for requests that are not asked for is thrown away",
+        "drafting/fallback.py",
+        within="Fallback._try",
+        find="{**$failure.trees}",
+        plant="dict([*$failure.trees.items()][:1])",
+        tests=(
+            "laws/test_failing_workers.py::"
+            "test_a_failure_while_one_request_is_asked_for_keeps_what_others_drew",
+        ),
+    ),
+    PlantedBug(
+        "a draft that was given up keeps its caches",
+        "drafting/drafters.py",
+        within="SessionDrafter.close",
+        find="self.session.requests.clear()",
+        plant="self.session.requests.copy()",
+        tests=("engine/test_failing_drafts.py::test_a_draft_that_was_given_up_frees_its_caches",),
     ),
     PlantedBug(
         "a token sampled after the last forward is lost when the draft fails",
