@@ -418,6 +418,20 @@ def test_without_a_draft_model_it_drafts_for_itself_or_not_at_all(
         assert ("copies" in alone.warnings[0]) == (method == "auto")
 
 
+def test_a_round_that_should_show_what_plain_decoding_takes_may_be_shared():
+    """Claim: where another request joins in the very round that decodes plainly to be timed, which
+    then shows nothing, drafting goes on in the next round. Fails if the request decodes plainly for
+    as long as it shares its forwards."""
+    shape = Auto(Costs((1, 2, 16), (1.0, 1.05, 1.75), 0.02), runners=0)
+    (round, *_) = simulate(shape, World(0.9, 1.0), 3).rounds
+    plain = replace(round, tree=Tree(), verify_seconds=1.0)
+    start = shape.start()
+    due = start._replace(times=start.times._replace(since_plain=1000))
+    assert shape._plan(due) is None
+    shared = shape.fold(due, replace(plain, load=Load(2, 8, 0.0)))
+    assert shared.requests == 2 and shape._plan(shared) is not None
+
+
 def test_the_more_share_a_forward_the_shorter_are_drafts():
     """Claim: beside others, whose rows fill the forward, a row is dearer against the token it may
     save, and drafts get shorter; with a draft that is no use they end. Alone again they are as

@@ -365,10 +365,12 @@ class Auto(CostedShape):
 
     def _times_after(self, estimates: Estimates, round: Round) -> ForwardTimes:
         """``times`` with the seconds of this round in them; unchanged when sampling, and where the
-        forward was shared."""
+        forward was shared. A shared round without a draft shows nothing, but no other follows."""
         times, rows = estimates.times, 1 + len(round.tree)
-        if round.p.rules.sample or round.load is not None or round.verify_seconds <= 0:
+        if round.p.rules.sample or round.verify_seconds <= 0:
             return times
+        if round.load is not None:
+            return times if rows > 1 else times._replace(since_plain=0)
         believed = self.forward_costs.verify(rows)
         if rows == 1:
             return times.after_plain(round.verify_seconds, believed)
