@@ -191,24 +191,26 @@ def test_pictures_whose_keys_are_let_go(family, kind, monkeypatch):
 @pytest.mark.parametrize("family", ["gemma3"])
 def test_a_turn_with_another_picture_goes_on_from_what_is_known(family):
     """Claim: a turn with one more picture reads on from the rows that layers with a window still
-    know, and answers as generate does. Fails if it begins where keys were let go, or if a cache
-    that lets go of keys makes room for all of the text at once."""
+    know, and answers as generate does; so do further ones. Fails if it begins where keys were let
+    go, if a cache that lets go of keys makes room for all of the text at once, or if what is set
+    aside grows with every turn."""
     loaded, media = zoo.member(family), zoo.draw("images", 2)
     most = cache.rows_of_window(KeyWindow(16), forward_rows(4 * CHUNK))
     question = "what moves in all of these places, and why is that so?"
     with saccade.Conversation(
         loaded.backbone, method="lookup", max_new_tokens=40, do_sample=False
     ) as conversation:
-        for count in (1, 2):
-            images = media.images[:count]
+        for count in range(1, 6):
+            images = (media.images * 3)[:count]
             inputs = zoo.read(loaded, replace(media, images=images, question=question))
             result = conversation.run(inputs)
             assert list(result.ids) == zoo.hf_greedy(loaded, inputs, 40)
-            assert (result.reused_tokens > 0) == (count == 2)
+            assert (result.reused_tokens > 0) == (count > 1)
             question += " and before?"
             batch = conversation._last_call
             assert batch is not None
             kv_cache = batch.session.requests[0].cache
+            assert len(kv_cache._set_aside) <= cache.MOST_SET_ASIDE
             assert kv_cache.lets_go and min(keys.shape[1] for keys in kv_cache.keys) <= most
 
 

@@ -257,6 +257,7 @@ class RequestBatch:
         phase("vision")
         with self.drafter.beside.sharing_threads():
             shared = self._encode_prompts()
+            generate_check.check_against_generate(self.target)
             phase("prefill")
             for place, prompt in enumerate(self.prompts):
                 rows = (prompt.visual | prompt.fixed).nonzero()

@@ -11,7 +11,7 @@ are still there, and to the few lengths at which they were set aside.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -293,6 +293,12 @@ class Cache:
                 KeptRows(first, *(each.clone() for each in self.read(layer, length, first)))
                 for layer, first in self._first_keys(length)
             ]
+
+    def forget_set_aside(self, prompt_lengths: Collection[int]) -> None:
+        """Drops the keys that were set aside for earlier prompts, and at no length of
+        ``prompt_lengths`` and of the last few turns."""
+        kept = {*prompt_lengths, *self._turn_lengths[-TURNS_SET_ASIDE:]}
+        self._set_aside = {n: each for n, each in self._set_aside.items() if n in kept}
 
     def set_aside_for_turn(self, length: int) -> None:
         """Does :meth:`set_aside` where a conversation goes on. Only those of the last few turns

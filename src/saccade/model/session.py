@@ -213,6 +213,7 @@ class Session:
                 recorder.finish(cache)
             if stop < len(prompt):
                 yield None
+        cache.forget_set_aside(remembered)
         with torch.no_grad():
             logits = self._clip(model.logits(hidden[-1:]))[0]
         if self._prefixes is not None:
