@@ -119,10 +119,22 @@ BUGS = (
     PlantedBug(
         "auto: a slow verification changes the costs while sampling",
         "drafting/shapes/auto.py",
+        within="Auto._stretch_after",
         find="$round.p.rules.sample or $round.verify_seconds <= 0",
         plant="$round.verify_seconds <= 0",
         tests=(
             "drafting/shapes/test_auto.py::test_what_is_sampled_does_not_depend_on_how_fast_it_was",
+        ),
+    ),
+    PlantedBug(
+        "auto: a shared round without a draft is waited for again and again",
+        "drafting/shapes/auto.py",
+        within="Auto._times_after",
+        find="$times._replace(since_plain=0)",
+        plant="$times",
+        tests=(
+            "drafting/shapes/test_auto.py::"
+            "test_a_round_that_should_show_what_plain_decoding_takes_may_be_shared",
         ),
     ),
     PlantedBug(
