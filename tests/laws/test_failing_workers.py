@@ -76,12 +76,7 @@ def guarded(*args: Any) -> Fallback:
     return Fallback(drafter_of(*args), markov.IDS)
 
 
-def failing(
-    recipe: Recipe,
-    kind: int,
-    fault: Callable[[], BaseException],
-    token: int,
-) -> Failing:
+def failing(recipe: Recipe, kind: int, fault: Callable[[], BaseException], token: int) -> Failing:
     play = Failing(recipe, 3, [kind])
     play.fault, play.token = fault, token
     return play

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
@@ -65,11 +66,17 @@ def test_whatever_the_bytes_nothing_is_lost(ids, sizes):
     assert output + writer.finish(_bytes(ids)) == _bytes(ids)
 
 
-@given(
-    st.text(alphabet="ab#é🙂", min_size=1, max_size=120),
-    st.lists(st.text(alphabet="ab#é🙂", min_size=1, max_size=4), min_size=1, max_size=3),
-    st.lists(st.integers(1, 9), min_size=1, max_size=6),
-)
+def _given_stops(alphabet: str, longest: int) -> Any:
+    """Gives a test a text of these letters, a few stop strings, and the sizes of its pieces."""
+    stop = st.text(alphabet=alphabet, min_size=1, max_size=4)
+    return given(
+        st.text(alphabet=alphabet, min_size=1, max_size=longest),
+        st.lists(stop, min_size=1, max_size=3),
+        st.lists(st.integers(1, 9), min_size=1, max_size=6),
+    )
+
+
+@_given_stops("ab#é🙂", 120)
 @settings(max_examples=300)
 def test_nothing_of_a_stop_string_is_shown(text, stops, sizes):
     """Claim: up to the first stop everything is shown, of it nothing, in whatever pieces."""
@@ -81,11 +88,7 @@ def test_nothing_of_a_stop_string_is_shown(text, stops, sizes):
     assert output + writer.finish(text[:cut_data_urls]) == text[:cut_data_urls]
 
 
-@given(
-    st.text(alphabet="ab#", min_size=1, max_size=40),
-    st.lists(st.text(alphabet="ab#", min_size=1, max_size=4), min_size=1, max_size=3),
-    st.lists(st.integers(1, 9), min_size=1, max_size=6),
-)
+@_given_stops("ab#", 40)
 @settings(max_examples=300)
 def test_nothing_of_a_stop_string_with_special_tokens_is_shown(text, stops, sizes):
     """Claim: the same where the text leaves out special tokens (here #) that stops may have."""

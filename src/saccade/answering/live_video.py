@@ -203,10 +203,11 @@ class Live(AbstractContextManager["Live"]):
         Before any segment was read nobody knows how many tokens a frame takes. Until then a window
         in tokens has room for as many waiting frames as it has tokens.
         """
-        counts = [each.tokens for each in self.segments if each.tokens]
-        tokens = min(counts, default=0) / self.segment_frames  # The first counts words too.
-        per_frame = {"seconds": 1 / self._fps, "frames": 1.0, "tokens": tokens or 1.0}
-        room = self.window.size / per_frame[self.window.unit]
+        room = self.window.size * (self._fps if self.window.unit == "seconds" else 1)
+        if self.window.unit == "tokens":
+            counts = [each.tokens for each in self.segments if each.tokens]
+            # The first segment's count includes words, so the smallest count is taken.
+            room *= self.segment_frames / min(counts, default=self.segment_frames)
         while len(self._waiting) > max(room, self.segment_frames):
             self._waiting.popleft()
 

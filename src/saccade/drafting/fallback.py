@@ -113,10 +113,10 @@ class Fallback(Drafter, Learner, BesideTarget):
         if trees is not None:
             return trees
         # The trees of other requests wait until those requests are asked for.
-        drawn = {
-            request: self._undelivered.pop(request, tree) for request, tree in otherwise.items()
+        return {
+            request: self._sound_part(self._undelivered.pop(request, tree))
+            for request, tree in otherwise.items()
         }
-        return {request: self._sound_part(tree) for request, tree in drawn.items()}
 
     def _sound_part(self, tree: Tree) -> Tree:
         fault = find_fault(tree, self._vocab)

@@ -546,12 +546,12 @@ def _decoder(tokenizer: Any, skips_special: bool) -> Callable[[Sequence[int]], s
 
 
 def without_end(
-    spell: Callable[[Sequence[int]], str] | None, end_ids: Sequence[int]
+    decode: Callable[[Sequence[int]], str] | None, end_ids: Sequence[int]
 ) -> Callable[[Sequence[int]], str] | None:
-    """Returns a decoder that writes special tokens, but not one that ends the answer."""
-    if spell is None:
+    """Returns a decoder that leaves out the token that ends an answer."""
+    if decode is None:
         return None
-    write = spell
+    write = decode
     return lambda ids: write(ids[:-1] if ids and ids[-1] in end_ids else ids)
 
 

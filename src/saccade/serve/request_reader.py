@@ -347,10 +347,12 @@ class RequestReader:
             )
             for choice in range(request.n or 1)
         ]
-        # With special tokens the marks of reasoning are in the text already.
-        if reasoning is not None and request.skip_special_tokens is not False:
-            decode = self._decode_reasoning
-            answers = [replace(each, decode=decode or each.decode) for each in answers]
+        if request.skip_special_tokens is False:
+            # Then marks of reasoning are in the text, and a token that ends it is left out already.
+            return answers
+        decode = self._decode_reasoning if reasoning is not None else None
+        if decode is not None:
+            answers = [replace(each, decode=decode) for each in answers]
         if request.stop_token_ids:  # They are never shown, also where they are ordinary tokens.
             ends = request.stop_token_ids
             answers = [replace(each, decode=without_end(each.decode, ends)) for each in answers]
