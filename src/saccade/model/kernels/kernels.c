@@ -528,6 +528,9 @@ void multiply(const product *c) {
 #define TILE_INPUTS 32     /* Inputs of one output that a row of a tile has in bf16. */
 #define OUTPUTS_PER_UNIT 32 /* Outputs that one task computes: those of two tiles. */
 #define LINE 64            /* Bytes of a cache line. */
+#define BF16_ROWS_AT_ONCE 6     /* With 4 outputs each they fill the registers. */
+#define BF16_ROWS_PER_PASS 48   /* Rows whose sums of one unit are kept. */
+#define MAX_INPUTS_PER_PART 1536 /* Near caches hold so many inputs of BF16_ROWS_AT_ONCE rows. */
 #define CODE_BLOCK 32      /* Inputs that share a scale, in weights of few bits and in rows that meet them. */
 #define CODED_ROWS_AT_ONCE 4
 
@@ -575,59 +578,100 @@ INLINE void write_bf16(const bf16_product *c, ptrdiff_t row, ptrdiff_t first, la
     store_rounded(c->y + row * c->out + first, some, sums);
 }
 
-/* Multiplies `rows` rows with the weights of `outs` outputs, which begin at w, into sums[row][output].
-   Meanwhile it prefetches weights that the next outputs need: those TILE_ROWS outputs further on. All blocks of
-   rows share this work. Of `parts` blocks this one is number `part`, and it fetches every `parts`-th group of
-   `outs` cache lines, so that every line is fetched once and in the order of memory. */
-INLINE void multiply_vectors(int rows, int outs, const uint16_t *x, const uint16_t *w, ptrdiff_t in, float *sums,
-                             ptrdiff_t sums_row, ptrdiff_t part, ptrdiff_t parts) {
-    __m512 sum[4][4];
-    ptrdiff_t next = 32 * part;
-    EACH(r, rows) EACH(o, outs) sum[r][o] = _mm512_setzero_ps();
-    for (ptrdiff_t i = 0; i < in; i += 32) {
-        const __mmask32 some = in - i >= 32 ? ~0u : (1u << (in - i)) - 1;
-        __m512bh each[4];
-        if (i == next) {
-            EACH(o, outs) _mm_prefetch((const char *)(w + TILE_ROWS * in + outs * i + 32 * o), _MM_HINT_T0);
-            next += 32 * parts;
-        }
-        EACH(o, outs) each[o] = (__m512bh)_mm512_maskz_loadu_epi16(some, w + o * in + i);
-        EACH(r, rows) {
-            const __m512bh own = (__m512bh)_mm512_maskz_loadu_epi16(some, x + r * in + i);
-            EACH(o, outs) sum[r][o] = _mm512_dpbf16_ps(sum[r][o], each[o], own);
-        }
-    }
-    EACH(r, rows) EACH(o, outs) sums[r * sums_row + o] = _mm512_reduce_add_ps(sum[r][o]);
+/* Returns the sum over the lanes of each of 4 vectors. */
+INLINE __m128 sum_lanes_of_4(const __m512 *v) {
+    const __m512 a = _mm512_add_ps(_mm512_unpacklo_ps(v[0], v[1]), _mm512_unpackhi_ps(v[0], v[1]));
+    const __m512 b = _mm512_add_ps(_mm512_unpacklo_ps(v[2], v[3]), _mm512_unpackhi_ps(v[2], v[3]));
+    const __m512d even = _mm512_unpacklo_pd((__m512d)a, (__m512d)b), odd = _mm512_unpackhi_pd((__m512d)a, (__m512d)b);
+    const __m512 quarters = _mm512_add_ps((__m512)even, (__m512)odd);
+    const __m256 upper = (__m256)_mm512_extractf64x4_pd((__m512d)quarters, 1);
+    const __m256 halves = _mm256_add_ps(_mm512_castps512_ps256(quarters), upper);
+    return _mm_add_ps(_mm256_castps256_ps128(halves), _mm256_extractf128_ps(halves, 1));
 }
 
-/* Computes the sums [rows][TILE_ROWS] of up to 4 rows and 16 outputs. */
-static void multiply_16_outputs(int rows, const uint16_t *x, const uint16_t *w, ptrdiff_t in, float *sums,
-                                ptrdiff_t part, ptrdiff_t parts) {
-    for (int o = 0; o < TILE_ROWS; o += 4) {
-#define ROWS_CASE(n) \
-    if (rows == n) multiply_vectors(n, 4, x, w + o * in, in, sums + o, TILE_ROWS, part, parts);
-        ROWS_CASE(1) ROWS_CASE(2) ROWS_CASE(3) ROWS_CASE(4)
+/* Some inputs of a block of rows. While they are multiplied, the weights that are needed later are prefetched:
+   those `ahead` numbers further on. The `blocks` blocks of rows share this work, so that memory is never idle:
+   the one of number `block` prefetches at every `blocks`-th step. */
+typedef struct {
+    ptrdiff_t from, to, ahead, block, blocks;
+} bf16_inputs;
+
+/* Adds the products of the inputs that `some` names, 32 at most, to sum[row][output]. */
+INLINE void add_products(int rows, __mmask32 some, const uint16_t *x, const uint16_t *w, ptrdiff_t in,
+                         __m512 (*sum)[4]) {
+    __m512bh each[4];
+    EACH(o, 4) each[o] = (__m512bh)_mm512_maskz_loadu_epi16(some, w + o * in);
+    EACH(r, rows) {
+        const __m512bh own = (__m512bh)_mm512_maskz_loadu_epi16(some, x + r * in);
+        EACH(o, 4) sum[r][o] = _mm512_dpbf16_ps(sum[r][o], each[o], own);
+    }
+}
+
+/* Multiplies rows with the weights of 4 outputs, which begin at w, and adds the results to sums[row][output]
+   unless the inputs are the first. */
+INLINE void multiply_4_outputs(int rows, const bf16_inputs *inputs, const uint16_t *x, const uint16_t *w,
+                               ptrdiff_t in, float *sums) {
+    __m512 sum[BF16_ROWS_AT_ONCE][4];
+    ptrdiff_t i = inputs->from, next = i + TILE_INPUTS * inputs->block;
+    EACH(r, rows) EACH(o, 4) sum[r][o] = _mm512_setzero_ps();
+    for (; i + TILE_INPUTS <= inputs->to; i += TILE_INPUTS) {
+        if (i == next) {
+            EACH(o, 4) _mm_prefetch((const char *)(w + o * in + i + inputs->ahead), _MM_HINT_T0);
+            next += TILE_INPUTS * inputs->blocks;
+        }
+        add_products(rows, ~0u, x + i, w + i, in, sum);
+    }
+    if (i < inputs->to) add_products(rows, (1u << (inputs->to - i)) - 1, x + i, w + i, in, sum);
+    EACH(r, rows) {
+        __m128 results = sum_lanes_of_4(sum[r]);
+        if (inputs->from) results = _mm_add_ps(_mm_loadu_ps(sums + r * OUTPUTS_PER_UNIT), results);
+        _mm_storeu_ps(sums + r * OUTPUTS_PER_UNIT, results);
+    }
+}
+
+/* Computes the sums[row][output] of some rows and of `outs` outputs, whose weights begin at w. The inputs are
+   gone over in parts, of a size that depends on nothing but their number. */
+static void multiply_unit(const bf16_product *c, ptrdiff_t row, ptrdiff_t rows, int outs, const uint16_t *w,
+                          float *sums) {
+    const ptrdiff_t parts = (c->in + MAX_INPUTS_PER_PART - 1) / MAX_INPUTS_PER_PART;
+    const ptrdiff_t blocks = (rows + BF16_ROWS_AT_ONCE - 1) / BF16_ROWS_AT_ONCE;
+    const ptrdiff_t size = (c->in / parts + TILE_INPUTS - 1) / TILE_INPUTS * TILE_INPUTS;
+    for (ptrdiff_t from = 0; from < c->in; from += size) {
+        const ptrdiff_t left = c->in - from, to_next_unit = OUTPUTS_PER_UNIT * c->in - from;
+        bf16_inputs inputs = {from, left < size ? c->in : from + size, left > size ? size : to_next_unit, 0, blocks};
+        for (; inputs.block < blocks; inputs.block++) {
+            const ptrdiff_t first = rows * inputs.block / blocks, after = rows * (inputs.block + 1) / blocks;
+            const uint16_t *x = c->x + (row + first) * c->in;
+            for (int o = 0; o < outs; o += 4) {
+                float *own = sums + first * OUTPUTS_PER_UNIT + o;
+                switch (after - first) {
+#define ROWS_CASE(n) case n: multiply_4_outputs(n, &inputs, x, w + o * c->in, c->in, own); break;
+                    ROWS_CASE(1) ROWS_CASE(2) ROWS_CASE(3) ROWS_CASE(4) ROWS_CASE(5) ROWS_CASE(6)
+                }
+            }
+        }
     }
 }
 
 /* Multiplies by vectors of bf16; there are at least 16 outputs. Returns 0. */
 int multiply_bf16_by_vectors(const bf16_product *c) {
-    const ptrdiff_t units = (c->out + TILE_ROWS - 1) / TILE_ROWS;
+    const int outs = c->out < OUTPUTS_PER_UNIT ? TILE_ROWS : OUTPUTS_PER_UNIT;
+    const ptrdiff_t units = (c->out + outs - 1) / outs;
 #pragma omp parallel for schedule(static) num_threads(c->threads)
     for (ptrdiff_t unit = 0; unit < units; unit++) {
+        float sums[2][BF16_ROWS_PER_PASS * OUTPUTS_PER_UNIT];
         /* The last outputs are computed together with some of those before them. */
-        const ptrdiff_t first = (unit + 1) * TILE_ROWS <= c->out ? unit * TILE_ROWS : c->out - TILE_ROWS;
-        /* Each block of rows prefetches its part of the next weights, so that memory is never idle. */
-        const ptrdiff_t blocks = (c->rows + 3) / 4;
-        for (ptrdiff_t block = 0; block < blocks; block++) {
-            const ptrdiff_t row = 4 * block;
-            const int rows = c->rows - row < 4 ? (int)(c->rows - row) : 4;
-            lanes sums[4], gated[4] = {{0}};
-            multiply_16_outputs(rows, c->x + row * c->in, c->w + first * c->in, c->in, (float *)sums, block, blocks);
-            if (c->gated)
-                multiply_16_outputs(rows, c->x + row * c->in, c->w + (c->out + first) * c->in, c->in, (float *)gated,
-                                    block, blocks);
-            for (int r = 0; r < rows; r++) write_bf16(c, row + r, first, sums[r], gated[r]);
+        const ptrdiff_t first = (unit + 1) * outs <= c->out ? unit * outs : c->out - outs;
+        for (ptrdiff_t row = 0; row < c->rows; row += BF16_ROWS_PER_PASS) {
+            const ptrdiff_t rows = c->rows - row < BF16_ROWS_PER_PASS ? c->rows - row : BF16_ROWS_PER_PASS;
+            multiply_unit(c, row, rows, outs, c->w + first * c->in, sums[0]);
+            if (c->gated) multiply_unit(c, row, rows, outs, c->w + (c->out + first) * c->in, sums[1]);
+            for (ptrdiff_t r = 0; r < rows; r++)
+                for (int o = 0; o < outs; o += TILE_ROWS) {
+                    const ptrdiff_t at = r * OUTPUTS_PER_UNIT + o;
+                    const lanes gated = c->gated ? *(const anywhere *)(sums[1] + at) : (lanes){0};
+                    write_bf16(c, row + r, first + o, *(const anywhere *)(sums[0] + at), gated);
+                }
         }
     }
     return 0;
