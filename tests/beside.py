@@ -25,7 +25,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-from saccade.drafting.parallel import drafter, process
+from saccade.drafting.parallel import process, worker_drafter
 from saccade.drafting.parallel.child import Child, Job
 from saccade.drafting.parallel.process import DraftError, Lending
 from saccade.model.backbone import Backbone
@@ -231,7 +231,7 @@ def hired(inside: Inside) -> Iterator[Inside]:
         one._mail.append(("done",))
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafter, "lend", lambda backbone: Lending(inside, give_back))
+        patch.setattr(worker_drafter, "lend", lambda backbone: Lending(inside, give_back))
         yield inside
 
 

@@ -218,10 +218,10 @@ def _forks() -> Iterator[None]:
     makes no test give one up: those that are about it set a patience of their own."""
     from beside import forked
 
-    from saccade.drafting.parallel import drafter
+    from saccade.drafting.parallel import worker_drafter
 
     with forked(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(drafter, "TOKEN_PATIENCE_SECONDS", 60.0)
+        patch.setattr(worker_drafter, "TOKEN_PATIENCE_SECONDS", 60.0)
         yield
 
 

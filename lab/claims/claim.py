@@ -262,7 +262,8 @@ class StoredResults:
 
 
 TAU_DIFFERENCE = Unit("accepted tokens a forward", "difference")
-"""A difference of two taus is a difference of accepted tokens, because both have the own token."""
+"""A difference of two taus is a difference of accepted tokens, because the target's own token is in
+both."""
 
 
 def json_suites(
@@ -274,7 +275,7 @@ def json_suites(
 
 
 def _dimensions(numbers: object) -> set[tuple[str, ...]]:
-    """Returns the names of every mapping of a figure."""
+    """Returns the keys of every mapping in a figure's numbers, a tuple for each mapping."""
     if not isinstance(numbers, dict):
         return set()
     names = tuple(" ".join(str(name).split()) for name in numbers)

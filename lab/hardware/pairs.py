@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from saccade.bench.hardware.diagnosis import TYPICAL_RATE, Diagnosis, Outlook, examine
+from saccade.bench.hardware.pair_fit import TYPICAL_RATE, Diagnosis, Outlook, examine
 from saccade.bench.hardware.published import CONFIGS
 from saccade.cli.doctor import ANSWER_TOKENS
 from saccade.model.memory import format_bytes

@@ -102,7 +102,7 @@ def measure_attention_sets(
     if not steps:
         return []
     results, choices = [], chosen(first)
-    sets = [(name, choose) for name, scores in choices.items() for choose in scores]
+    sets = [(name, choose) for name, choosers in choices.items() for choose in choosers]
     for keep in shares:
         agreement: dict[str, list[float]] = defaultdict(list)
         for i in range(0, len(sets), SETS_PER_FORWARD):
@@ -119,10 +119,12 @@ def measure_attention_sets(
                 )
             )
         without_sinks = [replace(step, now=step.now[..., SINKS:]) for step in steps]
-        (chooser,) = choices[TAIL]
+        (chooser,) = choices[SHARED_ORACLE]
         mass = fmean(_share(chooser, first.mass, step, keep) for step in without_sinks)
         results.append(
-            AttentionShare(document.name, document.digest, keep, TAIL_WITHOUT_SINKS, mass, None)
+            AttentionShare(
+                document.name, document.digest, keep, SHARED_ORACLE_WITHOUT_SINKS, mass, None
+            )
         )
     return results
 
@@ -206,15 +208,15 @@ def _random(draw: int) -> ChooseRows:
     return choose
 
 
-TAIL = "oracle, shared by all heads"
-TAIL_WITHOUT_SINKS = f"{TAIL}, the document's first {SINKS} left out"
+SHARED_ORACLE = "oracle, shared by all heads"
+SHARED_ORACLE_WITHOUT_SINKS = f"{SHARED_ORACLE}, the document's first {SINKS} left out"
 CHOICES: Mapping[str, Sequence[ChooseRows]] = {
     "oracle: each head's top now": [lambda first, before, now, count: _top_rows(now, count)],
     "fresh: each head's top a look ago": [
         lambda first, before, now, count: _top_rows(before, count)
     ],
     "std: each head's top at prefill": [lambda first, before, now, count: _top_rows(first, count)],
-    TAIL: [lambda first, before, now, count: _shared_top_rows(now, count)],
+    SHARED_ORACLE: [lambda first, before, now, count: _shared_top_rows(now, count)],
     "shared by all heads, at prefill": [
         lambda first, before, now, count: _shared_top_rows(first, count)
     ],

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from saccade.bench.hardware import diagnosis
-from saccade.bench.hardware.diagnosis import (
+from saccade.bench.hardware import pair_fit
+from saccade.bench.hardware.pair_fit import (
     ACCEPTANCE_RATES,
     COST_PER_ROW,
     TYPICAL_RATE,
@@ -39,9 +39,9 @@ class Config:
 
 @pytest.fixture(autouse=True)
 def _counted(monkeypatch: pytest.MonkeyPatch) -> None:
-    count = diagnosis.footprint
+    count = pair_fit.footprint
     monkeypatch.setattr(
-        diagnosis, "footprint", lambda config: getattr(config, "counted", None) or count(config)
+        pair_fit, "footprint", lambda config: getattr(config, "counted", None) or count(config)
     )
 
 
@@ -160,13 +160,13 @@ def test_the_best_chain_is_the_best(device: str, decoder: int) -> None:
     """Claim: at every rate, the chain named is the one with the most tokens a time, over all
     lengths up to well beyond the bound. Fails if a better length is passed over."""
     report = pair(Footprint(1000, decoder, 0, 1, 320), device=device)
-    layer = diagnosis.FIXED_BYTES_PER_LAYER[device]
+    layer = pair_fit.FIXED_BYTES_PER_LAYER[device]
     ratio = (decoder * 4 + layer) / (4000 + 4 * layer)
     assert report.ratio == pytest.approx(ratio)
     assert [each.rate for each in report.outlook] == list(ACCEPTANCE_RATES)
     for each in report.outlook:
         speeds = {}
-        for length in range(1, diagnosis.MAX_CHAIN + 1):
+        for length in range(1, pair_fit.MAX_CHAIN + 1):
             tokens, chance = 1.0, 1.0
             for _ in range(length):
                 chance *= each.rate

@@ -12,7 +12,8 @@ from rich.control import strip_control_codes
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from saccade.bench.terminal_output import UNFINISHED, IncrementalDecoder
+from saccade.bench.terminal_output import IncrementalDecoder
+from saccade.core.answer_text import UNFINISHED, TextDecoder
 from saccade.core.result import RoundRecord
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -53,15 +54,24 @@ def by_fallback() -> PreTrainedTokenizerFast:
 TOKENIZERS = {"bytes": by_bytes, "byte fallback": by_fallback}
 
 
-def typed(tokenizer: PreTrainedTokenizerFast, ids: Sequence[int], block: int) -> list[str]:
+def typed(
+    tokenizer: PreTrainedTokenizerFast,
+    ids: Sequence[int],
+    block: int,
+    stops: tuple[str, ...] = (),
+    whole: str | None = None,
+) -> list[str]:
     """The pieces a person sees of tokens that come ``block`` at a time, the rest last."""
-    typist = IncrementalDecoder(lambda part: tokenizer.decode(list(part), skip_special_tokens=True))
+    decoder = TextDecoder(
+        lambda part: tokenizer.decode(list(part), skip_special_tokens=True), stops=stops
+    )
+    typist = IncrementalDecoder(decoder)
     pieces = []
     for start in range(0, len(ids), block):
         part = tuple(ids[start : start + block])
         record = RoundRecord(part, (), part[:-1], part[-1], "bonus", 0.0, 0.0)
         pieces.append(typist.type(record).plain)
-    return [*pieces, typist.rest()]
+    return [*pieces, typist.rest(whole)]
 
 
 @pytest.mark.representatives(2)
@@ -96,6 +106,22 @@ def test_bytes_that_are_no_text_are_neither_lost_nor_doubled(ids, block):
     assert "".join([*pieces, strip_control_codes(rest)]) == strip_control_codes(
         tokenizer.decode(ids)
     )
+
+
+@pytest.mark.representatives(2)
+@pytest.mark.parametrize("block", [1, 2, 3, 7, 1000])
+@pytest.mark.parametrize("stop", ["Café", "🙂 mit", "数学", "done 🏳️‍🌈"])
+def test_a_stop_string_is_never_printed(stop, block):
+    """Claim: of an answer that ends with a stop string, the text before it is printed, in blocks of
+    any size. Where the string only begins, its beginning is printed once the answer is over."""
+    tokenizer = by_bytes()
+    before = SPOKEN[: SPOKEN.index(stop)]
+    ids = tokenizer.encode(before + stop, add_special_tokens=False)
+    assert "".join(typed(tokenizer, ids, block, (stop,), before)) == before
+    cut = tokenizer.decode(ids[:-1])
+    assert "".join(typed(tokenizer, ids[:-1], block, (stop,), cut)) == cut
+    *pieces, rest = typed(tokenizer, ids[:-1], 1, (stop,), cut)
+    assert "".join(pieces) == before and rest
 
 
 def test_control_decoding_each_round_by_itself_loses_characters():

@@ -13,7 +13,7 @@ from rich.console import RenderableType
 
 from saccade.bench.comparison import TimedRuns
 from saccade.bench.peers import TimedRun
-from saccade.cli import application, resumption, terminal
+from saccade.cli import application, interruption_hint, terminal
 from saccade.cli.compare import ComparisonProgress
 from saccade.cli.terminal import console
 
@@ -78,7 +78,7 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def work() -> None: ...
 
     def stopped(*words: Any, **more: Any) -> None:
-        with resumption.explain_interruption("the rows of a.jsonl stay"):
+        with interruption_hint.explain_interruption("the rows of a.jsonl stay"):
             raise KeyboardInterrupt
 
     def stopped_before(*words: Any, **more: Any) -> None:

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from saccade.core.costs import Costs
-from saccade.core.pace import Pause, Rate
+from saccade.core.pace import FadingMean, Pause
 from saccade.core.protocols import Repetition
 from saccade.core.result import Round, Verdict
 from saccade.core.sampling import Sampling
@@ -136,7 +136,7 @@ def test_a_verdict_on_a_copy_says_nothing_of_the_draft():
     for accepted in (0, 4):
         after = after_copy(before, 5, 4, accepted)
         assert after.acceptance == before.acceptance and after.pause == before.pause
-        assert after.times.level == Rate(0.0, 0.0)
+        assert after.times.level == FadingMean(0.0, 0.0)
         assert (after.tokens, after.seconds) == (accepted + 1, COSTS.verify(5))
 
 

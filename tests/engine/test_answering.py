@@ -15,10 +15,11 @@ from PIL import Image
 
 import saccade
 from lab import checkpoints
+from saccade.bench.terminal_output import IncrementalDecoder
 from saccade.core import generation_settings
+from saccade.core.answer_text import TextDecoder
 from saccade.core.errors import ModelError, OptionError, VideoInputError
 from saccade.core.generation_settings import GenerateArguments, Settings
-from saccade.core.result import added_text
 from saccade.engine.generate import CallArguments
 from saccade.inputs import media
 from saccade.world import drawing, scenes
@@ -123,6 +124,34 @@ def test_a_round_prints_itself_in_a_line(model: saccade.Model, clips: list[Path]
     assert "tensor" not in line
 
 
+def test_requests_of_a_batch_have_captions(clips: list[Path]) -> None:
+    """Claim: a method that reads captions drafts in a batch what it drafts for each alone."""
+    model = saccade.load(method="tabed-mtcp", device="cpu")
+    together = model.batch([(clip, QUESTION) for clip in clips], max_new_tokens=16)
+    alone = [model.describe(clip, QUESTION, max_new_tokens=16) for clip in clips]
+    for one, other in zip(together, alone, strict=True):
+        assert one.fallback_reason is None and one.ids == other.ids
+        assert [round.tokens for round in one.rounds] == [round.tokens for round in other.rounds]
+
+
+def test_rounds_leave_a_stop_string_out(model: saccade.Model, clips: list[Path]) -> None:
+    """Claim: wherever a stop string begins and ends, the text of the rounds adds up to the text of
+    the result, which ends before it; and the terminal's text too."""
+    whole = model.describe(clips[0], QUESTION, max_new_tokens=40).text
+    assert whole is not None
+    for start in range(0, len(whole) // 2, 5):
+        stop = whole[start + 3 : start + 12]
+        stream = model.stream(clips[0], QUESTION, max_new_tokens=40, stop_strings=[stop])
+        rounds = [*stream]
+        text = whole[: whole.index(stop)]
+        assert stream.results[0].text == text
+        assert "".join(round.text for round in rounds) == text
+        assert stream.text_decoder is not None
+        typist = IncrementalDecoder(stream.text_decoder)
+        printed = [typist.type(round.scalars()).plain for round in rounds]
+        assert "".join([*printed, typist.rest(text)]) == text
+
+
 def test_text_adds_up_where_characters_are_split() -> None:
     """Claim: whatever the cuts, the pieces add up to the whole, and none ends in half a character
     but the last."""
@@ -131,10 +160,11 @@ def test_text_adds_up_where_characters_are_split() -> None:
     def decode(ids: object) -> str:
         return bytes(ids).decode(errors="replace")  # type: ignore[call-overload]
 
+    decoder = TextDecoder(decode)
     for cut in range(len(whole) + 1):
         for other in range(cut, len(whole) + 1):
             ends = [(0, cut), (cut, other), (other, len(whole))]
-            pieces = [added_text(decode, whole, a, b, b == len(whole)) for a, b in ends]
+            pieces = [decoder.added_text(whole[:b], a, b == len(whole), None) for a, b in ends]
             assert "".join(pieces[:3]).startswith(whole.decode()[:1] if cut else "")
             kept = pieces[:2] if other == len(whole) else pieces
             assert "".join(kept) == whole.decode()

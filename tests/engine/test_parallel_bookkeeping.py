@@ -18,8 +18,8 @@ import saccade
 from saccade.core.errors import DraftFailed
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
-from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.parallel.process import DraftError
+from saccade.drafting.parallel.worker_drafter import WorkerDrafter
 from saccade.methods import resolve
 
 pytestmark = pytest.mark.usefixtures("unchecked")

@@ -27,10 +27,10 @@ import saccade
 from lab import reference
 from saccade.core.result import Result
 from saccade.core.sampling import Sampling
-from saccade.drafting.parallel import drafter, process
+from saccade.drafting.parallel import process, worker_drafter
 from saccade.drafting.parallel.channel import Channel
-from saccade.drafting.parallel.drafter import WorkerDrafter
 from saccade.drafting.parallel.process import Worker
+from saccade.drafting.parallel.worker_drafter import WorkerDrafter
 from saccade.engine.generate import Stream
 from saccade.model.backbone import Backbone
 
@@ -104,7 +104,7 @@ def test_a_killed_worker_costs_speed_only(round):
 @pytest.mark.parametrize("round", [1, 5])
 def test_a_worker_that_falls_silent_costs_its_patience_only(round, monkeypatch):
     """Claim: a stopped process is given up within PATIENCE, killed, and replaced for the next."""
-    monkeypatch.setattr(drafter, "TOKEN_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(worker_drafter, "TOKEN_PATIENCE_SECONDS", 0.5)
     pids: list[int] = []
     result, longest = broken_at(round, lambda one: (pids.append(one.process.pid), _stop(one))[-1])
     assert result.ids == truth("qwen2_5_vl")
@@ -135,8 +135,8 @@ def test_a_worker_that_falls_silent_before_it_is_ready_is_given_up(stopped, monk
     """Claim: a process that stops while it still reads its prompt costs speed only: the result says
     why nothing was drafted, and the next answer drafts again.
     """
-    monkeypatch.setattr(drafter, "TOKEN_PATIENCE_SECONDS", 0.2)
-    monkeypatch.setattr(drafter, "READING_PATIENCE_SECONDS", 0.5)
+    monkeypatch.setattr(worker_drafter, "TOKEN_PATIENCE_SECONDS", 0.2)
+    monkeypatch.setattr(worker_drafter, "READING_PATIENCE_SECONDS", 0.5)
 
     def act(one: Worker) -> None:
         stopped.append(one.process.pid)
@@ -181,7 +181,7 @@ def test_a_slow_draft_is_waited_for_as_long_as_its_prefill_suggests(monkeypatch)
     """Claim: a draft whose step takes longer than PATIENCE, and no longer than its prefill did, is
     slow and not dead. Fails if it is killed for it.
     """
-    monkeypatch.setattr(drafter, "TOKEN_PATIENCE_SECONDS", 0.15)
+    monkeypatch.setattr(worker_drafter, "TOKEN_PATIENCE_SECONDS", 0.15)
     target = paced(copy.deepcopy(qwen25()), Pace(prefill=0.7, step=0.02))
     draft = paced(copy.deepcopy(noisy(qwen25, 0, 0.05)), Pace(prefill=0.5, step=0.3))
     saccade.run(target, INPUTS, draft=draft, method="pearl-syn", max_new_tokens=2)
@@ -350,7 +350,7 @@ def test_threads_are_given_back():
 def test_a_draft_that_captures_its_steps_is_waited_for_longer():
     """Claim: a draft that says that it captures has as long as for its prefill, and as long as
     before once it has captured. Fails where a new process that compiles kernels is given up."""
-    beside = object.__new__(drafter.WorkerDrafter)
+    beside = object.__new__(worker_drafter.WorkerDrafter)
     beside._failure, beside._is_draft_capturing = None, False
     messages, waits = [("capturing",), ("captured",), None], []
 
@@ -363,4 +363,4 @@ def test_a_draft_that_captures_its_steps_is_waited_for_longer():
 
     beside._receive = receive
     beside._wait(lambda: not messages, 2.0)
-    assert waits == [2.0, drafter.READING_PATIENCE_SECONDS, 2.0]
+    assert waits == [2.0, worker_drafter.READING_PATIENCE_SECONDS, 2.0]

@@ -15,7 +15,7 @@ import saccade
 from saccade.core.errors import ModelError, OptionError
 from saccade.core.result import Result
 from saccade.core.tree import Tree, chain
-from saccade.drafting import growing
+from saccade.drafting import proposals
 from saccade.drafting.drafters import SessionDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
@@ -230,7 +230,7 @@ def test_a_forward_of_drafts_that_fails_is_nobodys_end(monkeypatch):
     def broken(sessions: Any) -> Any:
         raise RuntimeError("only together")
 
-    monkeypatch.setattr(growing, "score_together", broken)
+    monkeypatch.setattr(proposals, "score_together", broken)
     assert set(_drafting(monkeypatch, resolve("sd"))) == {1}
 
 

@@ -11,7 +11,7 @@ import zoo
 from helpers import AMOUNT, WINDOW, WINDOWED_KINDS, gemma3, hf_greedy, llama, noisy, text_input
 
 import saccade
-from saccade.bench.hardware.diagnosis import examine
+from saccade.bench.hardware.pair_fit import examine
 from saccade.core.errors import OptionError
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
@@ -21,9 +21,9 @@ from saccade.methods import resolve
 from saccade.model import cache, memory, prefix_cache
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache, HeadShape
-from saccade.model.key_window import KeyWindow
 from saccade.model.prefix_cache import PrefixCache
 from saccade.model.session import Session, forward_rows
+from saccade.model.window_rule import KeyWindow
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

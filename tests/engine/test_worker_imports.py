@@ -11,7 +11,7 @@ import pytest
 from transformers import TemperatureLogitsWarper
 
 from saccade.core.sampling import Sampling
-from saccade.drafting.parallel.drafter import _sendable_rule
+from saccade.drafting.parallel.worker_drafter import _sendable_rule
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 

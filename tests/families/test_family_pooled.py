@@ -17,7 +17,7 @@ from saccade.core.prompt import Prefill, Prompt
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
 from saccade.drafting.parallel.child import Child, Job
-from saccade.drafting.parallel.drafter import WorkerDrafter
+from saccade.drafting.parallel.worker_drafter import WorkerDrafter
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.pruning import POOLED, POOLED_AFTER

@@ -32,7 +32,7 @@ from helpers import (
 )
 
 import saccade
-from saccade.bench.hardware.diagnosis import examine
+from saccade.bench.hardware.pair_fit import examine
 from saccade.core.errors import ModelError
 from saccade.core.sampling import Sampling
 from saccade.engine.request import Request

@@ -32,7 +32,7 @@ from saccade.core.errors import SaccadeError
 from saccade.inputs import footprint
 from saccade.inputs.loading import read_config
 from saccade.inputs.media import Limits
-from saccade.inputs.media.guard import DecoderPool
+from saccade.inputs.media.decoder_pool import DecoderPool
 from saccade.methods import resolve
 from saccade.serve.request_bodies import cut_data_urls
 from saccade.serve.request_schema import ChatRequest

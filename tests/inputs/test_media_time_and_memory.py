@@ -17,12 +17,12 @@ from reels import EVERY, animation, faststart, refused, sound, still, video
 
 from saccade.core.errors import VideoInputError
 from saccade.inputs.loading import read_config, read_processor
-from saccade.inputs.media import Limits, guard, read, read_frames, read_image
-from saccade.inputs.media.guard import DecoderPool, StopSignal
+from saccade.inputs.media import Limits, decoder_pool, read, read_frames, read_image
+from saccade.inputs.media.decoder_pool import DecoderPool, StopSignal
 
 FORMS = (None, "channels_last")  # of a picture's axes: to be guessed, and told
 SLOW_CHILD = (
-    "import saccade.inputs.media.guard as g, time\n"
+    "import saccade.inputs.media.decoder_pool as g, time\n"
     "g.read = lambda *_: time.sleep(60)\ng.serve_requests()"
 )
 
@@ -77,14 +77,14 @@ def test_lists_of_frames_end_in_their_time() -> None:
 @pytest.fixture
 def slow(monkeypatch: pytest.MonkeyPatch):
     """Two decoders that are held by files which never end; those who come later get honest ones."""
-    honest = guard.CHILD_COMMAND
-    monkeypatch.setattr(guard, "CHILD_COMMAND", SLOW_CHILD)
+    honest = decoder_pool.CHILD_COMMAND
+    monkeypatch.setattr(decoder_pool, "CHILD_COMMAND", SLOW_CHILD)
     made = DecoderPool(seconds=50, processes=2, share=1.0)
     with ThreadPoolExecutor(8) as pool:
         slow_reads = [pool.submit(made.read, video(n=3), EVERY) for _ in range(2)]
         while len(made._busy) < 2:
             time.sleep(0.01)
-        monkeypatch.setattr(guard, "CHILD_COMMAND", honest)
+        monkeypatch.setattr(decoder_pool, "CHILD_COMMAND", honest)
         yield made, pool, slow_reads
         made.close()
 
@@ -110,7 +110,7 @@ def test_waiting_for_a_decoder_ends_in_a_sentence(slow, monkeypatch) -> None:
     with pytest.raises(VideoInputError, match="waited for a decoder") as caught:
         made.read_image(still(), stop=StopSignal(time.monotonic() + 0.3))
     assert caught.value.status == 503
-    monkeypatch.setattr(guard, "WAIT_SECONDS", 0.2)
+    monkeypatch.setattr(decoder_pool, "WAIT_SECONDS", 0.2)
     with pytest.raises(VideoInputError, match="waited for a decoder"):
         made.read_image(still())
 

@@ -9,7 +9,7 @@ from commands import Call
 from helpers import few
 
 from lab.hardware.pairs import PAIRS, examine_pair
-from saccade.bench.hardware.diagnosis import TYPICAL_RATE
+from saccade.bench.hardware.pair_fit import TYPICAL_RATE
 
 ROOT = Path(__file__).parents[2]
 

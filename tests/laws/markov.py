@@ -1,8 +1,8 @@
 """Models that are Markov chains over three ids, and the package's own drafts over them.
 
-Every draft runs against four targets' worth of luck: one draft is the target (``same``), one is
-beside it (``near``), one far from it (``far``), and one is sure of what the target says least
-(``wrong``). Two ways to judge what comes out:
+Every kind of draft runs at four qualities against one target: equal to it (``same``), close to it
+(``near``), far from it (``far``), and sure of what the target says least (``wrong``). Two ways to
+judge what comes out:
 
 **Exactly.** Noise decides finitely many things: which id is drawn, whether one is accepted. So all
 that can happen in the next three tokens is run through, each way with its probability, *given* all
@@ -45,7 +45,7 @@ from saccade.drafting import drafters
 from saccade.drafting.ensemble import Ensemble
 from saccade.drafting.fallback import Fallback
 from saccade.drafting.parallel import child
-from saccade.drafting.parallel.drafter import WorkerDrafter
+from saccade.drafting.parallel.worker_drafter import WorkerDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import NO_MEMORY_REASON, MemoryGuard, parallel
 from saccade.drafting.setup import Setup
@@ -367,8 +367,8 @@ class Play:
     length: int  # of each answer
     regimes: Sequence[int]  # one a request
     turns: Callable[[], int] = lambda: 1  # of the draft's process, whenever the target listens
-    state: Any = None  # what adapted, and
-    before: Sequence[int] = (START,)  # the text so far, where one does not begin at the start
+    state: Any = None  # what the shape has adapted, where an answer begins in its middle
+    before: Sequence[int] = (START,)  # the text so far
     past: Mapping[Any, float] = field(default_factory=dict)  # noise that was used for it
     tables: Remembered = field(default_factory=Remembered)
     learnt: Any = None  # what has adapted by the end

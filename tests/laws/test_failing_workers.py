@@ -22,7 +22,7 @@ from saccade.core.errors import DraftFailed
 from saccade.core.tree import Tree, chain, prefix
 from saccade.drafting.fallback import Fallback
 from saccade.drafting.parallel import child
-from saccade.drafting.parallel.drafter import WorkerDrafter
+from saccade.drafting.parallel.worker_drafter import WorkerDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.methods import resolve
 

@@ -37,7 +37,7 @@ from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Round
 from saccade.core.tree import Tree
 from saccade.drafting.ensemble import Ensemble, Mixed, Mixture
-from saccade.drafting.parallel.drafter import WorkerDrafter
+from saccade.drafting.parallel.worker_drafter import WorkerDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
 from saccade.drafting.shapes.auto import Auto
@@ -56,8 +56,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 ALPHA, EXACT = 1e-4, 1e-6
 CASES = cases()
-NUMBERS = dict(enumerate(REGIMES))
-SAME, NEAR, FAR, WRONG = NUMBERS
+SAME, NEAR, FAR, WRONG = range(len(REGIMES))  # Their places in ``REGIMES``.
 FEW = 4_000
 ALIKE = ("weights=inverse", "weights=inverse-tvd", "weights=softmax-tvd")
 """Weightings that differ from others by their formula alone, so `make cases` runs them."""
@@ -90,7 +89,7 @@ def largest_distance(
     """The largest distance from the target's law over the regimes, at the start or late.
 
     An ensemble takes long, so it runs where its views and the target differ and nowhere else. So
-    does, late, a shape that learns nothing from rounds.
+    does a shape that learns nothing from rounds, where the case is a late one.
     """
     learns = type(recipe.shape).fold is not Shape.fold
     alone = isinstance(recipe.drafter, Ensemble) or (late and not learns)
@@ -156,7 +155,7 @@ def test_the_next_three_tokens_have_exactly_the_targets_law_late_in_an_answer(na
 )
 def test_the_next_three_tokens_have_exactly_the_targets_law_after_many_pasts(name, seed):
     """The same over ten pasts and every regime."""
-    assert judged(name, largest_distance, True, list(NUMBERS), seed) < EXACT
+    assert judged(name, largest_distance, True, list(range(len(REGIMES))), seed) < EXACT
 
 
 @pytest.mark.parametrize(
@@ -182,7 +181,7 @@ def test_many_sampled_answers_follow_the_law(name):
     assert judged(name, later, SAMPLED, 1) > ALPHA
 
 
-def numbers_used_twice(recipe: Recipe) -> list[Any]:
+def noise_used_twice(recipe: Recipe) -> list[Any]:
     """Keys of noise that an answer asked for more than once, over all regimes."""
     used: list[Any] = []
 
@@ -190,16 +189,16 @@ def numbers_used_twice(recipe: Recipe) -> list[Any]:
         used.append(key)
         return markov.noise(*key)
 
-    Play(recipe, 24, list(NUMBERS))(3, random)
+    Play(recipe, 24, list(range(len(REGIMES))))(3, random)
     assert len(used) > 24
     return [key for key, count in Counter(used).items() if count > 1]
 
 
 @pytest.mark.parametrize("name", CASES)
-def test_no_number_is_used_for_two_draws(name):
-    """Claim: what was drawn and thrown away is never drawn again by the same number, whoever drafts
+def test_no_noise_is_used_for_two_draws(name):
+    """Claim: what was drawn and thrown away is never drawn again by the same noise, whoever drafts
     and when. Fails if a draft's noise does not tell where the draft began."""
-    assert judged(name, numbers_used_twice) == []
+    assert judged(name, noise_used_twice) == []
 
 
 def at_any_speed(recipe: Recipe, seed: int) -> list[Any]:
@@ -301,7 +300,7 @@ def _fickle(patch: pytest.MonkeyPatch) -> Recipe:
 
 
 def _one_noise_for_all_drafts(patch: pytest.MonkeyPatch) -> Recipe:
-    """A draft after a refusal draws by the numbers of the refused one."""
+    """A draft after a refusal draws by the noise of the refused one."""
     real = sampling.Scores.draw
     patch.setattr(
         sampling.Scores, "draw", lambda self, *rest: real(replace(self, draft_start=0), *rest)

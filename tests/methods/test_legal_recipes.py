@@ -15,7 +15,7 @@ from saccade.core.errors import MethodError
 from saccade.core.protocols import Refresh, Schedule, Shape, View
 from saccade.drafting.drafters import Copies, EarlyExit, HeadDrafter, Lookup, SelfDrafter
 from saccade.drafting.ensemble import Ensemble
-from saccade.drafting.parallel.drafter import WorkerDrafter
+from saccade.drafting.parallel.worker_drafter import WorkerDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
 from saccade.drafting.shapes.auto import Auto

@@ -13,7 +13,7 @@ from helpers import WORDS, answered, dealt, truth
 from saccade.core.errors import MethodError
 from saccade.drafting.drafters import EarlyExit, ModelDrafter, SelfDrafter
 from saccade.drafting.ensemble import Ensemble
-from saccade.drafting.parallel.drafter import WorkerDrafter
+from saccade.drafting.parallel.worker_drafter import WorkerDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel, serial
 from saccade.drafting.shapes.policies import Best, Chain, Static

@@ -28,7 +28,7 @@ from saccade.methods.names import choices
 from saccade.methods.pages import ByPage
 from saccade.model.cache import Cache, HeadShape, Pages
 from saccade.model.session import Session
-from saccade.ui.kept_tokens import kept_share
+from saccade.ui.kept_visual_tokens import kept_share
 
 BY_FAMILY = pytest.mark.parametrize("family", CASES)
 

@@ -23,7 +23,7 @@ from lab.training.agreement import unseen_clip
 from saccade import inputs as models
 from saccade.core.costs import Costs
 from saccade.core.errors import MethodError, ModelError
-from saccade.core.pace import Rate
+from saccade.core.pace import FadingMean
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, add, chain
@@ -457,9 +457,9 @@ def test_costs_are_those_of_padded_forwards():
     """Claim: shape fit reckons that 1 to 16 rows cost the same, and 17 as much as 32."""
     costs = Costs((1, 16, 32), (1.0, 4.0, 8.0), 0.1, row_multiple=ROWS)
     assert [costs.verify(rows) for rows in (1, 8, 16, 17, 32)] == [4.0, 4.0, 4.0, 8.0, 8.0]
-    longer = Fit((), costs).choose(FitState(Rate(9.0, 10.0)))
+    longer = Fit((), costs).choose(FitState(FadingMean(9.0, 10.0)))
     assert longer > Fit((), Costs(costs.rows, costs.target, costs.draft)).choose(
-        FitState(Rate(9.0, 10.0))
+        FitState(FadingMean(9.0, 10.0))
     )
 
 

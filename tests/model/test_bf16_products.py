@@ -63,6 +63,28 @@ def test_a_product_is_fp32s_rounded_once(unit, use, rows, threads):
     assert ((product - exact).abs() <= 2**-8 * exact.abs() + 1e-4).all()
 
 
+@pytest.mark.representatives(8)
+@pytest.mark.parametrize("gated", [False, True])
+@pytest.mark.parametrize("out", [16, 17, 33, 80])
+@pytest.mark.parametrize("into", [1536, 1600, 3104, 8960])
+@pytest.mark.parametrize("unit", UNITS)
+def test_many_inputs_are_added_up_in_parts(unit, into, out, gated):
+    """Claim: where the inputs are gone over in parts, and where the outputs fill no unit, a product
+    is that of fp32 rounded to bf16, and a row has the same bits in blocks of any size. Fails where
+    a part is left out, added twice or begun anew for some rows."""
+    weight, x = _numbers(out * (2 if gated else 1), into, seed=1), _numbers(53, into, seed=2)
+    if unit is Bf16Unit.VECTORS:
+        weight, x = weight[:, : into - 9].contiguous(), x[:, : into - 9].contiguous()
+    exact = x.double() @ weight.double().t()
+    if gated:
+        exact = silu(exact[:, :out]) * exact[:, out:]
+    whole = compiled.multiply_bf16(unit, x, weight, None, gated)
+    assert ((whole - exact).abs() <= 2**-8 * exact.abs() + 2e-3).all()
+    for rows in (1, 2, 5, 6, 7, 11, 13, 48, 49):
+        part = compiled.multiply_bf16(unit, x[-rows:].contiguous(), weight, None, gated)
+        assert torch.equal(part, whole[-rows:])
+
+
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize("unit", UNITS)
 def test_a_row_has_the_same_bits_whatever_is_beside_it(unit, gated):

@@ -324,7 +324,7 @@ def test_states_of_an_accepted_path_and_of_snapshots_can_be_had_again():
             at = states.length + row
             base = states.base(0)
             window = torch.cat([base.window, inputs[at : at + 1]])[-2:]
-            states.pass_text(0, State(window))
+            states.store_committed(0, State(window))
         states.advance(count)
 
     read(5)

@@ -34,7 +34,7 @@ from saccade.core.tree import ROOT, Tree, add, chain, path
 from saccade.model import session as session_module
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache
-from saccade.model.session import Session, chunk_ends
+from saccade.model.session import Session, chunk_ends, forward_rows
 
 BOTH = pytest.mark.parametrize("fused", [None, False], ids=["fused", "modules"])
 BATCH = left_padded(
@@ -452,3 +452,42 @@ def test_a_turn_forgets_what_was_scored_before_it(fused):
     mine, exact = _rows(session.score({0: tree})[0]), _rows(oracle.score({0: tree})[0])
     assert (mine.softmax(-1) - exact.softmax(-1)).abs().max() < 1e-4
     assert (mine.softmax(-1) - before.softmax(-1)).abs().max() > 1e-2
+
+
+@BOTH
+@pytest.mark.parametrize("drop", [0, 2, 9])
+def test_a_long_turn_is_read_in_chunks(fused, drop, monkeypatch):
+    """Claim: a turn of many tokens ends with the law that one forward over it has, and so do the
+    rounds after it, and a request has no more rows of a forward than of one over a prompt."""
+    model = backbone(qwen25(), fused)
+    at_once, _ = _session(model, BATCH)
+    chunked, _ = _session(model, BATCH, chunk=8)
+    forward_sizes: list[int] = []
+    forward = Session._forward
+
+    def record_size(session: Session, rows: Any) -> Any:
+        if session is chunked:
+            forward_sizes.append(len(rows.ids))
+        return forward(session, rows)
+
+    monkeypatch.setattr(Session, "_forward", record_size)
+    turns = {0: Turn(drop, tuple(range(3, 40))), 1: Turn(drop, (5, 6)), 2: Turn(drop, (7,) * 10)}
+    for session in (at_once, chunked):
+        session.score({number: chain([1, 2]) for number in range(3)})
+        session.commit({number: [1, 2, 9, 4] for number in range(3)})
+        session.turn(turns, [Sampling()] * 3)
+    after = {number: chain([4, 5]) for number in range(3)}
+    for _ in range(2):
+        for expected, actual in zip(
+            at_once.score(after).values(), chunked.score(after).values(), strict=True
+        ):
+            assert actual.offset == expected.offset
+            assert (_rows(actual).softmax(-1) - _rows(expected).softmax(-1)).abs().max() < 1e-4
+        for session in (at_once, chunked):
+            session.commit({number: [4, 5, 1] for number in range(3)})
+    for number in range(3):
+        one, other = (each.requests[number] for each in (at_once, chunked))
+        assert (one.context, one.pending) == (other.context, other.pending)
+        assert one.cache.length == other.cache.length
+    assert len(forward_sizes) > 4
+    assert max(forward_sizes) <= 3 * (forward_rows(8) + 2)

@@ -15,8 +15,8 @@ import saccade
 from saccade.core.prompt import Media, Prompt
 from saccade.core.tree import Tree, depths, path, tree_mask
 from saccade.model.cache import Cache, HeadShape
-from saccade.model.key_window import KeyWindow
 from saccade.model.segments import Segment
+from saccade.model.window_rule import KeyWindow
 from saccade.model.windowed_attention import Extras, attend_visible, reach_of, visible_keys
 
 WINDOWS = (None, KeyWindow(1), KeyWindow(3), KeyWindow(7), KeyWindow(4, chunked=True))

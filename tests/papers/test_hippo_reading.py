@@ -7,7 +7,7 @@ from helpers import backbone, qwen25
 
 from saccade.core.costs import Costs
 from saccade.drafting import recipe
-from saccade.drafting.parallel.drafter import reading_patience
+from saccade.drafting.parallel.worker_drafter import reading_patience
 from saccade.drafting.shapes.fit import MAX_CHAIN_LENGTH, Fit
 from saccade.drafting.shapes.policies import Chain
 from saccade.methods import resolve

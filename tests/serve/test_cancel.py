@@ -23,7 +23,7 @@ from serve.live import (
     video_part,
 )
 
-from saccade.inputs.media import guard
+from saccade.inputs.media import decoder_pool
 
 SOON = 1.0  # seconds
 LONG = dict(temperature=2.0, seed=2, max_tokens=256)  # seconds of it, at three tenths a step
@@ -125,19 +125,19 @@ def test_who_hangs_up_while_its_video_is_decoded_frees_place_and_decoder(
 ):
     """Claim: the place is free within a second, though both decoders hang over such videos; and
     the next video is read, because the hanging decoders were ended."""
-    honest = guard.CHILD_COMMAND
-    hanging = "import time, saccade.inputs.media.guard as g\n"
+    honest = decoder_pool.CHILD_COMMAND
+    hanging = "import time, saccade.inputs.media.decoder_pool as g\n"
     hanging += "g.read = lambda *_: time.sleep(60)\ng.serve_requests()"
     content = [video_part(clips[0]), text_part(QUESTION)]
     with serving(lambda: made(models, "ar")) as live:
         assert live.service.engine is not None
         decoding = live.service.engine.reader._decoders._busy
         for stream in (True, False, True):
-            monkeypatch.setattr(guard, "CHILD_COMMAND", hanging)
+            monkeypatch.setattr(decoder_pool, "CHILD_COMMAND", hanging)
             with hung_up(live, request(content, stream=stream)):
                 assert soon(lambda: live.queue.slots == 1)
                 assert soon(lambda: len(decoding) == 1)
-            monkeypatch.setattr(guard, "CHILD_COMMAND", honest)
+            monkeypatch.setattr(decoder_pool, "CHILD_COMMAND", honest)
             assert live.empties(SOON) and soon(lambda: not decoding, SOON)
         assert live.ask(content).status_code == 200
         metrics = live.client.get("/metrics").text

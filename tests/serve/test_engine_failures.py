@@ -29,7 +29,7 @@ from saccade.drafting.parallel import process
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
 from saccade.drafting.shapes.policies import Chain
-from saccade.inputs.media import guard
+from saccade.inputs.media import decoder_pool
 from saccade.model.session import Session
 from saccade.serve import completion_handler
 
@@ -156,15 +156,16 @@ DEATHS = {
 @pytest.mark.parametrize("death", DEATHS)
 def test_a_decoder_that_dies_is_one_refusal(models, clips, monkeypatch, death):
     """Claim: a decoder that crashes over a video is a 4xx for it, and the next is answered."""
-    honest = guard.CHILD_COMMAND
+    honest = decoder_pool.CHILD_COMMAND
     code = (
-        f"import os, signal, saccade.inputs.media.guard as g\ng.read = lambda *_: {DEATHS[death]}"
+        "import os, signal, saccade.inputs.media.decoder_pool as g\n"
+        f"g.read = lambda *_: {DEATHS[death]}"
     )
     content = [video_part(clips[0]), text_part(QUESTION)]
     with serving(lambda: made(models, "ar")) as live:
-        monkeypatch.setattr(guard, "CHILD_COMMAND", f"{code}\ng.serve_requests()")
+        monkeypatch.setattr(decoder_pool, "CHILD_COMMAND", f"{code}\ng.serve_requests()")
         refused = live.ask(content)
-        monkeypatch.setattr(guard, "CHILD_COMMAND", honest)
+        monkeypatch.setattr(decoder_pool, "CHILD_COMMAND", honest)
         assert refused.status_code in (400, 413), refused.text
         assert live.ask(content).status_code == 200 and live.empties()
 

@@ -20,9 +20,9 @@ from beside import fork
 from serve.live import Live, made, request, serving, text_part, video_part
 
 from saccade.inputs import Pair
-from saccade.inputs.media import guard
+from saccade.inputs.media import decoder_pool
+from saccade.inputs.media.decoder_pool import DecoderPool, StopSignal
 from saccade.inputs.media.fetch import Sources
-from saccade.inputs.media.guard import DecoderPool, StopSignal
 from saccade.serve import listen_socket, request_bodies
 from saccade.serve.api_errors import ApiError
 from saccade.serve.request_bodies import cut_data_urls
@@ -96,22 +96,22 @@ def test_slow_files_leave_the_server_to_others(
         assert live.service.engine is not None
         reader = live.service.engine.reader
         with monkeypatch.context() as patch, DecoderPool(50, processes=2, share=1.0) as own:
-            slow = "import saccade.inputs.media.guard as g, time\n"
+            slow = "import saccade.inputs.media.decoder_pool as g, time\n"
             slow += "g.read = lambda *_: time.sleep(60)\ng.serve_requests()"
             patch.setattr(reader, "_decoders", own)
-            patch.setattr(guard, "CHILD_COMMAND", slow)
+            patch.setattr(decoder_pool, "CHILD_COMMAND", slow)
             futures = [pool.submit(live.post, ask) for _ in range(2)]
             while len(own._busy) < 2:
                 time.sleep(0.01)
             patch.undo()
             patch.setattr(reader, "_decoders", own)
-            patch.setattr(guard, "WAIT_SECONDS", 0.3)
+            patch.setattr(decoder_pool, "WAIT_SECONDS", 0.3)
             own.share = 1000.0
             reply = live.post(ask)
             assert reply.status_code == 503 and reply.headers["Retry-After"] == "10"
             assert "waited for a decoder" in reply.json()["error"]["message"]
             own.share = 0.2
-            patch.setattr(guard, "WAIT_SECONDS", 20.0)
+            patch.setattr(decoder_pool, "WAIT_SECONDS", 20.0)
             assert live.post(ask).status_code == 200
             own.close()
             assert {each.result(20).status_code for each in futures} <= {503, 400, 413}

@@ -133,16 +133,21 @@ def test_a_form_is_followed(client):
 
 
 def test_probabilities_are_the_chats(client, server):
-    """Claim: include and top_logprobs give every token's log-probability in the item's text."""
-    response = client.responses.create(
-        input="hi", include=["message.output_text.logprobs"], top_logprobs=2, **SETTINGS
-    )
+    """Claim: include and top_logprobs give every token's log-probability in the item's text, and in
+    the pieces of a stream too: the last token's as well, which may add no text."""
+    wishes = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, **SETTINGS}
+    response = client.responses.create(input="hi", **wishes)
     entries = response.output[0].content[0].logprobs
     chat = server.ask("hi", logprobs=True, top_logprobs=2, max_tokens=24).json()
     expected = chat["choices"][0]["logprobs"]["content"]
     assert [each.token for each in entries] == [each["token"] for each in expected]
     assert [each.logprob for each in entries] == pytest.approx([e["logprob"] for e in expected])
     assert all(len(each.top_logprobs) == 2 for each in entries)
+    with client.responses.create(input="hi", stream=True, **wishes) as events:
+        deltas = [event for event in events if event.type == "response.output_text.delta"]
+    streamed = [entry for delta in deltas for entry in delta.logprobs]
+    assert [each.token for each in streamed] == [each.token for each in entries]
+    assert [each.logprob for each in streamed] == pytest.approx([e.logprob for e in entries])
 
 
 def test_an_earlier_response_is_sent_back(client, server):

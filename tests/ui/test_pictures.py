@@ -15,7 +15,7 @@ from saccade.bench.terminal_output import KIND_MEANINGS
 from saccade.core.result import Result, RoundRecord, Timings
 from saccade.ui import method_controls, pictures
 from saccade.ui.duel import Column, Duel, Piece
-from saccade.ui.kept_tokens import KeptTokens
+from saccade.ui.kept_visual_tokens import KeptTokens
 
 CSS = Path(pictures.__file__).with_name("page.css")
 EVIL = "<script>alert(1)</script>\"'&"

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from saccade.core.errors import MethodError, OptionError
-from saccade.core.pace import MIN_MEASURED_ROUNDS, Acceptance, CostLine, Rate
+from saccade.core.pace import MIN_MEASURED_ROUNDS, Acceptance, CostLine, FadingMean
 from saccade.vllm.draft_length import (
     MAX_RETRY_ROUNDS,
     PRIOR,
@@ -134,7 +134,7 @@ def test_a_line_finds_its_slope_and_forgives_a_pause():
 
 def test_a_verdict_counts_up_to_the_first_refusal():
     """Claim: what stood after a refused token says nothing of the draft."""
-    nothing = Acceptance(Rate(0, 1e-9), Rate(0, 1e-9))
+    nothing = Acceptance(FadingMean(0, 1e-9), FadingMean(0, 1e-9))
     acceptance = judge(nothing, (1, 2, 3), (0.5, 0.5, 0.5), (1, 9))
     assert acceptance.rate == pytest.approx(0.5, abs=0.01)
     assert acceptance.chance(0.4) == pytest.approx(0.4, abs=0.01)

@@ -176,14 +176,14 @@ class Model:
         if not pairs:
             return []
         sampling, answer_settings = _split_settings(frames, settings)
+        clips = [self._read_clips(media, sampling) for media, _ in pairs]
         encoded = [
-            self.pair.ask(
-                question, **_media_arguments(self._read_clips(media, sampling)), system=system
-            )
-            for media, question in pairs
+            self.pair.ask(question, **_media_arguments(own), system=system)
+            for own, (_, question) in zip(clips, pairs, strict=True)
         ]
+        options = {"captioner": self._batch_captioner(clips), "seed": seed}
         batch = self.pair.batch(encoded)
-        return stream_answer(self.pair, batch, self.method, seed=seed, **answer_settings).finish()
+        return stream_answer(self.pair, batch, self.method, **options, **answer_settings).finish()
 
     def chat(
         self,
@@ -295,6 +295,17 @@ class Model:
         """Returns the captioner for views that read a caption; only the embedded pair has one."""
         frames = [list(clip.frames) for clip in clips]
         return captions.lazy_captioner(None, self.pair.target.name, frames) if frames else None
+
+    def _batch_captioner(self, clips: Sequence[Sequence[Clip]]) -> Any:
+        """Returns the captioner of several requests, which have these clips each."""
+        captioners = [self._captioner(own) for own in clips]
+        if not any(captioners):
+            return None
+        return lambda inputs: [
+            captions_of_request
+            for each in captioners
+            for captions_of_request in (each(inputs) if each else [[]])
+        ]
 
 
 class Chat(AbstractContextManager["Chat"]):

@@ -143,10 +143,10 @@ class Live(AbstractContextManager["Live"]):
         self._pair, self._conversation, self._fps = pair, conversation, fps
         self._clips = ClipCache()
         self._turns: list[LiveTurn] = []
-        self._open: list[Segment] = []  # segments since the last question
+        self._unasked_segments: list[Segment] = []  # since the last question
         self._waiting: deque[Timed] = deque()  # frames that are in no segment yet
         self._next_time = 0.0
-        self._open_question: _OpenQuestion | None = None
+        self._question_under_way: _OpenQuestion | None = None
         self._working = threading.RLock()  # held while the model works
         self._waiting_lock = threading.Lock()  # of the frames that wait
         self._stop, self._ended = threading.Event(), threading.Event()
@@ -181,7 +181,7 @@ class Live(AbstractContextManager["Live"]):
         if self._working.acquire(blocking=False):
             try:
                 self._finish_turn()
-                if self._open_question is None and len(self._waiting) >= self.segment_frames:
+                if self._question_under_way is None and len(self._waiting) >= self.segment_frames:
                     self._read_waiting()
             finally:
                 self._working.release()
@@ -214,12 +214,12 @@ class Live(AbstractContextManager["Live"]):
     def _read_waiting(self) -> None:
         """Makes segments of the frames that wait, and reads them ahead."""
         while len(self._waiting) >= self.segment_frames:
-            self._close_segment()
+            self._make_segment()
         self._drop_oldest()
         inputs, draft_inputs = self._encode_window("")
         self._conversation.read_ahead(inputs, draft_inputs=draft_inputs)
 
-    def _close_segment(self) -> None:
+    def _make_segment(self) -> None:
         """Makes a segment of the frames that wait; the last one is repeated to fill it."""
         with self._waiting_lock:
             count = min(self.segment_frames, len(self._waiting))
@@ -236,14 +236,14 @@ class Live(AbstractContextManager["Live"]):
             source_frames=len(frames),
             sampled_fps=self._fps,
         )
-        self._open.append(Segment(clip))
+        self._unasked_segments.append(Segment(clip))
 
     # -- the window ----------------------------------------------------------------------------
 
     @property
     def segments(self) -> list[Segment]:
         """All segments that are kept, the oldest first."""
-        return [*(each for turn in self._turns for each in turn.segments), *self._open]
+        return [*(each for turn in self._turns for each in turn.segments), *self._unasked_segments]
 
     @property
     def kept_seconds(self) -> tuple[float, float]:
@@ -292,7 +292,7 @@ class Live(AbstractContextManager["Live"]):
             # A question without segments of its own goes with the question before it.
             if rest or (kept_turns and not turn.segments):
                 kept_turns.append(replace(turn, segments=rest))
-        self._turns, self._open = kept_turns, self._open[dropped:]
+        self._turns, self._unasked_segments = kept_turns, self._unasked_segments[dropped:]
         # Each prompt leaves reference cycles behind, and in a process as large as
         # this one Python's collector comes by so seldom that memory would grow for hours.
         gc.collect()
@@ -303,7 +303,9 @@ class Live(AbstractContextManager["Live"]):
         new = [each for each in self.segments if not each.tokens]
         counted = sum(each.tokens for each in self.segments)
         share = max(1, (int(inputs["input_ids"].shape[1]) - counted) // max(1, len(new)))
-        self._open = [each if each.tokens else replace(each, tokens=share) for each in self._open]
+        self._unasked_segments = [
+            each if each.tokens else replace(each, tokens=share) for each in self._unasked_segments
+        ]
 
     # -- questions -----------------------------------------------------------------------------
 
@@ -324,7 +326,7 @@ class Live(AbstractContextManager["Live"]):
             self._take_all_frames()
             inputs, draft_inputs = self._encode_window(question)
             stream = self._conversation.stream(inputs, draft_inputs=draft_inputs, **settings)
-            self._open_question = _OpenQuestion(question, stream)
+            self._question_under_way = _OpenQuestion(question, stream)
             return stream
 
     def inputs(self, question: str) -> Inputs:
@@ -340,10 +342,10 @@ class Live(AbstractContextManager["Live"]):
     def _take_all_frames(self) -> None:
         """Makes segments of all frames that have come. Raises OptionError where there are none."""
         self._finish_turn()
-        if self._open_question is not None:
+        if self._question_under_way is not None:
             raise OptionError("the last answer is under way: exhaust its stream or close it")
         while self._waiting:
-            self._close_segment()
+            self._make_segment()
         self._drop_oldest()
         if not self.segments:
             raise OptionError("no frame has come yet: append one, or wait for the source")
@@ -354,7 +356,7 @@ class Live(AbstractContextManager["Live"]):
         for turn in self._turns:
             clips = [each.clip for each in turn.segments]
             dialogue = dialogue.ask(turn.question, clips=clips).answer(turn.answer)
-        return dialogue.ask(question, clips=[each.clip for each in self._open])
+        return dialogue.ask(question, clips=[each.clip for each in self._unasked_segments])
 
     def _encode_window(self, question: str) -> tuple[Inputs, Inputs | None]:
         """Returns what the processors give for the conversation that is kept, with one more
@@ -371,14 +373,14 @@ class Live(AbstractContextManager["Live"]):
 
     def _finish_turn(self) -> None:
         """Adds the last question to what is kept, once its answer is whole."""
-        last = self._open_question
+        last = self._question_under_way
         if last is None or not (last.stream.results or last.stream.closed):
             return
-        self._open_question = None
+        self._question_under_way = None
         if last.stream.results:
             answer = last.stream.results[0].text or ""
-            self._turns.append(LiveTurn(tuple(self._open), last.question, answer))
-            self._open = []
+            self._turns.append(LiveTurn(tuple(self._unasked_segments), last.question, answer))
+            self._unasked_segments = []
 
     # -- a source ------------------------------------------------------------------------------
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 import numpy as np
 from rich.console import Console
@@ -12,7 +12,8 @@ from rich.text import Text
 
 from saccade.bench.comparison import Summary
 from saccade.bench.measures import format_number
-from saccade.core.result import UNFINISHED, Kind, RoundRecord
+from saccade.core.answer_text import TextDecoder
+from saccade.core.result import Kind, RoundRecord
 
 KIND_STYLES: dict[Kind, str] = {
     "accepted": "green",
@@ -29,13 +30,14 @@ KIND_MEANINGS: dict[Kind, str] = {
 class IncrementalDecoder:
     """Turns tokens into text as they come, and gives each piece the kind of its token.
 
-    A character of several tokens is withheld until it is complete.
+    A character of several tokens is withheld until it is complete, and so is what may begin a stop
+    string.
     """
 
-    def __init__(self, decode: Callable[[Sequence[int]], str]) -> None:
-        self._decode = decode
+    def __init__(self, decoder: TextDecoder) -> None:
+        self._decoder = decoder
         self._ids: list[int] = []
-        self._finished_text = ""
+        self._certain_text = ""
 
     def type(self, round: RoundRecord) -> Text:
         """Returns the text that a round adds, coloured by the kind of each token."""
@@ -48,14 +50,15 @@ class IncrementalDecoder:
         """Yields the text that a round adds in pieces, each with the kind of its token."""
         for token, kind in zip(round.emitted, round.kinds, strict=True):
             self._ids.append(token)
-            text = self._decode(self._ids)
-            if not text.endswith(UNFINISHED):
-                yield text[len(self._finished_text) :], kind
-                self._finished_text = text
+            text = self._decoder.certain_text(self._ids)
+            if len(text) > len(self._certain_text):
+                yield text[len(self._certain_text) :], kind
+                self._certain_text = text
 
-    def rest(self) -> str:
-        """Returns the text that is still withheld at the end."""
-        return self._decode(self._ids)[len(self._finished_text) :]
+    def rest(self, whole: str | None = None) -> str:
+        """Returns the text that is still withheld at the end; ``whole`` is that of the answer."""
+        text = self._decoder.decode(self._ids) if whole is None else whole
+        return text[len(self._certain_text) :]
 
 
 def legend() -> Text:

@@ -8,7 +8,7 @@ from typing import Annotated, Any, NoReturn
 import typer
 from typer.core import TyperCommand
 
-from saccade.cli import output_streams, resumption
+from saccade.cli import interruption_hint, output_streams
 from saccade.cli.bench import bench_app
 from saccade.cli.calibrate import calibrate
 from saccade.cli.caption import caption, caption_merge
@@ -150,7 +150,7 @@ def run_application(commands: typer.Typer) -> None:
         output_streams.discard_output()
         _fail(f"the output cannot be written: {error.strerror}")
     except KeyboardInterrupt:
-        if (hint := resumption.hint()) is not None:
+        if (hint := interruption_hint.hint()) is not None:
             err.print(hint, style="dim", markup=False, soft_wrap=True)
         sys.exit(130)
 

@@ -9,7 +9,7 @@ import typer
 
 from saccade.cli import command_options, run_setup
 from saccade.cli.command_options import LoadOptions, ModelOptions, with_option_groups
-from saccade.cli.resumption import explain_interruption
+from saccade.cli.interruption_hint import explain_interruption
 from saccade.cli.terminal import Verbose, err, out, prepare
 from saccade.core.errors import OptionError, suggest
 

@@ -11,7 +11,7 @@ import typer
 
 from saccade.cli import command_options, run_setup
 from saccade.cli.command_options import ClipOptions, LoadOptions, ModelOptions, with_option_groups
-from saccade.cli.resumption import explain_interruption
+from saccade.cli.interruption_hint import explain_interruption
 from saccade.cli.terminal import Json, Verbose, out, prepare, progress_line
 from saccade.core.errors import OptionError
 

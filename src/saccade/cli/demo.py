@@ -12,6 +12,7 @@ from saccade.cli import command_options, run_setup
 from saccade.cli.command_options import DEFAULT_METHOD
 from saccade.cli.compare import compare_methods
 from saccade.cli.terminal import Json, Threads, Verbose, console, out, prepare
+from saccade.core.answer_text import TextDecoder
 
 PICTURE_WIDTH = 80  # Characters a line; the picture must be readable at half a page's width.
 
@@ -48,7 +49,7 @@ def demo(
         typer.echo(json.dumps(comparison.json()))
         return
     result = comparison.results[DEFAULT_METHOD]
-    typist = terminal_output.IncrementalDecoder(models.target.decode)
+    typist = terminal_output.IncrementalDecoder(TextDecoder(models.target.decode))
     page = out if picture is None else console(record=True, width=PICTURE_WIDTH)
     page.print(terminal_output.frames_as_text(clip.frames, width=PICTURE_WIDTH // 4 - 2))
     page.print(

@@ -30,6 +30,7 @@ from saccade.cli.terminal import (
     progress_bars,
     silence_output,
 )
+from saccade.core.answer_text import TextDecoder
 from saccade.core.errors import BROKEN, ModelError, OptionError
 
 if TYPE_CHECKING:
@@ -149,7 +150,6 @@ def print_answer(target: Loaded, start: Callable[..., Stream], detail: OutputDet
     """Runs a stream to its end and prints it meanwhile; ``start`` is called with ``on_phase``."""
     from saccade.bench import terminal_output
 
-    typist = terminal_output.IncrementalDecoder(target.decode)
     write: Callable[[Text | str], None] = {
         "all": lambda text: out.print(text, end="", soft_wrap=True, markup=False),
         "text": lambda text: typer.echo(str(text), nl=False),
@@ -162,12 +162,14 @@ def print_answer(target: Loaded, start: Callable[..., Stream], detail: OutputDet
 
         rounds = start(on_phase=on_phase)
         first = next(rounds)
+    decoder = rounds.text_decoder or TextDecoder(target.decode)
+    typist, result = terminal_output.IncrementalDecoder(decoder), None
     try:
         for round in chain([first], rounds):
             write(typist.type(round.scalars()))
+        (result,) = rounds.results
     finally:  # After Ctrl-C the text remains, and the shell's prompt gets a line of its own.
-        write(typist.rest() + "\n")
-    result = rounds.results[0]
+        write(typist.rest(None if result is None else result.text) + "\n")
     if result.finish_reason == "error":
         raise ModelError(BROKEN)
     if detail == "all":

@@ -14,7 +14,7 @@ from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
 from saccade.core.errors import SaccadeError
 
 if TYPE_CHECKING:
-    from saccade.bench.hardware.diagnosis import Diagnosis
+    from saccade.bench.hardware.pair_fit import Diagnosis
 
 DEFAULT_PROMPT_TOKENS = 8192
 ANSWER_TOKENS = 256
@@ -71,7 +71,7 @@ def doctor(
     )
     clip = None if video is None else run_setup.read_clip(video, frames.sampling(), quiet=as_json)
     prepare(None, verbose)
-    from saccade.bench.hardware.diagnosis import examine
+    from saccade.bench.hardware.pair_fit import examine
     from saccade.inputs import head_checkpoints, loading, packed_checkpoints, questions
     from saccade.model.kernels.few_bits import rounding_named
     from saccade.model.memory import GIB, available_bytes

@@ -15,7 +15,7 @@ import torch
 from transformers import GenerationConfig, LogitsProcessorList, MaxTimeCriteria
 
 from saccade.core.errors import OptionError, first_line, suggest
-from saccade.core.plain import to_plain
+from saccade.core.numpy_numbers import to_plain
 from saccade.core.sampling import GeneratedTokenPenalties, Grammar, Processor, Sampling
 from saccade.core.stopping import MAX_NEW_TOKENS, Limits
 

@@ -38,19 +38,20 @@ MAX_REMEMBERED_SIZES = 8
 # -- acceptance --------------------------------------------------------------------------------
 
 
-class Rate(NamedTuple):
-    """Hits and tries, summed over rounds; older rounds count less."""
+class FadingMean(NamedTuple):
+    """A mean over rounds, of which older ones count less: a share of judged tokens that were
+    accepted, or the seconds of a forward."""
 
-    hits: float
-    tries: float
+    total: float
+    weight: float  # how many tokens, or forwards, the total is of
 
     @property
-    def share(self) -> float:
-        return self.hits / self.tries
+    def mean(self) -> float:
+        return self.total / self.weight
 
-    def fold(self, hits: float, tries: float, memory: float) -> Rate:
-        """Returns the rate with one more round; ``memory`` is what is left of those before."""
-        return Rate(self.hits * memory + hits, self.tries * memory + tries)
+    def fold(self, total: float, weight: float, memory: float) -> FadingMean:
+        """Returns the mean with one more round; ``memory`` is what is left of those before."""
+        return FadingMean(self.total * memory + total, self.weight * memory + weight)
 
 
 class Surprise(NamedTuple):
@@ -90,16 +91,16 @@ def _surprise(chance: float, accepted: bool) -> float:
 class Acceptance(NamedTuple):
     """How often drafted tokens are accepted, and how well the draft's confidence predicts it."""
 
-    accepted: Rate
+    accepted: FadingMean
     """Accepted tokens over judged tokens."""
-    honesty: Rate
+    honesty: FadingMean
     """Accepted tokens over the sum of the draft's confidence in the judged ones."""
     surprise: Surprise = Surprise()
 
     @property
     def rate(self) -> float:
         """How often a drafted token is accepted, whatever its confidence."""
-        return self.accepted.share
+        return self.accepted.mean
 
     def chance(self, confidence: float) -> float:
         """Returns how often a token of this confidence is accepted.
@@ -111,7 +112,7 @@ class Acceptance(NamedTuple):
         return trust * self._chance_by_confidence(confidence) + (1 - trust) * self.rate
 
     def _chance_by_confidence(self, confidence: float) -> float:
-        return min(1.0, confidence * self.honesty.share)
+        return min(1.0, confidence * self.honesty.mean)
 
     def fold(
         self, verdicts: Sequence[tuple[float, bool]], judged: float, memory: float
@@ -230,8 +231,8 @@ class ForwardTimes(NamedTuple):
     is 0 until rounds with several numbers of rows have shown another.
     """
 
-    plain: Rate = Rate(0.0, 0.0)  # seconds over forwards of one row
-    level: Rate = Rate(0.0, 0.0)  # seconds over the draft's forwards
+    plain: FadingMean = FadingMean(0.0, 0.0)  # seconds of a forward of one row
+    level: FadingMean = FadingMean(0.0, 0.0)  # seconds of a forward of the draft
     # Sums over forwards of several rows; older ones count less.
     weight: float = 0.0
     rows: float = 0.0
@@ -245,7 +246,7 @@ class ForwardTimes(NamedTuple):
     def after_plain(self, seconds: float, believed: float) -> ForwardTimes:
         """Returns the times after a forward of one row, which was believed to take so long."""
         usual = self.scale(believed) * believed
-        if self.plain.tries + self.weight >= MIN_ROUNDS_FOR_OUTLIERS:
+        if self.plain.weight + self.weight >= MIN_ROUNDS_FOR_OUTLIERS:
             seconds = min(seconds, FORWARD_OUTLIER_FACTOR * usual)
         return self._replace(plain=self.plain.fold(seconds, 1.0, TIMES_MEMORY), since_plain=0)
 
@@ -267,7 +268,7 @@ class ForwardTimes(NamedTuple):
         ones.
         """
         level = self.level
-        expected = level.share if level.tries >= MIN_ROUNDS_FOR_OUTLIERS else believed_level
+        expected = level.mean if level.weight >= MIN_ROUNDS_FOR_OUTLIERS else believed_level
         level_seconds = min(level_seconds, FORWARD_OUTLIER_FACTOR * levels * expected)
         if self.weight >= MIN_ROUNDS_FOR_OUTLIERS:
             seconds = min(seconds, FORWARD_OUTLIER_FACTOR * self.average * believed)
@@ -295,8 +296,8 @@ class ForwardTimes(NamedTuple):
         It is that of forwards of one row, which were believed to take ``believed`` seconds. Until
         one has run it is that of forwards of more rows, and before those it is 1.
         """
-        if self.plain.tries:
-            return self.plain.share / believed
+        if self.plain.weight:
+            return self.plain.mean / believed
         return self.average if self.weight else 1.0
 
     def line(self, scale: float) -> tuple[float, float]:

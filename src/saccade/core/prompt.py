@@ -145,7 +145,8 @@ class Prompt:
         return reach is not None and bool((reach[:-1] == len(self) - 1).any())
 
     def uncut_length(self, length: int) -> int:
-        """Returns the largest length, up to this one, across which no row before it looks.
+        """Returns the largest length, up to this one, at which no row before the cut sees a row
+        after it.
 
         Pictures that are read in both directions (``Media.reach``) are not cut there.
         """

@@ -39,8 +39,8 @@ class Repetition:
 @dataclass(frozen=True)
 class Refresh:
     """How a view follows the answer: every ``every`` rounds it chooses again, by the attention of
-    the ``rows`` rows that the target judged last. The mass of rows that the draft already has
-    counts ``hold`` times more, so that rows do not change for small differences."""
+    the last ``rows`` tokens that the target judged. Attention on a key that the draft already has
+    counts 1 + ``hold`` times, so that small differences change nothing."""
 
     every: int = 1
     rows: int = 8

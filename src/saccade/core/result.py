@@ -13,8 +13,6 @@ from typing import Literal
 from saccade.core.sampling import Scores
 from saccade.core.tree import Tree
 
-UNFINISHED = "\ufffd"  # This is how the first bytes of a character decode.
-
 FinishReason = Literal["stop", "length", "error"]
 
 Own = Literal["recovered", "bonus"]
@@ -38,25 +36,6 @@ class Verdict:
     @property
     def tokens(self) -> tuple[int, ...]:
         return self.accepted if self.own is None else (*self.accepted, self.own)
-
-
-def added_text(
-    decode: Callable[[Sequence[int]], str], ids: Sequence[int], start: int, end: int, over: bool
-) -> str:
-    """Returns the text that ``ids[start:end]`` add to the text before them.
-
-    The first bytes of a character are left out until the rest of it is there, unless the answer is
-    ``over``.
-    """
-
-    def complete_text(count: int) -> str:
-        """Returns the text of the first ids, without a character that has only begun."""
-        while (text := decode(ids[:count])).endswith(UNFINISHED) and count:
-            count -= 1
-        return text
-
-    text = decode(ids[:end]) if over else complete_text(end)
-    return text[len(complete_text(start)) :]
 
 
 @dataclass(frozen=True)
@@ -91,8 +70,9 @@ class Round:
 
     @property
     def text(self) -> str:
-        """The text that this round adds to the answer; empty without a tokenizer. A character of
-        several tokens comes with the last of them."""
+        """The text that became certain with this round; empty without a tokenizer. A character of
+        several tokens comes with the last of them, and what may begin a stop string comes once it
+        does not."""
         return "" if self.spell is None else self.spell()
 
     def __repr__(self) -> str:

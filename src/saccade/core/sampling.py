@@ -259,8 +259,8 @@ class Scores:
         """Returns :meth:`law`, or a faster function that gives the same laws.
 
         Where every law is an arg-max and no logit is NaN, the arg-max of all rows is taken at once,
-        unless that would copy many logits on a CPU. Rows of which the forward computed it are left
-        out.
+        unless that would copy many logits on a CPU. Rows whose arg-max the forward computed already
+        are not among them; :meth:`law` answers for those.
         """
         nodes = [node for node in range(ROOT, len(self.rows) - 1) if not self._has_token(node)]
         rows = [self.rows[node + 1] for node in nodes]
@@ -313,7 +313,7 @@ class Scores:
         return self.tops({node: count})[node]
 
     def tops(self, counts: Mapping[int, int]) -> dict[int, list[int]]:
-        """:meth:`top` of each node; of all nodes on a GPU together, which is waited for once."""
+        """Returns :meth:`top` of each node, for all at once, so that a GPU is waited for once."""
         if not counts:
             return {}
         if set(counts.values()) == {1} and self.rules.plain and all(map(self._has_token, counts)):

@@ -22,8 +22,9 @@ class Tree:
     ``parents[i]`` is a node before ``i`` or ``ROOT``. ``q[i]`` is the law node ``i`` was *sampled*
     from, or None when it was *chosen* (arg-max, top-k), which is a point mass on it.
     Siblings that carry a q must be independent draws from that one law. ``odds`` are the draft's
-    confidence in each token, where the shape decides by it. ``match_length`` is above 0 where the
-    tokens were copied from the text: so many tokens before them had occurred there before.
+    confidence in each token, where the shape decides by it. ``match_length`` is, for a draft that
+    was copied from the text, how many of the text's last tokens also stand before the passage that
+    was copied, and 0 for any other draft.
 
     **The rule of every shape: a drawn token stands.** Whether a token is drawn after a node, and
     how many, may read laws and what stands above that node, never the draw itself or what was

@@ -19,8 +19,9 @@ class Captioning:
     """The texts that a draft's views need for one call's inputs. Make one as the target's prefill
     begins.
 
-    Captions are made in a thread where that does not slow the target: where it has a device of its
-    own, or fewer threads than there are cores. Elsewhere they are made when ``texts`` is called.
+    Captions are made in a thread where that does not slow the target: where the target is on a GPU,
+    or works with fewer threads than there are cores. Elsewhere they are made when ``texts`` is
+    called.
     """
 
     def __init__(self, setup: Setup, inputs: Inputs) -> None:

@@ -18,7 +18,7 @@ from saccade.core.sampling import BrokenLaw, Scores
 from saccade.core.timing import now
 from saccade.core.tree import ROOT, Tree, below
 from saccade.core.verify import verify
-from saccade.drafting.growing import proposals
+from saccade.drafting.proposals import proposals
 from saccade.model import memory
 from saccade.model.cuda_graphs import capture_new_sizes
 
@@ -54,11 +54,11 @@ class Group:
 def opening_round(target: Scoring, request: int, cut: Cut, first: int = 0) -> Round:
     """Emits a request's first token, by the target's law after the prompt. No draft takes part."""
     tree = {request: Tree()}
-    laws = {request: target.score({first + request: Tree()})[first + request]}
-    verdicts, endings = judge(tree, laws, cut)
+    scores = {request: target.score({first + request: Tree()})[first + request]}
+    verdicts, endings = judge(tree, scores, cut)
     verdict, finish = verdicts[request], endings[request]
     target.commit({first + request: verdict.tokens})
-    return Round(request, Tree(), verdict, finish, laws[request], None, 0.0, 0.0, opening=True)
+    return Round(request, Tree(), verdict, finish, scores[request], None, 0.0, 0.0, opening=True)
 
 
 def take_turns(
@@ -80,25 +80,25 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
 
     start = now()
     proposed = [
-        (group, trees | group.unjudged, parts | dict.fromkeys(group.unjudged, 0.0))
-        for group, (trees, parts) in zip(groups, drafted, strict=True)
+        (group, trees | group.unjudged, draft_seconds | dict.fromkeys(group.unjudged, 0.0))
+        for group, (trees, draft_seconds) in zip(groups, drafted, strict=True)
     ]
     scored = target.score(
         {g.first + r: tree for g, trees, _ in proposed for r, tree in trees.items()}
     )
     outcomes = []
     emitted: dict[int, Sequence[int]] = {}
-    for group, trees, parts in proposed:
-        laws = {request: scored[group.first + request] for request in trees}
-        judgement = judge(trees, laws, group.cut)
-        outcomes.append((group, trees, parts, laws, judgement))
+    for group, trees, draft_seconds in proposed:
+        scores = {request: scored[group.first + request] for request in trees}
+        judgement = judge(trees, scores, group.cut)
+        outcomes.append((group, trees, draft_seconds, scores, judgement))
         emitted |= {group.first + r: verdict.tokens for r, verdict in judgement[0].items()}
     target.commit(emitted)
     verifying = now() - start
     capture_new_sizes()
 
     rows = len(scored) + sum(len(tree) for _, trees, _ in proposed for tree in trees.values())
-    for group, trees, parts, laws, judgement in outcomes:
+    for group, trees, draft_seconds, scores, judgement in outcomes:
         start = now()
         group.drafter.commit({r: verdict.tokens for r, verdict in judgement[0].items()})
         group.unjudged = unjudged_trees(trees, judgement)
@@ -106,8 +106,12 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
         spent = drafting + committing, verifying
         loads: dict[int, Load | None] = dict.fromkeys(trees)
         if len(scored) > 1:
-            loads |= {r: Load(len(scored), rows, parts[r] + committing / len(trees)) for r in parts}
-        for round in _rounds(group, trees, laws, judgement, spent, loads):
+            each = committing / len(trees)
+            loads |= {
+                request: Load(len(scored), rows, seconds + each)
+                for request, seconds in draft_seconds.items()
+            }
+        for round in _rounds(group, trees, scores, judgement, spent, loads):
             yield group, round
 
 
@@ -120,12 +124,12 @@ def work_side_by_side(
     in_flight = draft.propose(group.states)
     while in_flight:
         start = now()
-        laws = target.score(in_flight)
+        scores = target.score(in_flight)
         scored = now()
         trees = draft.beside.extend(in_flight)
         waited = now()
 
-        verdicts, endings = judge(trees, laws, cut)
+        verdicts, endings = judge(trees, scores, cut)
         live = [request for request in in_flight if endings[request] is None]
         emitted = {request: verdict.tokens for request, verdict in verdicts.items()}
         target.commit(emitted)
@@ -138,7 +142,7 @@ def work_side_by_side(
         waiting = waited - scored + now() - verified
         capture_new_sizes()
         spent = waiting, scored - start + verified - waited
-        yield from _rounds(group, trees, laws, (verdicts, endings), spent)
+        yield from _rounds(group, trees, scores, (verdicts, endings), spent)
 
 
 serial = Schedule("serial", take_turns, offers=frozenset({Capability.SHARED_FORWARDS}))
@@ -174,14 +178,14 @@ class MemoryGuard:
         self.session.commit(tokens)
 
 
-def judge(trees: Mapping[int, Tree], laws: Mapping[int, Scores], cut: Cut) -> Judgement:
+def judge(trees: Mapping[int, Tree], scores: Mapping[int, Scores], cut: Cut) -> Judgement:
     """Verifies each tree and cuts the verdict where the answer stops. A law with NaN ends only its
     own request."""
     verdicts: dict[int, Verdict] = {}
     endings: dict[int, FinishReason | None] = {}
     for request, tree in trees.items():
         try:
-            verdict = verify(tree, laws[request].every_law(), laws[request].noise)
+            verdict = verify(tree, scores[request].every_law(), scores[request].noise)
         except BrokenLaw:
             verdicts[request], endings[request] = EMPTY_VERDICT, "error"
             continue
@@ -217,7 +221,7 @@ def shorten(verdict: Verdict, count: int) -> Verdict:
 def _rounds(
     group: Group,
     trees: Mapping[int, Tree],
-    laws: Mapping[int, Scores],
+    scores: Mapping[int, Scores],
     judgement: Judgement,
     spent: tuple[float, float],
     loads: Mapping[int, Load | None] | None = None,
@@ -234,7 +238,7 @@ def _rounds(
             tree=trees[request],
             verdict=verdict,
             finish=endings[request],
-            p=laws[request],
+            p=scores[request],
             q=report.scores.get(request),
             draft_seconds=spent[0],
             verify_seconds=spent[1],

@@ -22,7 +22,7 @@ class Conversation(AbstractContextManager["Conversation"]):
     pictures, the earlier answers, the new question) and gives the answer of a fresh start. What
     the text before and the new text have in common at their beginning is not read again, and a
     vision tower runs on new media alone. A question that replaces an earlier one continues from
-    where the texts differ. Other media in the place of the first ones start afresh.
+    where the texts differ. Where the first media are others, nothing is kept.
 
     The draft keeps what its view chose of earlier media, and the view is applied to new media by
     the attention of the question that comes with them. A target that drafts for itself chooses

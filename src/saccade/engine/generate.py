@@ -8,7 +8,7 @@ happen. All three run one :class:`RequestBatch`.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import (
@@ -34,7 +34,7 @@ from saccade.core.default_device import cpu_by_default
 from saccade.core.errors import OptionError
 from saccade.core.generation_settings import Settings
 from saccade.core.prompt import Inputs
-from saccade.core.result import Result, Round, added_text
+from saccade.core.result import Result, Round
 from saccade.core.scoped_steps import each_within
 from saccade.core.timing import Clock, Phase, ignore_phase
 from saccade.drafting.recipe import Recipe
@@ -57,7 +57,6 @@ from saccade.model.vision_cache import ConversationVision
 
 DEFAULT_METHOD = "auto"
 
-Decode = Callable[[Sequence[int]], str]
 Function = TypeVar("Function", bound=Callable[..., Any])
 
 
@@ -99,9 +98,10 @@ class Stream(Iterator[Round]):
         self.recipe = call.recipe  # as it was planned for this machine
         self.call: RequestBatch | None = call
         self.closed = False
+        self.text_decoder = call.request.text_decoder
         self._phase = phase
         self.results: list[Result] = []
-        self._ids: dict[int, list[int]] = {}  # emitted so far, by request
+        self._ids: dict[int, tuple[int, ...]] = {}  # emitted so far, by request
         self._rounds = self._decode(call, phase, keep)
 
     def __next__(self) -> Round:
@@ -140,14 +140,17 @@ class Stream(Iterator[Round]):
         self.closed = True
         self._rounds.close()
 
-    def _with_spelling(self, round: Round, decode: Decode | None) -> Round:
+    def _with_spelling(self, round: Round, call: RequestBatch) -> Round:
         """Returns the round with a function for its text, which runs only if the text is read."""
-        if decode is None:
+        decoder, stop = call.request.text_decoder, call.stops.stopped_by.get(round.request)
+        if decoder is None:
             return round
-        ids = self._ids.setdefault(round.request, [])
-        ids += round.tokens
-        ends = len(ids) - len(round.tokens), len(ids), round.finish is not None
-        return replace(round, spell=partial(added_text, decode, ids, *ends))
+        before = self._ids.get(round.request, ())
+        ids = self._ids[round.request] = (*before, *round.tokens)
+        is_finished = round.finish is not None
+        return replace(
+            round, spell=partial(decoder.added_text, ids, len(before), is_finished, stop)
+        )
 
     def _decode(self, call: RequestBatch, phase: Phase, keep: bool) -> Generator[Round, None, None]:
         peak = memory.PeakMemory(call.target.devices)
@@ -157,7 +160,7 @@ class Stream(Iterator[Round]):
             """Frees a request that has ended, and adds the text to its round."""
             if round.finish is not None and not keep:
                 call.end(round.request)
-            return self._with_spelling(round, call.request.decode)
+            return self._with_spelling(round, call)
 
         can_continue = False  # Caches can be continued where every row in them was committed.
         try:

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from saccade.core import generation_settings
+from saccade.core.answer_text import TextDecoder
 from saccade.core.errors import ModelError, OptionError
 from saccade.core.generation_settings import GenerateArguments, Settings
 from saccade.core.prompt import CONTEXT, Inputs
@@ -345,30 +346,17 @@ class Request:
         windows = sum(target.window_bytes(length, forward_rows()) for length in lengths)
         return token_bytes - target.token_bytes + target.unbounded_token_bytes, states + windows
 
-    def text(self, answer: Sequence[int], stop: str | None) -> str | None:
-        """Returns an answer's text, up to the string it stopped at; None without a tokenizer."""
+    @property
+    def text_decoder(self) -> TextDecoder | None:
+        """What turns an answer's ids into text; None without a tokenizer."""
         if self.decode is None:
             return None
-        text = self.decode(answer)
-        if stop is None:
-            return text
-        before, separator, _ = text.partition(stop)
-        return before if separator else self._before_special(answer, stop)
+        return TextDecoder(self.decode, self.spell, self.limits.stop)
 
-    def _before_special(self, answer: Sequence[int], stop: str) -> str:
-        """Returns the text of an answer before a stop string that contains special tokens."""
-        assert self.decode is not None and self.spell is not None
-        spelled = self.spell(answer)
-        end, count = spelled.find(stop), len(answer)
-        if end < 0:  # A decoder that tidies the whole text up may write it otherwise.
-            return self.decode(answer)
-        while count and not (
-            len(head := self.spell(answer[:count])) <= end and spelled.startswith(head)
-        ):
-            count -= 1
-        shared = answer[count : count + 1]  # The token in which the stop string begins.
-        rest = spelled[len(self.spell(answer[:count])) : end] if self.decode(shared) else ""
-        return self.decode(answer[:count]) + rest
+    def text(self, answer: Sequence[int], stop: str | None) -> str | None:
+        """Returns an answer's text, up to the string it stopped at; None without a tokenizer."""
+        decoder = self.text_decoder
+        return None if decoder is None else decoder.whole_text(answer, stop)
 
 
 def _token_bytes(target: Backbone, hidden_layers: Sequence[int]) -> int:

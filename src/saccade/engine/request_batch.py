@@ -41,7 +41,9 @@ T = TypeVar("T")
 
 
 class RequestBatch:
-    """A batch of requests that share a drafter; they are numbered from 0.
+    """A batch of requests that share a drafter; one ``Request`` object has the inputs of all.
+
+    A request is known here by its place in the batch, from 0 on.
 
     Before any work the ``recipe`` is planned for this machine and everything is checked. The
     requests have the numbers from ``first`` on in ``session``, or get a session of their own.
@@ -146,22 +148,22 @@ class RequestBatch:
         opened: dict[int, Round] = {}
         read = self._read_turns if self._turns else self._read_prompts
         yield from self._within_scope(read(phase, keep, opened))
-        self._unfinished = [request for request, round in opened.items() if round.finish is None]
+        self._unfinished = [place for place, round in opened.items() if round.finish is None]
         staying = opened if keep else self._unfinished
         if staying:
-            self.drafter.commit({request: opened[request].tokens for request in staying})
-            for request in opened.keys() - staying:
-                self.drafter.end(request)
+            self.drafter.commit({place: opened[place].tokens for place in staying})
+            for place in opened.keys() - staying:
+                self.drafter.end(place)
         self.decoding = True
 
-    def _open(self, request: int, opened: dict[int, Round]) -> Round:
+    def _open(self, place: int, opened: dict[int, Round]) -> Round:
         """Emits a request's first token."""
         cut: Cut = self.stops.cut
         if self.target.shares.count > 1:
             cut = agree_on_cut(cut)  # All processes of a split target cut as rank 0 does.
-        opened[request] = opening_round(self.session, request, cut, self.first)
-        self.record(opened[request])
-        return opened[request]
+        opened[place] = opening_round(self.session, place, cut, self.first)
+        self.record(opened[place])
+        return opened[place]
 
     def _read_prompts(
         self, phase: Phase, keep: bool, opened: dict[int, Round]
@@ -350,8 +352,8 @@ class RequestBatch:
         self.session.turn(self._turns, self.rules)
         self.session.score({number: Tree() for number in self._turns})
         self.spent["prefill"] = clock.lap()
-        for request in self._turns:
-            yield self._open(request, opened)
+        for place in self._turns:
+            yield self._open(place, opened)
         phase("guide")
         clock.lap()
         self.drafter.turn(self._turns, self._draft_rules)

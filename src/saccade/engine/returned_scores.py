@@ -53,7 +53,9 @@ class ReturnedScores:
         """Returns the rows of all answers for each step; an answer that has ended has zeros."""
         if name not in self._returned:
             return None
-        longest = max(rows.values(), key=len)
+        longest = max(rows.values(), key=len, default=[])
+        if not longest:  # No token could be drawn, from NaN for example.
+            return ()
         blank = torch.zeros_like(longest[0])
         return tuple(
             torch.stack([rows[n][step] if step < len(rows[n]) else blank for n in order])

@@ -28,6 +28,8 @@ class RoundTimes(SecondsBySize):
         fixed, each = self.fit_line()
         if each <= 0:
             return live
-        cheap = fixed / (SPLIT_COST * each + (1 + SPLIT_COST) * fixed / live)
-        rounds = round(live / max(1, cheap, (patience - fixed) / each))
+        # The smallest size whose share of a round, fixed / size + each, is at most 1 + SPLIT_COST
+        # times that of a round of all.
+        smallest_cheap = fixed / (SPLIT_COST * each + (1 + SPLIT_COST) * fixed / live)
+        rounds = round(live / max(1, smallest_cheap, (patience - fixed) / each))
         return ceil(live / max(1, rounds))

@@ -2,11 +2,11 @@
 
 Each request is a batch of one with a drafter of its own, so that a drafter that fails harms no
 other request. All of them share the forwards of a round. A round also reads chunks of new prompts,
-about as many as it gives one request tokens, from one long prompt or from several short ones. A
-request's first token is emitted before its draft reads the prompt, so nobody waits for drafting.
-Where a round of all requests would take longer than a prompt, each round has a part of them
-(``RoundTimes``). Requests that share no forward (with a draft in a process of its own, or
-``exact``) are worked on one after another within a round.
+from one long prompt or from several short ones: about three where a request gets three tokens a
+round on average. A request's first token is emitted before its draft reads the prompt, so nobody
+waits for drafting. Where a round of all requests would take longer than reading one prompt took,
+each round serves only some of them (``RoundTimes``). Requests that share no forward (with a draft
+in a process of its own, or ``exact``) are worked on one after another within a round.
 """
 
 from __future__ import annotations
@@ -160,7 +160,8 @@ class Scheduler:
         return step_scope(self._target, self._recipe, self._exact)
 
     def _advance(self) -> Iterator[Event]:
-        left = max(1.0, self._tokens_per_round)  # chunks of prompts that this step may read
+        # How many chunks of prompts this step may read: as many as a round emits tokens.
+        left = max(1.0, self._tokens_per_round)
         while left > 0 and (number := self._next_unread()) is not None:
             batch = self._entries[number].batch
             left -= min(1.0, len(batch.request.ids[0]) / batch.session.chunk)

@@ -14,8 +14,8 @@ from saccade.model import families, memory, recurrent, windowed_attention
 from saccade.model.cache import most_window_rows
 from saccade.model.heads.head import EAGLE3_LAYERS
 from saccade.model.kernels.few_bits import Rounding
-from saccade.model.key_window import KeyWindow
 from saccade.model.session import forward_rows
+from saccade.model.window_rule import KeyWindow
 
 BYTES_PER_WEIGHT = {"--dtype bfloat16": 2.0, "--quantize bnb-8bit": 1.0, "--quantize bnb-4bit": 0.5}
 """The options that make a model smaller, and the bytes that a weight takes with each."""

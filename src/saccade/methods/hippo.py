@@ -29,7 +29,7 @@ from torch import Tensor
 from saccade.core.costs import Costs
 from saccade.core.prompt import Prompt
 from saccade.core.protocols import CostMemory, Shape
-from saccade.drafting.parallel.drafter import WorkerDrafter
+from saccade.drafting.parallel.worker_drafter import WorkerDrafter
 from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel

@@ -12,7 +12,7 @@ from saccade.core.errors import MethodError, suggest
 from saccade.core.protocols import View
 from saccade.drafting.drafters import ModelDrafter
 from saccade.drafting.ensemble import Ensemble, Weighting
-from saccade.drafting.parallel.drafter import WorkerDrafter
+from saccade.drafting.parallel.worker_drafter import WorkerDrafter
 from saccade.drafting.provides import Axis, Setting, ViewSetting, parse_share
 from saccade.drafting.recipe import Parts, Recipe
 from saccade.drafting.setup import MakeDrafter

@@ -156,8 +156,9 @@ class Sage(Shape):
         """How many of a law's tokens a tree or its confidence may depend on."""
         return max(self.width[1], self.top)
 
-    def at(self, state: Adapted, ranks: Ranks) -> Reach:
-        """Returns the reach of a tree with these probabilities at the root."""
+    def reach(self, state: Adapted, root_ranks: Ranks) -> Reach:
+        """Returns how far the next tree reaches: here by the confidence of the round before. Only
+        ``SageLive`` takes it from the probabilities at the root."""
         return Reach(self, state.alpha, state.most)
 
     def grow(self, state: Adapted) -> Growing:
@@ -167,7 +168,7 @@ class Sage(Shape):
             scores = yield tree
             laws = likeliest(scores, [node for node, *_ in frontier], self.most_tokens)
             if level == 1:
-                reach = self.at(state, laws[0][0])
+                reach = self.reach(state, laws[0][0])
             children: list[tuple[float, float, int, int]] = []
             for (node, chance, parent), (ranks, tokens) in zip(frontier, laws, strict=True):
                 for whole, rank in reach.children(level, chance, parent, ranks):
@@ -224,8 +225,8 @@ class SageLive(Sage):
 
     name: ClassVar[str] = "sage-live"
 
-    def at(self, state: Adapted, ranks: Ranks) -> Reach:
-        return Reach(self, confidence(ranks, self.top), state.most)
+    def reach(self, state: Adapted, root_ranks: Ranks) -> Reach:
+        return Reach(self, confidence(root_ranks, self.top), state.most)
 
 
 SAGE = Recipe(

@@ -19,8 +19,8 @@ from saccade.model import kernels
 from saccade.model.cache import send_to_device
 from saccade.model.kernels import AttentionChoice, compiled
 from saccade.model.kernels.attention_mass import Queries
-from saccade.model.key_window import KeyWindow
 from saccade.model.segments import Segment
+from saccade.model.window_rule import KeyWindow
 from saccade.model.windowed_attention import Extras, attend_visible, visible_keys
 
 Attend = Callable[..., Tensor]

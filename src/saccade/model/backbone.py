@@ -30,8 +30,7 @@ from saccade.core.prompt import Inputs, Prompt
 from saccade.model import families, memory, recurrent, tensor_parallel, windowed_attention
 from saccade.model.attention import ForwardAttention, quickest_attention
 from saccade.model.cache import Cache, HeadShape, most_window_rows
-from saccade.model.decoder import FusedDecoder
-from saccade.model.fidelity import (
+from saccade.model.change_detection import (
     HOOKS,
     Description,
     Snapshot,
@@ -40,18 +39,19 @@ from saccade.model.fidelity import (
     lock_of,
     refuse_autocast,
 )
+from saccade.model.decoder import FusedDecoder
 from saccade.model.hidden_states import AFTER_NORM, HiddenStates
 from saccade.model.kernels import few_bits
 from saccade.model.kernels.few_bits import Rounding
 from saccade.model.kernels.few_rows import Kernels, kernels_for
 from saccade.model.kernels.tower import Tower
-from saccade.model.key_window import KeyWindow
 from saccade.model.prefix_cache import PrefixCache
 from saccade.model.prompt_reader import PromptReader
 from saccade.model.recurrent import LayerStates, MixerRows, RowsBySegment, StateRows
 from saccade.model.rotary import depends_on_length, rotate_by_length
 from saccade.model.segments import HiddenStateWriter, Segment
 from saccade.model.vision_cache import ConversationVision, cache_vision
+from saccade.model.window_rule import KeyWindow
 from saccade.model.windowed_attention import Extras
 
 log = logging.getLogger(__name__)

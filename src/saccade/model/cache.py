@@ -21,8 +21,8 @@ from torch import Tensor
 from saccade.core.prompt import Paged
 from saccade.model.cache_pool import CachePool, Lease
 from saccade.model.hidden_states import HiddenStates
-from saccade.model.key_window import KeyWindow
 from saccade.model.recurrent import LayerStates
+from saccade.model.window_rule import KeyWindow
 
 ROWS_TO_CUT_BACK = 64  # A text can always be cut back by so many tokens, with windows too.
 TURNS_SET_ASIDE = 2  # Turns of a conversation whose keys are set aside where they are let go.

@@ -29,6 +29,7 @@ from saccade.model.attention import NO_EXTRAS, AttentionOutput, NewKeys
 from saccade.model.backbone import MAX_ROUNDING_DIFFERENCE, Backbone, state_rows
 from saccade.model.cache import Cache
 from saccade.model.cache_pool import CachePool, Lease
+from saccade.model.change_detection import is_from_library, unusual_changes
 from saccade.model.cuda_graphs import (
     CHECKED_LAYERS,
     Attention,
@@ -44,7 +45,6 @@ from saccade.model.cuda_graphs import (
     restore_keys,
     written_hidden_states,
 )
-from saccade.model.fidelity import is_from_library, unusual_changes
 from saccade.model.kernels.attention_mass import Queries
 from saccade.model.recurrent import (
     Delta,
@@ -182,7 +182,7 @@ class StaticRows:
             states, firm = segment.cache.states, segment.committed_rows
             assert states is not None
             if firm:
-                states.pass_text_in_all(_state_of(self._states.left, request).clone())
+                states.store_committed_in_all(_state_of(self._states.left, request).clone())
             new = segment.stop - segment.start
             if new == firm:
                 continue

@@ -22,7 +22,7 @@ from transformers.activations import SiLUActivation
 from saccade.core.errors import ModelError
 from saccade.model import memory
 from saccade.model.attention import Attend
-from saccade.model.fidelity import is_from_library, settings, unusual_changes
+from saccade.model.change_detection import is_from_library, settings, unusual_changes
 from saccade.model.hidden_states import AFTER_NORM
 from saccade.model.kernels import Epilogue, Matrix, TunedMatrices, choose_rounded
 from saccade.model.kernels.few_bits import Rounding

@@ -14,8 +14,8 @@ from functools import cache
 from typing import Any, Literal
 
 from saccade.core.errors import ModelError
-from saccade.model.grid import PictureLayout
 from saccade.model.recurrent import refuse_unknown_state
+from saccade.model.visual_grid import PictureLayout
 
 Kind = Literal["image", "video", "audio"]
 KINDS: tuple[Kind, ...] = ("image", "video", "audio")

@@ -23,7 +23,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, chain
 from saccade.model import memory
 from saccade.model.backbone import MAX_ROUNDING_DIFFERENCE, Backbone, device_of
-from saccade.model.fidelity import (
+from saccade.model.change_detection import (
     foreign_attention,
     foreign_hooks,
     names_of,

@@ -195,6 +195,7 @@ class ModelPrefixes:
             copied.hidden = cache.hidden.copy(len(prompt))
         cached_prompt = CachedPrompt(self._owner, prompt, _row_ids(prompt), copied)
         prompt_bytes = tensor_bytes([prompt.embeds, prompt.positions, *prompt.media.deepstack])
+        # Prompts are found by comparing their rows, so a key need only be unique: it is the cache.
         self._prefix_cache.put(copied, cached_prompt, copied.bytes + prompt_bytes)
 
 

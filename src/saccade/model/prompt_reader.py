@@ -22,7 +22,7 @@ from saccade.core.errors import ModelError, OptionError, first_line
 from saccade.core.prompt import CONTEXT, Inputs, Media, Prompt, with_context
 from saccade.model import families, memory
 from saccade.model.cache import send_to_device
-from saccade.model.grid import Cells, arrange_cells, processor_cells
+from saccade.model.visual_grid import Cells, arrange_cells, processor_cells
 from saccade.model.windowed_attention import reach_of, window_of_kind
 
 KNOWN_ARGUMENTS = (  # arguments of language models that Saccade handles

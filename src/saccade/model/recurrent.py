@@ -111,7 +111,7 @@ class Writes:
     def apply(self, memory: Memory, path: Int[Tensor, " step"] | None = None) -> Memory:
         """Returns the memory after the rows of a path, which starts at the memory.
 
-        Without a path all rows are one, each row after the one before it.
+        Without a path the rows are a chain: each follows the one before it.
         """
         if path is not None:
             return self.on_path(path).apply(memory)
@@ -230,7 +230,7 @@ class State:
     """What a layer with a state remembers of all tokens so far. Never changed in place.
 
     ``window`` are the last inputs of its convolution; ``memory`` is a Gated DeltaNet's. The states
-    of several layers may be one, with an axis of layers before the others.
+    of several layers may be stacked in one, with an axis of layers before the others.
     """
 
     window: Float[Tensor, "*layer past channel"]
@@ -312,7 +312,7 @@ class Updates:
     def apply(self, state: State, path: Int[Tensor, " step"] | None = None) -> State:
         """Returns the state after the rows of a path that starts at it.
 
-        Without a path all rows are one, each row after the one before it.
+        Without a path the rows are a chain: each follows the one before it.
         """
         past = state.window.shape[-2]
         inputs = self.inputs if path is None else self.inputs.index_select(-2, path)
@@ -335,7 +335,7 @@ class StatesByLayer:
 
     @classmethod
     def of_stack(cls, stacked: State) -> StatesByLayer:
-        """Returns the states that are one, with an axis of layers."""
+        """Returns states that are stacked in one, with an axis of layers."""
         states = cls([], stacked)
         states._layers = None
         return states
@@ -494,8 +494,8 @@ class LayerStates:
         ahead = self._ahead.get(layer)
         return self.states[layer] if ahead is None else ahead
 
-    def pass_text(self, layer: int, state: State) -> None:
-        """Takes the state after the committed rows of a forward that is under way."""
+    def store_committed(self, layer: int, state: State) -> None:
+        """Stores the state after the committed rows of a forward that is under way."""
         self._ahead[layer] = state
 
     def earlier(self, layer: int, scored_rows: int) -> Updates | None:
@@ -515,8 +515,8 @@ class LayerStates:
 
     # -- of one captured forward, which computes all layers at once ----------------------------
 
-    def pass_text_in_all(self, stacked: State) -> None:
-        """Does :meth:`pass_text` for all layers."""
+    def store_committed_in_all(self, stacked: State) -> None:
+        """Does :meth:`store_committed` for all layers."""
         self._ahead_of_all = stacked
 
     def earlier_in_all(self, scored_rows: int) -> Updates:
@@ -722,7 +722,7 @@ class RowsBySegment:
                 text = torch.cat([state.window.to(own), own[: rows.firm]])
                 mixed.append(convolve_text(text, mixer.conv))
                 state = replace(state, window=text[len(text) - past :])
-                rows.states.pass_text(layer, state)
+                rows.states.store_committed(layer, state)
             drafted = own[rows.firm :]
             earlier = rows.states.earlier(layer, rows.scored_rows)
             self._earlier.append(earlier)
@@ -744,7 +744,7 @@ class RowsBySegment:
                 read, memory = read_text(delta.rows(text), state.memory)
                 reads.append(read)
                 state = replace(state, memory=memory)
-                rows.states.pass_text(layer, state)
+                rows.states.store_committed(layer, state)
             drafted = slice(text.stop, rows.stop)
             if drafted.start < drafted.stop:
                 assert state.memory is not None
@@ -931,7 +931,7 @@ ATTENTION_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "
 def runner(
     mixer: Mixer, rows: MixerRows | None, layer: int
 ) -> Callable[..., Float[Tensor, "1 all dim"]]:
-    """Returns the forward that stands in for the module's own, for the length of one forward."""
+    """Returns what replaces the module's own forward while the model runs once."""
 
     def run(hidden_states: Float[Tensor, "1 all dim"], **_: Any) -> Float[Tensor, "1 all dim"]:
         if rows is None:  # The layers are only asked for the shapes of their keys.

@@ -12,8 +12,8 @@ from torch import Tensor
 from saccade.model.cache import Cache, Pages
 from saccade.model.hidden_states import AFTER_NORM
 from saccade.model.kernels.attention_mass import MassRecorder, RowQueries
-from saccade.model.key_window import KeyWindow
 from saccade.model.likeliest import WHOLE_VOCABULARY, Vocabulary
+from saccade.model.window_rule import KeyWindow
 
 
 @dataclass(frozen=True)

@@ -376,6 +376,19 @@ class Session:
             request.pending = request.context[text_start + cached_tokens :]
             if request.source is not None and request.length:
                 _copy_committed_keys(request)
+            self._read_all_but_last_chunk(number)
+
+    def _read_all_but_last_chunk(self, number: int) -> None:
+        """Reads a long turn's pending tokens a chunk at a time, so that the turn takes no more
+        memory than a prompt of its length. The last chunk stays pending."""
+        request = self.requests[number]
+        pending, length = request.pending, request.length
+        *ends, _ = chunk_ends(0, len(pending), self.chunk)
+        for start, stop in pairwise(ends):
+            request.pending = pending[start:stop]
+            request.length = length - len(pending) + stop
+            self.score({number: Tree()})
+            request.pending, request.length, request.root_logits = pending[stop:], length, None
 
     def shared_rows(self, number: int, old: Prompt, new: Prompt) -> int:
         """Returns how many leading rows of a new prompt are those of a request's prompt and text:
@@ -551,14 +564,15 @@ class Session:
                     visible_keys = committed_rows + depth + 1
                     request.recent_rows.append(JudgedRow(*request.node_queries[node], visible_keys))
             request.pending += new[len(path) :]
-            # Where a chain was judged in part, the nodes after the committed ones keep their keys.
-            past_nodes = len(request.tree)
+            dropped_nodes = len(request.tree)
             if trees_.is_chain(request.tree) and path and len(path) == len(new):
-                past_nodes = len(path)
-            request.tree = trees_.after(request.tree, past_nodes)
-            request.node_logits = request.node_logits[past_nodes:]
-            request.node_likeliest = request.node_likeliest[past_nodes:]
-            request.node_queries = request.node_queries[past_nodes:]
+                # Every new token was a node, so the chain was not judged to its end: the nodes
+                # after them stay, with their keys and logits.
+                dropped_nodes = len(path)
+            request.tree = trees_.after(request.tree, dropped_nodes)
+            request.node_logits = request.node_logits[dropped_nodes:]
+            request.node_likeliest = request.node_likeliest[dropped_nodes:]
+            request.node_queries = request.node_queries[dropped_nodes:]
             request.context += new
             request.length += len(new)
             request.generated += len(new)

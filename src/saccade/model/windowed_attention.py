@@ -17,8 +17,8 @@ from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
-from saccade.model.key_window import KeyWindow
 from saccade.model.segments import Segment
+from saccade.model.window_rule import KeyWindow
 
 Queries = Float[Tensor, "head new head_dim"]
 MAX_LOGITS_AT_ONCE = 2**25  # of one layer, where its logits are computed one by one
@@ -90,9 +90,10 @@ def visible_keys(
     nodes = visible[segment.committed_rows :, tree_start:]
     places[segment.committed_rows :] = tree_start - 1 + nodes.sum(1)
     distance = places[:, None] - keys
-    # From a row to its ancestors in the tree one counts the nodes between them.
-    later = nodes.int().flip(1).cumsum(1).flip(1)
-    distance[segment.committed_rows :, tree_start:] = later - 1
+    # A row is as far from an ancestor in the tree as its path has nodes after the ancestor. Columns
+    # that are no ancestors get any number, because `visible` leaves them out.
+    path_nodes_from = nodes.int().flip(1).cumsum(1).flip(1)
+    distance[segment.committed_rows :, tree_start:] = path_nodes_from - 1
     visible &= window.covers(places[:, None], places[:, None] - distance)
     first = int(visible.any(0).int().argmax())
     return visible[:, first:], first

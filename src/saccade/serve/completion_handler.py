@@ -16,7 +16,7 @@ from starlette.types import Receive, Scope, Send
 
 from saccade.core.errors import BROKEN
 from saccade.core.result import Result
-from saccade.inputs.media.guard import StopSignal
+from saccade.inputs.media.decoder_pool import StopSignal
 from saccade.serve.api_errors import CLIENT_CLOSED_REQUEST, ApiError, to_api_error
 from saccade.serve.detokenizer import StreamingDetokenizer
 from saccade.serve.formats.chat_forms import ResponseForm, TextForm

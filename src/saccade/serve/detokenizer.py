@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-from saccade.core.result import UNFINISHED
+from saccade.core.answer_text import UNFINISHED, withheld_length
 
 DECODE_WINDOW_TOKENS = 32  # A decoder needs no more tokens to know how the next one is written.
 
@@ -40,14 +40,10 @@ class StreamingDetokenizer:
             self._text_before_window = text
             self._window_prefix = self._decode(self._window)
         text = text.rstrip(UNFINISHED)
-        withheld = self._longest_overlap(text)
-        if self._stops and self._longest_overlap(self._spell(self._window)) > withheld:
+        withheld = withheld_length(text, self._stops)
+        if self._stops and withheld_length(self._spell(self._window), self._stops) > withheld:
             return ""  # Special tokens that the text leaves out may begin a stop string.
         return self._emit_up_to(text[: len(text) - withheld])
-
-    def _longest_overlap(self, text: str) -> int:
-        """Returns how many of the text's last characters may belong to a stop string."""
-        return max((_stop_overlap(text, stop) for stop in self._stops), default=0)
 
     def finish(self, text: str) -> str:
         """Returns the rest of the text, once the whole answer is known."""
@@ -59,11 +55,3 @@ class StreamingDetokenizer:
         piece = text[len(self._emitted_text) :]
         self._emitted_text = text
         return piece
-
-
-def _stop_overlap(text: str, stop: str) -> int:
-    """Returns how many of the text's last characters may belong to a stop string."""
-    if stop in text:
-        return len(text) - text.index(stop)
-    longest = min(len(stop), len(text))
-    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)

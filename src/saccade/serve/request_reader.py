@@ -22,8 +22,8 @@ from saccade.core.sampling import Grammar
 from saccade.engine.request import Request, without_end
 from saccade.inputs import Loaded, captions, literal_text
 from saccade.inputs.media import Clip, FrameSampling
+from saccade.inputs.media.decoder_pool import DecoderPool, StopSignal
 from saccade.inputs.media.fetch import FetchedMedia
-from saccade.inputs.media.guard import DecoderPool, StopSignal
 from saccade.inputs.questions import cast_pixels, conversation_inputs, same_inputs
 from saccade.model.prefix_cache import PrefixCache, cache_preprocessing, digest
 from saccade.serve.api_errors import ApiError
@@ -44,6 +44,7 @@ from saccade.serve.request_schema import (
     PixelLimits,
     TextPart,
     TextRequest,
+    Tool,
     VideoPart,
     content_parts,
     tool_calls_of,
@@ -122,10 +123,10 @@ class RequestReader:
             raise ApiError(400, message, "stop_token_ids")
         if isinstance(request, ChatRequest):
             self._check_chat(request)
-        has_form = self._form_source(request) is not None
+        has_grammar = self._has_grammar(request)
         for field in ("min_tokens", "ignore_eos"):
-            if has_form and getattr(request, field):
-                reason = "an answer of a form ends where its form does"
+            if has_grammar and getattr(request, field):
+                reason = "an answer that must follow a format ends where the format does"
                 raise ApiError(400, f"{field}: {reason}: leave one of them out", field)
 
     def log_ignored(self, fields: Iterable[str]) -> None:
@@ -161,7 +162,7 @@ class RequestReader:
         if token is not None:
             raise ApiError(400, f"tools: {token} means something else to this model", "tools")
         if request.required_tools and _answer_grammar(request) is not None:
-            reason = "a call that is required has a form of its own: leave the other one out"
+            reason = "a call that is required has a format of its own: leave the other one out"
             raise ApiError(400, f"tool_choice: {reason}", "tool_choice")
 
     def _check_template_kwargs(self, request: ChatRequest) -> None:
@@ -263,8 +264,8 @@ class RequestReader:
         if self._marks is None:
             return None
         has_ids = self._marks.closing_id is not None
-        if not has_ids and self._form_source(request) is not None:
-            return None  # A form begins at once, since no token says where reasoning ends.
+        if not has_ids and self._has_grammar(request):
+            return None  # The format begins at once, since no token says where reasoning ends.
         prompt_end = inputs["input_ids"][0, -PROMPT_END_TOKENS:].tolist()
         text = self._target.tokenizer.decode(prompt_end, skip_special_tokens=False)
         return Reasoning(self._marks, self._marks.start(text))
@@ -329,7 +330,7 @@ class RequestReader:
                 "model reads: send fewer frames or less text",
                 "messages",
             )
-        source = self._form_source(request)
+        source = self._grammar_source(request)
         answers = [
             Request.of(
                 self._target.backbone,
@@ -341,7 +342,7 @@ class RequestReader:
                 max_new_tokens=request.token_limit or min(room, self._max_answer_tokens),
                 stop_strings=request.stops or None,
                 grammar=None if source is None else self._grammar(source, reasoning),
-                eos_token_id=self._end_ids(request, has_form=source is not None),
+                eos_token_id=self._end_ids(request, has_grammar=source is not None),
                 skip_special_tokens=request.skip_special_tokens is not False,
                 **request.sampling_options,
             )
@@ -365,30 +366,36 @@ class RequestReader:
         end_ids = sorted(self._vocabulary.eos_ids)
         return reasoning.grammar(own, end_ids, self._target.backbone.vocab)
 
-    def _end_ids(self, request: CompletionRequest, *, has_form: bool) -> list[int] | None:
+    def _end_ids(self, request: CompletionRequest, *, has_grammar: bool) -> list[int] | None:
         """Returns the tokens that end an answer; None leaves them to the model's config."""
         own = set(self._config_end_ids)
         if request.ignore_eos:
             own = set()
-        elif has_form:
+        elif has_grammar:
             # The token that ends a format ends the answer, even if the config names no such token.
             own = set(self._vocabulary.eos_ids)
         elif not request.stop_token_ids:
             return None
         return sorted({*own, *(request.stop_token_ids or ())})
 
-    def _form_source(self, request: CompletionRequest) -> tuple[str, str] | None:
-        """Returns the grammar that an answer must follow, and the field that asks for it."""
-        return _answer_grammar(request) or self._required_call_grammar(request)
+    def _has_grammar(self, request: CompletionRequest) -> bool:
+        """Returns whether an answer must follow a grammar, without making one, which may take
+        long."""
+        return _answer_grammar(request) is not None or bool(self._required_tools(request))
 
-    def _required_call_grammar(self, request: CompletionRequest) -> tuple[str, str] | None:
-        """Returns the grammar of a tool call that must be made, and the field it comes from."""
-        if not isinstance(request, ChatRequest) or not request.required_tools:
-            return None
-        if self._dialect is None:
-            return None
-        functions = [tool.function.model_dump(exclude_none=True) for tool in request.required_tools]
+    def _grammar_source(self, request: CompletionRequest) -> tuple[str, str] | None:
+        """Returns the grammar that an answer must follow, and the field that asks for it."""
+        own, required = _answer_grammar(request), self._required_tools(request)
+        if own is not None or self._dialect is None or not required:
+            return own
+        functions = [tool.function.model_dump(exclude_none=True) for tool in required]
         return tool_calls.call_grammar(self._dialect, functions, self._vocabulary), "tools"
+
+    def _required_tools(self, request: CompletionRequest) -> Sequence[Tool]:
+        """Returns the tools of which one must be called."""
+        if not isinstance(request, ChatRequest) or self._dialect is None:
+            return ()
+        return request.required_tools
 
     def _sampling(self, request: ChatRequest) -> FrameSampling:
         """Returns how frames are chosen: as the request says, else by the server's settings."""

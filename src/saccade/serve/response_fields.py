@@ -6,7 +6,8 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from saccade.core.result import UNFINISHED, Result, Round, RoundRecord
+from saccade.core.answer_text import UNFINISHED
+from saccade.core.result import Result, Round, RoundRecord
 from saccade.core.tree import ROOT
 
 MIN_LOGPROB = -9999.0  # OpenAI writes this where a probability is zero, since JSON has no infinity.

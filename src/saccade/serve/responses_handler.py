@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Sequence
 from typing import Any, ClassVar
 
 from fastapi import Request
@@ -39,36 +39,27 @@ class ResponsesHandler(CompletionHandler):
         self._event_count = 0
 
     async def _complete(self) -> dict[str, Any]:
-        stream: ItemStream | None = None
-        logprobs: list[TokenLogprobs] = []
-        async for _, event in self._answer_events():
-            if isinstance(event, NewTokens):
-                logprobs += event.logprobs
-                continue
-            stream = ItemStream(self._chat_form)
-            stream.write(event.text or "", self._logprob_entries(logprobs))
-            stream.end(event)
-        assert stream is not None
-        return self._final(stream)
+        """Returns the whole response: the one with which its events end."""
+        *_, last = [chunk async for chunk in self._chunks()]
+        response: dict[str, Any] = last["response"]
+        return response
 
     async def _chunks(self) -> AsyncIterator[dict[str, Any]]:
         stream = ItemStream(self._chat_form)
         (detokenizer,) = self._detokenizers()
-        pending: list[TokenLogprobs] = []
         for name in ("created", "in_progress"):
             yield {"type": f"response.{name}", "response": self._response_object("in_progress", [])}
         async for _, event in self._answer_events():
             if isinstance(event, NewTokens):
-                pending += event.logprobs
-                piece = detokenizer.write(event.tokens)
-                events = stream.write(piece, self._logprob_entries(pending))
+                events = []
+                for tokens, logprobs in _pieces(event):
+                    piece = detokenizer.write(tokens)
+                    events += stream.write(piece, self._logprob_entries(logprobs))
             else:
                 piece = detokenizer.finish(event.text or "")
-                events = stream.write(piece, self._logprob_entries(pending)) + stream.end(event)
+                events = stream.write(piece) + stream.end(event)
             for each in events:
                 yield each
-            if events:
-                pending = []
         response = self._final(stream)
         yield {"type": f"response.{response['status']}", "response": response}
 
@@ -156,3 +147,16 @@ class ResponsesHandler(CompletionHandler):
             "user": request.user,
             "usage": None,
         }
+
+
+def _pieces(
+    event: NewTokens,
+) -> Iterable[tuple[Sequence[int], Sequence[TokenLogprobs]]]:
+    """Returns what is written at once: all tokens, or one after another where log-probabilities go
+    with them, so that each is with the text that its token begins."""
+    if not event.logprobs:
+        return [(event.tokens, ())]
+    return [
+        ((token,), (logprobs,))
+        for token, logprobs in zip(event.tokens, event.logprobs, strict=True)
+    ]

@@ -16,7 +16,7 @@ from saccade.drafting.recipe import Recipe, as_chains
 from saccade.engine.scheduler import Scheduler
 from saccade.inputs import Loaded, load_pair
 from saccade.inputs.loading import use_threads
-from saccade.inputs.media.guard import DecoderPool
+from saccade.inputs.media.decoder_pool import DecoderPool
 from saccade.methods import resolve
 from saccade.model.prefix_cache import PrefixCache
 from saccade.serve.api_errors import ApiError
@@ -149,7 +149,7 @@ def make_engine(
     settings: ServerSettings, recipe: Recipe, target: Loaded, draft: Loaded | None
 ) -> Engine:
     """Returns an engine of these models."""
-    guard = DecoderPool(processes=MEDIA_DECODERS)
+    pool = DecoderPool(processes=MEDIA_DECODERS)
     prefix_cache = PrefixCache(settings.prefix_cache_bytes)
     # A prompt that is prefilled in other pieces is rounded otherwise, which `exact` rules out.
     keys = prefix_cache if settings.prefix_cache_bytes and not settings.exact else None
@@ -158,8 +158,8 @@ def make_engine(
     scheduler = Scheduler(target_model, recipe, draft_model, exact=settings.exact)
     return Engine(
         RequestQueue(scheduler, max_running=settings.max_running, max_waiting=settings.max_waiting),
-        RequestReader(target, draft, settings, guard, prefix_cache),
+        RequestReader(target, draft, settings, pool, prefix_cache),
         target.decode,
-        guard.close,
+        pool.close,
         prefix_cache,
     )

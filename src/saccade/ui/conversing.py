@@ -9,6 +9,7 @@ from pathlib import Path
 
 from saccade.answering.chat_model import Chat, Model
 from saccade.bench.terminal_output import IncrementalDecoder
+from saccade.core.answer_text import TextDecoder
 from saccade.core.errors import OptionError
 from saccade.inputs.media import Clip
 from saccade.inputs.subjects import is_text_file, read_document
@@ -89,7 +90,7 @@ class Conversations:
         talk = self._talk_of(tab)
         self._check_length(talk.prompt_tokens, uploads.documents)
         stream = talk.chat.stream(question, uploads.clips or None, documents=uploads.documents)
-        decoder, text = IncrementalDecoder(self.model.pair.target.decode), ""
+        decoder, text = IncrementalDecoder(TextDecoder(self.model.pair.target.decode)), ""
         for round in stream:
             text += str(decoder.type(round.scalars()))
             yield text

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from saccade.bench.terminal_output import IncrementalDecoder
+from saccade.core.answer_text import TextDecoder
 from saccade.core.result import Kind, Result, Round, RoundRecord, emitted_per_forward
 from saccade.engine.generate import Stream
 
@@ -200,7 +201,9 @@ def run_duel(
     answer are raised.
     """
     runners = [
-        AnswerRunner(Column(name), start_answer, IncrementalDecoder(decode), should_stop, clock)
+        AnswerRunner(
+            Column(name), start_answer, IncrementalDecoder(TextDecoder(decode)), should_stop, clock
+        )
         for name, start_answer in (plain, drafted)
     ]
 

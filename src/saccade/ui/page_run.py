@@ -23,7 +23,7 @@ from saccade.inputs.media import Clip
 from saccade.inputs.training_domain import read_training_domain, warn_outside_domain
 from saccade.methods import SYSTEMS, resolve
 from saccade.ui.duel import Duel, OnPhase, run_duel
-from saccade.ui.kept_tokens import KeptTokens, measure_kept_tokens
+from saccade.ui.kept_visual_tokens import KeptTokens, measure_kept_tokens
 
 log = logging.getLogger(__name__)
 

@@ -23,7 +23,7 @@ from saccade.bench.terminal_output import KIND_MEANINGS
 from saccade.core.result import RoundRecord
 from saccade.core.tree import ROOT, Tree, add, children, depths, follow
 from saccade.ui.duel import Column, Duel
-from saccade.ui.kept_tokens import KeptTokens
+from saccade.ui.kept_visual_tokens import KeptTokens
 
 TokenText = Callable[[int], str]
 """Maps a token's id to its text."""

@@ -14,6 +14,7 @@ import numpy as np
 from saccade.answering.chat_model import Model
 from saccade.answering.live_video import Live
 from saccade.bench.terminal_output import IncrementalDecoder
+from saccade.core.answer_text import TextDecoder
 from saccade.core.errors import OptionError
 from saccade.ui import pictures
 from saccade.ui.page_run import PageSettings, read_clip
@@ -77,7 +78,7 @@ class Watchers:
             raise OptionError("there is no question: write one")
         stream = watching.live.stream(question)
         _, end = watching.live.kept_seconds
-        decoder, text = IncrementalDecoder(self.model.pair.target.decode), ""
+        decoder, text = IncrementalDecoder(TextDecoder(self.model.pair.target.decode)), ""
         for round in stream:
             text += str(decoder.type(round.scalars()))
             yield text

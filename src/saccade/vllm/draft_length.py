@@ -20,8 +20,8 @@ from saccade.core.pace import (
     MIN_MEASURED_ROUNDS,
     Acceptance,
     CostLine,
+    FadingMean,
     Pause,
-    Rate,
     expected_chain,
 )
 
@@ -31,7 +31,7 @@ MAX_RETRY_ROUNDS = 512  # The longest such wait.
 MIN_SPEEDUP = 1.03  # Over plain decoding; below it nothing is drafted.
 
 
-PRIOR = Acceptance(Rate(0.8, 1.0), Rate(0.8, 0.9))
+PRIOR = Acceptance(FadingMean(0.8, 1.0), FadingMean(0.8, 0.9))
 
 
 def judge(

@@ -14,7 +14,7 @@ from helpers import backbone, few, qwen25, video_input
 
 import saccade
 from saccade.core.costs import Costs
-from saccade.core.pace import ForwardTimes, Rate
+from saccade.core.pace import FadingMean, ForwardTimes
 from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Load, Round, Verdict
 from saccade.core.sampling import BrokenLaw, Sampling, Scores
@@ -480,7 +480,7 @@ def test_a_block_that_one_forward_drafts_is_paid_for_once():
     p = Scores(Tree(), [], Sampling(), (), 0)
     verdict = Verdict(tuple(range(5)), (1,) * 5, 1, "bonus")
     after = shape.fold(shape.start(), Round(0, tree, verdict, None, p, None, 0.6, 1.1))
-    assert after.times.level == Rate(0.6, 1)
+    assert after.times.level == FadingMean(0.6, 1)
     expected = best_round(shape.believed(after), 0.9)
     assert expected[1] == pytest.approx(0.6 + shape.believed(after).verify(7), rel=0.05)
 
@@ -490,7 +490,7 @@ def test_a_first_forward_that_is_not_captured_yet_does_not_price_the_draft():
     a GPU the first of each size is not captured yet and takes ten times as long. Fails where one
     such round prices the draft out for good. Control: if it goes on, it is believed."""
     times = ForwardTimes().after_drafting(2, 2 * 19.0, 3, 7.0, 7.0, 1.9)
-    assert times.level.share == pytest.approx(2 * 1.9)
+    assert times.level.mean == pytest.approx(2 * 1.9)
     for _ in range(20):
         times = times.after_drafting(2, 2 * 19.0, 3, 7.0, 7.0, 1.9)
-    assert times.level.share > 15
+    assert times.level.mean > 15

@@ -14,7 +14,7 @@ from helpers import TableSession, backbone, noisy, qwen25
 
 import saccade
 from saccade.core.costs import Costs
-from saccade.core.pace import Rate, expected_chain
+from saccade.core.pace import FadingMean, expected_chain
 from saccade.core.result import Round, Verdict
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
@@ -73,13 +73,13 @@ def test_fit_chooses_what_a_search_over_everything_chooses():
                 for n in range(1, fitting.MAX_CHAIN_LENGTH + 1)
             }
             speeds[TREE] = expected_tree(rate, TREE) / (5 * draft + costs.verify(26))
-            assert fit.choose(FitState(Rate(rate * 8, 8.0))) == max(speeds, key=speeds.get)
+            assert fit.choose(FitState(FadingMean(rate * 8, 8.0))) == max(speeds, key=speeds.get)
 
 
 def test_a_better_draft_earns_longer_chains():
     """Claim: the chosen length does not fall as acceptance rises, and both ends differ."""
     fit = Fit((), COSTS)
-    lengths = [fit.choose(FitState(Rate(rate, 1.0))) for rate in (0.1, 0.4, 0.7, 0.9, 0.99)]
+    lengths = [fit.choose(FitState(FadingMean(rate, 1.0))) for rate in (0.1, 0.4, 0.7, 0.9, 0.99)]
     assert lengths == sorted(lengths) and lengths[0] < lengths[-1]
 
 
@@ -100,23 +100,23 @@ def test_fit_folds_the_rate_towards_what_it_sees_and_forgets():
     """Claim: always accepted moves the rate up, always refused down to 0, whatever came before."""
     fit = Fit((), COSTS)
     state = fit.start()
-    assert state.accepted.share == pytest.approx(fitting.PRIOR_ACCEPTANCE)
+    assert state.accepted.mean == pytest.approx(fitting.PRIOR_ACCEPTANCE)
     for _ in range(400):
         state = fit.fold(state, _round(4, "bonus"))
-    assert state.accepted.share > 0.99
+    assert state.accepted.mean > 0.99
     for _ in range(400):
         state = fit.fold(state, _round(0, "recovered"))
-    assert state.accepted.share < 0.01
+    assert state.accepted.mean < 0.01
     for _ in range(400):
         state = fit.fold(state, _round(3, "recovered"))
-    assert state.accepted.share == pytest.approx(0.75, abs=0.01)
+    assert state.accepted.mean == pytest.approx(0.75, abs=0.01)
 
 
 def test_a_round_cut_by_a_stop_is_no_refusal():
     """Claim: a verdict without a token of its own counts as accepted only."""
     fit = Fit((), COSTS)
-    hits, tries = fit.fold(FitState(Rate(0.0, 0.0)), _round(2, None)).accepted
-    assert (hits, tries) == (2.0, 2.0)
+    total, weight = fit.fold(FitState(FadingMean(0.0, 0.0)), _round(2, None)).accepted
+    assert (total, weight) == (2.0, 2.0)
 
 
 STEP = Costs((1, 5, 6, 13), (10.0, 11.0, 22.0, 24.0), 0.5)  # measured in a busy moment, and
@@ -128,7 +128,7 @@ def _answer(believed: Costs, true: Costs, rounds: int, sample: bool = False) -> 
     fit, chosen = Fit((), believed), []
     state = fit.start()
     for _ in range(rounds):
-        state = state._replace(accepted=Rate(0.9, 1.0))
+        state = state._replace(accepted=FadingMean(0.9, 1.0))
         length = fit.choose(state)
         done = _round(length, "bonus", length, true.verify(length + 1), sample)
         state = fit.fold(state, done)
@@ -140,7 +140,7 @@ def test_costs_of_a_busy_moment_fade_within_an_answer():
     """Claim: where a step was measured that is not there, longer chains are soon tried and kept; a
     step that is there is found again each time, at a round in ten at most. Fails if costs are
     believed once and for all. When sampling nothing timed enters: the same lengths as ever."""
-    short = Fit((), STEP).choose(FitState(Rate(0.9, 1.0)))
+    short = Fit((), STEP).choose(FitState(FadingMean(0.9, 1.0)))
     assert short == 4
     flat_lengths = _answer(STEP, FLAT, 60)
     assert min(flat_lengths[-20:]) >= 2 * short

@@ -230,7 +230,7 @@ BUGS = (
     ),
     PlantedBug(
         "vision towers: windows attend to each other",
-        "model/kernels/windows.py",
+        "model/kernels/tower_windows.py",
         find=(
             "attend_by_flash($q, $k, $v, $borders.to(torch.int32), $longest, $scale, "
             "bool($is_causal))"
@@ -240,7 +240,7 @@ BUGS = (
             "bool($is_causal))"
         ),
         tests=(
-            "model/test_windows.py::test_a_tower_with_windows_sees_in_one_call_a_layer_what_it_saw",
+            "model/test_tower_windows.py::test_a_tower_with_windows_sees_in_one_call_a_layer_what_it_saw",
         ),
     ),
     PlantedBug(
@@ -306,9 +306,16 @@ BUGS = (
     PlantedBug(
         "products of bf16 in C: vectors leave out the inputs that fill no vector",
         "model/kernels/kernels.c",
-        find="? ~0u : (1u << (in - i)) - 1;",
-        plant="? ~0u : 0;",
+        find="add_products(rows, (1u << (inputs->to - i)) - 1, x + i, w + i, in, sum);",
+        plant="add_products(rows, 0, x + i, w + i, in, sum);",
         tests=("model/test_bf16_products.py::test_a_product_is_fp32s_rounded_once",),
+    ),
+    PlantedBug(
+        "products of bf16 in C: a part of the inputs replaces the part before it",
+        "model/kernels/kernels.c",
+        find="if (inputs->from) results =",
+        plant="if (0) results =",
+        tests=("model/test_bf16_products.py::test_many_inputs_are_added_up_in_parts",),
     ),
     PlantedBug(
         "products of few bits in C: halves of bytes are met by each other's inputs",

@@ -110,7 +110,7 @@ BUGS = (
     ),
     PlantedBug(
         "changed models: a replaced weight is not noticed",
-        "model/fidelity.py",
+        "model/change_detection.py",
         find="[*map(Tensor.data_ptr, self._weights)] == self._addresses",
         plant="len(self._weights) == len(self._addresses)",
         tests=(
@@ -120,7 +120,7 @@ BUGS = (
     ),
     PlantedBug(
         "changed models: hooks registered later are not noticed",
-        "model/fidelity.py",
+        "model/change_detection.py",
         find="any(self._empty)",
         plant="any(self._empty[:1])",
         tests=(

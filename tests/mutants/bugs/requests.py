@@ -42,7 +42,7 @@ BUGS = (
     ),
     PlantedBug(
         "a step on a GPU costs its bytes and no fixed time",
-        "bench/hardware/diagnosis.py",
+        "bench/hardware/pair_fit.py",
         find="self.step + self.fixed",
         plant="self.step",
         tests=("bench/test_doctor.py::test_a_layer_costs_a_fixed_time_on_a_gpu",),
@@ -89,8 +89,8 @@ BUGS = (
     PlantedBug(
         "fit: old rounds count as much as new ones",
         "core/pace.py",
-        find="Rate(self.hits * $memory + $hits, self.tries * $memory + $tries)",
-        plant="Rate(self.hits + $hits, self.tries + $tries)",
+        find="FadingMean(self.total * $memory + $total, self.weight * $memory + $weight)",
+        plant="FadingMean(self.total + $total, self.weight + $weight)",
         tests=(
             "drafting/shapes/test_cost_measurement.py::"
             "test_fit_folds_the_rate_towards_what_it_sees_and_forgets",
@@ -317,9 +317,30 @@ BUGS = (
     PlantedBug(
         "a stop with special tokens is shown in a stream",
         "serve/detokenizer.py",
-        find="self._longest_overlap(self._spell(self._window)) > $withheld",
+        find="withheld_length(self._spell(self._window), self._stops) > $withheld",
         plant="False",
         tests=("serve/test_writer.py::test_nothing_of_a_stop_string_with_special_tokens_is_shown",),
+    ),
+    PlantedBug(
+        "the beginning of a stop string is printed",
+        "core/answer_text.py",
+        find="$text[: len($text) - $withheld]",
+        plant="$text",
+        tests=("bench/test_streamed_text.py::test_a_stop_string_is_never_printed",),
+    ),
+    PlantedBug(
+        "the chunks of a long turn all have the positions of its end",
+        "model/session.py",
+        find="$request.length = $length - len($pending) + $stop",
+        plant="$request.length = $length",
+        tests=("model/test_session.py::test_a_long_turn_is_read_in_chunks",),
+    ),
+    PlantedBug(
+        "log-probabilities that add no text are lost at the end of a response",
+        "serve/formats/response_items.py",
+        find="self._open is not None and self._open.kind is MESSAGE and self._waiting_logprobs",
+        plant="False",
+        tests=("serve/test_responses.py::test_probabilities_are_the_chats",),
     ),
     PlantedBug(
         "a busy machine keeps all threads",

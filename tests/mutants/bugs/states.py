@@ -133,7 +133,7 @@ BUGS = (
     ),
     PlantedBug(
         "a window is one key too wide",
-        "model/key_window.py",
+        "model/window_rule.py",
         find="$rows - $keys < self.size",
         plant="$rows - $keys <= self.size",
         tests=("model/test_windowed_attention.py::test_each_row_sees_what_its_own_text_would_see",),
@@ -177,7 +177,7 @@ BUGS = (
     ),
     PlantedBug(
         "a key behind a window is let go one row too early",
-        "model/key_window.py",
+        "model/window_rule.py",
         find="$row - self.size + 1",
         plant="$row - self.size + 2",
         tests=(f"{WINDOWED}::test_the_keys_that_a_row_sees_are_held",),

@@ -96,7 +96,7 @@ BUGS = (
         "core/sampling.py",
         find="uniform(self.rules.seed, self.request, 'draft', $place, $before, $began)",
         plant="uniform(self.rules.seed, self.request, 'draft', $place, 0, $began)",
-        tests=("laws/test_registered.py::test_no_number_is_used_for_two_draws[shape=sampled-2]",),
+        tests=("laws/test_registered.py::test_no_noise_is_used_for_two_draws[shape=sampled-2]",),
     ),
     PlantedBug(
         "shapes see the draft's logits before the sampling rules",
@@ -217,7 +217,7 @@ BUGS = (
         "core/sampling.py",
         find="self.offset if self.draft_start is None else self.draft_start",
         plant="0",
-        tests=("laws/test_registered.py::test_no_number_is_used_for_two_draws",),
+        tests=("laws/test_registered.py::test_no_noise_is_used_for_two_draws",),
     ),
     PlantedBug(
         "a token is taken from NaN logits when all nodes are read at once",

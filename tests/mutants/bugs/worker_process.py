@@ -13,7 +13,7 @@ BUGS = (
     ),
     PlantedBug(
         "tokens that continue a rejected chain are kept",
-        "drafting/parallel/drafter.py",
+        "drafting/parallel/worker_drafter.py",
         find="""
             if $epoch >= $draft.valid_from:
                 ...
@@ -61,7 +61,7 @@ BUGS = (
     ),
     PlantedBug(
         "a worker process that fails does not hand over its sampled tokens",
-        "drafting/parallel/drafter.py",
+        "drafting/parallel/worker_drafter.py",
         within="WorkerDrafter._raise_if_failed",
         find="DraftFailed($chains)",
         plant="DraftFailed({})",
@@ -83,7 +83,7 @@ BUGS = (
     ),
     PlantedBug(
         "the reader of a stream keeps the target's number of threads",
-        "drafting/parallel/drafter.py",
+        "drafting/parallel/worker_drafter.py",
         find="torch.get_num_threads() != $before",
         plant="False",
         tests=("engine/test_abandoned.py::test_the_threads_between_two_rounds_are_the_callers",),
@@ -93,11 +93,11 @@ BUGS = (
         "drafting/parallel/child.py",
         find="$draft.start = $draft.answer_tokens",
         plant="$draft.start = 0",
-        tests=("laws/test_registered.py::test_no_number_is_used_for_two_draws",),
+        tests=("laws/test_registered.py::test_no_noise_is_used_for_two_draws",),
     ),
     PlantedBug(
         "the size of a worker's first batch depends on its speed",
-        "drafting/parallel/drafter.py",
+        "drafting/parallel/worker_drafter.py",
         find="self._length if self._samples else len($draft.chain)",
         plant="len($draft.chain)",
         tests=(
@@ -107,7 +107,7 @@ BUGS = (
     ),
     PlantedBug(
         "a draft that began before the first token waits as long as one that did not",
-        "drafting/parallel/drafter.py",
+        "drafting/parallel/worker_drafter.py",
         within="WorkerDrafter.commit",
         find="$draft.next_count is None",
         plant="False",

@@ -174,14 +174,14 @@ class Child:
     def commit(self, news: Mapping[int, tuple[Sequence[int], int | None]]) -> None:
         """Commits each request's tokens. ``news`` has them with the number of drafted tokens that
         stay in flight; None drops the draft."""
-        for request, (tokens, in_flight) in news.items():
+        for request, (tokens, next_batch) in news.items():
             draft = self._drafts[request]
             self._session.commit({request: tokens})
-            draft.chain = Tree() if in_flight is None else after(draft.chain, len(tokens))
-            draft.limit = (in_flight or 0) + self._job.shape.length
+            draft.chain = Tree() if next_batch is None else after(draft.chain, len(tokens))
+            draft.limit = (next_batch or 0) + self._job.shape.length
             draft.epoch += 1
             draft.answer_tokens += len(tokens)
-            if in_flight is None:
+            if next_batch is None:
                 draft.start = draft.answer_tokens
             draft.paused = draft.paused and len(draft.chain) > 0
 

@@ -29,7 +29,7 @@ from saccade.core.own_processes import count_as_own
 from saccade.drafting.parallel.channel import Channel, LineClosed
 from saccade.drafting.parallel.child import Job
 from saccade.model.backbone import BACKBONE_ATTRIBUTE, Backbone
-from saccade.model.fidelity import version_of
+from saccade.model.change_detection import version_of
 
 START_SECONDS = 120.0  # that a worker may take to start, or to take a message
 STOP_SECONDS = 5.0  # that a worker may take to stop when its answer is closed

@@ -47,9 +47,9 @@ from saccade.core.costs import Costs
 from saccade.core.pace import (
     LEVEL_PRIOR_WEIGHT,
     Acceptance,
+    FadingMean,
     ForwardTimes,
     Pause,
-    Rate,
     continuation_chances,
 )
 from saccade.core.protocols import CostMemory, Growing, Repetition, Shape, State
@@ -82,7 +82,10 @@ SURPRISE_NATS = 2.0
 LEAST_CONFIDENCE = 1e-4
 RETRY_AFTER_ROUNDS = 2  # rounds of plain decoding before drafting is tried again
 MAX_RETRY_AFTER_ROUNDS = 128
-MAX_LOST_SHARE = 0.015  # Of all time; a pause is long enough that retries lose no more than that.
+MAX_PAUSE_GROWTH = 16  # A pause is at most so many times as long as the one before.
+# Of all time. A pause is so long that a retry like the last one loses no more than this, as far as
+# the two limits above allow.
+MAX_LOST_SHARE = 0.015
 
 # Drafting is tried if it would pay at this share of what it is believed to cost beyond plain
 # decoding: costs that no round with a draft has confirmed may be far too high.
@@ -102,12 +105,16 @@ class Estimates(NamedTuple):
     """What the rounds so far have taught. Sums fade from round to round."""
 
     acceptance: Acceptance = Acceptance(
-        Rate(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT),
-        Rate(PRIOR_HONESTY * PRIOR_HONESTY_WEIGHT, PRIOR_HONESTY_WEIGHT),
+        FadingMean(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT),
+        FadingMean(PRIOR_HONESTY * PRIOR_HONESTY_WEIGHT, PRIOR_HONESTY_WEIGHT),
     )
-    runner_honesty: Rate = Rate(PRIOR_HONESTY * PRIOR_HONESTY_WEIGHT, PRIOR_HONESTY_WEIGHT)
+    runner_honesty: FadingMean = FadingMean(
+        PRIOR_HONESTY * PRIOR_HONESTY_WEIGHT, PRIOR_HONESTY_WEIGHT
+    )
     """Runners-up that were right over the sum of the draft's confidence in them."""
-    copy_honesty: Rate = Rate(PRIOR_HONESTY * PRIOR_HONESTY_WEIGHT, PRIOR_HONESTY_WEIGHT)
+    copy_honesty: FadingMean = FadingMean(
+        PRIOR_HONESTY * PRIOR_HONESTY_WEIGHT, PRIOR_HONESTY_WEIGHT
+    )
     """Copied tokens that were right over the sum of their chances by the length of the match."""
     tokens: float = 0.0  # emitted in rounds that drafted
     seconds: float = 0.0  # spent in rounds that drafted
@@ -119,12 +126,12 @@ class Estimates(NamedTuple):
     def runner_chance(self, share: float) -> float:
         """How often a runner-up is right where the first token was wrong, if the draft gives it
         this share of what it does not give the first."""
-        return min(1.0, share * self.runner_honesty.share)
+        return min(1.0, share * self.runner_honesty.mean)
 
     def copy_chances(self, repetition: Repetition) -> list[float]:
         """How likely each token of a repetition is right if those before it are."""
         chances = continuation_chances(repetition.match_length, len(repetition.tokens))
-        return [min(1.0, self.copy_honesty.share * chance) for chance in chances]
+        return [min(1.0, self.copy_honesty.mean * chance) for chance in chances]
 
 
 class Runner(NamedTuple):
@@ -171,7 +178,7 @@ class Auto(CostedShape):
         remembered = None if self.costs is None else self.costs.acceptance
         if remembered is None:
             return Estimates()
-        accepted = Rate(remembered * REMEMBERED_WEIGHT, REMEMBERED_WEIGHT)
+        accepted = FadingMean(remembered * REMEMBERED_WEIGHT, REMEMBERED_WEIGHT)
         return Estimates(Acceptance(accepted, Estimates().acceptance.honesty))
 
     def grow(self, state: State) -> Growing:
@@ -243,7 +250,7 @@ class Auto(CostedShape):
         if not estimates.pause.is_over:
             return None
         remembered = self.forward_costs.acceptance is not None
-        confirmed = remembered or estimates.times.level.tries > 0
+        confirmed = remembered or estimates.times.level.weight > 0
         hopeful = costs.cheaper(CONFIRMED_COST_SHARE if confirmed else UNCONFIRMED_COST_SHARE)
         expected = best_round(hopeful, self._retry_acceptance)
         if expected[0] <= 1:
@@ -260,7 +267,7 @@ class Auto(CostedShape):
     def _checks_plain(self, estimates: Estimates) -> bool:
         """Whether the next round decodes plainly only to show what that takes."""
         times = estimates.times
-        is_measured = self.forward_costs.acceptance is not None or times.plain.tries > 0
+        is_measured = self.forward_costs.acceptance is not None or times.plain.weight > 0
         return times.since_plain >= (
             PLAIN_AFTER_ROUNDS if is_measured else FIRST_PLAIN_AFTER_ROUNDS
         )
@@ -286,10 +293,12 @@ class Auto(CostedShape):
         )
         if is_copy:  # It tells nothing of whether the draft pays.
             return estimates
-        lost = seconds / self.believed(estimates).one - len(round.tokens)
+        # How many tokens plain decoding would have emitted meanwhile, beyond those that came.
+        lost_tokens = seconds / self.believed(estimates).one - len(round.tokens)
         before_length = estimates.pause.length
-        longer = min(max(2 * before_length, ceil(lost / MAX_LOST_SHARE)), 16 * before_length)
-        length = RETRY_AFTER_ROUNDS if lost < 0 else min(MAX_RETRY_AFTER_ROUNDS, longer)
+        enough = max(2 * before_length, ceil(lost_tokens / MAX_LOST_SHARE))
+        longer = min(enough, MAX_PAUSE_GROWTH * before_length)
+        length = RETRY_AFTER_ROUNDS if lost_tokens < 0 else min(MAX_RETRY_AFTER_ROUNDS, longer)
         return estimates._replace(pause=Pause(length))
 
     def finish(self, state: State) -> None:
@@ -307,15 +316,15 @@ class Auto(CostedShape):
         by; None where there is nothing to remember."""
         estimates: Estimates = state
         before, times = self.forward_costs.acceptance, estimates.times
-        if not times.level.tries:
-            if before is None or not times.plain.tries:
+        if not times.level.weight:
+            if before is None or not times.plain.weight:
                 return None
             # Drafts that nobody tries are believed to get better, until they are tried again.
             forgotten = before + FORGOTTEN_SHARE * (PRIOR_ACCEPTANCE - before)
             return replace(self.forward_costs, acceptance=forgotten)
         # A few judged tokens tell little of a draft, so one unlucky answer must not end drafting.
         believed = PRIOR_ACCEPTANCE if before is None else before
-        judged = estimates.acceptance.accepted.tries
+        judged = estimates.acceptance.accepted.weight
         share = judged / (judged + REMEMBERED_TOKENS)
         acceptance = believed + share * (estimates.acceptance.rate - believed)
         costs = self.believed(estimates._replace(requests=1))
@@ -528,7 +537,7 @@ def _judge(estimates: Estimates, round: Round) -> Estimates:
     """The estimates after the verdict on each token of the chain that was looked at, and on what
     stood beside the token that was refused."""
     verdicts: list[tuple[float, bool]] = []
-    judged, runners = 0.0, Rate(0.0, 0.0)
+    judged, runners = 0.0, FadingMean(0.0, 0.0)
     path, odds = (ROOT, *round.verdict.path), round.tree.odds
     for parent, accepted in zip(path, (*path[1:], None), strict=True):
         if accepted is None and round.verdict.own is None:
@@ -544,7 +553,7 @@ def _judge(estimates: Estimates, round: Round) -> Estimates:
         more = max(0.0, -log(max(odds[first], LEAST_CONFIDENCE)) - SURPRISE_NATS)
         judged += estimates.acceptance.surprise.trust * more
         offered = sum(_share_of_rest(odds[first], odds[node]) for node in others)
-        runners = Rate(accepted is not None, offered)
+        runners = FadingMean(accepted is not None, offered)
         break
     return estimates._replace(
         acceptance=estimates.acceptance.fold(verdicts, judged, ACCEPTANCE_MEMORY),

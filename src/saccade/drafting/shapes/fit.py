@@ -12,7 +12,7 @@ from typing import NamedTuple
 
 from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.costs import Costs
-from saccade.core.pace import Rate, correct_ratios, expected_chain
+from saccade.core.pace import FadingMean, correct_ratios, expected_chain
 from saccade.core.protocols import Growing, State
 from saccade.core.result import Round
 from saccade.drafting.shapes.policies import Chain, CostedShape, Paths, grow_static
@@ -45,7 +45,7 @@ class FitState(NamedTuple):
     """The state of ``Fit``: how often drafts are accepted, and how forwards compare with their
     measured costs."""
 
-    accepted: Rate
+    accepted: FadingMean
     ratios: tuple[float, ...] = ()  # [rows]: believed seconds over measured ones; empty: all 1
     requests: int = 1  # that shared the forwards of the last round
 
@@ -82,14 +82,16 @@ class Fit(CostedShape):
         return replace(self, trees=())
 
     def start(self) -> State:
-        return FitState(Rate(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT))
+        return FitState(FadingMean(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT))
 
     def choose(self, state: State) -> int | Paths:
         """Returns a chain length or the paths of a tree."""
         learnt: FitState = state
         costs = self.forward_costs.per_request(learnt.requests)
         ratios = learnt.ratios or self._unit_ratios
-        rate, draft_ratio = learnt.accepted.share, min(ratios[1:])
+        # Only the target's forwards are compared with their costs. The draft's are taken to be
+        # slowed like the least slowed of them, since all share one machine.
+        rate, draft_ratio = learnt.accepted.mean, min(ratios[1:])
         options: list[tuple[int | Paths, float, int, int]] = [
             *((n, expected_chain(rate, n), n, n + 1) for n in range(1, MAX_CHAIN_LENGTH + 1)),
             *((t, expected_tree(rate, t), max(map(len, t)), len(t) + 1) for t in self.trees),
@@ -97,8 +99,8 @@ class Fit(CostedShape):
 
         def speed(option: tuple[int | Paths, float, int, int]) -> float:
             _, tokens, levels, rows = option
-            seconds = draft_ratio * levels * costs.draft + ratios[rows] * costs.verify(rows)
-            return tokens / seconds
+            draft_seconds = draft_ratio * costs.draft * -(-levels // costs.draft_levels)
+            return tokens / (draft_seconds + ratios[rows] * costs.verify(rows))
 
         return max(options, key=speed)[0]
 

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float64, UInt8
 
-from saccade.core.plain import to_plain
+from saccade.core.numpy_numbers import to_plain
 from saccade.inputs.media.limits import bad_option
 
 Frames = UInt8[np.ndarray, "frame height width 3"]

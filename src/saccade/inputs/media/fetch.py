@@ -70,7 +70,8 @@ class Sources:
     `root` is the folder whose files file: addresses may name. `hosts` are the hosts from which
     media may be fetched over http and https: "example.com", "*.example.com" (any name below it)
     or, for a port that is not the usual one, "example.com:8000". With `any_host` every public host
-    is allowed. With `private` those in `hosts` alone may be on this machine or its network.
+    is allowed. With `private` the hosts in `hosts`, and no others, may be on this machine or its
+    network.
     `seconds` and `max_bytes` bound one load, including all its redirects.
     """
 

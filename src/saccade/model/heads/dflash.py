@@ -33,8 +33,8 @@ from saccade.model.heads.head import (
     rotary_of,
 )
 from saccade.model.heads.modules import Hidden, Rotation, shift_ids, spread_logits
-from saccade.model.key_window import KeyWindow
 from saccade.model.segments import Segment
+from saccade.model.window_rule import KeyWindow
 
 BLOCK_SIZE = 16  # of configs that name none
 UNKNOWN_SETTINGS = ("conv_kernel_size", "selector_rank", "markov_rank", "attention_value_scale")

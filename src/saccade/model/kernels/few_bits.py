@@ -180,6 +180,7 @@ def _in_panels(numbers: Tensor, few: int) -> Tensor:
 
 
 def _multiply_coded(x: Tensor, panels: CodedPanels, base: Tensor | None) -> Tensor:
+    """Returns base + x W^T."""
     return compiled.multiply_coded(
         x, panels.numbers, base, out=panels.out, bits=panels.bits, gated=panels.gated
     )

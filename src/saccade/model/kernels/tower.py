@@ -14,8 +14,8 @@ from torch.nn.functional import linear, pad
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from saccade.model import kernels
-from saccade.model.fidelity import LIBRARIES, OUR_FILES, is_library_code, is_patched
-from saccade.model.kernels import Matrix, TunedMatrices, are_fp32_on_cpu, compiled, windows
+from saccade.model.change_detection import LIBRARIES, OUR_FILES, is_library_code, is_patched
+from saccade.model.kernels import Matrix, TunedMatrices, are_fp32_on_cpu, compiled, tower_windows
 
 ALIGNMENT = 8  # Numbers of two bytes; tensor cores read 16 bytes at once.
 
@@ -31,7 +31,7 @@ class Tower:
     def __init__(self, model: nn.Module, decoder: nn.Module, head: nn.Module) -> None:
         in_decoder = {*decoder.modules(), head}
         outside = [module for module in model.modules() if module not in in_decoder]
-        self._windowed_towers = windows.windowed_towers(outside)
+        self._windowed_towers = tower_windows.windowed_towers(outside)
         linear_modules = [module for module in outside if isinstance(module, nn.Linear)]
         self._unaligned = [module for module in linear_modules if _has_unaligned_sizes(module)]
         forwards: list[tuple[nn.Module, Matrix, Callable[[Tensor], Tensor]]] = []
@@ -77,7 +77,7 @@ class Tower:
         if self._forwards and compiled.is_available() and is_usual:
             ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(self._attend, theirs)
         try:
-            with windows.attend_to_all_windows_at_once(self._windowed_towers):
+            with tower_windows.attend_to_all_windows_at_once(self._windowed_towers):
                 yield
         finally:
             # The entry may be missing: it was not set, or another thread's prompt removed it.

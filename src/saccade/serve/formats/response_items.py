@@ -109,21 +109,28 @@ class ItemStream:
         self._open: TextItem | None = None
         self._sent_calls = 0
         self._sent = {REASONING: 0, MESSAGE: 0}  # In characters.
+        self._waiting_logprobs: list[dict[str, Any]] = []  # Of tokens whose text is not certain.
 
     def write(self, piece: str, logprobs: Logprobs = ()) -> list[Event]:
-        """Returns the events that are certain once this piece of text has come."""
-        self._answer += piece
-        return self._advance(self._form.split(self._answer, is_complete=False), logprobs)
+        """Returns the events that are certain once this piece of text has come.
 
-    def end(self, result: Result, logprobs: Logprobs = ()) -> list[Event]:
+        ``logprobs`` are those of the piece's tokens. They wait for the text that they belong to.
+        """
+        self._answer += piece
+        self._waiting_logprobs += logprobs
+        return self._advance(self._form.split(self._answer, is_complete=False))
+
+    def end(self, result: Result) -> list[Event]:
         """Returns the last events. An answer that says nothing has an empty message."""
-        events = self._advance(self._form.split(self._answer, is_complete=True), logprobs)
+        events = self._advance(self._form.split(self._answer, is_complete=True))
         if self._open is None and not self.items:
             events += self._begin(MESSAGE)
+        if self._open is not None and self._open.kind is MESSAGE and self._waiting_logprobs:
+            events.append(self._write("", self._open))  # Of the token that ends the answer.
         status = "incomplete" if result.finish_reason == "length" else "completed"
         return events + self._close(status)
 
-    def _advance(self, answer: AnswerParts, logprobs: Logprobs) -> list[Event]:
+    def _advance(self, answer: AnswerParts) -> list[Event]:
         events: list[Event] = []
         for kind, text in ((REASONING, answer.reasoning), (MESSAGE, answer.text)):
             piece = text[self._sent[kind] :]
@@ -133,11 +140,18 @@ class ItemStream:
             if self._open is None or self._open.kind is not kind:
                 events += self._close("completed") + self._begin(kind)
             assert self._open is not None
-            events.append(self._open.write(piece, logprobs))
+            events.append(self._write(piece, self._open))
         for call in answer.calls[self._sent_calls :]:
+            self._waiting_logprobs = []  # Calls have none.
             events += self._close("completed") + self._call(call)
         self._sent_calls = len(answer.calls)
         return events
+
+    def _write(self, piece: str, item: TextItem) -> Event:
+        """Returns the event that adds a piece to an item, with the log-probabilities that wait."""
+        event = item.write(piece, self._waiting_logprobs)
+        self._waiting_logprobs = []
+        return event
 
     def _begin(self, kind: ItemKind) -> list[Event]:
         self._open = TextItem(kind, len(self.items))

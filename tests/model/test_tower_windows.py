@@ -17,7 +17,7 @@ from transformers.models.qwen3_vl import modeling_qwen3_vl as qwen3
 from transformers.models.siglip import modeling_siglip as siglip
 from transformers.models.video_llama_3 import modeling_video_llama_3 as llama3
 
-from saccade.model.kernels import windows
+from saccade.model.kernels import tower_windows
 from saccade.model.kernels.tower import Tower
 
 DEPTH = 2
@@ -118,10 +118,10 @@ class Kernel:
 def kernel(monkeypatch: pytest.MonkeyPatch) -> Kernel:
     """Ours serves on this CPU in fp32, over the stand-in."""
     stand_in = Kernel()
-    monkeypatch.setattr(windows, "DEVICE_TYPES", ("cpu",))
-    monkeypatch.setattr(windows, "DTYPES", (torch.float32,))
-    monkeypatch.setattr(windows, "attend_by_flash", stand_in)
-    monkeypatch.setattr(windows, "is_flash_correct", lambda *given: True)
+    monkeypatch.setattr(tower_windows, "DEVICE_TYPES", ("cpu",))
+    monkeypatch.setattr(tower_windows, "DTYPES", (torch.float32,))
+    monkeypatch.setattr(tower_windows, "attend_by_flash", stand_in)
+    monkeypatch.setattr(tower_windows, "is_flash_correct", lambda *given: True)
     return stand_in
 
 
@@ -144,7 +144,7 @@ def test_a_tower_with_windows_sees_in_one_call_a_layer_what_it_saw(family, kerne
     assert len(calls) > 2 * DEPTH
     calls.clear()
     with _quick(tower).use_quickest_kernels():
-        assert tower.config._attn_implementation == windows.ATTENTION
+        assert tower.config._attn_implementation == tower_windows.ATTENTION
         states = _see(family, tower)
     assert tower.config._attn_implementation == "eager"
     assert torch.allclose(states, expected, atol=1e-5 * float(expected.abs().max()))
@@ -165,7 +165,7 @@ def test_control_other_borders_or_another_scale_are_seen(kernel, monkeypatch):
             whole = borders[[0, -1]]
             return kernel(q, k, v, whole, int(whole[-1]), scale, is_causal)
 
-        monkeypatch.setattr(windows, "attend_by_flash", call)
+        monkeypatch.setattr(tower_windows, "attend_by_flash", call)
         with _quick(tower).use_quickest_kernels():
             states = _see("qwen2_5_vl", tower)
         assert (states - expected).abs().max() > 1e-3 * float(expected.abs().max())
@@ -176,7 +176,7 @@ def test_where_the_kernel_is_wrong_windows_are_taken_one_by_one(family, kernel, 
     """Claim: where the trial fails, the tower sees the same, without the kernel."""
     tower = _tower(family)
     expected = _see(family, tower)
-    monkeypatch.setattr(windows, "is_flash_correct", lambda *given: False)
+    monkeypatch.setattr(tower_windows, "is_flash_correct", lambda *given: False)
     with _quick(tower).use_quickest_kernels():
         states = _see(family, tower)
     assert torch.allclose(states, expected, atol=1e-5 * float(expected.abs().max()))
@@ -199,7 +199,7 @@ def test_an_error_while_a_tower_looks_leaves_its_attention_as_it_was(kernel):
     """Claim: the function's name is put back whatever happens."""
     tower = _tower("qwen2_5_vl")
     with pytest.raises(ZeroDivisionError), _quick(tower).use_quickest_kernels():
-        assert tower.config._attn_implementation == windows.ATTENTION
+        assert tower.config._attn_implementation == tower_windows.ATTENTION
         raise ZeroDivisionError
     assert tower.config._attn_implementation == "eager"
 
@@ -209,7 +209,7 @@ def test_towers_without_windows_keep_their_attention(kernel):
     config = siglip.SiglipVisionConfig(
         hidden_size=32, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2
     )
-    assert not windows.windowed_towers([*siglip.SiglipVisionModel(config).modules()])
+    assert not tower_windows.windowed_towers([*siglip.SiglipVisionModel(config).modules()])
 
 
 def test_the_trial_of_torchs_kernel(kernel, monkeypatch, caplog):
@@ -230,14 +230,14 @@ def test_the_trial_of_torchs_kernel(kernel, monkeypatch, caplog):
         raise RuntimeError("no kernel image")
 
     for kernel, good in ((grouped, True), (of_nan, False), (raising, False)):
-        windows.is_flash_correct.cache_clear()
+        tower_windows.is_flash_correct.cache_clear()
         caplog.clear()
-        monkeypatch.setattr(windows, "attend_by_flash", kernel)
+        monkeypatch.setattr(tower_windows, "attend_by_flash", kernel)
         with caplog.at_level(logging.WARNING):
-            assert [windows.is_flash_correct(*arguments, 72) for _ in range(2)] == [good] * 2
+            assert [tower_windows.is_flash_correct(*arguments, 72) for _ in range(2)] == [good] * 2
         assert len(caplog.messages) == (not good)
-    assert not windows.is_flash_correct(*arguments, 20)
-    windows.is_flash_correct.cache_clear()
+    assert not tower_windows.is_flash_correct(*arguments, 20)
+    tower_windows.is_flash_correct.cache_clear()
 
 
 def test_torchs_kernel_takes_what_it_is_given():
@@ -252,4 +252,4 @@ def test_torchs_kernel_takes_what_it_is_given():
     assert "scale" in names[10:]
     q = torch.randn(6, 2, 8, dtype=torch.bfloat16, device="meta")
     borders = torch.zeros(3, dtype=torch.int32, device="meta")
-    assert windows.attend_by_flash(q, q, q, borders, 4, 0.5, False).shape == q.shape
+    assert tower_windows.attend_by_flash(q, q, q, borders, 4, 0.5, False).shape == q.shape

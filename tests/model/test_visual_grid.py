@@ -13,7 +13,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from saccade.model.grid import PictureLayout, arrange_cells, grid_cells, image_cells, video_cells
+from saccade.model.visual_grid import (
+    PictureLayout,
+    arrange_cells,
+    grid_cells,
+    image_cells,
+    video_cells,
+)
 
 Cell = tuple[int, int, int, int]
 NONE: Cell = (-1, -1, -1, -1)

@@ -196,6 +196,7 @@ class Snapshot:
         partly_compared = {id(module) for module, _ in self._registries}
         registries = [vars(module)[name] for module in modules for name in REGISTRIES]
         registries += GLOBAL_HOOKS
+        # What is in one of these later is a change.
         self._empty = [registry for registry in registries if not registry]
         self._dicts: list[dict[Any, Any]] = [
             *(vars(module) for module in modules if id(module) not in partly_compared),

@@ -48,7 +48,7 @@ MAX_SENTENCE_CHARACTERS = 500
 SIZE = struct.Struct(">Q")
 READY = b"ready"
 OUT_OF_MEMORY_EXIT = 77
-CHILD_COMMAND = "from saccade.inputs.media.guard import serve_requests; serve_requests()"
+CHILD_COMMAND = "from saccade.inputs.media.decoder_pool import serve_requests; serve_requests()"
 PACKAGE_FOLDER = str(Path(__file__).parents[3])  # Where a child finds this package.
 # The loader and the clock need these variables. Keys and tokens stay with the parent.
 PASSED_VARIABLES = ("LD_LIBRARY_PATH", "PATH", "LANG", "LC_ALL", "TZ", "SYSTEMROOT")

@@ -81,6 +81,7 @@ class WorkerDrafter(Drafter, BesideTarget):
         self._inputs: Inputs = {}
         self._captioning: Captioning | None = None
         self._drafts = {i: DraftState() for i in range(len(setup.rules))}
+        # The tokens, and how many drafted ones are judged next; None: a refusal ended the draft.
         self._unsent_commits: dict[int, tuple[list[int], int | None]] = {}
         self._ready_sent_at = time.monotonic()
         self._visual_tokens: dict[int, int] | None = None  # None until the draft is ready
@@ -218,18 +219,19 @@ class WorkerDrafter(Drafter, BesideTarget):
         for request, new in tokens.items():
             draft, count = self._drafts[request], len(new)
             first = draft.next_count is None  # After the prefill's token nothing was in flight.
-            before, in_flight = self._unsent_commits.get(request, ([], 0))
-            if draft.chain.tokens[:count] == tuple(new) and in_flight is not None:
+            before, next_batch = self._unsent_commits.get(request, ([], 0))
+            if draft.chain.tokens[:count] == tuple(new) and next_batch is not None:
                 draft.chain = after(draft.chain, count)
                 draft.paused = draft.paused and len(draft.chain) > 0  # The child does the same.
-                in_flight = 0 if first else max(0, draft.limit - count)
+                # All that the draft may have beyond these tokens is judged next.
+                next_batch = 0 if first else max(0, draft.limit - count)
             else:
-                in_flight, draft.chain = None, Tree()
+                next_batch, draft.chain = None, Tree()
                 draft.valid_from, draft.paused = draft.epoch + 1, False
             if not first:
-                draft.next_count = in_flight or 0
+                draft.next_count = next_batch or 0
                 draft.limit = draft.next_count + self._length
-            self._unsent_commits[request] = [*before, *new], in_flight
+            self._unsent_commits[request] = [*before, *new], next_batch
         self._receive()
         if self._visual_tokens is not None:  # A worker that still reads its prompt has to wait.
             self._send_commits()

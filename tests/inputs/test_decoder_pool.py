@@ -1,6 +1,6 @@
 """Decoding in a guarded process: the same clips, and a parent that survives whatever comes back.
 
-A hostile child is played by putting other code in its place: in `guard.CHILD_COMMAND`.
+A hostile child is played by putting other code in its place: in `decoder_pool.CHILD_COMMAND`.
 """
 
 from __future__ import annotations
@@ -27,15 +27,15 @@ from PIL import Image as PILImage
 from reels import EVERY, animation, faststart, numbers, picture, sound, still, video
 
 from saccade.core.errors import OptionError, VideoInputError
-from saccade.inputs.media import FrameSampling, Limits, guard, read, read_frames, read_image
-from saccade.inputs.media.guard import DecoderPool
+from saccade.inputs.media import FrameSampling, Limits, decoder_pool, read, read_frames, read_image
+from saccade.inputs.media.decoder_pool import DecoderPool
 
 SMALL = Limits(max_pixels=1 << 20, max_memory=1 << 26)
 
 
 @pytest.fixture(scope="module")
 def shared():
-    """One guard for the tests that do not harm it."""
+    """One pool for the tests that do not harm it."""
     with DecoderPool() as pool:
         yield pool
 
@@ -44,26 +44,26 @@ def shared():
 def at_once(monkeypatch):
     """Children are forks of this process: for what the parent does with what they say."""
     monkeypatch.setattr(
-        guard, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": Forked})
+        decoder_pool, "subprocess", SimpleNamespace(**vars(subprocess) | {"Popen": Forked})
     )
 
 
 @pytest.fixture
 def played(monkeypatch):
-    """A guard whose first child runs this code before it serves; those after it are honest."""
+    """A pool whose first child runs this code before it serves; those after it are honest."""
     guards = []
 
     def make(code: str, **more: float) -> DecoderPool:
-        honest = guard.CHILD_COMMAND
+        honest = decoder_pool.CHILD_COMMAND
         monkeypatch.setattr(
-            guard,
+            decoder_pool,
             "CHILD_COMMAND",
-            f"import saccade.inputs.media.guard as g\n{code}\ng.serve_requests()",
+            f"import saccade.inputs.media.decoder_pool as g\n{code}\ng.serve_requests()",
         )
         made = DecoderPool(**{"seconds": 20.0, **more})
-        with made._child(guard.StopSignal()):
+        with made._child(decoder_pool.StopSignal()):
             pass  # it starts here
-        monkeypatch.setattr(guard, "CHILD_COMMAND", honest)
+        monkeypatch.setattr(decoder_pool, "CHILD_COMMAND", honest)
         guards.append(made)
         return made
 
@@ -83,7 +83,7 @@ def same(one, two) -> bool:
 
 
 def test_clips_are_those_of_read(shared, tmp_path):
-    """Claim: through the guard comes what `read` gives: every field, for bytes, files, folders,
+    """Claim: through the pool comes what `read` gives: every field, for bytes, files, folders,
     animations and clips with warnings. Fails if a field is lost or rounded on the way."""
     (tmp_path / "clip.mp4").write_bytes(video())
     folder = tmp_path / "frames"
@@ -143,7 +143,7 @@ def test_root_holds_in_the_child(shared, tmp_path):
 
 def test_a_child_is_light():
     """Claim: what a child imports holds neither torch nor transformers, so it starts at once."""
-    code = "import sys, saccade.inputs.media.guard\n"
+    code = "import sys, saccade.inputs.media.decoder_pool\n"
     code += "print({'torch', 'transformers'} & set(sys.modules))"
     child = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert child.stdout.strip() == "set()"
@@ -328,7 +328,7 @@ def test_a_child_does_not_import_from_where_it_stands(monkeypatch, tmp_path):
 
 
 def test_a_child_that_cannot_start_is_no_fault_of_the_input():
-    """Claim: a guard that cannot start a child, because it ends at once or the system gives no
+    """Claim: a pool that cannot start a child, because it ends at once or the system gives no
     process, says so as an option's error; the next call starts one."""
     made = DecoderPool()
     with pytest.MonkeyPatch.context() as patch:
@@ -336,7 +336,7 @@ def test_a_child_that_cannot_start_is_no_fault_of_the_input():
         with pytest.raises(OptionError, match="cannot start"):
             made.read(still())
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(guard, "CHILD_COMMAND", "raise SystemExit(1)")
+        patch.setattr(decoder_pool, "CHILD_COMMAND", "raise SystemExit(1)")
         with pytest.raises(OptionError, match="cannot start"):
             made.read(still())
     assert made.read_image(still()).shape == (48, 64, 3)
@@ -390,7 +390,7 @@ def test_children_are_replaced_and_end():
     assert third.process.poll() is not None
     with pytest.raises(OptionError, match="closed"):
         made.read(still())
-    orphan = guard._Child(guard.MEMORY_BYTES)
+    orphan = decoder_pool._Child(decoder_pool.MEMORY_BYTES)
     orphan.socket.shutdown(socket.SHUT_RDWR)  # what the end of the parent does
     assert orphan.process.wait(10) == 0
     orphan.end()
@@ -455,7 +455,7 @@ def test_any_answer_of_a_child_gives_a_clip_or_a_sentence_over_many_draws(shared
 
 
 def _slow(played):
-    """A guard whose first child takes long over everything."""
+    """A pool whose first child takes long over everything."""
     return played("import time\ng.read = lambda *_: time.sleep(60)")
 
 
@@ -463,7 +463,7 @@ def _slow(played):
 @pytest.mark.parametrize("when", ["before", "while it works"])
 def test_a_call_that_nobody_wants_is_ended(played, when):
     """Claim: stopping ends a call at once, and the next one is answered by a fresh child."""
-    slow, stop = _slow(played), guard.StopSignal()
+    slow, stop = _slow(played), decoder_pool.StopSignal()
     with ThreadPoolExecutor(1) as pool:
         if when == "before":
             stop.set()
@@ -481,7 +481,7 @@ def test_a_call_that_nobody_wants_is_ended(played, when):
 
 @pytest.mark.extra
 def test_closing_ends_calls_under_way(played):
-    """Claim: who waits for a child when the guard is closed is told within a second or so."""
+    """Claim: who waits for a child when the pool is closed is told within a second or so."""
     slow = _slow(played)
     with ThreadPoolExecutor(1) as pool:
         reading = pool.submit(slow.read, video(n=3), EVERY)

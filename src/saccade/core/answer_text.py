@@ -1,0 +1,83 @@
+"""The text of an answer: what is certain while tokens still come, and what is left in the end.
+
+Text is certain once more tokens cannot change it. The first bytes of a character are not, nor is
+text that may be the beginning of a stop string, since the answer ends before such a string.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+UNFINISHED = "\ufffd"  # This is how the first bytes of a character decode.
+
+Decode = Callable[[Sequence[int]], str]
+
+
+def withheld_length(text: str, stops: Sequence[str]) -> int:
+    """Returns how many of the text's last characters may belong to a stop string."""
+    return max((_overlap(text, stop) for stop in stops), default=0)
+
+
+def _overlap(text: str, stop: str) -> int:
+    if stop in text:
+        return len(text) - text.index(stop)
+    longest = min(len(stop), len(text))
+    return next((n for n in range(longest, 0, -1) if text.endswith(stop[:n])), 0)
+
+
+@dataclass(frozen=True)
+class TextDecoder:
+    """Turns the ids of an answer into text."""
+
+    decode: Decode
+    """Leaves special tokens out."""
+    spell: Decode | None = None
+    """Includes special tokens, which may be part of a stop string. None is like ``decode``."""
+    stops: tuple[str, ...] = ()
+
+    def certain_text(self, ids: Sequence[int]) -> str:
+        """Returns the part of the text of an unfinished answer that more ids cannot change."""
+        for count in range(len(ids), 0, -1):
+            text = self.decode(ids[:count])
+            withheld = withheld_length(text, self.stops)
+            if text.endswith(UNFINISHED):
+                continue
+            # Special tokens that the text leaves out may begin a stop string.
+            spelled = self._spelled(ids[:count]) if self.stops else text
+            if withheld_length(spelled, self.stops) <= withheld:
+                return text[: len(text) - withheld]
+        return ""
+
+    def whole_text(self, ids: Sequence[int], stop: str | None) -> str:
+        """Returns the text of a finished answer, up to the string that it stopped at."""
+        text = self.decode(ids)
+        if stop is None:
+            return text
+        before, separator, _ = text.partition(stop)
+        return before if separator else self._text_before_special(ids, stop)
+
+    def added_text(
+        self, ids: Sequence[int], count_before: int, is_finished: bool, stop: str | None
+    ) -> str:
+        """Returns the text that became certain with the ids after the first ``count_before``."""
+        before = self.certain_text(ids[:count_before])
+        text = self.whole_text(ids, stop) if is_finished else self.certain_text(ids)
+        return text[len(before) :]
+
+    def _text_before_special(self, ids: Sequence[int], stop: str) -> str:
+        """Returns the text before a stop string that contains special tokens."""
+        spelled = self._spelled(ids)
+        end, count = spelled.find(stop), len(ids)
+        if end < 0:  # A decoder that tidies the whole text up may write it otherwise.
+            return self.decode(ids)
+        while count and not (
+            len(head := self._spelled(ids[:count])) <= end and spelled.startswith(head)
+        ):
+            count -= 1
+        shared = ids[count : count + 1]  # The token in which the stop string begins.
+        rest = spelled[len(self._spelled(ids[:count])) : end] if self.decode(shared) else ""
+        return self.decode(ids[:count]) + rest
+
+    def _spelled(self, ids: Sequence[int]) -> str:
+        return (self.spell or self.decode)(ids)
