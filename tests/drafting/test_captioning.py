@@ -28,7 +28,7 @@ SAMPLED = {"do_sample": True, "temperature": 0.8, "seed": 5}
 def where(request: Any, monkeypatch: pytest.MonkeyPatch) -> str:
     """Whether a core is free beside those that the target uses."""
     free = int(request.param == BESIDE)
-    monkeypatch.setattr(captioning, "usable_cores", lambda: torch.get_num_threads() + free)
+    monkeypatch.setattr(captioning, "own_cpus", lambda: range(torch.get_num_threads() + free))
     return str(request.param)
 
 
@@ -71,7 +71,7 @@ def test_captions_are_made_while_the_target_reads(
     """Claim: with a core to spare the captioner is at work in a thread of its own while the target
     reads its prompt: each waits until the other has begun. Fails where one comes after the other,
     which ends in the captioner's error."""
-    monkeypatch.setattr(captioning, "usable_cores", lambda: torch.get_num_threads() + 1)
+    monkeypatch.setattr(captioning, "own_cpus", lambda: range(torch.get_num_threads() + 1))
     plain()  # a target's first answer also compares its logits with the model's own
     captioning_began, reading_began = threading.Event(), threading.Event()
     read = Session.prefill_in_chunks
@@ -103,7 +103,7 @@ def test_without_a_free_core_the_first_token_does_not_wait_for_captions(
 ) -> None:
     """Claim: where the target uses every core, captions are made after it has read and its first
     token is told; not at all for an answer that ends with that."""
-    monkeypatch.setattr(captioning, "usable_cores", torch.get_num_threads)
+    monkeypatch.setattr(captioning, "own_cpus", lambda: range(torch.get_num_threads()))
     threads: list[threading.Thread] = []
 
     def captioner(inputs: Mapping[str, Any]) -> list[str]:
@@ -134,7 +134,8 @@ def test_when_captions_are_made_changes_no_token(
 
     drafted = []
     for free, captioner in ((0, phrase), (1, phrase), (1, slow), (1, lambda inputs: ["two"])):
-        monkeypatch.setattr(captioning, "usable_cores", lambda n=free: torch.get_num_threads() + n)
+        cores = range(torch.get_num_threads() + free)
+        monkeypatch.setattr(captioning, "own_cpus", lambda cores=cores: cores)
         result = answer(captioner, method, **rules)
         assert result.fallback_reason is None
         assert rules or result.ids == plain()

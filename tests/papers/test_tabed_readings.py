@@ -6,6 +6,7 @@ that image stood; the m drafts are rows of one batch (Sec. 5).
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -13,7 +14,7 @@ import torch
 from helpers import IMAGE, VIDEO, Letters, backbone, frames_input, noisy, onevision, qwen25
 
 import saccade
-from saccade.core.prompt import Prompt
+from saccade.core.prompt import Media, Prompt
 from saccade.drafting.views.basic import replace_media
 from saccade.model.backbone import Backbone
 
@@ -42,6 +43,22 @@ def test_each_picture_has_its_own_caption() -> None:
     assert new_prompt.visual.sum() == 0 and new_prompt.next_position == len(new_prompt) == 10
     same = replace_media(prompt, ((7, 8),)).reading.ids_to_embed
     assert same is not None and same.tolist() == [-1, 7, 8, -1, 7, 8, -1, 7, 8, -1]
+
+
+@pytest.mark.parametrize("texts", [((7, 8), (9,)), ((7, 8),)])
+def test_a_document_is_no_picture(texts: Any) -> None:
+    """Claim: captions are counted and placed for videos and images alone, and a document after them
+    stays as it is; of a prompt with a document alone nothing is replaced."""
+    prompt = replace(prompt_of([3, 1, 4]), media=Media(first_document=2))
+    new_prompt = replace_media(prompt, texts)
+    second = texts[-1]
+    assert new_prompt.reading.ids_to_embed is not None
+    expected = [-1, 7, 8, -1, *second, -1, *[-1] * 5]
+    assert new_prompt.reading.ids_to_embed.tolist() == expected
+    kept = [prompt.context[row] for row in prompt.visual.nonzero()[-4:]]
+    assert [new_prompt.context[new_prompt.index[row]] for row in (-5, -4, -3, -2)] == kept
+    alone = replace(prompt_of([4]), media=Media(first_document=0))
+    assert len(replace_media(alone, ((7, 8),))) == len(alone)
 
 
 def answer(captions: Any, method: str = "tabed-mtcp", **settings: Any) -> Any:

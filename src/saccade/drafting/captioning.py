@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -11,6 +9,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext
 
 import torch
 
+from saccade.core.free_cores import own_cpus
 from saccade.core.prompt import Inputs, Texts
 from saccade.drafting.setup import Captions, Setup
 
@@ -30,7 +29,7 @@ class Captioning:
         self._seconds = self._waited = 0.0
         self._pending: Future[Captions] | None = None
         device, threads = setup.target.device, torch.get_num_threads()
-        free = threads if device.type != "cpu" else min(threads, usable_cores() - threads)
+        free = threads if device.type != "cpu" else min(threads, len(own_cpus()) - threads)
         if self._captioner is not None and free > 0:
             pool = ThreadPoolExecutor(1, "captions")
             self._pending = pool.submit(self._caption_in_thread, device, free)
@@ -82,10 +81,3 @@ def _beside_target(device: torch.device, threads: int) -> Iterator[None]:
             yield
     finally:
         torch.set_num_threads(before)  # Threads that are made later start with this number.
-
-
-def usable_cores() -> int:
-    """Returns how many cores of the CPU this process may use."""
-    if sys.platform == "linux":
-        return len(os.sched_getaffinity(0))
-    return os.cpu_count() or 1

@@ -447,10 +447,12 @@ class Session:
             session._add_new_rows(trees, rows)
             ends.append(len(rows.logit_rows))
         first_session = batches[0][0]
-        backbone = first_session.backbone
-        logits = RowLogits.of_ordinary(torch.empty(0, backbone.vocab, device=backbone.device))
         if rows.segments:
             logits = first_session._forward(rows)
+        else:
+            backbone = first_session.backbone
+            none = torch.empty(0, backbone.vocab, device=backbone.device)
+            logits = RowLogits.of_ordinary(none)
         return [
             session._scores(trees, logits.part(start, stop))
             for (session, trees), (start, stop) in zip(batches, pairwise(ends), strict=True)

@@ -40,6 +40,7 @@ from operator import mul
 from typing import NamedTuple
 
 import torch
+from jaxtyping import Float, Int
 from torch import Tensor
 
 from saccade.core.capabilities import Capabilities, Capability
@@ -575,6 +576,16 @@ def _share_of_rest(first: float, runner: float) -> float:
     return runner / max(1 - first, runner)
 
 
+def _to_lists(
+    ids: Int[Tensor, " some"], chances: Float[Tensor, " some"]
+) -> tuple[list[int], list[float]]:
+    """Returns ids and probabilities as numbers. A GPU is waited for once."""
+    if ids.device.type == "cpu":
+        return ids.tolist(), chances.tolist()
+    both: list[list[float]] = torch.stack((ids.double(), chances.double())).tolist()
+    return [*map(int, both[0])], both[1]  # A double holds any id.
+
+
 def _look(
     scores: Scores, node: int, runners: int
 ) -> tuple[Law, float, Sequence[tuple[int, float]]]:
@@ -596,9 +607,7 @@ def _look(
         return law, confidence(scores, node, law), ()
     probabilities = scores.logits(node).float().softmax(-1)
     top = probabilities.topk(min(runners + 1, probabilities.shape[0]))
-    # Both come in one copy, so that the host waits for a GPU once. A double holds any id.
-    ids, chances = torch.stack((top.indices.double(), top.values.double())).tolist()
-    likely = dict(zip(map(int, ids), chances, strict=True))
+    likely = dict(zip(*_to_lists(top.indices, top.values), strict=True))
     token = next(iter(likely)) if law is None else law
     odds = likely.pop(token) if token in likely else float(probabilities[token])
     if isnan(odds):

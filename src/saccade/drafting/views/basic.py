@@ -196,17 +196,22 @@ class TextView(View):
 
 
 def replace_media(prompt: Prompt, texts: Texts) -> Prompt:
-    """Returns the prompt with each medium's rows replaced by ids that its model has yet to embed.
+    """Returns the prompt with the rows of each video and image replaced by ids that its model has
+    yet to embed. Documents are text already, so they stay.
 
-    Raises MethodError for several texts that are not one per medium.
+    Raises MethodError for several texts that are not one per video and image.
     """
     ids = prompt.context[prompt.index]
+    is_picture = ~prompt.document_rows.to(prompt.visual.device)
+    visual = prompt.visual.nonzero().squeeze(-1)[is_picture]
     # Newlines within a picture are removed with it. Other fixed rows stay.
-    pictures = prompt.visual | (prompt.fixed & torch.isin(ids, ids[prompt.visual]))
-    visual = prompt.visual.nonzero().squeeze(-1).flip(0).tolist()
-    first = torch.zeros_like(prompt.visual)  # A medium's text takes the place of its first row.
-    first[[*dict(zip(prompt.grid[:, 0].flip(0).tolist(), visual, strict=True)).values()]] = True
-    media = int(first.sum())
+    pictures = prompt.fixed & torch.isin(ids, ids[visual])
+    pictures[visual] = True
+    first = torch.zeros_like(pictures)  # A medium's text takes the place of its first row.
+    numbers = prompt.grid[:, 0].to(visual.device)[is_picture]
+    first_rows = dict(zip(numbers.flip(0).tolist(), visual.flip(0).tolist(), strict=True))
+    first[visual.new_tensor([*first_rows.values()])] = True
+    media = len(first_rows)
     each = texts * media if len(texts) == 1 else texts
     if len(each) != media:
         raise MethodError(
