@@ -73,7 +73,8 @@ def split_name(
     base, *overrides = name.strip().split("/")
     if base not in methods:
         raise MethodError(
-            f"unknown method {base!r}{suggest(base, methods)}; known methods: {', '.join(methods)}"
+            f"unknown method {base!r}{suggest(base, methods)}; known methods: "
+            f"{', '.join(methods)} (SACCADE_METHODS=FILE.py brings one of your own)"
         )
     chosen: dict[str, str] = {}
     for override in overrides:
