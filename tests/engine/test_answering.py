@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import io
 import re
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -20,8 +20,13 @@ from saccade.core import generation_settings
 from saccade.core.answer_text import TextDecoder
 from saccade.core.errors import ModelError, OptionError, VideoInputError
 from saccade.core.generation_settings import GenerateArguments, Settings
+from saccade.core.protocols import Growing, Shape, State
+from saccade.core.result import Round
+from saccade.core.tree import Tree
+from saccade.drafting.shapes.policies import Chain
 from saccade.engine.generate import CallArguments
 from saccade.inputs import media
+from saccade.methods import resolve
 from saccade.world import drawing, scenes
 
 ROOT = Path(__file__).parents[2]
@@ -132,6 +137,37 @@ def test_requests_of_a_batch_have_captions(clips: list[Path]) -> None:
     for one, other in zip(together, alone, strict=True):
         assert one.fallback_reason is None and one.ids == other.ids
         assert [round.tokens for round in one.rounds] == [round.tokens for round in other.rounds]
+
+
+@dataclass(frozen=True)
+class EveryOtherRound(Shape):
+    """A chain of three in every other round, and no draft in the rounds between."""
+
+    @property
+    def spelling(self) -> str:
+        return "every-other-round"
+
+    def start(self) -> State:
+        return 0
+
+    def grow(self, state: State) -> Growing:
+        if state % 2:
+            return Tree()
+        return (yield from Chain(3).grow(None))
+
+    def fold(self, state: State, round: Round) -> State:
+        return state + 1
+
+
+def test_a_round_without_a_draft_has_no_scores_of_one(clips: list[Path]) -> None:
+    """Claim: ``Round.q`` is of this round's draft: where nothing was drafted it is None, and not
+    the scores of the draft before."""
+    recipe = replace(resolve("sd"), shape=EveryOtherRound())
+    model = saccade.load(method=recipe, device="cpu")
+    rounds = [*model.stream(clips[0], QUESTION, max_new_tokens=24)][1:]
+    assert len(rounds) > 4
+    for number, round in enumerate(rounds):
+        assert (len(round.tree) > 0) == (round.q is not None) == (number % 2 == 0)
 
 
 def test_rounds_leave_a_stop_string_out(model: saccade.Model, clips: list[Path]) -> None:

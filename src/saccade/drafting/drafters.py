@@ -6,7 +6,7 @@ A drafter with a model has a session of its own. The shape decides how a draft g
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -310,7 +310,8 @@ class SessionDrafter(Drafter):
         self._planning = Planning(shape)
         self._repetitions = Repetitions(session.vocabulary)
         self._visual_tokens: dict[int, int] = {}
-        self._scores: dict[int, Scores] = {}
+        self._scores: dict[int, Scores] = {}  # of the round under way; none where nothing is scored
+        self._has_drafted: set[int] = set()
 
     @property
     def learner(self) -> Learner:
@@ -328,12 +329,19 @@ class SessionDrafter(Drafter):
         return drive(self.session.score, self._drafts(states), self._scores)
 
     def _drafts(self, states: Mapping[int, State]) -> dict[int, Growing]:
+        self._begin_round(states)
         if not self._planning.copies:
             return {request: self._planning.grow(state) for request, state in states.items()}
         return {
             request: self._planning.grow(state, partial(self._find_repetition, request))
             for request, state in states.items()
         }
+
+    def _begin_round(self, requests: Iterable[int]) -> None:
+        """Forgets the scores of earlier drafts of these requests."""
+        for request in requests:
+            self._scores.pop(request, None)
+            self._has_drafted.add(request)
 
     def _find_repetition(self, request: int) -> Repetition | None:
         return self._repetitions.find(request, self.session.requests[request].context)
@@ -344,6 +352,7 @@ class SessionDrafter(Drafter):
     def close(self) -> None:
         self.session.requests.clear()
         self._scores.clear()
+        self._has_drafted.clear()
 
     def report(self) -> DraftReport:
         seconds = DraftSeconds(planning=self._planning.seconds)
@@ -582,7 +591,7 @@ class SelfDrafter(SessionDrafter):
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         super().commit(tokens)
-        for request in self._refreshed_views.keys() & tokens.keys() & self._scores.keys():
+        for request in self._refreshed_views.keys() & tokens.keys() & self._has_drafted:
             self._refresh_view(request)
         for request in self._window_rows.keys() & tokens.keys():
             self._slide(request)

@@ -159,6 +159,7 @@ class EnsembleDrafter(ModelDrafter, Learner):
         self._planning.finish(state[0])
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
+        self._begin_round(states)
         for request, (_, weighting) in states.items():
             self._mixture.weights[request] = self._weighting.weights(weighting)
         growing = {request: self._planning.grow(shape) for request, (shape, _) in states.items()}

@@ -322,6 +322,13 @@ BUGS = (
         tests=("serve/test_writer.py::test_nothing_of_a_stop_string_with_special_tokens_is_shown",),
     ),
     PlantedBug(
+        "a round that drafts nothing has the scores of the draft before",
+        "drafting/drafters.py",
+        find="self._scores.pop($request, None)",
+        plant="None",
+        tests=("engine/test_answering.py::test_a_round_without_a_draft_has_no_scores_of_one",),
+    ),
+    PlantedBug(
         "the beginning of a stop string is printed",
         "core/answer_text.py",
         find="$text[: len($text) - $withheld]",
