@@ -200,7 +200,7 @@ def test_text_adds_up_where_characters_are_split() -> None:
     for cut in range(len(whole) + 1):
         for other in range(cut, len(whole) + 1):
             ends = [(0, cut), (cut, other), (other, len(whole))]
-            pieces = [decoder.added_text(whole[:b], a, b == len(whole), None) for a, b in ends]
+            pieces = [decoder.added_text(whole, a, b, b == len(whole), None) for a, b in ends]
             assert "".join(pieces[:3]).startswith(whole.decode()[:1] if cut else "")
             kept = pieces[:2] if other == len(whole) else pieces
             assert "".join(kept) == whole.decode()

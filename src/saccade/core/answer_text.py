@@ -40,9 +40,9 @@ class TextDecoder:
         """Returns the part of the text of an unfinished answer that more ids cannot change."""
         for count in range(len(ids), 0, -1):
             text = self.decode(ids[:count])
-            withheld = withheld_length(text, self.stops)
             if text.endswith(UNFINISHED):
                 continue
+            withheld = withheld_length(text, self.stops)
             # Special tokens that the text leaves out may begin a stop string.
             spelled = self._spelled(ids[:count]) if self.stops else text
             if withheld_length(spelled, self.stops) <= withheld:
@@ -58,11 +58,11 @@ class TextDecoder:
         return before if separator else self._text_before_special(ids, stop)
 
     def added_text(
-        self, ids: Sequence[int], count_before: int, is_finished: bool, stop: str | None
+        self, ids: Sequence[int], start: int, end: int, is_finished: bool, stop: str | None
     ) -> str:
-        """Returns the text that became certain with the ids after the first ``count_before``."""
-        before = self.certain_text(ids[:count_before])
-        text = self.whole_text(ids, stop) if is_finished else self.certain_text(ids)
+        """Returns the text that became certain with ``ids[start:end]``."""
+        before, until = self.certain_text(ids[:start]), ids[:end]
+        text = self.whole_text(until, stop) if is_finished else self.certain_text(until)
         return text[len(before) :]
 
     def _text_before_special(self, ids: Sequence[int], stop: str) -> str:

@@ -31,6 +31,10 @@ class Costs:
     """How often drafted tokens of earlier answers were accepted; None where no earlier answer's
     rounds have corrected these costs."""
 
+    def draft_forwards(self, levels: int) -> int:
+        """Returns how many forwards of the draft so many levels of a tree take."""
+        return -(-levels // self.draft_levels)
+
     def verify(self, rows: int) -> float:
         """Returns T(rows), the seconds of a target's forward, linear between the measured points
         and beyond them."""

@@ -101,7 +101,7 @@ class Stream(Iterator[Round]):
         self.text_decoder = call.request.text_decoder
         self._phase = phase
         self.results: list[Result] = []
-        self._ids: dict[int, tuple[int, ...]] = {}  # emitted so far, by request
+        self._ids: dict[int, list[int]] = {}  # emitted so far, by request
         self._rounds = self._decode(call, phase, keep)
 
     def __next__(self) -> Round:
@@ -142,15 +142,14 @@ class Stream(Iterator[Round]):
 
     def _with_spelling(self, round: Round, call: RequestBatch) -> Round:
         """Returns the round with a function for its text, which runs only if the text is read."""
-        decoder, stop = call.request.text_decoder, call.stops.stopped_by.get(round.request)
-        if decoder is None:
+        if self.text_decoder is None:
             return round
-        before = self._ids.get(round.request, ())
-        ids = self._ids[round.request] = (*before, *round.tokens)
-        is_finished = round.finish is not None
-        return replace(
-            round, spell=partial(decoder.added_text, ids, len(before), is_finished, stop)
-        )
+        ids = self._ids.setdefault(round.request, [])
+        start = len(ids)
+        ids += round.tokens
+        stop = call.stops.stopped_by.get(round.request)
+        added = start, len(ids), round.finish is not None, stop
+        return replace(round, spell=partial(self.text_decoder.added_text, ids, *added))
 
     def _decode(self, call: RequestBatch, phase: Phase, keep: bool) -> Generator[Round, None, None]:
         peak = memory.PeakMemory(call.target.devices)

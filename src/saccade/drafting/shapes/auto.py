@@ -344,11 +344,13 @@ class Auto(CostedShape):
         bare = _tabulate(self.forward_costs, estimates.requests)
         if estimates.requests > 1:
             scale = estimates.stretch
-            return BelievedCosts(scale * bare.level, scale * bare.verify[1], scale, 0.0, 0.0, bare)
+            return BelievedCosts(
+                scale * bare.costs.draft, scale * bare.verify[1], scale, 0.0, 0.0, bare
+            )
         times = estimates.times
         scale = times.scale(bare.verify[1])
         (seconds, levels), weight = times.level, LEVEL_PRIOR_WEIGHT
-        level = (seconds + weight * scale * bare.level) / (levels + weight)
+        level = (seconds + weight * scale * bare.costs.draft) / (levels + weight)
         return BelievedCosts(level, scale * bare.verify[1], scale, *times.line(scale), bare)
 
     def _round_seconds(self, estimates: Estimates, round: Round) -> float:
@@ -386,7 +388,7 @@ class Auto(CostedShape):
             return times.after_plain(round.verify_seconds, believed)
         levels = self._count_levels(estimates, round)
         return times.after_drafting(
-            _tabulate(self.forward_costs, 1).draft_forwards(levels),
+            self.forward_costs.draft_forwards(levels),
             round.draft_seconds,
             rows,
             round.verify_seconds,
@@ -416,14 +418,9 @@ class Auto(CostedShape):
 class BareCosts(NamedTuple):
     """Seconds of bare forwards, tabulated by the number of rows or nodes."""
 
-    level: float  # of one draft forward
-    draft_levels: int  # that one draft forward scores
+    costs: Costs  # what the tables are made of
     verify: tuple[float, ...]  # [rows]: of a target forward
     row_prices: tuple[float, ...]  # [nodes so far]: of one more row to verify
-
-    def draft_forwards(self, levels: int) -> int:
-        """Returns how many forwards of the draft so many levels take."""
-        return -(-levels // self.draft_levels)
 
 
 class BelievedCosts(NamedTuple):
@@ -444,16 +441,16 @@ class BelievedCosts(NamedTuple):
     @property
     def max_depth(self) -> int:
         """How many levels a draft may have: a head that drafts a block knows no further ones."""
-        levels = self.bare.draft_levels
+        levels = self.bare.costs.draft_levels
         return MAX_DRAFT_DEPTH if levels == 1 else min(levels, MAX_DRAFT_DEPTH)
 
     def drafting(self, levels: int) -> float:
         """Returns the seconds of the draft's forwards for so many levels."""
-        return self.bare.draft_forwards(levels) * self.level
+        return self.bare.costs.draft_forwards(levels) * self.level
 
     def level_price(self, depth: int) -> float:
         """Returns the seconds of one more level after so many: none within what is scored."""
-        return 0.0 if depth % self.bare.draft_levels else self.level
+        return 0.0 if depth % self.bare.costs.draft_levels else self.level
 
     def verify(self, rows: int) -> float:
         """Returns the seconds of a target forward; of more rows it takes no less than of one."""
@@ -522,7 +519,7 @@ def _tabulate(costs: Costs, requests: int) -> BareCosts:
         min((verify[n + 1 + more] - verify[n + 1]) / more for more in range(1, MAX_DRAFT_DEPTH + 1))
         for n in range(MAX_DRAFT_NODES)
     )
-    return BareCosts(costs.draft, costs.draft_levels, verify, row_prices)
+    return BareCosts(costs, verify, row_prices)
 
 
 def _own_seconds(round: Round) -> tuple[float, float]:

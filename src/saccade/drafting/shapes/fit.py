@@ -99,7 +99,7 @@ class Fit(CostedShape):
 
         def speed(option: tuple[int | Paths, float, int, int]) -> float:
             _, tokens, levels, rows = option
-            draft_seconds = draft_ratio * costs.draft * -(-levels // costs.draft_levels)
+            draft_seconds = draft_ratio * costs.draft * costs.draft_forwards(levels)
             return tokens / (draft_seconds + ratios[rows] * costs.verify(rows))
 
         return max(options, key=speed)[0]
