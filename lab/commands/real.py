@@ -15,6 +15,8 @@ from saccade.cli import command_options, run_setup
 from saccade.cli.terminal import Threads, Verbose, out, prepare, progress_line, status
 from saccade.core.errors import OptionError
 
+MACHINE = "{processor}, {threads} threads, torch {torch}."
+MACHINE_WITH_GPU = "{gpu} beside {processor}, torch {torch}."
 Paths = Annotated[
     list[Path] | None, typer.Argument(help="Documents; else those of docs/results/real.md.")
 ]
@@ -68,7 +70,7 @@ def real(
         "settings": {"max_new_tokens": max_new_tokens, "penalty": penalty},
         "together": together,
         "sizes": asdict(forward_sizes(model)),
-        "machine": "{processor}, {threads} threads, torch {torch}.".format(**environment()),
+        "machine": MACHINE.format(**environment()),
         "command": _command(),
     }
     results = measure.Results(None if out_file is None else out_file.with_suffix(".json"), facts)
@@ -113,14 +115,21 @@ def real_pair(
     draft_quantize: Annotated[
         str, typer.Option(help="How the draft's weights are rounded: int8, int4, fp8 or none.")
     ] = "int4",
+    device: command_options.Device = None,
     out_file: Annotated[
         Path | None, typer.Option("--out", help="Store raw rows here, and go on from them.")
     ] = None,
     threads: Threads = None,
     verbose: Verbose = False,
 ) -> None:
-    """A real target with its real draft: code, prose and documents, by every method."""
+    """A real target with its real draft: code, prose and documents, by every method.
+
+    On a GPU every method answers twice, and the second answer counts, because the first of a size
+    captures its steps.
+    """
     prepare(threads, verbose)
+    import torch
+
     from lab.real import answers as measure
     from lab.real import pair
     from lab.real.long_documents import find_documents
@@ -133,6 +142,7 @@ def real_pair(
         str(weights.require_checkpoint(model))
         for model in (weights.CODER_TARGET, weights.CODER_DRAFT)
     ]
+    on_gpu = device is not None and torch.device(device).type == "cuda"
     texts = list(find_documents([]))
     documents = pair.pair_documents(texts, limit, document_limit)
     compared = pair.pair_documents(texts, identity_limit, min(document_limit, few_documents))
@@ -142,20 +152,22 @@ def real_pair(
             "max_new_tokens": max_new_tokens,
             "dtype": dtype,
             "draft_quantize": draft_quantize,
+            **({"device": device} if device else {}),
         },
         "identity_tokens": identity_tokens,
         "together": 1,
-        "machine": "{processor}, {threads} threads, torch {torch}.".format(**environment()),
+        "machine": (MACHINE_WITH_GPU if on_gpu else MACHINE).format(**environment()),
         "command": _command(),
     }
     results = measure.Results(out_file, facts, pair.ROW_KINDS)
-    passes = [("measured", dtype, max_new_tokens, documents)]
+    passes = [("measured", dtype, max_new_tokens, documents, 2 if on_gpu else 1)]
     if identity_tokens:
-        passes.append(("identity", "float32", identity_tokens, compared))
+        passes.insert(0, ("identity", "float32", identity_tokens, compared, 1))
     with progress_line("asking") as tell:
-        for kind, precision, tokens, questions in passes:
+        for kind, precision, tokens, questions, runs in passes:
             target, draft = load_pair(
                 *folders,
+                device=device,
                 dtype=precision,
                 draft_quantize=None if draft_quantize == "none" else draft_quantize,
             )
@@ -169,6 +181,7 @@ def real_pair(
                 kind,
                 lambda text: tell(text, False),
                 few_documents,
+                runs,
             )
             del target, draft
     out.print(pair.pair_section(results.facts), markup=False, soft_wrap=True)

@@ -117,13 +117,14 @@ def measure_pair(
     kind: str,
     on_progress: Callable[[str], None],
     few: int | None = None,
+    runs: int = 1,
 ) -> None:
     """Adds the rows of this kind that ``results`` lack: of ``generate()`` and of every method.
 
     The shortest ``few`` documents (all: None) are answered by every method, the others by
     ``FURTHER_DOCUMENT_METHODS``. Which method begins rotates. The prompt of a question is read by
     every method anew, so its seconds are of the whole answer; the prompt of a document is read
-    once.
+    once. Every method answers ``runs`` times, and the last answer counts.
     """
     backbone = None if draft is None else draft.backbone
     is_warm = False
@@ -152,8 +153,11 @@ def measure_pair(
         for name in (*own_names[start:], *own_names[:start]):
             if name in missing:
                 on_progress(f"{document.name}, {number + 1} of {len(documents)}, {name}")
-                row = _answer(target, backbone, document, name, settings, reference, cache)
-                results.add([row], kind)
+                rows = [
+                    _answer(target, backbone, document, name, settings, reference, cache)
+                    for _ in range(runs)
+                ]
+                results.add(rows[-1:], kind)
 
 
 def _answer(
