@@ -66,6 +66,8 @@ def test_a_second_answer_captures_nothing(method, monkeypatch):
         assert first.ids == second.ids == wanted and not second.fallback_reason
         assert 0 < captures == record.counts["capture"] and not any(during)
         assert first.timings.captures > 0 == second.timings.captures
+        assert any(each.first_of_size for each in first.rounds)
+        assert not any(each.first_of_size for each in second.rounds)
 
 
 @pytest.mark.extra

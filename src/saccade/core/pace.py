@@ -263,9 +263,8 @@ class ForwardTimes(NamedTuple):
 
         ``level_seconds`` are those of the draft, and ``seconds`` those of the forward of ``rows``
         rows. ``believed`` is what that forward was believed to take before, and
-        ``believed_level`` one of the draft's. On a GPU the first forward of each size is not
-        captured yet and takes many times as long, so the first of them count for no more than later
-        ones.
+        ``believed_level`` one of the draft's. A draft that a busy machine slowed down counts for
+        no more than ``FORWARD_OUTLIER_FACTOR`` times what was expected, the first ones too.
         """
         level = self.level
         expected = level.mean if level.weight >= MIN_ROUNDS_FOR_OUTLIERS else believed_level

@@ -62,11 +62,19 @@ class Round:
     note: tuple[float, ...] = ()  # numbers that the draft decided by: an ensemble's weights, odds
     load: Load | None = None  # None where the request was alone
     opening: bool = False  # the prefill's own token, without a draft or a forward
+    first_of_size: bool = False
+    """Whether one of its forwards was the first of a size that is captured from then on (see
+    ``cuda_graphs``). Its seconds tell nothing of later rounds."""
     spell: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     @property
     def tokens(self) -> tuple[int, ...]:
         return self.verdict.tokens
+
+    @property
+    def tells_usual_seconds(self) -> bool:
+        """Whether its seconds tell what later rounds take."""
+        return self.verify_seconds > 0 and not self.first_of_size
 
     @property
     def text(self) -> str:
@@ -95,6 +103,7 @@ class Round:
             load=self.load,
             opening=self.opening,
             match_length=self.tree.match_length,
+            first_of_size=self.first_of_size,
         )
 
 
@@ -113,6 +122,7 @@ class RoundRecord:
     load: Load | None = None
     opening: bool = False
     match_length: int = 0  # of a draft that was copied from the text
+    first_of_size: bool = False
 
     @property
     def emitted(self) -> tuple[int, ...]:

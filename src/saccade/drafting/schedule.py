@@ -95,7 +95,7 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
         emitted |= {group.first + r: verdict.tokens for r, verdict in judgement[0].items()}
     target.commit(emitted)
     verifying = now() - start
-    capture_new_sizes()
+    first_of_size = capture_new_sizes()
 
     rows = len(scored) + sum(len(tree) for _, trees, _ in proposed for tree in trees.values())
     for group, trees, draft_seconds, scores, judgement in outcomes:
@@ -111,7 +111,7 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
                 request: Load(len(scored), rows, seconds + each)
                 for request, seconds in draft_seconds.items()
             }
-        for round in _rounds(group, trees, scores, judgement, spent, loads):
+        for round in _rounds(group, trees, scores, judgement, spent, first_of_size, loads):
             yield group, round
 
 
@@ -140,9 +140,9 @@ def work_side_by_side(
             in_flight |= draft.propose({request: group.states[request] for request in unrefused})
         in_flight |= unjudged_trees(trees, (verdicts, endings))
         waiting = waited - scored + now() - verified
-        capture_new_sizes()
+        first_of_size = capture_new_sizes()
         spent = waiting, scored - start + verified - waited
-        yield from _rounds(group, trees, scores, (verdicts, endings), spent)
+        yield from _rounds(group, trees, scores, (verdicts, endings), spent, first_of_size)
 
 
 serial = Schedule("serial", take_turns, offers=frozenset({Capability.SHARED_FORWARDS}))
@@ -224,11 +224,13 @@ def _rounds(
     scores: Mapping[int, Scores],
     judgement: Judgement,
     spent: tuple[float, float],
+    first_of_size: bool,
     loads: Mapping[int, Load | None] | None = None,
 ) -> Iterator[Round]:
     """Yields each request's round, folded into its state; a request that ends is not folded.
 
-    ``spent`` are the seconds of drafting and of verifying.
+    ``spent`` are the seconds of drafting and of verifying, and ``first_of_size`` is that of
+    ``Round``.
     """
     draft, (verdicts, endings) = group.drafter, judgement
     report = draft.report()
@@ -244,6 +246,7 @@ def _rounds(
             verify_seconds=spent[1],
             note=report.notes.get(request) or trees[request].odds,
             load=(loads or {}).get(request),
+            first_of_size=first_of_size,
         )
         state = group.states.pop(request)
         if round.finish is None:

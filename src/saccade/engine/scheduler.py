@@ -191,7 +191,9 @@ class Scheduler:
             events = [event for number in live for event in self._step_alone(number, live[number])]
         else:
             events = self._step_together(self._session, live)
-        self._round_times = self._round_times.fold(len(live), now() - start)
+        seconds = now() - start
+        if not any(event.round is not None and event.round.first_of_size for event in events):
+            self._round_times = self._round_times.fold(len(live), seconds)
         for number in numbers:
             if number in self._entries:
                 self._entries[number] = self._entries.pop(number)

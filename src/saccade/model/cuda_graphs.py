@@ -792,15 +792,18 @@ def has_new_sizes() -> bool:
     return len(_graphs_with_new_sizes) > 0
 
 
-def capture_new_sizes() -> None:
-    """Captures the sizes that this thread's forwards were the first of.
+def capture_new_sizes() -> bool:
+    """Captures the sizes that this thread's forwards were the first of, and returns whether there
+    were any.
 
     To be called between two rounds. It takes no time on any clock, and does nothing where no size
     is new.
     """
-    for graphs in _graphs_with_new_sizes.take_all():
+    with_new_sizes = _graphs_with_new_sizes.take_all()
+    for graphs in with_new_sizes:
         with stopped_clock():
             graphs.capture_new()
+    return bool(with_new_sizes)
 
 
 def unused_bytes(backbone: Backbone) -> int:

@@ -303,6 +303,24 @@ def test_what_is_sampled_does_not_depend_on_how_fast_it_was():
             assert (states[0] == states[1]) is alike
 
 
+@pytest.mark.parametrize("drafted", [0, 2])
+def test_a_round_of_a_new_size_teaches_no_seconds(drafted):
+    """Claim: the seconds of a round whose forward was the first of its size change nothing, and
+    those of any other round do. Fails if a forward that is not captured yet is taken for a usual
+    one, so that drafting is believed to cost several times as much as it does."""
+    auto = Auto(COSTS)
+    tree = replace(chain([1, 2][:drafted]), odds=(0.9,) * drafted)
+    own = Verdict((0,), (1,), 9, "recovered") if drafted else Verdict((), (), 9, "bonus")
+    usual = Round(0, tree, own, None, GREEDY, None, 0.3, 1.5)
+    for is_first in (True, False):
+        rounds = [
+            replace(usual, first_of_size=is_first, draft_seconds=s * 0.3, verify_seconds=s * 1.5)
+            for s in (1, 20)
+        ]
+        states = [auto.fold(auto.start(), each) for each in rounds]
+        assert (states[0] == states[1]) is is_first
+
+
 def test_what_was_drawn_beyond_a_refusal_teaches_nothing():
     """Claim: when sampling, two rounds that differ only below the token that was refused leave the
     same state: the next draft does not read draws nobody judged."""

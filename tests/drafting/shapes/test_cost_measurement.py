@@ -6,6 +6,7 @@ import itertools
 import json
 import random
 import time
+from dataclasses import replace
 from typing import Literal
 
 import pytest
@@ -177,6 +178,15 @@ def test_shared_costs_are_a_part_of_the_whole():
         costs.per_request(n).verify(8) / costs.per_request(n).verify(1) for n in (1, 4, 16, 64)
     ]
     assert steep == sorted(steep) and steep[0] < 1.4 < 3 < steep[-1]
+
+
+def test_a_round_of_a_new_size_teaches_fit_no_seconds():
+    """Claim: the seconds of a round whose forward was the first of its size correct nothing."""
+    fit = Fit((), FLAT)
+    slow = _round(4, "bonus", 4, 9 * FLAT.verify(5))
+    first = fit.fold(fit.start(), replace(slow, first_of_size=True))
+    assert first.ratios != fit.fold(fit.start(), slow).ratios
+    assert set(first.ratios) == {1.0}
 
 
 def test_an_unmeasured_fit_says_what_it_needs():

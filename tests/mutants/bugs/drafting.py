@@ -120,11 +120,42 @@ BUGS = (
         "auto: a slow verification changes the costs while sampling",
         "drafting/shapes/auto.py",
         within="Auto._stretch_after",
-        find="$round.p.rules.sample or $round.verify_seconds <= 0",
-        plant="$round.verify_seconds <= 0",
+        find="$round.p.rules.sample or not $round.tells_usual_seconds",
+        plant="not $round.tells_usual_seconds",
         tests=(
             "drafting/shapes/test_auto.py::test_what_is_sampled_does_not_depend_on_how_fast_it_was",
         ),
+    ),
+    PlantedBug(
+        "rounds: a forward that is not captured yet is taken for a usual one",
+        "core/result.py",
+        within="Round.tells_usual_seconds",
+        find="$self.verify_seconds > 0 and not $self.first_of_size",
+        plant="$self.verify_seconds > 0",
+        tests=(
+            "drafting/shapes/test_auto.py::test_a_round_of_a_new_size_teaches_no_seconds",
+            "drafting/shapes/test_cost_measurement.py::"
+            "test_a_round_of_a_new_size_teaches_fit_no_seconds",
+        ),
+    ),
+    PlantedBug(
+        "auto: the seconds of a forward that is not captured yet are those of a retry",
+        "drafting/shapes/auto.py",
+        within="Auto._round_seconds",
+        find="not $round.p.rules.sample and not $round.first_of_size",
+        plant="not $round.p.rules.sample",
+        tests=("drafting/shapes/test_auto.py::test_a_round_of_a_new_size_teaches_no_seconds",),
+    ),
+    PlantedBug(
+        "schedule: a round does not say that its forward was the first of its size",
+        "drafting/schedule.py",
+        within="advance",
+        find="$first = capture_new_sizes()",
+        plant="""
+            $first = False
+            capture_new_sizes()
+        """,
+        tests=("gpu/test_captures.py::test_a_second_answer_captures_nothing",),
     ),
     PlantedBug(
         "auto: a shared round without a draft is waited for again and again",

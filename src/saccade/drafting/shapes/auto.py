@@ -354,9 +354,9 @@ class Auto(CostedShape):
         return BelievedCosts(level, scale * bare.verify[1], scale, *times.line(scale), bare)
 
     def _round_seconds(self, estimates: Estimates, round: Round) -> float:
-        """Seconds of a round. When sampling they are those of what was judged or planned, by the
-        model of costs."""
-        if not round.p.rules.sample:
+        """Seconds of a round. When sampling, and where its own seconds tell nothing of later rounds,
+        they are those of what was judged or planned, by the model of costs."""
+        if not round.p.rules.sample and not round.first_of_size:
             return sum(_own_seconds(round))
         costs = self.believed(estimates)
         if round.tree.match_length:
@@ -366,8 +366,9 @@ class Auto(CostedShape):
         return max(costs.drafting(levels) + costs.verify(1 + levels), planned)
 
     def _stretch_after(self, estimates: Estimates, round: Round) -> float:
-        """``stretch`` with the seconds of this round in it; unchanged when sampling."""
-        if round.p.rules.sample or round.verify_seconds <= 0:
+        """``stretch`` with the seconds of this round in it; unchanged when sampling, and where they
+        tell nothing of later rounds."""
+        if round.p.rules.sample or not round.tells_usual_seconds:
             return estimates.stretch
         requests, rows = 1, 1 + len(round.tree)
         if round.load is not None:
@@ -376,10 +377,11 @@ class Auto(CostedShape):
         return RATE_MEMORY * estimates.stretch + (1 - RATE_MEMORY) * stretch
 
     def _times_after(self, estimates: Estimates, round: Round) -> ForwardTimes:
-        """``times`` with the seconds of this round in them; unchanged when sampling, and where the
-        forward was shared. A shared round without a draft shows nothing, but no other follows."""
+        """``times`` with the seconds of this round in them; unchanged when sampling, where they
+        tell nothing of later rounds, and where the forward was shared. A shared round without a
+        draft shows nothing, but no other follows."""
         times, rows = estimates.times, 1 + len(round.tree)
-        if round.p.rules.sample or round.verify_seconds <= 0:
+        if round.p.rules.sample or not round.tells_usual_seconds:
             return times
         if round.load is not None:
             return times if rows > 1 else times._replace(since_plain=0)
