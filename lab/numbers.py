@@ -58,8 +58,9 @@ def tables_by_name(results: Path) -> dict[str, str]:
     tables["missed"] = "\n".join(missed_goals(results))
     tables["requests"] = "\n".join(requests_at_once(results))
     tables["peers"] = "\n".join(beside_peers(_stored_json(results / "peers.json")))
-    for name, file in (("pair", "real-pair.json"), ("pair-intel", "real-pair-intel.json")):
-        tables[name] = "\n".join(summary_table(_stored_json(results / file)))
+    for machine in ("", "-intel", "-h100"):
+        facts = _stored_json(results / f"real-pair{machine}.json")
+        tables[f"pair{machine}"] = "\n".join(summary_table(facts))
     tables["real"] = "\n".join(real_weights(_stored_json(results / "real.json")))
     return tables
 

@@ -118,10 +118,13 @@ def _real_weights(name: str) -> Callable[[str], str]:
     return made
 
 
-def _real_pair_on_intel(page: str) -> str:
-    from lab.real.pair import pair_section
+def _real_pair(name: str) -> Callable[[str], str]:
+    def made(page: str) -> str:
+        from lab.real.pair import pair_section
 
-    return pair_section(_stored("real-pair-intel.json"))
+        return pair_section(_stored(f"{name}.json"))
+
+    return made
 
 
 def _real_drafts(page: str) -> str:
@@ -162,7 +165,8 @@ PAGES: dict[str, Callable[[str], str]] = {
     "results/fresh.md": _renewed_views,
     "results/real.md": _real_weights("real"),
     "results/real-8k.md": _real_weights("real-8k"),
-    "results/real-pair-intel.md": _real_pair_on_intel,
+    "results/real-pair-intel.md": _real_pair("real-pair-intel"),
+    "results/real-pair-h100.md": _real_pair("real-pair-h100"),
     "results/real-drafts.md": _real_drafts,
     "results/seeing.md": _seeing,
     "results/figures/README.md": _figures,

@@ -354,7 +354,7 @@ class Auto(CostedShape):
         return BelievedCosts(level, scale * bare.verify[1], scale, *times.line(scale), bare)
 
     def _round_seconds(self, estimates: Estimates, round: Round) -> float:
-        """Seconds of a round. When sampling, and where its own seconds tell nothing of later rounds,
+        """Seconds of a round. When sampling, and where its own seconds tell nothing of later ones,
         they are those of what was judged or planned, by the model of costs."""
         if not round.p.rules.sample and not round.first_of_size:
             return sum(_own_seconds(round))
