@@ -358,7 +358,8 @@ def _bent(
         target.commit({request: verdicts[request].tokens for request in verdicts})
         draft.commit({request: verdicts[request].tokens for request in verdicts})
         in_flight = following(live, group.states)
-        yield from schedule._rounds(group, trees, laws, (verdicts, endings), (0.0, 0.0))
+        spent = 0.0, 0.0
+        yield from schedule._rounds(group, trees, laws, (verdicts, endings), spent, False)
 
 
 def _too_late(

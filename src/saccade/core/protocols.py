@@ -208,6 +208,11 @@ class Shape(Learner, ABC):
         """Returns whether drafting is expected to pay, before anything was drafted."""
         return True
 
+    @property
+    def knows_the_draft(self) -> bool:
+        """Whether earlier answers have shown how often this draft is right and what it costs."""
+        return False
+
     @abstractmethod
     def grow(self, state: State) -> Growing:
         """Grows one draft from the end of the committed text."""

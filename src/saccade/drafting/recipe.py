@@ -6,6 +6,7 @@ request is read.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -23,6 +24,8 @@ from saccade.drafting.views.basic import FULL
 from saccade.model import tensor_parallel
 from saccade.model.backbone import Backbone
 from saccade.model.batch_invariant import NEEDS_CHAINS, ROWS
+
+log = logging.getLogger(__name__)
 
 DRAFT_MODELS = frozenset({Capability.DRAFT_MODEL, Capability.OWN_PROCESS, Capability.MIXTURE})
 """What drafters offer that draft with a second model."""
@@ -119,7 +122,9 @@ def plan(
     answer: AnswerOutlook = ANY_ANSWER,
 ) -> Recipe:
     """Completes what a recipe leaves open by what forwards cost here: how much the draft reads, its
-    shape, and for ``auto`` without a draft model whether to draft, or only to copy from the text.
+    shape, and for ``auto`` whether to draft, or only to copy from the text. It only copies where it
+    has no draft model and the target as its own draft would not pay, and where earlier answers have
+    shown that its draft model does not pay: then that model does not even read the prompt.
 
     Where the draft is a head of the target, it takes the place of a draft model.
     ``context`` is the prompt's length in tokens. Costs that are not stored yet are measured, as the
@@ -136,10 +141,7 @@ def plan(
     if draft is None and works_alone and Capability.DRAFT_MODEL in recipe.drafter.offers:
         own = replace(recipe, drafter=SelfDrafter)
         alone = plan(own, target, None, context, exact, phase, answer)
-        if alone.shape.pays():
-            return alone
-        plainly = Copies if Capability.COPIES in shape.offers else NoDraft
-        return replace(alone, drafter=plainly, view=FULL)
+        return alone if alone.shape.pays() else _without_drafts(alone)
     own_keys = Capability.TARGET_KEYS in recipe.drafter.offers
     drafting = target if draft is None or (own_keys and not is_rounded_target) else draft
     bucket = cost_measurement.context_bucket(context)
@@ -173,7 +175,18 @@ def plan(
         shape = shape.for_parallel()
     if view is recipe.view and shape is recipe.shape:
         return recipe
-    return replace(recipe, view=view, shape=shape)
+    planned = replace(recipe, view=view, shape=shape)
+    has_model = draft is not None and Capability.DRAFT_MODEL in recipe.drafter.offers
+    if has_model and works_alone and shape.knows_the_draft and not shape.pays():
+        log.info("this answer is not drafted: in earlier ones the draft did not pay")
+        return _without_drafts(planned)
+    return planned
+
+
+def _without_drafts(recipe: Recipe) -> Recipe:
+    """Returns the recipe without a draft model, which copies from the text where its shape can."""
+    plainly = Copies if Capability.COPIES in recipe.shape.offers else NoDraft
+    return replace(recipe, drafter=plainly, view=FULL)
 
 
 def recorded_hidden_layers(recipe: Recipe, draft: Backbone | None) -> Sequence[int]:

@@ -127,6 +127,28 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "auto: a draft that did not pay reads every prompt all the same",
+        "drafting/recipe.py",
+        within="plan",
+        find="$model and $alone and $shape.knows_the_draft and not $shape.pays()",
+        plant="False",
+        tests=(
+            "drafting/test_drafts_that_do_not_pay.py::"
+            "test_a_draft_that_did_not_pay_reads_no_prompt",
+        ),
+    ),
+    PlantedBug(
+        "auto: a draft that did not pay once is never tried again",
+        "drafting/shapes/auto.py",
+        within="Auto.learnt_costs",
+        find="(1 - FORGOTTEN_COST_SHARE) * $self.forward_costs.draft",
+        plant="$self.forward_costs.draft",
+        tests=(
+            "drafting/test_drafts_that_do_not_pay.py::"
+            "test_a_draft_that_is_not_tried_is_tried_again",
+        ),
+    ),
+    PlantedBug(
         "rounds: a forward that is not captured yet is taken for a usual one",
         "core/result.py",
         within="Round.tells_usual_seconds",

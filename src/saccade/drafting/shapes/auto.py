@@ -99,6 +99,7 @@ PLAIN_AFTER_ROUNDS = 48
 # The acceptance that the next answer begins by counts as so many judged tokens beside this one's.
 REMEMBERED_TOKENS = 10
 FORGOTTEN_SHARE = 0.05  # by which that returns to the prior in an answer without drafts
+FORGOTTEN_COST_SHARE = 0.01  # by which a draft is believed to be cheaper after such an answer
 REMEMBERED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 26, 48)  # of the costs that the next answer begins by
 
 
@@ -250,8 +251,7 @@ class Auto(CostedShape):
             return Plan(costs, _rate_to_beat(estimates, costs, expected), costs.max_depth)
         if not estimates.pause.is_over:
             return None
-        remembered = self.forward_costs.acceptance is not None
-        confirmed = remembered or estimates.times.level.weight > 0
+        confirmed = self.knows_the_draft or estimates.times.level.weight > 0
         hopeful = costs.cheaper(CONFIRMED_COST_SHARE if confirmed else UNCONFIRMED_COST_SHARE)
         expected = best_round(hopeful, self._retry_acceptance)
         if expected[0] <= 1:
@@ -268,7 +268,7 @@ class Auto(CostedShape):
     def _checks_plain(self, estimates: Estimates) -> bool:
         """Whether the next round decodes plainly only to show what that takes."""
         times = estimates.times
-        is_measured = self.forward_costs.acceptance is not None or times.plain.weight > 0
+        is_measured = self.knows_the_draft or times.plain.weight > 0
         return times.since_plain >= (
             PLAIN_AFTER_ROUNDS if is_measured else FIRST_PLAIN_AFTER_ROUNDS
         )
@@ -312,6 +312,10 @@ class Auto(CostedShape):
         estimates: Estimates = self.start()
         return best_round(self.believed(estimates), estimates.acceptance.rate)[0] > 1
 
+    @property
+    def knows_the_draft(self) -> bool:
+        return self.forward_costs.acceptance is not None
+
     def learnt_costs(self, state: State) -> Costs | None:
         """Returns the costs as an answer's rounds have corrected them, for the next answer to begin
         by; None where there is nothing to remember."""
@@ -321,8 +325,11 @@ class Auto(CostedShape):
             if before is None or not times.plain.weight:
                 return None
             # Drafts that nobody tries are believed to get better, until they are tried again.
-            forgotten = before + FORGOTTEN_SHARE * (PRIOR_ACCEPTANCE - before)
-            return replace(self.forward_costs, acceptance=forgotten)
+            return replace(
+                self.forward_costs,
+                acceptance=before + FORGOTTEN_SHARE * (PRIOR_ACCEPTANCE - before),
+                draft=(1 - FORGOTTEN_COST_SHARE) * self.forward_costs.draft,
+            )
         # A few judged tokens tell little of a draft, so one unlucky answer must not end drafting.
         believed = PRIOR_ACCEPTANCE if before is None else before
         judged = estimates.acceptance.accepted.weight
