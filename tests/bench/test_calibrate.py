@@ -27,7 +27,7 @@ from saccade.bench.calibration import (
     search,
 )
 from saccade.bench.comparison import Summary
-from saccade.core.errors import MethodError, OptionError
+from saccade.core.errors import MethodError, ModelError, OptionError
 from saccade.inputs import Loaded, Pair
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone
@@ -614,6 +614,27 @@ def test_a_rounded_draft_is_proposed_where_it_is_faster(monkeypatch: pytest.Monk
     assert proposed(calibration(trial("sd", 2.49))).draft_quantize is None
     unfused = Loaded("big", Backbone(helpers.qwen25(), fused=False), None)
     assert proposed(calibration(trial("sd", 1.2)), unfused).draft_quantize is None
+
+
+def test_a_rounding_that_is_refused_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim: where a pair does not allow one rounding, the fastest of the others is proposed. Fails
+    if a refusal ends the search, or takes back what was found before it."""
+    loaded = Loaded("big", Backbone(helpers.qwen25()), None)
+    row = Summary(identical_to_ar=True, speedup_decode=2.0, tau=3.0)
+    done = SimpleNamespace(summaries=lambda: {"sd": row})
+    monkeypatch.setattr(calibrating, "run_interleaved", lambda *_, **__: done)
+    round_weights = calibrating.round_weights
+    for refused, other in (("int8", "int4"), ("int4", "int8")):
+
+        def rounded(model: Loaded, rounding: str, refused: str = refused) -> Loaded:
+            if rounding == refused:
+                raise ModelError("not this one")
+            return round_weights(model, rounding)
+
+        monkeypatch.setattr(calibrating, "round_weights", rounded)
+        chosen = calibration(trial("sd", 1.2))
+        report = calibrating.propose_rounding(Pair(loaded), [({"n": 7}, None)], chosen)
+        assert report.draft_quantize == other
 
 
 def test_a_mismatch_of_the_comparison_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:

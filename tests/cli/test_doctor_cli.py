@@ -77,6 +77,8 @@ def test_the_target_alone(call: Call, folders: tuple[Path, Path]) -> None:
     Fails if the embedded draft is taken for its own."""
     code, report = run_doctor(call, "--target", folders[0])
     assert code == 0 and len(report["parts"]) == 1 and not report["outlook"]
+    _, printed, _ = call("doctor", "--target", folders[0], "--device", "cpu")
+    assert report["verdict"] in " ".join(printed.split())
 
 
 def test_a_video_is_counted(call: Call, folders: tuple[Path, Path], clip: Path) -> None:
@@ -88,6 +90,8 @@ def test_a_video_is_counted(call: Call, folders: tuple[Path, Path], clip: Path) 
     )
     assert many > few > 256
     assert run_doctor(call, *words, "--tokens", 1000)[1]["tokens"] == 1000 + 256
+    code, _, message = call("doctor", clip, "--target", "Qwen2.5-VL-32B", "--device", "cpu")
+    assert code == 2 and "--tokens" in message
 
 
 def test_other_tokenizers(call: Call, swapped: Path) -> None:

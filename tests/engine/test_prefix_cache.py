@@ -220,6 +220,7 @@ def test_digests_tell_contents_apart():
     """Claim: of a random choice of contents no two have the same digest; equal ones do."""
     tensors = [torch.zeros(2, 3), torch.zeros(3, 2), torch.zeros(2, 3).half(), torch.ones(2, 3)]
     others: list[Any] = [b"ab", (b"a", b"b"), "ab", ("a", "b"), [["a"], "b"], {"a": 1}, 1, None]
+    others += [[1, 23], [12, 3], [True, 2], [1.5, 2]]  # Numbers that stand side by side.
     digests = {digest(each) for each in (*tensors, *others)}
     assert len(digests) == len(tensors) + len(others)
     assert digest(torch.ones(2)) == digest(torch.ones(4)[:2])

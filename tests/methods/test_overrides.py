@@ -99,9 +99,12 @@ def test_a_shape_that_means_nothing_is_refused(value, says):
     assert re.search(says, refused(f"sd/shape={value}"))
 
 
-@pytest.mark.parametrize("name", ["sd/shape=chain-²", "sd/shape=best-²", "tabed/weights=kl-²"])
+@pytest.mark.parametrize(
+    "name",
+    ["sd/shape=chain-²", "sd/shape=best-²", "tabed/weights=kl-²", f"sd/shape=chain-{'9' * 5000}"],
+)
 def test_odd_digits_are_refused_like_any_typo(name):
-    """Claim: a superscript is no number and no crash: a MethodError."""
+    """Claim: a superscript, or more digits than a number may have, is a MethodError, no crash."""
     assert refused(name)
 
 
@@ -151,7 +154,7 @@ def test_lambda_is_specvlms_share():
         ("tabed/weights=hope", "unknown weights 'hope'"),
         ("tabed/view=full+half", "unknown view 'half'"),
         ("tabed/view=full+", "unknown view ''"),
-        ("sd/view=full+per-head", "per-head keys are the target's"),
+        ("sd/view=full+per-head", "reads the target's keys"),
         ("sd/schedule=both", "unknown schedule 'both'; known: serial, parallel"),
         ("sd-tree/schedule=parallel", "drafts a chain; use shape=chain-N"),
         ("specvlm/schedule=parallel", "drafts a chain; use shape=chain-N"),

@@ -26,6 +26,7 @@ from saccade.core.protocols import Refresh
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, chain
 from saccade.methods import resolve
+from saccade.methods.fresh import PROVIDES
 from saccade.methods.names import choices
 from saccade.methods.std import PerHead
 from saccade.model.batch_invariant import BatchInvariantSession
@@ -206,6 +207,16 @@ def test_without_a_refresh_it_is_std():
         for method in ("fresh/refresh=0", "std")
     ]
     assert [r.tokens for r in runs[0].rounds] == [r.tokens for r in runs[1].rounds]
+
+
+@pytest.mark.parametrize("value", ["2", "1-4", "1-8-0.5", "3-8-0.00001", "1-8-1000000000"])
+def test_a_refresh_is_spelled_as_it_is_parsed(value):
+    """Claim: what an axis's value is spelled as is parsed to the same value. Fails for numbers that
+    Python writes with an exponent, whose sign would be taken for the next part."""
+    axis = PROVIDES.axes["refresh"]
+    refresh = axis.parse("refresh", value)
+    assert axis.spell(refresh) == value
+    assert axis.parse("refresh", axis.spell(refresh)) == refresh
 
 
 @pytest.mark.parametrize(

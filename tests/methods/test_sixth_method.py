@@ -137,7 +137,7 @@ class Unlike(sixth_method.Sure):
         ({"families": (Chain(3),)}, "a tuple of Shape's classes"),
         ({"families": (Inherited,)}, "Inherited needs family of its own"),
         ({"families": (Unlike,)}, "reads sure-0.5 and writes it as sure"),
-        ({"recipes": (resolve("sd/keep=0.5/view=uniform"),)}, "a name has none of /"),
+        ({"recipes": (resolve("sd/keep=0.5/view=uniform"),)}, "none of /"),
     ],
 )
 def test_what_could_not_be_chosen_is_refused(brought: dict, says: str) -> None:

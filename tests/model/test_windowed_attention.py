@@ -142,8 +142,8 @@ def test_a_pruned_prompt_keeps_which_rows_see_each_other():
     pruned = prompt.select(torch.tensor([0, 2]))  # Rows 1 and 4 of the prompt.
     assert pruned.index.tolist() == [0, 1, 3, 4, 6, 8]
     assert pruned.media.reach.tolist() == [0, 3, 2, 3, 4, 5]
-    assert not pruned.is_read_in_both_directions
-    assert prompt.head(8).is_read_in_both_directions
+    assert not pruned.changes_with_more_text
+    assert prompt.head(8).changes_with_more_text
 
 
 def test_soft_caps_and_sinks_are_those_of_the_formula():

@@ -8,10 +8,11 @@ import numpy as np
 import pytest
 
 from saccade.core.errors import MethodError, OptionError
-from saccade.core.pace import MIN_MEASURED_ROUNDS, Acceptance, CostLine, FadingMean
+from saccade.core.pace import MIN_MEASURED_ROUNDS, Acceptance, CostLine, FadingMean, Pause
 from saccade.vllm.draft_length import (
     MAX_RETRY_ROUNDS,
     PRIOR,
+    RETRY_AFTER_ROUNDS,
     DraftPlan,
     RoundCosts,
     judge,
@@ -106,6 +107,17 @@ def test_a_draft_is_tried_again_ever_more_seldom():
     world = World(row=0.001, level=0.3, right=0.0)
     world.run(1, 700)
     assert len(world.lengths) < 30 and MAX_RETRY_ROUNDS == 512
+
+
+def test_a_draft_that_pays_again_is_soon_tried_again():
+    """Claim: once drafting has paid, the next wait before it is tried is the first one, and not
+    twice the last. Fails if one bad stretch makes every later try rarer for good."""
+    costs = RoundCosts(8, pause=Pause(64))
+    for _ in range(64):
+        costs = costs.after_drafting(0, 0.0)
+    tried = costs.after_drafting(8, 1.0)
+    assert tried.pause.length == 128
+    assert tried.after_drafting(8, 1.0).pause.length == RETRY_AFTER_ROUNDS
 
 
 @pytest.mark.parametrize("right", [0.5, 0.8])

@@ -3,8 +3,7 @@
 The search tries one axis after the other (view or lambda, keep, shape), each from the best setting
 so far. Every candidate runs beside plain decoding on the first half of the videos. The fastest of
 several noisy timings looks better than it is, so the winner then meets ``auto`` and ``ar`` on the
-other videos, and replaces them only where it beats both: the result is never slower than the
-default.
+other videos, and replaces them only where it beats both there.
 """
 
 from __future__ import annotations
@@ -31,7 +30,8 @@ from saccade.model.kernels.few_bits import roundings_on
 
 Candidates = Mapping[str, Sequence[str]]
 
-# Attention is flat, so that small lambdas matter.
+# SpecVLM's view first keeps the fewest tokens whose attention adds up to the share lambda. Where
+# attention is spread over many tokens, a small share is already many of them.
 LAMBDAS = ("0.01", "0.02", "0.05", "0.1", "0.2", "0.5")
 CANDIDATES: Candidates = {
     "lambda": LAMBDAS,
@@ -254,11 +254,12 @@ def propose_rounding(
     calibration: Calibration,
     on_progress: Callable[[str], None] | None = None,
 ) -> Calibration:
-    """Returns the calibration with the rounding of the draft that decodes fastest, if one does.
+    """Returns the calibration with the rounding of the draft that decodes fastest; unchanged where
+    none is faster than what was chosen.
 
     The method, or ``auto`` where plain decoding was chosen, runs on the videos that the search did
-    not use, with the draft as it is and with its weights rounded. A rounding that this pair does
-    not allow is left out.
+    not use, with the draft's weights rounded in each way. A rounding that this pair does not allow
+    is left out.
     """
     method = REFERENCE if calibration.method == BASELINE else calibration.method
     held_out = questions[(len(questions) + 1) // 2 :] or questions
@@ -271,7 +272,7 @@ def propose_rounding(
         try:
             rounded = replace(pair, draft=round_weights(drafting, rounding))
         except ModelError:
-            return calibration
+            continue
         settings = {"max_new_tokens": calibration.max_new_tokens, "do_sample": False}
         summaries = [
             run_interleaved(
@@ -404,7 +405,7 @@ def search(
     for number, axis in enumerate(axes):
         names = [_set_axis(best.method, axis, value) for value in candidates[axis]]
         unchanged, methods = _possible_methods(best.method, names)
-        stages_left = len(axes) - number + 1
+        stages_left = len(axes) - number + 1  # One share is left over for what comes after them.
         if len(methods) <= 1:
             continue
         trials = run_stage(axis, methods, search_videos, search_deadline, stages_left)
@@ -532,8 +533,8 @@ def _is_dominated(trial: Trial, other: Trial, unchanged: str) -> bool:
 def _possible_methods(best: str, names: Sequence[str]) -> tuple[str, list[str]]:
     """Returns the name that stands for ``best`` at the next stage, and all methods of that stage.
 
-    Names that are no possible method are left out. A name that spells out what ``best`` does
-    anyway replaces it.
+    Names that are no possible method are left out. A name that says the same as ``best`` replaces
+    it: ``specvlm/keep=0.1`` replaces ``specvlm``, whose share is a tenth anyway.
     """
     recipes = {}
     for name in (best, *names):

@@ -143,7 +143,7 @@ def speed_tables(folder: Path) -> dict[str, tuple[list[str], list[list[str]]]]:
 def _table_lines(
     answers: Sequence[Answer], columns: Sequence[Column], **left_out: bool
 ) -> Iterable[str]:
-    """Yields a table with a row per method; ``left_out`` is that of :func:`_table_rows`."""
+    """Yields a table with a row per method; ``left_out`` are arguments of :func:`_table_rows`."""
     yield "| method | " + " | ".join(name for name, _ in columns) + " |"
     yield "|-|" + "-:|" * len(columns)
     for name, cells in _table_rows(answers, columns, **left_out):
@@ -159,7 +159,8 @@ def _table_rows(
 ) -> Iterable[tuple[str, list[str]]]:
     """Yields each method with its cells.
 
-    ``without_peers`` leaves out the peers, and ``drafting_only`` methods that draft nothing too.
+    ``without_peers`` leaves other libraries out, which record no rounds. ``drafting_only`` leaves
+    out methods that never drafted, such as plain decoding.
     """
     methods = dict.fromkeys(answer.method for answer in answers)
     by_method = {name: [a for a in answers if a.method == name and not a.error] for name in methods}
@@ -218,10 +219,11 @@ def _peak_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
 
 def _agreement_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
     plain_ids = {answer.item: answer.ids for answer in plain}
-    shares = []
-    for answer in own:
-        target_ids = plain_ids.get(answer.item, ())
-        shares.append(common_length(target_ids, answer.ids) / max(1, len(target_ids)))
+    shares = [
+        common_length(plain_ids[answer.item], answer.ids) / max(1, len(plain_ids[answer.item]))
+        for answer in own
+        if answer.item in plain_ids
+    ]
     return _format_interval(measures.interval(shares, np.mean))
 
 

@@ -40,7 +40,9 @@ REPLIES = {
     "question; /document FILE puts a long text before all that was said; "
     "/reset forgets what was said; exit, or an empty line, ends this",
 }
-DOCUMENT_ADDED = "read with the next question, and the rest again; what was said stays"
+DOCUMENT_ADDED = (
+    "it will be read with the next question, and everything before it again; what was said stays"
+)
 NAME_A_FILE = "name a video, a picture or a text: /add second.mp4"
 FILE_ADDED = "read with the next question; what was read before stays"
 
@@ -143,13 +145,15 @@ def chat(
                 err.print(REPLIES[question], markup=False)
                 continue
             command, _, file_name = question.partition(" ")
-            path = Path(os.path.expanduser(file_name.strip()))
-            if command == ADD and not file_name.strip():
+            file_name = os.path.expanduser(file_name.strip())
+            if command == ADD and not file_name:
                 err.print(NAME_A_FILE, markup=False)
                 continue
             if command in (ADD, DOCUMENT):
                 try:
-                    larger = _read_file(talk, command, path, sampling, settings.target, not quiet)
+                    larger = _read_file(
+                        talk, command, file_name, sampling, settings.target, not quiet
+                    )
                     inputs, _ = pair.converse(larger.dialogue(command_options.QUESTION, larger.new))
                     _check_length(pair, inputs)
                 except SaccadeError as error:
@@ -175,15 +179,16 @@ def chat(
 
 
 def _read_file(
-    talk: _Talk, command: str, path: Path, sampling: FrameSampling, target: str, warn: bool
+    talk: _Talk, command: str, file_name: str, sampling: FrameSampling, target: str, warn: bool
 ) -> _Talk:
     """Returns the talk with one more file. Raises SaccadeError where it cannot be read."""
+    path = Path(file_name)
     if command == DOCUMENT:
         return talk.add_document(subjects.read_document(path))
     if subjects.is_text_file(path):
         new = subjects.Subject(None, (subjects.read_document(path),))
     else:
-        clip = run_setup.read_clip(str(path), sampling, quiet=True, warn=warn, target=target)
+        clip = run_setup.read_clip(file_name, sampling, quiet=True, warn=warn, target=target)
         new = subjects.Subject(clip)
     return _Talk([*talk.new, new], talk.turns)
 

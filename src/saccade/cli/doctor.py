@@ -11,7 +11,7 @@ from rich.text import Text
 from saccade.cli import command_options, run_setup
 from saccade.cli.command_options import FrameOptions, with_option_groups
 from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
-from saccade.core.errors import SaccadeError
+from saccade.core.errors import OptionError, SaccadeError
 
 if TYPE_CHECKING:
     from saccade.bench.hardware.pair_fit import Diagnosis
@@ -25,7 +25,7 @@ def doctor(
     frames: FrameOptions,
     video: Annotated[
         str | None,
-        typer.Argument(help="A video whose tokens are counted; without one, --tokens counts."),
+        typer.Argument(help="A video whose tokens are counted; without one --tokens is used."),
     ] = None,
     target: Annotated[
         str,
@@ -38,7 +38,7 @@ def doctor(
         int | None,
         typer.Option(
             min=1,
-            help=f"Of the prompt, where no video is named; {DEFAULT_PROMPT_TOKENS} if not given.",
+            help=f"The prompt's length where no video is named; else {DEFAULT_PROMPT_TOKENS}.",
         ),
     ] = None,
     keep: Annotated[
@@ -57,7 +57,7 @@ def doctor(
     as_json: Json = False,
     verbose: Verbose = False,
 ) -> None:
-    """Look at a pair before any weight is loaded: does it fit together, in memory, and pay?
+    """Check a pair before any weight is loaded: does it work together, fit in memory, and pay?
 
     Exits with 1 where it cannot work. The speedup is an expectation from the bytes each model
     reads and, on a GPU, a fixed time for each of its layers; `saccade calibrate` measures it.
@@ -98,6 +98,11 @@ def doctor(
                 "(docs/methods/heads.md)"
             )
     if clip is not None:
+        if target in CONFIGS:
+            raise OptionError(
+                f"{target} is a published size without a processor, so a video's tokens cannot be "
+                "counted for it: leave the video out, and give --tokens"
+            )
         processor = loading.read_processor(*target_model, trust_remote_code=trust_remote_code)
         media = questions.clip_arguments(clip)
         inputs = questions.question_inputs(
@@ -200,7 +205,7 @@ def _check_together(
 
 def _fixed_cost_text(device: str) -> str:
     """Returns what a step is expected to cost beside the bytes that it reads."""
-    return "" if device == "cpu" else " and a fixed time a layer"
+    return "" if device == "cpu" else " and a fixed time per layer"
 
 
 def _print_diagnosis(diagnosis: Diagnosis, device: str) -> None:
@@ -233,8 +238,7 @@ def _print_diagnosis(diagnosis: Diagnosis, device: str) -> None:
         )
     for note in diagnosis.notes:
         err.print(note, style="dim", markup=False)
-    if diagnosis.outlook or diagnosis.problems:
-        style = "bold red" if diagnosis.problems else "bold"
-        out.print(diagnosis.verdict, style=style, markup=False, soft_wrap=True)
+    style = "bold red" if diagnosis.problems else "bold"
+    out.print(diagnosis.verdict, style=style, markup=False, soft_wrap=True)
     if diagnosis.suggestion:
         out.print(diagnosis.suggestion, markup=False, soft_wrap=True)

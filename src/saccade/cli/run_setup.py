@@ -21,12 +21,14 @@ if TYPE_CHECKING:
     from saccade.inputs.media import Clip, FrameSampling
     from saccade.methods.listing import Listing
 
+DEFAULT_TARGET = "shapes"  # The embedded pair's.
+
 
 class RunSettings(checkpoints.Answering):
     """Which models and method to run, from the command line, a config file, or the defaults."""
 
     def load_models(self, *, quiet: bool, tp: bool = False) -> Pair:
-        """Loads the target and the draft."""
+        """Loads the target and the draft; ``tp`` splits the target over processes."""
         return load_models(self.target, self.draft, quiet=quiet, tp=tp, **dict(self.load))
 
     def make_captioner(self, media: Sequence[Sequence[np.ndarray]]) -> Any:
@@ -53,13 +55,14 @@ def resolve_settings(
         config = read_config(models.config)
     draft = models.draft
     # The draft in the file belongs to the target in the file.
-    if draft is None and models.target in (None, config.get("target")):
+    is_target_of_file = models.target in (None, config.get("target", DEFAULT_TARGET))
+    if draft is None and is_target_of_file:
         draft = config.get("draft")
     load_arguments = loading.load_arguments
-    if load_arguments["draft_quantize"] is None and models.target in (None, config.get("target")):
+    if load_arguments["draft_quantize"] is None and is_target_of_file:
         load_arguments["draft_quantize"] = config.get("draft_quantize")
     settings = RunSettings(
-        config.get("target", "shapes") if models.target is None else models.target,
+        config.get("target", DEFAULT_TARGET) if models.target is None else models.target,
         draft,
         config.get("method", DEFAULT_METHOD) if method is None else method,
         models.captioner,
@@ -79,7 +82,7 @@ def check_checkpoints(*names: str | None, weights: bool = True) -> None:
 
 
 def list_methods() -> Listing:
-    """Returns every method: from the stored listing, or from the methods where others are added."""
+    """Returns every method: from the stored listing if it has them all, else from their files."""
     from saccade.methods.listing import load_listing
 
     if (stored := load_listing()) is not None:
@@ -92,7 +95,7 @@ def list_methods() -> Listing:
 def check_methods(names: Iterable[str], extra_names: Sequence[str] = ()) -> None:
     """Raises MethodError for a name that is neither a method's nor one of ``extra_names``.
 
-    The values of its axes are checked when it is resolved.
+    The values of a method's axes are checked later, when its name is resolved.
     """
     listing = list_methods()
     extra: dict[str, dict[str, str]] = {name: {} for name in extra_names}
@@ -118,15 +121,15 @@ def parse_method_names(text: str) -> tuple[str, ...]:
 
 
 def unnamed_methods(text: str, methods: Sequence[str]) -> frozenset[str]:
-    """Returns those of the methods for which ``all`` stands in the text, and no name of theirs."""
+    """Returns the methods that the text does not name; it has them through ``all`` alone."""
     return frozenset(methods) - frozenset(split_names(text))
 
 
 def resolve_recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
     """Returns the recipes of methods by name.
 
-    Where a draft works in parallel, its process starts while the models load. Raises MethodError
-    for a method of trees with ``exact``.
+    Where a draft works in parallel, its process starts while the models load. With ``exact``
+    raises MethodError for a method whose drafts are trees.
     """
     from saccade.drafting.parallel import process
     from saccade.drafting.recipe import as_chains
@@ -150,7 +153,8 @@ def read_clip(
 ) -> Clip:
     """Reads a clip and prints its warnings.
 
-    Where the ``target`` was trained on other pictures alone, one of them says so.
+    Where the ``target`` was trained on one kind of pictures only and the clip shows others, one of
+    the warnings says so.
     """
     from saccade.inputs import media
 
@@ -172,7 +176,7 @@ def read_clip(
 
 
 def warn_about_training(target: str) -> None:
-    """Prints what a target was trained on, where it knows nothing else."""
+    """Prints a warning where the target was trained on one kind of pictures only."""
     from saccade.inputs.training_domain import read_training_domain
 
     if (domain := read_training_domain(target)) is not None:

@@ -1,6 +1,6 @@
 """Errors for people: each message is one sentence saying what was wrong and what would work.
 
-The command line prints the message and exits with code 2; the server answers with `status`.
+The command line prints the message and exits with code 2; the server answers with HTTP 4xx.
 The command line does the same with an OSError that names a file. Any other exception is a bug in
 Saccade.
 """
@@ -34,7 +34,7 @@ class SaccadeError(Exception):
 class VideoInputError(SaccadeError):
     """A video, an image or the way to sample it cannot be used.
 
-    `limit` is the bound that was passed, in the unit of the option that sets it, or None.
+    `limit` is the bound that was exceeded, in the unit of the option that sets it, or None.
     """
 
     def __init__(
@@ -70,7 +70,7 @@ class DraftFailed(Exception):
 
     ``trees`` (``core.tree.Tree`` by request) are all nodes that were drawn before the failure.
     They have to be judged like any others: the failure may depend on what was drawn, and dropping
-    a drawn token because of its value would bend the target's law (see ``Tree``).
+    a drawn token because of its value would change the distribution of answers (see ``Tree``).
     """
 
     def __init__(self, trees: Mapping[int, Any]) -> None:

@@ -21,10 +21,12 @@ OUTLIER_FACTOR = 4.0  # A round that takes longer than this many times the expec
 EXTRA_COST_DECAY = 0.02
 TIMES_MEMORY = 0.95  # What is left of the seconds of forwards after one more.
 FORWARD_OUTLIER_FACTOR = 2.0  # A forward counts for this many times the expectation at most.
-# FORWARD_OUTLIER_FACTOR applies after this many forwards, whose number decays.
+# The target's forwards are limited so only after this many of them, whose number decays.
 MIN_ROUNDS_FOR_OUTLIERS = 3.0
-LEVEL_PRIOR_WEIGHT = 0.5  # The weight of what a forward took before, in forwards.
-SLOPE_PRIOR_WEIGHT = 0.7  # The weight of the slope before, in forwards times squared rows.
+# What was believed of a forward before counts like so many measured ones.
+FORWARD_PRIOR_WEIGHT = 0.5
+# It is added to the sum of the squared deviations of the rows, and so draws the slope towards 0.
+SLOPE_PRIOR_WEIGHT = 0.7
 NEW_ROUND_WEIGHT = 0.3  # The weight of one more round in the mean seconds of rounds of its size.
 # Before any verdict the draft's confidence is believed to predict verdicts better than their mean
 # rate does, by this many nats.
@@ -118,7 +120,8 @@ class Acceptance(NamedTuple):
         self, verdicts: Sequence[tuple[float, bool]], judged: float, memory: float
     ) -> Acceptance:
         """Returns the estimate after verdicts on tokens, each with the draft's confidence in it and
-        whether it was accepted. They count as so many ``judged`` tokens of the rate."""
+        whether it was accepted. ``judged`` is the number of tokens of which the rate counts these
+        as the verdicts."""
         hits = sum(accepted for _, accepted in verdicts)
         promised = sum(confidence for confidence, _ in verdicts)
         surprise = self.surprise
@@ -208,12 +211,14 @@ class CostLine:
 def correct_ratios(
     ratios: Sequence[float], bare: Sequence[float], rows: int, measured: float
 ) -> tuple[float, ...]:
-    """Returns the believed seconds of forwards over their ``bare`` ones, by the number of rows from
-    0 on, after a forward of ``rows`` rows took ``measured`` seconds.
+    """Returns the corrected ratios after a forward of ``rows`` rows took ``measured`` seconds.
+
+    ``bare[n]`` are the seconds of a forward of n rows as they were measured before the first
+    answer, and ``ratios[n]`` is the factor by which such a forward is believed to take longer.
 
     A dearer forward is believed at once, a cheaper one by half. Fewer rows take no longer than this
-    forward, and more rows no less. The price of more rows falls slowly while they are not tried,
-    until they are tried again.
+    forward, and more rows no less. What more rows are believed to take falls a little with every
+    round that does not try them, so that they are tried again some day.
     """
     seconds = [ratio * cost for ratio, cost in zip(ratios, bare, strict=True)]
     here = max(measured, (seconds[rows] + measured) / 2)
@@ -308,7 +313,7 @@ class ForwardTimes(NamedTuple):
         rows_rest = self.rows_seconds - scale * self.rows_believed
         spread = self.square_rows - self.rows**2 / self.weight
         slope = (rows_rest - self.rows * rest / self.weight) / (spread + SLOPE_PRIOR_WEIGHT)
-        here = rest / (self.weight + LEVEL_PRIOR_WEIGHT)
+        here = rest / (self.weight + FORWARD_PRIOR_WEIGHT)
         return here - slope * self.rows / self.weight, slope
 
 

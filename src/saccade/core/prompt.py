@@ -62,7 +62,7 @@ class Reading:
     heads: Int[Tensor, "layer kv_head kept"] | None = None
     """Rows of the whole prompt that each head reads, where heads differ (Sparse-to-Dense)."""
     paged: Paged | None = None
-    """Rows of the whole prompt that are read page by page; none of them is a row of the prompt."""
+    """Rows of the whole prompt that are read page by page; they are not among this prompt's own."""
     ids_to_embed: Int[Tensor, " len"] | None = None
     """Ids of rows that the model has yet to embed (words in the place of a video), -1 elsewhere;
     ``Backbone.embed_missing_rows`` embeds them."""
@@ -136,20 +136,19 @@ class Prompt:
         return rows[(rows > last) & ~self.fixed]
 
     @property
-    def is_read_in_both_directions(self) -> bool:
-        """Whether rows before the last one look at it, so that more text would change their keys.
+    def changes_with_more_text(self) -> bool:
+        """Whether rows before the last one look at it. Then they would look at more text too, which
+        would change their keys.
 
         In most families only the rows of a picture look at later rows, and text follows it.
         """
         reach = self.media.reach
         return reach is not None and bool((reach[:-1] == len(self) - 1).any())
 
-    def uncut_length(self, length: int) -> int:
-        """Returns the largest length, up to this one, at which no row before the cut sees a row
-        after it.
-
-        Pictures that are read in both directions (``Media.reach``) are not cut there.
-        """
+    def largest_cut(self, length: int) -> int:
+        """Returns the largest length, up to this one, at which the prompt can be cut: no row before
+        the cut sees a row after it. A picture that is read in both directions (``Media.reach``)
+        stays whole."""
         if self.media.reach is None or length == len(self):
             return length
         places = torch.arange(1, length + 1, device=self.media.reach.device)
@@ -187,7 +186,8 @@ class Prompt:
         )
 
     def head(self, stop: int) -> Prompt:
-        """Returns the first ``stop`` rows of a whole prompt as a whole prompt."""
+        """Returns the first ``stop`` rows of a whole prompt as a whole prompt, which does not know
+        how many of its rows are of images, nor the rows of coarser pictures."""
         part = self.rows(torch.arange(len(self), device=self.visual.device) < stop)
         next_position = int(part.positions[:, -1].max()) + 1
         return replace(part, context=self.context[:stop], next_position=next_position)

@@ -103,7 +103,8 @@ class View(ABC):
         return Following()
 
     def with_share(self, keep: float) -> View:
-        """Returns the view with this share of the tokens, where it needs costs to know it."""
+        """Returns the view with this share of the tokens; itself unless it computes its share from
+        costs."""
         return self
 
     def choose_early(self, prompt: Prompt) -> EarlyChoice:
@@ -198,10 +199,13 @@ class Shape(Learner, ABC):
     def settle(
         self, measure: Callable[[], Costs], memory: CostMemory | None = None, family: str = ""
     ) -> Shape:
-        """Returns the shape with what it takes from the models: the costs of forwards here, where
-        it decides by them and has none yet (only then ``measure`` is called), or a setting of the
-        target's family, which is its ``model_type``. ``memory`` has the costs as earlier answers
-        corrected them; None where no clock may decide."""
+        """Returns the shape with what it needs to know of the models.
+
+        A shape that decides by costs, and has none yet, takes them from ``memory``, or else calls
+        ``measure``. ``memory`` has the costs as earlier answers corrected them; it is None where
+        the answer may not depend on measured time. Another shape has settings for each ``family``,
+        which is the target's ``model_type``.
+        """
         return self
 
     def pays(self) -> bool:

@@ -1,5 +1,7 @@
 """Turns logits into laws and laws into tokens, with noise that does not depend on timing.
 
+A law is the probability distribution of the next token.
+
 The rules (temperature, top-k, penalties, ...) are Hugging Face's own logits processors. They are
 applied at every node over prompt + committed text + path, to the target's logits and the draft's
 alike.
@@ -28,8 +30,9 @@ Processor = Callable[[Any, Any], Any]
 Grammar = Callable[[Sequence[int]], Bool[Tensor, " vocab"] | None]
 """(an answer's ids so far) -> a mask of the tokens that may follow, on the CPU; None allows all."""
 
-MAX_COPIED_LOGITS = 2**16  # More logits than this are not copied to find all laws at once.
+MAX_COPIED_LOGITS = 2**16  # Rows with more logits in all are not stacked for one arg-max.
 NO_TOKEN = -1  # Stands for an id where a logit is NaN, or fewer ids are allowed than asked for.
+# Who uses noise: a draft, the test of a drafted token, the target for a token of its own.
 ROLES = {"draft": 1, "accept": 2, "own": 3}
 
 # Hugging Face's processors that look at the logits alone, so they need no ids.
@@ -91,12 +94,12 @@ def may_remember(processor: Processor) -> bool:
 
 
 class BrokenLaw(ArithmeticError):
-    """The logits make no law: one of them is NaN, or the rules and the grammar allow no id."""
+    """The logits make no law: one of them is NaN or, when sampling, the rules allow no id."""
 
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a request draws its tokens: greedily unless ``sample``; the seed names the noise.
+    """How a request draws its tokens: greedily unless ``sample``; the seed decides the noise.
 
     No draft continues after one of ``end_ids``, the ids that end an answer.
     """
@@ -140,7 +143,8 @@ class Sampling:
             # A draft may know fewer ids than the grammar.
             allowed = allowed[:missing]
         scores = torch.where(allowed.to(logits.device), logits, float("-inf"))
-        # A draft whose ids are not the first ones of the target's has -inf for all others.
+        # Some drafts know only scattered ids of the target's, and have -inf for all others. If the
+        # grammar allows none that the draft knows, every score is -inf.
         return logits if float(scores.max()) == float("-inf") else scores
 
     def apply_rules(
@@ -179,7 +183,7 @@ class Sampling:
             return token
         law = torch.softmax(scores.float(), dim=-1)
         if bool(law[0].isnan()):  # One NaN spreads over the whole softmax.
-            raise BrokenLaw("the logits hold NaN")
+            raise BrokenLaw("the logits hold NaN, or the rules allow no token")
         return law
 
 
@@ -219,9 +223,8 @@ class Scores:
     likeliest: Sequence[Callable[[], TopTokens] | None] = field(
         default=(), kw_only=True, compare=False, repr=False
     )
-    """For each row a function that returns its likeliest tokens.
-
-    None where the forward did not compute it; empty where it did so for no row."""
+    """For each row a function that returns its likeliest tokens, or None where the forward did not
+    compute them. Empty where it computed none at all."""
     draws: list[Draw] = field(default_factory=list, init=False, compare=False, repr=False)
     """Every draw made from these scores, in order. All of them have to be judged (see ``Tree``)."""
     _logits_by_node: dict[int, Tensor] = field(
@@ -289,8 +292,8 @@ class Scores:
     def computed_top(self, node: int) -> TopTokens | None:
         """Returns the two likeliest tokens after ``node`` that the forward computed.
 
-        Returns None where it did not, and where the rules may choose others. Nothing is computed
-        for it.
+        Returns None where it did not, and where the rules may choose others. It computes nothing
+        itself.
         """
         if not self.rules.plain or node + 1 >= len(self.likeliest):
             return None
@@ -346,8 +349,8 @@ class Scores:
 
         ``law`` is the law to draw from, if the caller has it already. Every draw of a level of the
         tree has noise of its own, so siblings and cousins are drawn independently. A drawn token
-        stands (see ``Tree``). The noise also depends on where this draft began, so that a draft
-        after a refusal is independent of what the refused draft had drawn beyond it.
+        stands (see ``Tree``). The noise also depends on where this draft began. So a new draft is
+        independent of the tokens that an earlier one drew beyond a refusal.
         """
         law = self.law(node) if law is None else law
         if law is None or isinstance(law, int):

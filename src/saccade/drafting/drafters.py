@@ -45,7 +45,7 @@ from saccade.model.heads.head_session import HeadSession
 from saccade.model.likeliest import Vocabulary
 from saccade.model.session import RequestState, Session
 
-SLIDE_TOKENS = 32  # A window slides by this many at once, because sliding moves the draft's keys.
+SLIDE_TOKENS = 32  # A window slides by no fewer at once, because sliding moves the draft's keys.
 MAX_MATCH_TOKENS = 3  # The longest ending of the text that prompt lookup searches for.
 
 K = TypeVar("K")

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, fields, is_dataclass, replace
 from typing import Any
 
+from saccade.core.digits import read_digits
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Shape, View
 from saccade.drafting.ensemble import Weighting
@@ -33,8 +34,8 @@ class Axis(ABC):
 
 @dataclass(frozen=True)
 class Setting(Axis):
-    """An axis that sets one field of the part that has it: of a view, a shape or a drafter, or of
-    an object in one of their fields.
+    """An axis that sets one field of a part (a view, a shape or a drafter), or of an object that
+    such a part holds.
 
     The part is found by its class ``owner``, so a setting works wherever such an object is used.
     """
@@ -44,8 +45,8 @@ class Setting(Axis):
     field: str
     parse: Callable[[str, str], Any]  # (axis, text) -> value; raises MethodError
     words: str | tuple[str, ...]  # the possible values, as ``saccade methods`` shows them
-    needs: str = ""  # completes "AXIS ..." where no part has the field
-    default: object = None  # Recipes are described by the axis where the value is another.
+    needs: str = ""  # completes the message "AXIS ..." where no part has the field
+    default: object = None  # A recipe's description has the axis only where its value is another.
     spell: Callable[[Any], str] = str
 
     def __post_init__(self) -> None:
@@ -94,8 +95,8 @@ class Setting(Axis):
         return [self.words] if isinstance(self.words, str) else [*self.words]
 
     def _owners(self, part: object) -> Iterator[tuple[str, Any]]:
-        """Yields the part if it has the setting, by no name, and those of its fields that have it,
-        by their names."""
+        """Yields ("", part) if the part itself has the setting, and (name, object) for each of its
+        fields that has it."""
         for name, owner in (("", part), *vars(part).items()):
             if isinstance(owner, self.owner) and self.applies(owner):
                 yield name, owner
@@ -133,7 +134,7 @@ class Provides:
         for name in names:
             if not name or {*name} & {*"/=+, "}:
                 raise MethodError(
-                    f"{name!r} cannot be chosen: a name has none of / = + , and space"
+                    f"{name!r} cannot be chosen: a name has a letter, and none of / = + , and space"
                 )
         for family in self.families:
             _check_family(family)
@@ -145,7 +146,9 @@ def _check_family(family: type[Shape]) -> None:
         raise MethodError(f"families= is a tuple of Shape's classes, and {family!r} is none")
     for own in ("family", "usage", "examples", "parse", "spelling"):
         if own not in vars(family):
-            raise MethodError(f"{family.__name__} needs {own} of its own: it has another shape's")
+            raise MethodError(
+                f"{family.__name__} needs {own} of its own: it inherits another shape's"
+            )
     for example in family.examples:
         spelling = family.parse(example).spelling
         if spelling != f"{family.family}-{example}":
@@ -167,9 +170,10 @@ def parse_positive(axis: str, value: str) -> float:
 
 def parse_whole(axis: str, value: str, *, zero: bool = False) -> int:
     """Parses a whole number above 0, or with ``zero`` at least 0. Raises MethodError."""
-    if not value.isascii() or not value.isdigit() or not (zero or int(value)):
+    number = read_digits(value)
+    if number is None or not (zero or number):
         raise MethodError(f"{axis}={value} is not a whole number {'from' if zero else 'above'} 0")
-    return int(value)
+    return number
 
 
 def parse_share(axis: str, value: str) -> float:

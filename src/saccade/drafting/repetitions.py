@@ -22,7 +22,7 @@ TAIL = 64  # Last tokens by which a text is known to continue the one before.
 class RepetitionIndex:
     """The places of a growing text where each run of ``SHORTEST_MATCH`` tokens occurred last.
 
-    Ids outside the vocabulary are neither matched nor copied.
+    Ids outside the vocabulary are in no run, and are not copied.
     """
 
     def __init__(self, vocabulary: Vocabulary) -> None:

@@ -285,7 +285,7 @@ class RequestBatch:
         """
         if (recipe, exact) != (self.requested_recipe, self.exact) or self.target.rotates_by_length:
             return False
-        if any(prompt.is_read_in_both_directions for prompt in self.prompts):
+        if any(prompt.changes_with_more_text for prompt in self.prompts):
             return False  # The keys of the earlier text have not seen the new one.
         if self.recipe.needs_costs and request.samples != self.request.samples:
             return False  # The costs that rounds have corrected may not decide about draws.

@@ -111,8 +111,9 @@ def ask(
 
     ``history`` has the earlier questions and answers. ``documents`` are long texts that views may
     prune; they follow the images. ``parts`` is the first message in the form of chat templates,
-    where images stand between words. ``last`` is the last message, where a further question has
-    images of its own. ``system`` is a message of the system's before all others.
+    where images stand between words; it takes the place of the documents and of a first question.
+    ``last`` is the last message, where a further question has images of its own. ``system`` is a
+    message of the system's before all others.
     """
     processor = loaded.processor
     inputs = question_inputs(
@@ -213,7 +214,7 @@ def question_inputs(
 ) -> Inputs:
     """Does what :func:`ask` does without a loaded model. Raises OptionError for what is no text."""
     first = _question_content("", clips, images, documents)[:-1]
-    _question_content(question)
+    _question_content(question)  # This only checks the question.
     turns: list[dict[str, Any]] = []
     for earlier_question, answer in history:
         turns.append({"role": "user", "content": [{"type": "text", "text": earlier_question}]})
@@ -278,8 +279,9 @@ def conversation_inputs(
     in the place of the next of ``clips`` or ``images``.
     An assistant's turn may have ``tool_calls`` and ``reasoning_content`` as templates take them.
     The template describes the ``tools`` to the model. With ``continues_last_turn`` the last turn,
-    the assistant's, is left unfinished. Otherwise the template begins the answer's turn, if it
-    ``opens_answer``. The template also gets these ``variables``, such as ``enable_thinking``.
+    the assistant's, is left unfinished. Otherwise the template begins the assistant's turn, if
+    ``opens_answer`` is set. The template also gets the ``variables``, such as
+    ``enable_thinking``.
     Raises ModelError or OptionError for what the model cannot read.
     """
     if not getattr(processor, "chat_template", None):
@@ -307,7 +309,7 @@ def conversation_inputs(
         if getattr(type(processor), "videos_kwargs", {}).get("do_resize") is False:
             media["videos_kwargs"] = {"do_resize": processor.video_processor.do_resize}
     if images:
-        media["images"] = [list(images)]  # One list a request: some families count the images.
+        media["images"] = [list(images)]  # One list per request: some families count the images.
     try:
         inputs = processor(text=[text], return_tensors="pt", **media)
     except (ValueError, TypeError) as error:

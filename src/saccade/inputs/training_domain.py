@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass, fields, replace
+from math import ceil
 from pathlib import Path
 
 import numpy as np
@@ -42,8 +43,10 @@ class TrainingDomain:
     share: float  # The least share of a picture that is background.
 
     def includes(self, frames: UInt8[np.ndarray, "frame height width 3"]) -> bool:
-        """Returns whether frames show the background; at most four of them are looked at."""
-        sample = frames[:: max(1, len(frames) // FRAMES_CHECKED)].astype(np.float32)
+        """Returns whether frames show the background; at most ``FRAMES_CHECKED`` of them are looked
+        at."""
+        step = max(1, ceil(len(frames) / FRAMES_CHECKED))
+        sample = frames[::step].astype(np.float32)
         _, height, width, _ = sample.shape
         red_tint = self.tint * (2 * (np.arange(width, dtype=np.float32) + 0.5) / width - 1)
         green_tint = self.tint * (2 * (np.arange(height, dtype=np.float32) + 0.5) / height - 1)

@@ -2,10 +2,11 @@
 
 A head's attention moves with the answer. On real weights the keys that were chosen at prefill get
 .65 of the attention mass that the head's current top keys get, so drafts end early. Verification
-computes every judged row's queries anyway. By those of the last R rows, before every n-th round,
+computes every judged row's queries anyway. Before every n-th round a key's score is its mean
+attention over the last R judged rows i, summed over the heads of a group, and times (1 + hold) if
+the draft has the key already. The K keys with the highest scores are kept:
 
-    K_{l,h} = top-K_j  (1 + hold [j in K_{l,h}])  mean over the last R judged rows i, summed over
-              the heads of a group, of A_{l,h}[i, j]
+    K_{l,h} = top-K_j  (1 + hold [j in K_{l,h}])  mean_i  sum_{h in group}  A_{l,h}[i, j]
 
 The target's rows never depend on it, so the answer does not (see ``docs/lossless.md``).
 """
@@ -13,8 +14,10 @@ The target's rows never depend on it, so the answer does not (see ``docs/lossles
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from decimal import Decimal
 
 from saccade.core.capabilities import Capability
+from saccade.core.digits import read_digits
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Refresh, View
 from saccade.drafting.provides import Provides, ViewSetting
@@ -26,6 +29,7 @@ FRESH = replace(
     name="fresh",
     about="std with each head's keys chosen again every round, by what the target looks at now",
     view=PerHead(refresh=Refresh()),
+    # Why it was slower than plain decoding in every stored run.
     study="each draft step reads all of the target's weights",
 )
 
@@ -44,8 +48,9 @@ class RefreshSetting(ViewSetting):
 def _parse(axis: str, value: str) -> Refresh | None:
     """Parses ``N``, ``N-ROWS`` or ``N-ROWS-HOLD``; returns None for ``0``. Raises MethodError."""
     parts = value.split("-")
+    # Parts that are left out have their defaults.
     every, rows, hold, *more = [*parts, *_spell_parts(Refresh())[len(parts) :]]
-    if not every.isascii() or not every.isdigit():
+    if read_digits(every) is None:
         raise MethodError(f"refresh={value} is not a number of rounds; 0 never chooses anew")
     try:
         refresh = Refresh(int(every), int(rows), float(hold))
@@ -61,7 +66,9 @@ def _parse(axis: str, value: str) -> Refresh | None:
 
 def _spell_parts(refresh: Refresh) -> tuple[str, str, str]:
     """Returns the parts of the axis's value: N, ROWS and HOLD."""
-    return str(refresh.every), str(refresh.rows), f"{refresh.hold:g}"
+    # A number with an exponent would have a "-" of its own.
+    hold = format(Decimal(repr(refresh.hold)).normalize(), "f")
+    return str(refresh.every), str(refresh.rows), hold
 
 
 def _spell(refresh: Refresh) -> str:

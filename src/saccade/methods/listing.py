@@ -1,9 +1,9 @@
-"""The methods of this package as data, so that naming one waits for no model library.
+"""The methods of this package as data, so that a name can be checked without importing PyTorch.
 
 ``listed.json`` holds what the registry would say; ``make listed`` writes it, and a test compares
-it with the registry. It is used where its methods are all there are: neither an installed package
-nor a file of the user's own provides more, and this folder has the files that it was written from.
-Otherwise everything is read from the files, which takes longer.
+it with the registry. It is used only if no installed package and no file of the user's own adds
+methods, and this folder has the files that it was written from. Otherwise everything is read from
+the files, which takes longer.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ class Listing:
     axes: dict[str, list[str]]
 
     def split_studies(self) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
-        """Returns the methods that gained somewhere or were not measured, and the studies."""
+        """Returns two groups: the studies come second.
+
+        A study is a method that was slower than plain decoding in every stored run."""
         is_study = {name: "study" in fields for name, fields in self.methods.items()}
         groups = [
             {name: fields for name, fields in self.methods.items() if is_study[name] == studies}

@@ -8,6 +8,7 @@ from functools import partial
 from typing import Any, TypeVar, get_args
 
 from saccade.core.capabilities import NOTHING, Capability
+from saccade.core.digits import read_digits
 from saccade.core.errors import MethodError, suggest
 from saccade.core.protocols import View
 from saccade.drafting.drafters import ModelDrafter
@@ -188,7 +189,7 @@ def _parse_word(words: Sequence[str], axis: str, value: str) -> str:
 def _parse_weights(axis: str, value: str) -> Weighting:
     """Parses KIND, or KIND-N for a window of the last N positions."""
     kind, _, last = value.rpartition("-")
-    window = int(last) if kind and last.isascii() and last.isdigit() else None
+    window = read_digits(last) if kind else None
     if window == 0 or (window and kind == "equal"):
         raise MethodError(f"weights={value}: a window holds 1 position or more, and equal has none")
     make = _pick(WEIGHTS, axis, value if window is None else kind, also="each with -N")

@@ -29,6 +29,7 @@ from typing import Any, ClassVar, Literal, get_args
 
 import torch
 
+from saccade.core.digits import read_digits
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Growing, Shape
 from saccade.core.result import Round
@@ -267,7 +268,7 @@ def _parse(axis: str, value: str) -> Any:
             raise MethodError(f"unknown rule {value!r}; known: {', '.join(get_args(Rule))}")
         return value
     default = _spell(getattr(Sage(), axis))
-    numbers = [int(part) if part.isascii() and part.isdigit() else 0 for part in value.split("-")]
+    numbers = [read_digits(part) or 0 for part in value.split("-")]
     is_ordered = len(numbers) == default.count("-") + 1 and numbers == sorted(numbers)
     in_range = is_ordered and numbers[0] >= 1 and numbers[-1] <= MAX_SETTING
     if not in_range or (axis, value) == ("top", "1"):

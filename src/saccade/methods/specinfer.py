@@ -22,6 +22,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
+from saccade.core.digits import read_digits
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Growing, Shape, State
 from saccade.core.sampling import Law, Scores
@@ -43,7 +44,7 @@ class SampledTree(Shape):
     @classmethod
     def parse(cls, text: str) -> Shape:
         parts = text.split("x")
-        widths = [int(part) if part.isascii() and part.isdigit() else 0 for part in parts]
+        widths = [read_digits(part) or 0 for part in parts]
         if min(widths) < 1:
             raise MethodError(
                 f"cannot read the tree {cls.family}-{text}: write how many children the nodes of "

@@ -40,9 +40,11 @@ PartialAttention = tuple[Queries, Float[Tensor, "head new"]]
 
 # Above this many queries a grouped call beats folding the group into the query axis.
 FOLD_LIMIT = 64
-TIMED_MULTIPLICATIONS = 2**28  # About so many are in a timed call for a prompt; heads are left out.
-# One row's kernels are timed over at most so many bytes of keys and values. Those of a model's
-# layers are no nearer to the processor.
+# A timed call for a prompt makes about this many multiplications at most. It has fewer heads than
+# the model where all of them would make more.
+TIMED_MULTIPLICATIONS = 2**28
+# A timed call for one row goes through several layers' keys and values in turn, up to this many
+# bytes, so that they come from memory, as in a real forward, and not from the processor's cache.
 TIMED_BYTES = 2**24
 ALWAYS_FUSED = AttentionChoice((1,), (("fused", "fused"),), (0,))
 # Where no kernel returns log-sum-exps, at most so many queries and logits are computed at once.
@@ -159,6 +161,8 @@ class Step:
                 visible, first = self._visible_keys(number, window, cache.keys[layer].device)
                 keys, values = cache.read(layer, end, first)
                 out = attend_visible(own_q, keys, values, visible, scale, extras)
+                if last:
+                    out = out[:, -1:]
                 parts.append(out.transpose(0, 1).reshape(out.shape[1], -1))
                 continue
             keys, values = cache.read(layer, end)
@@ -408,6 +412,7 @@ def quickest_attention(
     many = kernels.choose_attention(
         ("many", *facts), prompt_calls, kernels.PROMPT_ROWS, kernels.PROMPT_KEYS
     )
+    # Up to FOLD_LIMIT rows take what was chosen for few rows, and more rows what was for a prompt.
     return AttentionChoice(
         (*few.rows[:-1], FOLD_LIMIT, *many.rows),
         (*few.names, *many.names),

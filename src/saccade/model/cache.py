@@ -294,9 +294,9 @@ class Cache:
                 for layer, first in self._first_keys(length)
             ]
 
-    def forget_set_aside(self, prompt_lengths: Collection[int]) -> None:
-        """Drops the keys that were set aside for earlier prompts, and at no length of
-        ``prompt_lengths`` and of the last few turns."""
+    def drop_set_aside_except(self, prompt_lengths: Collection[int]) -> None:
+        """Drops the keys that were set aside, except at these lengths and at those of the last few
+        turns."""
         kept = {*prompt_lengths, *self._turn_lengths[-TURNS_SET_ASIDE:]}
         self._set_aside = {n: each for n, each in self._set_aside.items() if n in kept}
 

@@ -83,8 +83,9 @@ def lock_of(module: nn.Module) -> ModuleLock:
 # -- whose code it is ------------------------------------------------------------------------------
 
 
-def is_library_code(function: Any, folders: Sequence[str] = LIBRARIES) -> bool:
-    """Returns whether a function is from torch or transformers, or from these ``folders``.
+def comes_from(function: Any, folders: Sequence[str] = LIBRARIES) -> bool:
+    """Returns whether a function's code is in one of these folders, which are torch's and
+    transformers' unless others are named.
 
     The function may be decorated, or a partial one.
     """
@@ -108,16 +109,16 @@ def foreign_hooks(module: nn.Module) -> list[Any]:
     transformers adds its own hooks to layers where it records hidden states.
     """
     hooks = (hook for name in HOOKS for hook in vars(module)[name].values())
-    return [hook for hook in hooks if not is_library_code(hook, (*LIBRARIES, OUR_FILES))]
+    return [hook for hook in hooks if not comes_from(hook, (*LIBRARIES, OUR_FILES))]
 
 
 def is_patched(module: nn.Module) -> bool:
     """Returns whether somebody replaced a module's forward, in the module or in its class."""
     own = vars(module).get("forward")
     if own is not None:
-        return not is_library_code(own, (OUR_FILES,))
+        return not comes_from(own, (OUR_FILES,))
     kind = type(module)
-    return is_from_library(kind) and not is_library_code(kind.forward)
+    return is_from_library(kind) and not comes_from(kind.forward)
 
 
 def is_from_library(kind: type) -> bool:
@@ -150,7 +151,7 @@ def foreign_attention(config: Any) -> list[Any]:
     return [
         function
         for function in functions
-        if function is not None and not is_library_code(function, (*LIBRARIES, OUR_FILES))
+        if function is not None and not comes_from(function, (*LIBRARIES, OUR_FILES))
     ]
 
 
@@ -250,8 +251,8 @@ _version = attrgetter("_version")
 def version_of(tensor: Tensor) -> int | None:
     """Returns how often a tensor was written to, as torch counts.
 
-    None for a tensor that was made in inference mode, whose writes are not counted. A parameter
-    that was made there says of itself that it is none, so its version is tried.
+    None for a tensor that was made in inference mode, whose writes are not counted.
+    ``is_inference`` is False of a parameter made there, so its version is read, which raises.
     """
     try:
         return tensor._version
@@ -314,7 +315,7 @@ def _structure(module: nn.Module) -> tuple[Any, ...]:
         kind,
         tuple((name, _kind_of(parameter)) for name, parameter in parameters),
         kind.forward,
-        None if own is None or is_library_code(own, (OUR_FILES,)) else own,
+        None if own is None or comes_from(own, (OUR_FILES,)) else own,
         children,
         tuple(foreign_hooks(module)),
         settings(module),
@@ -374,7 +375,8 @@ def names_of(hooks: Iterable[Any]) -> str:
 def refuse_autocast(device: torch.device) -> None:
     """Raises ModelError inside ``torch.autocast`` for this kind of device.
 
-    Under it every product rounds its inputs, and rounds by how many rows are multiplied at once.
+    Under it the inputs of every product are rounded, and how depends on how many rows are
+    multiplied at once.
     """
     if torch.is_autocast_enabled(device.type):
         raise ModelError(

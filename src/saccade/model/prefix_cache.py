@@ -159,7 +159,8 @@ class ModelPrefixes:
         best: CachedPrompt | None = None
         for key, value in self._prefix_cache.items():
             is_own = isinstance(value, CachedPrompt) and value.owner is self._owner
-            # Where one lets keys go and the other keeps them, one cannot go on from the other.
+            # A cache that drops keys behind its window cannot continue one that keeps all keys,
+            # nor the other way round.
             if (
                 is_own
                 and value.cache.lets_go == cache.lets_go
@@ -226,7 +227,7 @@ def common_rows(one: Prompt, other: Prompt) -> int:
         mine, theirs = one.media.row_arguments[name], other.media.row_arguments[name]
         equal &= (mine[:length] == theirs[:length]).reshape(length, -1).all(-1)
     # A row that looks at a later one that differs has other keys.
-    return one.uncut_length(_leading_true(equal))
+    return one.largest_cut(_leading_true(equal))
 
 
 def _reach(prompt: Prompt) -> Int[Tensor, " len"]:
@@ -359,7 +360,7 @@ def _add_to_digest(
         case dict():
             _add_to_digest(hasher, list(value.items()), tensor_digest)
         case _:
-            hasher.update(repr(value).encode())
+            _add_to_digest(hasher, repr(value).encode(), tensor_digest)
 
 
 def tensor_bytes(value: Any) -> int:

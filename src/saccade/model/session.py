@@ -48,6 +48,7 @@ class RequestState:
     """The state of one request. The cache holds the prompt and the text except ``pending``.
 
     The text is what follows the prompt: answers, and in a conversation the later questions too.
+    After a turn that added nothing, the prompt's last token may be pending.
     """
 
     cache: Cache
@@ -150,7 +151,7 @@ class Session:
         Yields None after each chunk but the last, and the ``Prefill`` after the last. Its
         ``with_latest_attention`` uses the last ``follow_rows`` rows that were judged.
         The prompt begins with ``shared_rows`` of the rows that the request has already, prompt and
-        text, and those are not read again. From here on the cache also has the hidden states of
+        text. At most those are not read again. From here on the cache also has the hidden states of
         ``hidden_layers``, if there are any.
         Unless the cache ``keeps_all_keys``, layers with a window let go of those behind it: then no
         other session can start from this one's keys, and no rows can be followed.
@@ -187,7 +188,7 @@ class Session:
         cuts = remembered if cache.states is not None else set()
         ends = sorted({*ends, *(n for n in cuts if n > reused_rows)})
         # A chunk never ends within a picture that is read in both directions.
-        ends = [end for end in ends if end == ends[0] or prompt.uncut_length(end) == end]
+        ends = [end for end in ends if end == ends[0] or prompt.largest_cut(end) == end]
         reach = prompt.media.reach
         for start, stop in pairwise(ends):
             rows = text[(text >= start) & (text < stop)].cpu()
@@ -213,7 +214,7 @@ class Session:
                 recorder.finish(cache)
             if stop < len(prompt):
                 yield None
-        cache.forget_set_aside(remembered)
+        cache.drop_set_aside_except(remembered)  # Those of earlier prompts are dropped.
         with torch.no_grad():
             logits = self._clip(model.logits(hidden[-1:]))[0]
         if self._prefixes is not None:
@@ -397,7 +398,7 @@ class Session:
         start = len(request.context) - request.length  # of the text, where the prompt ends now
         rows = min(common_rows(old, new), start)
         if rows < start:
-            return new.uncut_length(rows)
+            return new.largest_cut(rows)
         text = request.context[start : len(new)]
         stop = start + len(text)
         device = new.positions.device
@@ -407,7 +408,7 @@ class Session:
         equal &= (new.positions[:, start:stop] == places).all(0)
         if new.media.reach is not None:
             equal &= new.media.reach[start:stop] == torch.arange(start, stop, device=device)
-        return new.uncut_length(start + int(equal.long().cumprod(0).sum()))
+        return new.largest_cut(start + int(equal.long().cumprod(0).sum()))
 
     def keep_prompt_rows(self, number: int, rows: Int[Tensor, " kept"]) -> None:
         """Drops all rows of a prompt but these. What was scored after it stays scored."""
@@ -520,6 +521,8 @@ class Session:
 
     def _scores(self, trees: Mapping[int, Tree], rows: RowLogits) -> dict[int, Scores]:
         """Returns the scores of trees, from the logits of the rows that were added for them."""
+        # A captured forward has computed the likeliest tokens, and has given ids that the draft may
+        # not propose the logit -inf. An ordinary one has done neither, so its logits are clipped.
         is_clipped = None not in rows.likeliest
         new_logits = list(rows.logits[:, : self._vocab] if is_clipped else self._clip(rows.logits))
         new_likeliest = [*rows.likeliest]
@@ -587,8 +590,8 @@ class Session:
 
     def _forward(self, rows: Rows) -> RowLogits:
         """Writes the keys and values of all rows and returns the logits that scores need."""
-        # A captured forward can neither store queries nor read pages chosen by them. Nor can it
-        # record the model's own forward, where logits need that: it may run any Python.
+        # A captured forward can neither store queries nor read pages chosen by them. Where logits
+        # need the model's own forward, it cannot capture that, because it may run any Python.
         is_unusual = any(segment.row_queries or segment.pages for segment in rows.segments)
         full_backbone = self.backbone.full_backbone or self.backbone
         if self.cuda_graphs is None or is_unusual or full_backbone.needs_model_for_logits:
@@ -666,7 +669,7 @@ def _cut_to_prompt(cache: Cache, prompt: Prompt, rows: int) -> int:
     """
     rows = min(rows, cache.length)
     while True:
-        length = prompt.uncut_length(cache.nearest_length(rows))
+        length = prompt.largest_cut(cache.nearest_length(rows))
         if length == rows:
             break
         rows = length
@@ -675,8 +678,9 @@ def _cut_to_prompt(cache: Cache, prompt: Prompt, rows: int) -> int:
 
 
 def _lengths_to_remember(prompt: Prompt) -> set[int]:
-    """Returns the lengths of a prompt at which states are remembered, and the keys that windows let
-    go are set aside.
+    """Returns the lengths of a prompt to which a conversation may later be cut back. At each of
+    them recurrent states are remembered, and layers with a window, which let old keys go, set a
+    copy of the keys in it aside.
 
     Conversations are cut back to somewhere near the prompt's end. Other questions about the same
     pictures begin where the pictures end.
@@ -709,12 +713,15 @@ def _copy_committed_keys(request: RequestState) -> None:
     here, there = request.prompt_rows
     # The last token stays pending even so, because the logits after it are needed.
     ready = max(0, min(request.source.length - there, request.length - 1))
-    # After a turn that adds nothing, the last token of the prompt itself may have been pending.
+    # Where a turn took tokens away and added none, the prompt's last token is pending. Then the
+    # cache has one row less than the prompt, and this is -1.
     copied = min(request.copied_tokens, request.cache.length - here)
-    # Layers without keys can go on only from where the source knows their states.
+    # Recurrent layers have no keys. Their states can be copied only at lengths at which the source
+    # has stored them, so the length is rounded down to such a one.
     ready = request.source.nearest_length(there + ready) - there
     if ready < copied:
-        # Nothing new is there, so the fork goes on behind the rows that it computed itself.
+        # That is less than was copied already, so there is nothing to copy. The fork keeps all its
+        # rows, those that it computed itself too, and only the tokens after them are pending.
         ready = request.cache.length - here
     else:
         request.cache.extend(request.source, there + copied, there + ready, at=here + copied)

@@ -26,7 +26,8 @@ class TokenLogprobs:
 
 
 def token_logprobs(round: Round, top_count: int) -> list[TokenLogprobs]:
-    """Returns one entry for each token that a round emitted, from the rows that verified it."""
+    """Returns one entry for each token that a round emitted, from the target's scores (``p``) that
+    verified it."""
     entries = []
     for token, node in zip(round.tokens, (ROOT, *round.verdict.path), strict=False):
         logprobs = round.p.raw(node).float().log_softmax(-1)

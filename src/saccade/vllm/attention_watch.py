@@ -124,7 +124,7 @@ def _add_chunk(
     """Adds one chunk of a prompt, from row ``position`` on, to the attention of a layer."""
     heads, group = impl.num_kv_heads, impl.num_heads // impl.num_kv_heads
     layer_keys = prompt.keys[number]
-    layer_keys.append(key.reshape(len(key), heads, -1))
+    layer_keys.append(key.reshape(len(key), heads, -1).clone())  # Its buffer may be used again.
     first = max(prompt.text_start, position)
     if first >= position + len(query):
         return
@@ -161,7 +161,8 @@ def _watched_forward(watch: AttentionWatch, number: int, forward: Any) -> Any:
         except Exception as error:  # The target works without the recorded attention.
             watch.close()
             log.warning(
-                "watching the target failed with %s: %s; drafts go on over a scattered part",
+                "watching the target failed with %s: %s; drafts now read visual tokens that are "
+                "spread evenly over the video",
                 type(error).__name__,
                 error,
                 exc_info=error,

@@ -1,14 +1,15 @@
 """Decides how long drafts are: as long as one more token pays, and empty where none does.
 
 A round over ``n`` requests that each draft ``k`` tokens yields n (1 + a + ... + a^k) tokens, where
-a is the acceptance rate. It costs a target forward of n (1 + k) rows and k levels of the draft. The
-``k`` with the highest rate R is chosen, and within it a token is drafted while
+a is the acceptance rate. It costs a target forward of n (1 + k) rows and k levels of the draft. R
+is the highest rate of all ``k``, and a token is drafted while
 
-    P(all tokens up to it are accepted)  >  R x (its share of a level + a row)
+    P(all tokens up to it are accepted)  >  R x (1/n of a draft's forward + one row of the target's)
 
 P comes from the draft's confidence, scaled by how well that has predicted acceptance so far.
 Seconds are measured as rounds go by, because nobody knows beforehand how many requests share a
-forward. Tokens are chosen and not drawn, so measured times change no answer and no law.
+forward. A drafted token is the draft's arg-max and never a sample. So its length may depend on
+measured times without changing an answer, or the distribution of sampled ones.
 """
 
 from __future__ import annotations
@@ -63,8 +64,9 @@ class DraftPlan:
 class RoundCosts:
     """The costs of rounds of about this many requests.
 
-    ``target`` has seconds between drafts over rows of the forward, ``draft`` seconds of drafting
-    over levels.
+    ``target`` is a line through the seconds between two drafts, by the rows of the target's
+    forward. ``draft`` is one through the seconds of drafting, by the forwards of the draft.
+    ``tries`` counts all rounds.
     """
 
     max_length: int
@@ -97,9 +99,9 @@ class RoundCosts:
         """Returns the costs after a draft of ``levels`` forwards, or of none."""
         if not levels:
             return replace(self, tries=self.tries + 1, pause=self.pause.after_plain_round())
-        length = self.pause.length
-        if self.pause.is_over:
-            length = min(MAX_RETRY_ROUNDS, 2 * length)
+        length = RETRY_AFTER_ROUNDS  # It was drafted because that pays,
+        if self.pause.is_over:  # or to see whether it does by now.
+            length = min(MAX_RETRY_ROUNDS, 2 * self.pause.length)
         return replace(
             self,
             draft=self.draft.fold(levels, seconds),

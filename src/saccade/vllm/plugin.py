@@ -117,6 +117,6 @@ class _RunnerModuleFinder(MetaPathFinder):
                 exec_module(module)
                 patch_runners(module)
 
-            # Import hooks replace this method.
+            # To replace a loader's method is the usual way to run code after an import.
             spec.loader.exec_module = exec_and_patch  # type: ignore[method-assign]
         return spec

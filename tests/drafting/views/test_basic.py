@@ -96,6 +96,15 @@ def test_what_is_affordable_of_a_text_has_no_holes(prefill, keep):
     assert abs(int(chosen[~whole.document_rows].sum()) - len(alone)) <= 1
 
 
+def test_of_many_short_documents_one_token_is_kept():
+    """Claim: a budget of one token keeps one, also where the share of each document is less than
+    half a token. Fails if every document rounds to nothing."""
+    (text,) = backbone(qwen25()).prompts({"input_ids": torch.tensor([[5, 6, 7, 8, 9]])})
+    whole = with_context(text, torch.tensor([False, True, False, True, False]))
+    assert whole.visual_tokens == 2
+    assert basic.scattered_or_first(whole, None, 1).tolist() == [0]
+
+
 @pytest.mark.parametrize("keep", [0.5, 0.25, 0.1])
 def test_scattered_is_even_and_in_step_with_no_grid(keep):
     """Claim: whatever the width of the grid, every column keeps about its share, and so does every

@@ -4,6 +4,32 @@ from bugs.bug import PlantedBug
 
 BUGS = (
     PlantedBug(
+        "calibrate: a rounding that is refused ends the search",
+        "bench/calibration.py",
+        within="propose_rounding",
+        find="""
+            try:
+                $rounded = $making
+            except ModelError:
+                continue
+        """,
+        plant="""
+            try:
+                $rounded = $making
+            except ModelError:
+                return calibration
+        """,
+        tests=("bench/test_calibrate.py::test_a_rounding_that_is_refused_leaves_the_others",),
+    ),
+    PlantedBug(
+        "digests: numbers that stand side by side run into each other",
+        "model/prefix_cache.py",
+        within="_add_to_digest",
+        find="_add_to_digest($hasher, repr($value).encode(), $tensor_digest)",
+        plant="$hasher.update(repr($value).encode())",
+        tests=("engine/test_prefix_cache.py::test_digests_tell_contents_apart",),
+    ),
+    PlantedBug(
         "any colour over the background counts as one that the pair was trained on",
         "inputs/training_domain.py",
         find="abs(red - green) <= self.pixel_error",

@@ -158,7 +158,7 @@ BUGS = (
     PlantedBug(
         "a turn goes on from keys that have not seen its words",
         "engine/request_batch.py",
-        find="any($prompt.is_read_in_both_directions for $prompt in self.prompts)",
+        find="any($prompt.changes_with_more_text for $prompt in self.prompts)",
         plant="False",
         tests=(
             "model/test_windowed_attention.py::"

@@ -232,7 +232,7 @@ BUGS = (
         "core/sampling.py",
         find="""
             if bool($law[0].isnan()):
-                raise BrokenLaw('the logits hold NaN')
+                raise BrokenLaw($message)
         """,
         plant="""
             if bool($law[0].isnan()):

@@ -31,12 +31,13 @@ MAX_CHAIN = 12
 COST_PER_ROW = EXPECTED_COST_PER_ROW
 H100_BYTES_PER_SECOND = 3.35e12  # As published.
 REACHED_BANDWIDTH = 0.85  # The share of it that a step's products reach; assumed.
-SECONDS_PER_LAYER = 64e-6  # Of about twenty small kernels in a captured step; assumed.
+# Of about twenty small kernels of a layer, replayed from a CUDA graph; assumed.
+SECONDS_PER_LAYER = 64e-6
 FIXED_BYTES_PER_LAYER = {
     "cpu": 0.0,
     "cuda": SECONDS_PER_LAYER * REACHED_BANDWIDTH * H100_BYTES_PER_SECOND,
 }
-"""The fixed time of a layer of a step, as the bytes that could be read meanwhile."""
+"""The fixed time of a layer, as the bytes that could be read in that time."""
 PROCESS_BYTES = GIB // 2
 """About what another process takes on a GPU for CUDA itself."""
 WORTHWHILE_SPEEDUP = 1.3
@@ -135,15 +136,16 @@ def examine(
     it, a suggestion says what rounding would gain, where that would be noticed.
 
     Args:
-        tokens: of the prompt and the answer together.
-        keep: the share of them that the draft reads.
-        free_bytes: on ``device``.
-        draft_free_bytes: on the draft's device, if that is another one.
-        bits: of a weight of the target, if it is to be quantised when it is loaded.
-        draft_bits: of a weight of the draft, if it is to be quantised when it is loaded.
-        draft_rounding: of a copy of the weights, with which the draft multiplies few rows.
-        problems: those that are already known.
-        notes: those to begin with.
+        tokens: the number of tokens of the prompt and the answer together.
+        keep: the share of those tokens that the draft reads.
+        free_bytes: the free bytes of ``device``.
+        draft_free_bytes: the free bytes of the draft's device, if that is another one.
+        bits: the bits of each of the target's weights, if it is quantised when it is loaded.
+        draft_bits: the bits of each of the draft's weights, if it is quantised when it is loaded.
+        draft_rounding: how an extra copy of the weights is rounded, with which the draft
+            multiplies few rows.
+        problems: the problems that are already known.
+        notes: the notes to begin with.
         head: the size of the draft, where that is a head; its config is then not looked at.
     """
     all_problems = list(problems)
@@ -287,8 +289,8 @@ def _describe_layers(name: str, counted: Footprint, size: float) -> str:
         sizes = sorted({window.size for window in counted.key_windows})
         parts.append(
             f"{len(counted.key_windows)} of {name}'s {counted.layers} layers see the last "
-            f"{' or '.join(map(str, sizes))} tokens at most, and keep few keys behind those, "
-            "except with methods that draft from the target's own keys"
+            f"{' or '.join(map(str, sizes))} tokens at most and drop older keys, except with "
+            "methods that draft from the target's own keys, which need more memory than this"
         )
     if counted.stateful_layers:
         parts.append(
@@ -301,7 +303,8 @@ def _describe_layers(name: str, counted: Footprint, size: float) -> str:
 def _best_chain(rate: float, ratio: float, cost_per_row: float) -> Outlook:
     """Returns the chain length with the highest speedup.
 
-    The speedup is E[tokens] / (length * c + T(length + 1) / T(1)).
+    The speedup is E[tokens] / (length * c + T(length + 1) / T(1)), where c is the cost of a
+    draft's step over the target's, and T(n) that of a target forward over n rows.
     """
     speedups = {
         length: expected_chain(rate, length) / (length * ratio + 1 + cost_per_row * length)
@@ -326,6 +329,5 @@ def _suggest_smaller(parts: Sequence[Part], free_bytes: int, size: float) -> str
             needed = numbers * new_size + rest + cache
         if new_size < size and needed < room:
             return f"; {option} would fit ({format_bytes(needed)})"
-    if weights < room:
-        return f"; a prompt of {int((room - weights) / cache * 100)} % of that length would fit"
-    return ""
+    share = int((room - weights) / cache * 100)
+    return f"; a prompt of {share} % of that length would fit" if share > 0 else ""

@@ -19,7 +19,7 @@ from saccade.core.errors import OptionError, how_to_install
 
 Row = Mapping[str, Any]
 
-MAX_SHEET_BYTES = 64 << 20  # Of XML in a workbook.
+MAX_SHEET_BYTES = 64 << 20  # Of each file in a workbook.
 
 
 @dataclass(frozen=True)
@@ -89,7 +89,8 @@ Rows = InMemoryRows | ParquetRows
 def read_rows(files: Sequence[Path], nested: str | None = None) -> Rows:
     """Returns the rows of files of one kind; `nested` names a list whose entries are the rows.
 
-    Raises `LayoutError` for what is cut short, damaged or a pointer to a file kept elsewhere.
+    Parquet files have no such list. Raises `LayoutError` for what is cut short, damaged, no list of
+    rows, or a pointer to a file kept elsewhere.
     """
     for path in files:
         with path.open("rb") as file:
@@ -97,13 +98,13 @@ def read_rows(files: Sequence[Path], nested: str | None = None) -> Rows:
                 raise LayoutError(f"{path.name} is only a Git LFS pointer, not the file itself")
     if files[0].suffix == ".parquet":
         table = ParquetRows(tuple(files))
-        len(table)
+        len(table)  # This reads what each file says of itself, so a damaged one is named here.
         return table
     rows: list[Row] = []
     for path in files:
         try:
             rows += _workbook(path) if path.suffix == ".xlsx" else _json(path)
-        except OptionError:
+        except (OptionError, LayoutError):
             raise
         except Exception:  # A damaged workbook makes its reader raise anything.
             raise LayoutError(f"{path.name} is cut short or damaged") from None
@@ -146,6 +147,7 @@ def _open_parquet(path: Path) -> Iterator[Any]:
 
 @lru_cache(maxsize=2)  # Rows of one group are read one after another.
 def _read_group(path: Path, group: int, changed: int) -> Any:
+    # ``changed`` only keeps the cache from returning what the file held before.
     with _open_parquet(path) as file:
         return file.read_row_group(group)
 
@@ -157,7 +159,7 @@ def _json(path: Path) -> list[Row]:
     rows = [json.loads(line) for line in text.split("\n") if line.strip()] if lines else None
     rows = json.loads(text) if rows is None else rows
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
-        raise ValueError("not a list of rows")
+        raise LayoutError(f"{path.name} is not a list of rows")
     return rows
 
 

@@ -46,7 +46,7 @@ from torch import Tensor
 from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.costs import Costs
 from saccade.core.pace import (
-    LEVEL_PRIOR_WEIGHT,
+    FORWARD_PRIOR_WEIGHT,
     Acceptance,
     FadingMean,
     ForwardTimes,
@@ -98,8 +98,11 @@ FIRST_PLAIN_AFTER_ROUNDS = 3
 PLAIN_AFTER_ROUNDS = 48
 # The acceptance that the next answer begins by counts as so many judged tokens beside this one's.
 REMEMBERED_TOKENS = 10
-FORGOTTEN_SHARE = 0.05  # by which that returns to the prior in an answer without drafts
-FORGOTTEN_COST_SHARE = 0.01  # by which a draft is believed to be cheaper after such an answer
+# In an answer without drafts that returns to the prior by this share of what drafting could gain,
+# so that a draft that could gain much is tried again soon. A draft is also believed to be a little
+# cheaper after such an answer.
+FORGOTTEN_SHARE = 0.5
+FORGOTTEN_COST_SHARE = 0.01
 REMEMBERED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 26, 48)  # of the costs that the next answer begins by
 
 
@@ -325,9 +328,10 @@ class Auto(CostedShape):
             if before is None or not times.plain.weight:
                 return None
             # Drafts that nobody tries are believed to get better, until they are tried again.
+            forgotten = FORGOTTEN_SHARE * self._possible_gain(estimates)
             return replace(
                 self.forward_costs,
-                acceptance=before + FORGOTTEN_SHARE * (PRIOR_ACCEPTANCE - before),
+                acceptance=before + forgotten * (PRIOR_ACCEPTANCE - before),
                 draft=(1 - FORGOTTEN_COST_SHARE) * self.forward_costs.draft,
             )
         # A few judged tokens tell little of a draft, so one unlucky answer must not end drafting.
@@ -345,6 +349,13 @@ class Auto(CostedShape):
             acceptance=acceptance,
         )
 
+    def _possible_gain(self, estimates: Estimates) -> float:
+        """Returns the share of plain decoding's time that drafting would spare at the acceptance
+        that is believed of an unknown draft."""
+        costs = self.believed(estimates._replace(requests=1))
+        tokens, seconds = best_round(costs, PRIOR_ACCEPTANCE)
+        return 1 - seconds / (tokens * costs.one)
+
     def believed(self, estimates: Estimates) -> BelievedCosts:
         """Costs of forwards as the rounds so far have corrected them; of forwards that are shared,
         this request's part."""
@@ -356,7 +367,7 @@ class Auto(CostedShape):
             )
         times = estimates.times
         scale = times.scale(bare.verify[1])
-        (seconds, levels), weight = times.level, LEVEL_PRIOR_WEIGHT
+        (seconds, levels), weight = times.level, FORWARD_PRIOR_WEIGHT
         level = (seconds + weight * scale * bare.costs.draft) / (levels + weight)
         return BelievedCosts(level, scale * bare.verify[1], scale, *times.line(scale), bare)
 

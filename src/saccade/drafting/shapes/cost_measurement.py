@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 
@@ -64,6 +65,9 @@ BUSY_SLOWDOWN = 1.25  # Costs are measured anew where the probe was this much sl
 _MEASUREMENTS = MeasurementFile("costs.json")
 _ESTIMATED: set[str] = set()  # Keys of costs that this process has estimated and does not measure.
 _TRUSTED: set[str] = set()  # Keys of costs that this process measured, or found to hold still.
+SAMPLED_PARAMETERS = 12  # of a model, the last ones
+SAMPLED_NUMBERS = 4  # of each
+_WEIGHT_SAMPLES: WeakKeyDictionary[Backbone, str] = WeakKeyDictionary()
 
 
 def measure_costs(
@@ -149,11 +153,14 @@ def _estimate(target: Backbone, draft: Backbone, context: int) -> dict[str, Any]
 
 class CorrectedCosts:
     """The costs of a pair as the rounds of earlier answers have corrected them, in the file of
-    measurements."""
+    measurements. How often a draft is right belongs to its weights, so another draft of the same
+    shape has its own."""
 
     def __init__(self, target: Backbone, draft: Backbone, context: int, draft_context: int) -> None:
         facts = "corrected", draft is target, draft_context, context, compiled.version()
-        self._key = _MEASUREMENTS.key(*facts, *_facts(target), *_facts(draft))
+        self._key = _MEASUREMENTS.key(
+            *facts, *_facts(target), *_facts(draft), *map(_sample_weights, (target, draft))
+        )
         self._draft_levels = draft.levels_per_forward
 
     def load(self) -> Costs | None:
@@ -324,6 +331,20 @@ def _key(target: Backbone, draft: Backbone, context: int) -> str:
 
 
 @once
+def _sample_weights(model: Backbone) -> str:
+    """Returns a few numbers of the last layer's weights, by which a model is told from others of
+    its shape."""
+    if model not in _WEIGHT_SAMPLES:
+        parameters = [*model.text.layers.parameters()][-SAMPLED_PARAMETERS:]
+        numbers = [
+            each.detach().flatten()[:SAMPLED_NUMBERS].float().tolist()
+            for each in parameters
+            if each.device.type != "meta"
+        ]
+        _WEIGHT_SAMPLES[model] = str(numbers)
+    return _WEIGHT_SAMPLES[model]
+
+
 def _facts(model: Backbone) -> tuple[object, ...]:
     """Returns everything about a model that its costs depend on."""
     kind = str(model.config.to_dict()), str(model.dtype), str(model.device)

@@ -16,6 +16,7 @@ from torch import Tensor
 
 from saccade.core.capabilities import Capabilities, Capability, where
 from saccade.core.costs import Costs
+from saccade.core.digits import read_digits
 from saccade.core.errors import MethodError
 from saccade.core.protocols import CostMemory, Growing, Shape, State
 from saccade.core.sampling import Law, Scores
@@ -272,7 +273,7 @@ def check_paths(paths: Sequence[Sequence[int]]) -> None:
 
 def parse_size(family: str, text: str, largest: int) -> int:
     """Returns the N of ``FAMILY-N``. Raises MethodError unless it is from 1 to ``largest``."""
-    count = int(text) if text.isascii() and text.isdigit() else 0
+    count = read_digits(text) or 0
     if not 1 <= count <= largest:
         raise MethodError(f"shape={family}-{text}: write {family}-N with N from 1 to {largest}")
     return count

@@ -22,7 +22,7 @@ from saccade.drafting.views import saliency
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
 SEED_TOKENS = 16  # embeddings that the seed of a random view is computed from
-SEED_STEPS = 32  # The embeddings are rounded to their mean magnitude over this.
+SEED_STEPS = 32  # The embeddings are rounded to multiples of their mean magnitude over this.
 
 Positions = Literal["original", "repacked"]
 Early = Literal["wait", "superset", "all"]
@@ -38,7 +38,8 @@ Measure = Callable[[Prefill], Float[Tensor, " visual"]]
 
 @runtime_checkable
 class Ranking(Protocol):
-    """A selector that keeps the most salient tokens, with a saliency that needs no guide too."""
+    """A selector that keeps the most salient tokens, and computes part of their saliency without a
+    guide."""
 
     def unguided(self, prompt: Prompt) -> Float[Tensor, " visual"]:
         """Returns the part of the saliency that needs no guide."""
@@ -56,9 +57,9 @@ class Pruned(View):
     """Keeps a share ``keep`` of the visual tokens: those that ``select`` chooses.
 
     ``positions``: "original" leaves each token's position as it was; "repacked" counts the tokens
-    that stay from 0, with one number on every axis. ``early`` is what a draft beside the target
-    reads before there is attention: nothing ("wait"), twice the budget by the saliency that needs
-    no target ("superset"), or everything ("all").
+    that stay from 0, with one number on every axis. ``early`` is what a draft that runs beside the
+    target reads before there is attention: nothing ("wait"), twice the budget by the saliency that
+    needs no target ("superset"), or everything ("all").
     """
 
     name: str
@@ -70,7 +71,7 @@ class Pruned(View):
     refresh: Refresh | None = None
     early: Early = "wait"
     rounding: saliency.Rounding = "nearest"  # of the budget
-    images: float | None = None  # the share of images that is kept, where it is not ``keep``
+    images: float | None = None  # the share of an image's tokens that is kept, else ``keep``
 
     def __post_init__(self) -> None:
         if self.early == "superset" and not isinstance(self.select, Ranking):
@@ -111,8 +112,8 @@ class Pruned(View):
     def choose(
         self, prefill: Prefill, prompt: Prompt, early: EarlyChoice | None = None
     ) -> Int[Tensor, " kept"]:
-        """Returns the visual tokens to keep of a whole prompt; some of those that were read
-        ``early``."""
+        """Returns the visual tokens to keep of a whole prompt. If ``early`` is given, they are some
+        of those that were read then."""
         guide = None
         if self.attention:
             assert prefill.mass is not None, f"view {self.name} needs recorded attention"
@@ -177,7 +178,8 @@ class Affordable(View):
 class TextView(View):
     """Text in the place of each video or image, without any visual token (TABED's T and C).
 
-    ``text_kind`` names the words in ``Prefill.words``. Positions count as in a text with them.
+    ``text_kind`` names the words in ``Prefill.words``. Positions are counted as if the prompt had
+    always had these words.
     """
 
     name: str
@@ -204,7 +206,8 @@ def replace_media(prompt: Prompt, texts: Texts) -> Prompt:
     ids = prompt.context[prompt.index]
     is_picture = ~prompt.document_rows.to(prompt.visual.device)
     visual = prompt.visual.nonzero().squeeze(-1)[is_picture]
-    # Newlines within a picture are removed with it. Other fixed rows stay.
+    # A fixed row (one that no view may drop) with the id of a picture's rows is a newline within
+    # the picture, and is removed with it. Other fixed rows, such as sound, stay.
     pictures = prompt.fixed & torch.isin(ids, ids[visual])
     pictures[visual] = True
     first = torch.zeros_like(pictures)  # A medium's text takes the place of its first row.
@@ -249,7 +252,10 @@ class Several(View):
         if len(self.views) < 2:
             raise MethodError("an ensemble needs two views or more, as in view=full+text")
         if any(Capability.TARGET_KEYS in view.needs for view in self.views):
-            raise MethodError("an ensemble is of one draft model; per-head keys are the target's")
+            raise MethodError(
+                "an ensemble runs one draft model over several views, and one of these views reads "
+                "the target's keys instead"
+            )
         object.__setattr__(self, "name", "+".join(view.name for view in self.views))
 
     @property
@@ -320,14 +326,14 @@ def scattered(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]
 
 
 def _scatter(count: int, budget: int) -> Int[Tensor, " kept"]:
-    """Returns ``budget`` of so many places, in order."""
+    """Returns ``budget`` of ``count`` places, in order."""
     turn = torch.arange(count, dtype=torch.float64) * GOLDEN_RATIO % 1
     return turn.argsort()[:budget].sort().values
 
 
 def scattered_or_first(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
-    """Returns ``scattered`` tokens of videos and images, and the first tokens of each document, of
-    all the same share.
+    """Returns ``scattered`` tokens of videos and images, and the first tokens of each document: the
+    same share of each.
 
     A text with holes is of no use to a draft: over documents it drafted with every fourth token as
     without the document, and with the first quarter about as well as with all of it
@@ -342,6 +348,8 @@ def scattered_or_first(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor,
     for number in media[is_document].unique().tolist():
         own = rows[media == number]
         kept.append(own[: round(share * len(own))])
+    if not any(map(len, kept)):  # Many short documents may each round to nothing.
+        return rows[:budget].to(prompt.visual.device)
     return torch.cat(kept).sort().values.to(prompt.visual.device)
 
 

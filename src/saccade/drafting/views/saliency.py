@@ -13,8 +13,8 @@ from torch import Tensor
 
 from saccade.core.prompt import Prefill
 
-# Cosines of float32 rows and scores of them are rounded, so that z-scores do not magnify
-# differences that are rounding errors.
+# Cosines of float32 rows, and scores computed from them, are rounded, so that z-scores do not
+# magnify rounding errors.
 COSINE_DECIMALS = 6
 DECIMALS = 12
 ROWS_AT_ONCE = 2048  # rows that are copied at once
@@ -28,7 +28,7 @@ def budget(tokens: int, keep: float, rounding: Rounding = "nearest") -> int:
     """Returns how many of ``tokens`` visual tokens a share ``keep`` leaves: at least 1 unless it is
     zero.
 
-    "down" truncates tokens x (1 - r) as SpecVLM's published code does, with r = .9 as a float:
+    "down" truncates tokens x (1 - r), r = 1 - keep, as SpecVLM's published code does with floats:
     195 of 1,960.
     """
     if not 0 <= keep <= 1:
@@ -204,7 +204,8 @@ def per_frame(saliency: Float[Tensor, " visual"], grid: Int[Tensor, "visual 4"])
 def through_time(grid: Int[Tensor, "visual 4"]) -> Int[Tensor, " visual"]:
     """Returns a number per token that sorts by medium and cell, then by t.
 
-    The numbers before a cell's first frame and after its last frame belong to no token.
+    Consecutive numbers are one cell in consecutive frames. The numbers before a cell's first frame
+    and after its last one belong to no token.
     """
     medium, t, h, w = grid.unbind(1)
     _, times, height, width = (grid.amax(0) + 1).unbind()

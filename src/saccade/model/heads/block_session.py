@@ -1,7 +1,8 @@
 """A DFlash head at work on a batch of requests: it scores every tree by one forward a round.
 
-Place w of the text has keys once the target's hidden state there is known, so the text ends one
-before its last token, as other heads' does. The block begins with that token. All nodes of one
+The head's cache has keys of a token once the target's hidden state of that token is known. Of the
+text's last token it is not, so the cache ends one token earlier, as those of other heads do, and
+the last token is the first row of the block. All nodes of one
 depth have the same logits, since a block does not know which of its tokens come true; nodes deeper
 than a block get a uniform law.
 """

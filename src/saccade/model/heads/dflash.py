@@ -58,7 +58,9 @@ class BlockVisibility:
         if self.window is None:
             block = torch.ones(rows, rows, dtype=torch.bool)
             return Segment(cache, start, stop, at, block)
-        # With a last key for each row, windows count the places of rows and not nodes of a tree.
+        # ``block`` would be taken for the mask of a tree, in which a window measures distance along
+        # the tree's paths. ``reach`` says that every row sees all rows of the block, and windows
+        # then go by their positions.
         reach = torch.full((rows,), at + rows - 1)
         return Segment(cache, start, stop, at, reach=reach, committed_rows=rows)
 
@@ -189,7 +191,8 @@ class BlockModule(nn.Module):
         return shift_ids(self.d2t)
 
     def project(self, target_hidden: Float[Tensor, "row layers_dim"]) -> Hidden:
-        """Returns what every layer makes the keys of the text of."""
+        """Returns the projected hidden states, of which every layer computes its keys of the
+        text."""
         return self.hidden_norm(self.fc(target_hidden))
 
     def make_keys(
@@ -306,8 +309,8 @@ class BlockHead(Head):
         return Step(segments, groups, self.dtype, self.attention_choice, self.key_layers, windows)
 
     def _embed_block(self, ids: Int[Tensor, "request row"]) -> Float[Tensor, "request row dim"]:
-        """Returns embeddings as they are stored, because that is what such heads learnt to read:
-        not as a target scales or norms them."""
+        """Returns embeddings times this head's own scale, because that is what such heads learnt to
+        read: not as a target scales or norms them."""
         table = self.module.embed_tokens or self.target.model.get_input_embeddings()
         weight = table.weight
         embeds = embedding(ids.to(weight.device), weight).to(self.device, self.dtype)
@@ -349,8 +352,8 @@ def make_dflash_head(
     count = target.embedding_count if embeddings is None else len(embeddings)
     if own.mask_id >= count:
         raise ModelError(
-            f"{name} writes the id {own.mask_id} for what is to be drafted, and there are {count} "
-            "embeddings"
+            f"{name} uses {own.mask_id} as the id of a token that is to be drafted, but there are "
+            f"only {count} embeddings"
         )
     if matrix is not None:
         layouts.add_id_map(parts, target.vocab, name)

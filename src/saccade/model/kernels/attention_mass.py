@@ -31,9 +31,10 @@ def attention_mass(
     visible_keys: Int[Tensor, " new"],
     columns: Int[Tensor, " chosen"],
 ) -> Float[Tensor, "layer kv_head 2 chosen"]:
-    """Returns the softmax mass of rows on some columns, summed over rows and over a group's heads.
+    """Returns how much attention rows give to some columns (chosen keys), summed over the rows and
+    over a group's heads.
 
-    The first of the two is of a softmax over all keys, the second of one over the columns alone.
+    Index 0 of the third dimension is by a softmax over all keys, index 1 by one over the columns.
 
     Args:
         keys: each layer's.
@@ -86,7 +87,7 @@ class RowQueries:
 
     def __init__(self, last: int | None = None) -> None:
         """``last`` is the number of rows; None means all of them."""
-        self.last = 0 if last is None else last
+        self.last = 0 if last is None else last  # ``[-0:]`` is everything.
         self._layers: dict[int, list[Queries]] = {}
 
     def add(self, layer: int, q: Queries, scale: float) -> None:
@@ -123,10 +124,10 @@ class MassRecorder:
         """``rows`` are rows of a chunk that ends at ``stop``."""
         self._rows, self._columns, self._mass = rows, columns.contiguous(), mass
         self.last = stop - int(rows[0])
-        """So many rows at the chunk's end contain all recorded rows."""
+        """The number of rows from the first recorded one to the chunk's end."""
         self._queries = RowQueries(self.last)
         self._recording_kernels: list[Callable[..., Queries]] = []  # By layer, or empty.
-        if self.last == len(rows):
+        if self.last == len(rows):  # The kernel records a chunk's last rows and no others.
             outputs = (compiled.MassOutput.of(self.last, self._columns, each) for each in mass)
             self._recording_kernels = [
                 partial(compiled.attend, mass_output=each) for each in outputs
@@ -186,7 +187,7 @@ class RecentRows(deque[JudgedRow]):
     ) -> Float[Tensor, "layer kv_head 2 chosen"]:
         """Returns the mean :func:`attention_mass` of these rows over rows and a group's heads.
 
-        The two are ``Prefill.mass`` and ``Prefill.relevance``.
+        Index 0 of the third dimension is ``Prefill.mass``, index 1 ``Prefill.relevance``.
         """
         visible_keys = torch.tensor([each.visible_keys for each in self])
         queries = [

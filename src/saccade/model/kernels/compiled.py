@@ -43,7 +43,7 @@ FLAGS = (
 ATTENTION_ARGUMENTS = struct.Struct("8P18nd")  # The layout of `call` in kernels.c.
 PRODUCT_ARGUMENTS = struct.Struct("4P6n")  # The layout of `product` in kernels.c.
 CODED_ARGUMENTS = struct.Struct("4P8n")  # The layout of `coded_product` in kernels.c.
-OUTPUTS_PER_UNIT = 32  # Outputs of a panel of rounded weights.
+OUTPUTS_PER_UNIT = 32  # Outputs that one task computes; a panel of rounded weights has as many.
 CODE_BLOCK = 32  # Inputs that share a scale.
 TILE_ROWS = 16  # Outputs of a tile of weights.
 TILE_INPUTS = 32  # Inputs of a tile of weights in bf16.
@@ -51,7 +51,7 @@ MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
 TOLERANCE = 1e-4  # How far the kernels may be from what torch computes.
 BYTES_BIT = 4  # Of `low_precision_instructions` in kernels.c.
-BF16_TOLERANCE = 2**-7  # The same for results that are rounded to bf16.
+BF16_TOLERANCE = 2**-7  # How far they may be where results are rounded to bf16.
 COMPILE_TIMEOUT_SECONDS = 60.0
 
 
@@ -95,10 +95,10 @@ def attend(
     """Returns softmax(scale q k^T + bias) v. Only for sizes that :func:`supports_head_dim` allows.
 
     ``bias`` is added to the logits of the last keys, the same for each head; its further rows are
-    not read. Without a bias each row sees every key up to itself, or as many as ``mass_output``
-    says, and the mass of the rows that it names is added there. The values may be None where it
-    names all rows; then the returned numbers mean nothing. Raises MemoryError where there is no
-    memory for the mass.
+    not read. Without a bias row i sees every key up to itself, or ``mass_output.visible_keys`` of
+    them. The attention mass of the rows that ``mass_output`` names is added to its tensor. Where it
+    names all rows, ``v`` may be None; then the returned numbers mean nothing. Raises MemoryError
+    where there is no memory for the mass.
     """
     (heads, rows, width), (kv_heads, key_count, _) = q.shape, k.shape
     assert v is not None or mass_output.rows == rows
@@ -129,7 +129,7 @@ def attend(
 class Panels(NamedTuple):
     """A weight in the layout that :func:`multiply` reads.
 
-    A panel has a few outputs, and their weights of one input lie together.
+    A panel has a few outputs. For each input, their weights lie side by side.
     """
 
     numbers: Float[Tensor, "panels into few"]
@@ -181,7 +181,11 @@ def multiply(
 
 
 class Bf16Unit(Enum):
-    """What multiplies numbers of bf16. The values are names of products and part of stored keys."""
+    """The instructions that multiply numbers of bf16.
+
+    A value is part of the name of the function in kernels.c, ``multiply_bf16_by_VALUE``, and of the
+    keys under which timings are stored, so it stays as it is.
+    """
 
     VECTORS = "vectors"  # AVX512-BF16.
     TILES = "tiles"  # AMX.
@@ -346,9 +350,10 @@ def _compile(path: Path) -> ctypes.CDLL:
 
 @cache
 def version() -> str:
-    """Returns a digest of what these kernels are compiled from, by what, and for which processor.
+    """Returns a digest of what these kernels are compiled from, by which command, and for which
+    processor.
 
-    Stored times are those of one version.
+    Timings on the disk are those of one version.
     """
     facts = repr((SOURCE.read_bytes(), _compiler(), FLAGS, instructions()))
     return hashlib.sha256(facts.encode()).hexdigest()[:24]

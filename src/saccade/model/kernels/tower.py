@@ -14,7 +14,7 @@ from torch.nn.functional import linear, pad
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from saccade.model import kernels
-from saccade.model.change_detection import LIBRARIES, OUR_FILES, is_library_code, is_patched
+from saccade.model.change_detection import LIBRARIES, OUR_FILES, comes_from, is_patched
 from saccade.model.kernels import Matrix, TunedMatrices, are_fp32_on_cpu, compiled, tower_windows
 
 ALIGNMENT = 8  # Numbers of two bytes; tensor cores read 16 bytes at once.
@@ -73,7 +73,7 @@ class Tower:
             vars(module)["forward"] = forward
         theirs = ALL_ATTENTION_FUNCTIONS["sdpa"]
         # A function that the caller registered stays, and the tower attends by it.
-        is_usual = is_library_code(theirs, (*LIBRARIES, OUR_FILES))
+        is_usual = comes_from(theirs, (*LIBRARIES, OUR_FILES))
         if self._forwards and compiled.is_available() and is_usual:
             ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(self._attend, theirs)
         try:
@@ -81,7 +81,7 @@ class Tower:
                 yield
         finally:
             # The entry may be missing: it was not set, or another thread's prompt removed it.
-            if is_library_code(ALL_ATTENTION_FUNCTIONS["sdpa"], (OUR_FILES,)):
+            if comes_from(ALL_ATTENTION_FUNCTIONS["sdpa"], (OUR_FILES,)):
                 with suppress(KeyError):
                     del ALL_ATTENTION_FUNCTIONS["sdpa"]
             for module in (*aligned, *(module for module, _, _ in self._forwards)):

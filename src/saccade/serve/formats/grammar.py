@@ -79,7 +79,7 @@ class Vocabulary:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:
-        """Pickles the tokenizer's JSON, for a draft's process, which caches one of each."""
+        """Pickles the tokenizer's JSON for a draft's process, which keeps what it makes of it."""
         tokenizer_json = self._tokenizer.backend_tokenizer.to_str()
         return _unpickle_vocabulary, (tokenizer_json, self._vocab, self.eos_ids)
 
@@ -90,9 +90,10 @@ class Vocabulary:
         return self._ll_tokenizer
 
     def is_named(self, text: str) -> bool:
-        """Returns whether a text is one token that a grammar has to name, since it is not spelled.
+        """Returns whether a grammar must write this text as the name of one token.
 
-        llguidance treats added tokens such as ``<tool_call>`` so, marked special or not.
+        llguidance matches a quoted text with ordinary tokens only. An added token such as
+        ``<tool_call>`` is none for it, whether the tokenizer marks it as special or not.
         """
         token = self._tokenizer.get_added_vocab().get(text)
         return token is not None and bool(self.tokens.is_special_token(token))
@@ -138,9 +139,10 @@ class Grammar:
 
     Only one thread may use it. A copy that is pickled to another process starts afresh.
 
-    Where a text is certain, llguidance allows only the token with which the tokenizer goes on. Of a
-    text such as ``<tool_call>`` that is an added token, which its parser then refuses. There the
-    mask is computed anew, and such a text is spelled by ordinary tokens.
+    Where only one continuation is possible, llguidance allows only the token that the tokenizer
+    would write next. Of a text such as ``<tool_call>`` that is an added token, which llguidance's
+    own parser then refuses. In that case the mask is computed again without this shortcut, and
+    ordinary tokens spell the text.
     """
 
     def __init__(self, vocabulary: Vocabulary, source: str) -> None:
@@ -171,6 +173,7 @@ class Grammar:
         if not self._eos_ids.isdisjoint(answer) or not self._move_parser(answer):
             return None
         bias = _compute_bias(self._matcher)
+        # Exactly one token is allowed, and it is the first one that is not 0.
         if len(bias) - bias.count(0) == 1 and self._is_refused(len(bias) - len(bias.lstrip(b"\0"))):
             bias = self._unforced_bias(answer)
         return torch.frombuffer(bias, dtype=torch.uint8).bool()

@@ -100,7 +100,8 @@ def split_answer(
 ) -> tuple[str, list[ParsedCall]]:
     """Splits an answer into words and calls; of an incomplete one it returns what is certain.
 
-    Whatever is not a call of one of ``tool_names`` is words, and so is a call that was cut off. A
+    The words end where the first call begins; what follows and is no call is left out, as in vLLM.
+    Without a call of one of ``tool_names`` everything is words, a call that was cut off too. A
     call's object is read as JSON, so that a mark inside one of its strings is part of that string.
     """
     if not dialect.opening:

@@ -1,11 +1,11 @@
 """Trains an EAGLE-3 head for a target (arXiv:2503.01840, section 3): ``--recipe eagle3``.
 
 The target reads each conversation, and its hidden states are used at once, so nothing is stored.
-The head is unrolled on its own outputs for some steps (training-time test): in step s a row reads
-what the row before it returned in step s - 1. It sees the keys of step 1 in the rows that far back,
-and those of the later steps on the way to itself, just as a drafted row does. The loss is the
-cross-entropy with the target's law over the head's own vocabulary, and each further step counts
-0.8 of the one before.
+The head is unrolled on its own outputs for some steps, counted from 0 (training-time test). In step
+s > 0 row j reads what row j - 1 returned in step s - 1. It stands for the s-th token drafted after
+place j - s, so it sees what that token would: the keys of step 0 up to row j - s, and of each step
+t = 1 ... s the one key of row j - s + t. The loss is the cross-entropy with the target's
+distribution over the head's own vocabulary, and each further step counts 0.8 of the one before.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ CACHE_ARGUMENT = (
 STEP_DECAY = 0.8  # of a step's weight in the loss
 MAX_DRAFT_VOCAB = 32_000  # ids that a head knows, as published heads do
 COUNTED_SAMPLES = 256  # Answers whose tokens say which ids a head of a large vocabulary knows.
-SHALLOW_DEPTH = 8  # Below it the published choice of layers would take the same one twice.
+SHALLOW_DEPTH = 8  # Shallower targets have no room for the published choice of layers.
 
 
 # -- the head ----------------------------------------------------------------------------------
@@ -126,7 +126,7 @@ class TrainedHead(nn.Module):
         losses = [self._loss(row, steps) for row in rows]
         counted = [loss for loss in losses if loss is not None]
         if not counted:
-            raise OptionError("no sample of this batch has an answer of three tokens or more")
+            raise OptionError("no sample of this batch has an answer to learn from")
         return torch.stack(counted).mean()
 
     def _loss(self, row: TargetRow, steps: int) -> Float[Tensor, ""] | None:
@@ -136,7 +136,7 @@ class TrainedHead(nn.Module):
         answer_rows = row.is_answer[1:]
         if not bool(answer_rows.any()):
             return None
-        # A row of the last step goes back to the row as many steps before it.
+        # In the last step a row depends on the row ``steps - 1`` rows before it.
         first = max(0, int(answer_rows.nonzero()[0]) - steps + 1)
         unrolled = self.unroll(row.ids, row.positions, row.hidden, steps, first)
         for step, out in enumerate(unrolled):
@@ -162,8 +162,8 @@ class TrainedHead(nn.Module):
     ) -> Iterator[Float[Tensor, "row dim"]]:
         """Yields the head's output in every row but the text's last, step by step.
 
-        After the first step only the rows from ``first`` on are computed. Of those, the first s - 1
-        of step s have nothing to read and mean nothing.
+        After step 0 only the rows from ``first`` on are computed. The first rows of a step have
+        nothing to read and mean nothing: at most s of them in step s.
         """
         backbone, rotary, axes = self._others
         count = len(ids) - 1  # The last token's row has no token after it.
@@ -266,7 +266,7 @@ def read_target(
 ) -> Iterator[TargetRow]:
     """Yields what the target computes of each conversation of a batch."""
     inputs = dict(inputs)
-    inputs.pop("stay")
+    inputs.pop("stay")  # Which tokens a pruned draft would read; a head reads the whole prompt.
     labels, mask = inputs.pop("labels"), inputs["attention_mask"].bool()
     text = backbone.text
     read: dict[int, Tensor] = {}

@@ -1,4 +1,4 @@
-"""TABED's recipes for training a draft (appendix H), as data, and the parameters they train.
+"""Recipes for training a draft as data, and the parameters they train: TABED's and EAGLE-3's.
 
 TABED (appendix H.1, tables 7 and 8) trains its drafts by the procedures of LLaVA-1.5 (Liu et al.,
 2024: align the projector, then tune projector and language model) and of LLaVA-OneVision (Li et
@@ -68,7 +68,8 @@ class Settings:
         typer.Option(help="The language model of a fresh draft; the recipe's when left out."),
     ] = None
     tower: Annotated[
-        str | None, typer.Option(help="Its vision tower; the target's own when left out.")
+        str | None,
+        typer.Option(help="The vision tower of a fresh draft; the target's own when left out."),
     ] = None
     target: Annotated[
         str, typer.Option(help="The model to draft for: its processor, and the teacher.")
@@ -79,7 +80,7 @@ class Settings:
     ] = None
     images: Annotated[
         str | None,
-        typer.Option(help="The folder of its pictures and videos; the file's own when left out."),
+        typer.Option(help="The folder of the pictures that --data names; else the file's own."),
     ] = None
     steps: Annotated[
         int, typer.Option(min=1, help="Optimizer steps, shared by the phases as in the paper.")
@@ -91,9 +92,9 @@ class Settings:
         float,
         typer.Option(metavar="SHARE", help="Samples lose up to this share of visual tokens."),
     ] = 0.0
-    seed: Annotated[int, typer.Option(min=0, help="Names the samples and a fresh draft.")] = 0
+    seed: Annotated[int, typer.Option(min=0, help="Seed of the samples and a fresh draft.")] = 0
     batch_size: Annotated[
-        int | None, typer.Option(min=1, help="Samples a step; the recipe's 128-512 if left out.")
+        int | None, typer.Option(min=1, help="Samples a step; the recipe's own number if left out.")
     ] = None
     lr_scale: Annotated[float, typer.Option(help="Multiplies the recipe's learning rates.")] = 1.0
 
@@ -111,7 +112,8 @@ class DraftRecipe:
     unroll_steps: int = 0
 
 
-# Table 7. Its data are single images; the world's draft is for clips, and sees everything.
+# Table 7. TABED's data are single images. The drafts of our drawn world are for clips, so they
+# train on every kind of medium.
 _LLAVA = (
     Phase("pretraining", ("projector",), 1e-3, 256, 558_000),
     Phase("instruction", ("projector", "language"), 2e-5, 128, 665_000),
