@@ -55,6 +55,8 @@ def test_a_draft_that_did_not_pay_reads_no_prompt(monkeypatch, remembered, sampl
     )
     assert result.fallback_reason is None
     assert bool(forwards) is is_read
+    assert any("did not pay" in warning for warning in result.warnings) is not is_read
+    assert not any("no draft model" in warning for warning in result.warnings)
     if not sample:
         assert result.ids == truth(FAMILY)[:12]
 

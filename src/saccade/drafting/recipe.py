@@ -6,7 +6,6 @@ request is read.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -24,8 +23,6 @@ from saccade.drafting.views.basic import FULL
 from saccade.model import tensor_parallel
 from saccade.model.backbone import Backbone
 from saccade.model.batch_invariant import NEEDS_CHAINS, ROWS
-
-log = logging.getLogger(__name__)
 
 DRAFT_MODELS = frozenset({Capability.DRAFT_MODEL, Capability.OWN_PROCESS, Capability.MIXTURE})
 """What drafters offer that draft with a second model."""
@@ -178,7 +175,6 @@ def plan(
     planned = replace(recipe, view=view, shape=shape)
     has_model = draft is not None and Capability.DRAFT_MODEL in recipe.drafter.offers
     if has_model and works_alone and shape.knows_the_draft and not shape.pays():
-        log.info("this answer is not drafted: in earlier ones the draft did not pay")
         return _without_drafts(planned)
     return planned
 

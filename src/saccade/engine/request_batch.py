@@ -443,11 +443,12 @@ class RequestBatch:
         prunes_own_keys = own_keys and Capability.WHOLE_PROMPT not in self.recipe.view.offers
         drafts, visual_tokens = self.recipe.drafts, self.prompts[number].visual_tokens
         gave_drafting_up = self.requested_recipe.drafts and not drafts
+        reason = NO_DRAFT_MODEL if self.draft is None else DRAFT_DOES_NOT_PAY
         copies = Capability.COPIES in self.recipe.shape.offers
         is_rounded = self.draft is not None and self.draft.is_rounded_copy_of(self.target)
         warnings = {
-            DECODES_PLAINLY: gave_drafting_up and not copies,
-            ONLY_COPIES: gave_drafting_up and copies,
+            f"{reason}, so {PLAIN_ANSWER}": gave_drafting_up and not copies,
+            f"{reason}, so {PLAIN_ANSWER}, {BUT_FOR_COPIES}": gave_drafting_up and copies,
             NOTHING_TO_PRUNE: drafts and prunes_own_keys and not visual_tokens and not is_rounded,
             TRAINED_POSITIONS: self.prompts[number].media.has_trained_positions,
             TARGET_ALONE: drafts and self.rules[number] != self._draft_rules[number],
@@ -499,8 +500,9 @@ DRAFT_RESTARTED = (
     "this turn has new media, and a draft of this kind (in a process of its own, or with words in "
     "the place of pictures) reads such a conversation from its beginning; the target does not"
 )
-DECODES_PLAINLY = (
-    "no draft model was given and the target's own drafts do not pay here, so the answer was "
-    "decoded plainly"
+NO_DRAFT_MODEL = "no draft model was given and the target's own drafts do not pay here"
+DRAFT_DOES_NOT_PAY = (
+    "in earlier answers this draft did not pay here (it is tried again from time to time)"
 )
-ONLY_COPIES = f"{DECODES_PLAINLY}, but for copies of repeated text"
+PLAIN_ANSWER = "the answer was decoded plainly"
+BUT_FOR_COPIES = "but for copies of repeated text"
