@@ -48,11 +48,6 @@ def reason(name: str, content_digest: str, is_time: bool, methods: Sequence[str]
 
 
 OUTDATED = (
-    Outdated(
-        "seconds of a prefill depended on the method before",
-        {"bench-256": "17817e422114"},
-        only_seconds=True,
-    ),
     Outdated("other work shared the core", {"real.json": "4e829071bf43"}, only_seconds=True),
     Outdated(
         "older than the kernels of November 25", {"real-8k.json": "919ffb9f0842"}, only_seconds=True
@@ -60,9 +55,6 @@ OUTDATED = (
     Outdated(
         "SAGE's first level was 1.5 times as wide as by Eq. 12",
         {
-            "bench-2k": "cece322182ed",
-            "bench-256": "17817e422114",
-            "real-drafts.json": "a3742aeaf078",
             "seeing.json": "745a6df85fdf",
         },
         only_seconds=False,
