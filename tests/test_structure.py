@@ -28,6 +28,7 @@ API = [
     "Result",
     "Round",
     "SaccadeError",
+    "Stateless",
     "Stream",
     "VideoInputError",
     "generate",

@@ -50,13 +50,8 @@ def reason(name: str, content_digest: str, is_time: bool, methods: Sequence[str]
 OUTDATED = (
     Outdated("other work shared the core", {"real.json": "4e829071bf43"}, only_seconds=True),
     Outdated(
-        "older than the kernels of November 25", {"real-8k.json": "919ffb9f0842"}, only_seconds=True
-    ),
-    Outdated(
         "SAGE's first level was 1.5 times as wide as by Eq. 12",
-        {
-            "seeing.json": "745a6df85fdf",
-        },
+        {"seeing.json": "745a6df85fdf"},
         only_seconds=False,
         methods=("sage", "sage-ahead", "sage-live"),
     ),

@@ -19,6 +19,7 @@ from lab.real.long_documents import Document, repeated_share
 from saccade.core.errors import MethodError
 from saccade.core.prompt import CONTEXT
 from saccade.core.result import Result
+from saccade.core.sampling import Stateless
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.cost_measurement import context_bucket, measure_costs
 from saccade.engine.generate import stream
@@ -80,7 +81,7 @@ def answer_settings(model: Loaded, count: int, penalty: float) -> dict[str, Any]
     return {
         "max_new_tokens": count,
         "do_sample": False,
-        "logits_processor": LogitsProcessorList([rule]),
+        "logits_processor": LogitsProcessorList([Stateless(rule)]),
     }
 
 

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
         VideoInputError,
     )
     from saccade.core.result import Result, Round
+    from saccade.core.sampling import Stateless
     from saccade.drafting.recipe import Recipe
     from saccade.engine.conversation import Conversation
     from saccade.engine.generate import Stream, generate, run, stream
@@ -27,6 +28,7 @@ __version__ = "0.1.0"
 _HOMES = {
     "core.errors": ("MethodError", "ModelError", "OptionError", "SaccadeError", "VideoInputError"),
     "core.result": ("Result", "Round"),
+    "core.sampling": ("Stateless",),
     "answering.chat_model": ("Chat", "Model", "load"),
     "answering.live_video": ("Live",),
     "drafting.recipe": ("Recipe",),
@@ -46,6 +48,7 @@ __all__ = [
     "Result",
     "Round",
     "SaccadeError",
+    "Stateless",
     "Stream",
     "VideoInputError",
     "generate",

@@ -104,6 +104,40 @@ def test_a_processor_that_remembers_its_calls_answers_as_in_generate(kind, metho
     assert any("logits processor" in each for each in result.warnings) == (method != "ar")
 
 
+class NoEvenToken:
+    """Forbids every even id. It keeps nothing from call to call."""
+
+    def __call__(self, ids: Tensor, scores: Tensor) -> Tensor:
+        forbidden = torch.arange(scores.shape[1]) % 2 == 0
+        return scores.masked_fill(forbidden, float("-inf"))
+
+
+@pytest.mark.parametrize("method", ["sd", "sd-tree"])
+def test_drafts_follow_a_processor_that_remembers_nothing(method):
+    """Claim: with a caller's rule in ``Stateless`` answers are ``generate()``'s, no warning says
+    that drafts ignore it, and drafts propose nothing that it forbids. Control: without the wrapper
+    they do."""
+    model, rule = llama(), NoEvenToken()
+    expected = hf_greedy(model, text_input(), COUNT, logits_processor=LogitsProcessorList([rule]))
+    even = []
+    for processor in (saccade.Stateless(rule), rule):
+        result = saccade.run(
+            model,
+            text_input(),
+            draft=noisy(llama, 0, 0.05),
+            method=method,
+            max_new_tokens=COUNT,
+            eos_token_id=[],
+            logits_processor=[processor],
+        )
+        assert list(result.ids) == expected
+        is_followed = processor is not rule
+        assert any("logits processor" in each for each in result.warnings) is not is_followed
+        drafted = [token for round in result.rounds for token in round.tokens]
+        even.append(sum(token % 2 == 0 for token in drafted))
+    assert even[0] == 0 < even[1]
+
+
 class Watching(EveryThird):
     """Notes how long the text was at every call."""
 

@@ -80,14 +80,33 @@ class GeneratedTokenPenalties:
         return scores - self.frequency * counts - self.presence * (counts > 0)
 
 
+@dataclass(frozen=True)
+class Stateless:
+    """A logits processor of the caller's that keeps nothing from call to call.
+
+    ``logits_processor=[saccade.Stateless(rule)]`` says that ``rule`` reads only the ids and the
+    logits of a call, whatever was called before. Then drafts follow it too, which get more of their
+    tokens accepted. Where that is not true, answers are wrong. The logits of a draft may be fewer
+    than the target's, so the rule may not index beyond their length.
+    """
+
+    processor: Processor
+
+    def __call__(
+        self, ids: Int[Tensor, "rows length"], scores: Float[Tensor, "rows vocab"]
+    ) -> Float[Tensor, "rows vocab"]:
+        return self.processor(ids, scores)
+
+
 def may_remember(processor: Processor) -> bool:
     """Whether a logits processor may keep state from call to call.
 
     Nobody can look into a caller's function, so every processor counts that is neither one of
-    Hugging Face's nor ours. Such a processor is called for the target alone, once for each token of
-    the answer and in order, which is how ``generate`` calls it.
+    Hugging Face's nor ours, unless it is wrapped in :class:`Stateless`. Such a processor is called
+    for the target alone, once for each token of the answer and in order, which is how ``generate``
+    calls it.
     """
-    if isinstance(processor, GeneratedTokenPenalties):
+    if isinstance(processor, GeneratedTokenPenalties | Stateless):
         return False
     own = type(processor).__module__.startswith("transformers.")
     return not own or isinstance(processor, STATEFUL)

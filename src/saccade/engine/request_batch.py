@@ -486,7 +486,8 @@ TRAINED_POSITIONS = (
 )
 TARGET_ALONE = (
     "the draft does not follow your own logits processor: it may remember earlier calls, so it is "
-    "called for the target alone, once a token and in order, as generate calls it"
+    "called for the target alone, once a token and in order, as generate calls it; if it remembers "
+    "nothing, wrap it in saccade.Stateless"
 )
 SHARED_GPU = (
     "draft and target share one GPU, where two processes take turns unless MPS runs, so this "
