@@ -68,6 +68,9 @@ def test_whatever_is_remembered(pair, remembered):
 # Known to fall short of the best chain, and of what: by the costs of a busy moment drafts of a
 # nearly free draft stay too short for some answers.
 SHORT_OF_BEST = {(0.03, 1.6, 0.85, 1.0, "busy"): 0.92}
+# Known to fall short of plain decoding: where eight rows take three times as long as one, no draft
+# pays that takes half of the target's step, and to find that out takes up to 3 % of 20 answers.
+DEAR_STEP, DEAR_ROWS, DEAR_LEAST_OF_PLAIN = 0.45, 3.0, 0.97
 
 
 @pytest.mark.slow
@@ -78,13 +81,15 @@ def test_over_the_whole_grid(step, eight):
     overconfident drafts, and all that may be remembered."""
     rows, times = (1, 8, 64), (1.0, eight, 1 + 9 * (eight - 1))
     slow = {}
+    is_dear = step >= DEAR_STEP and eight >= DEAR_ROWS
+    least_of_plain = DEAR_LEAST_OF_PLAIN if is_dear else LEAST_OF_PLAIN
     for (easy, sure), remembered in product(
         ((0.85, 1.0), (0.6, 1.0), (0.3, 1.0), (0.6, 3.0), (0.2, 5.0)), MEMORIES
     ):
         pair = Pair("", step, rows, times, easy, sure)
         over_plain, over_best = speeds(pair, remembered)
         case = step, eight, easy, sure, remembered.__name__
-        if over_plain < LEAST_OF_PLAIN or over_best < SHORT_OF_BEST.get(case, LEAST_OF_BEST):
+        if over_plain < least_of_plain or over_best < SHORT_OF_BEST.get(case, LEAST_OF_BEST):
             slow[easy, sure, remembered.__name__] = over_plain, over_best
     assert not slow
 

@@ -66,8 +66,9 @@ MAX_DRAFT_NODES = 48  # nodes of one draft, runners-up included
 # draft is dropped soon. They were chosen on clips that no benchmark draws.
 PRIOR_ACCEPTANCE = 0.8
 PRIOR_WEIGHT = 1.25
-# Of the acceptance that earlier answers had: a draft that paid there is not dropped for two
-# refusals. Chosen by replay, on costs and drafts of many kinds.
+# Of the acceptance that earlier answers had, in tokens, and of what a forward of the draft took
+# there, in forwards. So a draft that paid there is not dropped for two refusals, or for one slow
+# draft. Chosen by replay, on costs and drafts of many kinds.
 REMEMBERED_WEIGHT = 6.0
 PRIOR_HONESTY = 0.9  # how much of what the draft's confidence promised comes true
 PRIOR_HONESTY_WEIGHT = 1.0
@@ -367,7 +368,9 @@ class Auto(CostedShape):
             )
         times = estimates.times
         scale = times.scale(bare.verify[1])
-        (seconds, levels), weight = times.level, FORWARD_PRIOR_WEIGHT
+        # What rounds of earlier answers have shown outweighs one slow draft of this answer.
+        weight = REMEMBERED_WEIGHT if self.knows_the_draft else FORWARD_PRIOR_WEIGHT
+        seconds, levels = times.level
         level = (seconds + weight * scale * bare.costs.draft) / (levels + weight)
         return BelievedCosts(level, scale * bare.verify[1], scale, *times.line(scale), bare)
 
