@@ -203,7 +203,7 @@ def test_control_a_finding_built_by_hand_is_seen():
         Finding("holds", "1").verdict = "partly"  # type: ignore[misc]
 
 
-def test_a_run_made_again_is_no_longer_outdated():
+def test_a_run_made_again_is_no_longer_outdated(monkeypatch):
     """Claim: a run is outdated by its content: the same name with other content decides again, and
     what concerns seconds or one method leaves the rest alone."""
     for each in outdated.OUTDATED:
@@ -211,6 +211,10 @@ def test_a_run_made_again_is_no_longer_outdated():
             methods = each.methods or ("sd",)
             assert outdated.reason(name, digest, True, methods)
             assert not outdated.reason(name, "another", True, methods)
-    digests = outdated.OUTDATED[0].digests
-    assert not outdated.reason("bench-256", digests["bench-256"], False, ["hippo/early=wait"])
-    assert outdated.reason("bench-256", digests["bench-256"], False, ["sd/shape=sage"])
+    slow = outdated.Outdated("slow", {"run": "a"}, only_seconds=True)
+    wide = outdated.Outdated("wide", {"run": "a"}, only_seconds=False, methods=("sage",))
+    monkeypatch.setattr(outdated, "OUTDATED", (slow, wide))
+    assert outdated.reason("run", "a", True, ["hippo/early=wait"]) == "slow"
+    assert not outdated.reason("run", "a", False, ["hippo/early=wait"])
+    assert outdated.reason("run", "a", False, ["sd/shape=sage"]) == "wide"
+    assert not outdated.reason("run", "b", True, ["sd/shape=sage"])
