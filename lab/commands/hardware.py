@@ -210,9 +210,9 @@ def following(
     """Measure on real weights what it costs to choose a self-draft's keys again every round."""
     prepare(threads, verbose)
     from lab.hardware.following import MARKS, measure_following, page_section
+    from lab.machine import describe_machine
     from lab.real.long_documents import find_documents
     from lab.studies.ablations import page_with_table
-    from saccade.engine.trace import environment
     from saccade.inputs import load, real_weights
 
     text = next(find_documents([document]), None)
@@ -223,7 +223,7 @@ def following(
     facts = {
         "command": shlex.join(["python", "-m", "lab", *sys.argv[1:]]),
         "model": real_weights.SMOLLM2.name,
-        "machine": "{processor}, {threads} threads, torch {torch}.".format(**environment()),
+        "machine": f"{describe_machine()}.",
         **asdict(costs),
     }
     if path is not None:
@@ -247,8 +247,8 @@ def methods(
     """Run every method on three clips, and compare ids, tokens a forward and speed with ar's."""
     prepare(options.threads, verbose)
     from lab.hardware.methods import MARKS, SEEDS, compare_on_clip, page_section
+    from lab.machine import describe_machine
     from lab.studies.ablations import page_with_table
-    from saccade.engine.trace import environment
     from saccade.methods import SYSTEMS
 
     pair = options.models(quiet=False)
@@ -261,7 +261,7 @@ def methods(
             clips.append(rows)
     facts = {
         "command": shlex.join(["python", "-m", "lab", *sys.argv[1:]]),
-        "machine": "{processor}, {threads} threads, torch {torch}".format(**environment()),
+        "machine": describe_machine(),
         "repeat": options.repeat,
         "clips": clips,
     }

@@ -72,16 +72,16 @@ def hybrid(
         )
     if not path.parent.is_dir():
         raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
+    from lab.machine import describe_machine
     from lab.real.answers import format_facts
     from lab.studies import hybrid as study
     from lab.studies import hybrid_page
-    from saccade.engine.trace import environment
 
     stored = path.with_suffix(".json")
     facts: dict[str, Any] = json.loads(stored.read_text()) if stored.is_file() else {}
     pairs = study.pairs_to_compare(folder)
     command = shlex.join(["python", "-m", "lab", *sys.argv[1:]])
-    machine = "{processor}, {threads} threads, torch {torch}".format(**environment())
+    machine = describe_machine()
     facts |= {"training": json.loads((folder / TRAINING_FILE).read_text())}
     with status("measuring", quiet=False) as tell:
         if timed:

@@ -15,8 +15,6 @@ from saccade.cli import command_options, run_setup
 from saccade.cli.terminal import Threads, Verbose, out, prepare, progress_line, status
 from saccade.core.errors import OptionError
 
-MACHINE = "{processor}, {threads} threads, torch {torch}."
-MACHINE_WITH_GPU = "{gpu} beside {processor}, torch {torch}."
 Paths = Annotated[
     list[Path] | None, typer.Argument(help="Documents; else those of docs/results/real.md.")
 ]
@@ -48,11 +46,11 @@ def real(
 ) -> None:
     """Methods that draft with the target itself, over long texts on real weights."""
     prepare(threads, verbose)
+    from lab.machine import describe_machine
     from lab.real import answers as measure
     from lab.real.attention_sets import measure_attention_sets
     from lab.real.long_documents import find_documents, shortest_documents
     from lab.real.results_page import forward_sizes, make_page
-    from saccade.engine.trace import environment
     from saccade.inputs import load
     from saccade.inputs import real_weights as weights
     from saccade.methods import resolve
@@ -70,7 +68,7 @@ def real(
         "settings": {"max_new_tokens": max_new_tokens, "penalty": penalty},
         "together": together,
         "sizes": asdict(forward_sizes(model)),
-        "machine": MACHINE.format(**environment()),
+        "machine": f"{describe_machine()}.",
         "command": _command(),
     }
     results = measure.Results(None if out_file is None else out_file.with_suffix(".json"), facts)
@@ -130,10 +128,10 @@ def real_pair(
     prepare(threads, verbose)
     import torch
 
+    from lab.machine import describe_machine
     from lab.real import answers as measure
     from lab.real import pair
     from lab.real.long_documents import find_documents
-    from saccade.engine.trace import environment
     from saccade.inputs import load_pair
     from saccade.inputs import real_weights as weights
 
@@ -156,7 +154,7 @@ def real_pair(
         },
         "identity_tokens": identity_tokens,
         "together": 1,
-        "machine": (MACHINE_WITH_GPU if on_gpu else MACHINE).format(**environment()),
+        "machine": f"{describe_machine(on_gpu=on_gpu)}.",
         "command": _command(),
     }
     results = measure.Results(out_file, facts, pair.ROW_KINDS)
@@ -277,9 +275,9 @@ def _prepare_study(
 
     Raises OptionError if the page cannot be written or no file is long enough.
     """
+    from lab.machine import describe_machine
     from lab.real.answers import REPETITION_PENALTY
     from lab.real.long_documents import find_documents
-    from saccade.engine.trace import environment
     from saccade.inputs import load
     from saccade.inputs import real_weights as weights
 
@@ -292,7 +290,7 @@ def _prepare_study(
         "model": weights.SMOLLM2.name,
         "settings": {"max_new_tokens": count, "penalty": REPETITION_PENALTY},
         "together": together,
-        "machine": "{processor}, {threads} threads, torch {torch}.".format(**environment()),
+        "machine": f"{describe_machine()}.",
         "command": _command(),
     }
     return load(str(weights.require_checkpoint())), texts, facts

@@ -21,6 +21,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from lab.machine import describe_machine
 from lab.real import answers, attention_sets
 from lab.real.long_documents import Document
 from lab.studies.experiment import Experiment
@@ -29,7 +30,6 @@ from lab.training.labels import content_words
 from lab.training.stages import SEEING, SEEING_DRAFT
 from saccade.bench import measures
 from saccade.core.prompt import Inputs, Prefill
-from saccade.engine.trace import environment
 from saccade.inputs import Loaded, ask
 from saccade.inputs.media import Clip
 from saccade.methods import hippo, resolve, specvlm
@@ -324,7 +324,7 @@ def run_facts(
         "model": model,
         "settings": {"max_new_tokens": TOKENS, "visual_tokens": SIZE, "adapter": digest},
         "together": together,
-        "machine": "{processor}, {threads} threads, torch {torch}".format(**environment()),
+        "machine": describe_machine(),
         "command": command,
         "training": training_stages(run_dir),
     }

@@ -162,12 +162,10 @@ def plan(
         )
         return replace(costs, row_multiple=ROWS) if exact else costs
 
-    memory = cost_measurement.CorrectedCosts(target, drafting, bucket, draft_context)
-    shape = shape.settle(
-        measure,
-        None if exact or answer.samples else memory,
-        target.model.config.model_type,
-    )
+    memory = None
+    if Capability.COSTS in shape.needs and not exact and not answer.samples:
+        memory = cost_measurement.CorrectedCosts(target, drafting, bucket, draft_context)
+    shape = shape.settle(measure, memory, target.model.config.model_type)
     if recipe.drafts_beside_target:
         shape = shape.for_parallel()
     if view is recipe.view and shape is recipe.shape:

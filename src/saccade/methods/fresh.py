@@ -50,10 +50,11 @@ def _parse(axis: str, value: str) -> Refresh | None:
     parts = value.split("-")
     # Parts that are left out have their defaults.
     every, rows, hold, *more = [*parts, *_spell_parts(Refresh())[len(parts) :]]
-    if read_digits(every) is None:
+    rounds = read_digits(every)
+    if rounds is None:
         raise MethodError(f"refresh={value} is not a number of rounds; 0 never chooses anew")
     try:
-        refresh = Refresh(int(every), int(rows), float(hold))
+        refresh = Refresh(rounds, int(rows), float(hold))
     except ValueError:
         refresh = None
     if more or refresh is None or refresh.rows < 1 or not 0 <= refresh.hold < float("inf"):
