@@ -48,7 +48,6 @@ def reason(name: str, content_digest: str, is_time: bool, methods: Sequence[str]
 
 
 OUTDATED = (
-    Outdated("other work shared the core", {"real.json": "4e829071bf43"}, only_seconds=True),
     Outdated(
         "SAGE's first level was 1.5 times as wide as by Eq. 12",
         {"seeing.json": "745a6df85fdf"},
