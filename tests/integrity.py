@@ -29,7 +29,7 @@ def check_integrity(cache: Cache) -> None:
     for keys, values, shape in zip(cache.keys, cache.values, cache.shapes, strict=True):
         expected_keys = shape.kv_heads, cache.capacity, shape.key_dim
         expected_values = shape.kv_heads, cache.capacity, shape.value_dim
-        if cache.lets_go:  # Each layer has as many rows as its window needs.
+        if cache.evicts_keys:  # Each layer has as many rows as its window needs.
             assert keys.shape[:2] == values.shape[:2], "other rows of keys than of values"
             continue
         assert (keys.shape, values.shape) == (expected_keys, expected_values), "another shape"

@@ -11,6 +11,8 @@ import pytest
 import transformers as hf
 
 from lab import checkpoints
+from saccade.core.errors import OptionError
+from saccade.inputs import loading
 
 Call = Callable[..., tuple[int, str, str]]
 FIELDS = {
@@ -195,6 +197,18 @@ def test_a_draft_in_fewer_bits_is_examined(call: Call, folders: tuple[Path, Path
     assert own["parts"][1]["name"].endswith("(int4)") and own["outlook"]
     code, _, messages = call("doctor", *both, "--draft-quantize", "int3")
     assert code not in (0, 1) and "int3" in messages
+
+
+def test_a_draft_device_needs_a_draft(call: Call, folders: tuple[Path, Path]) -> None:
+    """Claim: what the loader refuses about a draft is refused here by the same sentence: a device
+    for a draft that there is not. Control: with a draft it is taken."""
+    alone = "--target", folders[0], "--device", "cpu", "--draft-device", "cpu"
+    code, printed, message = call("doctor", *alone)
+    assert code == 2 and not printed
+    with pytest.raises(OptionError) as refusal:
+        loading.load_pair(str(folders[0]), None, draft_device="cpu")
+    assert " ".join(str(refusal.value).split()) in " ".join(message.split())
+    assert call("doctor", *alone, "--draft", folders[1])[0] == 0
 
 
 def test_a_folder_with_nothing(call: Call, tmp_path: Path) -> None:

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 
-from saccade.core.home import MeasurementFile
+from saccade.core.home import WRITE_EVERY_SECONDS, MeasurementFile
 
 
 def test_what_others_remember_is_seen_and_a_file_is_read_once(tmp_path, monkeypatch):
@@ -43,6 +45,42 @@ def test_what_others_remember_is_seen_and_a_file_is_read_once(tmp_path, monkeypa
             assert measured.load("c") == value
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path / "elsewhere"))
     assert measured.load("b") is None
+
+
+def test_values_that_change_often_are_written_seldom(tmp_path, monkeypatch):
+    """Claim: they are seen by this process at once, and written at most every few seconds, together
+    with all that others wrote meanwhile. What is saved for good is written at once. Fails if an
+    answer waits for the disk, or if a value that waits overwrites another process's."""
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
+    seconds = [100.0]
+    monkeypatch.setattr("saccade.core.home.time.monotonic", lambda: seconds[0])
+    measured, other = MeasurementFile("some.json"), MeasurementFile("some.json")
+    measured.save_later("a", 1)
+    assert other.load("a") == 1
+    measured.save_later("a", 2)
+    measured.save_later("b", 3)
+    assert (measured.load("a"), measured.load("b")) == (2, 3)
+    assert (other.load("a"), other.load("b")) == (1, None)
+    other.save("c", 4)
+    seconds[0] += WRITE_EVERY_SECONDS
+    measured.save_later("b", 5)
+    assert [other.load(key) for key in "abc"] == [2, 5, 4]
+    measured.save_later("a", 6)
+    measured.save("d", 7)
+    assert [other.load(key) for key in "abcd"] == [6, 5, 4, 7]
+
+
+def test_values_that_wait_are_written_when_the_process_ends(tmp_path):
+    """Claim: the last answers of a process are remembered. Fails if what waits is lost."""
+    code = """
+from saccade.core.home import MeasurementFile
+measured = MeasurementFile("some.json")
+for value in range(3):
+    measured.save_later("a", value)
+"""
+    environment = os.environ | {"SACCADE_CACHE": str(tmp_path)}
+    subprocess.run([sys.executable, "-c", code], env=environment, check=True)
+    assert json.loads((tmp_path / "saccade" / "some.json").read_text()) == {"a": 2}
 
 
 @pytest.mark.parametrize("facts", [("a",), ("a", 1)])

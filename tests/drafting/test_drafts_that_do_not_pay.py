@@ -38,7 +38,7 @@ def test_a_draft_that_did_not_pay_reads_no_prompt(monkeypatch, remembered, sampl
     that pays is left out, or if the seconds of earlier answers decide what is drawn."""
     monkeypatch.setattr(cost_measurement.CorrectedCosts, "load", lambda self: remembered)
     monkeypatch.setattr(cost_measurement, "measure_costs", lambda *_, **__: COSTS)
-    monkeypatch.setattr(cost_measurement, "affordable_share", lambda *_: 1.0)
+    monkeypatch.setattr(cost_measurement, "affordable_share", lambda *_, **__: 1.0)
     target = Backbone(FAMILIES[FAMILY](0))
     draft = Backbone(noisy(FAMILIES[FAMILY], 0, AMOUNT))
     forwards = []
@@ -80,6 +80,30 @@ def test_a_draft_that_is_not_tried_is_tried_again(level, acceptance):
         if auto.pays():
             break
     assert auto.pays()
+
+
+def test_an_answer_of_a_single_round_teaches(monkeypatch):
+    """Claim: the round that ends an answer teaches like any other, so an answer whose only draft is
+    right raises the acceptance that the next one begins by. Fails if only answers whose first draft
+    is refused teach anything, which makes every draft of short answers look bad."""
+    saved = []
+    monkeypatch.setattr(cost_measurement.CorrectedCosts, "load", lambda self: PAYS)
+    monkeypatch.setattr(cost_measurement.CorrectedCosts, "save", lambda self, c: saved.append(c))
+    monkeypatch.setattr(cost_measurement, "affordable_share", lambda *_, **__: 1.0)
+    target, draft = (Backbone(FAMILIES[FAMILY](0)) for _ in range(2))
+    result = saccade.run(
+        target,
+        input_for(FAMILY),
+        draft=draft,
+        method="auto",
+        max_new_tokens=2,
+        do_sample=False,
+        eos_token_id=[],
+    )
+    assert result.ids == truth(FAMILY)[:2]
+    assert [len(round.accepted) for round in result.rounds] == [0, 1]
+    (costs,) = saved
+    assert costs.acceptance > PAYS.acceptance
 
 
 def test_another_draft_of_the_same_shape_is_not_mistaken_for_it():

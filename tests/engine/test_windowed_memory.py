@@ -1,4 +1,4 @@
-"""Claims about layers with a window that let go of the keys behind it."""
+"""Claims about layers with a window that evict the keys behind it."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ CHUNK = 16
 
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Forwards of few rows, and few rows to cut back, so that keys are let go all the time."""
+    """Forwards of few rows, and few rows to cut back, so that keys are evicted all the time."""
     monkeypatch.setattr(cache, "ROWS_TO_CUT_BACK", 4)
     monkeypatch.setattr("saccade.model.session.PREFILL_CHUNK_TOKENS", CHUNK)
     monkeypatch.setattr(Session.__init__, "__kwdefaults__", {**KEYWORDS, "chunk": CHUNK})
@@ -58,7 +58,7 @@ def window_rows(kv_cache: Cache) -> list[int]:
 @pytest.mark.parametrize("length", [90, 5])
 def test_answers_are_those_of_generate_where_keys_are_let_go(method, length):
     """Claim: a prompt and an answer of many windows have generate's ids, where each layer with a
-    window holds the last keys alone. Fails if a key is let go that a later row sees."""
+    window holds the last keys alone. Fails if a key is evicted that a later row sees."""
     model, inputs = gemma3(), text_input(1, length)
     draft = noisy(gemma3, 0, AMOUNT)
     result = saccade.run(model, inputs, draft=draft, method=method, max_new_tokens=80)
@@ -98,7 +98,7 @@ def test_memory_stays_flat_over_a_long_answer():
 
 def test_a_view_that_picks_among_all_keys_keeps_them():
     """Claim: methods whose draft starts from the target's own keys keep all of them, and others do
-    not. Fails if a fork reads keys that were let go."""
+    not. Fails if a fork reads keys that were evicted."""
     keeping = {"specvlm-self", "layerskip", "sd", "ar", "sd-tree", "lookup", "auto", "std"}
     names = {name for name in keeping if resolve(name).needs_all_keys}
     assert names == {"specvlm-self", "layerskip", "std"}
@@ -131,7 +131,7 @@ def test_a_mask_with_holes_is_refused():
 def test_every_turn_answers_as_a_fresh_start(method, cut_back):
     """Claim: turns that cut the text back by nothing, by a little, and by more than the keys that
     are held, answer as generate does on the whole text. Fails if a row reads the place of keys that
-    were let go."""
+    were evicted."""
     model, draft = gemma3(), noisy(gemma3, 0, AMOUNT)
     ids = text_input(2, 40)["input_ids"][0].tolist()
     with saccade.Conversation(
@@ -172,7 +172,7 @@ def test_shared_prefixes_are_reused_where_their_keys_are_known(monkeypatch):
 )
 def test_pictures_whose_keys_are_let_go(family, kind, monkeypatch):
     """Claim: pictures that are read in both directions, and other questions about them, have
-    generate's ids where the keys in layers with a window are let go behind them; the second
+    generate's ids where layers evict the keys behind their windows; the second
     question reuses the pictures. Fails if a text is cut back into a picture, or reads its place."""
     monkeypatch.setattr(prefix_cache, "MIN_NEW_ROWS", 1)
     loaded, media = zoo.member(family), zoo.draw(kind, 1)
@@ -191,9 +191,9 @@ def test_pictures_whose_keys_are_let_go(family, kind, monkeypatch):
 @pytest.mark.parametrize("family", ["gemma3"])
 def test_a_turn_with_another_picture_goes_on_from_what_is_known(family):
     """Claim: a turn with one more picture reads on from the rows that layers with a window still
-    know, and answers as generate does; so do further ones. Fails if it begins where keys were let
-    go, if a cache that lets go of keys makes room for all of the text at once, or if what is set
-    aside grows with every turn."""
+    know, and answers as generate does; so do further ones. Fails if it begins where keys were
+    evicted, if a cache that evicts keys makes room for all of the text at once, or if the saved
+    windows grow with every turn."""
     loaded, media = zoo.member(family), zoo.draw("images", 2)
     most = cache.rows_of_window(KeyWindow(16), forward_rows(4 * CHUNK))
     question = "what moves in all of these places, and why is that so?"
@@ -210,8 +210,8 @@ def test_a_turn_with_another_picture_goes_on_from_what_is_known(family):
             batch = conversation._last_call
             assert batch is not None
             kv_cache = batch.session.requests[0].cache
-            assert len(kv_cache._set_aside) <= cache.MOST_SET_ASIDE
-            assert kv_cache.lets_go and min(keys.shape[1] for keys in kv_cache.keys) <= most
+            assert len(kv_cache._saved_windows) <= cache.MAX_SAVED_WINDOWS
+            assert kv_cache.evicts_keys and min(keys.shape[1] for keys in kv_cache.keys) <= most
 
 
 # -- one cache ---------------------------------------------------------------------------------
@@ -220,7 +220,7 @@ def test_a_turn_with_another_picture_goes_on_from_what_is_known(family):
 @pytest.mark.parametrize("window", [KeyWindow(1), KeyWindow(5), KeyWindow(6, chunked=True)])
 def test_the_keys_that_a_row_sees_are_held(window):
     """Claim: however a text grows and is cut back, each layer holds the keys that the next row
-    sees, in their places. Fails if one is let go a row too early."""
+    sees, in their places. Fails if one is evicted a row too early."""
     kv_cache = Cache([HeadShape(1, 1, 1)] * 2, 40, windows=[window, None], forward_rows=3)
     generator = torch.Generator().manual_seed(0)
     text: list[int] = []
@@ -239,7 +239,7 @@ def test_the_keys_that_a_row_sees_are_held(window):
         kv_cache.advance(len(new))
         text += new
         if step % 50 == 20:
-            kv_cache.set_aside([len(text)])
+            kv_cache.save_windows([len(text)])
         if step % 7 == 3:
             wanted = len(text) - int(torch.randint(0, 30, (1,), generator=generator))
             length = kv_cache.nearest_length(max(0, wanted))
@@ -258,7 +258,7 @@ def test_the_keys_that_a_row_sees_are_held(window):
 
 
 def test_a_choice_among_rows_needs_all_keys():
-    """Claim: rows cannot be picked from a cache that lets keys go, and a text cannot be cut back to
+    """Claim: rows cannot be picked from a cache that evicts keys, and a text cannot be cut back to
     where they are gone. Fails if either reads other rows."""
     kv_cache = Cache([HeadShape(1, 1, 1)], 400, windows=[KeyWindow(2)], forward_rows=2)
     for _ in range(60):
@@ -267,7 +267,7 @@ def test_a_choice_among_rows_needs_all_keys():
         kv_cache.advance(1)
     with pytest.raises(ValueError, match="keeps all keys"):
         kv_cache.select(torch.arange(3), 0)
-    with pytest.raises(ValueError, match="let go"):
+    with pytest.raises(ValueError, match="evicted"):
         kv_cache.truncate(20)
 
 
@@ -277,7 +277,7 @@ def test_a_choice_among_rows_needs_all_keys():
 def test_a_long_prompt_fits_where_its_windows_fit(monkeypatch):
     """Claim: memory is planned with the rows that layers with a window hold, so that a long prompt
     fits that would not with all keys; a method that needs all keys is refused. Fails if the plan
-    counts keys that are let go, or leaves out those that are held."""
+    counts keys that are evicted, or leaves out those that are held."""
     model = Backbone.of(gemma3())
     request = Request.of(model, text_input(1, 4000), max_new_tokens=3)
     tokens = request.tokens()

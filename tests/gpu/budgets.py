@@ -65,7 +65,7 @@ def fixed_prices() -> Iterator[None]:
     """Forwards cost what ``PRICES`` says, so that no decision depends on this machine's clock."""
     with (
         patch.object(cost_measurement, "measure_costs", lambda *models, **lengths: PRICES),
-        patch.object(cost_measurement, "affordable_share", lambda *models: 0.25),
+        patch.object(cost_measurement, "affordable_share", lambda *models, **settings: 0.25),
     ):
         yield
 

@@ -293,6 +293,21 @@ def test_without_a_compiler_attention_is_torchs(anew, compiler, caplog):
     assert timed and not any("compiled" in each for each in timed)
 
 
+def test_an_upgraded_compiler_compiles_anew(anew, tmp_path):
+    """Claim: kernels and timings are of one state of the compiler, so one that is replaced in place
+    has its own. Control: the same compiler keeps them."""
+    compiler = tmp_path / "compiler"
+    versions = []
+    for content in ("#!/bin/sh\n", "#!/bin/sh\n", "#!/bin/sh\n# a newer one\n"):
+        if not compiler.exists() or compiler.read_text() != content:
+            compiler.write_text(content)
+            compiler.chmod(0o700)
+        anew.setenv("CC", str(compiler))
+        forget()
+        versions.append(compiled.version())
+    assert versions[0] == versions[1] != versions[2]
+
+
 @COMPILED
 def test_beside_a_compiler_it_is_timed_like_the_others(monkeypatch):
     """Claim: it is a candidate for few rows and for a prompt's, for heads that it serves. Control:

@@ -42,7 +42,7 @@ import saccade
 from lab.checkpoints import heads as random_heads
 from lab.checkpoints import make
 from saccade.cli.application import app
-from saccade.core.errors import MethodError, ModelError
+from saccade.core.errors import MethodError, ModelError, OptionError
 from saccade.core.prompt import Turn
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain, path
@@ -612,7 +612,7 @@ def test_costs_of_a_head_are_measured():
 )
 def test_doctor_knows_heads(kind, name, other, refusal, tmp_path):
     """Claim: ``saccade doctor`` counts a head by its config, as its matrices are, says of which
-    kind it is, and refuses another target's."""
+    kind it is, and refuses another target's, a device of its own and rounding."""
     folder = make("llama", tmp_path / "target")
     target = loading.load(str(folder), device="cpu").backbone
     draft = write_head(tmp_path / "head", target, kind)
@@ -626,6 +626,9 @@ def test_doctor_knows_heads(kind, name, other, refusal, tmp_path):
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 0, done.output
     assert name in " ".join(json.loads(done.stdout)["notes"])
+    for option, value in (("--draft-device", "cpu"), ("--draft-quantize", "int8")):
+        refused = CliRunner().invoke(app, [*words, option, value])
+        assert isinstance(refused.exception, OptionError) and option in str(refused.exception)
     change_settings(draft, **other)
     done = CliRunner().invoke(app, words)
     assert done.exit_code == 1 and refusal in done.stdout

@@ -109,17 +109,17 @@ def doctor(
             target, processor, prompt, media.get("clips", ()), media.get("images", ()), ()
         )
         tokens = int(inputs["input_ids"].shape[1])
-    draft_place = None if draft_device is None else loading.pick_device(draft_device)
+    draft_place = loading.check_draft_options(
+        draft, device, draft_device, draft_quantize, is_head=kind is not None
+    )
     precision = loading.precision(dtype, place)
     bits = None if quantize is None else loading.bits(quantize)
     rounding = None if draft_quantize is None else rounding_named(draft_quantize)
-    rounded_on = place if draft_place is None else draft_place
-    loading.check_draft_quantize(draft_quantize, rounded_on, is_own=draft is None)
-    draft_bits = None if rounding is None else loading.draft_bits(rounding, rounded_on)
+    draft_bits = None if rounding is None else loading.draft_bits(rounding, draft_place)
     as_loaded = packed_checkpoints.config_as_loaded
     target_model = target, as_loaded(target_model[1], place)
     if draft_model is not None and head is None:
-        draft_model = draft_model[0], as_loaded(draft_model[1], rounded_on, is_draft=True)
+        draft_model = draft_model[0], as_loaded(draft_model[1], draft_place, is_draft=True)
     diagnosis = examine(
         target_model,
         draft_model,
@@ -128,7 +128,7 @@ def doctor(
         dtype=precision,
         device=place.type,
         free_bytes=available_bytes(place) if memory is None else int(memory * GIB),
-        draft_free_bytes=None if draft_place in (None, place) else available_bytes(draft_place),
+        draft_free_bytes=None if draft_place == place else available_bytes(draft_place),
         bits=bits,
         draft_bits=draft_bits,
         draft_rounding=None if draft_bits is not None else rounding,

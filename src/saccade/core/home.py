@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import atexit
 import hashlib
 import json
 import logging
@@ -9,6 +10,8 @@ import os
 import platform
 import stat
 import tempfile
+import threading
+import time
 from functools import cache, lru_cache
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,7 @@ import torch
 
 log = logging.getLogger(__name__)
 CPU_INFO = Path("/proc/cpuinfo")
+WRITE_EVERY_SECONDS = 5.0  # Values that change with every answer are written this seldom.
 
 
 def home() -> Path:
@@ -59,6 +63,10 @@ class MeasurementFile:
 
     def __init__(self, name: str) -> None:
         self._name = name
+        self._unwritten: dict[Path, dict[str, Any]] = {}  # Values that are not in their file yet.
+        self._last_write = -WRITE_EVERY_SECONDS
+        self._lock = threading.RLock()
+        atexit.register(self.write_all)
 
     def key(self, *facts: object) -> str:
         """Returns the key of a measurement that depends on these facts."""
@@ -67,15 +75,35 @@ class MeasurementFile:
 
     def load(self, key: str) -> Any:
         """Returns the value that was saved under this key; None where there is none."""
-        return self._all().get(key)
+        unwritten = self._unwritten.get(self._path, {})
+        return unwritten[key] if key in unwritten else _read_file(self._path).get(key)
 
     def save(self, key: str, value: Any) -> None:
         """Saves a value. Where nothing can be written, it will only have to be measured again."""
-        path = self._path
+        with self._lock:
+            self._unwritten.setdefault(self._path, {})[key] = value
+            self.write_all()
+
+    def save_later(self, key: str, value: Any) -> None:
+        """Saves a value that changes often: for this process at once, for later ones within a few
+        seconds or when this process ends. A process that is killed before loses it."""
+        with self._lock:
+            self._unwritten.setdefault(self._path, {})[key] = value
+            if time.monotonic() - self._last_write >= WRITE_EVERY_SECONDS:
+                self.write_all()
+
+    def write_all(self) -> None:
+        """Writes the values that are not in their file yet."""
+        with self._lock:
+            for path in [*self._unwritten]:
+                self._write(path, self._unwritten.pop(path))
+            self._last_write = time.monotonic()
+
+    def _write(self, path: Path, values: dict[str, Any]) -> None:
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             scratch = path.with_suffix(f".{os.getpid()}")
-            scratch.write_text(json.dumps({**self._all(), key: value}))
+            scratch.write_text(json.dumps({**_read_file(path), **values}))
             scratch.replace(path)
             _read.cache_clear()  # The new file may have the inode, time and size of an older one.
         except OSError as error:
@@ -85,12 +113,14 @@ class MeasurementFile:
     def _path(self) -> Path:
         return home() / self._name
 
-    def _all(self) -> dict[str, Any]:
-        try:
-            state = self._path.stat()
-            return _read(self._path, state.st_ino, state.st_mtime_ns, state.st_size)
-        except (OSError, ValueError):
-            return {}
+
+def _read_file(path: Path) -> dict[str, Any]:
+    """Returns the content of a file; nothing where it is missing or broken. Do not modify it."""
+    try:
+        state = path.stat()
+        return _read(path, state.st_ino, state.st_mtime_ns, state.st_size)
+    except (OSError, ValueError):
+        return {}
 
 
 @lru_cache(maxsize=4)

@@ -145,10 +145,11 @@ def plan(
     if Capability.COSTS in view.needs:
         view = view.with_share(
             view.keep
-            or cost_measurement.affordable_share(target, drafting, bucket, phase, answer.tokens)
+            or cost_measurement.affordable_share(
+                target, drafting, bucket, phase, answer.tokens, reads_target_keys=own_keys
+            )
         )
     keep = 1.0 if view.keep is None else view.keep
-
     draft_context = cost_measurement.context_bucket(int(bucket * keep))
 
     def measure() -> Costs:

@@ -227,7 +227,8 @@ def _rounds(
     first_of_size: bool,
     loads: Mapping[int, Load | None] | None = None,
 ) -> Iterator[Round]:
-    """Yields each request's round, folded into its state; a request that ends is not folded.
+    """Yields each request's round, which is folded into its state first. A request that ends leaves
+    the group, and its last state is what later answers learn from.
 
     ``spent`` are the seconds of drafting and of verifying, and ``first_of_size`` is that of
     ``Round``.
@@ -248,9 +249,9 @@ def _rounds(
             load=(loads or {}).get(request),
             first_of_size=first_of_size,
         )
-        state = group.states.pop(request)
+        state = draft.learner.fold(group.states.pop(request), round)
         if round.finish is None:
-            group.states[request] = draft.learner.fold(state, round)
+            group.states[request] = state
         else:
             draft.learner.finish(state)
         yield round

@@ -11,7 +11,7 @@ import torch
 from saccade.core.errors import ModelError, SaccadeError, kind_and_line
 from saccade.inputs import architectures
 from saccade.model import families, memory, recurrent, windowed_attention
-from saccade.model.cache import most_window_rows
+from saccade.model.cache import max_window_rows
 from saccade.model.heads.head import EAGLE3_LAYERS
 from saccade.model.kernels.few_bits import Rounding
 from saccade.model.session import forward_rows
@@ -45,7 +45,7 @@ class Footprint:
         Layers with a window let go of the keys behind it, as most methods allow.
         """
         states = self.state(size) * recurrent.STATES_PER_REQUEST
-        rows = [most_window_rows(window, tokens, forward_rows()) for window in self.key_windows]
+        rows = [max_window_rows(window, tokens, forward_rows()) for window in self.key_windows]
         let_go = sum(tokens - remaining for remaining in rows)
         per_layer = self.kv // max(1, self.layers - self.stateful_layers)
         return int((self.kv * tokens - per_layer * let_go) * size) + states

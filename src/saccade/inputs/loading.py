@@ -289,23 +289,17 @@ def load_pair(
     never changes an answer. Raises ModelError where the two do not fit together, and OptionError
     for a ``draft_device`` without a draft and for a rounding that the device does not have.
     """
-    rounding = None if draft_quantize is None else few_bits.rounding_named(draft_quantize)
-    if draft_device is not None:
-        if draft is None and target != "shapes":
-            raise OptionError(
-                f"draft_device={draft_device} says where the draft is, and there is none: name one "
-                "with draft= (--draft), or leave draft_device (--draft-device) out"
-            )
-        pick_device(draft_device)  # It is checked before the target is read.
     if draft is None and target == "shapes":
         draft = "shapes-draft"
-    place = pick_device(options.get("device") if draft_device is None else draft_device)
-    check_draft_quantize(draft_quantize, place, is_own=draft is None)
-    own_rounding = rounding if draft is None else None
+    rounding = None if draft_quantize is None else few_bits.rounding_named(draft_quantize)
     draft_is_head = (
         draft is not None
         and head_checkpoints.find_kind(head_checkpoints.read_settings(draft)) is not None
     )
+    place = check_draft_options(
+        draft, options.get("device"), draft_device, draft_quantize, is_head=draft_is_head
+    )
+    own_rounding = rounding if draft is None else None
     check_processor = None
     if draft is not None and not draft_is_head:
         trusted = bool(options.get("trust_remote_code"))
@@ -318,16 +312,6 @@ def load_pair(
         own = head_checkpoints.load_own(target, loaded.backbone) if is_plain else None
         return loaded, None if own is None else Loaded(f"{target}'s head", own, loaded.tokenizer)
     if draft_is_head:
-        if draft_device is not None:
-            raise OptionError(
-                f"{draft} is a head, which is where its target is: leave draft_device "
-                "(--draft-device) out"
-            )
-        if draft_quantize is not None:
-            raise OptionError(
-                f"{draft} is a head, whose weights are not rounded: leave draft_quantize "
-                "(--draft-quantize) out"
-            )
         return loaded, Loaded(
             draft, head_checkpoints.load_head(draft, loaded.backbone), loaded.tokenizer
         )
@@ -356,6 +340,39 @@ def _check_draft_fits(target: str, draft: str, trust_remote_code: bool, processo
     config = read_config(draft, trust_remote_code=trust_remote_code)
     draft_processor = read_processor(draft, config, trust_remote_code=trust_remote_code)
     check_tokenizers(target, _tokenizer_of(processor), draft, _tokenizer_of(draft_processor))
+
+
+def check_draft_options(
+    draft: str | None,
+    device: str | None,
+    draft_device: str | None,
+    draft_quantize: str | None,
+    *,
+    is_head: bool,
+) -> torch.device:
+    """Returns the device of a draft: the target's ``device`` unless ``draft_device`` names another.
+
+    Nothing is loaded for this. Raises OptionError for a ``draft_device`` without a draft, for
+    options that a head does not have, and for a rounding that the device does not have.
+    """
+    if draft_device is not None and draft is None:
+        raise OptionError(
+            f"draft_device={draft_device} says where the draft is, and there is none: name one "
+            "with draft= (--draft), or leave draft_device (--draft-device) out"
+        )
+    if is_head and draft_device is not None:
+        raise OptionError(
+            f"{draft} is a head, which is where its target is: leave draft_device "
+            "(--draft-device) out"
+        )
+    if is_head and draft_quantize is not None:
+        raise OptionError(
+            f"{draft} is a head, whose weights are not rounded: leave draft_quantize "
+            "(--draft-quantize) out"
+        )
+    place = pick_device(device if draft_device is None else draft_device)
+    check_draft_quantize(draft_quantize, place, is_own=draft is None)
+    return place
 
 
 def check_draft_quantize(name: str | None, place: torch.device, *, is_own: bool) -> None:

@@ -29,7 +29,7 @@ from saccade.core.once import once
 from saccade.core.prompt import Inputs, Prompt
 from saccade.model import families, memory, recurrent, tensor_parallel, windowed_attention
 from saccade.model.attention import ForwardAttention, quickest_attention
-from saccade.model.cache import Cache, HeadShape, most_window_rows
+from saccade.model.cache import Cache, HeadShape, max_window_rows
 from saccade.model.change_detection import (
     HOOKS,
     Description,
@@ -555,10 +555,10 @@ class Backbone:
 
     def window_bytes(self, tokens: int, forward_rows: int) -> int:
         """Returns the bytes that a request of so many tokens takes in layers with a window, where
-        they let go of keys as :meth:`cache` says; with those set aside."""
+        they evict keys as :meth:`cache` says; with their saved windows."""
         row_bytes = 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
         windows = [window for window in self.windows if window is not None]
-        return row_bytes * sum(most_window_rows(each, tokens, forward_rows) for each in windows)
+        return row_bytes * sum(max_window_rows(each, tokens, forward_rows) for each in windows)
 
     @property
     def unbounded_token_bytes(self) -> int:

@@ -4,9 +4,10 @@ Tensors are preallocated per layer. So appending n tokens writes n tokens, a rol
 integer, and committing a path moves only the accepted nodes. Rows at ``length`` and beyond may hold
 anything. Layers that have a state instead of keys keep it in ``states``.
 
-A layer with a window may let go of the keys behind it. Its tensors then hold the rows from
-``starts`` on, and move up when they are full. A text can be cut back to where the keys before it
-are still there, and to the few lengths at which they were set aside.
+A layer with a sliding window may evict keys that no later row sees. Its tensors then begin with row
+``starts[layer]`` of the text, and when they are full, the remaining rows are moved to their front.
+The text can be truncated to any length whose window is still held, and to the few lengths whose
+window was copied before (``save_windows``).
 """
 
 from __future__ import annotations
@@ -25,15 +26,15 @@ from saccade.model.recurrent import LayerStates
 from saccade.model.window_rule import KeyWindow
 
 ROWS_TO_CUT_BACK = 64  # A text can always be cut back by so many tokens, with windows too.
-TURNS_SET_ASIDE = 2  # Turns of a conversation whose keys are set aside where they are let go.
-# How many copies of a window a request keeps: one for each of the last turns, and three in its
-# prompt, where conversations are cut back to and where other questions begin.
-MOST_SET_ASIDE = TURNS_SET_ASIDE + 3
+TURNS_WITH_SAVED_WINDOWS = 2  # A copy of the window at the start of so many last turns is kept.
+# The most copies of a window that a request keeps: one for each of the last turns, and three in its
+# prompt, namely at the end of the pictures, somewhat before the prompt's end, and at its end.
+MAX_SAVED_WINDOWS = TURNS_WITH_SAVED_WINDOWS + 3
 
 
 @dataclass(frozen=True)
-class KeptRows:
-    """Rows of a layer's keys and values, from row ``start`` of the text on."""
+class LayerRows:
+    """Consecutive rows of a layer's keys and values; the first is row ``start`` of the text."""
 
     start: int
     keys: Float[Tensor, "kv_head rows head_dim"]
@@ -41,15 +42,15 @@ class KeptRows:
 
 
 def rows_of_window(window: KeyWindow, forward_rows: int) -> int:
-    """Returns how many rows a layer with a window has room for where keys are let go."""
+    """Returns how many rows a layer that evicts the keys behind its window has room for."""
     return window.size + ROWS_TO_CUT_BACK + forward_rows
 
 
-def most_window_rows(window: KeyWindow, tokens: int, forward_rows: int) -> int:
-    """Returns how many rows a layer with a window takes for so many tokens where keys are let go,
-    with those that are set aside."""
+def max_window_rows(window: KeyWindow, tokens: int, forward_rows: int) -> int:
+    """Returns the most rows that a layer that evicts keys takes in memory for ``tokens`` tokens,
+    the copies of its window included."""
     window_rows = min(tokens, rows_of_window(window, forward_rows))
-    return window_rows + MOST_SET_ASIDE * min(tokens, window.size)
+    return window_rows + MAX_SAVED_WINDOWS * min(tokens, window.size)
 
 
 @dataclass(frozen=True)
@@ -80,15 +81,17 @@ class Cache:
 
         ``devices`` says where the tensors of each layer are; on the CPU by default. ``pool`` (of a
         model on one device) provides the rows, as long as it has memory. ``states`` are those of
-        layers that have no keys. ``windows`` are those of the layers where keys behind them are let
-        go; such a layer then has room for its window and the ``forward_rows`` of a forward.
+        layers that have no keys. ``windows`` are those of the layers that evict keys; such a layer
+        has room for its window and the ``forward_rows`` of a forward.
         """
         self.length = 0
         self.starts = [0] * len(shapes)
         """The first row that each layer still holds."""
         self._windows, self._forward_rows = [*windows], forward_rows
-        self._set_aside: dict[int, list[KeptRows]] = {}  # by the length of the text before them
-        self._turn_lengths: list[int] = []  # those of them at which a turn began
+        self._saved_windows: dict[int, list[LayerRows]] = {}
+        """Copies of windows, by the length of the text at which they were made."""
+        self._turn_lengths: list[int] = []
+        """The lengths in ``_saved_windows`` at which a turn began."""
         self.states = states
         self.hidden: HiddenStates | None = None  # of a target whose draft is a head
         self.pool = pool
@@ -110,23 +113,23 @@ class Cache:
                 tensors.append(torch.empty(size, dtype=dtype, device=place))
 
     @property
-    def lets_go(self) -> bool:
-        """Whether keys behind the windows of layers are let go."""
+    def evicts_keys(self) -> bool:
+        """Whether layers evict the keys behind their windows."""
         return any(self._windows)
 
     @property
     def capacity(self) -> int:
         """How many tokens there is room for, where all keys are kept."""
-        # Of a model's first layers none may have keys.
+        # A cache of a model's first layers alone has no keys if all of those are recurrent.
         return self.keys[0].shape[1] if self.keys else self._initial_capacity
 
     @property
     def bytes(self) -> int:
         states = 0 if self.states is None else self.states.bytes
         hidden = 0 if self.hidden is None else self.hidden.bytes
-        aside = [rows for layers in self._set_aside.values() for rows in layers]
+        saved = [rows for layers in self._saved_windows.values() for rows in layers]
         tensors = [*self.keys, *self.values]
-        tensors += [each for rows in aside for each in (rows.keys, rows.values)]
+        tensors += [each for rows in saved for each in (rows.keys, rows.values)]
         return states + hidden + sum(each.numel() * each.element_size() for each in tensors)
 
     def _window_of(self, layer: int) -> KeyWindow | None:
@@ -141,7 +144,7 @@ class Cache:
 
     def reserve(self, length: int) -> None:
         """Makes room for ``length`` tokens. A cache that is too small grows by half at least."""
-        if self.lets_go:
+        if self.evicts_keys:
             for layer in range(len(self.keys)):
                 self._reserve_in_layer(layer, length)
             return
@@ -156,7 +159,9 @@ class Cache:
                 new[:, : old.shape[1]] = old
             self.lease, self.keys, self.values = lease, lease.keys, lease.values
             return
-        if self.lease is not None:  # The pool replaces the views in the lease's own lists.
+        if self.lease is not None:
+            # The lists are the lease's, and the pool replaces their tensors when it moves. This
+            # cache leaves the pool, so it needs lists of its own.
             self.keys, self.values = [*self.keys], [*self.values]
         for tensors in (self.keys, self.values):
             for layer, old in enumerate(tensors):
@@ -168,7 +173,7 @@ class Cache:
         self.lease = None
 
     def _reserve_in_layer(self, layer: int, length: int) -> None:
-        """Makes room in one layer, first by letting go of what no later row sees."""
+        """Makes room in one layer, first by evicting what no later row sees."""
         window, rows = self._window_of(layer), self.keys[layer].shape[1]
         if length - self.starts[layer] <= rows:
             return
@@ -203,7 +208,7 @@ class Cache:
     ) -> tuple[Float[Tensor, "kv_head read head_dim"], Float[Tensor, "kv_head read head_dim"]]:
         """Returns the tokens ``first:end``, without a copy. The first must still be held."""
         start = self.starts[layer]
-        assert start <= first, f"layer {layer} has let go of the keys before {start}, not {first}"
+        assert start <= first, f"layer {layer} has evicted the keys before {start}, not {first}"
         rows = slice(first - start, end - start)
         return self.keys[layer][:, rows], self.values[layer][:, rows]
 
@@ -240,15 +245,15 @@ class Cache:
 
     def truncate(self, length: int) -> None:
         """Drops all tokens from ``length`` on. Raises ValueError where there are fewer, or where
-        keys that would be needed again were let go."""
+        keys that would be needed again were evicted."""
         if not 0 <= length <= self.length:
             raise ValueError(f"cannot truncate {self.length} tokens to {length}")
         if length < self._first_length:
-            if length and length not in self._set_aside:
-                raise ValueError(f"the keys before token {length} were let go")
-            for layer, rows in self._rows_before(length).items():
-                self._put_back(layer, rows)
-        self._set_aside = {n: each for n, each in self._set_aside.items() if n <= length}
+            if length and length not in self._saved_windows:
+                raise ValueError(f"the keys before token {length} were evicted")
+            for layer, rows in self._window_rows_at(length).items():
+                self._replace_rows(layer, rows)
+        self._saved_windows = {n: each for n, each in self._saved_windows.items() if n <= length}
         if self.states is not None:
             self.states.truncate(self.states.length - (self.length - length))
         self.length = length
@@ -256,10 +261,10 @@ class Cache:
     def nearest_length(self, length: int) -> int:
         """Returns the largest length, up to this one, to which the cache can be truncated.
 
-        Keys can be cut anywhere, as long as none is let go. The states of layers that have no keys
-        are known at a few lengths.
+        Keys can be cut anywhere, as long as none was evicted. The states of layers that have no
+        keys are known at a few lengths.
         """
-        while True:
+        while True:  # Until neither the keys nor the states ask for a smaller length.
             nearest = self._nearest_with_states(self._nearest_with_keys(length))
             if nearest == length:
                 return length
@@ -268,71 +273,74 @@ class Cache:
     def _nearest_with_states(self, length: int) -> int:
         if self.states is None:
             return length
-        without_states = self.length - self.states.length  # rows that a view left out
-        return max(0, without_states + self.states.nearest(length - without_states))
+        # Where a view left rows out, there are no keys of them, but the states have read them.
+        unread = self.length - self.states.length
+        return max(0, unread + self.states.nearest(length - unread))
 
     def _nearest_with_keys(self, length: int) -> int:
         if length >= self._first_length:
             return length
-        return max((each for each in self._set_aside if each <= length), default=0)
+        return max((each for each in self._saved_windows if each <= length), default=0)
 
     @property
     def _first_length(self) -> int:
-        """The first length at which every layer still has the keys that the next row sees."""
+        """The smallest length to which the text can be truncated without a saved window."""
         pairs = zip(self._windows, self.starts, strict=False)
         return max((each.first_row(start) for each, start in pairs if each is not None), default=0)
 
-    def set_aside(self, lengths: Sequence[int]) -> None:
-        """Sets the keys aside that a row after so many tokens sees, for each of these lengths.
+    def save_windows(self, lengths: Sequence[int]) -> None:
+        """Copies the keys that the row at each of these lengths sees.
 
-        The text can then be cut back to there when they are let go. All of these keys must be held
-        still. States are remembered by themselves.
+        The text can then be truncated to such a length after those keys were evicted. All of them
+        must still be held. Recurrent states have snapshots of their own.
         """
-        for length in lengths if self.lets_go else ():
-            self._set_aside[length] = [
-                KeptRows(first, *(each.clone() for each in self.read(layer, length, first)))
+        for length in lengths if self.evicts_keys else ():
+            self._saved_windows[length] = [
+                LayerRows(first, *(each.clone() for each in self.read(layer, length, first)))
                 for layer, first in self._first_keys(length)
             ]
 
-    def drop_set_aside_except(self, prompt_lengths: Collection[int]) -> None:
-        """Drops the keys that were set aside, except at these lengths and at those of the last few
-        turns."""
-        kept = {*prompt_lengths, *self._turn_lengths[-TURNS_SET_ASIDE:]}
-        self._set_aside = {n: each for n, each in self._set_aside.items() if n in kept}
+    def drop_saved_windows_except(self, prompt_lengths: Collection[int]) -> None:
+        """Drops the saved windows, except at these lengths and at those of the last few turns."""
+        kept = {*prompt_lengths, *self._turn_lengths[-TURNS_WITH_SAVED_WINDOWS:]}
+        self._saved_windows = {n: each for n, each in self._saved_windows.items() if n in kept}
 
-    def set_aside_for_turn(self, length: int) -> None:
-        """Does :meth:`set_aside` where a conversation goes on. Only those of the last few turns
-        stay, since a conversation is rarely cut back further."""
-        if length not in self._set_aside:
-            self.set_aside([length])
+    def save_windows_for_turn(self, length: int) -> None:
+        """Saves the windows at the length where a turn begins. Only those of the last few turns are
+        kept, since a conversation is rarely cut back further."""
+        if length not in self._saved_windows:
+            self.save_windows([length])
             self._turn_lengths.append(length)
-        for old in self._turn_lengths[:-TURNS_SET_ASIDE]:
-            self._set_aside.pop(old, None)
-        del self._turn_lengths[:-TURNS_SET_ASIDE]
+        for old in self._turn_lengths[:-TURNS_WITH_SAVED_WINDOWS]:
+            self._saved_windows.pop(old, None)
+        del self._turn_lengths[:-TURNS_WITH_SAVED_WINDOWS]
 
     def _first_keys(self, length: int) -> list[tuple[int, int]]:
-        """Returns the layers with a window, and the first key that a row after so many tokens sees
-        in each."""
+        """Returns the layers with a window, each with the first key that the row at ``length``
+        sees there."""
         pairs = enumerate(self._windows)
         return [(layer, each.first_key(length)) for layer, each in pairs if each is not None]
 
-    def _rows_before(self, length: int) -> dict[int, KeptRows]:
-        """Returns what the row after so many tokens sees in each layer with a window: rows that are
-        held, and some more before them, or rows that were set aside."""
+    def _window_rows_at(self, length: int) -> dict[int, LayerRows]:
+        """Returns the rows that the row at ``length`` sees, for each layer with a window.
+
+        If they are still held, up to ``ROWS_TO_CUT_BACK`` earlier rows come with them. Otherwise
+        they are the saved window.
+        """
         if length >= self._first_length:
             rows = {}
             for layer, first in self._first_keys(max(0, length - ROWS_TO_CUT_BACK)):
                 first = max(first, self.starts[layer])
-                rows[layer] = KeptRows(first, *self.read(layer, length, first))
+                rows[layer] = LayerRows(first, *self.read(layer, length, first))
             return rows
         layers = [layer for layer, _ in self._first_keys(length)]
         if length:
-            return dict(zip(layers, self._set_aside[length], strict=True))
+            return dict(zip(layers, self._saved_windows[length], strict=True))
         pairs = ((self.keys[layer][:, :0], self.values[layer][:, :0]) for layer in layers)
-        return {layer: KeptRows(0, *pair) for layer, pair in zip(layers, pairs, strict=True)}
+        return {layer: LayerRows(0, *pair) for layer, pair in zip(layers, pairs, strict=True)}
 
-    def _put_back(self, layer: int, rows: KeptRows) -> None:
-        """Makes these rows those that a layer holds."""
+    def _replace_rows(self, layer: int, rows: LayerRows) -> None:
+        """Replaces the rows that a layer holds by these."""
         self.starts[layer] = rows.start
         count = rows.keys.shape[1]
         for tensors in (self.keys, self.values):
@@ -343,7 +351,7 @@ class Cache:
 
     def remove_rows(self, start: int, count: int) -> None:
         """Removes ``count`` rows; those after them move up, in the same memory."""
-        assert not self.lets_go, "rows of a cache that lets keys go have no other places"
+        assert not self.evicts_keys, "rows cannot be moved in a cache that evicts keys"
         for layer in (*self.keys, *self.values):
             layer[:, start : self.length - count] = layer[:, start + count : self.length].clone()
         self.length -= count
@@ -360,9 +368,10 @@ class Cache:
 
         There is one set of rows for all heads, or one for each layer and head. ``layers`` takes the
         first layers only. ``pooled`` allocates it in this cache's pool, if there is one; a cache
-        that is only copied from later does not need that. Raises ValueError where keys are let go.
+        that is only copied from later does not need that. Raises ValueError in a cache that evicts
+        keys.
         """
-        if self.lets_go:
+        if self.evicts_keys:
             raise ValueError("a choice among rows needs a cache that keeps all keys")
         depth = len(self.keys) if layers is None else layers
         new = Cache(
@@ -391,10 +400,10 @@ class Cache:
 
     def copy_rows(self) -> Cache:
         """Returns a copy of what this cache holds, without room for more and outside its pool."""
-        if not self.lets_go:
+        if not self.evicts_keys:
             device = self.keys[0].device if self.keys else None
             return self.select(torch.arange(self.length, device=device), 0, pooled=False)
-        rows = self._rows_before(self.length)
+        rows = self._window_rows_at(self.length)
         new = Cache(
             self.shapes,
             1,
@@ -406,9 +415,9 @@ class Cache:
         for layer in range(len(self.keys)):
             own = rows.get(layer)
             if own is None:
-                own = KeptRows(0, *self.read(layer, self.length))
-            new._put_back(layer, own)
-        new.length, new._set_aside = self.length, dict(self._set_aside)
+                own = LayerRows(0, *self.read(layer, self.length))
+            new._replace_rows(layer, own)
+        new.length, new._saved_windows = self.length, dict(self._saved_windows)
         return new
 
     def exchange(
@@ -441,26 +450,27 @@ class Cache:
         return rows_by_place
 
     def extend(self, other: Cache, start: int, stop: int, at: int | None = None) -> None:
-        """Writes copies of rows ``start:stop`` of another cache, of as many layers as there are
-        here, from row ``at`` on, and ends behind them. They are appended where ``at`` is None.
+        """Copies rows ``start:stop`` of another cache to row ``at`` and after, by default to the
+        end. They become this cache's last rows.
 
-        A cache that lets go of keys must be empty, and the other one must let go of them too.
+        Only as many layers are copied as this cache has. A cache that evicts keys must be empty,
+        and the other one must evict them too.
         """
         if at is not None:
-            self.length = at  # The states that there were after so many rows are not needed.
+            self.length = at  # The states follow below, so they need not be truncated.
         end = self.length + stop - start
-        if not self.lets_go:
+        if not self.evicts_keys:
             self.reserve(end)
-        rows_by_layer = other._rows_before(stop) if self.lets_go else {}
+        rows_by_layer = other._window_rows_at(stop) if self.evicts_keys else {}
         for layer in range(len(self.keys)):
             rows = rows_by_layer.get(layer)
             if rows is None:
                 self._reserve_in_layer(layer, end)
                 self.write(layer, self.length, *other.read(layer, stop, start))
             else:
-                self._put_back(layer, rows)
-        if self.lets_go:
-            self._set_aside = {n: each for n, each in other._set_aside.items() if n <= stop}
+                self._replace_rows(layer, rows)
+        if self.evicts_keys:
+            self._saved_windows = {n: each for n, each in other._saved_windows.items() if n <= stop}
         if self.hidden is not None and other.hidden is not None:
             self.hidden.extend(other.hidden, start, stop, self.length)
         self.length += stop - start
@@ -520,6 +530,7 @@ class Pages:
         for row in range(new):
             row_q = q[:, row : row + 1]
             self.load(cache, layer, row_q * scale)
+            # The rows of ``bias`` stand once for every query head of a group.
             row_bias = None if bias is None else bias[row::new]
             outputs.append(attend_to_keys(row_q, keys, values, row_bias, scale))
         return torch.cat(outputs, 1)

@@ -163,7 +163,7 @@ class ModelPrefixes:
             # nor the other way round.
             if (
                 is_own
-                and value.cache.lets_go == cache.lets_go
+                and value.cache.evicts_keys == cache.evicts_keys
                 and _has_hidden_states(value.cache, cache)
                 and _common_ids(value.ids, ids) > best_rows
             ):

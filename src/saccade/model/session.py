@@ -179,7 +179,7 @@ class Session:
         max_reused = max(0, min(first_needed, len(prompt) - max(1, follow_rows)))
         if old is not None:
             reused_rows = _cut_to_prompt(old, prompt, min(shared_rows, max_reused))
-            if not old.lets_go:  # Layers with a window make room from one forward to the next.
+            if not old.evicts_keys:  # Layers with a window make room from one forward to the next.
                 old.reserve(len(prompt) + self._room)
         elif self._prefixes is not None:
             reused_rows, prefix_key = self._prefixes.copy_longest(prompt, cache, max_reused)
@@ -209,12 +209,12 @@ class Session:
             hidden = self._prefill_chunk(prompt, segment)
             if stop in cuts and cache.states is not None:
                 cache.states.snapshot(cuts)
-            cache.set_aside([length for length in remembered if start < length <= stop])
+            cache.save_windows([length for length in remembered if start < length <= stop])
             if recorder is not None:
                 recorder.finish(cache)
             if stop < len(prompt):
                 yield None
-        cache.drop_set_aside_except(remembered)  # Those of earlier prompts are dropped.
+        cache.drop_saved_windows_except(remembered)  # Those of earlier prompts are dropped.
         with torch.no_grad():
             logits = self._clip(model.logits(hidden[-1:]))[0]
         if self._prefixes is not None:
@@ -371,7 +371,7 @@ class Session:
             length = request.cache.nearest_length(request.prompt_rows[0] + cached_tokens)
             cached_tokens = length - request.prompt_rows[0]
             request.cache.truncate(length)
-            request.cache.set_aside_for_turn(length)
+            request.cache.save_windows_for_turn(length)
             request.copied_tokens = max(0, min(request.copied_tokens, cached_tokens))
             text_start = len(request.context) - request.length
             request.pending = request.context[text_start + cached_tokens :]
@@ -679,8 +679,7 @@ def _cut_to_prompt(cache: Cache, prompt: Prompt, rows: int) -> int:
 
 def _lengths_to_remember(prompt: Prompt) -> set[int]:
     """Returns the lengths of a prompt to which a conversation may later be cut back. At each of
-    them recurrent states are remembered, and layers with a window, which let old keys go, set a
-    copy of the keys in it aside.
+    them recurrent states are remembered, and layers that evict keys save a copy of their window.
 
     Conversations are cut back to somewhere near the prompt's end. Other questions about the same
     pictures begin where the pictures end.

@@ -421,7 +421,9 @@ def test_without_a_draft_model_it_drafts_for_itself_or_not_at_all(
     monkeypatch.setattr(
         "saccade.drafting.shapes.cost_measurement.measure_costs", lambda *a, **k: costs
     )
-    monkeypatch.setattr("saccade.drafting.shapes.cost_measurement.affordable_share", lambda *a: 0.5)
+    monkeypatch.setattr(
+        "saccade.drafting.shapes.cost_measurement.affordable_share", lambda *a, **k: 0.5
+    )
     model, inputs = backbone(qwen25()), video_input(3)
     settings = {"max_new_tokens": 16, "do_sample": False, "eos_token_id": -1}
     plain = saccade.run(model, inputs, method="ar", **settings)

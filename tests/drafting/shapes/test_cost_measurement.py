@@ -395,16 +395,17 @@ def test_the_share_a_draft_can_afford(tmp_path, monkeypatch):
         monkeypatch.setattr(
             cost_measurement, "_count_weights", lambda m, r=ratio: r if m is target else 1
         )
-        assert cost_measurement.affordable_share(target, draft, context) == share
+
+        def share_of(reads_target_keys, n=context):
+            return cost_measurement.affordable_share(
+                target, draft, n, reads_target_keys=reads_target_keys
+            )
+
+        assert share_of(False) == share
         measured = len(calls)
-        assert (
-            cost_measurement.affordable_share(target, draft, context) == share
-            and len(calls) == measured > 0
-        )
-    timed(monkeypatch, lambda keys, rows: 1.0)
-    assert cost_measurement.affordable_share(target, target, 300) == 1.0, (
-        "its own keys need no prefill"
-    )
+        assert share_of(False) == share and len(calls) == measured > 0
+        if slower == 1.0:
+            assert share_of(True) == 1.0, "a draft that reads the target's keys needs no prefill"
 
 
 def test_bare_forwards_are_taken_in_turns_and_the_quickest_counts(monkeypatch):
@@ -453,7 +454,9 @@ def test_a_first_answer_waits_a_few_hundredths_of_its_time_at_most(tmp_path, mon
         answer_tokens=usual,
     )
     assert rounded.draft < 0.5 * first.draft and not calls  # It reads fewer bytes.
-    cost_measurement.affordable_share(target, draft, 128, answer_tokens=usual)
+    cost_measurement.affordable_share(
+        target, draft, 128, answer_tokens=usual, reads_target_keys=False
+    )
     assert not calls
     cost_measurement.measure_costs(target, draft, context=256, answer_tokens=very_long)
     assert calls
@@ -492,7 +495,7 @@ def test_a_greedy_answer_remembers_its_costs(tmp_path, monkeypatch):
     monkeypatch.setattr(
         cost_measurement, "measure_costs", lambda *a, **k: Costs((1, 64), (1.0, 1.1), 0.02)
     )
-    monkeypatch.setattr(cost_measurement, "affordable_share", lambda *a: 0.5)
+    monkeypatch.setattr(cost_measurement, "affordable_share", lambda *a, **k: 0.5)
     for sample in (True, False):
         settings: dict = dict(max_new_tokens=24, do_sample=sample, eos_token_id=None)
         saccade.run(qwen25(), TEXT, draft=noisy(qwen25), method="auto", seed=1, **settings)

@@ -173,7 +173,7 @@ class CorrectedCosts:
         return Costs(rows, seconds, stored["draft"], self._draft_levels, **rest)
 
     def save(self, costs: Costs) -> None:
-        _MEASUREMENTS.save(self._key, asdict(costs))
+        _MEASUREMENTS.save_later(self._key, asdict(costs))
 
 
 def _count_answer(
@@ -250,14 +250,17 @@ def affordable_share(
     context: int,
     phase: Phase = ignore_phase,
     answer_tokens: int | None = None,
+    *,
+    reads_target_keys: bool,
 ) -> float:
     """Returns the largest share of a prompt of ``context`` tokens that a draft reads cheaply.
 
     Its steps are then at most ``MAX_STEP_SLOWDOWN`` times its quickest, and its prefill takes at
-    most ``MAX_PREFILL_SHARE`` of the target's. The target's own keys need no prefill.
+    most ``MAX_PREFILL_SHARE`` of the target's. A draft that reads the target's keys, which may be
+    the target with rounded weights, needs no prefill.
     """
     largest = 1.0
-    if draft is not target:
+    if not reads_target_keys:
         largest = MAX_PREFILL_SHARE * _count_weights(target) / _count_weights(draft)
     measured = _load_or_measure(target, draft, context, phase, answer_tokens)
     times = [_draft_step_seconds(measured, context, int(share * context)) for share in SHARES]

@@ -350,12 +350,12 @@ def _compile(path: Path) -> ctypes.CDLL:
 
 @cache
 def version() -> str:
-    """Returns a digest of what these kernels are compiled from, by which command, and for which
+    """Returns a digest of what these kernels are compiled from, by which compiler, and for which
     processor.
 
     Timings on the disk are those of one version.
     """
-    facts = repr((SOURCE.read_bytes(), _compiler(), FLAGS, instructions()))
+    facts = repr((SOURCE.read_bytes(), _compiler(), _compiler_files(), FLAGS, instructions()))
     return hashlib.sha256(facts.encode()).hexdigest()[:24]
 
 
@@ -365,3 +365,12 @@ def _library_path() -> Path:
 
 def _compiler() -> list[str]:
     return shlex.split(os.environ.get("CC", "cc"))
+
+
+def _compiler_files() -> list[tuple[str, int, int]]:
+    """Returns the path, size and time of each program that the compiler's command names. They
+    change when a compiler is upgraded in place."""
+    found = (shutil.which(word) for word in _compiler())
+    files = [Path(program).resolve() for program in found if program is not None]
+    states = [(file, file.stat()) for file in files]
+    return [(str(file), state.st_size, state.st_mtime_ns) for file, state in states]
