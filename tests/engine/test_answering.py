@@ -37,8 +37,8 @@ PAGES = [
 ]
 QUESTION = "Describe the video in detail."
 FOLDERS_BY_HUB_ID = {
-    "Qwen/Qwen2.5-VL-7B-Instruct": "big",
-    "Qwen/Qwen2.5-VL-3B-Instruct": "small",
+    "llava-hf/llava-onevision-qwen2-7b-ov-hf": "big",
+    "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": "small",
 }
 
 

@@ -49,4 +49,4 @@ def test_studies_are_what_gained_nothing_in_any_stored_run():
     slower = {name for name, speedups in medians.items() if max(speedups) < 1}
     studies = {name for name, recipe in SYSTEMS.items() if recipe.study}
     assert studies == slower
-    assert {"std", "layerskip"} <= slower and {"ar", "auto", "sd"} <= medians.keys() - slower
+    assert {"streaming", "layerskip"} <= slower and {"ar", "auto", "sd"} <= medians.keys() - slower

@@ -23,8 +23,8 @@ SKIPPED = (  # What needs a hub, an hour or a file of others, or serves until it
     "saccade train-draft",
 )
 FOLDERS_BY_HUB_ID = {
-    "Qwen/Qwen2.5-VL-7B-Instruct": "big",
-    "Qwen/Qwen2.5-VL-3B-Instruct": "small",
+    "llava-hf/llava-onevision-qwen2-7b-ov-hf": "big",
+    "llava-hf/llava-onevision-qwen2-0.5b-ov-hf": "small",
 }
 MADE = {"clip.mp4", "other.mp4", "clip.json", "mine.yaml", "videos.txt", "captions.jsonl"}
 

@@ -18,9 +18,7 @@ if TYPE_CHECKING:
     from saccade.methods.listing import Listing
 
 
-STUDIES_HEADING = (
-    "Studies: slower than plain decoding in every stored run of answers, each for a reason."
-)
+STUDIES_HEADING = "Studies: not faster than plain decoding in the stored runs, for these reasons."
 OneName = Annotated[str | None, typer.Argument(help="One method alone.", show_default=False)]
 
 

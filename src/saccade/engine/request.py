@@ -43,7 +43,7 @@ class RequestArguments(GenerateArguments, total=False):
     tokenizer: Any
     """A tokenizer or processor, for text in rounds and results and for stop strings."""
     seed: int | None
-    """Names the noise of sampling; a random one if None."""
+    """The seed of sampling; None picks one at random."""
     captioner: Captioner | None
     """A function of the inputs. It returns for each request one caption, or one per video and
     image in prompt order. It runs in a thread where a core is free."""
@@ -62,8 +62,9 @@ class RequestArguments(GenerateArguments, total=False):
 PENALTIES = ("presence_penalty", "frequency_penalty")
 # Names that are no settings of generation.
 NO_SETTINGS = RequestArguments.__annotations__.keys() - Settings.__annotations__.keys()
-# Names that stay with a call that comes through transformers, which would drop them or, of stop
-# strings, ask for the tokenizer that it has dropped.
+# Arguments that transformers passes to ``custom_generate`` untouched, because our signature names
+# them. It would drop the others of these, and for ``stop_strings`` it would ask for a tokenizer
+# that it does not pass on.
 CALL_ARGUMENTS = {*NO_SETTINGS, "stop_strings"}
 
 
@@ -78,8 +79,11 @@ class Request:
     decode: Callable[[Sequence[int]], str] | None = None  # without special tokens
     spell: Callable[[Sequence[int]], str] | None = None  # with special tokens
     words: Words = Words()
-    samples: bool = False  # whether tokens are drawn, so that no clock may decide about drafts
-    returned: frozenset[str] = frozenset()  # of ``generation_settings.RETURN_SETTINGS``
+    # Whether tokens are sampled. Then no timing may influence drafts, so that a seed gives the same
+    # answer.
+    samples: bool = False
+    # The settings of ``RETURN_SETTINGS`` that are on: what ``generate`` returns beside the ids.
+    returned: frozenset[str] = frozenset()
     copies: int = 1  # how often each prompt is in ``inputs``
 
     @classmethod
@@ -169,8 +173,9 @@ class Request:
         """Makes a request from the call of transformers' ``generate``, which has made the logits
         processors and criteria, and may have turned pixels into features.
 
-        ``arguments`` that are none of a request are the model's, except for stop strings: those
-        never reach transformers' own config. Raises OptionError in one sentence.
+        Arguments that are not in ``RequestArguments`` are inputs of the model. ``stop_strings`` is
+        an exception, because transformers does not put it into its own config. Raises OptionError
+        in one sentence.
         """
         seed, draft_inputs = arguments.get("seed"), arguments.get("draft_inputs")
         generation_settings.check_whole("seed", seed)
@@ -208,8 +213,8 @@ class Request:
         sampling = Sampling(
             bool(checked.do_sample),
             tuple(arguments.get("logits_processor") or ()),
-            # It comes from torch's generator, so that ``torch.manual_seed`` fixes it as it does in
-            # transformers.
+            # The seed comes from torch's generator, so that ``torch.manual_seed`` fixes it as it
+            # does in transformers.
             int(torch.randint(2**62, ())) if seed is None else seed,
             generation_settings.end_ids(checked),
         )
@@ -336,8 +341,8 @@ class Request:
     def _bytes(
         self, target: Backbone, hidden_layers: Sequence[int], keeps_all_keys: bool
     ) -> tuple[int, int]:
-        """Returns the bytes that a token takes, and those of all prompts beside: states, and layers
-        whose windows bound what they hold."""
+        """Returns the bytes that each token takes, and the bytes that do not grow with the tokens:
+        recurrent states, and the caches of layers that evict keys."""
         states = target.state_bytes * len(self.ids)
         token_bytes = _token_bytes(target, hidden_layers)
         if keeps_all_keys or not target.windows:

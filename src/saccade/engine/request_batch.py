@@ -94,11 +94,11 @@ class RequestBatch:
         self._media = request.media  # of the prompts that were encoded last
         self._turns: Mapping[int, Turn] = {}
         self._adds_media = False  # whether this turn has media that the turns before did not have
-        # How many leading rows of each prompt were the same since the drafter read one; None before
-        # it has read any.
+        # For each prompt, how many leading rows have not changed since the drafter last read a
+        # prompt. None before its first read.
         self._rows_of_draft: list[int] | None = None
         self._restarted_draft = False  # whether a new drafter read this turn from the beginning
-        self._unfinished: Sequence[int] = ()  # requests that their first token did not end
+        self._unfinished: Sequence[int] = ()  # requests that go on after their first token
 
     def _make_drafter(self) -> Fallback:
         setup = Setup(
@@ -115,7 +115,8 @@ class RequestBatch:
 
     @property
     def hidden_layers(self) -> Sequence[int]:
-        """The layers whose hidden states the target records, for a draft that is its head."""
+        """The layers whose hidden states the target records, for a draft that is a head of the
+        target."""
         return recorded_hidden_layers(self.recipe, self.draft)
 
     def _set_request(self, request: Request) -> None:
@@ -142,8 +143,8 @@ class RequestBatch:
         """Reads the prompts piece by piece: vision, the target's prefill, then the draft's view.
 
         Yields None after a piece, and a request's opening round as soon as the target has read its
-        prompt. Where the openings end all requests the draft reads nothing, unless the caches are
-        to stay for a later turn (``keep``).
+        prompt. If every request ends with its first token, the draft reads nothing, unless the
+        caches are kept for a later turn (``keep``).
         """
         opened: dict[int, Round] = {}
         read = self._read_turns if self._turns else self._read_prompts
@@ -160,7 +161,8 @@ class RequestBatch:
         """Emits a request's first token."""
         cut: Cut = self.stops.cut
         if self.target.shares.count > 1:
-            cut = agree_on_cut(cut)  # All processes of a split target cut as rank 0 does.
+            # All processes of a split target end answers where rank 0 does.
+            cut = agree_on_cut(cut)
         opened[place] = opening_round(self.session, place, cut, self.first)
         self.record(opened[place])
         return opened[place]
@@ -182,7 +184,8 @@ class RequestBatch:
         drafter.encode(request.draft_inputs or request.inputs)
         shared = self._encode_prompts()
         spent["vision"] = clock.since()
-        # The prompt comes before this check, because models that cannot read it say so better.
+        # The prompt is encoded before this check, because a model that cannot read it raises a
+        # clearer error there.
         generate_check.check_against_generate(target)
         yield
         phase("prefill")
@@ -278,17 +281,20 @@ class RequestBatch:
                     pass
 
     def try_continue(self, request: Request, recipe: Recipe, exact: bool) -> bool:
-        """Takes the conversation's next request over the caches there are, if that is possible.
+        """Sets the batch up for the conversation's next request, and reuses its caches, if that is
+        possible.
 
-        Returns False, and changes nothing, where the method or the first media are others, or the
-        text before them. A turn may have new media after those of earlier turns.
+        Returns False and changes nothing if the method, the first media or the text before them
+        differ. A turn may have new media after those of earlier turns.
         """
         if (recipe, exact) != (self.requested_recipe, self.exact) or self.target.rotates_by_length:
             return False
         if any(prompt.changes_with_more_text for prompt in self.prompts):
             return False  # The keys of the earlier text have not seen the new one.
         if self.recipe.needs_costs and request.samples != self.request.samples:
-            return False  # The costs that rounds have corrected may not decide about draws.
+            # Sampled turns must not use costs that earlier rounds corrected, since a seed must
+            # always give the same answer. So the recipe is planned anew.
+            return False
         turns = self._turns_after_cached(request)
         adds_media = turns is None and self._continues_first_media(request)
         if turns is None and not adds_media:
@@ -317,7 +323,8 @@ class RequestBatch:
     def _turns_after_cached(self, request: Request) -> dict[int, Turn] | None:
         """Returns how each request continues the cached text; None if it has other media."""
         media = request.media
-        # An answer right after a video has other positions than the same words in a longer prompt.
+        # After a prompt that ends in media, the answer's positions differ from those of the same
+        # tokens inside a longer prompt, so its keys cannot be reused.
         if any(bool((prompt.visual | prompt.fixed)[-1]) for prompt in self.prompts):
             return None
         if media.keys() != self._media.keys() or len(request.ids) != len(self.prompts):
@@ -336,8 +343,8 @@ class RequestBatch:
         return turns
 
     def _documents_changed(self, number: int, request: Request, same: int) -> bool:
-        """Returns whether the marks of documents differ from those of the text before, or a new
-        document follows the first ``same`` tokens, so that the view has to be applied to it."""
+        """Returns whether documents are marked differently in the first ``same`` tokens, or a new
+        document follows them. In both cases the view must be applied again."""
         marks = request.document_marks(number)
         before = self.request.document_marks(number)
         shared = min(same, len(before))
@@ -384,7 +391,7 @@ class RequestBatch:
         yield from each_within(lambda: self.drafter.beside.sharing_threads(), steps)
 
     def record(self, round: Round) -> None:
-        """Keeps the scalars of a round for the results."""
+        """Stores a round's record, without its probabilities, for the results."""
         self._first_token = self._first_token or self._clock.since()
         self._records[round.request].append(round.scalars())
         if round.finish is not None:

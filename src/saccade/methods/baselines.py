@@ -30,7 +30,6 @@ LOOKUP = Recipe(
     about="prompt lookup: n-grams of the text, no draft model",
     drafter=Lookup,
     shape=Chain(10),
-    study="no answer in the stored runs repeats its prompt; it is for answers that do",
 )
 
 SD_TREE = Recipe(

@@ -125,8 +125,6 @@ STD = Recipe(
     drafter=SelfDrafter,
     view=PerHead(),
     shape=Chain(GAMMA),
-    study="each draft step reads all of the target's weights; by a trial with imposed acceptance "
-    "it gains from 8,192 visual tokens on",
 )
 
 STREAMING = replace(

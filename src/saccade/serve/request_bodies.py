@@ -19,16 +19,16 @@ from starlette.requests import ClientDisconnect
 from saccade.serve.api_errors import CLIENT_CLOSED_REQUEST, ApiError
 from saccade.serve.queue import busy_error
 
-DISCARD_SECONDS = 2.0  # The rest of a body that is too long is read and dropped for so long.
+DISCARD_SECONDS = 2.0  # Seconds for which the rest of an oversized body is read and discarded.
 MIN_CUT_BYTES = 1 << 16  # A shorter data: address is left in the text.
-MAX_TEXT_BYTES = 32 << 20  # What may be left of a body without those addresses.
+MAX_TEXT_BYTES = 32 << 20  # The most text that a body may have besides its data URLs.
 DATA_URL = re.compile(rb'"(?:image_|video_)?url"\s*:\s*"((?i:data):)')
 NOT_A_BLANK = re.compile(rb"[^ ]")
 # Encoders such as PHP's and .NET's may escape the characters of base64 and its line ends.
 ESCAPES = {b"": (b"\\n", b"\\r", b"\\t"),
          b"/": (b"\\/", b"\\u002f", b"\\u002F"), b"+": (b"\\u002b", b"\\u002B"),
          b"=": (b"\\u003d", b"\\u003D")}  # fmt: skip
-MAX_FULL_BODIES = 4  # So many bodies of full size may arrive or wait for a decoder at once.
+MAX_FULL_BODIES = 4  # The memory for all bodies together, as a multiple of one body's limit.
 
 
 @dataclass
@@ -40,7 +40,8 @@ class BodyMemory:
 
 
 class RequestBody(AbstractContextManager["RequestBody"]):
-    """One request's body. Its bytes count as used until it is released, when its media are read.
+    """One request's body. Its bytes count as used until it is released, which happens as soon as
+    its media have been read.
 
     ``data_urls`` are its long data: addresses, by the names that stand for them in its text.
     """
@@ -107,10 +108,11 @@ class RequestBody(AbstractContextManager["RequestBody"]):
 
 
 def cut_data_urls(body: bytearray) -> tuple[bytes, dict[str, memoryview]]:
-    """Returns a JSON body without its long data: addresses, and those by the names in their place.
+    """Replaces every long data URL in a JSON body by a short placeholder. Returns the new text, and
+    the URLs by placeholder.
 
-    It looks at the strings alone. The caller, which knows the schema, must check that they stand
-    where media are read. Raises ApiError where too much text is left.
+    It does not know the schema, so the caller must check that every placeholder stands in a media
+    field. Raises ApiError where too much text is left.
     """
     pieces: list[memoryview | bytes] = []
     data_urls: dict[str, memoryview] = {}
@@ -160,6 +162,7 @@ def _unescape(body: bytearray, start: int, end: int) -> bool:
         if is_plain:
             body[written : written + len(piece)] = piece
             read, written = stop, written + len(piece)
-    rest = bytes(body[read:end])  # It begins at the first escape of another kind.
+    # It begins with the piece in which an escape of another kind was found.
+    rest = bytes(body[read:end])
     body[written : end + 1] = rest + b'"' + b" " * (end - written - len(rest))
     return is_plain

@@ -7,8 +7,9 @@ sees which key. A captured forward may therefore be replayed while texts grow an
 go.
 
 Where Triton is missing, or where its kernels do not compute on a device what torch computes,
-:func:`kernels_for` returns None, and torch's own attention is used. Kernels that fail later, at
-a size that was not tried, are given up for all models (:func:`abandon`).
+:func:`kernels_for` returns None, and torch's own attention is used. Kernels that fail later, at a
+size that was not tried, are not used again for models with the same heads, dtype and device
+(:func:`abandon`).
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ DEVICE_TYPES = ("cuda",)
 TRITON = "saccade.model.kernels.few_rows_triton"
 
 TOLERANCE = {torch.float32: 1e-4, torch.float16: 5e-3, torch.bfloat16: 3e-2}
-"""How far the kernels may be from torch in fp32, as a share of 1 + the number."""
+"""The largest allowed error against torch in fp32, by dtype: |ours - torch's| / (1 + |torch's|)."""
 
 Buffers = Sequence[Float[Tensor, "pool_row head_dim"]]
 """Keys or values of all requests, by layer, as ``CachePool`` stores them."""
@@ -55,7 +56,8 @@ class Kernels:
 
     @property
     def triton(self) -> Any:
-        """The module of kernels. It is not a field, so that models can be copied and sent."""
+        """The module of kernels. It is a property rather than a field, so that models can be copied
+        and pickled."""
         return import_module(TRITON)
 
     def splits(self, requests: int, rows: int) -> int:
@@ -104,12 +106,13 @@ class FewRowAttention:
     keys: Buffers
     values: Buffers
     caches: Int[Tensor, "3 request"]
-    """Each request's first row in the buffers, its rows for each head, and how many keys every row
-    sees."""
+    """For each request: its first row in the buffers, the buffer rows that each key head has, and
+    the length of the prefix that all its rows see."""
     places: Int[Tensor, "request rows"]
     """The position of each row's key in the request's cache."""
     visible: Bool[Tensor, "request rows tail"]
-    """Which of the keys after those that every row sees each row sees too."""
+    """The mask of the last keys: whether each row sees each key after the prefix that all rows of
+    its request see."""
 
     def __call__(
         self,
@@ -347,7 +350,9 @@ def difference_from_torch(kernels: Kernels) -> float:
     differences = []
     trials = [((700,), 1), ((0, 333, 64), 2), ((150,), MAX_ROWS)]
     if kernels.device.type == "cuda":
-        trials.append(((9000,), 4))  # Every split has several blocks; an interpreter takes long.
+        # Every split has several blocks of keys here. Triton's interpreter would take too long for
+        # it, so it runs on a GPU only.
+        trials.append(((9000,), 4))
     for lengths, rows in trials:
         trial = Trial.of(kernels, lengths, rows)
         other = trial.copy()

@@ -55,9 +55,10 @@ NO_FORCING = '%llguidance {"no_forcing": true}\n'
 
 
 def without_forcing(source: str) -> str:
-    """Returns a grammar of the same texts whose masks allow every way to spell what comes next.
+    """Returns the same grammar with llguidance's forcing switched off.
 
-    Usually llguidance allows only the tokenizer's own spelling of a text that is certain.
+    By default, where the grammar permits a single text, a mask allows only the tokenizer's own
+    tokens for it; without forcing it allows every way to tokenise it.
     """
     try:
         (grammar,) = json.loads(source)["grammars"]
@@ -79,7 +80,8 @@ class Vocabulary:
         self._lock = threading.Lock()
 
     def __reduce__(self) -> Any:
-        """Pickles the tokenizer's JSON for a draft's process, which keeps what it makes of it."""
+        """Pickles the tokenizer as JSON for the draft's process, which rebuilds the vocabulary once
+        and caches it."""
         tokenizer_json = self._tokenizer.backend_tokenizer.to_str()
         return _unpickle_vocabulary, (tokenizer_json, self._vocab, self.eos_ids)
 
@@ -156,7 +158,8 @@ class Grammar:
         return Grammar, self._arguments
 
     def __call__(self, answer: Sequence[int]) -> Bool[Tensor, " vocab"] | None:
-        """Returns the tokens allowed next; None after an answer that has ended or does not match.
+        """Returns the tokens allowed next; None, which allows any token, after an answer that has
+        ended or does not match.
 
         Raises BrokenLaw where the parser gives up because the grammar is too large.
         """
@@ -173,7 +176,7 @@ class Grammar:
         if not self._eos_ids.isdisjoint(answer) or not self._move_parser(answer):
             return None
         bias = _compute_bias(self._matcher)
-        # Exactly one token is allowed, and it is the first one that is not 0.
+        # If exactly one token is allowed, it is the only byte of the mask that is not 0.
         if len(bias) - bias.count(0) == 1 and self._is_refused(len(bias) - len(bias.lstrip(b"\0"))):
             bias = self._unforced_bias(answer)
         return torch.frombuffer(bias, dtype=torch.uint8).bool()
@@ -194,8 +197,8 @@ class Grammar:
     def _move_parser(self, answer: tuple[int, ...]) -> bool:
         """Moves the parser to the end of an answer; returns whether the answer matches so far.
 
-        A parser that has given up says no more, and it may have done so at another text, such as a
-        draft's. So a new one takes its place. Raises BrokenLaw where that one gives up too.
+        A parser in its error state stays there. The error may come from another text, such as a
+        draft's, so a new parser replaces it. Raises BrokenLaw where that one gives up too.
         """
         if self._matcher.is_error():
             self._matcher, self._parsed_ids = _matcher(*self._arguments), []
