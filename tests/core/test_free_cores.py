@@ -232,6 +232,7 @@ def test_a_sampled_answer_is_planned_by_the_costs_of_all_threads(
         return Costs((1, 2), (1.0, 1.0), 0.5)
 
     monkeypatch.setattr(cost_measurement, "measure_costs", measure)
+    monkeypatch.setattr(cost_measurement.CorrectedCosts, "load", lambda self: None)
     for sample in (True, False):
         settings: dict[str, Any] = {"do_sample": sample, "seed": 1, "max_new_tokens": 2}
         saccade.run(target, text_input(), draft=backbone(llama(1)), method="auto", **settings)

@@ -127,9 +127,3 @@ def test_what_it_judges_are_claims_of_the_page():
     judged = next(c for c in sparse_to_dense.CLAIMS if c.judge in real.JUDGES)
     with pytest.raises(OptionError, match="python -m lab real"):
         real.cell(judged, StoredResults(Path("nowhere")))
-
-
-def test_seconds_beside_other_work_are_not_shown():
-    """Claim: the stored documents shared a core, so a verdict on their seconds has no number."""
-    fastest = next(c for c in sparse_to_dense.CLAIMS if c.judge is sparse_to_dense.judge_fastest)
-    assert real.cell(fastest, STORED) == "**to be run again**"

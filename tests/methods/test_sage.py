@@ -537,7 +537,7 @@ def test_the_history_moves_the_deepest_depth_by_the_rule(accepted):
     for i, length in enumerate(accepted):
         state = shape.fold(state, bare_round([1.0, 0.0, 0.0], length))
         most = moved(most, accepted[: i + 1])
-        assert state.most == most
+        assert state.max_levels == most
 
 
 @pytest.mark.parametrize("window", [1, 5, 9, 11, 1000])
@@ -550,7 +550,7 @@ def test_control_another_window_moves_otherwise(window):
         recent = accepted[: i + 1][-window:]
         mean = sum(recent) / len(recent)
         most = min(D_MAX, max(D_MIN, most - (mean < LOWER) + (mean > UPPER)))
-        differs |= most != state.most
+        differs |= most != state.max_levels
     assert differs
 
 

@@ -56,7 +56,7 @@ Documents = Annotated[
     ),
 ]
 Prompt = Annotated[
-    str, typer.Option("--prompt", "-p", help="What to ask about the video: as the question.")
+    str, typer.Option("--prompt", "-p", help="What to ask; the same as the QUESTION argument.")
 ]
 Question = Annotated[
     str | None, typer.Argument(help=f"What to ask about it; else '{QUESTION}'", show_default=False)
@@ -69,9 +69,9 @@ Tp = Annotated[
 ]
 Fps = Annotated[float | None, typer.Option(help="Frames to take per second.")]
 NumFrames = Annotated[int | None, typer.Option(help="Frames to take in all, evenly in time.")]
-Seed = Annotated[int | None, typer.Option(help="Names the noise of sampling.")]
+Seed = Annotated[int | None, typer.Option(help="Seed of sampling; by default a random one.")]
 Exact = Annotated[
-    bool, typer.Option("--exact", help="Bit for bit plain decoding's answer in bf16 and fp16 too.")
+    bool, typer.Option("--exact", help="Answer bit for bit as `ar --exact` does, in any dtype.")
 ]
 Repeat = Annotated[int, typer.Option(min=1, help="Interleaved runs of each method.")]
 Dtype = Annotated[str | None, typer.Option(help="float32, bfloat16 or float16.")]
@@ -82,7 +82,8 @@ DraftDevice = Annotated[
 DraftQuantize = Annotated[
     str | None,
     typer.Option(
-        help="Round the draft's weights, or the target's as its own draft: int8, int4 or fp8."
+        help="Round the draft's weights to int8, int4 or fp8; without a draft, a copy of the "
+        "target's, which then drafts."
     ),
 ]
 Quantize = Annotated[
@@ -91,7 +92,10 @@ Quantize = Annotated[
 ]
 Positions = Annotated[
     Literal["auto", "library", "trained"],
-    typer.Option(help="Of text after a Qwen2.5-VL video: transformers' place, or vLLM's."),
+    typer.Option(
+        help="Positions of the text after a Qwen2.5-VL video: as in transformers (library), as in "
+        "training and vLLM (trained), or by the checkpoint (auto)."
+    ),
 ]
 Trust = Annotated[
     bool, typer.Option("--trust-remote-code", help="Run code that comes with a checkpoint.")
@@ -116,12 +120,13 @@ Trace = Annotated[
 
 @dataclass(frozen=True)
 class ModelOptions:
-    """Which models answer; a file of `calibrate` has what is left out."""
+    """Which models answer. Options that are left out come from the config file, if there is one."""
 
     target: Target = None
     draft: Draft = None
     config: Annotated[
-        Path | None, typer.Option(help="Take what is not given from this file of `calibrate`.")
+        Path | None,
+        typer.Option(help="A file written by `calibrate`, for options that are not given."),
     ] = None
     captioner: Annotated[
         str | None,
@@ -220,15 +225,18 @@ def resolve_question(question: str | None, prompt: str) -> str:
     if question is not None and prompt != QUESTION:
         raise OptionError("give the question after the video or by --prompt, not both")
     if question is not None and os.path.exists(question):
-        raise OptionError(f"the question {question} is a file: one is looked at; words by --prompt")
+        raise OptionError(
+            f"{question} is a file, but one video is answered about at a time; if it is the "
+            "question, use --prompt"
+        )
     return prompt if question is None else question
 
 
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Wraps a command so that typer sees an option for each field of its groups of options.
 
-    An option has the annotation and the default of its field. Options that are left out in a call
-    of the command have their defaults in its groups.
+    An option has the annotation and the default of its field. If the command is called from Python,
+    options that are left out have their defaults.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}

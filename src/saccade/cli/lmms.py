@@ -68,7 +68,7 @@ class Saccade(Model):
         frames: to take of each video, evenly in time; else 2 a second, at least 4.
         max_new_tokens: for tasks that set no limit.
         until: false ignores a task's stop strings, as lmms-eval's vLLM wrapper does.
-        seed: names the noise of sampling; the n-th request of a run draws with seed + n.
+        seed: of sampling; the n-th request of a run draws with seed + n.
         captioner: an image-to-text model, for views that read a caption.
         batch_size: 1.
 
@@ -178,7 +178,8 @@ def generation_settings(
 ) -> tuple[dict[str, Any], list[str]]:
     """Returns a task's generation_kwargs for :func:`saccade.run`, and the names it does not know.
 
-    Decoding is greedy at temperature 0, without ``do_sample``, and where neither is set.
+    Decoding is greedy if ``temperature`` is 0, if ``do_sample`` is false, or if neither is given. A
+    temperature above 0 alone samples.
     ``max_new_tokens`` is for tasks that limit no answer.
     """
     settings = {name: value for name, value in kwargs.items() if value is not None}
@@ -260,7 +261,7 @@ def read_clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
     if isinstance(source, str | Path | bytes):
         return media.read(source, replace(sampling, start=start, end=end))
     if start is not None or end is not None or not isinstance(source, list | np.ndarray):
-        raise OptionError(f"no such part of a video can be read from {type(source).__name__}")
+        raise OptionError(f"cannot read a video, or a part of one, from {type(source).__name__}")
     frames = np.stack([read_picture(each) for each in source])
     total = len(frames)
     count = min(sampling.num_frames or total, total)
@@ -269,7 +270,7 @@ def read_clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:
-    """Returns statistics of the answers for lmms-eval's `log_metrics`, with our seconds alone."""
+    """Returns statistics of the answers for lmms-eval's `log_metrics`, by Saccade's seconds."""
     tokens = sum(len(each.ids) for each in results)
     total = sum(each.timings.total for each in results)
     decode = sum(each.timings.decode for each in results)

@@ -19,10 +19,10 @@ class Conversation(AbstractContextManager["Conversation"]):
     """Questions and answers over caches of target and draft that stay from turn to turn.
 
     Every turn takes the processor's output for the whole conversation so far (all videos and
-    pictures, the earlier answers, the new question) and gives the answer of a fresh start. What
-    the text before and the new text have in common at their beginning is not read again, and a
-    vision tower runs on new media alone. A question that replaces an earlier one continues from
-    where the texts differ. Where the first media are others, nothing is kept.
+    pictures, the earlier answers, the new question) and gives the answer of a fresh start. The
+    common beginning of the old and the new text is not read again, and a vision tower runs on new
+    media alone. A question that replaces an earlier one continues from where the texts differ. If
+    the first media differ, nothing is reused.
 
     The draft keeps what its view chose of earlier media, and the view is applied to new media by
     the attention of the question that comes with them. A target that drafts for itself chooses

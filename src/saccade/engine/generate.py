@@ -94,7 +94,8 @@ class Stream(Iterator[Round]):
                     target, recipe, request, draft=draft, exact=exact, phase=phase, vision=vision
                 )
             if before is not None:
-                before.close()  # The method or the videos are others, so its caches are of no use.
+                # The method, media or earlier text differ, so the old caches cannot be continued.
+                before.close()
         self.recipe = call.recipe  # as it was planned for this machine
         self.call: RequestBatch | None = call
         self.closed = False
@@ -173,7 +174,8 @@ class Stream(Iterator[Round]):
             with cpu_by_default():
                 self.results = call.results(clock.since(), peak.bytes())
             can_continue = call.decoding
-        except GeneratorExit:  # The stream was closed between two rounds, or in a prompt.
+        # The stream was closed between two rounds, or while a prompt was being read.
+        except GeneratorExit:
             can_continue = call.decoding
             raise
         except (RuntimeError, MemoryError) as error:
@@ -205,7 +207,8 @@ class CallArguments(RequestArguments, total=False):
 
 @dataclass(frozen=True)
 class _ResolvedCall:
-    """The arguments of a call: those of its request apart from the others."""
+    """The arguments of a call after they are resolved. ``request`` has those that belong to the
+    request."""
 
     draft: Backbone | None
     recipe: Recipe
@@ -268,10 +271,11 @@ def stream(
             may also be given as ``**inputs``.
         on_phase: called as each phase of the work begins; see :class:`Stream`.
         call: an earlier stream's ``call`` (made with ``keep``). ``inputs`` continue its
-            conversation, and only new media and tokens are read. Other first media start afresh.
+            conversation, and only new media and tokens are read. If the first media differ, it is
+            read anew.
         keep: leaves the caches for a later turn; see :class:`saccade.Conversation`.
-        vision: with ``keep``, where outputs of vision towers stay from turn to turn; one is made
-            where there is none.
+        vision: with ``keep``, the store of vision tower outputs that turns share; a new one by
+            default.
         arguments: see :class:`CallArguments` and :class:`RequestArguments`. All others are
             ``GenerationConfig``'s names, of which :class:`GenerateArguments` lists those in use.
             ``max_new_tokens`` is 256 where neither they nor the model's config set a length.
@@ -318,9 +322,10 @@ def run(
     on_phase: Phase | None = None,
     **arguments: Unpack[CallArguments],
 ) -> Result:
-    """Returns one answer with its measures; arguments as :func:`stream`. One request at a time."""
+    """Returns the answer to a single request, with its measures. The arguments are those of
+    :func:`stream`."""
     rounds = _start(model, inputs, arguments, on_phase)
-    assert rounds.call is not None, "the stream has not begun"
+    assert rounds.call is not None, "the stream has already ended"
     if len(rounds.call.request.inputs["input_ids"]) != 1:
         raise OptionError("saccade.run answers one request; use saccade.generate for a batch")
     return rounds.finish()[0]
@@ -429,7 +434,7 @@ def generate(
             scores.add(round)
             if streamer is not None:
                 streamer.put(torch.tensor(round.tokens))
-    finally:  # Who reads an iterating streamer would wait for ever.
+    finally:  # Otherwise a thread that iterates over the streamer would wait for ever.
         if streamer is not None:
             streamer.end()
     pad, copies = request.limits.pad, request.copies

@@ -1,12 +1,13 @@
 """Runs requests that come and go over one target; a server works with it.
 
 Each request is a batch of one with a drafter of its own, so that a drafter that fails harms no
-other request. All of them share the forwards of a round. A round also reads chunks of new prompts,
-from one long prompt or from several short ones: about three where a request gets three tokens a
-round on average. A request's first token is emitted before its draft reads the prompt, so nobody
-waits for drafting. Where a round of all requests would take longer than reading one prompt took,
-each round serves only some of them (``RoundTimes``). Requests that share no forward (with a draft
-in a process of its own, or ``exact``) are worked on one after another within a round.
+other request. All of them share the forwards of a round. Before its round a step reads chunks of
+waiting prompts, about as many chunks as a request gets tokens a round on average. They may come
+from one long prompt or from several short ones. A request's first token is emitted before its draft
+reads the prompt, so nobody waits for drafting. Where a round of all requests would take longer than
+reading one prompt took, each round serves only some of them (``RoundTimes``). Requests that share
+no forward (with a draft in a process of its own, or ``exact``) are worked on one after another
+within a round.
 """
 
 from __future__ import annotations
@@ -97,7 +98,8 @@ class Scheduler:
             return request.fits(self._target, others, layers, keeps_all_keys=keeps_all_keys)
 
         if not is_room() and prefix_cache is not None:
-            prefix_cache.clear()  # A request that is here counts more than one that may come.
+            # Answering this request matters more than prefixes that a later request may reuse.
+            prefix_cache.clear()
         return is_room()
 
     def join(self, request: Request) -> int:
@@ -124,8 +126,8 @@ class Scheduler:
         return number
 
     def _follow_changes(self) -> None:
-        """Takes the models as they are now. Raises ModelError where the target was changed while
-        answers by it are under way."""
+        """Replaces the target and the draft if they were changed since the last request. Raises
+        ModelError where the target was changed while answers by it are under way."""
         target = self._target.current()
         self._draft = None if self._draft is None else self._draft.current()
         if target is self._target:
@@ -152,7 +154,7 @@ class Scheduler:
         """Reads pieces of the prompts that have waited longest, then runs a round of the requests
         that have waited longest for one.
 
-        It works only as far as it is iterated, so that a first token is out before the round.
+        It is a generator, so that the caller gets a first token before the round runs.
         """
         yield from each_within(self._step_scope, self._advance())
 

@@ -38,7 +38,8 @@ class ByPage(Budgeted):
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         count = self.budget(prompt)
         rows = prompt.index[prompt.visual]
-        # With a larger page, a single page would be the whole budget or more.
+        # A page is no larger than the budget, so that one fits, and no larger than what is left
+        # out, so that some page is left out.
         size = max(1, min(self.page, count, len(rows) - count))
         pages, rest = len(rows) // size, len(rows) % size
         read = max(1, round((count - rest) / size))
@@ -65,7 +66,7 @@ PAGE = Setting(
     field="page",
     parse=parse_whole,
     words="keys a page, as in 4",
-    needs="is of view=pages: how many keys are asked for at once",
+    needs="needs view=pages: it is the number of keys in a page",
     default=PAGE_KEYS,
 )
 

@@ -43,19 +43,21 @@ from saccade.methods.specvlm import TREE, VIEW
 
 IMAGES = 0.2  # the share of an image that the draft sees; of a video SpecVLM's tenth (Sec. 5)
 
-Ranks = Sequence[float]  # probabilities, likeliest first
+Probabilities = Sequence[float]  # probabilities, likeliest first
 Range = tuple[int, int]  # least and most
 Rule = Literal["formal", "prose"]
 
 
-def confidence(ranks: Ranks, k: int = 10) -> float:
+def confidence(probabilities: Probabilities, k: int = 10) -> float:
     """Returns alpha, the confidence of a law with these probabilities (Eq. 7-9)."""
-    total = math.fsum(ranks[:k])
-    top = [p / total for p in ranks[:k]]
+    total = math.fsum(probabilities[:k])
+    top = [p / total for p in probabilities[:k]]
     return 1.0 + math.fsum(p * math.log(p) for p in top if p > 0) / math.log(k)
 
 
-def likeliest(scores: Scores, nodes: Sequence[int], count: int) -> list[tuple[Ranks, list[int]]]:
+def likeliest(
+    scores: Scores, nodes: Sequence[int], count: int
+) -> list[tuple[Probabilities, list[int]]]:
     """Returns the ``count`` likeliest tokens after each node, likeliest first: their probabilities
     and their ids. One computation in float32 for all nodes."""
     logits = torch.stack([scores.logits(node) for node in nodes]).float()
@@ -82,27 +84,35 @@ class Reach:
         return range(1, math.floor(self.depth + 0.5) + 1)
 
     def children(
-        self, level: int, path: float, parent: float, ranks: Ranks
+        self,
+        level: int,
+        path_probability: float,
+        parent_probability: float,
+        probabilities: Probabilities,
     ) -> list[tuple[float, int]]:
         """Returns the children that a node may have, as (P of the path down to it, rank)."""
         least, most = self.shape.width
         width = least + (1 - self.alpha) * (most - least)  # Eq. 11
         if level > 1:
-            width *= (0.5 + parent) / level  # Eq. 12
+            width *= (0.5 + parent_probability) / level  # Eq. 12
         # A token that the request's rules forbid has probability zero and is never a child.
-        likely = [(path * p, rank) for rank, p in enumerate(ranks) if rank < width and p > 0]
+        likely = [
+            (path_probability * p, rank)
+            for rank, p in enumerate(probabilities)
+            if rank < width and p > 0
+        ]
         if self.shape.rule == "prose":
             return likely
         return [child for child in likely if self.expands(level, child[0])]
 
-    def expands(self, level: int, path: float) -> bool:
+    def expands(self, level: int, path_probability: float) -> bool:
         """Returns whether a path is likelier than theta_l, the bound of its level. Then its node
         may have children, and by the formal rule it is in the tree."""
-        return path > self.shape.theta * level / self.depth
+        return path_probability > self.shape.theta * level / self.depth
 
 
-def plan(ranks: Ranks, reach: Reach) -> Paths:
-    """Returns the tree where every level's law gives rank r the probability ``ranks[r]``."""
+def plan(probabilities: Probabilities, reach: Reach) -> Paths:
+    """Returns the tree where every level gives rank r the probability ``probabilities[r]``."""
     nodes: list[tuple[float, tuple[int, ...]]] = []
     frontier: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
     for level in reach.levels:
@@ -110,7 +120,7 @@ def plan(ranks: Ranks, reach: Reach) -> Paths:
             (whole, (*path, rank))
             for chance, path in frontier
             for whole, rank in reach.children(
-                level, chance, ranks[path[-1]] if path else 1.0, ranks
+                level, chance, probabilities[path[-1]] if path else 1.0, probabilities
             )
         ]
         nodes += children
@@ -120,10 +130,10 @@ def plan(ranks: Ranks, reach: Reach) -> Paths:
 
 
 @dataclass(frozen=True)
-class Adapted:
+class SageState:
     """The state that SAGE carries from round to round."""
 
-    most: int  # The most levels of the next tree.
+    max_levels: int  # of the next tree
     alpha: float = 0.5  # the last round's confidence (Algorithm 1, line 3)
     recent: tuple[int, ...] = ()  # accepted lengths
     paths: Paths = TREE  # the next tree of ``sage-ahead``
@@ -149,21 +159,21 @@ class Sage(Shape):
     def spelling(self) -> str:
         return self.name
 
-    def start(self) -> Adapted:
-        return Adapted(self.depth[1])
+    def start(self) -> SageState:
+        return SageState(self.depth[1])
 
     @property
     def most_tokens(self) -> int:
         """How many of a law's tokens a tree or its confidence may depend on."""
         return max(self.width[1], self.top)
 
-    def reach(self, state: Adapted, root_ranks: Ranks) -> Reach:
+    def reach(self, state: SageState, root_ranks: Probabilities) -> Reach:
         """Returns how far the next tree reaches: here by the confidence of the round before. Only
         ``SageLive`` takes it from the probabilities at the root."""
-        return Reach(self, state.alpha, state.most)
+        return Reach(self, state.alpha, state.max_levels)
 
-    def grow(self, state: Adapted) -> Growing:
-        tree, level, reach = Tree(), 1, Reach(self, 1.0, state.most)
+    def grow(self, state: SageState) -> Growing:
+        tree, level, reach = Tree(), 1, Reach(self, 1.0, state.max_levels)
         frontier = [(ROOT, 1.0, 1.0)]  # (node, P of the path, P of the node)
         while frontier and level in reach.levels:
             scores = yield tree
@@ -171,9 +181,9 @@ class Sage(Shape):
             if level == 1:
                 reach = self.reach(state, laws[0][0])
             children: list[tuple[float, float, int, int]] = []
-            for (node, chance, parent), (ranks, tokens) in zip(frontier, laws, strict=True):
-                for whole, rank in reach.children(level, chance, parent, ranks):
-                    children.append((whole, ranks[rank], node, tokens[rank]))
+            for (node, chance, parent), (probabilities, tokens) in zip(frontier, laws, strict=True):
+                for whole, rank in reach.children(level, chance, parent, probabilities):
+                    children.append((whole, probabilities[rank], node, tokens[rank]))
             children.sort(key=lambda entry: -entry[0])
             frontier = []
             for whole, p, node, token in children[: self.nodes - len(tree)]:
@@ -183,26 +193,26 @@ class Sage(Shape):
             level += 1
         return tree
 
-    def fold(self, state: Adapted, round: Round) -> Adapted:
-        """Moves the depth by one by the window's mean (Sec. 3.3), and takes the next alpha from the
-        law at the root."""
+    def fold(self, state: SageState, round: Round) -> SageState:
+        """Changes the depth by at most one level, by the mean accepted length of the last rounds
+        (Sec. 3.3), and computes the next alpha from the probabilities at the root."""
         recent = (*state.recent, len(round.verdict.accepted))[-self.window :]
         mean = sum(recent) / len(recent)
         (least, deepest), (low, high) = self.depth, self.moves
-        most = state.most
+        most = state.max_levels
         if mean < low:
             most = max(least, most - 1)
         elif mean > high:
             most = min(deepest, most + 1)
-        state = replace(state, most=most, recent=recent)
+        state = replace(state, max_levels=most, recent=recent)
         if round.q is None:
             return state
-        ((ranks, _),) = likeliest(round.q, [ROOT], self.most_tokens)
-        return self.learn(state, ranks)
+        ((probabilities, _),) = likeliest(round.q, [ROOT], self.most_tokens)
+        return self.learn(state, probabilities)
 
-    def learn(self, state: Adapted, ranks: Ranks) -> Adapted:
+    def learn(self, state: SageState, probabilities: Probabilities) -> SageState:
         """Returns the state after a round with these probabilities at the root."""
-        return replace(state, alpha=confidence(ranks, self.top))
+        return replace(state, alpha=confidence(probabilities, self.top))
 
 
 @dataclass(frozen=True)
@@ -212,22 +222,22 @@ class SageAhead(Sage):
 
     name: ClassVar[str] = "sage-ahead"
 
-    def grow(self, state: Adapted) -> Growing:
+    def grow(self, state: SageState) -> Growing:
         return grow_static(state.paths)
 
-    def learn(self, state: Adapted, ranks: Ranks) -> Adapted:
-        reach = Reach(self, confidence(ranks, self.top), state.most)
-        return replace(state, paths=plan(ranks, reach))
+    def learn(self, state: SageState, probabilities: Probabilities) -> SageState:
+        reach = Reach(self, confidence(probabilities, self.top), state.max_levels)
+        return replace(state, paths=plan(probabilities, reach))
 
 
 @dataclass(frozen=True)
 class SageLive(Sage):
-    """As deep and wide as the law that is scored at the root now says."""
+    """The tree is as deep and wide as the probabilities at the root of the same round say."""
 
     name: ClassVar[str] = "sage-live"
 
-    def reach(self, state: Adapted, root_ranks: Ranks) -> Reach:
-        return Reach(self, confidence(root_ranks, self.top), state.most)
+    def reach(self, state: SageState, root_ranks: Probabilities) -> Reach:
+        return Reach(self, confidence(root_ranks, self.top), state.max_levels)
 
 
 SAGE = Recipe(

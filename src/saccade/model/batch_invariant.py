@@ -6,8 +6,9 @@ adds up its keys in fp32, in blocks of ``BLOCK`` from the first key on, and each
 of one shape. In a tree the keys are in another order than in plain decoding, so drafts must be
 chains.
 
-The result of a row must be the same at every place among the ``ROWS``, which depends on the
-machine's kernels. This is tried once for each model, and ``exact=True`` is refused where it fails.
+A row's result must not depend on which of the ``ROWS`` places it has. Whether that is so depends on
+the machine's kernels, so it is tested once for each model, and ``exact=True`` is refused where it
+fails.
 """
 
 from __future__ import annotations
@@ -39,14 +40,14 @@ from saccade.model.kernels.attention_mass import Queries
 from saccade.model.segments import Segment
 from saccade.model.session import Session
 
-ROWS = 16  # Of every forward over text.
-BLOCK = 256  # Keys that are added up together.
+ROWS = 16  # Rows of every forward over text; shorter ones are padded.
+BLOCK = 256  # Attention sums are added up in blocks of this many keys.
 Block = Float[Tensor, "kv_head block head_dim"]
 """``BLOCK`` keys or values, in fp32."""
 NEEDS_CHAINS = "exact=True needs drafts that are chains: use shape=chain-N, fit or auto"
 
 _trials: WeakKeyDictionary[Backbone, dict[tuple[object, ...], bool]] = WeakKeyDictionary()
-"""Whether each model is batch invariant, by what that depends on."""
+"""Test results by model, and by what else they depend on: dtype, device, threads and attention."""
 
 
 class BatchInvariantSession(Session):
@@ -167,7 +168,8 @@ def _add_blocks(
 def _block(rows: Keys, start: int) -> Block:
     """Returns ``BLOCK`` rows as a tensor of their own, with zeros after the last row.
 
-    The rows after the last may be NaN, and kernels may round by how their input is laid out.
+    Memory after the last row may hold NaN, and a kernel may round differently for another memory
+    layout. So every block is a contiguous copy.
     """
     part = rows[:, start : start + BLOCK]
     block = torch.empty(
@@ -184,8 +186,8 @@ def _block(rows: Keys, start: int) -> Block:
 class Exact(AttentionKind):
     """The attention of :func:`attend_in_order` in a captured forward.
 
-    It has the same products, over as many blocks as the size has. Blocks after a row's last key
-    change no bit.
+    It computes the same products over all blocks that the captured size has keys for. A block after
+    a row's last key adds exactly 0 to its sums.
     """
 
     may_branch: ClassVar[bool] = False

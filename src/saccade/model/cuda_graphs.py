@@ -94,8 +94,8 @@ class RowLogits(NamedTuple):
 
     logits: Float[Tensor, "logit_rows vocab"]
     likeliest: list[ReadTop | None]
-    """None for rows of an ordinary forward. In all others, ids that the row's vocabulary forbids
-    have the logit -inf already."""
+    """A reader for each row, or None if an ordinary forward computed it. In the logits of captured
+    forwards, ids that the session may not choose (``Vocabulary``) are -inf already."""
 
     @classmethod
     def of_ordinary(cls, logits: Float[Tensor, "logit_rows vocab"]) -> RowLogits:
@@ -115,7 +115,8 @@ class Size:
     rows: int  # Of each request.
     tail: int  # Last keys of each request that have a mask.
     keys: int  # Of each request, at most.
-    hidden_layers: tuple[int, ...] = ()  # Whose hidden states are needed, by ``HiddenStates``.
+    # The layers whose hidden states are written, numbered as in ``HiddenStates``.
+    hidden_layers: tuple[int, ...] = ()
 
 
 @runtime_checkable
@@ -490,7 +491,8 @@ class CudaGraphs:
         spare: Lease,
         vocabularies: Sequence[int],
     ) -> None:
-        """Fills in the inputs of a size, once the outputs of its last forward are safe."""
+        """Fills in the inputs of a size. If nobody has read the likeliest tokens of its last
+        forward, they are copied first, because the next replay overwrites them."""
         newest = self._newest_tokens.pop(size, None)
         tokens = None if newest is None else newest()
         if tokens is not None:
@@ -559,7 +561,8 @@ class CudaGraphs:
     def _capture_with_replacement(
         self, kind: AttentionKind, size: Size, probe: Probe, reason: str
     ) -> bool:
-        """Captures a size by the kind that replaces one that failed; from now on all sizes are.
+        """Replaces an attention kind that failed: captures this size with its replacement, which
+        all sizes use from now on.
 
         Returns False where there is no such kind.
         """
@@ -595,7 +598,8 @@ class CudaGraphs:
                     return
                 if not isinstance(error, RuntimeError):
                     raise
-                # An ordinary forward gives the same answer; it will say so if memory ran out.
+                # Ordinary forwards are used from now on. If memory ran out, they raise that error
+                # themselves.
                 log.warning("forwards cannot be captured on %s: %s", self._backbone.device, error)
                 self._capture = None
                 self.forget()
@@ -793,8 +797,7 @@ def has_new_sizes() -> bool:
 
 
 def capture_new_sizes() -> bool:
-    """Captures the sizes that this thread's forwards were the first of, and returns whether there
-    were any.
+    """Captures the sizes that this thread's forwards met first, and returns whether there were any.
 
     To be called between two rounds. It takes no time on any clock, and does nothing where no size
     is new.
@@ -872,8 +875,7 @@ def _copy_logit_rows(
 
 
 def _logit_spans(rows: Rows, size: Size) -> list[tuple[int, int]]:
-    """Returns from where to where a captured forward has the rows of each segment that need
-    logits."""
+    """Returns, for each segment, the range of a captured forward's rows whose logits are needed."""
     spans = []
     for number, segment in enumerate(rows.segments):
         count = sum(segment.start <= row < segment.stop for row in rows.logit_rows)

@@ -37,11 +37,12 @@ log = logging.getLogger(__name__)
 PROMPT_TOKENS = 6
 STEPS = 4  # Logits that are compared: after the prompt, after one token, after two more at once.
 MAX_NAMED_CAUSES = 3  # A refusal names so many causes, and counts the others.
-# In half precision, logits of a deep model may be so many times the usual rounding apart, if their
-# cosine similarity is at least this.
+# In half precision, logits of a deep model may differ by ``MAX_DEEP_FACTOR`` times the usual
+# rounding, if their cosine similarity is at least ``LEAST_SIMILARITY``.
 MAX_DEEP_FACTOR = 3.0
 LEAST_SIMILARITY = 0.99
-INPUT_CHANGE = 1e-5  # Inputs of a product are changed by this share, to see whether it rounds them.
+# The inputs of each linear layer are perturbed by this share, to see whether the layer rounds them.
+INPUT_CHANGE = 1e-5
 CHANGED_ROWS = 256
 MAX_OUTPUT_CHANGE = 3e-5  # As a share of the largest output; a product that rounds changes by more.
 UNROUNDED_TYPES = (torch.float32, torch.float64)
@@ -112,8 +113,9 @@ def _refuse_odd_layer_numbers(target: Backbone) -> None:
 def _refuse_rounded_inputs(target: Backbone) -> None:
     """Refuses products that round their inputs, as int8 activations do.
 
-    Which numbers are rounded up depends on the last bit of each, and so on how many rows are
-    computed at once. The output of such a product jumps where its inputs change by next to nothing.
+    Whether a number is rounded up depends on its last bit, which in turn depends on how many rows
+    are computed at once. The output of such a product jumps where its inputs change by next to
+    nothing.
     """
     if target.dtype not in UNROUNDED_TYPES:
         return  # In low precision every product rounds its inputs.
@@ -182,9 +184,8 @@ def _still_differ(
     forced: Sequence[int],
     theirs: Float[Tensor, "step vocab"],
 ) -> bool:
-    """Returns whether the logits differ in every way in which the target can be run.
-
-    Leaves the target in the first way in which they do not.
+    """Tries the ways to run the target in turn, and leaves it in the first one whose logits agree.
+    Returns True if none agrees.
     """
     differ = _logits_differ(target, ids, forced, theirs)
     if differ and not target.needs_model_for_logits:
@@ -294,10 +295,10 @@ def _logits_differ(
 def _agree(
     ours: Float[Tensor, "step vocab"], theirs: Float[Tensor, "step vocab"], dtype: torch.dtype
 ) -> Bool[Tensor, " step"]:
-    """Returns of which rows the logits differ by rounding alone.
+    """Returns, for each row, whether the logits differ by no more than rounding.
 
-    In half precision rounding adds up over the layers of a deep model. So rows may differ by some
-    times what is usual there, if they point in nearly the same direction.
+    In half precision rounding adds up over the layers of a deep model. So rows may differ by up to
+    ``MAX_DEEP_FACTOR`` times the usual rounding there, if they point in nearly the same direction.
     """
     usual = MAX_ROUNDING_DIFFERENCE.get(dtype, MAX_ROUNDING_DIFFERENCE[torch.bfloat16])
     share = (ours - theirs).abs().amax(1) / theirs.abs().amax(1)

@@ -37,7 +37,9 @@ T = TypeVar("T")
 
 DISCONNECT_POLL_SECONDS = 0.1  # How often it is checked whether a client is still connected.
 MEDIA_TOO_LATE = "its media, or others before them, were not read in time; try again later"
-GRACE_SECONDS = 1.0  # The queue itself reports within this time that a deadline has passed.
+# The handler waits this much longer than the deadline, so that the queue's own error normally comes
+# first.
+GRACE_SECONDS = 1.0
 
 
 class CompletionHandler:
@@ -124,7 +126,8 @@ class CompletionHandler:
     async def _wait_for(self, work: Coroutine[Any, Any, T]) -> T:
         """Returns the result of ``work``.
 
-        Raises ApiError when the client disconnects or the deadline passes before.
+        Raises ApiError if the client disconnects, or the deadline and its grace period pass, before
+        the work is done.
         """
         task = asyncio.create_task(work)
         try:

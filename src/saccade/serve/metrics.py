@@ -33,8 +33,12 @@ class Metrics:
         def gauge(name: str, description: str) -> Gauge:
             return Gauge(f"saccade_{name}", description, registry=registry)
 
-        self.running = gauge("num_requests_running", "Requests whose rows are worked on.")
-        self.waiting = gauge("num_requests_waiting", "Requests let in that wait.")
+        self.running = gauge(
+            "num_requests_running", "Requests that are being prefilled or decoded."
+        )
+        self.waiting = gauge(
+            "num_requests_waiting", "Admitted requests that wait, also for their media."
+        )
         self.cache_bytes = gauge("prefix_cache_bytes", "Media and prompts kept for later requests.")
         self._success = counter("request_success", "Answers, by how they ended.", "finished_reason")
         self.refused = counter(
@@ -42,7 +46,7 @@ class Metrics:
         )
         self.cancelled = counter("request_cancelled", "Requests whose client hung up.")
         self._prompt = counter("prompt_tokens", "Tokens read.")
-        self._hits = counter("prefix_cache_hits", "Tokens of prompts kept from earlier requests.")
+        self._hits = counter("prefix_cache_hits", "Prompt tokens whose keys were reused.")
         self._generated = counter("generation_tokens", "Tokens written.")
         self._fallbacks = counter("spec_decode_fallbacks", "Answers finished by plain decoding.")
         self._drafts = counter("spec_decode_num_drafts", "Rounds with drafted tokens.")
@@ -59,7 +63,9 @@ class Metrics:
             FIRST_TOKEN_BUCKETS,
         )
         self._inter_token_seconds = histogram(
-            "inter_token_latency_seconds", "Seconds a token of a round took.", INTER_TOKEN_BUCKETS
+            "inter_token_latency_seconds",
+            "A round's seconds divided by its tokens.",
+            INTER_TOKEN_BUCKETS,
         )
         self._request_seconds = histogram(
             "e2e_request_latency_seconds",

@@ -85,7 +85,7 @@ class RequestReader:
     ) -> None:
         self._target, self._media = target, settings.media
         self._decoders, self._prefix_cache = decoders, prefix_cache
-        # The draft, where it needs inputs of its own.
+        # The draft if its processor makes other inputs than the target's, else None.
         self._draft = None if draft is None or same_inputs(target, draft) else draft
         self._captioner, self._target_name = settings.captioner, settings.target
         self._max_answer_tokens = settings.max_answer_tokens
@@ -181,7 +181,8 @@ class RequestReader:
             raise ApiError(400, f"{field}: {token} means something else to this model", field)
 
     def _template_variables(self, request: ChatRequest, template: str) -> dict[str, Any]:
-        """Returns the variables that a request gives to this template, which reads all of them."""
+        """Returns the request's template variables, without those that this template never
+        reads."""
         variables = dict(request.chat_template_kwargs or {})
         effort = request.reasoning_effort
         if effort is not None:
@@ -265,13 +266,16 @@ class RequestReader:
             return None
         has_ids = self._marks.closing_id is not None
         if not has_ids and self._has_grammar(request):
-            return None  # The format begins at once, since no token says where reasoning ends.
+            # No single token ends the reasoning, so the grammar could not tell where it ends. It
+            # applies from the first token on.
+            return None
         prompt_end = inputs["input_ids"][0, -PROMPT_END_TOKENS:].tolist()
         text = self._target.tokenizer.decode(prompt_end, skip_special_tokens=False)
         return Reasoning(self._marks, self._marks.start(text))
 
     def _scale(self, frames: np.ndarray, limits: PixelLimits, request: ChatRequest) -> np.ndarray:
-        """Returns frames of a number of pixels within a part's limits, or else the request's."""
+        """Scales frames so that their pixels are within the part's limits. A limit that the part
+        lacks is taken from the request."""
         common = request.mm_processor_kwargs or PixelLimits()
         least = limits.min_pixels or common.min_pixels or 0
         most = limits.max_pixels or common.max_pixels or math.inf
@@ -354,7 +358,7 @@ class RequestReader:
         decode = self._decode_reasoning if reasoning is not None else None
         if decode is not None:
             answers = [replace(each, decode=decode) for each in answers]
-        if request.stop_token_ids:  # They are never shown, also where they are ordinary tokens.
+        if request.stop_token_ids:  # They are never shown, even if they are ordinary tokens.
             ends = request.stop_token_ids
             answers = [replace(each, decode=without_end(each.decode, ends)) for each in answers]
         return answers

@@ -53,7 +53,8 @@ class Strict(BaseModel):
 
 
 class PixelLimits(Strict):
-    """How many pixels a picture, or each frame of a video, is scaled to where it has fewer or more.
+    """Bounds on the pixels of a picture or of each video frame. One outside the bounds is scaled to
+    the nearer bound.
 
     What the model's processor does to sizes comes afterwards and stays as it is.
     """
@@ -90,7 +91,7 @@ def _as_address(value: Any) -> Any:
 class ClientObject(Strict):
     """A part of a conversation, which clients send back as they received it.
 
-    The objects of their libraries may have more fields than an answer used, null or empty. An
+    Client libraries may add fields that the answer did not have, set to null or left empty. An
     unknown field is left out where it is empty, and refused like any other where it is not.
     ``cache_control``, another provider's hint, is left out whatever it says.
     """
@@ -115,14 +116,16 @@ class TextPart(ClientObject):
 
 
 class DocumentPart(ClientObject):
-    """A long text that views may prune like a video."""
+    """A long text. The draft may read only a part of it, as it does of a video; the target always
+    reads all of it."""
 
     type: Literal["document"]
     text: Annotated[Text, Field(pattern=r"\S")]
 
 
 class MediaPart(ClientObject, PixelLimits):
-    """An image or a video. ``uuid`` is vLLM's name of it in a cache, which changes nothing here."""
+    """An image or a video. ``uuid`` is the cache key that vLLM's clients may send. It is
+    ignored."""
 
     uuid: Text | None = None
 
@@ -133,7 +136,8 @@ class MediaPart(ClientObject, PixelLimits):
 
     @property
     def pixel_limits(self) -> PixelLimits:
-        """The limits beside the address, or else those beside the part's type."""
+        """The pixel limits of this part. A limit inside the address object wins over the same limit
+        of the part itself."""
         nearer = self.address
         return PixelLimits(
             min_pixels=nearer.min_pixels or self.min_pixels,
@@ -383,7 +387,7 @@ class CompletionRequest(RequestFields, ABC):
     max_tokens: Annotated[int, Field(ge=1)] | None = None
     n: Annotated[int, Field(ge=1)] | None = None
     stream_options: StreamOptions | None = None
-    # These would change the answer. Only the values are accepted that change nothing.
+    # These could change the answer. Only values that have no effect are accepted.
     logit_bias: Annotated[dict[str, float], Field(max_length=0)] | None = None
     store: Literal[False] | None = None
     best_of: Literal[1] | None = None
@@ -477,7 +481,7 @@ class ChatRequest(CompletionRequest):
         None
     )
     include_reasoning: bool | None = None
-    # These would change the answer. Only the values are accepted that change nothing.
+    # These could change the answer. Only values that have no effect are accepted.
     chat_template: Literal[None] = None
     documents: Annotated[list[Any], Field(max_length=0)] | None = None
     modalities: list[Literal["text"]] | None = None
@@ -494,16 +498,18 @@ class ChatRequest(CompletionRequest):
     def _check_chat(self) -> ChatRequest:
         last = self.messages[-1]
         if last.role in ("system", "developer"):
-            raise ValueError("the last of messages must be the user's, a tool's or the assistant's")
+            raise ValueError(
+                "the last of the messages must be the user's, a tool's or the assistant's"
+            )
         if last.role == "assistant" and tool_calls_of(last):
-            raise ValueError("the last of messages calls tools: what they gave must follow")
+            raise ValueError("the last of the messages calls tools: add their results after it")
         if self.continue_final_message and last.role != "assistant":
             raise ValueError("continue_final_message needs the last of messages to be assistant's")
         if self.continue_final_message and self.add_generation_prompt:
             raise ValueError("continue_final_message and add_generation_prompt: give one of them")
         texts = [part.text for part in content_parts(last) if isinstance(part, TextPart)]
         if self.continues_last_message and not "".join(texts).strip():
-            raise ValueError("the last of messages is the assistant's, to be continued, and empty")
+            raise ValueError("the last of the messages is to be continued, and it has no text")
         if self.top_logprobs is not None and not self.logprobs:
             raise ValueError("top_logprobs needs logprobs")
         names = {tool.function.name for tool in self.tools or ()}
@@ -514,7 +520,8 @@ class ChatRequest(CompletionRequest):
         return self
 
     def frame_options_of(self, field: str) -> dict[str, Any]:
-        """Returns the options by which one of two fields chooses frames."""
+        """Returns the frame options that the request gives in ``field``, which is
+        ``media_io_kwargs`` or ``mm_processor_kwargs``."""
         video = None if self.media_io_kwargs is None else self.media_io_kwargs.video
         options = {"media_io_kwargs": video, "mm_processor_kwargs": self.mm_processor_kwargs}[field]
         return {} if options is None else options.frame_options

@@ -134,7 +134,8 @@ class ReasoningItem(Item):
 
 
 def _item_type(value: Any) -> Any:
-    """Returns the type of an item; a message may leave it out. What is no item has none."""
+    """Returns the type of an item; a message may leave it out. Returns None for a value that is not
+    an object."""
     if isinstance(value, BaseModel):
         value = vars(value)
     return value.get("type", "message") if isinstance(value, dict) else None
@@ -200,11 +201,11 @@ class ResponsesRequest(RequestFields):
     media_io_kwargs: MediaOptions | None = None
     mm_processor_kwargs: ProcessorOptions | None = None
     stream_options: ResponseStreamOptions | None = None
-    # Nothing is stored, whatever this says, and a prompt that is too long is refused.
+    # Both are ignored: nothing is stored, and a prompt that is too long is refused.
     store: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     parallel_tool_calls: bool | None = None
-    # These would change the answer. Only the values are accepted that change nothing.
+    # These could change the answer. Only values that have no effect are accepted.
     previous_response_id: Literal[None] = None
     conversation: Literal[None] = None
     background: Literal[False] | None = None

@@ -132,7 +132,8 @@ def build_service(settings: ServerSettings) -> tuple[Service, Callable[[], Engin
         process.prepare()  # So that the draft's process starts while the models load.
 
     def start() -> Engine:
-        use_threads(settings.threads)  # The engine's thread takes the number over.
+        # ``RequestQueue`` sets this number in the engine's thread, since torch keeps it per thread.
+        use_threads(settings.threads)
         loaded = load_pair(settings.target, settings.draft, **dict(settings.load))
         return make_engine(settings, recipe, *loaded)
 
@@ -140,7 +141,8 @@ def build_service(settings: ServerSettings) -> tuple[Service, Callable[[], Engin
 
 
 def resolve_recipe(settings: ServerSettings) -> Recipe:
-    """Returns the method's recipe. Raises MethodError for an unknown or an inexact method."""
+    """Returns the method's recipe. Raises MethodError for an unknown method, and with ``exact`` for
+    one whose drafts are trees."""
     recipe = resolve(settings.method)
     return as_chains(recipe) if settings.exact else recipe
 
@@ -151,7 +153,8 @@ def make_engine(
     """Returns an engine of these models."""
     pool = DecoderPool(processes=MEDIA_DECODERS)
     prefix_cache = PrefixCache(settings.prefix_cache_bytes)
-    # A prompt that is prefilled in other pieces is rounded otherwise, which `exact` rules out.
+    # A prompt that is prefilled in other pieces is rounded differently, which ``exact`` must not
+    # allow.
     keys = prefix_cache if settings.prefix_cache_bytes and not settings.exact else None
     target_model = target.backbone.with_prefix_cache(keys)
     draft_model = None if draft is None else draft.backbone.with_prefix_cache(keys)

@@ -19,7 +19,7 @@ from saccade.core.errors import OptionError
 from saccade.ui import pictures
 from saccade.ui.page_run import PageSettings, read_clip
 
-SHOWN_FRAMES = 8  # of the latest, in the strip of the page
+SHOWN_FRAMES = 8  # The page's strip shows this many of the latest frames.
 FPS = 2.0
 
 
@@ -36,7 +36,8 @@ class Watching:
 class Watchers:
     """What the page watches: one video at a time, for the browser tab that started it.
 
-    A model is quickest, and safe, when one thread uses it.
+    One video is watched at a time, because a model is safe, and fastest, when a single thread uses
+    it.
     """
 
     def __init__(self, model: Model, settings: PageSettings) -> None:

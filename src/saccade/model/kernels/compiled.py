@@ -50,13 +50,14 @@ TILE_INPUTS = 32  # Inputs of a tile of weights in bf16.
 MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
 TOLERANCE = 1e-4  # How far the kernels may be from what torch computes.
-BYTES_BIT = 4  # Of `low_precision_instructions` in kernels.c.
+BYTES_BIT = 4  # The bit of `low_precision_instructions` in kernels.c that stands for AVX512-VNNI.
 BF16_TOLERANCE = 2**-7  # How far they may be where results are rounded to bf16.
 COMPILE_TIMEOUT_SECONDS = 60.0
 
 
 class MassOutput(NamedTuple):
-    """Where a call of :func:`attend` adds the attention mass of its last ``rows`` on some columns.
+    """Where :func:`attend` adds up attention mass: how much attention its last ``rows`` rows give
+    to the chosen keys (``columns``).
 
     All fields but ``chosen``, the number of columns, and ``rows`` are addresses: the caller keeps
     the tensors alive meanwhile. ``visible_keys`` is 0, or has the number of keys that each row
@@ -243,7 +244,7 @@ def multiply_coded(
     bits: int,
     gated: bool = False,
 ) -> Float[Tensor, "rows out"]:
-    """Returns about base + x W^T for rounded weights, or silu(gate) times the other half.
+    """Returns approximately base + x W^T for rounded weights, or silu(gate) times the other half.
 
     The rows are rounded to bytes. ``panels`` are laid out as ``few_bits.CodedPanels``. Rows and
     results are in fp32 or bf16. Only where :func:`multiplies_bytes`.
@@ -272,7 +273,7 @@ def multiplies_bytes() -> bool:
 
 @cache
 def bf16_units() -> tuple[Bf16Unit, ...]:
-    """Returns what this processor multiplies bf16 with, as far as it computes what torch does."""
+    """Returns this processor's units for bf16 whose products agree with torch's."""
     if not is_available():
         return ()
     bits = _library().low_precision_instructions()
@@ -353,7 +354,7 @@ def version() -> str:
     """Returns a digest of what these kernels are compiled from, by which compiler, and for which
     processor.
 
-    Timings on the disk are those of one version.
+    Stored timings belong to one version, so a new one is timed anew.
     """
     facts = repr((SOURCE.read_bytes(), _compiler(), _compiler_files(), FLAGS, instructions()))
     return hashlib.sha256(facts.encode()).hexdigest()[:24]

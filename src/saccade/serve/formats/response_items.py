@@ -109,10 +109,11 @@ class ItemStream:
         self._open: TextItem | None = None
         self._sent_calls = 0
         self._sent = {REASONING: 0, MESSAGE: 0}  # In characters.
-        self._waiting_logprobs: list[dict[str, Any]] = []  # Of tokens whose text is not certain.
+        # Log-probabilities of tokens whose text has not been sent yet.
+        self._waiting_logprobs: list[dict[str, Any]] = []
 
     def write(self, piece: str, logprobs: Logprobs = ()) -> list[Event]:
-        """Returns the events that are certain once this piece of text has come.
+        """Adds a piece of text and returns the events that it makes final.
 
         ``logprobs`` are those of the piece's tokens. They wait for the text that they belong to.
         """

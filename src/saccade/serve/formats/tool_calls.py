@@ -88,7 +88,8 @@ def _mark(mark: str, vocabulary: Vocabulary) -> str:
 
 
 def _arguments_schema(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns the JSON schema of a function's arguments. Raises OptionError if not an object's."""
+    """Returns the JSON schema of a function's arguments. Raises OptionError if the parameters are
+    not of type object."""
     parameters = tool.get("parameters") or {}
     if parameters.get("type", "object") != "object":
         raise OptionError(f"tools: the parameters of {tool['name']} must be of type object")
@@ -98,11 +99,13 @@ def _arguments_schema(tool: Mapping[str, Any]) -> dict[str, Any]:
 def split_answer(
     dialect: Dialect, text: str, tool_names: Collection[str], *, is_complete: bool
 ) -> tuple[str, list[ParsedCall]]:
-    """Splits an answer into words and calls; of an incomplete one it returns what is certain.
+    """Splits an answer into words and calls; of an incomplete one it returns only what later tokens
+    cannot change.
 
     The words end where the first call begins; what follows and is no call is left out, as in vLLM.
-    Without a call of one of ``tool_names`` everything is words, a call that was cut off too. A
-    call's object is read as JSON, so that a mark inside one of its strings is part of that string.
+    If the answer calls none of ``tool_names``, all of it is returned as text, even a call that was
+    cut off. A call's object is read as JSON, so that a mark inside one of its strings is part of
+    that string.
     """
     if not dialect.opening:
         return _split_unmarked(dialect, text, tool_names, is_complete)
