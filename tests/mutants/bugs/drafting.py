@@ -138,6 +138,25 @@ BUGS = (
         ),
     ),
     PlantedBug(
+        "the round that ends an answer teaches nothing",
+        "drafting/schedule.py",
+        within="_rounds",
+        find="draft.learner.fold($group.states.pop(request), round)",
+        plant="draft.learner.fold(s, round) if [s := $group.states.pop(request)] "
+        "and round.finish is None else s",
+        tests=(
+            "drafting/test_drafts_that_do_not_pay.py::test_an_answer_of_a_single_round_teaches",
+        ),
+    ),
+    PlantedBug(
+        "a rounded target is charged for a prefill of its own",
+        "drafting/shapes/cost_measurement.py",
+        within="affordable_share",
+        find="not reads_target_keys",
+        plant="draft is not target",
+        tests=("drafting/shapes/test_cost_measurement.py::test_the_share_a_draft_can_afford",),
+    ),
+    PlantedBug(
         "auto: a draft that did not pay once is never tried again",
         "drafting/shapes/auto.py",
         within="Auto.learnt_costs",

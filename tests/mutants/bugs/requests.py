@@ -90,9 +90,17 @@ BUGS = (
     PlantedBug(
         "a file of measurements is never read again after a change",
         "core/home.py",
-        find="_read(self._path, $state.st_ino, $state.st_mtime_ns, $state.st_size)",
-        plant="_read(self._path)",
+        find="_read($path, $state.st_ino, $state.st_mtime_ns, $state.st_size)",
+        plant="_read($path)",
         tests=("core/test_home.py::test_what_others_remember_is_seen_and_a_file_is_read_once",),
+    ),
+    PlantedBug(
+        "values that change often are only written when the process ends",
+        "core/home.py",
+        within="MeasurementFile.save_later",
+        find="time.monotonic() - $self._last_write >= WRITE_EVERY_SECONDS",
+        plant="False",
+        tests=("core/test_home.py::test_values_that_change_often_are_written_seldom",),
     ),
     PlantedBug(
         "the draft does not get the first token of the answer",
