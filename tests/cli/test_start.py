@@ -65,7 +65,7 @@ def fresh(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def run_commands(listed: Path, *commands: Sequence[str], **more: str) -> list[Outcome]:
     """What each of these says, a fork each of a process that has imported the commands alone and
     reads this listing."""
-    kept = {key: value for key, value in os.environ.items() if key != listing.FILES}
+    kept = {key: value for key, value in os.environ.items() if key != listing.FILES_VARIABLE}
     done = subprocess.run(
         [sys.executable, "-c", CHILD, str(listed), json.dumps(commands)],
         stdout=subprocess.PIPE,
@@ -101,9 +101,9 @@ def test_a_listing_of_other_files_is_not_believed(
     monkeypatch.setattr(listing, "LISTED", fresh)
     assert (record := listing.load_listing()) == names.listing()
     assert list(record.methods) == list(names.listing().methods)
-    monkeypatch.setenv(listing.FILES, "mine.py")
+    monkeypatch.setenv(listing.FILES_VARIABLE, "mine.py")
     assert listing.load_listing() is None
-    monkeypatch.delenv(listing.FILES)
+    monkeypatch.delenv(listing.FILES_VARIABLE)
     more = [*listing.method_files(), "more.py"]
     monkeypatch.setattr(listing, "method_files", lambda: more)
     assert listing.load_listing() is None

@@ -81,9 +81,9 @@ def test_a_file_and_a_package_are_found(monkeypatch: pytest.MonkeyPatch) -> None
     """Claim: a file named in the variable and a module named as an entry point bring their methods,
     after ours. Control: without them there are ours alone."""
     ours = [name for name, _ in registry.find_files()]
-    point = EntryPoint("mine", "sixth_method", registry.GROUP)
+    point = EntryPoint("mine", "sixth_method", registry.ENTRY_POINT_GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: [point])
-    monkeypatch.setenv(registry.FILES, str(EXAMPLE))
+    monkeypatch.setenv(registry.FILES_VARIABLE, str(EXAMPLE))
     assert [name for name, _ in registry.find_files()] == [*ours, "sixth_method", str(EXAMPLE)]
     assert list(registry.find_files())[-1][1] is sixth_method.PROVIDES
 
@@ -94,7 +94,7 @@ def test_a_broken_package_is_left_out_and_a_broken_file_is_reported(
 ) -> None:
     """Claim: an installed module that cannot be read takes nothing else with it; of the user's own
     file the reason is told in one sentence."""
-    point = EntryPoint("mine", "there_is_no_such_module", registry.GROUP)
+    point = EntryPoint("mine", "there_is_no_such_module", registry.ENTRY_POINT_GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: [point])
     assert list(registry.find_files()) and "there_is_no_such_module are left out" in caplog.text
     for text, says in {
@@ -105,10 +105,10 @@ def test_a_broken_package_is_left_out_and_a_broken_file_is_reported(
     }.items():
         path = tmp_path / f"brought_{len(text)}.py"
         path.write_text(text)
-        monkeypatch.setenv(registry.FILES, str(path))
+        monkeypatch.setenv(registry.FILES_VARIABLE, str(path))
         with pytest.raises(MethodError, match=says):
             list(registry.find_files())
-    monkeypatch.setenv(registry.FILES, str(tmp_path / "nowhere.py"))
+    monkeypatch.setenv(registry.FILES_VARIABLE, str(tmp_path / "nowhere.py"))
     with pytest.raises(MethodError, match="there is no such file"):
         list(registry.find_files())
 

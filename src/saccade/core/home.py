@@ -95,8 +95,9 @@ class MeasurementFile:
     def write_all(self) -> None:
         """Writes the values that are not in their file yet."""
         with self._lock:
-            for path in [*self._unwritten]:
-                self._write(path, self._unwritten.pop(path))
+            for path, values in [*self._unwritten.items()]:
+                self._write(path, values)
+                del self._unwritten[path]
             self._last_write = time.monotonic()
 
     def _write(self, path: Path, values: dict[str, Any]) -> None:

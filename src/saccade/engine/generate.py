@@ -39,7 +39,7 @@ from saccade.core.scoped_steps import each_within
 from saccade.core.timing import Clock, Phase, ignore_phase
 from saccade.drafting.recipe import Recipe
 from saccade.engine.request import (
-    NO_SETTINGS,
+    NON_GENERATION_ARGUMENTS,
     Request,
     RequestArguments,
     check_streamer,
@@ -245,7 +245,7 @@ def _named(function: Function) -> Function:
             annotation=hint,
         )
         for name, hint in hints.items()
-        if name in NO_SETTINGS or name not in RequestArguments.__annotations__
+        if name in NON_GENERATION_ARGUMENTS or name not in RequestArguments.__annotations__
     ]
     settings = rest.replace(name="settings", annotation=Unpack[Settings])
     vars(function)["__signature__"] = inspect.Signature([*own, *named, settings])
@@ -406,22 +406,24 @@ def generate(
     it, before and after the rules of sampling, with zeros where an answer has ended.
     """
     call_arguments: dict[str, Any] = {**arguments, "stop_strings": stop_strings}
-    is_theirs = isinstance(inputs, Tensor) and is_from_transformers(call_arguments)
+    is_called_by_transformers = isinstance(inputs, Tensor) and is_from_transformers(call_arguments)
     has_prompt = False  # whether the streamer has been given the prompt
-    if is_theirs:
-        theirs = current_transformers_call()
-        if streamer is not None and theirs.streamer not in (None, streamer):
+    if is_called_by_transformers:
+        transformers_call = current_transformers_call()
+        if streamer is not None and transformers_call.streamer not in (None, streamer):
             raise OptionError("streamer= is given twice, to model.generate and to with_: give one")
-        has_prompt = theirs.streamer is not None
-        streamer = theirs.streamer if has_prompt else streamer
-        if theirs.assistant_model is not None:
-            if call_arguments.get("draft") not in (None, theirs.assistant_model):
+        has_prompt = transformers_call.streamer is not None
+        streamer = transformers_call.streamer if has_prompt else streamer
+        if transformers_call.assistant_model is not None:
+            if call_arguments.get("draft") not in (None, transformers_call.assistant_model):
                 raise OptionError("assistant_model= and draft= are two drafts: give one of them")
-            call_arguments["draft"] = theirs.assistant_model
+            call_arguments["draft"] = transformers_call.assistant_model
     check_streamer(streamer)
     try:
         target = current_backbone(model)
-        resolved, request, ids = _read_call(target, inputs, call_arguments, is_theirs)
+        resolved, request, ids = _read_call(
+            target, inputs, call_arguments, is_called_by_transformers
+        )
         if streamer is not None and len(request.inputs["input_ids"]) > 1:
             raise OptionError("streamer= needs a single request")
         rounds = Stream(
@@ -450,10 +452,10 @@ def _read_call(
     target: Backbone,
     inputs: Inputs | Tensor | None,
     arguments: dict[str, Any],
-    is_theirs: bool,
+    is_called_by_transformers: bool,
 ) -> tuple[_ResolvedCall, Request, Int[Tensor, "requests prompt"]]:
     """Returns the arguments of a call of :func:`generate`, its request, and the prompts' ids."""
-    if not is_theirs:
+    if not is_called_by_transformers:
         inputs, arguments = _split_inputs(inputs, arguments)
         resolved = _ResolvedCall.of(target, cast(CallArguments, arguments))
         honoured = generation_settings.GENERATE_SETTINGS
@@ -480,7 +482,11 @@ def _split_inputs(
     An argument that is a tensor, or a list of them, is an input, unless it has the name of another
     argument. Raises OptionError where there are no inputs.
     """
-    names = NO_SETTINGS | CallArguments.__annotations__.keys() | GenerationConfig().to_dict().keys()
+    names = (
+        NON_GENERATION_ARGUMENTS
+        | CallArguments.__annotations__.keys()
+        | GenerationConfig().to_dict().keys()
+    )
     own = {
         name: value for name, value in arguments.items() if name not in names and _is_tensors(value)
     }

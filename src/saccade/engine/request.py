@@ -61,11 +61,11 @@ class RequestArguments(GenerateArguments, total=False):
 
 PENALTIES = ("presence_penalty", "frequency_penalty")
 # Names that are no settings of generation.
-NO_SETTINGS = RequestArguments.__annotations__.keys() - Settings.__annotations__.keys()
+NON_GENERATION_ARGUMENTS = RequestArguments.__annotations__.keys() - Settings.__annotations__.keys()
 # Arguments that transformers passes to ``custom_generate`` untouched, because our signature names
 # them. It would drop the others of these, and for ``stop_strings`` it would ask for a tokenizer
 # that it does not pass on.
-CALL_ARGUMENTS = {*NO_SETTINGS, "stop_strings"}
+CALL_ARGUMENTS = {*NON_GENERATION_ARGUMENTS, "stop_strings"}
 
 
 @dataclass(frozen=True)
@@ -111,7 +111,9 @@ class Request:
         logits_processor = arguments.get("logits_processor")
         stopping_criteria = arguments.get("stopping_criteria")
         prefix_allowed_tokens_fn = arguments.get("prefix_allowed_tokens_fn")
-        settings = {name: each for name, each in arguments.items() if name not in NO_SETTINGS}
+        settings = {
+            name: each for name, each in arguments.items() if name not in NON_GENERATION_ARGUMENTS
+        }
         generation_settings.check_whole("seed", seed)
         for name in PENALTIES:
             generation_settings.check_number(name, arguments.get(name))

@@ -46,7 +46,7 @@ GAMMAS = {"llava_onevision": 7, "qwen3_vl": 3, "qwen3_vl_moe": 3}
 
 @dataclass(frozen=True)
 class Holistic:
-    """The holistic saliency; without one of its parts for the ablations of Fig. 6."""
+    """The holistic saliency. A part can be left out for the ablations of Fig. 6."""
 
     attn: bool = True
     temp: bool = True
@@ -67,7 +67,8 @@ class Holistic:
     def saliency(
         self, prompt: Prompt, guide: Guide, unguided: Float[Tensor, " visual"] | None = None
     ) -> Float[Tensor, " visual"]:
-        """Returns the whole saliency; ``unguided`` is :meth:`unguided` where it is known."""
+        """Returns the whole saliency. ``unguided`` is the result of :meth:`unguided` if it is known
+        already."""
         total = self.unguided(prompt) if unguided is None else unguided
         if self.attn and guide is not None:
             return total + saliency.per_frame(guide.to(total.device), prompt.grid)

@@ -17,7 +17,8 @@ from pathlib import Path
 
 from saccade.core.errors import MethodError, suggest
 
-GROUP, FILES = "saccade.methods", "SACCADE_METHODS"
+ENTRY_POINT_GROUP = "saccade.methods"
+FILES_VARIABLE = "SACCADE_METHODS"  # The environment variable that names files with methods.
 FOLDER = Path(__file__).parent
 LISTED = FOLDER / "listed.json"
 
@@ -47,7 +48,7 @@ class Listing:
 
 def load_listing() -> Listing | None:
     """Returns the listing beside the methods; None where it may not have all of them."""
-    if os.environ.get(FILES) or any(entry_points(group=GROUP)):
+    if os.environ.get(FILES_VARIABLE) or any(entry_points(group=ENTRY_POINT_GROUP)):
         return None
     try:
         stored = json.loads(LISTED.read_text("utf-8"))

@@ -47,7 +47,7 @@ def resolve(name: str) -> Recipe:
         if axis in chosen:
             parts = kind.choose(parts, chosen[axis])
     parts = replace(parts, drafter=_fit_drafter(parts))
-    study = "" if chosen else recipe.study  # It was the method as it stands that was measured.
+    study = "" if chosen else recipe.study  # Only the unchanged method was measured.
     return Recipe(name=name.strip(), about=recipe.about, study=study, **vars(parts))
 
 
@@ -178,7 +178,7 @@ class WeightsSetting(Setting):
 def _parse_share_above_zero(axis: str, value: str) -> float:
     number = parse_share(axis, value)
     if number == 0:
-        raise MethodError(f"{axis}={value} is not a share of {SHARED[axis]} above 0 and up to 1")
+        raise MethodError(f"{axis}={value} is not a share of {SHARE_OF[axis]} above 0 and up to 1")
     return number
 
 
@@ -214,7 +214,10 @@ def _name(table: dict[str, T], value: object, otherwise: str) -> str:
     return next((name for name, each in table.items() if each == value), otherwise)
 
 
-SHARED = {"keep": "visual tokens", "images": "images' tokens"}  # What each share is of.
+SHARE_OF = {
+    "keep": "visual tokens",
+    "images": "images' tokens",
+}  # What each of these axes is a share of.
 
 AXES: dict[str, Axis] = {
     "drafter": DrafterChoice(),
@@ -233,7 +236,7 @@ AXES: dict[str, Axis] = {
         owner=View,
         field="keep",
         parse=_parse_share_above_zero,
-        words=f"share of {SHARED['keep']}, 0 to 1",
+        words=f"share of {SHARE_OF['keep']}, 0 to 1",
         spell="{:g}".format,
     ),
     "images": CommonSetting(
@@ -241,7 +244,7 @@ AXES: dict[str, Axis] = {
         owner=View,
         field="images",
         parse=_parse_share_above_zero,
-        words=f"share of {SHARED['images']}, 0 to 1",
+        words=f"share of {SHARE_OF['images']}, 0 to 1",
         spell="{:g}".format,
     ),
     "positions": CommonSetting(

@@ -24,7 +24,7 @@ from saccade.drafting.provides import Axis, Provides
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel, serial
 from saccade.drafting.setup import MakeDrafter
-from saccade.methods.listing import FILES, GROUP
+from saccade.methods.listing import ENTRY_POINT_GROUP, FILES_VARIABLE
 
 NOT_METHODS = {"listing", "names", "registry"}  # Modules of this folder that provide none.
 FIRST_LISTED = "baselines"
@@ -44,16 +44,18 @@ def find_files() -> Iterator[tuple[str, Provides]]:
     for name in sorted(names, key=lambda name: (name != FIRST_LISTED, name)):
         module = f"{__package__}.{name}"
         yield module, read_provides(module, import_module(module))
-    for point in entry_points(group=GROUP):
+    for point in entry_points(group=ENTRY_POINT_GROUP):
         try:
             yield point.value, read_provides(point.value, point.load())
         except Exception as error:
             log.error("the methods of %s are left out: %s", point.value, error)
-    for path in filter(None, os.environ.get(FILES, "").split(os.pathsep)):
+    for path in filter(None, os.environ.get(FILES_VARIABLE, "").split(os.pathsep)):
         try:
             yield path, read_provides(path, _load_file(Path(path)))
         except Exception as error:
-            raise MethodError(f"{FILES} names {path}, which provides no method: {error}") from error
+            raise MethodError(
+                f"{FILES_VARIABLE} names {path}, which provides no method: {error}"
+            ) from error
 
 
 def read_provides(name: str, module: ModuleType) -> Provides:

@@ -7,7 +7,7 @@ speculative sampling judges one after another. A token x drawn from q stands wit
 
 which is ``core/verify.py``. There siblings are drawn *with replacement*: each from the same q, so
 that two may be the same token. *Without replacement* (Jeon et al., 2024; Yang et al., 2024) each
-sibling is drawn from what q leaves when the earlier ones are taken out, and carries that law:
+sibling is drawn from q without the earlier siblings, and that law is stored with it:
 
     q <- norm(q without x)
 
@@ -116,7 +116,8 @@ class DistinctTree(SampledTree):
 
     def next_law(self, law: Tensor, token: int) -> Law | None:
         rest = law.index_fill(0, torch.tensor(token, device=law.device), 0.0)
-        # whether anything is left must not depend on which token was drawn, so tokens are counted
+        # How many siblings are drawn must not depend on which token was drawn (see ``Tree``). The
+        # sum of ``rest`` could be 0 for one token and not for another, so tokens are counted.
         return rest / rest.sum() if int(law.count_nonzero()) > 1 else None
 
 

@@ -38,8 +38,9 @@ SHORT_VIDEO_DIVISOR = 8  # Short videos keep one visual token in eight.
 def visual_budget(prompt: Prompt, keep: float | None, keys: int | None = None) -> int:
     """Returns K, the number of visual keys.
 
-    It is a share ``keep`` of the video; or ``keys`` minus the text; or the paper's 1024 - m_t, and
-    an eighth of a video that fits into that. Raises MethodError where the text leaves no keys.
+    With ``keep`` it is that share of the video. With ``keys`` it is ``keys`` minus the text tokens.
+    With neither it is the paper's 1024 - m_t, or an eighth of the video if the whole video would
+    fit into that. Raises MethodError where the text leaves no keys.
     """
     if keep is not None or not prompt.visual_tokens:
         return saliency.budget(prompt.visual_tokens, keep or 0)
@@ -107,6 +108,7 @@ class Streaming(Budgeted):
     The window slides: new tokens replace the prompt's oldest tokens."""
 
     name: str = "streaming"
+    # The sinks behind which the window slides as the answer grows; None keeps it still.
     sinks: int | None = SINKS
 
     @property

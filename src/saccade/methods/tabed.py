@@ -68,12 +68,13 @@ DISTANCES: dict[Distance, tuple[Callable[[LogLaw, LogLaw], Tensor], ...]] = {
 
 @dataclass(frozen=True)
 class History:
-    """The distances so far, by candidate; a second column breaks ties of the first."""
+    """The summed distances of each candidate, which is a view or a mixture of views. A second
+    column breaks ties of the first."""
 
     total: Float[Tensor, "candidate column"]
     recent: tuple[Float[Tensor, "candidate column"], ...] = ()  # by position, if there is a window
     positions: int = 0
-    views: int = 0  # The candidates of a grid are mixtures of these.
+    views: int = 0  # how many views the candidates of a grid mix
 
     def add(self, new: Float[Tensor, "position candidate column"], window: int | None) -> History:
         """Returns the history with the distances of new positions."""
@@ -108,7 +109,7 @@ def grid(views: int) -> tuple[tuple[float, ...], ...]:
     two views, 66 for three, 286 for four."""
     last = GRID_STEPS + views - 1
     shares = []
-    # Each choice of bars among the places leaves the tenths between them to the views.
+    # Stars and bars: the tenths between two neighbouring bars are one view's share.
     for bars in combinations(range(last), views - 1):
         shares.append(tuple((b - a - 1) / GRID_STEPS for a, b in pairwise((-1, *bars, last))))
     return tuple(reversed(shares))

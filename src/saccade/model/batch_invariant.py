@@ -146,8 +146,8 @@ def _add_blocks(
 ) -> Float[Tensor, "kv_head queries head_dim"]:
     """Returns softmax attention in fp32, whose sums over keys all go block by block.
 
-    ``futures`` are masks of the keys of a block that each of the ``new`` rows does not see; None
-    hides nothing.
+    ``futures`` has a mask for each block that says which of its keys each of the ``new`` rows does
+    not see. None hides nothing.
     """
     scores = []
     for key, future in zip(keys, futures, strict=True):
@@ -226,6 +226,12 @@ def _attend_by_blocks(
     v: Keys,
     scale: float,
 ) -> Float[Tensor, "new out"]:
+    """Returns the attention of one layer in a captured forward.
+
+    ``written`` are the pool's rows for the new keys, and ``read`` those of every block's keys.
+    ``after`` marks keys after the last row's own, whose memory may hold anything. ``futures`` are
+    as in :func:`_add_blocks`.
+    """
     heads, new, width = q.shape
     write_keys_and_values(pool.keys[layer], pool.values[layer], written, k, v)
     grouped = (q.reshape(k.shape[0], -1, width).float() * scale).contiguous()

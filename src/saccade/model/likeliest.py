@@ -2,8 +2,8 @@
 
 A greedy draft needs few numbers of each step: the likeliest token, the next one, and how sure the
 draft is of both. They are written into memory that stays where it is, and the host reads them in
-one small copy. Sessions choose among different ids (:class:`Vocabulary`), so
-which ids a row may choose is read from the device's memory too (:class:`VocabularyTable`).
+one small copy. Sessions may forbid different ids (:class:`Vocabulary`), so a captured forward reads
+from a table in the device's memory which ids are forbidden (:class:`VocabularyTable`).
 """
 
 from __future__ import annotations
@@ -54,8 +54,9 @@ class VocabularyTable:
     def numbers(self, vocabularies: Sequence[Vocabulary]) -> list[int] | None:
         """Returns the row of each vocabulary, which is filled where it is new.
 
-        Returns None where they are too many for the table. A full table is begun again: forwards
-        that were started before have read their rows by then, as the device works in order.
+        Returns None where they are too many for the table. A full table is cleared. That is safe,
+        because the device works in order, so earlier forwards have read their rows before they are
+        overwritten.
         """
         if len(self._numbers.keys() | vocabularies) > MAX_VOCABULARIES:
             self._numbers = {WHOLE_VOCABULARY: 0}
@@ -84,8 +85,8 @@ NUMBERS = len(TopTokens._fields)
 
 
 def top_tokens(logits: Float[Tensor, "row vocab"]) -> Float64[Tensor, "row 4"]:
-    """Returns the numbers of :class:`TopTokens` for each row; its first is NO_TOKEN where a logit
-    is NaN. A double holds any id.
+    """Returns the fields of :class:`TopTokens` for each row. The token is NO_TOKEN where a logit is
+    NaN. Ids are doubles, which hold them exactly.
 
     Maxima are quicker than a sort, which ``torch.topk`` does over so many numbers.
     """

@@ -37,7 +37,8 @@ PREPROCESSORS = ("image_processor", "video_processor")  # of Hugging Face's proc
 class PrefixCache:
     """Stores values by key, up to ``max_bytes``. Any thread may call it."""
 
-    runs_separately = False  # New media of a prompt run through a vision tower together.
+    # Read by ``vision_cache``: new media of a prompt run through a vision tower together.
+    runs_separately = False
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -120,7 +121,8 @@ class PrefixCache:
         return digest(*values, tensor_digest=self._remembered_digest)
 
     def _remembered_digest(self, tensor: Tensor) -> bytes:
-        if tensor.is_inference():  # Such a tensor has no version, which would show a write.
+        # An inference tensor has no version counter, so a write to it would go unnoticed.
+        if tensor.is_inference():
             return _tensor_digest(tensor)
         version, tensor_digest = self._digests.get(tensor, (None, b""))
         if version != tensor._version:
@@ -226,7 +228,8 @@ def common_rows(one: Prompt, other: Prompt) -> int:
     for name in {*one.media.row_arguments} & {*other.media.row_arguments}:
         mine, theirs = one.media.row_arguments[name], other.media.row_arguments[name]
         equal &= (mine[:length] == theirs[:length]).reshape(length, -1).all(-1)
-    # A row that looks at a later one that differs has other keys.
+    # A row that attends to a later row has other keys if that row differs, so such a picture is not
+    # split.
     return one.largest_cut(_leading_true(equal))
 
 
@@ -290,8 +293,8 @@ def _cached_answer(prefix_cache: PrefixCache, owner: int) -> Answer:
 
 @contextmanager
 def intercept_calls(owner: Any, names: Sequence[str], answer: Answer) -> Iterator[None]:
-    """While this lasts ``answer`` gives what these methods of an object return. One that is called
-    within another runs as it is."""
+    """Within this context, calls of these methods of ``owner`` go to ``answer`` instead. A method
+    that is called inside an intercepted call runs as usual."""
     is_inside = False
 
     def intercepted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
