@@ -50,6 +50,7 @@ def _documented_options() -> Iterator[tuple[str, str, str, str]]:
             if record is None or parameter.name == "help":
                 continue
             option, text = (" ".join(part.split()).replace("|", "\\|") for part in record)
+            option = option.replace(" range>", ">")  # The text names the range.
             yield (
                 command,
                 section_by_parameter.get(str(parameter.name), OTHER_OPTIONS),

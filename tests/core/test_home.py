@@ -31,9 +31,10 @@ def test_what_others_remember_is_seen_and_a_file_is_read_once(tmp_path, monkeypa
     file.write_text('{"a": 3}')  # in place, and as long as it was at first
     os.utime(file, ns=(1, 1))
     assert (measured.load("a"), measured.load("b")) == (3, None)
-    file.write_text("{")
-    os.utime(file, ns=(2, 2))
-    assert measured.load("a") is None
+    for step, broken in enumerate(("{", "5", "[1]"), start=2):
+        file.write_text(broken)
+        os.utime(file, ns=(step, step))
+        assert measured.load("a") is None
     file.write_text("{}")
     with monkeypatch.context() as patch:
         stat, still = Path.stat, {"st_ino": 1, "st_mtime_ns": 1, "st_size": 1}

@@ -36,11 +36,12 @@ def serve(
         list[str] | None, typer.Option(help="What requests call the model (repeatable).")
     ] = None,
     api_key: Annotated[
-        str | None, typer.Option(envvar="SACCADE_API_KEY", help="Asked of every /v1 request.")
+        str | None,
+        typer.Option(envvar="SACCADE_API_KEY", help="Key that every /v1 request must send."),
     ] = None,
     cors: Annotated[
         list[str] | None,
-        typer.Option(help="An origin whose pages may ask, or * for all (repeatable)."),
+        typer.Option(help="A browser origin allowed by CORS, or * for all (repeatable)."),
     ] = None,
     rows: Annotated[int, typer.Option(min=1, help="Requests worked on at once.")] = 8,
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait beside them.")] = 32,
@@ -49,7 +50,8 @@ def serve(
     max_new_tokens: command_options.Tokens = 2048,
     max_choices: Annotated[int, typer.Option(min=1, help="The largest n.")] = 8,
     replicas: Annotated[
-        int | None, typer.Option(min=1, help="So many servers on a Ray cluster, behind one port.")
+        int | None,
+        typer.Option(min=1, help="Number of servers to run on a Ray cluster, behind one port."),
     ] = None,
     max_replicas: Annotated[
         int | None, typer.Option(min=1, help="With --replicas: under load, up to so many.")
@@ -92,7 +94,9 @@ def serve(
     if missing:
         raise OptionError(f"saccade serve needs {', '.join(missing)}: {how_to_install('serve')}")
     if replicas is None and (ray is not None or max_replicas is not None):
-        raise OptionError("--ray and --max-replicas are of several servers: give --replicas")
+        raise OptionError(
+            "--ray and --max-replicas only apply to several servers: give --replicas too"
+        )
     run_settings = run_setup.resolve_settings(models, loading, method)
     run_setup.warn_about_training(run_settings.target)
     prepare(run_settings.threads, verbose)

@@ -47,7 +47,7 @@ def run_replicas(
 
     is_on_cpu = dict(settings.load).get("device") == "cpu"
     gpus = 0 if is_on_cpu else int(ray.cluster_resources().get("GPU", 0))
-    url = f"http://{host}:{port}/v1"
+    url = f"http://[{host}]:{port}/v1" if ":" in host else f"http://{host}:{port}/v1"
     with ExitStack() as cleanup:
         cleanup.callback(ray.shutdown)
         is_ready, stop_requested = _handle_signals()
@@ -60,9 +60,9 @@ def run_replicas(
         )
         deploy(settings, options, host, port)
         is_ready.set()
-        err.print(f"ready: {settings.model_names[0]}", style="dim")
+        err.print(f"ready: {settings.model_names[0]}", style="dim", markup=False)
         stop_requested.wait()
-        err.print("letting answers end; again to stop at once", style="dim")
+        err.print("finishing running requests; send the signal again to stop at once", style="dim")
 
 
 def _handle_signals() -> tuple[threading.Event, threading.Event]:

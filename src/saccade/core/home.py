@@ -86,7 +86,8 @@ class MeasurementFile:
 
     def save_later(self, key: str, value: Any) -> None:
         """Saves a value that changes often: for this process at once, for later ones within a few
-        seconds or when this process ends. A process that is killed before loses it."""
+        seconds or when this process ends. It is lost if this process is killed before, or if
+        nothing can be written."""
         with self._lock:
             self._unwritten.setdefault(self._path, {})[key] = value
             if time.monotonic() - self._last_write >= WRITE_EVERY_SECONDS:
@@ -120,7 +121,7 @@ def _read_file(path: Path) -> dict[str, Any]:
     try:
         state = path.stat()
         return _read(path, state.st_ino, state.st_mtime_ns, state.st_size)
-    except (OSError, ValueError):
+    except (OSError, ValueError, TypeError):
         return {}
 
 

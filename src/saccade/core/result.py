@@ -49,7 +49,8 @@ class Load:
 
 @dataclass(frozen=True, repr=False)
 class Round:
-    """One propose-verify-commit of one request. ``p`` and ``q`` live until the fold has run."""
+    """One round of one request: propose, verify, commit. ``p`` and ``q`` are kept only until the
+    method has learnt from the round."""
 
     request: int
     tree: Tree
@@ -59,9 +60,11 @@ class Round:
     q: Scores | None
     draft_seconds: float
     verify_seconds: float
-    note: tuple[float, ...] = ()  # numbers that the draft decided by: an ensemble's weights, odds
+    # numbers that the draft decided by: an ensemble's weights, or its confidence in each token
+    note: tuple[float, ...] = ()
     load: Load | None = None  # None where the request was alone
-    opening: bool = False  # the prefill's own token, without a draft or a forward
+    # whether it only emits the prefill's own token, without a draft or a further forward
+    opening: bool = False
     first_of_size: bool = False
     """Whether one of its forwards was the first of a size that is captured from then on (see
     ``cuda_graphs``). Its seconds tell nothing of later rounds."""
@@ -79,8 +82,8 @@ class Round:
     @property
     def text(self) -> str:
         """The text that became certain with this round; empty without a tokenizer. A character of
-        several tokens comes with the last of them, and what may begin a stop string comes once it
-        does not."""
+        several tokens is emitted with the last of them. Text that may begin a stop string is held
+        back until it can no longer be one."""
         return "" if self.spell is None else self.spell()
 
     def __repr__(self) -> str:

@@ -1,7 +1,7 @@
 """Processed clips that a later prompt with the same clips need not process again.
 
-A live video's prompts have mostly the clips of the prompt before. Where a processor makes of
-several clips what it makes of each, one after the other, each is processed once.
+Most clips of a live video's prompt were also in the previous prompt. Where processing several clips
+together gives what processing each alone gives, only new clips are processed.
 """
 
 from __future__ import annotations
@@ -50,7 +50,8 @@ class ClipCache:
         is_list = isinstance(videos, list) and isinstance(metadata, list)
         if self._is_separable is False or not is_list or len(videos) != len(metadata or ()):
             return preprocess(videos, **kwargs)
-        names = [digest(*pair, sorted(kwargs)) for pair in zip(videos, metadata or (), strict=True)]
+        options = {name: value for name, value in kwargs.items() if name != "video_metadata"}
+        names = [digest(*pair, options) for pair in zip(videos, metadata or (), strict=True)]
         outputs: dict[bytes, Mapping[str, Any]] = {}
         for name, video, own in zip(names, videos, metadata or (), strict=True):
             if name not in outputs:

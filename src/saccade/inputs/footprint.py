@@ -30,10 +30,12 @@ class Footprint:
     kv: int  # Keys and values that a token adds to the cache.
     layers: int
     vocab: int
-    windows: int = 0  # Numbers of a state in layers that have one instead of keys.
-    memories: int = 0  # Further numbers of a state, which are always in fp32.
+    # Numbers of one recurrent state, over all layers that have a state instead of keys.
+    windows: int = 0
+    memories: int = 0  # Further numbers of that state, which are always in fp32.
     stateful_layers: int = 0  # Layers that have a state instead of keys.
-    key_windows: tuple[KeyWindow, ...] = ()  # Those of the layers that let go of keys behind them.
+    # The windows of the layers that evict the keys behind them.
+    key_windows: tuple[KeyWindow, ...] = ()
 
     def state(self, size: float) -> int:
         """Returns the bytes of one state of all layers, at ``size`` bytes a number of the model."""
@@ -42,7 +44,7 @@ class Footprint:
     def cache(self, tokens: int, size: float) -> int:
         """Returns the bytes of a request of ``tokens``: their keys and values, and its states.
 
-        Layers with a window let go of the keys behind it, as most methods allow.
+        Layers with a window are counted as evicting the keys behind it, which most methods allow.
         """
         states = self.state(size) * recurrent.STATES_PER_REQUEST
         rows = [max_window_rows(window, tokens, forward_rows()) for window in self.key_windows]
@@ -211,9 +213,9 @@ def check(
 ) -> None:
     """Raises ModelError, before any weight is read, if the weights cannot fit on ``device``.
 
-    They are counted from the config, since transformers would create those that the files lack. A
-    copy by ``rounding`` lies beside them. A ``device`` of None stands for several devices, for
-    which nothing is checked.
+    They are counted from the config and not from the files, because transformers would also create
+    weights that the files lack. A copy rounded by ``rounding`` is counted beside them. A ``device``
+    of None stands for several devices, for which nothing is checked.
     """
     if device is None:
         return

@@ -70,7 +70,8 @@ def find_control_token(processor: Any, texts: Iterable[str]) -> str | None:
 
 
 def extract_special(processor: Any, turns: Sequence[Mapping[str, Any]]) -> Extraction:
-    """Takes out each text that spells a control token, but for the blanks around it."""
+    """Takes out every document and every text that spells a control token. The blanks around them
+    stay."""
     pattern = re.compile("|".join(map(re.escape, _control_token_texts(processor))) or r"\b\B")
     return _extract(turns, lambda text: pattern.search(text) is not None)
 

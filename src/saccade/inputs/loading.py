@@ -58,8 +58,8 @@ def _torchao() -> Any:
 
 # By name: the package, the bits of a weight, and the function that makes the settings.
 QUANTIZERS: dict[str, tuple[str, int, Callable[[], Any]]] = {
-    # The threshold is zero because outliers are searched in all rows of a forward, so that drafted
-    # rows would change each other.
+    # The threshold is zero, which turns the search for outliers off. It looks at all rows of a
+    # forward together, so one drafted token would change the result of another.
     "bnb-8bit": (
         "bitsandbytes",
         8,
@@ -70,8 +70,8 @@ QUANTIZERS: dict[str, tuple[str, int, Callable[[], Any]]] = {
 }
 
 
-# What rounds a draft on a GPU as it is loaded, by ``draft_quantize``. The other ``ROUNDINGS`` are
-# copies that lie beside the weights.
+# The quantizer that loads a draft on a GPU, by ``draft_quantize``. For a rounding that is not in
+# this table a rounded copy is made beside the loaded weights.
 DRAFT_QUANTIZERS = {"int8": "torchao-int8", "int4": "bnb-4bit"}
 
 
@@ -82,7 +82,8 @@ class Loaded:
     name: str
     backbone: Backbone
     processor: Any  # Of a text-only model this is a tokenizer.
-    domain: TrainingDomain | None = None  # What it was trained on, where it knows nothing else.
+    # The narrow domain that the model was trained on; None for a general model.
+    domain: TrainingDomain | None = None
 
     @property
     def tokenizer(self) -> Any:
@@ -245,7 +246,8 @@ def _read_packed(
 
 
 def _check_weights(name: str, model: Any, loading_info: Mapping[str, Any]) -> None:
-    """Raises ModelError unless every weight was read and is finite; tied weights are read once."""
+    """Raises ModelError unless the checkpoint has the model's weights, in the right shapes and
+    finite."""
     depth = architectures.text_config(model.config).num_hidden_layers
     unexpected = [
         key for key in loading_info["unexpected_keys"] if not layouts.is_of_own_head(key, depth)

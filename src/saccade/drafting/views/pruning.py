@@ -40,9 +40,9 @@ def frames(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
 
 @dataclass(frozen=True)
 class Window:
-    """Consecutive tokens. ``halves`` says how many halves of the other tokens come before them: 0
-    selects the first tokens, 1 the middle (with one fewer before than after where their number is
-    odd), 2 the last."""
+    """Selects consecutive tokens. ``halves`` places the window: 0 selects the first tokens, 1 the
+    middle ones, 2 the last. In the middle, if the number of unselected tokens is odd, one fewer
+    comes before the window than after it."""
 
     halves: int
 
@@ -71,8 +71,8 @@ def fastvid(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
 
 
 def dycoke(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
-    """Returns SD-DyCoke's choice: the tokens that are left when others merge into the same cell of
-    a frame of their group.
+    """Returns SD-DyCoke's choice: the tokens that remain after the most similar ones have merged
+    into the token of the same cell of an earlier frame of their group.
 
     In each group of four frames, tokens of the second frame may merge into the first, those of the
     fourth into the third, and those of the third into the first. The most similar merge first. That
@@ -197,8 +197,9 @@ def _fill(
 def _averaged(
     prompt: Prompt, leader: Int[Tensor, " visual"], turn: Int[Tensor, " visual"]
 ) -> Prompt:
-    """Returns the prompt of the visual rows that lead themselves, each the mean of the rows it
-    leads; a row whose leader is -1 is dropped.
+    """Returns the prompt with each group of visual rows replaced by the group's mean. ``leader``
+    has, for each row, the row that stands for its group: a row that is its own leader stays, and
+    one whose leader is -1 is dropped.
 
     Rows are added turn by turn. No two rows of a turn share a leader, so no sum depends on the
     order of threads.

@@ -75,9 +75,9 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
     """Reads media in child processes, at most `processes` at once; any thread may call it.
 
     Whatever happens to a child is a `VideoInputError`, and the next call gets a fresh child.
-    `seconds` bounds one call from the moment it has a child, and `share` does once another call
-    waits for one. `memory` is the address space of one child in bytes. A call with a `StopSignal`
-    can be ended from another thread.
+    `seconds` is the most time that one call may take once it has a child. While another call waits
+    for a child, the oldest call is ended after `share` seconds. `memory` is the address space of
+    one child in bytes. A call with a `StopSignal` can be ended from another thread.
     """
 
     def __init__(
@@ -301,7 +301,8 @@ class _Child:
         return self.requests_left > 0 and self.process.poll() is None
 
     def end(self) -> int:
-        """Ends the process and returns its exit code, which is its own if it ended by itself."""
+        """Waits half a second for the process to end, kills it otherwise, and returns its exit
+        code."""
         self.requests_left = 0
         self.socket.close()
         with suppress(
