@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections import Counter
 from types import SimpleNamespace
 
@@ -264,6 +265,9 @@ def test_memory_for_caches_is_reserved_until_the_engine_has_counted(
     of the caches, and as much again where keys of the target are kept; then it is free for them."""
     before = _resident()
     draft = loaded(monkeypatch, qwen25(), runner, view=view, memory=0.125)
+    deadline = time.monotonic() + 5  # A busy system counts pages late.
+    while _resident() - before <= 0.95 * times * 2**27 and time.monotonic() < deadline:
+        time.sleep(0.05)
     assert _resident() - before > 0.95 * times * 2**27
     runner.add("a", qwen25(), video(), truth("qwen2_5_vl"))
     runner.step(draft)
