@@ -9,7 +9,8 @@ import torch
 from helpers import TableSession, chi_square
 from transformers.generation import logits_process as hf
 
-from saccade.core.sampling import ROLES, BrokenLaw, Sampling, Scores, draw, prob, uniform
+from saccade.core.noise import ROLES, uniform
+from saccade.core.sampling import BrokenLaw, Sampling, Scores, draw, prob
 from saccade.core.tree import ROOT, Tree, chain
 
 LOGITS = torch.tensor([1.0, 3.0, 3.0, -2.0, 0.5])

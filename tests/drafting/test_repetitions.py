@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from saccade.core.costs import Costs
-from saccade.core.pace import FadingMean, Pause
 from saccade.core.protocols import Repetition
 from saccade.core.result import Round, Verdict
+from saccade.core.round_estimates import FadingMean, Pause
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
 from saccade.drafting.repetitions import LONGEST_MATCH, SHORTEST_MATCH, RepetitionIndex

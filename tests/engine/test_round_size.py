@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from saccade.core.pace import MAX_REMEMBERED_SIZES, NEW_ROUND_WEIGHT
+from saccade.core.round_estimates import MAX_REMEMBERED_SIZES, NEW_ROUND_WEIGHT
 from saccade.engine.round_size import SPLIT_COST, RoundTimes
 
 MILLISECONDS = st.floats(0.01, 300.0)

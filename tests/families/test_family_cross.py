@@ -14,7 +14,7 @@ from transformers import PreTrainedTokenizerFast
 
 from saccade import inputs as models
 from saccade.core.errors import ModelError
-from saccade.inputs import Loaded, loading
+from saccade.inputs import Loaded, pair_check
 
 COUNT = 24
 
@@ -34,7 +34,7 @@ def test_a_text_only_draft_for_a_target_that_sees(method: str) -> None:
     """Claim: a llama whose tokens are a prefix of LLaVA-1.5's drafts for it without the pictures,
     and the answer is plain decoding's. Fails if it stumbles over placeholders or pixels."""
     target, draft = zoo.member("llava-1.5"), zoo.member("llama", seed=1)
-    loading.check_pair(target, draft)
+    pair_check.check_pair(target, draft)
     for seed, kind in enumerate(("image", "images", "image")):
         inputs, theirs = zoo.case(target, kind, seed)
         expected = theirs[:COUNT]
@@ -85,7 +85,7 @@ def test_special_tokens_beyond_the_others_end_are_accepted(swap: bool) -> None:
     Fails if <image> after a language model's own vocabulary parts a pair."""
     pair = [tokenizer("abc", ["<s>"]), tokenizer("abc", ["<s>", "<image>", "<video>"])]
     one, other = reversed(pair) if swap else pair
-    loading.check_tokenizers("target", one, "draft", other)
+    pair_check.check_tokenizers("target", one, "draft", other)
 
 
 CHANGED: list[tuple[str, Any, Any, int]] = [
@@ -104,7 +104,7 @@ def test_a_difference_inside_is_refused(one: Any, other: Any, first: int, swap: 
     both models. Fails if a shifted vocabulary passes, or a later difference is named."""
     one, other = (other, one) if swap else (one, other)
     with pytest.raises(ModelError, match=rf"their tokenizers differ at id {first} \(") as caught:
-        loading.check_tokenizers("big", one, "small", other)
+        pair_check.check_tokenizers("big", one, "small", other)
     message = str(caught.value)
     assert "small cannot draft for big" in message and "\n" not in message
     for each in (one, other):

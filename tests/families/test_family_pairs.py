@@ -23,7 +23,7 @@ from lab import checkpoints
 from lab.checkpoints import Size
 from saccade import inputs as models
 from saccade.core.errors import ModelError
-from saccade.inputs import Loaded, loading
+from saccade.inputs import Loaded, pair_check
 from saccade.model.backbone import Backbone
 
 COUNT = 12
@@ -35,7 +35,7 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 def lossless(target: Loaded, draft: Loaded, kinds: tuple[str, ...], methods: Any) -> Counter[str]:
     """Every answer is ``generate``'s, and drafts were judged; how many were accepted or not."""
-    loading.check_pair(target, draft)
+    pair_check.check_pair(target, draft)
     counted: Counter[str] = Counter()
     for seed, kind in enumerate(kinds):
         inputs, theirs = zoo.case(target, kind, seed)
@@ -129,7 +129,7 @@ def test_pairs_of_different_families(target: str, draft: str) -> None:
     target's inputs, or drafting ends with a reason; the answer is the target's.
     Fails if an input made for one family breaks the answer."""
     mine, theirs = zoo.member(target), zoo.member(draft, seed=1)
-    loading.check_pair(mine, theirs)
+    pair_check.check_pair(mine, theirs)
     inputs, expected = zoo.case(mine, "image")
     result = zoo.run(mine, theirs, inputs, "specvlm", COUNT)
     assert list(result.ids) == expected[:COUNT]
@@ -154,7 +154,7 @@ def test_a_different_tokenizer_is_refused() -> None:
     mine = {i: t for t, i in target.tokenizer.get_vocab().items()}
     first = min(i for i in mine | theirs if mine.get(i) != theirs.get(i))
     with pytest.raises(ModelError) as caught:
-        loading.check_pair(target, draft)
+        pair_check.check_pair(target, draft)
     reason = str(caught.value)
     assert f"id {first}" in reason and repr(theirs[first]) in reason and repr(mine[first]) in reason
     assert target.name in reason and draft.name in reason
@@ -173,12 +173,12 @@ def test_one_token_is_enough_to_refuse() -> None:
     """Claim: two tokenizers that agree but for one token are told apart, either way round; two
     copies of one are not. Fails if only sizes, or only letters, are compared."""
     one, other = zoo.member("llama"), zoo.member("llama", noise=zoo.NOISE)
-    loading.check_pair(one, other)
+    pair_check.check_pair(one, other)
     number = one.tokenizer.get_vocab()["<|im_start|>"]
     changed = Loaded("changed", other.backbone, retold(one.tokenizer, "im_start", "im_begin"))
     for pair in ((one, changed), (changed, one)):
         with pytest.raises(ModelError, match=rf"id {number} .*im_"):
-            loading.check_pair(*pair)
+            pair_check.check_pair(*pair)
 
 
 # -- 8: text only ------------------------------------------------------------------------------

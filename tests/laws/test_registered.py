@@ -31,7 +31,7 @@ from markov import (
     registered,
 )
 
-from saccade.core import sampling
+from saccade.core import noise, sampling
 from saccade.core import verify as verify_module
 from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Round
@@ -187,7 +187,7 @@ def noise_used_twice(recipe: Recipe) -> list[Any]:
 
     def random(*key: Any) -> float:
         used.append(key)
-        return markov.noise(*key)
+        return markov.quick_uniform(*key)
 
     Play(recipe, 24, list(range(len(REGIMES))))(3, random)
     assert len(used) > 24
@@ -335,7 +335,7 @@ def _no_residual(patch: pytest.MonkeyPatch) -> Recipe:
 
 
 def _one_noise_for_all_roles(patch: pytest.MonkeyPatch) -> Recipe:
-    patch.setattr(sampling, "ROLES", {"draft": 1, "accept": 1, "own": 1})
+    patch.setattr(noise, "ROLES", {"draft": 1, "accept": 1, "own": 1})
     return shaped(Chain(2))
 
 

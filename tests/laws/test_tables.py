@@ -19,10 +19,11 @@ import torch
 from helpers import TableDraft, TableSession, chi_square, random_table
 from transformers.generation import logits_process as hf
 
-from saccade.core import sampling
+from saccade.core import noise, sampling
 from saccade.core import verify as verify_module
+from saccade.core.noise import uniform
 from saccade.core.protocols import Growing, Shape, State
-from saccade.core.sampling import Sampling, uniform
+from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, add, depth
 from saccade.drafting.schedule import serial
 from saccade.drafting.shapes.policies import Chain, Static
@@ -194,7 +195,7 @@ def _residual_of_a_point(monkeypatch: pytest.MonkeyPatch) -> Shape:
 
 
 def _one_noise_for_two_roles(monkeypatch: pytest.MonkeyPatch) -> Shape:
-    monkeypatch.setattr(sampling, "ROLES", {"draft": 1, "accept": 1, "own": 1})
+    monkeypatch.setattr(noise, "ROLES", {"draft": 1, "accept": 1, "own": 1})
     return Chain(2)
 
 

@@ -28,9 +28,9 @@ from helpers import (
 )
 from torch import Tensor
 
+from saccade.core.noise import uniform
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.result import Result, Round
-from saccade.core.sampling import uniform
 from saccade.drafting.ensemble import Ensemble, EnsembleDrafter, Mixed, Weighting
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Setup

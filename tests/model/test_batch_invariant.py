@@ -23,8 +23,8 @@ from lab.training.agreement import unseen_clip
 from saccade import inputs as models
 from saccade.core.costs import Costs
 from saccade.core.errors import MethodError, ModelError
-from saccade.core.pace import FadingMean
 from saccade.core.prompt import Inputs
+from saccade.core.round_estimates import FadingMean
 from saccade.core.sampling import Sampling
 from saccade.core.tree import ROOT, Tree, add, chain
 from saccade.drafting.recipe import Recipe, as_chains

@@ -8,7 +8,13 @@ import numpy as np
 import pytest
 
 from saccade.core.errors import MethodError, OptionError
-from saccade.core.pace import MIN_MEASURED_ROUNDS, Acceptance, CostLine, FadingMean, Pause
+from saccade.core.round_estimates import (
+    MIN_MEASURED_ROUNDS,
+    Acceptance,
+    CostLine,
+    FadingMean,
+    Pause,
+)
 from saccade.vllm.draft_length import (
     MAX_RETRY_ROUNDS,
     PRIOR,

@@ -163,7 +163,7 @@ def _check_together(
     A model is its name and its config.
     """
     from saccade.bench.hardware.published import CONFIGS
-    from saccade.inputs import architectures, loading
+    from saccade.inputs import architectures, loading, pair_check
     from saccade.model import families
 
     problems: list[str] = []
@@ -186,7 +186,7 @@ def _check_together(
         ]
         tokenizers = [getattr(each, "tokenizer", each) for each in processors]
         try:
-            loading.check_tokenizers(target[0], tokenizers[0], draft[0], tokenizers[1])
+            pair_check.check_tokenizers(target[0], tokenizers[0], draft[0], tokenizers[1])
             notes.append("their tokenizers agree, token by token")
         except SaccadeError as error:
             problems.append(str(error))

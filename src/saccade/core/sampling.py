@@ -14,12 +14,12 @@ from dataclasses import dataclass, field, replace
 from math import isnan
 from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from jaxtyping import Bool, Float, Int
 from torch import Tensor
 from transformers.generation import logits_process as hf
 
+from saccade.core.noise import uniform
 from saccade.core.tree import ROOT, Tree, depth, drawn_at, path
 
 Law = int | Float[Tensor, " _vocab"]
@@ -32,8 +32,6 @@ Grammar = Callable[[Sequence[int]], Bool[Tensor, " vocab"] | None]
 
 MAX_COPIED_LOGITS = 2**16  # Rows with more logits in all are not stacked for one arg-max.
 NO_TOKEN = -1  # Stands for an id where a logit is NaN, or fewer ids are allowed than asked for.
-# Who uses noise: a draft, the test of a drafted token, the target for a token of its own.
-ROLES = {"draft": 1, "accept": 2, "own": 3}
 
 # Hugging Face's processors that look at the logits alone, so they need no ids.
 CONTEXT_FREE = (
@@ -423,12 +421,3 @@ def draw(law: Law, u: float) -> int:
     if token >= law.shape[0]:  # The quantile was rounded up to the whole mass.
         token = int(law.nonzero()[-1])
     return token
-
-
-def uniform(
-    seed: int, request: int, role: str, position: int, sibling: int, began: int = 0
-) -> float:
-    """Returns a number in [0, 1) that depends on its keys alone (Philox counter)."""
-    key = np.array([seed % 2**64, request], dtype=np.uint64)
-    counter = np.array([ROLES[role], position, sibling, began], dtype=np.uint64)
-    return float(np.random.Generator(np.random.Philox(key=key, counter=counter)).random())

@@ -6,7 +6,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import ceil
 
-from saccade.core.pace import SecondsBySize
+from saccade.core.round_estimates import SecondsBySize
 
 SPLIT_COST = 0.1  # Splitting a round may make each request's share of it about a tenth dearer.
 

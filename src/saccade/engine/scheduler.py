@@ -19,8 +19,8 @@ from dataclasses import dataclass
 
 from saccade.core.capabilities import Capability
 from saccade.core.errors import ModelError
-from saccade.core.pace import NEW_ROUND_WEIGHT
 from saccade.core.result import Result, Round
+from saccade.core.round_estimates import NEW_ROUND_WEIGHT
 from saccade.core.sampling import Sampling
 from saccade.core.scoped_steps import each_within
 from saccade.core.timing import now

@@ -35,6 +35,7 @@ from saccade.inputs.checkpoints import (
     offline,
     source_of,
 )
+from saccade.inputs.pair_check import check_tokenizers, tokenizer_of
 from saccade.inputs.training_domain import TrainingDomain, read_training_domain
 from saccade.model import families, kernels, memory
 from saccade.model.backbone import Backbone
@@ -88,7 +89,7 @@ class Loaded:
     @property
     def tokenizer(self) -> Any:
         """The processor's tokenizer."""
-        return _tokenizer_of(self.processor)
+        return tokenizer_of(self.processor)
 
     def decode(self, ids: Sequence[int]) -> str:
         """Returns ids as text, without special tokens."""
@@ -341,7 +342,7 @@ def _check_draft_fits(target: str, draft: str, trust_remote_code: bool, processo
     """
     config = read_config(draft, trust_remote_code=trust_remote_code)
     draft_processor = read_processor(draft, config, trust_remote_code=trust_remote_code)
-    check_tokenizers(target, _tokenizer_of(processor), draft, _tokenizer_of(draft_processor))
+    check_tokenizers(target, tokenizer_of(processor), draft, tokenizer_of(draft_processor))
 
 
 def check_draft_options(
@@ -477,35 +478,6 @@ def use_threads(threads: int | None) -> None:
     free_cores.is_fixed = True
 
 
-def check_pair(target: Loaded, draft: Loaded) -> None:
-    """Raises ModelError, naming the first difference, unless both read and write the same ids."""
-    check_tokenizers(target.name, target.tokenizer, draft.name, draft.tokenizer)
-
-
-def _tokenizer_of(processor: Any) -> Any:
-    """Returns a processor's tokenizer, which of a text-only model is the processor itself."""
-    return getattr(processor, "tokenizer", processor)
-
-
-def check_tokenizers(target: str, target_tokenizer: Any, draft: str, draft_tokenizer: Any) -> None:
-    """Raises ModelError, naming the first difference, unless the tokens of both agree.
-
-    Vocabularies may be padded differently, and one may end in special tokens that the other lacks.
-    """
-    target_tokens, draft_tokens = _tokens(target_tokenizer), _tokens(draft_tokenizer)
-    added = {*target_tokenizer.added_tokens_decoder, *draft_tokenizer.added_tokens_decoder}
-    last_common = min(max(target_tokens), max(draft_tokens))
-    for number in sorted(target_tokens.keys() | draft_tokens.keys()):
-        if number > last_common and number in added:
-            continue
-        if target_tokens.get(number) != draft_tokens.get(number):
-            raise ModelError(
-                f"{draft} cannot draft for {target}: their tokenizers differ at id "
-                f"{number} ({draft_tokens.get(number)!r} against {target_tokens.get(number)!r}); "
-                "choose a draft of the same family"
-            )
-
-
 def precision(dtype: str | None, place: torch.device) -> Any:
     """Returns the torch type of a name.
 
@@ -531,10 +503,6 @@ def _quantizer(name: str) -> Any:
     if importlib.util.find_spec(package) is None:
         raise OptionError(f"{name} needs the package {package}: pip install {package}")
     return settings()
-
-
-def _tokens(tokenizer: Any) -> dict[int, str]:
-    return {number: token for token, number in tokenizer.get_vocab().items()}
 
 
 def _find_broken_file(folder: Path) -> str | None:

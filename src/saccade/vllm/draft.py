@@ -21,7 +21,8 @@ from transformers import AutoTokenizer
 from saccade.core.capabilities import Capability
 from saccade.core.errors import DraftFailed, ModelError
 from saccade.core.prompt import Inputs, Prefill, Prompt
-from saccade.inputs.loading import Loaded, check_tokenizers, load
+from saccade.inputs.loading import Loaded, load
+from saccade.inputs.pair_check import check_tokenizers
 from saccade.model.families import placeholders
 from saccade.model.memory import GIB
 from saccade.vllm import attention_watch, cpu_fixes, draft_options, mm_features, plugin

@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from saccade.core.pace import (
+from saccade.core.round_estimates import (
     MIN_MEASURED_ROUNDS,
     Acceptance,
     CostLine,

@@ -14,9 +14,9 @@ from helpers import backbone, few, qwen25, video_input
 
 import saccade
 from saccade.core.costs import Costs
-from saccade.core.pace import FadingMean, ForwardTimes
 from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Load, Round, Verdict
+from saccade.core.round_estimates import FadingMean, ForwardTimes
 from saccade.core.sampling import BrokenLaw, Sampling, Scores
 from saccade.core.tree import ROOT, Tree, chain, depths, path
 from saccade.drafting.shapes.auto import (

@@ -15,8 +15,8 @@ from helpers import TableSession, backbone, noisy, qwen25
 
 import saccade
 from saccade.core.costs import Costs
-from saccade.core.pace import FadingMean, expected_chain
 from saccade.core.result import Round, Verdict
+from saccade.core.round_estimates import FadingMean, expected_chain
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
 from saccade.drafting import recipe

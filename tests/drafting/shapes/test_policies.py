@@ -6,7 +6,8 @@ import pytest
 import torch
 from helpers import TableSession, random_table
 
-from saccade.core.sampling import Sampling, uniform
+from saccade.core.noise import uniform
+from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain, depths, path
 from saccade.drafting.drafters import drive
 from saccade.drafting.shapes.policies import Chain, Static, check_paths, grow_static

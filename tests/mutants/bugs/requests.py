@@ -111,7 +111,7 @@ BUGS = (
     ),
     PlantedBug(
         "costs: the expected length leaves out the bonus token",
-        "core/pace.py",
+        "core/round_estimates.py",
         within="expected_chain",
         find="range($length + 1)",
         plant="range(1, $length + 1)",
@@ -122,7 +122,7 @@ BUGS = (
     ),
     PlantedBug(
         "fit: old rounds count as much as new ones",
-        "core/pace.py",
+        "core/round_estimates.py",
         find="FadingMean(self.total * $memory + $total, self.weight * $memory + $weight)",
         plant="FadingMean(self.total + $total, self.weight + $weight)",
         tests=(
@@ -132,7 +132,7 @@ BUGS = (
     ),
     PlantedBug(
         "fit: a cost that was once high never falls again",
-        "core/pace.py",
+        "core/round_estimates.py",
         find="max($here, $each - EXTRA_COST_DECAY * ($each - $here))",
         plant="max($here, $each)",
         tests=(
@@ -184,7 +184,7 @@ BUGS = (
     ),
     PlantedBug(
         "round size: only the last round's time counts",
-        "core/pace.py",
+        "core/round_estimates.py",
         within="SecondsBySize.fold",
         find="$old + NEW_ROUND_WEIGHT * ($seconds - $old)",
         plant="$seconds",

@@ -114,7 +114,7 @@ BUGS = (
     ),
     PlantedBug(
         "drafting, accepting and drawing share one noise",
-        "core/sampling.py",
+        "core/noise.py",
         within="uniform",
         find="ROLES[$role]",
         plant="0",
@@ -124,7 +124,7 @@ BUGS = (
     ),
     PlantedBug(
         "requests of a batch share their noise",
-        "core/sampling.py",
+        "core/noise.py",
         within="uniform",
         find="[$seed % 2 ** 64, $request]",
         plant="[$seed % 2 ** 64, 0]",

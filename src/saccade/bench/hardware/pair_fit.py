@@ -15,7 +15,7 @@ from typing import Any
 
 from saccade.core.costs import EXPECTED_COST_PER_ROW
 from saccade.core.errors import ModelError
-from saccade.core.pace import expected_chain
+from saccade.core.round_estimates import expected_chain
 from saccade.inputs.footprint import (
     BYTES_PER_WEIGHT,
     Footprint,

@@ -45,7 +45,9 @@ from torch import Tensor
 
 from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.costs import Costs
-from saccade.core.pace import (
+from saccade.core.protocols import CostMemory, Growing, Repetition, Shape, State
+from saccade.core.result import Round
+from saccade.core.round_estimates import (
     FORWARD_PRIOR_WEIGHT,
     Acceptance,
     FadingMean,
@@ -53,8 +55,6 @@ from saccade.core.pace import (
     Pause,
     continuation_chances,
 )
-from saccade.core.protocols import CostMemory, Growing, Repetition, Shape, State
-from saccade.core.result import Round
 from saccade.core.sampling import NO_TOKEN, BrokenLaw, Law, Scores
 from saccade.core.tree import ROOT, Tree, add, chain
 from saccade.drafting.shapes.policies import CostedShape, confidence

@@ -12,9 +12,9 @@ from typing import NamedTuple
 
 from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.costs import Costs
-from saccade.core.pace import FadingMean, correct_ratios, expected_chain
 from saccade.core.protocols import Growing, State
 from saccade.core.result import Round
+from saccade.core.round_estimates import FadingMean, correct_ratios, expected_chain
 from saccade.drafting.shapes.policies import Chain, CostedShape, Paths, grow_static
 
 MAX_CHAIN_LENGTH = 12

@@ -13,7 +13,8 @@ from torch import Tensor
 
 from saccade.core.errors import ModelError, first_line
 from saccade.inputs.checkpoints import cached_only
-from saccade.inputs.loading import Loaded, check_tokenizers, load, read_config
+from saccade.inputs.loading import Loaded, load, read_config
+from saccade.inputs.pair_check import check_tokenizers
 from saccade.model.backbone import Backbone
 
 

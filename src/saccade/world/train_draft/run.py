@@ -20,7 +20,8 @@ from transformers import Qwen2_5_VLForConditionalGeneration
 from transformers.trainer_utils import get_last_checkpoint
 
 from saccade.core.errors import ModelError, OptionError
-from saccade.inputs.loading import Loaded, check_pair, load
+from saccade.inputs.loading import Loaded, load
+from saccade.inputs.pair_check import check_pair
 from saccade.model.backbone import Backbone
 from saccade.world.train_draft import conversations, eagle3
 from saccade.world.train_draft.assembly import assemble_draft
