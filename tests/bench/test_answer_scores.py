@@ -25,7 +25,9 @@ def test_exact_compares_words() -> None:
     ("answer", "right"),
     [("B", True), ("(B)", True), ("The answer is B.", True), ("B. a red box", True)]
     + [("C", False), ("Blue", False), ("", False), ("C. Not B", False)]
-    + [("A red box. The answer is B.", True), ("It must be B", True)],
+    + [("A red box. The answer is B.", True), ("It must be B", True)]
+    + [("b", True), ("(b)", True), ("b.", True), ("So the Answer is: (b)", True)]
+    + [("The answer is b", True), ("ANSWER IS B", True), ("b red box", False)],
 )
 def test_the_letter_is_the_one_given_as_the_answer(answer: str, right: bool) -> None:
     """Claim: a choice is right by the letter it begins with, or says the answer is, or ends on.
@@ -34,6 +36,16 @@ def test_the_letter_is_the_one_given_as_the_answer(answer: str, right: bool) -> 
     """
     assert text_scores.option_letter_match(answer, ["B"]) == float(right)
     assert text_scores.option_letter_match(answer, ["B. a red box"]) == float(right)
+
+
+@pytest.mark.parametrize("answer", ["", "no idea", "The answer is a cat"])
+def test_an_answer_without_a_letter_is_wrong(answer: str) -> None:
+    """Claim: an answer that names no option is wrong, whatever the right answers are.
+
+    Fails if nothing equals an empty right answer, or if an article counts as option A.
+    """
+    assert text_scores.option_letter_match(answer, [""]) == 0.0
+    assert text_scores.option_letter_match(answer, ["A", ""]) == 0.0
 
 
 def test_rouge_by_hand() -> None:

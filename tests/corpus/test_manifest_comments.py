@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -26,3 +27,19 @@ def test_lines_that_begin_with_a_hash_are_comments(tmp_path: Path, name: str) ->
     last = len(WRITTEN[name].splitlines())
     with pytest.raises(OptionError, match=f"line {last + 1} .* has the id of line {last}"):
         read_jobs(path, "?")
+
+
+@pytest.mark.parametrize("end", ["\u2028", "\x85", "\x0b", "\x0c"])
+def test_only_line_feeds_end_the_lines_of_a_manifest(tmp_path: Path, end: str) -> None:
+    """Claim: what else Unicode counts as the end of a line may stand in prompts and names."""
+    prompt, name = f"one{end}two", f"a{end}b.mp4"
+    texts = {
+        "list.txt": f"{name}\nc.mp4\n",
+        "list.jsonl": "".join(json.dumps({"video": v}) + "\n" for v in (name, "c.mp4")),
+        "list.csv": f"video,prompt\n{name},{prompt}\nc.mp4,\n",
+    }
+    for file, text in texts.items():
+        path = tmp_path / file
+        path.write_text(text, encoding="utf-8")
+        assert [job.video for job in read_jobs(path, "?")] == [name, "c.mp4"]
+    assert [job.prompt for job in read_jobs(tmp_path / "list.csv", "?")] == [prompt, "?"]

@@ -15,6 +15,7 @@ ROUGE_BETA = 1.2  # The weight of recall in ROUGE-L's F, as in its caption evalu
 ALPHA = 0.9
 GAMMA = 0.5
 POWER = 3.0
+_LETTER_ENDS = r"(?:[).:]|\s*$)"  # what follows the letter of an option, and no article "a"
 ENGLISH_ENDINGS = ("ing", "edly", "ed", "es", "ly", "s")
 
 
@@ -32,13 +33,22 @@ def option_letter_match(answer: str, right: Sequence[str]) -> float:
     """Returns 1 where the option's letter is right, else 0.
 
     The letter is the one that the answer begins with or names as the answer, else its last lone
-    capital.
+    capital. A small letter counts only where punctuation or the end shows that it is no word. An
+    answer without a letter is wrong.
     """
-    match = re.match(r"\s*\(?([A-Z])(?:[).:]|\s*$)", answer) or re.search(
-        r"answer is:? \(?([A-Z])\b", answer
+    letter = _option_letter(answer)
+    return float(letter is not None and letter in {each.strip().upper()[:1] for each in right})
+
+
+def _option_letter(answer: str) -> str | None:
+    """Returns the capital of the option that an answer chooses; None where it chooses none."""
+    match = re.match(rf"\s*\(?([A-Za-z]){_LETTER_ENDS}", answer) or re.search(
+        rf"(?i:\banswer is):?\s+\(?(?:([A-Z])\b|([a-z]){_LETTER_ENDS})", answer
     )
-    letter = match[1] if match else next(iter(re.findall(r"\b([A-Z])\b", answer)[::-1]), "")
-    return float(letter in {each.strip().upper()[:1] for each in right})
+    if match:
+        return next(filter(None, match.groups())).upper()
+    capitals: list[str] = re.findall(r"\b([A-Z])\b", answer)
+    return capitals[-1] if capitals else None
 
 
 def rouge_l(answer: str, right: Sequence[str]) -> float:

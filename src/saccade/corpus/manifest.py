@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import hashlib
+import io
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
@@ -139,7 +140,7 @@ Entries = Iterator[tuple[str, dict[str, Any]]]
 
 
 def _path_entries(manifest: Path) -> Entries:
-    for number, line in enumerate(_text(manifest).splitlines(), start=1):
+    for number, line in enumerate(_text(manifest).split("\n"), start=1):
         if line.strip() and not line.startswith(COMMENT):
             yield f"line {number}", {"video": line.strip()}
 
@@ -158,7 +159,7 @@ def _json_entries(manifest: Path) -> Entries:
 
 
 def _csv_entries(manifest: Path) -> Entries:
-    lines = _text(manifest).splitlines(keepends=True)
+    lines = [*io.StringIO(_text(manifest))]
     head = next((at for at, line in enumerate(lines) if not line.startswith(COMMENT)), len(lines))
     reader = csv.DictReader(lines[head:])
     try:
@@ -171,6 +172,10 @@ def _csv_entries(manifest: Path) -> Entries:
 
 
 def _text(manifest: Path) -> str:
+    """Returns the text of a manifest, whose lines end in "\\n" alone.
+
+    Other characters that Unicode counts as ends of lines may stand in prompts and in names.
+    """
     try:
         return manifest.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:

@@ -25,7 +25,7 @@ from pathlib import Path, PurePosixPath
 from string import ascii_lowercase
 from typing import Any
 
-from saccade.core.errors import VideoInputError
+from saccade.core.errors import VideoInputError, first_line
 
 _READ_ERRORS = (
     OSError, EOFError, RuntimeError, NotImplementedError, zlib.error, zipfile.BadZipFile,
@@ -123,13 +123,11 @@ class Archive:
                     raise EOFError
                 if not folder.is_dir():
                     target.rename(folder)
-        except _READ_ERRORS:
+        except _READ_ERRORS as error:
             if folder.is_dir():  # Another process was faster.
                 return folder
-            label = file_name(names[0])
-            message = (
-                f"{label} cannot be unpacked from {self.name}: it is cut short, or the disk full"
-            )
+            reason = first_line(error) if str(error) else "it is cut short"
+            message = f"{file_name(names[0])} cannot be unpacked from {self.name}: {reason}"
             raise VideoInputError(message, "truncated") from None
         return folder
 
