@@ -178,8 +178,8 @@ class Model:
         sampling, answer_settings = _split_settings(frames, settings)
         clips = [self._read_clips(media, sampling) for media, _ in pairs]
         encoded = [
-            self.pair.ask(question, **_media_arguments(own), system=system)
-            for own, (_, question) in zip(clips, pairs, strict=True)
+            self.pair.ask(question, **_media_arguments(request_clips), system=system)
+            for request_clips, (_, question) in zip(clips, pairs, strict=True)
         ]
         options = {"captioner": self._batch_captioner(clips), "seed": seed}
         batch = self.pair.batch(encoded)
@@ -298,7 +298,7 @@ class Model:
 
     def _batch_captioner(self, clips: Sequence[Sequence[Clip]]) -> Any:
         """Returns the captioner of several requests, which have these clips each."""
-        captioners = [self._captioner(own) for own in clips]
+        captioners = [self._captioner(request_clips) for request_clips in clips]
         if not any(captioners):
             return None
         return lambda inputs: [

@@ -288,10 +288,10 @@ class Live(AbstractContextManager["Live"]):
         for turn in self._turns:
             count = min(dropped, len(turn.segments))
             dropped -= count
-            rest = turn.segments[count:]
+            kept_segments = turn.segments[count:]
             # A question without segments of its own goes with the question before it.
-            if rest or (kept_turns and not turn.segments):
-                kept_turns.append(replace(turn, segments=rest))
+            if kept_segments or (kept_turns and not turn.segments):
+                kept_turns.append(replace(turn, segments=kept_segments))
         self._turns, self._unasked_segments = kept_turns, self._unasked_segments[dropped:]
         # Each prompt leaves reference cycles behind, and in a process as large as
         # this one Python's collector comes by so seldom that memory would grow for hours.
@@ -445,8 +445,8 @@ def frames_of(source: Source | Iterable[Any], fps: float, realtime: bool) -> Ite
 
 
 def _sleep_until(moment: float) -> None:
-    while (left := moment - clock.monotonic()) > 0:
-        clock.sleep(min(left, LONGEST_SLEEP_SECONDS))
+    while (seconds_left := moment - clock.monotonic()) > 0:
+        clock.sleep(min(seconds_left, LONGEST_SLEEP_SECONDS))
 
 
 def _frames_of_file(source: Any, fps: float) -> Iterator[Timed]:

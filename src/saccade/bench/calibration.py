@@ -213,8 +213,9 @@ def calibrate(
             pace.start_run()
             if on_progress is not None:
                 state = "" if iteration else "warming up "
-                left = max(0, round(start + seconds - time.monotonic()))
-                on_progress(f"video {video + 1} of {len(questions)}: {state}{name}, {left} s left")
+                seconds_left = max(0, round(start + seconds - time.monotonic()))
+                place = f"video {video + 1} of {len(questions)}"
+                on_progress(f"{place}: {state}{name}, {seconds_left} s left")
 
         required = () if visual_tokens else (BASELINE, REFERENCE)
         settings = {"max_new_tokens": max_new_tokens, "do_sample": False}
@@ -424,36 +425,37 @@ def choose_or_fall_back(trials: Sequence[Trial]) -> Trial:
 
     The other method must beat both, and ``auto`` must beat ``ar``.
     """
-    plain, auto, *others = trials
-    for other in others:
-        if _is_faster(other, auto, 1 + TIE_MARGIN) and _is_faster(other, plain, 1):
-            return other
+    plain, auto, *alternatives = trials
+    for alternative in alternatives:
+        if _is_faster(alternative, auto, 1 + TIE_MARGIN) and _is_faster(alternative, plain, 1):
+            return alternative
     return auto if _is_faster(auto, plain, 1) else plain
 
 
-def _is_faster(trial: Trial, other: Trial, by: float) -> bool:
+def _is_faster(trial: Trial, reference: Trial, by: float) -> bool:
     """Returns whether a trial decodes more than ``by`` times as fast as another, run by run.
 
     Its whole answers, with everything before the first token, must not be slower either.
     """
-    whole = _speed_ratio(trial, other, _whole_speedup) >= 1 - TIE_MARGIN
-    return trial.fallback is None and whole and _speed_ratio(trial, other, _decode_speedup) > by
+    is_no_slower_overall = _speed_ratio(trial, reference, _whole_speedup) >= 1 - TIE_MARGIN
+    if trial.fallback is not None or not is_no_slower_overall:
+        return False
+    return _speed_ratio(trial, reference, _decode_speedup) > by
 
 
 def _loss_reason(trial: Trial, references: Sequence[Trial]) -> str:
     """Returns which of the references a trial did not beat, and in what."""
     if trial.fallback is not None:
         return f"{trial.method} gave up drafting"
-    for other in references:
-        by = 1 if other.method == BASELINE else 1 + TIE_MARGIN
-        if other is trial or _is_faster(trial, other, by):
+    for reference in references:
+        by = 1 if reference.method == BASELINE else 1 + TIE_MARGIN
+        if reference is trial or _is_faster(trial, reference, by):
             continue
-        decode = _speed_ratio(trial, other, _decode_speedup)
-        ratio = f"{trial.method} decoded x {decode:.2f} against {other.method}"
+        decode = _speed_ratio(trial, reference, _decode_speedup)
+        ratio = f"{trial.method} decoded x {decode:.2f} against {reference.method}"
         if decode > by:
-            return (
-                f"{ratio}, but x {_speed_ratio(trial, other, _whole_speedup):.2f} for whole answers"
-            )
+            whole_ratio = _speed_ratio(trial, reference, _whole_speedup)
+            return f"{ratio}, but x {whole_ratio:.2f} for whole answers"
         return f"{ratio}, no more than runs differ by" if decode > 1 - TIE_MARGIN else ratio
     raise ValueError(f"{trial.method} beat all of them")
 
@@ -466,10 +468,10 @@ def _whole_speedup(row: Summary) -> float:
     return row.speedup_end_to_end or 0.0
 
 
-def _speed_ratio(trial: Trial, other: Trial, figure: Callable[[Summary], float]) -> float:
+def _speed_ratio(trial: Trial, reference: Trial, figure: Callable[[Summary], float]) -> float:
     """Returns the median ratio of two methods' figures over the runs that they shared."""
-    pairs = zip(trial.summaries, other.summaries, strict=True)
-    return median(figure(own) / max(figure(reference), 1e-9) for own, reference in pairs)
+    pairs = zip(trial.summaries, reference.summaries, strict=True)
+    return median(figure(summary) / max(figure(baseline), 1e-9) for summary, baseline in pairs)
 
 
 def _longest_accepted(trials: Sequence[Trial]) -> list[Trial]:
@@ -501,32 +503,32 @@ def choose_fastest(trials: Sequence[Trial], unchanged: str) -> Trial:
     undominated = [
         trial
         for trial in working
-        if not any(_is_dominated(trial, other, unchanged) for other in working)
+        if not any(_is_dominated(trial, rival, unchanged) for rival in working)
     ]
     fastest = max(trial.speedup for trial in undominated)
     tied = [trial for trial in undominated if trial.speedup >= (1 - TIE_MARGIN) * fastest]
     return min(tied, key=lambda t: (_kept_share(t.method), t.method != unchanged, -t.speedup))
 
 
-def _is_dominated(trial: Trial, other: Trial, unchanged: str) -> bool:
-    """Returns whether ``other`` cannot be slower, whatever a noisy clock measured.
+def _is_dominated(trial: Trial, rival: Trial, unchanged: str) -> bool:
+    """Returns whether ``rival`` cannot be slower, whatever a noisy clock measured.
 
-    That is so where both have the same drafter and the same fixed shape, and ``other`` keeps no
+    That is so where both have the same drafter and the same fixed shape, and ``rival`` keeps no
     more of the video and has no fewer tokens per round on any video. Of two that are equal in all
     of this, the one that changes nothing dominates.
     """
-    recipe, other_recipe = resolve(trial.method), resolve(other.method)
+    recipe, rival_recipe = resolve(trial.method), resolve(rival.method)
     fixed = Capability.FIXED_FORM in recipe.shape.offers
-    if not fixed or (recipe.shape, recipe.drafter) != (other_recipe.shape, other_recipe.drafter):
+    if not fixed or (recipe.shape, recipe.drafter) != (rival_recipe.shape, rival_recipe.drafter):
         return False
-    taus = [*zip(trial.taus, other.taus, strict=True)]
-    kept_difference = _kept_share(trial.method) - _kept_share(other.method)
-    if kept_difference < 0 or any(own > others for own, others in taus):
+    taus = [*zip(trial.taus, rival.taus, strict=True)]
+    kept_difference = _kept_share(trial.method) - _kept_share(rival.method)
+    if kept_difference < 0 or any(tau > rival_tau for tau, rival_tau in taus):
         return False
     return (
         kept_difference > 0
-        or any(own < others for own, others in taus)
-        or other.method == unchanged != trial.method
+        or any(tau < rival_tau for tau, rival_tau in taus)
+        or rival.method == unchanged != trial.method
     )
 
 

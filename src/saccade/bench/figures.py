@@ -61,8 +61,8 @@ def speed_figure(by_method: AnswersByMethod) -> Figure | None:
     figure = _new_figure(len(rows))
     axis = figure.subplots()
     for row, answers in enumerate(rows.values()):
-        for shift, whole, marker in ((-0.14, False, "o"), (0.14, True, "s")):
-            interval = measures.interval(measures.speedups(answers, plain, whole=whole))
+        for shift, is_whole, marker in ((-0.14, False, "o"), (0.14, True, "s")):
+            interval = measures.interval(measures.speedups(answers, plain, whole=is_whole))
             if interval is None:
                 continue
             middle, low, high = interval
@@ -71,12 +71,12 @@ def speed_figure(by_method: AnswersByMethod) -> Figure | None:
                 row + shift,
                 xerr=[[max(0.0, middle - low)], [max(0.0, high - middle)]],
                 fmt=marker,
-                color=COLOURS[0] if not whole else COLOURS[4],
-                mfc="none" if whole else None,
+                color=COLOURS[0] if not is_whole else COLOURS[4],
+                mfc="none" if is_whole else None,
                 ms=5,
                 capsize=2,
                 lw=1,
-                label=("whole answer" if whole else "decoding") if not row else None,
+                label=("whole answer" if is_whole else "decoding") if not row else None,
             )
     axis.axvline(1, color="black", lw=0.8, ls=":")
     _label_rows(axis, list(rows), "times as fast as plain decoding (ar)")
@@ -96,20 +96,20 @@ def stages_figure(by_method: AnswersByMethod) -> Figure | None:
         return None
     figure = _new_figure(len(rows))
     axis = figure.subplots()
-    left = [0.0] * len(rows)
+    starts = [0.0] * len(rows)
     for (label, seconds), hatch, grey in zip(STAGES.items(), HATCHES, GREYS, strict=True):
         values = [mean(map(seconds, answers)) for answers in rows.values()]
         axis.barh(
             range(len(rows)),
             values,
-            left=left,
+            left=starts,
             color=grey,
             hatch=hatch,
             edgecolor="black",
             lw=0.5,
             label=label,
         )
-        left = [start + value for start, value in zip(left, values, strict=True)]
+        starts = [start + value for start, value in zip(starts, values, strict=True)]
     _label_rows(axis, list(rows), "seconds an answer")
     figure.legend(fontsize=FONT_SIZE, ncols=7, loc="outside upper center")
     return figure

@@ -105,14 +105,15 @@ def speedups(
     """
     plain = {(answer.item, answer.turn): answer for answer in baseline}
     ratios = []
-    for own in answers:
-        other = plain.get((own.item, own.turn))
-        if other is None or own.error or other.error:
+    for answer in answers:
+        plain_answer = plain.get((answer.item, answer.turn))
+        if plain_answer is None or answer.error or plain_answer.error:
             continue
         if whole:
-            ratios.append((other.total / len(other.ids)) / (own.total / len(own.ids)))
-        elif own.decode > 0:
-            ratios.append(seconds_per_token(other) / seconds_per_token(own))
+            plain_seconds = plain_answer.total / len(plain_answer.ids)
+            ratios.append(plain_seconds / (answer.total / len(answer.ids)))
+        elif answer.decode > 0:
+            ratios.append(seconds_per_token(plain_answer) / seconds_per_token(answer))
     return ratios
 
 

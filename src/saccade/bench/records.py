@@ -169,9 +169,9 @@ def read_finished_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
     packed = folder / f"{RESULTS_FILE}.gz"
     if not packed.is_file():
         return read_run(folder)
-    first, *rest = gzip.decompress(packed.read_bytes()).decode().splitlines()
-    fields = map(json.loads, rest)
-    return json.loads(first), [
+    header, *lines = gzip.decompress(packed.read_bytes()).decode().splitlines()
+    fields = map(json.loads, lines)
+    return json.loads(header), [
         _answer_from_json(each) for each in fields if ITEM_DONE_KEY not in each
     ]
 

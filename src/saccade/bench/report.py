@@ -190,64 +190,66 @@ def _format_interval(interval: Interval | None) -> str:
     return "" if interval is None else f"{interval[0]:.2f} [{interval[1]:.2f}, {interval[2]:.2f}]"
 
 
-def _identical_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
-    if own and all(answer.identical is None for answer in own):
+def _identical_cell(answers: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    if answers and all(answer.identical is None for answer in answers):
         return ""  # Sampled answers are not compared.
-    return f"{sum(answer.identical is True for answer in own)}"
+    return f"{sum(answer.identical is True for answer in answers)}"
 
 
-def _score_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+def _score_cell(answers: Sequence[Answer], plain: Sequence[Answer]) -> str:
     """Returns the means of the scores that fit the answers' tasks."""
     scores: dict[str, list[float]] = {}
-    for answer in own:
+    for answer in answers:
         for name, value in text_scores.score(answer.task, answer.text, answer.answers).items():
             scores.setdefault(name, []).append(value)
     return ", ".join(f"{name} {mean(values):.2f}" for name, values in scores.items())
 
 
 def _stage_cell(seconds: Callable[[Answer], float]) -> Callable[..., str]:
-    def cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
-        return format_number(mean(map(seconds, own)), 3) if own else ""
+    def cell(answers: Sequence[Answer], plain: Sequence[Answer]) -> str:
+        return format_number(mean(map(seconds, answers)), 3) if answers else ""
 
     return cell
 
 
-def _peak_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
-    peaks = [answer.peak for answer in own if answer.peak is not None]
+def _peak_cell(answers: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    peaks = [answer.peak for answer in answers if answer.peak is not None]
     return f"{max(peaks) / 2**20:.0f}" if peaks else ""
 
 
-def _agreement_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
+def _agreement_cell(answers: Sequence[Answer], plain: Sequence[Answer]) -> str:
     plain_ids = {answer.item: answer.ids for answer in plain}
     shares = [
         common_length(plain_ids[answer.item], answer.ids) / max(1, len(plain_ids[answer.item]))
-        for answer in own
+        for answer in answers
         if answer.item in plain_ids
     ]
     return _format_interval(measures.interval(shares, np.mean))
 
 
 QUALITY_COLUMNS: tuple[Column, ...] = (
-    ("n", lambda own, plain: str(len(own))),
+    ("n", lambda answers, plain: str(len(answers))),
     ("answers", _score_cell),
     ("agrees", _agreement_cell),
 )
 SPEED_COLUMNS: tuple[Column, ...] = (
-    ("n", lambda own, plain: str(len(own))),
+    ("n", lambda answers, plain: str(len(answers))),
     ("same", _identical_cell),
-    ("tau", lambda own, plain: _format_interval(measures.tau_interval(own))),
-    ("accepted", lambda own, plain: format_number(measures.accepted_per_forward(own))),
-    ("MAT", lambda own, plain: format_number(measures.accepted_between_refusals(own))),
-    ("accept", lambda own, plain: format_number(measures.acceptance_rate(own))),
-    ("tok/s", lambda own, plain: format_number(measures.tokens_per_second(own), 0)),
+    ("tau", lambda answers, plain: _format_interval(measures.tau_interval(answers))),
+    ("accepted", lambda answers, plain: format_number(measures.accepted_per_forward(answers))),
+    ("MAT", lambda answers, plain: format_number(measures.accepted_between_refusals(answers))),
+    ("accept", lambda answers, plain: format_number(measures.acceptance_rate(answers))),
+    ("tok/s", lambda answers, plain: format_number(measures.tokens_per_second(answers), 0)),
     (
         "decode x",
-        lambda own, plain: _format_interval(measures.interval(measures.speedups(own, plain))),
+        lambda answers, plain: _format_interval(
+            measures.interval(measures.speedups(answers, plain))
+        ),
     ),
     (
         "whole x",
-        lambda own, plain: _format_interval(
-            measures.interval(measures.speedups(own, plain, whole=True))
+        lambda answers, plain: _format_interval(
+            measures.interval(measures.speedups(answers, plain, whole=True))
         ),
     ),
     ("first token s", _stage_cell(lambda answer: answer.first)),
@@ -260,18 +262,22 @@ TIME_COLUMNS: tuple[Column, ...] = (
 FORMULA_COLUMNS: tuple[Column, ...] = (
     (
         "measured x",
-        lambda own, plain: _format_interval(measures.interval(measures.speedups(own, plain))),
+        lambda answers, plain: _format_interval(
+            measures.interval(measures.speedups(answers, plain))
+        ),
     ),
-    ("Eq. 1", lambda own, plain: format_number(measures.predicted_speedup(own, plain))),
-    ("I/O", lambda own, plain: format_number(measures.predicted_key_reads(own))),
+    ("Eq. 1", lambda answers, plain: format_number(measures.predicted_speedup(answers, plain))),
+    ("I/O", lambda answers, plain: format_number(measures.predicted_key_reads(answers))),
     (
         "accepted at 1, 2, 3, ...",
-        lambda own, plain: " ".join(
-            f"{each:.2f}" for each in measures.acceptance_by_position(own)[:8]
+        lambda answers, plain: " ".join(
+            f"{each:.2f}" for each in measures.acceptance_by_position(answers)[:8]
         ),
     ),
     (
         "rounds with 0, 1, 2, ...",
-        lambda own, plain: " ".join(f"{each:.2f}" for each in measures.accepted_histogram(own)[:9]),
+        lambda answers, plain: " ".join(
+            f"{each:.2f}" for each in measures.accepted_histogram(answers)[:9]
+        ),
     ),
 )

@@ -375,8 +375,8 @@ class _BatchRun:
             message = kind_and_line(error)
             return [item.empty_answer(name, 0, error=message) for item in self.items]
         return [
-            replace(item.empty_answer(name, 0), **own)
-            for item, own in zip(self.items, fields, strict=True)
+            replace(item.empty_answer(name, 0), **answer_fields)
+            for item, answer_fields in zip(self.items, fields, strict=True)
         ]
 
     def _fields(

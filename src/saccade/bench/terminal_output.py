@@ -55,9 +55,9 @@ class IncrementalDecoder:
                 yield text[len(self._certain_text) :], kind
                 self._certain_text = text
 
-    def rest(self, whole: str | None = None) -> str:
-        """Returns the text that is still withheld at the end; ``whole`` is that of the answer."""
-        text = self._decoder.decode(self._ids) if whole is None else whole
+    def rest(self, answer_text: str | None = None) -> str:
+        """Returns the text still withheld at the end; ``answer_text`` is the whole answer's."""
+        text = self._decoder.decode(self._ids) if answer_text is None else answer_text
         return text[len(self._certain_text) :]
 
 

@@ -56,25 +56,25 @@ def rouge_l(answer: str, right: Sequence[str]) -> float:
     return max((_rouge(split_words(answer), split_words(each)) for each in right), default=0.0)
 
 
-def _rouge(own: Sequence[str], other: Sequence[str]) -> float:
-    common = _longest_common(own, other)
+def _rouge(answer_words: Sequence[str], right_words: Sequence[str]) -> float:
+    common = _longest_common(answer_words, right_words)
     if not common:
         return 0.0
-    precision, recall = common / len(own), common / len(other)
+    precision, recall = common / len(answer_words), common / len(right_words)
     return (1 + ROUGE_BETA**2) * precision * recall / (recall + ROUGE_BETA**2 * precision)
 
 
-def _longest_common(own: Sequence[str], other: Sequence[str]) -> int:
+def _longest_common(answer_words: Sequence[str], right_words: Sequence[str]) -> int:
     """Returns the length of the longest common subsequence, by bits (Hyyro 2004)."""
-    positions = dict.fromkeys(other, 0)
-    for position, word in enumerate(other):
+    positions = dict.fromkeys(right_words, 0)
+    for position, word in enumerate(right_words):
         positions[word] |= 1 << position
     # A row of the table, one bit a column: 0 where the length is one more than to its left.
     row = -1
-    for word in own:
+    for word in answer_words:
         matches = row & positions.get(word, 0)
         row = (row + matches) | (row - matches)
-    return len(other) - (row & ((1 << len(other)) - 1)).bit_count()
+    return len(right_words) - (row & ((1 << len(right_words)) - 1)).bit_count()
 
 
 def meteor(answer: str, right: Sequence[str]) -> float:
@@ -82,11 +82,11 @@ def meteor(answer: str, right: Sequence[str]) -> float:
     return max((_meteor(split_words(answer), split_words(each)) for each in right), default=0.0)
 
 
-def _meteor(own: Sequence[str], other: Sequence[str]) -> float:
-    matched = _align_words(own, other)
+def _meteor(answer_words: Sequence[str], right_words: Sequence[str]) -> float:
+    matched = _align_words(answer_words, right_words)
     if not matched:
         return 0.0
-    precision, recall = len(matched) / len(own), len(matched) / len(other)
+    precision, recall = len(matched) / len(answer_words), len(matched) / len(right_words)
     average = precision * recall / (ALPHA * precision + (1 - ALPHA) * recall)
     chunks = 1 + sum(
         (after[0] != before[0] + 1) or (after[1] != before[1] + 1)
@@ -95,7 +95,7 @@ def _meteor(own: Sequence[str], other: Sequence[str]) -> float:
     return average * (1 - GAMMA * (chunks / len(matched)) ** POWER)
 
 
-def _align_words(own: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:
+def _align_words(answer_words: Sequence[str], right_words: Sequence[str]) -> list[tuple[int, int]]:
     """Returns pairs of positions of equal words, then of equal stems; the nearest match first.
 
     Each word is used once.
@@ -103,9 +103,9 @@ def _align_words(own: Sequence[str], other: Sequence[str]) -> list[tuple[int, in
     partners: dict[int, int] = {}
     for key in (str, stem):
         free: dict[str, list[int]] = {}
-        for position in set(range(len(other))).difference(partners.values()):
-            free.setdefault(key(other[position]), []).append(position)
-        for position, word in enumerate(own):
+        for position in set(range(len(right_words))).difference(partners.values()):
+            free.setdefault(key(right_words[position]), []).append(position)
+        for position, word in enumerate(answer_words):
             candidates = free.get(key(word)) if position not in partners else None
             if candidates:
                 partners[position] = min(candidates, key=lambda each: (abs(each - position), each))

@@ -117,8 +117,8 @@ def bench(
             pair.draft,
             out_dir,
             captioner=settings.make_captioner,
-            on_progress=lambda what, done, whole: bar.update(
-                task, description=what, completed=done, total=whole
+            on_progress=lambda what, done, total: bar.update(
+                task, description=what, completed=done, total=total
             ),
         )
     if (warning := watch.warning()) is not None:

@@ -141,8 +141,8 @@ def caption_merge(
             ("not in the manifest, left out", result.unknown),
         ):
             if ids:
-                rest = ", ..." if len(ids) > MAX_IDS_IN_MESSAGE else ""
-                id_list = ", ".join(ids[:MAX_IDS_IN_MESSAGE]) + rest
+                ellipsis = ", ..." if len(ids) > MAX_IDS_IN_MESSAGE else ""
+                id_list = ", ".join(ids[:MAX_IDS_IN_MESSAGE]) + ellipsis
                 out.print(f"{what}: {len(ids)} ({id_list})", markup=False, soft_wrap=True)
     if result.missing or result.errors:
         raise typer.Exit(1)

@@ -172,8 +172,8 @@ class ComparisonProgress:
         """Returns the time that is left if runs take as long as those so far."""
         if not self._finished:
             return ""
-        left = self._methods * self._repeat - self._finished
-        seconds = round(self._seconds / self._finished * left)
+        runs_left = self._methods * self._repeat - self._finished
+        seconds = round(self._seconds / self._finished * runs_left)
         return f", about {timedelta(seconds=seconds)} left"
 
 

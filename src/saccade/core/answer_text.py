@@ -76,8 +76,8 @@ class TextDecoder:
         ):
             count -= 1
         shared = ids[count : count + 1]  # The token in which the stop string begins.
-        rest = spelled[len(self._spelled(ids[:count])) : end] if self.decode(shared) else ""
-        return self.decode(ids[:count]) + rest
+        shared_text = spelled[len(self._spelled(ids[:count])) : end] if self.decode(shared) else ""
+        return self.decode(ids[:count]) + shared_text
 
     def _spelled(self, ids: Sequence[int]) -> str:
         return (self.spell or self.decode)(ids)

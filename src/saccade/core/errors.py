@@ -90,7 +90,7 @@ def kind_and_line(error: BaseException) -> str:
 
 def suggest(name: str, names: Iterable[str]) -> str:
     """Returns what to add to an error about an unknown name: the nearest of ``names``, if any."""
-    others = [other for other in names if other != name]
+    others = [candidate for candidate in names if candidate != name]
     nearest = difflib.get_close_matches(name, others, n=1, cutoff=0.7)
     return f" (did you mean {nearest[0]}?)" if nearest else ""
 

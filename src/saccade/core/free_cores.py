@@ -54,8 +54,8 @@ class CpuSample:
                 idle = ("idle", "iowait", "guest", "guest_nice")
                 seconds += sum(value for name, value in cpu.items() if name not in idle)
         times = os.times()
-        own = times.user + times.system + times.children_user + times.children_system
-        return cls(time.monotonic(), seconds, own + own_processes.running_seconds())
+        process_seconds = times.user + times.system + times.children_user + times.children_system
+        return cls(time.monotonic(), seconds, process_seconds + own_processes.running_seconds())
 
     def cores_of_others(self, earlier: CpuSample) -> float:
         """Returns how many cores other programs have used since an earlier sample, on average."""

@@ -359,18 +359,19 @@ def sampling_rules(
     seed = secrets.randbits(63) if seed is None else seed
     own_processors = copy_processors(extra or (), len(contexts))
     for request, context in enumerate(contexts):
-        own = copy.copy(config)
-        own.max_length = len(context) + length
-        own.num_beams = own.num_return_sequences = 1  # Each request is a batch of one row here.
+        request_config = copy.copy(config)
+        request_config.max_length = len(context) + length
+        # Each request is a batch of one row here.
+        request_config.num_beams = request_config.num_return_sequences = 1
         penalties: list[Processor] = []
         if presence_penalty or frequency_penalty:
             penalties.append(
                 GeneratedTokenPenalties(len(context), presence_penalty, frequency_penalty)
             )
         try:
-            model._prepare_special_tokens(own, device=context.device)
+            model._prepare_special_tokens(request_config, device=context.device)
             processors = model._get_logits_processor(
-                generation_config=own,
+                generation_config=request_config,
                 input_ids_seq_length=len(context),
                 encoder_input_ids=context[None],
                 prefix_allowed_tokens_fn=allowed and _for_request(allowed, request),

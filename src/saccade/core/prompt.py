@@ -102,12 +102,12 @@ class Prompt:
             return self.reading.heads.shape[-1] - int((~self.visual).sum())
         return self.grid.shape[0] + (self.reading.paged.slots if self.reading.paged else 0)
 
-    def chosen_mask(self, whole: Prompt) -> Bool[Tensor, "layer kv_head visual"]:
+    def chosen_mask(self, full_prompt: Prompt) -> Bool[Tensor, "layer kv_head visual"]:
         """Returns which visual rows of the whole prompt are in this one; the first two dimensions
         are 1 where heads do not differ."""
         rows = self.index.view(1, 1, -1) if self.reading.heads is None else self.reading.heads
-        mask = torch.zeros(*rows.shape[:2], len(whole), dtype=torch.bool, device=rows.device)
-        return mask.scatter_(-1, rows, True)[..., whole.visual]
+        mask = torch.zeros(*rows.shape[:2], len(full_prompt), dtype=torch.bool, device=rows.device)
+        return mask.scatter_(-1, rows, True)[..., full_prompt.visual]
 
     def select(self, keep: Int[Tensor, " kept"]) -> Prompt:
         """Returns the prompt with all its text and only these visual rows, at their old positions.
@@ -242,10 +242,10 @@ def with_context(prompt: Prompt, marked: Bool[Tensor, " len"]) -> Prompt:
     added = [prompt.embeds.new_zeros(len(prompt), prompt.embeds.shape[1]) for _ in deepstack]
     for rows, layer in zip(added, deepstack, strict=True):
         rows[prompt.visual] = layer
-    own = replace(
+    document_media = replace(
         prompt.media, deepstack=tuple(rows[visual] for rows in added), first_document=media
     )
-    return replace(prompt, visual=visual, grid=cells[visual], media=own)
+    return replace(prompt, visual=visual, grid=cells[visual], media=document_media)
 
 
 def _fields_on(

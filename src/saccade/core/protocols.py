@@ -261,8 +261,8 @@ class DraftSeconds:
 
     def since(self, earlier: DraftSeconds) -> DraftSeconds:
         """Returns the seconds that were added after an earlier look at the same drafter."""
-        own, before = astuple(self), astuple(earlier)
-        return DraftSeconds(*(later - then for later, then in zip(own, before, strict=True)))
+        current, before = astuple(self), astuple(earlier)
+        return DraftSeconds(*(later - then for later, then in zip(current, before, strict=True)))
 
 
 @dataclass(frozen=True)

@@ -222,9 +222,11 @@ def correct_ratios(
     """
     seconds = [ratio * cost for ratio, cost in zip(ratios, bare, strict=True)]
     here = max(measured, (seconds[rows] + measured) / 2)
-    fewer = [min(each, here) for each in seconds[1:rows]]
-    more = [max(here, each - EXTRA_COST_DECAY * (each - here)) for each in seconds[rows + 1 :]]
-    pairs = zip((*fewer, here, *more), bare[1:], strict=True)
+    fewer_rows_seconds = [min(each, here) for each in seconds[1:rows]]
+    more_rows_seconds = [
+        max(here, each - EXTRA_COST_DECAY * (each - here)) for each in seconds[rows + 1 :]
+    ]
+    pairs = zip((*fewer_rows_seconds, here, *more_rows_seconds), bare[1:], strict=True)
     return (1.0, *(each / cost for each, cost in pairs))
 
 
@@ -276,16 +278,16 @@ class ForwardTimes(NamedTuple):
         level_seconds = min(level_seconds, FORWARD_OUTLIER_FACTOR * levels * expected)
         if self.weight >= MIN_ROUNDS_FOR_OUTLIERS:
             seconds = min(seconds, FORWARD_OUTLIER_FACTOR * self.average * believed)
-        more, memory = rows - 1, TIMES_MEMORY
+        extra_rows, memory = rows - 1, TIMES_MEMORY
         return self._replace(
             level=level.fold(level_seconds, levels, memory),
             weight=memory * self.weight + 1,
-            rows=memory * self.rows + more,
-            square_rows=memory * self.square_rows + more * more,
+            rows=memory * self.rows + extra_rows,
+            square_rows=memory * self.square_rows + extra_rows * extra_rows,
             seconds=memory * self.seconds + seconds,
-            rows_seconds=memory * self.rows_seconds + more * seconds,
+            rows_seconds=memory * self.rows_seconds + extra_rows * seconds,
             believed=memory * self.believed + believed,
-            rows_believed=memory * self.rows_believed + more * believed,
+            rows_believed=memory * self.rows_believed + extra_rows * believed,
             since_plain=self.since_plain + 1,
         )
 
@@ -309,11 +311,13 @@ class ForwardTimes(NamedTuple):
         times the believed ones."""
         if not self.weight:
             return 0.0, 0.0
-        rest = self.seconds - scale * self.believed
-        rows_rest = self.rows_seconds - scale * self.rows_believed
+        extra_seconds = self.seconds - scale * self.believed
+        rows_extra_seconds = self.rows_seconds - scale * self.rows_believed
         spread = self.square_rows - self.rows**2 / self.weight
-        slope = (rows_rest - self.rows * rest / self.weight) / (spread + SLOPE_PRIOR_WEIGHT)
-        here = rest / (self.weight + FORWARD_PRIOR_WEIGHT)
+        slope = (rows_extra_seconds - self.rows * extra_seconds / self.weight) / (
+            spread + SLOPE_PRIOR_WEIGHT
+        )
+        here = extra_seconds / (self.weight + FORWARD_PRIOR_WEIGHT)
         return here - slope * self.rows / self.weight, slope
 
 

@@ -106,8 +106,8 @@ def may_remember(processor: Processor) -> bool:
     """
     if isinstance(processor, GeneratedTokenPenalties | Stateless):
         return False
-    own = type(processor).__module__.startswith("transformers.")
-    return not own or isinstance(processor, STATEFUL)
+    is_from_transformers = type(processor).__module__.startswith("transformers.")
+    return not is_from_transformers or isinstance(processor, STATEFUL)
 
 
 class BrokenLaw(ArithmeticError):

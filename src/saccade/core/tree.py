@@ -129,18 +129,19 @@ def tree_mask(tree: Tree, scored: int, waiting: int) -> Bool[Tensor, "new last"]
     return ancestors((*line, *(parent + waiting for parent in tree.parents)))[scored:]
 
 
-def shared_nodes(one: Tree, other: Tree) -> int:
+def shared_nodes(first: Tree, second: Tree) -> int:
     """Returns how many leading nodes two trees have in common."""
     return common_length(
-        zip(one.tokens, one.parents, strict=True), zip(other.tokens, other.parents, strict=True)
+        zip(first.tokens, first.parents, strict=True),
+        zip(second.tokens, second.parents, strict=True),
     )
 
 
-def common_length(one: Iterable[object], other: Iterable[object]) -> int:
+def common_length(first: Iterable[object], second: Iterable[object]) -> int:
     """Returns how many leading items are equal."""
     count = 0
-    for mine, its in zip(one, other, strict=False):
-        if mine != its:
+    for first_item, second_item in zip(first, second, strict=False):
+        if first_item != second_item:
             break
         count += 1
     return count

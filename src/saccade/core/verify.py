@@ -52,8 +52,10 @@ def verify(tree: Tree, p: Callable[[int], Law | None], noise: Noise) -> Verdict:
             law = residual(law, x if q is None else q)
             refused = True
         else:
-            own = law if isinstance(law, int) else draw(law, noise("own", len(accepted), 0))
-            return _verdict(tree, accepted, own, "recovered" if refused else "bonus")
+            target_token = (
+                law if isinstance(law, int) else draw(law, noise("own", len(accepted), 0))
+            )
+            return _verdict(tree, accepted, target_token, "recovered" if refused else "bonus")
 
 
 def residual(p: Law, q: Law) -> Law:
@@ -63,16 +65,16 @@ def residual(p: Law, q: Law) -> Law:
     """
     if isinstance(p, int):
         return p
-    left = p.clone()
+    excess = p.clone()
     if isinstance(q, int):
-        left[q] = 0.0
+        excess[q] = 0.0
     else:
-        left[: q.shape[0]] -= q.to(left)
-        left.clamp_(min=0.0)
-    total: Float[Tensor, ""] = left.sum()
-    return left / total if bool(total > 0) and bool(torch.isfinite(total)) else p
+        excess[: q.shape[0]] -= q.to(excess)
+        excess.clamp_(min=0.0)
+    total: Float[Tensor, ""] = excess.sum()
+    return excess / total if bool(total > 0) and bool(torch.isfinite(total)) else p
 
 
-def _verdict(tree: Tree, path: list[int], own: int | None, kind: Own | None) -> Verdict:
+def _verdict(tree: Tree, path: list[int], target_token: int | None, kind: Own | None) -> Verdict:
     tokens = tuple(tree.tokens[node] for node in path)
-    return Verdict(tuple(path), tokens, own, kind)
+    return Verdict(tuple(path), tokens, target_token, kind)

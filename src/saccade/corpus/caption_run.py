@@ -31,8 +31,8 @@ class Progress:
         if not self.fresh or not self.seconds:
             return counts
         rate = self.fresh / self.seconds
-        left = timedelta(seconds=int((self.whole - self.done) / rate))
-        return f"{counts}, {rate:.2f} a second, {left} left"
+        time_left = timedelta(seconds=int((self.whole - self.done) / rate))
+        return f"{counts}, {rate:.2f} a second, {time_left} left"
 
 
 OnProgress = Callable[[Progress], None]
@@ -177,9 +177,10 @@ def merge_shards(jobs: Sequence[ClipJob], paths: Sequence[Path], out: Path) -> M
             if earlier is None or earlier["error"]:
                 rows_by_id[row["id"]] = row
     if len(runs) > 1:
-        first, other = list(runs.values())[:2]
+        one_path, other_path = list(runs.values())[:2]
         raise OptionError(
-            f"{first} and {other} are of different runs: another target, length or choice of frames"
+            f"{one_path} and {other_path} are of different runs: another target, length or "
+            "choice of frames"
         )
     ids = [job.id for job in jobs]
     merged = [rows_by_id[name] for name in ids if name in rows_by_id]

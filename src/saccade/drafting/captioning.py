@@ -69,15 +69,15 @@ class Captioning:
 def _beside_target(device: torch.device, threads: int) -> Iterator[None]:
     """Gives this thread so many threads of the CPU, and on a GPU a stream of its own."""
     before = torch.get_num_threads()
-    own: AbstractContextManager[object] = nullcontext()
+    stream_context: AbstractContextManager[object] = nullcontext()
     if device.type == "cuda":
         # In the target's stream it would wait for the whole prefill.
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.default_stream(device))
-        own = torch.cuda.stream(stream)
+        stream_context = torch.cuda.stream(stream)
     torch.set_num_threads(threads)
     try:
-        with own:
+        with stream_context:
             yield
     finally:
         torch.set_num_threads(before)  # Threads that are made later start with this number.

@@ -373,8 +373,8 @@ class _ReadPrompt:
     index: Int[Tensor, " kept"]  # the rows that the view kept
 
     @classmethod
-    def of(cls, whole: Prompt, pruned: Prompt) -> _ReadPrompt:
-        return cls(whole.context, whole.positions, whole.visual, pruned.index)
+    def of(cls, full_prompt: Prompt, pruned: Prompt) -> _ReadPrompt:
+        return cls(full_prompt.context, full_prompt.positions, full_prompt.visual, pruned.index)
 
     def shared_rows(self, state: RequestState, prompt: Prompt, media: frozenset[int]) -> int:
         """Returns how many leading rows of a new prompt equal those of this one and the text after
@@ -550,8 +550,8 @@ class SelfDrafter(SessionDrafter):
 
     def __init__(self, setup: Setup, layers: int | None = None) -> None:
         banned = list(setup.target.placeholders)
-        whole = setup.target_as_draft
-        model = whole if layers is None else whole.first_layers(layers)
+        full_model = setup.target_as_draft
+        model = full_model if layers is None else full_model.first_layers(layers)
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._view, self._following = setup.view, setup.view.following
@@ -567,7 +567,9 @@ class SelfDrafter(SessionDrafter):
         if self._following.sinks is not None:
             pairs = enumerate(zip(prefills, pruned, strict=True))
             self._window_rows = {
-                i: len(own) for i, (prefill, own) in pairs if len(own) < len(prefill.prompt)
+                i: len(pruned_prompt)
+                for i, (prefill, pruned_prompt) in pairs
+                if len(pruned_prompt) < len(prefill.prompt)
             }
         if self._following.refresh is not None:
             self._refreshed_views = dict(enumerate(zip(prefills, pruned, strict=True)))

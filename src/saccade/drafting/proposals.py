@@ -55,12 +55,20 @@ def _grow_together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
         by_place: dict[int, dict[int, Tree]] = defaultdict(dict)
         for (place, request), tree in trees.items():
             by_place[place][request] = tree
-        scored = score_together([(growths[place].session, own) for place, own in by_place.items()])
+        sessions_and_trees = [
+            (growths[place].session, trees_by_request)
+            for place, trees_by_request in by_place.items()
+        ]
+        scored = score_together(sessions_and_trees)
         before, last = last, now()
         for key in trees:
             seconds[key] += (last - before) / len(trees)
         pairs = zip(by_place, scored, strict=True)
-        return {(place, request): one for place, own in pairs for request, one in own.items()}
+        return {
+            (place, request): scores
+            for place, scores_by_request in pairs
+            for request, scores in scores_by_request.items()
+        }
 
     try:
         all_trees = drive(score, growing, last_scores)

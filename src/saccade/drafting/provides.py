@@ -76,8 +76,8 @@ class Setting(Axis):
         for place, part in vars(parts).items():
             for inner, owner in self._owners(part):
                 changed = self.write(owner, self.parse(self.axis, value))
-                whole = replace(part, **{inner: changed}) if inner else changed
-                return replace(parts, **{place: whole})
+                changed_part = replace(part, **{inner: changed}) if inner else changed
+                return replace(parts, **{place: changed_part})
         raise MethodError(self.refusal(parts))
 
     def value(self, recipe: Recipe) -> Any:
@@ -144,10 +144,10 @@ def _check_family(family: type[Shape]) -> None:
     """Raises MethodError unless a family of shapes parses its examples and spells them back."""
     if not isinstance(family, type) or not issubclass(family, Shape):
         raise MethodError(f"families= is a tuple of Shape's classes, and {family!r} is none")
-    for own in ("family", "usage", "examples", "parse", "spelling"):
-        if own not in vars(family):
+    for attribute in ("family", "usage", "examples", "parse", "spelling"):
+        if attribute not in vars(family):
             raise MethodError(
-                f"{family.__name__} needs {own} of its own: it inherits another shape's"
+                f"{family.__name__} needs {attribute} of its own: it inherits another shape's"
             )
     for example in family.examples:
         spelling = family.parse(example).spelling

@@ -136,8 +136,8 @@ def plan(
     view, shape = recipe.view, recipe.shape
     works_alone = Capability.NO_DRAFT_MODEL in shape.offers
     if draft is None and works_alone and Capability.DRAFT_MODEL in recipe.drafter.offers:
-        own = replace(recipe, drafter=SelfDrafter)
-        alone = plan(own, target, None, context, exact, phase, answer)
+        self_recipe = replace(recipe, drafter=SelfDrafter)
+        alone = plan(self_recipe, target, None, context, exact, phase, answer)
         return alone if alone.shape.pays() else _without_drafts(alone)
     own_keys = Capability.TARGET_KEYS in recipe.drafter.offers
     drafting = target if draft is None or (own_keys and not is_rounded_target) else draft

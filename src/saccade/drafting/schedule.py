@@ -198,12 +198,12 @@ def unjudged_trees(trees: Mapping[int, Tree], judgement: Judgement) -> dict[int,
     """Returns, for each request that goes on, the nodes below the accepted ones that the target's
     laws did not reach."""
     verdicts, endings = judgement
-    rest = {
+    unjudged = {
         request: below(trees[request], (ROOT, *verdict.path)[-1])
         for request, verdict in verdicts.items()
         if endings[request] is None and verdict.own is None
     }
-    return {request: tree for request, tree in rest.items() if len(tree)}
+    return {request: tree for request, tree in unjudged.items() if len(tree)}
 
 
 def _states_to_draft(group: Group) -> dict[int, State]:

@@ -65,9 +65,11 @@ class Words:
         captioner = self.captioner_for(view)
         if self.encode is not None and captioner is not None:
             captions = captioner(inputs) if captions is None else captions
-            for own, caption in zip(texts, captions, strict=True):
+            for request_texts, caption in zip(texts, captions, strict=True):
                 each = [caption] if isinstance(caption, str) else caption
-                own["caption"] = tuple(tuple(self.encode(f"image: {text}")) for text in each)
+                request_texts["caption"] = tuple(
+                    tuple(self.encode(f"image: {text}")) for text in each
+                )
         return texts
 
 

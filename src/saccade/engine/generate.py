@@ -234,21 +234,21 @@ class _ResolvedCall:
 def _named(function: Function) -> Function:
     """Names the arguments of a call one by one in a function's signature, where editors and
     transformers look for them."""
-    *own, rest = inspect.signature(function).parameters.values()
+    *parameters, var_keyword = inspect.signature(function).parameters.values()
     defaults = {"method": DEFAULT_METHOD, "exact": False}
     hints = get_type_hints(CallArguments)
     named = [
-        rest.replace(
+        var_keyword.replace(
             name=name,
-            kind=rest.KEYWORD_ONLY,
+            kind=var_keyword.KEYWORD_ONLY,
             default=defaults.get(name),
             annotation=hint,
         )
         for name, hint in hints.items()
         if name in NON_GENERATION_ARGUMENTS or name not in RequestArguments.__annotations__
     ]
-    settings = rest.replace(name="settings", annotation=Unpack[Settings])
-    vars(function)["__signature__"] = inspect.Signature([*own, *named, settings])
+    settings = var_keyword.replace(name="settings", annotation=Unpack[Settings])
+    vars(function)["__signature__"] = inspect.Signature([*parameters, *named, settings])
     return function
 
 
@@ -487,23 +487,23 @@ def _split_inputs(
         | CallArguments.__annotations__.keys()
         | GenerationConfig().to_dict().keys()
     )
-    own = {
+    tensor_inputs = {
         name: value for name, value in arguments.items() if name not in names and _is_tensors(value)
     }
-    others = {name: value for name, value in arguments.items() if name not in own}
+    others = {name: value for name, value in arguments.items() if name not in tensor_inputs}
     if isinstance(inputs, Tensor):
-        return {"input_ids": inputs, **own}, others
-    if inputs is None and "input_ids" not in own:
+        return {"input_ids": inputs, **tensor_inputs}, others
+    if inputs is None and "input_ids" not in tensor_inputs:
         raise OptionError(
             "there is nothing to answer: give what the processor returned, as in "
             "saccade.generate(model, inputs)"
         )
     if inputs is None:
-        return own, others
-    if own:
+        return tensor_inputs, others
+    if tensor_inputs:
         raise OptionError(
-            f"{min(own)}= is a part of the processor's output, and inputs are there already: give "
-            "all of it once"
+            f"{min(tensor_inputs)}= is a part of the processor's output, and inputs are there "
+            "already: give all of it once"
         )
     return inputs, others
 

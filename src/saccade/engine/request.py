@@ -220,7 +220,7 @@ class Request:
             int(torch.randint(2**62, ())) if seed is None else seed,
             generation_settings.end_ids(checked),
         )
-        each = generation_settings.copy_processors(sampling.processors, len(ids))
+        processors_by_request = generation_settings.copy_processors(sampling.processors, len(ids))
         mask = features.get("attention_mask")
         if sampling.contextual and mask is not None and not bool(mask.bool().all()):
             raise OptionError(
@@ -233,7 +233,10 @@ class Request:
         words = Words(_encoder(tokenizer), arguments.get("captioner"))
         return cls(
             _with_documents({"input_ids": ids, **features}, arguments.get("context"), draft_inputs),
-            lambda contexts: [replace(sampling, processors=tuple(own)) for own in each],
+            lambda contexts: [
+                replace(sampling, processors=tuple(processors))
+                for processors in processors_by_request
+            ],
             replace(limits, stop=stops),
             draft_inputs,
             _decoder(tokenizer, True),
@@ -375,8 +378,8 @@ def _check_inputs(target: Backbone, inputs: Inputs) -> Inputs:
     """Returns the inputs with ids as 64-bit integers. Raises OptionError for what the target cannot
     read."""
     ids = inputs.get("input_ids") if isinstance(inputs, Mapping) else None
-    whole = isinstance(ids, Tensor) and not (ids.is_floating_point() or ids.is_complex())
-    if not isinstance(ids, Tensor) or not whole or ids.ndim != 2 or ids.is_meta:
+    is_integer = isinstance(ids, Tensor) and not (ids.is_floating_point() or ids.is_complex())
+    if not isinstance(ids, Tensor) or not is_integer or ids.ndim != 2 or ids.is_meta:
         raise OptionError(
             "inputs are what a processor returns: a mapping whose input_ids are a tensor of "
             "[requests, tokens]; use return_tensors='pt'"
@@ -449,9 +452,9 @@ def _with_documents(inputs: Inputs, context: Any, draft_inputs: Inputs | None) -
     real = inputs.get("attention_mask", torch.ones_like(ids)).bool()
     marked = torch.zeros_like(ids)
     try:
-        for row, own in enumerate(several):
+        for row, spans in enumerate(several):
             places = real[row].nonzero().squeeze(-1)
-            for start, stop in [own] if isinstance(own[0], int) else own:
+            for start, stop in [spans] if isinstance(spans[0], int) else spans:
                 if not 0 <= start < stop <= len(places):
                     raise OptionError(
                         f"context=({start}, {stop}) is not within the prompt's {len(places)} tokens"
@@ -493,8 +496,8 @@ def _check_grid(grid: str, sizes: Any, name: str, pixels: Any) -> None:
     if sizes is None and not flat:
         return
     if not isinstance(pixels, Tensor) or sizes is None:
-        there, lacks = (grid, name) if sizes is not None else (name, grid)
-        raise OptionError(f"{there} is there and {lacks} is not: pass all the processor returned")
+        given, missing = (grid, name) if sizes is not None else (name, grid)
+        raise OptionError(f"{given} is there and {missing} is not: pass all the processor returned")
     numbers = isinstance(sizes, Tensor) and not sizes.is_floating_point()
     if not numbers or sizes.ndim != 2 or sizes.shape[1] != 3 or bool((sizes < 1).any()):
         raise OptionError(f"{grid} must be whole numbers above 0, a row of 3 for each medium")

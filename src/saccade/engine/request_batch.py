@@ -408,7 +408,9 @@ class RequestBatch:
         bytes of memory.
         """
         if decode is None:
-            decode = sum(r.draft_seconds + r.verify_seconds for own in self._records for r in own)
+            decode = sum(
+                r.draft_seconds + r.verify_seconds for rounds in self._records for r in rounds
+            )
         captures = stopped_seconds() - self._stopped_before
         total = self._clock.since() + captures
         report, draft_seconds = self.drafter.report(), self._draft_seconds()

@@ -163,10 +163,10 @@ class Scheduler:
 
     def _advance(self) -> Iterator[Event]:
         # How many chunks of prompts this step may read: as many as a round emits tokens.
-        left = max(1.0, self._tokens_per_round)
-        while left > 0 and (number := self._next_unread()) is not None:
+        chunks_left = max(1.0, self._tokens_per_round)
+        while chunks_left > 0 and (number := self._next_unread()) is not None:
             batch = self._entries[number].batch
-            left -= min(1.0, len(batch.request.ids[0]) / batch.session.chunk)
+            chunks_left -= min(1.0, len(batch.request.ids[0]) / batch.session.chunk)
             yield from self._read_on(number)
         waiting_for_draft = [
             number
@@ -235,8 +235,8 @@ class Scheduler:
         except Exception as error:
             # The forward was shared, so its failure ends every request that took part.
             log.warning("a round failed", exc_info=error)
-            left = [number for number in live if number in self._entries]
-            return events + [self._fail(number, error) for number in left]
+            remaining = [number for number in live if number in self._entries]
+            return events + [self._fail(number, error) for number in remaining]
         return events
 
     def _step_alone(self, number: int, entry: _Entry) -> list[Event]:

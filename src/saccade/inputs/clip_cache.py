@@ -36,14 +36,14 @@ class ClipCache:
         if owner is None:
             yield
             return
-        own, preprocess = vars(owner).get("preprocess"), owner.preprocess
+        instance_preprocess, preprocess = vars(owner).get("preprocess"), owner.preprocess
         vars(owner)["preprocess"] = lambda videos, **kwargs: self._call(preprocess, videos, kwargs)
         try:
             yield
         finally:
             del vars(owner)["preprocess"]
-            if own is not None:
-                vars(owner)["preprocess"] = own
+            if instance_preprocess is not None:
+                vars(owner)["preprocess"] = instance_preprocess
 
     def _call(self, preprocess: Any, videos: Any, kwargs: dict[str, Any]) -> Any:
         metadata = kwargs.get("video_metadata")
@@ -53,18 +53,18 @@ class ClipCache:
         options = {name: value for name, value in kwargs.items() if name != "video_metadata"}
         names = [digest(*pair, options) for pair in zip(videos, metadata or (), strict=True)]
         outputs: dict[bytes, Mapping[str, Any]] = {}
-        for name, video, own in zip(names, videos, metadata or (), strict=True):
+        for name, video, clip_metadata in zip(names, videos, metadata or (), strict=True):
             if name not in outputs:
                 output = self._outputs.get(name)
                 if output is None:
-                    output = preprocess([video], **{**kwargs, "video_metadata": [own]})
+                    output = preprocess([video], **{**kwargs, "video_metadata": [clip_metadata]})
                 outputs[name] = output
         self._outputs = outputs
         joined = join_features([outputs[name] for name in names])
         if self._is_separable is None and len(videos) > 1:
-            whole = preprocess(videos, **kwargs)
-            self._is_separable = joined is not None and are_equal(joined, whole)
-            return whole
+            joint_output = preprocess(videos, **kwargs)
+            self._is_separable = joined is not None and are_equal(joined, joint_output)
+            return joint_output
         return preprocess(videos, **kwargs) if joined is None else joined
 
 
@@ -81,10 +81,10 @@ def join_features(parts: Sequence[Any]) -> Any:
     return joined
 
 
-def are_equal(one: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
+def are_equal(first: Mapping[str, Any], second: Mapping[str, Any]) -> bool:
     """Returns whether two outputs of a processor have the same fields with the same tensors."""
-    return one.keys() == other.keys() and all(
-        torch.equal(one[name], other[name])
-        for name in one
-        if isinstance(one[name], Tensor) and isinstance(other[name], Tensor)
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name])
+        for name in first
+        if isinstance(first[name], Tensor) and isinstance(second[name], Tensor)
     )

@@ -158,13 +158,13 @@ def dflash_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
     except (KeyError, TypeError) as error:
         raise ModelError("its config.json describes no DFlash head") from error
     vocab = settings.get("draft_vocab_size")
-    own = layers * _layer_weights(dim, inner, heads, kv_heads, width, dim)
+    layer_weights = layers * _layer_weights(dim, inner, heads, kv_heads, width, dim)
     combined = len(read) * text.hidden_size * dim
     # Without a vocabulary of its own it reads the target's output matrix, and stores none.
     matrix, stored = (vocab or text.vocab_size) * dim, (vocab or 0) * dim
     return Footprint(
-        own + combined + stored,
-        own + matrix,
+        layer_weights + combined + stored,
+        layer_weights + matrix,
         2 * layers * kv_heads * width,
         layers,
         vocab or text.vocab_size,
@@ -175,8 +175,8 @@ def number_size(dtype: Any, config: Any) -> int:
     """Returns the bytes of a number; a dtype of "auto" is the checkpoint's own type."""
     if isinstance(dtype, torch.dtype):
         return dtype.itemsize
-    own = getattr(config, "dtype", None)
-    return own.itemsize if isinstance(own, torch.dtype) else 4
+    checkpoint_dtype = getattr(config, "dtype", None)
+    return checkpoint_dtype.itemsize if isinstance(checkpoint_dtype, torch.dtype) else 4
 
 
 def stored_bits(config: Any) -> int | None:
@@ -245,12 +245,12 @@ def advice(
     room = available_bytes * (1 - memory.SPARE_SHARE)
     size, copied = weight_size(dtype, config, bits), copied_bytes(model, rounding)
     needed = model.weights(size)
-    there = f"{device.type} has {memory.format_bytes(available_bytes)} free"
+    availability = f"{device.type} has {memory.format_bytes(available_bytes)} free"
     if rounding is not None and needed <= room:
         return (
             f"{name} does not fit with a copy of its weights in {rounding.name}: together they "
-            f"take {memory.format_bytes(needed + copied)}, and {there}; without draft_quantize "
-            f"(--draft-quantize) it would fit ({memory.format_bytes(needed)})"
+            f"take {memory.format_bytes(needed + copied)}, and {availability}; without "
+            f"draft_quantize (--draft-quantize) it would fit ({memory.format_bytes(needed)})"
         )
     fitting = [
         f"{option} ({memory.format_bytes(model.weights(smaller_size))})"
@@ -262,5 +262,5 @@ def advice(
         suggestion = f"{fitting[0]} would fit"
     return (
         f"{name} does not fit: its weights take {memory.format_bytes(needed)}, "
-        f"and {there}; {suggestion}"
+        f"and {availability}; {suggestion}"
     )

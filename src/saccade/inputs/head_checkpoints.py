@@ -110,9 +110,9 @@ def load_own(name: str, target: Backbone) -> Head | None:
     tensors: dict[str, Tensor] = {}
     for file in sorted({files[key] for key in names.values()}):
         with safe_open(file, framework="pt") as opened:
-            for own, key in names.items():
+            for tensor_name, key in names.items():
                 if files[key] == file:
-                    tensors[own] = opened.get_tensor(key)
+                    tensors[tensor_name] = opened.get_tensor(key)
     packing = find_packing(read_settings(name).get("quantization_config") or {})
     try:
         if packing is not None:

@@ -291,12 +291,12 @@ def _encode_literally(name: str, processor: Any, text: str) -> list[int]:
     control_texts = _control_token_texts(processor)
     forbidden = _control_ids(tokenizer, control_texts)
     present = [token for token in control_texts if token in text]
-    whole = _copy_tokenizer(tokenizer)(text, add_special_tokens=False, split_special_tokens=True)
+    encoding = _copy_tokenizer(tokenizer)(text, add_special_tokens=False, split_special_tokens=True)
     pieces = re.split(
         "|".join(f"(?<={re.escape(t[0])})(?={re.escape(t[1:])})" for t in control_texts), text
     )
     cut = [tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in pieces if piece]
-    for ids in (whole["input_ids"], [number for piece in cut for number in piece]):
+    for ids in (encoding["input_ids"], [number for piece in cut for number in piece]):
         decoded = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         if not forbidden & set(ids) and all(token in decoded for token in present):
             return list(ids)

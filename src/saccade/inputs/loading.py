@@ -261,10 +261,10 @@ def _check_weights(name: str, model: Any, loading_info: Mapping[str, Any]) -> No
         (unexpected, "has beyond what its model knows"),
     ):
         if names := sorted(weights):
-            more = f" and {len(names) - 3} more" if len(names) > 3 else ""
+            omitted_note = f" and {len(names) - 3} more" if len(names) > 3 else ""
             raise ModelError(
-                f"{name} {problem}: {', '.join(names[:3])}{more}; its config.json and its weights "
-                "do not belong together, or a file is missing"
+                f"{name} {problem}: {', '.join(names[:3])}{omitted_note}; its config.json and its "
+                "weights do not belong together, or a file is missing"
             )
     for key, weight in model.named_parameters():
         is_plain = type(weight.data) is torch.Tensor  # Quantised ones cannot be compared so.
@@ -312,8 +312,10 @@ def load_pair(
         if rounding is not None:
             return loaded, round_weights(loaded, rounding.name)
         is_plain = not options.get("tp") and options.get("quantize") is None
-        own = head_checkpoints.load_own(target, loaded.backbone) if is_plain else None
-        return loaded, None if own is None else Loaded(f"{target}'s head", own, loaded.tokenizer)
+        own_head = head_checkpoints.load_own(target, loaded.backbone) if is_plain else None
+        if own_head is None:
+            return loaded, None
+        return loaded, Loaded(f"{target}'s head", own_head, loaded.tokenizer)
     if draft_is_head:
         return loaded, Loaded(
             draft, head_checkpoints.load_head(draft, loaded.backbone), loaded.tokenizer

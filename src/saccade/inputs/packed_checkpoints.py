@@ -85,10 +85,10 @@ def unpack_codes(words: Int32[Tensor, "rows words"], bits: int) -> UInt8[Tensor,
     Of 3 bits some codes cross from a word to the next.
     """
     if bits in WHOLE_BITS:
-        whole = words.contiguous().view(torch.uint8)
+        word_bytes = words.contiguous().view(torch.uint8)
         shifts = range(0, BYTE_BITS, bits)
         mask = (1 << bits) - 1
-        return torch.stack([(whole >> shift) & mask for shift in shifts], -1).flatten(1)
+        return torch.stack([(word_bytes >> shift) & mask for shift in shifts], -1).flatten(1)
     starts = torch.arange(0, words.shape[1] * WORD_BITS - bits + 1, bits)
     first = starts // WORD_BITS
     second = (first + 1).clamp(max=words.shape[1] - 1)

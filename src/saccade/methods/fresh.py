@@ -49,7 +49,7 @@ def _parse(axis: str, value: str) -> Refresh | None:
     """Parses ``N``, ``N-ROWS`` or ``N-ROWS-HOLD``; returns None for ``0``. Raises MethodError."""
     parts = value.split("-")
     # Parts that are left out have their defaults.
-    every, rows, hold, *more = [*parts, *_spell_parts(Refresh())[len(parts) :]]
+    every, rows, hold, *surplus = [*parts, *_spell_parts(Refresh())[len(parts) :]]
     rounds = read_digits(every)
     if rounds is None:
         raise MethodError(f"refresh={value} is not a number of rounds; 0 never chooses anew")
@@ -57,7 +57,7 @@ def _parse(axis: str, value: str) -> Refresh | None:
         refresh = Refresh(rounds, int(rows), float(hold))
     except ValueError:
         refresh = None
-    if more or refresh is None or refresh.rows < 1 or not 0 <= refresh.hold < float("inf"):
+    if surplus or refresh is None or refresh.rows < 1 or not 0 <= refresh.hold < float("inf"):
         raise MethodError(
             f"refresh={value}: N, N-ROWS or N-ROWS-HOLD, as in 1-8-0.25: every round, by the last "
             "8 rows, what is held counting a quarter more"
@@ -74,9 +74,9 @@ def _spell_parts(refresh: Refresh) -> tuple[str, str, str]:
 
 def _spell(refresh: Refresh) -> str:
     """Returns the axis's value, without the parts at the end that are the default."""
-    own, default = _spell_parts(refresh), _spell_parts(Refresh())
-    count = max([1, *(place + 1 for place in (1, 2) if own[place] != default[place])])
-    return "-".join(own[:count])
+    parts, default = _spell_parts(refresh), _spell_parts(Refresh())
+    count = max([1, *(place + 1 for place in (1, 2) if parts[place] != default[place])])
+    return "-".join(parts[:count])
 
 
 PROVIDES = Provides(

@@ -41,14 +41,14 @@ class ByPage(Budgeted):
         # A page is no larger than the budget, so that one fits, and no larger than what is left
         # out, so that some page is left out.
         size = max(1, min(self.page, count, len(rows) - count))
-        pages, rest = len(rows) // size, len(rows) % size
-        read = max(1, round((count - rest) / size))
+        pages, leftover_rows = len(rows) // size, len(rows) % size
+        read = max(1, round((count - leftover_rows) / size))
         if read >= pages:
             return prompt  # The budget is the whole video.
-        own = ~prompt.visual
-        own[rows[pages * size :]] = True
+        always_read = ~prompt.visual
+        always_read[rows[pages * size :]] = True
         paged = Paged(rows[: pages * size].view(pages, size), read)
-        return replace(prompt.rows(own), reading=Reading(paged=paged))
+        return replace(prompt.rows(always_read), reading=Reading(paged=paged))
 
 
 PAGES = replace(

@@ -117,9 +117,9 @@ def plan(probabilities: Probabilities, reach: Reach) -> Paths:
     frontier: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
     for level in reach.levels:
         children = [
-            (whole, (*path, rank))
+            (path_probability, (*path, rank))
             for chance, path in frontier
-            for whole, rank in reach.children(
+            for path_probability, rank in reach.children(
                 level, chance, probabilities[path[-1]] if path else 1.0, probabilities
             )
         ]
@@ -182,14 +182,14 @@ class Sage(Shape):
                 reach = self.reach(state, laws[0][0])
             children: list[tuple[float, float, int, int]] = []
             for (node, chance, parent), (probabilities, tokens) in zip(frontier, laws, strict=True):
-                for whole, rank in reach.children(level, chance, parent, probabilities):
-                    children.append((whole, probabilities[rank], node, tokens[rank]))
+                for path_probability, rank in reach.children(level, chance, parent, probabilities):
+                    children.append((path_probability, probabilities[rank], node, tokens[rank]))
             children.sort(key=lambda entry: -entry[0])
             frontier = []
-            for whole, p, node, token in children[: self.nodes - len(tree)]:
+            for path_probability, p, node, token in children[: self.nodes - len(tree)]:
                 tree = add(tree, node, token)
-                if reach.expands(level, whole):
-                    frontier.append((len(tree) - 1, whole, p))
+                if reach.expands(level, path_probability):
+                    frontier.append((len(tree) - 1, path_probability, p))
             level += 1
         return tree
 

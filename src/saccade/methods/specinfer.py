@@ -115,10 +115,11 @@ class DistinctTree(SampledTree):
         return super().spelling
 
     def next_law(self, law: Tensor, token: int) -> Law | None:
-        rest = law.index_fill(0, torch.tensor(token, device=law.device), 0.0)
+        remaining_law = law.index_fill(0, torch.tensor(token, device=law.device), 0.0)
         # How many siblings are drawn must not depend on which token was drawn (see ``Tree``). The
-        # sum of ``rest`` could be 0 for one token and not for another, so tokens are counted.
-        return rest / rest.sum() if int(law.count_nonzero()) > 1 else None
+        # sum of ``remaining_law`` could be 0 for one token and not for another, so tokens are
+        # counted.
+        return remaining_law / remaining_law.sum() if int(law.count_nonzero()) > 1 else None
 
 
 def count_nodes(widths: list[int]) -> int:

@@ -63,11 +63,11 @@ class TwoStage:
         assert guide is not None
         most = prompt.visual_tokens if self.literal else budget
         attended = saliency.top_mass(guide, self.share, most)
-        rest = saliency.rest(prompt.visual_tokens, attended)
-        left = budget if self.literal else budget - len(attended)
-        if not left and len(rest) and self.share < 1:
+        unattended = saliency.rest(prompt.visual_tokens, attended)
+        budget_left = budget if self.literal else budget - len(attended)
+        if not budget_left and len(unattended) and self.share < 1:
             _warn_that_stage_two_is_idle(self.share, budget / prompt.visual_tokens)
-        even = (between_ends if self.ends else saliency.sample_evenly)(rest, left)
+        even = (between_ends if self.ends else saliency.sample_evenly)(unattended, budget_left)
         return torch.cat([attended, even]).sort().values
 
 

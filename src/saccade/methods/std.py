@@ -63,8 +63,8 @@ def top(mass: Float[Tensor, "*heads seen"], count: int) -> Int[Tensor, "*heads c
     """
     least = mass.topk(count).values[..., -1:]
     above, equal = mass > least, mass == least
-    left = count - above.sum(-1, keepdim=True)
-    chosen = above | (equal & (equal.cumsum(-1) <= left))
+    ties_taken = count - above.sum(-1, keepdim=True)
+    chosen = above | (equal & (equal.cumsum(-1) <= ties_taken))
     return chosen.nonzero()[:, -1].view(*mass.shape[:-1], count)
 
 

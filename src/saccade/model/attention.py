@@ -333,10 +333,12 @@ def _attend_in_two_parts(
             q[None], k[None], v[None], is_causal=True, scale=scale, enable_gqa=True
         )[0]
     tail = slice(k.shape[1] - last, None)
-    own = attend_partially(q, k[:, tail], v[:, tail], scale, causal=block is None, visible=block)
+    tail_attention = attend_partially(
+        q, k[:, tail], v[:, tail], scale, causal=block is None, visible=block
+    )
     if last == k.shape[1]:
-        return own[0]
-    return merge(attend_partially(q, k[:, :-last], v[:, :-last], scale), own)
+        return tail_attention[0]
+    return merge(attend_partially(q, k[:, :-last], v[:, :-last], scale), tail_attention)
 
 
 def _attend_folded(
@@ -387,9 +389,9 @@ def quickest_attention(
         q = torch.randn(timed_heads * groups, rows, width)
         most = TIMED_BYTES // rows // (2 * timed_heads * keys * width * dtype.itemsize)
         caches = torch.ones(max(1, min(most, len(devices))), 2, timed_heads, keys, width)
-        whole = None if rows == 1 else torch.zeros(rows * groups, keys)
-        last = None if whole is None else whole[:, : min(rows, keys)]
-        masks = {name: whole if name == "fused" else last for name in names}
+        full_mask = None if rows == 1 else torch.zeros(rows * groups, keys)
+        last = None if full_mask is None else full_mask[:, : min(rows, keys)]
+        masks = {name: full_mask if name == "fused" else last for name in names}
 
         def attend_in_all_layers(name: str) -> list[Queries]:
             return [FEW_ROW_KERNELS[name](q, k, v, masks[name], 1.0) for k, v in caches]
@@ -408,13 +410,13 @@ def quickest_attention(
         }
 
     facts = heads, kv_heads, width, names
-    few = kernels.choose_attention((TIMED_BYTES, len(devices), *facts), few_row_calls)
-    many = kernels.choose_attention(
+    few_row_choice = kernels.choose_attention((TIMED_BYTES, len(devices), *facts), few_row_calls)
+    prompt_choice = kernels.choose_attention(
         ("many", *facts), prompt_calls, kernels.PROMPT_ROWS, kernels.PROMPT_KEYS
     )
     # Up to FOLD_LIMIT rows take what was chosen for few rows, and more rows what was for a prompt.
     return AttentionChoice(
-        (*few.rows[:-1], FOLD_LIMIT, *many.rows),
-        (*few.names, *many.names),
-        (*few.thresholds, *many.thresholds),
+        (*few_row_choice.rows[:-1], FOLD_LIMIT, *prompt_choice.rows),
+        (*few_row_choice.names, *prompt_choice.names),
+        (*few_row_choice.thresholds, *prompt_choice.thresholds),
     )

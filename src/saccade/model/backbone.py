@@ -629,9 +629,9 @@ class Backbone:
     def with_prefix_cache(self, prefix_cache: PrefixCache | None) -> Backbone:
         """Returns the same model with a prefix cache: its sessions begin with the prefixes that are
         stored there, and store what they prefill."""
-        other = copy(self)
-        other.prefix_cache = prefix_cache
-        return other
+        backbone = copy(self)
+        backbone.prefix_cache = prefix_cache
+        return backbone
 
     def first_layers(self, count: int) -> Backbone:
         """Returns the same model stopped after its first layers, with its norm and head. Nothing is
@@ -679,17 +679,17 @@ class Backbone:
                 f"{self.config.model_type} runs by its own modules: leave draft_quantize out, or "
                 "name another draft"
             )
-        other = copy(self)
+        rounded_copy = copy(self)
         with torch.inference_mode(False), torch.no_grad():
-            other.fused = self.fused.rounded(rounding)
-        other.rounding, other.graphs, other._rounded = rounding, {}, {}
-        other._newest = None
-        return other
+            rounded_copy.fused = self.fused.rounded(rounding)
+        rounded_copy.rounding, rounded_copy.graphs, rounded_copy._rounded = rounding, {}, {}
+        rounded_copy._newest = None
+        return rounded_copy
 
-    def is_rounded_copy_of(self, other: Backbone) -> bool:
-        """Returns whether this is the other model with rounded weights, so that it may read the
-        other's keys."""
-        return self.rounding is not None and self.model is other.model
+    def is_rounded_copy_of(self, target: Backbone) -> bool:
+        """Returns whether this is the target with rounded weights, so that it may read the
+        target's keys."""
+        return self.rounding is not None and self.model is target.model
 
     @torch.no_grad()
     def embed_missing_rows(self, prompt: Prompt) -> Prompt:
@@ -705,23 +705,23 @@ class Backbone:
     # -- two models ----------------------------------------------------------------------------
 
     @once
-    def shares_rows_with(self, other: Backbone) -> bool:
+    def shares_rows_with(self, target: Backbone) -> bool:
         """Returns whether both models turn pixels into the very same rows at the same positions.
 
         Weights are compared once. A tower that is trained later on no longer equals another.
         """
         rope = self.config.to_dict().get("rope_parameters")
-        other_rope = other.config.to_dict().get("rope_parameters")
+        target_rope = target.config.to_dict().get("rope_parameters")
         weights = _vision_weights(self)
-        return bool(weights) and rope == other_rope and _equal(weights, _vision_weights(other))
+        return bool(weights) and rope == target_rope and _equal(weights, _vision_weights(target))
 
     @once
-    def shares_vision_with(self, other: Backbone) -> bool:
+    def shares_vision_with(self, target: Backbone) -> bool:
         """Returns whether both have the very same vision tower, whatever projects its output."""
-        mine, theirs = self._vision_tower, other._vision_tower
-        if mine is None or theirs is None or self.device != other.device:
+        tower, target_tower = self._vision_tower, target._vision_tower
+        if tower is None or target_tower is None or self.device != target.device:
             return False
-        return _equal(dict(mine.named_parameters()), dict(theirs.named_parameters()))
+        return _equal(dict(tower.named_parameters()), dict(target_tower.named_parameters()))
 
     def record_vision(self, outputs: list[Any]) -> RemovableHandle:
         """Appends (pixels, output) to a list whenever the vision tower runs, until the handle is
@@ -821,8 +821,10 @@ def _without_foreign_hooks(model: nn.Module) -> Iterator[None]:
             foreign = {id(hook) for hook in foreign_hooks(module)}
             for name in HOOKS if foreign else ():
                 hooks = vars(module)[name].items()
-                own = OrderedDict((key, hook) for key, hook in hooks if id(hook) not in foreign)
-                stack.enter_context(_replace_attributes(module, **{name: own}))
+                known_hooks = OrderedDict(
+                    (key, hook) for key, hook in hooks if id(hook) not in foreign
+                )
+                stack.enter_context(_replace_attributes(module, **{name: known_hooks}))
         yield
 
 
@@ -851,8 +853,8 @@ def _step_attention(
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)
     layer = step.key_layer(module.layer_idx)
     extras = Extras(kwargs.get("softcap"), kwargs.get("s_aux"))
-    more: dict[str, Any] = {"extras": extras} if extras else {}
-    out = step(layer, query[0], key[0], value[0], float(kwargs["scaling"]), **more)
+    extras_argument: dict[str, Any] = {"extras": extras} if extras else {}
+    out = step(layer, query[0], key[0], value[0], float(kwargs["scaling"]), **extras_argument)
     return out.view(1, out.shape[0], query.shape[1], value.shape[3]), None
 
 
@@ -870,14 +872,14 @@ def device_of(module: nn.Module) -> torch.device:
     return next(module.parameters()).device
 
 
-def _equal(mine: dict[str, Tensor], theirs: dict[str, Tensor]) -> bool:
+def _equal(weights: dict[str, Tensor], other_weights: dict[str, Tensor]) -> bool:
     """Returns whether these are the very same weights. Quantised ones never count as equal."""
-    return mine.keys() == theirs.keys() and all(
-        type(mine[name].data) is type(theirs[name].data) is Tensor
-        and mine[name].shape == theirs[name].shape
-        and mine[name].dtype == theirs[name].dtype
-        and torch.equal(mine[name], theirs[name].to(mine[name].device))
-        for name in mine
+    return weights.keys() == other_weights.keys() and all(
+        type(weights[name].data) is type(other_weights[name].data) is Tensor
+        and weights[name].shape == other_weights[name].shape
+        and weights[name].dtype == other_weights[name].dtype
+        and torch.equal(weights[name], other_weights[name].to(weights[name].device))
+        for name in weights
     )
 
 

@@ -75,9 +75,9 @@ class BatchInvariantSession(Session):
                 )
                 own_rows = [row - start for row in logit_rows if start <= row < stop]
                 chunk = Rows([part], ids[start:stop], positions[start:stop], own_rows)
-                own = self._logits_of_chunk(chunk)
-                logits.append(own.logits)
-                likeliest += own.likeliest
+                chunk_logits = self._logits_of_chunk(chunk)
+                logits.append(chunk_logits.logits)
+                likeliest += chunk_logits.likeliest
         return RowLogits(torch.cat(logits), likeliest)
 
     def _logits_of_chunk(self, rows: Rows) -> RowLogits:
@@ -296,12 +296,12 @@ def is_batch_invariant(model: Backbone, tries: int = 2) -> bool:
     for _ in range(tries):
         row = torch.randint(model.vocab, (1,), generator=random)
         parts = []
-        for own in (torch.ones_like(even), even, ~even):
+        for has_row in (torch.ones_like(even), even, ~even):
             others = torch.randint(model.vocab, (ROWS,), generator=random)
-            ids = torch.where(own, row, others).tolist()
+            ids = torch.where(has_row, row, others).tolist()
             step = BatchInvariantStep(Segment(cache, 0, ROWS, past), last)
             hidden = model.forward(model.embed(ids), positions, step)
-            parts.append(model.logits(hidden).cpu()[own])
+            parts.append(model.logits(hidden).cpu()[has_row])
         logits = torch.cat(parts)
         first = logits[:1].expand_as(logits)
         if not bool(logits.isfinite().all()) or not torch.equal(logits, first):

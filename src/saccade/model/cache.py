@@ -388,8 +388,8 @@ class Cache:
         }
         for layer, shape in enumerate(new.shapes):
             heads = shape.kv_heads
-            own = rows[layer] if rows.ndim > 1 else rows
-            where = (own + starts[heads]).flatten().to(self.keys[layer].device)
+            chosen_rows = rows[layer] if rows.ndim > 1 else rows
+            where = (chosen_rows + starts[heads]).flatten().to(self.keys[layer].device)
             # index_select over flat rows is many times faster than torch.gather.
             for old, copy in ((self.keys, new.keys), (self.values, new.values)):
                 width = old[layer].shape[2]
@@ -413,23 +413,23 @@ class Cache:
             windows=self._windows,
         )
         for layer in range(len(self.keys)):
-            own = rows.get(layer)
-            if own is None:
-                own = LayerRows(0, *self.read(layer, self.length))
-            new._replace_rows(layer, own)
+            layer_rows = rows.get(layer)
+            if layer_rows is None:
+                layer_rows = LayerRows(0, *self.read(layer, self.length))
+            new._replace_rows(layer, layer_rows)
         new.length, new._saved_windows = self.length, dict(self._saved_windows)
         return new
 
     def exchange(
         self,
-        other: Cache,
+        source: Cache,
         old_rows: Int[Tensor, "layer kv_head kept"],
         new_rows: Int[Tensor, "layer kv_head kept"],
     ) -> Int[Tensor, "layer kv_head kept"]:
-        """Replaces copies of ``old_rows`` of another cache by copies of ``new_rows`` of it.
+        """Replaces copies of ``old_rows`` of the source by copies of ``new_rows`` of it.
 
         Only rows that are not in both sets move, each to the place of one that leaves. Returns
-        which row of the other cache is in each place now: attention does not depend on the order.
+        which row of the source is in each place now: attention does not depend on the order.
         """
         size = int(torch.maximum(old_rows.max(), new_rows.max())) + 1
         is_new = torch.zeros(*old_rows.shape[:2], size, dtype=torch.bool, device=old_rows.device)
@@ -443,40 +443,42 @@ class Cache:
             device = self.keys[number].device
             to = head[at].to(device), place[at].to(device)
             origin = head[at].to(device), arriving[at].to(device)
-            self.keys[number][to] = other.keys[number][origin]
-            self.values[number][to] = other.values[number][origin]
+            self.keys[number][to] = source.keys[number][origin]
+            self.values[number][to] = source.values[number][origin]
         rows_by_place = old_rows.clone()
         rows_by_place[layer, head, place] = arriving
         return rows_by_place
 
-    def extend(self, other: Cache, start: int, stop: int, at: int | None = None) -> None:
-        """Copies rows ``start:stop`` of another cache to row ``at`` and after, by default to the
+    def extend(self, source: Cache, start: int, stop: int, at: int | None = None) -> None:
+        """Copies rows ``start:stop`` of the source to row ``at`` and after, by default to the
         end. They become this cache's last rows.
 
         Only as many layers are copied as this cache has. A cache that evicts keys must be empty,
-        and the other one must evict them too.
+        and the source must evict them too.
         """
         if at is not None:
             self.length = at  # The states follow below, so they need not be truncated.
         end = self.length + stop - start
         if not self.evicts_keys:
             self.reserve(end)
-        rows_by_layer = other._window_rows_at(stop) if self.evicts_keys else {}
+        rows_by_layer = source._window_rows_at(stop) if self.evicts_keys else {}
         for layer in range(len(self.keys)):
             rows = rows_by_layer.get(layer)
             if rows is None:
                 self._reserve_in_layer(layer, end)
-                self.write(layer, self.length, *other.read(layer, stop, start))
+                self.write(layer, self.length, *source.read(layer, stop, start))
             else:
                 self._replace_rows(layer, rows)
         if self.evicts_keys:
-            self._saved_windows = {n: each for n, each in other._saved_windows.items() if n <= stop}
-        if self.hidden is not None and other.hidden is not None:
-            self.hidden.extend(other.hidden, start, stop, self.length)
+            self._saved_windows = {
+                n: each for n, each in source._saved_windows.items() if n <= stop
+            }
+        if self.hidden is not None and source.hidden is not None:
+            self.hidden.extend(source.hidden, start, stop, self.length)
         self.length += stop - start
-        if self.states is not None and other.states is not None:
-            theirs = other.states.length - (other.length - stop)
-            self.states.follow(other.states, theirs)
+        if self.states is not None and source.states is not None:
+            source_states_length = source.states.length - (source.length - stop)
+            self.states.follow(source.states, source_states_length)
 
 
 def send_to_device(values: Tensor, device: torch.device) -> Tensor:
@@ -548,6 +550,9 @@ class Pages:
         kv_heads, capacity, width = self._source.keys[layer].shape
         rows = self._rows[layer][self.best_pages(layer, q)].flatten(1)
         flat = (rows + torch.arange(kv_heads, device=rows.device)[:, None] * capacity).flatten()
-        for theirs, own in ((self._source.keys, cache.keys), (self._source.values, cache.values)):
-            picked = theirs[layer].view(-1, width).index_select(0, flat)
-            own[layer][:, : rows.shape[1]] = picked.view(kv_heads, -1, width)
+        for source_layers, copied_layers in (
+            (self._source.keys, cache.keys),
+            (self._source.values, cache.values),
+        ):
+            picked = source_layers[layer].view(-1, width).index_select(0, flat)
+            copied_layers[layer][:, : rows.shape[1]] = picked.view(kv_heads, -1, width)

@@ -266,9 +266,9 @@ class StaticRows:
         nodes = state_rows(segment).ancestors
         paths = torch.zeros(new, self.size.earlier + self.size.rows, dtype=torch.bool)
         paths[firm:, :scored] = nodes[:, :scored]
-        own = paths[:, self.size.earlier : self.size.earlier + new]
-        own[:, :firm] = torch.ones(new, firm, dtype=torch.bool).tril_()
-        own[firm:, firm:] = nodes[:, scored:]
+        new_paths = paths[:, self.size.earlier : self.size.earlier + new]
+        new_paths[:, :firm] = torch.ones(new, firm, dtype=torch.bool).tril_()
+        new_paths[firm:, firm:] = nodes[:, scored:]
         return paths
 
     # -- what layers call ----------------------------------------------------------------------
@@ -276,10 +276,10 @@ class StaticRows:
     def convolve(
         self, mixer: Mixer, inputs: Float[Tensor, "all channel"], layer: int
     ) -> Float[Tensor, "all channel"]:
-        own = inputs.view(self.size.requests, self.size.rows, -1)
-        parts = [self._states.read.window[layer], self._earlier.inputs[layer], own]
+        inputs_by_request = inputs.view(self.size.requests, self.size.rows, -1)
+        parts = [self._states.read.window[layer], self._earlier.inputs[layer], inputs_by_request]
         every = torch.cat(parts, 1).flatten(0, 1)
-        self._new.inputs[layer].copy_(own)
+        self._new.inputs[layer].copy_(inputs_by_request)
         window = every.index_select(0, self._window_places.flatten())
         self._states.left.window[layer].copy_(window.view_as(parts[0]))
         taps = every.index_select(0, self._taps.flatten()).view(len(inputs), self._past + 1, -1)
@@ -294,18 +294,18 @@ class StaticRows:
         memory = states.read.memory[layer]
         earlier = self._earlier_writes(layer) if self.size.earlier else no_writes(rows)
         read, writes = score_tree(rows, memory, earlier, self._ancestors, solve_in_blocks)
-        own = writes.rows(slice(self.size.earlier, None))
+        new_writes = writes.rows(slice(self.size.earlier, None))
         firm = self._firm[:, None]
         # The committed rows come first, one after the other, so their decays add up.
         passed = (rows.decay * firm).sum(-1, keepdim=True)
-        to_last = (passed - own.total_decay).masked_fill(~firm, float("-inf")).exp()
-        written = (own.keys * to_last[..., None]).transpose(-1, -2) @ own.values
+        to_last = (passed - new_writes.total_decay).masked_fill(~firm, float("-inf")).exp()
+        written = (new_writes.keys * to_last[..., None]).transpose(-1, -2) @ new_writes.values
         states.left.memory[layer].copy_(memory * passed.exp()[..., None] + written)
-        left = self._new.of_layers(layer).writes
-        assert left is not None
-        left.keys.copy_(own.keys)
-        left.values.copy_(own.values)
-        left.total_decay.copy_(own.total_decay - passed)
+        stored_writes = self._new.of_layers(layer).writes
+        assert stored_writes is not None
+        stored_writes.keys.copy_(new_writes.keys)
+        stored_writes.values.copy_(new_writes.values)
+        stored_writes.total_decay.copy_(new_writes.total_decay - passed)
         return read.transpose(0, 1).flatten(1, 2)
 
     def _earlier_writes(self, layer: int) -> Writes:
@@ -462,8 +462,10 @@ class RecurrentGraphs(CudaGraphs):
             ordinary = [each.written for each in states]
         limit = MAX_ROUNDING_DIFFERENCE[self._backbone.dtype]
         return all(
-            mine is not None and other is not None and difference_share(mine, other) <= limit
-            for mine, other in zip(captured, ordinary, strict=True)
+            captured_hidden is not None
+            and ordinary_hidden is not None
+            and difference_share(captured_hidden, ordinary_hidden) <= limit
+            for captured_hidden, ordinary_hidden in zip(captured, ordinary, strict=True)
         )
 
     def _capture_one(self, kind: AttentionKind, size: Size, probe: Probe) -> None:

@@ -114,9 +114,9 @@ def foreign_hooks(module: nn.Module) -> list[Any]:
 
 def is_patched(module: nn.Module) -> bool:
     """Returns whether somebody replaced a module's forward, in the module or in its class."""
-    own = vars(module).get("forward")
-    if own is not None:
-        return not comes_from(own, (OUR_FILES,))
+    instance_forward = vars(module).get("forward")
+    if instance_forward is not None:
+        return not comes_from(instance_forward, (OUR_FILES,))
     kind = type(module)
     return is_from_library(kind) and not comes_from(kind.forward)
 
@@ -225,17 +225,20 @@ class Snapshot:
                 and [*map(type, self._modules)] == self._types
                 and [*map(Tensor.data_ptr, self._weights)] == self._addresses
                 and [*map(_version, self._versioned)] == self._versions
-                and all(kind.forward is own for kind, own in self._forwards)
+                and all(kind.forward is forward for kind, forward in self._forwards)
                 and [*map(foreign_attention, self._configs)] == self._attention
-                and all(all(map(is_, _registries(module), own)) for module, own in self._registries)
+                and all(
+                    all(map(is_, _registries(module), registries))
+                    for module, registries in self._registries
+                )
             )
         except RuntimeError:  # Comparing raises where one tensor was replaced by another.
             return False
 
 
 def _registries(module: nn.Module) -> tuple[Any, ...]:
-    own = vars(module)
-    return own.get("forward"), *(own[name] for name in REGISTRIES)
+    attributes = vars(module)
+    return attributes.get("forward"), *(attributes[name] for name in REGISTRIES)
 
 
 def _never_current() -> Snapshot:
@@ -309,13 +312,15 @@ class Description:
 def _structure(module: nn.Module) -> tuple[Any, ...]:
     kind = type(module)
     children = tuple(vars(module)["_modules"].items())
-    own = vars(module).get("forward")
+    instance_forward = vars(module).get("forward")
     parameters = vars(module)["_parameters"].items()
     return (
         kind,
         tuple((name, _kind_of(parameter)) for name, parameter in parameters),
         kind.forward,
-        None if own is None or comes_from(own, (OUR_FILES,)) else own,
+        None
+        if instance_forward is None or comes_from(instance_forward, (OUR_FILES,))
+        else instance_forward,
         children,
         tuple(foreign_hooks(module)),
         settings(module),

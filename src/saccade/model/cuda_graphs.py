@@ -248,10 +248,10 @@ class StaticInputs:
         caches = integers[count : count + 3 * size.requests].reshape(self._shapes[1])
         vocabulary_numbers = integers[count + 3 * size.requests :]
         for number, (segment, lease) in enumerate(zip(rows.segments, leases, strict=True)):
-            own = slice(segment.start, segment.stop)
+            segment_rows = slice(segment.start, segment.stop)
             new = segment.stop - segment.start
             for values, written in ((rows.ids, ids), (rows.positions, positions)):
-                written[number, :new] = values[own]
+                written[number, :new] = values[segment_rows]
                 written[number, new:] = values[segment.stop - 1]
             places[number] = np.arange(segment.at, segment.at + size.rows)
             mask = segment.mask.numpy()
@@ -566,15 +566,15 @@ class CudaGraphs:
 
         Returns False where there is no such kind.
         """
-        other = kind.replacement(reason)
-        if other is None:
+        replacement = kind.replacement(reason)
+        if replacement is None:
             return False
-        self._replaced[kind] = other
+        self._replaced[kind] = replacement
         if self._kind == kind:
-            self._kind = other
+            self._kind = replacement
         for key in [key for key in self._captured if key[0] == kind]:
             del self._captured[key]
-        self._capture_one(other, size, probe)
+        self._capture_one(replacement, size, probe)
         return True
 
     def _capture_one(self, kind: AttentionKind, size: Size, probe: Probe) -> None:
@@ -586,9 +586,9 @@ class CudaGraphs:
         if size not in self._inputs:
             self._inputs[size] = self._static_inputs(size)
         inputs = self._inputs[size]
-        whole = self._vocabularies.numbers([WHOLE_VOCABULARY] * len(leases))
-        assert whole is not None, "the table always has the whole vocabulary"
-        self._fill(size, rows, leases, spare, whole)
+        vocabularies = self._vocabularies.numbers([WHOLE_VOCABULARY] * len(leases))
+        assert vocabularies is not None, "the table always has the whole vocabulary"
+        self._fill(size, rows, leases, spare, vocabularies)
         with restore_keys(rows.segments):
             try:
                 replay = self._capture(partial(self._forward, kind, inputs))
@@ -641,8 +641,8 @@ class CudaGraphs:
         for number, state in enumerate(states):
             assert state.written is not None, "an ordinary forward writes hidden states"
             start, count = number * size.rows, len(state.written)
-            mine = inputs.hidden[depth][start : start + count]
-            agreed.append(difference_share(mine, state.written) <= limit)
+            captured_hidden = inputs.hidden[depth][start : start + count]
+            agreed.append(difference_share(captured_hidden, state.written) <= limit)
         return all(agreed)
 
     def _static_inputs(self, size: Size) -> StaticInputs:

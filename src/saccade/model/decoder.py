@@ -131,8 +131,8 @@ class FusedDecoder:
                 f"and {place.type} has {memory.format_bytes(available)} free: leave "
                 "draft_quantize out"
             )
-        other = copy(self)
-        other.layers = [
+        rounded_decoder = copy(self)
+        rounded_decoder.layers = [
             replace(
                 layer,
                 qkv=layer.qkv.rounded(rounding),
@@ -142,14 +142,14 @@ class FusedDecoder:
             )
             for layer in self.layers
         ]
-        other.head = None if self.head is None else self.head.rounded(rounding)
-        matrices = [matrix for layer in other.layers for matrix in layer.matrices]
-        matrices += [] if other.head is None else [other.head]
-        other._matrices = TunedMatrices(matrices)
+        rounded_decoder.head = None if self.head is None else self.head.rounded(rounding)
+        matrices = [matrix for layer in rounded_decoder.layers for matrix in layer.matrices]
+        matrices += [] if rounded_decoder.head is None else [rounded_decoder.head]
+        rounded_decoder._matrices = TunedMatrices(matrices)
         if place.type != "cpu":
             choose_rounded(matrices)
-        other.refresh()
-        return other
+        rounded_decoder.refresh()
+        return rounded_decoder
 
     def weights_changed(self) -> bool:
         """Returns :meth:`TunedMatrices.weights_changed`."""
@@ -322,8 +322,8 @@ def _blueprint(layer: nn.Module) -> tuple[object, ...]:
 
 
 def _shapes(module: nn.Module) -> list[tuple[str, torch.Size | None]]:
-    own = vars(module)["_parameters"]
-    return [(name, None if each is None else each.shape) for name, each in own.items()]
+    parameters = vars(module)["_parameters"]
+    return [(name, None if each is None else each.shape) for name, each in parameters.items()]
 
 
 def _stack(parameters: list[nn.Parameter]) -> Tensor:

@@ -142,8 +142,8 @@ def _refuse_rounded_inputs(target: Backbone) -> None:
 
 def _decoding_modules(target: Backbone) -> Iterator[tuple[str, nn.Module]]:
     """Returns the modules of the decoder and the head, with their names in the model."""
-    own = {*target.text.modules(), *target.head_module.modules()}
-    return ((name, each) for name, each in target.model.named_modules() if each in own)
+    decoding_modules = {*target.text.modules(), *target.head_module.modules()}
+    return ((name, each) for name, each in target.model.named_modules() if each in decoding_modules)
 
 
 def _compare_logits(target: Backbone) -> None:
@@ -153,7 +153,7 @@ def _compare_logits(target: Backbone) -> None:
     """
     ids, forced = _tokens(target)
     try:
-        theirs = _generated_logits(target, ids, forced)
+        generated_logits = _generated_logits(target, ids, forced)
     except Exception as error:  # A model may raise anything over a prompt that it cannot read.
         if memory.is_out_of_memory(error):
             raise
@@ -163,10 +163,10 @@ def _compare_logits(target: Backbone) -> None:
             first_line(error),
         )
         return
-    if not bool(theirs.isfinite().any(-1).all()) or bool(theirs.isnan().any()):
+    if not bool(generated_logits.isfinite().any(-1).all()) or bool(generated_logits.isnan().any()):
         return  # The model's numbers are broken, and the answer will report that.
     try:
-        differ = _still_differ(target, ids, forced, theirs)
+        differ = _still_differ(target, ids, forced, generated_logits)
     except Exception as error:  # An unknown model may raise anything where it is driven by us.
         if isinstance(error, SaccadeError) or memory.is_out_of_memory(error):
             raise
@@ -182,22 +182,22 @@ def _still_differ(
     target: Backbone,
     ids: Int[Tensor, "1 prompt"],
     forced: Sequence[int],
-    theirs: Float[Tensor, "step vocab"],
+    generated_logits: Float[Tensor, "step vocab"],
 ) -> bool:
     """Tries the ways to run the target in turn, and leaves it in the first one whose logits agree.
     Returns True if none agrees.
     """
-    differ = _logits_differ(target, ids, forced, theirs)
+    differ = _logits_differ(target, ids, forced, generated_logits)
     if differ and not target.needs_model_for_logits:
         target.needs_model_for_logits = True
-        differ = _logits_differ(target, ids, forced, theirs)
+        differ = _logits_differ(target, ids, forced, generated_logits)
     if differ and target.fused is not None:
         log.warning(
             "%s runs by its own modules, because the fused decoder's logits differ",
             type(target.model).__name__,
         )
         target.fused = None
-        differ = _logits_differ(target, ids, forced, theirs)
+        differ = _logits_differ(target, ids, forced, generated_logits)
     return differ
 
 
@@ -205,13 +205,13 @@ def _explain_difference(target: Backbone) -> str:
     named = [*_decoding_modules(target), *_with_names(target, target.outer_modules)]
     causes = unusual_changes(dict(named).items())
     count = len(causes) - MAX_NAMED_CAUSES
-    more = f" and {count} more" if count > 0 else ""
+    more_causes = f" and {count} more" if count > 0 else ""
     reasons = ", ".join(causes[:MAX_NAMED_CAUSES])
     reasons = reasons or "its forward does what Saccade does not know"
     return (
         f"{type(target.model).__name__} gives other logits in its own generate() than token by "
-        f"token, several at once or beside other requests ({reasons}{more}): undo that, or call "
-        "the model's own generate()"
+        f"token, several at once or beside other requests ({reasons}{more_causes}): undo that, or "
+        "call the model's own generate()"
     )
 
 
@@ -273,7 +273,7 @@ def _logits_differ(
     target: Backbone,
     ids: Int[Tensor, "1 prompt"],
     forced: Sequence[int],
-    theirs: Float[Tensor, "step vocab"],
+    generated_logits: Float[Tensor, "step vocab"],
 ) -> bool:
     """Returns whether our logits differ from ``generate``'s by more than rounding explains."""
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
@@ -284,16 +284,18 @@ def _logits_differ(
     tree = chain(list(forced[1 : STEPS - 1]))
     scores = session.score({0: tree})[0]
     rows += [scores.logits(node) for node in range(len(tree))]
-    if any(row.shape != theirs.shape[1:] for row in rows):
+    if any(row.shape != generated_logits.shape[1:] for row in rows):
         return True
-    ours, theirs = torch.stack(rows).float(), theirs.float()
-    theirs = theirs.masked_fill(theirs == float("-inf"), 0)
-    ours = ours.masked_fill(ours == float("-inf"), 0)
-    return not bool(_agree(ours, theirs, target.dtype).all())
+    our_logits, generated_logits = torch.stack(rows).float(), generated_logits.float()
+    generated_logits = generated_logits.masked_fill(generated_logits == float("-inf"), 0)
+    our_logits = our_logits.masked_fill(our_logits == float("-inf"), 0)
+    return not bool(_agree(our_logits, generated_logits, target.dtype).all())
 
 
 def _agree(
-    ours: Float[Tensor, "step vocab"], theirs: Float[Tensor, "step vocab"], dtype: torch.dtype
+    our_logits: Float[Tensor, "step vocab"],
+    generated_logits: Float[Tensor, "step vocab"],
+    dtype: torch.dtype,
 ) -> Bool[Tensor, " step"]:
     """Returns, for each row, whether the logits differ by no more than rounding.
 
@@ -301,10 +303,12 @@ def _agree(
     ``MAX_DEEP_FACTOR`` times the usual rounding there, if they point in nearly the same direction.
     """
     usual = MAX_ROUNDING_DIFFERENCE.get(dtype, MAX_ROUNDING_DIFFERENCE[torch.bfloat16])
-    share = (ours - theirs).abs().amax(1) / theirs.abs().amax(1)
+    share = (our_logits - generated_logits).abs().amax(1) / generated_logits.abs().amax(1)
     if dtype not in (torch.bfloat16, torch.float16):
         return share <= usual
     # A mean that all logits share says nothing of the direction.
-    mine, other = (each - each.mean(1, keepdim=True) for each in (ours, theirs))
-    alike = cosine_similarity(mine, other) >= LEAST_SIMILARITY
+    our_direction, generated_direction = (
+        each - each.mean(1, keepdim=True) for each in (our_logits, generated_logits)
+    )
+    alike = cosine_similarity(our_direction, generated_direction) >= LEAST_SIMILARITY
     return (share <= usual) | ((share <= MAX_DEEP_FACTOR * usual) & alike)

@@ -59,10 +59,10 @@ class HiddenStates:
         rows = self._rows.index_select(0, origin.to(self._rows.device))
         self._rows[at : at + len(rows)] = rows
 
-    def extend(self, other: HiddenStates, start: int, stop: int, at: int) -> None:
+    def extend(self, source: HiddenStates, start: int, stop: int, at: int) -> None:
         """Copies rows ``start:stop`` of another request to the place ``at``."""
         self._reserve(at + stop - start)
-        self._rows[at : at + stop - start] = other._rows[start:stop]
+        self._rows[at : at + stop - start] = source._rows[start:stop]
 
     def copy(self, length: int) -> HiddenStates:
         """Returns a copy of the first ``length`` rows."""

@@ -125,8 +125,8 @@ class LikeliestTokens:
 
     def read(self, row: int) -> TopTokens:
         """Returns the likeliest tokens of a row. The first call waits for the device."""
-        token, runner_up, probability, other = self._fetch()[row]
-        return TopTokens(int(token), int(runner_up), probability, other)
+        token, runner_up, probability, runner_up_probability = self._fetch()[row]
+        return TopTokens(int(token), int(runner_up), probability, runner_up_probability)
 
     def _fetch(self) -> list[list[float]]:
         with self._lock:

@@ -219,15 +219,15 @@ def common_rows(one: Prompt, other: Prompt) -> int:
     if one.media.deepstack and other.media.deepstack:  # A prompt without media has none.
         visual_rows = min(int(one.visual[:length].sum()), int(other.visual[:length].sum()))
         same = torch.ones(visual_rows, dtype=torch.bool, device=equal.device)
-        for mine, theirs in zip(one.media.deepstack, other.media.deepstack, strict=True):
-            same &= (mine[:visual_rows] == theirs[:visual_rows]).all(-1)
+        for level, other_level in zip(one.media.deepstack, other.media.deepstack, strict=True):
+            same &= (level[:visual_rows] == other_level[:visual_rows]).all(-1)
         rows = one.visual[:length].nonzero()[:visual_rows, 0]
         equal[rows] &= same
     if one.media.reach is not None or other.media.reach is not None:
         equal &= _reach(one)[:length] == _reach(other)[:length]
     for name in {*one.media.row_arguments} & {*other.media.row_arguments}:
-        mine, theirs = one.media.row_arguments[name], other.media.row_arguments[name]
-        equal &= (mine[:length] == theirs[:length]).reshape(length, -1).all(-1)
+        values, other_values = one.media.row_arguments[name], other.media.row_arguments[name]
+        equal &= (values[:length] == other_values[:length]).reshape(length, -1).all(-1)
     # A row that attends to a later row has other keys if that row differs, so such a picture is not
     # split.
     return one.largest_cut(_leading_true(equal))

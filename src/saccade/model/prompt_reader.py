@@ -191,8 +191,8 @@ class PromptReader:
             if isinstance(mask, Tensor) and mask.ndim == 4
         }
         if self._reads_both_ways:
-            whole = torch.ones((*ids.shape, ids.shape[1]), dtype=torch.bool, device=self.device)
-            read |= {kind: whole for kind, mask in by_kind.items() if mask is None}
+            full_mask = torch.ones((*ids.shape, ids.shape[1]), dtype=torch.bool, device=self.device)
+            read |= {kind: full_mask for kind, mask in by_kind.items() if mask is None}
         return read
 
     def _reach(
@@ -203,8 +203,8 @@ class PromptReader:
         reaches = []
         try:
             for kind, mask in masks.items():
-                own = mask[number][rows][:, rows]
-                reaches.append(reach_of(own, window_of_kind(self.text.config, kind)))
+                prompt_mask = mask[number][rows][:, rows]
+                reaches.append(reach_of(prompt_mask, window_of_kind(self.text.config, kind)))
         except ValueError as error:
             raise ModelError(
                 f"{type(self.model).__name__} reads its prompt by a mask that Saccade does not "

@@ -146,8 +146,8 @@ def score_tree(
         what each row reads, and the writes of all rows, earlier ones first.
     """
     scored_rows = earlier.keys.shape[-2]
-    own = ancestors[..., scored_rows:].to(rows.decay.dtype)
-    total = rows.decay @ own.transpose(-1, -2)
+    new_ancestors = ancestors[..., scored_rows:].to(rows.decay.dtype)
+    total = rows.decay @ new_ancestors.transpose(-1, -2)
     if scored_rows:
         # The nearest earlier ancestor is the last one: rows are in topological order.
         nearest = _last_ancestor(ancestors[..., :scored_rows]) + 1
@@ -607,11 +607,11 @@ class LayerStates:
         self._start_from(self.at(length), length)
         self._snapshots = {n: each for n, each in self._snapshots.items() if n <= length}
 
-    def follow(self, other: LayerStates, length: int) -> None:
+    def follow(self, source: LayerStates, length: int) -> None:
         """Takes the states that another request of the same text has after so many tokens."""
         count = len(self.states)
-        self._start_from(other.at(length).first(count), length)
-        snapshots = other._snapshots.items()
+        self._start_from(source.at(length).first(count), length)
+        snapshots = source._snapshots.items()
         self._snapshots = {n: each.first(count) for n, each in snapshots if n <= length}
 
     def _start_from(self, states: StatesByLayer, length: int) -> None:
@@ -626,17 +626,17 @@ class LayerStates:
 
     def copy(self) -> LayerStates:
         """Returns a copy, which goes its own way from here on."""
-        other = copy(self)
-        other._snapshots = dict(self._snapshots)
-        other._ahead, other._updates = dict(self._ahead), self._updates.copy()
-        return other
+        copied_states = copy(self)
+        copied_states._snapshots = dict(self._snapshots)
+        copied_states._ahead, copied_states._updates = dict(self._ahead), self._updates.copy()
+        return copied_states
 
     def first_layers(self, count: int) -> LayerStates:
         """Returns a copy with the states of the first so many layers."""
-        other = LayerStates([*self._empty.first(count)])
-        other.length, other.states = self.length, self.states.first(count)
-        other._snapshots = {n: each.first(count) for n, each in self._snapshots.items()}
-        return other
+        first_states = LayerStates([*self._empty.first(count)])
+        first_states.length, first_states.states = self.length, self.states.first(count)
+        first_states._snapshots = {n: each.first(count) for n, each in self._snapshots.items()}
+        return first_states
 
 
 # -- the layers ------------------------------------------------------------------------------------
@@ -716,21 +716,21 @@ class RowsBySegment:
         past = mixer.past
         self._earlier = []
         for rows in self._segments:
-            own = inputs[rows.start : rows.stop]
+            segment_inputs = inputs[rows.start : rows.stop]
             state = rows.states.states[layer]
             if rows.firm:
-                text = torch.cat([state.window.to(own), own[: rows.firm]])
+                text = torch.cat([state.window.to(segment_inputs), segment_inputs[: rows.firm]])
                 mixed.append(convolve_text(text, mixer.conv))
                 state = replace(state, window=text[len(text) - past :])
                 rows.states.store_committed(layer, state)
-            drafted = own[rows.firm :]
+            drafted = segment_inputs[rows.firm :]
             earlier = rows.states.earlier(layer, rows.scored_rows)
             self._earlier.append(earlier)
             if not len(drafted):
                 continue
             tree = drafted if earlier is None else torch.cat([earlier.inputs, drafted])
             rows.states.put(layer, Updates(tree))
-            every = torch.cat([state.window.to(own), tree])
+            every = torch.cat([state.window.to(segment_inputs), tree])
             mixed.append(convolve_taps(every[rows.taps(past)].transpose(1, 2), mixer.conv))
         return mixer.activate(torch.cat(mixed))
 
@@ -846,9 +846,9 @@ class GatedDelta(Mixer):
         self.conv = module.conv1d
 
     def empty(self, dtype: torch.dtype) -> State:
-        own, state = self.module, super().empty(dtype)
+        module, state = self.module, super().empty(dtype)
         memory = state.window.new_zeros(
-            own.num_v_heads, own.head_k_dim, own.head_v_dim, dtype=torch.float32
+            module.num_v_heads, module.head_k_dim, module.head_v_dim, dtype=torch.float32
         )
         return replace(state, memory=memory)
 
@@ -861,41 +861,41 @@ class GatedDelta(Mixer):
     ) -> tuple[Float[Tensor, "all channel"], Tensor, Tensor, Tensor]:
         """Returns the convolution's inputs, the output gate, and the projections that beta and the
         decay are computed from."""
-        own = self.module
+        module = self.module
         return (
-            own.in_proj_qkv(hidden),
-            own.in_proj_z(hidden),
-            own.in_proj_b(hidden),
-            own.in_proj_a(hidden),
+            module.in_proj_qkv(hidden),
+            module.in_proj_z(hidden),
+            module.in_proj_b(hidden),
+            module.in_proj_a(hidden),
         )
 
     def compute(
         self, hidden: Float[Tensor, "all dim"], rows: MixerRows, layer: int
     ) -> Float[Tensor, "all dim"]:
-        own = self.module
+        module = self.module
         inputs, gate, for_beta, for_decay = self.project(hidden)
         mixed = rows.convolve(self, inputs, layer)
         reads = rows.read(self._delta(mixed, for_beta, for_decay), layer)
         core = reads.transpose(0, 1).to(hidden.dtype)
-        core = own.norm(core.reshape(-1, own.head_v_dim), gate.reshape(-1, own.head_v_dim))
-        return own.out_proj(core.view(len(hidden), -1))
+        core = module.norm(core.reshape(-1, module.head_v_dim), gate.reshape(-1, module.head_v_dim))
+        return module.out_proj(core.view(len(hidden), -1))
 
     def _delta(self, mixed: Tensor, for_beta: Tensor, for_decay: Tensor) -> Delta:
-        own = self.module
-        sizes = (own.key_dim, own.key_dim, own.value_dim)
+        module = self.module
+        sizes = (module.key_dim, module.key_dim, module.value_dim)
         q, k, v = (
             part.unflatten(-1, (-1, width)).transpose(0, 1).float()
             for part, width in zip(
                 mixed.split(sizes, -1),
-                (own.head_k_dim, own.head_k_dim, own.head_v_dim),
+                (module.head_k_dim, module.head_k_dim, module.head_v_dim),
                 strict=True,
             )
         )
-        times = own.num_v_heads // own.num_k_heads
+        times = module.num_v_heads // module.num_k_heads
         q, k = (_normalise(each).repeat_interleave(times, 0) for each in (q, k))
-        decay = -own.A_log.float().exp() * softplus(for_decay.float() + own.dt_bias)
+        decay = -module.A_log.float().exp() * softplus(for_decay.float() + module.dt_bias)
         return Delta(
-            q * own.head_k_dim**-0.5, k, v, for_beta.sigmoid().float().T, decay.T.contiguous()
+            q * module.head_k_dim**-0.5, k, v, for_beta.sigmoid().float().T, decay.T.contiguous()
         )
 
 
@@ -905,9 +905,9 @@ class GatedDeltaByGroups(GatedDelta):
     def project(
         self, hidden: Float[Tensor, "all dim"]
     ) -> tuple[Float[Tensor, "all channel"], Tensor, Tensor, Tensor]:
-        own = self.module
-        q, k, v, z, b, a = own.fix_query_key_value_ordering(
-            own.in_proj_qkvz(hidden)[None], own.in_proj_ba(hidden)[None]
+        module = self.module
+        q, k, v, z, b, a = module.fix_query_key_value_ordering(
+            module.in_proj_qkvz(hidden)[None], module.in_proj_ba(hidden)[None]
         )
         inputs = torch.cat([each[0].flatten(1) for each in (q, k, v)], -1)
         return inputs, z[0].flatten(1), b[0], a[0]

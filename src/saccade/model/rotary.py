@@ -51,7 +51,7 @@ def rotate_by_length(
     lengths: Int[Tensor, " rows"] | Int[Tensor, " 1"],
     x: Float[Tensor, "1 rows dim"],
     position_ids: Int[Tensor, "*axes rows"],
-    **more: Any,
+    **rotary_arguments: Any,
 ) -> tuple[Float[Tensor, "*axes rows head_dim"], Float[Tensor, "*axes rows head_dim"]]:
     """Returns cos and sin of each row, as the rotary module returns them in a text of its length.
 
@@ -65,7 +65,7 @@ def rotate_by_length(
         positions = position_ids[..., start : start + count]
         end = positions.new_full((*positions.shape[:-1], 1), length - 1)
         fresh_rotary = type(rotary)(rotary.config).to(x.device)
-        cos, sin = fresh_rotary(x, torch.cat([positions, end], -1), **more)
+        cos, sin = fresh_rotary(x, torch.cat([positions, end], -1), **rotary_arguments)
         parts.append((cos[..., :-1, :], sin[..., :-1, :]))
     cosines, sines = zip(*parts, strict=True)
     return torch.cat(cosines, -2), torch.cat(sines, -2)

@@ -348,10 +348,10 @@ class Session:
             request = self.requests[number]
             dropped_from_prompt = max(0, turn.drop - request.length)
             if dropped_from_prompt:
-                here, there = request.prompt_rows
+                prompt_rows, source_prompt_rows = request.prompt_rows
                 request.prompt_rows = (
-                    max(0, here - dropped_from_prompt),
-                    there - dropped_from_prompt,
+                    max(0, prompt_rows - dropped_from_prompt),
+                    source_prompt_rows - dropped_from_prompt,
                 )
                 request.first_position -= dropped_from_prompt
             request.context[len(request.context) - turn.drop :] = turn.ids
@@ -709,20 +709,25 @@ def _store_queries(
 def _copy_committed_keys(request: RequestState) -> None:
     """Copies those keys of committed text that the source has by now. The rest stays pending."""
     assert request.source is not None
-    here, there = request.prompt_rows
+    prompt_rows, source_prompt_rows = request.prompt_rows
     # The last token stays pending even so, because the logits after it are needed.
-    ready = max(0, min(request.source.length - there, request.length - 1))
+    ready = max(0, min(request.source.length - source_prompt_rows, request.length - 1))
     # Where a turn took tokens away and added none, the prompt's last token is pending. Then the
     # cache has one row less than the prompt, and this is -1.
-    copied = min(request.copied_tokens, request.cache.length - here)
+    copied = min(request.copied_tokens, request.cache.length - prompt_rows)
     # Recurrent layers have no keys. Their states can be copied only at lengths at which the source
     # has stored them, so the length is rounded down to such a one.
-    ready = request.source.nearest_length(there + ready) - there
+    ready = request.source.nearest_length(source_prompt_rows + ready) - source_prompt_rows
     if ready < copied:
         # That is less than was copied already, so there is nothing to copy. The fork keeps all its
         # rows, those that it computed itself too, and only the tokens after them are pending.
-        ready = request.cache.length - here
+        ready = request.cache.length - prompt_rows
     else:
-        request.cache.extend(request.source, there + copied, there + ready, at=here + copied)
+        request.cache.extend(
+            request.source,
+            source_prompt_rows + copied,
+            source_prompt_rows + ready,
+            at=prompt_rows + copied,
+        )
         request.copied_tokens = ready
     request.pending = request.context[len(request.context) - request.length + ready :]

@@ -40,13 +40,13 @@ class HeadShares:
     count: int
 
     def gather_heads(
-        self, own: Float[Tensor, "layer own seen"]
+        self, local_values: Float[Tensor, "layer local_head seen"]
     ) -> Float[Tensor, "layer kv_head seen"]:
         """Returns numbers of all key heads, gathered from the processes that have the heads."""
         if self.count == 1:
-            return own
-        parts = [torch.empty_like(own) for _ in range(self.count)]
-        dist.all_gather(parts, own.contiguous())
+            return local_values
+        parts = [torch.empty_like(local_values) for _ in range(self.count)]
+        dist.all_gather(parts, local_values.contiguous())
         return torch.cat(parts, 1)
 
     def own_heads(self, chosen: Int[Tensor, "layer kv_head kept"]) -> Int[Tensor, "layer own kept"]:
@@ -88,22 +88,22 @@ def _control_group() -> Any:
     return dist.new_group(backend="gloo", timeout=timedelta(seconds=TIMEOUT_SECONDS))
 
 
-def broadcast_from_rank_0(own: T) -> T:
+def broadcast_from_rank_0(value: T) -> T:
     """Returns rank 0's value in every process.
 
     Raises ModelError where a process does not answer in time.
     """
-    return gather_from_all(own)[0]
+    return gather_from_all(value)[0]
 
 
-def gather_from_all(own: T) -> list[T]:
+def gather_from_all(value: T) -> list[T]:
     """Returns the value of every process, by rank.
 
     Raises ModelError where a process does not answer in time.
     """
-    values = [own] * world_size()
+    values = [value] * world_size()
     try:
-        dist.all_gather_object(values, own, group=_control_group())
+        dist.all_gather_object(values, value, group=_control_group())
     except RuntimeError as error:
         raise ModelError(
             f"rank {rank()} waited {TIMEOUT_SECONDS:g} s for the other processes in vain: one has "
@@ -137,8 +137,8 @@ def agree_on_cut(cut: Cut) -> Cut:
     """
 
     def agreed_cut(request: int, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
-        own = cut(request, tokens)
-        first_tokens, first_cut = broadcast_from_rank_0((tuple(tokens), own))
+        local_cut = cut(request, tokens)
+        first_tokens, first_cut = broadcast_from_rank_0((tuple(tokens), local_cut))
         if first_tokens != tuple(tokens):
             raise ModelError(
                 f"rank {rank()} and rank 0 do not agree on the next tokens: all processes need "
@@ -168,10 +168,10 @@ class _AgreedDraft:
         # shared, so either all processes begin them or none.
         if self._has_failed(gather_from_all(self._draft.reason)):
             return empty_trees
-        own = self._draft.propose(states)
-        laws = [law for tree in own.values() for law in tree.q if law is not None]
+        local_trees = self._draft.propose(states)
+        laws = [law for tree in local_trees.values() for law in tree.q if law is not None]
         device = laws[0].device if laws else torch.device("cpu")
-        sent = _move_laws(own, torch.device("cpu")) if rank() == 0 else None
+        sent = _move_laws(local_trees, torch.device("cpu")) if rank() == 0 else None
         reasons, trees = zip(*gather_from_all((self._draft.reason, sent)), strict=True)
         return empty_trees if self._has_failed(reasons) else _move_laws(trees[0], device)
 

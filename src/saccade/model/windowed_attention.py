@@ -74,11 +74,11 @@ def visible_keys(
     """
     new = segment.stop - segment.start
     key_count = segment.at + new
-    own = segment.mask
-    last = own.shape[1]
+    mask = segment.mask
+    last = mask.shape[1]
     tree_start = segment.at - segment.scored_nodes + segment.committed_rows
     visible = torch.ones(new, key_count, dtype=torch.bool)
-    visible[:, key_count - last :] = own
+    visible[:, key_count - last :] = mask
     keys = torch.arange(key_count)
     sees_later = window is not None or not segment.reaches_in_windows_only
     if segment.reach is not None and sees_later:
@@ -126,8 +126,8 @@ def _attend_with_extras(
     outputs = []
     for start in range(0, new, rows_at_once):
         rows = slice(start, start + rows_at_once)
-        own = q[:, rows].reshape(kv_heads, -1, width)
-        logits = (own @ k.transpose(1, 2)).view(heads, -1, key_count) * scale
+        grouped_queries = q[:, rows].reshape(kv_heads, -1, width)
+        logits = (grouped_queries @ k.transpose(1, 2)).view(heads, -1, key_count) * scale
         if extras.softcap is not None:
             logits = torch.tanh(logits / extras.softcap) * extras.softcap
         logits = logits.masked_fill(~visible[rows], float("-inf")).float()

@@ -223,8 +223,8 @@ class CompletionHandler:
                 pending[index] += event.logprobs
             else:
                 bodies = stream.write(detokenizers[index].finish(event.text or ""))
-                rest, last, reason = stream.end(event)
-                bodies += rest
+                final_bodies, last, reason = stream.end(event)
+                bodies += final_bodies
             for body in bodies:
                 yield self._chunk(index, body, pending[index])
                 pending[index] = []

@@ -98,12 +98,12 @@ class RequestBody(AbstractContextManager["RequestBody"]):
         if "expect" not in request.headers:  # With this header it has sent nothing yet.
             with suppress(TimeoutError):
                 async with asyncio.timeout(DISCARD_SECONDS):
-                    left = max_bytes
-                    more = True
-                    while more and left > 0:
+                    bytes_left = max_bytes
+                    has_more = True
+                    while has_more and bytes_left > 0:
                         message = await request.receive()
-                        left -= len(message.get("body", b""))
-                        more = message.get("more_body", False)
+                        bytes_left -= len(message.get("body", b""))
+                        has_more = message.get("more_body", False)
         return ApiError(413, f"the request is larger than {max_bytes} bytes: send a shorter video")
 
 
@@ -163,6 +163,6 @@ def _unescape(body: bytearray, start: int, end: int) -> bool:
             body[written : written + len(piece)] = piece
             read, written = stop, written + len(piece)
     # It begins with the piece in which an escape of another kind was found.
-    rest = bytes(body[read:end])
-    body[written : end + 1] = rest + b'"' + b" " * (end - written - len(rest))
+    unread = bytes(body[read:end])
+    body[written : end + 1] = unread + b'"' + b" " * (end - written - len(unread))
     return is_plain

@@ -364,23 +364,23 @@ class RequestReader:
         return answers
 
     def _grammar(self, source: tuple[str, str], reasoning: Reasoning | None) -> Grammar:
-        own = self._vocabulary.grammar(*source)
+        answer_grammar = self._vocabulary.grammar(*source)
         if reasoning is None:
-            return own
+            return answer_grammar
         end_ids = sorted(self._vocabulary.eos_ids)
-        return reasoning.grammar(own, end_ids, self._target.backbone.vocab)
+        return reasoning.grammar(answer_grammar, end_ids, self._target.backbone.vocab)
 
     def _end_ids(self, request: CompletionRequest, *, has_grammar: bool) -> list[int] | None:
         """Returns the tokens that end an answer; None leaves them to the model's config."""
-        own = set(self._config_end_ids)
+        end_ids = set(self._config_end_ids)
         if request.ignore_eos:
-            own = set()
+            end_ids = set()
         elif has_grammar:
             # The token that ends a format ends the answer, even if the config names no such token.
-            own = set(self._vocabulary.eos_ids)
+            end_ids = set(self._vocabulary.eos_ids)
         elif not request.stop_token_ids:
             return None
-        return sorted({*own, *(request.stop_token_ids or ())})
+        return sorted({*end_ids, *(request.stop_token_ids or ())})
 
     def _has_grammar(self, request: CompletionRequest) -> bool:
         """Returns whether an answer must follow a grammar, without making one, which may take
@@ -389,9 +389,9 @@ class RequestReader:
 
     def _grammar_source(self, request: CompletionRequest) -> tuple[str, str] | None:
         """Returns the grammar that an answer must follow, and the field that asks for it."""
-        own, required = _answer_grammar(request), self._required_tools(request)
-        if own is not None or self._dialect is None or not required:
-            return own
+        answer_source, required = _answer_grammar(request), self._required_tools(request)
+        if answer_source is not None or self._dialect is None or not required:
+            return answer_source
         functions = [tool.function.model_dump(exclude_none=True) for tool in required]
         return tool_calls.call_grammar(self._dialect, functions, self._vocabulary), "tools"
 

@@ -218,7 +218,7 @@ class ResponsesRequest(RequestFields):
         """The chat completion that answers this request. Raises pydantic's ValidationError."""
         shared = {name: getattr(self, name) for name in RequestFields.model_fields}
         shared = {name: value for name, value in shared.items() if name in self.model_fields_set}
-        own = {
+        converted = {
             "messages": list(self._messages()),
             "max_completion_tokens": self.max_output_tokens,
             "response_format": self._response_format,
@@ -231,7 +231,7 @@ class ResponsesRequest(RequestFields):
             "media_io_kwargs": self.media_io_kwargs,
             "mm_processor_kwargs": self.mm_processor_kwargs,
         }
-        return ChatRequest.model_validate({**shared, **own})
+        return ChatRequest.model_validate({**shared, **converted})
 
     @property
     def wants_logprobs(self) -> bool:

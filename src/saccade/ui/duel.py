@@ -158,8 +158,8 @@ class AnswerRunner:
         pieces, rounds = self.column.pieces, self.column.rounds
         if round is None:
             result = self.stream.results[0]
-            if (rest := self.typist.rest()) and rounds:  # An incomplete character may be left.
-                pieces += (Piece(rest, rounds[-1].kinds[-1]),)
+            if (last_text := self.typist.rest()) and rounds:  # An incomplete character may be left.
+                pieces += (Piece(last_text, rounds[-1].kinds[-1]),)
             phase = "stopped by an error" if result.finish_reason == "error" else "done"
             self.update(result=result, phase=phase, pieces=pieces)
             return

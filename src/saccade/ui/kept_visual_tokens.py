@@ -52,14 +52,18 @@ def measure_kept_tokens(
     """
     view = recipe.view
     offers = recipe.drafter.offers
-    own = Capability.READS_TARGET_PROMPT in offers
-    if Capability.READS_VIEW not in offers or not (own or draft is not None):
+    reads_target_prompt = Capability.READS_TARGET_PROMPT in offers
+    if Capability.READS_VIEW not in offers or not (reads_target_prompt or draft is not None):
         return ()
     setup = Setup(target, draft, view, recipe.shape, [Sampling()], 1, words)
     session = Session(target, setup.rules)
     (prefill,) = session.prefill(target.prompts(inputs), record=recipe.records_attention)
     prefill = replace(prefill, words=words.replacement_texts(view, inputs)[0])
-    prompt = prefill.prompt if own else _draft_prompt(setup, prefill, draft_inputs or inputs)
+    prompt = (
+        prefill.prompt
+        if reads_target_prompt
+        else _draft_prompt(setup, prefill, draft_inputs or inputs)
+    )
     if not prompt.visual_tokens:
         return ()
     return tuple(_measure_view(each, prefill, prompt) for each in view.parts)

@@ -286,7 +286,7 @@ def build_page(
             lambda chosen: (preview(chosen, None), ""), example, [clip_view, error_view], **quiet
         )
         upload.change(
-            lambda chosen, own: (preview(chosen, own), "", None if own else chosen),
+            lambda chosen, uploaded: (preview(chosen, uploaded), "", None if uploaded else chosen),
             [example, upload], [clip_view, error_view, example], **quiet,
         )  # fmt: skip
         form = [example, upload, prompt, method, tokens, temperature, seed]

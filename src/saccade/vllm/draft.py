@@ -181,8 +181,10 @@ class Draft(plugin.RunnerAware):
         assert inputs is not None
         prompt = model.prompts(inputs)[0]
         if model.axes > 1 and state.mrope_positions is not None:
-            whole = state.mrope_positions[:, : len(ids)]
-            positions = whole[:, is_text.to(whole.device)].to(prompt.positions)
+            prompt_positions = state.mrope_positions[:, : len(ids)]
+            positions = prompt_positions[:, is_text.to(prompt_positions.device)].to(
+                prompt.positions
+            )
             next_position = len(ids) + int(state.mrope_position_delta)
         else:
             positions = is_text.nonzero().T.to(prompt.positions)
@@ -261,11 +263,11 @@ class Draft(plugin.RunnerAware):
             self._attention_watch = None
 
 
-def are_alike(own: Tensor, others: Tensor) -> bool:
+def are_alike(own_rows: Tensor, other_rows: Tensor) -> bool:
     """Returns whether two engines' rows of the same pixels, [row, dim], come from one tower."""
-    if own.shape != others.shape:
+    if own_rows.shape != other_rows.shape:
         return False
-    distance = (own.float() - others.to(own).float()).norm(dim=-1)
+    distance = (own_rows.float() - other_rows.to(own_rows).float()).norm(dim=-1)
     return bool(
-        (distance <= MAX_RELATIVE_DIFFERENCE * own.float().norm(dim=-1)).float().mean() > 0.99
+        (distance <= MAX_RELATIVE_DIFFERENCE * own_rows.float().norm(dim=-1)).float().mean() > 0.99
     )

@@ -162,10 +162,12 @@ def _event_sentences(scene: Scene) -> list[str]:
     return sentences or [voice.nothing]
 
 
-def _relation(scene: Scene, one: State, other: State, cells: tuple[Cell, Cell]) -> str:
+def _relation(scene: Scene, first_state: State, last_state: State, cells: tuple[Cell, Cell]) -> str:
     """Returns how the first object stands to the last."""
     word = "above" if cells[0][0] < cells[1][0] else "to the left of"
-    first, last = (object_name(scene, state.index, state.color) for state in (one, other))
+    first, last = (
+        object_name(scene, state.index, state.color) for state in (first_state, last_state)
+    )
     return f"The {first} is {word} the {last}."
 
 

@@ -155,8 +155,8 @@ def strokes(scene: Scene, frames: int, height: int, width: int) -> Iterator[Stro
         ]
         for position, run in groupby(range(frames), key=places.__getitem__):
             if position is not None:
-                first, *more = run
-                yield Stroke(first, first + len(more) + 1, index, *position, radius)
+                first, *later_frames = run
+                yield Stroke(first, first + len(later_frames) + 1, index, *position, radius)
 
 
 def clip_and_sprite_slices(

@@ -328,8 +328,8 @@ BUGS = (
         "drafts of few bits: the target multiplies with rounded weights too",
         "model/decoder.py",
         within="FusedDecoder.rounded",
-        find="other = copy(self)",
-        plant="other = self",
+        find="rounded_decoder = copy(self)",
+        plant="rounded_decoder = self",
         tests=(
             "model/test_few_bits.py::test_an_answer_is_the_targets_whatever_the_draft_is_rounded_to",
         ),

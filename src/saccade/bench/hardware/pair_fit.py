@@ -245,9 +245,9 @@ def _own_draft(
     name: str, config: Any, tokens: int, dtype: Any, device: str, rounding: Rounding
 ) -> Part:
     """Returns what the target needs as its own draft, beside what it needs anyway."""
-    whole = _part(name, config, tokens, dtype, None, device, rounding)
+    target_part = _part(name, config, tokens, dtype, None, device, rounding)
     copy = footprint(config).rounded_copy(rounding.bytes_per_weight)
-    return replace(whole, name=f"{name} ({rounding.name})", weights=copy, special_layers="")
+    return replace(target_part, name=f"{name} ({rounding.name})", weights=copy, special_layers="")
 
 
 def _part(
@@ -319,14 +319,14 @@ def _suggest_smaller(parts: Sequence[Part], free_bytes: int, size: float) -> str
     room = free_bytes * (1 - SPARE_SHARE)
     cache = sum(part.cache for part in parts)
     weights = sum(part.weights for part in parts)
-    numbers, rest = parts[0].weights / size, weights - parts[0].weights
+    numbers, draft_weights = parts[0].weights / size, weights - parts[0].weights
     for option, new_size in BYTES_PER_WEIGHT.items():
         if option.startswith("--dtype"):
             # Another type is also that of the draft and of the caches.
             needed = (weights + cache) * new_size / size
         else:
             # Fewer bits are only for the target's weights.
-            needed = numbers * new_size + rest + cache
+            needed = numbers * new_size + draft_weights + cache
         if new_size < size and needed < room:
             return f"; {option} would fit ({format_bytes(needed)})"
     share = int((room - weights) / cache * 100)

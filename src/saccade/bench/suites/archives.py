@@ -204,9 +204,9 @@ def file_name(name: str) -> str:
 
 def _copy_exactly(source: io.BufferedIOBase, out: io.BufferedIOBase, size: int) -> None:
     """Copies exactly the declared number of bytes, because an archive may lie about it."""
-    left = size
-    while left and (data := source.read(min(left, 1 << 20))):
+    bytes_left = size
+    while bytes_left and (data := source.read(min(bytes_left, 1 << 20))):
         out.write(data)
-        left -= len(data)
-    if left or source.read(1):
+        bytes_left -= len(data)
+    if bytes_left or source.read(1):
         raise EOFError

@@ -191,8 +191,8 @@ class Channel:
         while True:
             if self._is_whole():
                 return self._unpack()
-            left = None if deadline is None else max(0.0, deadline - time.monotonic())
-            if not self._read(left):
+            seconds_left = None if deadline is None else max(0.0, deadline - time.monotonic())
+            if not self._read(seconds_left):
                 return None
 
     def close(self) -> None:
@@ -204,13 +204,13 @@ class Channel:
     def _write(self, content: bytes, descriptors: Sequence[int], patience: float | None) -> None:
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))]
         deadline = None if patience is None else time.monotonic() + patience
-        rest = memoryview(content)
+        unsent = memoryview(content)
         try:
-            while rest:
-                left = None if deadline is None else max(0.0, deadline - time.monotonic())
-                self._socket.settimeout(left)
-                count = self._socket.sendmsg([rest], rights if descriptors else [])
-                rest, descriptors = rest[count:], ()
+            while unsent:
+                seconds_left = None if deadline is None else max(0.0, deadline - time.monotonic())
+                self._socket.settimeout(seconds_left)
+                count = self._socket.sendmsg([unsent], rights if descriptors else [])
+                unsent, descriptors = unsent[count:], ()
         except BlockingIOError as error:
             raise TimeoutError("the other end reads nothing") from error
         except TimeoutError:
@@ -245,8 +245,8 @@ class Channel:
         if len(self._received) < HEADER.size:
             return False
         pickled, inline, count = HEADER.unpack_from(self._received)
-        there = len(self._received) - HEADER.size
-        return there >= pickled + inline and len(self._descriptors) >= count
+        received_bytes = len(self._received) - HEADER.size
+        return received_bytes >= pickled + inline and len(self._descriptors) >= count
 
     def _unpack(self) -> Any:
         """Removes the first message from what has arrived and returns it."""
@@ -292,9 +292,9 @@ def _write_file(storages: Sequence[UntypedStorage]) -> int:
     descriptor = _open_anonymous_file()
     try:
         for storage in storages:
-            rest = _bytes_of(storage)
-            while rest:
-                rest = rest[os.write(descriptor, rest) :]
+            unwritten = _bytes_of(storage)
+            while unwritten:
+                unwritten = unwritten[os.write(descriptor, unwritten) :]
     except BaseException:
         os.close(descriptor)
         raise

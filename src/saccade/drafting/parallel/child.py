@@ -139,12 +139,14 @@ class Child:
             self._read([self._backbone.embed_missing_rows(prompt) for prompt in pruned])
             visual_tokens = {i: prompt.visual_tokens for i, prompt in enumerate(pruned)}
         for i, early in enumerate(self._early):
-            whole = self._prompts[i]
+            full_prompt = self._prompts[i]
             with self._timing_choice():
-                chosen = view.choose(prefills[i], whole, early)
+                chosen = view.choose(prefills[i], full_prompt, early)
             visual_tokens[i] = len(chosen)
             if len(chosen) < len(early.tokens):
-                stays = torch.isin(whole.select(early.tokens).index, whole.select(chosen).index)
+                stays = torch.isin(
+                    full_prompt.select(early.tokens).index, full_prompt.select(chosen).index
+                )
                 self._session.keep_prompt_rows(i, stays.nonzero().squeeze(-1))
         for i in visual_tokens:
             self._drafts.setdefault(i, Draft(self._job.shape.length))
@@ -302,15 +304,15 @@ class WorkerLoop:
         self._channel.send((self._number, *message))
 
     def _handle(self, name: str, *content: Any) -> None:
-        own: dict[str, Callable[..., None]] = {
+        handlers: dict[str, Callable[..., None]] = {
             "begin": self._begin,
             "model": self._add_model,
             "forget": self._forget,
             "job": self._start,
             "done": self._stop,
         }
-        if name in own:
-            own[name](*content)
+        if name in handlers:
+            handlers[name](*content)
         elif self._child is not None:
             getattr(self._child, name)(*content)
 

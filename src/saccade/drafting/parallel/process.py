@@ -53,19 +53,19 @@ class Worker:
         self._parent = os.getpid()
         self._models: WeakKeyDictionary[Backbone, tuple[int, Weights]] = WeakKeyDictionary()
         self._sent_models: set[int] = set()
-        here, there = socket.socketpair()
-        self.channel = Channel(here)
+        parent_end, child_end = socket.socketpair()
+        self.channel = Channel(parent_end)
         try:
-            with there:
+            with child_end:
                 # multiprocessing.Process would run the caller's script again to import it.
                 self.process = subprocess.Popen(
                     [
                         sys.executable,
                         "-c",
                         "from saccade.drafting.parallel.child import main; "
-                        f"main({there.fileno()}, {os.getpid()})",
+                        f"main({child_end.fileno()}, {os.getpid()})",
                     ],
-                    pass_fds=[there.fileno()],
+                    pass_fds=[child_end.fileno()],
                     env={**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))},
                 )
         except BaseException:
@@ -120,8 +120,8 @@ class Worker:
         deadline = time.monotonic() + patience
         try:
             while True:
-                left = max(0.0, deadline - time.monotonic())
-                received = self.channel.receive(left)
+                seconds_left = max(0.0, deadline - time.monotonic())
+                received = self.channel.receive(seconds_left)
                 if received is None:
                     return None
                 job, *message = received

@@ -185,8 +185,10 @@ class WorkerDrafter(Drafter, BesideTarget):
         if limits:
             self._send("limit", limits)
         if self._visual_tokens is not None:
-            whole = [(draft, draft.next_count or 0) for draft in drafts.values()]
-            self._wait(lambda: all(draft.has(count) for draft, count in whole), self._patience)
+            wanted_counts = [(draft, draft.next_count or 0) for draft in drafts.values()]
+            self._wait(
+                lambda: all(draft.has(count) for draft, count in wanted_counts), self._patience
+            )
         self._raise_if_failed()
         return {
             request: self._chain(request, draft.next_count or 0)

@@ -207,10 +207,11 @@ class Auto(CostedShape):
             # The first token is always judged: else nothing would be learnt of a doubtful draft.
             if len(tree) and reach * chance <= row:
                 break
-            for other, other_odds in alternatives:  # right only where the first token is wrong
-                share = _share_of_rest(odds, other_odds)
+            # An alternative is right only where the first token is wrong.
+            for alternative, alternative_odds in alternatives:
+                share = _share_of_rest(odds, alternative_odds)
                 worth = reach * (1 - chance) * estimates.runner_chance(share)
-                runners.append(Runner(worth, last, other, other_odds))
+                runners.append(Runner(worth, last, alternative, alternative_odds))
             token, q = scores.draw(last, law)
             tree = add(tree, last, token, q, odds)
             if token in scores.rules.end_ids:
@@ -539,7 +540,10 @@ def _tabulate(costs: Costs, requests: int) -> BareCosts:
     # Time grows in steps. The first row of a step is dear and opens the way to cheap ones, so the
     # price of a row is the lowest mean over the rows that may follow.
     row_prices = tuple(
-        min((verify[n + 1 + more] - verify[n + 1]) / more for more in range(1, MAX_DRAFT_DEPTH + 1))
+        min(
+            (verify[n + 1 + extra_rows] - verify[n + 1]) / extra_rows
+            for extra_rows in range(1, MAX_DRAFT_DEPTH + 1)
+        )
         for n in range(MAX_DRAFT_NODES)
     )
     return BareCosts(costs, verify, row_prices)
@@ -571,8 +575,8 @@ def _judge(estimates: Estimates, round: Round) -> Estimates:
         judged += 1
         if accepted == first:
             continue
-        more = max(0.0, -log(max(odds[first], LEAST_CONFIDENCE)) - SURPRISE_NATS)
-        judged += estimates.acceptance.surprise.trust * more
+        excess_surprise = max(0.0, -log(max(odds[first], LEAST_CONFIDENCE)) - SURPRISE_NATS)
+        judged += estimates.acceptance.surprise.trust * excess_surprise
         offered = sum(_share_of_rest(odds[first], odds[node]) for node in others)
         runners = FadingMean(accepted is not None, offered)
         break
@@ -632,5 +636,5 @@ def _look(
     odds = likely.pop(token) if token in likely else float(probabilities[token])
     if isnan(odds):
         raise BrokenLaw("the draft's logits hold NaN")
-    allowed = [(other, chance) for other, chance in likely.items() if chance > 0]
+    allowed = [(alternative, chance) for alternative, chance in likely.items() if chance > 0]
     return token, odds, allowed[:runners]

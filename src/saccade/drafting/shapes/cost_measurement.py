@@ -169,8 +169,8 @@ class CorrectedCosts:
             return None
         rows, seconds = tuple(stored["rows"]), tuple(stored["target"])
         extra = tuple(stored["extra_request_seconds"])
-        rest = {"extra_request_seconds": extra, "acceptance": stored["acceptance"]}
-        return Costs(rows, seconds, stored["draft"], self._draft_levels, **rest)
+        optional_fields = {"extra_request_seconds": extra, "acceptance": stored["acceptance"]}
+        return Costs(rows, seconds, stored["draft"], self._draft_levels, **optional_fields)
 
     def save(self, costs: Costs) -> None:
         _MEASUREMENTS.save_later(self._key, asdict(costs))
@@ -228,9 +228,12 @@ def _draft_step_seconds(measured: Mapping[str, Any], context: int, keys: int) ->
 
     A step reads every key once, so its time lies on the line between those that were measured.
     """
-    few, every = measured["steps"]
+    few_keys_seconds, all_keys_seconds = measured["steps"]
     span = max(1, context - PROBE_KEYS)
-    return float(few + max(0.0, every - few) * max(0, keys - PROBE_KEYS) / span)
+    return float(
+        few_keys_seconds
+        + max(0.0, all_keys_seconds - few_keys_seconds) * max(0, keys - PROBE_KEYS) / span
+    )
 
 
 def _still_holds(stored: Mapping[str, Any], target: Backbone, draft: Backbone) -> bool:

@@ -122,8 +122,8 @@ class Pruned(View):
         if early is None or len(early.tokens) == prompt.visual_tokens:
             return self.select(prompt, guide, count)
         assert isinstance(self.select, Ranking)
-        whole = self.select.saliency(prompt, guide, early.unguided)
-        return early.tokens[saliency.top(whole[early.tokens], count)]
+        token_saliency = self.select.saliency(prompt, guide, early.unguided)
+        return early.tokens[saliency.top(token_saliency[early.tokens], count)]
 
     def budget(self, prompt: Prompt) -> int:
         """Returns how many visual tokens of a prompt are kept."""
@@ -346,8 +346,8 @@ def scattered_or_first(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor,
     of_pixels = rows[~is_document]
     kept = [of_pixels[_scatter(len(of_pixels), round(share * len(of_pixels)))]]
     for number in media[is_document].unique().tolist():
-        own = rows[media == number]
-        kept.append(own[: round(share * len(own))])
+        document_tokens = rows[media == number]
+        kept.append(document_tokens[: round(share * len(document_tokens))])
     if not any(map(len, kept)):  # Many short documents may each round to nothing.
         return rows[:budget].to(prompt.visual.device)
     return torch.cat(kept).sort().values.to(prompt.visual.device)

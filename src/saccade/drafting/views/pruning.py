@@ -164,8 +164,9 @@ class Pooled(View):
             # All rows of a block are equal there, so their average is the pooled row.
             embeds = prompt.embeds.clone()
             embeds[prompt.visual] = prompt.media.coarse
-            whole = replace(prompt, embeds=embeds, media=replace(prompt.media, coarse=None))
-            return repack(self(prefill, whole))
+            pooled_media = replace(prompt.media, coarse=None)
+            coarse_prompt = replace(prompt, embeds=embeds, media=pooled_media)
+            return repack(self(prefill, coarse_prompt))
         grid = prompt.grid
         block = torch.cat([grid[:, :2], grid[:, 2:] // 2], 1)
         group = torch.unique(block, dim=0, return_inverse=True)[1]

@@ -78,36 +78,38 @@ def attention(mass: Float[Tensor, "layer kv_head visual"]) -> Float[Tensor, " vi
 
 
 def transfer(
-    saliency: Float[Tensor, " visual"], grid: Int[Tensor, "visual 4"], other: Int[Tensor, "cell 4"]
+    saliency: Float[Tensor, " visual"],
+    grid: Int[Tensor, "visual 4"],
+    other_grid: Int[Tensor, "cell 4"],
 ) -> Float[Tensor, " cell"]:
     """Transfers the saliency of one model's visual tokens to another model's finer or coarser grid.
 
-    Each cell of ``other`` gets the saliency of the cell at the same relative (t, h, w) of its
+    Each cell of ``other_grid`` gets the saliency of the cell at the same relative (t, h, w) of its
     medium. Where the media differ (tiles, or no grid at all), it gets that of the cell as far along
     in the prompt.
     """
-    if torch.equal(grid, other):
+    if torch.equal(grid, other_grid):
         return saliency
     if not len(grid):
-        return torch.zeros(len(other), device=grid.device)
-    if not _show_same_media(grid, other):
-        along = (torch.arange(len(other), device=grid.device) * 2 + 1) * len(grid)
-        return saliency[along // (2 * len(other))]
-    moved = torch.empty(len(other), dtype=saliency.dtype, device=saliency.device)
-    for medium in other[:, 0].unique().tolist():
-        here, there = grid[:, 0] == medium, other[:, 0] == medium
-        size = grid[here, 1:].amax(0) + 1
-        target = other[there, 1:]
+        return torch.zeros(len(other_grid), device=grid.device)
+    if not _show_same_media(grid, other_grid):
+        along = (torch.arange(len(other_grid), device=grid.device) * 2 + 1) * len(grid)
+        return saliency[along // (2 * len(other_grid))]
+    moved = torch.empty(len(other_grid), dtype=saliency.dtype, device=saliency.device)
+    for medium in other_grid[:, 0].unique().tolist():
+        medium_rows, other_medium_rows = grid[:, 0] == medium, other_grid[:, 0] == medium
+        size = grid[medium_rows, 1:].amax(0) + 1
+        target = other_grid[other_medium_rows, 1:]
         cell = (target * 2 + 1) * size // (2 * (target.amax(0) + 1))
         flat = (cell[:, 0] * size[1] + cell[:, 1]) * size[2] + cell[:, 2]
-        moved[there] = saliency[here][flat]
+        moved[other_medium_rows] = saliency[medium_rows][flat]
     return moved
 
 
-def _show_same_media(grid: Int[Tensor, "visual 4"], other: Int[Tensor, "cell 4"]) -> bool:
+def _show_same_media(grid: Int[Tensor, "visual 4"], other_grid: Int[Tensor, "cell 4"]) -> bool:
     """Returns whether both grids have the same media, and ``grid`` has every cell of each."""
     media = grid[:, 0].unique()
-    if not torch.equal(media, other[:, 0].unique()):
+    if not torch.equal(media, other_grid[:, 0].unique()):
         return False
     parts = [grid[grid[:, 0] == medium, 1:] for medium in media]
     return all(len(part) == int((part.amax(0) + 1).prod()) for part in parts)

@@ -119,8 +119,8 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
         stop: "StopSignal | None" = None,
     ) -> Clip:
         """As :func:`saccade.inputs.media.read`."""
-        more = {"sampling": asdict(sampling or FrameSampling())}
-        return self._clip("read", [source], limits, more, stop)
+        task_arguments = {"sampling": asdict(sampling or FrameSampling())}
+        return self._clip("read", [source], limits, task_arguments, stop)
 
     def read_frames(
         self,
@@ -143,7 +143,7 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
         task: str,
         sources: Sequence[bytes | Path],
         limits: Limits | None,
-        more: Mapping[str, Any],
+        task_arguments: Mapping[str, Any],
         stop: "StopSignal | None",
     ) -> Clip:
         limits, stop = limits or Limits(), stop or StopSignal()
@@ -154,7 +154,7 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
         limits.check(label, nbytes=sum(map(len, payloads)))
         plain = asdict(limits) | {"root": None if limits.root is None else str(limits.root)}
         plain["max_seconds"] = seconds
-        request = {"task": task, "paths": paths, "limits": plain, **more}
+        request = {"task": task, "paths": paths, "limits": plain, **task_arguments}
         request |= {"sizes": [len(payload) for payload in payloads], "seconds": seconds}
         max_bytes = limits.max_memory or self.memory
         with self._child(stop) as child:
@@ -265,7 +265,7 @@ class _Child:
         self.socket, child_socket = socket.socketpair()
         inherited = {name: os.environ[name] for name in PASSED_VARIABLES if name in os.environ}
         path = [os.path.abspath(entry) for entry in [*filter(None, sys.path), PACKAGE_FOLDER]]
-        own = {"PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"}
+        child_variables = {"PYTHONPATH": os.pathsep.join(path), "OPENBLAS_NUM_THREADS": "1"}
         try:
             with child_socket:
                 self.process = subprocess.Popen(
@@ -277,7 +277,7 @@ class _Child:
                         str(child_socket.fileno()),
                         str(memory),
                     ],
-                    env=inherited | own | {"MALLOC_ARENA_MAX": "2"},
+                    env=inherited | child_variables | {"MALLOC_ARENA_MAX": "2"},
                     pass_fds=[child_socket.fileno()],
                     stdin=subprocess.DEVNULL,
                     stdout=subprocess.DEVNULL,

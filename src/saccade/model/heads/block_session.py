@@ -49,7 +49,7 @@ class BlockSession(HeadSession):
         for number in self.requests:
             self.request(number).root_logits = None
 
-    def append_keys(self, request: HeadRequest, whole: Prompt, rows: Tensor) -> None:
+    def append_keys(self, request: HeadRequest, full_prompt: Prompt, rows: Tensor) -> None:
         self.block_head.write_text(
             [request.cache], [request.target_hidden(rows)], [request.positions(rows)]
         )
@@ -89,8 +89,8 @@ class BlockSession(HeadSession):
             both = [*zip(grown, rows, strict=True)]
             head.write_text(
                 [each.cache for each in grown],
-                [each.target_hidden(own) for each, own in both],
-                [each.positions(own) for each, own in both],
+                [each.target_hidden(new_rows) for each, new_rows in both],
+                [each.positions(new_rows) for each, new_rows in both],
             )
         stale = [each for each in requests if each.root_logits is None]
         if stale:
@@ -100,8 +100,8 @@ class BlockSession(HeadSession):
                 [each.context[-1] for each in stale],
                 [each.positions(each.rows + block) for each in stale],
             )
-            for each, own in zip(stale, logits, strict=True):
-                each.block_logits = first_session._clip(own)
+            for each, block_logits in zip(stale, logits, strict=True):
+                each.block_logits = first_session._clip(block_logits)
                 each.root_logits = each.block_logits[0]
         return [session.make_scores(trees) for session, trees in sessions]
 

@@ -327,8 +327,8 @@ class BlockHead(Head):
         if module.lm_head is None:
             logits = self.target.logits(hidden)
         else:
-            own = module.lm_head(hidden)
-            logits = spread_logits(own, module.target_ids, module.target_vocab)
+            draft_logits = module.lm_head(hidden)
+            logits = spread_logits(draft_logits, module.target_ids, module.target_vocab)
         logits = logits * settings.logit_scale
         if settings.logit_cap:
             logits = torch.tanh(logits / settings.logit_cap) * settings.logit_cap
@@ -342,25 +342,25 @@ def make_dflash_head(
     is another target's or no such head."""
     layer_settings = settings.get("transformer_layer_config") or settings
     config: Any = for_our_attention(Qwen3Config.from_dict(plain_settings(layer_settings)))
-    own = BlockSettings.read({**layer_settings, **settings}, config, name)
+    block_settings = BlockSettings.read({**layer_settings, **settings}, config, name)
     parts = layouts.dflash_parts(tensors)
     check_target(target, settings, name)
-    check_layers(target, own.hidden_layers, parts.get("fc.weight"), name)
+    check_layers(target, block_settings.hidden_layers, parts.get("fc.weight"), name)
     embeddings, matrix = parts.get("embed_tokens.weight"), parts.get("lm_head.weight")
     if (embeddings is None or matrix is None) and config.hidden_size != target.config.hidden_size:
         raise ModelError(f"{name} lacks embeddings, and the target's have another width")
     count = target.embedding_count if embeddings is None else len(embeddings)
-    if own.mask_id >= count:
+    if block_settings.mask_id >= count:
         raise ModelError(
-            f"{name} uses {own.mask_id} as the id of a token that is to be drafted, but there are "
-            f"only {count} embeddings"
+            f"{name} uses {block_settings.mask_id} as the id of a token that is to be drafted, but "
+            f"there are only {count} embeddings"
         )
     if matrix is not None:
         layouts.add_id_map(parts, target.vocab, name)
     with torch.device("meta"):
         module = BlockModule(
             config,
-            own,
+            block_settings,
             target.config.hidden_size,
             target.vocab,
             draft_vocab=None if matrix is None else len(matrix),
@@ -369,4 +369,6 @@ def make_dflash_head(
         )
     fill_module(module, parts, target, name)
     rotary, axes = rotary_of(target, config)
-    return BlockHead(target, module, config, own, rotary.to(module.fc.weight.device), axes)
+    return BlockHead(
+        target, module, config, block_settings, rotary.to(module.fc.weight.device), axes
+    )

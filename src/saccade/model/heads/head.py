@@ -116,11 +116,11 @@ class Head(Backbone):
             return prompt.embeds[rows + 1].to(self.device)
         return self.embed(prompt.context[rows + 1])
 
-    def shares_rows_with(self, other: Backbone) -> bool:
-        return self.target.shares_rows_with(other)
+    def shares_rows_with(self, target: Backbone) -> bool:
+        return self.target.shares_rows_with(target)
 
-    def shares_vision_with(self, other: Backbone) -> bool:
-        return self.target.shares_vision_with(other)
+    def shares_vision_with(self, target: Backbone) -> bool:
+        return self.target.shares_vision_with(target)
 
     def rounded(self, rounding: Rounding) -> Backbone:
         """Raises ModelError, because a head is no decoder of its own."""
@@ -132,9 +132,13 @@ class Head(Backbone):
     @property
     def step_bytes(self) -> float:
         """The bytes of weights that a step reads."""
-        own = {name: each.numel() for name, each in self.module.named_parameters()}
-        read = sum(count for name, count in own.items() if not name.startswith("embed_tokens."))
-        has_own_logits = "lm_head.weight" in own
+        parameter_counts = {name: each.numel() for name, each in self.module.named_parameters()}
+        read = sum(
+            count
+            for name, count in parameter_counts.items()
+            if not name.startswith("embed_tokens.")
+        )
+        has_own_logits = "lm_head.weight" in parameter_counts
         weights = read if has_own_logits else read + self.target.head_weights
         return weights * self.dtype.itemsize
 
@@ -177,15 +181,15 @@ class Head(Backbone):
     def logits(self, hidden: Hidden) -> Float[Tensor, "rows vocab"]:
         """Returns logits over the target's vocabulary from the output of :meth:`step`."""
         prepared = self.module.prepare_logits(hidden)
-        own = self.module.own_logits(prepared)
-        return self.target.logits(prepared) if own is None else own
+        own_logits = self.module.own_logits(prepared)
+        return self.target.logits(prepared) if own_logits is None else own_logits
 
 
 def for_our_attention(config: Any) -> Any:
     """Returns a copy of a config by which layers call our attention."""
-    own = deepcopy(config)
-    own._attn_implementation = ATTENTION_NAME
-    return own
+    our_config = deepcopy(config)
+    our_config._attn_implementation = ATTENTION_NAME
+    return our_config
 
 
 def fill_module(module: nn.Module, parts: dict[str, Tensor], target: Backbone, name: str) -> None:
@@ -355,19 +359,19 @@ def find_other_target(settings: Mapping[str, Any], config: Any, name: str) -> st
     own_classes = config.architectures or declared_classes
     declared_dim = settings.get("target_hidden_size")
     declared_depth = settings.get("num_target_layers")
-    other = None
+    declared_target = None
     if declared_type not in (None, config.model_type, text.model_type):
-        other = declared_type
+        declared_target = declared_type
     elif not set(declared_classes).issubset(own_classes):
-        other = ", ".join(declared_classes)
+        declared_target = ", ".join(declared_classes)
     elif declared_dim not in (None, text.hidden_size):
-        other = f"a model with hidden states of {declared_dim}"
+        declared_target = f"a model with hidden states of {declared_dim}"
     elif declared_depth not in (None, text.num_hidden_layers):
-        other = f"a model of {declared_depth} layers"
-    if other is None:
+        declared_target = f"a model of {declared_depth} layers"
+    if declared_target is None:
         return None
     return (
-        f"{name} is a head for {other}, and the target is a {config.model_type} of "
+        f"{name} is a head for {declared_target}, and the target is a {config.model_type} of "
         f"{text.num_hidden_layers} layers with hidden states of {text.hidden_size}: choose a head "
         "that was made for it"
     )

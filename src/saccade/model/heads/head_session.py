@@ -127,32 +127,36 @@ class HeadSession(Session):
 
         ``prefill`` is the target's, whose cache goes on to receive hidden states of the answer.
         """
-        whole, last = prefill.prompt, len(prefill.prompt) - 1
+        full_prompt, last = prefill.prompt, len(prefill.prompt) - 1
         rows = prompt.index[prompt.index < last]
         request = self.requests[number] = self.request_kind(
             self.cache(len(rows) + self._room),
-            whole.context.tolist(),
-            whole.next_position,
+            full_prompt.context.tolist(),
+            full_prompt.next_position,
             noise_number=number,
             target_cache=prefill.cache,
-            prompt=whole,
+            prompt=full_prompt,
             read_rows=rows,
             read_length=last,
         )
-        self.compute_keys(request, whole, rows)
+        self.compute_keys(request, full_prompt, rows)
 
-    def compute_keys(self, request: HeadRequest, whole: Prompt, rows: Int[Tensor, " row"]) -> None:
+    def compute_keys(
+        self, request: HeadRequest, full_prompt: Prompt, rows: Int[Tensor, " row"]
+    ) -> None:
         """Computes the keys of rows of a whole prompt, in order, into an empty cache."""
         for start, stop in pairwise(chunk_ends(0, len(rows), self.chunk)):
             if start < stop:
-                self.append_keys(request, whole, rows[start:stop])
+                self.append_keys(request, full_prompt, rows[start:stop])
 
-    def append_keys(self, request: HeadRequest, whole: Prompt, rows: Int[Tensor, " row"]) -> None:
+    def append_keys(
+        self, request: HeadRequest, full_prompt: Prompt, rows: Int[Tensor, " row"]
+    ) -> None:
         """Appends the keys of rows of a whole prompt to the cache, by one forward."""
         count = len(rows)
         segment = Segment(request.cache, 0, count, request.cache.length, committed_rows=count)
         self.head.step(
-            self.head.embed_next(whole, rows),
+            self.head.embed_next(full_prompt, rows),
             self.head.module.project(request.target_hidden(rows)),
             request.positions(rows),
             [segment],

@@ -95,9 +95,9 @@ def find_own(names: Collection[str], depth: int) -> tuple[OwnLayout, dict[str, s
     """Returns the layout of the head in a checkpoint with these names, and the names by those
     within the head; None where the checkpoint has no head."""
     for layout in OWN_LAYOUTS:
-        own = layout.find(names, depth)
-        if layout.names["fc.weight"] in own:
-            return layout, own
+        head_names = layout.find(names, depth)
+        if layout.names["fc.weight"] in head_names:
+            return layout, head_names
     return None
 
 
@@ -156,10 +156,10 @@ def dflash_parts(tensors: Tensors) -> dict[str, Tensor]:
     for name, tensor in tensors.items():
         if IGNORED_TENSORS.match(name):
             continue
-        own = name.removeprefix("model.")
+        module_name = name.removeprefix("model.")
         for old, new in DFLASH_RENAMED.items():
-            own = own.replace(old, new)
-        parts[own] = tensor
+            module_name = module_name.replace(old, new)
+        parts[module_name] = tensor
     return parts
 
 

@@ -402,8 +402,8 @@ def choose_rounded(matrices: Sequence[Matrix]) -> None:
     for matrix in matrices:
         rounded = [name for name in matrix.candidates if name != "plain"]
         if rounded:
-            few = few_bits.MAX_FP8_ROWS
-            matrix.choose(Choice((few, few + 1), (rounded[0], "plain")))
+            max_rows = few_bits.MAX_FP8_ROWS
+            matrix.choose(Choice((max_rows, max_rows + 1), (rounded[0], "plain")))
 
 
 def fingerprint_entries(weight: Float[Tensor, "out into"]) -> Float[Tensor, "*sampled"]:
@@ -471,7 +471,7 @@ def time_products(
         outputs = max(1, MIN_TIMED_BYTES // first.weight[0].nbytes // 2) * 2
         part = Matrix(first.weight[:outputs], first.bias, first.epilogue, first.rounding)
         part.may_be_copied = first.may_be_copied
-        weights = [part.weight, *(other.weight for other in others)]
+        weights = [part.weight, *(matrix.weight for matrix in others)]
         weights = weights[: max(1, MIN_TIMED_BYTES // part.weight.nbytes)]
         copies = {
             name: [part.products[name].prepare(each) for each in weights]
@@ -622,11 +622,14 @@ def choose_attention(
 
     ``calls`` gives a call of each kernel for (rows, keys). ``facts`` is what their times depend on.
     """
-    sizes = [(few, each) for few in rows for each in keys]
+    sizes = [(row_count, key_count) for row_count in rows for key_count in keys]
     times = shortest_times(
         ("ways", rows, keys, *facts), lambda: {size: time_calls(calls(*size)) for size in sizes}
     )
-    plans = [best_threshold([times[few, each] for each in keys], keys) for few in rows]
+    plans = [
+        best_threshold([times[row_count, key_count] for key_count in keys], keys)
+        for row_count in rows
+    ]
     names, thresholds = zip(*plans, strict=True)
     return AttentionChoice(tuple(rows), names, thresholds)
 

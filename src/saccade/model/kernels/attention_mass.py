@@ -52,11 +52,15 @@ def attention_mass(
         return mass
     on_cpu = keys[0].device.type == "cpu"
     logits_at_once = LOGITS_AT_ONCE_ON_CPU if on_cpu else LOGITS_AT_ONCE_ON_GPU
-    chosen, few = as_slice(columns.cpu()), max(1, logits_at_once // (len(queries[0]) * end))
+    chosen = as_slice(columns.cpu())
+    rows_at_once = max(1, logits_at_once // (len(queries[0]) * end))
     mass_by_layer = []
     for q, k in zip(queries, keys, strict=True):
-        parts = zip(q.split(few, 1), visible_keys.split(few), strict=True)
-        both = [_mass_of_few_rows(own, k[:, :end], part, chosen) for own, part in parts]
+        parts = zip(q.split(rows_at_once, 1), visible_keys.split(rows_at_once), strict=True)
+        both = [
+            _mass_of_few_rows(chunk_queries, k[:, :end], chunk_visible_keys, chosen)
+            for chunk_queries, chunk_visible_keys in parts
+        ]
         mass_by_layer.append(sum(both[1:], both[0]).to(columns.device))
     return torch.stack(mass_by_layer)
 
@@ -162,8 +166,8 @@ class MassRecorder:
             return
         keys = [cache.keys[layer] for layer in queries]
         mass = attention_mass(keys, list(queries.values()), self._rows + 1, self._columns)
-        for layer, own in zip(queries, mass, strict=True):
-            self._mass[layer] += own
+        for layer, layer_mass in zip(queries, mass, strict=True):
+            self._mass[layer] += layer_mass
 
 
 @dataclass(frozen=True)

@@ -139,23 +139,25 @@ class Panels(NamedTuple):
 
     @classmethod
     def of(cls, weight: Float[Tensor, "out into"]) -> Panels:
-        few = _library().outputs_of_a_panel()
-        return cls(_in_panels(weight, few).transpose(1, 2).contiguous(), len(weight))
+        panel_outputs = _library().outputs_of_a_panel()
+        return cls(_in_panels(weight, panel_outputs).transpose(1, 2).contiguous(), len(weight))
 
     @classmethod
     def of_gated(cls, weight: Float[Tensor, "twice into"]) -> Panels:
         """Returns panels that have outputs of both halves: the first half gates the second."""
-        few = _library().outputs_of_a_panel() // 2
-        both = torch.cat([_in_panels(half, few) for half in weight.chunk(2)], 1)
+        panel_outputs = _library().outputs_of_a_panel() // 2
+        both = torch.cat([_in_panels(half, panel_outputs) for half in weight.chunk(2)], 1)
         return cls(both.transpose(1, 2).contiguous(), len(weight) // 2, gated=True)
 
 
-def _in_panels(weight: Float[Tensor, "out into"], few: int) -> Float[Tensor, "panels few into"]:
-    """Returns a weight cut into panels of few outputs, the last one padded with zeros."""
+def _in_panels(
+    weight: Float[Tensor, "out into"], panel_outputs: int
+) -> Float[Tensor, "panels panel_outputs into"]:
+    """Returns a weight cut into panels of so many outputs, the last one padded with zeros."""
     out, into = weight.shape
-    padded = weight.new_zeros(-(-out // few) * few, into)
+    padded = weight.new_zeros(-(-out // panel_outputs) * panel_outputs, into)
     padded[:out] = weight
-    return padded.view(-1, few, into)
+    return padded.view(-1, panel_outputs, into)
 
 
 def multiply(

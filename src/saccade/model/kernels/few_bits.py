@@ -120,8 +120,10 @@ class Codes(NamedTuple):
 
     def weights(self) -> Float[Tensor, "out into"]:
         """Returns the rounded weights in fp32."""
-        whole = self.codes.float().sub_(self.rounding.zero).view(*self.scales.shape, CODE_BLOCK)
-        return whole.mul_(self.scales.float()[..., None]).flatten(1)
+        centred_codes = (
+            self.codes.float().sub_(self.rounding.zero).view(*self.scales.shape, CODE_BLOCK)
+        )
+        return centred_codes.mul_(self.scales.float()[..., None]).flatten(1)
 
 
 def _round(weight: Float[Tensor, "out into"], rounding: Rounding) -> tuple[Tensor, Tensor]:
@@ -159,9 +161,9 @@ class CodedPanels(NamedTuple):
             torch.cat([_in_panels(part, each) for part in numbers.chunk(parts)], 1)
             for numbers in (codes.codes, codes.scales)
         ]
-        whole, scales = panels
-        count, blocks = len(whole), scales.shape[2]
-        quads = whole.view(count, OUTPUTS_PER_UNIT, blocks, CODE_BLOCK // 4, 4)
+        code_panels, scales = panels
+        count, blocks = len(code_panels), scales.shape[2]
+        quads = code_panels.view(count, OUTPUTS_PER_UNIT, blocks, CODE_BLOCK // 4, 4)
         quads = quads.permute(0, 2, 3, 1, 4)
         if rounding.bits == 4:
             low, high = quads.chunk(2, 2)
@@ -171,12 +173,12 @@ class CodedPanels(NamedTuple):
         return cls(numbers, len(weight) // parts, rounding.bits, gated)
 
 
-def _in_panels(numbers: Tensor, few: int) -> Tensor:
-    """Returns rows cut into panels of a few, the last one padded with zeros."""
+def _in_panels(numbers: Tensor, panel_outputs: int) -> Tensor:
+    """Returns rows cut into panels of so many outputs, the last one padded with zeros."""
     out, width = numbers.shape
-    padded = numbers.new_zeros(-(-out // few) * few, width)
+    padded = numbers.new_zeros(-(-out // panel_outputs) * panel_outputs, width)
     padded[:out] = numbers
-    return padded.view(-1, few, width)
+    return padded.view(-1, panel_outputs, width)
 
 
 def _multiply_coded(x: Tensor, panels: CodedPanels, base: Tensor | None) -> Tensor:

@@ -261,8 +261,12 @@ class Trial:
         total = kv_heads * sum(capacities)
         buffers = torch.full((2, total, kernels.head_dim), float("nan"))
         for first, capacity, length in zip(first_rows, capacities, lengths, strict=True):
-            own = buffers[:, first : first + kv_heads * capacity].view(2, kv_heads, capacity, -1)
-            own[:, :, :length] = torch.randn(own[:, :, :length].shape, generator=random)
+            request_buffers = buffers[:, first : first + kv_heads * capacity].view(
+                2, kv_heads, capacity, -1
+            )
+            request_buffers[:, :, :length] = torch.randn(
+                request_buffers[:, :, :length].shape, generator=random
+            )
         visible = torch.zeros(len(lengths), rows, tail, dtype=torch.bool)
         tree = torch.rand(len(lengths), rows, rows, generator=random).tril() > 0.5
         visible[..., :rows] = tree | torch.eye(rows, dtype=torch.bool)
@@ -279,10 +283,15 @@ class Trial:
 
     def copy(self) -> Trial:
         """Returns the same requests over buffers of their own."""
-        own = self.attention
-        keys, values = [own.keys[0].clone()], [own.values[0].clone()]
+        attention = self.attention
+        keys, values = [attention.keys[0].clone()], [attention.values[0].clone()]
         copied = FewRowAttention(
-            own.kernels, keys, values, own.caches, own.places, own.visible.clone()
+            attention.kernels,
+            keys,
+            values,
+            attention.caches,
+            attention.places,
+            attention.visible.clone(),
         )
         return Trial(copied, self.qkv)
 
@@ -295,18 +304,18 @@ class Trial:
         soft_cap: float = 0.0,
     ) -> Float[Tensor, "row out"]:
         """Computes in fp32 and in torch what the kernels compute; writes the buffers as they do."""
-        own, kernels = self.attention, self.attention.kernels
+        attention, kernels = self.attention, self.attention.kernels
         kv_heads, head_dim = kernels.kv_heads, kernels.head_dim
         q, k, v = self.qkv.split((kernels.heads, kv_heads, kv_heads), 1)
         if norms is not None:
             q, k = (rms_norm(x, (head_dim,), w, eps) for x, w in zip((q, k), norms, strict=True))
         if rotation is not None:
             q, k = (_rotated(each, rotation) for each in (q, k))
-        rows, outputs = own.visible.shape[1], []
-        for number, (first, capacity, length) in enumerate(own.caches.t().tolist()):
+        rows, outputs = attention.visible.shape[1], []
+        for number, (first, capacity, length) in enumerate(attention.caches.t().tolist()):
             new, end = slice(number * rows, (number + 1) * rows), length + rows
             parts = []
-            for buffer, source in ((own.keys[0], k), (own.values[0], v)):
+            for buffer, source in ((attention.keys[0], k), (attention.values[0], v)):
                 of_request = buffer[first : first + kv_heads * capacity]
                 of_request = of_request.view(kv_heads, capacity, -1)
                 of_request[:, length:end] = source[new].transpose(0, 1)
@@ -315,7 +324,7 @@ class Trial:
             logits = torch.einsum("hgrd,hkd->hgrk", grouped, parts[0]) * scale
             if soft_cap:
                 logits = soft_cap * torch.tanh(logits / soft_cap)
-            hidden = ~own.visible[number, :, :rows]
+            hidden = ~attention.visible[number, :, :rows]
             logits[..., length:].masked_fill_(hidden, float("-inf"))
             output = torch.einsum("hgrk,hkd->rhgd", logits.softmax(-1), parts[1])
             outputs.append(output.reshape(rows, -1))
@@ -355,16 +364,16 @@ def difference_from_torch(kernels: Kernels) -> float:
         trials.append(((9000,), 4))
     for lengths, rows in trials:
         trial = Trial.of(kernels, lengths, rows)
-        other = trial.copy()
+        reference_trial = trial.copy()
         rotation, norms = example_rotation(trial)
         scale = kernels.head_dim**-0.5
-        ours = trial.attention.rotate_and_attend(0, trial.qkv, scale, rotation, norms, 1e-6)
-        theirs = other.expected_output(scale, rotation, norms, 1e-6)
+        output = trial.attention.rotate_and_attend(0, trial.qkv, scale, rotation, norms, 1e-6)
+        expected_output = reference_trial.expected_output(scale, rotation, norms, 1e-6)
         written, expected_written = (
             [buffer.nan_to_num() for buffer in (*each.attention.keys, *each.attention.values)]
-            for each in (trial, other)
+            for each in (trial, reference_trial)
         )
-        pairs = zip([ours, *written], [theirs, *expected_written], strict=True)
+        pairs = zip([output, *written], [expected_output, *expected_written], strict=True)
         for actual, expected in pairs:
             difference = (actual.float() - expected.float()).abs() / (1 + expected.float().abs())
             differences.append(difference.amax())

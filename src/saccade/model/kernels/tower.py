@@ -71,11 +71,11 @@ class Tower:
                 aligned.append(each)
         for module, _, forward in self._forwards:
             vars(module)["forward"] = forward
-        theirs = ALL_ATTENTION_FUNCTIONS["sdpa"]
+        registered_attention = ALL_ATTENTION_FUNCTIONS["sdpa"]
         # A function that the caller registered stays, and the tower attends by it.
-        is_usual = comes_from(theirs, (*LIBRARIES, OUR_FILES))
+        is_usual = comes_from(registered_attention, (*LIBRARIES, OUR_FILES))
         if self._forwards and compiled.is_available() and is_usual:
-            ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(self._attend, theirs)
+            ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(self._attend, registered_attention)
         try:
             with tower_windows.attend_to_all_windows_at_once(self._windowed_towers):
                 yield
@@ -89,7 +89,7 @@ class Tower:
 
     def _attend(
         self,
-        theirs: Callable[..., tuple[Tensor, None]],
+        registered_attention: Callable[..., tuple[Tensor, None]],
         module: nn.Module,
         query: Float[Tensor, "batch head new head_dim"],
         key: Float[Tensor, "batch kv_head new head_dim"],
@@ -101,14 +101,24 @@ class Tower:
         dropout: float = 0.0,
         **named: Any,
     ) -> tuple[Float[Tensor, "batch new head head_dim"], None]:
-        """Attends by ``theirs``, or by our kernel where that does the same and is quicker."""
+        """Attends by ``registered_attention``, or by our kernel where that is equal and quicker."""
         options = dict(is_causal=is_causal, scaling=scaling, dropout=dropout, **named)
-        call_theirs = partial(theirs, module, query, key, value, attention_mask, **options)
+        call_theirs = partial(
+            registered_attention, module, query, key, value, attention_mask, **options
+        )
         heads, new, width = query.shape[1:]
         causal = vars(module).get("is_causal", True) if is_causal is None else is_causal
         plain = are_fp32_on_cpu((query, key, value))
-        more = attention_mask is not None or any(each is not None for each in named.values())
-        if causal or dropout or more or not plain or not compiled.supports_head_dim(width):
+        has_other_arguments = attention_mask is not None or any(
+            each is not None for each in named.values()
+        )
+        if (
+            causal
+            or dropout
+            or has_other_arguments
+            or not plain
+            or not compiled.supports_head_dim(width)
+        ):
             return call_theirs()
         all_see = query.new_zeros(new, 1)
 

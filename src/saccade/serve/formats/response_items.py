@@ -62,8 +62,8 @@ class TextItem:
         """Returns the item as a response has it."""
         kind = self.kind
         fields = {"type": kind.item_type, "id": self.place["item_id"], "status": status}
-        own: dict[str, Any] = {"role": "assistant"} if kind is MESSAGE else {"summary": []}
-        return {**fields, **own, "content": list(parts)}
+        kind_fields: dict[str, Any] = {"role": "assistant"} if kind is MESSAGE else {"summary": []}
+        return {**fields, **kind_fields, "content": list(parts)}
 
     def begin(self) -> list[Event]:
         """Returns the events that announce the item."""

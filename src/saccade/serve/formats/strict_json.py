@@ -150,11 +150,11 @@ def _scalar_end(text: str, at: int) -> int:
     return end
 
 
-def _match_end(whole: re.Pattern[str], start: re.Pattern[str], text: str, at: int) -> int:
-    beginning = start.match(text, at)
+def _match_end(pattern: re.Pattern[str], start_pattern: re.Pattern[str], text: str, at: int) -> int:
+    beginning = start_pattern.match(text, at)
     if beginning is not None and beginning.end() == len(text):
         raise Unfinished
-    match = whole.match(text, at)
+    match = pattern.match(text, at)
     if match is None:
         raise NotJson
     return match.end()

@@ -152,20 +152,20 @@ def _split_unmarked(
     dialect: Dialect, text: str, tool_names: Collection[str], is_complete: bool
 ) -> tuple[str, list[ParsedCall]]:
     """Splits an answer that is either all calls or all words."""
-    rest = text.strip()
+    unread = text.strip()
     if not is_complete:
-        return ("", []) if rest[:1] in ("", "{") else (text.rstrip(), [])
+        return ("", []) if unread[:1] in ("", "{") else (text.rstrip(), [])
     calls: list[ParsedCall] = []
-    while rest:
+    while unread:
         try:
-            members, end = read_object(rest)
+            members, end = read_object(unread)
         except (NotJson, Unfinished):
             return text, []
         call = _call(dialect, members, tool_names)
         if call is None:
             return text, []
         calls.append(call)
-        rest = rest[end:].lstrip("; \n")
+        unread = unread[end:].lstrip("; \n")
     return ("", calls) if calls else (text, [])
 
 

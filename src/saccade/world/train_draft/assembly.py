@@ -76,11 +76,12 @@ def _tower_config(tower: str, target: Loaded) -> Any:
         *map(_picture_and_patch_size, (config, target.backbone.model.config.vision_config)),
         strict=True,
     )
-    for quantity, (own, expected) in zip(("pictures", "patches"), pairs, strict=True):
-        if own != expected:
+    for quantity, (tower_size, expected) in zip(("pictures", "patches"), pairs, strict=True):
+        if tower_size != expected:
             raise ModelError(
-                f"the tower {tower} sees {quantity} of {own} pixels, and {target.name} prepares "
-                f"{expected}: choose a tower like the target's, or leave --tower out for its own"
+                f"the tower {tower} sees {quantity} of {tower_size} pixels, and {target.name} "
+                f"prepares {expected}: choose a tower like the target's, or leave --tower out for "
+                "its own"
             )
     return config
 

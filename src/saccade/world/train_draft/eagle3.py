@@ -212,7 +212,7 @@ class _UnrolledKeys:
         self._values: list[Tensor] = []
 
     def update(
-        self, keys: Tensor, values: Tensor, layer: int, *others: Any, **more: Any
+        self, keys: Tensor, values: Tensor, layer: int, *others: Any, **options: Any
     ) -> tuple[Tensor, Tensor]:
         self._keys.append(keys)
         self._values.append(values)
