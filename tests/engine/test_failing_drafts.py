@@ -225,7 +225,7 @@ def test_a_draft_that_was_given_up_frees_its_caches(method):
     fallback.give_up("enough", RuntimeError("enough"))
     assert not drafter.session.requests
     rounds += stream
-    answer = [token for round in rounds for token in round.tokens]
+    answer = [token for round in rounds for token in round.emitted]
     assert answer == hf_greedy(qwen25(), inputs, 24)
     assert stream.results[0].fallback_reason == "enough"
 

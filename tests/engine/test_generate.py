@@ -278,7 +278,7 @@ def test_rounds_are_streamed_as_they_happen():
     second = next(stream)
     assert phases == ["vision", "prefill", "guide", "decode"] and not stream.results
     rounds = [first, second, *stream]
-    assert [t for r in rounds for t in r.tokens] == _answer()[:20]
+    assert [t for r in rounds for t in r.emitted] == _answer()[:20]
     assert [r.finish for r in rounds] == [None] * (len(rounds) - 1) + ["length"]
     for record in (r.scalars() for r in rounds):
         own = () if record.kind is None else (record.kind,)
@@ -484,7 +484,7 @@ def test_the_first_token_does_not_wait_for_the_draft():
     )
     stream = saccade.stream(qwen25(), INPUTS, method=method, max_new_tokens=6)
     first = next(stream)
-    assert first.opening and list(first.tokens) == _answer()[:1] and done == []
+    assert first.opening and list(first.emitted) == _answer()[:1] and done == []
     rounds = list(stream)
     assert done[:2] == ["ready", f"commit {_answer()[:1]}"]
     assert not any(round.opening for round in rounds) and len(stream.results[0].forwards) == 5

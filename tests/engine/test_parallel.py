@@ -209,7 +209,7 @@ def batch(method: str, draft: Any, **settings: Any) -> list[list[int]]:
     )
     texts: list[list[int]] = [[] for _ in MANY]
     for round in rounds:
-        texts[round.request] += round.tokens
+        texts[round.request] += round.emitted
     assert all(result.fallback_reason is None for result in rounds.results)
     assert [list(result.ids) for result in rounds.results] == texts
     return texts

@@ -70,7 +70,7 @@ def test_a_turn_that_samples_after_one_that_did_not_is_drafted_with_its_laws():
         with saccade.Conversation(target, draft=draft, method="pearl", max_new_tokens=12) as talk:
             talk.run(INPUTS, **first)
             later = list(talk.stream(INPUTS, do_sample=True, seed=5, temperature=1.5))
-        runs.append([(round.tree.tokens, round.tokens) for round in later])
+        runs.append([(round.tree.tokens, round.emitted) for round in later])
         assert all(q is not None for round in later for q in round.tree.q)
     assert runs[0] == runs[1] and any(tokens for tokens, _ in runs[0])
 

@@ -327,7 +327,7 @@ def test_two_answers_at_once_have_a_worker_each():
             if round is None:
                 open_.remove(number)
             else:
-                texts[number] += round.tokens
+                texts[number] += round.emitted
     assert texts == [list(truth("qwen2_5_vl")[:COUNT])] * 2
     assert all(rounds.results[0].fallback_reason is None for rounds in streams)
 

@@ -87,7 +87,7 @@ def test_verified_rows_stand_where_generate_puts_them(method, seconds, monkeypat
         rows = [generated - 1] + [generated + depth for depth in depths]
         assert seen[-1] == [expected[row] for row in rows]
         assert len(seen) == count + 2, "one prefill, then one forward a round"
-        generated += len(round.tokens)
+        generated += len(round.emitted)
 
 
 def test_two_interleaved_streams_keep_their_own_positions():

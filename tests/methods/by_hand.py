@@ -84,7 +84,7 @@ class Run:
         text = [self.result.ids[0]]
         for round in self.rounds:
             yield round, list(text)
-            text += round.tokens
+            text += round.emitted
 
 
 def real(method: str | Recipe, target: Any, inputs: Any, draft: Any = None, count: int = 32) -> Run:

@@ -294,7 +294,7 @@ class Answer:
             q = [logits(self.draft, seen, tokens, banned)[start:] for seen in self.by_hand]
             accepted = len(round.verdict.accepted)
             new_blocks.append(Block([*text], drafted, accepted, p, torch.stack(q), record.note))
-            text += round.tokens
+            text += round.emitted
         assert text == list(self.result.ids)
         return new_blocks
 

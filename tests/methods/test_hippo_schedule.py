@@ -65,7 +65,7 @@ class Trace:
         text: list[int] = []
         for round in self.rounds:
             yield round, list(text)
-            text += round.tokens
+            text += round.emitted
 
 
 def traced(

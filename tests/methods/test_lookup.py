@@ -139,7 +139,7 @@ def test_only_ids_are_read(family):
     drafter.commit({0: run.result.ids[:1]})
     for round in run.rounds:
         assert drafter.propose({0: drafter.learner.start()}) == {0: round.tree}
-        drafter.commit({0: round.tokens})
+        drafter.commit({0: round.emitted})
 
 
 IMPOSSIBLE = [

@@ -158,13 +158,13 @@ def test_each_round_drafts_on_the_keys_looked_at_last(monkeypatch):
     monkeypatch.setattr(Session, "reselect", watched)
     recipe = replace(resolve("fresh/shape=chain-3"), view=view)
     rounds = saccade.stream(model, inputs, method=recipe, max_new_tokens=24)
-    text = [*next(rounds).tokens]
+    text = [*next(rounds).emitted]
     (prompt,) = backbone(model).prompts(inputs)
     (first,) = Session(backbone(model), [Sampling()]).prefill([prompt], record=True)
     before = view(first, prompt)
     changed = 0
     for number, round in enumerate(rounds):
-        text += round.tokens
+        text += round.emitted
         read = len(prompt) + len(text) - (round.verdict.own is not None)
         mass, _ = by_hand(model, prompt, text, list(range(read - ROWS, read)))
         mass = (mass * (1 + 0.25 * before.chosen_mask(prompt))).float()

@@ -95,7 +95,7 @@ def answer_with_logits(
     logits = []
     for round in rounds:
         above = (ROOT, *round.verdict.path)
-        logits += [round.p.logits(above[place]) for place in range(len(round.tokens))]
+        logits += [round.p.logits(above[place]) for place in range(len(round.emitted))]
     (result,) = rounds.results
     assert result.fallback_reason is None
     return result, torch.stack(logits)

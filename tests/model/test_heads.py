@@ -308,7 +308,7 @@ def test_a_drawn_token_carries_the_law_of_the_heads_own_vocabulary(kind):
         for node, q in enumerate(round.tree.q):
             assert q is not None and not q[~known].any() and not q[VIDEO]
             torch.testing.assert_close(q, laws[node].softmax(-1), atol=1e-4, rtol=1e-3)
-        text += round.tokens
+        text += round.emitted
 
 
 @pytest.mark.slow

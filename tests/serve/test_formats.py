@@ -125,13 +125,13 @@ def test_a_draft_in_its_own_process_obeys_too(models, vocabulary, sampled):
     inputs = ask(target, "hi")
     request = Request.of(target.backbone, inputs, grammar=rules, **settings)
     call = RequestBatch(target.backbone, resolve("hippo"), request, draft=draft)
-    answer = [token for opening in call.read() if opening for token in opening.tokens]
+    answer = [token for opening in call.read() if opening for token in opening.emitted]
     drafted = accepted = 0
     for round in call.rounds():
         for place, token in enumerate(round.tree.tokens):
             mask = rules([*answer, *round.tree.tokens[:place]])
             assert mask is None or mask[token], (answer, round.tree.tokens)
-        answer += round.tokens
+        answer += round.emitted
         drafted, accepted = drafted + len(round.tree), accepted + sum(round.verdict.accepted)
     call.close()
     assert drafted and accepted and call.drafter.reason is None

@@ -71,7 +71,8 @@ class Round:
     spell: Callable[[], str] | None = field(default=None, repr=False, compare=False)
 
     @property
-    def tokens(self) -> tuple[int, ...]:
+    def emitted(self) -> tuple[int, ...]:
+        """The tokens that this round adds to the answer."""
         return self.verdict.tokens
 
     @property

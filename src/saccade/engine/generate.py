@@ -147,7 +147,7 @@ class Stream(Iterator[Round]):
             return round
         ids = self._ids.setdefault(round.request, [])
         start = len(ids)
-        ids += round.tokens
+        ids += round.emitted
         stop = call.stops.stopped_by.get(round.request)
         added = start, len(ids), round.finish is not None, stop
         return replace(round, spell=partial(self.text_decoder.added_text, ids, *added))
@@ -435,7 +435,7 @@ def generate(
         for round in rounds:
             scores.add(round)
             if streamer is not None:
-                streamer.put(torch.tensor(round.tokens))
+                streamer.put(torch.tensor(round.emitted))
     finally:  # Otherwise a thread that iterates over the streamer would wait for ever.
         if streamer is not None:
             streamer.end()

@@ -152,7 +152,7 @@ class RequestBatch:
         self._unfinished = [place for place, round in opened.items() if round.finish is None]
         staying = opened if keep else self._unfinished
         if staying:
-            self.drafter.commit({place: opened[place].tokens for place in staying})
+            self.drafter.commit({place: opened[place].emitted for place in staying})
             for place in opened.keys() - staying:
                 self.drafter.end(place)
         self.decoding = True

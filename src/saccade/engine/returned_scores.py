@@ -30,7 +30,7 @@ class ReturnedScores:
 
     def add(self, round: Round) -> None:
         """Collects the rows of the tokens that a round emitted, before the next round begins."""
-        for _, node in zip(round.tokens, (ROOT, *round.verdict.path), strict=False):
+        for _, node in zip(round.emitted, (ROOT, *round.verdict.path), strict=False):
             # The rows may lie in memory that the next forward writes to, so they are copied.
             if "output_logits" in self._returned:
                 self._logits[round.request].append(round.p.raw(node).float().clone())

@@ -180,7 +180,7 @@ class Scheduler:
         if decoding:
             size = self._round_times.requests_per_round(len(decoding), self._last_reading_seconds)
             events = self._step_round(decoding[:size])
-            emitted = sum(len(event.round.tokens) for event in events if event.round is not None)
+            emitted = sum(len(event.round.emitted) for event in events if event.round is not None)
             change = emitted / len(decoding) - self._tokens_per_round
             self._tokens_per_round += NEW_ROUND_WEIGHT * change
             yield from events

@@ -200,7 +200,7 @@ class RequestQueue:
         else:
             top = request.top_logprobs
             logprobs = () if top is None else tuple(token_logprobs(event.round, top))
-            request.send(NewTokens(event.round.tokens, logprobs))
+            request.send(NewTokens(event.round.emitted, logprobs))
         if event.result is not None:
             request.send(event.result)
         if event.error is not None:

@@ -29,7 +29,7 @@ def token_logprobs(round: Round, top_count: int) -> list[TokenLogprobs]:
     """Returns one entry for each token that a round emitted, from the target's scores (``p``) that
     verified it."""
     entries = []
-    for token, node in zip(round.tokens, (ROOT, *round.verdict.path), strict=False):
+    for token, node in zip(round.emitted, (ROOT, *round.verdict.path), strict=False):
         logprobs = round.p.raw(node).float().log_softmax(-1)
         best = logprobs.topk(min(top_count, len(logprobs)))
         pairs = zip(best.indices.tolist(), best.values.tolist(), strict=True)

@@ -294,13 +294,13 @@ class Auto(CostedShape):
         estimates = _judge_copy(state, round) if is_copy else _judge(state, round)
         seconds = self._round_seconds(state, round)
         estimates = estimates._replace(
-            tokens=RATE_MEMORY * estimates.tokens + len(round.tokens),
+            tokens=RATE_MEMORY * estimates.tokens + len(round.emitted),
             seconds=RATE_MEMORY * estimates.seconds + seconds,
         )
         if is_copy:  # It tells nothing of whether the draft pays.
             return estimates
         # How many tokens plain decoding would have emitted meanwhile, beyond those that came.
-        lost_tokens = seconds / self.believed(estimates).one - len(round.tokens)
+        lost_tokens = seconds / self.believed(estimates).one - len(round.emitted)
         before_length = estimates.pause.length
         enough = max(2 * before_length, ceil(lost_tokens / MAX_LOST_SHARE))
         longer = min(enough, MAX_PAUSE_GROWTH * before_length)
