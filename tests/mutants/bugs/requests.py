@@ -105,7 +105,7 @@ BUGS = (
     PlantedBug(
         "the draft does not get the first token of the answer",
         "engine/request_batch.py",
-        find="self.drafter.commit({$request: $opened[$request].tokens for $request in $staying})",
+        find="self.drafter.commit({$request: $opened[$request].emitted for $request in $staying})",
         plant="None",
         tests=("engine/test_greedy.py::test_a_target_drafting_for_itself_accepts_everything",),
     ),
