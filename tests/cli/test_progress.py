@@ -5,7 +5,6 @@ from __future__ import annotations
 import io
 from collections.abc import Callable
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import typer
@@ -72,23 +71,22 @@ def test_ctrl_c_says_how_to_go_on(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: a command that is stopped says what stays and the command that goes on, and ends with
     130. Control: one that has nothing under way says nothing."""
     monkeypatch.setattr("sys.argv", ["saccade", "caption", "my list.txt"])
-    app = typer.Typer()
+    app, app_before = typer.Typer(), typer.Typer()
 
-    @app.command()
-    def work() -> None: ...
-
-    def stopped(*words: Any, **more: Any) -> None:
+    def stopped(words: list[str]) -> None:
         with interruption_hint.explain_interruption("the rows of a.jsonl stay"):
             raise KeyboardInterrupt
 
-    def stopped_before(*words: Any, **more: Any) -> None:
+    def stopped_before(words: list[str]) -> None:
         raise KeyboardInterrupt
 
-    for function, has_hint in ((stopped, True), (stopped_before, False)):
+    app.command()(stopped)
+    app_before.command()(stopped_before)
+    for commands, has_hint in ((app, True), (app_before, False)):
         page = io.StringIO()
         monkeypatch.setattr(application, "err", console(file=page, width=200))
         with pytest.raises(SystemExit) as ended:
-            application.run_application(function)  # type: ignore[arg-type]
+            application.run_application(commands)
         assert ended.value.code == 130
         assert ("the rows of a.jsonl stay" in page.getvalue()) == has_hint
         assert ("saccade caption 'my list.txt'" in page.getvalue()) == has_hint

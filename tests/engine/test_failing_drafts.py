@@ -189,7 +189,7 @@ def test_a_draft_that_fails_costs_speed_only(name, round):
     assert [len(r.tokens) for r in result.forwards] == [1] * round + failed + [0] * (left - 1)
 
 
-@pytest.mark.parametrize("step", ["encode", "ready", "commit", "start", "fold"])
+@pytest.mark.parametrize("step", ["encode", "ready", "commit", "start", "fold", "report"])
 def test_a_draft_that_fails_elsewhere_costs_speed_only(step):
     """Claim: an error in any of a draft's methods is a fallback, not a crash."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 from collections.abc import Iterator
 from importlib.metadata import EntryPoint
@@ -98,8 +99,8 @@ def test_a_broken_package_is_left_out_and_a_broken_file_is_reported(
     monkeypatch.setattr(registry, "entry_points", lambda group: [point])
     assert list(registry.find_files()) and "there_is_no_such_module are left out" in caplog.text
     for text, says in {
-        "": "needs PROVIDES",
-        "PROVIDES = []": "needs PROVIDES",
+        "": "defines no PROVIDES",
+        "PROVIDES = []": "defines no PROVIDES",
         "1 / 0": "division by zero",
         "from saccade.drafting.provides import Provides\nPROVIDES = Provides(views=1)": "a tuple",
     }.items():
@@ -111,6 +112,25 @@ def test_a_broken_package_is_left_out_and_a_broken_file_is_reported(
     monkeypatch.setenv(registry.FILES_VARIABLE, str(tmp_path / "nowhere.py"))
     with pytest.raises(MethodError, match="there is no such file"):
         list(registry.find_files())
+
+
+@pytest.mark.usefixtures("unchecked")
+def test_a_file_with_the_name_of_another_module_is_refused(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """Claim: a file that Python would not import under its name is refused, and the message says
+    so: the name is a library's, or that of another file. Fails if the other module is read."""
+    text = "from saccade.drafting.provides import Provides\nPROVIDES = Provides()"
+    files = [tmp_path / name for name in ("statistics.py", "one/brought.py", "two/brought.py")]
+    for path in files:
+        path.parent.mkdir(exist_ok=True)
+        path.write_text(text)
+    for paths in (files[:1], files[1:]):
+        monkeypatch.setenv(registry.FILES_VARIABLE, os.pathsep.join(map(str, paths)))
+        with pytest.raises(MethodError, match=f"another module of the name {paths[0].stem} "):
+            list(registry.find_files())
+    monkeypatch.setenv(registry.FILES_VARIABLE, str(files[1]))
+    assert list(registry.find_files())[-1][0] == str(files[1])
 
 
 class Inherited(Chain):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import weakref
+
 import pytest
 import torch
 
@@ -89,6 +91,57 @@ def test_without_memory_a_cache_has_its_own(pool, monkeypatch):
     assert _holds(first, 5) and _holds(other, 50)
     other.reserve(70)
     assert other.lease is not None and _holds(other, 50)
+
+
+def test_growing_frees_each_buffer_before_the_next_one_grows(pool, monkeypatch):
+    """Claim: a pool that grows holds at most one buffer twice, whatever caches borrow from it.
+
+    Fails if their views hold all old buffers until the last one has moved.
+    """
+    cache = _cache(pool, 5)
+    old_buffers = [weakref.ref(buffer) for buffer in (*pool.keys, *pool.values)]
+    new_buffer, alive_counts = pool._empty, []
+
+    def count_old_buffers(rows: int) -> torch.Tensor:
+        alive_counts.append(sum(buffer() is not None for buffer in old_buffers))
+        return new_buffer(rows)
+
+    monkeypatch.setattr(pool, "_empty", count_old_buffers)
+    _cache(pool, 50)
+    assert alive_counts == [2 * LAYERS - moved for moved in range(2 * LAYERS)]
+    assert _holds(cache, 5)
+
+
+@pytest.mark.parametrize("failing", range(2 * LAYERS))
+def test_memory_that_runs_out_while_the_pool_grows(pool, monkeypatch, failing):
+    """Claim: where memory ends while buffers move, the pool grows by as little as will do, without
+    allocating anything to go back; where that fails too, the cache gets memory of its own. In both
+    cases every cache holds what it held, and later ones borrow as ever."""
+    monkeypatch.setattr(memory, "available_bytes", lambda device: 2**40)
+    first = _cache(pool, 60)
+    new_buffer, allocated = pool._empty, []
+
+    def run_out(rows: int) -> torch.Tensor:
+        allocated.append(rows)
+        if len(allocated) - 1 in failures:
+            raise MemoryError("out of memory")
+        return new_buffer(rows)
+
+    monkeypatch.setattr(pool, "_empty", run_out)
+    rows, failures = pool.rows, {failing}
+    second = _cache(pool, 7)
+    assert second.lease is not None and pool.rows == rows + HEADS * 7
+    assert allocated[failing + 1] == rows + HEADS * 7
+    allocated.clear()
+    rows, failures = pool.rows, {failing, 2 * failing + 1}
+    third = _cache(pool, 8)
+    assert third.lease is None and pool.rows == rows
+    assert len({buffer.shape for buffer in (*pool.keys, *pool.values)}) == 1
+    failures = set()
+    fourth = _cache(pool, 9)
+    assert fourth.lease is not None
+    for cache, size in zip((first, second, third, fourth), (60, 7, 8, 9), strict=True):
+        assert _holds(cache, size)
 
 
 def test_an_unused_pool_can_be_freed(pool):

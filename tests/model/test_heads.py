@@ -474,6 +474,10 @@ def test_a_checkpoint_with_a_head_drafts_with_it(family, layout, tmp_path):
     folder = make(family, tmp_path / family)
     target = loading.load(str(folder), device="cpu")
     assert loading.load_pair(str(folder), None, device="cpu")[1] is None
+    stray = folder / "consolidated.safetensors"
+    stray.write_bytes(b"version https://git-lfs.github.com/spec/v1")
+    assert loading.load_pair(str(folder), None, device="cpu")[1] is None
+    stray.unlink()
     random_heads.add_own_head(folder, target.backbone, layout)
     model = saccade.load(str(folder), method="head", device="cpu")
     assert model.pair.draft is not None

@@ -141,9 +141,19 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
     Raises OptionError where there is no run.
     """
     path = folder / RESULTS_FILE
+    header, answers, end = _read_items(path)
+    json_lines.truncate(path, end)
+    return header, answers
+
+
+def _read_items(path: Path) -> tuple[dict[str, Any], list[Answer], int]:
+    """Returns the header of a run, the answers of its complete items, and where these end.
+
+    Raises OptionError where there is no run.
+    """
     if not path.is_file():
         raise OptionError(
-            f"{folder} holds no {RESULTS_FILE}; saccade bench --out {folder} makes one"
+            f"{path.parent} holds no {RESULTS_FILE}; saccade bench --out {path.parent} makes one"
         )
     content = path.read_bytes()
     if b"\n" not in content:
@@ -157,8 +167,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
             item_answers.append(_answer_from_json(fields))
             continue
         answers, item_answers, end = answers + item_answers, [], size
-    json_lines.truncate(path, end)
-    return json.loads(header), answers
+    return json.loads(header), answers, end
 
 
 def read_finished_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
@@ -168,7 +177,7 @@ def read_finished_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
     """
     packed = folder / f"{RESULTS_FILE}.gz"
     if not packed.is_file():
-        return read_run(folder)
+        return _read_items(folder / RESULTS_FILE)[:2]
     header, *lines = gzip.decompress(packed.read_bytes()).decode().splitlines()
     fields = map(json.loads, lines)
     return json.loads(header), [

@@ -126,6 +126,9 @@ app.add_typer(real_app, name="real")
 app.add_typer(shapes_app, name="shapes")
 
 
+INTERRUPTED_EXIT_CODE = 130  # as shells have it after Ctrl-C
+
+
 def main() -> None:
     """Runs the command line."""
     limit_spinning()
@@ -150,9 +153,17 @@ def run_application(commands: typer.Typer) -> None:
         output_streams.discard_output()
         _fail(f"the output cannot be written: {error.strerror}")
     except KeyboardInterrupt:
-        if (hint := interruption_hint.hint()) is not None:
-            err.print(hint, style="dim", markup=False, soft_wrap=True)
-        sys.exit(130)
+        _print_interruption_hint()
+        sys.exit(INTERRUPTED_EXIT_CODE)
+    except SystemExit as end:
+        if end.code == INTERRUPTED_EXIT_CODE:  # Typer turns Ctrl-C into it.
+            _print_interruption_hint()
+        raise
+
+
+def _print_interruption_hint() -> None:
+    if (hint := interruption_hint.hint()) is not None:
+        err.print(hint, style="dim", markup=False, soft_wrap=True)
 
 
 def _fail(message: str) -> NoReturn:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import TypeVar
 
@@ -53,7 +53,7 @@ class Fallback(Drafter, Learner, BesideTarget):
         self._try(lambda: self._drafter.learner.finish(state))
 
     def sharing_threads(self) -> AbstractContextManager[None]:
-        return self._drafter.beside.sharing_threads()
+        return self._try(lambda: self._drafter.beside.sharing_threads()) or nullcontext()
 
     def encode(self, inputs: Inputs) -> None:
         self._try(lambda: self._drafter.encode(inputs))
@@ -70,7 +70,8 @@ class Fallback(Drafter, Learner, BesideTarget):
 
     @property
     def can_add_media(self) -> bool:
-        return self.reason is not None or self._drafter.can_add_media
+        can_add = self._try(lambda: self._drafter.can_add_media)
+        return self.reason is not None or bool(can_add)
 
     def add_media(
         self,
@@ -101,8 +102,8 @@ class Fallback(Drafter, Learner, BesideTarget):
     ) -> dict[int, Tree]:
         """Returns the sound part of each tree that ``draft`` returns.
 
-        Where it fails these are the trees that it had drawn by then, and ``otherwise`` for requests
-        of which it had drawn nothing. After a failure ``draft`` is not called again.
+        Where it fails, a request gets the tree that was drawn for it by then, or its tree in
+        ``otherwise`` if none was drawn. After a failure ``draft`` is not called again.
         """
 
         def checked_trees() -> dict[int, Tree]:
@@ -130,7 +131,11 @@ class Fallback(Drafter, Learner, BesideTarget):
         self._try(lambda: self._drafter.commit(tokens))
 
     def report(self) -> DraftReport:
-        report = self._drafter.report()
+        try:
+            report = self._drafter.report()
+        except Exception as error:
+            self._fail(error)
+            return DraftReport()
         return replace(report, scores={}, notes={}) if self.reason else report
 
     def end(self, request: int) -> None:

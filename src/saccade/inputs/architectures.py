@@ -67,7 +67,10 @@ def concrete_class(config: Any, *, trust_remote_code: bool = False) -> Any:
 
 
 def register(config: Any) -> None:
-    """Registers an architecture of its own package. Raises ModelError where that is missing."""
+    """Registers the architectures of a config that need their authors' package.
+
+    Raises ModelError where that package is not installed.
+    """
     for name in config.architectures or ():
         if name in PACKAGES:
             module, function = PACKAGES[name]
@@ -108,7 +111,12 @@ def split(name: str, text: Any) -> dict[str, Any]:
             "torchrun --nproc-per-node 2 -m saccade ..., or spread it with --device-map auto"
         )
     plan, experts = text.base_model_tp_plan or {}, text.to_dict().get("num_experts_per_tok")
-    if plan.get(KEY_PROJECTION) != "colwise" or experts:
+    if experts:
+        raise ModelError(
+            f"{name} is a mixture of experts, which --tp does not split over processes: use "
+            "--device-map auto"
+        )
+    if plan.get(KEY_PROJECTION) != "colwise":
         raise ModelError(
             f"transformers has no plan that splits the heads of {text.model_type} over processes, "
             f"so {name} cannot be loaded with --tp: use --device-map auto"

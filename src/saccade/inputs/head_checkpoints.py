@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from saccade.core.errors import ModelError, first_line
@@ -42,10 +42,10 @@ def read_settings(name: str) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class HeadKind:
-    """A kind of heads that have folders of their own."""
+    """A kind of head that is published in a folder of its own."""
 
-    name: str  # With its article.
-    architectures: re.Pattern[str]  # What its configs name.
+    name: str  # as messages write it, with an article: "an EAGLE-3 head"
+    architectures: re.Pattern[str]  # matches the architectures that its configs name
     make: Callable[[Backbone, dict[str, Any], layouts.Tensors, str], Head]
     """(target, config's entries, tensors, name) -> the head."""
     count: Callable[[Mapping[str, Any], Any], Footprint]
@@ -59,7 +59,7 @@ HEAD_KINDS = (
 
 
 def find_kind(settings: Mapping[str, Any]) -> HeadKind | None:
-    """Returns of which kind of heads a config is; None where it is no head's."""
+    """Returns the kind of head that a config describes; None where it describes no head."""
     architectures = settings.get("architectures") or ()
     names = (*architectures, str(settings.get("speculators_model_type") or ""))
     kinds = (kind for kind in HEAD_KINDS if any(map(kind.architectures.search, names)))
@@ -95,26 +95,26 @@ def load_head(name: str, target: Backbone) -> Head:
 def load_own(name: str, target: Backbone) -> Head | None:
     """Loads the head in a target's own checkpoint; None where it has none.
 
-    transformers leaves its tensors out. Packed ones are unpacked. A head that cannot be used is
-    left out with a warning, since the target works without it.
+    transformers leaves its tensors out. Packed ones are unpacked. A head that cannot be used, or a
+    file that cannot be read, is left out with a warning, since the target works without it.
     """
     try:
         folder = fetch_folder(name, ("*.safetensors",))
     except ModelError:
         return None
-    files = {key: file for file in sorted(folder.glob("*.safetensors")) for key in _names(file)}
-    match = layouts.find_own(files.keys(), target.depth)
-    if match is None:
-        return None
-    layout, names = match
-    tensors: dict[str, Tensor] = {}
-    for file in sorted({files[key] for key in names.values()}):
-        with safe_open(file, framework="pt") as opened:
-            for tensor_name, key in names.items():
-                if files[key] == file:
-                    tensors[tensor_name] = opened.get_tensor(key)
-    packing = find_packing(read_settings(name).get("quantization_config") or {})
     try:
+        files = {key: file for file in sorted(folder.glob("*.safetensors")) for key in _names(file)}
+        match = layouts.find_own(files.keys(), target.depth)
+        if match is None:
+            return None
+        layout, names = match
+        tensors: dict[str, Tensor] = {}
+        for file in sorted({files[key] for key in names.values()}):
+            with safe_open(file, framework="pt") as opened:
+                for tensor_name, key in names.items():
+                    if files[key] == file:
+                        tensors[tensor_name] = opened.get_tensor(key)
+        packing = find_packing(read_settings(name).get("quantization_config") or {})
         if packing is not None:
             tensors = dict(
                 unpack_tensors(
@@ -126,7 +126,7 @@ def load_own(name: str, target: Backbone) -> Head | None:
                 )
             )
         return make_own_head(target, layout, tensors, name)
-    except ModelError as error:
+    except (ModelError, SafetensorError, OSError) as error:
         log.warning("the head that %s brings along is not used: %s", name, error)
         return None
 

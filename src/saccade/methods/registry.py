@@ -1,4 +1,4 @@
-"""Every method there is: a file each in this package, in installed packages, and of the user's own.
+"""Collects all methods: those of this package, of installed packages and of the user's files.
 
 A file says what it brings in ``PROVIDES``. A package names its module under the entry point group
 ``saccade.methods``; a single file is named in the environment variable ``SACCADE_METHODS``.
@@ -62,7 +62,9 @@ def read_provides(name: str, module: ModuleType) -> Provides:
     """Returns a module's PROVIDES. Raises MethodError where it has none."""
     provides = vars(module).get("PROVIDES")
     if not isinstance(provides, Provides):
-        raise MethodError(f"{name} needs PROVIDES = Provides(...), as a file of methods has")
+        raise MethodError(
+            f"{name} defines no PROVIDES = Provides(...), which says what it provides"
+        )
     return provides
 
 
@@ -73,7 +75,14 @@ def _load_file(path: Path) -> ModuleType:
     folder = str(path.resolve().parent)
     if folder not in sys.path:
         sys.path.append(folder)
-    return import_module(path.stem)
+    module = import_module(path.stem)
+    loaded_from = getattr(module, "__file__", None)
+    if loaded_from is None or Path(loaded_from).resolve() != path.resolve():
+        raise MethodError(
+            f"Python has another module of the name {path.stem} ({loaded_from or 'built in'}): "
+            "rename the file"
+        )
+    return module
 
 
 def _collect(entries: Callable[[Provides], Iterable[tuple[str, Any]]]) -> dict[str, Any]:

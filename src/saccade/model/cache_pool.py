@@ -20,7 +20,9 @@ from torch import Tensor
 from saccade.model import memory
 
 INITIAL_TOKENS = 32768  # The size of a new pool, so that it need not grow soon.
-MAX_INITIAL_SHARE = 0.1  # of the free memory, for INITIAL_TOKENS; else a pool begins smaller
+# A new pool has INITIAL_TOKENS only if they take at most this share of the free memory. Otherwise
+# it begins with the rows that its first cache needs.
+MAX_INITIAL_SHARE = 0.1
 
 Buffer = Float[Tensor, "row head_dim"]
 
@@ -41,9 +43,9 @@ class Lease:
 class CachePool:
     """Buffers of keys and values, one pair a layer, of which caches borrow rows.
 
-    The buffers grow to twice their size when all rows are borrowed. They move then, which makes
-    captured forwards invalid, so watchers are called (:meth:`watch`). Where there is no memory to
-    grow, a cache gets memory of its own.
+    The buffers grow when no free run of rows is long enough: to twice their size where memory
+    allows. They move then, which makes captured forwards invalid, so watchers are called
+    (:meth:`watch`). Where there is no memory to grow, a cache gets memory of its own.
     """
 
     def __init__(
@@ -144,7 +146,7 @@ class CachePool:
         if not old_rows and self._bytes(initial_rows) <= MAX_INITIAL_SHARE * free_bytes:
             generous_rows = max(rows, initial_rows)
         for added_rows in sorted({rows, generous_rows}, reverse=True):
-            # Layers are copied one by one, so at most one of them exists twice.
+            # Layers are moved one by one, so at most one of them exists twice.
             needed_bytes = self._bytes(added_rows) + self._bytes(old_rows) // self.layers
             if needed_bytes <= free_bytes * (1 - memory.SPARE_SHARE):
                 try:
@@ -152,8 +154,8 @@ class CachePool:
                 except (RuntimeError, MemoryError) as error:
                     if not memory.is_out_of_memory(error):
                         raise
-                    self._resize(old_rows)  # Some layers may have grown.
-                    return False
+                    self._cut(old_rows)
+                    continue
                 self._add_free(old_rows, old_rows + added_rows)
                 return True
         return False
@@ -168,12 +170,32 @@ class CachePool:
                 copied_rows = min(rows, old.shape[0])
                 new[:copied_rows].copy_(old[:copied_rows])
                 buffers[layer] = new
+                # The views of leases hold the old buffer, so they move before the next layer does.
+                self._move_leases()
                 del old
-        for lease in self._leases:
-            self._set_views(lease, len(lease.keys))
+        self._announce_move()
+
+    def _cut(self, rows: int) -> None:
+        """Takes the rows beyond these from the layers that have grown, after one could not.
+
+        Nothing is allocated, because there is no memory: the memory of the rows that are taken away
+        stays in use until the buffers move again.
+        """
+        for buffers in (self.keys, self.values):
+            buffers[:] = [buffer[:rows] for buffer in buffers]
+        self._move_leases()
+        self._announce_move()
+
+    def _announce_move(self) -> None:
+        """Calls the watchers, and frees the memory where the buffers were."""
         for watcher in self._watchers:
             watcher.forget()
         memory.return_unused_memory(self._device)
+
+    def _move_leases(self) -> None:
+        """Makes the tensors of all leases views of where the buffers are now."""
+        for lease in self._leases:
+            self._set_views(lease, len(lease.keys))
 
     def _empty(self, rows: int) -> Buffer:
         return torch.empty(rows, self._head_dim, dtype=self._dtype, device=self._device)

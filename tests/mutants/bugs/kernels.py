@@ -199,6 +199,24 @@ BUGS = (
         tests=("model/test_cache_pool.py::test_a_pool_that_moves_takes_its_caches_along",),
     ),
     PlantedBug(
+        "a pool that grows holds all old buffers until the last one has moved",
+        "model/cache_pool.py",
+        within="CachePool._resize",
+        find="self._move_leases()",
+        plant="None",
+        tests=(
+            "model/test_cache_pool.py::test_growing_frees_each_buffer_before_the_next_one_grows",
+        ),
+    ),
+    PlantedBug(
+        "a pool that cannot grow by much does not try less",
+        "model/cache_pool.py",
+        within="CachePool._grow",
+        find="sorted({$rows, $generous}, reverse=True)",
+        plant="[$generous]",
+        tests=("model/test_cache_pool.py::test_memory_that_runs_out_while_the_pool_grows",),
+    ),
+    PlantedBug(
         "the cache pool lends the same row twice",
         "model/cache_pool.py",
         within="CachePool._take_rows",

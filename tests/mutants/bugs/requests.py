@@ -455,4 +455,22 @@ BUGS = (
         plant="pass",
         tests=("engine/test_conversation.py::test_the_drafts_seconds_are_those_of_each_turn",),
     ),
+    PlantedBug(
+        "Ctrl-C in a command says nothing of how to go on",
+        "cli/application.py",
+        within="run_application",
+        find="$end.code == INTERRUPTED_EXIT_CODE",
+        plant="False",
+        tests=("cli/test_progress.py::test_ctrl_c_says_how_to_go_on",),
+    ),
+    PlantedBug(
+        "another module of the same name is read for a user's file of methods",
+        "methods/registry.py",
+        within="_load_file",
+        find="$loaded is None or Path($loaded).resolve() != $path.resolve()",
+        plant="False",
+        tests=(
+            "methods/test_sixth_method.py::test_a_file_with_the_name_of_another_module_is_refused",
+        ),
+    ),
 )

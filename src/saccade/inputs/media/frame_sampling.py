@@ -107,6 +107,8 @@ def _moments(reel: Reel, sampling: FrameSampling, limits: Limits) -> tuple[Secon
         what = f"would give {count} frames of {width}x{height} and {max_count} are allowed"
         code: VideoInputCode = "too_long" if frames_in_memory else "too_many_pixels"
         advice = "ask for fewer, or give start and end"
+        if not frames_in_memory:
+            advice = "scale the video down"
         raise refusal(reel.label, f"{what}: {advice}", code, max_count)
     if count > max_count:
         reel.warnings.append(f"took {max_count} frames, evenly spaced, instead of {count}")
@@ -121,7 +123,8 @@ def _moments(reel: Reel, sampling: FrameSampling, limits: Limits) -> tuple[Secon
 
 
 def _slack(reel: Reel) -> float:
-    """Returns how many seconds a time may be off: half its rounding, and little next to a frame."""
+    """Returns by how many seconds two equal times may differ: by half a step of their rounding, and
+    by at most a tenth of a frame."""
     return min(reel.tick / 2, 0.1 / reel.rate) + 1e-9
 
 
@@ -138,7 +141,7 @@ def _decode(
         image = enlarge(image)
         if not is_decoded.any():
             if limits.max_memory and len(displayed) * image.nbytes > limits.max_memory:
-                what = "has larger frames than it declares: convert it again"
+                what = "has larger frames than its header declares: encode it again"
                 raise refusal(reel.label, what, "too_many_pixels", limits.max_memory)
             frames = np.empty((len(displayed), *image.shape), np.uint8)
         if image.shape != frames.shape[1:]:
