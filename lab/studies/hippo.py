@@ -17,7 +17,7 @@ from lab.studies.study import Study
 from saccade.bench import draft_only, text_scores
 from saccade.bench.runner import media_arguments
 from saccade.inputs import ask
-from saccade.world.suites import LENGTHS, SHORTEST, suites
+from saccade.world.suites import DEFAULT_LENGTH, LENGTHS, suites
 
 EDGE = 0.1  # The share of a frame's height that is its top, and that is its bottom.
 EDGE_VIEWS = ("attention", "specvlm", "holistic", "random", "uniform")  # Each keeps a tenth.
@@ -92,13 +92,13 @@ def measure_accuracy(experiment: Experiment) -> Data:
     panels = {
         f"{tokens} visual tokens": _share_right(experiment, name)
         for name, tokens in lengths.items()
-        if tokens <= max(experiment.size, lengths[SHORTEST])
+        if tokens <= max(experiment.size, lengths[DEFAULT_LENGTH])
     }
     return {"x": "share of short questions answered right", "panels": panels}
 
 
 def _share_right(experiment: Experiment, length: str) -> Data:
-    name = "shapes-qa" if length == SHORTEST else f"shapes-qa-{length}"
+    name = "shapes-qa" if length == DEFAULT_LENGTH else f"shapes-qa-{length}"
     model, tokenizer = experiment.target.backbone.model, experiment.target.tokenizer
     scores: dict[str, dict[str, list[float]]] = defaultdict(lambda: defaultdict(list))
     for number, item in enumerate(islice(suites()[name].items(), experiment.clips)):

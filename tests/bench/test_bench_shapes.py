@@ -50,7 +50,7 @@ def test_the_same_items_each_time() -> None:
     Fails if anything is drawn from a stream that goes on. Control: items of one suite differ.
     """
     again = suites.suites()
-    for name in (*suites.TASKS, *suites.SECOND):  # other lengths are of the same makers
+    for name in (*suites.TASKS, *suites.SECOND_TURN_TASKS):  # other lengths are of the same makers
         listed = items(name)
         assert [plain(item) for item in listed] == [plain(item) for item in again[name].items()]
         assert len({item.answers + item.then for item in listed}) > 10

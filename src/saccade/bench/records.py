@@ -57,8 +57,8 @@ class Answer:
     draft: float = 0.0
     verify: float = 0.0
     decode: float = 0.0  # From the end of what comes before the rounds.
-    captures: float = 0.0  # Of CUDA graphs between rounds, which later answers use too.
-    counted: int = 1  # The tokens that came of decoding.
+    captures: float = 0.0  # Capturing CUDA graphs between rounds; later answers use them too.
+    counted: int = 1  # How many tokens ``decode`` is shared among: all but the first, at least 1.
     prompt_tokens: int = 0
     visual_tokens: int = 0
     draft_visual_tokens: int | None = None
@@ -66,7 +66,7 @@ class Answer:
     accepted: tuple[int, ...] = ()  # Per round.
     drafted: tuple[int, ...] = ()  # Per round, the depth of the draft.
     nodes: tuple[int, ...] = ()  # Per round, all tokens of the draft.
-    own: int = 0  # The rounds that ended in a token of the target's own.
+    own: int = 0  # How many rounds ended in a token of the target's own.
     peak: int | None = None  # Bytes above the memory in use before, where that can be measured.
     fallback: str | None = None
     error: str | None = None

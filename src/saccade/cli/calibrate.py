@@ -130,8 +130,8 @@ def _print_result(result: Calibration) -> None:
         )
     out.print(trials)
     out.print(
-        "[dim]x: against ar run by run, medians; whole: with all before the first token; "
-        "auto x: decoding, against auto run by run[/dim]",
+        "[dim]Speeds are medians of ratios, run by run. decode x: decoding against ar; whole x: "
+        "the whole answer against ar; auto x: decoding against auto.[/dim]",
         soft_wrap=True,
     )
     out.print(

@@ -70,7 +70,7 @@ def answer_on_cluster(
 
     def answers(groups: Iterable[Sequence[ClipJob]]) -> Iterator[Sequence[Row]]:
         waiting = deque(list(group) for group in groups)
-        deaths: Counter[str] = Counter()  # Of workers, by the job that they died with.
+        deaths: Counter[str] = Counter()  # how many workers died while they had a job, by its id
         deaths_in_a_row = 0  # Deaths of workers since one last returned rows.
         loading: dict[Any, Any] = {}  # Actors that are still loading their models.
         busy: dict[Any, tuple[Any, list[ClipJob]]] = {}
@@ -145,7 +145,8 @@ def join_cluster(address: str, missing: str, **local_options: Any) -> Any:
 def _retry_or_fail(
     settings: CaptionSettings, group: Sequence[ClipJob], deaths: Counter[str], error: Exception
 ) -> tuple[list[list[ClipJob]], list[Row]]:
-    """Returns the jobs of a dead worker as groups of one, and error rows for those that give up."""
+    """Returns a dead worker's jobs that are tried again, as groups of one, and error rows for the
+    jobs that have lost ``MAX_ATTEMPTS`` workers."""
     deaths.update(job.id for job in group)
     message = f"{UNEXPECTED_ERROR}death of {MAX_ATTEMPTS} workers, the last of {_cause(error)}"
     retried = [[job] for job in group if deaths[job.id] < MAX_ATTEMPTS]

@@ -18,7 +18,7 @@ from saccade.inputs.media.media_file import is_visible
 
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".gif", ".webp")
 ANSWER_SETTINGS = ("dtype", "quantize", "positions")  # Loading options that change answers.
-UNEXPECTED_ERROR = "unexpected "  # How a row's error begins that is not the video's fault.
+UNEXPECTED_ERROR = "unexpected "  # how a row's error begins that may not be the video's fault
 
 
 @dataclass(frozen=True)

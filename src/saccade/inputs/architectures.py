@@ -98,7 +98,7 @@ def local_device(device: str | None) -> str | None:
     return f"cuda:{os.environ.get('LOCAL_RANK', '0')}"
 
 
-def split(name: str, text: Any) -> dict[str, Any]:
+def tensor_parallel_arguments(name: str, text: Any) -> dict[str, Any]:
     """Returns the arguments of ``from_pretrained`` that split a model over all processes.
 
     ``text`` is the config of its decoder. Raises OptionError or ModelError, before any weight is

@@ -153,7 +153,7 @@ def load(
     if quantize is not None:
         _refuse_packed(name, config)
     if tp:
-        settings |= architectures.split(name, architectures.text_config(config))
+        settings |= architectures.tensor_parallel_arguments(name, architectures.text_config(config))
     packed_bits = None if quantize is None else bits(quantize)
     single_device = None if device_map or tp else place
     packing = packed_checkpoints.packing_to_unpack(config, single_device, is_draft=is_draft)

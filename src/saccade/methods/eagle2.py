@@ -8,8 +8,8 @@ value is the product of the draft's probabilities on its path. Growing has two p
 
 A child's value is at most its parent's, so what the second phase keeps is a tree. A level is one
 forward of the draft. The paper expands 10 nodes a level, six levels deep, and keeps 60 (for a
-target of 7B; 50 and 48 for larger ones). It drafts by a head; here any drafter may grow the tree:
-``specvlm/shape=eagle-2`` is it over SpecVLM's view.
+target of 7B; 50 and 48 for larger ones). The paper drafts with a head. Here any drafter may grow
+the tree: ``specvlm/shape=eagle-2`` grows it over SpecVLM's view.
 """
 
 from __future__ import annotations

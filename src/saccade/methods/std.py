@@ -6,9 +6,9 @@ visual keys that its text attends to most, and all text keys. They are chosen at
     K_{l,h} = top-K_j  mean over text queries i, summed over the heads of a group, of A_{l,h}[i, j]
     m_t + K = 1024,  gamma = 9
 
-A video of fewer tokens than K keeps an eighth of them. ``keys=N`` sets another sum than 1024. The
-baselines of Table 1 are ``streaming`` (attention sinks and a window, of the same size) and
-tuning-free ``layerskip``.
+A video of at most K tokens keeps an eighth of them. ``keys=N`` replaces 1024 by N, and then a video
+of at most K tokens is kept whole. The baselines of Table 1 are ``streaming`` (attention sinks and a
+window, of the same size) and tuning-free ``layerskip``.
 """
 
 from __future__ import annotations
@@ -38,7 +38,8 @@ SHORT_VIDEO_DIVISOR = 8  # Short videos keep one visual token in eight.
 def visual_budget(prompt: Prompt, keep: float | None, keys: int | None = None) -> int:
     """Returns K, the number of visual keys.
 
-    With ``keep`` it is that share of the video. With ``keys`` it is ``keys`` minus the text tokens.
+    With ``keep`` it is that share of the video. With ``keys`` it is ``keys`` minus the text tokens,
+    but no more than the video has.
     With neither it is the paper's 1024 - m_t, or an eighth of the video if the whole video would
     fit into that. Raises MethodError where the text leaves no keys.
     """
@@ -105,10 +106,10 @@ class PerHead(Budgeted):
 @dataclass(frozen=True)
 class Streaming(Budgeted):
     """The first few tokens of the prompt and the last ones, as many in all as ``PerHead`` keeps.
-    The window slides: new tokens replace the prompt's oldest tokens."""
+    With ``sinks`` the window slides as the answer grows: new tokens replace the oldest ones."""
 
     name: str = "streaming"
-    # The sinks behind which the window slides as the answer grows; None keeps it still.
+    # How many tokens stay before the window, which then slides; None keeps the window still.
     sinks: int | None = SINKS
 
     @property
@@ -148,7 +149,10 @@ LAYERSKIP = Recipe(
 
 @dataclass(frozen=True)
 class KeysSetting(Setting):
-    """Sets how many keys of text and video a draft reads; a share ``keep`` says so too."""
+    """Sets how many keys of text and video a draft reads.
+
+    It cannot be combined with a share ``keep``, which sets the number of visual keys.
+    """
 
     def write(self, owner: Budgeted, value: int) -> Budgeted:
         if owner.keep is not None:
@@ -162,7 +166,7 @@ KEYS = KeysSetting(
     field="keys",
     parse=parse_whole,
     words="text and video keys together, as in 1024",
-    needs="is Sparse-to-Dense's: it needs view=per-head, streaming or pages",
+    needs="needs view=per-head, streaming or pages",
 )
 
 PROVIDES = Provides(

@@ -21,7 +21,8 @@ from saccade.model.segments import Segment
 from saccade.model.window_rule import KeyWindow
 
 Queries = Float[Tensor, "head new head_dim"]
-MAX_LOGITS_AT_ONCE = 2**25  # of one layer, where its logits are computed one by one
+# The most logits of a layer that are held at once where they are written out; rows take turns.
+MAX_LOGITS_AT_ONCE = 2**25
 
 
 @dataclass(frozen=True)
@@ -90,8 +91,8 @@ def visible_keys(
     nodes = visible[segment.committed_rows :, tree_start:]
     places[segment.committed_rows :] = tree_start - 1 + nodes.sum(1)
     distance = places[:, None] - keys
-    # A row is as far from an ancestor in the tree as its path has nodes after the ancestor. Columns
-    # that are no ancestors get any number, because `visible` leaves them out.
+    # The distance to an ancestor is the number of nodes after it on the row's path. Other columns
+    # get an arbitrary distance, because `visible` leaves them out already.
     path_nodes_from = nodes.int().flip(1).cumsum(1).flip(1)
     distance[segment.committed_rows :, tree_start:] = path_nodes_from - 1
     visible &= window.covers(places[:, None], places[:, None] - distance)

@@ -25,9 +25,9 @@ from saccade.model.session import Session
 class KeptTokens:
     """What one view kept of the clip.
 
-    ``share`` is, for each visual token, the share of heads that kept it, by time, row and column.
-    ``kept_count`` is how many of the ``total_count`` visual tokens one head reads. ``are_means``
-    says whether each kept token is the mean of several.
+    ``share`` is, for each visual token of the first medium, the share of heads that kept it, by
+    time, row and column. ``kept_count`` is how many of the ``total_count`` visual tokens of all
+    media one head reads. ``are_means`` says whether each kept token is the mean of several.
     """
 
     view: str

@@ -1,10 +1,10 @@
-"""The plug-in that vLLM calls in each process (``vllm.general_plugins``) gives drafts a runner.
+"""Gives Saccade's draft its model runner: a plug-in that vLLM loads in each of its processes.
 
-vLLM gives a custom class its config and no runner (docs/upstream-vllm.md asks for one). So the
-constructors of runners are patched to hand the runner to a draft of ours. Runners are recognised by
-name, those of hardware plug-ins too: classes ``...ModelRunner`` of modules ``...model_runner...``.
-No module is imported for that: an import hook waits for them, because most of vLLM's processes
-never load one and the hundreds of modules that come with it.
+vLLM passes a custom draft class its config but no runner (docs/upstream-vllm.md asks for one). So
+the constructors of runner classes are patched to pass the runner to our draft. A runner class is
+named ``...ModelRunner`` and its module ``...model_runner...``, in hardware plug-ins too. The patch
+imports none of these modules, because most of vLLM's processes need neither a runner nor the
+hundreds of modules behind it. An import hook patches each module when vLLM imports it.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from saccade.core.errors import OptionError
 RUNNER_MODULE = re.compile(r"vllm\w*\.(\w+\.)*\w*model_runner\w*")
 RUNNER_CLASS = re.compile(r"\w*ModelRunner(V\d+)?")
 ENTRY_POINT = "saccade"
-PATCHED_MARK = "_meets_saccade"
-MET_MARK = "_draft_that_met_it"
+PATCHED_ATTRIBUTE = "_saccade_patched"  # It is set on runner classes that were patched.
+DRAFT_ATTRIBUTE = "_saccade_draft"  # It is set on a runner: the draft that was given this runner.
 
 
 class RunnerAware(ABC):
@@ -35,7 +35,7 @@ class RunnerAware(ABC):
 
     @abstractmethod
     def set_runner(self, runner: Any) -> None:
-        """Is called once, when the runner has been made with this draft."""
+        """Is called once, when the constructor of the runner has set this draft."""
 
 
 def register() -> None:
@@ -49,7 +49,7 @@ def register() -> None:
 def patch_runners(module: ModuleType) -> None:
     """Patches the runner classes that a module defines; a second call changes nothing."""
     for runner_class in _runner_classes(module):
-        if "__init__" in vars(runner_class) and PATCHED_MARK not in vars(runner_class):
+        if "__init__" in vars(runner_class) and PATCHED_ATTRIBUTE not in vars(runner_class):
             _patch(runner_class)
 
 
@@ -61,12 +61,12 @@ def _patch(runner_class: type) -> None:
         original_init(self, *args, **kwargs)
         draft = vars(self).get("drafter")
         # The constructors of a class and of the one it derives from are both patched.
-        if isinstance(draft, RunnerAware) and vars(self).get(MET_MARK) is not draft:
-            vars(self)[MET_MARK] = draft
+        if isinstance(draft, RunnerAware) and vars(self).get(DRAFT_ATTRIBUTE) is not draft:
+            vars(self)[DRAFT_ATTRIBUTE] = draft
             draft.set_runner(self)
 
     runner_class.__init__ = patched_init
-    setattr(runner_class, PATCHED_MARK, True)
+    setattr(runner_class, PATCHED_ATTRIBUTE, True)
 
 
 def _runner_classes(module: ModuleType) -> Iterator[type]:
@@ -86,7 +86,7 @@ def _imported_runner_modules() -> Iterator[ModuleType]:
 def check_patched() -> None:
     """Raises OptionError where no runner of this process would reach its draft."""
     for module in _imported_runner_modules():
-        if any(PATCHED_MARK in vars(each) for each in _runner_classes(module)):
+        if any(PATCHED_ATTRIBUTE in vars(each) for each in _runner_classes(module)):
             return
     plugins = os.environ.get("VLLM_PLUGINS")
     if plugins is not None and ENTRY_POINT not in plugins.split(","):

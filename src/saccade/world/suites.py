@@ -1,6 +1,6 @@
 """Suites of the synthetic world: made from seeds, with the right answers, at several lengths.
 
-The seeds start where neither training nor ``lab eval`` nor ``calibrate`` ever used any.
+Their seeds are none of those that training, ``lab eval`` and ``calibrate`` use.
 """
 
 from __future__ import annotations
@@ -40,10 +40,11 @@ LENGTHS = {
     "8k": Length(256, 224, 224),
     "10k": Length(320, 224, 224),
 }
-LONG = "10k"  # For captions alone: a long context, on which plain decoders are compared.
+# A long context, on which plain decoders are compared. Captions alone have it.
+CAPTION_ONLY_LENGTH = "10k"
 PICTURE = 448, 448
 PICTURES = {"256": (224, 448), "2k": (896, 896)}  # (height, width) that the processor can take.
-SHORTEST = "256"  # The length of a name without one, so that a run takes minutes.
+DEFAULT_LENGTH = "256"  # of a suite whose name gives none, so that a run takes minutes
 
 
 def _frames(scene: Scene, length: Length) -> Clip:
@@ -106,11 +107,11 @@ class Kind:
         )
 
 
-def _in_other_words(turns: Sequence[Exchange], seed: int) -> Sequence[Exchange]:
-    return [replace(turns[0], question=UNHEARD)]
+def _with_untrained_question(turns: Sequence[Exchange], seed: int) -> Sequence[Exchange]:
+    return [replace(turns[0], question=UNTRAINED_QUESTION)]
 
 
-UNHEARD = "Tell a friend who cannot see this clip everything that goes on in it."
+UNTRAINED_QUESTION = "Tell a friend who cannot see this clip everything that goes on in it."
 TASKS: Mapping[str, Kind] = {
     "shapes-caption": Kind("describe", 256, "caption"),
     "shapes-events": Kind("events", 128),
@@ -118,12 +119,12 @@ TASKS: Mapping[str, Kind] = {
     "shapes-qa": Kind("qa", 32, "short", lambda turns, seed: turns[seed % len(turns) :][:1]),
     "shapes-chat": Kind("chat", 192, turns=lambda turns, seed: turns[:2]),
     "shapes-diff": Kind("diff", 128, media=_pictures),
-    # Training had neither such questions nor frames that are not square.
-    "shapes-ood": Kind("describe", 256, "caption", _in_other_words, _wide_clip),
+    # The models were trained on square frames alone, and never on this question.
+    "shapes-ood": Kind("describe", 256, "caption", _with_untrained_question, _wide_clip),
 }
 # TABED's second turns: about one picture, or about two of which the second comes with its question.
 # The world's models were not trained on summaries or stories, so their answers here mean nothing.
-SECOND: Mapping[str, Kind] = {
+SECOND_TURN_TASKS: Mapping[str, Kind] = {
     f"shapes-second-{name}": Kind(
         "image", 128, media=_picture, then=question, next=question is None
     )
@@ -133,7 +134,7 @@ SECOND: Mapping[str, Kind] = {
 
 @dataclass(frozen=True)
 class Shapes:
-    """One of ``TASKS`` at one of ``LENGTHS``, or one of ``SECOND``."""
+    """One of ``TASKS`` at one of ``LENGTHS``, or one of ``SECOND_TURN_TASKS``."""
 
     name: str
     kind: str
@@ -141,7 +142,7 @@ class Shapes:
     setting: Setting
 
     def items(self) -> Iterator[Item]:
-        kind = {**TASKS, **SECOND}[self.kind]
+        kind = {**TASKS, **SECOND_TURN_TASKS}[self.kind]
         seeds = range(FIRST_SEED, FIRST_SEED + (self.setting.samples or SAMPLES))
         items = (kind.item(self.kind, seed, self.length) for seed in seeds)
         return with_next_items(items) if kind.next else items
@@ -150,12 +151,18 @@ class Shapes:
 def suites() -> dict[str, Shapes]:
     """Returns every suite by name: ``shapes-caption`` (256 visual tokens), ``-caption-2k``, ..."""
     suites_by_name = {}
-    for task, kind in {**TASKS, **SECOND}.items():
-        lengths = [SHORTEST] if task in SECOND else PICTURES if kind.media is _pictures else LENGTHS
+    for task, kind in {**TASKS, **SECOND_TURN_TASKS}.items():
+        lengths = (
+            [DEFAULT_LENGTH]
+            if task in SECOND_TURN_TASKS
+            else PICTURES
+            if kind.media is _pictures
+            else LENGTHS
+        )
         for length in lengths:
-            if length == LONG and task != "shapes-caption":
+            if length == CAPTION_ONLY_LENGTH and task != "shapes-caption":
                 continue
-            name = task if length == SHORTEST else f"{task}-{length}"
+            name = task if length == DEFAULT_LENGTH else f"{task}-{length}"
             setting = Setting(
                 "the embedded world", samples=SAMPLES, max_new_tokens=kind.max_answer_tokens
             )

@@ -20,7 +20,7 @@ class Source:
     files: Mapping[str, tuple[str, ...]]  # By split: patterns, of which the first that fits counts.
     small: bool = False  # Whether there are no pictures, so that files may be fetched unasked.
     gated: bool = False
-    nested: str | None = None  # A column whose list has the rows.
+    nested: str | None = None  # The column whose lists hold the rows.
     revisions: tuple[str | None, ...] = (None,)
 
 
@@ -28,8 +28,10 @@ class Source:
 class Media:
     """Media that lie beside the rows."""
 
-    folders: Mapping[str, tuple[str, ...]]  # By part ("" is every part), the first that has it.
-    whole: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # Uncut: use start and end.
+    # Folders by part, which are searched in this order; "" stands for parts that are not listed.
+    folders: Mapping[str, tuple[str, ...]]
+    # Folders of uncut videos, of which the moments between a row's start and end are read.
+    whole: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     packed: tuple[str, ...] = ()  # Patterns of the archives, for messages.
     unpacked: tuple[str, ...] = ()  # Below HF_HOME, where lmms-eval unpacks them.
     frame_rate: float = 1.0  # Of folders of frames, per second.
@@ -41,9 +43,9 @@ class Join:
     """Pictures kept apart from the questions."""
 
     files: Mapping[str, tuple[str, ...]]
-    key: str  # The key's column of the pictures.
-    on: str  # The key's column of the questions.
-    column: str
+    picture_key: str  # The column of the pictures' table that holds the key.
+    question_key: str  # The column of the questions' table that holds the key.
+    picture: str  # The column that holds the picture.
 
 
 @dataclass(frozen=True)
@@ -58,7 +60,8 @@ class Benchmark:
     media: Media | None = None
     join: Join | None = None
     parts: tuple[str, ...] = ()
-    part_column: str | None = None  # The column of the part; by default each part has its files.
+    # The column that names a row's part; None where each part has files of its own.
+    part_column: str | None = None
     where: tuple[str, str] | None = None  # A column and the value that its rows have.
     option: str = "{letter}. {text}"
     optional: frozenset[str] = frozenset({"id", "options", "start", "end", "then"})

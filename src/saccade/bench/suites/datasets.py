@@ -109,7 +109,7 @@ class Dataset:
         if self.pictures is None or self.benchmark.join is None:
             return {}
         with self._damage():
-            keys = self.pictures.column(self.benchmark.join.key)
+            keys = self.pictures.column(self.benchmark.join.picture_key)
         return {str(key): number for number, key in enumerate(keys)}
 
     def _read(self, drawn: Sequence[tuple[int, int]]) -> Iterator[Item | Unusable]:
@@ -184,7 +184,7 @@ class Dataset:
     def _media(self, name: str, part: str, row: Row) -> tuple[Medium, ...]:
         benchmark, columns = self.benchmark, self.benchmark.columns
         if benchmark.join is not None:
-            key = str(row.get(benchmark.join.on))
+            key = str(row.get(benchmark.join.question_key))
             if key not in self._joined:
                 raise LayoutError(f"there is no image {key[:80]!r}")
             read = partial(self._joined_image, self._joined[key], key[:80])
@@ -240,7 +240,7 @@ class Dataset:
         with self._damage():
             row = next(iter(self.pictures.rows_at([number])))
         try:
-            medium = self._image(row[self.benchmark.join.column], label)
+            medium = self._image(row[self.benchmark.join.picture], label)
         except LayoutError as error:
             raise VideoInputError(f"{label}: {error}", "damaged") from None
         image = medium.read()

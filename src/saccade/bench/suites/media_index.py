@@ -24,7 +24,7 @@ class MediaPlace:
     """Where a medium is: a file, a folder of frames, or members of an archive.
 
     ``parts`` are its folders and its name without extension, as they are spelt. ``root`` is the
-    number of the index's folder that it is below.
+    position in ``MediaIndex.roots`` of the folder that contains it.
     """
 
     parts: tuple[str, ...]
@@ -45,7 +45,7 @@ class MediaPlace:
 
 @dataclass(frozen=True)
 class MediaIndex:
-    """The media below some folders, found by name; case and extension are ignored."""
+    """The media below some folders, by name. Extensions are ignored, and case with ``fold``."""
 
     roots: tuple[Path, ...]
     suffixes: tuple[str, ...]
@@ -96,7 +96,8 @@ class MediaIndex:
                 add(MediaPlace(parts[:-1], "", path.parent, root=root))
         for archive in self.archives:
             root, (*above, _) = self._files[archive.files[0]]
-            # An archive counts as unpacked into a folder of its name; some contain that folder.
+            # Members are indexed as if the archive had been unpacked into a folder of its name.
+            # Some archives contain a folder of that name too.
             above.append(archive.name.split(".")[0])
             pictures: dict[tuple[str, ...], list[str]] = {}
             for member in archive.listing[0]:

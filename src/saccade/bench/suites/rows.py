@@ -89,8 +89,8 @@ Rows = InMemoryRows | ParquetRows
 def read_rows(files: Sequence[Path], nested: str | None = None) -> Rows:
     """Returns the rows of files of one kind; `nested` names a list whose entries are the rows.
 
-    Parquet files have no such list. Raises `LayoutError` for what is cut short, damaged, no list of
-    rows, or a pointer to a file kept elsewhere.
+    Parquet files have no such list. Raises `LayoutError` for a file that is cut short or damaged,
+    holds no list of rows, or is only a Git LFS pointer.
     """
     for path in files:
         with path.open("rb") as file:
@@ -98,7 +98,7 @@ def read_rows(files: Sequence[Path], nested: str | None = None) -> Rows:
                 raise LayoutError(f"{path.name} is only a Git LFS pointer, not the file itself")
     if files[0].suffix == ".parquet":
         table = ParquetRows(tuple(files))
-        len(table)  # This reads what each file says of itself, so a damaged one is named here.
+        len(table)  # This reads the metadata of every file, so a damaged one is reported now.
         return table
     rows: list[Row] = []
     for path in files:

@@ -101,7 +101,7 @@ class _Search:
         more_columns = (
             benchmark.part_column,
             benchmark.where and benchmark.where[0],
-            benchmark.join and benchmark.join.on,
+            benchmark.join and benchmark.join.question_key,
         )
         required += [(name,) for name in more_columns if name]
         tables = tuple((part, self._rows(source, paths, required)) for part, paths in files.items())
@@ -111,7 +111,9 @@ class _Search:
             if not paths:
                 names = ", ".join(benchmark.join.files[self.split])
                 raise self._incomplete_error(f"{names} is missing", remedy)
-            pictures = self._rows(source, paths, [(benchmark.join.key,), (benchmark.join.column,)])
+            pictures = self._rows(
+                source, paths, [(benchmark.join.picture_key,), (benchmark.join.picture,)]
+            )
         if benchmark.media is not None:
             remedy = self.remedy(source, with_media=True)
             videos = "video" in benchmark.columns

@@ -19,7 +19,7 @@ from torch import Tensor
 from saccade.core.sampling import Grammar
 
 MARKS = (("<think>", "</think>"), ("[THINK]", "[/THINK]"), ("◁think▷", "◁/think▷"))
-PROMPT_END_TOKENS = 16  # So many of a prompt's last tokens show whether it ends in a mark.
+PROMPT_END_TOKENS = 16  # how many of a prompt's last tokens are searched for a mark at its end
 
 Start = Literal["open", "possible", "closed"]
 """Whether an answer begins within reasoning, may begin with it, or has none."""
@@ -95,10 +95,10 @@ class Reasoning:
     start: Start
 
     def split(self, text: str, *, is_complete: bool) -> tuple[str, str]:
-        """Returns the reasoning and the rest of an answer; of an incomplete one what is certain.
+        """Splits an answer into its reasoning and the rest.
 
-        Line ends around the reasoning belong to neither. Without reasoning the rest is the whole
-        text.
+        Of an incomplete answer it returns only text that later tokens cannot change. Line ends
+        around the reasoning belong to neither. Without reasoning the rest is the whole text.
         """
         if self.start == "closed":
             return "", text
@@ -117,9 +117,10 @@ class Reasoning:
         return reasoning.strip("\n"), ""
 
     def count_tokens(self, ids: Sequence[int]) -> int:
-        """Returns how many of an answer's tokens are reasoning, with its marks.
+        """Returns how many of an answer's tokens are reasoning, its marks included.
 
-        It is 0 where the marks are no tokens, since nobody can then say.
+        Returns 0 where the closing mark is not a single token, because the end cannot then be found
+        in the ids.
         """
         begins_with_mark = bool(ids) and ids[0] == self.marks.opening_id
         if self.marks.closing_id is None or not (self.start == "open" or begins_with_mark):
@@ -141,7 +142,7 @@ class Reasoning:
 
 @dataclass(frozen=True)
 class GrammarAfterReasoning:
-    """Lets an answer reason as it likes, but not end, and holds what follows to a grammar."""
+    """Allows any reasoning that does not end the answer, and applies a grammar to what follows."""
 
     grammar: Grammar
     opening_id: int

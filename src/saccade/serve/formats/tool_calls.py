@@ -1,8 +1,8 @@
 """Reads tool calls in the forms in which Qwen's and Llama's models write them.
 
 Qwen's (and Hermes') models write ``<tool_call>{"name": ..., "arguments": {...}}</tool_call>`` for
-each call. Llama's (from 3.1 on) ``{"name": ..., "parameters": {...}}`` and nothing else,
-with ``;`` between several calls.
+each call. Llama's models (from 3.1 on) write ``{"name": ..., "parameters": {...}}`` as the whole
+answer, and put ``;`` between several calls.
 """
 
 from __future__ import annotations
