@@ -19,6 +19,9 @@ def test_exact_compares_words() -> None:
     assert text_scores.exact_match("red", ["reddish"]) == 0.0
     assert text_scores.exact_match("", ["red"]) == 0.0
     assert text_scores.exact_match("red", []) == 0.0
+    assert text_scores.exact_match("猫。", ["猫"]) == 1.0
+    assert text_scores.exact_match("猫", ["犬"]) == 0.0
+    assert text_scores.exact_match("", ["?"]) == 0.0
 
 
 @pytest.mark.parametrize(
@@ -27,7 +30,9 @@ def test_exact_compares_words() -> None:
     + [("C", False), ("Blue", False), ("", False), ("C. Not B", False)]
     + [("A red box. The answer is B.", True), ("It must be B", True)]
     + [("b", True), ("(b)", True), ("b.", True), ("So the Answer is: (b)", True)]
-    + [("The answer is b", True), ("ANSWER IS B", True), ("b red box", False)],
+    + [("The answer is b", True), ("ANSWER IS B", True), ("b red box", False)]
+    + [("B, I think.", True), ("B\nOption A is wrong.", True), ("It is B because I saw it", True)]
+    + [("I'd say B", True), ("A man, not B", True), ("A man is shown.", False)],
 )
 def test_the_letter_is_the_one_given_as_the_answer(answer: str, right: bool) -> None:
     """Claim: a choice is right by the letter it begins with, or says the answer is, or ends on.
@@ -38,7 +43,7 @@ def test_the_letter_is_the_one_given_as_the_answer(answer: str, right: bool) -> 
     assert text_scores.option_letter_match(answer, ["B. a red box"]) == float(right)
 
 
-@pytest.mark.parametrize("answer", ["", "no idea", "The answer is a cat"])
+@pytest.mark.parametrize("answer", ["", "no idea", "The answer is a cat", "A cat. I see it."])
 def test_an_answer_without_a_letter_is_wrong(answer: str) -> None:
     """Claim: an answer that names no option is wrong, whatever the right answers are.
 
@@ -102,6 +107,13 @@ def test_meteor_matches_stems_after_words() -> None:
     # by stems first they would lie side by side: 1 - .5/8
     assert text_scores.meteor("box boxes", ["boxes box"]) == pytest.approx(0.5)
     assert text_scores.meteor("the box", ["the fox"]) < text_scores.meteor("the box", ["the boxes"])
+
+
+@pytest.mark.parametrize("pair", ["squares square", "moved move", "boxes box", "circling circle"])
+def test_forms_of_one_word_have_one_stem(pair: str) -> None:
+    """Claim: the plural and the past of a word match it. Fails for words that end in "e"."""
+    first, second = pair.split()
+    assert text_scores.stem(first) == text_scores.stem(second) != text_scores.stem("red")
 
 
 def test_each_word_matches_once() -> None:

@@ -386,6 +386,11 @@ def test_a_container_has_a_limit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert memory.available_bytes(CPU) == pytest.approx(64 * MIB, abs=16 * MIB)
     file.write_text(f"{own // 2}\n")
     assert memory.available_bytes(CPU) == 0
+    # Other processes of the container count too, and the pages of files do not.
+    file.write_text(f"{own + 64 * MIB}\n")
+    file.with_name("memory.current").write_text(f"{own + 140 * MIB}\n")
+    file.with_name("memory.stat").write_text(f"anon 1\nfile {120 * MIB}\nshmem {20 * MIB}\n")
+    assert memory.available_bytes(CPU) == pytest.approx(24 * MIB, abs=16 * MIB)
     for unlimited in ("max\n", f"{2**62}\n"):
         file.write_text(unlimited)
         assert memory.available_bytes(CPU) == pytest.approx(free, **near)

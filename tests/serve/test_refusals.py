@@ -145,6 +145,8 @@ WRONG: list[tuple[str, Any]] = [
     ("messages", [{"role": "user", "content": [{"type": "input_audio", "input_audio": {}}]}]),
     ("messages", [{"role": "user", "content": [{"type": "text", "text": "x", "more": 1}]}]),
     ("messages", [{"role": "user", "content": [{"type": "image_url", "image_url": 5}]}]),
+    ("user", 5),
+    ("metadata", {"functions": 5}),
 ]
 
 

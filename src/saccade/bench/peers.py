@@ -102,7 +102,7 @@ def hf_assisted_seeing(
         ids = kwargs.get("input_ids")
         if ids is None or ids.shape[1] < length:
             return args, kwargs  # This call continues from the assistant's cache.
-        media_inputs = {name: _extend_to(value, ids) for name, value in media.items()}
+        media_inputs = {name: _extend_to(value, ids, length) for name, value in media.items()}
         other_inputs = {
             name: value for name, value in kwargs.items() if name != "mm_encoder_outputs"
         }
@@ -115,15 +115,15 @@ def hf_assisted_seeing(
         handle.remove()
 
 
-def _extend_to(value: Any, ids: Tensor) -> Any:
-    """Extends a row of the prompt's length to that of ``ids``, where text follows the prompt."""
+def _extend_to(value: Any, ids: Tensor, length: int) -> Any:
+    """Extends a row as long as the prompt to the length of ``ids``, which text has joined."""
     if not isinstance(value, Tensor):
         return value
     value = value.to(ids.device)
     if value.ndim != 2 or value.shape[0] != 1 or value.is_floating_point():
         return value
-    missing = ids.shape[1] - value.shape[1]
-    if not 0 < missing < 64:
+    missing = ids.shape[1] - length
+    if value.shape[1] != length or missing <= 0:
         return value
     fill = 1 if bool(value.bool().all()) else 0  # Masks go on with ones, token types with zeros.
     return torch.cat([value, value.new_full((1, missing), fill)], 1)

@@ -15,26 +15,31 @@ ROUGE_BETA = 1.2  # The weight of recall in ROUGE-L's F, as in its caption evalu
 ALPHA = 0.9
 GAMMA = 0.5
 POWER = 3.0
-_LETTER_ENDS = r"(?:[).:]|\s*$)"  # what follows the letter of an option, and no article "a"
+# What must follow a letter for it to name an option, and not to be the article "a".
+_LETTER_ENDS = r"(?:[).:,]|\s*$|\s*\n)"
 ENGLISH_ENDINGS = ("ing", "edly", "ed", "es", "ly", "s")
 
 
 def split_words(text: str) -> list[str]:
     """Returns the lower-case words and numbers of a text."""
-    return re.findall(r"[a-z0-9]+", text.lower())
+    return re.findall(r"[^\W_]+", text.lower())
 
 
 def exact_match(answer: str, right: Sequence[str]) -> float:
-    """Returns 1 where the words are those of a right answer, else 0."""
-    return float(any(split_words(answer) == split_words(each) for each in right))
+    """Returns 1 if the answer has the same words as one of the right answers, else 0.
+
+    An answer without words is wrong.
+    """
+    words = split_words(answer)
+    return float(bool(words) and any(words == split_words(each) for each in right))
 
 
 def option_letter_match(answer: str, right: Sequence[str]) -> float:
     """Returns 1 where the option's letter is right, else 0.
 
     The letter is the one that the answer begins with or names as the answer, else its last lone
-    capital. A small letter counts only where punctuation or the end shows that it is no word. An
-    answer without a letter is wrong.
+    capital, where "I" and "A" before a word are no letters. At those two places a small letter
+    counts too, if punctuation or the end of a line follows. An answer without a letter is wrong.
     """
     letter = _option_letter(answer)
     return float(letter is not None and letter in {each.strip().upper()[:1] for each in right})
@@ -47,7 +52,7 @@ def _option_letter(answer: str) -> str | None:
     )
     if match:
         return next(filter(None, match.groups())).upper()
-    capitals: list[str] = re.findall(r"\b([A-Z])\b", answer)
+    capitals: list[str] = re.findall(r"\b([B-HJ-Z]|[AI](?!['’]?\s*\w))\b(?!['’])", answer)
     return capitals[-1] if capitals else None
 
 
@@ -114,11 +119,12 @@ def _align_words(answer_words: Sequence[str], right_words: Sequence[str]) -> lis
 
 
 def stem(word: str) -> str:
-    """Returns the word without the commonest English endings."""
+    """Returns the word without one of the commonest English endings and without a last "e"."""
     for ending in ENGLISH_ENDINGS:
         if word.endswith(ending) and len(word) > len(ending) + 2:
-            return word[: -len(ending)]
-    return word
+            word = word[: -len(ending)]
+            break
+    return word.removesuffix("e") if len(word) > 3 else word
 
 
 def score(task: str, answer: str, right: Sequence[str]) -> Mapping[str, float]:

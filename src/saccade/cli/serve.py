@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import re
-import socket
 import time
 from collections.abc import Callable
 from importlib.util import find_spec
@@ -170,7 +169,7 @@ def run_server(
     """
     import uvicorn
 
-    from saccade.serve.listen_socket import HeaderTimeoutProtocol, open_listen_socket
+    from saccade.serve.listen_socket import HeaderTimeoutProtocol, open_listen_socket, socket_url
     from saccade.serve.routes import make_app
 
     listen_socket = open_listen_socket(host, port)
@@ -212,7 +211,7 @@ def run_server(
         timeout_graceful_shutdown=5,
         server_header=False,
     )
-    err.print(f"{_url(listen_socket)}/v1 is loading its models", style="dim", soft_wrap=True)
+    err.print(f"{socket_url(listen_socket)}/v1 is loading its models", style="dim", soft_wrap=True)
     with listen_socket:
         Server(config).run([listen_socket])
     if service.failure is not None:
@@ -226,8 +225,3 @@ def _parse_size(size: str) -> int:
         raise OptionError(f"--prefix-cache {size} is no size: write 2GiB, 500MB or 0")
     number, unit, binary = match.groups()
     return int(float(number) * (1024 if binary else 1000) ** (" kmgt".index(unit or " ")))
-
-
-def _url(listen_socket: socket.socket) -> str:
-    host, port = listen_socket.getsockname()[:2]
-    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"

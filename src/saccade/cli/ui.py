@@ -53,7 +53,7 @@ def ui(
         raise OptionError(f"the page needs gradio: {how_to_install('ui')}")
     settings = run_setup.resolve_settings(models, loading, method)
     (recipe,) = run_setup.resolve_recipes([settings.method])
-    from saccade.serve.listen_socket import open_listen_socket
+    from saccade.serve.listen_socket import open_listen_socket, socket_url
 
     with open_listen_socket(host, port) as listen_socket, tempfile.TemporaryDirectory() as uploads:
         os.environ |= {"GRADIO_ANALYTICS_ENABLED": "False", "GRADIO_TEMP_DIR": uploads}
@@ -90,5 +90,5 @@ def ui(
         config = uvicorn.Config(
             app, log_level="warning", timeout_graceful_shutdown=SHUTDOWN_SECONDS
         )
-        out.print(f"http://{host}:{listen_socket.getsockname()[1]}  (Ctrl-C ends it)", markup=False)
+        out.print(f"{socket_url(listen_socket)}  (Ctrl-C ends it)", markup=False)
         uvicorn.Server(config).run(sockets=[listen_socket])

@@ -66,7 +66,7 @@ class TwoStage:
         unattended = saliency.rest(prompt.visual_tokens, attended)
         budget_left = budget if self.literal else budget - len(attended)
         if not budget_left and len(unattended) and self.share < 1:
-            _warn_that_stage_two_is_idle(self.share, budget / prompt.visual_tokens)
+            _warn_that_stage_two_is_idle(self.share)
         even = (between_ends if self.ends else saliency.sample_evenly)(unattended, budget_left)
         return torch.cat([attended, even]).sort().values
 
@@ -79,13 +79,12 @@ def between_ends(items: Int[Tensor, " item"], count: int) -> Int[Tensor, " kept"
 
 
 @cache
-def _warn_that_stage_two_is_idle(share: float, keep: float) -> None:
-    """Logs once that stage I takes the whole budget."""
+def _warn_that_stage_two_is_idle(share: float) -> None:
+    """Logs, once for each lambda, that stage I takes the whole budget."""
     log.warning(
-        "SpecVLM's stage I takes the whole budget (%.2g of the video) at lambda %g: stage II never "
-        "acts, and the choice is attention's alone. Calibrate a smaller lambda for this pair, as "
-        "in specvlm/lambda=0.05",
-        keep,
+        "SpecVLM's stage I takes the whole budget at lambda %g: stage II never acts, and the "
+        "choice is attention's alone. Calibrate a smaller lambda for this pair, as in "
+        "specvlm/lambda=0.05",
         share,
     )
 

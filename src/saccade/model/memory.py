@@ -76,14 +76,27 @@ def available_bytes(device: torch.device) -> int:
         limit = int(CGROUP_LIMIT.read_text())
     except (OSError, ValueError):  # The container has no limit.
         return free
-    return min(free, max(0, limit - psutil.Process().memory_info().rss))
+    used = max(psutil.Process().memory_info().rss, _bytes_used_in_container())
+    return min(free, max(0, limit - used))
+
+
+def _bytes_used_in_container() -> int:
+    """Returns the bytes that all processes of this container use, without the pages of files, which
+    the system drops when memory is needed; 0 where that cannot be read."""
+    try:
+        used = int(CGROUP_LIMIT.with_name("memory.current").read_text())
+        lines = CGROUP_LIMIT.with_name("memory.stat").read_text().splitlines()
+        counts = {name: int(count) for name, _, count in (line.partition(" ") for line in lines)}
+    except (OSError, ValueError):
+        return 0
+    return used - max(0, counts.get("file", 0) - counts.get("shmem", 0))
 
 
 def reuse_freed_memory() -> None:
     """Makes this process reuse the memory of freed tensors of up to 31 MiB from now on.
 
-    The C library (glibc) returns large blocks to the system until it has seen one of that size
-    freed. Every matrix product would then fetch its memory again, page by page.
+    Until a block of that size has been freed once, the C library (glibc) returns each freed block
+    to the system, and every matrix product has to fetch its memory again, page by page.
     """
     torch.empty(31 * 2**20, dtype=torch.uint8)
 
@@ -107,8 +120,8 @@ def has_room(
 ) -> bool:
     """Returns whether keys and values of so many tokens fit into a device's free memory.
 
-    ``unused_bytes`` are allocated already, for them to use. ``state_bytes`` are needed beside them,
-    however many tokens there are.
+    ``unused_bytes`` are already allocated for keys and values and still unused. ``state_bytes`` are
+    needed in addition, whatever the number of tokens.
     """
     free_bytes = available_bytes(device) * (1 - SPARE_SHARE) + unused_bytes
     return tokens * bytes_per_token + state_bytes <= free_bytes

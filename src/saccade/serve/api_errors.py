@@ -61,7 +61,10 @@ class ApiError(SaccadeError):
 
 
 def to_api_error(error: Exception) -> ApiError:
-    """Returns the response for an error; it shows nothing of an error that is not one of ours."""
+    """Returns the response for an error.
+
+    An unexpected error is logged, and the client is told only that something went wrong.
+    """
     match error:
         case ApiError():
             return error
@@ -87,7 +90,8 @@ NOT_SUPPORTED = {
     *("previous_response_id", "conversation", "background", "max_tool_calls"),
     *("context_management", "moderation"),
 }
-"""Fields of which only values that change nothing are accepted."""
+"""Fields that are not supported. Only values that change nothing are accepted, such as null."""
+FREE_FIELDS = {"metadata"}  # Their entries have names of the client's choice.
 WHAT_TO_DO_INSTEAD = {
     "previous_response_id": "nothing is stored here, so send the earlier items again",
     "conversation": "nothing is stored here, so send the earlier items again",
@@ -111,7 +115,8 @@ def validation_api_error(error: ValidationError) -> ApiError:
     field = ".".join(step for step, _ in groupby(_field_names(first["loc"])))
     if first["type"] == "extra_forbidden":
         return ApiError(400, f"{field} is not a field this server knows: leave it out", field)
-    if NOT_SUPPORTED & set(field.split(".")):
+    steps = field.split(".")
+    if NOT_SUPPORTED & set(steps) and steps[0] not in FREE_FIELDS:
         instead = WHAT_TO_DO_INSTEAD.get(field, "leave it out")
         return ApiError(400, f"{field} is not supported by this server: {instead}", field)
     reason = first["msg"].removeprefix("Value error, ")
@@ -120,8 +125,10 @@ def validation_api_error(error: ValidationError) -> ApiError:
 
 
 def _field_names(location: Sequence[int | str]) -> Iterator[str]:
-    """Yields the names in a field's location, without those of the union's members tried there."""
-    for step in location:
+    """Yields the names in a field's location, without the names that pydantic adds for the members
+    of a union. The first name is always the field's own."""
+    for depth, step in enumerate(location):
         text = str(step)
-        if not text[:1].isupper() and "[" not in text and text not in UNION_TAGS:
+        is_tag = text[:1].isupper() or "[" in text or text in UNION_TAGS
+        if not depth or not is_tag:
             yield text[:40]

@@ -24,6 +24,12 @@ def open_listen_socket(host: str, port: int) -> socket.socket:
         raise OptionError(message) from None
 
 
+def socket_url(listen_socket: socket.socket) -> str:
+    """Returns the address of a server that listens on a socket, as browsers take it."""
+    host, port = listen_socket.getsockname()[:2]
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
 class HeaderTimeoutProtocol(AutoHTTPProtocol):
     """Uvicorn's protocol with a timeout for headers, which uvicorn lacks.
 

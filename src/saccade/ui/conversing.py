@@ -87,8 +87,8 @@ class Conversations:
         if not question.strip():
             raise OptionError("there is no question: write one")
         uploads = Uploads.read(files, self._settings)
+        self._check_length(tab, uploads.documents)
         talk = self._talk_of(tab)
-        self._check_length(talk.prompt_tokens, uploads.documents)
         stream = talk.chat.stream(question, uploads.clips or None, documents=uploads.documents)
         decoder, text = IncrementalDecoder(TextDecoder(self.model.pair.target.decode)), ""
         for round in stream:
@@ -100,9 +100,11 @@ class Conversations:
         talk.exchanges.append(Exchange(question, uploads, answer, result.reused_tokens))
         yield answer
 
-    def _check_length(self, prompt_tokens: int, documents: Sequence[str]) -> None:
+    def _check_length(self, tab: str, documents: Sequence[str]) -> None:
         """Raises OptionError for a conversation, or a text, that is longer than the page allows."""
         most, tokenizer = self._settings.max_prompt, self.model.pair.target.tokenizer
+        talk = self._talk
+        prompt_tokens = 0 if talk is None or talk.tab != tab else talk.prompt_tokens
         if prompt_tokens > most:
             raise OptionError(
                 f"the conversation has {prompt_tokens} tokens, and the page allows {most}: press "

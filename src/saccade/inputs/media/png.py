@@ -19,7 +19,7 @@ TEXT_CHUNKS = (b"tEXt", b"zTXt", b"iTXt", b"iCCP")
 
 
 def strip_long_texts(file: Any) -> Any:
-    """Returns the file, or a copy without the texts that are too long where it is such a PNG."""
+    """Returns the file; for a PNG with texts or profiles that are too long, a copy without them."""
     file.seek(0)
     if file.read(len(SIGNATURE)) != SIGNATURE:
         file.seek(0)
@@ -52,14 +52,19 @@ def _chunks(file: Any) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _text_size(file: Any, kind: bytes, length: int) -> int:
-    """Returns how many bytes a text has when decompressed, reading no more than is allowed."""
+    """Returns how many bytes a text has when decompressed, reading no more than is allowed.
+
+    Of a text whose bytes in the file are too many already, it returns more than is allowed.
+    """
     max_size = PngImagePlugin.MAX_TEXT_CHUNK
+    if length > max_size:
+        return max_size + 1
     if kind == b"tEXt":
-        return length if length <= max_size else max_size + 1
-    _, _, packed = file.read(min(length, max_size)).partition(b"\0")
+        return length
+    _, _, packed = file.read(length).partition(b"\0")
     if kind == b"iTXt":
         if packed[:1] != b"\1":  # It is not compressed.
-            return length if length <= max_size else max_size + 1
+            return length
         packed = packed[2:].split(b"\0", 2)[-1]
     else:
         packed = packed[1:]
