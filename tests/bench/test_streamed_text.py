@@ -70,7 +70,7 @@ def typed(
     for start in range(0, len(ids), block):
         part = tuple(ids[start : start + block])
         record = RoundRecord(part, (), part[:-1], part[-1], "bonus", 0.0, 0.0)
-        pieces.append(typist.type(record).plain)
+        pieces.append(typist.styled_text(record).plain)
     return [*pieces, typist.rest(whole)]
 
 

@@ -38,7 +38,7 @@ def test_a_question_brings_a_video_and_only_that_is_read(model, clips):
         for question, files in questions:
             *_, answer = page.ask("one", question, files)
             assert answer == chat.ask(question, files or None).text
-    exchanges = page._talk.exchanges
+    exchanges = page._conversation.exchanges
     assert [len(each.uploads.clips) for each in exchanges] == [1, 1, 0]
     assert exchanges[0].reused_tokens == 0 < exchanges[1].reused_tokens
     html = page.html("one")
@@ -93,7 +93,7 @@ def test_a_text_comes_with_its_question(model, clips, tmp_path: Path):
         plain = chat.ask("What?")
     *_, answer = page.ask("one", "What?", [clips[0], str(notes), str(others)])
     assert answer == expected.text
-    assert page._talk.prompt_tokens == expected.prompt_tokens < plain.prompt_tokens
+    assert page._conversation.prompt_tokens == expected.prompt_tokens < plain.prompt_tokens
     assert "notes.txt" in page.html("one")
     before = page.html("one")
     notes.write_text("word " * 20_000)

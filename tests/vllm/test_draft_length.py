@@ -21,8 +21,8 @@ from saccade.vllm.draft_length import (
     RETRY_AFTER_ROUNDS,
     DraftPlan,
     RoundCosts,
-    judge,
     size_bucket,
+    update_acceptance,
 )
 from saccade.vllm.draft_options import DraftOptions, read_options
 from saccade.vllm.proposer import Proposer
@@ -153,10 +153,10 @@ def test_a_line_finds_its_slope_and_forgives_a_pause():
 def test_a_verdict_counts_up_to_the_first_refusal():
     """Claim: what stood after a refused token says nothing of the draft."""
     nothing = Acceptance(FadingMean(0, 1e-9), FadingMean(0, 1e-9))
-    acceptance = judge(nothing, (1, 2, 3), (0.5, 0.5, 0.5), (1, 9))
+    acceptance = update_acceptance(nothing, (1, 2, 3), (0.5, 0.5, 0.5), (1, 9))
     assert acceptance.rate == pytest.approx(0.5, abs=0.01)
     assert acceptance.chance(0.4) == pytest.approx(0.4, abs=0.01)
-    assert judge(PRIOR, (), (), (1, 2)) == PRIOR
+    assert update_acceptance(PRIOR, (), (), (1, 2)) == PRIOR
 
 
 def test_rounds_of_different_sizes_are_learnt_apart():

@@ -21,8 +21,8 @@ from saccade.inputs import Loaded
 class TimedRun:
     """One timed run of one method or peer, in seconds.
 
-    ``counted`` is the number of tokens that came of decoding; the first comes of the prefill.
-    ``result`` is None for a peer, and ``first`` is a peer's time to its first token.
+    ``counted`` is the number of tokens that decoding produced, without those that came with the
+    prefill. ``result`` is None for a peer, and ``first`` is a peer's time to its first token.
     """
 
     ids: tuple[int, ...]

@@ -39,7 +39,7 @@ class IncrementalDecoder:
         self._ids: list[int] = []
         self._certain_text = ""
 
-    def type(self, round: RoundRecord) -> Text:
+    def styled_text(self, round: RoundRecord) -> Text:
         """Returns the text that a round adds, coloured by the kind of each token."""
         added = Text()
         for text, kind in self.pieces(round):
@@ -56,7 +56,8 @@ class IncrementalDecoder:
                 self._certain_text = text
 
     def rest(self, answer_text: str | None = None) -> str:
-        """Returns the text still withheld at the end; ``answer_text`` is the whole answer's."""
+        """Returns the text that is still withheld at the end. ``answer_text`` is the text of the
+        whole answer, if it is known."""
         text = self._decoder.decode(self._ids) if answer_text is None else answer_text
         return text[len(self._certain_text) :]
 

@@ -54,7 +54,7 @@ def demo(
     page.print(terminal_output.frames_as_text(clip.frames, width=PICTURE_WIDTH // 4 - 2))
     page.print(
         "[bold]The target's answer, drafted by the small model:[/bold] ",
-        *[*(typist.type(round) for round in result.rounds), typist.rest()],
+        *[*(typist.styled_text(round) for round in result.rounds), typist.rest()],
         sep="",
     )
     page.print(terminal_output.legend())

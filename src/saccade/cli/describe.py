@@ -166,7 +166,7 @@ def print_answer(target: Loaded, start: Callable[..., Stream], detail: OutputDet
     typist, result = terminal_output.IncrementalDecoder(decoder), None
     try:
         for round in chain([first], rounds):
-            write(typist.type(round.scalars()))
+            write(typist.styled_text(round.scalars()))
         (result,) = rounds.results
     finally:  # After Ctrl-C the text remains, and the shell's prompt gets a line of its own.
         write(typist.rest(None if result is None else result.text) + "\n")

@@ -16,7 +16,7 @@ from saccade.core.errors import OptionError, how_to_install
 
 HOST = "127.0.0.1"
 PORT = 7860
-SHUTDOWN_SECONDS = 2  # How long open pages have when the server ends.
+SHUTDOWN_SECONDS = 2  # How long the server waits for open connections when it shuts down.
 
 
 @with_option_groups
@@ -32,7 +32,11 @@ def ui(
     max_upload_mb: Annotated[int, typer.Option(min=1, help="The largest file to read.")] = 200,
     max_frames: Annotated[int, typer.Option(min=1, help="Frames taken of a video at most.")] = 64,
     max_prompt: Annotated[
-        int, typer.Option(min=1, help="Tokens of clip and question at most.")
+        int,
+        typer.Option(
+            min=1,
+            help="Tokens of clip and question at most; with --chat, of texts and earlier turns.",
+        ),
     ] = 16_384,
     watch: Annotated[
         bool, typer.Option("--watch", help="The page that watches a video as if it were live.")

@@ -15,8 +15,9 @@ from typing import Protocol, runtime_checkable
 class Capability(Enum):
     """Something that a part of a method offers, or needs.
 
-    Each member has the words that follow "needs", and the choice that brings it. Members that the
-    engine offers to every method have no such choice. Refusals come in the order of the members.
+    Each member has ``words``, which follow "needs" in a refusal, and ``choice``, the option that
+    provides it. What the engine offers to every method has no ``choice``. The unmet needs of a part
+    are reported in the order of the members.
     """
 
     # The engine offers these.
@@ -54,7 +55,10 @@ class Capability(Enum):
 
     # Shapes offer these.
     NEXT_TOKEN = "a shape that drafts a chain", "shape=chain-N, shape=fit or schedule=serial"
-    FIXED_LENGTH = "a shape that drafts a chain whose length needs no laws", "shape=chain-N"
+    FIXED_LENGTH = (
+        "a shape that drafts a chain whose length does not depend on probabilities",
+        "shape=chain-N",
+    )
     FIXED_FORM = "a shape that is the same in every round", "shape=chain-N"
     NO_DRAFT_MODEL = "a shape that also works without a draft model", "shape=auto"
     COPIES = "a shape that copies from the text", "shape=auto"
@@ -83,7 +87,7 @@ OFFERED_BY_ENGINE: Capabilities = frozenset(
 )
 
 
-def where(conditions: Mapping[Capability, bool]) -> Capabilities:
+def capabilities_that_hold(conditions: Mapping[Capability, bool]) -> Capabilities:
     """Returns the capabilities whose condition holds."""
     return frozenset(capability for capability, holds in conditions.items() if holds)
 
@@ -102,8 +106,8 @@ class Part(Protocol):
 def find_unmet_needs(
     parts: Iterable[tuple[str, Part]], offered: Capabilities = OFFERED_BY_ENGINE
 ) -> Iterator[str]:
-    """Yields a sentence for every need that no part offers and that is not ``offered`` by the
-    engine. ``parts`` are given with the words for them, as in "view full"."""
+    """Yields the words of a refusal for every need that no part offers and that is not ``offered``
+    by the engine. ``parts`` are given with the words for them, as in "view full"."""
     named = list(parts)
     offered = offered.union(*(part.offers for _, part in named))
     for words, part in named:

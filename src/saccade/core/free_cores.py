@@ -1,8 +1,9 @@
 """Notices that other programs keep cores busy, and decodes with fewer threads while they do.
 
-Threads that share a product wait for each other at its end. Where a core is taken by another
-program one of them is late each time, and the others spin meanwhile, which takes the core from the
-late one too. An answer that takes a third of a second with one thread has taken twenty with two.
+The threads of a matrix product wait for each other at its end. If another program keeps a core
+busy, the thread on that core finishes late in every product. The other threads spin while they
+wait, which slows the late one further. An answer that takes .3 seconds with one thread has taken 20
+seconds with two.
 """
 
 from __future__ import annotations
@@ -64,9 +65,9 @@ class CpuSample:
 
 
 def threads_beside(others: float, threads: int, cores: int) -> int:
-    """Returns with how many threads to compute where others use so many of the cores.
+    """Returns how many threads to use while other programs keep ``others`` of ``cores`` cores busy.
 
-    At least one is left, and one for each core that others leave free.
+    That is one for each free core, but at least one and at most ``threads``.
     """
     return max(1, min(threads, int(cores - others + TOLERATED_CORES)))
 

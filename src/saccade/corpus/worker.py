@@ -31,7 +31,8 @@ class OpenedJob:
 class CorpusWorker:
     """Loads the models, and returns the rows of the jobs that it is called with.
 
-    Several jobs are one batch where they can be. In fp32 a job's answer is the same in a batch.
+    Jobs that are passed together are answered in one batch if possible. In fp32 the answers are the
+    same as without a batch.
     """
 
     def __init__(self, settings: CaptionSettings) -> None:
@@ -54,8 +55,8 @@ class CorpusWorker:
         if len(opened) > 1:
             try:
                 return rows + self._answer_together(opened)
-            except Exception:  # The job at fault fails alone too, and gets its error row there.
-                pass
+            except Exception:
+                pass  # Each job is answered alone below, so only the one that fails has an error.
         return rows + [self._answer_alone(each) for each in opened]
 
     def _open(self, job: ClipJob) -> OpenedJob | Row:

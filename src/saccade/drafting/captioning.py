@@ -37,7 +37,7 @@ class Captioning:
 
     @property
     def seconds(self) -> tuple[float, float]:
-        """The seconds of captioning, and those of them that nobody waited for."""
+        """The seconds that captioning took, and how many of them were hidden behind other work."""
         return self._seconds, max(0.0, self._seconds - self._waited)
 
     def texts(self) -> list[dict[str, Texts]]:
@@ -67,7 +67,8 @@ class Captioning:
 
 @contextmanager
 def _beside_target(device: torch.device, threads: int) -> Iterator[None]:
-    """Gives this thread so many threads of the CPU, and on a GPU a stream of its own."""
+    """Lets this thread compute with ``threads`` CPU threads, and on a GPU in a stream of its
+    own."""
     before = torch.get_num_threads()
     stream_context: AbstractContextManager[object] = nullcontext()
     if device.type == "cuda":
@@ -80,4 +81,4 @@ def _beside_target(device: torch.device, threads: int) -> Iterator[None]:
         with stream_context:
             yield
     finally:
-        torch.set_num_threads(before)  # Threads that are made later start with this number.
+        torch.set_num_threads(before)  # torch gives the number set last to new threads.

@@ -1,4 +1,4 @@
-"""A conversation whose turns may bring media: each reads only what is new, in both models."""
+"""A conversation in which every turn may add media. Earlier media are not read again."""
 
 from __future__ import annotations
 
@@ -24,10 +24,11 @@ class Conversation(AbstractContextManager["Conversation"]):
     media alone. A question that replaces an earlier one continues from where the texts differ. If
     the first media differ, nothing is reused.
 
-    The draft keeps what its view chose of earlier media, and the view is applied to new media by
-    the attention of the question that comes with them. A target that drafts for itself chooses
-    again among all media. A draft in a process of its own, or one that reads words in the place of
-    pictures, reads a conversation with new media from its beginning; ``Result.warnings`` says so.
+    The draft keeps the tokens that its view chose from earlier media. From new media the view
+    chooses by the attention of the question that comes with them. A target that drafts for itself
+    chooses again among all media. A draft in a process of its own, or one that reads words in the
+    place of pictures, reads a conversation with new media from its beginning; ``Result.warnings``
+    says so.
 
     The arguments are those of :func:`saccade.stream`. Close it, or use it in a ``with``, to free
     the caches.

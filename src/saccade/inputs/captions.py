@@ -91,9 +91,10 @@ def lazy_captioner(
     media: Sequence[Sequence[np.ndarray]],
     device: str | None = None,
 ) -> Callable[[Inputs], Sequence[Sequence[str]]] | None:
-    """Returns a :func:`captioner` that is loaded when it is first called.
+    """Returns a :func:`captioner` that loads its model when it is first called, or None.
 
-    It is the one named, or the embedded one where the target is embedded; otherwise None.
+    It is the captioner ``name``. Without a name it is the embedded captioner if the target is
+    embedded, and None otherwise.
     """
     if name is None and not is_embedded(target):
         return None

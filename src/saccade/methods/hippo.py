@@ -1,8 +1,8 @@
 """HIPPO: Accelerating Video LLM Inference via Holistic-aware Parallel Speculative Decoding.
 
-2026. The draft keeps the tenth of the video that three scores prefer together, and works in
-parallel with the target: it drafts on while its last tokens are judged, and after a refusal the
-target judges the first new token while the rest is drafted.
+2026. The draft keeps the tenth of the video with the highest sum of three scores. It works in
+parallel with the target: it goes on drafting while the target verifies its last tokens. After a
+rejection the target verifies the first new token while the draft drafts the rest.
 
     s_attn = mean over layers, heads, text queries of softmax over video keys (Q K^T)    (Eq. 2)
     s_temp = 1 - mean cosine with the same cell in the frames before and after           (Eq. 3-4)
@@ -79,7 +79,7 @@ class Holistic:
 
 
 VIEW = Pruned("holistic", Holistic(), keep=KEEP, attention=True, guide=saliency.relevant)
-WITHOUT = (
+ABLATIONS = (
     replace(VIEW, name="holistic-no-attn", select=Holistic(attn=False), attention=False),
     replace(VIEW, name="holistic-no-temp", select=Holistic(temp=False)),
     replace(VIEW, name="holistic-no-spa", select=Holistic(spa=False)),
@@ -143,6 +143,6 @@ PEARL_SPECVLM = replace(
 
 PROVIDES = Provides(
     recipes=(HIPPO, HIPPO_PAPER, PEARL, PEARL_SYN, PEARL_SPECVLM),
-    views=(VIEW, *WITHOUT),
+    views=(VIEW, *ABLATIONS),
     shapes={FamilyChain().spelling: FamilyChain()},
 )

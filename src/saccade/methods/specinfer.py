@@ -1,13 +1,13 @@
 """SpecInfer: a tree whose siblings are drawn from the draft's law, not chosen.
 
 Miao et al., 2024 (ASPLOS), Sec. 4.3: the draft draws several tokens after a node, and multi-step
-speculative sampling judges one after another. A token x drawn from q stands with probability
+speculative sampling judges one after another. A token x drawn from q is accepted with probability
 
-    min(1, p(x) / q(x)),   and after a refusal   p <- norm(max(p - q, 0))
+    min(1, p(x) / q(x)),   and after a rejection   p <- norm(max(p - q, 0))
 
 which is ``core/verify.py``. There siblings are drawn *with replacement*: each from the same q, so
 that two may be the same token. *Without replacement* (Jeon et al., 2024; Yang et al., 2024) each
-sibling is drawn from q without the earlier siblings, and that law is stored with it:
+sibling is drawn from q with the earlier siblings removed, and that law is stored with it:
 
     q <- norm(q without x)
 
@@ -116,9 +116,9 @@ class DistinctTree(SampledTree):
 
     def next_law(self, law: Tensor, token: int) -> Law | None:
         remaining_law = law.index_fill(0, torch.tensor(token, device=law.device), 0.0)
-        # How many siblings are drawn must not depend on which token was drawn (see ``Tree``). The
-        # sum of ``remaining_law`` could be 0 for one token and not for another, so tokens are
-        # counted.
+        # The number of siblings must not depend on which token was drawn (see ``Tree``). The sum of
+        # ``remaining_law`` may underflow to 0 for one token and not for another, so the tokens that
+        # have a probability are counted instead.
         return remaining_law / remaining_law.sum() if int(law.count_nonzero()) > 1 else None
 
 

@@ -8,11 +8,11 @@ Ji et al., 2025. The draft reads a tenth of the video: the tokens that the targe
     V_U = tokens of V \\ V_R at a fixed interval I = |V \\ V_R| / budget left      (Eq. 7)
 
 Eq. 7 as printed spreads (1 - r)|V| tokens *in addition to* V_R, while the text says that the cache
-shrinks to 1 - r of its size. We spread the rest of that budget, as the published code does. The
-view ``specvlm-literal`` is the equation, where Eq. 6 has no budget either. ``specvlm-official`` is
-the published code's choice (``utils/utils.py``): lambda .4, the budget rounded down, and stage II
-between the first and the last of the other tokens. That code also counts positions from 0 again
-(``positions=repacked``).
+shrinks to 1 - r of its size. By default stage II gets what stage I leaves of that budget, as in the
+published code. The view ``specvlm-literal`` follows the equations as printed, where stage I has no
+budget either. ``specvlm-official`` is the published code's choice (``utils/utils.py``): lambda .4,
+the budget rounded down, and stage II between the first and the last of the other tokens. That code
+also counts positions from 0 again (``positions=repacked``).
 """
 
 from __future__ import annotations

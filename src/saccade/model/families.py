@@ -99,7 +99,8 @@ def _per_layer_inputs(text: Any, ids: Any, embeds: Any) -> Any:
 
 @cache
 def _reads_embeddings(kind: Any) -> bool:
-    """Returns whether a kind of language model embeds for its layers by more than ids (Gemma 4)."""
+    """Returns whether the embeddings of each layer (Gemma 4) depend on more than ids, so that
+    ``get_per_layer_inputs`` of a class of language models takes the input embeddings too."""
     return "inputs_embeds" in inspect.signature(kind.get_per_layer_inputs).parameters
 
 
@@ -115,7 +116,7 @@ def language_model(model: Any) -> Any:
     """Returns the part of a model that has the decoder's layers."""
     decoder = model.get_decoder()
     if "layers" not in decoder._modules and "model" in decoder._modules:
-        return decoder.model  # Llama 4 calls its language model together with its head.
+        return decoder.model  # Llama 4's decoder is its language model together with its head.
     return decoder
 
 

@@ -1,4 +1,4 @@
-"""What the page for a conversation does, without its layout."""
+"""The logic of the page of ``saccade ui --chat``; ``chat_page`` has its layout."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ class Exchange:
 
 
 @dataclass
-class _Talk:
+class _TabConversation:
     """The conversation of one browser tab."""
 
     tab: str
@@ -74,12 +74,12 @@ class _Talk:
 class Conversations:
     """The conversation of the page: one at a time, for the browser tab that began it.
 
-    A model is quickest, and safe, when one thread uses it.
+    Only one thread may use the model at a time, which is safe and fastest.
     """
 
     def __init__(self, model: Model, settings: PageSettings) -> None:
         self.model, self._settings = model, settings
-        self._talk: _Talk | None = None
+        self._conversation: _TabConversation | None = None
         self._lock = threading.Lock()
 
     def ask(self, tab: str, question: str, files: Sequence[str] = ()) -> Iterator[str]:
@@ -88,23 +88,27 @@ class Conversations:
             raise OptionError("there is no question: write one")
         uploads = Uploads.read(files, self._settings)
         self._check_length(tab, uploads.documents)
-        talk = self._talk_of(tab)
-        stream = talk.chat.stream(question, uploads.clips or None, documents=uploads.documents)
+        conversation = self._conversation_of(tab)
+        stream = conversation.chat.stream(
+            question, uploads.clips or None, documents=uploads.documents
+        )
         decoder, text = IncrementalDecoder(TextDecoder(self.model.pair.target.decode)), ""
         for round in stream:
-            text += str(decoder.type(round.scalars()))
+            text += str(decoder.styled_text(round.scalars()))
             yield text
         (result,) = stream.results
-        talk.prompt_tokens = result.prompt_tokens
+        conversation.prompt_tokens = result.prompt_tokens
         answer = result.text or ""
-        talk.exchanges.append(Exchange(question, uploads, answer, result.reused_tokens))
+        conversation.exchanges.append(Exchange(question, uploads, answer, result.reused_tokens))
         yield answer
 
     def _check_length(self, tab: str, documents: Sequence[str]) -> None:
         """Raises OptionError for a conversation, or a text, that is longer than the page allows."""
         most, tokenizer = self._settings.max_prompt, self.model.pair.target.tokenizer
-        talk = self._talk
-        prompt_tokens = 0 if talk is None or talk.tab != tab else talk.prompt_tokens
+        conversation = self._conversation
+        prompt_tokens = (
+            0 if conversation is None or conversation.tab != tab else conversation.prompt_tokens
+        )
         if prompt_tokens > most:
             raise OptionError(
                 f"the conversation has {prompt_tokens} tokens, and the page allows {most}: press "
@@ -117,28 +121,31 @@ class Conversations:
                 f"page allows {most}: give a part of them, or start it with a larger --max-prompt"
             )
 
-    def _talk_of(self, tab: str) -> _Talk:
+    def _conversation_of(self, tab: str) -> _TabConversation:
         with self._lock:
-            if self._talk is None:
+            if self._conversation is None:
                 chat = self.model.chat(
                     None, max_new_tokens=self._settings.max_new_tokens, do_sample=False
                 )
-                self._talk = _Talk(tab, chat)
-            if self._talk.tab != tab:
+                self._conversation = _TabConversation(tab, chat)
+            if self._conversation.tab != tab:
                 raise OptionError("another tab has a conversation here: press Begin anew in it")
-            return self._talk
+            return self._conversation
 
     def html(self, tab: str, question: str = "", answer: str = "") -> str:
-        """Returns what was said, the latest first; ``question`` is one whose ``answer`` grows."""
-        talk = self._talk
-        if talk is None or talk.tab != tab:
+        """Returns the conversation as HTML, the latest exchange first. ``question`` is being
+        answered, and ``answer`` is its text so far."""
+        conversation = self._conversation
+        if conversation is None or conversation.tab != tab:
             return ""
-        return pictures.conversation([each.html for each in talk.exchanges], question, answer)
+        return pictures.conversation(
+            [each.html for each in conversation.exchanges], question, answer
+        )
 
     def end(self, tab: str) -> None:
         """Ends a tab's conversation, if it has one, and frees its caches."""
         with self._lock:
-            talk = self._talk
-            if talk is not None and talk.tab == tab:
-                self._talk = None
-                talk.chat.close()
+            conversation = self._conversation
+            if conversation is not None and conversation.tab == tab:
+                self._conversation = None
+                conversation.chat.close()

@@ -1,6 +1,6 @@
-"""What the page that watches a video does, without its layout.
+"""The logic of the page of ``saccade ui --watch``; ``watch_page`` has its layout.
 
-Pictures cannot be added there; the page of ``saccade ui --chat`` takes those.
+This page takes one video. The page of ``saccade ui --chat`` takes pictures too.
 """
 
 from __future__ import annotations
@@ -81,7 +81,7 @@ class Watchers:
         _, end = watching.live.kept_seconds
         decoder, text = IncrementalDecoder(TextDecoder(self.model.pair.target.decode)), ""
         for round in stream:
-            text += str(decoder.type(round.scalars()))
+            text += str(decoder.styled_text(round.scalars()))
             yield text
         text = stream.results[0].text or ""
         watching.exchanges.append((end, question, text))
@@ -97,7 +97,7 @@ class Watchers:
 
 
 def frames_html(watching: Watching | None) -> str:
-    """Returns the latest frames, and what is kept."""
+    """Returns HTML with the latest frames, and a line that says which seconds are kept."""
     if watching is None:
         return ""
     live = watching.live

@@ -1,4 +1,4 @@
-"""Decides how long drafts are: as long as one more token pays, and empty where none does.
+"""Decides the length of drafts inside vLLM: tokens are added while one more pays.
 
 A round over ``n`` requests that each draft ``k`` tokens yields n (1 + a + ... + a^k) tokens, where
 a is the acceptance rate. It costs a target forward of n (1 + k) rows and k levels of the draft. R
@@ -8,8 +8,8 @@ is the highest rate of all ``k``, and a token is drafted while
 
 P comes from the draft's confidence, scaled by how well that has predicted acceptance so far.
 Seconds are measured as rounds go by, because nobody knows beforehand how many requests share a
-forward. A drafted token is the draft's arg-max and never a sample. So its length may depend on
-measured times without changing an answer, or the distribution of sampled ones.
+forward. A drafted token is the draft's arg-max and never a sample, so a draft's length may depend
+on measured times. That changes neither a greedy answer nor the distribution of a sampled one.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ MIN_SPEEDUP = 1.03  # Over plain decoding; below it nothing is drafted.
 PRIOR = Acceptance(FadingMean(0.8, 1.0), FadingMean(0.8, 0.9))
 
 
-def judge(
+def update_acceptance(
     acceptance: Acceptance,
     drafted: Sequence[int],
     confidences: Sequence[float],
     emitted: Sequence[int],
 ) -> Acceptance:
-    """Returns the estimate after the verification of a draft; tokens after the first rejected one
-    are not counted."""
+    """Returns the acceptance after one more verified draft. Tokens after the first rejected one are
+    not counted."""
     for token, confidence, emitted_token in zip(drafted, confidences, emitted, strict=False):
         hit = token == emitted_token
         acceptance = acceptance.fold([(confidence, hit)], 1, ACCEPTANCE_DECAY)
@@ -53,10 +53,11 @@ def judge(
 
 @dataclass(frozen=True)
 class DraftPlan:
-    """How long drafts may get in a round, and below which probability a token is not drafted."""
+    """How long drafts may get in a round, and the probability at which they stop."""
 
     length: int
-    min_probability: float = 0.0  # That all tokens up to it are accepted.
+    # Drafting stops where a token and all before it are accepted with a lower probability.
+    min_probability: float = 0.0
     acceptance: Acceptance = PRIOR
 
 
@@ -64,15 +65,15 @@ class DraftPlan:
 class RoundCosts:
     """The costs of rounds of about this many requests.
 
-    ``target`` is a line through the seconds between two drafts, by the rows of the target's
-    forward. ``draft`` is one through the seconds of drafting, by the forwards of the draft.
-    ``tries`` counts all rounds.
+    ``target`` fits the seconds from the end of one draft to the start of the next, against the rows
+    of the target's forward. ``draft`` fits the seconds of drafting, against the forwards of the
+    draft. ``rounds`` counts all rounds, with or without drafts.
     """
 
     max_length: int
     target: CostLine = field(default=CostLine())
     draft: CostLine = field(default=CostLine())
-    tries: int = 0
+    rounds: int = 0
     pause: Pause = Pause(RETRY_AFTER_ROUNDS)  # since drafting was last tried
 
     def plan(self, requests: int, acceptance: Acceptance) -> DraftPlan:
@@ -80,7 +81,7 @@ class RoundCosts:
         if self.target.weight < MIN_MEASURED_ROUNDS or self.draft.weight < MIN_MEASURED_ROUNDS:
             # The lengths differ until both costs are measured: long, half as long, and none.
             lengths = (self.max_length, max(1, self.max_length // 2), 0)
-            return DraftPlan(lengths[self.tries % 3], 0.0, acceptance)
+            return DraftPlan(lengths[self.rounds % 3], 0.0, acceptance)
         rates = [
             self._rate(requests, acceptance.rate, length) for length in range(self.max_length + 1)
         ]
@@ -98,14 +99,16 @@ class RoundCosts:
     def after_drafting(self, levels: int, seconds: float) -> RoundCosts:
         """Returns the costs after a draft of ``levels`` forwards, or of none."""
         if not levels:
-            return replace(self, tries=self.tries + 1, pause=self.pause.after_plain_round())
-        length = RETRY_AFTER_ROUNDS  # It was drafted because that pays,
-        if self.pause.is_over:  # or to see whether it does by now.
+            return replace(self, rounds=self.rounds + 1, pause=self.pause.after_plain_round())
+        # A draft that was expected to pay resets the pause. One after a whole pause was a retry, so
+        # the next pause is twice as long.
+        length = RETRY_AFTER_ROUNDS
+        if self.pause.is_over:
             length = min(MAX_RETRY_ROUNDS, 2 * self.pause.length)
         return replace(
             self,
             draft=self.draft.fold(levels, seconds),
-            tries=self.tries + 1,
+            rounds=self.rounds + 1,
             pause=Pause(length),
         )
 

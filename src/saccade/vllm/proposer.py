@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Sequence
 
-from saccade.vllm.draft_length import PRIOR, DraftPlan, RoundCosts, judge, size_bucket
+from saccade.vllm.draft_length import PRIOR, DraftPlan, RoundCosts, size_bucket, update_acceptance
 from saccade.vllm.request_drafts import DraftRequest, Drafts, ProposedTokens
 
 
@@ -49,7 +49,9 @@ class Proposer:
             costs = costs.after_target_forward(rows, start - self._last_end)
         for each in requests:
             draft = self._last_proposals.get(each.name, ProposedTokens())
-            self._acceptance = judge(self._acceptance, draft.tokens, draft.probabilities, each.new)
+            self._acceptance = update_acceptance(
+                self._acceptance, draft.tokens, draft.probabilities, each.new
+            )
         plan = self._plan(costs, len(names))
         proposals = dict.fromkeys(names, ProposedTokens())
         if plan.length:

@@ -1,6 +1,7 @@
-"""The one entry to the drawn world for the rest of the package: clips where a user names none.
+"""Drawn clips for commands that need one when the user names none.
 
-Commands import it late, where they show the demo, an example of the page, or a drawn suite.
+The rest of the package uses the drawn world only through this module. Commands import it late,
+where they show the demo, an example of the page, or a drawn suite.
 """
 
 from __future__ import annotations
@@ -64,7 +65,8 @@ def calibration_clips(tell: Callable[[str], None]) -> list[Clip]:
 
 
 def write_clip(file: Path, seed: int, frames: int, size: int, fps: float) -> dict[str, Any]:
-    """Writes the clip of a scene as an MP4, and returns what is true of it, with a question.
+    """Writes the clip of a scene as an MP4, and returns the facts of the scene, a question about it
+    and the right answer.
 
     Raises OptionError for a clip that cannot be written.
     """

@@ -20,7 +20,10 @@ def first_value(row: Row, names: Sequence[str]) -> Any:
 
 
 def column_texts(row: Row, names: Sequence[str]) -> tuple[str, ...]:
-    """Returns the texts of these columns, with lists unpacked, without padding and letters."""
+    """Returns the texts of these columns, one for each item of a list.
+
+    Surrounding spaces and the letters of options, such as "A.", are removed.
+    """
     values: list[Any] = []
     for name in names:
         value = row.get(name)

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, cast
 import torch
 from torch import Tensor
 
-from saccade.core.capabilities import Capabilities, Capability, where
+from saccade.core.capabilities import Capabilities, Capability, capabilities_that_hold
 from saccade.core.costs import Costs
 from saccade.core.digits import read_digits
 from saccade.core.errors import MethodError
@@ -59,7 +59,7 @@ class Chain(Shape):
     @property
     def offers(self) -> Capabilities:
         """A derived chain that grows in a way of its own, or stops by itself, offers less."""
-        return where(
+        return capabilities_that_hold(
             {
                 Capability.FIXED_FORM: True,
                 Capability.NEXT_TOKEN: type(self).grow is Chain.grow,

@@ -14,7 +14,7 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from saccade.core.capabilities import NOTHING, Capabilities, Capability, where
+from saccade.core.capabilities import NOTHING, Capabilities, Capability, capabilities_that_hold
 from saccade.core.errors import MethodError
 from saccade.core.prompt import Media, Prefill, Prompt, Reading, Texts
 from saccade.core.protocols import EarlyChoice, Following, Refresh, View
@@ -88,7 +88,7 @@ class Pruned(View):
 
     @property
     def needs(self) -> Capabilities:
-        return where(
+        return capabilities_that_hold(
             {
                 Capability.ATTENTION: self.attention,
                 Capability.TARGET_KEYS: self.refresh is not None,
@@ -99,7 +99,9 @@ class Pruned(View):
     @property
     def offers(self) -> Capabilities:
         keeps_positions = self.positions == "original"
-        return where({Capability.PROMPT_ROWS: True, Capability.ORIGINAL_POSITIONS: keeps_positions})
+        return capabilities_that_hold(
+            {Capability.PROMPT_ROWS: True, Capability.ORIGINAL_POSITIONS: keeps_positions}
+        )
 
     @property
     def following(self) -> Following:
@@ -150,7 +152,7 @@ class Fixed(Pruned):
 
     @property
     def offers(self) -> Capabilities:
-        return super().offers | where({Capability.WHOLE_PROMPT: self.keep == 1})
+        return super().offers | capabilities_that_hold({Capability.WHOLE_PROMPT: self.keep == 1})
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@ from jaxtyping import Float, Int
 from torch import Tensor
 from torch.nn.functional import cosine_similarity
 
-from saccade.core.capabilities import Capabilities, Capability, where
+from saccade.core.capabilities import Capabilities, Capability, capabilities_that_hold
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import View
 from saccade.drafting.views import saliency
@@ -151,7 +151,7 @@ class Pooled(View):
 
     @property
     def needs(self) -> Capabilities:
-        return where({Capability.COARSE_ROWS: self.coarse})
+        return capabilities_that_hold({Capability.COARSE_ROWS: self.coarse})
 
     @property
     def offers(self) -> Capabilities:

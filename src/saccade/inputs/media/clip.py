@@ -26,8 +26,8 @@ class FrameSampling:
     """Which moments to sample: by `fps`, `num_frames` or `every`, from `start` to `end` seconds.
 
     Without these it takes 2 frames a second, and at least 4. No source frame is taken twice to
-    reach a count. A folder of images gives all of them, and `fps` is the rate at which they were
-    taken (default 1).
+    reach a count. A folder of images gives all of them unless `num_frames`, `start` or `end` is
+    set, and `fps` is the rate at which they were taken (default 1).
     """
 
     fps: float | int | None = None
@@ -57,8 +57,8 @@ class FrameSampling:
             raise bad_option("give only one of fps, num_frames and every")
 
     def for_sequence(self, rate: float) -> "FrameSampling":
-        """Returns the sampling of images that were taken at a rate: it takes all of them, unless it
-        asks for a number."""
+        """Returns the sampling to use for images that were taken at ``rate`` a second: it takes all
+        of them from ``start`` to ``end``, unless ``num_frames`` is set."""
         return self if self.num_frames or self.every else replace(self, fps=rate)
 
 
@@ -70,7 +70,7 @@ class Clip:
     timestamps: Seconds
     duration: float  # Of the whole source, in seconds.
     fps: float  # The source's average rate.
-    source_frames: int  # Counted from packets.
+    source_frames: int  # How many frames the source has; of a video, its packets are counted.
     sampled_fps: float  # The rate at which `frames` follow each other.
     warnings: tuple[str, ...] = ()
 
