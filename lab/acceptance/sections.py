@@ -41,7 +41,7 @@ from saccade.inputs import Loaded
 from saccade.inputs.footprint import footprint
 from saccade.methods import SYSTEMS, resolve
 from saccade.model.backbone import Backbone
-from saccade.model.captures import is_capturing_worthwhile
+from saccade.model.capture_choice import is_capturing_worthwhile
 from saccade.model.cuda_graphs import capture_new_sizes
 from saccade.model.memory import GIB
 from saccade.model.session import Session

@@ -15,7 +15,7 @@ from PIL import Image
 
 import saccade
 from lab import checkpoints
-from saccade.bench.terminal_output import IncrementalDecoder
+from saccade.answering.coloured_text import IncrementalDecoder
 from saccade.core import generation_settings
 from saccade.core.answer_text import TextDecoder
 from saccade.core.errors import ModelError, OptionError, VideoInputError

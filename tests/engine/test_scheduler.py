@@ -22,7 +22,7 @@ from saccade.drafting.schedule import serial
 from saccade.drafting.setup import Words
 from saccade.drafting.shapes.policies import Chain
 from saccade.engine.request import Request
-from saccade.engine.round_size import RoundTimes
+from saccade.engine.requests_per_round import RoundTimes
 from saccade.engine.scheduler import Scheduler
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone

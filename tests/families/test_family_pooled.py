@@ -20,7 +20,7 @@ from saccade.drafting.parallel.child import Child, Job
 from saccade.drafting.parallel.worker_drafter import WorkerDrafter
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
-from saccade.drafting.views.pruning import POOLED, POOLED_AFTER
+from saccade.drafting.views.baseline_pruning import POOLED, POOLED_AFTER
 from saccade.model.backbone import Backbone
 from saccade.model.prompt_reader import average_blocks
 from saccade.model.session import Session

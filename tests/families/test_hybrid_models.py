@@ -36,12 +36,12 @@ from saccade.bench.hardware.pair_fit import examine
 from saccade.core.errors import ModelError
 from saccade.core.sampling import Sampling
 from saccade.engine.request import Request
-from saccade.engine.round_size import RoundTimes
+from saccade.engine.requests_per_round import RoundTimes
 from saccade.engine.scheduler import Scheduler
 from saccade.inputs.footprint import footprint
 from saccade.methods import resolve
 from saccade.model import memory, prefix_cache
-from saccade.model.captures import is_capturing_worthwhile
+from saccade.model.capture_choice import is_capturing_worthwhile
 from saccade.model.prefix_cache import PrefixCache
 from saccade.model.session import Session
 

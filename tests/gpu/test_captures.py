@@ -13,7 +13,7 @@ from pretended import pretend_gpus
 import saccade
 from saccade.core.result import Result
 from saccade.engine.request import Request
-from saccade.engine.round_size import RoundTimes
+from saccade.engine.requests_per_round import RoundTimes
 from saccade.engine.scheduler import Scheduler
 from saccade.methods import resolve
 from saccade.model import cuda_graphs

@@ -21,8 +21,8 @@ from saccade.drafting.schedule import parallel
 from saccade.drafting.shapes.auto import Auto
 from saccade.drafting.shapes.fit import Fit
 from saccade.drafting.shapes.policies import Chain
+from saccade.drafting.views.baseline_pruning import Merged, Pooled
 from saccade.drafting.views.basic import FULL, Pruned, Several, TextView
-from saccade.drafting.views.pruning import Merged, Pooled
 from saccade.methods import DRAFTERS, FAMILIES, SCHEDULES, SHAPES, VIEWS, resolve
 from saccade.methods.hippo import FamilyChain
 from saccade.methods.pages import ByPage

@@ -13,7 +13,7 @@ import torch
 from serve.live import QUESTION, Live, inputs_of, made, serving, text_part, video_part
 
 import saccade
-from saccade.engine.round_size import RoundTimes
+from saccade.engine.requests_per_round import RoundTimes
 from saccade.inputs import Pair, media
 
 CLOSE = 1e-4

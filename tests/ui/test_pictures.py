@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 
-from saccade.bench.terminal_output import KIND_MEANINGS
+from saccade.answering.coloured_text import KIND_MEANINGS
 from saccade.core.result import Result, RoundRecord, Timings
 from saccade.ui import method_controls, pictures
 from saccade.ui.duel import Column, Duel, Piece

@@ -1,9 +1,9 @@
-"""Output for a terminal: text in the colours of its tokens, tables, and frames. Knows no model."""
+"""Output for a terminal: tables, and frames as text. Knows no model."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 from rich.console import Console
@@ -12,61 +12,6 @@ from rich.text import Text
 
 from saccade.bench.comparison import Summary
 from saccade.bench.measures import format_number
-from saccade.core.answer_text import TextDecoder
-from saccade.core.result import Kind, RoundRecord
-
-KIND_STYLES: dict[Kind, str] = {
-    "accepted": "green",
-    "recovered": "bold yellow",
-    "bonus": "bold cyan",
-}
-KIND_MEANINGS: dict[Kind, str] = {
-    "accepted": "accepted draft tokens",
-    "recovered": "corrected by the target",
-    "bonus": "added by the target",
-}
-
-
-class IncrementalDecoder:
-    """Turns tokens into text as they come, and gives each piece the kind of its token.
-
-    A character of several tokens is withheld until it is complete, and so is what may begin a stop
-    string.
-    """
-
-    def __init__(self, decoder: TextDecoder) -> None:
-        self._decoder = decoder
-        self._ids: list[int] = []
-        self._certain_text = ""
-
-    def styled_text(self, round: RoundRecord) -> Text:
-        """Returns the text that a round adds, coloured by the kind of each token."""
-        added = Text()
-        for text, kind in self.pieces(round):
-            added.append(text, style=KIND_STYLES[kind])
-        return added
-
-    def pieces(self, round: RoundRecord) -> Iterator[tuple[str, Kind]]:
-        """Yields the text that a round adds in pieces, each with the kind of its token."""
-        for token, kind in zip(round.emitted, round.kinds, strict=True):
-            self._ids.append(token)
-            text = self._decoder.certain_text(self._ids)
-            if len(text) > len(self._certain_text):
-                yield text[len(self._certain_text) :], kind
-                self._certain_text = text
-
-    def rest(self, answer_text: str | None = None) -> str:
-        """Returns the text that is still withheld at the end. ``answer_text`` is the text of the
-        whole answer, if it is known."""
-        text = self._decoder.decode(self._ids) if answer_text is None else answer_text
-        return text[len(self._certain_text) :]
-
-
-def legend() -> Text:
-    """Returns the meaning of each colour, as one line."""
-    return Text(", ").join(
-        Text(words, style=KIND_STYLES[kind]) for kind, words in KIND_MEANINGS.items()
-    )
 
 
 def make_table(word_columns: Sequence[str], number_columns: Sequence[str]) -> Table:

@@ -29,6 +29,7 @@ def demo(
 ) -> None:
     """Describe a video with the embedded pair, plainly and drafted, and compare."""
     prepare(threads, verbose)
+    from saccade.answering import coloured_text
     from saccade.bench import terminal_output
     from saccade.inputs.subjects import Subject
     from saccade.world.demo_clips import demo_clip
@@ -49,7 +50,7 @@ def demo(
         typer.echo(json.dumps(comparison.json()))
         return
     result = comparison.results[DEFAULT_METHOD]
-    typist = terminal_output.IncrementalDecoder(TextDecoder(models.target.decode))
+    typist = coloured_text.IncrementalDecoder(TextDecoder(models.target.decode))
     page = out if picture is None else console(record=True, width=PICTURE_WIDTH)
     page.print(terminal_output.frames_as_text(clip.frames, width=PICTURE_WIDTH // 4 - 2))
     page.print(
@@ -57,7 +58,7 @@ def demo(
         *[*(typist.styled_text(round) for round in result.rounds), typist.rest()],
         sep="",
     )
-    page.print(terminal_output.legend())
+    page.print(coloured_text.legend())
     if picture is not None:  # It has the answer alone, since times differ between machines.
         picture.write_text(terminal_output.remove_web_fonts(page.export_svg(title="saccade demo")))
     out.print(f"\n[bold]What the generator drew:[/bold] [dim]{description}[/dim]\n")

@@ -148,7 +148,7 @@ def output_detail(as_json: bool, quiet: bool) -> OutputDetail:
 
 def print_answer(target: Loaded, start: Callable[..., Stream], detail: OutputDetail) -> Result:
     """Runs a stream to its end and prints it meanwhile; ``start`` is called with ``on_phase``."""
-    from saccade.bench import terminal_output
+    from saccade.answering import coloured_text
 
     write: Callable[[Text | str], None] = {
         "all": lambda text: out.print(text, end="", soft_wrap=True, markup=False),
@@ -163,7 +163,7 @@ def print_answer(target: Loaded, start: Callable[..., Stream], detail: OutputDet
         rounds = start(on_phase=on_phase)
         first = next(rounds)
     decoder = rounds.text_decoder or TextDecoder(target.decode)
-    typist, result = terminal_output.IncrementalDecoder(decoder), None
+    typist, result = coloured_text.IncrementalDecoder(decoder), None
     try:
         for round in chain([first], rounds):
             write(typist.styled_text(round.scalars()))
@@ -174,7 +174,7 @@ def print_answer(target: Loaded, start: Callable[..., Stream], detail: OutputDet
         raise ModelError(BROKEN)
     if detail == "all":
         if out.is_terminal and any(round.tokens for round in result.rounds):
-            out.print(terminal_output.legend())  # It explains the colours of the answer above it.
+            out.print(coloured_text.legend())  # It explains the colours of the answer above it.
         rate = result.tokens_per_second or 0.0
         reused = f", {result.reused_tokens} tokens reused" if result.reused_tokens else ""
         err.print(

@@ -138,7 +138,7 @@ class Learner:
         return None
 
     def fold(self, state: State, round: Round) -> State:
-        """Returns the state after a round; an answer's last round is not folded."""
+        """Returns the state after a round. The opening round, which has no draft, is not folded."""
         return state
 
     def finish(self, state: State) -> None:

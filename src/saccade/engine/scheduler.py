@@ -29,7 +29,7 @@ from saccade.drafting.recipe import Recipe, recorded_hidden_layers
 from saccade.drafting.schedule import NO_MEMORY_REASON, Group, MemoryGuard, advance
 from saccade.engine.request import Request
 from saccade.engine.request_batch import RequestBatch
-from saccade.engine.round_size import RoundTimes
+from saccade.engine.requests_per_round import RoundTimes
 from saccade.engine.scopes import planning_scope, step_scope
 from saccade.model import memory
 from saccade.model.backbone import Backbone

@@ -8,7 +8,7 @@ from saccade.drafting.drafters import Copies, EarlyExit, Lookup, ModelDrafter, N
 from saccade.drafting.provides import Provides, Setting, parse_whole
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Best, Chain, Static
-from saccade.drafting.views import basic, pruning
+from saccade.drafting.views import baseline_pruning, basic
 from saccade.methods.specvlm import TREE
 
 AR = Recipe(
@@ -52,7 +52,7 @@ DRAW = Setting(
 
 PROVIDES = Provides(
     recipes=(AR, SD, SD_TREE, LOOKUP),
-    views=(*basic.VIEWS, *pruning.VIEWS),
+    views=(*basic.VIEWS, *baseline_pruning.VIEWS),
     families=(Chain, Best, Static),
     drafters={
         "model": ModelDrafter,

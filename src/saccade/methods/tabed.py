@@ -33,8 +33,8 @@ from saccade.drafting.ensemble import Ensemble, LogLaw, Weighting
 from saccade.drafting.provides import Provides, Setting, parse_positive
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.policies import Chain
+from saccade.drafting.views.baseline_pruning import POOLED, POOLED_AFTER
 from saccade.drafting.views.basic import CAPTION, FULL, TEXT, Several
-from saccade.drafting.views.pruning import POOLED, POOLED_AFTER
 
 GAMMA = 5
 LEAST_ERROR = 1e-11  # The published code uses this in the place of an error of 0.

@@ -2,6 +2,7 @@
 
 A forward is a flat list of tokens cut into *segments*, one per request. No request is padded to
 another, and none reads another's keys. This module knows no model: layers call it with q, k and v.
+The mask of a tree comes from ``core.tree.tree_mask``, and its positions from ``Session``.
 """
 
 from __future__ import annotations

@@ -23,7 +23,7 @@ from saccade.core.tree import Tree
 from saccade.model.attention import Step
 from saccade.model.backbone import Backbone
 from saccade.model.cache import Cache, Pages, send_to_device
-from saccade.model.captures import graphs_of, is_capturing_worthwhile
+from saccade.model.capture_choice import graphs_of, is_capturing_worthwhile
 from saccade.model.cuda_graphs import (
     CudaGraphs,
     ReadTop,

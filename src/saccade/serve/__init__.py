@@ -8,7 +8,7 @@
 3. `request_reader` loads the media (`media.fetch`), decodes them in a guarded process
    (`media.decoder_pool`) and lets the processor make inputs of the conversation, all of it in one
    of `service`'s threads. Where the client asks for a format, `formats.grammar` says which tokens
-   may follow.
+   may follow, and `formats.reasoning` lets the model reason before it.
 4. The `queue` hands the request to its one engine thread, where `engine.scheduler` works on all
    requests at once. Rounds come back as they happen, with their log-probabilities, and a client
    that disconnects frees its rows.

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from saccade.answering.chat_model import Chat, Model
-from saccade.bench.terminal_output import IncrementalDecoder
+from saccade.answering.coloured_text import IncrementalDecoder
 from saccade.core.answer_text import TextDecoder
 from saccade.core.errors import OptionError
 from saccade.inputs.media import Clip

@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from saccade.bench.terminal_output import IncrementalDecoder
+from saccade.answering.coloured_text import IncrementalDecoder
 from saccade.core.answer_text import TextDecoder
 from saccade.core.result import Kind, Result, Round, RoundRecord, emitted_per_forward
 from saccade.engine.generate import Stream

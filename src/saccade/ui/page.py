@@ -15,7 +15,7 @@ from typing import Any
 
 import gradio as gr
 
-from saccade.bench.terminal_output import KIND_MEANINGS
+from saccade.answering.coloured_text import KIND_MEANINGS
 from saccade.core.errors import SaccadeError
 from saccade.inputs.checkpoints import is_embedded
 from saccade.methods import SYSTEMS

@@ -19,7 +19,7 @@ import numpy as np
 from jinja2 import Environment, FileSystemLoader
 from PIL import Image, ImageDraw
 
-from saccade.bench.terminal_output import KIND_MEANINGS
+from saccade.answering.coloured_text import KIND_MEANINGS
 from saccade.core.result import RoundRecord
 from saccade.core.tree import ROOT, Tree, add, children, depths, follow
 from saccade.ui.duel import Column, Duel

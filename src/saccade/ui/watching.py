@@ -12,8 +12,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from saccade.answering.chat_model import Model
+from saccade.answering.coloured_text import IncrementalDecoder
 from saccade.answering.live_video import Live
-from saccade.bench.terminal_output import IncrementalDecoder
 from saccade.core.answer_text import TextDecoder
 from saccade.core.errors import OptionError
 from saccade.ui import pictures

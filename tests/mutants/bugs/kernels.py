@@ -5,7 +5,7 @@ from bugs.bug import PlantedBug
 BUGS = (
     PlantedBug(
         "a model that stops at an early layer captures its steps in a memory pool of its own",
-        "model/captures.py",
+        "model/capture_choice.py",
         find="None if $backbone.full_backbone is None else graphs_of($backbone.full_backbone).pool",
         plant="None",
         tests=(

@@ -167,20 +167,20 @@ BUGS = (
     ),
     PlantedBug(
         "round size: rounds are made short even where that is expensive",
-        "engine/round_size.py",
+        "engine/requests_per_round.py",
         find="round($live / max(1, $cheap, ($patience - $fixed) / $each))",
         plant="round($live / max(1, ($patience - $fixed) / $each))",
         tests=(
-            "engine/test_round_size.py::"
+            "engine/test_requests_per_round.py::"
             "test_a_round_is_as_short_as_is_cheap_and_no_shorter_than_anybody_waits",
         ),
     ),
     PlantedBug(
         "round size: rounds of few requests decide about rounds of many",
-        "engine/round_size.py",
+        "engine/requests_per_round.py",
         find="$live > max(self.seconds, default=0)",
         plant="not self.seconds",
-        tests=("engine/test_round_size.py::test_more_than_ever_are_tried_together",),
+        tests=("engine/test_requests_per_round.py::test_more_than_ever_are_tried_together",),
     ),
     PlantedBug(
         "round size: only the last round's time counts",
@@ -188,7 +188,7 @@ BUGS = (
         within="SecondsBySize.fold",
         find="$old + NEW_ROUND_WEIGHT * ($seconds - $old)",
         plant="$seconds",
-        tests=("engine/test_round_size.py::test_what_rounds_took_lately_counts",),
+        tests=("engine/test_requests_per_round.py::test_what_rounds_took_lately_counts",),
     ),
     PlantedBug(
         "once: the key is the last argument only",
@@ -367,7 +367,7 @@ BUGS = (
         "core/answer_text.py",
         find="$text[: len($text) - $withheld]",
         plant="$text",
-        tests=("bench/test_streamed_text.py::test_a_stop_string_is_never_printed",),
+        tests=("answering/test_coloured_text.py::test_a_stop_string_is_never_printed",),
     ),
     PlantedBug(
         "the chunks of a long turn all have the positions of its end",

@@ -21,7 +21,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.timing import Clock, Phase, ignore_phase
 from saccade.core.tree import chain
 from saccade.model.backbone import Backbone
-from saccade.model.captures import is_capturing_worthwhile
+from saccade.model.capture_choice import is_capturing_worthwhile
 from saccade.model.cuda_graphs import capture_new_sizes
 from saccade.model.kernels import compiled
 from saccade.model.session import Session, session_of

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from saccade.core.round_estimates import MAX_REMEMBERED_SIZES, NEW_ROUND_WEIGHT
-from saccade.engine.round_size import SPLIT_COST, RoundTimes
+from saccade.engine.requests_per_round import SPLIT_COST, RoundTimes
 
 MILLISECONDS = st.floats(0.01, 300.0)
 

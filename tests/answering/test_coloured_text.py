@@ -12,7 +12,7 @@ from rich.control import strip_control_codes
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
-from saccade.bench.terminal_output import IncrementalDecoder
+from saccade.answering.coloured_text import IncrementalDecoder
 from saccade.core.answer_text import UNFINISHED, TextDecoder
 from saccade.core.result import RoundRecord
 

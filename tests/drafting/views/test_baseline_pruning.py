@@ -22,9 +22,9 @@ from saccade.drafting.drafters import ModelDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
 from saccade.drafting.shapes.policies import Chain
-from saccade.drafting.views import basic, pruning
+from saccade.drafting.views import baseline_pruning, basic
+from saccade.drafting.views.baseline_pruning import Merged
 from saccade.drafting.views.basic import Pruned
-from saccade.drafting.views.pruning import Merged
 
 # -- prompts -----------------------------------------------------------------------------------
 
@@ -193,17 +193,17 @@ def slow_rest(prompt: Prompt, budget: int) -> list[int]:
 
 
 SELECTORS: dict[str, tuple[Any, Callable[[Prompt, int], list[int]]]] = {
-    "frames": (pruning.frames, slow_frames),
-    "front": (pruning.Window(0), slow_window("front")),
-    "middle": (pruning.Window(1), slow_window("middle")),
-    "end": (pruning.Window(2), slow_window("end")),
-    "fastvid": (pruning.fastvid, slow_fastvid),
-    "dycoke": (pruning.dycoke, slow_dycoke),
+    "frames": (baseline_pruning.frames, slow_frames),
+    "front": (baseline_pruning.Window(0), slow_window("front")),
+    "middle": (baseline_pruning.Window(1), slow_window("middle")),
+    "end": (baseline_pruning.Window(2), slow_window("end")),
+    "fastvid": (baseline_pruning.fastvid, slow_fastvid),
+    "dycoke": (baseline_pruning.dycoke, slow_dycoke),
     "rest": (basic.uniform, slow_rest),
 }
 ALL: list[View] = [
-    *pruning.VIEWS,
-    pruning.POOLED,
+    *baseline_pruning.VIEWS,
+    baseline_pruning.POOLED,
 ]
 
 each_selector = pytest.mark.parametrize("name", SELECTORS)
@@ -273,7 +273,7 @@ def test_frames_are_whole_and_far_apart(whole):
     Fails if the first frames are kept, or a few tokens of each.
     """
     prompt = make([(16, 2, 3)])
-    kept = chosen(pruning.frames, prompt, 6 * whole)
+    kept = chosen(baseline_pruning.frames, prompt, 6 * whole)
     times = sorted({int(prompt.grid[index, 1]) for index in kept})
     assert kept == [index for t in times for index in range(6 * t, 6 * t + 6)]
     gaps = {b - a for a, b in zip(times, times[1:], strict=False)}
@@ -284,16 +284,16 @@ def test_frames_are_whole_and_far_apart(whole):
 def test_the_frame_that_does_not_fit_is_sampled_evenly():
     """Claim: what is left of the budget is spread over one frame. Fails if its top is kept."""
     prompt = make([(8, 1, 9)])
-    kept = chosen(pruning.frames, prompt, 9 + 3)
+    kept = chosen(baseline_pruning.frames, prompt, 9 + 3)
     assert kept == [*range(2 * 9, 3 * 9), 6 * 9 + 1, 6 * 9 + 4, 6 * 9 + 7]
 
 
 def test_windows_stand_at_the_front_in_the_middle_and_at_the_end():
     """Claim: three runs of neighbours. Fails if one is spread out or two are the same."""
     prompt = make([(5, 2, 1), (1, 1, 2)])
-    assert chosen(pruning.Window(0), prompt, 3) == [0, 1, 2]
-    assert chosen(pruning.Window(1), prompt, 3) == [4, 5, 6]
-    assert chosen(pruning.Window(2), prompt, 3) == [9, 10, 11]
+    assert chosen(baseline_pruning.Window(0), prompt, 3) == [0, 1, 2]
+    assert chosen(baseline_pruning.Window(1), prompt, 3) == [4, 5, 6]
+    assert chosen(baseline_pruning.Window(2), prompt, 3) == [9, 10, 11]
 
 
 def scene(*looks: int) -> Prompt:
@@ -310,8 +310,8 @@ def test_fastvid_keeps_the_cuts():
     Fails if similarity is kept instead of change, or measured to the next frame.
     """
     prompt = scene(0, 0, 0, 1, 1, 2, 2, 2)
-    assert chosen(pruning.fastvid, prompt, 3) == [0, 3, 5]
-    assert chosen(pruning.fastvid, prompt, 4) == [0, 1, 3, 5], "of equals the first"
+    assert chosen(baseline_pruning.fastvid, prompt, 3) == [0, 3, 5]
+    assert chosen(baseline_pruning.fastvid, prompt, 4) == [0, 1, 3, 5], "of equals the first"
     assert slow_fastvid(prompt, 3, most=True) != [0, 3, 5]
 
 
@@ -323,7 +323,7 @@ def test_fastvid_begins_each_medium_anew():
     prompt = make([(3, 1, 1), (3, 1, 1)])
     embeds = prompt.embeds.clone()
     embeds[prompt.visual] = torch.eye(DIM)[[0, 0, 0, 0, 0, 0]]
-    assert chosen(pruning.fastvid, replace(prompt, embeds=embeds), 2) == [0, 3]
+    assert chosen(baseline_pruning.fastvid, replace(prompt, embeds=embeds), 2) == [0, 3]
 
 
 def test_dycoke_drops_the_most_similar_first():
@@ -333,8 +333,8 @@ def test_dycoke_drops_the_most_similar_first():
     """
     prompt = scene(0, 0, 1, 1, 2, 3, 2, 0)
     # alike: 1 to 0, 3 to 2, and 6 to 4; the others show something new
-    assert chosen(pruning.dycoke, prompt, 5) == [0, 2, 4, 5, 7]
-    assert chosen(pruning.dycoke, prompt, 7) == [0, 1, 2, 3, 4, 5, 7], "of equals the later goes"
+    assert chosen(baseline_pruning.dycoke, prompt, 5) == [0, 2, 4, 5, 7]
+    assert chosen(baseline_pruning.dycoke, prompt, 7) == [0, 1, 2, 3, 4, 5, 7]
     assert slow_dycoke(prompt, 5, least=True) != [0, 2, 4, 5, 7]
 
 
@@ -343,9 +343,9 @@ def test_dycoke_below_a_quarter_merges_the_first_frames_of_groups():
     one least like its own. Fails if a group's later frames outlive another group's head."""
     looks = [0, 1, 2, 3] + [0, 3, 2, 1] + [1, 2, 3, 0] + [1, 0, 2, 3]
     # heads 0, 4, 8, 12: 4 is like 0, 12 is like 8, 8 is like neither
-    assert chosen(pruning.dycoke, scene(*looks), 4) == [0, 4, 8, 12]
-    assert chosen(pruning.dycoke, scene(*looks), 2) == [0, 8]
-    assert chosen(pruning.dycoke, scene(*looks), 1) == [0]
+    assert chosen(baseline_pruning.dycoke, scene(*looks), 4) == [0, 4, 8, 12]
+    assert chosen(baseline_pruning.dycoke, scene(*looks), 2) == [0, 8]
+    assert chosen(baseline_pruning.dycoke, scene(*looks), 1) == [0]
 
 
 @pytest.mark.parametrize("slow", [slow_fastvid, slow_dycoke])
@@ -419,8 +419,8 @@ def test_merged_rows_are_means_of_what_was_dropped(sizes, holes, seed, keep):
 def test_merging_is_not_dropping():
     """Claim: the view called dycoke averages; its selector alone does not. Fails if they agree."""
     prompt = make([(8, 2, 2)])
-    merged = replace(pruning.DYCOKE, keep=0.25)(seeing(prompt), prompt)
-    pruned = Pruned("dycoke", pruning.dycoke, 0.25)(seeing(prompt), prompt)
+    merged = replace(baseline_pruning.DYCOKE, keep=0.25)(seeing(prompt), prompt)
+    pruned = Pruned("dycoke", baseline_pruning.dycoke, 0.25)(seeing(prompt), prompt)
     assert merged.visual_tokens == pruned.visual_tokens == 8 and torch.equal(
         merged.grid, pruned.grid
     )
@@ -436,12 +436,12 @@ def test_bf16_rows_are_averaged_in_fp32():
     """
     prompt = make([(9, 2, 2)])
     prompt = replace(prompt, embeds=prompt.embeds.bfloat16())
-    merged = Merged("front", pruning.Window(0), 1 / 9)(seeing(prompt), prompt)
+    merged = Merged("front", baseline_pruning.Window(0), 1 / 9)(seeing(prompt), prompt)
     mean = sum(prompt.embeds[prompt.visual].float().view(9, 4, DIM)) / 9
     assert torch.equal(merged.embeds[merged.visual], mean.bfloat16())
     prompt = make([(2, 2, 2)])
     prompt = replace(prompt, embeds=prompt.embeds.bfloat16())
-    merged = Merged("end", pruning.Window(2), 0.5)(seeing(prompt), prompt)  # all before it is lost
+    merged = Merged("end", baseline_pruning.Window(2), 0.5)(seeing(prompt), prompt)
     assert merged.embeds.dtype == torch.bfloat16
     assert torch.equal(merged.embeds[merged.visual], prompt.embeds[prompt.visual][4:])
 
@@ -463,7 +463,7 @@ def test_pooled_rows_are_means_of_blocks(sizes, holes, seed):
         blocks.setdefault((medium, t, h // 2, w // 2), []).append(index)
     order = sorted(blocks, key=lambda block: blocks[block][0])
     first = torch.tensor([blocks[block][0] for block in order])
-    pooled = pruning.POOLED(seeing(prompt), prompt)
+    pooled = baseline_pruning.POOLED(seeing(prompt), prompt)
     corner = prompt.select(first)
     assert pooled.grid.tolist() == [list(block) for block in order]
     for name in ("context", "positions", "visual", "index"):
@@ -483,7 +483,7 @@ def test_pooled_rows_are_means_of_blocks(sizes, holes, seed):
 def test_pooled_stands_at_the_top_left():
     """Claim: 3x5 cells pool to 2x3, at rows and columns 0, 2, 4. Fails if edges are cut off."""
     prompt = make([(2, 3, 5)])
-    pooled = pruning.POOLED(seeing(prompt), prompt)
+    pooled = baseline_pruning.POOLED(seeing(prompt), prompt)
     assert pooled.visual_tokens == 2 * 2 * 3
     stood = prompt.grid[pooled.index[pooled.visual] - 2]  # two rows of text come first
     assert torch.equal(stood[:, :2], pooled.grid[:, :2])
@@ -520,7 +520,9 @@ def test_a_view_keeps_a_share_of_a_real_prompt(kind):
     assert torch.equal(view.visual, prompt.visual[view.index])
 
 
-@pytest.mark.parametrize("kind", [pruning.DYCOKE, pruning.POOLED], ids=lambda kind: kind.name)
+@pytest.mark.parametrize(
+    "kind", [baseline_pruning.DYCOKE, baseline_pruning.POOLED], ids=lambda kind: kind.name
+)
 def test_a_draft_can_read_averaged_rows(kind):
     """Claim: drafting on them changes nothing in the answer and is accepted now and then.
 
