@@ -10,9 +10,9 @@ import torch
 
 from saccade.core.result import FinishReason
 
-MAX_NEW_TOKENS = 256  # of an answer, where neither the caller nor the model says more
-# A stop string is looked for in as many of the last tokens as it has bytes, since a token is at
-# least a byte, and in this many more, for special tokens that decode to nothing.
+MAX_NEW_TOKENS = 256  # the limit where neither the caller nor the model's config sets one
+# Stop strings are searched for in the last tokens: one for each byte of the longest, since a token
+# has at least one byte, and this many more for special tokens that decode to nothing.
 EXTRA_WINDOW_TOKENS = 8
 
 

@@ -18,9 +18,11 @@ def ignore_phase(phase: str) -> None:
 
 
 class _Stopped(threading.local):
-    """How many seconds this thread's clock has stood still, and how deep it is in blocks."""
+    """How many seconds this thread's clock has stood still, since when it stands, and how deep it
+    is in blocks."""
 
     seconds = 0.0
+    start = 0.0
     depth = 0
 
 
@@ -29,7 +31,7 @@ _stopped = _Stopped()
 
 def now() -> float:
     """Returns the seconds on this thread's clock, which stands still in :func:`stopped_clock`."""
-    return time.perf_counter() - _stopped.seconds
+    return (_stopped.start if _stopped.depth else time.perf_counter()) - _stopped.seconds
 
 
 def stopped_seconds() -> float:
@@ -44,14 +46,15 @@ def stopped_clock() -> Iterator[None]:
     It is for work that serves all later answers, such as the capture of a CUDA graph, although one
     answer has to wait for it.
     """
-    start = time.perf_counter()
+    if not _stopped.depth:
+        _stopped.start = time.perf_counter()
     _stopped.depth += 1
     try:
         yield
     finally:
         _stopped.depth -= 1
         if not _stopped.depth:
-            _stopped.seconds += time.perf_counter() - start
+            _stopped.seconds += time.perf_counter() - _stopped.start
 
 
 class Clock:

@@ -38,9 +38,11 @@ def verify(tree: Tree, p: Callable[[int], Law | None], noise: Noise) -> Verdict:
         refused = False
         for sibling, child in enumerate(children(tree, node)):
             x, q = tree.tokens[child], tree.q[child]
-            # In this order NaN in q refuses, and the residual is then p itself.
+            # The arguments of ``min`` and ``max`` are in the order in which a NaN in q rejects. The
+            # residual is then p itself.
             chance = prob(law, x) if q is None else min(prob(law, x) / max(prob(q, x), 1e-38), 1.0)
-            is_certain = chance >= 1 or chance <= 0  # Noise takes time, and is drawn if it decides.
+            # Drawing noise takes time, so it is skipped where the chance is 0 or 1.
+            is_certain = chance >= 1 or chance <= 0
             if is_certain:
                 is_accepted = chance >= 1
             else:

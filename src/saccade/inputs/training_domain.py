@@ -1,7 +1,7 @@
-"""Which pictures a checkpoint was trained on, where it knows no others.
+"""Warns about clips that differ from the only kind of picture a checkpoint was trained on.
 
-A checkpoint folder may hold ``training_domain.json``. It says over which background all training
-clips were drawn, and the sentence that a person reads whose clip shows something else::
+A checkpoint folder may hold ``training_domain.json``. It describes the background of all training
+clips, and has the warning that is shown for a clip with another background::
 
     {"warning": "...", "grey": 122, "tint": 32, "texture": [-28, 14], "pixel_error": 14,
      "share": 0.5}
@@ -74,7 +74,9 @@ def read_training_domain(name: str) -> TrainingDomain | None:
         return TrainingDomain(str(values["warning"]), texture=(float(low), float(high)), **numbers)
     except (AttributeError, KeyError, OSError, TypeError, ValueError) as error:
         names = ", ".join(field.name for field in fields(TrainingDomain))
-        message = f"the {DOMAIN_FILE} of {name} cannot be read: it is a JSON object of {names}"
+        message = (
+            f"the {DOMAIN_FILE} of {name} is invalid: it must be a JSON object with exactly {names}"
+        )
         raise ModelError(message) from error
 
 

@@ -27,7 +27,7 @@ LISTED = FOLDER / "listed.json"
 class Listing:
     """Every named method, and the choices there are on each axis, in words."""
 
-    methods: dict[str, dict[str, str]]  # What each is about and chooses, by its name.
+    methods: dict[str, dict[str, str]]  # Each method's description and parts, by name.
     axes: dict[str, list[str]]
 
     def split_studies(self) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:

@@ -8,8 +8,8 @@ group read
 
     pages_{l,h} = top-n_P  sum over q of softmax_P(q . m_P / sqrt(d)),    n = K / page
 
-Keys that fill no page are always read, and so is the text. No attention is recorded. K and the
-chain are Sparse-to-Dense's (``methods/std.py``).
+and at least one. Keys that fill no page are always read, and count to K. So is the text. No
+attention is recorded. K and the chain are Sparse-to-Dense's (``methods/std.py``).
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ class ByPage(Budgeted):
 PAGES = replace(
     STD,
     name="pages",
-    about="std with each head's keys chosen at every step, by what the draft itself asks for then",
+    about="std, but every draft step chooses each head's visual keys by that step's own queries",
     view=ByPage(),
     study="each draft step reads all of the target's weights",
 )

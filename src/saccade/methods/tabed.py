@@ -37,7 +37,7 @@ from saccade.drafting.views.baseline_pruning import POOLED, POOLED_AFTER
 from saccade.drafting.views.basic import CAPTION, FULL, TEXT, Several
 
 GAMMA = 5
-LEAST_ERROR = 1e-11  # The published code uses this in the place of an error of 0.
+LEAST_ERROR = 1e-11  # The published code replaces smaller errors by this one.
 GRID_STEPS = 10  # The weights of MT* are multiples of a tenth.
 CANDIDATES_AT_ONCE = 16  # candidates whose mixtures are in memory at once
 
@@ -170,7 +170,7 @@ class Inverse(Weighting):
 
 TABED = Recipe(
     name="tabed",
-    about="TABED's MT*: full video and text alone drafted together, weighted as they prove right",
+    about="TABED's MT*: mixes drafts over full video and text alone, by their fit to the target",
     drafter=Ensemble(Grid()),
     view=Several((FULL, TEXT)),
     shape=Chain(GAMMA),
@@ -186,7 +186,7 @@ TABED_MT = replace(
 TABED_MTCP = replace(
     TABED,
     name="tabed-mtcp",
-    about="TABED's MTCP*: full, text, caption and pooled video, weighted as they prove right",
+    about="TABED's MTCP*: mixes full, text, caption and pooled views, by their fit to the target",
     drafter=Ensemble(Inverse()),
     view=Several((FULL, TEXT, CAPTION, POOLED)),
 )

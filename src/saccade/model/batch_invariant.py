@@ -47,7 +47,8 @@ Block = Float[Tensor, "kv_head block head_dim"]
 NEEDS_CHAINS = "exact=True needs drafts that are chains: use shape=chain-N, fit or auto"
 
 _trials: WeakKeyDictionary[Backbone, dict[tuple[object, ...], bool]] = WeakKeyDictionary()
-"""Test results by model, and by what else they depend on: dtype, device, threads and attention."""
+"""Test results by model, and by what else they depend on: dtype, device, threads, and whether the
+decoder is a fused one."""
 
 
 class BatchInvariantSession(Session):
@@ -285,7 +286,8 @@ def require_batch_invariance(model: Backbone) -> None:
 def is_batch_invariant(model: Backbone, tries: int = 2) -> bool:
     """Returns whether a row's logits are the same bits at each of the ``ROWS`` places.
 
-    Other rows are beside it. The rows attend to the same random keys and not to each other.
+    The row is put at all places, then at the even and at the odd ones with random rows at the
+    others. All rows attend to the same random keys and not to each other.
     """
     random = torch.Generator().manual_seed(0)
     past = BLOCK + BLOCK // 3

@@ -203,7 +203,7 @@ def _without_local_hooks(model: Any) -> Iterator[None]:
 
 def _qualified_name(hook: Any) -> str:
     """Returns the qualified name of a hook, of a function or an object."""
-    return str(vars(type(hook)).get("__qualname__", "")) + str(getattr(hook, "__qualname__", ""))
+    return type(hook).__qualname__ + str(getattr(hook, "__qualname__", ""))
 
 
 CAPTURING = "_output_capturing_hooks_installed"
@@ -238,7 +238,7 @@ class Lending:
         return self._worker
 
     def close(self) -> None:
-        """Gives the worker back, idle; a second call does nothing."""
+        """Gives the worker back once it is idle, or ends it; a second call does nothing."""
         if self._unclosed.detach() is not None:
             self._give_back(self._worker, STOP_SECONDS)
 
@@ -271,7 +271,7 @@ def take_back(worker: Worker, patience: float) -> None:
 
 
 def prepare() -> None:
-    """Starts a process in advance, since that takes seconds, in which models can load."""
+    """Starts a draft process if none is idle, so that it starts up while the models load."""
     if not _idle:
         _idle.append(Worker())
 
