@@ -140,7 +140,9 @@ def _machines_table(
 
 
 def _outdated_table() -> Iterable[str]:
-    """Yields which stored runs are outdated and why."""
+    """Yields which stored runs are outdated and why; nothing where none is."""
+    if not OUTDATED:
+        return
     yield from ("", "## Runs that are outdated", "")
     yield from ("| outdated | for | because |", "|-|-|-|")
     for each in OUTDATED:

@@ -117,6 +117,26 @@ def test_second_turns_reuse_the_first(ran: Ran) -> None:
         assert each.answers == ()  # only the first question's is known
 
 
+def test_items_of_one_batch_have_captions_of_their_own(embedded: Embedded) -> None:
+    """Claim: a batch of items asks each item's captioner, and gives each request its captions.
+    Fails if one captioner gets the media of all items."""
+    items = list(KNOWN["shapes-diff"].items())[:2]
+
+    def sums(media: Sequence[Any]) -> list[str]:
+        return [str(int(frames[0].sum())) for frames in media]
+
+    def captioner(media: Sequence[Any]) -> Any:
+        return lambda inputs: [sums(media)]
+
+    runs = [
+        runner._ItemRun(Pair(*embedded), item, runner.turn_arguments(item), captioner, 0, False)
+        for item in items
+    ]
+    expected = [sums([[medium.read()] for medium in item.media]) for item in items]
+    assert expected[0] != expected[1]
+    assert runner._BatchRun(runs)._captioner()({}) == expected
+
+
 @pytest.mark.extra
 def test_a_second_turn_may_show_a_picture_of_its_own(embedded: Embedded, tmp_path: Path) -> None:
     """Claim: where the second turn is the next item its picture stands in its own message, after

@@ -184,7 +184,7 @@ def test_rounds_leave_a_stop_string_out(model: saccade.Model, clips: list[Path])
         assert "".join(round.text for round in rounds) == text
         assert stream.text_decoder is not None
         typist = IncrementalDecoder(stream.text_decoder)
-        printed = [typist.type(round.scalars()).plain for round in rounds]
+        printed = [typist.styled_text(round.scalars()).plain for round in rounds]
         assert "".join([*printed, typist.rest(text)]) == text
 
 

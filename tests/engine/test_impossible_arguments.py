@@ -93,6 +93,7 @@ def test_what_has_no_layers_and_no_head_is_no_model() -> None:
         ({"do_sample": "no"}, "do_sample='no' is neither True nor False"),
         ({"do_sample": True, "temperature": True}, "temperature=True must be a number"),
         ({"do_sample": True, "typical_p": 2.0}, "typical_p=2.0 must be a number"),
+        ({"top_h": 0.4}, "top_h"),
         ({"do_sample": True, "top_k": True}, "top_k=True is not a whole number"),
         ({"do_sample": True, "min_p": "x"}, "these generation settings cannot be used"),
         ({"no_repeat_ngram_size": -1}, "no_repeat_ngram_size=-1 must be at least 0"),

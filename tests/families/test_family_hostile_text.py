@@ -139,12 +139,27 @@ def test_harmless_words_are_untouched(family: str, kind: str) -> None:
     for question in (media.question, "@0:0@ and <|im_e nd|> or <| im_end|>"):
         mine = make_inputs(loaded, media, question)
         with pytest.MonkeyPatch.context() as patch:
-            extract = lambda processor, turns: literal_text.Extraction(list(turns))  # noqa: E731
+            extract = lambda processor, turns, _: literal_text.Extraction(list(turns))  # noqa: E731
             patch.setattr(literal_text, "extract_special", extract)
             theirs = make_inputs(loaded, media, question)
         assert mine.keys() == theirs.keys()
         for key, value in theirs.items():
             assert torch.equal(torch.as_tensor(mine[key]), torch.as_tensor(value)), key
+
+
+def test_marks_in_what_the_template_writes() -> None:
+    """Claim: what looks like a mark in a template's own text (of tools), or is made of two adjacent
+    texts, is left as it is. Fails if a text is put there."""
+    processor = zoo.member("llama").processor
+    parts = [{"type": "text", "text": text} for text in (HOSTILE, "@1", ":0@")]
+
+    def render(turns: list[dict[str, Any]]) -> str:
+        return "tools @0:0@ " + "".join(part["text"] for part in turns[0]["content"])
+
+    turns = [{"role": "user", "content": parts}]
+    written, placeholders = literal_text.render_conversation("it", processor, turns, render)
+    assert written.startswith("tools @0:0@ ") and written.endswith("@1:0@")
+    assert placeholders is not None and len(placeholders.ids) == 1
 
 
 def test_marks_in_the_words() -> None:

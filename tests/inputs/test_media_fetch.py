@@ -133,6 +133,22 @@ def dialled(monkeypatch) -> list[tuple[str, int]]:
     return attempts
 
 
+def test_addresses_share_the_time_that_is_left(names, monkeypatch) -> None:
+    """Claim: a silent address leaves time to the next one. Fails if the first may take it all."""
+    timeouts: list[float] = []
+
+    def connect(address, timeout=None):
+        timeouts.append(timeout)
+        raise OSError("no answer")
+
+    monkeypatch.setattr(socket, "create_connection", connect)
+    names(a_test=[["93.184.216.34", "93.184.216.35"]])
+    with pytest.raises(VideoInputError):
+        Sources(any_host=True, seconds=30.0).load("http://a.test/v.mp4")
+    assert len(timeouts) == 2
+    assert timeouts[0] == pytest.approx(15, abs=2) and timeouts[1] == pytest.approx(30, abs=3)
+
+
 def refused(sources: Sources, url: str, code: str) -> VideoInputError:
     """Load what must be refused: one clean sentence that repeats nothing of the address."""
     with pytest.raises(VideoInputError) as caught:

@@ -1,6 +1,7 @@
 """More of what people and cameras make: odd pictures, odd streams, odd times; and no message that
 gives a path or an address away."""
 
+import base64
 import io
 import os
 import random
@@ -32,7 +33,8 @@ from reels import (
 )
 
 from saccade.core.errors import VideoInputError
-from saccade.inputs.media import FrameSampling, Limits, read, read_frames, read_image
+from saccade.inputs import python_media
+from saccade.inputs.media import FrameSampling, Limits, arrays, read, read_frames, read_image
 from saccade.inputs.media.fetch import Sources
 
 
@@ -438,3 +440,23 @@ def test_the_pages_of_a_tiff_are_no_frames():
     assert len(clip.frames) == 1 and clip.frames[0, 0, 0].tolist() == [255, 0, 0]
     assert any("2 pages" in warning for warning in clip.warnings)
     assert not read(saved(pages[0], "TIFF")).warnings
+
+
+@pytest.mark.parametrize("height", [1, 3, 4])
+def test_a_flat_tensor_is_one_grey_picture(height: int) -> None:
+    """Claim: a tensor of two axes is [height, width], however few rows it has. Fails if rows are
+    taken for channels."""
+    pixels = np.arange(height * 7, dtype=np.uint8).reshape(height, 7)
+    frames = arrays.rgb_frames(pixels, channels_first=True)
+    assert frames.shape == (1, height, 7, 3)
+    assert all(np.array_equal(frames[0, :, :, channel], pixels) for channel in range(3))
+
+
+def test_listed_frames_are_sampled_like_a_list_of_pictures() -> None:
+    """Claim: ``num_frames`` chooses among the frames of a data: address as among pictures."""
+    frames = [saved(PILImage.fromarray(picture(n)), "PNG") for n in range(4)]
+    url = "data:video/jpeg;base64," + ",".join(base64.b64encode(each).decode() for each in frames)
+    sampling = FrameSampling(num_frames=2)
+    listed = python_media.read(url, sampling, Sources())
+    expected = python_media.read(frames, sampling, Sources())
+    assert np.array_equal(listed.frames, expected.frames) and len(listed.frames) == 2

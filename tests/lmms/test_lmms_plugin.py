@@ -26,6 +26,7 @@ from saccade.cli import lmms
 from saccade.core.errors import ModelError, OptionError, VideoInputError
 from saccade.inputs import media
 from saccade.inputs.media import FrameSampling
+from saccade.inputs.media.clip import make_clip
 from saccade.world import drawing, scenes
 
 ROOT = Path(__file__).parents[2]
@@ -152,6 +153,20 @@ def test_pictures_stay_between_their_words():
     assert [part["type"] for part in arguments["parts"]] == kinds
     assert all(set(part) <= {"type", "text"} for part in arguments["parts"])
     assert all(np.array_equal(each, pixels) for each in arguments["images"])
+
+
+def test_frames_for_captions_stand_in_the_order_of_the_prompt():
+    """Claim: a captioner gets the frames of each medium where the prompt has it. Fails if videos
+    come before pictures."""
+    clip = make_clip(np.zeros((2, 4, 6, 3), np.uint8), 1.0)
+    picture = np.ones((3, 5, 3), np.uint8)
+    for kinds in (("image", "text", "video"), ("video", "image")):
+        arguments = {"clips": [clip], "images": [picture], "parts": [{"type": k} for k in kinds]}
+        frames = lmms._frames_in_order(arguments)
+        expected = {"image": (1, (3, 5, 3)), "video": (2, (4, 6, 3))}
+        media = [kind for kind in kinds if kind != "text"]
+        assert [(len(each), each[0].shape) for each in frames] == [expected[k] for k in media]
+    assert lmms._frames_in_order({"clips": [], "images": []}) == []
 
 
 def test_a_picture_is_read_from_a_file_or_bytes(tmp_path: Path):

@@ -154,10 +154,10 @@ class Unlike(sixth_method.Sure):
     [
         ({"recipes": [resolve("sd")]}, "recipes= is a tuple of Recipes"),
         ({"views": (resolve("sd"),)}, "views= is a tuple of Views"),
-        ({"families": (Chain(3),)}, "a tuple of Shape's classes"),
+        ({"families": (Chain(3),)}, "a tuple of subclasses of Shape"),
         ({"families": (Inherited,)}, "Inherited needs family of its own"),
         ({"families": (Unlike,)}, "reads sure-0.5 and writes it as sure"),
-        ({"recipes": (resolve("sd/keep=0.5/view=uniform"),)}, "none of /"),
+        ({"recipes": (resolve("sd/keep=0.5/view=uniform"),)}, "must not be empty or contain"),
     ],
 )
 def test_what_could_not_be_chosen_is_refused(brought: dict, says: str) -> None:

@@ -7,14 +7,14 @@ from collections.abc import Iterator
 from rich.text import Text
 
 from saccade.core.answer_text import TextDecoder
-from saccade.core.result import Kind, RoundRecord
+from saccade.core.result import RoundRecord, TokenKind
 
-KIND_STYLES: dict[Kind, str] = {
+KIND_STYLES: dict[TokenKind, str] = {
     "accepted": "green",
     "recovered": "bold yellow",
     "bonus": "bold cyan",
 }
-KIND_MEANINGS: dict[Kind, str] = {
+KIND_MEANINGS: dict[TokenKind, str] = {
     "accepted": "accepted draft tokens",
     "recovered": "corrected by the target",
     "bonus": "added by the target",
@@ -40,7 +40,7 @@ class IncrementalDecoder:
             added.append(text, style=KIND_STYLES[kind])
         return added
 
-    def pieces(self, round: RoundRecord) -> Iterator[tuple[str, Kind]]:
+    def pieces(self, round: RoundRecord) -> Iterator[tuple[str, TokenKind]]:
         """Yields the text that a round adds in pieces, each with the kind of its token."""
         for token, kind in zip(round.emitted, round.kinds, strict=True):
             self._ids.append(token)

@@ -404,6 +404,13 @@ class _BatchRun:
         return [records.result_fields(result) for result in results]
 
     def _captioner(self) -> Any:
-        make = self.items[0].captioner
-        media = [frames for item in self.items for frames in item.frames(0)]
-        return make(media) if make is not None and media else None
+        """Returns a function that makes the captions of all items, or None without a captioner."""
+        captioners = [item.captioner_for(0) for item in self.items]
+        if not any(captioners):
+            return None
+
+        def caption(inputs: Inputs) -> list[Any]:
+            of_items = [[[]] if each is None else each(inputs) for each in captioners]
+            return [texts for item in of_items for texts in item]
+
+        return caption

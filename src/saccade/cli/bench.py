@@ -45,10 +45,11 @@ def bench(
         ),
     ] = DEFAULT_METHODS,
     out_dir: Annotated[
-        Path, typer.Option("--out", help="A folder; an interrupted run in it is gone on with.")
+        Path,
+        typer.Option("--out", help="The folder of the run; an interrupted run in it is resumed."),
     ] = Path("runs/bench"),
     data: Annotated[
-        Path | None, typer.Option(help="Where a paper's dataset lies; else the hub's cache.")
+        Path | None, typer.Option(help="The folder of a paper's dataset; else the hub's cache.")
     ] = None,
     limit: Annotated[int | None, typer.Option(min=1, help="Items of each suite.")] = None,
     shard: Annotated[str, typer.Option(help="i/n: every n-th item, from the i-th.")] = "1/1",
@@ -58,10 +59,15 @@ def bench(
             "--max-new-tokens", "-n", min=1, help="The longest answer; else each suite's own."
         ),
     ] = None,
-    temperature: Annotated[float, typer.Option(min=0, help="Sample at it; 0: greedy.")] = 0.0,
-    seed: Annotated[int, typer.Option(help="Names the noise of sampling.")] = 0,
+    temperature: Annotated[
+        float, typer.Option(min=0, help="The sampling temperature; 0 is greedy.")
+    ] = 0.0,
+    seed: Annotated[int, typer.Option(help="The seed of sampling.")] = 0,
     batch: Annotated[
-        int, typer.Option(min=1, help="Items answered at once; above 1 first questions alone.")
+        int,
+        typer.Option(
+            min=1, help="Items answered in one batch; above 1, only the first question of each."
+        ),
     ] = 1,
     exact: command_options.Exact = False,
     verbose: Verbose = False,

@@ -34,17 +34,18 @@ DOCUMENT = "/document"
 ADD = "/add"
 END_COMMANDS = ("", "exit", "quit", "/exit", "/quit")
 REPLIES = {
-    RESET: "what was said is forgotten; the video and the documents stay",
+    RESET: "the questions and answers are forgotten; the video and the documents stay",
     DOCUMENT: "name a file of text: /document notes.txt",
-    "/help": "a question a line; /add FILE shows a video, a picture or a text with the next "
-    "question; /document FILE puts a long text before all that was said; "
-    "/reset forgets what was said; exit, or an empty line, ends this",
+    "/help": "type one question per line; /add FILE adds a video, a picture or a text to the next "
+    "question; /document FILE adds a long text at the start of the conversation; "
+    "/reset forgets the questions and answers; exit, or an empty line, ends the chat",
 }
 DOCUMENT_ADDED = (
-    "it will be read with the next question, and everything before it again; what was said stays"
+    "it and the whole conversation are read with the next question; questions and answers stay"
 )
 NAME_A_FILE = "name a video, a picture or a text: /add second.mp4"
-FILE_ADDED = "read with the next question; what was read before stays"
+FILE_ADDED = "it is read with the next question; what was read before stays"
+TRY_AGAIN = "ask again, or give /reset, which forgets the questions and answers"
 
 
 @dataclass
@@ -171,7 +172,14 @@ def chat(
                 draft_inputs=draft_inputs,
                 captioner=settings.make_captioner(talk.frames),
             )
-            result = print_answer(pair.target, start, detail)
+            try:
+                result = print_answer(pair.target, start, detail)
+            except SaccadeError as error:
+                if not has_prompt:
+                    raise
+                conversation.close()
+                err.print(f"{error}; {TRY_AGAIN}", style="yellow", markup=False, soft_wrap=True)
+                continue
             if as_json:
                 latest = talk.new[-1] if talk.new else subject
                 typer.echo(json.dumps({"question": question, **result_fields(result, latest)}))

@@ -133,7 +133,7 @@ class Comparison:
         page.print(
             f"[dim]{about['visual_tokens']} visual tokens, {about['dtype']} on {about['device']}, "
             f"{about['threads']} threads; {runs}; "
-            "x against ar in the same run; before: vision, prefill, guidance[/dim]"
+            "speedups are against ar in the same run; before s: vision, prefill and guidance[/dim]"
         )
         terminal_output.print_notes(page, self.rows)
         if self.warning is not None:

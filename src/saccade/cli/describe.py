@@ -134,7 +134,10 @@ def _prepare_process(video: str, exact: bool) -> None:
     if tensor_parallel.rank():
         silence_output()
     if exact:
-        raise OptionError("--exact adds in one order, a split target does not: leave out one")
+        raise OptionError(
+            "--exact needs a fixed order of additions, which a split target does not have: leave "
+            "out --exact or --tp"
+        )
     if video == "-":
         raise OptionError("with --tp every process reads the video: give a file and not stdin")
 

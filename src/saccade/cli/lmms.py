@@ -153,8 +153,7 @@ class Saccade(Model):
         )
         for name in unknown:
             self._warn(f"generation_kwargs: {name} is no generation setting and is left out")
-        all_frames = [list(clip.frames) for clip in arguments["clips"]]
-        all_frames += [[image] for image in arguments["images"]]
+        all_frames = _frames_in_order(arguments)
         captioner = captions.lazy_captioner(self._captioner, target.name, all_frames, self._device)
         rounds = stream_answer(
             self._models,
@@ -212,6 +211,8 @@ def ask_arguments(messages: Sequence[Mapping[str, Any]], sampling: FrameSampling
         raise OptionError(f"not a conversation that ends in a question: {', '.join(roles)}")
     system = [message for message in messages if message["role"] == "system"]
     system_parts = [part for message in system for part in _parts(message)]
+    if any(part["type"] != "text" for part in system_parts):
+        raise OptionError("a system message has something else than text, which is not supported")
     turns[0] = [*({**part, "text": f"{part['text']}\n\n"} for part in system_parts), *turns[0]]
     if unsupported := {part["type"] for turn in turns for part in turn} - {
         "text",
@@ -232,6 +233,14 @@ def ask_arguments(messages: Sequence[Mapping[str, Any]], sampling: FrameSampling
         keys = ("type", "text")
         arguments["parts"] = [{key: part[key] for key in keys if key in part} for part in turns[0]]
     return arguments
+
+
+def _frames_in_order(arguments: Mapping[str, Any]) -> list[list[np.ndarray]]:
+    """Returns the frames of each video and picture, in the order of the prompt."""
+    clips = (list(clip.frames) for clip in arguments["clips"])
+    images = ([image] for image in arguments["images"])
+    kinds = (part["type"] for part in arguments.get("parts", ()))
+    return [next(clips if kind == "video" else images) for kind in kinds if kind != "text"]
 
 
 def _parts(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:

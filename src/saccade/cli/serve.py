@@ -32,7 +32,7 @@ def serve(
     port: Annotated[int, typer.Option(min=0, max=65535, help="0 takes any free one.")] = 8000,
     method: command_options.Method = None,
     served_name: Annotated[
-        list[str] | None, typer.Option(help="What requests call the model (repeatable).")
+        list[str] | None, typer.Option(help="Name of the model in requests (repeatable).")
     ] = None,
     api_key: Annotated[
         str | None,
@@ -42,18 +42,20 @@ def serve(
         list[str] | None,
         typer.Option(help="A browser origin allowed by CORS, or * for all (repeatable)."),
     ] = None,
-    rows: Annotated[int, typer.Option(min=1, help="Requests worked on at once.")] = 8,
+    rows: Annotated[int, typer.Option(min=1, help="Answers decoded at the same time.")] = 8,
     queue: Annotated[int, typer.Option(min=0, help="Requests that may wait beside them.")] = 32,
     timeout: Annotated[float, typer.Option(min=0.1, help="Seconds an answer may take.")] = 600,
-    drain: Annotated[float, typer.Option(min=0, help="Seconds SIGTERM waits for answers.")] = 30,
+    drain: Annotated[
+        float, typer.Option(min=0, help="Seconds that SIGTERM waits for answers.")
+    ] = 30,
     max_new_tokens: command_options.Tokens = 2048,
-    max_choices: Annotated[int, typer.Option(min=1, help="The largest n.")] = 8,
+    max_choices: Annotated[int, typer.Option(min=1, help="Most answers to one request (n).")] = 8,
     replicas: Annotated[
         int | None,
         typer.Option(min=1, help="Number of servers to run on a Ray cluster, behind one port."),
     ] = None,
     max_replicas: Annotated[
-        int | None, typer.Option(min=1, help="With --replicas: under load, up to so many.")
+        int | None, typer.Option(min=1, help="Most servers under load; needs --replicas.")
     ] = None,
     ray: Annotated[
         str | None,
@@ -74,14 +76,15 @@ def serve(
         ),
     ] = False,
     any_media_host: Annotated[
-        bool, typer.Option("--any-media-host", help="Fetch from any public host.")
+        bool,
+        typer.Option("--any-media-host", help="Fetch from any public host, at its usual port."),
     ] = False,
     allow_media_options: Annotated[
         bool, typer.Option("--allow-media-options", help="Let requests choose their frames.")
     ] = False,
-    max_frames: Annotated[int, typer.Option(min=1, help="Frames of one video.")] = 768,
-    max_media_mb: Annotated[int, typer.Option(min=1, help="Size of one video.")] = 512,
-    max_body_mb: Annotated[int, typer.Option(min=1, help="Size of one request.")] = 256,
+    max_frames: Annotated[int, typer.Option(min=1, help="Most frames of one video.")] = 768,
+    max_media_mb: Annotated[int, typer.Option(min=1, help="Most MiB of one video or image.")] = 512,
+    max_body_mb: Annotated[int, typer.Option(min=1, help="Most MiB of one request.")] = 256,
     prefix_cache: Annotated[
         str, typer.Option(help="Media and prompts kept for later requests: a size, 0 for none.")
     ] = "2GiB",

@@ -1,4 +1,4 @@
-"""The text of an answer: what is certain while tokens still come, and what is left in the end.
+"""Decodes an answer: the text that is certain so far, and the whole text at its end.
 
 Text is certain once more tokens cannot change it. The first bytes of a character are not, nor is
 text that may be the beginning of a stop string, since the answer ends before such a string.
@@ -33,7 +33,7 @@ class TextDecoder:
     decode: Decode
     """Leaves special tokens out."""
     spell: Decode | None = None
-    """Includes special tokens, which may be part of a stop string. None is like ``decode``."""
+    """Includes special tokens, which may be part of a stop string. If None, ``decode`` is used."""
     stops: tuple[str, ...] = ()
 
     def certain_text(self, ids: Sequence[int]) -> str:

@@ -1,6 +1,6 @@
 """Turns GenerationConfig's names into sampling rules and limits of answers.
 
-Every argument is honoured or refused by name, never ignored.
+Every argument that could change an answer is honoured or refused by name, never ignored.
 """
 
 from __future__ import annotations
@@ -90,17 +90,17 @@ PLAIN_SETTINGS = {
     "num_return_sequences",
 }
 
-# Arguments that belong to another call, by where they belong.
+# Arguments of other calls, with the advice that the error gives.
 OTHER_CALLS = {
     **dict.fromkeys(
         ("torch_dtype", "dtype"),
-        "dtype= is of the call that loads the model: saccade.load or from_pretrained",
+        "dtype= belongs to the call that loads the model: saccade.load or from_pretrained",
     ),
     "attn_implementation": "Saccade computes attention itself, so leave it out",
-    "device_map": "it is of the call that loads the model: saccade.load or from_pretrained",
+    "device_map": "it belongs to the call that loads the model: saccade.load or from_pretrained",
     **dict.fromkeys(
         ("prompt", "messages", "image", "images", "video", "videos"),
-        "Model.describe(media, question) takes it by its place",
+        "Model.describe(media, question) takes it as a positional argument",
     ),
     "stream": "saccade.stream and Model.stream give an answer as it grows",
     **dict.fromkeys(("nframes", "max_frames"), "Model.describe takes num_frames="),
@@ -120,6 +120,7 @@ SAMPLING_SETTINGS: dict[str, tuple[float, ...]] = {
     "typical_p": (0, 1),
     "epsilon_cutoff": (0,),
     "eta_cutoff": (0,),
+    "top_h": (1,),
 }
 
 # Settings that `saccade.generate` alone honours, since they are about what it returns.
@@ -311,7 +312,7 @@ def check_callables(**arguments: Any) -> None:
             continue
         is_list = isinstance(several, list | tuple)
         if not is_list or not all(callable(each) for each in several):
-            raise OptionError(f"{name}= is a list of functions or such objects, not {several!r}")
+            raise OptionError(f"{name}= is a list of functions or other callables, not {several!r}")
 
 
 def check_number(name: str, value: Any) -> None:
@@ -353,7 +354,7 @@ def sampling_rules(
 
     The logits processors are those that Hugging Face makes for this config, and the two penalties
     of :class:`GeneratedTokenPenalties`, which come before temperature and truncation. Raises
-    OptionError where it refuses the settings.
+    OptionError where transformers refuses the settings.
     """
     rules = []
     seed = secrets.randbits(63) if seed is None else seed

@@ -30,7 +30,7 @@ class Paged:
 
 @dataclass(frozen=True)
 class Media:
-    """What a model's own reading of a prompt's videos and images gave besides their rows."""
+    """What reading a prompt gave besides its embeddings, mostly about its videos and images."""
 
     deepstack: tuple[Float[Tensor, "visual dim"], ...] = ()  # rows some models add to early layers
     coarse: Float[Tensor, "visual dim"] | None = None
@@ -91,7 +91,9 @@ class Prompt:
 
     def to(self, device: torch.device) -> Prompt:
         """Returns the prompt with all its tensors on a device; itself if they are there already."""
-        if self.embeds.device == device:
+        # The positions show where a prompt is: a worker gets prompts whose ``embeds`` are an empty
+        # tensor on the CPU.
+        if self.positions.device == device:
             return self
         return replace(self, **_fields_on(self, device))
 
@@ -137,10 +139,11 @@ class Prompt:
 
     @property
     def changes_with_more_text(self) -> bool:
-        """Whether rows before the last one look at it. Then they would look at more text too, which
-        would change their keys.
+        """Whether text appended to the prompt would change the keys of its rows.
 
-        In most families only the rows of a picture look at later rows, and text follows it.
+        It would where an earlier row attends to the last row, since that row would attend to the
+        new text too. In most families only rows of a picture attend to later rows, and text follows
+        the picture.
         """
         reach = self.media.reach
         return reach is not None and bool((reach[:-1] == len(self) - 1).any())
@@ -251,7 +254,7 @@ def with_context(prompt: Prompt, marked: Bool[Tensor, " len"]) -> Prompt:
 def _fields_on(
     owner: Prompt | Prefill | Media | Reading | Paged, device: torch.device
 ) -> dict[str, Any]:
-    """Returns the fields that are tensors, tuples of them or records of them, on a device."""
+    """Returns the fields that are tensors, or tuples, mappings or records of them, on a device."""
     moved: dict[str, Any] = {}
     for name, value in vars(owner).items():
         if isinstance(value, Tensor):
@@ -260,6 +263,8 @@ def _fields_on(
             moved[name] = replace(value, **_fields_on(value, device))
         elif isinstance(value, tuple) and all(isinstance(part, Tensor) for part in value):
             moved[name] = tuple(part.to(device) for part in value)
+        elif isinstance(value, Mapping) and all(isinstance(v, Tensor) for v in value.values()):
+            moved[name] = {key: part.to(device) for key, part in value.items()}
     return moved
 
 
@@ -295,9 +300,7 @@ class Prefill:
         return replace(self, prompt=self.prompt.tail(start), mass=mass, relevance=relevance)
 
     def to(self, device: torch.device) -> Prefill:
-        """Returns this with what a view reads on the draft's device. The cache stays where it
-        is."""
-        # Positions tell where a prompt is, also where its large tensors were left out.
+        """Moves what a view reads to the draft's device; the cache stays where it is."""
         if self.prompt.positions.device == device:
             return self
         return replace(self, prompt=self.prompt.to(device), **_fields_on(self, device))
@@ -316,7 +319,7 @@ class Turn:
 
 @dataclass(frozen=True)
 class Addition:
-    """How the prompt of a later turn with new media continues the text before, for a request."""
+    """Which leading rows and media of a request's new prompt its earlier turns already have."""
 
     shared_rows: int  # leading rows of the target's prompt that are those of the text before
     shared_media: frozenset[int]  # the numbers of the media that are wholly among them

@@ -15,9 +15,9 @@ from saccade.core.tree import Tree
 
 FinishReason = Literal["stop", "length", "error"]
 
-Own = Literal["recovered", "bonus"]
-"""Where the target's own token stands: after a refusal, or after everything was accepted."""
-Kind = Literal["accepted", "recovered", "bonus"]
+TargetTokenKind = Literal["recovered", "bonus"]
+"""Which token the target added: after a rejection, or after everything was accepted."""
+TokenKind = Literal["accepted", "recovered", "bonus"]
 
 
 @dataclass(frozen=True)
@@ -30,8 +30,8 @@ class Verdict:
     """Their tokens."""
     own: int | None
     """The target's own token, if there is one."""
-    kind: Own | None
-    """"bonus" where everything was accepted, "recovered" after a refusal."""
+    kind: TargetTokenKind | None
+    """"bonus" where everything was accepted, "recovered" after a rejection."""
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -77,7 +77,7 @@ class Round:
 
     @property
     def tells_usual_seconds(self) -> bool:
-        """Whether its seconds tell what later rounds take."""
+        """Whether the duration of this round predicts that of later rounds."""
         return self.verify_seconds > 0 and not self.first_of_size
 
     @property
@@ -119,7 +119,7 @@ class RoundRecord:
     parents: tuple[int, ...]
     accepted: tuple[int, ...]
     own: int | None
-    kind: Own | None
+    kind: TargetTokenKind | None
     draft_seconds: float
     verify_seconds: float
     note: tuple[float, ...] = ()
@@ -133,9 +133,9 @@ class RoundRecord:
         return self.accepted if self.own is None else (*self.accepted, self.own)
 
     @property
-    def kinds(self) -> tuple[Kind, ...]:
+    def kinds(self) -> tuple[TokenKind, ...]:
         """The kind of each emitted token, by which text is coloured as it appears."""
-        kinds: list[Kind] = ["accepted"] * len(self.accepted)
+        kinds: list[TokenKind] = ["accepted"] * len(self.accepted)
         return tuple(kinds) if self.kind is None else (*kinds, self.kind)
 
 

@@ -83,9 +83,9 @@ class Stateless:
     """A logits processor of the caller's that keeps nothing from call to call.
 
     ``logits_processor=[saccade.Stateless(rule)]`` says that ``rule`` reads only the ids and the
-    logits of a call, whatever was called before. Then drafts follow it too, which get more of their
-    tokens accepted. Where that is not true, answers are wrong. The logits of a draft may be fewer
-    than the target's, so the rule may not index beyond their length.
+    logits of a call, whatever was called before. Drafts then apply the rule too, so more of their
+    tokens are accepted. A rule that does remember earlier calls would make answers wrong. The
+    logits of a draft may be fewer than the target's, so the rule may not index beyond their length.
     """
 
     processor: Processor
@@ -99,7 +99,7 @@ class Stateless:
 def may_remember(processor: Processor) -> bool:
     """Whether a logits processor may keep state from call to call.
 
-    Nobody can look into a caller's function, so every processor counts that is neither one of
+    A caller's function cannot be inspected. So this is true of every processor that is neither
     Hugging Face's nor ours, unless it is wrapped in :class:`Stateless`. Such a processor is called
     for the target alone, once for each token of the answer and in order, which is how ``generate``
     calls it.
@@ -299,18 +299,17 @@ class Scores:
         return node + 1 < len(self.likeliest) and self.likeliest[node + 1] is not None
 
     def _computed_token(self, node: int) -> int | None:
-        """Returns the likeliest token after ``node`` that the forward computed, or NO_TOKEN.
+        """Returns the forward's likeliest token after ``node``; NO_TOKEN where a logit is NaN.
 
-        Returns None where it did not, and where the rules may choose another token.
+        Returns None if the forward computed none, or if the rules may choose another token.
         """
         top = self.computed_top(node)
         return None if top is None else top.token
 
     def computed_top(self, node: int) -> TopTokens | None:
-        """Returns the two likeliest tokens after ``node`` that the forward computed.
+        """Returns the forward's two likeliest tokens after ``node``. It computes nothing itself.
 
-        Returns None where it did not, and where the rules may choose others. It computes nothing
-        itself.
+        Returns None if the forward computed none, or if the rules may choose others.
         """
         if not self.rules.plain or node + 1 >= len(self.likeliest):
             return None
@@ -362,12 +361,13 @@ class Scores:
         return best.indices.masked_fill(best.values.isneginf(), NO_TOKEN)
 
     def draw(self, node: int, law: Law | None = None) -> tuple[int, Float[Tensor, " vocab"] | None]:
-        """Returns a token after ``node`` and the law it was drawn from (None: it was chosen).
+        """Returns a token after ``node`` and the law it was drawn from, or None for the law if the
+        token was the arg-max.
 
         ``law`` is the law to draw from, if the caller has it already. Every draw of a level of the
         tree has noise of its own, so siblings and cousins are drawn independently. A drawn token
         stands (see ``Tree``). The noise also depends on where this draft began. So a new draft is
-        independent of the tokens that an earlier one drew beyond a refusal.
+        independent of tokens that an earlier one drew after a rejected token.
         """
         law = self.law(node) if law is None else law
         if law is None or isinstance(law, int):
@@ -406,7 +406,7 @@ def _likeliest(scores: Float[Tensor, " vocab"]) -> int | None:
 
 
 def prob(law: Law, token: int) -> float:
-    """Returns the probability of ``token``; 0 beyond a shorter vocabulary."""
+    """Returns the probability of ``token``; 0 for an id that the law's vocabulary lacks."""
     if isinstance(law, int):
         return float(law == token)
     return float(law[token]) if token < law.shape[0] else 0.0

@@ -15,7 +15,7 @@ import torch
 from jaxtyping import Float
 from torch import Tensor
 
-from saccade.core.result import Own, Verdict
+from saccade.core.result import TargetTokenKind, Verdict
 from saccade.core.sampling import Law, draw, prob
 from saccade.core.tree import ROOT, Tree, children
 
@@ -77,6 +77,8 @@ def residual(p: Law, q: Law) -> Law:
     return excess / total if bool(total > 0) and bool(torch.isfinite(total)) else p
 
 
-def _verdict(tree: Tree, path: list[int], target_token: int | None, kind: Own | None) -> Verdict:
+def _verdict(
+    tree: Tree, path: list[int], target_token: int | None, kind: TargetTokenKind | None
+) -> Verdict:
     tokens = tuple(tree.tokens[node] for node in path)
     return Verdict(tuple(path), tokens, target_token, kind)

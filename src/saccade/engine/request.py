@@ -62,9 +62,9 @@ class RequestArguments(GenerateArguments, total=False):
 PENALTIES = ("presence_penalty", "frequency_penalty")
 # Names that are no settings of generation.
 NON_GENERATION_ARGUMENTS = RequestArguments.__annotations__.keys() - Settings.__annotations__.keys()
-# Arguments that transformers passes to ``custom_generate`` untouched, because our signature names
-# them. It would drop the others of these, and for ``stop_strings`` it would ask for a tokenizer
-# that it does not pass on.
+# Arguments that transformers passes to ``custom_generate`` unchanged, because our signature names
+# them. Any of them that the signature did not name would be dropped, and for ``stop_strings``
+# transformers would ask for a tokenizer that it does not pass on.
 CALL_ARGUMENTS = {*NON_GENERATION_ARGUMENTS, "stop_strings"}
 
 
@@ -273,8 +273,8 @@ class Request:
         return (row if mask is None else row[mask[number].bool()]).tolist()
 
     def starts_with_media(self, earlier: Mapping[str, Tensor]) -> bool:
-        """Returns whether the first picture and the first video of an earlier request of this
-        conversation, whose ``media`` these are, are the first ones of this request too."""
+        """Returns whether this request has the same first picture and first video as an earlier
+        request of the conversation, whose ``media`` these are."""
         media = self.media
         grids = {name: f"{kind}_grid_thw" for kind, name in PIXELS.items()}
         for name, old in earlier.items():
@@ -449,7 +449,8 @@ def _with_documents(inputs: Inputs, context: Any, draft_inputs: Inputs | None) -
         )
     ids = inputs["input_ids"]
     several: Any = [context] if len(ids) == 1 else context
-    real = inputs.get("attention_mask", torch.ones_like(ids)).bool()
+    mask = inputs.get("attention_mask")
+    real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
     marked = torch.zeros_like(ids)
     try:
         for row, spans in enumerate(several):
@@ -475,8 +476,10 @@ def _repeat(inputs: Inputs, copies: int) -> Inputs:
     times in all."""
     repeated: dict[str, Any] = {}
     for name, value in inputs.items():
-        is_tensor = isinstance(value, Tensor)
-        repeated[name] = torch.cat([value] * copies) if is_tensor else [*value] * copies
+        if isinstance(value, Tensor):
+            repeated[name] = torch.cat([value] * copies)
+        else:
+            repeated[name] = value if value is None else [*value] * copies
     return repeated
 
 

@@ -88,7 +88,7 @@ class Scheduler:
 
     def fits(self, request: Request) -> bool:
         """Returns whether memory has room for one more request, beside the caches there are and
-        those of requests whose prompts are not read yet. Drops stored prefixes where that helps."""
+        those of requests whose prompts are not read yet. Drops stored prefixes where it has not."""
         unread = (e.batch.request for e in self._entries.values() if not e.batch.decoding)
         others, prefix_cache = sum(each.tokens() for each in unread), self._target.prefix_cache
         layers = recorded_hidden_layers(self._recipe, self._draft)
@@ -162,7 +162,7 @@ class Scheduler:
         return step_scope(self._target, self._recipe, self._exact)
 
     def _advance(self) -> Iterator[Event]:
-        # How many chunks of prompts this step may read: as many as a round emits tokens.
+        # How many chunks of prompts this step may read: as many as a request gets tokens a round.
         chunks_left = max(1.0, self._tokens_per_round)
         while chunks_left > 0 and (number := self._next_unread()) is not None:
             batch = self._entries[number].batch

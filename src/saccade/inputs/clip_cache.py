@@ -1,4 +1,4 @@
-"""Processed clips that a later prompt with the same clips need not process again.
+"""Keeps processed clips, so that a later prompt with the same clips does not process them again.
 
 Most clips of a live video's prompt were also in the previous prompt. Where processing several clips
 together gives what processing each alone gives, only new clips are processed.

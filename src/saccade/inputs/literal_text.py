@@ -7,10 +7,10 @@ occurs nowhere else, stands for such a text in the string. In the ids it is repl
 the text, encoded as if no token were special. A text that spells no control token is left alone.
 
 Every token that was added to the tokenizer's vocabulary is a control token, whether it is marked
-special or not. Several texts can spell one together that none of them spells alone, and the
-template decides which texts are adjacent. So the conversation is compared with one in which a mark
-stands for every text. Where the two have different control tokens, the texts made the difference,
-and all of them are replaced.
+special or not; only single characters and runs of blanks must be marked. Adjacent texts can spell a
+control token together, and only the template knows which texts are adjacent. So the conversation is
+also rendered with a mark in the place of every text. Where the two have different control tokens,
+the texts made the difference, and all of them are replaced.
 
 Documents are replaced in the same way, which shows which ids are theirs: see ``CONTEXT``.
 """
@@ -69,16 +69,19 @@ def find_control_token(processor: Any, texts: Iterable[str]) -> str | None:
     return next((token for text in texts for token in tokens if token in text), None)
 
 
-def extract_special(processor: Any, turns: Sequence[Mapping[str, Any]]) -> Extraction:
+def extract_special(
+    processor: Any, turns: Sequence[Mapping[str, Any]], unmarked: str = ""
+) -> Extraction:
     """Takes out every document and every text that spells a control token. The blanks around them
-    stay."""
+    stay. ``unmarked`` is text that the mark must not occur in."""
     pattern = re.compile("|".join(map(re.escape, _control_token_texts(processor))) or r"\b\B")
-    return _extract(turns, lambda text: pattern.search(text) is not None)
+    return _extract(turns, lambda text: pattern.search(text) is not None, unmarked)
 
 
-def extract_all(turns: Sequence[Mapping[str, Any]]) -> Extraction:
-    """Takes out every text, but for the blanks around it."""
-    return _extract(turns, lambda text: True)
+def extract_all(turns: Sequence[Mapping[str, Any]], unmarked: str = "") -> Extraction:
+    """Takes out every text, but for the blanks around it. ``unmarked`` is text that the mark must
+    not occur in."""
+    return _extract(turns, lambda text: True, unmarked)
 
 
 def render_conversation(
@@ -94,9 +97,11 @@ def render_conversation(
     such text.
     """
     turns = [_separate_reasoning(processor, turn) for turn in turns]
-    extraction = extract_special(processor, turns)
+    # What the template writes besides the turns, such as tools, must not hold the mark either.
+    unmarked = render([_with_documents_as_text(turn) for turn in turns])
+    extraction = extract_special(processor, turns, unmarked)
     written = render(extraction.turns)
-    full_extraction = extract_all(turns)
+    full_extraction = extract_all(turns, unmarked)
     if full_extraction.texts != extraction.texts:
         template = render(full_extraction.turns)
         if _control_tokens(processor, written) != _control_tokens(processor, template):
@@ -133,8 +138,8 @@ def insert_placeholders(
     # An added token that does not occur in the conversation becomes the placeholder.
     for number, added in tokenizer.added_tokens_decoder.items():
         is_plain = not (added.lstrip or added.rstrip or added.single_word)
-        is_used = added.content in {*_media_tokens(processor), tokenizer.unk_token}
-        if not is_plain or is_used or added.content in templated:
+        is_reserved = added.content in {*_media_tokens(processor), tokenizer.unk_token}
+        if not is_plain or is_reserved or added.content in templated:
             continue
         text = added.content.join(pieces)
         if tokenizer(text)["input_ids"].count(number) == len(texts):
@@ -165,9 +170,21 @@ def replace_placeholders(name: str, inputs: Inputs, placeholders: Placeholders |
     return {**inputs, **expanded}
 
 
-def _extract(turns: Sequence[Mapping[str, Any]], must_extract: Callable[[str], bool]) -> Extraction:
+def _with_documents_as_text(turn: Mapping[str, Any]) -> dict[str, Any]:
+    """Returns a turn as a template takes it, with its documents as plain text."""
+    is_document = [part.get("type") == DOCUMENT for part in turn["content"]]
+    content = [
+        {**part, "type": "text"} if is_one else dict(part)
+        for part, is_one in zip(turn["content"], is_document, strict=True)
+    ]
+    return {**turn, "content": content}
+
+
+def _extract(
+    turns: Sequence[Mapping[str, Any]], must_extract: Callable[[str], bool], unmarked: str
+) -> Extraction:
     """Puts a mark in the place of every document, and of each text that must be extracted."""
-    used = set(re.findall(r"@\d+:", repr(turns)))
+    used = set(re.findall(r"@\d+:", repr(turns) + unmarked))
     mark = next(mark for mark in (f"@{number}:" for number in count()) if mark not in used)
     texts: list[str] = []
     documents: set[int] = set()
@@ -282,7 +299,8 @@ def _media_tokens(processor: Any) -> set[str]:
 
 
 def _encode_literally(name: str, processor: Any, text: str) -> list[int]:
-    """Encodes a text without control tokens, and checks that it decodes the same.
+    """Encodes a text without control tokens, and checks that those it spells are in what it decodes
+    to.
 
     Where a tokenizer has no mode for that, control tokens are cut in two. Raises OptionError where
     neither works.

@@ -63,7 +63,7 @@ def _read_address(url: str, sampling: FrameSampling, sources: Sources) -> Clip:
             f"this address may not be opened: {HOW_TO_ALLOW}", error.code
         ) from error
     if fetched.kind == "frames":
-        return media.read_frames(fetched.frames, sampling.fps)
+        return media.read_frames(fetched.frames, sampling=sampling)
     return media.read(fetched.data if fetched.path is None else fetched.path, sampling)
 
 
@@ -116,8 +116,8 @@ VIDEO_OPTIONS = {
 class Messages:
     """A conversation in the form of chat templates or of OpenAI, with its media read.
 
-    ``turns`` are those of ``questions.conversation_inputs``, and ``clips`` and ``images`` stand in
-    the order of their places there.
+    ``turns`` have the form that ``questions.conversation_inputs`` takes. ``clips`` and ``images``
+    are in the order in which the turns mention them.
     """
 
     def __init__(self, messages: Sequence[Any], sampling: FrameSampling, sources: Sources) -> None:
@@ -128,12 +128,12 @@ class Messages:
 
     @property
     def continues_last_turn(self) -> bool:
-        """Whether the answer goes on where the last message, the assistant's, ends."""
+        """Whether the last message is the assistant's, which the answer then continues."""
         return bool(self.turns[-1]["role"] == "assistant")
 
     def _read_turn(self, number: int, turn: Any) -> dict[str, Any]:
         role = turn.get("role") if isinstance(turn, Mapping) else None
-        if role not in ROLES:
+        if not isinstance(role, str) or role not in ROLES:
             raise bad_option(
                 f"message {number} has the role {role!r}: system, user and assistant are read"
             )
@@ -159,8 +159,8 @@ class Messages:
                 return {"type": add(part[present[0]], part)}
         readable = ", ".join([TEXT_TYPES[0], *PICTURE_KEYS, *VIDEO_KEYS])
         raise bad_option(
-            f"message {number} has a part of type {kind!r} that is not read: {readable} are, with "
-            "what they name in a field of that name, such as {'type': 'image', 'image': picture}"
+            f"message {number} has a part of type {kind!r} without content that can be read: the "
+            f"types are {readable}, as in {{'type': 'image', 'image': picture}}"
         )
 
     def _add_picture(self, value: Any, part: Mapping[str, Any]) -> str:

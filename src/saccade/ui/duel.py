@@ -15,7 +15,7 @@ from typing import Any
 
 from saccade.answering.coloured_text import IncrementalDecoder
 from saccade.core.answer_text import TextDecoder
-from saccade.core.result import Kind, Result, Round, RoundRecord, emitted_per_forward
+from saccade.core.result import Result, Round, RoundRecord, TokenKind, emitted_per_forward
 from saccade.engine.generate import Stream
 
 SNAPSHOT_SECONDS = 0.15  # Between two snapshots.
@@ -39,7 +39,7 @@ class Piece:
     """Some text of an answer, and whether its token was accepted, recovered or a bonus token."""
 
     text: str
-    kind: Kind
+    kind: TokenKind
 
 
 @dataclass(frozen=True)

@@ -469,7 +469,7 @@ def test_the_more_share_a_forward_the_shorter_are_drafts():
         return shape.fold(state, replace(round, load=shared, verify_seconds=seconds))
 
     alone = after(1)
-    tokens = [best_round(shape.believed(after(n)), 0.8)[0] for n in (1, 4, 16, 64)]
+    tokens = [best_round(shape.believed_costs(after(n)), 0.8)[0] for n in (1, 4, 16, 64)]
     assert tokens == sorted(tokens, reverse=True) and tokens[0] > 1.5 * tokens[-1]
     assert after(16).stretch == pytest.approx(1.0) and after(16).requests == 16
     assert after(16, sample=True).requests == 1
@@ -501,8 +501,8 @@ def test_a_block_that_one_forward_drafts_is_paid_for_once():
     verdict = Verdict(tuple(range(5)), (1,) * 5, 1, "bonus")
     after = shape.fold(shape.start(), Round(0, tree, verdict, None, p, None, 0.6, 1.1))
     assert after.times.level == FadingMean(0.6, 1)
-    expected = best_round(shape.believed(after), 0.9)
-    assert expected[1] == pytest.approx(0.6 + shape.believed(after).verify(7), rel=0.05)
+    expected = best_round(shape.believed_costs(after), 0.9)
+    assert expected[1] == pytest.approx(0.6 + shape.believed_costs(after).verify(7), rel=0.05)
 
 
 def test_a_first_forward_that_is_not_captured_yet_does_not_price_the_draft():

@@ -51,7 +51,8 @@ def open_dataset(
         for source, folder in ((s, f) for s in sources for f in find_folders(s)):
             if dataset := search.load(source, folder, setting):
                 part_of_rows = part if benchmark.part_column else ""
-                return replace(dataset, name=f"{key}/{part}" if part else key, part=part_of_rows)
+                suite_name = (f"{key}/{part}" if part else key) + (f"@{paper}" if paper else "")
+                return replace(dataset, name=suite_name, part=part_of_rows)
     raise search.not_found_error(sources[0])
 
 

@@ -23,10 +23,10 @@ forwards of more rows. Where drafting does not pay by costs that no round has co
 once as if they were half as high. While it pays, a round without a draft shows now and then what
 plain decoding takes.
 
-The state is a fold over rounds and holds floats alone, so a recorded trace replays it. When
-sampling, no measured time enters the state, so that what is drawn does not depend on how fast the
-machine was; and nothing enters it that was drawn beyond a refusal, since a round is counted at what
-was judged of it or planned for it.
+The state is a fold over rounds and holds numbers alone, so a recorded trace replays it. When
+sampling, no measured time enters the state, so that the drawn tokens do not depend on the speed of
+the machine. Tokens drawn after a rejected one do not enter it either: a round counts for what was
+judged of it, or for what was planned if that is more.
 """
 
 from __future__ import annotations
@@ -66,9 +66,9 @@ MAX_DRAFT_NODES = 48  # nodes of one draft, runners-up included
 # draft is dropped soon. They were chosen on clips that no benchmark draws.
 PRIOR_ACCEPTANCE = 0.8
 PRIOR_WEIGHT = 1.25
-# Of the acceptance that earlier answers had, in tokens, and of what a forward of the draft took
-# there, in forwards. So a draft that paid there is not dropped for two refusals, or for one slow
-# draft. Chosen by replay, on costs and drafts of many kinds.
+# The weight of what earlier answers have shown: of their acceptance rate, in tokens, and of their
+# seconds per draft forward, in forwards. It keeps two rejections or one slow draft from ending
+# drafting. It was chosen by replaying many kinds of costs and drafts.
 REMEMBERED_WEIGHT = 6.0
 PRIOR_HONESTY = 0.9  # how much of what the draft's confidence promised comes true
 PRIOR_HONESTY_WEIGHT = 1.0
@@ -77,16 +77,17 @@ BAR_MARGIN = 0.95  # A level may earn a little less than its bar: it opens the w
 RETRY_ACCEPTANCE = 0.9  # Drafting is tried again only if it would pay at this acceptance.
 RATE_MEMORY = 0.9  # what is left of tokens and seconds after one more round
 ACCEPTANCE_MEMORY = 0.98  # what is left of judged tokens after one more round
-# Where a draft gave its own likeliest token a small probability, it knew little of the text, so the
-# refusal of that token counts as several judged tokens: one more for each nat beyond SURPRISE_NATS,
-# as far as confidence has been right. Probabilities below LEAST_CONFIDENCE count like this one.
+# A draft that gave its chosen token a small probability knew little of the text, so the rejection
+# of that token counts for more than one judged token: for one more with each nat of surprise beyond
+# SURPRISE_NATS, times the trust in the draft's confidence. Probabilities below LEAST_CONFIDENCE are
+# treated as LEAST_CONFIDENCE.
 SURPRISE_NATS = 2.0
 LEAST_CONFIDENCE = 1e-4
 RETRY_AFTER_ROUNDS = 2  # rounds of plain decoding before drafting is tried again
 MAX_RETRY_AFTER_ROUNDS = 128
 MAX_PAUSE_GROWTH = 16  # A pause is at most so many times as long as the one before.
-# Of all time. A pause is so long that a retry like the last one loses no more than this, as far as
-# the two limits above allow.
+# The share of decoding time that retries may lose. A pause is so long that a retry like the last
+# one loses no more, within MAX_RETRY_AFTER_ROUNDS and MAX_PAUSE_GROWTH.
 MAX_LOST_SHARE = 0.015
 
 # Drafting is tried if it would pay at this share of what it is believed to cost beyond plain
@@ -97,11 +98,12 @@ MAX_TRIAL_DEPTH = 3  # levels of a draft that does not pay by the believed costs
 # A round without a draft shows what plain decoding takes: after so many rounds with drafts.
 FIRST_PLAIN_AFTER_ROUNDS = 3
 PLAIN_AFTER_ROUNDS = 48
-# The acceptance that the next answer begins by counts as so many judged tokens beside this one's.
+# The weight, in judged tokens, of the acceptance rate that was remembered before an answer, beside
+# the tokens that were judged in it.
 REMEMBERED_TOKENS = 10
-# In an answer without drafts that returns to the prior by this share of what drafting could gain,
-# so that a draft that could gain much is tried again soon. A draft is also believed to be a little
-# cheaper after such an answer.
+# After an answer without drafts the remembered acceptance rate moves towards PRIOR_ACCEPTANCE, by
+# this share times the share of time that drafting could save. So a draft that could save much is
+# tried again soon. The remembered cost of a draft forward falls by FORGOTTEN_COST_SHARE.
 FORGOTTEN_SHARE = 0.5
 FORGOTTEN_COST_SHARE = 0.01
 REMEMBERED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 26, 48)  # of the costs that the next answer begins by
@@ -215,7 +217,7 @@ class Auto(CostedShape):
             token, q = scores.draw(last, law)
             tree = add(tree, last, token, q, odds)
             if token in scores.rules.end_ids:
-                # Mostly one round is left, of which a runner-up would spare no more than a level.
+                # The answer probably ends with this round, so runners-up would save very little.
                 return tree
             reach *= chance
             last = len(tree) - 1
@@ -228,8 +230,8 @@ class Auto(CostedShape):
         estimates: Estimates = state
         if self._checks_plain(estimates):
             return None
-        costs = self.believed(estimates)
-        drafted = (1.0, costs.one)
+        costs = self.believed_costs(estimates)
+        drafted = (1.0, costs.plain)
         if not estimates.pause.is_running:
             drafted = best_round(costs, estimates.acceptance.rate)
         rate = _rate_to_beat(estimates, costs, drafted)
@@ -250,7 +252,7 @@ class Auto(CostedShape):
             return None  # This round only shows what plain decoding takes.
         if estimates.pause.is_running:
             return None  # Nothing was learnt since drafting was given up.
-        costs = self.believed(estimates)
+        costs = self.believed_costs(estimates)
         expected = best_round(costs, estimates.acceptance.rate)
         if expected[0] > 1:
             return Plan(costs, _rate_to_beat(estimates, costs, expected), costs.max_depth)
@@ -261,12 +263,13 @@ class Auto(CostedShape):
         expected = best_round(hopeful, self._retry_acceptance)
         if expected[0] <= 1:
             return None
-        return Plan(hopeful, _rate_to_beat(estimates, hopeful, expected), MAX_TRIAL_DEPTH)
+        max_depth = min(MAX_TRIAL_DEPTH, hopeful.max_depth)
+        return Plan(hopeful, _rate_to_beat(estimates, hopeful, expected), max_depth)
 
     @property
     def _retry_acceptance(self) -> float:
-        """The acceptance at which drafting has to pay to be tried again: high, but less where
-        earlier answers had little."""
+        """The acceptance rate at which drafting must pay to be tried again: RETRY_ACCEPTANCE, or
+        its mean with the rate of earlier answers if there were any."""
         remembered = self.forward_costs.acceptance
         return RETRY_ACCEPTANCE if remembered is None else (RETRY_ACCEPTANCE + remembered) / 2
 
@@ -300,7 +303,7 @@ class Auto(CostedShape):
         if is_copy:  # It tells nothing of whether the draft pays.
             return estimates
         # How many tokens plain decoding would have emitted meanwhile, beyond those that came.
-        lost_tokens = seconds / self.believed(estimates).one - len(round.emitted)
+        lost_tokens = seconds / self.believed_costs(estimates).plain - len(round.emitted)
         before_length = estimates.pause.length
         enough = max(2 * before_length, ceil(lost_tokens / MAX_LOST_SHARE))
         longer = min(enough, MAX_PAUSE_GROWTH * before_length)
@@ -315,7 +318,7 @@ class Auto(CostedShape):
     def pays(self) -> bool:
         """Whether drafting is expected to pay here, before anything is known of the draft."""
         estimates: Estimates = self.start()
-        return best_round(self.believed(estimates), estimates.acceptance.rate)[0] > 1
+        return best_round(self.believed_costs(estimates), estimates.acceptance.rate)[0] > 1
 
     @property
     def knows_the_draft(self) -> bool:
@@ -341,7 +344,7 @@ class Auto(CostedShape):
         judged = estimates.acceptance.accepted.weight
         share = judged / (judged + REMEMBERED_TOKENS)
         acceptance = believed + share * (estimates.acceptance.rate - believed)
-        costs = self.believed(estimates._replace(requests=1))
+        costs = self.believed_costs(estimates._replace(requests=1))
         seconds = tuple(accumulate(map(costs.verify, REMEMBERED_ROWS), max))
         return replace(
             self.forward_costs,
@@ -354,13 +357,13 @@ class Auto(CostedShape):
     def _possible_gain(self, estimates: Estimates) -> float:
         """Returns the share of plain decoding's time that drafting would spare at the acceptance
         that is believed of an unknown draft."""
-        costs = self.believed(estimates._replace(requests=1))
+        costs = self.believed_costs(estimates._replace(requests=1))
         tokens, seconds = best_round(costs, PRIOR_ACCEPTANCE)
-        return 1 - seconds / (tokens * costs.one)
+        return 1 - seconds / (tokens * costs.plain)
 
-    def believed(self, estimates: Estimates) -> BelievedCosts:
-        """Costs of forwards as the rounds so far have corrected them; of forwards that are shared,
-        this request's part."""
+    def believed_costs(self, estimates: Estimates) -> BelievedCosts:
+        """Returns the costs of forwards as the rounds so far have corrected them. Of shared
+        forwards they are this request's share."""
         bare = _tabulate(self.forward_costs, estimates.requests)
         if estimates.requests > 1:
             scale = estimates.stretch
@@ -376,11 +379,14 @@ class Auto(CostedShape):
         return BelievedCosts(level, scale * bare.verify[1], scale, *times.line(scale), bare)
 
     def _round_seconds(self, estimates: Estimates, round: Round) -> float:
-        """Seconds of a round. When sampling, and where its own seconds tell nothing of later ones,
-        they are those of what was judged or planned, by the model of costs."""
+        """Returns the seconds that a round counts for.
+
+        They are the measured ones, except when sampling and in the first round of a captured size.
+        There they are the believed costs of what was judged or planned.
+        """
         if not round.p.rules.sample and not round.first_of_size:
             return sum(_own_seconds(round))
-        costs = self.believed(estimates)
+        costs = self.believed_costs(estimates)
         if round.tree.match_length:
             return costs.verify(1 + len(round.tree))
         levels = len(round.verdict.accepted) + (round.verdict.kind == "recovered")
@@ -399,9 +405,12 @@ class Auto(CostedShape):
         return RATE_MEMORY * estimates.stretch + (1 - RATE_MEMORY) * stretch
 
     def _times_after(self, estimates: Estimates, round: Round) -> ForwardTimes:
-        """``times`` with the seconds of this round in them; unchanged when sampling, where they
-        tell nothing of later rounds, and where the forward was shared. A shared round without a
-        draft shows nothing, but no other follows."""
+        """Returns ``times`` with the seconds of this round.
+
+        They are unchanged when sampling, where the seconds tell nothing of later rounds, and where
+        the forward was shared. A shared round without a draft only resets ``since_plain``, so that
+        the next round may draft again.
+        """
         times, rows = estimates.times, 1 + len(round.tree)
         if round.p.rules.sample or not round.tells_usual_seconds:
             return times
@@ -451,12 +460,12 @@ class BelievedCosts(NamedTuple):
     """Seconds of forwards as rounds have corrected the bare ones."""
 
     level: float  # of one draft forward
-    one: float  # of a target forward of one row
-    scale: float  # seconds over those of bare forwards
-    shift: float  # seconds that forwards of more rows take beside that
-    slope: float  # and seconds that each row beyond the first adds
+    plain: float  # of a target forward of one row
+    scale: float  # the factor from bare to believed seconds of a target forward
+    shift: float  # seconds added to each forward of more than one row
+    slope: float  # seconds added for each row beyond the first
     bare: BareCosts
-    share: float = 1.0  # of what drafting and more rows are believed to cost
+    share: float = 1.0  # the factor on the extra seconds of more rows, below 1 for a hopeful trial
 
     def cheaper(self, share: float) -> BelievedCosts:
         """Returns the costs if drafting and more rows took this share of what is believed."""
@@ -479,9 +488,9 @@ class BelievedCosts(NamedTuple):
     def verify(self, rows: int) -> float:
         """Returns the seconds of a target forward; of more rows it takes no less than of one."""
         if rows == 1:
-            return self.one
+            return self.plain
         seconds = self.scale * self.bare.verify[rows] + self.shift + self.slope * (rows - 1)
-        return self.one + self.share * max(0.0, seconds - self.one)
+        return self.plain + self.share * max(0.0, seconds - self.plain)
 
     def row_price(self, nodes: int) -> float:
         """Returns the seconds of one more row to verify after so many nodes."""
@@ -500,7 +509,7 @@ class Plan(NamedTuple):
 def best_round(costs: BelievedCosts, acceptance_rate: float) -> tuple[float, float]:
     """The expected (tokens, seconds) of a round of the best chain if each token is accepted at
     this rate; those of plain decoding where that is faster."""
-    best = (1.0, costs.one)
+    best = (1.0, costs.plain)
     chance = tokens = 1.0
     for length in range(1, costs.max_depth + 1):
         chance *= acceptance_rate
@@ -518,7 +527,7 @@ def _rate_to_beat(
     with the (tokens, seconds) expected of the best chain; at least plain decoding's."""
     tokens, seconds = expected
     reached = (estimates.tokens + tokens) / (estimates.seconds + seconds)
-    return max(1 / costs.one, reached)
+    return max(1 / costs.plain, reached)
 
 
 def _count_worthy(runners: Sequence[Runner], nodes: int, plan: Plan) -> int:

@@ -71,8 +71,8 @@ class Fit(CostedShape):
         return frozenset({Capability.NEXT_TOKEN})
 
     def for_parallel(self) -> Chain:
-        """Returns the chain of as many tokens as the draft writes while the target judges as many:
-        HIPPO's and PEARL's gamma, T_target / T_draft."""
+        """Returns the longest chain of n tokens that the draft can write while the target verifies
+        n rows, and at least one token. It is HIPPO's and PEARL's gamma, T_target / T_draft."""
         draft, judge = self.forward_costs.draft, self.forward_costs.verify
         return Chain(
             max((n for n in range(1, MAX_CHAIN_LENGTH + 1) if n * draft <= judge(n)), default=1)

@@ -1,6 +1,7 @@
 """Views: what the draft reads, as a function of the target's prefill and the draft's whole prompt.
 
-Most views keep a budget of the visual tokens, chosen by one pure selector. Text is always kept.
+Most views keep a budget of the visual tokens, chosen by one pure selector. The tokens of documents
+count as visual ones. Other text is always kept.
 """
 
 from __future__ import annotations
@@ -71,7 +72,7 @@ class Pruned(View):
     refresh: Refresh | None = None
     early: Early = "wait"
     rounding: saliency.Rounding = "nearest"  # of the budget
-    images: float | None = None  # the share of an image's tokens that is kept, else ``keep``
+    images: float | None = None  # the share that images add to the budget, else ``keep``
 
     def __post_init__(self) -> None:
         if self.early == "superset" and not isinstance(self.select, Ranking):
@@ -144,7 +145,8 @@ class Pruned(View):
 
 @dataclass(frozen=True)
 class Fixed(Pruned):
-    """Keeps all visual tokens, or none, so an override may only say when they are read."""
+    """Keeps all visual tokens or none, so ``early`` is its only setting: what a draft reads before
+    the target's attention is known."""
 
     @property
     def settings(self) -> frozenset[str]:
@@ -337,8 +339,8 @@ def scattered_or_first(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor,
     """Returns ``scattered`` tokens of videos and images, and the first tokens of each document: the
     same share of each.
 
-    A text with holes is of no use to a draft: over documents it drafted with every fourth token as
-    without the document, and with the first quarter about as well as with all of it
+    A text with holes is of no use to a draft. With every fourth token of a document a draft was no
+    better than without the document, and with its first quarter about as good as with all of it
     (notebook/LOG.md).
     """
     media = prompt.grid[:, 0].cpu()

@@ -64,10 +64,15 @@ def read_frames(
     fps: float | int | None = None,
     limits: Limits | None = None,
     progress: Progress | None = None,
+    *,
+    sampling: FrameSampling | None = None,
 ) -> Clip:
-    """Reads encoded images as one clip; `fps` is the rate at which they were taken (default 1)."""
-    limits, sampling = limits or Limits(), FrameSampling(fps=fps)
-    return _sample_sequence(image_list(pictures, fps, limits), sampling, limits, progress)
+    """Reads encoded images as one clip; `fps` is the rate at which they were taken (default 1).
+
+    `sampling` has that rate instead, and may choose some of the images.
+    """
+    limits, sampling = limits or Limits(), sampling or FrameSampling(fps=fps)
+    return _sample_sequence(image_list(pictures, sampling.fps, limits), sampling, limits, progress)
 
 
 def _sample_sequence(

@@ -46,7 +46,7 @@ def picture_clip(picture: PILImage.Image | np.ndarray, channels_first: bool = Fa
 def frames_clip(frames: Frames, sampling: FrameSampling, limits: Limits | None = None) -> Clip:
     """Returns frames as the clip of a video; ``sampling.fps`` is the rate at which they were taken.
 
-    All of them are taken unless the sampling asks for a number of them.
+    All of them from ``start`` to ``end`` are taken, unless ``num_frames`` is set.
     """
     if not len(frames):
         raise bad_option("there are no frames: give at least one")
@@ -68,7 +68,7 @@ def rgb_frames(array: np.ndarray, channels_first: bool = False) -> Frames:
     """
     pixels = _bytes(array)
     if pixels.ndim == 2:
-        pixels = pixels[..., None]
+        pixels, channels_first = pixels[..., None], False
     if pixels.ndim == 3:
         pixels = pixels[None]
     if pixels.ndim != 4 or not pixels.size:
@@ -96,11 +96,13 @@ def _bytes(array: np.ndarray) -> np.ndarray:
     is_number = kind in "iuf"
     low, high = (float(array.min()), float(array.max())) if is_number and array.size else (0, 0)
     most = 1 if kind == "f" else MAX_BYTE
-    if not is_number or math.isnan(low) or low < 0 or high > most:
+    allowed = "pixels in an array are whole numbers from 0 to 255 or floats from 0 to 1"
+    if not is_number:
+        raise bad_option(f"{allowed}, not {array.dtype}: convert the array")
+    if math.isnan(low) or low < 0 or high > most:
         raise bad_option(
-            "pixels in an array are whole numbers from 0 to 255 or floats from 0 to 1, not "
-            f"{array.dtype} from {low:g} to {high:g}: undo the processor's normalisation, or give "
-            "what it read"
+            f"{allowed}, not {array.dtype} from {low:g} to {high:g}: undo the processor's "
+            "normalisation, or give what it read"
         )
     scaled = array.astype(np.float32) * MAX_BYTE if kind == "f" else array
     return np.rint(scaled).astype(np.uint8)

@@ -68,11 +68,10 @@ class Sources:
     """Where media may be loaded from; by default from data: addresses only.
 
     `root` is the folder whose files file: addresses may name. `hosts` are the hosts from which
-    media may be fetched over http and https: "example.com", "*.example.com" (any name below it)
-    or, for a port that is not the usual one, "example.com:8000". With `any_host` every public host
-    is allowed. With `private` the hosts in `hosts`, and no others, may be on this machine or its
-    network.
-    `seconds` and `max_bytes` bound one load, including all its redirects.
+    media may be fetched over http and https: "example.com", "*.example.com" (any name below it) or,
+    for a port that is not the usual one, "example.com:8000". With `any_host` every public host is
+    allowed, at the usual port. With `private` the hosts in `hosts`, and no others, may be on this
+    machine or its network. `seconds` and `max_bytes` bound one load, including all its redirects.
     """
 
     root: Path | None = None
@@ -88,7 +87,7 @@ class Sources:
         url = url.strip(" \t\r\n")
         scheme = url[:16].partition(":")[0].lower()
         if scheme == "data":
-            return self.decode_data_url(memoryview(url.encode()))
+            return self.decode_data_url(memoryview(url.encode(errors="replace")))
         if scheme == "file":
             return self._file(url)
         if scheme in DEFAULT_PORTS:
@@ -250,7 +249,8 @@ def _lenient_base64(text: memoryview) -> bytes:
 
 
 def _parse_url(url: str) -> WebAddress:
-    """Parses a web address. Raises VideoInputError for a spelling with another possible meaning."""
+    """Parses a web address. Raises VideoInputError for one that is malformed, ambiguous, or neither
+    http nor https."""
     if len(url) > MAX_URL_CHARACTERS or not re.fullmatch(r"[!-~]+", url) or "\\" in url:
         raise _address_refusal("holds characters that must be escaped: write it in plain ASCII")
     try:
@@ -301,7 +301,10 @@ def _matches_host(entry: str, place: WebAddress) -> bool:
 
 
 def _resolve(host: str, port: int, seconds: float) -> list[IPAddress]:
-    """Returns the addresses of a name; none after ``seconds``, a limit that the system lacks."""
+    """Returns the addresses of a name, or none if it does not resolve within ``seconds``.
+
+    The search has a thread of its own, because ``getaddrinfo`` has no timeout.
+    """
     results: queue.Queue[list[IPAddress]] = queue.Queue()
 
     def search() -> None:
@@ -325,11 +328,11 @@ def _connect(
     The host's name is used only inside the connection: in TLS and in the Host header.
     """
     connected_socket = None
-    for address in addresses:
+    for number, address in enumerate(addresses):
+        # The addresses share the time that is left, so that a silent one leaves some to the next.
+        seconds = seconds_left(deadline) / (len(addresses) - number)
         with suppress(OSError):
-            connected_socket = socket.create_connection(
-                (str(address), place.port), timeout=seconds_left(deadline)
-            )
+            connected_socket = socket.create_connection((str(address), place.port), seconds)
             break
     if connected_socket is None:
         raise OSError("no connection")
@@ -356,5 +359,5 @@ def _connect(
 
 def _shut_down(connected_socket: socket.socket) -> None:
     with suppress(OSError):
-        # The plain socket's method also works below TLS, and changes nothing else.
+        # ``SSLSocket.shutdown`` would drop the TLS object that another thread is reading from.
         socket.socket.shutdown(connected_socket, socket.SHUT_RDWR)

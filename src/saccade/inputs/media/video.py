@@ -212,8 +212,8 @@ def _upright(image: Image, matrix: Any) -> Image:
 def _run_starts(pts: np.ndarray, is_key: list[bool]) -> np.ndarray:
     """Returns, for each packet, the packet at which to start decoding.
 
-    That is the last keyframe before it. Frames that follow a keyframe but are displayed before it
-    need the keyframe before that one.
+    That is the last keyframe up to it in decoding order. A frame that is displayed before that
+    keyframe needs the previous keyframe.
     """
     starts = np.zeros(len(pts), np.int64)
     last_key = key_before = 0
