@@ -111,6 +111,7 @@ SPECVLM_SELF = replace(
     name="specvlm-self",
     about="SpecVLM without a second model: the target drafts over a tenth of its own keys",
     drafter=SelfDrafter,
+    study="each draft step reads all of the target's weights",
 )
 
 
