@@ -57,7 +57,7 @@ def test_impossible_arguments_are_refused_in_a_sentence(
         ("bench --suite shapes-capton", "no suite 'shapes-capton' (did you mean shapes-caption?)"),
         ("bench --suite shapes-caption --methods ,", "name a method: saccade methods"),
         ("describe there.txt there.txt", "there.txt is a file"),
-        ("describe there.txt folder", "the question folder is a file"),
+        ("describe there.txt folder", "folder is a file or folder"),
     ],
 )
 def test_obstacles_are_reported(

@@ -226,8 +226,8 @@ def resolve_question(question: str | None, prompt: str) -> str:
         raise OptionError("give the question after the video or by --prompt, not both")
     if question is not None and os.path.exists(question):
         raise OptionError(
-            f"{question} is a file, but one video is answered about at a time; if it is the "
-            "question, use --prompt"
+            f"{question} is a file or folder, and one video is answered about at a time; if it is "
+            "the question, use --prompt"
         )
     return prompt if question is None else question
 

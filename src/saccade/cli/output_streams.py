@@ -7,6 +7,7 @@ import errno
 import io
 import os
 import sys
+from contextlib import suppress
 
 UNWRITABLE_ERRNOS = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 LOOK_ALIKES = {
@@ -45,7 +46,8 @@ def prepare_streams() -> None:
     """Makes both output streams able to write every text, whatever their encoding, and input that
     is not in its encoding readable, so that a check of the text can refuse it."""
     if isinstance(sys.stdin, io.TextIOWrapper):
-        sys.stdin.reconfigure(errors="surrogateescape")
+        with suppress(io.UnsupportedOperation):  # Something has been read already.
+            sys.stdin.reconfigure(errors="surrogateescape")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
             stream.reconfigure(errors="saccade")
