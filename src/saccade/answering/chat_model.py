@@ -298,14 +298,7 @@ class Model:
 
     def _batch_captioner(self, clips: Sequence[Sequence[Clip]]) -> Any:
         """Returns the captioner of several requests, which have these clips each."""
-        captioners = [self._captioner(request_clips) for request_clips in clips]
-        if not any(captioners):
-            return None
-        return lambda inputs: [
-            captions_of_request
-            for each in captioners
-            for captions_of_request in (each(inputs) if each else [[]])
-        ]
+        return captions.join_captioners([self._captioner(each) for each in clips])
 
 
 class Chat(AbstractContextManager["Chat"]):

@@ -36,6 +36,7 @@ from saccade.engine.conversation import Conversation
 from saccade.engine.generate import stream
 from saccade.engine.trace import environment
 from saccade.inputs import Loaded, Pair
+from saccade.inputs.captions import join_captioners
 from saccade.inputs.media import Clip
 from saccade.inputs.questions import batch_inputs
 from saccade.model.memory import PeakMemory
@@ -405,12 +406,4 @@ class _BatchRun:
 
     def _captioner(self) -> Any:
         """Returns a function that makes the captions of all items, or None without a captioner."""
-        captioners = [item.captioner_for(0) for item in self.items]
-        if not any(captioners):
-            return None
-
-        def caption(inputs: Inputs) -> list[Any]:
-            of_items = [[[]] if each is None else each(inputs) for each in captioners]
-            return [texts for item in of_items for texts in item]
-
-        return caption
+        return join_captioners([item.captioner_for(0) for item in self.items])

@@ -96,18 +96,16 @@ class CorpusWorker:
 
     def _combined_captioner(
         self, jobs: Sequence[OpenedJob]
-    ) -> Callable[[Inputs], list[Any]] | None:
+    ) -> Callable[[Inputs], list[Sequence[str]]] | None:
         """Returns a function that makes captions of all clips, or None where there is no captioner.
 
         Views that read captions call it; other views do not, so no caption is made in vain.
         """
         name, target = self.settings.captioner, self.settings.target
         device = dict(self.settings.load).get("device")
-        chosen = [captions.lazy_captioner(name, target, job.media.frames, device) for job in jobs]
-        captioners = [captioner for captioner in chosen if captioner is not None]
-        if not captioners:
-            return None
-        return lambda inputs: [text for captioner in captioners for text in captioner(inputs)]
+        return captions.join_captioners(
+            [captions.lazy_captioner(name, target, job.media.frames, device) for job in jobs]
+        )
 
     def _error_row(self, job: ClipJob, error: Exception) -> Row:
         if isinstance(error, SaccadeError):

@@ -101,6 +101,22 @@ def lazy_captioner(
     return lambda inputs: captioner(name or SHAPES, media, device)(inputs)
 
 
+def join_captioners(
+    captioners: Sequence[Callable[[Inputs], Sequence[Sequence[str]]] | None],
+) -> Callable[[Inputs], list[Sequence[str]]] | None:
+    """Returns the captioner of several requests, made of theirs; None where none has one.
+
+    A request without a captioner has no captions.
+    """
+    if not any(captioners):
+        return None
+    return lambda inputs: [
+        captions_of_request
+        for each in captioners
+        for captions_of_request in (each(inputs) if each else [[]])
+    ]
+
+
 @cache
 def _load(name: str, device: str | None) -> tuple[Any, Any]:
     """Loads a model and its processor; the embedded captioner is the small draft of the pair."""

@@ -97,15 +97,22 @@ def render_conversation(
     such text.
     """
     turns = [_separate_reasoning(processor, turn) for turn in turns]
-    # What the template writes besides the turns, such as tools, must not hold the mark either.
-    unmarked = render([_with_documents_as_text(turn) for turn in turns])
-    extraction = extract_special(processor, turns, unmarked)
-    written = render(extraction.turns)
-    full_extraction = extract_all(turns, unmarked)
-    if full_extraction.texts != extraction.texts:
-        template = render(full_extraction.turns)
-        if _control_tokens(processor, written) != _control_tokens(processor, template):
-            extraction, written = full_extraction, template
+
+    def extract(unmarked: str) -> tuple[Extraction, str]:
+        extraction = extract_special(processor, turns, unmarked)
+        written = render(extraction.turns)
+        full_extraction = extract_all(turns, unmarked)
+        if full_extraction.texts != extraction.texts:
+            template = render(full_extraction.turns)
+            if _control_tokens(processor, written) != _control_tokens(processor, template):
+                return full_extraction, template
+        return extraction, written
+
+    extraction, written = extract("")
+    if extraction.texts:
+        # What the template writes besides the turns, such as tools, must not hold the mark either.
+        # Most conversations have no mark, and are not rendered once more for this.
+        extraction, written = extract(render([_with_documents_as_text(turn) for turn in turns]))
     return insert_placeholders(name, processor, written, extraction)
 
 
