@@ -18,7 +18,7 @@ from saccade.core.costs import Costs
 from saccade.core.result import Round, Verdict
 from saccade.core.round_estimates import FadingMean, expected_chain
 from saccade.core.sampling import Sampling
-from saccade.core.tree import Tree, chain
+from saccade.core.tree import ROOT, Tree, chain
 from saccade.drafting import recipe
 from saccade.drafting.shapes import cost_measurement
 from saccade.drafting.shapes import fit as fitting
@@ -118,6 +118,24 @@ def test_a_round_cut_by_a_stop_is_no_refusal():
     fit = Fit((), COSTS)
     total, weight = fit.fold(FitState(FadingMean(0.0, 0.0)), _round(2, None)).accepted
     assert (total, weight) == (2.0, 2.0)
+
+
+def test_the_rate_is_of_first_tokens_also_after_trees():
+    """Claim: a further sibling that is accepted counts as a refusal of the first one.
+
+    Fails if every accepted node of a tree counts, which makes chains look better than they are.
+    """
+    done = _round(0, "recovered")
+    tree = Tree((1, 2, 3, 4, 5), (ROOT, ROOT, 1, 1, 2), (None,) * 5)
+    fit, empty = Fit((), COSTS), FitState(FadingMean(0.0, 0.0))
+    for path, kind, expected in [
+        ((1, 2, 4), "bonus", (2.0, 3.0)),
+        ((1, 3), "bonus", (0.0, 2.0)),
+        ((1,), "recovered", (0.0, 2.0)),
+        ((), "recovered", (0.0, 1.0)),
+    ]:
+        verdict = Verdict(path, tuple(tree.tokens[node] for node in path), 9, kind)
+        assert fit.fold(empty, replace(done, tree=tree, verdict=verdict)).accepted == expected
 
 
 STEP = Costs((1, 5, 6, 13), (10.0, 11.0, 22.0, 24.0), 0.5)  # measured in a busy moment, and

@@ -4,6 +4,17 @@ from bugs.bug import PlantedBug
 
 BUGS = (
     PlantedBug(
+        "fit counts an accepted further sibling as an accepted first token",
+        "drafting/shapes/fit.py",
+        within="Fit.fold",
+        find="round.tree.parents.index($parent) == $node",
+        plant="$node >= 0",
+        tests=(
+            "drafting/shapes/test_cost_measurement.py::"
+            "test_the_rate_is_of_first_tokens_also_after_trees",
+        ),
+    ),
+    PlantedBug(
         "the tokens that a failed draft had sampled are thrown away",
         "drafting/fallback.py",
         within="Fallback._sound_trees",

@@ -15,6 +15,7 @@ from saccade.core.costs import Costs
 from saccade.core.protocols import Growing, State
 from saccade.core.result import Round
 from saccade.core.round_estimates import FadingMean, correct_ratios, expected_chain
+from saccade.core.tree import ROOT
 from saccade.drafting.shapes.policies import Chain, CostedShape, Paths, grow_static
 
 MAX_CHAIN_LENGTH = 12
@@ -56,7 +57,7 @@ class Fit(CostedShape):
 
     Costs are measured once per machine and pair, and corrected by the seconds of rounds. They are
     not corrected when sampling, so that draws do not depend on any clock. The acceptance rate is
-    folded from the rounds, starting at the prior.
+    folded from the rounds, starting at the prior. It is that of the first token drafted at a place.
     """
 
     trees: tuple[Paths, ...] = ()
@@ -115,9 +116,12 @@ class Fit(CostedShape):
 
     def fold(self, state: State, round: Round) -> State:
         learnt: FitState = state
-        accepted = len(round.verdict.accepted)
-        refused = round.verdict.kind == "recovered"
-        rate = learnt.accepted.fold(accepted, accepted + refused, ACCEPTANCE_MEMORY)
+        path, refused = round.verdict.path, round.verdict.kind == "recovered"
+        # Where a further sibling was accepted, the first one was refused.
+        accepted = sum(
+            round.tree.parents.index(parent) == node for parent, node in zip((ROOT, *path), path, strict=False)
+        )
+        rate = learnt.accepted.fold(accepted, len(path) + refused, ACCEPTANCE_MEMORY)
         if round.p.rules.sample:
             return learnt._replace(accepted=rate)
         if round.load is not None:
