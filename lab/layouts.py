@@ -50,7 +50,7 @@ def _accepted_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
 
 
 def _until_refusal_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:
-    return _number_text(measures.accepted_between_refusals(own) if _has_drafts(own) else None)
+    return _number_text(measures.accepted_between_rejections(own) if _has_drafts(own) else None)
 
 
 def _acceptance_cell(own: Sequence[Answer], plain: Sequence[Answer]) -> str:

@@ -114,7 +114,7 @@ def replay(shape: Shape, pair: Pair, prompt: int) -> Iterator[tuple[Round, float
             q=None,
             draft_seconds=observed(drafting),
             verify_seconds=observed(verifying),
-            note=tree.odds,
+            note=tree.confidences,
         )
         state = shape.fold(state, round)
         written += len(verdict.tokens)

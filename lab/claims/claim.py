@@ -56,7 +56,7 @@ ACCEPTED = AnswerUnit(Unit("accepted tokens a forward", "difference"), _accepted
 ACCEPTED_RATIO = AnswerUnit(Unit("accepted tokens a forward, ratio", "ratio"), _accepted)
 ACCEPTED_UNTIL_REFUSAL = AnswerUnit(
     Unit("accepted tokens from refusal to refusal", "difference"),
-    lambda answer: measures.accepted_between_refusals([answer]) or 0.0,
+    lambda answer: measures.accepted_between_rejections([answer]) or 0.0,
 )
 BLOCK_EFFICIENCY = AnswerUnit(
     Unit("block efficiency, ratio", "ratio"), lambda answer: measures.tau([answer]) or 0.0

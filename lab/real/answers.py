@@ -17,7 +17,7 @@ from transformers import LogitsProcessor, LogitsProcessorList
 from lab.real.attention_sets import AttentionShare, MakeInputs, document_inputs
 from lab.real.long_documents import Document, repeated_share
 from saccade.core.errors import MethodError
-from saccade.core.prompt import CONTEXT
+from saccade.core.prompt import DOCUMENT_MASK
 from saccade.core.result import Result
 from saccade.core.sampling import Stateless
 from saccade.drafting.recipe import Recipe
@@ -142,7 +142,7 @@ def model_inputs(
 ) -> dict[str, Any]:
     """Returns the inputs of a document as ``generate()`` takes them, without our mark of its
     text."""
-    return {name: value for name, value in ask(model, document).items() if name != CONTEXT}
+    return {name: value for name, value in ask(model, document).items() if name != DOCUMENT_MASK}
 
 
 def generate_reference(

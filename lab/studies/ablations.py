@@ -19,7 +19,7 @@ from lab.training import agreement
 from saccade.bench.measures import interval
 from saccade.core.capabilities import Capabilities
 from saccade.core.prompt import Prefill, Prompt
-from saccade.core.protocols import Following, Refresh, View
+from saccade.core.protocols import KeyUpdates, Refresh, View
 from saccade.drafting.recipe import Recipe
 from saccade.methods import resolve
 from saccade.methods.fresh import FRESH
@@ -51,8 +51,8 @@ class Anchored(View):
         return PerHead().needs
 
     @property
-    def following(self) -> Following:
-        return Following(refresh=self.refresh)
+    def key_updates(self) -> KeyUpdates:
+        return KeyUpdates(refresh=self.refresh)
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         assert prefill.mass is not None

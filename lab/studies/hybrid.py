@@ -23,7 +23,7 @@ from lab.training import agreement, build, evaluate
 from lab.training.hybrid import FORM
 from lab.training.hybrid_model import HYBRID, TARGET_PATTERN, create_hybrid, load_hybrid
 from saccade.bench import measures
-from saccade.core.prompt import CONTEXT, Prefill
+from saccade.core.prompt import DOCUMENT_MASK, Prefill
 from saccade.inputs import Loaded, ask, load
 from saccade.inputs.checkpoints import EMBEDDED, NAMES
 from saccade.methods import resolve
@@ -181,7 +181,7 @@ def agreeing_tokens_with_whole_states(
 
 def generate_ids(model: Loaded, inputs: Mapping[str, Any]) -> tuple[int, ...]:
     """Returns the ids of transformers' own greedy answer."""
-    own_inputs = {name: value for name, value in inputs.items() if name != CONTEXT}
+    own_inputs = {name: value for name, value in inputs.items() if name != DOCUMENT_MASK}
     ids = model.backbone.model.generate(**own_inputs, max_new_tokens=TOKENS, do_sample=False)
     return tuple(ids[0, inputs["input_ids"].shape[1] :].tolist())
 

@@ -32,7 +32,9 @@ def test_exact_compares_words() -> None:
     + [("b", True), ("(b)", True), ("b.", True), ("So the Answer is: (b)", True)]
     + [("The answer is b", True), ("ANSWER IS B", True), ("b red box", False)]
     + [("B, I think.", True), ("B\nOption A is wrong.", True), ("It is B because I saw it", True)]
-    + [("I'd say B", True), ("A man, not B", True), ("A man is shown.", False)],
+    + [("I'd say B", True), ("A man, not B", True), ("A man is shown.", False)]
+    + [("B because the ball in C is blue", True), ("B - not C", True), ("(C) not B", False)]
+    + [("B's box is C", False)],
 )
 def test_the_letter_is_the_one_given_as_the_answer(answer: str, right: bool) -> None:
     """Claim: a choice is right by the letter it begins with, or says the answer is, or ends on.

@@ -49,7 +49,7 @@ def test_mean_accepted_runs_on_over_full_rounds(
     count as full. Control: the mean a round is smaller wherever a round was full.
     """
     one = answer("a", "sd", accepted, drafted)
-    mean = measures.accepted_between_refusals([one])
+    mean = measures.accepted_between_rejections([one])
     assert mean is not None and mean == pytest.approx(sum(runs) / len(runs))
     by_round = sum(accepted) / len(accepted)
     assert mean >= by_round and (mean > by_round) == (len(runs) < len(accepted))
@@ -61,8 +61,8 @@ def test_mean_accepted_ends_with_the_answer() -> None:
     Fails if rounds of all answers are strung together: (5) and (2) would make one run of 7.
     """
     ends, begins = answer("a", "sd", (5,), (5,)), answer("b", "sd", (2,), (5,))
-    assert measures.accepted_between_refusals([ends, begins]) == pytest.approx((5 + 2) / 2)
-    assert measures.accepted_between_refusals([]) is None
+    assert measures.accepted_between_rejections([ends, begins]) == pytest.approx((5 + 2) / 2)
+    assert measures.accepted_between_rejections([]) is None
 
 
 def test_acceptance_counts_all_nodes() -> None:

@@ -57,7 +57,7 @@ def test_every_field_comes_back(tmp_path: Path) -> None:
     about = {"plan": {"seed": 1}, "fingerprint": "f"}
     records.append_answers(tmp_path, about, [FULL, blank])
     records.append_answers(tmp_path, {"another": "line"}, [replace(FULL, turn=2)])
-    assert records.read_run(tmp_path) == (about, [FULL, blank, replace(FULL, turn=2)])
+    assert records.read_and_repair_run(tmp_path) == (about, [FULL, blank, replace(FULL, turn=2)])
 
 
 def test_fields_of_a_result() -> None:
@@ -118,7 +118,7 @@ def test_a_torn_line_is_cut_off(tmp_path: Path) -> None:
     records.append_answers(tmp_path, {"fingerprint": "f"}, [answer("a"), answer("b")])
     whole = path.read_bytes()
     path.write_bytes(whole[:-9])
-    assert [each.item for each in records.read_run(tmp_path)[1]] == ["a"]
+    assert [each.item for each in records.read_and_repair_run(tmp_path)[1]] == ["a"]
     assert path.read_bytes() == whole[: whole.index(b"\n", whole.index(b'{"done')) + 1]
     records.append_answers(tmp_path, {}, [answer("b")])
     assert path.read_bytes() == whole
@@ -149,11 +149,26 @@ def test_no_run(tmp_path: Path) -> None:
     """Claim: a folder without a run, or with an empty file, is refused in a sentence."""
     for folder in (tmp_path, tmp_path / "nowhere"):
         with pytest.raises(OptionError, match="holds no results.jsonl"):
-            records.read_run(folder)
+            records.read_and_repair_run(folder)
     (tmp_path / records.RESULTS_FILE).write_text('{"torn')
     with pytest.raises(OptionError, match="empty"):
-        records.read_run(tmp_path)
+        records.read_and_repair_run(tmp_path)
     assert not (tmp_path / "nowhere").exists()
+
+
+def test_a_run_that_cannot_be_read_is_refused(ran: Ran, tmp_path: Path) -> None:
+    """Claim: a damaged line, and a row of another version, are refused in a sentence."""
+    header, row, *_ = (ran.folder / records.RESULTS_FILE).read_text().splitlines()
+    other_version = json.dumps({**json.loads(row), "seconds_of_nothing": 1})
+    for rows, why in (
+        ([header, row[:-5]], "line 2 of .* is no JSON object"),
+        ([header, "[]"], "line 2 of .* is no JSON object"),
+        ([header, other_version], "another version"),
+    ):
+        (tmp_path / records.RESULTS_FILE).write_text("\n".join(rows) + "\n")
+        for read in (records.read_and_repair_run, records.read_finished_run):
+            with pytest.raises(OptionError, match=why):
+                read(tmp_path)
 
 
 def test_another_plans_run(ran: Ran, embedded: Embedded, tmp_path: Path) -> None:

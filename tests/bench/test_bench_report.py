@@ -91,7 +91,7 @@ SPEED: dict[str, Callable[[list[Answer]], Interval | float | None]] = {
     "same": lambda own: float(sum(each.identical is True for each in own)),
     "tau": measures.tau_interval,
     "accepted": measures.accepted_per_forward,
-    "MAT": measures.accepted_between_refusals,
+    "MAT": measures.accepted_between_rejections,
     "accept": measures.acceptance_rate,
     "decode x": lambda own: middle(own, False),
     "whole x": lambda own: middle(own, True),

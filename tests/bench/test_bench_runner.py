@@ -287,14 +287,14 @@ def test_interrupted_and_gone_on_with(ran: Ran, embedded: Embedded, tmp_path: Pa
 
     with pytest.raises(KeyboardInterrupt):
         runner.run_benchmark(ran.plan, *embedded, tmp_path, on_progress=stop)
-    before = records.read_run(tmp_path)[1]
+    before = records.read_and_repair_run(tmp_path)[1]
     assert keys(before) == keys(ran.answers)[:3]
     progress: list[int] = []
     answers = runner.run_benchmark(
         ran.plan, *embedded, tmp_path, on_progress=lambda what, done, whole: progress.append(done)
     )
     assert min(progress) == 1 and max(progress) == 4
-    assert answers[:3] == before and answers == records.read_run(tmp_path)[1]
+    assert answers[:3] == before and answers == records.read_and_repair_run(tmp_path)[1]
     assert keys(answers) == keys(ran.answers)
     assert [each.ids for each in answers] == [each.ids for each in ran.answers]
 

@@ -120,10 +120,13 @@ def test_a_folder_that_is_not_theirs_alone_is_not_used(
     assert home.home() != place
 
 
-def test_a_user_without_any_place_remembers_nothing(
+def test_without_any_place_to_write_a_value_is_remembered_in_this_process(
     homeless: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Claim: with no folder to write in at all, everything but remembering works."""
+    """Claim: with no folder to write in at all, a value is measured once for each process.
+
+    Fails if a value that could not be written is forgotten, so that every answer measures anew.
+    """
 
     def refuse() -> str:
         raise FileNotFoundError("no usable temporary directory")
@@ -131,7 +134,8 @@ def test_a_user_without_any_place_remembers_nothing(
     monkeypatch.setattr("tempfile.gettempdir", refuse)
     numbers = home.MeasurementFile("numbers.json")
     numbers.save("a", 5)
-    assert numbers.load("a") is None
+    assert numbers.load("a") == 5
+    assert home.MeasurementFile("numbers.json").load("a") is None
 
 
 @pytest.mark.extra

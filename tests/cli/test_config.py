@@ -134,6 +134,8 @@ def test_the_file_says_what_it_is_for_a_person(tmp_path: Path) -> None:
         ("shape: [[0], [1], [0, 0]]", "specvlm/shape=paths-0,1,0.0"),
         ("method: sd\nshape:\n- [0]\n- [0, 2]\n", "sd/shape=paths-0,0.2"),
         ("keep: 1", "specvlm/keep=1"),
+        ("method: std\nkeys: 512", "std/keys=512"),
+        ("method: specvlm\nimages: 0.5", "specvlm/images=0.5"),
     ],
 )  # fmt: skip
 def test_axes_may_be_keys(file: Callable[[str], Path], text: str, method: str | None) -> None:

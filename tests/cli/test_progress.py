@@ -30,7 +30,7 @@ def test_a_comparison_is_a_table_that_fills(monkeypatch: pytest.MonkeyPatch) -> 
     now = 0.0
     monkeypatch.setattr("saccade.cli.compare.time", SimpleNamespace(monotonic=lambda: now))
     updates: list[tuple[RenderableType, str]] = []
-    progress = ComparisonProgress(lambda view, line: updates.append((view, line)), 3, 2)
+    progress = ComparisonProgress(lambda view, line: updates.append((view, line)), 2)
     timed = TimedRuns({name: [] for name in ("ar", "sd", "std")}, {})
     for iteration in range(3):
         for name in timed.runs:

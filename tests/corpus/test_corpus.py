@@ -121,7 +121,7 @@ def test_a_bad_video_costs_one_row(alone: dict[str, dict[str, Any]]) -> None:
     """Claim: five videos are answered and measured, the broken sixth is a sentence in its row."""
     bad, alone = alone["bad.mp4"], {k: v for k, v in alone.items() if k != "bad.mp4"}
     assert bad["text"] is None and "bad.mp4" in bad["error"]
-    assert not bad["error"].startswith(manifests.UNEXPECTED_ERROR)
+    assert not bad["error"].startswith(manifests.UNEXPECTED_PREFIX)
     assert len(alone) == 5 and len({each["text"] for each in alone.values()}) > 1
     for each in alone.values():
         assert each["error"] is None and each["tokens"] == 8 and each["frames"] == 4
@@ -285,7 +285,7 @@ def test_a_broken_machine_stops_the_run(work: CaptionSettings, tmp_path: Path) -
     """Claim: ten unexpected failures in a row end a run; ten bad videos do not."""
     many = [ClipJob(str(i), str(i), "?", str(i)) for i in range(30)]
     path, log = tmp_path / "out.jsonl", list[str]()
-    broken = saying(work, log, lambda id: f"{manifests.UNEXPECTED_ERROR}RuntimeError: no GPU")
+    broken = saying(work, log, lambda id: f"{manifests.UNEXPECTED_PREFIX}RuntimeError: no GPU")
     with pytest.raises(OptionError, match="10 videos in a row.*no GPU"):
         caption_run.run_jobs(many, path, work, broken)
     assert len(log) == len(read(path)) == 10
@@ -304,7 +304,7 @@ def test_an_unexpected_error_is_reported_as_such(
 
     monkeypatch.setattr(workers, "stream_answer", broken)
     (row,) = worker([jobs[1]])
-    assert row.error == f"{manifests.UNEXPECTED_ERROR}RuntimeError: a kernel" and row.text is None
+    assert row.error == f"{manifests.UNEXPECTED_PREFIX}RuntimeError: a kernel" and row.text is None
 
 
 def test_a_full_disk_is_reported(tmp_path: Path) -> None:
@@ -379,12 +379,30 @@ def test_every_kind_of_manifest(videos: Path, tmp_path: Path) -> None:
     every = [tmp_path / name for name in ("list.txt", "list.jsonl", "list.csv")]
     every += [videos, videos.parent / "beside.txt"]
     for manifest in every:
-        assert [Path(job.path) for job in manifests.read_jobs(manifest, "?")] == [
+        assert [Path(job.video_path) for job in manifests.read_jobs(manifest, "?")] == [
             videos / name for name in names
         ]
     assert [job.prompt for job in manifests.read_jobs(every[1], "?")] == ["Why?", *["?"] * 5]
     assert [job.id for job in manifests.read_jobs(every[2], "?")] == list("012345")
     assert [job.id for job in manifests.read_jobs(videos, "?")] == names
+
+
+def test_comments_and_blank_lines_of_a_table_are_skipped(tmp_path: Path) -> None:
+    """Claim: a comment is a line that begins with # outside quotes, also before the header.
+
+    Fails if a quoted cell counts as a comment, or a quote in a comment swallows the lines after it.
+    """
+    manifest = tmp_path / "a.csv"
+    rows = '\n# "mine\n\nvideo,prompt\n# a,"b\n"#1.mp4","Two\n# lines?"\n\na.mp4,Why?\n'
+    manifest.write_text(rows)
+    jobs = manifests.read_jobs(manifest, "?")
+    assert [(job.id, job.prompt) for job in jobs] == [
+        ("#1.mp4", "Two\n# lines?"),
+        ("a.mp4", "Why?"),
+    ]
+    manifest.write_text(rows + "a.mp4,again\n")
+    with pytest.raises(OptionError, match="line 10 .* the id of line 9"):
+        manifests.read_jobs(manifest, "?")
 
 
 @pytest.mark.parametrize(

@@ -162,7 +162,7 @@ def test_two_replicas_answer_as_one_and_a_death_costs_none_but_its_own(
         load=(("device", "cpu"),),
         threads=1,
     )
-    jobs = [job for job in manifest.read_jobs(videos, QUESTION) if Path(job.path) in clips]
+    jobs = [job for job in manifest.read_jobs(videos, QUESTION) if Path(job.video_path) in clips]
     truth = {Path(row.video).name: row.text for row in CorpusWorker(work)(jobs)}
     words = (
         "--replicas 2 --threads 1 --rows 2 --queue 2 --num-frames 4 --device cpu --drain 60 "

@@ -144,6 +144,8 @@ def test_a_round_that_shows_what_plain_decoding_takes_copies_nothing():
     """Claim: where a plain round is due, nothing is copied; else its seconds would not be known."""
     state = estimates()
     times = state.times
-    while not Auto(replace(COSTS, acceptance=0.7))._checks_plain(state._replace(times=times)):
+    while not Auto(replace(COSTS, acceptance=0.7))._next_round_measures_plain(
+        state._replace(times=times)
+    ):
         times = times.after_drafting(0, 0.0, 5, COSTS.verify(5), COSTS.verify(5), COSTS.draft)
     assert copied(state) and not copied(state._replace(times=times))

@@ -11,7 +11,7 @@ from helpers import backbone, hf_greedy, left_padded, llama, qwen25, text_input,
 
 import saccade
 from saccade.core.errors import OptionError
-from saccade.core.prompt import CONTEXT, DOCUMENT_FRAME_TOKENS
+from saccade.core.prompt import DOCUMENT_FRAME_TOKENS, DOCUMENT_MASK
 from saccade.engine.request import Request
 
 LONG = 160
@@ -182,7 +182,7 @@ def test_a_list_too_short_for_the_batch_is_reported():
 
 def test_a_draft_of_other_ids_needs_its_own_mark():
     """Claim: context= with draft_inputs= is refused, naming what would work."""
-    with pytest.raises(OptionError, match=CONTEXT):
+    with pytest.raises(OptionError, match=DOCUMENT_MASK):
         prompt_of(document(), context=SPAN, draft_inputs=document(3))
 
 

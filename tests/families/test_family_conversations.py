@@ -14,7 +14,7 @@ from PIL import Image
 
 import saccade
 from saccade.core.errors import OptionError
-from saccade.core.prompt import CONTEXT
+from saccade.core.prompt import DOCUMENT_MASK
 from saccade.inputs import Pair
 from saccade.model import prefix_cache
 from saccade.model.vision_cache import ConversationVision
@@ -44,7 +44,7 @@ def truth(chat: saccade.Chat, family: str) -> list[int]:
     dialogue = chat._dialogue
     open_dialogue = type(dialogue)(dialogue.turns[:-1], dialogue.clips, dialogue.images)
     inputs, _ = chat._model.pair.converse(open_dialogue)
-    model_inputs = {name: each for name, each in inputs.items() if name != CONTEXT}
+    model_inputs = {name: each for name, each in inputs.items() if name != DOCUMENT_MASK}
     return zoo.hf_greedy(zoo.member(family), model_inputs, COUNT)
 
 

@@ -127,7 +127,7 @@ def test_cells_are_the_measures():
     assert special["s: speedup"].startswith(f"{mean(ratios):.2f}x")  # the median of two
     for label, method in (("HIPPO", "hippo"), ("SpecVLM", "specvlm")):
         row = layout_tables["HIPPO, Table 1"][label]
-        assert row["s: MAT"] == f"{measures.accepted_between_refusals(by[method]):.2f}"
+        assert row["s: MAT"] == f"{measures.accepted_between_rejections(by[method]):.2f}"
         assert row["s: accepted"] == f"{measures.accepted_per_forward(by[method]):.2f}"
     assert layout_tables["SAGE, Tables 1-3"]["Vanilla AR"]["s: tau"] == "-"
 

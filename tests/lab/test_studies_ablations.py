@@ -69,7 +69,7 @@ def test_every_choice_differs_from_ours_in_what_it_is_called():
         names = [recipe.name for recipe in group.values()]
         assert names.count(FRESH_METHOD) == 1 and len(set(names)) == len(names)
         views = [recipe.view for recipe in group.values()]
-        follows = [bool(view.following.refresh) or isinstance(view, ByPage) for view in views]
+        follows = [bool(view.key_updates.refresh) or isinstance(view, ByPage) for view in views]
         assert all(follow or "never" in label for label, follow in zip(group, follows, strict=True))
 
 

@@ -247,7 +247,9 @@ class Fickle(Shape):
         kept = 0
         while kept < len(tree) and float(tree.q[kept][tree.tokens[kept]]) > self.least:
             kept += 1
-        return Tree(*(part[:kept] for part in (tree.tokens, tree.parents, tree.q, tree.odds)))
+        return Tree(
+            *(part[:kept] for part in (tree.tokens, tree.parents, tree.q, tree.confidences))
+        )
 
 
 @dataclass(frozen=True)

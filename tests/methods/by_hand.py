@@ -14,7 +14,7 @@ from torch import Tensor
 
 from saccade.core.capabilities import Capabilities
 from saccade.core.prompt import Prefill, Prompt
-from saccade.core.protocols import Following, View
+from saccade.core.protocols import KeyUpdates, View
 from saccade.core.result import Result, Round
 from saccade.core.sampling import Sampling
 from saccade.drafting.recipe import Recipe
@@ -58,8 +58,8 @@ class Spy(View):
         return self.view.offers
 
     @property
-    def following(self) -> Following:
-        return self.view.following
+    def key_updates(self) -> KeyUpdates:
+        return self.view.key_updates
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         self.seen.append((prefill, prompt))

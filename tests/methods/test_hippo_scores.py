@@ -201,7 +201,7 @@ MISREADINGS = {
 
 
 def fused(view: Any, prompt: Prompt, guide: Sequence[float]) -> list[float]:
-    return view.select.saliency(prompt, torch.tensor(guide)).tolist()
+    return view.select.saliency_with_target(prompt, torch.tensor(guide)).tolist()
 
 
 def draws(seed: int, count: int) -> list[float]:
@@ -325,8 +325,8 @@ def test_a_superset_scores_once(monkeypatch):
     view = resolve("hippo/early=superset").view
     guide = draws(3, prompt.visual_tokens)
     early = view.choose_early(prompt)
-    once = view.select.saliency(prompt, torch.tensor(guide), early.unguided)
-    again = view.select.saliency(prompt, torch.tensor(guide))
+    once = view.select.saliency_with_target(prompt, torch.tensor(guide), early.without_target)
+    again = view.select.saliency_with_target(prompt, torch.tensor(guide))
     assert torch.equal(once, again)
     monkeypatch.setattr(saliency, "normalise", lambda rows: pytest.fail("computed again"))
-    view.select.saliency(prompt, torch.tensor(guide), early.unguided)
+    view.select.saliency_with_target(prompt, torch.tensor(guide), early.without_target)

@@ -179,6 +179,13 @@ def test_what_is_not_known_is_refused_by_its_name(server, name):
         assert error["param"] == name and name in error["message"]
 
 
+@pytest.mark.parametrize("name", ["Name", "tool", "user"])
+def test_an_unknown_field_of_a_message_is_named(server, name):
+    """Claim: an unknown field inside a message is named, also if it looks like a type's name."""
+    error = _refused(server.ask(messages=[{"role": "user", "content": "hi", name: "x"}]))
+    assert error["param"].endswith(f".{name}") and name in error["message"]
+
+
 @pytest.mark.parametrize(("name", "value"), WRONG, ids=lambda value: str(value)[:40])
 def test_a_wrong_value_is_refused_at_its_place(server, name, value):
     """Claim: the field's name is told, as param or in the sentence."""

@@ -117,13 +117,16 @@ def test_a_tree_has_its_nodes_and_its_way() -> None:
         assert one["y"] + one["height"] <= float(svg.attrib["height"])
 
 
-def test_a_chain_lies_in_one_line_and_says_its_odds() -> None:
-    """Claim: a chain is a row; what the draft gave each token can be read."""
+def test_a_chain_lies_in_one_line_and_says_its_probabilities() -> None:
+    """Claim: a chain is a row; the draft's probability of each token can be read, and the weights
+    of an ensemble of as many views are not taken for probabilities."""
     svg = parsed(pictures.tree(CHAIN, str))
     heights = {box.attrib["y"] for box in svg.iter("rect")}
     titles = ["".join(title.itertext()) for title in svg.iter("title")]
     assert len(heights) == 1
-    assert titles[1:3] == ["1: accepted, odds 90%", "2: accepted, odds 25%"]
+    assert titles[1:3] == ["1: accepted, probability 90%", "2: accepted, probability 25%"]
+    weights = pictures.tree(CHAIN, str, notes_are_weights=True)
+    assert "%" not in "".join(parsed(weights).itertext())
 
 
 def test_an_empty_round_is_drawn_too() -> None:

@@ -204,6 +204,8 @@ def test_options_are_read_from_config_and_environment():
     options = read_options({"draft": "b", "length": 4}, environment, 8)
     assert options == DraftOptions("b", keep=0.3, length=4)
     assert read_options({"draft": "b", "length": "auto"}, {}, 8).length is None
+    unset = {"keep": None, "length": None, "view": None, "memory": None}
+    assert read_options({"draft": "b", **unset}, {}, 8) == DraftOptions("b")
     for settings, why in (
         ({}, "no draft is named"),
         ({"draft": "b", "veiw": "full"}, "unknown option 'veiw'"),

@@ -87,7 +87,7 @@ def test_every_answer_of_a_conversation_is_learnt(folder: Path, family: str) -> 
     at = (sample["labels"][0] >= 0).nonzero()[:, 0]
     assert torch.equal(sample["labels"][0, at], sample["input_ids"][0, at + 1])
     is_visual = [int(token) in loaded.backbone.placeholders for token in sample["input_ids"][0]]
-    assert sum(is_visual) > 2 and bool(sample["stay"].all())
+    assert sum(is_visual) > 2 and bool(sample["kept_mask"].all())
 
 
 def test_marks_are_where_media_stand(folder: Path) -> None:
@@ -161,7 +161,7 @@ def test_every_conversation_comes_once_before_any_comes_again(folder: Path, fami
         assert all(torch.equal(item[name], again[name]) for name in item)
         for labels in item["labels"]:
             seen.append((index, loaded.tokenizer.decode(labels[labels >= 0])))
-        loaded.backbone.model(**{k: v for k, v in item.items() if k not in ("stay", "labels")})
+        loaded.backbone.model(**{k: v for k, v in item.items() if k not in ("kept_mask", "labels")})
     order = [text for _, text in sorted(seen, key=lambda pair: pair[0])]
     end = loaded.tokenizer.eos_token
     assert set(order[:4]) == set(order[4:]) == {f"It is {n}.{end}" for n in range(4)}

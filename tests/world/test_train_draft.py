@@ -197,9 +197,9 @@ def test_dropped_tokens_leave_the_others_where_they_were(family: str, lost: int)
     backbone = Backbone(copy.deepcopy(model), fused=False)
     for row, one in enumerate(samples):
         inputs = {k: v[:, :-5] if k in text else v for k, v in one.items()}
-        stay = one["stay"][0, :-5]
+        stay = one["kept_mask"][0, :-5]
         assert int((~stay).sum()) == lost * (1 + row)
-        inputs = {k: v for k, v in inputs.items() if k not in ("labels", "stay")}
+        inputs = {k: v for k, v in inputs.items() if k not in ("labels", "kept_mask")}
         prompt = backbone.prompts(inputs)[0]
         cut = replace(
             prompt,
@@ -235,8 +235,8 @@ def test_a_sample_is_what_describe_would_ask(pair: Path) -> None:
         assert all(torch.equal(item[name], again[name]) for name in item)
         visual = torch.isin(item["input_ids"], pads)
         real = item["attention_mask"].bool()
-        assert bool(item["stay"][real & ~visual].all())
-        shares += (1 - (item["stay"] & visual).sum(1) / visual.sum(1)).tolist()
+        assert bool(item["kept_mask"][real & ~visual].all())
+        shares += (1 - (item["kept_mask"] & visual).sum(1) / visual.sum(1)).tolist()
         for ids, labels in zip(item["input_ids"], item["labels"], strict=True):
             at = (labels >= 0).nonzero()[:, 0]
             assert torch.equal(labels[at], ids[at + 1]), "a label is the next token"

@@ -35,7 +35,7 @@ def test_an_unrolled_row_is_a_drafted_row(tmp_path: Path) -> None:
     head = head_checkpoints.load_head(str(tmp_path / "head"), target.backbone)
     ids = torch.randint(0, 200, (1, 12), generator=torch.Generator().manual_seed(1))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    read = {**inputs, "labels": ids, "stay": torch.ones_like(ids, dtype=torch.bool)}
+    read = {**inputs, "labels": ids, "kept_mask": torch.ones_like(ids, dtype=torch.bool)}
     (row,) = eagle3.read_target(target.backbone, head.hidden_layers, read)
     with torch.no_grad():
         steps = [*trained.unroll(row.ids, row.positions, row.hidden, 4)]
@@ -60,7 +60,7 @@ def test_a_training_step_leaves_out_what_no_answer_reads(tmp_path: Path) -> None
     trained = eagle3.TrainedHead(target, torch.arange(3, 200, 2), seed=0)
     ids = torch.randint(0, 200, (1, 12), generator=torch.Generator().manual_seed(1))
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
-    read = {**inputs, "labels": ids, "stay": torch.ones_like(ids, dtype=torch.bool)}
+    read = {**inputs, "labels": ids, "kept_mask": torch.ones_like(ids, dtype=torch.bool)}
     (row,) = eagle3.read_target(target.backbone, trained.head.hidden_layers, read)
     with torch.no_grad():
         whole = [*trained.unroll(row.ids, row.positions, row.hidden, 4)]

@@ -201,6 +201,7 @@ class Model:
         Arguments are those of :meth:`describe`; later questions may bring media of their own.
         Caches stay from turn to turn, so only what is new is encoded and read.
         """
+        _check_names_no_models(settings)
         sampling, answer_settings = _split_settings(frames, settings)
         conversation = Conversation(
             self.pair.target.backbone,
@@ -246,6 +247,7 @@ class Model:
         Raises:
             OptionError, ModelError: in one sentence.
         """
+        _check_names_no_models(settings)
         size = Window.of(window)
         conversation = Conversation(
             self.pair.target.backbone,
@@ -373,6 +375,7 @@ class Chat(AbstractContextManager["Chat"]):
 
         Exhaust it before the next question. A question whose stream was closed is forgotten.
         """
+        _check_names_no_models(settings)
         self._finish_turn()
         model, is_first = self._model, not self._history
         clips = model._read_clips(
@@ -527,7 +530,8 @@ def _refusal(name: str) -> str:
     """Returns the sentence that refuses an argument of :func:`load`."""
     if name in LOAD_ADVICE:
         return f"saccade.load does not take {name}: {LOAD_ADVICE[name]}"
-    return f"saccade.load does not take {name}{suggest_argument(name, load.__annotations__)}"
+    known = load.__annotations__.keys() - {"others", "return"}
+    return f"saccade.load does not take {name}{suggest_argument(name, known)}"
 
 
 def _split_settings(
@@ -576,6 +580,12 @@ def _media_arguments(clips: Sequence[Clip]) -> dict[str, Any]:
     return arguments
 
 
+def _check_names_no_models(settings: Mapping[str, Any]) -> None:
+    """Raises OptionError where the settings of an answer name a draft or a method."""
+    if misplaced := sorted({"draft", "method"} & settings.keys()):
+        raise OptionError(f"{misplaced[0]}= belongs where the models are loaded: saccade.load")
+
+
 def stream_answer(
     pair: Pair, question: tuple[Inputs, Inputs | None], method: str | Recipe, /, **settings: Any
 ) -> Stream:
@@ -585,8 +595,7 @@ def stream_answer(
     a method.
     """
     inputs, draft_inputs = question
-    if misplaced := sorted({"draft", "method"} & settings.keys()):
-        raise OptionError(f"{misplaced[0]}= belongs where the models are loaded: saccade.load")
+    _check_names_no_models(settings)
     return stream(
         pair.target.backbone,
         inputs,

@@ -10,7 +10,7 @@ from typing import Any
 from saccade.answering.chat_model import stream_answer
 from saccade.bench.peers import PEERS, TimedRun
 from saccade.core.errors import MethodError, OptionError, SaccadeError, kind_and_line
-from saccade.core.prompt import CONTEXT, Inputs
+from saccade.core.prompt import DOCUMENT_MASK, Inputs
 from saccade.core.result import Result
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Captioner
@@ -115,7 +115,7 @@ def run_interleaved(
         raise OptionError(f"repeat={repeat} must be at least 1")
     runs: dict[str, list[TimedRun]] = {name: [] for name in recipes}
     errors: dict[str, str] = {}
-    peer_inputs = {name: value for name, value in question[0].items() if name != CONTEXT}
+    peer_inputs = {name: value for name, value in question[0].items() if name != DOCUMENT_MASK}
     warm_up_settings = {
         **settings,
         "max_new_tokens": min(WARM_UP_TOKENS, settings["max_new_tokens"]),

@@ -39,17 +39,17 @@ def accepted_per_forward(answers: Sequence[Answer]) -> float | None:
     return mean(lengths) if lengths else None
 
 
-def accepted_between_refusals(answers: Sequence[Answer]) -> float | None:
+def accepted_between_rejections(answers: Sequence[Answer]) -> float | None:
     """Returns HIPPO's MAT: accepted tokens from one rejection to the next.
 
     A round that was accepted in full runs on into the next one, so this is never below
     ``accepted_per_forward``.
     """
-    runs = [length for answer in answers for length in _runs_between_refusals(answer)]
+    runs = [length for answer in answers for length in _runs_between_rejections(answer)]
     return mean(runs) if runs else None
 
 
-def _runs_between_refusals(answer: Answer) -> list[int]:
+def _runs_between_rejections(answer: Answer) -> list[int]:
     """Returns the accepted tokens of each run of rounds up to a rejection."""
     runs: list[int] = []
     so_far = 0

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.bench.peers import TimedRun
-from saccade.core.errors import OptionError
+from saccade.core.errors import OptionError, first_line
 from saccade.core.result import Result
 from saccade.core.tree import height
 from saccade.corpus import json_lines
@@ -80,7 +80,8 @@ class Answer:
 
     @property
     def rest(self) -> float:
-        """Seconds of decoding beside drafting and verifying: committing, learning, stopping."""
+        """Seconds of decoding that are neither drafting nor verifying, such as learning from rounds
+        and handing them to the caller."""
         return max(0.0, self.decode - self.draft - self.verify)
 
 
@@ -135,10 +136,10 @@ def append_answers(folder: Path, about: dict[str, Any], answers: Sequence[Answer
     json_lines.append_rows(path, lines)
 
 
-def read_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
+def read_and_repair_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
     """Returns the line about a run and its answers, and removes an incomplete item from the file.
 
-    Raises OptionError where there is no run.
+    Raises OptionError where there is no run, or one that cannot be read.
     """
     path = folder / RESULTS_FILE
     header, answers, end = _read_items(path)
@@ -149,7 +150,7 @@ def read_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
 def _read_items(path: Path) -> tuple[dict[str, Any], list[Answer], int]:
     """Returns the header of a run, the answers of its complete items, and where these end.
 
-    Raises OptionError where there is no run.
+    Raises OptionError where there is no run, or one that cannot be read.
     """
     if not path.is_file():
         raise OptionError(
@@ -161,32 +162,48 @@ def _read_items(path: Path) -> tuple[dict[str, Any], list[Answer], int]:
     (header, end), *others = json_lines.complete_lines(content)
     answers: list[Answer] = []
     item_answers: list[Answer] = []
-    for line, size in others:
-        fields = json.loads(line)
+    for number, (line, size) in enumerate(others, start=2):
+        fields = _parse_line(path, number, line)
         if ITEM_DONE_KEY not in fields:
-            item_answers.append(_answer_from_json(fields))
+            item_answers.append(_parse_answer(path, fields))
             continue
         answers, item_answers, end = answers + item_answers, [], size
-    return json.loads(header), answers, end
+    return _parse_line(path, 1, header), answers, end
 
 
 def read_finished_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
     """Returns a finished run, packed (``results.jsonl.gz``) or not; the file is not changed.
 
-    Raises OptionError where there is none.
+    Raises OptionError where there is none, or one that cannot be read.
     """
     packed = folder / f"{RESULTS_FILE}.gz"
     if not packed.is_file():
         return _read_items(folder / RESULTS_FILE)[:2]
-    header, *lines = gzip.decompress(packed.read_bytes()).decode().splitlines()
-    fields = map(json.loads, lines)
-    return json.loads(header), [
-        _answer_from_json(each) for each in fields if ITEM_DONE_KEY not in each
-    ]
+    lines = gzip.decompress(packed.read_bytes()).splitlines()
+    header, *rows = [_parse_line(packed, number, line) for number, line in enumerate(lines, 1)]
+    return header, [_parse_answer(packed, row) for row in rows if ITEM_DONE_KEY not in row]
 
 
-def _answer_from_json(fields: dict[str, Any]) -> Answer:
-    """Returns the answer of one JSON line, where tuples are lists."""
-    for name in ("ids", "accepted", "drafted", "nodes", "answers"):
-        fields[name] = tuple(fields[name])
-    return Answer(**fields)
+def _parse_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
+    """Returns the object of one line. Raises OptionError for anything else."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise OptionError(f"line {number} of {path} is no JSON object: mend or delete it")
+    return fields
+
+
+def _parse_answer(path: Path, fields: dict[str, Any]) -> Answer:
+    """Returns the answer of one row, where tuples are lists. Raises OptionError for a row of
+    another version."""
+    try:
+        for name in ("ids", "accepted", "drafted", "nodes", "answers"):
+            fields[name] = tuple(fields[name])
+        return Answer(**fields)
+    except (KeyError, TypeError) as error:
+        raise OptionError(
+            f"{path} was written by another version of Saccade ({first_line(error)}): give another "
+            "--out, or delete it"
+        ) from error

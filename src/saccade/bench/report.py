@@ -237,7 +237,7 @@ SPEED_COLUMNS: tuple[Column, ...] = (
     ("same", _identical_cell),
     ("tau", lambda answers, plain: _format_interval(measures.tau_interval(answers))),
     ("accepted", lambda answers, plain: format_number(measures.accepted_per_forward(answers))),
-    ("MAT", lambda answers, plain: format_number(measures.accepted_between_refusals(answers))),
+    ("MAT", lambda answers, plain: format_number(measures.accepted_between_rejections(answers))),
     ("accept", lambda answers, plain: format_number(measures.acceptance_rate(answers))),
     ("tok/s", lambda answers, plain: format_number(measures.tokens_per_second(answers), 0)),
     (

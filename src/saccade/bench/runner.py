@@ -117,7 +117,7 @@ def run_benchmark(
     folder.mkdir(parents=True, exist_ok=True)
     answers: list[Answer] = []
     if (folder / records.RESULTS_FILE).exists():
-        earlier, answers = records.read_run(folder)
+        earlier, answers = records.read_and_repair_run(folder)
         if earlier["fingerprint"] != about["fingerprint"]:
             raise OptionError(
                 f"{folder} holds a run of another plan: give another --out, or delete it"

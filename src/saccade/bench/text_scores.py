@@ -10,11 +10,11 @@ import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
-ROUGE_BETA = 1.2  # The weight of recall in ROUGE-L's F, as in its caption evaluation.
-# The weights of METEOR: of precision, of the chunk penalty, and the penalty's exponent.
-ALPHA = 0.9
-GAMMA = 0.5
-POWER = 3.0
+ROUGE_BETA = 1.2  # Above 1, so recall counts more; the value of the COCO caption evaluation.
+# METEOR's F is the weighted harmonic mean of precision and recall.
+METEOR_RECALL_WEIGHT = 0.9
+MAX_CHUNK_PENALTY = 0.5  # Applies where no two matched words are adjacent in both texts.
+CHUNK_PENALTY_EXPONENT = 3.0
 # What must follow a letter for it to name an option, and not to be the article "a".
 _LETTER_ENDS = r"(?:[).:,]|\s*$|\s*\n)"
 ENGLISH_ENDINGS = ("ing", "edly", "ed", "es", "ly", "s")
@@ -47,7 +47,8 @@ def option_letter_match(answer: str, right: Sequence[str]) -> float:
 
 def _option_letter(answer: str) -> str | None:
     """Returns the capital of the option that an answer chooses; None where it chooses none."""
-    match = re.match(rf"\s*\(?([A-Za-z]){_LETTER_ENDS}", answer) or re.search(
+    begins = rf"\s*\(?(?:([B-HJ-Z])\b(?!['’])|([A-Za-z]){_LETTER_ENDS})"
+    match = re.match(begins, answer) or re.search(
         rf"(?i:\banswer is):?\s+\(?(?:([A-Z])\b|([a-z]){_LETTER_ENDS})", answer
     )
     if match:
@@ -92,12 +93,14 @@ def _meteor(answer_words: Sequence[str], right_words: Sequence[str]) -> float:
     if not matched:
         return 0.0
     precision, recall = len(matched) / len(answer_words), len(matched) / len(right_words)
-    average = precision * recall / (ALPHA * precision + (1 - ALPHA) * recall)
+    weight = METEOR_RECALL_WEIGHT
+    average = precision * recall / (weight * precision + (1 - weight) * recall)
     chunks = 1 + sum(
         (after[0] != before[0] + 1) or (after[1] != before[1] + 1)
         for before, after in zip(matched, matched[1:], strict=False)
     )
-    return average * (1 - GAMMA * (chunks / len(matched)) ** POWER)
+    penalty = MAX_CHUNK_PENALTY * (chunks / len(matched)) ** CHUNK_PENALTY_EXPONENT
+    return average * (1 - penalty)
 
 
 def _align_words(answer_words: Sequence[str], right_words: Sequence[str]) -> list[tuple[int, int]]:

@@ -18,7 +18,7 @@ from saccade.cli.command_options import ClipOptions, LoadOptions, ModelOptions, 
 from saccade.cli.terminal import Json, Verbose, err, live_view, out, prepare
 
 if TYPE_CHECKING:
-    from saccade.bench.comparison import Summary, TimedRuns
+    from saccade.bench.comparison import TimedRuns
     from saccade.core.result import Result
     from saccade.inputs import Pair
     from saccade.inputs.subjects import Subject
@@ -143,11 +143,9 @@ class Comparison:
 class ComparisonProgress:
     """Displays the table of a comparison while it fills, and the time that is left."""
 
-    def __init__(
-        self, display: Callable[[RenderableType, str], None], methods: int, repeat: int
-    ) -> None:
-        self._display, self._methods, self._repeat = display, methods, repeat
-        self._rows: Mapping[str, Summary] = {}
+    def __init__(self, display: Callable[[RenderableType, str], None], repeat: int) -> None:
+        self._display, self._repeat = display, repeat
+        self._timed: TimedRuns | None = None
         self._finished, self._seconds = 0, 0.0  # of timed runs
         self._run_start = time.monotonic()
 
@@ -161,18 +159,19 @@ class ComparisonProgress:
         """Takes all runs so far."""
         self._finished += 1
         self._seconds += time.monotonic() - self._run_start
-        self._rows = timed.summaries()
+        self._timed = timed
 
     def _table(self) -> RenderableType:
         from saccade.bench import terminal_output
 
-        return terminal_output.summary_table(self._rows) if self._rows else ""
+        return "" if self._timed is None else terminal_output.summary_table(self._timed.summaries())
 
     def _time_left(self) -> str:
         """Returns the time that is left if runs take as long as those so far."""
-        if not self._finished:
+        if self._timed is None:
             return ""
-        runs_left = self._methods * self._repeat - self._finished
+        runs = [run for name, run in self._timed.runs.items() if name not in self._timed.errors]
+        runs_left = sum(self._repeat - len(each) for each in runs)
         seconds = round(self._seconds / self._finished * runs_left)
         return f", about {timedelta(seconds=seconds)} left"
 
@@ -203,7 +202,7 @@ def compare_methods(
     watch = DisturbanceWatch()
     recipes = resolve_methods(names)
     with live_view() as display:
-        progress = ComparisonProgress(display, len(recipes), repeat)
+        progress = ComparisonProgress(display, repeat)
         outcome = run_interleaved(
             models,
             inputs,

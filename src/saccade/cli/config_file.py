@@ -27,6 +27,7 @@ VALUE_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "measured": ((dict,), "keys and values"),
 }
 NAME = ((str,), "a name")
+AXIS_VALUE = ((str, int, float), "a name or a number")
 
 
 def write_config(path: Path, calibration: Calibration) -> None:
@@ -51,7 +52,7 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     content = {key: value for key, value in _read_mapping(path).items() if value is not None}
     for key, value in content.items():
-        types, description = VALUE_TYPES.get(key, NAME)
+        types, description = VALUE_TYPES.get(key, AXIS_VALUE if key in AXES else NAME)
         is_valid = type(value) in types and value != "" and (key != "threads" or value >= 1)
         if not is_valid or (isinstance(value, list) and not all(map(_is_path, value))):
             raise OptionError(f"{path}: {key} must be {description}, not {str(value)[:40]!r}")

@@ -38,7 +38,7 @@ def doctor(
         int | None,
         typer.Option(
             min=1,
-            help=f"The prompt's length where no video is named; else {DEFAULT_PROMPT_TOKENS}.",
+            help=f"The prompt's length, if no video is named. [default: {DEFAULT_PROMPT_TOKENS}]",
         ),
     ] = None,
     keep: Annotated[
@@ -120,6 +120,9 @@ def doctor(
     target_model = target, as_loaded(target_model[1], place)
     if draft_model is not None and head is None:
         draft_model = draft_model[0], as_loaded(draft_model[1], draft_place, is_draft=True)
+    free_bytes, draft_free_bytes = available_bytes(place), available_bytes(draft_place)
+    if memory is not None:
+        free_bytes = draft_free_bytes = int(memory * GIB)
     diagnosis = examine(
         target_model,
         draft_model,
@@ -127,8 +130,8 @@ def doctor(
         keep=keep,
         dtype=precision,
         device=place.type,
-        free_bytes=available_bytes(place) if memory is None else int(memory * GIB),
-        draft_free_bytes=None if draft_place == place else available_bytes(draft_place),
+        free_bytes=free_bytes,
+        draft_free_bytes=None if draft_place == place else draft_free_bytes,
         bits=bits,
         draft_bits=draft_bits,
         draft_rounding=None if draft_bits is not None else rounding,

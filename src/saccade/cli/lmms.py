@@ -282,6 +282,8 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
     """Returns statistics of the answers for lmms-eval's `log_metrics`, by Saccade's seconds."""
     tokens = sum(len(each.ids) for each in results)
     total = sum(each.timings.total for each in results)
+    # The first token of an answer is the prefill's.
+    decoded_tokens = sum(max(0, len(each.ids) - 1) for each in results)
     decode = sum(each.timings.decode for each in results)
     rounds = [round for each in results for round in each.rounds]
     return {
@@ -290,7 +292,7 @@ def summary(results: Sequence[Result]) -> dict[str, Any]:
         "avg_speed": tokens / total if total else 0.0,
         "additional_metrics": {
             "tau": emitted_per_forward(rounds) or 0.0,
-            "decode_speed": tokens / decode if decode else 0.0,
+            "decode_speed": decoded_tokens / decode if decode else 0.0,
             "fallbacks": sum(each.fallback_reason is not None for each in results),
         },
     }

@@ -56,13 +56,15 @@ def watch(
 
     limits = Window.of(window)
     (recipe,) = run_setup.resolve_recipes([settings.method], exact)
-    frames = frames_of(video, fps, realtime)
-    first = next(frames, None)  # A file that cannot be read is refused before models are loaded.
-    if first is None:
+    # A file that cannot be read is refused before models are loaded.
+    if next(frames_of(video, fps, realtime), None) is None:
         raise OptionError(f"{video} has no frames")
     pair = settings.load_models(quiet=detail != "all")
     model = Model(pair, recipe)
     domain = pair.target.domain
+    # The clock of the playing file starts with its first frame, so that is taken only now.
+    frames = frames_of(video, fps, realtime)
+    first = next(frames)
     if not quiet and domain is not None and not domain.includes(first[0][None]):
         run_setup.warn_about_training(settings.target)
     with model.watch(

@@ -79,15 +79,17 @@ class MeasurementFile:
         return unwritten[key] if key in unwritten else _read_file(self._path).get(key)
 
     def save(self, key: str, value: Any) -> None:
-        """Saves a value. Where nothing can be written, it will only have to be measured again."""
+        """Saves a value. Where nothing can be written, it is remembered in this process alone."""
         with self._lock:
             self._unwritten.setdefault(self._path, {})[key] = value
             self.write_all()
 
     def save_later(self, key: str, value: Any) -> None:
-        """Saves a value that changes often: for this process at once, for later ones within a few
-        seconds or when this process ends. It is lost if this process is killed before, or if
-        nothing can be written."""
+        """Saves a value that changes often.
+
+        This process reads it at once. Later ones read it once a value was saved a few seconds after
+        the last write, or this process has ended. It is lost if this process is killed before.
+        """
         with self._lock:
             self._unwritten.setdefault(self._path, {})[key] = value
             if time.monotonic() - self._last_write >= WRITE_EVERY_SECONDS:
@@ -97,11 +99,12 @@ class MeasurementFile:
         """Writes the values that are not in their file yet."""
         with self._lock:
             for path, values in [*self._unwritten.items()]:
-                self._write(path, values)
-                del self._unwritten[path]
+                if self._write(path, values):
+                    del self._unwritten[path]
             self._last_write = time.monotonic()
 
-    def _write(self, path: Path, values: dict[str, Any]) -> None:
+    def _write(self, path: Path, values: dict[str, Any]) -> bool:
+        """Writes values into a file beside those that it has. Returns whether that was possible."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             scratch = path.with_suffix(f".{os.getpid()}")
@@ -109,7 +112,9 @@ class MeasurementFile:
             scratch.replace(path)
             _read.cache_clear()  # The new file may have the inode, time and size of an older one.
         except OSError as error:
-            log.info("%s not remembered: %s", self._name, error)
+            log.info("%s not written: %s", self._name, error)
+            return False
+        return True
 
     @property
     def _path(self) -> Path:

@@ -10,7 +10,7 @@ import torch
 from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
-CONTEXT = "context_mask"  # A key of inputs: [requests, tokens], true where a view may drop text.
+DOCUMENT_MASK = "context_mask"  # A key of inputs: [requests, tokens], true for document tokens.
 DOCUMENT_FRAME_TOKENS = 64  # tokens of a document that count as a frame
 
 
@@ -114,7 +114,7 @@ class Prompt:
     def select(self, keep: Int[Tensor, " kept"]) -> Prompt:
         """Returns the prompt with all its text and only these visual rows, at their old positions.
 
-        ``keep`` counts visual rows, in any order; the rows stay in prompt order.
+        ``keep`` holds indices of visual rows, in any order; the rows stay in prompt order.
         """
         chosen = torch.zeros(self.visual_tokens, dtype=torch.bool, device=keep.device)
         chosen[keep] = True
@@ -168,7 +168,10 @@ class Prompt:
         return mask, torch.stack([layer[rows] for layer in self.media.deepstack])
 
     def rows(self, rows: Bool[Tensor, " len"]) -> Prompt:
-        """Returns the prompt with these rows only, text or visual, at their old positions."""
+        """Returns the prompt with these rows only, text or visual, at their old positions.
+
+        ``Media.coarse``, ``stills`` and ``has_trained_positions`` are not kept.
+        """
         chosen = rows[self.visual]
         return Prompt(
             context=self.context,
@@ -189,8 +192,8 @@ class Prompt:
         )
 
     def head(self, stop: int) -> Prompt:
-        """Returns the first ``stop`` rows of a whole prompt as a whole prompt, which does not know
-        how many of its rows are of images, nor the rows of coarser pictures."""
+        """Returns the first ``stop`` rows of a whole prompt as a whole prompt. ``Media.stills`` and
+        ``Media.coarse`` are not kept."""
         part = self.rows(torch.arange(len(self), device=self.visual.device) < stop)
         next_position = int(part.positions[:, -1].max()) + 1
         return replace(part, context=self.context[:stop], next_position=next_position)
@@ -198,7 +201,7 @@ class Prompt:
     def tail(self, start: int) -> Prompt:
         """Returns the prompt's rows from ``start`` on, as a prompt of their own for a view.
 
-        Its media keep their numbers, and it does not know how many of its rows are of images.
+        Its media keep their numbers. ``Media.stills`` is not kept.
         """
         rows = torch.arange(len(self), device=self.visual.device) >= start
         part, coarse = self.rows(rows), self.media.coarse
@@ -216,14 +219,14 @@ class Prompt:
         return last[groups]
 
 
-def with_context(prompt: Prompt, marked: Bool[Tensor, " len"]) -> Prompt:
-    """Returns the prompt with marked rows of text as a document, which a view may drop like a
-    video's rows.
+def with_documents(prompt: Prompt, is_document: Bool[Tensor, " len"]) -> Prompt:
+    """Returns the prompt with these rows of text as documents, which a view may drop like a video's
+    rows.
 
     Neighbouring rows are one more medium, whose frames are ``DOCUMENT_FRAME_TOKENS`` rows each.
     """
-    marked = marked & ~prompt.visual & ~prompt.fixed
-    at = marked.nonzero().squeeze(-1)
+    is_document = is_document & ~prompt.visual & ~prompt.fixed
+    at = is_document.nonzero().squeeze(-1)
     begins = torch.ones_like(at, dtype=torch.bool)
     begins[1:] = at[1:] - at[:-1] != 1
     medium = begins.long().cumsum(0) - 1
@@ -231,7 +234,7 @@ def with_context(prompt: Prompt, marked: Bool[Tensor, " len"]) -> Prompt:
     media = int(prompt.grid[:, 0].max()) + 1 if len(prompt.grid) else 0
     cells = prompt.grid.new_zeros(len(prompt), 4)
     cells[prompt.visual] = prompt.grid
-    cells[marked] = torch.stack(
+    cells[is_document] = torch.stack(
         [
             medium + media,
             along // DOCUMENT_FRAME_TOKENS,
@@ -240,7 +243,7 @@ def with_context(prompt: Prompt, marked: Bool[Tensor, " len"]) -> Prompt:
         ],
         1,
     )
-    visual = prompt.visual | marked
+    visual = prompt.visual | is_document
     deepstack = prompt.media.deepstack
     added = [prompt.embeds.new_zeros(len(prompt), prompt.embeds.shape[1]) for _ in deepstack]
     for rows, layer in zip(added, deepstack, strict=True):
@@ -287,7 +290,7 @@ class Prefill:
     """The same with the softmax over the visual keys alone (HIPPO, Eq. 2)."""
     with_latest_attention: Callable[[], Prefill] | None = None
     """Returns this with the attention of the rows that were judged last; None unless the view
-    follows the answer (``View.following``)."""
+    follows the answer (``View.key_updates``)."""
     words: Mapping[str, Texts] = field(default_factory=dict)
     """What may replace videos and images, by its kind: "newline", "caption"."""
 
@@ -310,7 +313,7 @@ class Prefill:
 class Turn:
     """How a conversation continues: its last ``drop`` tokens are removed, then ``ids`` follow.
 
-    Both count text tokens, so they mean the same to a draft that reads another prompt.
+    All of these are text tokens, so a turn means the same to a draft whose prompt was pruned.
     """
 
     drop: int
@@ -318,15 +321,15 @@ class Turn:
 
 
 @dataclass(frozen=True)
-class Addition:
-    """Which leading rows and media of a request's new prompt its earlier turns already have."""
+class SharedPrefix:
+    """The leading rows and the media of a new prompt that earlier turns have prefilled already."""
 
     shared_rows: int  # leading rows of the target's prompt that are those of the text before
     shared_media: frozenset[int]  # the numbers of the media that are wholly among them
 
     @classmethod
-    def of(cls, prompt: Prompt, shared_rows: int) -> Addition:
-        """Returns the addition to a prompt's first ``shared_rows`` rows."""
+    def of(cls, prompt: Prompt, shared_rows: int) -> SharedPrefix:
+        """Returns the prefix of ``shared_rows`` rows, with the media that lie wholly in it."""
         rows = prompt.visual.nonzero().squeeze(-1)
         media = prompt.grid[:, 0]
         new = {*media[rows >= shared_rows].tolist()}
@@ -334,4 +337,4 @@ class Addition:
 
 
 Inputs = Mapping[str, Any]
-"""What a Hugging Face processor returns, and under ``CONTEXT`` which ids are a document's."""
+"""What a Hugging Face processor returns, and under ``DOCUMENT_MASK`` which ids are documents'."""

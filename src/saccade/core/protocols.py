@@ -16,7 +16,7 @@ from torch import Tensor
 
 from saccade.core.capabilities import NOTHING, Capabilities, Capability
 from saccade.core.costs import Costs
-from saccade.core.prompt import Addition, Inputs, Prefill, Prompt, Turn
+from saccade.core.prompt import Inputs, Prefill, Prompt, SharedPrefix, Turn
 from saccade.core.result import FinishReason, Round
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import Tree
@@ -30,17 +30,20 @@ Growing = Generator[Tree, Scores, Tree]
 
 @dataclass(frozen=True)
 class Repetition:
-    """What followed the last earlier occurrence of the text's ending."""
+    """A prompt-lookup match: the tokens after the last earlier occurrence of the text's ending."""
 
     tokens: tuple[int, ...]
-    match_length: int  # of the ending that occurred before, in tokens
+    match_length: int  # How many of the text's last tokens also stand before ``tokens``.
 
 
 @dataclass(frozen=True)
 class Refresh:
-    """How a view follows the answer: every ``every`` rounds it chooses again, by the attention of
-    the last ``rows`` tokens that the target judged. Attention on a key that the draft already has
-    counts 1 + ``hold`` times, so that small differences change nothing."""
+    """When and by what a view chooses the draft's keys again during an answer.
+
+    It chooses again every ``every`` rounds, by the target's attention from the last ``rows`` tokens
+    that the target verified. The attention on keys that the draft already has is multiplied by
+    1 + ``hold``, so that small differences do not replace them.
+    """
 
     every: int = 1
     rows: int = 8
@@ -48,20 +51,26 @@ class Refresh:
 
 
 @dataclass(frozen=True)
-class Following:
-    """How a draft over the target's own keys follows the answer as it grows; by default not."""
+class KeyUpdates:
+    """How a draft over the target's own keys changes which of them it attends to during an answer.
 
-    refresh: Refresh | None = None  # The view chooses again by the latest attention.
-    sinks: int | None = None  # The prompt's rows after these first ones are a sliding window.
+    By default it attends to the keys that the view chose first, and to all later ones.
+    """
+
+    refresh: Refresh | None = None  # If given, the view chooses again during the answer.
+    sinks: int | None = None
+    """If given, the draft always attends to this many first rows of the prompt (attention sinks).
+    The rows after them are a sliding window."""
 
 
 @dataclass(frozen=True)
 class EarlyChoice:
-    """What a draft reads before the target's prefill has ended."""
+    """The visual tokens that a draft reads before the target's prefill has ended."""
 
-    tokens: Int[Tensor, " early"]  # visual tokens
-    unguided: Float[Tensor, " visual"] | None = None
-    """The part of every visual token's saliency that needs no target, where it was computed."""
+    tokens: Int[Tensor, " early"]  # Indices among the visual tokens.
+    without_target: Float[Tensor, " visual"] | None = None
+    """For each visual token, the part of its saliency that is computed without the target's
+    attention; None if the view does not compute it."""
 
 
 class View(ABC):
@@ -75,13 +84,13 @@ class View(ABC):
 
     @property
     def needs(self) -> Capabilities:
-        """What it relies on, as ``Capability.ATTENTION`` where the target's prefill must record
-        attention mass."""
+        """The capabilities that this view needs, for example ``Capability.ATTENTION`` if the
+        target's prefill must record attention mass."""
         return NOTHING
 
     @property
     def offers(self) -> Capabilities:
-        """What the drafter may rely on."""
+        """The capabilities that the drafter may rely on."""
         return frozenset({Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS})
 
     @abstractmethod
@@ -98,9 +107,9 @@ class View(ABC):
         return frozenset(each.name for each in fields(cast(Any, self)))
 
     @property
-    def following(self) -> Following:
-        """How its choice follows the answer, where the target drafts for itself."""
-        return Following()
+    def key_updates(self) -> KeyUpdates:
+        """How its choice changes during an answer, where the target drafts for itself."""
+        return KeyUpdates()
 
     def with_share(self, keep: float) -> View:
         """Returns the view with this share of the tokens; itself unless it computes its share from
@@ -130,8 +139,8 @@ class CostMemory(Protocol):
 
 
 class Learner:
-    """What is learnt from past rounds: a fold, so that a recorded trace replays it. This one learns
-    nothing."""
+    """Learns from past rounds, by a pure fold over them, so that replaying a recorded trace gives
+    the same states. This default learns nothing."""
 
     def start(self) -> State:
         """Returns the state before the first round."""
@@ -142,7 +151,7 @@ class Learner:
         return state
 
     def finish(self, state: State) -> None:
-        """Takes the last state of an answer that is over, where later answers begin by it."""
+        """Takes the last state of a finished answer, so that later answers can start from it."""
 
 
 class Shape(Learner, ABC):
@@ -173,18 +182,22 @@ class Shape(Learner, ABC):
 
     @property
     def needs(self) -> Capabilities:
-        """What it relies on, as ``Capability.COSTS`` where it decides by what forwards cost."""
+        """The capabilities that this shape needs, for example ``Capability.COSTS`` if it decides by
+        what forwards cost."""
         return NOTHING
 
     @property
     def offers(self) -> Capabilities:
-        """What the drafter and the schedule may rely on; ``Capability.NEXT_TOKEN`` is for shapes
-        that are a ``Chain`` grown token by token, as a draft beside the target grows."""
+        """The capabilities that the drafter and the schedule may rely on.
+
+        A shape offers ``Capability.NEXT_TOKEN`` if it is a ``Chain`` that can be grown one token at
+        a time, which is how a draft grows in parallel with the target.
+        """
         return NOTHING
 
     def for_parallel(self) -> Shape:
-        """Returns the shape for a draft that works beside the target. It has its costs by then;
-        it is called for shapes that offer ``Capability.NEXT_TOKEN``."""
+        """Returns the shape for a draft that runs in parallel with the target. It is called after
+        ``settle``, for shapes that offer ``Capability.NEXT_TOKEN``."""
         return self
 
     def copy(self, state: State, repetition: Repetition) -> Tree | None:
@@ -235,11 +248,14 @@ class Growth:
 
 
 class BesideTarget:
-    """How a drafter works while the target works. This one does not: one waits for the other."""
+    """What a drafter does while the target runs. This default drafts only between its forwards."""
 
     def sharing_threads(self) -> AbstractContextManager[None]:
-        """The scope in which the caller works for this drafter's requests. A drafter that works
-        beside the target on a CPU takes threads from it there, and there only."""
+        """Returns a context in which the caller works for this drafter's requests.
+
+        A drafter that runs in parallel with the target on a CPU limits torch's threads in this
+        context, so that both have some, and restores their number at its end.
+        """
         return nullcontext()
 
     def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
@@ -253,11 +269,11 @@ class DraftSeconds:
     """The seconds of a drafter's work that other clocks do not show."""
 
     beside_prefill: float = 0.0  # of reading prompts beside the target
-    beside_guide: float = 0.0  # of the view's choice beside the target
+    beside_guide: float = 0.0  # of the view's choice of visual tokens beside the target
     beside_draft: float = 0.0  # of drafting beside the target
     planning: float = 0.0  # of deciding what to draft, without the models' forwards
     caption: float = 0.0  # of captioning
-    caption_hidden: float = 0.0  # those of captioning that nobody waited for
+    caption_hidden: float = 0.0  # the part of ``caption`` beside the target's prefill
 
     def since(self, earlier: DraftSeconds) -> DraftSeconds:
         """Returns the seconds that were added after an earlier look at the same drafter."""
@@ -279,15 +295,14 @@ class DraftReport:
 
 
 class Drafter(ABC):
-    """Who drafts. One object serves every request of a call; requests are counted from 0.
+    """Proposes trees of tokens. One object serves every request of a call, numbered from 0.
 
     The schedule folds what is learnt from past rounds into a state that it passes to ``propose``.
-    The drafter keeps no other, so that a recorded trace replays it. Calls come in this order:
-    encode, prefill, ready; then propose and commit, round after round.
+    The drafter itself keeps no learnt state, so that a recorded trace can be replayed. Calls come
+    in this order: encode, prefill, ready; then propose and commit, round after round.
     """
 
-    # The drafter in the words of its axis, and what it needs and offers as a part of a recipe.
-    name: ClassVar[str] = "of its own kind"
+    name: ClassVar[str] = "of its own kind"  # Its value in an override, as in ``drafter=model``.
     needs: ClassVar[Capabilities] = NOTHING
     offers: ClassVar[Capabilities] = frozenset({Capability.READS_VIEW})
 
@@ -326,7 +341,7 @@ class Drafter(ABC):
     def add_media(
         self,
         prefills: Sequence[Prefill],
-        additions: Sequence[Addition],
+        shared_prefixes: Sequence[SharedPrefix],
         rules: Sequence[Sampling],
     ) -> float:
         """Does what :meth:`ready` does, for a later turn with new media; only they are read.
@@ -378,7 +393,7 @@ Rounds = Callable[[Scoring, Drafter, Sequence[int], Cut], Iterator[Round]]
 
 @dataclass(frozen=True)
 class Schedule:
-    """When each work is done: the rounds of a call's requests."""
+    """Runs the rounds of a call's requests: decides when to draft, to verify and to commit."""
 
     name: str
     run: Rounds

@@ -95,7 +95,7 @@ class Acceptance(NamedTuple):
 
     accepted: FadingMean
     """Accepted tokens over judged tokens."""
-    honesty: FadingMean
+    calibration: FadingMean
     """Accepted tokens over the sum of the draft's confidence in the judged ones."""
     surprise: Surprise = Surprise()
 
@@ -114,7 +114,7 @@ class Acceptance(NamedTuple):
         return trust * self._chance_by_confidence(confidence) + (1 - trust) * self.rate
 
     def _chance_by_confidence(self, confidence: float) -> float:
-        return min(1.0, confidence * self.honesty.mean)
+        return min(1.0, confidence * self.calibration.mean)
 
     def fold(
         self, verdicts: Sequence[tuple[float, bool]], judged: float, memory: float
@@ -130,7 +130,7 @@ class Acceptance(NamedTuple):
             surprise = surprise.after(chance, self.rate, accepted, memory)
         return Acceptance(
             self.accepted.fold(hits, judged, memory),
-            self.honesty.fold(hits, promised, memory),
+            self.calibration.fold(hits, promised, memory),
             surprise,
         )
 

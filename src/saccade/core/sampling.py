@@ -20,7 +20,7 @@ from torch import Tensor
 from transformers.generation import logits_process as hf
 
 from saccade.core.noise import uniform
-from saccade.core.tree import ROOT, Tree, depth, drawn_at, path
+from saccade.core.tree import ROOT, Tree, count_drawn_at_level, depth, path
 
 Law = int | Float[Tensor, " _vocab"]
 """A probability law over token ids: one id (all mass on it) or a vector of probabilities."""
@@ -374,7 +374,7 @@ class Scores:
             return int(self.logits(node).argmax()) if law is None else law, None
         level = depth(self.tree, node)
         draws_here = sum(depth(self.tree, parent) == level for parent, *_ in self.draws)
-        before = drawn_at(self.tree, level + 1) + draws_here
+        before = count_drawn_at_level(self.tree, level + 1) + draws_here
         began = self.offset if self.draft_start is None else self.draft_start
         place = self.position + level
         u = uniform(self.rules.seed, self.request, "draft", place, before, began)

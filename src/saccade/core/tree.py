@@ -21,10 +21,10 @@ class Tree:
 
     ``parents[i]`` is a node before ``i`` or ``ROOT``. ``q[i]`` is the law node ``i`` was *sampled*
     from, or None when it was *chosen* (arg-max, top-k), which is a point mass on it.
-    Siblings that carry a q must be independent draws from that one law. ``odds`` are the draft's
-    confidence in each token, where the shape decides by it. ``match_length`` is, for a draft that
-    was copied from the text, how many of the text's last tokens also stand before the passage that
-    was copied, and 0 for any other draft.
+    Siblings that carry a q must be independent draws from that one law. ``confidences`` are the
+    draft's probabilities of the nodes, empty unless the shape reads them. ``match_length`` is, for
+    a draft that was copied from the text, how many of the text's last tokens also stand before the
+    passage that was copied, and 0 for any other draft.
 
     **The rule of every shape: a drawn token stands.** Whether a token is drawn after a node, and
     how many, may read laws and what stands above that node, never the draw itself or what was
@@ -35,7 +35,7 @@ class Tree:
     tokens: tuple[int, ...] = ()
     parents: tuple[int, ...] = ()
     q: tuple[Float[Tensor, " vocab"] | None, ...] = ()
-    odds: tuple[float, ...] = ()
+    confidences: tuple[float, ...] = ()
     match_length: int = 0
 
     def __len__(self) -> int:
@@ -47,7 +47,7 @@ def add(
     parent: int,
     token: int,
     q: Float[Tensor, " vocab"] | None = None,
-    odds: float | None = None,
+    confidence: float | None = None,
 ) -> Tree:
     """Returns the tree with one more node under ``parent``."""
     # Drafts grow by a node at a time, and `dataclasses.replace` would take three times as long.
@@ -55,7 +55,7 @@ def add(
         (*tree.tokens, token),
         (*tree.parents, parent),
         (*tree.q, q),
-        tree.odds if odds is None else (*tree.odds, odds),
+        tree.confidences if confidence is None else (*tree.confidences, confidence),
         tree.match_length,
     )
 
@@ -71,7 +71,7 @@ def children(tree: Tree, node: int) -> list[int]:
     return [child for child, parent in enumerate(tree.parents) if parent == node]
 
 
-def drawn_at(tree: Tree, level: int) -> int:
+def count_drawn_at_level(tree: Tree, level: int) -> int:
     """Returns how many nodes of a level were drawn, not chosen; first tokens are level 1."""
     levels = depths(tree.parents)
     return sum(at == level and q is not None for at, q in zip(levels, tree.q, strict=True))
@@ -177,7 +177,7 @@ def below(tree: Tree, node: int) -> Tree:
         tuple(tree.tokens[each] for each in nodes),
         tuple(index[tree.parents[each]] for each in nodes),
         tuple(tree.q[each] for each in nodes),
-        tuple(tree.odds[each] for each in nodes) if tree.odds else (),
+        tuple(tree.confidences[each] for each in nodes) if tree.confidences else (),
         tree.match_length,
     )
 
@@ -189,7 +189,7 @@ def prefix(tree: Tree, count: int) -> Tree:
         tokens=tree.tokens[:count],
         parents=tree.parents[:count],
         q=tree.q[:count],
-        odds=tree.odds[:count],
+        confidences=tree.confidences[:count],
     )
 
 

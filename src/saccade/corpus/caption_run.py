@@ -11,7 +11,7 @@ from typing import Any
 
 from saccade.core.errors import OptionError
 from saccade.corpus import json_lines
-from saccade.corpus.manifest import UNEXPECTED_ERROR, CaptionSettings, ClipJob, Row
+from saccade.corpus.manifest import UNEXPECTED_PREFIX, CaptionSettings, ClipJob, Row
 
 MAX_UNEXPECTED_ERRORS = 10  # In a row. By then the machine is at fault, so the next fail as well.
 
@@ -80,7 +80,7 @@ def run_jobs(
             new_rows = [row for row in new_rows if todo.pop(row.id, None)]
             json_lines.append_rows(path, map(asdict, new_rows))
             for row in new_rows:
-                is_unexpected = row.error is not None and row.error.startswith(UNEXPECTED_ERROR)
+                is_unexpected = row.error is not None and row.error.startswith(UNEXPECTED_PREFIX)
                 unexpected_errors = unexpected_errors + 1 if is_unexpected else 0
             progress = replace(
                 progress,

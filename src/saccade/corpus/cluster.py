@@ -17,7 +17,7 @@ from typing import Any
 
 from saccade.core.errors import OptionError, first_line, how_to_install
 from saccade.corpus.caption_run import AnswerJobs
-from saccade.corpus.manifest import UNEXPECTED_ERROR, CaptionSettings, ClipJob, Row
+from saccade.corpus.manifest import UNEXPECTED_PREFIX, CaptionSettings, ClipJob, Row
 
 MAX_ATTEMPTS = 3  # How many workers a video may kill before it becomes an error row.
 LOCAL = "local"  # The address of a cluster of this machine alone, started for the run.
@@ -148,7 +148,7 @@ def _retry_or_fail(
     """Returns a dead worker's jobs that are tried again, as groups of one, and error rows for the
     jobs that have lost ``MAX_ATTEMPTS`` workers."""
     deaths.update(job.id for job in group)
-    message = f"{UNEXPECTED_ERROR}death of {MAX_ATTEMPTS} workers, the last of {_cause(error)}"
+    message = f"{UNEXPECTED_PREFIX}death of {MAX_ATTEMPTS} workers, the last of {_cause(error)}"
     retried = [[job] for job in group if deaths[job.id] < MAX_ATTEMPTS]
     failed = [job for job in group if deaths[job.id] >= MAX_ATTEMPTS]
     return retried, [settings.row(job, error=message) for job in failed]

@@ -18,30 +18,31 @@ from saccade.inputs.media.media_file import is_visible
 
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".gif", ".webp")
 ANSWER_SETTINGS = ("dtype", "quantize", "positions")  # Loading options that change answers.
-UNEXPECTED_ERROR = "unexpected "  # how a row's error begins that may not be the video's fault
+UNEXPECTED_PREFIX = "unexpected "  # Begins a row's error if the video may be without fault.
 
 
 @dataclass(frozen=True)
 class ClipJob:
-    """One video, one document, or both, to be described; an empty string where there is none.
+    """One video, one document, or both, about which a prompt is asked; "" for what a job lacks.
 
-    ``video`` and ``document`` are spelt as in the manifest; ``path`` and ``text`` are their files.
+    ``video`` and ``document`` are spelt as in the manifest. ``video_path`` and ``document_path``
+    are the absolute paths of their files.
     """
 
     id: str
     video: str
     prompt: str
-    path: str
+    video_path: str
     document: str = ""
-    text: str = ""
+    document_path: str = ""
 
 
 @dataclass(frozen=True)
 class Row:
     """One job's answer, or the reason why there is none.
 
-    ``run`` is the key of the settings, ``tau`` tokens per target forward, and ``together`` the
-    number of jobs of the batch, which took ``seconds``.
+    ``run`` is ``CaptionSettings.key``. ``tau`` is the number of tokens per target forward.
+    ``together`` is how many jobs were answered in one batch, and ``seconds`` is that batch's time.
     """
 
     id: str
@@ -73,7 +74,8 @@ class CaptionSettings(Answering):
 
     @property
     def key(self) -> str:
-        """A digest of the settings that decide the answers; the draft and the method do not."""
+        """A digest of the settings that decide the answers. The draft and the method are left out,
+        because speculative decoding does not change greedy answers."""
         load = {k: v for k, v in self.load if k in ANSWER_SETTINGS and v not in (None, "auto")}
         parts = [self.target, self.max_new_tokens, asdict(self.sampling), load]
         return hashlib.sha256(json.dumps(parts, sort_keys=True).encode()).hexdigest()[:12]
@@ -118,19 +120,28 @@ def read_jobs(manifest: Path, question: str) -> list[ClipJob]:
 
     for place, entry in entries:
         video = entry.get("video") or ""
-        text = entry.get("document") or ""
-        if not isinstance(video, str) or not isinstance(text, str) or not (video or text):
+        document = entry.get("document") or ""
+        are_paths = isinstance(video, str) and isinstance(document, str)
+        if not are_paths or not (video or document):
             raise OptionError(
                 f"{place} of {manifest} has no video: id, video, document, prompt are read"
             )
         own_id = entry.get("id")
-        name = str((video or text) if own_id in (None, "") else own_id)
+        name = str((video or document) if own_id in (None, "") else own_id)
         if name in first_places:
             raise OptionError(f"{place} of {manifest} has the id of {first_places[name]}: {name}")
         first_places[name] = place
         prompt = str(entry.get("prompt") or question)
-        path, document_path = resolve_path(video), resolve_path(text)
-        jobs.append(ClipJob(name, video, prompt, path, text, document_path))
+        jobs.append(
+            ClipJob(
+                name,
+                video,
+                prompt,
+                video_path=resolve_path(video),
+                document=document,
+                document_path=resolve_path(document),
+            )
+        )
     return jobs
 
 
@@ -159,16 +170,29 @@ def _json_entries(manifest: Path) -> Entries:
 
 
 def _csv_entries(manifest: Path) -> Entries:
-    lines = [*io.StringIO(_text(manifest))]
-    head = next((at for at, line in enumerate(lines) if not line.startswith(COMMENT)), len(lines))
-    reader = csv.DictReader(lines[head:])
+    text, number, row_begins = _text(manifest), 0, True
+
+    def lines_of_rows() -> Iterator[str]:
+        """Yields the lines of the table. A comment is a line of its own, outside quotes."""
+        nonlocal number, row_begins
+        for line in io.StringIO(text):
+            number += 1
+            if row_begins and (not line.strip() or line.startswith(COMMENT)):
+                continue
+            row_begins = False
+            yield line
+
+    reader = csv.reader(lines_of_rows())
+    header: list[str] | None = None
     try:
-        for line in reader:
-            if not str(next(iter(line.values()))).startswith(COMMENT):
-                yield f"line {head + reader.line_num}", line
+        for cells in reader:
+            row_begins = True
+            if header is None:
+                header = cells
+            else:
+                yield f"line {number}", dict(zip(header, cells, strict=False))
     except csv.Error as error:
-        place = f"line {head + reader.line_num + 1} of {manifest}"
-        raise OptionError(f"{place} is no CSV: {first_line(error)}") from None
+        raise OptionError(f"line {number} of {manifest} is no CSV: {first_line(error)}") from None
 
 
 def _text(manifest: Path) -> str:

@@ -14,7 +14,7 @@ from saccade.core.errors import BROKEN, SaccadeError, kind_and_line
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
 from saccade.corpus.caption_run import AnswerJobs
-from saccade.corpus.manifest import UNEXPECTED_ERROR, CaptionSettings, ClipJob, Row
+from saccade.corpus.manifest import UNEXPECTED_PREFIX, CaptionSettings, ClipJob, Row
 from saccade.inputs import Pair, captions, load_pair, media, subjects
 from saccade.inputs.loading import use_threads
 from saccade.methods import resolve
@@ -61,8 +61,10 @@ class CorpusWorker:
 
     def _open(self, job: ClipJob) -> OpenedJob | Row:
         try:
-            documents = (subjects.read_document(Path(job.text)),) if job.text else ()
-            clip = media.read(job.path, self.settings.sampling) if job.path else None
+            documents = (
+                (subjects.read_document(Path(job.document_path)),) if job.document_path else ()
+            )
+            clip = media.read(job.video_path, self.settings.sampling) if job.video_path else None
             return OpenedJob(job, subjects.Subject(clip, documents))
         except Exception as error:
             return self._error_row(job, error)
@@ -110,7 +112,7 @@ class CorpusWorker:
     def _error_row(self, job: ClipJob, error: Exception) -> Row:
         if isinstance(error, SaccadeError):
             return self.settings.row(job, error=str(error))
-        return self.settings.row(job, error=UNEXPECTED_ERROR + kind_and_line(error))
+        return self.settings.row(job, error=UNEXPECTED_PREFIX + kind_and_line(error))
 
 
 def _answer_fields(media: subjects.Subject, result: Result) -> dict[str, Any]:

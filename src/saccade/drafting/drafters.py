@@ -20,7 +20,7 @@ from torch.utils.hooks import RemovableHandle
 
 from saccade.core.capabilities import NOTHING, Capability
 from saccade.core.errors import DraftFailed
-from saccade.core.prompt import Addition, Inputs, Prefill, Prompt, Turn
+from saccade.core.prompt import Inputs, Prefill, Prompt, SharedPrefix, Turn
 from saccade.core.protocols import (
     Drafter,
     DraftReport,
@@ -66,7 +66,7 @@ class NoDraft(Drafter):
     def add_media(
         self,
         prefills: Sequence[Prefill],
-        additions: Sequence[Addition],
+        shared_prefixes: Sequence[SharedPrefix],
         rules: Sequence[Sampling],
     ) -> float:
         return 0.0
@@ -95,7 +95,7 @@ class TextDrafter(Drafter):
     def add_media(
         self,
         prefills: Sequence[Prefill],
-        additions: Sequence[Addition],
+        shared_prefixes: Sequence[SharedPrefix],
         rules: Sequence[Sampling],
     ) -> float:
         return self.ready(prefills)
@@ -494,7 +494,7 @@ class ModelDrafter(SessionDrafter):
     def add_media(
         self,
         prefills: Sequence[Prefill],
-        additions: Sequence[Addition],
+        shared_prefixes: Sequence[SharedPrefix],
         rules: Sequence[Sampling],
     ) -> float:
         """Reads what the view keeps of the new media, and the new text.
@@ -507,13 +507,13 @@ class ModelDrafter(SessionDrafter):
         clock = Clock(model.device)
         prompts = self._draft_prompts(prefills)
         vision_seconds = clock.lap()
-        for i, (prompt, addition) in enumerate(zip(prompts, additions, strict=True)):
+        for i, (prompt, prefix) in enumerate(zip(prompts, shared_prefixes, strict=True)):
             state, read = session.requests[i], self._read_prompts[i]
-            shared = addition.shared_rows
+            shared = prefix.shared_rows
             if not self._shares:
-                shared = read.shared_rows(state, prompt, addition.shared_media)
+                shared = read.shared_rows(state, prompt, prefix.shared_media)
             new = self._with_stills(prompt.tail(shared))
-            part = view(prefills[i].to(model.device).tail(addition.shared_rows), new)
+            part = view(prefills[i].to(model.device).tail(prefix.shared_rows), new)
             rows = torch.cat([read.rows_before(state, shared), part.index])
             is_kept = torch.zeros(len(prompt), dtype=torch.bool, device=rows.device)
             is_kept[rows] = True
@@ -560,7 +560,7 @@ class SelfDrafter(SessionDrafter):
         model = full_model if layers is None else full_model.first_layers(layers)
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
-        self._view, self._following = setup.view, setup.view.following
+        self._view, self._following = setup.view, setup.view.key_updates
         self._window_rows: dict[int, int] = {}  # of requests whose window slides
         # The target's prefill and the current pruned prompt of requests whose view is refreshed.
         self._refreshed_views: dict[int, tuple[Prefill, Prompt]] = {}
@@ -589,7 +589,7 @@ class SelfDrafter(SessionDrafter):
     def add_media(
         self,
         prefills: Sequence[Prefill],
-        additions: Sequence[Addition],
+        shared_prefixes: Sequence[SharedPrefix],
         rules: Sequence[Sampling],
     ) -> float:
         """Copies the target's keys anew, of the rows that the view chooses of all media now."""
@@ -682,7 +682,7 @@ class HeadDrafter(SessionDrafter):
     def add_media(
         self,
         prefills: Sequence[Prefill],
-        additions: Sequence[Addition],
+        shared_prefixes: Sequence[SharedPrefix],
         rules: Sequence[Sampling],
     ) -> float:
         """Reads the rows that the view chooses of all media now, over the target's hidden states,

@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 from saccade.core.errors import DraftFailed, kind_and_line
-from saccade.core.prompt import Addition, Inputs, Prefill, Prompt, Turn
+from saccade.core.prompt import Inputs, Prefill, Prompt, SharedPrefix, Turn
 from saccade.core.protocols import BesideTarget, Drafter, DraftReport, Growth, Learner, State
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling
@@ -76,11 +76,11 @@ class Fallback(Drafter, Learner, BesideTarget):
     def add_media(
         self,
         prefills: Sequence[Prefill],
-        additions: Sequence[Addition],
+        shared_prefixes: Sequence[SharedPrefix],
         rules: Sequence[Sampling],
     ) -> float:
         self._undelivered = {}
-        return self._try(lambda: self._drafter.add_media(prefills, additions, rules)) or 0.0
+        return self._try(lambda: self._drafter.add_media(prefills, shared_prefixes, rules)) or 0.0
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         return self._sound_trees(

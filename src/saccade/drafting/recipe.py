@@ -90,7 +90,7 @@ class Recipe:
     def needs_all_keys(self) -> bool:
         """Whether keys of the target that no later row of its own sees are needed: by a draft that
         starts from them, or by a view that follows the answer."""
-        follows = self.records_attention and self.view.following.refresh is not None
+        follows = self.records_attention and self.view.key_updates.refresh is not None
         return follows or Capability.READS_TARGET_PROMPT in self.drafter.offers
 
     @property

@@ -1,9 +1,10 @@
 """When target and draft work. Serial: one waits for the other. Parallel: both at once (PEARL).
 
-In the parallel schedule the target judges tokens *in flight* while the draft continues after them.
-The target's laws reach one token past those in flight, so that token is judged with them. With no
-token in flight this is PEARL's pre-verification (HIPPO's conservative round); with a full batch it
-is PEARL's post-verification (the optimistic round). After a refusal nothing is in flight.
+Tokens *in flight* are drafted and not verified yet. In the parallel schedule the target scores them
+while the draft adds one more token. The target's scores reach one token past those in flight, so
+the added token is verified in the same round. With no token in flight this is PEARL's
+pre-verification (HIPPO's conservative round). With a whole draft in flight it is PEARL's
+post-verification (the optimistic round). After a rejection nothing is in flight.
 """
 
 from __future__ import annotations
@@ -245,7 +246,7 @@ def _rounds(
             q=report.scores.get(request),
             draft_seconds=spent[0],
             verify_seconds=spent[1],
-            note=report.notes.get(request) or trees[request].odds,
+            note=report.notes.get(request) or trees[request].confidences,
             load=(loads or {}).get(request),
             first_of_size=first_of_size,
         )

@@ -10,7 +10,7 @@ import torch
 
 from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.errors import ModelError, OptionError
-from saccade.core.prompt import CONTEXT, Inputs, Texts
+from saccade.core.prompt import DOCUMENT_MASK, Inputs, Texts
 from saccade.core.protocols import Drafter, Shape, View
 from saccade.core.sampling import Sampling
 from saccade.model.backbone import Backbone
@@ -136,7 +136,7 @@ class Setup:
         ids = inputs["input_ids"]
         media = torch.isin(ids, torch.tensor([*self.target.placeholders], device=ids.device))
         mask = inputs.get("attention_mask", torch.ones_like(ids)) * ~media
-        documents = {CONTEXT: inputs[CONTEXT]} if CONTEXT in inputs else {}
+        documents = {DOCUMENT_MASK: inputs[DOCUMENT_MASK]} if DOCUMENT_MASK in inputs else {}
         return {"input_ids": ids.masked_fill(media, 0), "attention_mask": mask, **documents}
 
 

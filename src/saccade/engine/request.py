@@ -15,7 +15,7 @@ from saccade.core import generation_settings
 from saccade.core.answer_text import TextDecoder
 from saccade.core.errors import ModelError, OptionError
 from saccade.core.generation_settings import GenerateArguments, Settings
-from saccade.core.prompt import CONTEXT, Inputs
+from saccade.core.prompt import DOCUMENT_MASK, Inputs
 from saccade.core.sampling import Grammar, Sampling
 from saccade.core.stopping import Limits
 from saccade.drafting.setup import Captioner, Words
@@ -266,7 +266,7 @@ class Request:
 
     def document_marks(self, number: int) -> list[bool]:
         """Returns which tokens of a request, without its padding, are of documents."""
-        marks, mask = self.inputs.get(CONTEXT), self.inputs.get("attention_mask")
+        marks, mask = self.inputs.get(DOCUMENT_MASK), self.inputs.get("attention_mask")
         if marks is None:
             return [False] * len(self.ids[number])
         row = marks[number].bool()
@@ -445,7 +445,7 @@ def _with_documents(inputs: Inputs, context: Any, draft_inputs: Inputs | None) -
     if draft_inputs is not None:
         raise OptionError(
             f"context= counts the target's tokens, and the draft's own are others: put "
-            f"{CONTEXT} into inputs and draft_inputs"
+            f"{DOCUMENT_MASK} into inputs and draft_inputs"
         )
     ids = inputs["input_ids"]
     several: Any = [context] if len(ids) == 1 else context
@@ -468,7 +468,7 @@ def _with_documents(inputs: Inputs, context: Any, draft_inputs: Inputs | None) -
             "context= is (start, stop) in tokens of the prompt, or a list of such; of several "
             "requests a list with an entry for each"
         ) from error
-    return {**inputs, CONTEXT: marked}
+    return {**inputs, DOCUMENT_MASK: marked}
 
 
 def _repeat(inputs: Inputs, copies: int) -> Inputs:

@@ -13,7 +13,7 @@ import torch
 
 from saccade.core.capabilities import Capability
 from saccade.core.errors import OptionError
-from saccade.core.prompt import Addition, Prompt, Turn
+from saccade.core.prompt import Prompt, SharedPrefix, Turn
 from saccade.core.protocols import Cut, DraftSeconds, Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
 from saccade.core.scoped_steps import each_within
@@ -192,7 +192,7 @@ class RequestBatch:
         clock = Clock(target.device)
         drafter.prefill(self.prompts)
         spent["prefill"] = clock.lap()
-        refresh = self.recipe.view.following.refresh
+        refresh = self.recipe.view.key_updates.refresh
         record = self.recipe.records_attention
         follow = refresh.rows if record and refresh is not None else 0
         keeps_all_keys = self.recipe.needs_all_keys
@@ -224,8 +224,8 @@ class RequestBatch:
         clock.lap()
         if goes_on and self._rows_of_draft is not None:
             pairs = zip(self.prompts, self._rows_of_draft, strict=True)
-            additions = [Addition.of(prompt, rows) for prompt, rows in pairs]
-            spent["draft_prefill"] = drafter.add_media(prefills, additions, self._draft_rules)
+            shared_prefixes = [SharedPrefix.of(prompt, rows) for prompt, rows in pairs]
+            spent["draft_prefill"] = drafter.add_media(prefills, shared_prefixes, self._draft_rules)
         else:
             spent["draft_prefill"] = drafter.ready(prefills)
         self._rows_of_draft = [sys.maxsize] * len(self.prompts)
@@ -257,8 +257,10 @@ class RequestBatch:
         The draft reads nothing yet, because its view may need the question's attention. Raises
         OptionError for a prompt without media.
         """
-        if self._turns:
-            return  # The media are read already.
+        if self._turns:  # The media are read already.
+            if not any(prompt.visual_tokens for prompt in self.prompts):
+                raise OptionError("there is nothing to read ahead: the prompt has no media")
+            return
         phase("vision")
         with self.drafter.beside.sharing_threads():
             shared = self._encode_prompts()

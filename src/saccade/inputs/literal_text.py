@@ -12,7 +12,7 @@ control token together, and only the template knows which texts are adjacent. So
 also rendered with a mark in the place of every text. Where the two have different control tokens,
 the texts made the difference, and all of them are replaced.
 
-Documents are replaced in the same way, which shows which ids are theirs: see ``CONTEXT``.
+Documents are replaced in the same way, which shows which ids are theirs: see ``DOCUMENT_MASK``.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ import torch
 from tokenizers import AddedToken
 
 from saccade.core.errors import OptionError
-from saccade.core.prompt import CONTEXT, Inputs
+from saccade.core.prompt import DOCUMENT_MASK, Inputs
 
 DOCUMENT = "document"  # The type of a message's part.
 REASONING = "reasoning_content"  # The name that templates use for a turn's reasoning.
@@ -173,7 +173,7 @@ def replace_placeholders(name: str, inputs: Inputs, placeholders: Placeholders |
     if any(placeholders.are_documents):
         lengths = torch.tensor([len(text_ids) for text_ids in placeholders.ids])
         is_document = torch.tensor(placeholders.are_documents).long().repeat_interleave(lengths)
-        expanded[CONTEXT] = torch.zeros_like(ids).masked_scatter(is_text, is_document)
+        expanded[DOCUMENT_MASK] = torch.zeros_like(ids).masked_scatter(is_text, is_document)
     return {**inputs, **expanded}
 
 

@@ -13,7 +13,7 @@ from jinja2 import TemplateError
 
 from saccade.core.errors import ModelError, OptionError, first_line
 from saccade.core.generation_settings import check_text
-from saccade.core.prompt import CONTEXT, Inputs
+from saccade.core.prompt import DOCUMENT_MASK, Inputs
 from saccade.inputs import literal_text
 from saccade.inputs.loading import Loaded
 from saccade.inputs.media import Clip
@@ -182,8 +182,8 @@ def batch_inputs(loaded: Loaded, requests: Sequence[Inputs]) -> Inputs:
     pad_id = loaded.tokenizer.pad_token_id
     pads = {"input_ids": loaded.tokenizer.eos_token_id if pad_id is None else pad_id}
     masked = [{"attention_mask": torch.ones_like(one["input_ids"]), **one} for one in requests]
-    if any(CONTEXT in one for one in masked):
-        masked = [{CONTEXT: torch.zeros_like(one["input_ids"]), **one} for one in masked]
+    if any(DOCUMENT_MASK in one for one in masked):
+        masked = [{DOCUMENT_MASK: torch.zeros_like(one["input_ids"]), **one} for one in masked]
     longest = max(one["input_ids"].shape[1] for one in masked)
     if any(one.keys() != masked[0].keys() for one in masked):
         raise OptionError(f"{loaded.name} cannot read videos and pictures in one batch")

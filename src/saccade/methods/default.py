@@ -26,7 +26,7 @@ PROVIDES = Provides(
     recipes=(AUTO,),
     shapes={
         "auto": Auto(),
-        "auto-chain": Auto(runners=0),
+        "auto-chain": Auto(runners_up=0),
         "auto-model": Auto(copies=False),
     },
 )

@@ -52,7 +52,7 @@ class Holistic:
     temp: bool = True
     spa: bool = True
 
-    def unguided(self, prompt: Prompt) -> Float[Tensor, " visual"]:
+    def saliency_without_target(self, prompt: Prompt) -> Float[Tensor, " visual"]:
         """Returns the part of the saliency that needs no target: s_temp and s_spa."""
         grid = prompt.grid
         total = torch.zeros(len(grid), dtype=torch.double, device=grid.device)
@@ -64,18 +64,18 @@ class Holistic:
             total += saliency.per_frame(saliency.spatial(unit, grid, CROP), grid)
         return total
 
-    def saliency(
-        self, prompt: Prompt, guide: Guide, unguided: Float[Tensor, " visual"] | None = None
+    def saliency_with_target(
+        self, prompt: Prompt, guide: Guide, without_target: Float[Tensor, " visual"] | None = None
     ) -> Float[Tensor, " visual"]:
-        """Returns the whole saliency. ``unguided`` is the result of :meth:`unguided` if it is known
-        already."""
-        total = self.unguided(prompt) if unguided is None else unguided
+        """Returns the whole saliency. ``without_target`` is the result of
+        :meth:`saliency_without_target` if it is known already."""
+        total = self.saliency_without_target(prompt) if without_target is None else without_target
         if self.attn and guide is not None:
             return total + saliency.per_frame(guide.to(total.device), prompt.grid)
         return total
 
     def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
-        return saliency.top(self.saliency(prompt, guide), budget)
+        return saliency.top(self.saliency_with_target(prompt, guide), budget)
 
 
 VIEW = Pruned("holistic", Holistic(), keep=KEEP, attention=True, guide=saliency.relevant)

@@ -22,7 +22,7 @@ from torch import Tensor
 from saccade.core.capabilities import Capabilities, Capability
 from saccade.core.errors import MethodError
 from saccade.core.prompt import Prefill, Prompt, Reading
-from saccade.core.protocols import Following, Refresh, View
+from saccade.core.protocols import KeyUpdates, Refresh, View
 from saccade.drafting.drafters import EarlyExit, SelfDrafter
 from saccade.drafting.provides import Provides, Setting, parse_whole
 from saccade.drafting.recipe import Recipe
@@ -93,8 +93,8 @@ class PerHead(Budgeted):
         return frozenset({Capability.ATTENTION, Capability.TARGET_KEYS})
 
     @property
-    def following(self) -> Following:
-        return Following(refresh=self.refresh)
+    def key_updates(self) -> KeyUpdates:
+        return KeyUpdates(refresh=self.refresh)
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         assert prefill.mass is not None
@@ -113,8 +113,8 @@ class Streaming(Budgeted):
     sinks: int | None = SINKS
 
     @property
-    def following(self) -> Following:
-        return Following(sinks=self.sinks)
+    def key_updates(self) -> KeyUpdates:
+        return KeyUpdates(sinks=self.sinks)
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         count = len(prompt) - prompt.visual_tokens + self.budget(prompt)

@@ -155,7 +155,7 @@ class Step:
             cache.write(layer, segment.at, own_k, own_v)
             if segment.row_queries is not None:
                 segment.row_queries.add(layer, own_q, scale)
-            if segment.needs_mask(window) or extras or self._masks_always:
+            if segment.needs_full_mask(window) or extras or self._masks_always:
                 # Layers with a window see few of the columns that are recorded.
                 if segment.recorder is not None and window is None:
                     segment.recorder.store_queries(layer, own_q, own_k, scale)

@@ -326,7 +326,7 @@ class Backbone:
     @property
     def can_coarsen(self) -> bool:
         """Whether the output of the vision tower can be averaged before it is projected."""
-        return self.model.config.model_type in families.ROWWISE_PROJECTORS
+        return self.model.config.model_type in families.TOKENWISE_PROJECTORS
 
     @torch.no_grad()
     def assemble(self, inputs: Inputs, rows: Float[Tensor, "visual dim"]) -> Prompt:

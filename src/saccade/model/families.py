@@ -84,13 +84,13 @@ PICTURE_LAYOUTS: dict[str, Callable[[ConfigDict], PictureLayout]] = {
 """How families with square pictures lay them out, by model type."""
 
 
-ROWWISE_PROJECTORS = {"llava", "llava_next", "llava_next_video", "llava_onevision", "internvl"}
-"""Families whose ``multi_modal_projector`` reads each row of a picture by itself, so that rows may
-be averaged before it. The projectors of other families merge patches (Qwen's merger)."""
+TOKENWISE_PROJECTORS = {"llava", "llava_next", "llava_next_video", "llava_onevision", "internvl"}
+"""Families whose ``multi_modal_projector`` maps each visual token on its own, so that tokens may be
+averaged before it. The projectors of other families merge patches (Qwen's merger)."""
 
 
 def _per_layer_inputs(text: Any, ids: Any, embeds: Any) -> Any:
-    """Gemma 3n and 4 embed each token once more for each layer."""
+    """Returns Gemma 3n's and 4's extra embeddings of text tokens, one for each layer."""
     kind: Any = type(text)
     if _reads_embeddings(kind):
         return text.get_per_layer_inputs(ids, embeds)
@@ -99,8 +99,8 @@ def _per_layer_inputs(text: Any, ids: Any, embeds: Any) -> Any:
 
 @cache
 def _reads_embeddings(kind: Any) -> bool:
-    """Returns whether the embeddings of each layer (Gemma 4) depend on more than ids, so that
-    ``get_per_layer_inputs`` of a class of language models takes the input embeddings too."""
+    """Returns whether ``get_per_layer_inputs`` of a class of language models takes the input
+    embeddings too (Gemma 4), and not ids alone."""
     return "inputs_embeds" in inspect.signature(kind.get_per_layer_inputs).parameters
 
 

@@ -19,7 +19,7 @@ from torch.nn.functional import avg_pool2d
 from torch.utils.hooks import RemovableHandle
 
 from saccade.core.errors import ModelError, OptionError, first_line
-from saccade.core.prompt import CONTEXT, Inputs, Media, Prompt, with_context
+from saccade.core.prompt import DOCUMENT_MASK, Inputs, Media, Prompt, with_documents
 from saccade.model import families, memory
 from saccade.model.cache import send_to_device
 from saccade.model.visual_grid import Cells, arrange_cells, processor_cells
@@ -71,7 +71,7 @@ class PromptReader:
             embeds = self.model.get_input_embeddings()(ids)
         kinds = self.placeholders.items()
         image_ids = ids.new_tensor([id_ for id_, kind in kinds if kind == "image"])
-        mask, documents = inputs.get("attention_mask"), inputs.get(CONTEXT)
+        mask, documents = inputs.get("attention_mask"), inputs.get(DOCUMENT_MASK)
         is_real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
         is_real = is_real.to(self.device)
         positions = self._positions(arguments.get("position_ids"), is_real)
@@ -116,7 +116,7 @@ class PromptReader:
             )
             deepstack_start = deepstack_stop
             if documents is not None:
-                prompt = with_context(prompt, documents[number].to(self.device)[rows].bool())
+                prompt = with_documents(prompt, documents[number].to(self.device)[rows].bool())
             prompts.append(prompt)
         return prompts
 
@@ -137,7 +137,7 @@ class PromptReader:
     def average_pictures(self) -> RemovableHandle:
         """Makes the projector read pictures averaged in blocks, until the handle is removed.
 
-        It is for families in ``families.ROWWISE_PROJECTORS``.
+        It is for families in ``families.TOKENWISE_PROJECTORS``.
         """
         assert self.layout is not None, "these families have square pictures"
         sides = self.layout.image_side, self.layout.frame_side
@@ -157,7 +157,7 @@ class PromptReader:
         moved = {
             key: send_to_device(value, self.device) if isinstance(value, Tensor) else value
             for key, value in inputs.items()
-            if key != CONTEXT
+            if key != DOCUMENT_MASK
         }
         try:
             self.model(**moved, use_cache=False)

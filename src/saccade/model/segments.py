@@ -20,9 +20,9 @@ from saccade.model.window_rule import KeyWindow
 class Segment:
     """The tokens of one request in a forward.
 
-    They are rows ``start:stop`` of the forward, and their keys go to its cache from ``at`` on.
-    Among the last keys a row sees what ``block`` says, and it sees all keys before those. When
-    ``block`` is None it sees everything up to itself.
+    They are rows ``start:stop`` of the forward, and their keys are written to the cache from row
+    ``at`` on. ``block`` is their attention mask over the last keys, which end with their own: a row
+    sees the marked ones, and all keys before the last ones. None is a causal mask.
     """
 
     cache: Cache
@@ -42,8 +42,9 @@ class Segment:
     reaches_in_windows_only: bool = False  # Layers without a window see no later key then.
     vocabulary: Vocabulary = WHOLE_VOCABULARY  # that the request's likeliest tokens are from
 
-    def needs_mask(self, window: KeyWindow | None) -> bool:
-        """Returns whether rows do not simply see all keys before them, in a layer of this kind."""
+    def needs_full_mask(self, window: KeyWindow | None) -> bool:
+        """Returns whether a layer with this window (None: full attention) needs a mask over all
+        keys. ``block`` is no reason, because the attention kernels apply it themselves."""
         return window is not None or (self.reach is not None and not self.reaches_in_windows_only)
 
     @property

@@ -29,7 +29,7 @@ from saccade.core.result import FinishReason, Round
 from saccade.core.tree import Tree
 
 T = TypeVar("T")
-TIMEOUT_SECONDS = 120.0  # So long the processes wait for each other between forwards.
+TIMEOUT_SECONDS = 120.0  # How long a process waits for the others between forwards.
 
 
 @dataclass(frozen=True)
@@ -106,8 +106,8 @@ def gather_from_all(value: T) -> list[T]:
         dist.all_gather_object(values, value, group=_control_group())
     except RuntimeError as error:
         raise ModelError(
-            f"rank {rank()} waited {TIMEOUT_SECONDS:g} s for the other processes in vain: one has "
-            "ended or hangs, and its own output may say why; start all of them again"
+            f"rank {rank()} lost the other processes, or waited {TIMEOUT_SECONDS:g} s for them: "
+            "one has ended or hangs, and its own output may say why; start all of them again"
         ) from error
     return values
 
@@ -185,7 +185,11 @@ class _AgreedDraft:
 
 
 def _move_laws(trees: Mapping[int, Tree], device: torch.device) -> dict[int, Tree]:
-    """Returns the trees with their laws on a device; every process can read those on a CPU."""
+    """Returns the trees with the draft's distributions on a device.
+
+    They are sent between processes on the CPU, because a GPU tensor is readable in its own process
+    only.
+    """
     return {
         request: replace(tree, q=tuple(law if law is None else law.to(device) for law in tree.q))
         for request, tree in trees.items()

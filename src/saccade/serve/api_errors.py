@@ -10,7 +10,7 @@ from typing import Any
 from pydantic import BaseModel, ValidationError
 from starlette.exceptions import HTTPException
 
-from saccade.core.errors import OptionError, SaccadeError, VideoInputError
+from saccade.core.errors import SaccadeError, VideoInputError
 
 log = logging.getLogger(__name__)
 
@@ -76,8 +76,7 @@ def to_api_error(error: Exception) -> ApiError:
                 headers = {"Retry-After": str(BUSY_DECODER_RETRY_SECONDS)}
             return ApiError(error.status, str(error), "messages", headers)
         case SaccadeError():
-            param = "messages" if isinstance(error, OptionError) else None
-            return ApiError(400, str(error), param)
+            return ApiError(400, str(error))
     log.error("A request failed.", exc_info=error)
     return ApiError(500, "something went wrong in the server")
 
@@ -112,8 +111,9 @@ def validation_api_error(error: ValidationError) -> ApiError:
     errors = error.errors(include_url=False, include_input=False)
     # Where a field may have several types, the error of the type that fits says more.
     first = next((each for each in errors if each["type"] not in WRONG_TYPE_ERRORS), errors[0])
-    field = ".".join(step for step, _ in groupby(_field_names(first["loc"])))
-    if first["type"] == "extra_forbidden":
+    is_unknown = first["type"] == "extra_forbidden"
+    field = ".".join(step for step, _ in groupby(_field_names(first["loc"], is_unknown)))
+    if is_unknown:
         return ApiError(400, f"{field} is not a field this server knows: leave it out", field)
     steps = field.split(".")
     if NOT_SUPPORTED & set(steps) and steps[0] not in FREE_FIELDS:
@@ -124,11 +124,13 @@ def validation_api_error(error: ValidationError) -> ApiError:
     return ApiError(400, message[:500], field or None)
 
 
-def _field_names(location: Sequence[int | str]) -> Iterator[str]:
+def _field_names(location: Sequence[int | str], ends_in_name: bool) -> Iterator[str]:
     """Yields the names in a field's location, without the names that pydantic adds for the members
-    of a union. The first name is always the field's own."""
+    of a union. The first name is always the field's own, and so is the last where it
+    ``ends_in_name``."""
     for depth, step in enumerate(location):
         text = str(step)
+        is_name = not depth or (ends_in_name and depth == len(location) - 1)
         is_tag = text[:1].isupper() or "[" in text or text in UNION_TAGS
-        if not depth or not is_tag:
+        if is_name or not is_tag:
             yield text[:40]

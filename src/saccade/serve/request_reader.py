@@ -112,8 +112,7 @@ class RequestReader:
         characters = sum(map(len, request.texts))
         if characters > MAX_CHARACTERS_PER_TOKEN * self._context:
             message = f"{characters} characters are more than this model reads: send less text"
-            field = "messages" if isinstance(request, ChatRequest) else "prompt"
-            raise ApiError(400, message, field)
+            raise ApiError(400, message, _prompt_field(request))
         if (request.min_tokens or 0) > max_tokens:
             message = f"min_tokens: this server writes at most {max_tokens} tokens"
             raise ApiError(400, message, "min_tokens")
@@ -160,7 +159,8 @@ class RequestReader:
         texts += [call.name for call in calls]
         token = literal_text.find_control_token(self._target.processor, texts)
         if token is not None:
-            raise ApiError(400, f"tools: {token} means something else to this model", "tools")
+            message = f"tools: {token} is a control token of this model, so leave it out"
+            raise ApiError(400, message, "tools")
         if request.required_tools and _answer_grammar(request) is not None:
             reason = "a call that is required has a format of its own: leave the other one out"
             raise ApiError(400, f"tool_choice: {reason}", "tool_choice")
@@ -178,7 +178,8 @@ class RequestReader:
             self._target.processor, [json.dumps(variables, ensure_ascii=False)]
         )
         if token is not None:
-            raise ApiError(400, f"{field}: {token} means something else to this model", field)
+            message = f"{field}: {token} is a control token of this model, so leave it out"
+            raise ApiError(400, message, field)
 
     def _template_variables(self, request: ChatRequest, template: str) -> dict[str, Any]:
         """Returns the request's template variables, without those that this template never
@@ -188,7 +189,7 @@ class RequestReader:
         if effort is not None:
             if _reads(template, "reasoning_effort"):
                 variables.setdefault("reasoning_effort", effort)
-            elif effort == "none":
+            elif effort == "none" and _reads(template, "enable_thinking"):
                 variables.setdefault("enable_thinking", False)
             else:
                 self._log_once("reasoning_effort is not read by this model's template")
@@ -328,11 +329,13 @@ class RequestReader:
         room = self._context - prompt_tokens
         if room < (request.token_limit or 1):
             answer = f" and {request.token_limit} of answer" if request.token_limit else ""
+            field = _prompt_field(request)
+            advice = "send fewer frames or less text" if field == "messages" else "send less text"
             raise ApiError(
                 400,
                 f"{prompt_tokens} tokens of prompt{answer} are more than the {self._context} this "
-                "model reads: send fewer frames or less text",
-                "messages",
+                f"model reads: {advice}",
+                field,
             )
         source = self._grammar_source(request)
         answers = [
@@ -438,6 +441,11 @@ class RequestReader:
 
         key = ("clip", _content_key(media), sampling)
         return self._prefix_cache.get_or_compute(key, decode, lambda clip: clip.frames.nbytes)
+
+
+def _prompt_field(request: CompletionRequest) -> str:
+    """Returns the name of the field that has a request's prompt."""
+    return "messages" if isinstance(request, ChatRequest) else "prompt"
 
 
 def _answer_grammar(request: CompletionRequest) -> tuple[str, str] | None:

@@ -120,7 +120,7 @@ def round_html(pair: PageModels, run_state: PageRun | None, number: int) -> tupl
     views = [part.name for part in parts] if len(parts) > 1 else []
     before = [token for round in rounds[:index] for token in round.emitted][-1:]
     start = pair.token_text(before[0]) if before else ""
-    picture = pictures.tree(rounds[index], pair.token_text, start)
+    picture = pictures.tree(rounds[index], pair.token_text, start, notes_are_weights=bool(views))
     return TREE_HEADING + picture, ROUNDS_HEADING + pictures.rounds_chart(rounds, views, index)
 
 

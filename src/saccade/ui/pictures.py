@@ -157,23 +157,31 @@ NODE_PADDING = 9
 MIN_NODE_WIDTH = 38.0
 
 
-def tree(round: RoundRecord, token_text: TokenText, before: str = "") -> str:
+def tree(
+    round: RoundRecord,
+    token_text: TokenText,
+    before: str = "",
+    *,
+    notes_are_weights: bool = False,
+) -> str:
     """Returns one round's draft as a picture, with the target's own token at its end.
 
     Accepted nodes are filled and joined by a thick line. ``before`` is the end of the text that the
-    round extends. A node's title has the probability that the draft gave it.
+    round extends. A node's title has the probability that the draft gave it, where the round's note
+    has it and not the weights of several views.
     """
     labels = [visible_whitespace(token_text(token)) for token in round.tokens]
-    drawn = Tree(round.tokens, round.parents)
-    accepted = follow(drawn, round.accepted)
+    shown_tree = Tree(round.tokens, round.parents)
+    accepted = follow(shown_tree, round.accepted)
     kinds = ["accepted" if i in accepted else "refused" for i in range(len(labels))]
     if round.own is not None and round.kind is not None:
         labels.append(visible_whitespace(token_text(round.own)))
-        drawn = add(drawn, accepted[-1] if accepted else ROOT, round.own)
+        shown_tree = add(shown_tree, accepted[-1] if accepted else ROOT, round.own)
         kinds.append(round.kind)
-    probabilities = dict(enumerate(round.note)) if len(round.note) == len(round.tokens) else {}
-    node_depths = [0, *depths(drawn.parents)]
-    node_lines = _node_lines(drawn)
+    has_probabilities = not notes_are_weights and len(round.note) == len(round.tokens)
+    probabilities = dict(enumerate(round.note)) if has_probabilities else {}
+    node_depths = [0, *depths(shown_tree.parents)]
+    node_lines = _node_lines(shown_tree)
     node_labels = [visible_whitespace(before) or "start", *labels]
     widths = [
         max(MIN_NODE_WIDTH, len(label) * LETTER_WIDTH + 2 * NODE_PADDING) for label in node_labels
@@ -187,8 +195,8 @@ def tree(round: RoundRecord, token_text: TokenText, before: str = "") -> str:
         {
             "label": label,
             "kind": kind,
-            "odds": probabilities.get(node - 1),
-            "parent": drawn.parents[node - 1] + 1 if node else None,
+            "probability": probabilities.get(node - 1),
+            "parent": shown_tree.parents[node - 1] + 1 if node else None,
             "x": _round_to_tenth(lefts[node_depths[node]]),
             "y": NODE_ROW * node_lines[node] + NODE_ROW / 2 + 2,
             "width": widths[node],

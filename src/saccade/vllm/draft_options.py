@@ -63,9 +63,11 @@ def read_options(config: Any, environment: Mapping[str, str], max_length: int) -
     for name in values:
         if name not in names:
             raise OptionError(f"unknown option {name!r} for the draft; known: {', '.join(names)}")
+    values = {name: value for name, value in values.items() if value is not None}
     if not values.get("draft"):
         raise OptionError(
-            "no draft is named: set SACCADE_VLLM_DRAFT to a checkpoint, or to lookup for none"
+            "no draft is named: set SACCADE_VLLM_DRAFT to a checkpoint, or to lookup, which needs "
+            "no draft model"
         )
     length = values.get("length", AUTO_LENGTH)
     return DraftOptions(

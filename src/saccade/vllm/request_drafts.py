@@ -147,7 +147,7 @@ class ModelDrafts(Drafts):
         shapes = {number: grow_chain(plan) for number in names_by_number}
         trees = drive(self._session.score, shapes, {})
         return {
-            names_by_number[number]: ProposedTokens(tree.tokens, tree.odds)
+            names_by_number[number]: ProposedTokens(tree.tokens, tree.confidences)
             for number, tree in trees.items()
         }
 

@@ -31,7 +31,8 @@ TIMES = (0.25, 0.5, 0.75)
 COUNT_WEIGHTS = (0.12, 0.26, 0.28, 0.20, 0.09, 0.05)
 EVENT_WEIGHTS = (0.30, 0.35, 0.23, 0.12)
 STEPS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
-# A path is walked between these times, so that a third of a cell is to spare at 0.5.
+# Objects move between these times. At 0.5, when pictures are taken, a moving object's centre is a
+# sixth of a cell from the nearest border, so it is clear which cell the object is in.
 LEAVE_TIME, ARRIVE_TIME = 0.1, 0.7
 LOOP_RADIUS = 0.2  # In cells.
 TIME_JITTER = 0.04  # Of events, as a fraction of the clip.
@@ -75,8 +76,8 @@ class Event:
 class Scene:
     """A clip: objects in reading order of their start cells, events in order of time.
 
-    `voice` is the index of the scene's wording: that of its texture, so that a reader of the
-    pixels can know it.
+    `voice` is the index of the wording that describes the scene. It equals the index of `texture`
+    in TEXTURES, so that a model can tell from the pixels which wording is expected.
     """
 
     seed: int

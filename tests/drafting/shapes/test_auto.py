@@ -92,7 +92,7 @@ def simulate(shape: Shape, world: World, tokens: int, seed: int = 0) -> Simulati
             q=None,
             draft_seconds=forwards * world.costs.draft,
             verify_seconds=world.costs.verify(rows),
-            note=tree.odds,
+            note=tree.confidences,
         )
         state = shape.fold(state, round)
         rounds.append(round)
@@ -282,7 +282,7 @@ def test_a_trace_replays_it():
     run = simulate(auto, World(0.8, 0.7, 0.5), 120)
     state = auto.start()
     for round, known in zip(run.rounds, run.states, strict=True):
-        record = replace(round, tree=replace(round.tree, odds=())).scalars()
+        record = replace(round, tree=replace(round.tree, confidences=())).scalars()
         tree = Tree(
             record.tokens, record.parents, (None,) * len(record.tokens), round.scalars().note
         )
@@ -309,7 +309,7 @@ def test_a_round_of_a_new_size_teaches_no_seconds(drafted):
     those of any other round do. Fails if a forward that is not captured yet is taken for a usual
     one, so that drafting is believed to cost several times as much as it does."""
     auto = Auto(COSTS)
-    tree = replace(chain([1, 2][:drafted]), odds=(0.9,) * drafted)
+    tree = replace(chain([1, 2][:drafted]), confidences=(0.9,) * drafted)
     own = Verdict((0,), (1,), 9, "recovered") if drafted else Verdict((), (), 9, "bonus")
     usual = Round(0, tree, own, None, GREEDY, None, 0.3, 1.5)
     for is_first in (True, False):
@@ -442,7 +442,7 @@ def test_a_round_that_should_show_what_plain_decoding_takes_may_be_shared():
     """Claim: where another request joins in the very round that decodes plainly to be timed, which
     then shows nothing, drafting goes on in the next round. Fails if the request decodes plainly for
     as long as it shares its forwards."""
-    shape = Auto(Costs((1, 2, 16), (1.0, 1.05, 1.75), 0.02), runners=0)
+    shape = Auto(Costs((1, 2, 16), (1.0, 1.05, 1.75), 0.02), runners_up=0)
     (round, *_) = simulate(shape, World(0.9, 1.0), 3).rounds
     plain = replace(round, tree=Tree(), verify_seconds=1.0)
     start = shape.start()
@@ -457,7 +457,7 @@ def test_the_more_share_a_forward_the_shorter_are_drafts():
     save, and drafts get shorter; with a draft that is no use they end. Alone again they are as
     before, and when sampling the others change nothing. Fails if a crowd is not noticed."""
     steep = Costs((1, 2, 16), (1.0, 1.05, 1.75), 0.02, extra_request_seconds=(0.02, 0.005))
-    shape = Auto(steep, runners=0)
+    shape = Auto(steep, runners_up=0)
 
     def after(requests: int, sample: bool = False) -> Estimates:
         state = shape.start()
@@ -486,7 +486,7 @@ def test_a_block_that_one_forward_drafts_is_paid_for_once():
     block = replace(step, draft_levels=6)
     lengths = {}
     for costs in (step, block):
-        shape = Auto(costs, runners=0)
+        shape = Auto(costs, runners_up=0)
         growing = shape.grow(shape.start())
         tree = next(growing)
         with pytest.raises(StopIteration) as stop:
@@ -495,8 +495,8 @@ def test_a_block_that_one_forward_drafts_is_paid_for_once():
                 tree = growing.send(Scores(tree, rows, Sampling(), (), 0))
         lengths[costs.draft_levels] = len(stop.value.value)
     assert lengths[1] < lengths[6] == 6
-    shape, tree = Auto(block, runners=0), chain([1] * 5)
-    tree = replace(tree, odds=(0.9,) * 5)
+    shape, tree = Auto(block, runners_up=0), chain([1] * 5)
+    tree = replace(tree, confidences=(0.9,) * 5)
     p = Scores(Tree(), [], Sampling(), (), 0)
     verdict = Verdict(tuple(range(5)), (1,) * 5, 1, "bonus")
     after = shape.fold(shape.start(), Round(0, tree, verdict, None, p, None, 0.6, 1.1))

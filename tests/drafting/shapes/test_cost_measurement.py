@@ -7,6 +7,7 @@ import json
 import random
 import time
 from dataclasses import replace
+from functools import partial
 from typing import Literal
 
 import pytest
@@ -29,6 +30,12 @@ from saccade.model.kernels.few_bits import rounding_named
 
 TEXT = {"input_ids": torch.arange(1, 9)[None], "attention_mask": torch.ones(1, 8, dtype=torch.long)}
 COSTS = Costs((1, 2, 4, 8), (10.0, 11.0, 13.0, 21.0), draft=0.5)
+
+
+@pytest.fixture(autouse=True)
+def _nothing_measured_yet(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each test begins like a new process."""
+    monkeypatch.setattr(cost_measurement, "_IN_USE", {})
 
 
 def test_expected_chain_is_the_geometric_sum_of_the_paper():
@@ -247,7 +254,31 @@ def test_costs_are_measured_once_and_never_fall_with_rows(tmp_path, monkeypatch)
     )
     assert len(json.loads(file.read_text())) == 2
     file.write_text("{")
+    assert cost_measurement.measure_costs(target, draft, context=64, draft_context=64) == first
+    file.write_text("{")
+    monkeypatch.setattr(cost_measurement, "_IN_USE", {})
     assert cost_measurement.measure_costs(target, draft, context=64, draft_context=64).draft == 1.0
+
+
+def test_costs_never_change_within_a_process(tmp_path, monkeypatch):
+    """Claim: neither a longer answer nor another process's measurement changes the costs that this
+    process has used, so that a seed always gives the same answer."""
+    monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
+    target, draft = backbone(qwen25()), backbone(noisy(qwen25))
+    costs = partial(cost_measurement.measure_costs, target, draft, context=64, draft_context=64)
+    timed(monkeypatch, lambda keys, rows: 3.0)
+    costs()
+    monkeypatch.setattr(cost_measurement, "_IN_USE", {})  # A new process; stored costs are slow.
+    monkeypatch.setattr(cost_measurement, "EXPECTED_BYTES_PER_SECOND", {"cpu": 1e3})
+    calls = timed(monkeypatch, lambda keys, rows: 1.0)
+    unchecked = costs(answer_tokens=96)
+    assert unchecked.verify(1) == 3.0 and not calls
+    (file,) = tmp_path.rglob("costs.json")
+    stored = json.loads(file.read_text())
+    (key,) = stored
+    stored[key]["target"] = [9.0] * len(stored[key]["target"])
+    file.write_text(json.dumps(stored))
+    assert costs(answer_tokens=10_000) == unchecked and not calls
 
 
 @pytest.mark.parametrize(("one", "count"), [(0.005, 11), (0.04, 4), (2.0, 3)])
@@ -321,7 +352,7 @@ def test_costs_of_a_busy_hour_are_measured_again(tmp_path, monkeypatch, then, ag
         if then is None:
             del known["steps"]
         file.write_text(json.dumps({key: known}))
-        monkeypatch.setattr(cost_measurement, "_TRUSTED", set())
+        monkeypatch.setattr(cost_measurement, "_IN_USE", {})
         calls = timed(monkeypatch, lambda keys, rows, now=now: now)
         cost_measurement.measure_costs(target, draft, context=128)
         cost_measurement.measure_costs(target, draft, context=128)
@@ -345,22 +376,22 @@ def test_what_is_used_often_is_timed_at_every_point(tmp_path, monkeypatch):
     point, once, with the step it had overlooked; an earlier one does not, nor does the same,
     where a seed is to give one answer. Fails if few points are kept for good."""
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
-    monkeypatch.setattr(cost_measurement, "_TRUSTED", set())
+    monkeypatch.setattr(cost_measurement, "_IN_USE", {})
     model = backbone(qwen25())
     timed(monkeypatch, lambda keys, rows: 2.0 if rows <= 12 else 3.0)
     first = cost_measurement.measure_costs(model, model, context=128)
     assert first.rows == (1, 8, 26) and first.verify(12) > 2.0
     for _ in range(cost_measurement.ANSWERS_BEFORE_ALL_POINTS - 2):
-        monkeypatch.setattr(cost_measurement, "_TRUSTED", set())
+        monkeypatch.setattr(cost_measurement, "_IN_USE", {})
         assert cost_measurement.measure_costs(model, model, context=128) == first
     assert cost_measurement.measure_costs(model, model, context=128) == first  # the last of them
     assert (
         cost_measurement.measure_costs(model, model, context=128) == first
     )  # in the same process as before
-    monkeypatch.setattr(cost_measurement, "_TRUSTED", set())
+    monkeypatch.setattr(cost_measurement, "_IN_USE", {})
     every = cost_measurement.measure_costs(model, model, context=128)
     assert every.rows == tuple(sorted(cost_measurement.ROW_COUNTS)) and every.verify(12) == 2.0
-    monkeypatch.setattr(cost_measurement, "_TRUSTED", set())
+    monkeypatch.setattr(cost_measurement, "_IN_USE", {})
     calls = timed(monkeypatch, lambda keys, rows: 2.0)
     assert cost_measurement.measure_costs(model, model, context=128) == every
     assert calls == [[(cost_measurement.PROBE_KEYS, 1)]] * 2
@@ -371,7 +402,7 @@ def test_a_first_measurement_takes_few_forwards(tmp_path, monkeypatch):
     is shown settled with it, waits for a dozen forwards and two over all keys for each of three
     numbers of rows; a step over any share lies between those over few keys and over all."""
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
-    monkeypatch.setattr(cost_measurement, "_TRUSTED", set())
+    monkeypatch.setattr(cost_measurement, "_IN_USE", {})
     run: list[tuple[int, int]] = []
 
     def step(session, keys, rows):
@@ -449,7 +480,7 @@ def test_a_first_answer_waits_a_few_hundredths_of_its_time_at_most(tmp_path, mon
     long enough answer may wait, and so may one of a quick model. Fails if whoever asks first waits
     for half a minute of timings."""
     monkeypatch.setenv("SACCADE_CACHE", str(tmp_path))
-    monkeypatch.setattr(cost_measurement, "_TRUSTED", set())
+    monkeypatch.setattr(cost_measurement, "_IN_USE", {})
     monkeypatch.setattr(cost_measurement, "_ESTIMATED", set())
     calls = timed(monkeypatch, lambda keys, rows: 1.0)
     target, draft = backbone(qwen25()), backbone(noisy(qwen25))

@@ -8,7 +8,7 @@ import pytest
 import torch
 from helpers import backbone, qwen25, video_input
 
-from saccade.core.prompt import Media, Prefill, Prompt, with_context
+from saccade.core.prompt import Media, Prefill, Prompt, with_documents
 from saccade.core.sampling import Sampling
 from saccade.drafting.views import basic
 from saccade.drafting.views.basic import Pruned
@@ -81,7 +81,7 @@ def test_what_is_affordable_of_a_text_has_no_holes(prefill, keep):
     text = (~video.visual & ~video.fixed).nonzero().squeeze(-1)
     marked = torch.zeros(len(video), dtype=torch.bool)
     marked[text[: len(text) // 2]] = marked[text[-(len(text) // 3) :]] = True
-    whole = with_context(video, marked)
+    whole = with_documents(video, marked)
     view = basic.AFFORDABLE.with_share(keep)
     chosen = torch.zeros(whole.visual_tokens, dtype=torch.bool)
     chosen[view.choose(prefill, whole)] = True
@@ -100,7 +100,7 @@ def test_of_many_short_documents_one_token_is_kept():
     """Claim: a budget of one token keeps one, also where the share of each document is less than
     half a token. Fails if every document rounds to nothing."""
     (text,) = backbone(qwen25()).prompts({"input_ids": torch.tensor([[5, 6, 7, 8, 9]])})
-    whole = with_context(text, torch.tensor([False, True, False, True, False]))
+    whole = with_documents(text, torch.tensor([False, True, False, True, False]))
     assert whole.visual_tokens == 2
     assert basic.scattered_or_first(whole, None, 1).tolist() == [0]
 

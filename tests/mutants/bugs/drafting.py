@@ -492,7 +492,7 @@ BUGS = (
         "auto: copies that were refused are forgotten",
         "drafting/shapes/auto.py",
         within="_judge_copy",
-        find="$estimates._replace(copy_honesty=$honesty)",
+        find="$estimates._replace(copy_calibration=$calibration)",
         plant="$estimates",
         tests=(
             "drafting/test_repetitions.py::"

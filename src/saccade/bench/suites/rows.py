@@ -168,7 +168,7 @@ def _workbook(path: Path) -> list[Row]:
     excel = _library("openpyxl")
     with path.open("rb") as file:
         if any(part.file_size > MAX_SHEET_BYTES for part in zipfile.ZipFile(file).infolist()):
-            raise ValueError("too large a sheet")
+            raise LayoutError(f"{path.name} has a sheet of over {MAX_SHEET_BYTES >> 20} MiB")
         book = excel.load_workbook(file, read_only=True, data_only=True)
         names, *lines = book.worksheets[0].iter_rows(values_only=True)
     rows = ([None if value is None else str(value) for value in line] for line in lines)

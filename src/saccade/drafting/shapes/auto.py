@@ -17,16 +17,16 @@ alone. It is copied where it is worth more than what the draft is expected to ea
 to be right follows from the length of the match, corrected by how often copies have been right in
 this answer.
 
-Costs that were measured before may be wrong: in a busy moment, or at few numbers of rows. So the
-seconds of rounds correct them: those of a forward of one row, of a level of drafting, and of
-forwards of more rows. Where drafting does not pay by costs that no round has confirmed, it is tried
-once as if they were half as high. While it pays, a round without a draft shows now and then what
-plain decoding takes.
+Costs measured before the first answer may be wrong: the machine may have been busy, and only a few
+numbers of rows are measured. So the seconds of rounds correct three of them: a forward of one row,
+one level of drafting, and a forward of more rows. Where drafting does not pay by costs that no
+round has confirmed, it is tried as if its extra cost were half as high. While drafting pays, an
+occasional round without a draft measures plain decoding again.
 
-The state is a fold over rounds and holds numbers alone, so a recorded trace replays it. When
-sampling, no measured time enters the state, so that the drawn tokens do not depend on the speed of
-the machine. Tokens drawn after a rejected one do not enter it either: a round counts for what was
-judged of it, or for what was planned if that is more.
+The state is computed round by round and holds only numbers, so a recorded trace can be replayed.
+When sampling, no measured time enters it, so that the drawn tokens do not depend on the speed of
+the machine. A sampled round counts for the believed cost of the levels that were verified, or of
+the round that was planned if that is more. Tokens drawn after a rejected one never enter the state.
 """
 
 from __future__ import annotations
@@ -70,17 +70,17 @@ PRIOR_WEIGHT = 1.25
 # seconds per draft forward, in forwards. It keeps two rejections or one slow draft from ending
 # drafting. It was chosen by replaying many kinds of costs and drafts.
 REMEMBERED_WEIGHT = 6.0
-PRIOR_HONESTY = 0.9  # how much of what the draft's confidence promised comes true
-PRIOR_HONESTY_WEIGHT = 1.0
+PRIOR_CALIBRATION = 0.9  # accepted tokens over the sum of the draft's confidence in them
+PRIOR_CALIBRATION_WEIGHT = 1.0
 
 BAR_MARGIN = 0.95  # A level may earn a little less than its bar: it opens the way to deeper ones.
 RETRY_ACCEPTANCE = 0.9  # Drafting is tried again only if it would pay at this acceptance.
 RATE_MEMORY = 0.9  # what is left of tokens and seconds after one more round
 ACCEPTANCE_MEMORY = 0.98  # what is left of judged tokens after one more round
-# A draft that gave its chosen token a small probability knew little of the text, so the rejection
-# of that token counts for more than one judged token: for one more with each nat of surprise beyond
-# SURPRISE_NATS, times the trust in the draft's confidence. Probabilities below LEAST_CONFIDENCE are
-# treated as LEAST_CONFIDENCE.
+# A rejected token counts as one judged token, and as more where the draft was unsure of it, because
+# the draft then knows little of the text. The trust in the draft's confidence is added for each nat
+# by which the surprise, -log(confidence), exceeds SURPRISE_NATS. Confidences below LEAST_CONFIDENCE
+# are treated as LEAST_CONFIDENCE.
 SURPRISE_NATS = 2.0
 LEAST_CONFIDENCE = 1e-4
 RETRY_AFTER_ROUNDS = 2  # rounds of plain decoding before drafting is tried again
@@ -95,7 +95,8 @@ MAX_LOST_SHARE = 0.015
 UNCONFIRMED_COST_SHARE = 0.5
 CONFIRMED_COST_SHARE = 0.8
 MAX_TRIAL_DEPTH = 3  # levels of a draft that does not pay by the believed costs
-# A round without a draft shows what plain decoding takes: after so many rounds with drafts.
+# After this many rounds with drafts, one round decodes plainly, to measure what that takes. The
+# first number holds until a round of this answer, or an earlier answer, has measured it.
 FIRST_PLAIN_AFTER_ROUNDS = 3
 PLAIN_AFTER_ROUNDS = 48
 # The weight, in judged tokens, of the acceptance rate that was remembered before an answer, beside
@@ -106,7 +107,8 @@ REMEMBERED_TOKENS = 10
 # tried again soon. The remembered cost of a draft forward falls by FORGOTTEN_COST_SHARE.
 FORGOTTEN_SHARE = 0.5
 FORGOTTEN_COST_SHARE = 0.01
-REMEMBERED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 26, 48)  # of the costs that the next answer begins by
+# Row counts of the costs that the next answer starts from.
+REMEMBERED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 26, 48)
 
 
 class Estimates(NamedTuple):
@@ -114,14 +116,14 @@ class Estimates(NamedTuple):
 
     acceptance: Acceptance = Acceptance(
         FadingMean(PRIOR_ACCEPTANCE * PRIOR_WEIGHT, PRIOR_WEIGHT),
-        FadingMean(PRIOR_HONESTY * PRIOR_HONESTY_WEIGHT, PRIOR_HONESTY_WEIGHT),
+        FadingMean(PRIOR_CALIBRATION * PRIOR_CALIBRATION_WEIGHT, PRIOR_CALIBRATION_WEIGHT),
     )
-    runner_honesty: FadingMean = FadingMean(
-        PRIOR_HONESTY * PRIOR_HONESTY_WEIGHT, PRIOR_HONESTY_WEIGHT
+    runner_up_calibration: FadingMean = FadingMean(
+        PRIOR_CALIBRATION * PRIOR_CALIBRATION_WEIGHT, PRIOR_CALIBRATION_WEIGHT
     )
     """Runners-up that were right over the sum of the draft's confidence in them."""
-    copy_honesty: FadingMean = FadingMean(
-        PRIOR_HONESTY * PRIOR_HONESTY_WEIGHT, PRIOR_HONESTY_WEIGHT
+    copy_calibration: FadingMean = FadingMean(
+        PRIOR_CALIBRATION * PRIOR_CALIBRATION_WEIGHT, PRIOR_CALIBRATION_WEIGHT
     )
     """Copied tokens that were right over the sum of their chances by the length of the match."""
     tokens: float = 0.0  # emitted in rounds that drafted
@@ -131,34 +133,37 @@ class Estimates(NamedTuple):
     pause: Pause = Pause(RETRY_AFTER_ROUNDS)
     requests: int = 1  # that shared the forwards of the last round
 
-    def runner_chance(self, share: float) -> float:
+    def runner_up_chance(self, share: float) -> float:
         """How often a runner-up is right where the first token was wrong, if the draft gives it
         this share of what it does not give the first."""
-        return min(1.0, share * self.runner_honesty.mean)
+        return min(1.0, share * self.runner_up_calibration.mean)
 
     def copy_chances(self, repetition: Repetition) -> list[float]:
         """How likely each token of a repetition is right if those before it are."""
         chances = continuation_chances(repetition.match_length, len(repetition.tokens))
-        return [min(1.0, self.copy_honesty.mean * chance) for chance in chances]
+        return [min(1.0, self.copy_calibration.mean * chance) for chance in chances]
 
 
-class Runner(NamedTuple):
+class RunnerUp(NamedTuple):
     """An alternative to a drafted token, to be judged beside it."""
 
     worth: float  # expected tokens that it earns
     parent: int
     token: int
-    odds: float
+    confidence: float
 
 
 @dataclass(frozen=True)
 class Auto(CostedShape):
-    """The controller. ``costs`` are those of bare forwards on this machine; ``runners`` is how many
-    alternatives to each token are weighed (0: every draft is a chain), and ``copies`` whether a
-    draft may be copied from the text."""
+    """Decides before each token whether one more pays.
+
+    ``costs`` are those of bare forwards on this machine. ``runners_up`` is how many alternatives to
+    each token are considered (0: every draft is a chain). ``copies`` says whether a draft may be
+    copied from the text.
+    """
 
     costs: Costs | None = None
-    runners: int = 1
+    runners_up: int = 1
     copies: bool = True
     memory: CostMemory | None = field(default=None, compare=False, repr=False)
 
@@ -169,10 +174,10 @@ class Auto(CostedShape):
 
     @property
     def branches(self) -> bool:
-        return self.runners > 0
+        return self.runners_up > 0
 
     def as_chains(self) -> Auto:
-        return replace(self, runners=0)
+        return replace(self, runners_up=0)
 
     def settle(
         self, measure: Callable[[], Costs], memory: CostMemory | None = None, family: str = ""
@@ -187,7 +192,7 @@ class Auto(CostedShape):
         if remembered is None:
             return Estimates()
         accepted = FadingMean(remembered * REMEMBERED_WEIGHT, REMEMBERED_WEIGHT)
-        return Estimates(Acceptance(accepted, Estimates().acceptance.honesty))
+        return Estimates(Acceptance(accepted, Estimates().acceptance.calibration))
 
     def grow(self, state: State) -> Growing:
         estimates: Estimates = state
@@ -197,74 +202,76 @@ class Auto(CostedShape):
             return tree
         bar = BAR_MARGIN * plan.rate
         last, reach = ROOT, 1.0
-        runners: list[Runner] = []
+        runners_up: list[RunnerUp] = []
         while len(tree) < plan.max_depth:
             row = bar * plan.costs.row_price(len(tree))
             level = bar * plan.costs.level_price(len(tree))
             if len(tree) and reach * estimates.acceptance.rate <= level + row:
                 break
             scores: Scores = yield tree
-            law, odds, alternatives = _look(scores, last, self.runners)
-            chance = estimates.acceptance.chance(odds)
+            law, token_confidence, alternatives = _look(scores, last, self.runners_up)
+            chance = estimates.acceptance.chance(token_confidence)
             # The first token is always judged: else nothing would be learnt of a doubtful draft.
             if len(tree) and reach * chance <= row:
                 break
             # An alternative is right only where the first token is wrong.
-            for alternative, alternative_odds in alternatives:
-                share = _share_of_rest(odds, alternative_odds)
-                worth = reach * (1 - chance) * estimates.runner_chance(share)
-                runners.append(Runner(worth, last, alternative, alternative_odds))
+            for alternative, alternative_confidence in alternatives:
+                share = _share_of_rest(token_confidence, alternative_confidence)
+                worth = reach * (1 - chance) * estimates.runner_up_chance(share)
+                runners_up.append(RunnerUp(worth, last, alternative, alternative_confidence))
             token, q = scores.draw(last, law)
-            tree = add(tree, last, token, q, odds)
+            tree = add(tree, last, token, q, token_confidence)
             if token in scores.rules.end_ids:
                 # The answer probably ends with this round, so runners-up would save very little.
                 return tree
             reach *= chance
             last = len(tree) - 1
-        runners = sorted(runners, reverse=True)[: MAX_DRAFT_NODES - len(tree)]
-        for runner in runners[: _count_worthy(runners, len(tree), plan)]:
-            tree = add(tree, runner.parent, runner.token, None, runner.odds)
+        runners_up = sorted(runners_up, reverse=True)[: MAX_DRAFT_NODES - len(tree)]
+        for runner_up in runners_up[: _count_worthy(runners_up, len(tree), plan)]:
+            tree = add(tree, runner_up.parent, runner_up.token, None, runner_up.confidence)
         return tree
 
     def copy(self, state: State, repetition: Repetition) -> Tree | None:
         estimates: Estimates = state
-        if self._checks_plain(estimates):
+        if self._next_round_measures_plain(estimates):
             return None
         costs = self.believed_costs(estimates)
-        drafted = (1.0, costs.plain)
+        grown_tokens, grown_seconds = 1.0, costs.plain
         if not estimates.pause.is_running:
-            drafted = best_round(costs, estimates.acceptance.rate)
-        rate = _rate_to_beat(estimates, costs, drafted)
+            grown_tokens, grown_seconds = best_round(costs, estimates.acceptance.rate)
+        rate = _rate_to_beat(estimates, costs, (grown_tokens, grown_seconds))
         tokens = repetition.tokens[:MAX_DRAFT_NODES]
-        expected = accumulate(accumulate(estimates.copy_chances(repetition), mul), initial=1.0)
+        expected_tokens = accumulate(
+            accumulate(estimates.copy_chances(repetition), mul), initial=1.0
+        )
         gains = [
             earned - rate * costs.verify(1 + count)
-            for count, earned in zip(range(len(tokens) + 1), expected, strict=False)
+            for count, earned in zip(range(len(tokens) + 1), expected_tokens, strict=False)
         ]
         best = max(range(len(gains)), key=gains.__getitem__)
-        if not best or gains[best] <= drafted[0] - rate * drafted[1]:
+        if not best or gains[best] <= grown_tokens - rate * grown_seconds:
             return None
         return replace(chain(tokens[:best]), match_length=repetition.match_length)
 
     def _plan(self, estimates: Estimates) -> Plan | None:
         """Returns how the next draft is grown; None where the next round decodes plainly."""
-        if self._checks_plain(estimates):
-            return None  # This round only shows what plain decoding takes.
+        if self._next_round_measures_plain(estimates):
+            return None
         if estimates.pause.is_running:
             return None  # Nothing was learnt since drafting was given up.
         costs = self.believed_costs(estimates)
-        expected = best_round(costs, estimates.acceptance.rate)
-        if expected[0] > 1:
-            return Plan(costs, _rate_to_beat(estimates, costs, expected), costs.max_depth)
+        expected_round = best_round(costs, estimates.acceptance.rate)
+        if expected_round[0] > 1:
+            return Plan(costs, _rate_to_beat(estimates, costs, expected_round), costs.max_depth)
         if not estimates.pause.is_over:
             return None
         confirmed = self.knows_the_draft or estimates.times.level.weight > 0
         hopeful = costs.cheaper(CONFIRMED_COST_SHARE if confirmed else UNCONFIRMED_COST_SHARE)
-        expected = best_round(hopeful, self._retry_acceptance)
-        if expected[0] <= 1:
+        expected_round = best_round(hopeful, self._retry_acceptance)
+        if expected_round[0] <= 1:
             return None
         max_depth = min(MAX_TRIAL_DEPTH, hopeful.max_depth)
-        return Plan(hopeful, _rate_to_beat(estimates, hopeful, expected), max_depth)
+        return Plan(hopeful, _rate_to_beat(estimates, hopeful, expected_round), max_depth)
 
     @property
     def _retry_acceptance(self) -> float:
@@ -273,8 +280,8 @@ class Auto(CostedShape):
         remembered = self.forward_costs.acceptance
         return RETRY_ACCEPTANCE if remembered is None else (RETRY_ACCEPTANCE + remembered) / 2
 
-    def _checks_plain(self, estimates: Estimates) -> bool:
-        """Whether the next round decodes plainly only to show what that takes."""
+    def _next_round_measures_plain(self, estimates: Estimates) -> bool:
+        """Returns whether the next round decodes plainly only to measure what that takes."""
         times = estimates.times
         is_measured = self.knows_the_draft or times.plain.weight > 0
         return times.since_plain >= (
@@ -290,7 +297,7 @@ class Auto(CostedShape):
             times=self._times_after(before, round),
         )
         if not round.tree.tokens:
-            checked = self._checks_plain(before)
+            checked = self._next_round_measures_plain(before)
             pause = before.pause if checked else before.pause.after_plain_round()
             return state._replace(pause=pause)
         is_copy = round.tree.match_length > 0
@@ -302,13 +309,21 @@ class Auto(CostedShape):
         )
         if is_copy:  # It tells nothing of whether the draft pays.
             return estimates
+        return estimates._replace(pause=self._pause_after(estimates, round, seconds))
+
+    def _pause_after(self, estimates: Estimates, round: Round, seconds: float) -> Pause:
+        """Returns the pause of drafting that begins if drafting does not pay after this round.
+
+        It is short where the round was faster than plain decoding, and grows with what rounds lose.
+        """
         # How many tokens plain decoding would have emitted meanwhile, beyond those that came.
         lost_tokens = seconds / self.believed_costs(estimates).plain - len(round.emitted)
+        if lost_tokens < 0:
+            return Pause(RETRY_AFTER_ROUNDS)
         before_length = estimates.pause.length
         enough = max(2 * before_length, ceil(lost_tokens / MAX_LOST_SHARE))
         longer = min(enough, MAX_PAUSE_GROWTH * before_length)
-        length = RETRY_AFTER_ROUNDS if lost_tokens < 0 else min(MAX_RETRY_AFTER_ROUNDS, longer)
-        return estimates._replace(pause=Pause(length))
+        return Pause(min(MAX_RETRY_AFTER_ROUNDS, longer))
 
     def finish(self, state: State) -> None:
         costs = None if self.memory is None else self.learnt_costs(state)
@@ -441,7 +456,7 @@ class Auto(CostedShape):
             return depth
         if depth and tree.tokens[depth - 1] in round.p.rules.end_ids:
             return depth
-        reach = prod(estimates.acceptance.chance(odds) for odds in tree.odds[:depth])
+        reach = prod(estimates.acceptance.chance(each) for each in tree.confidences[:depth])
         bar = BAR_MARGIN * plan.rate
         level, row = plan.costs.level_price(depth), plan.costs.row_price(depth)
         ended = reach * estimates.acceptance.rate <= bar * level + bar * row
@@ -530,9 +545,9 @@ def _rate_to_beat(
     return max(1 / costs.plain, reached)
 
 
-def _count_worthy(runners: Sequence[Runner], nodes: int, plan: Plan) -> int:
+def _count_worthy(runners_up: Sequence[RunnerUp], nodes: int, plan: Plan) -> int:
     """How many of the runners-up, the likeliest first, earn the most beyond their rows."""
-    gains = accumulate((runner.worth for runner in runners), initial=0.0)
+    gains = accumulate((runner_up.worth for runner_up in runners_up), initial=0.0)
     before = plan.costs.verify(1 + nodes)
     nets = [
         gain - plan.rate * (plan.costs.verify(1 + nodes + count) - before)
@@ -571,8 +586,8 @@ def _judge(estimates: Estimates, round: Round) -> Estimates:
     """The estimates after the verdict on each token of the chain that was looked at, and on what
     stood beside the token that was refused."""
     verdicts: list[tuple[float, bool]] = []
-    judged, runners = 0.0, FadingMean(0.0, 0.0)
-    path, odds = (ROOT, *round.verdict.path), round.tree.odds
+    judged, runners_up = 0.0, FadingMean(0.0, 0.0)
+    path, confidences = (ROOT, *round.verdict.path), round.tree.confidences
     for parent, accepted in zip(path, (*path[1:], None), strict=True):
         if accepted is None and round.verdict.own is None:
             break  # The answer was cut here: nothing was refused.
@@ -580,18 +595,18 @@ def _judge(estimates: Estimates, round: Round) -> Estimates:
         if not children:
             break
         first, others = children[0], children[1:]
-        verdicts.append((odds[first], accepted == first))
+        verdicts.append((confidences[first], accepted == first))
         judged += 1
         if accepted == first:
             continue
-        excess_surprise = max(0.0, -log(max(odds[first], LEAST_CONFIDENCE)) - SURPRISE_NATS)
+        excess_surprise = max(0.0, -log(max(confidences[first], LEAST_CONFIDENCE)) - SURPRISE_NATS)
         judged += estimates.acceptance.surprise.trust * excess_surprise
-        offered = sum(_share_of_rest(odds[first], odds[node]) for node in others)
-        runners = FadingMean(accepted is not None, offered)
+        offered = sum(_share_of_rest(confidences[first], confidences[node]) for node in others)
+        runners_up = FadingMean(accepted is not None, offered)
         break
     return estimates._replace(
         acceptance=estimates.acceptance.fold(verdicts, judged, ACCEPTANCE_MEMORY),
-        runner_honesty=estimates.runner_honesty.fold(*runners, ACCEPTANCE_MEMORY),
+        runner_up_calibration=estimates.runner_up_calibration.fold(*runners_up, ACCEPTANCE_MEMORY),
     )
 
 
@@ -600,13 +615,13 @@ def _judge_copy(estimates: Estimates, round: Round) -> Estimates:
     accepted = len(round.verdict.path)
     judged = accepted + (round.verdict.kind == "recovered")
     promised = sum(continuation_chances(round.tree.match_length, judged))
-    honesty = estimates.copy_honesty.fold(accepted, promised, ACCEPTANCE_MEMORY)
-    return estimates._replace(copy_honesty=honesty)
+    calibration = estimates.copy_calibration.fold(accepted, promised, ACCEPTANCE_MEMORY)
+    return estimates._replace(copy_calibration=calibration)
 
 
-def _share_of_rest(first: float, runner: float) -> float:
+def _share_of_rest(first: float, runner_up: float) -> float:
     """Of the probability that the draft does not give its first choice, the runner-up's share."""
-    return runner / max(1 - first, runner)
+    return runner_up / max(1 - first, runner_up)
 
 
 def _to_lists(
@@ -620,7 +635,7 @@ def _to_lists(
 
 
 def _look(
-    scores: Scores, node: int, runners: int
+    scores: Scores, node: int, runners_up: int
 ) -> tuple[Law, float, Sequence[tuple[int, float]]]:
     """The draft's law after ``node``, its confidence in the token there, and the likeliest
     alternatives with its confidence in each.
@@ -628,22 +643,22 @@ def _look(
     Of a token that is yet to be drawn the confidence is the mean over the draws, and there are no
     alternatives. Raises BrokenLaw on NaN.
     """
-    computed = scores.computed_top(node) if runners <= 1 else None
+    computed = scores.computed_top(node) if runners_up <= 1 else None
     if computed is not None:
         if computed.token == NO_TOKEN:
             raise BrokenLaw("the draft's logits hold NaN")
         runner_up = computed.runner_up, computed.runner_up_probability
-        is_offered = runners and runner_up[1] > 0
+        is_offered = runners_up and runner_up[1] > 0
         return computed.token, computed.probability, [runner_up] if is_offered else ()
     law = None if scores.rules.plain else scores.law(node)
     if isinstance(law, Tensor):
         return law, confidence(scores, node, law), ()
     probabilities = scores.logits(node).float().softmax(-1)
-    top = probabilities.topk(min(runners + 1, probabilities.shape[0]))
+    top = probabilities.topk(min(runners_up + 1, probabilities.shape[0]))
     likely = dict(zip(*_to_lists(top.indices, top.values), strict=True))
     token = next(iter(likely)) if law is None else law
-    odds = likely.pop(token) if token in likely else float(probabilities[token])
-    if isnan(odds):
+    token_confidence = likely.pop(token) if token in likely else float(probabilities[token])
+    if isnan(token_confidence):
         raise BrokenLaw("the draft's logits hold NaN")
     allowed = [(alternative, chance) for alternative, chance in likely.items() if chance > 0]
-    return token, odds, allowed[:runners]
+    return token, token_confidence, allowed[:runners_up]

@@ -42,7 +42,8 @@ ROW_COUNTS = (
     10,
 )  # Rows of a timed forward, the most telling first.
 FIRST_ROW_COUNTS = 3  # How many of them are timed however slow the model is.
-# Seconds for timing all row counts. Other forwards get as much time each, since somebody waits.
+# Seconds for timing all row counts. A timing of fewer forwards gets its share of this, because
+# an answer waits for it.
 TIMING_SECONDS = 0.6
 MIN_REPEATS = 2  # of each forward
 MAX_REPEATS = 10  # of each forward
@@ -55,8 +56,8 @@ SHARES = (1.0, 0.5, 0.25, 0.1, 0.05)  # Shares of a prompt that a draft may read
 MAX_STEP_SLOWDOWN = 1.1  # of a draft's step, over its quickest
 MAX_PREFILL_SHARE = 0.1  # The draft's prefill may take this share of the target's.
 PROBE_KEYS = 64  # The context of a short forward that shows how busy the machine is.
-# The first answer does not wait for measurements that take more of its time than this, or than
-# these seconds. Its costs are estimated then, and its rounds correct them.
+# Measuring is skipped where it would take longer than both this share of the answer's expected
+# time and ``UNNOTICED_SECONDS``. Costs are estimated then, and rounds may correct them.
 MAX_MEASURING_SHARE = 0.03
 UNNOTICED_SECONDS = 0.3
 MEASURING_FORWARDS = 20  # A first measurement takes about as long as so many forwards of one row.
@@ -64,7 +65,7 @@ EXPECTED_BYTES_PER_SECOND = {"cpu": 1e10, "cuda": 2e12}  # that forwards of one 
 BUSY_SLOWDOWN = 1.25  # Costs are measured anew where the probe was this much slower back then.
 _MEASUREMENTS = MeasurementFile("costs.json")
 _ESTIMATED: set[str] = set()  # Keys of costs that this process has estimated and does not measure.
-_TRUSTED: set[str] = set()  # Keys of costs that this process measured, or found to hold still.
+_IN_USE: dict[str, dict[str, Any]] = {}  # Measurements that this process has used, by their keys.
 SAMPLED_PARAMETERS = 12  # of a model, the last ones
 SAMPLED_NUMBERS = 4  # of each
 _WEIGHT_SAMPLES: WeakKeyDictionary[Backbone, str] = WeakKeyDictionary()
@@ -87,15 +88,16 @@ def measure_costs(
     the first process after ``ANSWERS_BEFORE_ALL_POINTS`` answers. Costs never change within a
     process, so a seed always gives the same answer.
 
-    ``answer_tokens`` are those of the answer that waits. Where measuring would take more than a few
-    hundredths of its time, nothing is measured, and costs are estimated by the bytes that forwards
-    read. None measures in any case.
+    ``answer_tokens`` is the length of the answer that waits. Nothing is measured where that would
+    take longer than both ``UNNOTICED_SECONDS`` and ``MAX_MEASURING_SHARE`` of the answer's time.
+    Stored costs are then used unchecked. Without any, costs are estimated by the bytes that
+    forwards read. With None the answer waits however long measuring takes.
     """
     measured = _load_or_measure(target, draft, context, phase, answer_tokens)
     if not measured.get("estimated"):
         _count_answer(target, draft, context, measured)
     step = _draft_step_seconds(measured, context, draft_context)
-    target_extra, draft_extra = measured["apart"]
+    target_extra, draft_extra = measured["extra_request_seconds"]
     extra = (target_extra, draft_extra)
     rows, seconds = tuple(measured["rows"]), tuple(measured["target"])
     return Costs(rows, seconds, step, draft.levels_per_forward, extra_request_seconds=extra)
@@ -104,28 +106,34 @@ def measure_costs(
 def _load_or_measure(
     target: Backbone, draft: Backbone, context: int, phase: Phase, answer_tokens: int | None = None
 ) -> dict[str, Any]:
-    """Returns the stored measurements of this pair and context; measures where they no longer
-    hold, or where there are none, if an answer of so many tokens may wait for that."""
+    """Returns the measurements of this pair and context.
+
+    Stored ones are returned while they are valid. Otherwise forwards are measured, or their costs
+    estimated if an answer of ``answer_tokens`` is too short to wait (:func:`measure_costs`).
+    """
     key = _key(target, draft, context)
+    if key in _IN_USE:
+        return _IN_USE[key]
     stored = _MEASUREMENTS.load(key)
     if answer_tokens is not None:
         expected = _estimate(target, draft, context)
         if MEASURING_FORWARDS * expected["target"][0] > max(
             UNNOTICED_SECONDS, MAX_MEASURING_SHARE * answer_tokens * expected["target"][0]
         ):
-            if key not in _ESTIMATED and stored is not None and "steps" in stored:
-                return dict(stored)
+            if key not in _ESTIMATED and stored is not None and _is_complete(stored):
+                _IN_USE[key] = stored
+                return stored
             _ESTIMATED.add(key)
         if key in _ESTIMATED:
             return expected
-    if stored is not None and (key in _TRUSTED or _still_holds(stored, target, draft)):
-        _TRUSTED.add(key)
-        return dict(stored)
+    if stored is not None and _is_still_valid(stored, target, draft):
+        _IN_USE[key] = stored
+        return stored
     phase("costs")
     used = 0 if stored is None else stored.get("used", 0)
     all_points = used >= ANSWERS_BEFORE_ALL_POINTS
     measured = {**_measure(target, draft, context, all_points=all_points), "used": used}
-    _TRUSTED.add(key)
+    _IN_USE[key] = measured
     _MEASUREMENTS.save(key, measured)
     log.info("measured forwards: %s", measured)
     return measured
@@ -146,15 +154,17 @@ def _estimate(target: Backbone, draft: Backbone, context: int) -> dict[str, Any]
         "rows": list(EXPECTED_ROWS),
         "target": [one * (1 + row * (rows - 1)) for rows in EXPECTED_ROWS],
         "steps": [seconds(draft, PROBE_KEYS), seconds(draft, context)],
-        "apart": [0.0, 0.0],
+        "extra_request_seconds": [0.0, 0.0],
         "estimated": True,
     }
 
 
 class CorrectedCosts:
-    """The costs of a pair as the rounds of earlier answers have corrected them, in the file of
-    measurements. How often a draft is right belongs to its weights, so another draft of the same
-    shape has its own."""
+    """Loads and saves the costs of a pair as the rounds of earlier answers have corrected them.
+
+    They include the acceptance rate, which depends on the draft's weights. So the key contains a
+    sample of the weights, and another draft with the same config has an entry of its own.
+    """
 
     def __init__(self, target: Backbone, draft: Backbone, context: int, draft_context: int) -> None:
         facts = "corrected", draft is target, draft_context, context, compiled.version()
@@ -180,8 +190,10 @@ def _count_answer(
     target: Backbone, draft: Backbone, context: int, measured: Mapping[str, Any]
 ) -> None:
     """Counts one more answer by these costs, up to the number from which all points are timed."""
-    if (used := measured.get("used", 0)) < ANSWERS_BEFORE_ALL_POINTS:
-        _MEASUREMENTS.save(_key(target, draft, context), {**measured, "used": used + 1})
+    key = _key(target, draft, context)
+    stored = _MEASUREMENTS.load(key) or measured  # Another process may have measured since.
+    if (used := stored.get("used", 0)) < ANSWERS_BEFORE_ALL_POINTS:
+        _MEASUREMENTS.save(key, {**stored, "used": used + 1})
 
 
 def _measure(
@@ -190,13 +202,15 @@ def _measure(
     """Times the forwards of a pair.
 
     Returns seconds: "target" by the number of "rows"; "steps" of the draft over ``PROBE_KEYS`` and
-    over ``context`` keys; "apart", what another request adds to the target's and to the draft's
-    forward; "probe", short forwards of the target and the draft.
+    over ``context`` keys; "extra_request_seconds", what another request adds to the target's and to
+    the draft's forward; "probe", short forwards of the target and the draft.
     """
     first = ROW_COUNTS[:FIRST_ROW_COUNTS]
     probes = [(PROBE_KEYS, 1), (PROBE_KEYS, MANY_REQUESTS)]
-    alone, together, *times = _time_forwards(target, [*probes, *((context, n) for n in first)])
-    steps = [alone, times[0]]
+    one_row_seconds, many_rows_seconds, *times = _time_forwards(
+        target, [*probes, *((context, n) for n in first)]
+    )
+    steps = [one_row_seconds, times[0]]
     # A slow model would take minutes at all row counts.
     count = int(TIMING_SECONDS / (MIN_REPEATS * MANY_ROWS_FACTOR * times[0]))
     rows = sorted(ROW_COUNTS if all_points else ROW_COUNTS[: max(FIRST_ROW_COUNTS, count)])
@@ -206,20 +220,20 @@ def _measure(
         by_rows = dict(zip(rows, times, strict=True))
     # Noise must not make more rows look cheaper than fewer.
     seconds = [min(by_rows[each] for each in rows[place:]) for place in range(len(rows))]
-    (requests,) = _time_forwards(target, [(PROBE_KEYS, 1)], MANY_REQUESTS)
-    draft_steps, draft_requests = steps, requests
+    (requests_seconds,) = _time_forwards(target, [(PROBE_KEYS, 1)], MANY_REQUESTS)
+    draft_steps, draft_requests_seconds = steps, requests_seconds
     if draft is not target:
         draft_steps = _time_forwards(draft, [(PROBE_KEYS, 1), (context, 1)])
-        (draft_requests,) = _time_forwards(draft, [(PROBE_KEYS, 1)], MANY_REQUESTS)
+        (draft_requests_seconds,) = _time_forwards(draft, [(PROBE_KEYS, 1)], MANY_REQUESTS)
     others = MANY_REQUESTS - 1
-    target_extra = max(0.0, requests - together) / others
-    draft_extra = max(0.0, draft_requests - draft_steps[0]) / others
+    target_extra = max(0.0, requests_seconds - many_rows_seconds) / others
+    draft_extra = max(0.0, draft_requests_seconds - draft_steps[0]) / others
     return {
         "rows": rows,
         "target": seconds,
         "steps": draft_steps,
-        "apart": [target_extra, draft_extra],
-        "probe": [alone, draft_steps[0]],
+        "extra_request_seconds": [target_extra, draft_extra],
+        "probe": [one_row_seconds, draft_steps[0]],
     }
 
 
@@ -236,10 +250,15 @@ def _draft_step_seconds(measured: Mapping[str, Any], context: int, keys: int) ->
     )
 
 
-def _still_holds(stored: Mapping[str, Any], target: Backbone, draft: Backbone) -> bool:
+def _is_complete(stored: Mapping[str, Any]) -> bool:
+    """Returns whether stored costs have all that this version measures."""
+    return {"steps", "extra_request_seconds"} <= stored.keys()
+
+
+def _is_still_valid(stored: Mapping[str, Any], target: Backbone, draft: Backbone) -> bool:
     """Returns whether stored costs are complete and were not measured while the machine was busier
     than now. One short forward of each model shows that at little cost."""
-    if "steps" not in stored:
+    if not _is_complete(stored):
         return False
     if stored["used"] >= ANSWERS_BEFORE_ALL_POINTS and len(stored["rows"]) < len(ROW_COUNTS):
         return False

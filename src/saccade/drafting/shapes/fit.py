@@ -119,7 +119,8 @@ class Fit(CostedShape):
         path, refused = round.verdict.path, round.verdict.kind == "recovered"
         # Where a further sibling was accepted, the first one was refused.
         accepted = sum(
-            round.tree.parents.index(parent) == node for parent, node in zip((ROOT, *path), path, strict=False)
+            round.tree.parents.index(parent) == node
+            for parent, node in zip((ROOT, *path), path, strict=False)
         )
         rate = learnt.accepted.fold(accepted, len(path) + refused, ACCEPTANCE_MEMORY)
         if round.p.rules.sample:

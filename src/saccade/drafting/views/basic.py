@@ -18,7 +18,7 @@ from torch import Tensor
 from saccade.core.capabilities import NOTHING, Capabilities, Capability, capabilities_that_hold
 from saccade.core.errors import MethodError
 from saccade.core.prompt import Media, Prefill, Prompt, Reading, Texts
-from saccade.core.protocols import EarlyChoice, Following, Refresh, View
+from saccade.core.protocols import EarlyChoice, KeyUpdates, Refresh, View
 from saccade.drafting.views import saliency
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
@@ -42,13 +42,13 @@ class Ranking(Protocol):
     """A selector that keeps the most salient tokens, and computes part of their saliency without a
     guide."""
 
-    def unguided(self, prompt: Prompt) -> Float[Tensor, " visual"]:
+    def saliency_without_target(self, prompt: Prompt) -> Float[Tensor, " visual"]:
         """Returns the part of the saliency that needs no guide."""
 
-    def saliency(
-        self, prompt: Prompt, guide: Guide, unguided: Float[Tensor, " visual"] | None = None
+    def saliency_with_target(
+        self, prompt: Prompt, guide: Guide, without_target: Float[Tensor, " visual"] | None = None
     ) -> Float[Tensor, " visual"]:
-        """Returns the whole saliency; ``unguided`` saves computing that part again."""
+        """Returns the whole saliency; ``without_target`` saves computing that part again."""
 
     def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]: ...
 
@@ -105,8 +105,8 @@ class Pruned(View):
         )
 
     @property
-    def following(self) -> Following:
-        return Following(refresh=self.refresh)
+    def key_updates(self) -> KeyUpdates:
+        return KeyUpdates(refresh=self.refresh)
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         pruned = prompt.select(self.choose(prefill, prompt))
@@ -125,7 +125,7 @@ class Pruned(View):
         if early is None or len(early.tokens) == prompt.visual_tokens:
             return self.select(prompt, guide, count)
         assert isinstance(self.select, Ranking)
-        token_saliency = self.select.saliency(prompt, guide, early.unguided)
+        token_saliency = self.select.saliency_with_target(prompt, guide, early.without_target)
         return early.tokens[saliency.top(token_saliency[early.tokens], count)]
 
     def budget(self, prompt: Prompt) -> int:
@@ -139,8 +139,8 @@ class Pruned(View):
         if self.early == "all":
             return EarlyChoice(torch.arange(prompt.visual_tokens, device=prompt.visual.device))
         assert isinstance(self.select, Ranking)
-        unguided = self.select.unguided(prompt)
-        return EarlyChoice(saliency.top(unguided, 2 * self.budget(prompt)), unguided)
+        without_target = self.select.saliency_without_target(prompt)
+        return EarlyChoice(saliency.top(without_target, 2 * self.budget(prompt)), without_target)
 
 
 @dataclass(frozen=True)

@@ -251,7 +251,11 @@ def _lenient_base64(text: memoryview) -> bytes:
 def _parse_url(url: str) -> WebAddress:
     """Parses a web address. Raises VideoInputError for one that is malformed, ambiguous, or neither
     http nor https."""
-    if len(url) > MAX_URL_CHARACTERS or not re.fullmatch(r"[!-~]+", url) or "\\" in url:
+    if len(url) > MAX_URL_CHARACTERS:
+        raise _address_refusal(
+            f"has {len(url)} characters, and at most {MAX_URL_CHARACTERS} are read"
+        )
+    if not re.fullmatch(r"[!-~]+", url) or "\\" in url:
         raise _address_refusal("holds characters that must be escaped: write it in plain ASCII")
     try:
         parts = urlsplit(url)

@@ -44,8 +44,11 @@ SLIDING = "sliding_attention"
 
 @dataclass(frozen=True)
 class BlockVisibility:
-    """What a block's rows see in one layer: keys within a window if it has one, and of the block
-    those up to themselves or all."""
+    """The attention mask of a block's rows in one layer.
+
+    With a ``window``, a row sees only keys within it. With ``is_causal``, a row sees the block's
+    rows up to itself, otherwise all rows of the block.
+    """
 
     window: KeyWindow | None
     is_causal: bool
@@ -90,12 +93,14 @@ class BlockSettings:
                     f"{name} is a later kind of DFlash head, with {unknown}, that Saccade does not "
                     "know: choose a DFlash head without it, or another draft"
                 )
-        if (returning := entries.get("target_layer_ids")) is not None:
-            hidden_layers = tuple(int(each) + 1 for each in returning)
-        else:  # speculators names the layers that read the hidden states.
-            hidden_layers = tuple(
-                int(each) for each in entries.get("aux_hidden_state_layer_ids", ())
-            )
+        # HiddenStates numbers hidden states by the layer that reads them, as speculators does.
+        # target_layer_ids names the layers that return them, which come one earlier.
+        returning_layers = entries.get("target_layer_ids")
+        if returning_layers is not None:
+            hidden_layers = tuple(int(layer) + 1 for layer in returning_layers)
+        else:
+            reading_layers = entries.get("aux_hidden_state_layer_ids", ())
+            hidden_layers = tuple(int(layer) for layer in reading_layers)
         if not hidden_layers or entries.get("mask_token_id") is None:
             raise ModelError(
                 f"{name} is no DFlash head: its config names no target_layer_ids or no "
@@ -348,7 +353,9 @@ def make_dflash_head(
     check_layers(target, block_settings.hidden_layers, parts.get("fc.weight"), name)
     embeddings, matrix = parts.get("embed_tokens.weight"), parts.get("lm_head.weight")
     if (embeddings is None or matrix is None) and config.hidden_size != target.config.hidden_size:
-        raise ModelError(f"{name} lacks embeddings, and the target's have another width")
+        raise ModelError(
+            f"{name} lacks embeddings or an output matrix, and the target's have another width"
+        )
     count = target.embedding_count if embeddings is None else len(embeddings)
     if block_settings.mask_id >= count:
         raise ModelError(

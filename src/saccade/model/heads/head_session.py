@@ -1,9 +1,10 @@
 """A head at work on a batch of requests: the ``Session`` of a draft that reads hidden states.
 
-Row w of a head is place w of the text: it reads the target's hidden state there and token w + 1. So
-the rows of committed text end one before its last token, and the last of them predicts the next
-token. Their keys are made of the target's true hidden states. A node of a tree reads the output of
-its parent's row instead, and its keys are dropped when the round is judged.
+A head computes one row for each place of the text. Row i reads the target's hidden state at place i
+and the token at place i + 1, and predicts token i + 2. So committed text of n tokens has n - 1
+rows, and the last of them predicts the next token. The keys of these rows are computed from the
+target's hidden states. The row of a tree node reads the head's output in its parent's row instead,
+and its keys are dropped when the round has been verified.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ class HeadRequest(RequestState):
     prompt: Prompt | None = None  # the whole one
     read_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     """Rows of the prompt that have keys."""
-    read_length: int = 0  # The rows of the prompt before this one have keys or were left out.
+    read_length: int = 0  # Each prompt row below this index has keys or was left out by the view.
     root_output: Tensor | None = None  # the head's output in the last row of the text
     node_outputs: list[Tensor] = field(default_factory=list)
 

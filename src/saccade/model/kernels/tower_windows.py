@@ -158,7 +158,7 @@ def is_flash_correct(
 ) -> bool:
     """Returns whether torch's flash kernel matches attention window by window for such heads.
 
-    It is tried once for each device.
+    The kernel is tried once for each device, dtype, number of heads and head size.
     """
     if head_dim % HEAD_DIM_MULTIPLE:
         return False

@@ -48,17 +48,18 @@ class LlavaConversation:
 def read_conversations(data: str, folder: str | None = None) -> tuple[LlavaConversation, ...]:
     """Returns every conversation of a file.
 
-    Raises OptionError, naming the entry, for one that is incomplete or whose media are not below
-    ``folder`` (by default the file's own).
+    Paths of media are relative to ``folder``, by default the file's own. Raises OptionError, naming
+    the entry, for one that is incomplete or whose media do not exist.
     """
     path = Path(data)
     root = path.parent if folder is None else Path(folder)
     try:
         text = path.read_text(encoding="utf-8")
-        lines = path.suffix == ".jsonl"
-        rows = (
-            [json.loads(line) for line in text.splitlines() if line] if lines else json.loads(text)
-        )
+        if path.suffix == ".jsonl":
+            # A string of JSON may hold other characters that Unicode counts as ends of lines.
+            rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+        else:
+            rows = json.loads(text)
     except OSError as error:
         raise OptionError(f"cannot read {data}: {error.strerror}") from error
     except ValueError as error:
@@ -123,8 +124,8 @@ def _media_files(value: Any, root: Path) -> tuple[Path, ...]:
 class Conversations(Dataset[dict[str, Tensor]]):
     """Batches of conversations; every conversation comes once before any comes again.
 
-    A conversation that is too long for the draft loses its last turns, and one whose first question
-    is too long is skipped.
+    A conversation that is too long for the draft loses its last turns. In the place of one whose
+    first question is too long stands the next that fits, which therefore comes again in its own.
     """
 
     def __init__(

@@ -266,7 +266,9 @@ def read_target(
 ) -> Iterator[TargetRow]:
     """Yields what the target computes of each conversation of a batch."""
     inputs = dict(inputs)
-    inputs.pop("stay")  # Which tokens a pruned draft would read; a head reads the whole prompt.
+    inputs.pop(
+        "kept_mask"
+    )  # Which tokens a pruned draft would read; a head reads the whole prompt.
     labels, mask = inputs.pop("labels"), inputs["attention_mask"].bool()
     text = backbone.text
     read: dict[int, Tensor] = {}

@@ -24,10 +24,11 @@ from saccade.world import dialogues, drawing, scenes
 from saccade.world.train_draft.recipes import Kind
 
 EVAL_SEED = 10_000_000  # Training draws its scenes below this seed.
-TASKS = {"describe": 0.45, "events": 0.10, "qa": 0.15, "chat": 0.15}  # The shares of video tasks.
+# How often each task is drawn for a video. The weights need not add up to 1.
+VIDEO_TASK_WEIGHTS = {"describe": 0.45, "events": 0.10, "qa": 0.15, "chat": 0.15}
 KIND_SHARES = {"video": 0.8, "image": 0.1, "diff": 0.1}
 PADDING_VALUES = {  # Right of a batch's shorter samples, where causal attention never looks.
-    "labels": -100, "input_ids": 0, "attention_mask": 0, "stay": 0, "mm_token_type_ids": 0,
+    "labels": -100, "input_ids": 0, "attention_mask": 0, "kept_mask": 0, "mm_token_type_ids": 0,
 }  # fmt: skip
 
 
@@ -75,8 +76,8 @@ def draw_dialogue(
     if task is None:
         task = canvas.kind
         if canvas.kind == "video":
-            shares = np.array(list(TASKS.values()))
-            task = str(rng.choice(list(TASKS), p=shares / shares.sum()))
+            shares = np.array(list(VIDEO_TASK_WEIGHTS.values()))
+            task = str(rng.choice(list(VIDEO_TASK_WEIGHTS), p=shares / shares.sum()))
     seconds = float(np.exp(rng.uniform(np.log(2), np.log(60))))
     return Dialogue(scenes.scene(seed, max_objects=max_objects), task, seed, seconds)
 
@@ -146,11 +147,12 @@ def draw_kept_mask(
 
 
 def append_answer(
-    inputs: Mapping[str, Any], answer: Sequence[int], stay: Bool[Tensor, "1 len"]
+    inputs: Mapping[str, Any], answer: Sequence[int], kept_mask: Bool[Tensor, "1 len"]
 ) -> dict[str, Tensor]:
     """Returns a processor's output followed by its answer.
 
-    ``labels`` [1, n] holds at each position the token it has to predict, or -100; ``stay`` [1, n]
+    ``labels`` [1, n] holds the token to predict at each position, or -100 where none is learnt.
+    ``kept_mask`` [1, n]
     is False for visual tokens the draft does not get.
     """
     answer_ids = torch.tensor([list(answer)])
@@ -159,7 +161,7 @@ def append_answer(
     labels[:, -len(answer) - 1 : -1] = answer_ids
     sample = {**inputs, "input_ids": ids, "labels": labels}
     sample["attention_mask"] = torch.ones_like(ids)
-    sample["stay"] = torch.cat([stay, torch.ones_like(answer_ids, dtype=torch.bool)], 1)
+    sample["kept_mask"] = torch.cat([kept_mask, torch.ones_like(answer_ids, dtype=torch.bool)], 1)
     if "mm_token_type_ids" in inputs:
         types = inputs["mm_token_type_ids"]
         sample["mm_token_type_ids"] = torch.cat([types, answer_ids.to(types.dtype) * 0], 1)

@@ -57,11 +57,11 @@ def answer_logits(
 ) -> tuple[Float[Tensor, "answers vocab"], Int[Tensor, " answers"]]:
     """Returns the logits at every answer position, and the tokens that belong there.
 
-    Unless ``whole_prompt``, rows outside ``stay`` are removed where the language model begins. The
-    other rows keep their positions.
+    Unless ``whole_prompt``, rows outside ``kept_mask`` are removed where the language model begins.
+    The other rows keep their positions.
     """
     inputs = dict(inputs)
-    kept_mask, labels = inputs.pop("stay"), inputs.pop("labels")
+    kept_mask, labels = inputs.pop("kept_mask"), inputs.pop("labels")
     if whole_prompt:
         kept_mask = inputs["attention_mask"].bool()
     kept_counts = kept_mask.sum(1, keepdim=True)
