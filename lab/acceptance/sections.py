@@ -225,7 +225,7 @@ class Acceptance:
             first = Clock(self.device)
             _score_chain(captured, context, rows, 0)
             capture_new_sizes()
-            first_ms = first.since() * 1e3
+            first_ms = first.elapsed() * 1e3
             difference, largest, changes = 0.0, 0.0, 0.0
             before: Tensor | None = None
             for turn in range(3):
@@ -334,7 +334,7 @@ class Acceptance:
             (scores,) = first.score({0: Tree()}).values()
             (token,) = scores.top(-1, 1)
             first.commit({0: [token]})
-            seconds.append(clock.since())
+            seconds.append(clock.elapsed())
             capture_new_sizes()
         return min(seconds[WARM_UP_STEPS:])
 
@@ -500,7 +500,7 @@ class Acceptance:
         model: Backbone = getattr(self.models, name)
         if already:
             return model
-        seconds = clock.since()
+        seconds = clock.elapsed()
         held_bytes = self._allocated_bytes() - before
         weights = footprint(model.model.config).weights(model.dtype.itemsize)
         self.report.note(
@@ -554,7 +554,7 @@ class Acceptance:
         for _ in range(repeats + 2):
             clock = Clock(self.device)
             work()
-            seconds.append(clock.since())
+            seconds.append(clock.elapsed())
         return median(seconds[2:])
 
     def _allocated_bytes(self) -> int:

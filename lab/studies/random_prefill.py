@@ -72,4 +72,4 @@ def time_decoding(
     clock = Clock(target.device)
     for _ in recipe.schedule(session, drafting, [0], stops.cut):
         pass
-    return clock.since() / (tokens - 1)
+    return clock.elapsed() / (tokens - 1)

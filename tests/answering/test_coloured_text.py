@@ -65,13 +65,13 @@ def typed(
     decoder = TextDecoder(
         lambda part: tokenizer.decode(list(part), skip_special_tokens=True), stops=stops
     )
-    typist = IncrementalDecoder(decoder)
+    text_decoder = IncrementalDecoder(decoder)
     pieces = []
     for start in range(0, len(ids), block):
         part = tuple(ids[start : start + block])
         record = RoundRecord(part, (), part[:-1], part[-1], "bonus", 0.0, 0.0)
-        pieces.append(typist.styled_text(record).plain)
-    return [*pieces, typist.rest(whole)]
+        pieces.append(text_decoder.styled_text(record).plain)
+    return [*pieces, text_decoder.rest(whole)]
 
 
 @pytest.mark.representatives(2)

@@ -46,8 +46,11 @@ def test_a_setting_that_would_change_the_answer_is_refused_by_name(name):
 
 
 def test_every_refused_setting_is_tested():
-    """Claim: the table above covers ``REFUSED``. Fails when a name is in one of them only."""
-    assert set(REFUSED) | {"num_return_sequences"} == set(generation_settings.REFUSED)
+    """Claim: the table above covers ``UNSUPPORTED_SETTINGS``.
+
+    Fails when a name is in one of them only.
+    """
+    assert set(REFUSED) | {"num_return_sequences"} == set(generation_settings.UNSUPPORTED_SETTINGS)
     sampled = dict(do_sample=True, num_return_sequences=3)
     with pytest.raises(OptionError, match="num_return_sequences=3"):
         _settle(**sampled)

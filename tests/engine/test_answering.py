@@ -183,9 +183,9 @@ def test_rounds_leave_a_stop_string_out(model: saccade.Model, clips: list[Path])
         assert stream.results[0].text == text
         assert "".join(round.text for round in rounds) == text
         assert stream.text_decoder is not None
-        typist = IncrementalDecoder(stream.text_decoder)
-        printed = [typist.styled_text(round.scalars()).plain for round in rounds]
-        assert "".join([*printed, typist.rest(text)]) == text
+        text_decoder = IncrementalDecoder(stream.text_decoder)
+        printed = [text_decoder.styled_text(round.scalars()).plain for round in rounds]
+        assert "".join([*printed, text_decoder.rest(text)]) == text
 
 
 def test_text_adds_up_where_characters_are_split() -> None:

@@ -303,7 +303,7 @@ def no_processor(folder: Path) -> Path:
     return folder
 
 
-BROKEN: dict[str, Any] = {
+INVALID_LOGITS_MESSAGE: dict[str, Any] = {
     "no folder": lambda folder: folder / "nowhere",
     "no config": no_config,
     "no weights": no_weights,
@@ -317,10 +317,10 @@ def assert_a_sentence(error: BaseException, name: str) -> None:
     assert name in message and "\n" not in message and len(message) > 20
 
 
-@pytest.mark.parametrize("kind", BROKEN)
+@pytest.mark.parametrize("kind", INVALID_LOGITS_MESSAGE)
 def test_a_folder_that_holds_no_captioner_is_refused_in_a_sentence(kind, tmp_path):
     """Claim: whatever is wrong with a folder is one sentence that names it."""
-    folder = str(BROKEN[kind](tmp_path))
+    folder = str(INVALID_LOGITS_MESSAGE[kind](tmp_path))
     with pytest.raises(ModelError) as caught:
         captions.captioner(folder, [FRAMES])
     assert_a_sentence(caught.value, folder)

@@ -293,7 +293,7 @@ def test_latency_is_of_the_steps_it_names(experiment, monkeypatch):
     class Told:
         def __init__(self, device: Any) -> None: ...
 
-        def since(self) -> float:
+        def elapsed(self) -> float:
             return steps[-1][-1]
 
     def score(session: Session, trees: Any) -> Any:

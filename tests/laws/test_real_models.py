@@ -41,7 +41,7 @@ from saccade.core.protocols import Repetition, State
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
 from saccade.drafting import drafters, repetitions
-from saccade.drafting.ensemble import Mixture
+from saccade.drafting.ensemble import MixtureSession
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.auto import Auto
 from saccade.drafting.views.basic import FULL
@@ -381,9 +381,9 @@ def test_control_a_forgotten_residual_is_seen(monkeypatch):
 @pytest.mark.extra
 def test_control_a_misjudged_ensemble_is_seen_end_to_end(monkeypatch):
     """Control: judged by the law of the view that sees, a mixture with a blind one must fail."""
-    mix = Mixture._mix
+    mix = MixtureSession._mix
 
-    def wrong(self: Mixture, request: int, parts: Any) -> Any:
+    def wrong(self: MixtureSession, request: int, parts: Any) -> Any:
         mixed = mix(self, request, parts)
         real = type(mixed).draw
 
@@ -393,5 +393,5 @@ def test_control_a_misjudged_ensemble_is_seen_end_to_end(monkeypatch):
 
         return OneViewsLaw(**{f.name: getattr(mixed, f.name) for f in fields(mixed) if f.init})
 
-    monkeypatch.setattr(Mixture, "_mix", wrong)
+    monkeypatch.setattr(MixtureSession, "_mix", wrong)
     assert p_value("tabed-mt/shape=chain-2", CALLS // 2) < ALPHA

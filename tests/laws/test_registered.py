@@ -36,7 +36,7 @@ from saccade.core import verify as verify_module
 from saccade.core.protocols import Growing, Shape, State
 from saccade.core.result import Round
 from saccade.core.tree import Tree
-from saccade.drafting.ensemble import Ensemble, Mixed, Mixture
+from saccade.drafting.ensemble import Ensemble, MixtureScores, MixtureSession
 from saccade.drafting.parallel.worker_drafter import WorkerDrafter
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
@@ -285,7 +285,7 @@ class Softened(Shape):
 
 
 @dataclass(frozen=True)
-class OneViewsLaw(Mixed):
+class OneViewsLaw(MixtureScores):
     """Draws from the mixture, and says the draw came from the first view."""
 
     def draw(self, node: int, law: Any = None) -> Any:
@@ -319,15 +319,15 @@ def _soft_sage(patch: pytest.MonkeyPatch) -> Recipe:
 
 
 def _one_views_law(patch: pytest.MonkeyPatch) -> Recipe:
-    mix = Mixture._mix
+    mix = MixtureSession._mix
 
-    def wrong(self: Mixture, request: int, parts: Any) -> Any:
+    def wrong(self: MixtureSession, request: int, parts: Any) -> Any:
         mixed = mix(self, request, parts)
-        assert isinstance(mixed, Mixed)
+        assert isinstance(mixed, MixtureScores)
         fields = (mixed.tree, mixed.rows, mixed.rules, mixed.context, mixed.offset, mixed.request)
         return OneViewsLaw(*fields, mixed.parts)
 
-    patch.setattr(Mixture, "_mix", wrong)
+    patch.setattr(MixtureSession, "_mix", wrong)
     return markov.plain(resolve("tabed-mt/shape=chain-2"), None)
 
 

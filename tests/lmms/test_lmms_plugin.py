@@ -87,13 +87,13 @@ def image(seed: int = 1) -> Image.Image:
 )
 def test_generation_settings_mean_what_they_say(given: dict, expected: dict):
     """Claim: a task's settings arrive as ours, greedy where lmms-eval means greedy."""
-    settings, unknown = lmms.generation_settings(given, 9)
+    settings, unknown = lmms.translate_generation_kwargs(given, 9)
     assert settings == {"max_new_tokens": 9, **expected} and unknown == []
 
 
 def test_what_is_no_generation_setting_is_named():
     """Claim: image_aspect_ratio and the like come back by name; stops can be left out."""
-    settings, unknown = lmms.generation_settings(
+    settings, unknown = lmms.translate_generation_kwargs(
         {"image_aspect_ratio": "pad", "until": "x"}, 9, uses_stops=False
     )
     assert unknown == ["image_aspect_ratio"]

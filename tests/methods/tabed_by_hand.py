@@ -31,7 +31,7 @@ from torch import Tensor
 from saccade.core.noise import uniform
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.result import Result, Round
-from saccade.drafting.ensemble import Ensemble, EnsembleDrafter, Mixed, Weighting
+from saccade.drafting.ensemble import Ensemble, EnsembleDrafter, MixtureScores, Weighting
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Setup
 from saccade.drafting.views.basic import Several
@@ -303,7 +303,7 @@ class Answer:
         """The same with the laws the engine had."""
         new_blocks = []
         for round, block in zip(self.rounds, self.blocks, strict=True):
-            assert isinstance(round.q, Mixed)
+            assert isinstance(round.q, MixtureScores)
             p = torch.stack(list(round.p.rows))
             p[:, placeholders(self.target)] = float("-inf")
             q = torch.stack([torch.stack(list(part.rows)) for part in round.q.parts])

@@ -39,7 +39,7 @@ from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import State
 from saccade.core.result import Round
 from saccade.core.sampling import Scores
-from saccade.drafting.ensemble import EnsembleDrafter, Mixture, Weighting
+from saccade.drafting.ensemble import EnsembleDrafter, MixtureSession, Weighting
 from saccade.drafting.setup import Setup
 from saccade.drafting.views.basic import FULL, Several, TextView, replace_media
 from saccade.methods import resolve
@@ -157,7 +157,7 @@ class Unended(EnsembleDrafter):
         return super().fold(state, replace(round, verdict=everything))
 
 
-class Geometric(Mixture):
+class Geometric(MixtureSession):
     """A weighted mean of logits."""
 
     def _mix(self, request: int, parts: tuple[Scores, ...]) -> Scores:
@@ -170,7 +170,7 @@ class Geometric(Mixture):
         return replace(mixed, rows=rows)
 
 
-class OneForAll(Mixture):
+class OneForAll(MixtureSession):
     """The first view's rows in every view's place."""
 
     def _mix(self, request: int, parts: tuple[Scores, ...]) -> Scores:
@@ -180,7 +180,7 @@ class OneForAll(Mixture):
 class Averaged(EnsembleDrafter):
     """Mixes in another way."""
 
-    mixture: type[Mixture] = Geometric
+    mixture: type[MixtureSession] = Geometric
 
     def __init__(self, team: Setup, weighting: Weighting) -> None:
         super().__init__(team, weighting)

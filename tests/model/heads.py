@@ -17,10 +17,10 @@ from saccade.core.prompt import Prompt
 from saccade.core.tree import ROOT, Tree, path
 from saccade.model.backbone import Backbone
 from saccade.model.heads.dflash import make_dflash_head
-from saccade.model.heads.head import Head, make_eagle3_head, make_own_head
-from saccade.model.heads.layouts import OWN_LAYOUTS
+from saccade.model.heads.head import Head, make_eagle3_head, make_mtp_head
+from saccade.model.heads.layouts import MTP_LAYOUTS
 
-OWN = {"mtp": OWN_LAYOUTS[0], "nextn": OWN_LAYOUTS[1]}
+OWN = {"mtp": MTP_LAYOUTS[0], "nextn": MTP_LAYOUTS[1]}
 STYLES = ("angelslim", "specforge", "speculators")
 DFLASH = {
     "dflash": "z-lab",
@@ -47,7 +47,7 @@ def head_over(target: Backbone, kind: Any) -> Head:
     """A head of random weights over this target."""
     tensors = tensors_of(target, kind)
     if kind in OWN:
-        return make_own_head(target, OWN[kind], tensors, "a model")
+        return make_mtp_head(target, OWN[kind], tensors, "a model")
     if kind in DFLASH:
         settings = heads.dflash_settings(target, DFLASH[kind], 100)
         return make_dflash_head(target, settings, tensors, "a head")

@@ -508,7 +508,7 @@ def test_experts_of_a_head_are_stacked_as_its_layer_wants_them(tmp_path):
             f"{base}{number}.down_proj.weight": one,
         }
     heads = [
-        head_checkpoints.make_own_head(target, head_checkpoints.layouts.OWN_LAYOUTS[0], each, "x")
+        head_checkpoints.make_mtp_head(target, head_checkpoints.layouts.MTP_LAYOUTS[0], each, "x")
         for each in (stacked, apart)
     ]
     states = [each.module.state_dict() for each in heads]

@@ -8,7 +8,7 @@ import pytest
 
 import saccade
 from saccade.core.errors import OptionError, VideoInputError
-from saccade.ui.conversing import Conversations
+from saccade.ui.conversing import PageConversation
 from saccade.ui.page_run import PageSettings
 from saccade.world import drawing, scenes
 
@@ -32,7 +32,7 @@ def test_a_question_brings_a_video_and_only_that_is_read(model, clips):
     files, what was said before is not read again, and all of it is on the page.
 
     Fails if a file goes with another question than its own."""
-    page = Conversations(model, PageSettings(max_new_tokens=8))
+    page = PageConversation(model, PageSettings(max_new_tokens=8))
     questions = [("What is there?", clips[:1]), ("And here?", clips[1:]), ("How many?", [])]
     with model.chat(None, max_new_tokens=8, do_sample=False) as chat:
         for question, files in questions:
@@ -50,7 +50,7 @@ def test_a_question_brings_a_video_and_only_that_is_read(model, clips):
 def test_a_conversation_is_its_tabs(model, clips):
     """Claim: another tab is refused while one converses and sees nothing of it, and takes its turn
     once that has ended."""
-    page = Conversations(model, PageSettings(max_new_tokens=2))
+    page = PageConversation(model, PageSettings(max_new_tokens=2))
     assert [*page.ask("one", "What?", clips[:1])]
     with pytest.raises(OptionError, match="another tab"):
         next(page.ask("two", "What?"))
@@ -64,7 +64,7 @@ def test_a_conversation_is_its_tabs(model, clips):
 def test_what_cannot_be_asked_leaves_the_conversation(model, clips, tmp_path: Path):
     """Claim: an empty question, a file that is no video and a conversation that has grown too long
     are each a sentence, after which the conversation is what it was."""
-    page = Conversations(model, PageSettings(max_new_tokens=2, max_prompt=32))
+    page = PageConversation(model, PageSettings(max_new_tokens=2, max_prompt=32))
     bad = tmp_path / "bad.mp4"
     bad.write_text("no video")
     assert [*page.ask("one", "What?", clips[:1])]
@@ -82,7 +82,7 @@ def test_what_cannot_be_asked_leaves_the_conversation(model, clips, tmp_path: Pa
 def test_a_text_comes_with_its_question(model, clips, tmp_path: Path):
     """Claim: a file of text is read as a document, beside a video, and is named on the page; one
     that is longer than the page allows, or is no text, is a sentence."""
-    page = Conversations(model, PageSettings(max_new_tokens=8))
+    page = PageConversation(model, PageSettings(max_new_tokens=8))
     notes, others = tmp_path / "notes.txt", tmp_path / "other" / "notes.txt"
     notes.write_text("a red circle moves to the left. " * 5)
     others.parent.mkdir()
@@ -108,7 +108,7 @@ def test_a_text_comes_with_its_question(model, clips, tmp_path: Path):
 
 def test_an_answer_is_text_on_the_page(model):
     """Claim: markup in a question is shown as it was written. Fails on a page that runs it."""
-    page = Conversations(model, PageSettings(max_new_tokens=2))
+    page = PageConversation(model, PageSettings(max_new_tokens=2))
     assert [*page.ask("one", "<script>alert(1)</script>")]
     assert "<script>" not in page.html("one") and "&lt;script&gt;" in page.html("one")
     page.end("one")

@@ -57,7 +57,7 @@ class World(Drafts):
         self.lengths.append(length)
         return {each.name: ProposedTokens((1,) * length, (self.right,) * length) for each in batch}
 
-    def keep(self, names) -> None:
+    def forget_all_except(self, names) -> None:
         self.kept &= set(names)
 
     def run(self, requests: int, rounds: int) -> tuple[float, list[int]]:
@@ -181,7 +181,7 @@ def test_prompts_are_read_when_a_draft_is_first_wanted():
     for _ in range(3):
         assert proposer.propose([request], decoding_only=True) == {"a": ProposedTokens()}
     assert world.started == ["a"]
-    proposer.keep([])
+    proposer.forget_all_except([])
     proposer.propose([request], decoding_only=True)
     assert world.started == ["a", "a"]
 

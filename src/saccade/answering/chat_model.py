@@ -1,4 +1,4 @@
-"""Answers questions about files: ``saccade.load`` loads two models and returns what answers.
+"""Answers questions about files: ``saccade.load`` loads two models and returns a ``Model``.
 
 This module combines ``inputs`` (files to frames, names to models) and ``engine`` (frames to text),
 which can also be used alone.
@@ -111,7 +111,7 @@ class Model:
             frames: which frames to take, such as ``{"fps": 2}``; by default 2 a second. ``fps=2``
                 and ``num_frames=8`` are short forms. Of frames in memory ``fps`` is the rate at
                 which they were taken, by default 1.
-            exact: bit for bit plain decoding's answer in bf16 and fp16 too.
+            exact: whether the answer equals plain decoding's bit for bit in bf16 and fp16 too.
             seed: of the noise that sampling uses.
             settings: ``GenerationConfig``'s names: max_new_tokens (else the model's own, or 256),
                 do_sample, temperature, ...
@@ -233,9 +233,10 @@ class Model:
             source: a file, or an iterator of frames such as a camera's; it is read in a thread of
                 its own. None where frames are given to ``live.append``.
             window: how much is kept at most: seconds, "120 frames" or "8000 tokens". When that is
-                exceeded the oldest are dropped until half of it is left.
-            fps: frames a second that are taken of a file; of other sources, how fast they come.
-            segment: frames that are one clip of the prompt; by default 4.
+                exceeded, the oldest frames are dropped until half of the window is left.
+            fps: how many frames a second to take from a file. For any other source it is how many
+                frames a second that delivers.
+            segment: how many frames are one clip of the prompt; by default 4.
             realtime: whether a file's frames come at the speed at which it plays.
             exact: as for :meth:`describe`.
             seed: as for :meth:`describe`.
@@ -268,9 +269,9 @@ class Model:
         return self._with_warnings(clips)
 
     def _with_warnings(self, clips: Sequence[Clip]) -> list[Clip]:
-        """Returns clips with a warning where the target was trained on other pictures alone.
+        """Adds a warning to each clip unlike the target's training clips, and returns the clips.
 
-        All warnings are issued.
+        These warnings, and those that the clips had before, are issued once each.
         """
         clips = [warn_outside_domain(clip, self.pair.target.domain) for clip in clips]
         for warning in dict.fromkeys(warning for clip in clips for warning in clip.warnings):

@@ -99,9 +99,10 @@ def tokens_per_second(answers: Sequence[Answer]) -> float | None:
 def speedups(
     answers: Sequence[Answer], baseline: Sequence[Answer], *, whole: bool = False
 ) -> list[float]:
-    """Returns each answer's speed over plain decoding of the same question in the same run.
+    """Returns each answer's speedup over plain decoding of the same question in the same run.
 
-    ``whole`` compares whole answers, from inputs to the last token, instead of decoding alone.
+    It is the ratio of seconds per token. With ``whole`` the seconds are those of the whole answer,
+    from inputs to the last token, and else those of decoding alone.
     """
     plain = {(answer.item, answer.turn): answer for answer in baseline}
     ratios = []
@@ -174,9 +175,11 @@ def predicted_speedup(answers: Sequence[Answer], baseline: Sequence[Answer]) -> 
 
 
 def predicted_key_reads(answers: Sequence[Answer]) -> float | None:
-    """Returns Sparse-to-Dense's Sec. 3.3: keys read per token, as a share of plain decoding's.
+    """Returns keys read per token as a share of plain decoding's (Sparse-to-Dense, Sec. 3.3).
 
-    (gamma (K + m_t) + m_v + m_t) / (alpha gamma) over (m_v + m_t), gamma and alpha of this run.
+    That is (gamma (K + m_t) + m_v + m_t) / (alpha gamma (m_v + m_t)). Gamma is the mean depth of
+    this run's drafts, alpha its acceptance rate, K the visual keys that the draft reads, and m_v
+    and m_t are the visual and the text tokens of the prompt.
     """
     steps = sum(sum(answer.drafted) for answer in answers)
     accepted = sum(sum(answer.accepted) for answer in answers)

@@ -72,7 +72,7 @@ def hf(target: Loaded, draft: Loaded | None, inputs: Inputs, settings: dict[str,
     start = time.perf_counter()
     clock = Clock(device)
     out = model.generate(**inputs_on_device, streamer=streamer, **settings)
-    seconds = clock.since()
+    seconds = clock.elapsed()
     ids = tuple(out[0, inputs["input_ids"].shape[1] :].tolist())
     return peer_run(ids, streamer.seconds_at - start, seconds, streamer.early)
 

@@ -18,22 +18,22 @@ from saccade.core.tree import common_length
 
 REPORT_FILE = "report.md"
 SPEED_LEGEND = """\
-`n` answers; *same* is how many of them are plain decoding's, token for token. **tau** is tokens
-emitted per target forward, the target's own included (TABED's block efficiency); *accepted* leaves
-that one out (the tau of SpecVLM and SAGE); *MAT* counts accepted tokens from one refusal to the
-next (HIPPO); *accept* is accepted over drafted tokens. Speed is against `ar` of the same
-question in the same run, the median over answers with its 95 % bootstrap interval over answers:
-*decode* from the second token on, *whole* from inputs to the last token.
+`n` answers; *same* is how many have exactly the token ids of plain decoding (`ar`). **tau** is
+tokens emitted per target forward, the target's own included (TABED's block efficiency); *accepted*
+leaves that one out (the tau of SpecVLM and SAGE); *MAT* is the mean number of accepted tokens from
+one rejection to the next (HIPPO); *accept* is accepted over drafted tokens. Speed is against `ar`
+of the same question in the same run, the median over answers with its 95 % bootstrap interval over
+answers: *decode* from the second token on, *whole* from inputs to the last token.
 """
 STAGES_LEGEND = """\
-Seconds an answer, means. *Guide* is choosing what the draft sees; *draft prefill* its own reading
-of it (nothing where that runs beside the target); *rest* is what decoding spends beside drafting
-and verifying (committing, learning from the round, stopping, streaming).
+Mean seconds per answer. *Guide* is choosing what the draft sees; *draft prefill* is the draft's own
+reading of it (nothing where that runs in parallel with the target); *rest* is decoding that is
+neither drafting nor verifying, such as learning from the round and streaming.
 """
 FORMULAS_LEGEND = """\
 *Eq. 1* is TABED's expected speedup, tau / (gamma T_q/T_p + 1), from this run's own gamma, T_q and
-T_p: it leaves out that verifying several tokens costs more than one. *I/O* is Sparse-to-Dense's
-Sec. 3.3: keys read a token as a share of plain decoding's.
+T_p: it leaves out that verifying several tokens costs more than one. *I/O* is the estimate of
+Sparse-to-Dense, Sec. 3.3: keys read per token, divided by those that plain decoding reads.
 """
 
 DRAFT_ONLY_LEGEND = """\

@@ -50,12 +50,12 @@ def demo(
         typer.echo(json.dumps(comparison.json()))
         return
     result = comparison.results[DEFAULT_METHOD]
-    typist = coloured_text.IncrementalDecoder(TextDecoder(models.target.decode))
+    text_decoder = coloured_text.IncrementalDecoder(TextDecoder(models.target.decode))
     page = out if picture is None else console(record=True, width=PICTURE_WIDTH)
     page.print(terminal_output.frames_as_text(clip.frames, width=PICTURE_WIDTH // 4 - 2))
     page.print(
         "[bold]The target's answer, drafted by the small model:[/bold] ",
-        *[*(typist.styled_text(round) for round in result.rounds), typist.rest()],
+        *[*(text_decoder.styled_text(round) for round in result.rounds), text_decoder.rest()],
         sep="",
     )
     page.print(coloured_text.legend())

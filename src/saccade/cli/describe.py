@@ -31,7 +31,7 @@ from saccade.cli.terminal import (
     silence_output,
 )
 from saccade.core.answer_text import TextDecoder
-from saccade.core.errors import BROKEN, ModelError, OptionError
+from saccade.core.errors import INVALID_LOGITS_MESSAGE, ModelError, OptionError
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -166,15 +166,15 @@ def print_answer(target: Loaded, start: Callable[..., Stream], detail: OutputDet
         rounds = start(on_phase=on_phase)
         first = next(rounds)
     decoder = rounds.text_decoder or TextDecoder(target.decode)
-    typist, result = coloured_text.IncrementalDecoder(decoder), None
+    text_decoder, result = coloured_text.IncrementalDecoder(decoder), None
     try:
         for round in chain([first], rounds):
-            write(typist.styled_text(round.scalars()))
+            write(text_decoder.styled_text(round.scalars()))
         (result,) = rounds.results
     finally:  # After Ctrl-C the text remains, and the shell's prompt gets a line of its own.
-        write(typist.rest(None if result is None else result.text) + "\n")
+        write(text_decoder.rest(None if result is None else result.text) + "\n")
     if result.finish_reason == "error":
-        raise ModelError(BROKEN)
+        raise ModelError(INVALID_LOGITS_MESSAGE)
     if detail == "all":
         if out.is_terminal and any(round.tokens for round in result.rounds):
             out.print(coloured_text.legend())  # It explains the colours of the answer above it.

@@ -92,7 +92,7 @@ def doctor(
         if kind is not None:
             problems += head_checkpoints.find_problems(settings, target_model[1], draft or "")
             notes.append(f"{draft} is {kind.name}: it reads the target's hidden states")
-        elif draft is None and head_checkpoints.names_own(target_model[1]):
+        elif draft is None and head_checkpoints.names_mtp_head(target_model[1]):
             notes.append(
                 f"{target} may bring a head along, which then drafts where no draft is named "
                 "(docs/methods/heads.md)"

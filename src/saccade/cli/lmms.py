@@ -39,14 +39,8 @@ except ImportError:  # Most tests of this file run without lmms-eval.
 
 log = logging.getLogger(__name__)
 
-GENERATION_SETTINGS = frozenset(GenerationConfig().to_dict())
-SAMPLING_SETTINGS = (
-    "temperature",
-    "top_p",
-    "top_k",
-    "min_p",
-    "typical_p",
-)  # Greedy decoding ignores them.
+KNOWN_SETTINGS = frozenset(GenerationConfig().to_dict())
+IGNORED_WHEN_GREEDY = ("temperature", "top_p", "top_k", "min_p", "typical_p")
 
 
 def manifest() -> Any:
@@ -64,11 +58,11 @@ class Saccade(Model):
         method: as in ``saccade methods``; in quotes if it has commas.
         device, draft_device, draft_quantize, dtype, device_map, quantize, trust_remote_code,
             positions: as :func:`saccade.inputs.load_pair`.
-        threads: of the CPU.
-        frames: to take of each video, evenly in time; else 2 a second, at least 4.
-        max_new_tokens: for tasks that set no limit.
-        until: false ignores a task's stop strings, as lmms-eval's vLLM wrapper does.
-        seed: of sampling; the n-th request of a run draws with seed + n.
+        threads: how many CPU threads PyTorch uses.
+        frames: how many frames to take of each video, evenly in time; else 2 a second, at least 4.
+        max_new_tokens: the limit of answers for tasks that set none.
+        until: whether a task's stop strings are used; lmms-eval's vLLM wrapper ignores them.
+        seed: the n-th request of a run samples with seed + n.
         captioner: an image-to-text model, for views that read a caption.
         batch_size: 1.
 
@@ -148,14 +142,14 @@ class Saccade(Model):
         if any(message["role"] == "system" for message in messages):
             self._warn("system messages are put in front of the first question")
         arguments = ask_arguments(messages, self._sampling)
-        settings, unknown = generation_settings(
+        settings, unknown = translate_generation_kwargs(
             kwargs, self._max_new_tokens, uses_stops=self._uses_stops
         )
         for name in unknown:
             self._warn(f"generation_kwargs: {name} is no generation setting and is left out")
         all_frames = _frames_in_order(arguments)
         captioner = captions.lazy_captioner(self._captioner, target.name, all_frames, self._device)
-        rounds = stream_answer(
+        stream = stream_answer(
             self._models,
             self._models.ask(**arguments),
             self._recipe,
@@ -163,7 +157,7 @@ class Saccade(Model):
             seed=settings.pop("seed", self._seed) + number,
             **settings,
         )
-        return rounds.finish()[0]
+        return stream.finish()[0]
 
     def _warn(self, message: str) -> None:
         """Logs a warning, once a run."""
@@ -172,10 +166,12 @@ class Saccade(Model):
             self._warned.add(message)
 
 
-def generation_settings(
+def translate_generation_kwargs(
     kwargs: Mapping[str, Any], max_new_tokens: int, *, uses_stops: bool = True
 ) -> tuple[dict[str, Any], list[str]]:
-    """Returns a task's generation_kwargs for :func:`saccade.run`, and the names it does not know.
+    """Translates a task's generation_kwargs into arguments of :func:`saccade.run`.
+
+    Returns them, and the names of the entries that are no generation settings.
 
     Decoding is greedy if ``temperature`` is 0, if ``do_sample`` is false, or if neither is given. A
     temperature above 0 alone samples.
@@ -184,13 +180,13 @@ def generation_settings(
     settings = {name: value for name, value in kwargs.items() if value is not None}
     stops = settings.pop("until", ())
     stops = [stop for stop in ([stops] if isinstance(stops, str) else stops) if stop]
-    unknown = sorted(settings.keys() - GENERATION_SETTINGS - {"seed"})
+    unknown = sorted(settings.keys() - KNOWN_SETTINGS - {"seed"})
     settings = {name: value for name, value in settings.items() if name not in unknown}
     temperature = settings.get("temperature")
     settings["do_sample"] = bool(settings.get("do_sample", temperature)) and temperature != 0
     if not settings["do_sample"]:
         settings = {
-            name: value for name, value in settings.items() if name not in SAMPLING_SETTINGS
+            name: value for name, value in settings.items() if name not in IGNORED_WHEN_GREEDY
         }
     if "max_length" not in settings:
         settings.setdefault("max_new_tokens", max_new_tokens)
@@ -279,7 +275,7 @@ def read_clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
 
 
 def summary(results: Sequence[Result]) -> dict[str, Any]:
-    """Returns statistics of the answers for lmms-eval's `log_metrics`, by Saccade's seconds."""
+    """Returns statistics of the answers for lmms-eval's `log_metrics`, by Saccade's own timings."""
     tokens = sum(len(each.ids) for each in results)
     total = sum(each.timings.total for each in results)
     # The first token of an answer is the prefill's.

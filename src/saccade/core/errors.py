@@ -1,6 +1,7 @@
 """Errors for people: each message is one sentence saying what was wrong and what would work.
 
-The command line prints the message and exits with code 2; the server answers with HTTP 4xx.
+The command line prints the message and exits with code 2. The server answers with the error's own
+HTTP status, which is 400 unless the error says otherwise.
 The command line does the same with an OSError that names a file. Any other exception is a bug in
 Saccade.
 """
@@ -21,7 +22,7 @@ _STATUS: dict[VideoInputCode, int] = {
 }  # fmt: skip
 
 
-BROKEN = (
+INVALID_LOGITS_MESSAGE = (
     "the model's numbers broke down (NaN), or its rules and its format left no token to choose, so "
     "there is no answer"
 )
@@ -96,7 +97,7 @@ def suggest(name: str, names: Iterable[str]) -> str:
 
 
 def how_to_install(*extras: str) -> str:
-    """Returns how to install extras of this package, which no package index has."""
+    """Returns how to install extras of Saccade, which no package index offers."""
     options = " ".join(f"--extra {name}" for name in extras)
     path = f"PATH/TO/CLONE[{','.join(extras)}]"
     return f"`uv run {options} ...` in a clone, elsewhere `pip install '{path}'`"

@@ -1,6 +1,6 @@
 """Turns GenerationConfig's names into sampling rules and limits of answers.
 
-Every argument that could change an answer is honoured or refused by name, never ignored.
+Every argument that could change an answer is supported_by_caller or refused by name, never ignored.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ OUR_NAMES = {  # Our name of an argument, by the name that other libraries give 
     "max_tokens": "max_new_tokens",
     "stop": "stop_strings",
 }
-LEAST_WHOLE_NUMBERS = {  # The least value of each setting that is a whole number.
+INTEGER_MINIMUMS = {  # The least value of each setting that is a whole number.
     "max_new_tokens": 1,
     "min_new_tokens": 0,
     "max_length": 1,
@@ -77,15 +77,14 @@ RANGES = {  # Each setting has to be above the first number and at most the seco
     "max_time": (0.0, 1e9),
 }
 RETURN_SETTINGS = ("return_dict_in_generate", "output_scores", "output_logits")
-SAMPLING_ONLY = ("temperature", "top_p", "typical_p")  # They have no effect on greedy decoding.
-SWITCHES = ("do_sample", "renormalize_logits", "remove_invalid_values", *RETURN_SETTINGS)
+BOOLEAN_SETTINGS = ("do_sample", "renormalize_logits", "remove_invalid_values", *RETURN_SETTINGS)
 TOKEN_IDS = ("eos_token_id", "pad_token_id", "bad_words_ids", "suppress_tokens")
 
 # Settings that are numbers, switches or lists of ids.
 PLAIN_SETTINGS = {
-    *LEAST_WHOLE_NUMBERS,
+    *INTEGER_MINIMUMS,
     *RANGES,
-    *SWITCHES,
+    *BOOLEAN_SETTINGS,
     *TOKEN_IDS,
     "num_return_sequences",
 }
@@ -106,13 +105,14 @@ OTHER_CALLS = {
     **dict.fromkeys(("nframes", "max_frames"), "Model.describe takes num_frames="),
     **dict.fromkeys(
         ("fps", "num_frames"),
-        "frames are chosen before: Model.describe takes it, and saccade.inputs.media.read takes "
-        "FrameSampling(fps=..., num_frames=...)",
+        "give it to Model.describe, or FrameSampling(fps=..., num_frames=...) to "
+        "saccade.inputs.media.read",
     ),
 }
 
-# Settings that have no effect on greedy decoding, with the values that change nothing there.
-SAMPLING_SETTINGS: dict[str, tuple[float, ...]] = {
+# Rules of sampling, each with the values that agree with greedy decoding: they turn the rule off
+# or leave only the likeliest token. A caller may give these without do_sample=True.
+GREEDY_COMPATIBLE_VALUES: dict[str, tuple[float, ...]] = {
     "temperature": (0, 1),
     "top_p": (0, 1),
     "top_k": (-1, 0, 1),
@@ -126,9 +126,8 @@ SAMPLING_SETTINGS: dict[str, tuple[float, ...]] = {
 # Settings that `saccade.generate` alone honours, since they are about what it returns.
 GENERATE_SETTINGS = frozenset({*RETURN_SETTINGS, "num_return_sequences"})
 
-# Settings by which `generate` would compute what this engine does not, with the values that are
-# accepted because they change nothing.
-REFUSED: dict[str, tuple[Any, ...]] = {
+# Settings that this engine does not support, each with the values that change nothing.
+UNSUPPORTED_SETTINGS: dict[str, tuple[Any, ...]] = {
     "num_beams": (None, 1),
     "num_beam_groups": (None, 1),
     "num_return_sequences": (None, 1),
@@ -168,12 +167,12 @@ def merge_settings(
     model: Any,
     generation_config: GenerationConfig | None,
     settings: Mapping[str, Any],
-    honoured: frozenset[str] = frozenset(),
+    supported_by_caller: frozenset[str] = frozenset(),
 ) -> GenerationConfig:
     """Returns the model's generation config, or the caller's, with the caller's settings over it.
 
-    ``honoured`` are settings of ``REFUSED`` that the caller of this function honours. Raises
-    OptionError naming a setting that is unknown, wrong or not supported.
+    ``supported_by_caller`` are settings of ``UNSUPPORTED_SETTINGS`` that the caller of this
+    function supports. Raises OptionError naming a setting that is unknown, wrong or not supported.
     """
     if not isinstance(generation_config, GenerationConfig | None):
         kind = type(generation_config).__name__
@@ -197,8 +196,8 @@ def merge_settings(
         hints = [f"{name}{suggest_argument(name, known_names)}" for name in sorted(unknown)]
         raise OptionError(f"unknown generation argument {', '.join(hints)}")
     merged = config.to_dict()
-    for name, allowed in REFUSED.items():
-        if name not in honoured and merged.get(name) not in allowed:
+    for name, allowed in UNSUPPORTED_SETTINGS.items():
+        if name not in supported_by_caller and merged.get(name) not in allowed:
             instead = INSTEAD.get(name, "leave it out")
             raise OptionError(f"{name}={merged[name]!r} is not supported by saccade; {instead}")
     return config
@@ -212,7 +211,7 @@ def _check_sampling(config: GenerationConfig, overrides: Mapping[str, Any]) -> N
     """
     if config.do_sample or "do_sample" in overrides:
         return
-    for name, unused in SAMPLING_SETTINGS.items():
+    for name, unused in GREEDY_COMPATIBLE_VALUES.items():
         value = overrides.get(name)
         if value is not None and value not in unused and value != vars(config).get(name):
             raise OptionError(
@@ -255,7 +254,7 @@ def suggest_argument(name: str, names: Iterable[str]) -> str:
 
 def _check_settings(settings: Mapping[str, Any]) -> None:
     """Raises OptionError for a setting of the wrong type, or out of range."""
-    for name, least in LEAST_WHOLE_NUMBERS.items():
+    for name, least in INTEGER_MINIMUMS.items():
         value = settings.get(name)
         check_whole(name, value)
         if value is not None and value < least:
@@ -265,12 +264,12 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
         if value is None:
             continue
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
-        is_unused = name in SAMPLING_ONLY and not settings.get("do_sample")
+        is_unused = name in GREEDY_COMPATIBLE_VALUES and not settings.get("do_sample")
         if is_number and value == low and is_unused:
             continue
         if not is_number or not low < value <= high:
             raise OptionError(f"{name}={value!r} must be a number above {low:g} and up to {high:g}")
-    for name in SWITCHES:
+    for name in BOOLEAN_SETTINGS:
         if not isinstance(settings.get(name, False), bool | None):
             raise OptionError(f"{name}={settings[name]!r} is neither True nor False")
     for name in TOKEN_IDS:
@@ -428,7 +427,7 @@ def end_ids(config: GenerationConfig) -> tuple[int, ...]:
 
 
 def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
-    """Returns stop strings as a tuple. Raises OptionError for what is none, or empty."""
+    """Returns stop strings as a tuple. Raises OptionError for a wrong type or an empty string."""
     _check_stop_strings(stop)
     if stop is None:
         return ()

@@ -1,4 +1,4 @@
-"""Measures seconds on the wall clock, waiting for the device before each reading."""
+"""Measures elapsed seconds. A clock waits for the device, and can be stopped for some work."""
 
 from __future__ import annotations
 
@@ -18,8 +18,11 @@ def ignore_phase(phase: str) -> None:
 
 
 class _Stopped(threading.local):
-    """How many seconds this thread's clock has stood still, since when it stands, and how deep it
-    is in blocks."""
+    """How this thread's clock has been stopped.
+
+    ``seconds`` is for how long in all, ``start`` when it was stopped last, and ``depth`` how many
+    ``stopped_clock`` blocks are open.
+    """
 
     seconds = 0.0
     start = 0.0
@@ -74,6 +77,6 @@ class Clock:
         before, self._last = self._last, self._now()
         return self._last - before
 
-    def since(self) -> float:
+    def elapsed(self) -> float:
         """Returns the seconds since the clock was made."""
         return self._now() - self._start

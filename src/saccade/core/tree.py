@@ -119,14 +119,16 @@ def ancestors(parents: tuple[int, ...]) -> Bool[Tensor, "node node"]:
     return torch.from_numpy(mask)
 
 
-def tree_mask(tree: Tree, scored: int, waiting: int) -> Bool[Tensor, "new last"]:
-    """Returns the attention mask of ``waiting`` tokens of the text and the nodes of a tree.
+def tree_mask(tree: Tree, cached_count: int, pending_count: int) -> Bool[Tensor, "new last"]:
+    """Returns the attention mask of committed tokens that have no keys yet and of a tree after.
 
-    Its columns are all of these, its rows all but the first ``scored``, which are in the cache.
+    It has a column for every such token and node, in this order. The first ``cached_count`` of them
+    have no row, because their keys are in the cache already.
     """
-    # The waiting tokens are a chain, and the tree's first nodes follow the last of them.
-    line = range(ROOT, ROOT + waiting)
-    return ancestors((*line, *(parent + waiting for parent in tree.parents)))[scored:]
+    # The pending tokens are a chain, and the tree's first nodes follow the last of them.
+    line = range(ROOT, ROOT + pending_count)
+    parents = (*line, *(parent + pending_count for parent in tree.parents))
+    return ancestors(parents)[cached_count:]
 
 
 def shared_nodes(first: Tree, second: Tree) -> int:
@@ -152,20 +154,20 @@ def follow(tree: Tree, tokens: Sequence[int]) -> list[int]:
     nodes: list[int] = []
     here = ROOT
     for token in tokens:
-        below = [child for child in children(tree, here) if tree.tokens[child] == token]
-        if not below:
+        matching = [child for child in children(tree, here) if tree.tokens[child] == token]
+        if not matching:
             break
-        here = below[0]
+        here = matching[0]
         nodes.append(here)
     return nodes
 
 
-def after(line: Tree, count: int) -> Tree:
+def chain_without_first(line: Tree, count: int) -> Tree:
     """Returns what follows the first ``count`` nodes of a chain, as a chain of its own."""
     return chain(line.tokens[count:], line.q[count:])
 
 
-def below(tree: Tree, node: int) -> Tree:
+def subtree(tree: Tree, node: int) -> Tree:
     """Returns the nodes below ``node``, as a tree whose root is ``node``."""
     index = {node: ROOT}
     nodes: list[int] = []

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.answering.chat_model import stream_answer
-from saccade.core.errors import BROKEN, SaccadeError, kind_and_line
+from saccade.core.errors import INVALID_LOGITS_MESSAGE, SaccadeError, kind_and_line
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
 from saccade.corpus.caption_run import AnswerJobs
@@ -119,7 +119,7 @@ def _answer_fields(media: subjects.Subject, result: Result) -> dict[str, Any]:
     """Returns the fields of a row that come from an answer."""
     return {
         "text": result.text,
-        "error": BROKEN if result.finish_reason == "error" else None,
+        "error": INVALID_LOGITS_MESSAGE if result.finish_reason == "error" else None,
         "tokens": len(result.ids),
         "finish_reason": result.finish_reason,
         "method": result.method,

@@ -580,7 +580,7 @@ class SelfDrafter(SessionDrafter):
         if self._following.refresh is not None:
             self._refreshed_views = dict(enumerate(zip(prefills, pruned, strict=True)))
         self.session.fork(prefills, pruned, can_reselect=bool(self._refreshed_views))
-        return clock.since()
+        return clock.elapsed()
 
     @property
     def can_add_media(self) -> bool:
@@ -673,7 +673,7 @@ class HeadDrafter(SessionDrafter):
             prompt = self._view(prefill, prefill.prompt)
             self._visual_tokens[request] = prompt.visual_tokens
             self._head_session.read(request, prefill, prompt)
-        return clock.since()
+        return clock.elapsed()
 
     @property
     def can_add_media(self) -> bool:

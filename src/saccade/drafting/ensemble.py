@@ -31,13 +31,16 @@ LogLaw = Float[Tensor, "... vocab"]
 
 
 class Weighting(ABC):
-    """How much each view counts in the next block, by the target's laws so far. Frozen."""
+    """A rule that weighs each view in the next draft by the target's laws so far.
+
+    It is immutable: what it has learnt is in the state that ``fold`` returns.
+    """
 
     window: int | None = None  # how many of the last positions it reads; None reads all
 
     @property
-    def usual(self) -> Weighting:
-        """The rule that ``weights=`` names: this one, without the settings of other axes."""
+    def with_default_settings(self) -> Weighting:
+        """This rule with the defaults of every setting that ``weights=`` does not name."""
         return self
 
     @abstractmethod
@@ -71,13 +74,13 @@ class Ensemble:
 
 
 @dataclass(frozen=True)
-class Mixed(Scores):
+class MixtureScores(Scores):
     """The scores of a mixture; ``parts`` are the scores of its views."""
 
     parts: tuple[Scores, ...] = ()
 
 
-class Mixture:
+class MixtureSession:
     """Presents a session over all views as one over their mixture, whose logits are
     log sum_i w_i softmax(logits_i)."""
 
@@ -85,7 +88,7 @@ class Mixture:
         self.weights: dict[int, tuple[float, ...]] = {}
         self._session = session
         self._views = views
-        self._last: dict[int, Mixed] = {}
+        self._last: dict[int, MixtureScores] = {}
 
     def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
         scored = self._session.score(self._by_row(trees))
@@ -119,14 +122,15 @@ class Mixture:
     def _mix(self, request: int, parts: tuple[Scores, ...]) -> Scores:
         """Returns the scores of the mixture of a request's views."""
         tree, last = parts[0].tree, self._last.get(request)
-        # The weights stay for a block, so rows of this tree that were mixed before are kept.
+        # Weights are constant within a draft, so rows of this tree that are mixed already are
+        # reused.
         rows = [] if last is None else list(last.rows[: shared_nodes(last.tree, tree) + 1])
         weights = torch.tensor(self.weights[request], dtype=torch.float32).log()
         for row in range(len(rows), len(parts[0].rows)):
             laws = torch.stack([part.rows[row] for part in parts]).float().log_softmax(-1)
             rows.append((laws + weights.to(laws.device)[:, None]).logsumexp(0))
         first = parts[0]
-        mixed = Mixed(
+        mixed = MixtureScores(
             tree, rows, first.rules, first.context, first.offset, request=request, parts=parts
         )
         self._last[request] = mixed
@@ -142,7 +146,7 @@ class EnsembleDrafter(ModelDrafter, Learner):
         rules = [rule for rule in setup.rules for _ in self._views]
         super().__init__(replace(setup, rules=rules))
         self._weighting = weighting
-        self._mixture = Mixture(self.session, len(self._views))
+        self._mixture = MixtureSession(self.session, len(self._views))
 
     @property
     def learner(self) -> Learner:
@@ -181,7 +185,7 @@ class EnsembleDrafter(ModelDrafter, Learner):
     def _fold_weighting(self, state: State, round: Round) -> State:
         """Returns the weighting's state after a round."""
         q = round.q
-        if not isinstance(q, Mixed):
+        if not isinstance(q, MixtureScores):
             return state
         # These are the positions that the target has judged, where the views have laws.
         nodes = [node for node in (ROOT, *round.verdict.path) if node + 1 < len(q.rows)]

@@ -17,7 +17,7 @@ from saccade.core.protocols import Cut, Drafter, Schedule, Scoring, State
 from saccade.core.result import FinishReason, Load, Round, Verdict
 from saccade.core.sampling import BrokenLaw, Scores
 from saccade.core.timing import now
-from saccade.core.tree import ROOT, Tree, below
+from saccade.core.tree import ROOT, Tree, subtree
 from saccade.core.verify import verify
 from saccade.drafting.proposals import proposals
 from saccade.model import memory
@@ -200,7 +200,7 @@ def unjudged_trees(trees: Mapping[int, Tree], judgement: Judgement) -> dict[int,
     laws did not reach."""
     verdicts, endings = judgement
     unjudged = {
-        request: below(trees[request], (ROOT, *verdict.path)[-1])
+        request: subtree(trees[request], (ROOT, *verdict.path)[-1])
         for request, verdict in verdicts.items()
         if endings[request] is None and verdict.own is None
     }

@@ -172,7 +172,7 @@ class Stream(Iterator[Round]):
             for round in each_within(scope, call.rounds()):
                 yield emit(round)
             with cpu_by_default():
-                self.results = call.results(clock.since(), peak.bytes())
+                self.results = call.results(clock.elapsed(), peak.bytes())
             can_continue = call.decoding
         # The stream was closed between two rounds, or while a prompt was being read.
         except GeneratorExit:
@@ -458,8 +458,10 @@ def _read_call(
     if not is_called_by_transformers:
         inputs, arguments = _split_inputs(inputs, arguments)
         resolved = _ResolvedCall.of(target, cast(CallArguments, arguments))
-        honoured = generation_settings.GENERATE_SETTINGS
-        request = Request.of(target, inputs, honoured=honoured, **resolved.request)
+        supported_by_caller = generation_settings.GENERATE_SETTINGS
+        request = Request.of(
+            target, inputs, supported_by_caller=supported_by_caller, **resolved.request
+        )
         return resolved, request, inputs["input_ids"]
     assert isinstance(inputs, Tensor)
     resolved = _ResolvedCall.of(target, cast(CallArguments, arguments))

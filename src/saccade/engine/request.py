@@ -93,7 +93,7 @@ class Request:
         inputs: Inputs,
         *,
         grammar: Grammar | None = None,
-        honoured: frozenset[str] = frozenset(),
+        supported_by_caller: frozenset[str] = frozenset(),
         **arguments: Unpack[RequestArguments],
     ) -> Request:
         """Makes a request from a processor's output.
@@ -101,7 +101,7 @@ class Request:
         Args:
             inputs: what the target's processor returned, for one request or several.
             grammar: an answer's ids -> the tokens that may follow; drafts obey it too.
-            honoured: the settings of ``GENERATE_SETTINGS`` that the caller honours.
+            supported_by_caller: the settings of ``GENERATE_SETTINGS`` that the caller honours.
             arguments: see :class:`RequestArguments`.
 
         Raises OptionError in one sentence.
@@ -123,7 +123,7 @@ class Request:
         if prefix_allowed_tokens_fn is not None and not callable(prefix_allowed_tokens_fn):
             raise OptionError("prefix_allowed_tokens_fn= is a function of (request, ids)")
         config = generation_settings.merge_settings(
-            target.model, arguments.get("generation_config"), settings, honoured
+            target.model, arguments.get("generation_config"), settings, supported_by_caller
         )
         copies = generation_settings.sequence_count(config)
         pad, ends = config.pad_token_id, generation_settings.end_ids(config)

@@ -183,7 +183,7 @@ class RequestBatch:
         clock = Clock(target.device)
         drafter.encode(request.draft_inputs or request.inputs)
         shared = self._encode_prompts()
-        spent["vision"] = clock.since()
+        spent["vision"] = clock.elapsed()
         # The prompt is encoded before this check, because a model that cannot read it raises a
         # clearer error there.
         generate_check.check_against_generate(target)
@@ -394,7 +394,7 @@ class RequestBatch:
 
     def record(self, round: Round) -> None:
         """Stores a round's record, without its probabilities, for the results."""
-        self._first_token = self._first_token or self._clock.since()
+        self._first_token = self._first_token or self._clock.elapsed()
         self._records[round.request].append(round.scalars())
         if round.finish is not None:
             self._finish_reasons[round.request] = round.finish
@@ -414,7 +414,7 @@ class RequestBatch:
                 r.draft_seconds + r.verify_seconds for rounds in self._records for r in rounds
             )
         captures = stopped_seconds() - self._stopped_before
-        total = self._clock.since() + captures
+        total = self._clock.elapsed() + captures
         report, draft_seconds = self.drafter.report(), self._draft_seconds()
         timings = Timings(
             **self.spent,

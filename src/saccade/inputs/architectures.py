@@ -1,4 +1,4 @@
-"""Finds by a config the class that reads a checkpoint, and how it is split over processes."""
+"""Chooses the class that loads a checkpoint by its config, and how to split it over processes."""
 
 from __future__ import annotations
 

@@ -12,7 +12,7 @@ from saccade.core.errors import ModelError, SaccadeError, kind_and_line
 from saccade.inputs import architectures
 from saccade.model import families, memory, recurrent, windowed_attention
 from saccade.model.cache import max_window_rows
-from saccade.model.heads.head import EAGLE3_LAYERS
+from saccade.model.heads.head import EAGLE3_HIDDEN_STATES
 from saccade.model.kernels.few_bits import Rounding
 from saccade.model.session import forward_rows
 from saccade.model.window_rule import KeyWindow
@@ -30,16 +30,18 @@ class Footprint:
     kv: int  # Keys and values that a token adds to the cache.
     layers: int
     vocab: int
-    # Numbers of one recurrent state, over all layers that have a state instead of keys.
-    windows: int = 0
-    memories: int = 0  # Further numbers of that state, which are always in fp32.
+    # One recurrent state, summed over all layers that have a state instead of keys.
+    conv_state_numbers: int = 0  # Numbers in the model's dtype: the convolutions' last inputs.
+    fp32_state_numbers: int = 0  # Further numbers of that state, which are always in fp32.
     stateful_layers: int = 0  # Layers that have a state instead of keys.
     # The windows of the layers that evict the keys behind them.
     key_windows: tuple[KeyWindow, ...] = ()
 
     def state(self, size: float) -> int:
         """Returns the bytes of one state of all layers, at ``size`` bytes a number of the model."""
-        return int(self.windows * size + self.memories * torch.float32.itemsize)
+        return int(
+            self.conv_state_numbers * size + self.fp32_state_numbers * torch.float32.itemsize
+        )
 
     def cache(self, tokens: int, size: float) -> int:
         """Returns the bytes of a request of ``tokens``: their keys and values, and its states.
@@ -48,9 +50,9 @@ class Footprint:
         """
         states = self.state(size) * recurrent.STATES_PER_REQUEST
         rows = [max_window_rows(window, tokens, forward_rows()) for window in self.key_windows]
-        let_go = sum(tokens - remaining for remaining in rows)
+        evicted_rows = sum(tokens - remaining for remaining in rows)
         per_layer = self.kv // max(1, self.layers - self.stateful_layers)
-        return int((self.kv * tokens - per_layer * let_go) * size) + states
+        return int((self.kv * tokens - per_layer * evicted_rows) * size) + states
 
     def weights(self, size: float) -> int:
         """Returns the bytes of all weights at ``size`` bytes a number."""
@@ -91,8 +93,8 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
         width = settings.get("head_dim") or text.hidden_size // text.num_attention_heads
         layers = [*families.language_model(model).layers]
         mixers = recurrent.mixers_of(layers, text)
-        windows = sum(mixer.window_numbers for mixer in mixers.values())
-        memories = sum(mixer.memory_numbers for mixer in mixers.values())
+        conv_state_numbers = sum(mixer.window_numbers for mixer in mixers.values())
+        fp32_state_numbers = sum(mixer.memory_numbers for mixer in mixers.values())
         key_layers = [n for n in range(text.num_hidden_layers) if n not in mixers]
         key_windows = windowed_attention.windows_of(text, key_layers)
         return Footprint(
@@ -101,8 +103,8 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
             kv=2 * len(key_layers) * heads * width,
             layers=text.num_hidden_layers,
             vocab=text.vocab_size,
-            windows=windows,
-            memories=memories,
+            conv_state_numbers=conv_state_numbers,
+            fp32_state_numbers=fp32_state_numbers,
             stateful_layers=len(mixers),
             key_windows=tuple(window for window in key_windows if window is not None),
         )
@@ -131,7 +133,7 @@ def eagle3_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
     except (KeyError, TypeError, ZeroDivisionError) as error:
         raise ModelError("its config.json describes no EAGLE-3 head") from error
     decoder = _layer_weights(dim, inner, heads, kv_heads, width, 2 * dim) + vocab * dim
-    combined = EAGLE3_LAYERS * text.hidden_size * dim
+    combined = EAGLE3_HIDDEN_STATES * text.hidden_size * dim
     return Footprint(decoder + combined, decoder, 2 * kv_heads * width, 1, vocab)
 
 

@@ -21,7 +21,7 @@ from saccade.inputs.packed_checkpoints import find_packing, unpack_tensors
 from saccade.model.backbone import Backbone
 from saccade.model.heads import layouts
 from saccade.model.heads.dflash import make_dflash_head
-from saccade.model.heads.head import Head, find_other_target, make_eagle3_head, make_own_head
+from saccade.model.heads.head import Head, find_other_target, make_eagle3_head, make_mtp_head
 
 log = logging.getLogger(__name__)
 
@@ -72,7 +72,7 @@ def find_problems(settings: dict[str, Any], target_config: Any, name: str) -> li
     return [] if problem is None else [problem]
 
 
-def names_own(target_config: Any) -> bool:
+def names_mtp_head(target_config: Any) -> bool:
     """Returns whether a target's config says that its checkpoint brings a head along."""
     settings = target_config.get_text_config(decoder=True).to_dict()
     return any(settings.get(name) for name in OWN_HEAD_SETTINGS)
@@ -104,7 +104,7 @@ def load_own(name: str, target: Backbone) -> Head | None:
         return None
     try:
         files = {key: file for file in sorted(folder.glob("*.safetensors")) for key in _names(file)}
-        match = layouts.find_own(files.keys(), target.depth)
+        match = layouts.find_mtp_layout(files.keys(), target.depth)
         if match is None:
             return None
         layout, names = match
@@ -125,7 +125,7 @@ def load_own(name: str, target: Backbone) -> Head | None:
                     f"the head of {name}",
                 )
             )
-        return make_own_head(target, layout, tensors, name)
+        return make_mtp_head(target, layout, tensors, name)
     except (ModelError, SafetensorError, OSError) as error:
         log.warning("the head that %s brings along is not used: %s", name, error)
         return None

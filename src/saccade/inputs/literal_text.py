@@ -6,11 +6,11 @@ not exist, and one with ``<|im_end|>`` would end the user's turn. Here a placeho
 occurs nowhere else, stands for such a text in the string. In the ids it is replaced by the ids of
 the text, encoded as if no token were special. A text that spells no control token is left alone.
 
-Every token that was added to the tokenizer's vocabulary is a control token, whether it is marked
-special or not; only single characters and runs of blanks must be marked. Adjacent texts can spell a
-control token together, and only the template knows which texts are adjacent. So the conversation is
-also rendered with a mark in the place of every text. Where the two have different control tokens,
-the texts made the difference, and all of them are replaced.
+Every token that was added to the tokenizer's vocabulary is a control token, whether it is flagged
+as special or not. Single characters and runs of blanks count only if they are flagged. Adjacent
+texts can spell a control token together, and only the template knows which texts are adjacent. So
+the conversation is also rendered with a mark in the place of every text. If this rendering and the
+ordinary one have different control tokens, the texts made the difference, and all are replaced.
 
 Documents are replaced in the same way, which shows which ids are theirs: see ``DOCUMENT_MASK``.
 """
@@ -179,10 +179,10 @@ def replace_placeholders(name: str, inputs: Inputs, placeholders: Placeholders |
 
 def _with_documents_as_text(turn: Mapping[str, Any]) -> dict[str, Any]:
     """Returns a turn as a template takes it, with its documents as plain text."""
-    is_document = [part.get("type") == DOCUMENT for part in turn["content"]]
+    are_documents = [part.get("type") == DOCUMENT for part in turn["content"]]
     content = [
-        {**part, "type": "text"} if is_one else dict(part)
-        for part, is_one in zip(turn["content"], is_document, strict=True)
+        {**part, "type": "text"} if is_document else dict(part)
+        for part, is_document in zip(turn["content"], are_documents, strict=True)
     ]
     return {**turn, "content": content}
 

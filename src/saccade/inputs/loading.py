@@ -251,7 +251,7 @@ def _check_weights(name: str, model: Any, loading_info: Mapping[str, Any]) -> No
     finite."""
     depth = architectures.text_config(model.config).num_hidden_layers
     unexpected = [
-        key for key in loading_info["unexpected_keys"] if not layouts.is_of_own_head(key, depth)
+        key for key in loading_info["unexpected_keys"] if not layouts.is_mtp_tensor(key, depth)
     ]
     if model.config.model_type in architectures.THINKERS:  # These checkpoints include a talker.
         unexpected = []

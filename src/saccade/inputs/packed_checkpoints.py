@@ -1,8 +1,8 @@
 """Unpacks checkpoints whose weights are stored in few bits: AWQ, GPTQ, FP8, compressed-tensors.
 
-transformers reads them by packages whose kernels are made for GPUs. A draft on a CPU needs neither
-package: its weights are unpacked to plain ones when they are read, so it runs as any other draft
-does, by the fused decoder and, with ``draft_quantize``, by our own products in few bits.
+transformers reads them with packages whose kernels are made for GPUs. A draft on a CPU does without
+these packages: its weights are unpacked to plain ones when they are read. It then runs like any
+other draft, by the fused decoder and, with ``draft_quantize``, by our own low-bit matrix products.
 
 A format stores a matrix as several tensors whose names share a stem. The layouts are those that
 AutoAWQ ("gemm"), AutoGPTQ and GPTQModel ("gptq", "gptq_v2"), DeepSeek-V3's FP8 with its blocks,
@@ -32,11 +32,11 @@ Settings = Mapping[str, Any]
 
 WORD_BITS = 32
 BYTE_BITS = 8
-AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # Which column of eight each place of a word has.
+AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # The column of each of the eight codes of a word.
 AWQ_VERSIONS = ("gemm",)
 GPTQ_BITS = (2, 3, 4, 8)
 GPTQ_FORMATS = ("gptq", "gptq_v2")
-WHOLE_BITS = (2, 4, 8)  # No code of these crosses a byte.
+WHOLE_BITS = (2, 4, 8)  # Codes of these widths never cross a byte boundary.
 COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 # Scales of activations and of keys and values, which plain weights do not need.
 UNUSED = re.compile(r"\.(?:input|output|activation|[qkv])_(?:scale|zero_point|global_scale)$")
@@ -44,10 +44,11 @@ UNUSED = re.compile(r"\.(?:input|output|activation|[qkv])_(?:scale|zero_point|gl
 
 @dataclass(frozen=True)
 class Layout:
-    """How one matrix is stored. A name is its stem with the suffix of a part."""
+    """How one matrix is stored: as several tensors named by a common stem and a suffix each."""
 
     parts: Mapping[str, str]
-    """The suffixes by the names of the parts. A matrix is stored so where the first one is."""
+    """Maps each part, such as "scales", to the suffix of its tensor's name. A checkpoint uses this
+    layout for a matrix if it has a tensor with the first suffix."""
     optional: tuple[str, ...]
     """The parts that a matrix may lack."""
     unpack: Callable[[Parts, Settings], Float[Tensor, "*experts out into"]]
@@ -82,7 +83,7 @@ class Packing:
 def unpack_codes(words: Int32[Tensor, "rows words"], bits: int) -> UInt8[Tensor, "rows codes"]:
     """Returns the codes that lie in each row of words, the lowest bits first.
 
-    Of 3 bits some codes cross from a word to the next.
+    With 3 bits a code may begin in one word and end in the next.
     """
     if bits in WHOLE_BITS:
         word_bytes = words.contiguous().view(torch.uint8)
@@ -98,7 +99,7 @@ def unpack_codes(words: Int32[Tensor, "rows words"], bits: int) -> UInt8[Tensor,
 
 
 def _unpack_awq(parts: Parts, settings: Settings) -> Tensor:
-    """Codes are [into, out], and a word has eight columns in an order of its own."""
+    """Unpacks codes stored as [in, out], where each word has eight columns in AWQ's own order."""
     bits, scales = int(settings["bits"]), parts["scales"].float()
     order = torch.tensor(AWQ_COLUMNS).argsort()
 
@@ -117,9 +118,9 @@ def _gptq_format(settings: Settings) -> str:
 
 
 def _unpack_gptq(parts: Parts, settings: Settings) -> Tensor:
-    """Codes are [into, out] along words of the input; an input names its group.
+    """Unpacks codes stored as [in, out], where each word has consecutive inputs of one output.
 
-    The first format stores a zero point less one.
+    "groups" has the group of each input. The "gptq" format stores each zero point minus one.
     """
     scales, words = parts["scales"].float(), parts["codes"]
     groups = parts.get("groups")
@@ -138,10 +139,10 @@ def _unpack_gptq(parts: Parts, settings: Settings) -> Tensor:
 
 
 def _spread(scales: Tensor, shape: Sequence[int], block: Sequence[int] | None) -> Tensor:
-    """Returns scales that broadcast over [out, into], each repeated over its block.
+    """Returns scales that broadcast over [out, in], each repeated over the weights that share it.
 
-    Without ``block`` the scales divide the shape evenly, else the last block may be cut. Raises
-    ValueError where they do not.
+    ``block`` is how many outputs and inputs share a scale; the last block may be smaller. Without
+    it the number of scales divides the size. Raises ValueError where shape and scales disagree.
     """
     if scales.dim() < 2:
         return scales if scales.numel() == 1 else scales[:, None]
@@ -257,21 +258,21 @@ class Method:
     """Returns what of its settings cannot be unpacked, or None."""
 
 
-def _other_awq(settings: Settings) -> str | None:
+def _awq_problem(settings: Settings) -> str | None:
     version = str(settings.get("version") or settings.get("format") or "gemm").lower()
     if version not in AWQ_VERSIONS:
         return f"version {version}"
     return None if settings.get("bits") == 4 else f"{settings.get('bits')} bits"
 
 
-def _other_gptq(settings: Settings) -> str | None:
+def _gptq_problem(settings: Settings) -> str | None:
     stored_as = _gptq_format(settings)
     if stored_as not in GPTQ_FORMATS:
         return f"checkpoint_format {stored_as}"
     return None if settings.get("bits") in GPTQ_BITS else f"{settings.get('bits')} bits"
 
 
-def _other_compressed(settings: Settings) -> str | None:
+def _compressed_tensors_problem(settings: Settings) -> str | None:
     for group in (settings.get("config_groups") or {}).values():
         stored_as = group.get("format") or settings.get("format")
         if stored_as not in COMPRESSED_FORMATS:
@@ -282,17 +283,17 @@ def _other_compressed(settings: Settings) -> str | None:
     return None
 
 
-def _nothing_else(settings: Settings) -> str | None:
+def _no_problem(settings: Settings) -> str | None:
     return None
 
 
 METHODS: Mapping[str, Method] = {
-    "awq": Method((AWQ,), ("gptqmodel",), _other_awq),
-    "gptq": Method((GPTQ,), ("gptqmodel", "optimum"), _other_gptq),
-    "fp8": Method((FP8_BLOCKS,), ("accelerate",), _nothing_else),
-    "fbgemm_fp8": Method((FP8_OUTPUTS,), ("fbgemm_gpu",), _nothing_else),
+    "awq": Method((AWQ,), ("gptqmodel",), _awq_problem),
+    "gptq": Method((GPTQ,), ("gptqmodel", "optimum"), _gptq_problem),
+    "fp8": Method((FP8_BLOCKS,), ("accelerate",), _no_problem),
+    "fbgemm_fp8": Method((FP8_OUTPUTS,), ("fbgemm_gpu",), _no_problem),
     "compressed-tensors": Method(
-        (COMPRESSED_WORDS, COMPRESSED_NUMBERS), ("compressed_tensors",), _other_compressed
+        (COMPRESSED_WORDS, COMPRESSED_NUMBERS), ("compressed_tensors",), _compressed_tensors_problem
     ),
 }
 """By ``quant_method``."""
@@ -304,8 +305,10 @@ def settings_of(config: Any) -> dict[str, Any]:
 
 
 def find_packing(settings: Settings) -> Packing | None:
-    """Returns how a checkpoint is packed, by the ``quantization_config`` of its config; None where
-    that is in no way that can be unpacked."""
+    """Returns how a checkpoint is packed, from its ``quantization_config``.
+
+    Returns None if it is not packed, or packed in a way that cannot be unpacked here.
+    """
     method = METHODS.get(str(settings.get("quant_method")))
     if method is None or method.find_problem(settings) is not None:
         return None
@@ -330,7 +333,7 @@ def packing_to_unpack(
 
 
 def explain(config: Any) -> str:
-    """Returns a sentence's end on a packed checkpoint that could not be loaded; "" for others."""
+    """Returns text to append to the error of a packed checkpoint; "" for one that is not packed."""
     settings = settings_of(config)
     name = str(settings.get("quant_method"))
     method = METHODS.get(name)
@@ -341,7 +344,7 @@ def explain(config: Any) -> str:
     problem = method.find_problem(settings)
     what = name if problem is None else f"{name} with {problem}"
     if problem is None:
-        return f"; it is packed as {what}, which is unpacked for a draft on a CPU"
+        return f"; it is packed as {what}, which Saccade itself unpacks on a CPU only"
     return f"; it is packed as {what}, which only transformers' packages for it can read"
 
 

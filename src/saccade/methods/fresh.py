@@ -29,7 +29,7 @@ FRESH = replace(
     name="fresh",
     about="std with each head's keys chosen again every round, by what the target looks at now",
     view=PerHead(refresh=Refresh()),
-    # Why it was slower than plain decoding in every stored run.
+    # It was slower than plain decoding in every stored run, for this reason.
     study="each draft step reads all of the target's weights",
 )
 
@@ -59,8 +59,8 @@ def _parse(axis: str, value: str) -> Refresh | None:
         refresh = None
     if surplus or refresh is None or refresh.rows < 1 or not 0 <= refresh.hold < float("inf"):
         raise MethodError(
-            f"refresh={value}: N, N-ROWS or N-ROWS-HOLD, as in 1-8-0.25: every round, by the last "
-            "8 rows, what is held counting a quarter more"
+            f"refresh={value} must be N, N-ROWS or N-ROWS-HOLD; 1-8-0.25 chooses keys every round "
+            "by the last 8 verified rows, and counts keys that the draft already has a quarter more"
         )
     return refresh if refresh.every else None
 

@@ -13,7 +13,7 @@ The paper overlaps the prefills *and* prunes by the target's attention, so its d
 video and then drops the rest: the method ``hippo-paper``. ``hippo`` waits for the attention and
 reads a tenth. See ``early`` of ``Pruned``.
 Baselines of Table 3: PEARL with the whole video (``pearl``), with overlapped prefill
-(``pearl-syn``), with SpecVLM's view.
+(``pearl-syn``), and with SpecVLM's view (``pearl-specvlm``).
 """
 
 from __future__ import annotations
@@ -87,7 +87,7 @@ ABLATIONS = (
 
 HIPPO = Recipe(
     name="hippo",
-    about="HIPPO: a draft on a tenth of the video, chosen holistically, beside the target",
+    about="HIPPO: drafts in parallel with the target, from the most salient tenth of the video",
     drafter=WorkerDrafter,
     view=VIEW,
     shape=Chain(GAMMA),
@@ -115,7 +115,7 @@ class FamilyChain(Chain):
 HIPPO_PAPER = replace(
     HIPPO,
     name="hippo-paper",
-    about="HIPPO to the letter: both prefills begin together, and gamma is the family's",
+    about="HIPPO as published: both prefills start together; gamma depends on the model family",
     view=replace(VIEW, early="all"),
     shape=FamilyChain(),
 )

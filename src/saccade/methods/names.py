@@ -172,7 +172,7 @@ class WeightsSetting(Setting):
     """The rule by which an ensemble weighs its views; other settings may change the rule."""
 
     def read(self, owner: Ensemble) -> Weighting:
-        return owner.weighting.usual
+        return owner.weighting.with_default_settings
 
 
 def _parse_share_above_zero(axis: str, value: str) -> float:

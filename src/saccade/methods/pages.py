@@ -1,15 +1,17 @@
 """Pages: every step of the draft chooses the keys that it reads. Saccade's own method.
 
-A choice at prefill, or of the last round, is old by the time a draft reads it. Quest (Tang et al.,
-2024) and MoBA (Lu et al., 2025) decode over the few pages of a long text that match each query, and
-lose a little quality. Here the target drafts in this way and verifies over all keys, so nothing is
-lost. With m_P the mean of the consecutive visual keys in page P, a step's queries q of a KV head's
-group read
+Other methods choose the draft's keys at prefill or after a round, so the choice may not suit the
+queries of a later draft step. Quest (Tang et al., 2024) and MoBA (Lu et al., 2025) decode over the
+few pages of a long text that match each query, and lose a little quality. Here the target drafts in
+this way and verifies over all keys, so nothing is lost. With m_P the mean of the consecutive visual
+keys in page P, a step's queries q of a KV head's group read
 
-    pages_{l,h} = top-n_P  sum over q of softmax_P(q . m_P / sqrt(d)),    n = K / page
+    pages_{l,h} = the n pages P with the largest  sum over q of softmax_P(q . m_P / sqrt(d))
+    n = max(1, (K - r) / page)
 
-and at least one. Keys that fill no page are always read, and count to K. So is the text. No
-attention is recorded. K and the chain are Sparse-to-Dense's (``methods/std.py``).
+The r last visual keys, too few to fill a page, are always read and count towards K. All text keys
+are always read. No attention is recorded. K and the chain are Sparse-to-Dense's
+(``methods/std.py``).
 """
 
 from __future__ import annotations

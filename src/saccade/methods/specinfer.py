@@ -5,7 +5,7 @@ speculative sampling judges one after another. A token x drawn from q is accepte
 
     min(1, p(x) / q(x)),   and after a rejection   p <- norm(max(p - q, 0))
 
-which is ``core/verify.py``. There siblings are drawn *with replacement*: each from the same q, so
+which is ``core/verify.py``. SpecInfer draws siblings *with replacement*: each from the same q, so
 that two may be the same token. *Without replacement* (Jeon et al., 2024; Yang et al., 2024) each
 sibling is drawn from q with the earlier siblings removed, and that law is stored with it:
 
@@ -106,6 +106,8 @@ class DistinctTree(SampledTree):
     usage: ClassVar[str] = "distinct-NxNxN"
     examples: ClassVar[tuple[str, ...]] = ("3", "2x1")
 
+    # A family must define ``parse`` and ``spelling`` itself, even if they only call the parent's
+    # (``provides._check_family``).
     @classmethod
     def parse(cls, text: str) -> Shape:
         return super().parse(text)

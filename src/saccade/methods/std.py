@@ -109,7 +109,8 @@ class Streaming(Budgeted):
     With ``sinks`` the window slides as the answer grows: new tokens replace the oldest ones."""
 
     name: str = "streaming"
-    # How many tokens stay before the window, which then slides; None keeps the window still.
+    # The prompt's first ``SINKS`` tokens are kept in any case. With a number, the window after that
+    # many tokens slides as the answer grows. None keeps the window still.
     sinks: int | None = SINKS
 
     @property
@@ -143,7 +144,7 @@ LAYERSKIP = Recipe(
     about="the target's first half drafts for the whole, without tuning",
     drafter=EarlyExit,
     shape=Chain(GAMMA),
-    study="each draft step reads half of the target's weights, and most drafts are refused",
+    study="each draft step reads half of the target's weights, and most drafts are rejected",
 )
 
 

@@ -153,7 +153,7 @@ class Inverse(Weighting):
     literal: bool = False
 
     @property
-    def usual(self) -> Inverse:
+    def with_default_settings(self) -> Inverse:
         return replace(self, tau=1.0)
 
     def start(self, views: int) -> History:

@@ -87,7 +87,7 @@ class BatchInvariantSession(Session):
         is_unusual = segment.row_queries is not None or segment.cache.hidden is not None
         if self.cuda_graphs is None or is_unusual:
             return RowLogits.of_ordinary(self._ordinary_forward(rows))
-        return self.cuda_graphs.logits(rows, self._ordinary_forward, EXACT)
+        return self.cuda_graphs.logits(rows, self._ordinary_forward, BATCH_INVARIANT_ATTENTION)
 
     def _ordinary_forward(self, rows: Rows) -> Float[Tensor, "logit_rows vocab"]:
         model, ((segment,), ids, positions, logit_rows) = self.backbone, rows
@@ -129,32 +129,32 @@ def attend_in_order(
     grouped = (q.reshape(kv_heads, -1, width).float() * scale).contiguous()
     starts = range(0, key_count, BLOCK)
     column = torch.arange(BLOCK, device=q.device)
-    futures = (
+    hidden_keys = (
         # In the blocks before the newest keys every row sees every key.
         column + start > last[:, None] if start + BLOCK > key_count - new else None
         for start in starts
     )
     keys, values = (_block(k, start) for start in starts), (_block(v, start) for start in starts)
-    return _add_blocks(grouped, keys, values, futures, new).view(heads, new, width).to(q.dtype)
+    return _add_blocks(grouped, keys, values, hidden_keys, new).view(heads, new, width).to(q.dtype)
 
 
 def _add_blocks(
     grouped: Float[Tensor, "kv_head queries head_dim"],
     keys: Iterable[Block],
     values: Iterable[Block],
-    futures: Iterable[Bool[Tensor, "new block"] | None],
+    hidden_keys: Iterable[Bool[Tensor, "new block"] | None],
     new: int,
 ) -> Float[Tensor, "kv_head queries head_dim"]:
     """Returns softmax attention in fp32, whose sums over keys all go block by block.
 
-    ``futures`` has a mask for each block that says which of its keys each of the ``new`` rows does
-    not see. None hides nothing.
+    ``hidden_keys`` has one mask for each block, True where one of the ``new`` rows must not see a
+    key. None stands for a block of which every row sees every key.
     """
     scores = []
-    for key, future in zip(keys, futures, strict=True):
+    for key, hidden in zip(keys, hidden_keys, strict=True):
         score = grouped @ key.transpose(1, 2)
-        if future is not None:
-            score.view(len(score), -1, new, BLOCK).masked_fill_(future, float("-inf"))
+        if hidden is not None:
+            score.view(len(score), -1, new, BLOCK).masked_fill_(hidden, float("-inf"))
         scores.append(score)
     # A maximum does not depend on the order. It is finite, because every row sees some key.
     top = torch.stack([score.amax(-1) for score in scores]).amax(0)[..., None]
@@ -184,7 +184,7 @@ def _block(rows: Keys, start: int) -> Block:
 # -- captured forwards -------------------------------------------------------------------------
 
 
-class Exact(AttentionKind):
+class BatchInvariantAttention(AttentionKind):
     """The attention of :func:`attend_in_order` in a captured forward.
 
     It computes the same products over all blocks that the captured size has keys for. A block after
@@ -203,10 +203,10 @@ class Exact(AttentionKind):
         column = torch.arange(size.keys, device=places.device).view(-1, 1, BLOCK)
         # The shape is [block, kv_head, key], so that each block is contiguous.
         read = (base[:, None] + column).clamp_(max=pool.rows - 1)
-        after = (column > places[0, -1])[..., None]
-        futures = column.view(-1, 1, BLOCK) > places[0][:, None]
+        past_last_row = (column > places[0, -1])[..., None]
+        hidden_keys = column.view(-1, 1, BLOCK) > places[0][:, None]
         written = base[:, None] + places
-        return partial(_attend_by_blocks, pool, written.flatten(), read, after, futures)
+        return partial(_attend_by_blocks, pool, written.flatten(), read, past_last_row, hidden_keys)
 
     def agrees(
         self, captured: Tensor, ordinary: Tensor, first_layers_agree: FirstLayersAgree
@@ -219,8 +219,8 @@ def _attend_by_blocks(
     pool: CachePool,
     written: Int[Tensor, " place"],
     read: Int[Tensor, "block_number kv_head block"],
-    after: Bool[Tensor, "block_number 1 block 1"],
-    futures: Bool[Tensor, "block_number new block"],
+    past_last_row: Bool[Tensor, "block_number 1 block 1"],
+    hidden_keys: Bool[Tensor, "block_number new block"],
     layer: int,
     q: Queries,
     k: Keys,
@@ -230,24 +230,26 @@ def _attend_by_blocks(
     """Returns the attention of one layer in a captured forward.
 
     ``written`` are the pool's rows for the new keys, and ``read`` those of every block's keys.
-    ``after`` marks keys after the last row's own, whose memory may hold anything. ``futures`` are
-    as in :func:`_add_blocks`.
+    ``past_last_row`` marks keys after the last row's own, whose memory may hold anything.
+    ``hidden_keys`` are as in :func:`_add_blocks`.
     """
     heads, new, width = q.shape
     write_keys_and_values(pool.keys[layer], pool.values[layer], written, k, v)
     grouped = (q.reshape(k.shape[0], -1, width).float() * scale).contiguous()
     keys, values = (
-        torch.where(after, 0, buffer.index_select(0, read.flatten()).view(*read.shape, width))
+        torch.where(
+            past_last_row, 0, buffer.index_select(0, read.flatten()).view(*read.shape, width)
+        )
         .float()
         .unbind()
         for buffer in (pool.keys[layer], pool.values[layer])
     )
-    out = _add_blocks(grouped, keys, values, futures.unbind(), new)
+    out = _add_blocks(grouped, keys, values, hidden_keys.unbind(), new)
     out = out.view(heads, new, width).to(q.dtype)
     return out.transpose(0, 1).reshape(new, -1)
 
 
-EXACT = Exact()
+BATCH_INVARIANT_ATTENTION = BatchInvariantAttention()
 
 
 # -- what depends on the machine ---------------------------------------------------------------

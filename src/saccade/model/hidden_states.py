@@ -1,4 +1,4 @@
-"""Hidden states of some layers for every token of a request, which a head drafts from.
+"""Stores hidden states of some layers for every token of a request, for a draft head to read.
 
 They lie beside the keys in a request's cache, row for row, and are committed and rolled back with
 them. A forward writes them for every segment whose cache has such rows.
@@ -19,8 +19,9 @@ AFTER_NORM = -1
 class HiddenStates:
     """Rows of hidden states, one for each row of a cache.
 
-    ``layers`` says which: L is what layer L reads (so 0 is the embedding), the number of layers is
-    what the last norm reads, and ``AFTER_NORM`` is what it returns. A row has them side by side.
+    ``layers`` says which. A number L stands for the input of layer L, so 0 is the embedding, and
+    the number of layers is the input of the last norm. ``AFTER_NORM`` stands for that norm's
+    output. A row has the states of its layers side by side.
     """
 
     def __init__(

@@ -198,8 +198,10 @@ class PromptReader:
     def _reach(
         self, masks: Mapping[str, Tensor], number: int, rows: Bool[Tensor, " len"]
     ) -> Int[Tensor, " own"] | None:
-        """Returns which later rows each row of a prompt sees. Raises ModelError for a mask that is
-        not of this kind."""
+        """Returns the last row that each row of a prompt sees, or None if none sees a later row.
+
+        Raises ModelError for a mask that cannot be described so.
+        """
         reaches = []
         try:
             for kind, mask in masks.items():
@@ -221,8 +223,8 @@ class PromptReader:
         return in_use[0]
 
     def _check_arguments(self, arguments: dict[str, Any]) -> None:
-        """Raises ModelError for a language model that reads more than tokens at positions, each of
-        which sees those before it."""
+        """Raises ModelError for a language model that reads arguments that Saccade does not handle,
+        because it then computes more than attention over the embedded prompt."""
         name = type(self.model).__name__
         # An argument that is no parameter of the language model is passed through it unread.
         parameters = inspect.signature(self.text.forward).parameters
@@ -311,8 +313,11 @@ class _CellReader:
     def next(
         self, ids: Int[Tensor, " len"], embeds: Float[Tensor, "len dim"]
     ) -> tuple[Bool[Tensor, " len"], Bool[Tensor, " len"], Int[Tensor, "visual 4"]]:
-        """Returns for the next prompt which rows a view may drop, which rows of a tower it may not
-        drop, and the cells of the former."""
+        """Reads the next prompt, and returns (visual, fixed, cells).
+
+        ``visual`` marks the rows that a view may drop, and ``fixed`` the rows of a tower that it
+        must keep. ``cells`` has the cell of each visual row.
+        """
         kinds = [self._kinds.get(token) for token in ids.tolist()]
         places = torch.tensor([i for i, kind in enumerate(kinds) if kind], dtype=torch.long)
         rows = places.to(self._device)

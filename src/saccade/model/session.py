@@ -574,7 +574,7 @@ class Session:
                 # Every new token was a node, so the chain was not judged to its end: the nodes
                 # after them stay, with their keys and logits.
                 dropped_nodes = len(path)
-            request.tree = trees_.after(request.tree, dropped_nodes)
+            request.tree = trees_.chain_without_first(request.tree, dropped_nodes)
             request.node_logits = request.node_logits[dropped_nodes:]
             request.node_likeliest = request.node_likeliest[dropped_nodes:]
             request.node_queries = request.node_queries[dropped_nodes:]

@@ -19,8 +19,8 @@ from saccade.core.prompt import Inputs
 
 Cells = Int[Tensor, "row 4"]
 FINE_ROW_MULTIPLE = 10
-"""Rows of a finer grid begin at a multiple of this, so that pooling by 2 and crops of 5 cut them as
-they would cut rows from 0 on."""
+"""The h of a finer grid's first line is a multiple of this. It is a multiple of 2 and of 5, so that
+blocks of 2 (pooling) and of 5 (crops) cut that grid as if its h began at 0."""
 
 
 @dataclass(frozen=True)
@@ -31,7 +31,7 @@ class PictureLayout:
     frame_side: int  # cells along a side of a video's frame
     image_lead_rows: int = 0  # rows before each image that are no cells (a class token)
     frame_lead_rows: int = 0  # rows before each frame that are no cells
-    has_tiles: bool = False  # Squares that touch are tiles of one picture, at times 0, 1, ...
+    has_tiles: bool = False  # Adjacent squares are tiles of one picture; the i-th has time i.
 
 
 def grid_cells(medium: int, size: Sequence[int], start: int = 0) -> Cells:

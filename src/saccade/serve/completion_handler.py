@@ -14,7 +14,7 @@ from fastapi import Request, Response
 from fastapi.responses import JSONResponse, StreamingResponse
 from starlette.types import Receive, Scope, Send
 
-from saccade.core.errors import BROKEN
+from saccade.core.errors import INVALID_LOGITS_MESSAGE
 from saccade.core.result import Result
 from saccade.inputs.media.decoder_pool import StopSignal
 from saccade.serve.api_errors import CLIENT_CLOSED_REQUEST, ApiError, to_api_error
@@ -161,7 +161,7 @@ class CompletionHandler:
             if isinstance(event, Exception):
                 raise to_api_error(event)
             if event.finish_reason == "error":
-                raise ApiError(500, BROKEN)
+                raise ApiError(500, INVALID_LOGITS_MESSAGE)
             self._results[index] = event
             first_token_seconds = self._first_token_seconds.get(index, seconds)
             self._service.metrics.count_answer(event, first_token_seconds, seconds)

@@ -95,7 +95,8 @@ class RequestBody(AbstractContextManager["RequestBody"]):
         no response.
         """
         max_bytes = self._memory.max_bytes
-        if "expect" not in request.headers:  # With this header it has sent nothing yet.
+        # A client that sends ``Expect: 100-continue`` waits, and has sent no body yet.
+        if "expect" not in request.headers:
             with suppress(TimeoutError):
                 async with asyncio.timeout(DISCARD_SECONDS):
                     bytes_left = max_bytes
@@ -162,7 +163,7 @@ def _unescape(body: bytearray, start: int, end: int) -> bool:
         if is_plain:
             body[written : written + len(piece)] = piece
             read, written = stop, written + len(piece)
-    # It begins with the piece in which an escape of another kind was found.
+    # This is empty, or begins with the piece in which an escape of another kind was found.
     unread = bytes(body[read:end])
     body[written : end + 1] = unread + b'"' + b" " * (end - written - len(unread))
     return is_plain

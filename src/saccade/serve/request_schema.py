@@ -1,7 +1,7 @@
-"""The JSON of requests: OpenAI's completions, of chats and of plain text, as far as supported.
+"""The JSON of requests for OpenAI's chat completions and plain-text completions.
 
-Unknown fields are refused. docs/http.md lists the fields that are accepted and change nothing, and
-those of which only the values are accepted that change nothing.
+Unknown fields are refused. docs/http.md lists the fields that are accepted and ignored, and the
+fields that are accepted only with a value that changes nothing, such as null.
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ class Strict(BaseModel):
 
 
 class PixelLimits(Strict):
-    """Bounds on the pixels of a picture or of each video frame. One outside the bounds is scaled to
-    the nearer bound.
+    """Bounds on the pixels of a picture or of each video frame. A picture outside the bounds is
+    scaled to the nearer one.
 
     What the model's processor does to sizes comes afterwards and stays as it is.
     """
@@ -84,7 +84,7 @@ class VideoAddress(Address):
 
 
 def _as_address(value: Any) -> Any:
-    """Returns an address that is a bare string in the form that OpenAI documents."""
+    """Wraps an address given as a bare string in the object that OpenAI documents."""
     return {"url": value} if isinstance(value, str) else value
 
 

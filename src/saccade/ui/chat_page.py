@@ -8,7 +8,7 @@ from typing import Any
 import gradio as gr
 
 from saccade.answering.chat_model import Model
-from saccade.ui.conversing import Conversations
+from saccade.ui.conversing import PageConversation
 from saccade.ui.page import QUESTION, add_head, error_html
 from saccade.ui.page_run import PageSettings
 
@@ -21,7 +21,7 @@ ABOUT = (
 
 def build_chat_page(model: Model, settings: PageSettings) -> gr.Blocks:
     """Returns the page as gradio blocks."""
-    conversations = Conversations(model, settings)
+    conversations = PageConversation(model, settings)
     unchanged = gr.skip()
 
     def ask(

@@ -56,7 +56,7 @@ class Exchange:
     def html(self) -> str:
         clips = self.uploads.clips
         strips = "".join(pictures.strip(clip.frames, [*clip.timestamps]) for clip in clips)
-        reused = f"{self.reused_tokens} tokens were read before" if self.reused_tokens else ""
+        reused = f"{self.reused_tokens} tokens reused from the cache" if self.reused_tokens else ""
         heading = [self.question, *self.uploads.document_names, reused]
         return pictures.exchange(" · ".join(filter(None, heading)), self.answer, strips)
 
@@ -71,10 +71,10 @@ class _TabConversation:
     prompt_tokens: int = 0
 
 
-class Conversations:
-    """The conversation of the page: one at a time, for the browser tab that began it.
+class PageConversation:
+    """The page's only conversation, which belongs to the browser tab that began it.
 
-    Only one thread may use the model at a time, which is safe and fastest.
+    Callers must not run two answers at once. The page ensures it by its concurrency limit.
     """
 
     def __init__(self, model: Model, settings: PageSettings) -> None:
@@ -103,7 +103,7 @@ class Conversations:
         yield answer
 
     def _check_length(self, tab: str, documents: Sequence[str]) -> None:
-        """Raises OptionError for a conversation, or a text, that is longer than the page allows."""
+        """Raises OptionError if the last prompt and the new documents exceed the page's limit."""
         most, tokenizer = self._settings.max_prompt, self.model.pair.target.tokenizer
         conversation = self._conversation
         prompt_tokens = (
@@ -118,7 +118,8 @@ class Conversations:
         if prompt_tokens + new > most:
             raise OptionError(
                 f"with these texts the conversation has over {prompt_tokens + new} tokens, and the "
-                f"page allows {most}: give a part of them, or start it with a larger --max-prompt"
+                f"page allows {most}: give shorter texts, or start saccade ui with a larger "
+                "--max-prompt"
             )
 
     def _conversation_of(self, tab: str) -> _TabConversation:

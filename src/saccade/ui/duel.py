@@ -27,7 +27,8 @@ Decode = Callable[[Sequence[int]], str]
 
 
 StartAnswer = Callable[[OnPhase], Stream]
-"""Starts an answer and calls the given function with every phase. If that raises, it ends."""
+"""Starts an answer, and calls the given function at the start of each phase. An exception of that
+function ends the answer."""
 
 
 class StopRequested(Exception):
@@ -135,7 +136,7 @@ class AnswerRunner:
 
     column: Column
     start_answer: StartAnswer
-    typist: IncrementalDecoder
+    text_decoder: IncrementalDecoder
     should_stop: Callable[[], bool]
     clock: Clock
     stream: Stream | None = None
@@ -158,13 +159,15 @@ class AnswerRunner:
         pieces, rounds = self.column.pieces, self.column.rounds
         if round is None:
             result = self.stream.results[0]
-            if (last_text := self.typist.rest()) and rounds:  # An incomplete character may be left.
+            if (
+                last_text := self.text_decoder.rest()
+            ) and rounds:  # An incomplete character may be left.
                 pieces += (Piece(last_text, rounds[-1].kinds[-1]),)
             phase = "stopped by an error" if result.finish_reason == "error" else "done"
             self.update(result=result, phase=phase, pieces=pieces)
             return
         record = round.scalars()
-        new_pieces = tuple(Piece(text, kind) for text, kind in self.typist.pieces(record))
+        new_pieces = tuple(Piece(text, kind) for text, kind in self.text_decoder.pieces(record))
         self.update(rounds=(*rounds, record), pieces=pieces + new_pieces)
 
     def update(self, **changes: Any) -> None:

@@ -56,7 +56,7 @@ AXIS_LABELS = {  # The label of each control, by the part of a method that it ed
 
 
 def error_html(error: Exception) -> str:
-    """Returns the sentence for an error. Of a bug the terminal gets the traceback."""
+    """Returns an error as a sentence. For a bug, the traceback is logged as well."""
     if isinstance(error, SaccadeError):
         return pictures.message(str(error), "error")
     log.error("an event of the page failed", exc_info=error)
@@ -64,7 +64,7 @@ def error_html(error: Exception) -> str:
 
 
 def add_head(title: str, about: str, settings: PageSettings) -> None:
-    """Adds a page's title, what it is for and what answers, inside the page's blocks."""
+    """Adds a page's title, its purpose and the names of its models, inside the page's blocks."""
     head = pictures.static_html("head", title, about, describe_models(settings))
     gr.HTML(head, elem_classes="sac-head", js_on_load=None)
 
@@ -82,7 +82,7 @@ def preview_clip(example: str | None, upload: str | None, settings: PageSettings
 
 
 def describe_models(settings: PageSettings) -> str:
-    """Returns the name of what answers."""
+    """Returns the name of the target, and of the draft if there is one."""
     if is_embedded(settings.target):
         return "the embedded pair, which knows drawn shapes only"
     return settings.target + (f", drafted by {settings.draft}" if settings.draft else "")
@@ -111,7 +111,7 @@ def views_html(run_state: PageRun) -> str:
 
 
 def round_html(pair: PageModels, run_state: PageRun | None, number: int) -> tuple[str, str]:
-    """Returns the tree of a round, counted from 1, and all rounds with that one pointed at."""
+    """Returns the tree of one round, counted from 1, and a chart that marks it."""
     if run_state is None or not run_state.rounds:
         return "", ""
     rounds = run_state.rounds

@@ -130,23 +130,23 @@ def run_question(
     if length > settings.max_prompt:
         raise OptionError(
             f"this clip and question are {length} tokens and the page takes {settings.max_prompt}: "
-            "use a shorter or smaller clip, or start it with a larger --max-prompt"
+            "use a shorter or smaller clip, or start saccade ui with a larger --max-prompt"
         )
     captioner = pair.captioner([list(clip.frames)])
     planned_recipe = recipe
 
     def start(method: Recipe, on_phase: OnPhase, **overrides: Any) -> Any:
         nonlocal planned_recipe
-        settings = {"captioner": captioner, "seed": question.seed, "on_phase": on_phase}
-        settings |= {**_sampling_settings(question), **overrides}
-        stream = stream_answer(pair, (inputs, draft_inputs), method, **settings)
+        arguments = {"captioner": captioner, "seed": question.seed, "on_phase": on_phase}
+        arguments |= {**_sampling_settings(question), **overrides}
+        stream = stream_answer(pair, (inputs, draft_inputs), method, **arguments)
         planned_recipe = stream.recipe
         return stream
 
     def start_warm(method: Recipe, on_phase: OnPhase) -> Any:
-        """Starts an answer, after the draft's process where the method needs one.
+        """Starts an answer. If the draft has a process of its own, a one-token answer comes first.
 
-        The process is started before anything is timed.
+        It starts the process, so that its start-up is not part of the measured time.
         """
         if method.drafts_beside_target:
             start(method, on_phase, max_new_tokens=1).finish()

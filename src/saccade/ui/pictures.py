@@ -1,8 +1,8 @@
 """Draws what the page shows, as HTML and SVG: text by kind of token, frames, trees, rounds.
 
 This module computes what is drawn and where; the markup is in ``pictures.html``, which escapes
-every string. Everything is inline, so the page fetches nothing. How a token came is never shown by
-colour alone.
+every string. Everything is inline, so the page fetches nothing. Colour is never the only sign of a
+token's kind (accepted, recovered or bonus).
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ TEMPLATES: Any = (
 def static_html(name: str, *values: Any) -> str:
     """Returns a part of the page that does not change during a run.
 
-    ``head`` takes the page's title, what it is for and the name of what answers, ``how`` whether
-    the method drafts in a process of its own, and ``legend`` the meaning of each kind of token.
+    ``head`` takes the page's title, its purpose and the models' names. ``how`` takes whether the
+    draft has a process of its own. ``legend`` takes the meaning of each kind of token.
     """
     return str(vars(TEMPLATES)[name](*values))
 
@@ -273,7 +273,7 @@ def rounds_chart(
     }
     panels = []
     if max(sizes["width"]) > 1:
-        top = _next_even_number(max(map(max, sizes.values())))
+        top = _round_up_to_even(max(map(max, sizes.values())))
         panels.append(
             ("levels and widest level of the tree", top, _place_lines(sizes, middles, top))
         )
@@ -281,7 +281,7 @@ def rounds_chart(
         notes = [round.note or (float("nan"),) * len(views) for round in rounds]
         weights = dict(zip(views, zip(*notes, strict=True), strict=True))
         panels.append(("weight of each view", 1.0, _place_lines(weights, middles, 1.0)))
-    max_drafted = _next_even_number(max(len(round.tokens) for round in rounds))
+    max_drafted = _round_up_to_even(max(len(round.tokens) for round in rounds))
     bar_width = max(1.0, _round_to_tenth(0.8 * round_width))
     label_step = math.ceil(len(rounds) / 10)
     return str(
@@ -308,8 +308,8 @@ def _place_lines(
     return placed
 
 
-def _next_even_number(most: float) -> float:
-    """Returns the next even number, so that half of it is a whole number."""
+def _round_up_to_even(most: float) -> float:
+    """Returns the smallest even number, at least 2, that is not below ``most``."""
     return 2.0 * max(1, math.ceil(most / 2))
 
 

@@ -105,7 +105,7 @@ class Draft(plugin.RunnerAware):
                 if sampled_token_ids[row]
                 and int(end) + self._max_length < self._config.model_config.max_model_len
             }
-            self._proposer.keep(rows.values())
+            self._proposer.forget_all_except(rows.values())
             if self._attention_watch is not None:
                 self._attention_watch.forget_ended()
             decoding_only = len(requests) == len(rows)

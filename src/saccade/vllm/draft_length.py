@@ -2,7 +2,7 @@
 
 A round over ``n`` requests that each draft ``k`` tokens yields n (1 + a + ... + a^k) tokens, where
 a is the acceptance rate. It costs a target forward of n (1 + k) rows and k levels of the draft. R
-is the highest rate of all ``k``, and a token is drafted while
+is the highest number of tokens a second over all ``k``, and a token is drafted while
 
     P(all tokens up to it are accepted)  >  R x (1/n of a draft's forward + one row of the target's)
 
@@ -79,7 +79,8 @@ class RoundCosts:
     def plan(self, requests: int, acceptance: Acceptance) -> DraftPlan:
         """Returns the plan of a round with this many requests."""
         if self.target.weight < MIN_MEASURED_ROUNDS or self.draft.weight < MIN_MEASURED_ROUNDS:
-            # The lengths differ until both costs are measured: long, half as long, and none.
+            # A line cannot be fitted through a single length. So until both costs are measured,
+            # rounds alternate between the longest draft, half of it, and none.
             lengths = (self.max_length, max(1, self.max_length // 2), 0)
             return DraftPlan(lengths[self.rounds % 3], 0.0, acceptance)
         rates = [
@@ -118,5 +119,5 @@ class RoundCosts:
 
 
 def size_bucket(requests: int) -> int:
-    """Returns the power of two at or above, as rounds of similar size cost about the same."""
+    """Returns the least power of two from ``requests`` on. Similar rounds cost about the same."""
     return 1 << (requests - 1).bit_length()

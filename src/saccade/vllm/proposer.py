@@ -71,9 +71,9 @@ class Proposer:
         self._last_end = self._clock()
         return proposals
 
-    def keep(self, names: Collection[str]) -> None:
+    def forget_all_except(self, names: Collection[str]) -> None:
         """Forgets every request but these."""
-        self.drafts.keep(names)
+        self.drafts.forget_all_except(names)
         self._declined &= set(names)
 
     def _plan(self, costs: RoundCosts, requests: int) -> DraftPlan:

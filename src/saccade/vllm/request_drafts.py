@@ -1,6 +1,7 @@
-"""The drafts of requests that come and go: each has a cache over what a view keeps of its prompt.
+"""Drafts for an engine's requests, which begin and end at any time.
 
-This module knows no engine. ``Drafts`` is its interface: a request is started, follows the emitted
+A model that drafts has a KV cache for each request, over the tokens that its view keeps. This
+module knows no engine. ``Drafts`` is its interface: a request is started, follows the emitted
 tokens, is drafted for together with others, and is forgotten.
 """
 
@@ -68,7 +69,7 @@ class Drafts(ABC):
         """Returns a draft for each request, after what was emitted so far."""
 
     @abstractmethod
-    def keep(self, names: Collection[str]) -> None:
+    def forget_all_except(self, names: Collection[str]) -> None:
         """Forgets every other request."""
 
 
@@ -161,7 +162,7 @@ class ModelDrafts(Drafts):
         # A growing cache is copied into one that is half as large again, or as large as needed.
         return max(3 * cache.bytes // 2, needed * self._backbone.token_bytes), cache.bytes
 
-    def keep(self, names: Collection[str]) -> None:
+    def forget_all_except(self, names: Collection[str]) -> None:
         for name in self._numbers_by_name.keys() - set(names):
             self._session.end(self._numbers_by_name.pop(name))
 
@@ -190,7 +191,7 @@ class LookupDrafts(Drafts):
             tuple(tokens[:length_before_placeholder]), (1.0,) * length_before_placeholder
         )
 
-    def keep(self, names: Collection[str]) -> None: ...
+    def forget_all_except(self, names: Collection[str]) -> None: ...
 
 
 def grow_chain(plan: DraftPlan) -> Growing:

@@ -1,7 +1,7 @@
-"""Drawn clips for commands that need one when the user names none.
+"""What commands and the page use of the drawn world: example clips, calibration clips and suites.
 
-The rest of the package uses the drawn world only through this module. Commands import it late,
-where they show the demo, an example of the page, or a drawn suite.
+Only ``saccade train-draft`` imports other modules of ``saccade.world``. Commands import this one
+late, where they need a drawn clip, because most runs need none.
 """
 
 from __future__ import annotations

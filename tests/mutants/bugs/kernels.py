@@ -309,7 +309,7 @@ BUGS = (
         "kernels: a packed copy is kept however little it saves",
         "model/kernels/__init__.py",
         within="best_choice",
-        find="1 + MIN_SAVING",
+        find="1 + MAX_SLOWDOWN_WITHOUT_COPY",
         plant="1",
         tests=("model/test_kernels.py::test_a_copy_that_saves_little_is_not_kept",),
     ),

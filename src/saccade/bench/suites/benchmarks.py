@@ -18,7 +18,7 @@ class Source:
 
     repos: tuple[str, ...]  # The newest id first; all of them have the same files.
     files: Mapping[str, tuple[str, ...]]  # By split: patterns, of which the first that fits counts.
-    small: bool = False  # Whether there are no pictures, so that files may be fetched unasked.
+    small: bool = False  # The files hold no pictures, so they are fetched unasked.
     gated: bool = False
     nested: str | None = None  # The column whose lists hold the rows.
     revisions: tuple[str | None, ...] = (None,)
@@ -50,7 +50,11 @@ class Join:
 
 @dataclass(frozen=True)
 class Benchmark:
-    """The description of one benchmark. Of a column's names those that exist are used."""
+    """The description of one benchmark.
+
+    ``columns`` has, for each role, the names that its column may have. Names that a file lacks are
+    skipped.
+    """
 
     title: str
     sources: tuple[Source, ...]
@@ -68,7 +72,7 @@ class Benchmark:
 
 
 def _benchmark(entry: Mapping[str, Any]) -> Benchmark:
-    """Makes a benchmark of an entry of the file. Folders of media name the parts."""
+    """Makes a benchmark of an entry of the file. Its media folders give the parts by default."""
     fields: dict[str, Any] = {name: _lists_to_tuples(value) for name, value in entry.items()}
     fields["sources"] = tuple(Source(**source) for source in fields["sources"])
     fields["papers"] = {

@@ -1,4 +1,4 @@
-"""Rows of a benchmark on disk: in parquet, JSON or a workbook. Knows no benchmark."""
+"""Reads rows of a benchmark from parquet, JSON or a workbook, whichever benchmark it is."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ class ParquetRows:
 
     @cached_property
     def _groups(self) -> tuple[tuple[int, Path, int], ...]:
-        """The number of each row group's first row, its file, and its place in the file."""
+        """Each row group's first row number, its file, and its place there; then the row count."""
         groups, start = [], 0
         for path in self.files:
             with _open_parquet(path) as file:

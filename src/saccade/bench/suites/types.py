@@ -38,9 +38,9 @@ class Medium:
 class Item:
     """One sample of a suite, ready for a model.
 
-    Any of ``answers`` is right; it is empty where there is none to compare with. ``then`` are
-    further questions of the conversation, and ``next`` is asked after all of them, with its own
-    media.
+    An answer that equals any of ``answers`` is right. The tuple is empty where there is nothing to
+    compare with. ``then`` has further questions of the conversation. The question of ``next`` is
+    asked after all of them, with its own media.
     """
 
     id: str

@@ -32,7 +32,7 @@ from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import EarlyChoice, View
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.timing import now
-from saccade.core.tree import Tree, add, after
+from saccade.core.tree import Tree, add, chain_without_first
 from saccade.drafting.parallel.channel import Channel, SharedTensor
 from saccade.drafting.shapes.policies import Chain
 from saccade.model.backbone import Backbone
@@ -179,7 +179,9 @@ class Child:
         for request, (tokens, next_batch) in news.items():
             draft = self._drafts[request]
             self._session.commit({request: tokens})
-            draft.chain = Tree() if next_batch is None else after(draft.chain, len(tokens))
+            draft.chain = (
+                Tree() if next_batch is None else chain_without_first(draft.chain, len(tokens))
+            )
             draft.limit = (next_batch or 0) + self._job.shape.length
             draft.epoch += 1
             draft.answer_tokens += len(tokens)

@@ -24,7 +24,7 @@ from saccade.core.errors import DraftFailed
 from saccade.core.prompt import Inputs, Prefill, Prompt, Texts, Turn
 from saccade.core.protocols import BesideTarget, Drafter, DraftReport, DraftSeconds, State
 from saccade.core.sampling import Sampling
-from saccade.core.tree import Tree, add, after, chain
+from saccade.core.tree import Tree, add, chain, chain_without_first
 from saccade.drafting.captioning import Captioning
 from saccade.drafting.parallel.channel import SharedTensor
 from saccade.drafting.parallel.child import HEAD_START_TOKENS, Job, Laws
@@ -223,7 +223,7 @@ class WorkerDrafter(Drafter, BesideTarget):
             first = draft.next_count is None  # After the prefill's token nothing was in flight.
             before, next_batch = self._unsent_commits.get(request, ([], 0))
             if draft.chain.tokens[:count] == tuple(new) and next_batch is not None:
-                draft.chain = after(draft.chain, count)
+                draft.chain = chain_without_first(draft.chain, count)
                 draft.paused = draft.paused and len(draft.chain) > 0  # The child does the same.
                 # All that the draft may have beyond these tokens is judged next.
                 next_batch = 0 if first else max(0, draft.limit - count)

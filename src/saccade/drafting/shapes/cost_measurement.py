@@ -319,7 +319,7 @@ def _time_forwards(
     clock = Clock(model.device)
     repeats: list[list[float]] = []
     allowed = TIMING_SECONDS * len(forwards) / len(ROW_COUNTS)
-    while len(repeats) < MIN_REPEATS or (len(repeats) < MAX_REPEATS and clock.since() < allowed):
+    while len(repeats) < MIN_REPEATS or (len(repeats) < MAX_REPEATS and clock.elapsed() < allowed):
         repeats.append([time_step(sessions[context], context, rows) for context, rows in forwards])
     return [min(times) for times in zip(*repeats, strict=True)]
 
@@ -341,7 +341,7 @@ def time_step(session: Session, context: int, rows: int) -> float:
     trees = dict.fromkeys(session.requests, chain([0] * (rows - 1)))
     clock = Clock(session.backbone.device)
     session.score(trees)
-    return clock.since()
+    return clock.elapsed()
 
 
 def context_bucket(tokens: int) -> int:

@@ -113,8 +113,11 @@ def confidence(scores: Scores, node: int, law: Law | None) -> float:
 
 
 class CostedShape(Shape):
-    """A shape that decides by what forwards cost here; ``recipe.plan`` settles the costs. Derive a
-    dataclass with a field ``costs`` from it."""
+    """A shape that decides by the measured costs of forwards on this machine.
+
+    ``recipe.plan`` fills in ``costs`` before the first draft. A derived class is a dataclass that
+    declares the field ``costs``.
+    """
 
     costs: Costs | None = None
 
@@ -129,7 +132,7 @@ class CostedShape(Shape):
 
     @property
     def forward_costs(self) -> Costs:
-        """The costs of forwards here; ``recipe.plan`` has to settle them first."""
+        """The costs of forwards here, which ``recipe.plan`` has to fill in first."""
         assert self.costs is not None, (
             f"{type(self).__name__} needs measured costs: see recipe.plan"
         )

@@ -69,7 +69,8 @@ def read_frames(
 ) -> Clip:
     """Reads encoded images as one clip; `fps` is the rate at which they were taken (default 1).
 
-    `sampling` has that rate instead, and may choose some of the images.
+    `sampling` may also choose some of the images. If it is given, its own rate counts and `fps` is
+    ignored.
     """
     limits, sampling = limits or Limits(), sampling or FrameSampling(fps=fps)
     return _sample_sequence(image_list(pictures, sampling.fps, limits), sampling, limits, progress)

@@ -31,7 +31,7 @@ from saccade.inputs.media.limits import Limits, refusal, seconds_left
 from saccade.inputs.media.media_file import check_path
 
 MAX_FRAMES = 10_000  # Frames in one data: address.
-MAX_URL_CHARACTERS = 8192  # Of an address that is fetched.
+MAX_URL_CHARACTERS = 8192  # Of an address that is fetched, and of the head of a data: address.
 MAX_CONNECT_ATTEMPTS = 4  # So many addresses of one name are tried.
 REDIRECT_STATUSES = (301, 302, 303, 307, 308)
 DEFAULT_PORTS = {"http": 80, "https": 443}
@@ -92,7 +92,7 @@ class Sources:
             return self._file(url)
         if scheme in DEFAULT_PORTS:
             return FetchedMedia("bytes", self._fetch(url))
-        raise _address_refusal("is of a kind that is not opened: give a data: address")
+        raise _address_refusal("begins with none of data:, file:, http: and https:")
 
     def decode_data_url(self, url: memoryview) -> FetchedMedia:
         """Decodes a data: address without copying its text. Raises VideoInputError."""
@@ -188,7 +188,8 @@ class Sources:
             body += piece
             if len(body) > self.max_bytes:
                 raise self._too_large()
-        if seconds_left(deadline) <= 0 or (announced is not None and len(body) < announced):
+        seconds_left(deadline)  # Raises TimeoutError after the deadline, which may cut the body.
+        if announced is not None and len(body) < announced:
             raise OSError("cut short")
         return bytes(body)
 
@@ -327,7 +328,7 @@ def _resolve(host: str, port: int, seconds: float) -> list[IPAddress]:
 def _connect(
     place: WebAddress, addresses: list[IPAddress], deadline: float
 ) -> Iterator[http.client.HTTPConnection]:
-    """Yields a connection to the first address that answers, which is cut at the deadline.
+    """Yields a connection to the first address that answers. A timer closes it at the deadline.
 
     The host's name is used only inside the connection: in TLS and in the Host header.
     """

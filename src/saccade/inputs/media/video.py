@@ -31,7 +31,7 @@ CODECS = frozenset(
 
 
 class Video:
-    """A reel of a video.
+    """The reel of a video file: its timeline, and a decoder for the frames that are asked for.
 
     A pass over the packets gives the timeline, and a second pass decodes only what is needed.
     """

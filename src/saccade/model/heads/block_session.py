@@ -1,10 +1,10 @@
 """A DFlash head at work on a batch of requests: it scores every tree by one forward a round.
 
-The head's cache has keys of a token once the target's hidden state of that token is known. Of the
-text's last token it is not, so the cache ends one token earlier, as those of other heads do, and
-the last token is the first row of the block. All nodes of one
-depth have the same logits, since a block does not know which of its tokens come true; nodes deeper
-than a block get a uniform law.
+The head's cache has a token's keys once the target's hidden state of that token is known. For the
+last committed token it is not known yet. So the cache ends one token earlier, as with other heads,
+and that token is the first row of the block. All nodes of one depth have the same logits, because a
+block predicts its positions independently of each other's tokens. Nodes deeper than the block get a
+uniform distribution.
 """
 
 from __future__ import annotations

@@ -29,8 +29,8 @@ from saccade.model.heads.head import (
     check_target,
     fill_module,
     for_our_attention,
+    make_rotary,
     plain_settings,
-    rotary_of,
 )
 from saccade.model.heads.modules import Hidden, Rotation, shift_ids, spread_logits
 from saccade.model.segments import Segment
@@ -375,7 +375,7 @@ def make_dflash_head(
             has_mask_embedding="mask_embedding" in parts,
         )
     fill_module(module, parts, target, name)
-    rotary, axes = rotary_of(target, config)
+    rotary, axes = make_rotary(target, config)
     return BlockHead(
         target, module, config, block_settings, rotary.to(module.fc.weight.device), axes
     )

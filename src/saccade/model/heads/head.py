@@ -19,11 +19,11 @@ from saccade.model.attention import Step, quickest_attention
 from saccade.model.backbone import ATTENTION_NAME, Backbone
 from saccade.model.cache import HeadShape
 from saccade.model.heads import layouts
-from saccade.model.heads.modules import Eagle3Head, Hidden, OwnHead, Rotation
+from saccade.model.heads.modules import Eagle3Head, Hidden, MtpHead, Rotation
 from saccade.model.kernels.few_bits import Rounding
 from saccade.model.segments import Segment
 
-EAGLE3_LAYERS = 3  # how many of the target's layers an EAGLE-3 head reads
+EAGLE3_HIDDEN_STATES = 3  # How many of the target's hidden states an EAGLE-3 head reads.
 
 
 class HeadConfig(LlamaConfig):
@@ -49,12 +49,17 @@ class Head(Backbone):
         config: Any,
         rotary: Any,
         axes: int,
-        like: int | None = None,
+        template_layer: int | None = None,
     ) -> None:
-        """Makes a head of a :class:`~saccade.model.heads.modules.HeadModule`, or of the layers of a
-        DFlash head, whose rotations ``rotary`` makes, of ``axes`` rows of positions.
+        """Makes a head over ``target``.
 
-        ``like`` is the layer of the target whose shape the head's layer has, if there is one.
+        Args:
+            module: a :class:`~saccade.model.heads.modules.HeadModule`, or a DFlash head's layers.
+            config: the config of the head's layer.
+            rotary: the rotary embedding of the head's layers.
+            axes: how many axes of positions ``rotary`` reads.
+            template_layer: the number of the target's layer whose shape the head's layer has. None
+                where ``config`` has the shape.
         """
         if target.shares.count > 1:
             raise ModelError(
@@ -75,15 +80,16 @@ class Head(Backbone):
         self.graphs = {}
         self.device = next(module.parameters()).device
         self.devices = [self.device]
-        self._like = like
-        self.key_layers = {0 if like is None else like: 0}  # The layer goes by that number.
-        if like is None:
+        self._template_layer = template_layer
+        # The layer passes on to the attention the number that it was made with.
+        self.key_layers = {0 if template_layer is None else template_layer: 0}
+        if template_layer is None:
             self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
             self.head_dim = config.head_dim
             self.head_shapes = [HeadShape(self.kv_heads, self.head_dim, self.head_dim)]
             self.has_uneven_heads = False
         else:
-            number = target.key_layers[like]
+            number = target.key_layers[template_layer]
             self.head_shapes = [target.head_shapes[number]]
             self.windows = [target.windows[number]] if target.windows else []
         self.attention_choice = quickest_attention(
@@ -103,7 +109,7 @@ class Head(Backbone):
     def _over(self, target: Backbone) -> Head:
         """Returns this head over another target."""
         rotary = self.text.rotary_emb
-        return Head(target, self.module, self.config, rotary, self.axes, self._like)
+        return Head(target, self.module, self.config, rotary, self.axes, self._template_layer)
 
     def embed(self, ids: Any) -> Float[Tensor, "... dim"]:
         if self.module.embed_tokens is None:
@@ -186,20 +192,22 @@ class Head(Backbone):
 
 
 def for_our_attention(config: Any) -> Any:
-    """Returns a copy of a config by which layers call our attention."""
+    """Returns a copy of a config that makes layers call Saccade's attention."""
     our_config = deepcopy(config)
     our_config._attn_implementation = ATTENTION_NAME
     return our_config
 
 
 def fill_module(module: nn.Module, parts: dict[str, Tensor], target: Backbone, name: str) -> None:
-    """Gives a module without memory its weights. Raises ModelError, naming the first difference,
-    where they are not the module's."""
+    """Loads tensors into a module that was made on the meta device.
+
+    Raises ModelError, naming the first difference, where names or shapes do not match.
+    """
     expected = module.state_dict()
     parts = layouts.stack_experts(parts, expected.keys())
     for problem, names in (
         ("lacks", expected.keys() - parts.keys()),
-        ("has beyond what such a head knows", parts.keys() - expected.keys()),
+        ("has tensors that such a head does not use", parts.keys() - expected.keys()),
         (
             "has in another shape",
             {
@@ -223,20 +231,23 @@ def fill_module(module: nn.Module, parts: dict[str, Tensor], target: Backbone, n
     module.eval().requires_grad_(False)
 
 
-def make_own_head(
-    target: Backbone, layout: layouts.OwnLayout, tensors: layouts.Tensors, name: str
+def make_mtp_head(
+    target: Backbone, layout: layouts.MtpLayout, tensors: layouts.Tensors, name: str
 ) -> Head:
-    """Returns the head in a target's own checkpoint, around the class of the target's last layer
-    that keeps keys. Raises ModelError where the tensors do not make one."""
+    """Returns the multi-token-prediction (MTP) head that is stored in a target's own checkpoint.
+
+    Its decoder layer has the class of the target's last layer that has keys. Raises ModelError
+    where the tensors do not make such a head.
+    """
     if not target.key_layers:
-        raise ModelError(f"{name} has no layer of attention that its head could be like")
+        raise ModelError(f"{name} has no attention layer, which its head would be made like")
     number = max(target.key_layers)
     layer = target.text.layers[number]
     config = for_our_attention(target.config)
     norms = [each for key, each in layer.named_children() if "norm" in key]
     with torch.device("meta"):
         kind: Any = type(layer)
-        module = OwnHead(
+        module = MtpHead(
             kind(config, number),
             type(norms[0]),
             config,
@@ -244,7 +255,7 @@ def make_own_head(
             masks_first=layout.masks_first,
         )
     fill_module(module, layout.parts(tensors), target, name)
-    return Head(target, module, config, target.text.rotary_emb, target.axes, like=number)
+    return Head(target, module, config, target.text.rotary_emb, target.axes, template_layer=number)
 
 
 def make_eagle3_head(
@@ -278,7 +289,7 @@ def make_eagle3_head(
             norm_before_residual=bool(settings.get("norm_before_residual")),
         )
     fill_module(module, parts, target, name)
-    rotary, axes = rotary_of(target, config)
+    rotary, axes = make_rotary(target, config)
     return Head(target, module, config, rotary.to(next(module.parameters()).device), axes)
 
 
@@ -289,9 +300,12 @@ def eagle3_config(settings: dict[str, Any]) -> LlamaConfig:
     return config
 
 
-def rotary_of(target: Backbone, config: LlamaConfig) -> tuple[Any, int]:
-    """Returns what makes a head's rotations, and of how many axes of positions: those of the target
-    where the head's config has sections for them, else the first."""
+def make_rotary(target: Backbone, config: LlamaConfig) -> tuple[Any, int]:
+    """Returns a head's rotary embedding, and how many axes of positions it reads.
+
+    Where the head's config has sections for several axes, both are the target's. Else the head
+    reads the first axis alone.
+    """
     rope = config.rope_parameters or {}
     has_sections = target.axes > 1 and bool(rope.get("mrope_section"))
     kind: Any = type(target.text.rotary_emb) if has_sections else LlamaRotaryEmbedding
@@ -299,7 +313,7 @@ def rotary_of(target: Backbone, config: LlamaConfig) -> tuple[Any, int]:
 
 
 def plain_settings(settings: dict[str, Any]) -> dict[str, Any]:
-    """Returns a config's settings as a Llama's, whatever architecture it names."""
+    """Returns a head's config entries as those of a Llama, whatever architecture they name."""
     plain = {key: value for key, value in settings.items() if key not in ("model_type", "dtype")}
     for key in ("rope_scaling", "rope_parameters"):
         rope = plain.get(key)
@@ -312,15 +326,16 @@ def _eagle3_layers(target: Backbone, settings: dict[str, Any]) -> tuple[int, ...
     """Returns which hidden states an EAGLE-3 head reads.
 
     vLLM and speculators write, at the top level of a config, the layers that *read* them; SGLang
-    and SpecForge write, in ``eagle_config``, the layers that *return* them. Without either they are
-    those of all of these projects' defaults.
+    and SpecForge write, in ``eagle_config``, the layers that *return* them. If a config has
+    neither, the head reads the inputs of layers 2, depth / 2 and depth - 3, the default of all
+    four.
     """
     if reading := settings.get("eagle_aux_hidden_state_layer_ids"):
         return tuple(int(each) for each in reading)
     nested = settings.get("eagle_config") or {}
     if returning := nested.get("eagle_aux_hidden_state_layer_ids"):
         return tuple(int(each) + 1 for each in returning)
-    return (2, target.depth // 2, max(0, target.depth - EAGLE3_LAYERS))
+    return (2, target.depth // 2, max(0, target.depth - 3))
 
 
 def check_target(target: Backbone, settings: Mapping[str, Any], name: str) -> None:

@@ -22,11 +22,11 @@ from saccade.core.errors import ModelError
 Tensors = Mapping[str, Shaped[Tensor, "..."]]
 
 LAYER = "layer."
-"""The prefix of the decoder layer's tensors in the names that :class:`OwnLayout` returns."""
+"""The prefix of the decoder layer's tensors in the names that :class:`MtpLayout` returns."""
 
 
 @dataclass(frozen=True)
-class OwnLayout:
+class MtpLayout:
     """How a target's own checkpoint names the tensors of its head.
 
     ``pattern`` finds them, with ``{depth}`` for the number of the target's layers; its group is the
@@ -50,7 +50,7 @@ class OwnLayout:
         return {match[1]: name for name, match in matches.items() if match is not None}
 
     def parts(self, tensors: Tensors) -> dict[str, Tensor]:
-        """Returns the tensors by the names of :class:`saccade.model.heads.modules.OwnHead`. Raises
+        """Returns the tensors by the names of :class:`saccade.model.heads.modules.MtpHead`. Raises
         ModelError where one of them is missing."""
         parts = {}
         for part, name in self.names.items():
@@ -64,8 +64,8 @@ class OwnLayout:
         return parts
 
 
-OWN_LAYOUTS: tuple[OwnLayout, ...] = (
-    OwnLayout(
+MTP_LAYOUTS: tuple[MtpLayout, ...] = (
+    MtpLayout(
         pattern=r"(?:model\.)?mtp\.(.*)",
         names={
             "fc.weight": "fc.weight",
@@ -75,7 +75,7 @@ OWN_LAYOUTS: tuple[OwnLayout, ...] = (
         },
         layer="layers.0.",
     ),
-    OwnLayout(
+    MtpLayout(
         pattern=r"(?:language_model\.)?model\.(?:language_model\.)?layers\.{depth}\.(.*)",
         names={
             "fc.weight": "eh_proj.weight",
@@ -91,19 +91,19 @@ OWN_LAYOUTS: tuple[OwnLayout, ...] = (
 )
 
 
-def find_own(names: Collection[str], depth: int) -> tuple[OwnLayout, dict[str, str]] | None:
+def find_mtp_layout(names: Collection[str], depth: int) -> tuple[MtpLayout, dict[str, str]] | None:
     """Returns the layout of the head in a checkpoint with these names, and the names by those
     within the head; None where the checkpoint has no head."""
-    for layout in OWN_LAYOUTS:
+    for layout in MTP_LAYOUTS:
         head_names = layout.find(names, depth)
         if layout.names["fc.weight"] in head_names:
             return layout, head_names
     return None
 
 
-def is_of_own_head(name: str, depth: int) -> bool:
+def is_mtp_tensor(name: str, depth: int) -> bool:
     """Returns whether a tensor belongs to a head, or to a further one that is not used."""
-    patterns = (layout.pattern for layout in OWN_LAYOUTS)
+    patterns = (layout.pattern for layout in MTP_LAYOUTS)
     numbers = "(?:" + "|".join(str(depth + further) for further in range(8)) + ")"
     return any(re.match(each.replace("{depth}", numbers), name) for each in patterns)
 

@@ -59,7 +59,7 @@ class HeadModule(nn.Module, ABC):
         return None
 
 
-class OwnHead(HeadModule):
+class MtpHead(HeadModule):
     """The head of a target's own checkpoint, around a decoder layer of the target's family.
 
     ``fc`` reads the norms of the embedding and of the hidden state. Sources: DeepSeek-V3

@@ -31,8 +31,8 @@ from saccade.model.kernels import compiled, few_bits
 from saccade.model.kernels.few_bits import FewBitProduct, Rounding
 
 TIMED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 256)
-ROWS_TIMED_FIRST = (1, 256, 8, 4, 16, 2, 64)  # The time may not suffice for all of TIMED_ROWS.
-PRODUCT_TIMING_SECONDS = 0.15  # For all products of a model; attention takes a third of that.
+ROWS_TIMED_FIRST = (1, 256, 8, 4, 16, 2, 64)  # Always timed, before the others of TIMED_ROWS.
+PRODUCT_TIMING_SECONDS = 0.15  # The others are timed only before this has passed.
 CALLS_PER_MEASUREMENT = 4
 MAX_MEASUREMENTS = 3  # How many times each kernel is measured before its times are final.
 MIN_TIMED_BYTES = 2**22  # Matrices timed in a row; more than the nearest cache holds.
@@ -40,7 +40,7 @@ USUAL_CACHE_BYTES = 2**25  # Of the largest cache, where the system does not say
 COLD_CALLS_PER_MEASUREMENT = 2  # Each costs a look at more memory than the caches hold.
 MAX_COLD_ROWS = 16  # With more rows arithmetic takes longer than memory.
 FEW_MATRICES_FROM_ROWS = 64  # From this many rows on, timing two matrices is enough.
-MIN_SAVING = 0.15  # Share of a product's time; a copy that saves less is not worth its memory.
+MAX_SLOWDOWN_WITHOUT_COPY = 0.15  # A copy is dropped if doing without costs at most this share.
 MAX_COPY_SHARE = 0.25  # Share of the free memory that copies of weights may take.
 ATTENTION_ROWS = (1, 4, 16)  # Numbers of rows for which decoding's attention is timed.
 ATTENTION_KEYS = (512, 1024, 2048, 4096)  # Numbers of keys for the same.
@@ -101,11 +101,11 @@ def _multiply_packed(x: Tensor, packed: Tensor, base: Tensor | None) -> Tensor:
     return torch.ops.mkldnn._linear_pointwise.binary(x, base, packed, None, "add")
 
 
-def _own_weight(weight: Tensor) -> Tensor:
+def _keep_weight(weight: Tensor) -> Tensor:
     return weight
 
 
-PLAIN = Product(_own_weight, _multiply_plain, copies=False)
+PLAIN = Product(_keep_weight, _multiply_plain, copies=False)
 # This one is oneDNN's, whose weights lie in blocks.
 PACKED = Product(lambda w: torch.ops.mkldnn._reorder_linear_weight(w), _multiply_packed)
 
@@ -131,10 +131,10 @@ GATED_PRODUCTS = {
 }
 
 
-def _in_place(unit: compiled.Bf16Unit, gated: bool = False) -> Product:
-    """Returns a product of ours in bf16, which reads the module's own weight."""
+def _bf16_without_copy(unit: compiled.Bf16Unit, gated: bool = False) -> Product:
+    """Returns a product by our compiled bf16 kernels, which read the weight without a copy."""
     return Product(
-        _own_weight,
+        _keep_weight,
         partial(compiled.multiply_bf16, unit, gated=gated),
         copies=False,
         supports=partial(compiled.supports_bf16, unit, gated=gated),
@@ -144,11 +144,11 @@ def _in_place(unit: compiled.Bf16Unit, gated: bool = False) -> Product:
 BF16_PRODUCTS: dict[str, Product] = {
     "plain": PLAIN,
     "packed": PACKED,
-    **{unit.value: _in_place(unit) for unit in compiled.Bf16Unit},
+    **{unit.value: _bf16_without_copy(unit) for unit in compiled.Bf16Unit},
 }
 GATED_BF16_PRODUCTS = {
     **{name: _with_silu_gate(product) for name, product in BF16_PRODUCTS.items()},
-    **{unit.value: _in_place(unit, gated=True) for unit in compiled.Bf16Unit},
+    **{unit.value: _bf16_without_copy(unit, gated=True) for unit in compiled.Bf16Unit},
 }
 
 
@@ -336,7 +336,8 @@ def may_copy(matrices: Sequence[Matrix]) -> bool:
 class TunedMatrices:
     """Matrices that multiply by the kernels that are quickest here.
 
-    Where there is nothing to choose from they multiply with their own weights, and this is false.
+    Where there is nothing to choose from, they multiply with their own weights, and the object is
+    falsy.
     """
 
     def __init__(self, matrices: Sequence[Matrix]) -> None:
@@ -412,10 +413,10 @@ def fingerprint_entries(weight: Float[Tensor, "out into"]) -> Float[Tensor, "*sa
     It has at least one entry of every row and one of every column, and about as many entries as the
     longer side has.
 
-    The entries are ``step`` apart. A step of at most a row's length leaves out no row. A step that
-    shares no divisor with that length meets another column each time until all were met, which
-    takes as many entries as there are columns. A step of at most the number of rows gives that
-    many.
+    The entries are ``step`` apart in memory. ``step`` is at most the length of a row, so every row
+    has an entry. It shares no divisor with that length, so each entry lies in another column until
+    every column has had one. It is at most the number of rows, so there are at least as many
+    entries as columns, which is enough for that.
     """
     if not weight.is_contiguous():
         return fingerprint_entries(weight.t()) if weight.t().is_contiguous() else weight
@@ -569,8 +570,8 @@ def shortest_times(
 def best_choice(times: dict[int, dict[str, float]], free: Sequence[str] = ()) -> Choice:
     """Returns the best choice by these seconds, which are by number of rows and kernel.
 
-    A copy of the weights that saves less than ``MIN_SAVING`` of the time is left out. The first
-    kernel and those named in ``free`` need no copy.
+    A copy of the weights is left out where doing without it makes no number of rows slower by more
+    than ``MAX_SLOWDOWN_WITHOUT_COPY``. The first kernel and those in ``free`` need no copy.
 
     Between two numbers of rows that were timed, the kernel of the larger number is used: just
     beyond the number of rows at which a kernel falls behind, it is far behind already.
@@ -585,7 +586,7 @@ def best_choice(times: dict[int, dict[str, float]], free: Sequence[str] = ()) ->
     while copying := [name for name in names[1:] if name not in free]:
         without = {name: slowdown([each for each in names if each != name]) for name in copying}
         needless = min(without, key=without.__getitem__)
-        if without[needless] > 1 + MIN_SAVING:
+        if without[needless] > 1 + MAX_SLOWDOWN_WITHOUT_COPY:
             break
         names.remove(needless)
     return Choice(tuple(rows), tuple(min(names, key=times[n].__getitem__) for n in rows))

@@ -1,4 +1,4 @@
-"""Runs the modules of a model that are outside its decoder by the quickest kernels."""
+"""Runs the modules outside a model's decoder, such as its vision tower, by the fastest kernels."""
 
 from __future__ import annotations
 
@@ -44,7 +44,7 @@ class Tower:
             elif type(module) is nn.Conv3d:
                 matrix = Matrix(module.weight.data.flatten(1), module.bias)
                 forwards.append((module, matrix, _patch_forward(module, matrix)))
-        # A prompt's rows are many, of which only fp32 has kernels that beat torch's.
+        # A prompt has many rows. For such products only fp32 has kernels that beat torch's.
         matrices = [matrix for _, matrix, _ in forwards]
         is_fp32 = are_fp32_on_cpu(matrix.weight for matrix in matrices)
         self._matrices = TunedMatrices(matrices if is_fp32 else [])
@@ -62,7 +62,7 @@ class Tower:
 
     @contextmanager
     def use_quickest_kernels(self) -> Iterator[None]:
-        """Makes the modules compute by the kernels that are quickest here, in this context."""
+        """Makes the modules use the fastest kernels of this machine while the block runs."""
         self._matrices.refresh()
         aligned: list[nn.Module] = []
         for each in self._unaligned:

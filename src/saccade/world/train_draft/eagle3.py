@@ -28,7 +28,7 @@ from transformers.models.llama.modeling_llama import LlamaAttention
 
 from saccade.core.errors import OptionError
 from saccade.inputs import Loaded
-from saccade.model.heads.head import eagle3_config, rotary_of
+from saccade.model.heads.head import eagle3_config, make_rotary
 from saccade.model.heads.layouts import LAYER
 from saccade.model.heads.modules import Eagle3Head
 from saccade.world.train_draft.conversations import LlavaConversation
@@ -116,7 +116,7 @@ class TrainedHead(nn.Module):
         output = backbone.head_module.weight.detach()
         self.head.lm_head.weight.data.copy_(output[known_ids].to(torch.float32))
         # In a list, a module is no part of this one and gets no gradient.
-        self._others: list[Any] = [backbone, *rotary_of(backbone, config)]
+        self._others: list[Any] = [backbone, *make_rotary(backbone, config)]
 
     def forward(self, inputs: Mapping[str, Tensor], steps: int) -> Float[Tensor, ""]:
         """Returns the loss over a batch of conversations."""
