@@ -290,7 +290,7 @@ def test_misuse_is_told_in_a_sentence():
             live.append(frame(1), 1.0)
         with pytest.raises(OptionError, match="keeps one size"):
             live.append(np.zeros((20, 30, 3), np.uint8))
-        with pytest.raises(OptionError, match="a frame is"):
+        with pytest.raises(OptionError, match="a frame must be"):
             live.append(torch.zeros(3, 3))
         stream = live.stream("What is there?")
         next(stream)

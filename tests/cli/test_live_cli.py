@@ -41,6 +41,15 @@ def test_chat_takes_another_file_in_between(
     assert last["visual_tokens"] == third["visual_tokens"] and last["fallback_reason"] is None
 
 
+def test_an_answer_of_one_token_is_printed(
+    call: Call, clip: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Claim: an answer without a forward of decoding has its line of figures, without a tau."""
+    monkeypatch.setattr("sys.stdin", io.StringIO("What moves?\nAnd now?\n"))
+    code, _, messages = call("chat", clip, "-n", 1, "-m", "sd")
+    assert code == 0 and messages.count("1 tokens") == 2 and "tau" not in messages
+
+
 def test_a_file_is_watched_and_asked_about(call: Call, tmp_path: Path) -> None:
     """Claim: a question every few seconds and one at the end, each about what was seen by then and
     kept; the window bounds it. Without --json the answers are printed under their times."""

@@ -311,3 +311,6 @@ def test_a_port_that_is_taken_is_refused() -> None:
         with pytest.raises(OptionError, match=str(port)):
             several.open_listen_socket("127.0.0.1", port).close()
     several.open_listen_socket("127.0.0.1", port).close()
+    for mistyped in ("0.0.0..0", "x" * 64):
+        with pytest.raises(OptionError, match="cannot listen on"):
+            several.open_listen_socket(mistyped, port)

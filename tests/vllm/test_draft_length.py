@@ -10,6 +10,7 @@ import pytest
 from saccade.core.errors import MethodError, OptionError
 from saccade.core.round_estimates import (
     MIN_MEASURED_ROUNDS,
+    SECONDS_DECAY,
     Acceptance,
     CostLine,
     FadingMean,
@@ -141,6 +142,11 @@ def test_the_middle_is_found(right):
 def test_a_line_finds_its_slope_and_forgives_a_pause():
     """Claim: seconds over counts are fitted exactly where they lie on a line; one pause of 1000
     times as long moves the line by less than one ordinary value."""
+    tilted = CostLine()
+    for rows, seconds in ((6, 5.0), (3, 0.01), (1, 0.01), (6, 0.01)):
+        tilted = tilted.fold(rows, seconds)
+    assert tilted.at(1) == 0.0  # The first round compiled kernels.
+    assert tilted.fold(1, 0.01).y > SECONDS_DECAY * tilted.y  # A real second is not counted as 0.
     line = CostLine()
     for x in (1, 9, 5, 1, 9, 5):
         line = line.fold(x, 2 + 0.5 * x)

@@ -25,7 +25,7 @@ from saccade.engine.conversation import Conversation
 from saccade.engine.generate import DEFAULT_METHOD, Stream, stream
 from saccade.inputs import captions, python_media
 from saccade.inputs.loading import load_pair, use_threads
-from saccade.inputs.media import Clip, FrameSampling, Source, arrays
+from saccade.inputs.media import Clip, FrameSampling, Readable, Source, arrays
 from saccade.inputs.media.fetch import Sources
 from saccade.inputs.questions import (
     Dialogue,
@@ -260,6 +260,8 @@ class Model:
             seed=seed,
             **settings,
         )
+        if isinstance(source, Readable):
+            raise OptionError("watch cannot read an open file: give its path, or its bytes")
         frames = None if source is None else frames_of(source, fps, realtime)
         return Live(self.pair, conversation, window=size, fps=fps, segment=segment, source=frames)
 

@@ -162,7 +162,7 @@ class Live(AbstractContextManager["Live"]):
         """Appends a frame, and reads what has come where no answer is under way.
 
         Args:
-            frame: a picture of [height, width, 3] bytes, or one of PIL; all of one size.
+            frame: a PIL image, or a uint8 array of shape [height, width, 3]; all of one size.
             time: when it was seen, in seconds; by default one frame (at ``fps``) after the last.
 
         Raises:
@@ -467,7 +467,7 @@ def _picture(frame: Any) -> Image:
     """Returns a frame as an array. Raises OptionError for what is no picture."""
     picture = np.asarray(frame.convert("RGB") if _is_pil(frame) else frame)
     if picture.dtype != np.uint8 or picture.ndim != 3 or picture.shape[2] != 3:
-        raise OptionError("a frame is a picture of PIL, or bytes in [height, width, 3]")
+        raise OptionError("a frame must be a PIL image or a uint8 array [height, width, 3]")
     return np.ascontiguousarray(picture)
 
 

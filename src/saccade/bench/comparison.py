@@ -23,11 +23,14 @@ BASELINE = "ar"
 
 @dataclass(frozen=True)
 class Summary:
-    """One method's figures: medians over the runs, or None where a method has no such figure.
+    """One method's figures over its runs, or None where a method has no such figure.
+
+    Seconds and speeds are medians over the runs. ``identical_to_ar`` is about all runs. The ids,
+    ``tau``, ``acceptance_rate``, ``rounds`` and the two reasons are those of the last run.
 
     ``decode_seconds`` covers the tokens after the first, ``prefill_seconds`` everything else
-    (vision, both prefills, guidance). Speedups are per token against ``ar``: ratios run by run,
-    then their median.
+    (vision, both prefills, guidance). An answer of one token has no speed of decoding. Speedups are
+    per token against ``ar``: ratios run by run, then their median.
     """
 
     token_ids: tuple[int, ...] | None = None
@@ -170,12 +173,13 @@ def _resolve(name: str) -> Recipe:
 
 
 def _timed_run(result: Result) -> TimedRun:
-    counted = max(1, len(result.ids) - 1)
+    counted = len(result.ids) - 1
     return TimedRun(result.ids, result.timings.decode, result.timings.total, counted, result)
 
 
 def _summarize(runs: Sequence[TimedRun], baseline: Sequence[TimedRun]) -> Summary:
     last, ids = runs[-1], runs[-1].ids
+    has_decoded = all(run.counted > 0 for run in (*runs, *baseline))
     summary = Summary(
         token_ids=ids,
         tokens=len(ids),
@@ -183,8 +187,14 @@ def _summarize(runs: Sequence[TimedRun], baseline: Sequence[TimedRun]) -> Summar
         decode_seconds=median(run.decode for run in runs),
         prefill_seconds=median(run.total - run.decode for run in runs),
         total_seconds=median(run.total for run in runs),
-        tokens_per_second=median(run.counted / run.decode for run in runs),
-        speedup_decode=median(_speed_ratios(runs, baseline, lambda run: run.decode / run.counted)),
+        tokens_per_second=(
+            median(run.counted / run.decode for run in runs) if has_decoded else None
+        ),
+        speedup_decode=(
+            median(_speed_ratios(runs, baseline, lambda run: run.decode / run.counted))
+            if has_decoded
+            else None
+        ),
         speedup_end_to_end=median(
             _speed_ratios(runs, baseline, lambda run: run.total / max(1, len(run.ids)))
         ),

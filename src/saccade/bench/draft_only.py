@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from saccade.core.capabilities import Capability
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
@@ -30,7 +31,12 @@ def draft_only_recipe(name: str) -> Recipe:
     """Returns the recipe whose view the draft answers under. Raises OptionError for text views."""
     recipe = resolve("sd" + name.removeprefix(PREFIX))
     if not recipe.view.needs.isdisjoint(WRITTEN):
-        raise OptionError(f"{name}: a draft answers by itself under one view of the pixels")
+        raise OptionError(
+            f"{name}: a draft answers by itself under one view of the pixels, not under words in "
+            "their place; choose another view"
+        )
+    if Capability.COSTS in recipe.view.needs:
+        raise OptionError(f"{name}: that view needs a target that answers; choose another view")
     return recipe
 
 
@@ -44,7 +50,12 @@ def draft_answer(
     tokens: int,
     ends: Sequence[int],
 ) -> list[int]:
-    """Returns the draft's greedy answer over the visual tokens that the recipe's view keeps."""
+    """Returns the draft's greedy answer over the visual tokens that the recipe's view keeps.
+
+    Raises OptionError for a draft that is a head, which reads the target's hidden states.
+    """
+    if draft.backbone.hidden_layers:
+        raise OptionError(f"{PREFIX} needs a draft model, and {draft.name} is a head: leave it out")
     setup = Setup(target.backbone, draft.backbone, recipe.view, recipe.shape, [Sampling()], tokens)
     common, banned = setup.shared_vocabulary()
     target_prompts = target.backbone.prompts(inputs)

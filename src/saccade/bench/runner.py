@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,7 +29,7 @@ from saccade.bench.peers import PEERS
 from saccade.bench.records import Answer
 from saccade.bench.suites.datasets import message_parts
 from saccade.bench.suites.types import Item, Suite
-from saccade.core.errors import OptionError, SaccadeError, kind_and_line
+from saccade.core.errors import OptionError, SaccadeError, VideoInputError, kind_and_line
 from saccade.core.generation_settings import end_ids, merge_settings
 from saccade.core.prompt import Inputs
 from saccade.drafting.recipe import Recipe
@@ -40,6 +41,8 @@ from saccade.inputs.captions import join_captioners
 from saccade.inputs.media import Clip
 from saccade.inputs.questions import batch_inputs
 from saccade.model.memory import PeakMemory
+
+log = logging.getLogger(__name__)
 
 OnProgress = Callable[[str, int, int], None]
 """Called with what is being done, the number of items done, and the number of all items."""
@@ -132,10 +135,16 @@ def run_benchmark(
     done = len(finished)
     for suite, items in _batches(todo, plan.batch):
         max_new_tokens = plan.max_new_tokens or suite.setting.max_new_tokens
-        item_runs = [
-            _ItemRun(pair, item, turn_arguments(item), captioner, plan.seed, plan.exact)
-            for item in items
-        ]
+        item_runs = []
+        for item in items:
+            try:
+                arguments = turn_arguments(item)
+            except VideoInputError as error:  # A damaged file must not end the run.
+                log.warning("%s: %s is left out: %s", suite.name, item.id, error)
+                continue
+            item_runs.append(_ItemRun(pair, item, arguments, captioner, plan.seed, plan.exact))
+        if not item_runs:
+            continue
         answering = item_runs[0] if plan.batch == 1 else _BatchRun(item_runs)
         order = list(recipes)
         if suite.name not in warm_suites:

@@ -13,6 +13,7 @@ from saccade.cli.command_options import DEFAULT_METHOD
 from saccade.cli.compare import compare_methods
 from saccade.cli.terminal import Json, Threads, Verbose, console, out, prepare
 from saccade.core.answer_text import TextDecoder
+from saccade.core.errors import OptionError
 
 PICTURE_WIDTH = 80  # Characters a line; the picture must be readable at half a page's width.
 
@@ -28,6 +29,8 @@ def demo(
     verbose: Verbose = False,
 ) -> None:
     """Describe a video with the embedded pair, plainly and drafted, and compare."""
+    if as_json and picture is not None:
+        raise OptionError("--picture draws the answer and --json prints figures: give one of them")
     prepare(threads, verbose)
     from saccade.answering import coloured_text
     from saccade.bench import terminal_output
@@ -59,7 +62,8 @@ def demo(
         sep="",
     )
     page.print(coloured_text.legend())
-    if picture is not None:  # It has the answer alone, since times differ between machines.
+    if picture is not None:
+        # The comparison is not in the picture, because times differ between machines.
         picture.write_text(terminal_output.remove_web_fonts(page.export_svg(title="saccade demo")))
     out.print(f"\n[bold]What the generator drew:[/bold] [dim]{description}[/dim]\n")
     comparison.print_to(out)

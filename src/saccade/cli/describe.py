@@ -180,8 +180,9 @@ def print_answer(target: Loaded, start: Callable[..., Stream], detail: OutputDet
             out.print(coloured_text.legend())  # It explains the colours of the answer above it.
         rate = result.tokens_per_second or 0.0
         reused = f", {result.reused_tokens} tokens reused" if result.reused_tokens else ""
+        tau = "" if result.tau is None else f", tau {result.tau:.2f}"
         err.print(
-            f"[dim]{len(result.ids)} tokens, {rate:.0f} per second, tau {result.tau:.2f}; "
+            f"[dim]{len(result.ids)} tokens, {rate:.0f} per second{tau}; "
             f"first after {result.timings.first_token:.2f} s{reused}; "
             f"{result.timings.total:.2f} s in all[/dim]"
         )

@@ -214,7 +214,8 @@ def run_server(
         timeout_graceful_shutdown=5,
         server_header=False,
     )
-    err.print(f"{socket_url(listen_socket)}/v1 is loading its models", style="dim", soft_wrap=True)
+    loading = f"{socket_url(listen_socket)}/v1 is loading its models"
+    err.print(loading, style="dim", markup=False, soft_wrap=True)
     with listen_socket:
         Server(config).run([listen_socket])
     if service.failure is not None:

@@ -51,7 +51,8 @@ def run_replicas(
     with ExitStack() as cleanup:
         cleanup.callback(ray.shutdown)
         is_ready, stop_requested = _handle_signals()
-        err.print(f"{url} is starting {replicas} replicas on {cluster}", style="dim")
+        # An IPv6 address in brackets looks like markup.
+        err.print(f"{url} is starting {replicas} replicas on {cluster}", style="dim", markup=False)
         if 0 < gpus < replicas:
             err.print(f"the cluster has {gpus} GPUs: some replicas wait for one", style="yellow")
         cleanup.callback(shut_down)

@@ -35,7 +35,8 @@ def ui(
         int,
         typer.Option(
             min=1,
-            help="Tokens of clip and question at most; with --chat, of texts and earlier turns.",
+            help="Tokens of clip and question at most; with --chat, of texts and earlier turns. "
+            "Not with --watch, which keeps a window of the video.",
         ),
     ] = 16_384,
     watch: Annotated[

@@ -183,8 +183,10 @@ class CostLine:
 
     def fold(self, x: float, y: float) -> CostLine:
         """Returns the line after one more round, in which ``x`` took ``y`` seconds."""
-        if self.weight >= MIN_MEASURED_ROUNDS:
-            y = min(y, OUTLIER_FACTOR * self.at(x))
+        expected = self.at(x)
+        # A line that an early outlier has tilted may reach 0, where it says nothing of outliers.
+        if self.weight >= MIN_MEASURED_ROUNDS and expected > 0:
+            y = min(y, OUTLIER_FACTOR * expected)
         return CostLine(
             SECONDS_DECAY * self.weight + 1,
             SECONDS_DECAY * self.x + x,

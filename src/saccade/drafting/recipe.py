@@ -78,7 +78,10 @@ class Recipe:
 
     @property
     def drafts(self) -> bool:
-        """Whether the method drafts at all."""
+        """Whether the drafter does more than plain decoding.
+
+        ``Copies`` counts as plain decoding, although it proposes tokens where the text repeats.
+        """
         return Capability.PLAIN_DECODING not in self.drafter.offers
 
     @property
@@ -88,8 +91,11 @@ class Recipe:
 
     @property
     def needs_all_keys(self) -> bool:
-        """Whether keys of the target that no later row of its own sees are needed: by a draft that
-        starts from them, or by a view that follows the answer."""
+        """Whether the target's layers with a sliding window must keep the keys behind it.
+
+        The target itself never reads those keys again. A draft that starts from the target's keys
+        needs them, and so does a view that chooses again during the answer.
+        """
         follows = self.records_attention and self.view.key_updates.refresh is not None
         return follows or Capability.READS_TARGET_PROMPT in self.drafter.offers
 

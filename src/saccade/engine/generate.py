@@ -408,18 +408,23 @@ def generate(
     call_arguments: dict[str, Any] = {**arguments, "stop_strings": stop_strings}
     is_called_by_transformers = isinstance(inputs, Tensor) and is_from_transformers(call_arguments)
     has_prompt = False  # whether the streamer has been given the prompt
-    if is_called_by_transformers:
-        transformers_call = current_transformers_call()
-        if streamer is not None and transformers_call.streamer not in (None, streamer):
-            raise OptionError("streamer= is given twice, to model.generate and to with_: give one")
-        has_prompt = transformers_call.streamer is not None
-        streamer = transformers_call.streamer if has_prompt else streamer
-        if transformers_call.assistant_model is not None:
-            if call_arguments.get("draft") not in (None, transformers_call.assistant_model):
-                raise OptionError("assistant_model= and draft= are two drafts: give one of them")
-            call_arguments["draft"] = transformers_call.assistant_model
     check_streamer(streamer)
     try:
+        if is_called_by_transformers:
+            transformers_call = current_transformers_call()
+            if streamer is not None and transformers_call.streamer not in (None, streamer):
+                transformers_call.streamer.end()
+                raise OptionError(
+                    "streamer= is given twice, to model.generate and to with_: give one"
+                )
+            has_prompt = transformers_call.streamer is not None
+            streamer = transformers_call.streamer if has_prompt else streamer
+            if transformers_call.assistant_model is not None:
+                if call_arguments.get("draft") not in (None, transformers_call.assistant_model):
+                    raise OptionError(
+                        "assistant_model= and draft= are two drafts: give one of them"
+                    )
+                call_arguments["draft"] = transformers_call.assistant_model
         target = current_backbone(model)
         resolved, request, ids = _read_call(
             target, inputs, call_arguments, is_called_by_transformers

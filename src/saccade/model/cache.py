@@ -254,6 +254,7 @@ class Cache:
             for layer, rows in self._window_rows_at(length).items():
                 self._replace_rows(layer, rows)
         self._saved_windows = {n: each for n, each in self._saved_windows.items() if n <= length}
+        self._turn_lengths = [each for each in self._turn_lengths if each <= length]
         if self.states is not None:
             self.states.truncate(self.states.length - (self.length - length))
         self.length = length

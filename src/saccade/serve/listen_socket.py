@@ -18,8 +18,9 @@ def open_listen_socket(host: str, port: int) -> socket.socket:
     try:
         family, _, _, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
         return socket.create_server(address[:2], family=family, backlog=2048)
-    except OSError as error:
-        reason = (error.strerror or "it is no address").lower()
+    except (OSError, UnicodeError) as error:
+        cause = error.strerror if isinstance(error, OSError) else None
+        reason = (cause or "it is no address").lower()
         message = f"cannot listen on {host} port {port}: {reason}; choose another --port or --host"
         raise OptionError(message) from None
 

@@ -86,8 +86,12 @@ class ResponsesHandler(CompletionHandler):
         field = self._logprobs(entries)
         if field is None:
             return []
+
+        def with_bytes(entry: dict[str, Any]) -> dict[str, Any]:
+            return {**entry, "bytes": entry["bytes"] or []}
+
         return [
-            {**token, "bytes": token["bytes"] or [], "top_logprobs": token["top_logprobs"]}
+            {**with_bytes(token), "top_logprobs": [*map(with_bytes, token["top_logprobs"])]}
             for token in field["content"]
         ]
 

@@ -81,7 +81,7 @@ def make_app(service: Service, start: Callable[[], Engine] | None = None) -> Fas
             CORSMiddleware,
             allow_origins=list(service.settings.cors_origins),
             allow_methods=["GET", "POST"],
-            allow_headers=["Authorization", "Content-Type"],
+            allow_headers=["*"],  # OpenAI's JavaScript client sends headers of its own.
         )
     # FastAPI does not see the requests' schemas, since the routes parse the bodies themselves.
     schemas = app.openapi()["components"]["schemas"]

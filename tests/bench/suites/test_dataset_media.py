@@ -16,7 +16,7 @@ from handmade_layouts import CASES, Art, Layout, tarred, unusable, zipped
 from openpyxl.cell.rich_text import CellRichText, TextBlock
 from openpyxl.cell.text import InlineFont
 
-from saccade.bench.suites import rows
+from saccade.bench.suites import archives, rows
 from saccade.bench.suites.datasets import Dataset, message_parts
 from saccade.bench.suites.media_index import VIDEO_SUFFIXES, MediaIndex
 from saccade.bench.suites.search import open_dataset
@@ -154,6 +154,13 @@ def test_a_member_that_is_cut_short_is_reported_when_it_is_read(
     with pytest.raises(VideoInputError, match="v.mp4 cannot be unpacked from v.tar: unexp"):
         MediaIndex((root,), VIDEO_SUFFIXES).find("v.mp4").local()
     assert not [path for path in unpacked.rglob("*") if path.is_file()]
+
+
+@pytest.mark.parametrize("end", ["gz", "xz", "zst"])
+def test_the_end_of_a_compressed_archive_is_no_part(end: str):
+    """Claim: "videos.tar.xz" is a whole archive, and "videos.tar.ab" is the part ab of one."""
+    assert archives._split_part(f"videos.tar.{end}") == (f"videos.tar.{end}", "")
+    assert archives._split_part("videos.tar.ab") == ("videos.tar", "ab")
 
 
 def test_an_archive_that_is_cut_short_is_named(art: Art, tmp_path: Path):

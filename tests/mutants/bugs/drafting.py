@@ -100,7 +100,7 @@ BUGS = (
             token, q = scores.draw(last, law)
             if q is not None:
                 scores.draws.pop()
-                odds = float(q[token])
+                $odds = float(q[token])
             $chance = $estimates.chance($odds)
         """,
         tests=(

@@ -83,8 +83,8 @@ BUGS = (
     PlantedBug(
         "a DFlash head reads the hidden states of the layer before",
         "model/heads/dflash.py",
-        find="int(each) + 1",
-        plant="int(each)",
+        find="int(layer) + 1",
+        plant="int(layer)",
         tests=("model/test_dflash.py::test_blocks_are_those_of_transformers_own_class",),
     ),
 )

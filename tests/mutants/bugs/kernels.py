@@ -327,6 +327,7 @@ BUGS = (
         find="add_products(rows, (1u << (inputs->to - i)) - 1, x + i, w + i, in, sum);",
         plant="add_products(rows, 0, x + i, w + i, in, sum);",
         tests=("model/test_bf16_products.py::test_a_product_is_fp32s_rounded_once",),
+        needs="avx512_bf16",
     ),
     PlantedBug(
         "products of bf16 in C: a part of the inputs replaces the part before it",
@@ -334,6 +335,7 @@ BUGS = (
         find="if (inputs->from) results =",
         plant="if (0) results =",
         tests=("model/test_bf16_products.py::test_many_inputs_are_added_up_in_parts",),
+        needs="avx512_bf16",
     ),
     PlantedBug(
         "products of few bits in C: halves of bytes are met by each other's inputs",
@@ -341,6 +343,7 @@ BUGS = (
         find="_mm512_set1_epi32(x[r * (c->in / 4) + 4])",
         plant="_mm512_set1_epi32(x[r * (c->in / 4)])",
         tests=("model/test_few_bits.py::test_a_product_is_that_of_the_rounded_weights",),
+        needs="avx512_vnni",
     ),
     PlantedBug(
         "drafts of few bits: the target multiplies with rounded weights too",

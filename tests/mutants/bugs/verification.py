@@ -192,10 +192,9 @@ BUGS = (
     PlantedBug(
         "nodes of the tree do not attend to the pending tokens",
         "core/tree.py",
-        find="ancestors((*$line, *($parent + $waiting for $parent in $tree.parents)))",
+        find="(*$line, *($parent + $pending for $parent in $tree.parents))",
         plant=(
-            "ancestors((*$line, *($parent + $waiting if $parent >= 0 else ROOT for $parent "
-            "in $tree.parents)))"
+            "(*$line, *($parent + $pending if $parent >= 0 else ROOT for $parent in $tree.parents))"
         ),
         tests=("model/test_session.py::test_any_history_of_trees_and_commits_equals_the_oracle",),
     ),

@@ -199,7 +199,8 @@ def examine(
         rounded = _part(*whom, draft_tokens, dtype, None, device, SUGGESTED_ROUNDING)
         gain = _best_chain(TYPICAL_RATE, rounded.cost / parts[0].cost, cost_per_row).speedup
         now = next((each.speedup for each in outlook if each.rate == TYPICAL_RATE), 1.0)
-        if gain > now * NOTICEABLE_SPEEDUP:
+        fits = needed + rounded.weights <= free_bytes * (1 - SPARE_SHARE)
+        if fits and gain > now * NOTICEABLE_SPEEDUP:
             suggestion = _suggest_rounding(gain, draft is None)
     if draft is not None and head is None and device != "cpu":
         child = PROCESS_BYTES

@@ -169,11 +169,15 @@ def find_archives(paths: Sequence[Path]) -> tuple[Archive, ...]:
     )
 
 
+COMPRESSIONS = ("gz", "xz", "zst", "lz")  # The end of a whole archive's name, and no part's.
+
+
 def _split_part(name: str) -> tuple[str, str]:
     """Splits "videos.tar.part.aa" into ("videos.tar", "aa"); of a whole archive the part is ""."""
     pattern = r"(.+\.(?:zip|tar|tgz|tar\.gz))\.(?:part[._-]?)?([a-z]{2,3}|\d{1,4})"
     match = re.fullmatch(pattern, name, re.IGNORECASE)
-    return (match[1], match[2]) if match and match[2] != "gz" else (name, "")
+    is_part = match is not None and match[2].lower() not in COMPRESSIONS
+    return (match[1], match[2]) if match and is_part else (name, "")
 
 
 def _missing_part(names: Sequence[str]) -> str:

@@ -221,15 +221,22 @@ class _Search:
 
 def _parse(name: str) -> tuple[str, str]:
     """Returns a key of `BENCHMARKS` and its part or ""; case and punctuation do not matter."""
-    plain = {re.sub(r"[^a-z0-9]", "", key): key for key in BENCHMARKS}
+
+    def simplify(text: str) -> str:
+        return re.sub(r"[^a-z0-9]", "", text.lower())
+
     first, _, part = name.partition("/")
-    key = plain.get(re.sub(r"[^a-z0-9]", "", first.lower()))
+    key = {simplify(key): key for key in BENCHMARKS}.get(simplify(first))
     if key is None:
         raise OptionError(f"there is no benchmark {name!r}: use {', '.join(BENCHMARKS)}")
-    if part and part not in BENCHMARKS[key].parts:
-        parts = ", ".join(BENCHMARKS[key].parts) or "its name alone"
+    known_parts = BENCHMARKS[key].parts
+    if not part or part in known_parts:
+        return key, part
+    known_part = {simplify(each): each for each in known_parts}.get(simplify(part))
+    if known_part is None:
+        parts = ", ".join(known_parts) or "its name alone"
         raise OptionError(f"{BENCHMARKS[key].title} has no part {part!r}: use {parts}")
-    return key, part
+    return key, known_part
 
 
 def _snapshots(base: Path) -> list[Path]:

@@ -1,8 +1,9 @@
 """The connection between a draft's process and its parent: whole messages over a pair of sockets.
 
 All tensors of a message are sent in one block: inside the message where they are small, else in an
-anonymous file whose descriptor is sent with it. So a message takes at most one descriptor, however
-many tensors it has, and only until it is read. Tensors on a GPU stay there, and torch shares them.
+anonymous file whose descriptor is sent with it. So they take at most one descriptor together, and
+only until the message is read. Each :class:`SharedTensor` takes one more. Tensors on a GPU stay
+there, and torch shares them.
 
 The descriptor of a connection is used only inside its socket object, which forgets it when it is
 closed. So a closed connection raises an error, and never writes to a file that got the same number
@@ -44,7 +45,7 @@ class LineClosed(ConnectionError):
 
 
 class SharedTensor:
-    """A tensor of fp32 zeros in memory that both ends share once it was sent."""
+    """An fp32 tensor, at first all zeros, in memory that both ends share once it was sent."""
 
     def __init__(self, shape: Sequence[int], descriptor: int | None = None) -> None:
         self.shape = tuple(shape)

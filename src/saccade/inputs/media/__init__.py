@@ -22,9 +22,10 @@ from saccade.inputs.media.images import (
     read_image,
 )
 from saccade.inputs.media.limits import Limits, bad_option
-from saccade.inputs.media.media_file import Source, check_path, open_media
+from saccade.inputs.media.media_file import Readable, Source, check_path, open_media
 
 __all__ = [
+    "Readable",
     "Clip", "Image", "Limits", "Progress", "FrameSampling", "Source",
     "read", "read_frames", "read_image",
 ]  # fmt: skip

@@ -165,6 +165,7 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
             except TimeoutError:
                 raise refusal(label, *TOO_SLOW, seconds) from None
             except (OSError, EOFError):
+                stop.check()  # The child may have been killed because the call was stopped.
                 reason = REFUSAL_BY_EXIT.get(child.end(), DAMAGED)
                 raise refusal(label, *(CROWDED if child.is_overdue else reason)) from None
             except InvalidResponse:

@@ -30,6 +30,9 @@ STREAM_PIECE_BYTES = 1 << 20  # So much of a stream is read at once.
 MAX_STREAM_MEMORY_BYTES = 64 << 20  # A longer stream is kept in a temporary file.
 
 
+OPEN_AS_TEXT = "is open as text: open it with 'rb'"
+
+
 @runtime_checkable
 class Readable(Protocol):
     """A file object, which is read from its current position to its end."""
@@ -137,12 +140,14 @@ def _copy_stream(pipe: Readable, file: Any, label: str, limits: Limits) -> int:
     try:
         while piece := pipe.read(STREAM_PIECE_BYTES):
             if not isinstance(piece, bytes):
-                raise refusal(label, "is open as text: open it with 'rb'", "bad_option")
+                raise refusal(label, OPEN_AS_TEXT, "bad_option")
             if not file.tell() and len(piece) >= HEAD_BYTES:
                 if problem := _find_mistake(piece[:HEAD_BYTES]):
                     raise refusal(label, *problem)
             file.write(piece)
             limits.check(label, nbytes=file.tell())
+    except UnicodeDecodeError:
+        raise refusal(label, OPEN_AS_TEXT, "bad_option") from None
     except ValueError:
         raise refusal(label, "is closed: open it again", "unreadable") from None
     except OSError:

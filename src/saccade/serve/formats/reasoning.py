@@ -120,12 +120,12 @@ class Reasoning:
         """Returns how many of an answer's tokens are reasoning, its marks included.
 
         Returns 0 where the closing mark is not a single token, because the end cannot then be found
-        in the ids.
+        in the ids, and where blanks come before the opening mark.
         """
-        begins_with_mark = bool(ids) and ids[0] == self.marks.opening_id
-        if self.marks.closing_id is None or not (self.start == "open" or begins_with_mark):
+        if self.start == "closed" or self.marks.closing_id is None:
             return 0
-        if self.start == "closed":
+        begins_with_mark = bool(ids) and ids[0] == self.marks.opening_id
+        if self.start != "open" and not begins_with_mark:
             return 0
         end = _index(ids, self.marks.closing_id)
         return len(ids) if end is None else end + 1

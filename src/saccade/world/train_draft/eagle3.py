@@ -16,6 +16,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
+from math import ceil
 from pathlib import Path
 from typing import Any
 
@@ -370,7 +371,7 @@ def known_ids(
     )
     samples: Any = dataset(counted, target)
     counts: Counter[int] = Counter()
-    for index in range(COUNTED_SAMPLES):
+    for index in range(ceil(COUNTED_SAMPLES / counted.samples_per_forward)):
         labels = samples[index]["labels"]
         counts.update(labels[labels >= 0].tolist())
     ids = [token for token, _ in counts.most_common(MAX_DRAFT_VOCAB)]
