@@ -23,7 +23,7 @@ from torch import Tensor
 
 import saccade
 from lab import reference
-from saccade.core.capabilities import NOTHING, Capabilities
+from saccade.core.capabilities import NO_CAPABILITIES, Capabilities
 from saccade.core.prompt import Inputs, Prefill, Prompt
 from saccade.core.protocols import Drafter, Learner, Shape, State
 from saccade.core.result import Result
@@ -526,8 +526,8 @@ class MadeBy:
     """A function that makes drafters, as a part of a recipe that needs nothing of the others."""
 
     name: ClassVar[str] = "stub"
-    needs: ClassVar[Capabilities] = NOTHING
-    offers: ClassVar[Capabilities] = NOTHING
+    needs: ClassVar[Capabilities] = NO_CAPABILITIES
+    offers: ClassVar[Capabilities] = NO_CAPABILITIES
 
     make: Callable[[Setup], Drafter]
 

@@ -151,7 +151,7 @@ def test_a_second_turn_may_show_a_picture_of_its_own(embedded: Embedded, tmp_pat
         return lambda inputs: (seen.append(len(media)), [["a picture"] * len(media)])[1]
 
     plan = replace(short("ar", "sd/view=caption", suite=suite), max_new_tokens=6)
-    answers = runner.run_benchmark(plan, *embedded, tmp_path, captioner=captioner)
+    answers = runner.run_benchmark(plan, *embedded, tmp_path, make_captioner=captioner)
     assert [(each.method, each.turn) for each in answers] == [
         (method, turn) for method in plan.methods for turn in (0, 1)
     ]

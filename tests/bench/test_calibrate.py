@@ -22,8 +22,8 @@ from saccade.bench.calibration import (
     TIE_MARGIN,
     Calibration,
     Trial,
+    choose_confirmed,
     choose_fastest,
-    choose_or_fall_back,
     search,
 )
 from saccade.bench.comparison import Summary
@@ -235,18 +235,15 @@ def test_what_the_verdict_is() -> None:
         ((1, 1.0), "ar"),
         ((1, 1.1), "auto"),
     ]:
-        assert choose_or_fall_back(trials(*speedups)).method == method, speedups
+        assert choose_confirmed(trials(*speedups)).method == method, speedups
     plain, auto = trial("ar", 1, 1, 1), trial("auto", 2, 6, 1.5)
-    assert choose_or_fall_back([plain, auto, trial("sd", 2.2, 6.6, 1.0)]).method == "sd"
+    assert choose_confirmed([plain, auto, trial("sd", 2.2, 6.6, 1.0)]).method == "sd"
+    assert choose_confirmed([plain, trial("auto", 2, 2, 2), trial("sd", 9, 2, 2)]).method == "auto"
     assert (
-        choose_or_fall_back([plain, trial("auto", 2, 2, 2), trial("sd", 9, 2, 2)]).method == "auto"
+        choose_confirmed([*trials(1, 1.5), trial("sd", 2, fallback="no memory")]).method == "auto"
     )
-    assert (
-        choose_or_fall_back([*trials(1, 1.5), trial("sd", 2, fallback="no memory")]).method
-        == "auto"
-    )
-    assert choose_or_fall_back([*trials(1, 1.5), trial("sd", 2, whole=1.4)]).method == "auto"
-    assert choose_or_fall_back([trial("ar", 1), trial("auto", 2, whole=0.9)]).method == "ar"
+    assert choose_confirmed([*trials(1, 1.5), trial("sd", 2, whole=1.4)]).method == "auto"
+    assert choose_confirmed([trial("ar", 1), trial("auto", 2, whole=0.9)]).method == "ar"
 
 
 def test_lambdas_are_judged_by_accepted_length_first() -> None:
@@ -503,7 +500,7 @@ def test_the_advice_is_what_the_confirmation_says() -> None:
 
     def advice(*met: Trial) -> str:
         table = tuple(replace(each, stage=CONFIRM_STAGE) for each in (trial("ar", 1), *met))
-        return calibration(choose_or_fall_back(table), table=table, held_out=0).advice
+        return calibration(choose_confirmed(table), table=table, held_out=0).advice
 
     auto = trial("auto", 2)
     for other, reason in [
@@ -535,7 +532,7 @@ def test_every_verdict_has_grounds(figures: list[float]) -> None:
         for name, decode, whole in zip(("auto", "sd"), figures[::2], figures[1::2], strict=True)
     ]
     table = tuple(replace(row, stage=CONFIRM_STAGE) for row in rows)
-    report = calibration(choose_or_fall_back(table), table=table)
+    report = calibration(choose_confirmed(table), table=table)
     assert report.advice.startswith(("keep ", "use sd"))
     if report.method != "ar":
         assert report.best.speedup > 1 and report.best.end_to_end_speedup >= 1 - TIE_MARGIN

@@ -184,13 +184,13 @@ def test_what_is_cached_is_read_without_the_hub(
     monkeypatch.setattr(places, "_reachable", lambda address: False)
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: str(tmp_path))
-    assert places.cached_only("a/b", "a/b")
+    assert places.must_use_cache("a/b", "a/b")
     monkeypatch.setattr("huggingface_hub.try_to_load_from_cache", lambda *_: None)
     with pytest.raises(ModelError, match="cannot be reached"):
-        places.cached_only("a/b", "a/b")
-    assert not places.cached_only("shapes", places.source_of("shapes"))
+        places.must_use_cache("a/b", "a/b")
+    assert not places.must_use_cache("shapes", places.source_of("shapes"))
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert not places.cached_only("a/b", "a/b")
+    assert not places.must_use_cache("a/b", "a/b")
 
 
 @pytest.mark.parametrize(

@@ -18,7 +18,7 @@ from torch import nn
 from saccade.drafting.parallel.channel import (
     MAX_INLINE_BYTES,
     Channel,
-    LineClosed,
+    ConnectionClosed,
     SharedTensor,
 )
 
@@ -142,9 +142,9 @@ def test_what_was_sent_before_the_end_is_received_first(line):
     here.close()
     assert there.receive(0.0) == "one"
     assert there.receive(0.0).sum() == MAX_INLINE_BYTES
-    with pytest.raises(LineClosed):
+    with pytest.raises(ConnectionClosed):
         there.receive(0.0)
-    with pytest.raises(LineClosed):
+    with pytest.raises(ConnectionClosed):
         there.send("anything")
 
 
@@ -157,9 +157,9 @@ def test_a_line_that_is_closed_writes_to_nobodys_file(line, tmp_path):
     with open(tmp_path / "log", "w+b", buffering=0) as file:
         assert file.fileno() == number, "the test proves nothing"
         for message in ("small", torch.ones(MAX_INLINE_BYTES)):
-            with pytest.raises(LineClosed):
+            with pytest.raises(ConnectionClosed):
                 here.send(message, 0.0)
-        with pytest.raises(LineClosed):
+        with pytest.raises(ConnectionClosed):
             here.receive(0.0)
         here.close()
         file.write(b"still open")
@@ -203,7 +203,7 @@ def test_a_receiver_without_descriptors_is_not_left_waiting(line):
     """Claim: a message whose descriptor cannot be taken is an error at once."""
     here, there = line
     here.send(torch.ones(MAX_INLINE_BYTES))
-    with no_more_descriptors(), pytest.raises(LineClosed):
+    with no_more_descriptors(), pytest.raises(ConnectionClosed):
         there.receive(5.0)
 
 

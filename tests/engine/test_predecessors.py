@@ -17,7 +17,7 @@ from helpers import input_for, noisy, qwen25, truth
 import saccade
 from saccade.core.free_cores import free_cores
 from saccade.drafting.parallel import process
-from saccade.drafting.setup import WRITTEN
+from saccade.drafting.setup import NEEDS_TOKENIZER
 from saccade.methods import SYSTEMS
 from saccade.model import kernels
 from saccade.model.backbone import Backbone
@@ -112,7 +112,7 @@ def test_no_weights_are_laid_out_on_the_clock_of_any_method(pair, laid):
 @pytest.mark.parametrize("before", [*EARLY, "ar"])
 def test_every_method_follows_every_early_one_for_nothing(before, pair, laid):
     """The same for all that is registered."""
-    drafted = [name for name, recipe in SYSTEMS.items() if recipe.view.needs.isdisjoint(WRITTEN)]
+    drafted = [name for name, recipe in SYSTEMS.items() if recipe.view.needs.isdisjoint(NEEDS_TOKENIZER)]
     order = [method for name in drafted for method in (before, name)]
     _, *others = follow(pair, order, laid)
     assert others == [(method, 0) for method, _ in others]

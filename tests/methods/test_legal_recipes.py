@@ -10,7 +10,12 @@ from typing import Any
 
 import pytest
 
-from saccade.core.capabilities import NOTHING, OFFERED_BY_ENGINE, Capability, find_unmet_needs
+from saccade.core.capabilities import (
+    NO_CAPABILITIES,
+    OFFERED_BY_ENGINE,
+    Capability,
+    find_unmet_needs,
+)
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Refresh, Schedule, Shape, View
 from saccade.drafting.drafters import Copies, EarlyExit, HeadDrafter, Lookup, SelfDrafter
@@ -101,7 +106,7 @@ def test_what_a_refusal_says_to_use_offers_what_is_needed(capability: Capability
     """Claim: the choice that a refusal names brings what was missing. Fails where a part was
     renamed or no longer offers it."""
     choice = re.split(r",? or |, ", capability.choice)[0].replace("-N", "-3")
-    offered: frozenset[Capability] = NOTHING
+    offered: frozenset[Capability] = NO_CAPABILITIES
     for base in BASES:
         try:
             recipe = resolve(f"{base}/{choice}")
@@ -115,7 +120,7 @@ def test_what_a_refusal_says_to_use_offers_what_is_needed(capability: Capability
 def test_nobody_offers_what_the_engine_offers() -> None:
     """Claim: a capability is the engine's or a part's, not both; a refusal has one cause."""
     parts = [*DRAFTERS.values(), WorkerDrafter, *views(), *shapes(), *SCHEDULES.values()]
-    offered = NOTHING.union(*(part.offers for part in parts))
+    offered = NO_CAPABILITIES.union(*(part.offers for part in parts))
     assert not offered & OFFERED_BY_ENGINE
     assert offered | OFFERED_BY_ENGINE == frozenset(Capability)
 
@@ -132,5 +137,5 @@ def test_a_part_of_ones_own_is_refused_until_its_need_is_offered() -> None:
         Recipe("mine", "", Picky, Chain(3))
     waiting = replace(SCHEDULES["serial"], offers=frozenset({Capability.BESIDE_TARGET}))
     assert Recipe("mine", "", Picky, Chain(3), waiting).drafts
-    missing = list(find_unmet_needs([("it", Picky)], NOTHING))
+    missing = list(find_unmet_needs([("it", Picky)], NO_CAPABILITIES))
     assert len(missing) == 2 and all(each.startswith("it needs") for each in missing)

@@ -147,7 +147,9 @@ class Live(AbstractContextManager["Live"]):
         self._waiting: deque[Timed] = deque()  # frames that are in no segment yet
         self._next_time = 0.0
         self._question_under_way: _OpenQuestion | None = None
-        self._working = threading.RLock()  # held while the model works
+        # Guards the conversation, its segments and its turns. It is not held while a caller
+        # exhausts a stream: then `_question_under_way` keeps new frames waiting.
+        self._conversation_lock = threading.RLock()
         self._waiting_lock = threading.Lock()  # of the frames that wait
         self._stop, self._ended = threading.Event(), threading.Event()
         self._error: BaseException | None = None
@@ -178,13 +180,13 @@ class Live(AbstractContextManager["Live"]):
             self.seen_frames += 1
             self._waiting.append((picture, seconds))
             self._bound_waiting()
-        if self._working.acquire(blocking=False):
+        if self._conversation_lock.acquire(blocking=False):
             try:
                 self._finish_turn()
                 if self._question_under_way is None and len(self._waiting) >= self.segment_frames:
                     self._read_waiting()
             finally:
-                self._working.release()
+                self._conversation_lock.release()
 
     def _check_size(self, picture: Image) -> None:
         latest = [*self._waiting][-1:]
@@ -267,7 +269,7 @@ class Live(AbstractContextManager["Live"]):
     @property
     def history(self) -> list[tuple[str, str]]:
         """The questions that are kept, with their answers."""
-        with self._working:
+        with self._conversation_lock:
             self._finish_turn()
             return [(turn.question, turn.answer) for turn in self._turns]
 
@@ -314,14 +316,14 @@ class Live(AbstractContextManager["Live"]):
 
         ``settings`` are of this question alone. Raises OptionError, ModelError in one sentence.
         """
-        with self._working:
+        with self._conversation_lock:
             result = self.stream(question, **settings).finish()[0]
             self._finish_turn()
         return result
 
     def stream(self, question: str, **settings: Unpack[GenerateArguments]) -> Stream:
         """Yields the rounds of an answer as they come. Exhaust or close it before the next one."""
-        with self._working:
+        with self._conversation_lock:
             self._raise_error()
             self._take_all_frames()
             inputs, draft_inputs = self._encode_window(question)
@@ -335,7 +337,7 @@ class Live(AbstractContextManager["Live"]):
 
         The frames that have come so far become segments, as by :meth:`ask`.
         """
-        with self._working:
+        with self._conversation_lock:
             self._take_all_frames()
             return self._encode_window(question)[0]
 
@@ -420,7 +422,7 @@ class Live(AbstractContextManager["Live"]):
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(JOIN_SECONDS)  # A camera may never give its next frame.
-        with self._working:
+        with self._conversation_lock:
             self._conversation.close()
 
     def __exit__(self, *exception: object) -> None:

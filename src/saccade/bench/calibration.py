@@ -392,7 +392,7 @@ def search(
     references = [BASELINE, REFERENCE]
     first_methods = [*dict.fromkeys((*references, *start_methods))]
     trials = run_stage(START_STAGE, first_methods, search_videos[:1], deadline)
-    fallback = choose_or_fall_back(trials[:2])
+    fallback = choose_confirmed(trials[:2])
     start_trials = [trial for trial in trials if trial.method in start_methods]
     axes = [axis for axis in candidates if f"/{axis}=" not in base]
     if not start_trials:  # There was time for the references alone.
@@ -416,11 +416,11 @@ def search(
     final_methods = [*dict.fromkeys((*references, best.method))]
     confirming_videos = [*held_out_videos] * MAX_CONFIRMING_RUNS
     confirmed = run_stage(CONFIRM_STAGE, final_methods, confirming_videos, deadline)
-    chosen = choose_or_fall_back(confirmed) if confirmed else fallback
+    chosen = choose_confirmed(confirmed) if confirmed else fallback
     return chosen, tuple(table), tuple(skipped)
 
 
-def choose_or_fall_back(trials: Sequence[Trial]) -> Trial:
+def choose_confirmed(trials: Sequence[Trial]) -> Trial:
     """Returns what to use, from the same runs of ``ar``, ``auto`` and perhaps another method.
 
     The other method must beat both, and ``auto`` must beat ``ar``.

@@ -14,7 +14,7 @@ from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
 from saccade.drafting.recipe import Recipe
-from saccade.drafting.setup import WRITTEN, Setup
+from saccade.drafting.setup import NEEDS_TOKENIZER, Setup
 from saccade.inputs import Loaded
 from saccade.methods import resolve
 from saccade.model.session import Session
@@ -30,7 +30,7 @@ def is_draft_only(name: str) -> bool:
 def draft_only_recipe(name: str) -> Recipe:
     """Returns the recipe whose view the draft answers under. Raises OptionError for text views."""
     recipe = resolve("sd" + name.removeprefix(PREFIX))
-    if not recipe.view.needs.isdisjoint(WRITTEN):
+    if not recipe.view.needs.isdisjoint(NEEDS_TOKENIZER):
         raise OptionError(
             f"{name}: a draft answers by itself under one view of the pixels, not under words in "
             "their place; choose another view"

@@ -60,7 +60,8 @@ class Benchmark:
     max_new_tokens: int | None = None  # By default each suite's own.
     exact: bool = False
     temperature: float = 0.0  # 0 is greedy.
-    batch: int = 1  # Items that are answered at once. More than one answer first questions alone.
+    # Items answered in one batch. In a batch only the first question of each item is asked.
+    batch: int = 1
 
     def items(self) -> Iterator[tuple[Suite, Item]]:
         """Yields this shard's items: every ``count``-th of each suite's first ``limit``."""
@@ -101,13 +102,13 @@ def run_benchmark(
     draft: Loaded | None,
     folder: Path,
     *,
-    captioner: Callable[[Sequence[Sequence[np.ndarray]]], Any] | None = None,
+    make_captioner: Callable[[Sequence[Sequence[np.ndarray]]], Any] | None = None,
     on_progress: OnProgress = lambda what, done, total: None,
 ) -> list[Answer]:
     """Returns every answer of the plan, with those of an interrupted run in ``folder``.
 
-    ``captioner`` makes a captioner of the frames of each video and image, for views that read one.
-    Raises OptionError where ``folder`` has another plan's run.
+    ``make_captioner`` returns a captioner for the frames of each video and image. It is called
+    where a view reads captions. Raises OptionError where ``folder`` has another plan's run.
     """
     recipes = {
         **resolve_methods([name for name in plan.methods if not is_draft_only(name)]),
@@ -142,7 +143,7 @@ def run_benchmark(
             except VideoInputError as error:  # A damaged file must not end the run.
                 log.warning("%s: %s is left out: %s", suite.name, item.id, error)
                 continue
-            item_runs.append(_ItemRun(pair, item, arguments, captioner, plan.seed, plan.exact))
+            item_runs.append(_ItemRun(pair, item, arguments, make_captioner, plan.seed, plan.exact))
         if not item_runs:
             continue
         answering = item_runs[0] if plan.batch == 1 else _BatchRun(item_runs)
@@ -232,19 +233,19 @@ def media_arguments(item: Item) -> dict[str, Any]:
 class _ItemRun:
     """One item, and the models that answer it.
 
-    ``captioner`` takes the frames of each medium.
+    ``make_captioner`` returns a captioner for the frames of each medium.
     """
 
     pair: Pair
     item: Item
     media_by_turn: list[dict[str, Any]]
-    captioner: Callable[[Sequence[Sequence[np.ndarray]]], Any] | None
+    make_captioner: Callable[[Sequence[Sequence[np.ndarray]]], Any] | None
     seed: int
     exact: bool
 
     def captioner_for(self, turn: int) -> Any:
         media = self.frames(turn)
-        return self.captioner(media) if self.captioner is not None and media else None
+        return self.make_captioner(media) if self.make_captioner is not None and media else None
 
     def frames(self, turn: int) -> list[list[np.ndarray]]:
         """Returns the frames of each video and image that a turn has."""

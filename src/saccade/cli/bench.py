@@ -122,7 +122,7 @@ def bench(
             pair.target,
             pair.draft,
             out_dir,
-            captioner=settings.make_captioner,
+            make_captioner=settings.make_captioner,
             on_progress=lambda what, done, total: bar.update(
                 task, description=what, completed=done, total=total
             ),

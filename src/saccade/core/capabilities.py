@@ -74,7 +74,7 @@ class Capability(Enum):
 
 Capabilities = frozenset[Capability]
 
-NOTHING: Capabilities = frozenset()
+NO_CAPABILITIES: Capabilities = frozenset()
 OFFERED_BY_ENGINE: Capabilities = frozenset(
     {
         Capability.ATTENTION,

@@ -14,7 +14,7 @@ from typing import Any, ClassVar, Protocol, cast, runtime_checkable
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from saccade.core.capabilities import NOTHING, Capabilities, Capability
+from saccade.core.capabilities import NO_CAPABILITIES, Capabilities, Capability
 from saccade.core.costs import Costs
 from saccade.core.prompt import Inputs, Prefill, Prompt, SharedPrefix, Turn
 from saccade.core.result import FinishReason, Round
@@ -86,7 +86,7 @@ class View(ABC):
     def needs(self) -> Capabilities:
         """The capabilities that this view needs, for example ``Capability.ATTENTION`` if the
         target's prefill must record attention mass."""
-        return NOTHING
+        return NO_CAPABILITIES
 
     @property
     def offers(self) -> Capabilities:
@@ -184,7 +184,7 @@ class Shape(Learner, ABC):
     def needs(self) -> Capabilities:
         """The capabilities that this shape needs, for example ``Capability.COSTS`` if it decides by
         what forwards cost."""
-        return NOTHING
+        return NO_CAPABILITIES
 
     @property
     def offers(self) -> Capabilities:
@@ -193,7 +193,7 @@ class Shape(Learner, ABC):
         A shape offers ``Capability.NEXT_TOKEN`` if it is a ``Chain`` that can be grown one token at
         a time, which is how a draft grows in parallel with the target.
         """
-        return NOTHING
+        return NO_CAPABILITIES
 
     def for_parallel(self) -> Shape:
         """Returns the shape for a draft that runs in parallel with the target. It is called after
@@ -303,7 +303,7 @@ class Drafter(ABC):
     """
 
     name: ClassVar[str] = "of its own kind"  # Its value in an override, as in ``drafter=model``.
-    needs: ClassVar[Capabilities] = NOTHING
+    needs: ClassVar[Capabilities] = NO_CAPABILITIES
     offers: ClassVar[Capabilities] = frozenset({Capability.READS_VIEW})
 
     @property
@@ -397,8 +397,8 @@ class Schedule:
 
     name: str
     run: Rounds
-    needs: Capabilities = NOTHING
-    offers: Capabilities = NOTHING
+    needs: Capabilities = NO_CAPABILITIES
+    offers: Capabilities = NO_CAPABILITIES
 
     def __call__(
         self, session: Scoring, drafter: Drafter, requests: Sequence[int], cut: Cut

@@ -76,7 +76,7 @@ class Round:
         return self.verdict.tokens
 
     @property
-    def tells_usual_seconds(self) -> bool:
+    def has_typical_duration(self) -> bool:
         """Whether the duration of this round predicts that of later rounds."""
         return self.verify_seconds > 0 and not self.first_of_size
 

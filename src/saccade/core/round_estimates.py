@@ -21,9 +21,10 @@ OUTLIER_FACTOR = 4.0  # A round that takes longer than this many times the expec
 EXTRA_COST_DECAY = 0.02
 TIMES_MEMORY = 0.95  # What is left of the seconds of forwards after one more.
 FORWARD_OUTLIER_FACTOR = 2.0  # A forward counts for this many times the expectation at most.
-# The target's forwards are limited so only after this many of them, whose number decays.
-MIN_ROUNDS_FOR_OUTLIERS = 3.0
-# What was believed of a forward before counts like so many measured ones.
+# Outliers are capped by measured times only after this many forwards, whose number decays. Before
+# that a draft is capped by its believed time, and the target's forwards are not capped.
+MIN_FORWARDS_FOR_OUTLIERS = 3.0
+# The believed time of a forward weighs as much as this many measured forwards.
 FORWARD_PRIOR_WEIGHT = 0.5
 # It is added to the sum of the squared deviations of the rows, and so draws the slope towards 0.
 SLOPE_PRIOR_WEIGHT = 0.7
@@ -255,7 +256,7 @@ class ForwardTimes(NamedTuple):
     def after_plain(self, seconds: float, believed: float) -> ForwardTimes:
         """Returns the times after a forward of one row, which was believed to take so long."""
         usual = self.scale(believed) * believed
-        if self.plain.weight + self.weight >= MIN_ROUNDS_FOR_OUTLIERS:
+        if self.plain.weight + self.weight >= MIN_FORWARDS_FOR_OUTLIERS:
             seconds = min(seconds, FORWARD_OUTLIER_FACTOR * usual)
         return self._replace(plain=self.plain.fold(seconds, 1.0, TIMES_MEMORY), since_plain=0)
 
@@ -276,9 +277,9 @@ class ForwardTimes(NamedTuple):
         no more than ``FORWARD_OUTLIER_FACTOR`` times what was expected, the first ones too.
         """
         level = self.level
-        expected = level.mean if level.weight >= MIN_ROUNDS_FOR_OUTLIERS else believed_level
+        expected = level.mean if level.weight >= MIN_FORWARDS_FOR_OUTLIERS else believed_level
         level_seconds = min(level_seconds, FORWARD_OUTLIER_FACTOR * levels * expected)
-        if self.weight >= MIN_ROUNDS_FOR_OUTLIERS:
+        if self.weight >= MIN_FORWARDS_FOR_OUTLIERS:
             seconds = min(seconds, FORWARD_OUTLIER_FACTOR * self.average * believed)
         extra_rows, memory = rows - 1, TIMES_MEMORY
         return self._replace(

@@ -26,8 +26,9 @@ Noise = Callable[[str, int, int], float]
 def verify(tree: Tree, p: Callable[[int], Law | None], noise: Noise) -> Verdict:
     """Walk down from the root, accepting at most one child a level.
 
-    ``p(node)`` is the target's law after ``node`` (``ROOT``: after the committed text), or None
-    where the target has not looked: there the walk ends without a token of the target's own.
+    ``p(node)`` is the target's law after ``node`` (``ROOT``: after the committed text). It is None
+    where the target has not scored ``node``: the walk ends there, without a token of the target's
+    own.
     """
     node = ROOT
     accepted: list[int] = []

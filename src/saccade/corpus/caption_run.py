@@ -13,7 +13,8 @@ from saccade.core.errors import OptionError
 from saccade.corpus import json_lines
 from saccade.corpus.manifest import UNEXPECTED_PREFIX, CaptionSettings, ClipJob, Row
 
-MAX_UNEXPECTED_ERRORS = 10  # In a row. By then the machine is at fault, so the next fail as well.
+# After this many unexpected errors in a row the machine is taken to be at fault.
+MAX_UNEXPECTED_ERRORS = 10
 
 
 @dataclass(frozen=True)

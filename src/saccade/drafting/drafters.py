@@ -18,7 +18,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from torch import Tensor
 from torch.utils.hooks import RemovableHandle
 
-from saccade.core.capabilities import NOTHING, Capability
+from saccade.core.capabilities import NO_CAPABILITIES, Capability
 from saccade.core.errors import DraftFailed
 from saccade.core.prompt import Inputs, Prefill, Prompt, SharedPrefix, Turn
 from saccade.core.protocols import (
@@ -79,7 +79,7 @@ class TextDrafter(Drafter):
     """The common part of drafters that read the text alone, without a model."""
 
     needs = frozenset({Capability.WHOLE_PROMPT})
-    offers = NOTHING
+    offers = NO_CAPABILITIES
 
     def __init__(self, setup: Setup) -> None:
         self._texts: list[list[int]] = []
@@ -560,7 +560,7 @@ class SelfDrafter(SessionDrafter):
         model = full_model if layers is None else full_model.first_layers(layers)
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
-        self._view, self._following = setup.view, setup.view.key_updates
+        self._view, self._key_updates = setup.view, setup.view.key_updates
         self._window_rows: dict[int, int] = {}  # of requests whose window slides
         # The target's prefill and the current pruned prompt of requests whose view is refreshed.
         self._refreshed_views: dict[int, tuple[Prefill, Prompt]] = {}
@@ -570,14 +570,14 @@ class SelfDrafter(SessionDrafter):
         pruned = [self._view(prefill, prefill.prompt) for prefill in prefills]
         self._visual_tokens = {i: prompt.visual_tokens for i, prompt in enumerate(pruned)}
         clock = Clock(self.session.backbone.device)
-        if self._following.sinks is not None:
+        if self._key_updates.sinks is not None:
             pairs = enumerate(zip(prefills, pruned, strict=True))
             self._window_rows = {
                 i: len(pruned_prompt)
                 for i, (prefill, pruned_prompt) in pairs
                 if len(pruned_prompt) < len(prefill.prompt)
             }
-        if self._following.refresh is not None:
+        if self._key_updates.refresh is not None:
             self._refreshed_views = dict(enumerate(zip(prefills, pruned, strict=True)))
         self.session.fork(prefills, pruned, can_reselect=bool(self._refreshed_views))
         return clock.elapsed()
@@ -607,7 +607,7 @@ class SelfDrafter(SessionDrafter):
     def _slide(self, request: int) -> None:
         """Drops the prompt's oldest rows after its sinks, as many as were added since the prefill,
         once these are ``SLIDE_TOKENS`` or more."""
-        state, sinks = self.session.requests[request], self._following.sinks or 0
+        state, sinks = self.session.requests[request], self._key_updates.sinks or 0
         prompt_rows, other_rows = state.prompt_rows
         over = state.cache.length - self._window_rows[request]
         if over >= SLIDE_TOKENS and prompt_rows > sinks:
@@ -618,7 +618,7 @@ class SelfDrafter(SessionDrafter):
     def _refresh_view(self, request: int) -> None:
         """Lets the view choose again, where it is time, by the attention of the rows that the
         target judged last."""
-        refresh = self._following.refresh
+        refresh = self._key_updates.refresh
         assert refresh is not None
         self._rounds[request] = self._rounds.get(request, 0) + 1
         if self._rounds[request] % refresh.every:

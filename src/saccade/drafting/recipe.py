@@ -24,8 +24,10 @@ from saccade.model import tensor_parallel
 from saccade.model.backbone import Backbone
 from saccade.model.batch_invariant import NEEDS_CHAINS, ROWS
 
-DRAFT_MODELS = frozenset({Capability.DRAFT_MODEL, Capability.OWN_PROCESS, Capability.MIXTURE})
-"""What drafters offer that draft with a second model."""
+DRAFT_MODEL_CAPABILITIES = frozenset(
+    {Capability.DRAFT_MODEL, Capability.OWN_PROCESS, Capability.MIXTURE}
+)
+"""Every drafter that drafts with a second model offers one of these."""
 
 
 @dataclass(frozen=True)
@@ -108,8 +110,10 @@ class Recipe:
 class AnswerOutlook(NamedTuple):
     """What is known of an answer before it begins."""
 
-    tokens: int | None = None  # that it may have; None where measuring may take any time
-    samples: bool = True  # whether tokens are drawn: then no clock of earlier answers may decide
+    # The answer's most tokens, which limit how long costs are measured first. None: no limit.
+    tokens: int | None = None
+    # Whether tokens are sampled. Then the plan may not depend on the timing of earlier answers.
+    samples: bool = True
 
 
 ANY_ANSWER = AnswerOutlook()
@@ -131,13 +135,17 @@ def plan(
 
     Where the draft is a head of the target, it takes the place of a draft model.
     ``context`` is the prompt's length in tokens. Costs that are not stored yet are measured, as the
-    phase "costs", if that takes little of what the ``answer`` takes; else they are estimated by the
-    number of weights, and rounds correct them.
+    phase "costs", if that takes little of what the ``answer`` takes. Else they are estimated by
+    the bytes that forwards read, and rounds correct them.
     """
     is_rounded_target = draft is not None and draft.is_rounded_copy_of(target)
     if is_rounded_target and Capability.DRAFT_MODEL in recipe.drafter.offers:
-        recipe = _over_target_keys(recipe)
-    if draft is not None and draft.hidden_layers and recipe.drafter.offers & DRAFT_MODELS:
+        recipe = _draft_from_target_keys(recipe)
+    if (
+        draft is not None
+        and draft.hidden_layers
+        and recipe.drafter.offers & DRAFT_MODEL_CAPABILITIES
+    ):
         recipe = replace(recipe, drafter=HeadDrafter)  # The draft that is there is a head.
     view, shape = recipe.view, recipe.shape
     works_alone = Capability.NO_DRAFT_MODEL in shape.offers
@@ -194,12 +202,12 @@ def recorded_hidden_layers(recipe: Recipe, draft: Backbone | None) -> Sequence[i
     """Returns the layers of the target whose hidden states it has to record for this draft; none
     unless the draft is its head. The recipe may be planned or not."""
     reads = Capability.HIDDEN_STATES in recipe.drafter.needs
-    if draft is None or not (reads or recipe.drafter.offers & DRAFT_MODELS):
+    if draft is None or not (reads or recipe.drafter.offers & DRAFT_MODEL_CAPABILITIES):
         return ()
     return draft.hidden_layers
 
 
-def _over_target_keys(recipe: Recipe) -> Recipe:
+def _draft_from_target_keys(recipe: Recipe) -> Recipe:
     """Returns the recipe with the target itself as its draft, which needs no prefill of its own.
 
     A view or a schedule that needs a model of its own keeps it: it reads the prompt again.

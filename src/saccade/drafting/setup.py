@@ -25,7 +25,7 @@ Captioner = Callable[[Inputs], Captions]
 is free."""
 
 
-WRITTEN = frozenset({Capability.NEWLINE, Capability.CAPTION})  # what needs a tokenizer
+NEEDS_TOKENIZER = frozenset({Capability.NEWLINE, Capability.CAPTION})
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,13 @@ class Words:
 
     def check(self, view: View) -> None:
         """Raises OptionError unless what this view needs is there."""
-        if not view.needs.isdisjoint(WRITTEN) and self.encode is None:
+        if not view.needs.isdisjoint(NEEDS_TOKENIZER) and self.encode is None:
             raise OptionError(f"view {view.name} writes words, so it needs tokenizer=")
         if Capability.CAPTION in view.needs and self.captioner is None:
             raise OptionError(
                 f"view {view.name} reads a caption: give captioner= (--captioner), "
-                "a function from inputs to a caption a request, or one a video and image of it"
+                "a function that returns a caption for each request, or a list of one for each of "
+                "its videos and images"
             )
 
     def captioner_for(self, view: View) -> Captioner | None:

@@ -27,7 +27,7 @@ from saccade.model.session import MAX_RESERVED_ANSWER_TOKENS, forward_rows
 PREPARED_INPUTS = {"attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs"}
 PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}  # and ..._grid_thw beside them
 # Transformers 5.17 passes the pixels to its callable. Later ones pass the vision tower's output.
-UNREAD_PIXELS = {*PIXELS.values(), "image_sizes", "batch_num_images", "pixel_attention_mask"}
+RAW_PIXEL_INPUTS = {*PIXELS.values(), "image_sizes", "batch_num_images", "pixel_attention_mask"}
 # What generate passes to its own loops. The cache is named "cache" from Transformers 5.24 on.
 IGNORED_ARGUMENTS = ("past_key_values", "cache", "logits_to_keep", "use_cache", "synced_gpus")
 
@@ -199,7 +199,7 @@ class Request:
             for name, value in arguments.items()
             if value is not None and name not in CALL_ARGUMENTS and name not in IGNORED_ARGUMENTS
         }
-        others = features.keys() - PREPARED_INPUTS - UNREAD_PIXELS
+        others = features.keys() - PREPARED_INPUTS - RAW_PIXEL_INPUTS
         if unknown := sorted(n for n in others if not n.endswith(("_grid_thw", "_ts"))):
             if unknown[0] in checked.to_dict():
                 raise OptionError(

@@ -206,7 +206,10 @@ class Scheduler:
         return next((number for number, e in self._entries.items() if not e.has_first_token), None)
 
     def _read_on(self, number: int) -> list[Event]:
-        """Reads the next piece of a prompt; the last piece gives the first token."""
+        """Reads the next piece of a request's prompt, and returns the events that follow.
+
+        The target's last piece gives the first token. The call after it lets the draft read.
+        """
         entry = self._entries[number]
         try:
             start = now()

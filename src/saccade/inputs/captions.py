@@ -18,7 +18,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from saccade.core.errors import ModelError, first_line
 from saccade.core.prompt import Inputs
-from saccade.inputs.checkpoints import cached_only, check_folder, is_embedded
+from saccade.inputs.checkpoints import check_folder, is_embedded, must_use_cache
 from saccade.inputs.loading import load, pick_device
 from saccade.inputs.questions import question_inputs
 
@@ -124,7 +124,7 @@ def _load(name: str, device: str | None) -> tuple[Any, Any]:
         small = load("shapes-draft-naive")
         return small.backbone.model, small.processor
     check_folder(name, name)
-    source = {"local_files_only": cached_only(name, name)}
+    source = {"local_files_only": must_use_cache(name, name)}
     try:
         processor = AutoProcessor.from_pretrained(name, **source)
         model = AutoModelForImageTextToText.from_pretrained(name, use_safetensors=True, **source)

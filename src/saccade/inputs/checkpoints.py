@@ -82,10 +82,10 @@ def check(name: str, *, weights: bool = True) -> None:
     """Raises ModelError for a missing checkpoint, before any large library is imported."""
     source = source_of(name)
     check_folder(name, source, weights=weights)
-    cached_only(name, source)
+    must_use_cache(name, source)
 
 
-def cached_only(name: str, source: str) -> bool:
+def must_use_cache(name: str, source: str) -> bool:
     """Whether to read a model from the local cache alone, because the hub cannot be reached.
 
     Raises ModelError where the model is not cached either. The hub is tried once a process.
@@ -117,7 +117,7 @@ def fetch_folder(name: str, patterns: tuple[str, ...]) -> Path:
         return Path(source)
     from huggingface_hub import snapshot_download
 
-    is_cached_only = cached_only(name, source)
+    is_cached_only = must_use_cache(name, source)
     try:
         folder = snapshot_download(
             source, allow_patterns=[*patterns], local_files_only=is_cached_only

@@ -26,7 +26,7 @@ from saccade.model.heads.head import Head, find_other_target, make_eagle3_head, 
 log = logging.getLogger(__name__)
 
 OWN_HEAD_SETTINGS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers")
-MASK_EMBEDDING_FILE = "mask_embedding.pt"  # Of some DFlash heads, for the mask alone.
+MASK_EMBEDDING_FILE = "mask_embedding.pt"  # The embedding of some DFlash heads' mask token.
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")  # Some heads are published as the latter.
 
 
@@ -92,7 +92,7 @@ def load_head(name: str, target: Backbone) -> Head:
     return kind.make(target, settings, tensors, name)
 
 
-def load_own(name: str, target: Backbone) -> Head | None:
+def load_own_head(name: str, target: Backbone) -> Head | None:
     """Loads the head in a target's own checkpoint; None where it has none.
 
     transformers leaves its tensors out. Packed ones are unpacked. A head that cannot be used, or a

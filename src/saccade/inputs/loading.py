@@ -29,9 +29,9 @@ from saccade.core.free_cores import free_cores
 from saccade.core.generation_settings import check_whole
 from saccade.inputs import architectures, footprint, head_checkpoints, packed_checkpoints
 from saccade.inputs.checkpoints import (
-    cached_only,
     check_folder,
     fetch_folder,
+    must_use_cache,
     offline,
     source_of,
 )
@@ -312,7 +312,7 @@ def load_pair(
         if rounding is not None:
             return loaded, round_weights(loaded, rounding.name)
         is_plain = not options.get("tp") and options.get("quantize") is None
-        own_head = head_checkpoints.load_own(target, loaded.backbone) if is_plain else None
+        own_head = head_checkpoints.load_own_head(target, loaded.backbone) if is_plain else None
         if own_head is None:
             return loaded, None
         return loaded, Loaded(f"{target}'s head", own_head, loaded.tokenizer)
@@ -439,7 +439,7 @@ def _from_pretrained(loader: Any, name: str, trust_remote_code: bool, **options:
     return loader.from_pretrained(
         source,
         trust_remote_code=trust_remote_code,
-        local_files_only=cached_only(name, source),
+        local_files_only=must_use_cache(name, source),
         **options,
     )
 

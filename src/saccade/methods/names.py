@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, get_args
 
-from saccade.core.capabilities import NOTHING, Capability
+from saccade.core.capabilities import NO_CAPABILITIES, Capability
 from saccade.core.digits import read_digits
 from saccade.core.errors import MethodError, suggest
 from saccade.core.protocols import View
@@ -81,7 +81,7 @@ def _fit_drafter(parts: Parts) -> MakeDrafter:
     forms: tuple[MakeDrafter, ...] = (ModelDrafter, WorkerDrafter, DRAFTERS["ensemble"])
     if parts.drafter.offers.isdisjoint({Capability.DRAFT_MODEL, Capability.OWN_PROCESS}):
         return parts.drafter
-    of_forms = NOTHING.union(*(form.offers for form in forms))
+    of_forms = NO_CAPABILITIES.union(*(form.offers for form in forms))
     needs = (parts.view.needs | parts.schedule.needs) & of_forms
     return next((form for form in forms if needs <= form.offers), parts.drafter)
 
@@ -160,7 +160,7 @@ class CommonSetting(ViewSetting):
 
 @dataclass(frozen=True)
 class KeepSetting(CommonSetting):
-    """The share of visual tokens, which then holds for videos and images alike."""
+    """The share of visual tokens to keep. Setting it clears the view's own share for images."""
 
     def write(self, owner: Any, value: float) -> Any:
         both = {"images": None} if "images" in owner.settings else {}

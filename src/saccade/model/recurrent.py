@@ -684,7 +684,7 @@ class Mixer(ABC):
         return self.compute(hidden, RowsBySegment(segments), layer)
 
     def activate(self, mixed: Tensor) -> Tensor:
-        """Returns what follows of the convolution's output."""
+        """Returns the convolution's output after SiLU, if this kind of layer applies it."""
         return nn.functional.silu(mixed) if self.activation else mixed
 
 

@@ -30,7 +30,7 @@ from saccade.model.cuda_graphs import (
     RowLogits,
     Rows,
 )
-from saccade.model.kernels.attention_mass import JudgedRow, MassRecorder, RecentRows, RowQueries
+from saccade.model.kernels.attention_mass import CommittedRow, MassRecorder, RecentRows, RowQueries
 from saccade.model.likeliest import Vocabulary
 from saccade.model.prefix_cache import ModelPrefixes, common_rows
 from saccade.model.segments import Segment
@@ -238,7 +238,7 @@ class Session:
             followed = min(follow_rows, stop - start)
             for row in range(followed):
                 visible_keys = cache.length - followed + row + 1
-                request.recent_rows.append(JudgedRow(queries, row, visible_keys))
+                request.recent_rows.append(CommittedRow(queries, row, visible_keys))
             prefill = replace(
                 prefill,
                 with_latest_attention=partial(
@@ -567,7 +567,9 @@ class Session:
                 committed_rows = request.prompt_rows[0] + request.length
                 for depth, node in enumerate(path):
                     visible_keys = committed_rows + depth + 1
-                    request.recent_rows.append(JudgedRow(*request.node_queries[node], visible_keys))
+                    request.recent_rows.append(
+                        CommittedRow(*request.node_queries[node], visible_keys)
+                    )
             request.pending += new[len(path) :]
             dropped_nodes = len(request.tree)
             if trees_.is_chain(request.tree) and path and len(path) == len(new):
@@ -702,7 +704,7 @@ def _store_queries(
     committed_rows = request.prompt_rows[0] + request.length
     for row in range(waiting):
         visible_keys = committed_rows - waiting + row + 1
-        request.recent_rows.append(JudgedRow(queries, row, visible_keys))
+        request.recent_rows.append(CommittedRow(queries, row, visible_keys))
     request.node_queries[old_nodes:] = [(queries, waiting + node) for node in range(new_nodes)]
 
 

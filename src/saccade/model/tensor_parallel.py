@@ -22,7 +22,7 @@ from jaxtyping import Float, Int
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
-from saccade.core.capabilities import NOTHING
+from saccade.core.capabilities import NO_CAPABILITIES
 from saccade.core.errors import ModelError
 from saccade.core.protocols import Cut, Drafter, Schedule, Scoring, State
 from saccade.core.result import FinishReason, Round
@@ -127,7 +127,7 @@ def agree_on_drafts(schedule: Schedule) -> Schedule:
         agreed_draft = cast(Drafter, _AgreedDraft(draft))
         yield from schedule(target, agreed_draft, requests, agree_on_cut(cut))
 
-    return replace(schedule, run=run, offers=NOTHING)
+    return replace(schedule, run=run, offers=NO_CAPABILITIES)
 
 
 def agree_on_cut(cut: Cut) -> Cut:

@@ -250,7 +250,8 @@ class Draft(plugin.RunnerAware):
     def _give_up(self, error: BaseException) -> None:
         """Ends drafting for good and frees what the draft holds."""
         if isinstance(error, DraftFailed):
-            error = error.__cause__ or error  # vLLM gets chosen tokens, which may be taken back
+            # The drafts here are chosen, not drawn, so the failure's trees need no verdict.
+            error = error.__cause__ or error
         log.warning(
             "drafting failed with %s: %s; vLLM goes on without a draft",
             type(error).__name__,

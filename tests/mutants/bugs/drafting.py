@@ -131,8 +131,8 @@ BUGS = (
         "auto: a slow verification changes the costs while sampling",
         "drafting/shapes/auto.py",
         within="Auto._stretch_after",
-        find="$round.p.rules.sample or not $round.tells_usual_seconds",
-        plant="not $round.tells_usual_seconds",
+        find="$round.p.rules.sample or not $round.has_typical_duration",
+        plant="not $round.has_typical_duration",
         tests=(
             "drafting/shapes/test_auto.py::test_what_is_sampled_does_not_depend_on_how_fast_it_was",
         ),
@@ -181,7 +181,7 @@ BUGS = (
     PlantedBug(
         "rounds: a forward that is not captured yet is taken for a usual one",
         "core/result.py",
-        within="Round.tells_usual_seconds",
+        within="Round.has_typical_duration",
         find="$self.verify_seconds > 0 and not $self.first_of_size",
         plant="$self.verify_seconds > 0",
         tests=(

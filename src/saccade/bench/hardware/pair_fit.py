@@ -30,7 +30,8 @@ ACCEPTANCE_RATES = (0.6, 0.7, 0.8, 0.9)
 MAX_CHAIN = 12
 COST_PER_ROW = EXPECTED_COST_PER_ROW
 H100_BYTES_PER_SECOND = 3.35e12  # As published.
-REACHED_BANDWIDTH = 0.85  # The share of it that a step's products reach; assumed.
+# The share of the published bandwidth that the matrix products of a step reach; assumed.
+REACHED_BANDWIDTH = 0.85
 # Of about twenty small kernels of a layer, replayed from a CUDA graph; assumed.
 SECONDS_PER_LAYER = 64e-6
 FIXED_BYTES_PER_LAYER = {

@@ -40,7 +40,7 @@ MAX_DESCRIPTORS = 8  # of one message
 READ_BYTES = 2**16  # at a time from the socket
 
 
-class LineClosed(ConnectionError):
+class ConnectionClosed(ConnectionError):
     """The other end of the connection is gone, or this end was closed."""
 
 
@@ -158,7 +158,7 @@ class Channel:
         """Sends a message; waits at most ``patience`` seconds for room (None: without limit).
 
         Raises:
-            LineClosed: the other end is gone.
+            ConnectionClosed: the other end is gone.
             OSError: no descriptor or no memory is left for its tensors.
             TimeoutError: there was no room in time. The connection cannot be used any more.
         """
@@ -186,7 +186,7 @@ class Channel:
         """Returns the next message; None if there is none within ``patience`` seconds (None: waits
         without limit).
 
-        Raises LineClosed once all messages are read and no more will come.
+        Raises ConnectionClosed once all messages are read and no more will come.
         """
         deadline = None if patience is None else time.monotonic() + patience
         while True:
@@ -217,7 +217,7 @@ class Channel:
         except TimeoutError:
             raise
         except OSError as error:
-            raise LineClosed(str(error)) from error
+            raise ConnectionClosed(str(error)) from error
 
     def _read(self, patience: float | None) -> bool:
         """Reads what has arrived, and returns whether there was anything."""
@@ -228,16 +228,16 @@ class Channel:
         except (BlockingIOError, TimeoutError):
             return False
         except OSError as error:
-            raise LineClosed(str(error)) from error
+            raise ConnectionClosed(str(error)) from error
         for _, _, numbers in extra:
             descriptors = array("i")
             whole_bytes = len(numbers) // descriptors.itemsize * descriptors.itemsize
             descriptors.frombytes(numbers[:whole_bytes])
             self._descriptors += descriptors
         if flags & socket.MSG_CTRUNC:
-            raise LineClosed("no file descriptor is left for what was sent")
+            raise ConnectionClosed("no file descriptor is left for what was sent")
         if not content:
-            raise LineClosed("the other end is closed")
+            raise ConnectionClosed("the other end is closed")
         self._received += content
         return True
 

@@ -26,7 +26,7 @@ from weakref import WeakKeyDictionary
 from torch import Tensor
 
 from saccade.core.own_processes import count_as_own
-from saccade.drafting.parallel.channel import Channel, LineClosed
+from saccade.drafting.parallel.channel import Channel, ConnectionClosed
 from saccade.drafting.parallel.child import Job
 from saccade.model.backbone import BACKBONE_ATTRIBUTE, Backbone
 from saccade.model.change_detection import version_of
@@ -34,7 +34,7 @@ from saccade.model.change_detection import version_of
 START_SECONDS = 120.0  # that a worker may take to start, or to take a message
 STOP_SECONDS = 5.0  # that a worker may take to stop when its answer is closed
 
-Weights = tuple[tuple[int, int], ...]
+WeightVersions = tuple[tuple[int, int], ...]
 """The address of each weight of a model, and how often it was changed in place."""
 
 
@@ -51,7 +51,7 @@ class Worker:
     def __init__(self) -> None:
         self._job = 0
         self._parent = os.getpid()
-        self._models: WeakKeyDictionary[Backbone, tuple[int, Weights]] = WeakKeyDictionary()
+        self._models: WeakKeyDictionary[Backbone, tuple[int, WeightVersions]] = WeakKeyDictionary()
         self._sent_models: set[int] = set()
         parent_end, child_end = socket.socketpair()
         self.channel = Channel(parent_end)
@@ -87,9 +87,9 @@ class Worker:
         for freed in self._sent_models - {number for number, _ in self._models.values()}:
             self._sent_models.discard(freed)
             self.send("forget", freed)
-        weights = _weights_of(backbone.model)
-        number, sent_weights = self._models.get(backbone, (0, ()))
-        if sent_weights != weights:
+        versions = _weight_versions(backbone.model)
+        number, sent_versions = self._models.get(backbone, (0, ()))
+        if sent_versions != versions:
             number = number or max(self._sent_models, default=0) + 1
             bare = copy(backbone.model)
             vars(bare).pop(BACKBONE_ATTRIBUTE, None)
@@ -98,7 +98,7 @@ class Worker:
                 self.send("model", number, bare, is_fused, backbone.rounding)
             if self.receive(START_SECONDS) != ("model_ready",):
                 raise DraftError("the draft process could not take the model")
-            self._models[backbone] = number, weights
+            self._models[backbone] = number, versions
             self._sent_models.add(number)
         self.send("job", number, job)
 
@@ -107,7 +107,7 @@ class Worker:
         no descriptor or memory is left for its tensors."""
         try:
             self.channel.send(message, START_SECONDS)
-        except LineClosed as error:
+        except ConnectionClosed as error:
             raise DraftError("the draft process has died") from error
         except TimeoutError as error:
             raise DraftError("the draft process takes no messages") from error
@@ -127,7 +127,7 @@ class Worker:
                 job, *message = received
                 if job == self._job:
                     return tuple(message)
-        except LineClosed as error:
+        except ConnectionClosed as error:
             raise DraftError("the draft process has died") from error
 
     def stop(self, patience: float) -> None:
@@ -138,7 +138,7 @@ class Worker:
         """
         try:
             self.channel.send(("done",), patience)
-        except LineClosed as error:
+        except ConnectionClosed as error:
             raise DraftError("the draft process has died") from error
         except TimeoutError as error:
             raise DraftError("the draft process does not stop") from error
@@ -164,13 +164,13 @@ class Worker:
         self.channel.close()
 
 
-def _weights_of(model: Any) -> Weights:
+def _weight_versions(model: Any) -> WeightVersions:
     """Returns a value that changes when a weight is replaced, or is changed in place in a way that
     torch counts."""
-    return tuple(map(_weight_of, (*model.parameters(), *model.buffers())))
+    return tuple(map(_weight_version, (*model.parameters(), *model.buffers())))
 
 
-def _weight_of(weight: Tensor) -> tuple[int, int]:
+def _weight_version(weight: Tensor) -> tuple[int, int]:
     place = weight.data_ptr() if type(weight.data) is Tensor else id(weight)
     return place, version_of(weight) or 0
 

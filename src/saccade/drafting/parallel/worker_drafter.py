@@ -39,7 +39,7 @@ TOKEN_PATIENCE_SECONDS = 2.0  # The target waits so long for a token of a workin
 # token.
 READING_PATIENCE_SECONDS = 60.0
 # It waits longer for long prompts: a draft is expected to read so many tokens a second.
-LEAST_READING_SPEED = 1000.0
+MIN_PREFILL_TOKENS_PER_SECOND = 1000.0
 
 
 @dataclass
@@ -81,7 +81,7 @@ class WorkerDrafter(Drafter, BesideTarget):
         self._inputs: Inputs = {}
         self._captioning: Captioning | None = None
         self._drafts = {i: DraftState() for i in range(len(setup.rules))}
-        # The tokens, and how many drafted ones are judged next; None: a refusal ended the draft.
+        # The emitted tokens, and how many drafted ones are verified next; None after a rejection.
         self._unsent_commits: dict[int, tuple[list[int], int | None]] = {}
         self._ready_sent_at = time.monotonic()
         self._visual_tokens: dict[int, int] | None = None  # None until the draft is ready
@@ -372,7 +372,7 @@ class WorkerDrafter(Drafter, BesideTarget):
 
 def reading_patience(lengths: Sequence[int]) -> float:
     """Returns the seconds that a draft may take to read prompts of so many tokens."""
-    return READING_PATIENCE_SECONDS + sum(lengths) / LEAST_READING_SPEED
+    return READING_PATIENCE_SECONDS + sum(lengths) / MIN_PREFILL_TOKENS_PER_SECOND
 
 
 def _without_big_tensors(prefill: Prefill, words: dict[str, Texts]) -> Prefill:

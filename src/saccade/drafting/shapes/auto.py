@@ -411,7 +411,7 @@ class Auto(CostedShape):
     def _stretch_after(self, estimates: Estimates, round: Round) -> float:
         """``stretch`` with the seconds of this round in it; unchanged when sampling, and where they
         tell nothing of later rounds."""
-        if round.p.rules.sample or not round.tells_usual_seconds:
+        if round.p.rules.sample or not round.has_typical_duration:
             return estimates.stretch
         requests, rows = 1, 1 + len(round.tree)
         if round.load is not None:
@@ -427,7 +427,7 @@ class Auto(CostedShape):
         the next round may draft again.
         """
         times, rows = estimates.times, 1 + len(round.tree)
-        if round.p.rules.sample or not round.tells_usual_seconds:
+        if round.p.rules.sample or not round.has_typical_duration:
             return times
         if round.load is not None:
             return times if rows > 1 else times._replace(since_plain=0)

@@ -132,7 +132,7 @@ class Fit(CostedShape):
     def _correct_ratios(self, ratios: tuple[float, ...], round: Round) -> tuple[float, ...]:
         """Returns the ratios after a round."""
         rows = 1 + len(round.tree)
-        if not round.tells_usual_seconds or rows >= len(ratios):
+        if not round.has_typical_duration or rows >= len(ratios):
             return ratios
         bare = [0.0, *(self.forward_costs.verify(n) for n in range(1, len(ratios)))]
         return correct_ratios(ratios, bare, rows, round.verify_seconds)

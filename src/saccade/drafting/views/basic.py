@@ -15,7 +15,12 @@ import torch
 from jaxtyping import Float, Int
 from torch import Tensor
 
-from saccade.core.capabilities import NOTHING, Capabilities, Capability, capabilities_that_hold
+from saccade.core.capabilities import (
+    NO_CAPABILITIES,
+    Capabilities,
+    Capability,
+    capabilities_that_hold,
+)
 from saccade.core.errors import MethodError
 from saccade.core.prompt import Media, Prefill, Prompt, Reading, Texts
 from saccade.core.protocols import EarlyChoice, KeyUpdates, Refresh, View
@@ -195,7 +200,7 @@ class TextView(View):
 
     @property
     def offers(self) -> Capabilities:
-        return NOTHING
+        return NO_CAPABILITIES
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         return replace_media(prompt, prefill.words[self.text_kind])

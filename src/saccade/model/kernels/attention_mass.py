@@ -171,7 +171,7 @@ class MassRecorder:
 
 
 @dataclass(frozen=True)
-class JudgedRow:
+class CommittedRow:
     """One row of a forward, and how many keys of its request's cache it sees."""
 
     queries: RowQueries
@@ -179,7 +179,7 @@ class JudgedRow:
     visible_keys: int
 
 
-class RecentRows(deque[JudgedRow]):
+class RecentRows(deque[CommittedRow]):
     """The last rows of a request that were committed, to compute later what they attended to.
 
     A verification computes attention anyway, and drops it. Only the queries are stored, a few

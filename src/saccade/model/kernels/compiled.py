@@ -50,7 +50,7 @@ TILE_INPUTS = 32  # Inputs of a tile of weights in bf16.
 MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
 TOLERANCE = 1e-4  # How far the kernels may be from what torch computes.
-BYTES_BIT = 4  # The bit of `low_precision_instructions` in kernels.c that stands for AVX512-VNNI.
+VNNI_BIT = 4  # The bit of `low_precision_instructions` in kernels.c that stands for AVX512-VNNI.
 BF16_TOLERANCE = 2**-7  # How far they may be where results are rounded to bf16.
 COMPILE_TIMEOUT_SECONDS = 60.0
 
@@ -249,7 +249,7 @@ def multiply_coded(
     """Returns approximately base + x W^T for rounded weights, or silu(gate) times the other half.
 
     The rows are rounded to bytes. ``panels`` are laid out as ``few_bits.CodedPanels``. Rows and
-    results are in fp32 or bf16. Only where :func:`multiplies_bytes`.
+    results are in fp32 or bf16. Only where :func:`supports_int8_products`.
     """
     x, (rows, into) = x.contiguous(), x.shape
     base_address = base_stride = 0
@@ -268,9 +268,9 @@ def multiply_coded(
     return product
 
 
-def multiplies_bytes() -> bool:
+def supports_int8_products() -> bool:
     """Returns whether this processor multiplies with weights of few bits (AVX512-VNNI)."""
-    return is_available() and bool(_library().low_precision_instructions() & BYTES_BIT)
+    return is_available() and bool(_library().low_precision_instructions() & VNNI_BIT)
 
 
 @cache

@@ -319,7 +319,7 @@ def _ours(rounding: Rounding) -> FewBitProduct:
         lambda weight, gated: CodedPanels.of(weight, rounding, gated),
         _multiply_coded,
         gates=True,
-        has_units=compiled.multiplies_bytes,
+        has_units=compiled.supports_int8_products,
     )
 
 

@@ -36,7 +36,7 @@ MESSAGE = ItemKind("message", "msg", "output_text", "response.output_text", has_
 
 
 @dataclass
-class TextItem:
+class ItemInProgress:
     """An item of text that grows."""
 
     kind: ItemKind
@@ -106,7 +106,7 @@ class ItemStream:
         self.items: list[dict[str, Any]] = []
         self._form = form
         self._answer = ""
-        self._open: TextItem | None = None
+        self._open: ItemInProgress | None = None
         self._sent_calls = 0
         self._sent = {REASONING: 0, MESSAGE: 0}  # In characters.
         # Log-probabilities of tokens whose text has not been sent yet.
@@ -148,14 +148,14 @@ class ItemStream:
         self._sent_calls = len(answer.calls)
         return events
 
-    def _write(self, piece: str, item: TextItem) -> Event:
+    def _write(self, piece: str, item: ItemInProgress) -> Event:
         """Returns the event that adds a piece to an item, with the log-probabilities that wait."""
         event = item.write(piece, self._waiting_logprobs)
         self._waiting_logprobs = []
         return event
 
     def _begin(self, kind: ItemKind) -> list[Event]:
-        self._open = TextItem(kind, len(self.items))
+        self._open = ItemInProgress(kind, len(self.items))
         return self._open.begin()
 
     def _close(self, status: str) -> list[Event]:

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from saccade.core.errors import ModelError, first_line
-from saccade.inputs.checkpoints import cached_only
+from saccade.inputs.checkpoints import must_use_cache
 from saccade.inputs.loading import Loaded, load, read_config
 from saccade.inputs.pair_check import check_tokenizers
 from saccade.model.backbone import Backbone
@@ -93,7 +93,7 @@ def _picture_and_patch_size(vision: Any) -> tuple[Any, Any]:
 
 def _read_tower(tower: str, kind: Any) -> Any:
     """Loads a tower, and raises ModelError unless every one of its weights is there."""
-    local = cached_only(tower, tower)
+    local = must_use_cache(tower, tower)
     options = {"dtype": torch.float32, "use_safetensors": True, "local_files_only": local}
     try:
         model, loading_info = kind.from_pretrained(tower, output_loading_info=True, **options)

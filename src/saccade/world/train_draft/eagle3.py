@@ -130,7 +130,7 @@ class TrainedHead(nn.Module):
             raise OptionError("no sample of this batch has an answer to learn from")
         return torch.stack(counted).mean()
 
-    def _loss(self, row: TargetRow, steps: int) -> Float[Tensor, ""] | None:
+    def _loss(self, row: TargetOutputs, steps: int) -> Float[Tensor, ""] | None:
         """Returns one conversation's loss; None where it has too few tokens."""
         total, weights = row.hidden.new_zeros(()), 0.0
         # Row j predicts the token after token j + 1, which the target predicts at place j + 1.
@@ -242,7 +242,7 @@ def unrolled_mask(
 
 
 @dataclass(frozen=True)
-class TargetRow:
+class TargetOutputs:
     """What the target computed of one conversation."""
 
     ids: Int[Tensor, " len"]
@@ -264,7 +264,7 @@ class TargetRow:
 @torch.no_grad()
 def read_target(
     backbone: Any, layers: tuple[int, ...], inputs: Mapping[str, Tensor]
-) -> Iterator[TargetRow]:
+) -> Iterator[TargetOutputs]:
     """Yields what the target computes of each conversation of a batch."""
     inputs = dict(inputs)
     inputs.pop(
@@ -295,7 +295,7 @@ def read_target(
     positions = positions.reshape(-1, positions.shape[-2], positions.shape[-1])
     positions = positions[-backbone.axes :].expand(backbone.axes, *ids.shape)
     for row, real in enumerate(mask):
-        yield TargetRow(
+        yield TargetOutputs(
             ids[row][real],
             positions[:, row][:, real],
             torch.cat([read[number][row][real] for number in layers], -1),

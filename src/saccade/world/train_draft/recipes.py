@@ -1,4 +1,4 @@
-"""Recipes for training a draft as data, and the parameters they train: TABED's and EAGLE-3's.
+"""The recipes by which drafts are trained (TABED's and EAGLE-3's), and the parameters they train.
 
 TABED (appendix H.1, tables 7 and 8) trains its drafts by the procedures of LLaVA-1.5 (Liu et al.,
 2024: align the projector, then tune projector and language model) and of LLaVA-OneVision (Li et
@@ -50,7 +50,7 @@ class Phase:
 class Settings:
     """The options of ``saccade train-draft``; a resumed run must have the same.
 
-    A draft that already sees may leave out the first of the recipe's ``phases``.
+    ``phases`` may leave out the first phase for a draft whose projector has been aligned already.
     """
 
     recipe: Annotated[
