@@ -112,7 +112,9 @@ def test_no_weights_are_laid_out_on_the_clock_of_any_method(pair, laid):
 @pytest.mark.parametrize("before", [*EARLY, "ar"])
 def test_every_method_follows_every_early_one_for_nothing(before, pair, laid):
     """The same for all that is registered."""
-    drafted = [name for name, recipe in SYSTEMS.items() if recipe.view.needs.isdisjoint(NEEDS_TOKENIZER)]
+    drafted = [
+        name for name, recipe in SYSTEMS.items() if recipe.view.needs.isdisjoint(NEEDS_TOKENIZER)
+    ]
     order = [method for name in drafted for method in (before, name)]
     _, *others = follow(pair, order, laid)
     assert others == [(method, 0) for method, _ in others]
