@@ -249,6 +249,8 @@ class Model:
             OptionError, ModelError: in one sentence.
         """
         _check_names_no_models(settings)
+        if isinstance(source, Readable):
+            raise OptionError("watch cannot read an open file: give its path, or its bytes")
         size = Window.of(window)
         conversation = Conversation(
             self.pair.target.backbone,
@@ -260,8 +262,6 @@ class Model:
             seed=seed,
             **settings,
         )
-        if isinstance(source, Readable):
-            raise OptionError("watch cannot read an open file: give its path, or its bytes")
         frames = None if source is None else frames_of(source, fps, realtime)
         return Live(self.pair, conversation, window=size, fps=fps, segment=segment, source=frames)
 

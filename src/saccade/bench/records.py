@@ -7,7 +7,6 @@ a run is resumed, lines after the last such line are removed, because that item 
 from __future__ import annotations
 
 import gzip
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
@@ -163,12 +162,12 @@ def _read_items(path: Path) -> tuple[dict[str, Any], list[Answer], int]:
     answers: list[Answer] = []
     item_answers: list[Answer] = []
     for number, (line, size) in enumerate(others, start=2):
-        fields = _parse_line(path, number, line)
+        fields = json_lines.parse_object(path, number, line)
         if ITEM_DONE_KEY not in fields:
             item_answers.append(_parse_answer(path, fields))
             continue
         answers, item_answers, end = answers + item_answers, [], size
-    return _parse_line(path, 1, header), answers, end
+    return json_lines.parse_object(path, 1, header), answers, end
 
 
 def read_finished_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
@@ -180,19 +179,10 @@ def read_finished_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
     if not packed.is_file():
         return _read_items(folder / RESULTS_FILE)[:2]
     lines = gzip.decompress(packed.read_bytes()).splitlines()
-    header, *rows = [_parse_line(packed, number, line) for number, line in enumerate(lines, 1)]
+    header, *rows = [
+        json_lines.parse_object(packed, number, line) for number, line in enumerate(lines, 1)
+    ]
     return header, [_parse_answer(packed, row) for row in rows if ITEM_DONE_KEY not in row]
-
-
-def _parse_line(path: Path, number: int, line: bytes) -> dict[str, Any]:
-    """Returns the object of one line. Raises OptionError for anything else."""
-    try:
-        fields = json.loads(line)
-    except ValueError:
-        fields = None
-    if not isinstance(fields, dict):
-        raise OptionError(f"line {number} of {path} is no JSON object: mend or delete it")
-    return fields
 
 
 def _parse_answer(path: Path, fields: dict[str, Any]) -> Answer:

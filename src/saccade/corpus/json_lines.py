@@ -48,6 +48,18 @@ def complete_lines(content: bytes) -> Iterator[tuple[bytes, int]]:
             yield line, end
 
 
+def parse_object(path: Path, number: int, line: str | bytes) -> dict[str, Any]:
+    """Returns the object of a file's line. Raises OptionError, with the line's number, for anything
+    else."""
+    try:
+        fields = json.loads(line)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, dict):
+        raise OptionError(f"line {number} of {path} is no JSON object: mend or delete it")
+    return fields
+
+
 def truncate(path: Path, end: int) -> None:
     """Removes what a file has after an offset in bytes."""
     if end < path.stat().st_size:

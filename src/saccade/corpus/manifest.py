@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from saccade.core.errors import OptionError, first_line
+from saccade.corpus import json_lines
 from saccade.inputs.checkpoints import Answering
 from saccade.inputs.media import FrameSampling
 from saccade.inputs.media.media_file import is_visible
@@ -160,13 +161,7 @@ def _json_entries(manifest: Path) -> Entries:
     for number, line in enumerate(_text(manifest).split("\n"), start=1):
         if not line.strip() or line.startswith(COMMENT):
             continue
-        try:
-            entry = json.loads(line)
-        except ValueError:
-            entry = None
-        if not isinstance(entry, dict):
-            raise OptionError(f"line {number} of {manifest} is no JSON object")
-        yield f"line {number}", entry
+        yield f"line {number}", json_lines.parse_object(manifest, number, line)
 
 
 def _csv_entries(manifest: Path) -> Entries:
