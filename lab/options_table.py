@@ -50,6 +50,8 @@ def _documented_options() -> Iterator[tuple[str, str, str, str]]:
             if record is None or parameter.name == "help":
                 continue
             option, text = (" ".join(part.split()).replace("|", "\\|") for part in record)
+            # Two brackets side by side would be a link to a heading that does not exist.
+            text = text.replace("[", "\\[")
             option = option.replace(" range>", ">")  # The text names the range.
             yield (
                 command,
