@@ -6,7 +6,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterable, Mapping
 from typing import get_args
 
-from lab.claims import hippo, real, sage, seeing, sparse_to_dense, specvlm, tabed
+from lab.claims import hippo, pretrained_pair, real, sage, seeing, sparse_to_dense, specvlm, tabed
 from lab.claims.claim import Claim, StoredResults
 from lab.claims.outdated import OUTDATED
 from lab.claims.rule import ARITHMETIC, NO_RUN, Finding, Verdict
@@ -53,10 +53,12 @@ its worst case, and has no interval, because nothing is sampled. *Printed* is th
 The cell *run* has the command that makes the deciding run again: `lab X` stands for `python -m lab
 X`. `lab run` with `--show` prints the benchmark's arguments.
 
-The last column judges again on SmolLM2-135M-Instruct (Q4_1, dequantised): over
-[documents](real.md), with [one draft of ours](real-drafts.md), and on *clips* of 512 visual tokens
-after it was [trained to see](seeing.md). It is empty where a claim needs video, a
-small draft's seconds or a proof.
+The last column judges again on weights that others trained. Without a word before it, a verdict is
+on SmolLM2-135M-Instruct (Q4_1, dequantised), over [documents](real.md) and with [one draft of
+ours](real-drafts.md). *Clips* are of 512 visual tokens, after it was [trained to see](seeing.md).
+*Pair* is Qwen2.5-Coder 1.5B with its 0.5B in bf16 [on an H100](real-pair-h100.md): 20 questions
+about code, 20 of prose and nine documents of 2,000 to 8,000 tokens. The column is empty where a
+claim needs video or a proof.
 """
 
 
@@ -89,7 +91,7 @@ def page(results: StoredResults) -> str:
     for paper, own in findings.items():
         head = (
             "| where | claim | printed | here | unit: mean [interval] | visual tokens; suites x "
-            f"items | run | why | {real.NAME} |"
+            "items | run | why | real weights |"
         )
         lines += ["", f"## {paper}", "", head, "|-|-|-|-|-|-|-|-|-|"]
         lines += [
@@ -152,8 +154,9 @@ def _outdated_table() -> Iterable[str]:
 
 
 def _real_weights_cell(claim: Claim, results: StoredResults) -> str:
-    """Returns the verdicts on real weights, over documents and over clips."""
-    return " ".join(filter(None, (each.cell(claim, results) for each in (real, seeing))))
+    """Returns the verdicts on real weights: over documents, over clips and of the pair."""
+    judges = (real, seeing, pretrained_pair)
+    return " ".join(filter(None, (each.cell(claim, results) for each in judges)))
 
 
 def _extent(finding: Finding) -> str:

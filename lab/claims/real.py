@@ -29,7 +29,6 @@ from lab.claims.rule import judge as judge_by_rule
 from saccade.core.errors import OptionError
 from saccade.methods.std import GAMMA
 
-NAME = "SmolLM2-135M"
 LONG_FILE = "real-8k.json"
 KEEPS = 0.1, 0.25
 DOCUMENTS = "documents"

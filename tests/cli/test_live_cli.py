@@ -38,6 +38,7 @@ def test_chat_takes_another_file_in_between(
     assert second["reused_tokens"] > first["visual_tokens"]
     assert first["visual_tokens"] < second["visual_tokens"] < third["visual_tokens"]
     assert third["reused_tokens"] > second["reused_tokens"]
+    assert second["frames"] == third["frames"] == last["frames"] == first["frames"] + 1
     assert last["visual_tokens"] == third["visual_tokens"] and last["fallback_reason"] is None
 
 
@@ -65,6 +66,7 @@ def test_a_file_is_watched_and_asked_about(call: Call, tmp_path: Path) -> None:
     assert all(0 < b - a <= 3.5 for a, b in pairwise(times))
     assert answers[-1]["kept_seconds"][1] == times[-1]
     assert any(each["reused_tokens"] > 0 for each in answers)
+    assert all(0 < each["frames"] <= 16 for each in answers)
     code, printed, messages = call(*words)
     assert code == 0 and messages.count("kept from") == len(answers) and printed.strip()
 

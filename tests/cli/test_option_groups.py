@@ -107,6 +107,8 @@ def test_positions_are_part_of_what_decides_an_answer() -> None:
     [
         (("Sum it up.", None, True), (None, "Sum it up.")),
         (("What is 1.5 in it?", None, True), (None, "What is 1.5 in it?")),
+        (("Does it use node.js", None, True), (None, "Does it use node.js")),
+        (("Is https://example.com in it?", None, True), (None, "Is https://example.com in it?")),
         (("x" * 5000, None, True), (None, "x" * 5000)),
         ((__file__, None, True), (__file__, None)),
         (("missing.mp4", None, True), ("missing.mp4", None)),

@@ -53,12 +53,13 @@ def test_reasoning_and_answer_are_separated(start, text, reasoning, rest):
 
 def test_tokens_of_reasoning_are_counted():
     """Claim: tokens up to the closing mark count, all of them where it never comes, and none of an
-    answer without reasoning."""
-    assert Reasoning(THINK, "open").count_tokens([1, 2, 8, 3]) == 3
-    assert Reasoning(THINK, "open").count_tokens([1, 2]) == 2
-    assert Reasoning(THINK, "possible").count_tokens([7, 2, 8, 3]) == 3
-    assert Reasoning(THINK, "possible").count_tokens([2, 8, 3]) == 0
-    assert Reasoning(THINK, "closed").count_tokens([7, 8]) == 0
+    answer without reasoning. Blanks before the opening mark belong to the reasoning."""
+    assert Reasoning(THINK, "open").count_tokens([1, 2, 8, 3], "I see</think>Red") == 3
+    assert Reasoning(THINK, "open").count_tokens([1, 2], "I see") == 2
+    assert Reasoning(THINK, "possible").count_tokens([7, 2, 8, 3], "<think>x</think>Red") == 3
+    assert Reasoning(THINK, "possible").count_tokens([4, 7, 2, 8, 3], "\n<think>x</think>Red") == 4
+    assert Reasoning(THINK, "possible").count_tokens([2, 8, 3], "x</think>Red") == 0
+    assert Reasoning(THINK, "closed").count_tokens([7, 8], "<think></think>") == 0
 
 
 def test_a_form_follows_the_reasoning():

@@ -181,8 +181,10 @@ def chat(
                 err.print(f"{error}; {TRY_AGAIN}", style="yellow", markup=False, soft_wrap=True)
                 continue
             if as_json:
-                latest = talk.new[-1] if talk.new else subject
-                typer.echo(json.dumps({"question": question, **result_fields(result, latest)}))
+                frame_count = sum(map(len, talk.frames))
+                new_warnings = [text for each in talk.new for text in each.warnings]
+                fields = result_fields(result, frame_count, new_warnings)
+                typer.echo(json.dumps({"question": question, **fields}))
             talk.finish(question, result.text or "")
 
 

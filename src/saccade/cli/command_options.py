@@ -20,6 +20,7 @@ import typer
 
 from saccade.cli.terminal import Threads
 from saccade.core.errors import OptionError
+from saccade.inputs.subjects import is_media_name
 
 if TYPE_CHECKING:
     from saccade.inputs.media import FrameSampling
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 QUESTION = "Describe the video in detail."
 DEFAULT_METHOD = "auto"
 # Matches an address, or the name of a file, which may be missing.
-FILE_OR_URL = re.compile(r"://|\.[A-Za-z]\w{1,4}$")
+URL = re.compile(r"\w+://")
 
 Method = Annotated[
     str | None,
@@ -216,7 +217,12 @@ def split_arguments(
     """
     if video is None or question is not None or not has_document:
         return video, question
-    is_file = video.strip() in ("", "-") or FILE_OR_URL.search(video) or os.path.exists(video)
+    is_file = (
+        video.strip() in ("", "-")
+        or URL.match(video)
+        or is_media_name(video)
+        or os.path.exists(video)
+    )
     return (video, None) if is_file else (None, video)
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from functools import partial
 from itertools import chain
@@ -39,7 +39,6 @@ if TYPE_CHECKING:
     from saccade.core.result import Result
     from saccade.engine.generate import Stream
     from saccade.inputs import Loaded
-    from saccade.inputs.subjects import Subject
 
 OutputDetail = Literal["all", "text", "nothing"]
 PHASE_TEXTS = {
@@ -124,7 +123,7 @@ def describe(
 
         traces.write_trace(trace, result)
     if as_json:
-        typer.echo(json.dumps(result_fields(result, subject)))
+        typer.echo(json.dumps(result_fields(result, subject.frame_count, subject.warnings)))
 
 
 def _prepare_process(video: str, exact: bool) -> None:
@@ -191,8 +190,13 @@ def print_answer(target: Loaded, start: Callable[..., Stream], detail: OutputDet
     return result
 
 
-def result_fields(result: Result, subject: Subject) -> dict[str, Any]:
-    """Returns the JSON of an answer."""
+def result_fields(
+    result: Result, frame_count: int, media_warnings: Sequence[str] = ()
+) -> dict[str, Any]:
+    """Returns the JSON of an answer about so many frames.
+
+    ``media_warnings`` are what was noticed while the media were read.
+    """
     import torch
 
     timings = result.timings
@@ -215,8 +219,8 @@ def result_fields(result: Result, subject: Subject) -> dict[str, Any]:
         "draft_visual_tokens": result.draft_visual_tokens,
         "reused_tokens": result.reused_tokens,
         "peak_bytes": result.peak_bytes,
-        "frames": subject.report_fields["frames"],
+        "frames": frame_count,
         "threads": torch.get_num_threads(),
         "timings": asdict(timings),
-        "warnings": [*subject.report_fields["warnings"], *result.warnings],
+        "warnings": [*media_warnings, *result.warnings],
     }

@@ -13,7 +13,6 @@ from saccade.cli.command_options import LoadOptions, ModelOptions, with_option_g
 from saccade.cli.describe import output_detail, print_answer, result_fields
 from saccade.cli.terminal import Json, Quiet, Verbose, err, prepare
 from saccade.core.errors import OptionError
-from saccade.inputs import subjects
 
 QUESTION = "What is happening now?"
 
@@ -82,7 +81,8 @@ def watch(
                 err.print(f"[dim]{time:.1f} s (kept from {begin:.1f} s)[/dim]")
             result = print_answer(pair.target, partial(live.stream, ask), detail)
             if as_json:
-                fields = result_fields(result, subjects.Subject())
+                frame_count = sum(len(segment.clip.frames) for segment in live.segments)
+                fields = result_fields(result, frame_count)
                 fields |= {"time": time, "kept_seconds": live.kept_seconds}
                 typer.echo(json.dumps({"question": ask, **fields}))
 

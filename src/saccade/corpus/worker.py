@@ -124,10 +124,10 @@ def _answer_fields(media: subjects.Subject, result: Result) -> dict[str, Any]:
         "finish_reason": result.finish_reason,
         "method": result.method,
         "tau": result.tau,
-        "frames": media.report_fields["frames"],
+        "frames": media.frame_count,
         "visual_tokens": result.visual_tokens,
         "fallback": result.fallback_reason,
-        "warnings": (*media.report_fields["warnings"], *result.warnings),
+        "warnings": (*media.warnings, *result.warnings),
     }
 
 

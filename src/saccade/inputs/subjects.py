@@ -41,11 +41,19 @@ class Subject:
         return [] if self.clip is None else [list(self.clip.frames)]
 
     @property
-    def report_fields(self) -> dict[str, Any]:
-        """What is reported beside an answer: the number of frames, and the clip's warnings."""
-        if self.clip is None:
-            return {"frames": 0, "warnings": []}
-        return {"frames": len(self.clip.frames), "warnings": [*self.clip.warnings]}
+    def frame_count(self) -> int:
+        return 0 if self.clip is None else len(self.clip.frames)
+
+    @property
+    def warnings(self) -> tuple[str, ...]:
+        """What was noticed while the clip was read."""
+        return () if self.clip is None else tuple(self.clip.warnings)
+
+
+def is_media_name(name: str) -> bool:
+    """Returns whether a name is a media file's by its ending, whether or not there is one."""
+    kind = FILE_TYPES.guess_type(name)[0] or ""
+    return kind.startswith(("image/", "video/", "audio/"))
 
 
 def is_text_file(file: Path) -> bool:
@@ -56,7 +64,7 @@ def is_text_file(file: Path) -> bool:
     kind = FILE_TYPES.guess_type(file.name)[0] or ""
     if kind.startswith("text/") or kind == "application/json":
         return True
-    if kind.startswith(("image/", "video/", "audio/")):
+    if is_media_name(file.name):
         return False
     try:
         with file.open("rb") as opened:

@@ -90,7 +90,9 @@ class ChatForm:
 
     def reasoning_tokens(self, result: Result) -> int:
         """Returns how many tokens of an answer are reasoning."""
-        return 0 if self.reasoning is None else self.reasoning.count_tokens(result.ids)
+        if self.reasoning is None:
+            return 0
+        return self.reasoning.count_tokens(result.ids, result.text or "")
 
     def stream(self) -> ChatStream:
         return ChatStream(self)

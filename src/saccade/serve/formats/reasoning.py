@@ -116,16 +116,15 @@ class Reasoning:
             reasoning = reasoning[: len(reasoning) - mark_overlap(reasoning, marks.closing)]
         return reasoning.strip("\n"), ""
 
-    def count_tokens(self, ids: Sequence[int]) -> int:
+    def count_tokens(self, ids: Sequence[int], text: str) -> int:
         """Returns how many of an answer's tokens are reasoning, its marks included.
 
-        Returns 0 where the closing mark is not a single token, because the end cannot then be found
-        in the ids, and where blanks come before the opening mark.
+        ``text`` is the answer's text. Returns 0 where the closing mark is not a single token,
+        because the end cannot then be found in the ids.
         """
         if self.start == "closed" or self.marks.closing_id is None:
             return 0
-        begins_with_mark = bool(ids) and ids[0] == self.marks.opening_id
-        if self.start != "open" and not begins_with_mark:
+        if self.start != "open" and not text.lstrip().startswith(self.marks.opening):
             return 0
         end = _index(ids, self.marks.closing_id)
         return len(ids) if end is None else end + 1

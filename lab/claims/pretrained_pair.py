@@ -1,0 +1,213 @@
+"""Judges claims again on a pretrained target with a pretrained draft model, by the same rule.
+
+Its questions and documents are in ``real-pair-h100.json``, which ``python -m lab real-pair`` makes.
+Questions about code and prose have no media, so a view changes nothing there: claims about views
+are judged over documents alone.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from lab.claims import real, sage, sparse_to_dense, specvlm
+from lab.claims.claim import ACCEPTED, ACCEPTED_RATIO, Claim, StoredResults
+from lab.claims.rule import (
+    HIGHER_RATIO,
+    MORE,
+    MOST,
+    SAME,
+    Claimed,
+    Finding,
+    Suites,
+    Unit,
+    alone,
+    paired,
+    printed,
+)
+from lab.claims.rule import judge as judge_by_rule
+from lab.studies.text import accepted_by_document
+from saccade.core.errors import OptionError
+
+FILE = "real-pair-h100.json"
+DOCUMENTS = ("document",)
+QUESTIONS = ("code", "prose")
+KEEP = 0.25
+STD, STREAMING = f"std/keep={KEEP}", f"streaming/keep={KEEP}"
+Row = Mapping[str, Any]
+Judge = Callable[[StoredResults], Finding]
+Values = Callable[[Sequence[Row], str], Mapping[str, float]]
+"""Returns one number of each answer of a method, by its question."""
+
+
+def _rows(results: StoredResults, suite: str) -> Sequence[Row]:
+    path = Path(results.folder, FILE)
+    if not path.is_file():
+        raise OptionError(f"{path} is missing: python -m lab real-pair makes it")
+    rows: Sequence[Row] = json.loads(path.read_text())["measured"]
+    return [row for row in rows if row["document"].startswith(f"{suite}: ")]
+
+
+def _suites(
+    results: StoredResults, names: Sequence[str], unit: Unit, methods: Sequence[str]
+) -> Suites:
+    items = min(len({row["document"] for row in _rows(results, name)}) for name in names)
+    outdated = results.why_outdated(FILE, unit, methods)
+    return Suites(FILE, tuple(names), "0", items, outdated)
+
+
+def _compare(
+    results: StoredResults,
+    unit: Unit,
+    pairs: Sequence[tuple[str, str, str]],
+    claimed: Claimed,
+    values: Values,
+    names: Sequence[str] = DOCUMENTS,
+) -> Finding:
+    """Judges methods against each other, on the same questions."""
+    comparisons = [
+        paired(label, name, unit, values(rows, own), values(rows, other))
+        for name in names
+        for rows in [_rows(results, name)]
+        for label, own, other in pairs
+    ]
+    methods = [method for _, *both in pairs for method in both]
+    return judge_by_rule(_suites(results, names, unit, methods), unit, claimed, comparisons)
+
+
+def _compare_speed(
+    results: StoredResults,
+    pairs: Sequence[tuple[str, str, str]],
+    claimed: Claimed = HIGHER_RATIO,
+) -> Finding:
+    return _compare(results, real.SPEED, pairs, claimed, _decoding_speeds)
+
+
+def _compare_accepted(
+    results: StoredResults,
+    pairs: Sequence[tuple[str, str, str]],
+    names: Sequence[str] = DOCUMENTS,
+) -> Finding:
+    return _compare(results, ACCEPTED.unit, pairs, MORE, accepted_by_document, names)
+
+
+def _measure(
+    results: StoredResults,
+    unit: Unit,
+    method: str,
+    value: Callable[[Row], float],
+    claimed: Claimed,
+) -> Finding:
+    """Judges one number of each document's answer by a method."""
+    (name,) = DOCUMENTS
+    numbers = [value(row) for row in _rows(results, name) if row["method"] == method]
+    comparison = alone(method, name, unit, numbers)
+    return judge_by_rule(_suites(results, DOCUMENTS, unit, [method]), unit, claimed, [comparison])
+
+
+def _decoding_speeds(rows: Sequence[Row], method: str) -> Mapping[str, float]:
+    return {row["document"]: real.decoding_speed(row) for row in rows if row["method"] == method}
+
+
+def _acceptance_rates(rows: Sequence[Row], method: str) -> Mapping[str, float]:
+    return {row["document"]: row["accepted"] for row in rows if row["method"] == method}
+
+
+def judge_standard_speedup(results: StoredResults) -> Finding:
+    return _compare_speed(results, [("SpecVLM", "specvlm", "ar")], printed(2.00))
+
+
+def judge_pruning_speedup(results: StoredResults) -> Finding:
+    return _compare_speed(results, [("SpecVLM over SD-Tree", "specvlm", "sd-tree")])
+
+
+def judge_accuracy_kept(results: StoredResults) -> Finding:
+    pairs = [("SpecVLM over SD-Tree", "specvlm", "sd-tree")]
+    return _compare(results, ACCEPTED_RATIO.unit, pairs, printed(0.9), accepted_by_document)
+
+
+def judge_trees(results: StoredResults) -> Finding:
+    pairs = [("tree less chain", "sd-tree", "sd")]
+    return _compare_accepted(results, pairs, (*QUESTIONS, *DOCUMENTS))
+
+
+def judge_steady_acceptance(results: StoredResults) -> Finding:
+    return _measure(
+        results,
+        specvlm.FIRST_ROUNDS,
+        "specvlm",
+        lambda row: specvlm.first_rounds_ratio(tuple(row["taken"])),
+        SAME,
+    )
+
+
+def judge_first_round(results: StoredResults) -> Finding:
+    return _measure(
+        results,
+        ACCEPTED.unit,
+        "specvlm",
+        lambda row: specvlm.first_round_gain(tuple(row["taken"])),
+        MORE,
+    )
+
+
+def judge_share_written(results: StoredResults) -> Finding:
+    return _measure(
+        results,
+        specvlm.SHARE_OF_TOKENS,
+        "specvlm",
+        lambda row: sum(row["taken"]) / (sum(row["taken"]) + len(row["taken"])),
+        MOST,
+    )
+
+
+def judge_std_speedup(results: StoredResults) -> Finding:
+    return _compare_speed(results, [("STD", STD, "ar")], printed(1.59))
+
+
+def judge_std_fastest(results: StoredResults) -> Finding:
+    return _compare_speed(results, [("STD over streaming", STD, STREAMING)])
+
+
+def judge_std_acceptance(results: StoredResults) -> Finding:
+    pairs = [("STD less streaming", STD, STREAMING)]
+    return _compare(results, real.RATE, pairs, MORE, _acceptance_rates)
+
+
+def judge_sage_acceptance(results: StoredResults) -> Finding:
+    return _compare_accepted(results, [("SAGE less SpecVLM", "sage", "specvlm")])
+
+
+def judge_sage_speed(results: StoredResults) -> Finding:
+    others = ("specvlm", "sd-tree", "sd")
+    return _compare_speed(results, [(f"SAGE over {other}", "sage", other) for other in others])
+
+
+def judge_sage_text_alone(results: StoredResults) -> Finding:
+    return _compare_accepted(results, [("less native SD", "sage", "sd")], QUESTIONS)
+
+
+# The function that judges a claim on the embedded pair -> the one that judges it on this pair.
+JUDGES: Mapping[Judge, Judge] = {
+    specvlm.judge_standard_speedup: judge_standard_speedup,
+    specvlm.judge_pruning_speedup: judge_pruning_speedup,
+    specvlm.judge_accuracy_kept: judge_accuracy_kept,
+    specvlm.judge_trees: judge_trees,
+    specvlm.judge_steady_acceptance: judge_steady_acceptance,
+    specvlm.judge_first_round: judge_first_round,
+    specvlm.judge_examples: judge_share_written,
+    sparse_to_dense.judge_speedup: judge_std_speedup,
+    sparse_to_dense.judge_fastest: judge_std_fastest,
+    sparse_to_dense.judge_acceptance: judge_std_acceptance,
+    sage.judge_acceptance: judge_sage_acceptance,
+    sage.judge_speed: judge_sage_speed,
+    sage.judge_text_alone: judge_sage_text_alone,
+}
+
+
+def cell(claim: Claim, results: StoredResults) -> str:
+    """Returns a claim's verdict on this pair for the page, or nothing where none judges it."""
+    judge = JUDGES.get(claim.judge)
+    return "" if judge is None else f"*pair:* {real.cell_text(judge(results))}"
