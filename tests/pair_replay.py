@@ -22,13 +22,15 @@ from saccade.core.tree import ROOT, Tree
 
 TOKENS = 96  # of an answer
 PROMPTS = 20
+LOOKED_AHEAD = 64  # tokens that a draft may look at beyond the end of an answer
 SECOND = 0.15  # of one true forward of one row
 NOISE = 0.06  # the standard deviation of the logarithm of observed seconds
 OUTLIERS = 0.01  # the share of forwards that take three times as long
 RUNNER_RIGHT = 0.4  # how often a runner-up is right where the first token is wrong
 CHAINS = (0, 1, 2, 3, 4, 5, 7, 9, 12)
 VOCAB = 4
-RIGHT, WRONG, OTHER = 1, 2, 3  # Every token of the target is RIGHT.
+END, RIGHT, WRONG, OTHER = 0, 1, 2, 3  # Each token of the target is RIGHT, but the last is END.
+RULES = Sampling(end_ids=(END,))
 
 
 @dataclass(frozen=True)
@@ -41,10 +43,16 @@ class Pair:
     times: tuple[float, ...]  # of the target's forwards by the number of rows
     easy: float = 0.6  # the share of tokens that the draft is nearly always right about
     overconfidence: float = 1.0  # its confidence is its accuracy to the power of one over this
+    lengths: tuple[int, ...] = (TOKENS,)  # of the answers, in turn
+    prompts: int = PROMPTS
 
     @property
     def costs(self) -> Costs:
         return Costs(self.rows, tuple(SECOND * each for each in self.times), SECOND * self.step)
+
+    def length(self, prompt: int) -> int:
+        """Returns the number of tokens of the answer to a prompt."""
+        return self.lengths[prompt % len(self.lengths)]
 
 
 @dataclass(frozen=True)
@@ -58,7 +66,7 @@ class Text:
 
 def text_of(pair: Pair, prompt: int) -> Text:
     noise = np.random.default_rng([prompt, 7])
-    count = TOKENS + 64
+    count = pair.length(prompt) + LOOKED_AHEAD
     easy = np.clip(pair.easy + noise.normal(0, 0.12), 0.02, 0.98)
     accuracy = np.where(noise.random(count) < easy, 0.98, noise.uniform(0.05, 0.9, count))
     right = noise.random(count) < accuracy
@@ -69,21 +77,21 @@ def text_of(pair: Pair, prompt: int) -> Text:
 def seconds_of_chain(pair: Pair, length: int) -> float:
     """The true seconds of all answers by drafts of this length; of 0, by plain decoding."""
     costs, total = pair.costs, 0.0
-    for prompt in range(PROMPTS):
+    for prompt in range(pair.prompts):
         right, written = text_of(pair, prompt).right, 0
-        while written < TOKENS:
-            hits = 0
-            while hits < length and right[written + hits]:
+        while (left := pair.length(prompt) - written) > 0:
+            drafted, hits = min(length, left), 0
+            while hits < drafted and right[written + hits]:
                 hits += 1
             written += hits + 1
-            total += length * costs.draft + costs.verify(1 + length)
+            total += drafted * costs.draft + costs.verify(1 + drafted)
     return total
 
 
 def seconds_of_shape(shape: Shape, pair: Pair, learn: Callable[[Shape, State], Shape]) -> float:
     """The true seconds of all answers by a shape; ``learn`` returns the next answer's shape."""
     total = 0.0
-    for prompt in range(PROMPTS):
+    for prompt in range(pair.prompts):
         state = shape.start()
         for _, seconds, state in replay(shape, pair, prompt):  # noqa: B007 The last state counts.
             total += seconds
@@ -101,16 +109,17 @@ def replay(shape: Shape, pair: Pair, prompt: int) -> Iterator[tuple[Round, float
         factor = float(np.exp(noise.normal(0, NOISE)))
         return seconds * factor * (3.0 if noise.random() < OUTLIERS else 1.0)
 
-    while written < TOKENS:
-        tree, forwards = grow(shape, state, text, written)
-        verdict = verdict_on(tree, text, written)
+    last = pair.length(prompt) - 1
+    while written <= last:
+        tree, forwards = grow(shape, state, text, written, last)
+        verdict = verdict_on(tree, written, last)
         drafting, verifying = forwards * costs.draft, costs.verify(1 + len(tree))
         round = Round(
             request=0,
             tree=tree,
             verdict=verdict,
             finish=None,
-            p=Scores(Tree(), [], Sampling(), (), 0),
+            p=Scores(Tree(), [], RULES, (), 0),
             q=None,
             draft_seconds=observed(drafting),
             verify_seconds=observed(verifying),
@@ -121,8 +130,11 @@ def replay(shape: Shape, pair: Pair, prompt: int) -> Iterator[tuple[Round, float
         yield round, drafting + verifying, state
 
 
-def grow(shape: Shape, state: State, text: Text, written: int) -> tuple[Tree, int]:
-    """Returns a draft after ``written`` tokens, and how many forwards it took."""
+def grow(shape: Shape, state: State, text: Text, written: int, last: int) -> tuple[Tree, int]:
+    """Returns a draft after ``written`` tokens, and how many forwards it took.
+
+    ``last`` is the place of the token that ends the answer.
+    """
     growing, forwards = shape.grow(state), 0
     rows: list[torch.Tensor] = []
     try:
@@ -136,28 +148,32 @@ def grow(shape: Shape, state: State, text: Text, written: int) -> tuple[Tree, in
                         bool(text.right[place]),
                         bool(text.runner[place]),
                         float(text.confidence[place]),
+                        place == last,
                     )
                 )
-            wanted = growing.send(Scores(wanted, rows, Sampling(), (), 0))
+            wanted = growing.send(Scores(wanted, rows, RULES, (), 0))
     except StopIteration as stop:
         return stop.value, forwards
 
 
 @cache
-def logits(right: bool, runner: bool, confidence: float) -> torch.Tensor:
+def logits(right: bool, runner: bool, confidence: float, is_last: bool) -> torch.Tensor:
     """The draft's logits at a place."""
     law = torch.full((VOCAB,), 0.1 * (1 - confidence) + 1e-6)
-    first, second = (RIGHT, WRONG) if right else (WRONG, RIGHT if runner else OTHER)
+    true = END if is_last else RIGHT
+    first, second = (true, WRONG) if right else (WRONG, true if runner else OTHER)
     law[first], law[second] = confidence, 0.7 * (1 - confidence) + 2e-6
     return law.log()
 
 
-def verdict_on(tree: Tree, text: Text, written: int) -> Verdict:
+def verdict_on(tree: Tree, written: int, last: int) -> Verdict:
+    """Returns which nodes the target accepts after ``written`` tokens."""
     nodes: list[int] = []
     here = ROOT
     while True:
         below = [node for node, above in enumerate(tree.parents) if above == here]
-        hit = [node for node in below if tree.tokens[node] == RIGHT]
+        true = END if written + len(nodes) == last else RIGHT
+        hit = [node for node in below if tree.tokens[node] == true]
         if not hit:
             kind = "recovered" if below else "bonus"
             return Verdict(tuple(nodes), (RIGHT,) * len(nodes), RIGHT, kind)

@@ -192,7 +192,10 @@ class Auto(CostedShape):
         if remembered is None:
             return Estimates()
         accepted = FadingMean(remembered * REMEMBERED_WEIGHT, REMEMBERED_WEIGHT)
-        return Estimates(Acceptance(accepted, Estimates().acceptance.calibration))
+        # No confidence exceeds 1, so a draft earns at least its acceptance rate of its confidence.
+        calibration = max(PRIOR_CALIBRATION, remembered)
+        prior = FadingMean(calibration * PRIOR_CALIBRATION_WEIGHT, PRIOR_CALIBRATION_WEIGHT)
+        return Estimates(Acceptance(accepted, prior))
 
     def grow(self, state: State) -> Growing:
         estimates: Estimates = state
