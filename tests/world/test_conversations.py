@@ -174,7 +174,7 @@ def test_every_conversation_comes_once_before_any_comes_again(folder: Path, fami
         ([], "no list of conversations"),
         ([{"id": "x"}], "entry 0 .* it has no 'conversations'"),
         ([row(9)], "entry 0 .* there is no .*9.png"),
-        ([row(), row(turns=[("robot", "Hm.")])], "entry 1 .* nobody is called 'robot'"),
+        ([row(), row(turns=[("robot", "Hm.")])], "entry 1 .* unknown speaker 'robot'"),
         ([row(turns=TALK[1:])], "do not take turns"),
         ([row(turns=TALK[:1])], "nothing is answered"),
         ([row(turns=[TALK[0], ("gpt", " ")])], "gpt says nothing"),

@@ -1,7 +1,7 @@
 """Figures of a run, one set per suite: speed with intervals, stages of an answer, acceptance.
 
-Marks, hatches and dashes tell apart what colours do, so the figures are readable in grey. This
-module knows records and no model.
+What colours tell apart, marks, hatches and dashes tell apart too, so the figures are readable in
+grey. This module knows records and no model.
 """
 
 from __future__ import annotations
@@ -137,6 +137,7 @@ def positions_figure(by_method: AnswersByMethod) -> Figure | None:
             shares,
             label=name,
             marker=MARKERS[i % len(MARKERS)],
+            # Where the colours begin again, they come with other dashes.
             ls=DASHES[(i + i // len(COLOURS)) % len(DASHES)],
             c=COLOURS[i % len(COLOURS)],
             mfc="none",
@@ -177,7 +178,8 @@ def name_axes(axis: Axes, across: str, up: str) -> None:
 def save_figure(figure: Figure, path: Path) -> None:
     """Saves a figure without a date or random ids, so that its file changes only with its numbers.
 
-    The names of clip paths may still change: they are hashes of a layout solved to 1e-13.
+    In an SVG, the names of clip paths may still change. They are hashes of the layout, and the
+    solver returns it only to about 1e-13.
     """
     date = {"Date": None} if path.suffix == ".svg" else {}
     with matplotlib.rc_context({"svg.hashsalt": "saccade"}):

@@ -67,13 +67,14 @@ def caption(
     from saccade.corpus import json_lines
 
     settings = run_setup.resolve_settings(models, loading, method)
-    part = json_lines.parse_shard(shard)
+    shard_place = json_lines.parse_shard(shard)
     prepare(settings.threads, verbose)
     from saccade.corpus import caption_run
     from saccade.corpus import manifest as manifests
 
-    run_setup.resolve_recipes([settings.method], exact)  # So that a wrong method is refused once.
-    work = manifests.CaptionSettings(
+    # A wrong method is refused here, before any worker loads models.
+    run_setup.resolve_recipes([settings.method], exact)
+    caption_settings = manifests.CaptionSettings(
         **vars(settings),
         max_new_tokens=max_new_tokens,
         sampling=frames.sampling(),
@@ -84,20 +85,20 @@ def caption(
         if ray is not None:
             from saccade.corpus.cluster import answer_on_cluster
 
-            return answer_on_cluster(work, ray, workers)
+            return answer_on_cluster(caption_settings, ray, workers)
         from saccade.corpus.worker import answer_locally
 
-        return answer_locally(work)
+        return answer_locally(caption_settings)
 
-    jobs = json_lines.shard_items(manifests.read_jobs(manifest, prompt), part)
-    path = caption_run.shard_path(out_path, part)
+    jobs = json_lines.shard_items(manifests.read_jobs(manifest, prompt), shard_place)
+    path = caption_run.shard_path(out_path, shard_place)
     run_setup.warn_about_training(settings.target)
-    stays = f"the rows of {path} stay"
-    with explain_interruption(stays), progress_line("loading the models") as say:
+    what_stays = f"the rows of {path} stay"
+    with explain_interruption(what_stays), progress_line("loading the models") as say:
         progress = caption_run.run_jobs(
             jobs,
             path,
-            work,
+            caption_settings,
             make_answerer,
             batch=batch,
             retry=retry_errors,

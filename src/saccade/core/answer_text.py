@@ -16,10 +16,12 @@ Decode = Callable[[Sequence[int]], str]
 
 def withheld_length(text: str, stops: Sequence[str]) -> int:
     """Returns how many of the text's last characters may belong to a stop string."""
-    return max((_overlap(text, stop) for stop in stops), default=0)
+    return max((_withheld_for(stop, text) for stop in stops), default=0)
 
 
-def _overlap(text: str, stop: str) -> int:
+def _withheld_for(stop: str, text: str) -> int:
+    """Returns how many of the text's last characters are withheld for one stop string: all from its
+    first occurrence on, or else the longest beginning of it that the text ends with."""
     if stop in text:
         return len(text) - text.index(stop)
     longest = min(len(stop), len(text))
@@ -43,7 +45,8 @@ class TextDecoder:
             if text.endswith(UNFINISHED):
                 continue
             withheld = withheld_length(text, self.stops)
-            # Special tokens that the text leaves out may begin a stop string.
+            # Special tokens that the text leaves out may begin a stop string. Then the text is not
+            # certain up to this id, so one id fewer is tried.
             spelled = self._spelled(ids[:count]) if self.stops else text
             if withheld_length(spelled, self.stops) <= withheld:
                 return text[: len(text) - withheld]
@@ -68,16 +71,21 @@ class TextDecoder:
     def _text_before_special(self, ids: Sequence[int], stop: str) -> str:
         """Returns the text before a stop string that contains special tokens."""
         spelled = self._spelled(ids)
-        end, count = spelled.find(stop), len(ids)
-        if end < 0:  # A decoder that tidies the whole text up may write it otherwise.
+        end = spelled.find(stop)
+        if end < 0:  # A decoder that tidies up the whole text may spell the stop string otherwise.
             return self.decode(ids)
-        while count and not (
-            len(head := self._spelled(ids[:count])) <= end and spelled.startswith(head)
-        ):
+        # Only the ids that are spelled wholly before the stop string are kept.
+        count = len(ids)
+        while count:
+            head = self._spelled(ids[:count])
+            if len(head) <= end and spelled.startswith(head):
+                break
             count -= 1
-        shared = ids[count : count + 1]  # The token in which the stop string begins.
-        shared_text = spelled[len(self._spelled(ids[:count])) : end] if self.decode(shared) else ""
-        return self.decode(ids[:count]) + shared_text
+        text = self.decode(ids[:count])
+        # The stop string begins in the next token, which is in the text unless it is special.
+        if self.decode(ids[count : count + 1]):
+            text += spelled[len(self._spelled(ids[:count])) : end]
+        return text
 
     def _spelled(self, ids: Sequence[int]) -> str:
         return (self.spell or self.decode)(ids)

@@ -22,7 +22,8 @@ from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import Tree
 
 State = Any
-"""What a fold carries from round to round; bounded, and computable from recorded rounds."""
+"""What a ``Learner`` carries from round to round. Its size is bounded, and it can be computed again
+from recorded rounds."""
 
 Growing = Generator[Tree, Scores, Tree]
 """A growing draft: it yields the tree to be scored, is sent the scores, and returns the tree."""
@@ -124,8 +125,8 @@ class View(ABC):
     def choose(
         self, prefill: Prefill, prompt: Prompt, early: EarlyChoice | None = None
     ) -> Int[Tensor, " kept"]:
-        """Returns the visual tokens that the draft keeps of a whole prompt; some of those of
-        ``early``, where it has read them already."""
+        """Returns the visual tokens that the draft keeps of a whole prompt. If ``early`` is given,
+        the draft has read those tokens already and keeps some of them."""
         raise NotImplementedError
 
 
@@ -216,8 +217,8 @@ class Shape(Learner, ABC):
 
         A shape that decides by costs, and has none yet, takes them from ``memory``, or else calls
         ``measure``. ``memory`` has the costs as earlier answers corrected them; it is None where
-        the answer may not depend on measured time. Another shape has settings for each ``family``,
-        which is the target's ``model_type``.
+        the answer may not depend on measured time. ``family`` is the target's ``model_type``, for
+        shapes whose settings depend on it.
         """
         return self
 
@@ -259,8 +260,8 @@ class BesideTarget:
         return nullcontext()
 
     def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
-        """Returns each tree under judgement with the next drafted token after it, and waits for
-        that token."""
+        """Returns each tree of ``in_flight``, which the target is verifying meanwhile, with the
+        next drafted token after it. Waits for that token."""
         raise NotImplementedError
 
 
@@ -302,7 +303,7 @@ class Drafter(ABC):
     in this order: encode, prefill, ready; then propose and commit, round after round.
     """
 
-    name: ClassVar[str] = "of its own kind"  # Its value in an override, as in ``drafter=model``.
+    name: ClassVar[str] = "of its own kind"  # In overrides (``drafter=model``) and errors.
     needs: ClassVar[Capabilities] = NO_CAPABILITIES
     offers: ClassVar[Capabilities] = frozenset({Capability.READS_VIEW})
 
@@ -330,12 +331,13 @@ class Drafter(ABC):
         return 0.0
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
-        """Continues the conversation over the caches there are, by this turn's rules."""
+        """Takes the next turns of conversations, whose earlier turns stay in the caches. ``rules``
+        are the sampling rules of these turns."""
 
     @property
     def can_add_media(self) -> bool:
-        """Whether :meth:`add_media` continues a conversation whose turn has new media. Where it is
-        not, a new drafter reads the conversation from its beginning."""
+        """Whether :meth:`add_media` can continue a conversation whose next turn has new media.
+        Otherwise a new drafter reads the conversation from its beginning."""
         return False
 
     def add_media(

@@ -19,7 +19,7 @@ from saccade.inputs.media.media_file import is_visible
 
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".gif", ".webp")
 ANSWER_SETTINGS = ("dtype", "quantize", "positions")  # Loading options that change answers.
-UNEXPECTED_PREFIX = "unexpected "  # Begins a row's error if the video may be without fault.
+UNEXPECTED_PREFIX = "unexpected "  # Begins errors that may not be the video's fault.
 
 
 @dataclass(frozen=True)
@@ -122,10 +122,11 @@ def read_jobs(manifest: Path, question: str) -> list[ClipJob]:
     for place, entry in entries:
         video = entry.get("video") or ""
         document = entry.get("document") or ""
-        are_paths = isinstance(video, str) and isinstance(document, str)
-        if not are_paths or not (video or document):
+        are_texts = isinstance(video, str) and isinstance(document, str)
+        if not are_texts or not (video or document):
             raise OptionError(
-                f"{place} of {manifest} has no video: id, video, document, prompt are read"
+                f"{place} of {manifest} names no video and no document: the fields that are read "
+                "are id, video, document and prompt"
             )
         own_id = entry.get("id")
         name = str((video or document) if own_id in (None, "") else own_id)
@@ -148,27 +149,28 @@ def read_jobs(manifest: Path, question: str) -> list[ClipJob]:
 
 COMMENT = "#"
 Entries = Iterator[tuple[str, dict[str, Any]]]
-"""Pairs of a place, for messages, and the fields of one entry."""
+"""Pairs of where an entry stands, such as "line 3", for error messages, and its fields."""
 
 
 def _path_entries(manifest: Path) -> Entries:
-    for number, line in enumerate(_text(manifest).split("\n"), start=1):
+    for number, line in enumerate(_read_text(manifest).split("\n"), start=1):
         if line.strip() and not line.startswith(COMMENT):
             yield f"line {number}", {"video": line.strip()}
 
 
 def _json_entries(manifest: Path) -> Entries:
-    for number, line in enumerate(_text(manifest).split("\n"), start=1):
+    for number, line in enumerate(_read_text(manifest).split("\n"), start=1):
         if not line.strip() or line.startswith(COMMENT):
             continue
         yield f"line {number}", json_lines.parse_object(manifest, number, line)
 
 
 def _csv_entries(manifest: Path) -> Entries:
-    text, number, row_begins = _text(manifest), 0, True
+    text, number, row_begins = _read_text(manifest), 0, True
 
     def lines_of_rows() -> Iterator[str]:
-        """Yields the lines of the table. A comment is a line of its own, outside quotes."""
+        """Yields the lines without comments and blank lines. Inside a quoted cell, a line that
+        looks like either belongs to the cell and is kept."""
         nonlocal number, row_begins
         for line in io.StringIO(text):
             number += 1
@@ -190,10 +192,11 @@ def _csv_entries(manifest: Path) -> Entries:
         raise OptionError(f"line {number} of {manifest} is no CSV: {first_line(error)}") from None
 
 
-def _text(manifest: Path) -> str:
-    """Returns the text of a manifest, whose lines end in "\\n" alone.
+def _read_text(manifest: Path) -> str:
+    """Returns the text of a manifest, in which every line break of the file is "\\n".
 
-    Other characters that Unicode counts as ends of lines may stand in prompts and in names.
+    It is split there only, and not by ``splitlines``, because prompts and names may contain other
+    characters that Unicode counts as line breaks.
     """
     try:
         return manifest.read_text(encoding="utf-8-sig")

@@ -44,14 +44,20 @@ def proposals(drafters: Sequence[tuple[Drafter, Mapping[int, State]]]) -> list[P
 def _grow_together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
     """Grows the drafts of several drafters in step, in one forward a step.
 
-    Returns the proposals by the drafter's number; nothing where one of the drafters fails.
+    ``growths`` and the proposals have each drafter's place in the list as their key. Returns no
+    proposal where one of the drafters fails.
     """
-    growing = {(at, number): each for at, g in growths.items() for number, each in g.drafts.items()}
+    drafts = {
+        (place, request): draft
+        for place, growth in growths.items()
+        for request, draft in growth.drafts.items()
+    }
     last_scores: dict[tuple[int, int], Scores] = {}
-    seconds, last = dict.fromkeys(growing, 0.0), now()
+    seconds = dict.fromkeys(drafts, 0.0)
+    counted_until = now()
 
     def score(trees: dict[tuple[int, int], Tree]) -> dict[tuple[int, int], Scores]:
-        nonlocal last
+        nonlocal counted_until
         by_place: dict[int, dict[int, Tree]] = defaultdict(dict)
         for (place, request), tree in trees.items():
             by_place[place][request] = tree
@@ -60,9 +66,9 @@ def _grow_together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
             for place, trees_by_request in by_place.items()
         ]
         scored = score_together(sessions_and_trees)
-        before, last = last, now()
+        before, counted_until = counted_until, now()
         for key in trees:
-            seconds[key] += (last - before) / len(trees)
+            seconds[key] += (counted_until - before) / len(trees)
         pairs = zip(by_place, scored, strict=True)
         return {
             (place, request): scores
@@ -71,15 +77,16 @@ def _grow_together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
         }
 
     try:
-        all_trees = drive(score, growing, last_scores)
+        all_trees = drive(score, drafts, last_scores)
     except Exception:
-        # Which drafter failed will show when each proposes alone.
+        # Each drafter proposes alone after this, which shows the one that failed.
         return {}
     proposed: dict[int, Proposal] = {}
     for place, growth in growths.items():
         keys = {request: (place, request) for request in growth.drafts}
-        scores = {r: last_scores[key] for r, key in keys.items() if key in last_scores}
-        growth.last_scores.update(scores)
+        growth.last_scores.update(
+            {request: last_scores[key] for request, key in keys.items() if key in last_scores}
+        )
         trees = growth.finish({request: all_trees[key] for request, key in keys.items()})
         proposed[place] = trees, {request: seconds[key] for request, key in keys.items()}
     return proposed

@@ -38,7 +38,7 @@ class TrainingDomain:
     warning: str  # One sentence for whoever shows the model something else.
     grey: float  # The brightness of the background in the middle of a picture.
     tint: float  # How far red and green rise from the middle to the border.
-    texture: tuple[float, float]  # The least and the most that a texture adds.
+    texture: tuple[float, float]  # The least and the most brightness that a texture adds.
     pixel_error: float  # How far compression may move a pixel.
     share: float  # The least share of a picture that is background.
 
@@ -52,6 +52,7 @@ class TrainingDomain:
         green_tint = self.tint * (2 * (np.arange(height, dtype=np.float32) + 0.5) / height - 1)
         red = sample[..., 0] - self.grey - red_tint[None, None, :]
         green = sample[..., 1] - self.grey - green_tint[None, :, None]
+        # On the background, only the texture is left of red and green, and it is the same in both.
         low, high = self.texture[0] - self.pixel_error, self.texture[1] + self.pixel_error
         background = (abs(red - green) <= self.pixel_error) & (low <= red) & (red <= high)
         return bool((background.mean((1, 2)) >= self.share).all())
@@ -81,7 +82,7 @@ def read_training_domain(name: str) -> TrainingDomain | None:
 
 
 def warn_outside_domain(clip: Clip, domain: TrainingDomain | None) -> Clip:
-    """Returns the clip with the domain's warning added, where it shows anything else."""
+    """Returns the clip, with the domain's warning added if its frames are outside the domain."""
     if domain is None or domain.includes(clip.frames):
         return clip
     return replace(clip, warnings=(*clip.warnings, domain.warning))

@@ -96,9 +96,9 @@ class CachePool:
             self._set_views(lease, layers)
             self._leases.add(lease)
         # Garbage may be collected at any moment, even while the free runs are being changed. So
-        # this only appends to a list, which the next lease reads.
-        ending = weakref.finalize(lease, self._returned_runs.append, (start, start + rows))
-        ending.atexit = False
+        # the finalizer only appends to a list, which the next lease reads.
+        finalizer = weakref.finalize(lease, self._returned_runs.append, (start, start + rows))
+        finalizer.atexit = False
         return lease
 
     def release(self) -> None:
@@ -176,10 +176,10 @@ class CachePool:
         self._announce_move()
 
     def _cut(self, rows: int) -> None:
-        """Takes the rows beyond these from the layers that have grown, after one could not.
+        """Cuts every layer back to this many rows, after some had grown and one could not.
 
-        Nothing is allocated, because there is no memory: the memory of the rows that are taken away
-        stays in use until the buffers move again.
+        The buffers become views of their first rows, because there is no memory for new buffers.
+        The memory of the other rows stays in use until the buffers move again.
         """
         for buffers in (self.keys, self.values):
             buffers[:] = [buffer[:rows] for buffer in buffers]

@@ -70,7 +70,8 @@ def available_bytes(device: torch.device) -> int:
         return int(torch.cuda.mem_get_info(device)[0]) + reserved_and_free
     try:
         free = int(psutil.virtual_memory().available)
-    except OSError:  # Without a file descriptor to read it, assume all of the machine's memory.
+    except OSError:
+        # psutil has no file descriptor left to read it. All of the machine's memory is assumed.
         return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     try:
         limit = int(CGROUP_LIMIT.read_text())

@@ -37,7 +37,8 @@ PREPROCESSORS = ("image_processor", "video_processor")  # of Hugging Face's proc
 class PrefixCache:
     """Stores values by key, up to ``max_bytes``. Any thread may call it."""
 
-    # Read by ``vision_cache``: new media of a prompt run through a vision tower together.
+    # ``vision_cache`` reads this. Where it is False, new media that are neighbours in a prompt run
+    # through a vision tower together.
     runs_separately = False
 
     def __init__(self, max_bytes: int) -> None:
@@ -105,7 +106,7 @@ class PrefixCache:
     def move_pixels(self, inputs: Mapping[str, Any], device: torch.device) -> dict[str, Any]:
         """Returns a processor's output with its pixels on a device.
 
-        Their digests are computed before they are moved, where it is cheaper.
+        Their digests are computed before they are moved, because that is cheaper.
         """
         moved = dict(inputs)
         for name, value in inputs.items():
@@ -228,8 +229,8 @@ def common_rows(one: Prompt, other: Prompt) -> int:
     for name in {*one.media.row_arguments} & {*other.media.row_arguments}:
         values, other_values = one.media.row_arguments[name], other.media.row_arguments[name]
         equal &= (values[:length] == other_values[:length]).reshape(length, -1).all(-1)
-    # A row that attends to a later row has other keys if that row differs, so such a picture is not
-    # split.
+    # The keys of a row that attends to later rows depend on those. The prompt is therefore not cut
+    # inside a picture whose rows do so.
     return one.largest_cut(_leading_true(equal))
 
 

@@ -138,13 +138,13 @@ def agree_on_cut(cut: Cut) -> Cut:
 
     def agreed_cut(request: int, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
         local_cut = cut(request, tokens)
-        first_tokens, first_cut = broadcast_from_rank_0((tuple(tokens), local_cut))
-        if first_tokens != tuple(tokens):
+        rank_0_tokens, rank_0_cut = broadcast_from_rank_0((tuple(tokens), local_cut))
+        if rank_0_tokens != tuple(tokens):
             raise ModelError(
                 f"rank {rank()} and rank 0 do not agree on the next tokens: all processes need "
                 "the same files, versions and GPUs"
             )
-        return first_cut
+        return rank_0_cut
 
     return agreed_cut
 
@@ -177,11 +177,11 @@ class _AgreedDraft:
 
     def _has_failed(self, reasons: Sequence[str | None]) -> bool:
         """Returns whether a draft has failed in any process; if so, gives up this one's."""
-        failed = next((place for place, reason in enumerate(reasons) if reason), None)
-        if failed is not None and self._draft.reason is None:
-            reason = f"rank {failed}: {reasons[failed]}"
+        failed_rank = next((number for number, reason in enumerate(reasons) if reason), None)
+        if failed_rank is not None and self._draft.reason is None:
+            reason = f"rank {failed_rank}: {reasons[failed_rank]}"
             self._draft.give_up(reason, RuntimeError(reason))
-        return failed is not None
+        return failed_rank is not None
 
 
 def _move_laws(trees: Mapping[int, Tree], device: torch.device) -> dict[int, Tree]:

@@ -71,7 +71,7 @@ class CompletionHandler:
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
         self._warnings: list[str] = []
         self._results: dict[int, Result] = {}
-        self._first_token_seconds: dict[int, float] = {}  # By answer, since the request arrived.
+        self._first_token_seconds: dict[int, float] = {}  # By answer; from the request's arrival.
         self._id = secrets.token_hex(12)
         self._created = int(time.time())
 
@@ -110,15 +110,15 @@ class CompletionHandler:
             reading = self._service.reader_threads.run(
                 lambda: reader.read(request, stop, self._body.data_urls)
             )
-            read = await self._wait_for(reading)
+            read_request = await self._wait_for(reading)
         finally:
             stop.set()
-        self._form, self._warnings = read.form, read.warnings
+        self._form, self._warnings = read_request.form, read_request.warnings
         self._queued = [
             QueuedRequest(
                 engine_request, self.deadline, request.top_logprobs_count, index, self._events
             )
-            for index, engine_request in enumerate(read.answers)
+            for index, engine_request in enumerate(read_request.answers)
         ]
         self._body.release()
         self._engine.queue.submit(self._queued)
@@ -187,7 +187,7 @@ class CompletionHandler:
     # -- streams -------------------------------------------------------------------------------
 
     async def events(self) -> AsyncIterator[str]:
-        """Yields server-sent events; an error is the last one before [DONE]."""
+        """Yields server-sent events. An error is the last event, before ``end_of_stream``."""
         try:
             async for chunk in self._chunks():
                 yield self._event(chunk)
@@ -223,13 +223,13 @@ class CompletionHandler:
                 pending[index] += event.logprobs
             else:
                 bodies = stream.write(detokenizers[index].finish(event.text or ""))
-                final_bodies, last, reason = stream.end(event)
+                final_bodies, last_body, reason = stream.end(event)
                 bodies += final_bodies
             for body in bodies:
                 yield self._chunk(index, body, pending[index])
                 pending[index] = []
             if isinstance(event, Result):
-                yield self._chunk(index, last, pending[index], reason)
+                yield self._chunk(index, last_body, pending[index], reason)
         options = self._request.stream_options
         if options is not None and options.include_usage:
             yield self._response(self._form.chunk_object_name, []) | self._statistics()

@@ -86,14 +86,15 @@ def _object_words(scene: Scene, index: int, color: str = "") -> Words:
     }
 
 
-def _any_object(scene: Scene, rng: np.random.Generator, states: Sequence[State]) -> Words | None:
+def _words_of_one(scene: Scene, rng: np.random.Generator, states: Sequence[State]) -> Words | None:
+    """Draws one of these objects and returns its words; None where there are no objects."""
     if not states:
         return None
     state = _pick(rng, states)
     return _object_words(scene, state.index, state.color)
 
 
-# -- words of several --------------------------------------------------------------------------
+# -- words of several objects ------------------------------------------------------------------
 
 
 def _object_list(scene: Scene, indices: Iterable[int]) -> str:
@@ -136,8 +137,11 @@ def _event_time(scene: Scene, rng: np.random.Generator) -> Words | None:
     if not scene.events:
         return None
     event = _pick(rng, scene.events)
-    name, when = object_name(scene, event.index, size=False), voice_of(scene).when[event.quarter]
-    return {"name": name, "verb": _EVENT_VERBS[event.kind], "when": when}
+    return {
+        "name": object_name(scene, event.index, size=False),
+        "verb": _EVENT_VERBS[event.kind],
+        "when": voice_of(scene).when[event.quarter],
+    }
 
 
 def _existence(scene: Scene, rng: np.random.Generator) -> Words:
@@ -146,8 +150,8 @@ def _existence(scene: Scene, rng: np.random.Generator) -> Words:
         shape, color = _pick(rng, looks)
     else:
         shape, color = _pick(rng, SHAPES), _pick(rng, COLORS)
-    yes = (shape, color) in looks
-    answer = f"Yes, there is a {color} {shape}." if yes else "No, there is none."
+    exists = (shape, color) in looks
+    answer = f"Yes, there is a {color} {shape}." if exists else "No, there is none."
     return {"color": color, "shape": shape, "answer": answer}
 
 
@@ -158,11 +162,11 @@ def _relation(scene: Scene, rng: np.random.Generator) -> Words | None:
         return None
     first, second = (scene.objects[i].start for i in order)
     if first[0] != second[0]:
-        relation, yes = "above", first[0] < second[0]
+        relation, is_true = "above", first[0] < second[0]
     else:
-        relation, yes = "to the left of", first[1] < second[1]
+        relation, is_true = "to the left of", first[1] < second[1]
     subject, reference = (object_name(scene, i, size=False) for i in order)
-    answer = "Yes, it is." if yes else "No, it is not."
+    answer = "Yes, it is." if is_true else "No, it is not."
     return {"relation": f"the {subject} {relation} the {reference}", "answer": answer}
 
 
@@ -189,8 +193,8 @@ def _scene_words(scene: Scene, rng: np.random.Generator) -> Words:
 
 WORD_DRAWERS: dict[str, DrawWords] = {
     "scene": _scene_words,
-    "at start": lambda scene, rng: _any_object(scene, rng, visible_states(scene, 0.0)),
-    "at end": lambda scene, rng: _any_object(scene, rng, final_states(scene)),
+    "at start": lambda scene, rng: _words_of_one(scene, rng, visible_states(scene, 0.0)),
+    "at end": lambda scene, rng: _words_of_one(scene, rng, final_states(scene)),
     "any": lambda scene, rng: _object_words(scene, _pick(rng, range(len(scene.objects)))),
     "count colour": _count_colour,
     "movers": _moving_objects,

@@ -1,8 +1,8 @@
 """Renders the exact pixels of a scene: frames, one picture, or an MP4.
 
 A scene gives the same pixels on every machine, for any number of frames and any size. The
-background has a soft tint, where red grows with x, green with y and blue with time, because the
-vision-language model that looks at it has only relative positions.
+background has a soft tint: red grows with x, green with y and blue with time. It tells the
+vision-language model the place and the time, because the model has only relative positions.
 """
 
 from __future__ import annotations
@@ -37,7 +37,9 @@ RADII = (10.5, 16.5)
 
 
 class Sprite(NamedTuple):
-    """Coverage [n, n] from 0 to 1, the part of it in the contrast colour, and a mask."""
+    """A shape's pixels [n, n]: ``cover`` is the share of each pixel that the shape covers, and
+    ``cue`` the share that has the contrast colour. ``mask`` has the pixels that are covered by at
+    least half."""
 
     cover: NDArray[np.float32]
     cue: NDArray[np.float32]
@@ -45,7 +47,8 @@ class Sprite(NamedTuple):
 
 
 def _half_side(radius: float) -> int:
-    """Returns half the side of a sprite without its middle pixel; tips of a star reach to 1.1."""
+    """Returns half the side of a sprite without its middle pixel. The tips of a star, which reach
+    farthest, are 1.1 radii from the centre."""
     return math.ceil(1.1 * radius) + 1
 
 
@@ -70,7 +73,8 @@ def sprite(shape: str, radius: float) -> Sprite:
     elif shape == "ring":
         inside = (distance <= 1) & (distance >= 0.55)
     elif shape == "star":
-        # Fold the plane into one half point, from a tip (angle 0, radius 1.1) to a notch.
+        # All points of the star are folded onto one half of one point: from its tip (angle 0,
+        # radius 1.1) to the next notch (angle pi / 5, radius 0.48).
         fold = np.pi / 5
         angle = abs((np.arctan2(x, -y) + fold) % (2 * fold) - fold)
         u, v = distance * np.cos(angle), distance * np.sin(angle)
@@ -92,17 +96,18 @@ def sprite(shape: str, radius: float) -> Sprite:
 def _paint_layers(shape: str, radius: float, color: str) -> tuple[NDArray[Any], NDArray[Any]]:
     """Returns the share of the ground that stays [n, n, 1], and what is added to it [n, n, 3]."""
     shape_sprite = sprite(shape, radius)
-    ink = 245.0 if color in ("black", "blue") else 15.0
+    contrast = 245.0 if color in ("black", "blue") else 15.0
     rgb = PALETTE[COLORS.index(color)].astype(np.float32)
     cue = shape_sprite.cue[..., None]
-    # The half makes the cut to uint8 round.
-    ink_layer = (shape_sprite.cover[..., None] - cue) * rgb + cue * ink + np.float32(0.5)
+    # Half a step is added, so that the conversion to uint8, which truncates, rounds to the nearest.
+    ink_layer = (shape_sprite.cover[..., None] - cue) * rgb + cue * contrast + np.float32(0.5)
     return 1 - shape_sprite.cover[..., None], ink_layer.astype(np.float32)
 
 
 @lru_cache(maxsize=32)
 def _background(texture: str, height: int, width: int) -> NDArray[np.uint8]:
-    """Returns the background without its time tint, [height, width, 3]; patterns are in pixels."""
+    """Returns the background without the tint of time, [height, width, 3]. The patterns of textures
+    have the same size in pixels in every picture."""
     y, x = np.arange(height)[:, None], np.arange(width)[None, :]
     pattern = np.zeros((height, width))
     if texture == "striped":
@@ -125,7 +130,8 @@ def _background(texture: str, height: int, width: int) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class Stroke:
-    """One object drawn at one place in frames first..last-1: corner (top, left), radius."""
+    """The object of this `index`, drawn at one place in the frames from `first` on and before
+    `last`. (`top`, `left`) is the corner of its sprite."""
 
     first: int
     last: int
@@ -142,21 +148,19 @@ def strokes(scene: Scene, frames: int, height: int, width: int) -> Iterator[Stro
     for index, thing in enumerate(scene.objects):
         radius = round(RADII[SIZES.index(thing.size)] * scale * 4) / 4
         half = _half_side(radius)
-        states = [state_at(scene, index, (k + 0.5) / frames) for k in range(frames)]
-        places = [
-            None
-            if state is None
-            else (
-                state.color,
-                math.floor(state.y * height / 3) - half,
-                math.floor(state.x * width / 3) - half,
-            )
-            for state in states
-        ]
-        for position, run in groupby(range(frames), key=places.__getitem__):
-            if position is not None:
+        looks: list[tuple[str, int, int] | None] = []  # Colour, top and left in each frame.
+        for k in range(frames):
+            state = state_at(scene, index, (k + 0.5) / frames)
+            if state is None:
+                looks.append(None)
+                continue
+            top = math.floor(state.y * height / 3) - half
+            left = math.floor(state.x * width / 3) - half
+            looks.append((state.color, top, left))
+        for look, run in groupby(range(frames), key=looks.__getitem__):
+            if look is not None:
                 first, *later_frames = run
-                yield Stroke(first, first + len(later_frames) + 1, index, *position, radius)
+                yield Stroke(first, first + len(later_frames) + 1, index, *look, radius)
 
 
 def clip_and_sprite_slices(

@@ -4,7 +4,7 @@ A `Scene` is a few objects on a textured background for one clip, whose time run
 Everything here is a pure function of its arguments: a seed gives the same scene on every machine.
 This module knows numpy only. `drawing` makes a scene's pixels, `dialogues` the texts about it.
 
-Places are the cells of a 3 x 3 grid. The ways of objects never share a cell, so that no object
+Places are the cells of a 3 x 3 grid. The paths of two objects never share a cell, so that no object
 hides another.
 """
 
@@ -26,10 +26,10 @@ CELLS = (
 )
 MOTIONS = ("still", "left", "right", "up", "down", "loop")
 TEXTURES = ("plain", "striped", "checkered", "speckled")
-TIMES = (0.25, 0.5, 0.75)
+TIMES = (0.25, 0.5, 0.75)  # Events are near these times.
 
-COUNT_WEIGHTS = (0.12, 0.26, 0.28, 0.20, 0.09, 0.05)
-EVENT_WEIGHTS = (0.30, 0.35, 0.23, 0.12)
+COUNT_WEIGHTS = (0.12, 0.26, 0.28, 0.20, 0.09, 0.05)  # Of 1, 2, ... objects.
+EVENT_WEIGHTS = (0.30, 0.35, 0.23, 0.12)  # Of 0, 1, ... events.
 STEPS = {"left": (0, -1), "right": (0, 1), "up": (-1, 0), "down": (1, 0)}
 # Objects move between these times. At 0.5, when pictures are taken, a moving object's centre is a
 # sixth of a cell from the nearest border, so it is clear which cell the object is in.
@@ -44,7 +44,8 @@ Cell = tuple[int, int]
 
 @dataclass(frozen=True)
 class Object:
-    """One thing: words from the tuples above, and (row, col) cells with 0..2 from top left."""
+    """One object, in the words of the tuples above. `start` and `end` are cells (row, col), counted
+    from 0 at the top left."""
 
     shape: str
     color: str
@@ -56,7 +57,7 @@ class Object:
 
 @dataclass(frozen=True)
 class Event:
-    """A change of `objects[index]`: at `time` (a fraction of the clip near one of TIMES).
+    """A change of `objects[index]` at `time`, a fraction of the clip near one of TIMES.
 
     `color` is the new colour of a recolouring, None for the other kinds.
     """
@@ -89,9 +90,10 @@ class Scene:
 
 @dataclass(frozen=True)
 class State:
-    """One visible object at one time: index in the scene, colour now, centre in units of cells.
+    """One visible object at one time: its index in the scene, its colour then, and its centre.
 
-    `y` and `x` run over [0, 3] of the picture's height and width: 0.5 is the centre of cell 0.
+    `y` and `x` are in units of cells from the top left: 0.5 is the middle of the first row or
+    column, and 3 the far border of the picture.
     """
 
     index: int
@@ -125,7 +127,7 @@ def _draw_index(rng: np.random.Generator, weights: tuple[float, ...]) -> int:
 
 
 def _path(start: Cell, direction: str, distance: int) -> tuple[Cell, ...]:
-    """Returns the cells after `start` on the way; empty where it leaves the grid."""
+    """Returns the cells after `start` on a path; none where the path leaves the grid."""
     dy, dx = STEPS[direction]
     cells = tuple((start[0] + dy * i, start[1] + dx * i) for i in range(1, distance + 1))
     return cells if all(0 <= r <= 2 and 0 <= c <= 2 for r, c in cells) else ()
@@ -161,13 +163,13 @@ def scene(seed: int, *, max_objects: int = 6) -> Scene:
     for index, quarter in zip(event_objects, quarters, strict=True):
         kind = KINDS[_draw_index(rng, (0.4, 0.3, 0.3))]
         if kind == "appear" and appearing == count - 1:
-            kind = "recolour"
+            kind = "recolour"  # At least one object is there from the start.
         appearing += kind == "appear"
         color: str | None = None
         shape = SHAPES[looks[index][1]]
         if kind == "recolour":
-            free = [c for c in COLORS if (c, shape) not in used_looks]
-            color = free[int(rng.integers(len(free)))]
+            unused_colors = [c for c in COLORS if (c, shape) not in used_looks]
+            color = unused_colors[int(rng.integers(len(unused_colors)))]
             used_looks.add((color, shape))
         time = TIMES[quarter] + TIME_JITTER * (2 * rng.random() - 1)
         events.append(Event(kind, index, round(float(time), 4), color))
@@ -180,12 +182,12 @@ def scene(seed: int, *, max_objects: int = 6) -> Scene:
         motion = "loop" if rng.random() < 0.3 else "still"
         if index not in immobile and rng.random() < 0.65:
             for direction in (MOTIONS[1 + int(d)] for d in rng.permutation(4)):
-                ways = [w for w in (_path(start, direction, d) for d in (1, 2)) if w]
-                ways = [w for w in ways if not occupied & set(w)]
-                if ways:
-                    way = ways[int(rng.integers(len(ways)))]
-                    motion, end = direction, way[-1]
-                    occupied |= set(way)
+                paths = [_path(start, direction, distance) for distance in (1, 2)]
+                paths = [path for path in paths if path and not occupied & set(path)]
+                if paths:
+                    path = paths[int(rng.integers(len(paths)))]
+                    motion, end = direction, path[-1]
+                    occupied |= set(path)
                     break
         color_index, shape_index = looks[index]
         objects.append(
@@ -229,9 +231,10 @@ ChangeKind = Literal["color", "size", "shape", "place", "gone", "new"]
 
 
 class Change(NamedTuple):
-    """A difference of two pictures at time 0.5: the object as first seen, and its new word.
+    """A difference between two pictures, each of which shows its scene at time 0.5.
 
-    `look` is (size, colour, shape, place) in the first picture, or in the second for "new".
+    `look` is the object's (size, colour, shape, place) in the first picture, or in the second for
+    "new". `word` is its new colour, size, shape or place, and empty for "gone" and "new".
     """
 
     kind: ChangeKind
@@ -272,36 +275,36 @@ def edit_with_changes(scene: Scene, seed: int) -> tuple[Scene, tuple[Change, ...
         state = state_at(edited, index, 0.5)
         assert state is not None
         look = (thing.size, state.color, thing.shape, cell_name(state.cell))
-        # The thing as it is at 0.5, without its events, so that both pictures are plain facts.
-        base, now = _without_object(edited, index), replace(thing, color=state.color)
-        used_looks = _used_looks(base) | {(state.color, thing.shape)}
-        used_looks |= {(thing.color, thing.shape)}
-        free = _free_cells(edited)
+        # The object keeps the colour that it has at 0.5 and loses its events, so that the pictures
+        # differ in nothing but what is drawn below.
+        others, new_thing = _without_object(edited, index), replace(thing, color=state.color)
+        used_looks = _used_looks(others) | {(state.color, thing.shape), (thing.color, thing.shape)}
+        free_cells = _free_cells(edited)
         is_still = thing.start == thing.end
         kinds: list[ChangeKind] = ["color", "size", "shape", "gone"]
-        if free and is_still:
-            kinds += ["place", "place"]
+        if free_cells and is_still:
+            kinds += ["place", "place"]  # This kind is twice as likely as each of the others.
         kind: ChangeKind = pick(kinds)
         word = ""
         if kind == "color":
             word = pick([c for c in COLORS if (c, thing.shape) not in used_looks])
-            now = replace(now, color=word)
+            new_thing = replace(new_thing, color=word)
         elif kind == "size":
             word = SIZES[1 - SIZES.index(thing.size)]
-            now = replace(now, size=word)
+            new_thing = replace(new_thing, size=word)
         elif kind == "shape":
             word = pick([s for s in SHAPES if (state.color, s) not in used_looks])
-            now = replace(now, shape=word)
+            new_thing = replace(new_thing, shape=word)
         elif kind == "place":
-            cell = pick(free)
+            cell = pick(free_cells)
             word = cell_name(cell)
-            now = replace(now, start=cell, end=cell)
-        edited = base if kind == "gone" else _with_object(base, now)
+            new_thing = replace(new_thing, start=cell, end=cell)
+        edited = others if kind == "gone" else _with_object(others, new_thing)
         changes.append(Change(kind, look, word))
-    free = _free_cells(edited)
-    if free and (not changes or (len(changes) == 1 and rng.random() < 0.25)):
+    free_cells = _free_cells(edited)
+    if free_cells and (not changes or (len(changes) == 1 and rng.random() < 0.25)):
         used_looks = _used_looks(edited) | _used_looks(scene)
-        cell = pick(free)
+        cell = pick(free_cells)
         color, shape = pick([(c, s) for c in COLORS for s in SHAPES if (c, s) not in used_looks])
         size = pick(list(SIZES))
         edited = _with_object(edited, Object(shape, color, size, cell, "still", cell))

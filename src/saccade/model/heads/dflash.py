@@ -36,9 +36,9 @@ from saccade.model.heads.modules import Hidden, Rotation, shift_ids, spread_logi
 from saccade.model.segments import Segment
 from saccade.model.window_rule import KeyWindow
 
-BLOCK_SIZE = 16  # of configs that name none
+BLOCK_SIZE = 16  # In rows, where a config names no size.
 UNKNOWN_SETTINGS = ("conv_kernel_size", "selector_rank", "markov_rank", "attention_value_scale")
-"""Settings of later kinds of such heads, which have parts that are not here."""
+"""Settings of later kinds of DFlash heads, whose additional parts are not supported."""
 SLIDING = "sliding_attention"
 
 
@@ -76,7 +76,8 @@ class BlockSettings:
     """The target's hidden states that it reads, by the numbers of ``HiddenStates``."""
     mask_id: int
     size: int  # Rows of a block, the last token's included.
-    first_row: int  # The row that predicts the next token: the first mask's, or the last token's.
+    first_row: int
+    """The row that predicts the next token: 1, the first mask's, or 0, the last token's own."""
     visibilities: tuple[BlockVisibility, ...]
     embedding_scale: float = 1.0
     logit_scale: float = 1.0
@@ -145,9 +146,8 @@ def _read_visibilities(entries: dict[str, Any], layers: Qwen3Config) -> list[Blo
         if has_window and not size:
             raise ModelError("a DFlash head with sliding attention has to name its sliding_window")
         window = KeyWindow(size) if has_window else None
-        visibilities.append(
-            BlockVisibility(window, has_window if is_causal is None else bool(is_causal))
-        )
+        is_layer_causal = has_window if is_causal is None else bool(is_causal)
+        visibilities.append(BlockVisibility(window, is_layer_causal))
     return visibilities
 
 
@@ -192,7 +192,7 @@ class BlockModule(nn.Module):
 
     @property
     def target_ids(self) -> Int[Tensor, " draft_vocab"]:
-        """The target's id of each id of a vocabulary of its own."""
+        """The target's id for each id of the head's own vocabulary."""
         return shift_ids(self.d2t)
 
     def project(self, target_hidden: Float[Tensor, "row layers_dim"]) -> Hidden:
@@ -212,8 +212,8 @@ class BlockModule(nn.Module):
         return keys[0], values[0]
 
     def forward(self, embeds: Hidden, rotation: Rotation, steps: Sequence[Step]) -> Hidden:
-        """Returns what the output matrix reads of each row of blocks. Each layer has its own step,
-        because layers differ in what they see."""
+        """Returns the last hidden states of the rows of blocks, which the output matrix reads. Each
+        layer has its own step, because layers differ in what they see."""
         hidden = embeds[None]
         for layer, step in zip(self.layers, steps, strict=True):
             hidden = layer(
@@ -314,8 +314,8 @@ class BlockHead(Head):
         return Step(segments, groups, self.dtype, self.attention_choice, self.key_layers, windows)
 
     def _embed_block(self, ids: Int[Tensor, "request row"]) -> Float[Tensor, "request row dim"]:
-        """Returns embeddings times this head's own scale, because that is what such heads learnt to
-        read: not as a target scales or norms them."""
+        """Returns the embeddings of blocks. They have the head's own scale, and not the target's
+        scale or norm, because such heads learnt to read them so."""
         table = self.module.embed_tokens or self.target.model.get_input_embeddings()
         weight = table.weight
         embeds = embedding(ids.to(weight.device), weight).to(self.device, self.dtype)
@@ -359,8 +359,8 @@ def make_dflash_head(
     count = target.embedding_count if embeddings is None else len(embeddings)
     if block_settings.mask_id >= count:
         raise ModelError(
-            f"{name} uses {block_settings.mask_id} as the id of a token that is to be drafted, but "
-            f"there are only {count} embeddings"
+            f"{name} has mask_token_id {block_settings.mask_id}, but there are only {count} "
+            "embeddings"
         )
     if matrix is not None:
         layouts.add_id_map(parts, target.vocab, name)

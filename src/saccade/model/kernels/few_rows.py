@@ -192,8 +192,8 @@ def kernels_for(
 ) -> Kernels | None:
     """Returns the kernels for a model of these heads, whose layers are on these ``devices``.
 
-    Returns None on CPUs, over several devices, without Triton, and where a trial shows that the
-    kernels are wrong there.
+    Returns None on CPUs, over several devices, without Triton, for dtypes and head sizes that the
+    kernels do not have, where a trial shows that they are wrong, and after they were abandoned.
     """
     device, *others = set(devices)
     if others or device.type not in DEVICE_TYPES or dtype not in TOLERANCE or head_dim % 2:
@@ -256,6 +256,7 @@ class Trial:
         random = torch.Generator().manual_seed(seed)
         device, dtype, kv_heads = kernels.device, kernels.dtype, kernels.kv_heads
         tail = max(tail, rows)
+        # The caches of all requests but the first have rows that are never used.
         capacities = [length + rows + 3 * number for number, length in enumerate(lengths)]
         first_rows = [kv_heads * sum(capacities[:number]) for number in range(len(lengths))]
         total = kv_heads * sum(capacities)
@@ -310,10 +311,11 @@ class Trial:
         if norms is not None:
             q, k = (rms_norm(x, (head_dim,), w, eps) for x, w in zip((q, k), norms, strict=True))
         if rotation is not None:
-            q, k = (_rotated(each, rotation) for each in (q, k))
+            q, k = (_rotate(each, rotation) for each in (q, k))
         rows, outputs = attention.visible.shape[1], []
         for number, (first, capacity, length) in enumerate(attention.caches.t().tolist()):
-            new, end = slice(number * rows, (number + 1) * rows), length + rows
+            new = slice(number * rows, (number + 1) * rows)
+            end = length + rows
             parts = []
             for buffer, source in ((attention.keys[0], k), (attention.values[0], v)):
                 of_request = buffer[first : first + kv_heads * capacity]
@@ -324,14 +326,14 @@ class Trial:
             logits = torch.einsum("hgrd,hkd->hgrk", grouped, parts[0]) * scale
             if soft_cap:
                 logits = soft_cap * torch.tanh(logits / soft_cap)
-            hidden = ~attention.visible[number, :, :rows]
-            logits[..., length:].masked_fill_(hidden, float("-inf"))
+            is_masked = ~attention.visible[number, :, :rows]
+            logits[..., length:].masked_fill_(is_masked, float("-inf"))
             output = torch.einsum("hgrk,hkd->rhgd", logits.softmax(-1), parts[1])
             outputs.append(output.reshape(rows, -1))
         return torch.cat(outputs).to(self.qkv.dtype)
 
 
-def _rotated(x: Tensor, rotation: Rotation) -> Tensor:
+def _rotate(x: Tensor, rotation: Rotation) -> Tensor:
     half = x.shape[-1] // 2
     swapped = torch.cat((x[..., half:], x[..., :half]), -1)
     cos, sin = (each[:, None].float() for each in rotation)

@@ -29,9 +29,10 @@ log = logging.getLogger(__name__)
 
 ATTENTION = "saccade_flash"  # transformers looks for "flash" in the name.
 DEVICE_TYPES = ("cuda",)
-DTYPES = (torch.float16, torch.bfloat16)  # Torch's flash kernel has no others.
-TOLERANCE = 2e-2  # Difference from attention window by window, for numbers of about 1.
-HEAD_DIM_MULTIPLE = 8  # Torch's flash kernel has no other head sizes.
+DTYPES = (torch.float16, torch.bfloat16)  # Torch's flash kernel takes no others.
+# The largest allowed difference from attention window by window, for values of about 1.
+TOLERANCE = 2e-2
+HEAD_DIM_MULTIPLE = 8  # Torch's flash kernel takes only such head sizes.
 
 Packed = Float[Tensor, "token head head_dim"]
 

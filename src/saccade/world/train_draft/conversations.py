@@ -84,7 +84,7 @@ def _parse_conversation(row: Mapping[str, Any], root: Path) -> LlavaConversation
     turns: list[dict[str, Any]] = []
     for message in row["conversations"]:
         if (role := ROLES.get(message["from"])) is None:
-            raise ValueError(f"nobody is called {message['from']!r}; known: {', '.join(ROLES)}")
+            raise ValueError(f"unknown speaker {message['from']!r}; known: {', '.join(ROLES)}")
         pieces = MEDIA_MARKS.split(message["value"]) if role == "user" else [message["value"]]
         content = [part for piece in pieces if (part := _content_part(piece)) is not None]
         if not content:
@@ -124,8 +124,8 @@ def _media_files(value: Any, root: Path) -> tuple[Path, ...]:
 class Conversations(Dataset[dict[str, Tensor]]):
     """Batches of conversations; every conversation comes once before any comes again.
 
-    A conversation that is too long for the draft loses its last turns. In the place of one whose
-    first question is too long stands the next that fits, which therefore comes again in its own.
+    A conversation that is too long for the draft loses its last turns. One whose first question
+    alone is too long is replaced by the next one that fits, which comes again at its own place.
     """
 
     def __init__(
@@ -166,7 +166,7 @@ def training_sample(
 ) -> dict[str, Tensor] | None:
     """Returns a conversation as a model reads it, with the tokens of every answer as labels.
 
-    None where its first question leaves no room for an answer.
+    Returns None where the first question leaves no room for an answer.
     """
     name, processor, eos = loaded.name, loaded.processor, loaded.tokenizer.eos_token_id
     images = [media.read_image(path) for path in conversation.images]
@@ -176,6 +176,8 @@ def training_sample(
     ]
     max_length = loaded.backbone.max_positions or 1 << 30
     answer_turns = [i for i, turn in enumerate(conversation.turns) if turn["role"] == "assistant"]
+    # Turns are left out from the end until the rest fits. The first answer is cut where even it is
+    # too long.
     for last in reversed(answer_turns):
         turns = conversation.turns[:last]
         parts = [part["type"] for turn in turns for part in turn["content"]]
@@ -200,33 +202,37 @@ def _answer_spans(
 ) -> list[tuple[int, int]]:
     """Returns the spans of the earlier answers in a prompt's ids, with the token that ends each.
 
-    They are searched in the template without its media, because everything except the media's rows
-    is the same in both.
+    They are looked for in the ids of the template, in which media are not yet expanded into their
+    tokens. The places found are then counted in text tokens, which both have in common.
     """
     name, processor = loaded.name, loaded.processor
-    prompt_ids = questions.template_ids(name, processor, turns)
+    template_ids = questions.template_ids(name, processor, turns)
     placeholders = sorted(loaded.backbone.placeholders)
     text_positions = (~torch.isin(ids, torch.tensor(placeholders))).nonzero()[:, 0].tolist()
-    text_tokens = [i for i, token in enumerate(prompt_ids) if token not in placeholders]
+    template_text_positions = [
+        i for i, token in enumerate(template_ids) if token not in placeholders
+    ]
+    # Text tokens are counted from the end, so ``ids`` may have more of them before the answers.
+    extra_tokens = len(text_positions) - len(template_text_positions)
     spans = []
     for previous, turn in pairwise(range(len(turns))):
         if turns[turn]["role"] != "assistant":
             continue
-        question_ids = questions.template_ids(name, processor, turns[: previous + 1])
-        answer_ids = questions.template_ids(
+        ids_up_to_question = questions.template_ids(name, processor, turns[: previous + 1])
+        ids_up_to_answer = questions.template_ids(
             name, processor, turns[: turn + 1], continues_last_turn=True
         )
-        span = [
-            i
-            for i in text_tokens
-            if common_length(prompt_ids, question_ids) <= i < common_length(prompt_ids, answer_ids)
+        answer_start = common_length(template_ids, ids_up_to_question)
+        answer_stop = common_length(template_ids, ids_up_to_answer)
+        answer_places = [
+            place
+            for place, i in enumerate(template_text_positions)
+            if answer_start <= i < answer_stop
         ]
-        start, stop = (
-            text_positions[len(text_positions) - len(text_tokens) + text_tokens.index(i)]
-            for i in (span[0], span[-1])
-        )
-        stop += 1
-        if ids[start:stop].tolist() != [prompt_ids[i] for i in span]:
+        start = text_positions[extra_tokens + answer_places[0]]
+        stop = text_positions[extra_tokens + answer_places[-1]] + 1
+        answer_ids = [template_ids[template_text_positions[place]] for place in answer_places]
+        if ids[start:stop].tolist() != answer_ids:
             raise OptionError(f"the answers in a conversation of {name} cannot be told apart")
         stop += int(ids[stop]) == loaded.tokenizer.eos_token_id
         spans.append((start, stop))

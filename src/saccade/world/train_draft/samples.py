@@ -27,7 +27,8 @@ EVAL_SEED = 10_000_000  # Training draws its scenes below this seed.
 # How often each task is drawn for a video. The weights need not add up to 1.
 VIDEO_TASK_WEIGHTS = {"describe": 0.45, "events": 0.10, "qa": 0.15, "chat": 0.15}
 KIND_SHARES = {"video": 0.8, "image": 0.1, "diff": 0.1}
-PADDING_VALUES = {  # Right of a batch's shorter samples, where causal attention never looks.
+# These fill up a batch's shorter samples on the right, where causal attention does not look.
+PADDING_VALUES = {
     "labels": -100, "input_ids": 0, "attention_mask": 0, "kept_mask": 0, "mm_token_type_ids": 0,
 }  # fmt: skip
 
@@ -83,15 +84,20 @@ def draw_dialogue(
 
 
 def render_pictures(talk: Dialogue, canvas: Canvas) -> NDArray[np.uint8]:
-    """Returns the frames of the clip, or the pictures, [g, H, W, 3]."""
+    """Returns the frames of the clip, or the one or two pictures: uint8 [picture, H, W, 3]."""
     if canvas.kind == "video":
         return drawing.render(talk.scene, canvas.frames, canvas.height, canvas.width)
-    both = [talk.scene, scenes.edit(talk.scene, talk.seed)][: 2 if canvas.kind == "diff" else 1]
-    return np.stack([drawing.image_frame(each, canvas.height, canvas.width) for each in both])
+    pictured_scenes = [talk.scene]
+    if canvas.kind == "diff":
+        pictured_scenes.append(scenes.edit(talk.scene, talk.seed))
+    return np.stack(
+        [drawing.image_frame(each, canvas.height, canvas.width) for each in pictured_scenes]
+    )
 
 
 class Samples(Dataset):
-    """The forwards of a phase; each item is a batch of samples of the same medium and size."""
+    """The batches of a training phase, one for each forward. The samples of a batch have the same
+    medium and size."""
 
     def __init__(
         self,
@@ -137,7 +143,8 @@ class Samples(Dataset):
 def draw_kept_mask(
     loaded: Loaded, inputs: Mapping[str, Any], rng: np.random.Generator, drop: float
 ) -> Bool[Tensor, "1 len"]:
-    """Draws the prompt's tokens that a draft gets: all but up to a share of the visual tokens."""
+    """Draws which tokens of the prompt a draft gets: all text, and the visual tokens without a
+    random share of them, which is at most ``drop``."""
     visual = torch.isin(inputs["input_ids"], torch.tensor(sorted(loaded.backbone.placeholders)))
     kept_mask = ~visual
     visual_count = int(visual.sum())
@@ -152,8 +159,7 @@ def append_answer(
     """Returns a processor's output followed by its answer.
 
     ``labels`` [1, n] holds the token to predict at each position, or -100 where none is learnt.
-    ``kept_mask`` [1, n]
-    is False for visual tokens the draft does not get.
+    ``kept_mask`` [1, n] is False for visual tokens that the draft does not get.
     """
     answer_ids = torch.tensor([list(answer)])
     ids = torch.cat([inputs["input_ids"], answer_ids], 1)
@@ -174,12 +180,11 @@ def collate(samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
     for name in dict.fromkeys(name for sample in samples for name in sample):
         rows = [sample[name] for sample in samples if name in sample]
         if name in PADDING_VALUES:
-            none = [torch.zeros_like(sample["input_ids"]) for sample in samples]
-            padded_rows = [
-                sample.get(name, zeros) for sample, zeros in zip(samples, none, strict=True)
-            ]
-            batch[name] = pad_sequence([row[0] for row in padded_rows], True, PADDING_VALUES[name])
-        elif rows[0].ndim > 4:  # Tiled pictures: padding tiles are never looked at.
+            # A sample that lacks this entry has zeros instead.
+            rows = [sample.get(name, torch.zeros_like(sample["input_ids"])) for sample in samples]
+            batch[name] = pad_sequence([row[0] for row in rows], True, PADDING_VALUES[name])
+        elif rows[0].ndim > 4:
+            # Pictures in tiles may have different numbers of them. Added tiles are never looked at.
             tiles = [row for each in rows for row in each]
             batch[name] = pad_sequence(tiles, True)
         else:
