@@ -149,7 +149,7 @@ class Inside(process.Worker):
         self._turns = turns
         self._mail: deque[tuple[Any, ...]] = deque()
         self._inbox: deque[tuple[Any, ...]] = deque()
-        self._job = self._at_work_on = 0
+        self._job_number = self._at_work_on = 0
 
     def poll(self) -> int | None:
         return None if self.left is None or self.left > 0 else -9
@@ -158,9 +158,9 @@ class Inside(process.Worker):
         return True
 
     def start_job(self, backbone: Backbone, job: Job) -> None:
-        self._job += 1
+        self._job_number += 1
         self.hangs = False
-        self.send("job", self._job, backbone, job)
+        self.send("job", self._job_number, backbone, job)
 
     def send(self, *message: Any) -> None:
         self._alive()
@@ -173,7 +173,7 @@ class Inside(process.Worker):
         while True:
             while self._inbox:  # What a process sent before it died is there all the same.
                 job, *message = self._inbox.popleft()
-                if job == self._job:
+                if job == self._job_number:
                     return tuple(message)
             self._alive()
             if not patience or not self.turn():

@@ -164,12 +164,12 @@ def test_the_draft_reads_only_what_its_view_keeps_of_the_new_video(method, monke
     with talking("qwen2_5_vl", method) as conversation:
         before = conversation.run(first).draft_visual_tokens
         drafter = talk_of(conversation).drafter._drafter
-        chosen = drafter._read_prompts[0].index
+        chosen = drafter._prefilled_prompts[0].index
         del rows[:]
         result = conversation.run(joined(further(first, range(4)), second))
         assert result.draft_visual_tokens == 2 * before
         assert talk_of(conversation).drafter._drafter is drafter
-        now = drafter._read_prompts[0].index
+        now = drafter._prefilled_prompts[0].index
         assert torch.equal(now[: len(chosen)], chosen)
         words = len(ids_of(second)) - 4 * 4 * 4
         assert rows[0] <= words + before + 4 + 1

@@ -1,7 +1,7 @@
-"""The draft's own answer under a view: HIPPO's Fig. 3 and TABED's Table 9.
+"""Lets the draft answer by itself under a view, as in HIPPO's Fig. 3 and TABED's Table 9.
 
-A view that keeps what matters leaves the draft's own answers right. A view that does not shows here
-before it shows in the acceptance rate.
+Its answers show whether the view keeps what matters: they stay right if it does. A view that drops
+too much shows here before it shows in the acceptance rate.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from saccade.core.capabilities import Capability
 from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.core.sampling import Sampling
-from saccade.core.tree import Tree
+from saccade.core.tree import ROOT, Tree
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import NEEDS_TOKENIZER, Setup
 from saccade.inputs import Loaded
@@ -28,7 +28,10 @@ def is_draft_only(name: str) -> bool:
 
 
 def draft_only_recipe(name: str) -> Recipe:
-    """Returns the recipe whose view the draft answers under. Raises OptionError for text views."""
+    """Returns the recipe whose view the draft answers under.
+
+    Raises OptionError for a view that puts words in the place of pixels, or that needs costs.
+    """
     recipe = resolve("sd" + name.removeprefix(PREFIX))
     if not recipe.view.needs.isdisjoint(NEEDS_TOKENIZER):
         raise OptionError(
@@ -62,14 +65,14 @@ def draft_answer(
     target_prefills = Session(target.backbone, [Sampling()]).prefill(
         target_prompts, record=recipe.records_attention
     )
-    readable = setup.draft_inputs(inputs if draft_inputs is None else draft_inputs)
-    prompts = draft.backbone.prompts(readable, coarse=setup.coarse)
+    readable_inputs = setup.draft_inputs(inputs if draft_inputs is None else draft_inputs)
+    prompts = draft.backbone.prompts(readable_inputs, coarse=setup.coarse)
     session = Session(draft.backbone, [Sampling()], vocab=common, banned=banned, room=tokens)
     session.prefill([recipe.view(target_prefills[0], prompts[0])])
     ids: list[int] = []
     while len(ids) < tokens and not (ids and ids[-1] in ends):
-        token = session.score({0: Tree()})[0].law(-1)
-        assert isinstance(token, int), "greedy"
+        token = session.score({0: Tree()})[0].law(ROOT)
+        assert isinstance(token, int), "a greedy law is one token"
         ids.append(token)
         session.commit({0: [token]})
     return ids

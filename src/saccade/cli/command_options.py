@@ -27,7 +27,6 @@ if TYPE_CHECKING:
 
 QUESTION = "Describe the video in detail."
 DEFAULT_METHOD = "auto"
-# Matches an address, or the name of a file, which may be missing.
 URL = re.compile(r"\w+://")
 
 Method = Annotated[
@@ -105,7 +104,7 @@ KEYWORD = Parameter.KEYWORD_ONLY
 
 
 def _check_folder(path: Path | None) -> Path | None:
-    """Returns the path of a file to be written. Raises OptionError where it has no folder."""
+    """Returns the path of a file to be written. Raises OptionError where its folder is missing."""
     if path is not None and not path.parent.is_dir():
         raise OptionError(f"{path} cannot be written: there is no folder {path.parent}")
     return path
@@ -262,9 +261,10 @@ def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     @wraps(command)
     def wrapper(**arguments: Any) -> None:
         filled_groups = {}
-        for name, group in groups.items():
+        for group_name, group in groups.items():
             names = [field.name for field in fields(group) if field.name in arguments]
-            filled_groups[name] = group(**{name: arguments.pop(name) for name in names})
+            group_arguments = {name: arguments.pop(name) for name in names}
+            filled_groups[group_name] = group(**group_arguments)
         command(**arguments, **filled_groups)
 
     wrapper.__annotations__ = {option.name: option.annotation for option in options}

@@ -38,10 +38,10 @@ def run_replicas(
     if max_replicas < replicas:
         raise OptionError(f"--max-replicas {max_replicas} is less than --replicas {replicas}")
     if cluster == LOCAL:
-        # Where the port is in use, Ray would retry for ever.
+        # This raises where the port is in use. Ray would retry for ever.
         open_listen_socket(host, port).close()
-    # On a cluster of our own, Ray is given as many processors as the replicas ask for, so that
-    # none waits for one.
+    # A cluster that is started here is said to have as many processors as the replicas ask for, so
+    # that no replica waits for one.
     ray = join_cluster(cluster, MISSING_RAY, num_cpus=max_replicas * (settings.threads or 1))
     from saccade.serve.ray_replicas import deploy, deployment_options, shut_down  # Imports Ray.
 
@@ -51,7 +51,7 @@ def run_replicas(
     with ExitStack() as cleanup:
         cleanup.callback(ray.shutdown)
         is_ready, stop_requested = _handle_signals()
-        # An IPv6 address in brackets looks like markup.
+        # The brackets of an IPv6 address would be read as markup.
         err.print(f"{url} is starting {replicas} replicas on {cluster}", style="dim", markup=False)
         if 0 < gpus < replicas:
             err.print(f"the cluster has {gpus} GPUs: some replicas wait for one", style="yellow")

@@ -1,4 +1,4 @@
-"""The worker: loads the models once, and answers jobs."""
+"""The worker of a corpus run: loads the models once, and answers jobs."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from saccade.methods import resolve
 
 @dataclass(frozen=True)
 class OpenedJob:
-    """A job with its frames and texts."""
+    """A job whose video and document have been read."""
 
     job: ClipJob
     media: subjects.Subject
@@ -45,11 +45,14 @@ class CorpusWorker:
         return self.answer(self.open(jobs))
 
     def open(self, jobs: Sequence[ClipJob]) -> list[OpenedJob | Row]:
-        """Reads the videos. This needs no model, so another thread may do it meanwhile."""
+        """Reads the jobs' videos and documents; a job that cannot be read becomes an error row.
+
+        This needs no model, so another thread may do it while this one answers.
+        """
         return [self._open(job) for job in jobs]
 
     def answer(self, jobs_or_rows: Sequence[OpenedJob | Row]) -> list[Row]:
-        """Returns a row for each job."""
+        """Returns a row for each job, those that :meth:`open` has made already first."""
         rows = [each for each in jobs_or_rows if isinstance(each, Row)]
         opened = [each for each in jobs_or_rows if isinstance(each, OpenedJob)]
         if len(opened) > 1:
@@ -115,8 +118,8 @@ class CorpusWorker:
         return self.settings.row(job, error=UNEXPECTED_PREFIX + kind_and_line(error))
 
 
-def _answer_fields(media: subjects.Subject, result: Result) -> dict[str, Any]:
-    """Returns the fields of a row that come from an answer."""
+def _answer_fields(subject: subjects.Subject, result: Result) -> dict[str, Any]:
+    """Returns the fields of a row that come from an answer and what it was about."""
     return {
         "text": result.text,
         "error": INVALID_LOGITS_MESSAGE if result.finish_reason == "error" else None,
@@ -124,10 +127,10 @@ def _answer_fields(media: subjects.Subject, result: Result) -> dict[str, Any]:
         "finish_reason": result.finish_reason,
         "method": result.method,
         "tau": result.tau,
-        "frames": media.frame_count,
+        "frames": subject.frame_count,
         "visual_tokens": result.visual_tokens,
         "fallback": result.fallback_reason,
-        "warnings": (*media.warnings, *result.warnings),
+        "warnings": (*subject.warnings, *result.warnings),
     }
 
 

@@ -15,12 +15,11 @@ from saccade.drafting.setup import Captions, Setup
 
 
 class Captioning:
-    """The texts that a draft's views need for one call's inputs. Make one as the target's prefill
-    begins.
+    """The texts that a draft's views need for one call's inputs.
 
-    Captions are made in a thread where that does not slow the target: where the target is on a GPU,
-    or works with fewer threads than there are cores. Elsewhere they are made when ``texts`` is
-    called.
+    It is made when the target's prefill begins. Then it makes captions in a thread where that does
+    not slow the target: where the target is on a GPU, or works with fewer threads than there are
+    cores. Elsewhere they are made when ``texts`` is called.
     """
 
     def __init__(self, setup: Setup, inputs: Inputs) -> None:
@@ -29,11 +28,13 @@ class Captioning:
         self._seconds = self._waited = 0.0
         self._pending: Future[Captions] | None = None
         device, threads = setup.target.device, torch.get_num_threads()
-        free = threads if device.type != "cpu" else min(threads, len(own_cpus()) - threads)
-        if self._captioner is not None and free > 0:
+        free_threads = threads
+        if device.type == "cpu":
+            free_threads = min(threads, len(own_cpus()) - threads)
+        if self._captioner is not None and free_threads > 0:
             pool = ThreadPoolExecutor(1, "captions")
-            self._pending = pool.submit(self._caption_in_thread, device, free)
-            pool.shutdown(wait=False)
+            self._pending = pool.submit(self._caption_in_thread, device, free_threads)
+            pool.shutdown(wait=False)  # The thread ends after this one task.
 
     @property
     def seconds(self) -> tuple[float, float]:
@@ -41,9 +42,10 @@ class Captioning:
         return self._seconds, max(0.0, self._seconds - self._waited)
 
     def texts(self) -> list[dict[str, Texts]]:
-        """Returns ``Prefill.words`` of each request, and waits for the captions. Raises what the
+        """Waits for the captions, and returns ``Prefill.words`` of each request. Raises what the
         captioner raised."""
-        captions, start = None, time.perf_counter()
+        captions = None
+        start = time.perf_counter()
         if self._captioner is not None:
             try:
                 captions = self._caption() if self._pending is None else self._pending.result()
@@ -67,12 +69,12 @@ class Captioning:
 
 @contextmanager
 def _beside_target(device: torch.device, threads: int) -> Iterator[None]:
-    """Lets this thread compute with ``threads`` CPU threads, and on a GPU in a stream of its
-    own."""
+    """Lets this thread compute with ``threads`` CPU threads, and on a GPU in a stream of its own,
+    for the length of a block."""
     before = torch.get_num_threads()
     stream_context: AbstractContextManager[object] = nullcontext()
     if device.type == "cuda":
-        # In the target's stream it would wait for the whole prefill.
+        # In the target's stream, captioning would wait for the whole prefill.
         stream = torch.cuda.Stream(device)
         stream.wait_stream(torch.cuda.default_stream(device))
         stream_context = torch.cuda.stream(stream)
@@ -81,4 +83,5 @@ def _beside_target(device: torch.device, threads: int) -> Iterator[None]:
         with stream_context:
             yield
     finally:
-        torch.set_num_threads(before)  # torch gives the number set last to new threads.
+        # Threads that start later get the number that was set last in any thread.
+        torch.set_num_threads(before)

@@ -130,8 +130,8 @@ class Lookup(TextDrafter):
         trees = {}
         for request in states:
             tokens = lookup(self._texts[request], MAX_MATCH_TOKENS, self._length)
-            stops = (place for place, token in enumerate(tokens) if token in self._banned)
-            trees[request] = chain(tokens[: next(stops, None)])
+            banned_places = (i for i, token in enumerate(tokens) if token in self._banned)
+            trees[request] = chain(tokens[: next(banned_places, None)])
         return trees
 
 
@@ -204,21 +204,22 @@ class GrowingDraft:
             self.tree, self.is_finished = stop.value, True
 
     def tree_with_draws(self) -> Tree:
-        """Returns the last tree with every token that was drawn since. A drawn token stands even if
+        """Returns the last tree with every drawn token that it lacks. A drawn token stands even if
         the draft has failed (see ``Tree``)."""
         tree = self.tree
-        nodes = Counter(map(_identity, tree.parents, tree.tokens, tree.q))
-        for parent, token, law in (each for scores in self._scores for each in scores.draws):
-            node = _identity(parent, token, law)
-            if nodes[node]:
-                nodes[node] -= 1
-            else:
-                tree = add(tree, parent, token, law)
+        known_draws = Counter(map(_identity, tree.parents, tree.tokens, tree.q))
+        for scores in self._scores:
+            for parent, token, law in scores.draws:
+                draw = _identity(parent, token, law)
+                if known_draws[draw]:  # Two siblings may be equal draws, so they are counted.
+                    known_draws[draw] -= 1
+                else:
+                    tree = add(tree, parent, token, law)
         return tree
 
 
 def _identity(parent: int, token: int, law: Tensor | None) -> tuple[int, int, int | None]:
-    """Returns a key by which a draw and its node in the tree are the same."""
+    """Returns a key that is the same for a draw and for its node in the tree."""
     return parent, token, None if law is None else id(law)
 
 
@@ -227,11 +228,11 @@ def drive(
     growing: Mapping[K, Growing],
     last_scores: dict[K, Scores],
 ) -> dict[K, Tree]:
-    """Grows drafts in step and returns their trees.
+    """Grows several drafts together and returns their trees.
 
-    ``score`` scores the trees of all drafts in one forward a step. The latest scores of each draft
-    are put into ``last_scores``. If ``score`` or any draft fails, this raises DraftFailed with the
-    trees that hold all drawn tokens.
+    ``score`` scores the trees of all drafts that are still growing in one forward, again and again.
+    The latest scores of each draft are put into ``last_scores``. If ``score`` or any draft fails,
+    this raises DraftFailed with trees that have every drawn token.
     """
     drafts = {key: GrowingDraft(each) for key, each in growing.items()}
     try:
@@ -243,16 +244,18 @@ def drive(
             for key in trees:
                 drafts[key].grow(scored[key])
     except Exception as error:
-        drawn: Mapping[Any, Tree] = {key: draft.tree_with_draws() for key, draft in drafts.items()}
-        raise DraftFailed(drawn) from error
+        trees_with_draws: Mapping[Any, Tree] = {
+            key: draft.tree_with_draws() for key, draft in drafts.items()
+        }
+        raise DraftFailed(trees_with_draws) from error
     return {key: draft.tree for key, draft in drafts.items()}
 
 
 class Planning(Learner):
-    """A shape's decisions, with a stopwatch: growing drafts between forwards, and learning.
+    """Calls a shape, and measures how long it takes to decide and to learn.
 
-    ``seconds`` is how long the shape's decisions took. On a GPU, reading scores waits for the
-    forward, so the wait is included.
+    ``seconds`` is the time of the shape, without the forwards between its decisions. But on a GPU,
+    reading scores waits for the forward, and that wait is included.
     """
 
     def __init__(self, shape: Shape) -> None:
@@ -286,8 +289,8 @@ class Planning(Learner):
         return tree
 
     def grow(self, state: State, find: Callable[[], Repetition | None] | None = None) -> Growing:
-        """Copies what ``find`` finds in the text, or grows a draft, as the shape decides. The time
-        while a draft is scored is not counted."""
+        """Grows a draft, or copies what ``find`` finds in the text where the shape prefers that.
+        The time while a draft is scored is not counted."""
         copied = None if find is None else self.copy(state, find)
         if copied is not None:
             return copied
@@ -307,7 +310,8 @@ class Planning(Learner):
 
 
 class SessionDrafter(Drafter):
-    """The common part of drafters with a session: growing trees in step, and committing."""
+    """The common part of drafters that have a session: drafting for all requests together, and
+    committing."""
 
     def __init__(self, session: Session, shape: Shape) -> None:
         self.session = session
@@ -369,7 +373,10 @@ class SessionDrafter(Drafter):
 
 @dataclass(frozen=True)
 class _PrefilledPrompt:
-    """The rows of a prompt that a draft prefilled, to compare with a later turn's longer prompt."""
+    """A prompt, and the rows of it that a draft prefilled.
+
+    A later turn's longer prompt is compared with it.
+    """
 
     context: Int[Tensor, " full"]
     positions: Int[Tensor, "axes full"]
@@ -385,21 +392,24 @@ class _PrefilledPrompt:
 
         A visual row is equal only if the number of its medium is in ``media``.
         """
-        start = len(state.context) - state.length  # of the text, where the prompt ends now
+        # The text begins here. A turn may have cut off the prompt's last rows.
+        text_start = len(state.context) - state.length
         device = prompt.positions.device
         ids = torch.tensor(state.context, device=device)
-        places = state.first_position + torch.arange(state.length, device=device)
-        text = places.expand(len(self.positions), -1)
-        positions = torch.cat([self.positions[:, :start], text], 1)
-        visual = torch.cat([self.visual[:start], torch.zeros_like(places, dtype=torch.bool)])
+        text_axis = state.first_position + torch.arange(state.length, device=device)
+        text_positions = text_axis.expand(len(self.positions), -1)
+        positions = torch.cat([self.positions[:, :text_start], text_positions], 1)
+        text_visual = torch.zeros_like(text_axis, dtype=torch.bool)
+        visual = torch.cat([self.visual[:text_start], text_visual])
         count = min(len(ids), len(prompt))
         equal = ids[:count] == prompt.context[:count]
         equal &= (positions[:, :count] == prompt.positions[:, :count]).all(0)
         equal &= visual[:count] == prompt.visual[:count]
         rows = int(equal.long().cumprod(0).sum())
-        same = torch.tensor([*media], dtype=torch.long, device=device)
-        others = prompt.visual.nonzero().squeeze(-1)[~torch.isin(prompt.grid[:, 0], same)]
-        return min(rows, int(others[0])) if len(others) else rows
+        media_numbers = torch.tensor([*media], dtype=torch.long, device=device)
+        is_new = ~torch.isin(prompt.grid[:, 0], media_numbers)
+        new_visual_rows = prompt.visual.nonzero().squeeze(-1)[is_new]
+        return min(rows, int(new_visual_rows[0])) if len(new_visual_rows) else rows
 
     def rows_before(self, state: RequestState, stop: int) -> Int[Tensor, " rows"]:
         """Returns the indices of the draft's rows before ``stop``, counted in the whole prompt
@@ -432,7 +442,7 @@ class ModelDrafter(SessionDrafter):
         self._target_vision_outputs: list[Any] = []
         self._vision_hook: RemovableHandle | None = None
         self._captioning: Captioning | None = None
-        self._read_prompts: list[_PrefilledPrompt] = []
+        self._prefilled_prompts: list[_PrefilledPrompt] = []
 
     def encode(self, inputs: Inputs) -> None:
         self._inputs = inputs
@@ -444,8 +454,8 @@ class ModelDrafter(SessionDrafter):
         self._captioning = Captioning(self._setup, self._inputs)
 
     def _draft_prompts(self, prefills: Sequence[Prefill]) -> list[Prompt]:
-        """Returns the draft's whole prompts. They are made after the target's prefill, because the
-        first token does not need them."""
+        """Returns the draft's whole prompts. They are made only after the target's prefill, so that
+        the first token does not wait for them."""
         model, setup, inputs = self.session.backbone, self._setup, self._inputs
         if self._shares:
             return [model.adopt(prefill.prompt) for prefill in prefills]
@@ -471,25 +481,25 @@ class ModelDrafter(SessionDrafter):
         clock = Clock(model.device)
         prompts = self._draft_prompts(prefills)
         vision_seconds = clock.lap()
-        rows = []  # of the batch: one for each request and view
-        self._read_prompts = []
+        pruned_prompts = []  # for each request one by each view
+        self._prefilled_prompts = []
         for i, prompt in enumerate(prompts):
             prefill = replace(prefills[i].to(model.device), words=words[i])
-            pruned = [view(prefill, prompt) for view in views]
-            self._visual_tokens[i] = max(each.visual_tokens for each in pruned)
-            self._read_prompts.append(_PrefilledPrompt.of(prompt, pruned[0]))
-            rows += pruned
-        clock.lap()
-        self.session.prefill([model.embed_missing_rows(prompt) for prompt in rows])
+            by_view = [view(prefill, prompt) for view in views]
+            self._visual_tokens[i] = max(each.visual_tokens for each in by_view)
+            self._prefilled_prompts.append(_PrefilledPrompt.of(prompt, by_view[0]))
+            pruned_prompts += by_view
+        clock.lap()  # The caller counts the seconds of the views as ``Timings.guide``.
+        self.session.prefill([model.embed_missing_rows(prompt) for prompt in pruned_prompts])
         return vision_seconds + clock.lap()
 
     @property
     def can_add_media(self) -> bool:
         """Whether the view keeps rows at their own positions, so that what it chose of earlier
         media can stay."""
-        (view, *others) = self._setup.view.parts
-        unchanged = {Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS}
-        return not others and unchanged <= view.offers
+        (view, *other_views) = self._setup.view.parts
+        required = {Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS}
+        return not other_views and required <= view.offers
 
     def add_media(
         self,
@@ -508,23 +518,24 @@ class ModelDrafter(SessionDrafter):
         prompts = self._draft_prompts(prefills)
         vision_seconds = clock.lap()
         for i, (prompt, prefix) in enumerate(zip(prompts, shared_prefixes, strict=True)):
-            state, read = session.requests[i], self._read_prompts[i]
+            state, earlier = session.requests[i], self._prefilled_prompts[i]
             shared = prefix.shared_rows
-            if not self._shares:
-                shared = read.shared_rows(state, prompt, prefix.shared_media)
+            if not self._shares:  # The draft's prompt may have other rows than the target's.
+                shared = earlier.shared_rows(state, prompt, prefix.shared_media)
             new = self._with_stills(prompt.tail(shared))
-            part = view(prefills[i].to(model.device).tail(prefix.shared_rows), new)
-            rows = torch.cat([read.rows_before(state, shared), part.index])
-            is_kept = torch.zeros(len(prompt), dtype=torch.bool, device=rows.device)
-            is_kept[rows] = True
+            pruned_new = view(prefills[i].to(model.device).tail(prefix.shared_rows), new)
+            kept_rows = torch.cat([earlier.rows_before(state, shared), pruned_new.index])
+            is_kept = torch.zeros(len(prompt), dtype=torch.bool, device=kept_rows.device)
+            is_kept[kept_rows] = True
             pruned = prompt.rows(is_kept)
-            first_new = len(rows) - len(part)
-            embeds = torch.cat([pruned.embeds[:first_new], part.embeds])
+            first_new = len(kept_rows) - len(pruned_new)
+            # The new rows have the embeddings that the view gave them.
+            embeds = torch.cat([pruned.embeds[:first_new], pruned_new.embeds])
             pruned = replace(pruned, embeds=embeds)
             for _ in session.prefill_in_chunks(i, pruned, noise_number=i, shared_rows=first_new):
                 pass
             self._visual_tokens[i] = pruned.visual_tokens
-            self._read_prompts[i] = _PrefilledPrompt.of(prompt, pruned)
+            self._prefilled_prompts[i] = _PrefilledPrompt.of(prompt, pruned)
         return vision_seconds + clock.lap()
 
     def _with_stills(self, part: Prompt) -> Prompt:
@@ -561,10 +572,11 @@ class SelfDrafter(SessionDrafter):
         session = Session(model, setup.rules, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._view, self._key_updates = setup.view, setup.view.key_updates
-        self._window_rows: dict[int, int] = {}  # of requests whose window slides
+        # For requests whose window slides: about how many rows of the cache the draft keeps.
+        self._window_rows: dict[int, int] = {}
         # The target's prefill and the current pruned prompt of requests whose view is refreshed.
         self._refreshed_views: dict[int, tuple[Prefill, Prompt]] = {}
-        self._rounds: dict[int, int] = {}
+        self._rounds: dict[int, int] = {}  # of each of those requests since its first draft
 
     def ready(self, prefills: Sequence[Prefill]) -> float:
         pruned = [self._view(prefill, prefill.prompt) for prefill in prefills]
@@ -605,15 +617,15 @@ class SelfDrafter(SessionDrafter):
             self._slide(request)
 
     def _slide(self, request: int) -> None:
-        """Drops the prompt's oldest rows after its sinks, as many as were added since the prefill,
-        once these are ``SLIDE_TOKENS`` or more."""
+        """Slides a request's window once ``SLIDE_TOKENS`` rows or more were added to it: drops as
+        many of the prompt's oldest rows after the sinks."""
         state, sinks = self.session.requests[request], self._key_updates.sinks or 0
-        prompt_rows, other_rows = state.prompt_rows
-        over = state.cache.length - self._window_rows[request]
-        if over >= SLIDE_TOKENS and prompt_rows > sinks:
-            dropped = min(over, prompt_rows - sinks)
+        prompt_rows, source_prompt_rows = state.prompt_rows
+        added = state.cache.length - self._window_rows[request]
+        if added >= SLIDE_TOKENS and prompt_rows > sinks:
+            dropped = min(added, prompt_rows - sinks)
             state.cache.remove_rows(sinks, dropped)
-            state.prompt_rows = prompt_rows - dropped, other_rows
+            state.prompt_rows = prompt_rows - dropped, source_prompt_rows
 
     def _refresh_view(self, request: int) -> None:
         """Lets the view choose again, where it is time, by the attention of the rows that the
@@ -625,9 +637,10 @@ class SelfDrafter(SessionDrafter):
             return
         prefill, pruned = self._refreshed_views[request]
         assert prefill.with_latest_attention is not None
-        newer, present = prefill.with_latest_attention(), pruned.chosen_mask(prefill.prompt)
+        newer = prefill.with_latest_attention()
         assert newer.mass is not None and newer.relevance is not None
-        factor = 1 + refresh.hold * present
+        # Tokens that the draft has already are favoured, see ``Refresh``.
+        factor = 1 + refresh.hold * pruned.chosen_mask(prefill.prompt)
         newer = replace(newer, mass=newer.mass * factor, relevance=newer.relevance * factor)
         pruned = self._view(newer, prefill.prompt)
         self._refreshed_views[request] = prefill, pruned
@@ -663,8 +676,10 @@ class HeadDrafter(SessionDrafter):
         banned = list(setup.target.placeholders)
         self._view = setup.view
         head = setup.head()
-        kind = BlockSession if head.drafts_blocks else HeadSession
-        self._head_session: HeadSession = kind(head, setup.rules, banned=banned, room=setup.room)
+        session_class = BlockSession if head.drafts_blocks else HeadSession
+        self._head_session: HeadSession = session_class(
+            head, setup.rules, banned=banned, room=setup.room
+        )
         super().__init__(self._head_session, setup.shape)
 
     def ready(self, prefills: Sequence[Prefill]) -> float:

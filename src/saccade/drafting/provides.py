@@ -15,6 +15,8 @@ from saccade.drafting.ensemble import Weighting
 from saccade.drafting.recipe import Parts, Recipe
 from saccade.drafting.setup import MakeDrafter
 
+NOT_IN_NAMES = frozenset("/=+, ")  # Characters that mean something in a method with overrides.
+
 
 class Axis(ABC):
     """One axis of overrides, written ``axis=value``."""
@@ -47,17 +49,17 @@ class Setting(Axis):
     words: str | tuple[str, ...]  # the possible values, as ``saccade methods`` shows them
     needs: str = ""  # completes the message "AXIS ..." where no part has the field
     default: object = None  # A recipe's description has the axis only where its value is another.
-    spell: Callable[[Any], str] = str
+    spell: Callable[[Any], str] = str  # value -> its text in an override
 
     def __post_init__(self) -> None:
         """Raises MethodError for a field that no object of the class has."""
-        if is_dataclass(self.owner) and self.field not in {
-            each.name for each in fields(self.owner)
-        }:
+        if not is_dataclass(self.owner):
+            return
+        if self.field not in {each.name for each in fields(self.owner)}:
             raise MethodError(f"{self.owner.__name__} has no field {self.field!r} for {self.axis}=")
 
     def applies(self, owner: Any) -> bool:
-        """Returns whether an override may set the field of this object of the class."""
+        """Returns whether an override may set the field of this object of the setting's class."""
         return True
 
     def read(self, owner: Any) -> Any:
@@ -73,11 +75,12 @@ class Setting(Axis):
         return f"{self.axis} {self.needs}"
 
     def choose(self, parts: Parts, value: str) -> Parts:
-        for place, part in vars(parts).items():
-            for inner, owner in self._owners(part):
+        # Only the first object that has the setting is changed.
+        for part_name, part in vars(parts).items():
+            for field_name, owner in self._owners(part):
                 changed = self.write(owner, self.parse(self.axis, value))
-                changed_part = replace(part, **{inner: changed}) if inner else changed
-                return replace(parts, **{place: changed_part})
+                changed_part = replace(part, **{field_name: changed}) if field_name else changed
+                return replace(parts, **{part_name: changed_part})
         raise MethodError(self.refusal(parts))
 
     def value(self, recipe: Recipe) -> Any:
@@ -104,7 +107,7 @@ class Setting(Axis):
 
 @dataclass(frozen=True)
 class ViewSetting(Setting):
-    """A setting that views of several classes have, each as a field named like the axis."""
+    """A setting that views of several classes have, all as a field of the same name."""
 
     def applies(self, owner: View) -> bool:
         return self.field in owner.settings
@@ -132,7 +135,7 @@ class Provides:
                 )
         names = [recipe.name for recipe in self.recipes] + [view.name for view in self.views]
         for name in names:
-            if not name or {*name} & {*"/=+, "}:
+            if not name or not NOT_IN_NAMES.isdisjoint(name):
                 raise MethodError(
                     f"{name!r} is no name: it must not be empty or contain / = + , or a space"
                 )
@@ -173,8 +176,9 @@ def parse_positive(axis: str, value: str) -> float:
 def parse_whole(axis: str, value: str, *, zero: bool = False) -> int:
     """Parses a whole number above 0, or with ``zero`` at least 0. Raises MethodError."""
     number = read_digits(value)
-    if number is None or not (zero or number):
-        raise MethodError(f"{axis}={value} is not a whole number {'from' if zero else 'above'} 0")
+    if number is None or (number == 0 and not zero):
+        bound = "from 0" if zero else "above 0"
+        raise MethodError(f"{axis}={value} is not a whole number {bound}")
     return number
 
 

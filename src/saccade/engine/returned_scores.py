@@ -18,9 +18,10 @@ Rows = dict[int, list[Float[Tensor, " vocab"]]]
 
 
 class ReturnedScores:
-    """Collects rows while rounds come; ``returned`` are names of ``RETURN_SETTINGS``.
+    """Collects the logits and scores of every emitted token, round by round.
 
-    The logits are the target's own, in float32. The scores are these after all rules of sampling.
+    ``returned`` says which of the two are wanted, by their names in ``RETURN_SETTINGS``. The logits
+    are the target's own, in float32. The scores are these after all rules of sampling.
     """
 
     def __init__(self, returned: frozenset[str]) -> None:
@@ -30,6 +31,8 @@ class ReturnedScores:
 
     def add(self, round: Round) -> None:
         """Collects the rows of the tokens that a round emitted, before the next round begins."""
+        # The row of a token is the one at the node before it. Nothing follows the path's last node
+        # where the target added no token of its own.
         for _, node in zip(round.emitted, (ROOT, *round.verdict.path), strict=False):
             # The rows may lie in memory that the next forward writes to, so they are copied.
             if "output_logits" in self._returned:
@@ -53,11 +56,11 @@ class ReturnedScores:
         """Returns the rows of all answers for each step; an answer that has ended has zeros."""
         if name not in self._returned:
             return None
-        longest = max(rows.values(), key=len, default=[])
-        if not longest:  # No token could be drawn, from NaN for example.
+        longest_answer = max(rows.values(), key=len, default=[])
+        if not longest_answer:  # No token could be drawn, from NaN for example.
             return ()
-        blank = torch.zeros_like(longest[0])
+        padding = torch.zeros_like(longest_answer[0])
         return tuple(
-            torch.stack([rows[n][step] if step < len(rows[n]) else blank for n in order])
-            for step in range(len(longest))
+            torch.stack([rows[n][step] if step < len(rows[n]) else padding for n in order])
+            for step in range(len(longest_answer))
         )

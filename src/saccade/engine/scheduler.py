@@ -1,13 +1,19 @@
-"""Runs requests that come and go over one target; a server works with it.
+"""Answers requests that arrive at any time over one target; a server works with it.
 
 Each request is a batch of one with a drafter of its own, so that a drafter that fails harms no
-other request. All of them share the forwards of a round. Before its round a step reads chunks of
-waiting prompts, about as many chunks as a request gets tokens a round on average. They may come
-from one long prompt or from several short ones. A request's first token is emitted before its draft
-reads the prompt, so nobody waits for drafting. Where a round of all requests would take longer than
-reading one prompt took, each round serves only some of them (``RoundTimes``). Requests that share
-no forward (with a draft in a process of its own, or ``exact``) are worked on one after another
-within a round.
+other request. A step of the scheduler does this:
+
+1. It reads chunks of waiting prompts: about as many chunks as a request gets tokens in a round on
+   average. They may come from one long prompt or from several short ones. The last chunk of a
+   prompt gives the request's first token.
+2. It lets the drafts read the prompts whose first token has been emitted, so that no first token
+   waits for drafting.
+3. It runs a round of the requests that decode, in one forward of the target that they share. Where
+   a round of all of them would take longer than reading one prompt took, they take turns: each
+   round serves only some of them (``RoundTimes``).
+
+Requests that cannot share a forward (with a draft in a process of its own, or with ``exact``) are
+worked on one after another within a round.
 """
 
 from __future__ import annotations
@@ -63,7 +69,10 @@ class _Entry:
 
 
 class Scheduler:
-    """Requests under way. One thread uses it; each ``step`` advances them and yields events."""
+    """Holds the requests under way. Each ``step`` advances them and yields events.
+
+    Only one thread may use it.
+    """
 
     def __init__(
         self,
@@ -77,8 +86,9 @@ class Scheduler:
         self._rules: dict[int, Sampling] = {}
         shared = Capability.SHARED_FORWARDS in recipe.schedule.offers and not exact
         self._session = Session(target, self._rules, room=INITIAL_ANSWER_TOKENS) if shared else None
+        # In the order in which they get their turn: those that have waited longest come first.
         self._entries: dict[int, _Entry] = {}
-        self._next = 0
+        self._next_number = 0
         self._tokens_per_round = 1.0  # a running mean of the tokens that a request gets
         self._round_times = RoundTimes()
         self._last_reading_seconds = 0.0  # of the prompt that was read last
@@ -88,15 +98,17 @@ class Scheduler:
 
     def fits(self, request: Request) -> bool:
         """Returns whether memory has room for one more request, beside the caches there are and
-        those of requests whose prompts are not read yet. Drops stored prefixes where it has not."""
+        those of requests whose prompts are not read yet. If it has not, this drops stored prefixes
+        and looks again."""
         unread = (e.batch.request for e in self._entries.values() if not e.batch.decoding)
-        others, prefix_cache = sum(each.tokens() for each in unread), self._target.prefix_cache
+        unread_tokens = sum(each.tokens() for each in unread)
         layers = recorded_hidden_layers(self._recipe, self._draft)
         keeps_all_keys = self._recipe.needs_all_keys
 
         def is_room() -> bool:
-            return request.fits(self._target, others, layers, keeps_all_keys=keeps_all_keys)
+            return request.fits(self._target, unread_tokens, layers, keeps_all_keys=keeps_all_keys)
 
+        prefix_cache = self._target.prefix_cache
         if not is_room() and prefix_cache is not None:
             # Answering this request matters more than prefixes that a later request may reuse.
             prefix_cache.clear()
@@ -107,22 +119,22 @@ class Scheduler:
         work."""
         self._follow_changes()
         self.fits(request)  # This drops stored prefixes where memory is short.
-        number, target, draft, exact = self._next, self._target, self._draft, self._exact
-        first = 0 if self._session is None else number
-        with planning_scope(target, self._recipe, exact, request.samples):
+        number = self._next_number
+        with planning_scope(self._target, self._recipe, self._exact, request.samples):
             batch = RequestBatch(
-                target,
+                self._target,
                 self._recipe,
                 request,
-                draft=draft,
-                exact=exact,
+                draft=self._draft,
+                exact=self._exact,
                 session=self._session,
-                first=first,
+                # A session of its own has this request alone, as number 0.
+                first=0 if self._session is None else number,
             )
         self._rules[number] = batch.rules[0]
         group = Group.start(batch.drafter, [0], batch.stops.cut, number)
         self._entries[number] = _Entry(batch, batch.read(), group, batch.rounds())
-        self._next += 1
+        self._next_number += 1
         return number
 
     def _follow_changes(self) -> None:
@@ -166,6 +178,7 @@ class Scheduler:
         chunks_left = max(1.0, self._tokens_per_round)
         while chunks_left > 0 and (number := self._next_unread()) is not None:
             batch = self._entries[number].batch
+            # A prompt shorter than a chunk counts as a part of one.
             chunks_left -= min(1.0, len(batch.request.ids[0]) / batch.session.chunk)
             yield from self._read_on(number)
         waiting_for_draft = [
@@ -189,11 +202,14 @@ class Scheduler:
         """Runs a round of these requests and moves them behind those that have waited longer."""
         live = {number: self._entries[number] for number in numbers}
         start = now()
-        if self._session is None:
-            events = [event for number in live for event in self._step_alone(number, live[number])]
-        else:
+        events: list[Event] = []
+        if self._session is not None:
             events = self._step_together(self._session, live)
+        else:
+            for number, entry in live.items():
+                events += self._step_alone(number, entry)
         seconds = now() - start
+        # The seconds of a round that was the first of its size tell nothing of later rounds.
         if not any(event.round is not None and event.round.first_of_size for event in events):
             self._round_times = self._round_times.fold(len(live), seconds)
         for number in numbers:
@@ -213,12 +229,13 @@ class Scheduler:
         entry = self._entries[number]
         try:
             start = now()
-            opening = next(entry.unread_pieces, None)
+            opening_round = next(entry.unread_pieces, None)
             entry.reading_seconds += now() - start
-            if opening is None:
+            if opening_round is None:
                 return []
-            self._last_reading_seconds, entry.has_first_token = entry.reading_seconds, True
-            return self._events(number, opening)
+            entry.has_first_token = True
+            self._last_reading_seconds = entry.reading_seconds
+            return self._events(number, opening_round)
         except Exception as error:
             return [self._fail(number, error)]
 
@@ -226,8 +243,9 @@ class Scheduler:
         """Runs a round of all these requests in one forward of the target."""
 
         def give_up(trees: Mapping[int, Tree], error: Exception) -> None:
-            for number in (number for number, tree in trees.items() if len(tree)):
-                live[number].batch.drafter.give_up(NO_MEMORY_REASON, error)
+            for number, tree in trees.items():
+                if len(tree):
+                    live[number].batch.drafter.give_up(NO_MEMORY_REASON, error)
 
         events: list[Event] = []
         try:

@@ -25,6 +25,7 @@ from saccade.model.heads.head import Head, find_other_target, make_eagle3_head, 
 
 log = logging.getLogger(__name__)
 
+# Config entries that count the layers of a multi-token-prediction head in a target's checkpoint.
 OWN_HEAD_SETTINGS = ("mtp_num_hidden_layers", "num_nextn_predict_layers", "num_mtp_layers")
 MASK_EMBEDDING_FILE = "mask_embedding.pt"  # The embedding of some DFlash heads' mask token.
 WEIGHT_FILES = ("*.safetensors", "pytorch_model*.bin")  # Some heads are published as the latter.
@@ -67,13 +68,13 @@ def find_kind(settings: Mapping[str, Any]) -> HeadKind | None:
 
 
 def find_problems(settings: dict[str, Any], target_config: Any, name: str) -> list[str]:
-    """Returns why a head cannot draft for a target, as far as their configs say."""
+    """Returns the reasons why a head cannot draft for a target, as far as their configs say."""
     problem = find_other_target(settings, target_config, name)
     return [] if problem is None else [problem]
 
 
 def names_mtp_head(target_config: Any) -> bool:
-    """Returns whether a target's config says that its checkpoint brings a head along."""
+    """Returns whether a target's config says that its own checkpoint has a head."""
     settings = target_config.get_text_config(decoder=True).to_dict()
     return any(settings.get(name) for name in OWN_HEAD_SETTINGS)
 
@@ -95,24 +96,27 @@ def load_head(name: str, target: Backbone) -> Head:
 def load_own_head(name: str, target: Backbone) -> Head | None:
     """Loads the head in a target's own checkpoint; None where it has none.
 
-    transformers leaves its tensors out. Packed ones are unpacked. A head that cannot be used, or a
-    file that cannot be read, is left out with a warning, since the target works without it.
+    Its tensors are read from the checkpoint's files, because transformers does not load them.
+    Tensors in few bits are unpacked. Where a file cannot be read or the head cannot be used, this
+    warns and returns None, since the target works without a head.
     """
     try:
         folder = fetch_folder(name, ("*.safetensors",))
     except ModelError:
         return None
     try:
-        files = {key: file for file in sorted(folder.glob("*.safetensors")) for key in _names(file)}
-        match = layouts.find_mtp_layout(files.keys(), target.depth)
+        file_by_key: dict[str, Path] = {}
+        for file in sorted(folder.glob("*.safetensors")):
+            file_by_key |= dict.fromkeys(_keys(file), file)
+        match = layouts.find_mtp_layout(file_by_key.keys(), target.depth)
         if match is None:
             return None
-        layout, names = match
+        layout, key_by_name = match
         tensors: dict[str, Tensor] = {}
-        for file in sorted({files[key] for key in names.values()}):
+        for file in sorted({file_by_key[key] for key in key_by_name.values()}):
             with safe_open(file, framework="pt") as opened:
-                for tensor_name, key in names.items():
-                    if files[key] == file:
+                for tensor_name, key in key_by_name.items():
+                    if file_by_key[key] == file:
                         tensors[tensor_name] = opened.get_tensor(key)
         packing = find_packing(read_settings(name).get("quantization_config") or {})
         if packing is not None:
@@ -131,23 +135,26 @@ def load_own_head(name: str, target: Backbone) -> Head | None:
         return None
 
 
-def _names(file: Path) -> list[str]:
+def _keys(file: Path) -> list[str]:
+    """Returns the names of the tensors in a file."""
     with safe_open(file, framework="pt") as opened:
         return list(opened.keys())
 
 
 def _read_all(folder: Path, name: str) -> Iterator[tuple[str, Tensor]]:
     """Yields every tensor of a checkpoint with its name."""
-    files = sorted(folder.glob("*.safetensors"))
+    safetensors_files = sorted(folder.glob("*.safetensors"))
     try:
-        for file in files:
+        for file in safetensors_files:
             with safe_open(file, framework="pt") as opened:
                 yield from ((key, opened.get_tensor(key)) for key in opened.keys())
-        for file in [] if files else sorted(folder.glob("pytorch_model*.bin")):
-            # Tensors alone are read, so no code of the file is run.
-            yield from torch.load(file, map_location="cpu", weights_only=True).items()
-        if (file := folder / MASK_EMBEDDING_FILE).is_file():
-            stored = torch.load(file, map_location="cpu", weights_only=True)
+        if not safetensors_files:
+            for file in sorted(folder.glob("pytorch_model*.bin")):
+                # Only tensors are read, so no code of the file is run.
+                yield from torch.load(file, map_location="cpu", weights_only=True).items()
+        mask_file = folder / MASK_EMBEDDING_FILE
+        if mask_file.is_file():
+            stored = torch.load(mask_file, map_location="cpu", weights_only=True)
             embedding = stored["embedding"] if isinstance(stored, dict) else stored
             yield "mask_embedding", embedding.flatten()
     except Exception as error:  # Libraries raise almost anything over damaged files.

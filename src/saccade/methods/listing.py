@@ -31,15 +31,15 @@ class Listing:
     axes: dict[str, list[str]]
 
     def split_studies(self) -> tuple[dict[str, dict[str, str]], dict[str, dict[str, str]]]:
-        """Returns two groups: the studies come second.
+        """Returns the methods in two groups: those that are no studies, then the studies.
 
         A study is a method that was slower than plain decoding in every stored run."""
-        is_study = {name: "study" in fields for name, fields in self.methods.items()}
-        groups = [
-            {name: fields for name, fields in self.methods.items() if is_study[name] == studies}
-            for studies in (False, True)
-        ]
-        return groups[0], groups[1]
+        others: dict[str, dict[str, str]] = {}
+        studies: dict[str, dict[str, str]] = {}
+        for name, fields in self.methods.items():
+            group = studies if "study" in fields else others
+            group[name] = fields
+        return others, studies
 
     def check(self, name: str) -> None:
         """Raises MethodError for a method or an axis that no file provides."""
@@ -47,7 +47,7 @@ class Listing:
 
 
 def load_listing() -> Listing | None:
-    """Returns the listing beside the methods; None where it may not have all of them."""
+    """Returns the stored listing; None where it is missing, or may lack some of the methods."""
     if os.environ.get(FILES_VARIABLE) or any(entry_points(group=ENTRY_POINT_GROUP)):
         return None
     try:

@@ -27,7 +27,8 @@ from saccade.serve.server_settings import ServerSettings
 
 T = TypeVar("T")
 
-# Threads that read media and text. One whose client has gone may stay busy for a while.
+# Threads that read requests' media and text. One whose client has gone may stay busy for a while,
+# and counts until it ends.
 MAX_READER_THREADS = 32
 MEDIA_DECODERS = 2  # Processes that decode media.
 
@@ -43,11 +44,12 @@ class BoundedThreads:
         self._free = asyncio.Semaphore(max_threads)
 
     async def run(self, act: Callable[[], T]) -> T:
-        """Returns or raises what ``act`` does in a thread."""
+        """Runs ``act`` in a thread, and returns its result or raises its error."""
         await self._free.acquire()
         loop = asyncio.get_running_loop()
         result: Future[T] = Future()
-        result.set_running_or_notify_cancel()  # A cancelled caller does not stop the work.
+        # A running future cannot be cancelled, so ``work`` can set it even for a cancelled caller.
+        result.set_running_or_notify_cancel()
 
         def work() -> None:
             try:
@@ -132,7 +134,7 @@ def build_service(settings: ServerSettings) -> tuple[Service, Callable[[], Engin
         process.prepare()  # So that the draft's process starts while the models load.
 
     def start() -> Engine:
-        # ``RequestQueue`` sets this number in the engine's thread, since torch keeps it per thread.
+        # torch keeps this number per thread. ``RequestQueue`` sets the same one in its own thread.
         use_threads(settings.threads)
         loaded = load_pair(settings.target, settings.draft, **dict(settings.load))
         return make_engine(settings, recipe, *loaded)
@@ -153,11 +155,11 @@ def make_engine(
     """Returns an engine of these models."""
     pool = DecoderPool(processes=MEDIA_DECODERS)
     prefix_cache = PrefixCache(settings.prefix_cache_bytes)
-    # A prompt that is prefilled in other pieces is rounded differently, which ``exact`` must not
-    # allow.
-    keys = prefix_cache if settings.prefix_cache_bytes and not settings.exact else None
-    target_model = target.backbone.with_prefix_cache(keys)
-    draft_model = None if draft is None else draft.backbone.with_prefix_cache(keys)
+    # A prompt whose beginning comes from the cache is prefilled in other chunks, and so rounded
+    # differently. Therefore the models do not use the cache with ``exact``; the reader still does.
+    model_cache = prefix_cache if settings.prefix_cache_bytes and not settings.exact else None
+    target_model = target.backbone.with_prefix_cache(model_cache)
+    draft_model = None if draft is None else draft.backbone.with_prefix_cache(model_cache)
     scheduler = Scheduler(target_model, recipe, draft_model, exact=settings.exact)
     return Engine(
         RequestQueue(scheduler, max_running=settings.max_running, max_waiting=settings.max_waiting),

@@ -7,8 +7,8 @@ BUGS = (
         "messages of an older job reach a newer one",
         "drafting/parallel/process.py",
         within="Worker.receive",
-        find="$job == self._job",
-        plant="$job <= self._job",
+        find="$job == self._job_number",
+        plant="$job <= self._job_number",
         tests=("engine/test_parallel_failures.py::test_a_message_of_an_older_job_is_not_returned",),
     ),
     PlantedBug(
@@ -27,8 +27,8 @@ BUGS = (
     PlantedBug(
         "a worker process is returned once for each close of its answer",
         "drafting/parallel/process.py",
-        find="self._unclosed.detach() is not None",
-        plant="self._unclosed.detach() is not None or True",
+        find="self._finalizer.detach() is not None",
+        plant="self._finalizer.detach() is not None or True",
         tests=("engine/test_abandoned.py::test_a_lending_ends_once_and_for_all",),
     ),
     PlantedBug(

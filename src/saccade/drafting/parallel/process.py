@@ -2,9 +2,9 @@
 
 A process that dies or falls silent costs speed and nothing else.
 
-Every running process is listed here, so the garbage collector never frees one before its user. An
-answer has a :class:`Lending`. It ends once: when the answer is closed, or when nothing refers to it
-any more.
+Every running process is listed here, so that the garbage collector frees none while an answer uses
+it. An answer holds a :class:`Lending`, which ends once: when the answer is closed, or when nothing
+refers to the lending any more.
 """
 
 from __future__ import annotations
@@ -34,6 +34,9 @@ from saccade.model.change_detection import version_of
 START_SECONDS = 120.0  # that a worker may take to start, or to take a message
 STOP_SECONDS = 5.0  # that a worker may take to stop when its answer is closed
 
+# Transformers gives a model this attribute once it has added hooks that record hidden states.
+CAPTURING = "_output_capturing_hooks_installed"
+
 WeightVersions = tuple[tuple[int, int], ...]
 """The address of each weight of a model, and how often it was changed in place."""
 
@@ -49,8 +52,11 @@ class Worker:
     """
 
     def __init__(self) -> None:
-        self._job = 0
-        self._parent = os.getpid()
+        self._job_number = 0
+        self._parent_pid = os.getpid()
+        # Each model's number in the process, and its weights as they were sent. A model that is
+        # freed here drops out by itself, and its number stays in ``_sent_models`` until the process
+        # has been told.
         self._models: WeakKeyDictionary[Backbone, tuple[int, WeightVersions]] = WeakKeyDictionary()
         self._sent_models: set[int] = set()
         parent_end, child_end = socket.socketpair()
@@ -82,8 +88,8 @@ class Worker:
     def start_job(self, backbone: Backbone, job: Job) -> None:
         """Starts a job, and sends the model if the process lacks it. Messages about older jobs are
         ignored from now on."""
-        self._job += 1
-        self.send("begin", self._job, job.threads)
+        self._job_number += 1
+        self.send("begin", self._job_number, job.threads)
         for freed in self._sent_models - {number for number, _ in self._models.values()}:
             self._sent_models.discard(freed)
             self.send("forget", freed)
@@ -91,11 +97,11 @@ class Worker:
         number, sent_versions = self._models.get(backbone, (0, ()))
         if sent_versions != versions:
             number = number or max(self._sent_models, default=0) + 1
-            bare = copy(backbone.model)
-            vars(bare).pop(BACKBONE_ATTRIBUTE, None)
-            with _without_local_hooks(bare):
+            model = copy(backbone.model)
+            vars(model).pop(BACKBONE_ATTRIBUTE, None)  # The process makes a backbone of its own.
+            with _without_local_hooks(model):
                 is_fused = backbone.fused is not None
-                self.send("model", number, bare, is_fused, backbone.rounding)
+                self.send("model", number, model, is_fused, backbone.rounding)
             if self.receive(START_SECONDS) != ("model_ready",):
                 raise DraftError("the draft process could not take the model")
             self._models[backbone] = number, versions
@@ -124,8 +130,8 @@ class Worker:
                 received = self.channel.receive(seconds_left)
                 if received is None:
                     return None
-                job, *message = received
-                if job == self._job:
+                job_number, *message = received
+                if job_number == self._job_number:
                     return tuple(message)
         except ConnectionClosed as error:
             raise DraftError("the draft process has died") from error
@@ -153,7 +159,7 @@ class Worker:
     def kill(self) -> None:
         """Kills the process; the messages that it has sent can still be received. In a fork of the
         parent this does nothing, because the worker is the parent's."""
-        if os.getpid() == self._parent:
+        if os.getpid() == self._parent_pid:
             self.process.kill()
             self.process.wait()
 
@@ -171,18 +177,20 @@ def _weight_versions(model: Any) -> WeightVersions:
 
 
 def _weight_version(weight: Tensor) -> tuple[int, int]:
-    place = weight.data_ptr() if type(weight.data) is Tensor else id(weight)
-    return place, version_of(weight) or 0
+    # A weight of another class than torch's own, such as a quantised one, is known by its object.
+    address = weight.data_ptr() if type(weight.data) is Tensor else id(weight)
+    return address, version_of(weight) or 0
 
 
 @contextmanager
 def _without_local_hooks(model: Any) -> Iterator[None]:
     """Removes hooks that cannot be pickled from a model for the length of a block.
 
-    Transformers adds local functions as hooks where it records hidden states, and a flag that says
-    so. The worker's copy of the model gets hooks of its own.
+    Where it records hidden states, transformers adds functions that are local to another as hooks,
+    and the flag ``CAPTURING``. The flag is removed too, so that the worker's copy of the model gets
+    hooks of its own.
     """
-    removed: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
+    removed: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # Each owner, and its entries.
     for part in model.modules():
         flags = {CAPTURING: part.__dict__[CAPTURING]} if CAPTURING in part.__dict__ else {}
         for hooks in (part._forward_hooks, part._forward_pre_hooks):
@@ -202,11 +210,9 @@ def _without_local_hooks(model: Any) -> Iterator[None]:
 
 
 def _qualified_name(hook: Any) -> str:
-    """Returns the qualified name of a hook, of a function or an object."""
+    """Returns the qualified name of a hook's class, with the hook's own where it is a function."""
     return type(hook).__qualname__ + str(getattr(hook, "__qualname__", ""))
 
-
-CAPTURING = "_output_capturing_hooks_installed"
 
 _running: dict[int, Worker] = {}
 """Every worker that has not been ended, by its id."""
@@ -227,31 +233,34 @@ class Lending:
     ) -> None:
         self._worker = worker
         self._give_back = take_back if give_back is None else give_back
-        self._unclosed = weakref.finalize(self, self._give_back, worker, 0.0)
-        self._unclosed.atexit = False  # The end of the interpreter ends all workers at once.
+        self._finalizer = weakref.finalize(self, self._give_back, worker, 0.0)
+        self._finalizer.atexit = False  # ``_end_all`` ends the worker when the interpreter ends.
 
     @property
     def worker(self) -> Worker:
         """The worker. Raises DraftError once it was given back."""
-        if not self._unclosed.alive:
+        if not self._finalizer.alive:
             raise DraftError("the draft process was given back")
         return self._worker
 
     def close(self) -> None:
         """Gives the worker back once it is idle, or ends it; a second call does nothing."""
-        if self._unclosed.detach() is not None:
+        if self._finalizer.detach() is not None:
             self._give_back(self._worker, STOP_SECONDS)
 
 
 def lend(backbone: Backbone) -> Lending:
     """Lends an idle worker, if possible one that has the model already; else a new process."""
-    workers: list[Worker] = []
+    idle: list[Worker] = []
     with suppress(IndexError):
         while True:
-            workers.append(_idle.pop())
-    for worker in [worker for worker in workers if worker.process.poll() is not None]:
-        workers.remove(worker)
-        worker.end()
+            idle.append(_idle.pop())
+    workers: list[Worker] = []
+    for worker in idle:
+        if worker.process.poll() is None:
+            workers.append(worker)
+        else:
+            worker.end()
     if not workers:
         return Lending(Worker())
     best = max(workers, key=lambda worker: worker.has_model(backbone))
@@ -296,7 +305,7 @@ def _disown_all() -> None:
     _idle.clear()
     for worker in list(_running.values()):
         worker.channel.close()
-        worker.process.returncode = 0  # Popen must not wait for a child of another process.
+        worker.process.returncode = 0  # So that Popen does not wait for the parent's child.
     _running.clear()
 
 

@@ -1,4 +1,4 @@
-"""Makes clips of pixels that are in memory already: Pillow's images and arrays."""
+"""Makes clips from pixels that are in memory already: Pillow's images and arrays."""
 
 import math
 from collections.abc import Iterator, Sequence
@@ -34,7 +34,7 @@ class FrameArray:
 
 
 def picture_clip(picture: PILImage.Image | np.ndarray, channels_first: bool = False) -> Clip:
-    """Returns one picture as a clip of one frame. Raises VideoInputError for what is no picture."""
+    """Returns one picture as a clip of one frame. Raises VideoInputError for a malformed array."""
     if isinstance(picture, PILImage.Image):
         frame = upright_rgb(picture)
     else:
@@ -76,15 +76,18 @@ def rgb_frames(array: np.ndarray, channels_first: bool = False) -> Frames:
             "an array of pixels is [height, width, 3] for a picture and [frame, height, width, 3] "
             f"for a video, not {list(array.shape)}"
         )
-    can_be_first, can_be_last = pixels.shape[1] in CHANNELS, pixels.shape[3] in CHANNELS
-    if not (can_be_first or can_be_last):
+    may_be_first = pixels.shape[1] in CHANNELS  # Whether the channels may be before the height.
+    may_be_last = pixels.shape[3] in CHANNELS
+    if not (may_be_first or may_be_last):
         raise bad_option(f"an array of {list(array.shape)} has no axis of 1, 3 or 4 channels")
-    if can_be_first and (channels_first or not can_be_last):
+    if may_be_first and (channels_first or not may_be_last):
         pixels = np.moveaxis(pixels, 1, 3)
     if pixels.shape[3] == 4:
+        # Transparent pixels are shown on white, as those of an image file are.
         opacity = pixels[..., 3:].astype(np.float32) / MAX_BYTE
         on_white = pixels[..., :3] * opacity + MAX_BYTE * (1 - opacity)
         return np.rint(on_white).astype(np.uint8)
+    # Grey is repeated for all three colours.
     return np.ascontiguousarray(np.broadcast_to(pixels, (*pixels.shape[:3], 3)))
 
 
@@ -93,16 +96,17 @@ def _bytes(array: np.ndarray) -> np.ndarray:
     if array.dtype == np.uint8:
         return array
     kind: Any = array.dtype.kind
-    is_number = kind in "iuf"
-    low, high = (float(array.min()), float(array.max())) if is_number and array.size else (0, 0)
-    most = 1 if kind == "f" else MAX_BYTE
+    is_float = kind == "f"
     allowed = "pixels in an array are whole numbers from 0 to 255 or floats from 0 to 1"
-    if not is_number:
+    if kind not in "iuf":
         raise bad_option(f"{allowed}, not {array.dtype}: convert the array")
-    if math.isnan(low) or low < 0 or high > most:
+    low = high = 0.0
+    if array.size:
+        low, high = float(array.min()), float(array.max())
+    if math.isnan(low) or low < 0 or high > (1 if is_float else MAX_BYTE):
         raise bad_option(
             f"{allowed}, not {array.dtype} from {low:g} to {high:g}: undo the processor's "
             "normalisation, or give what it read"
         )
-    scaled = array.astype(np.float32) * MAX_BYTE if kind == "f" else array
+    scaled = array.astype(np.float32) * MAX_BYTE if is_float else array
     return np.rint(scaled).astype(np.uint8)

@@ -45,7 +45,7 @@ POLL_SECONDS = 0.1
 MAX_OPEN_FILES = 32
 MAX_HEADER_BYTES = 1 << 20  # Of the JSON that a child sends.
 MAX_SENTENCE_CHARACTERS = 500
-SIZE = struct.Struct(">Q")
+SIZE = struct.Struct(">Q")  # The number of bytes of a JSON header, which is sent before it.
 READY = b"ready"
 OUT_OF_MEMORY_EXIT = 77
 CHILD_COMMAND = "from saccade.inputs.media.decoder_pool import serve_requests; serve_requests()"
@@ -64,6 +64,8 @@ WAITED: Refusal = (
     "waited for a decoder, and all of them read other files: try again later",
     "busy",
 )
+# What is wrong with an input, by the exit code of its child as Popen gives it. The system sends
+# SIGKILL to a process for which it has no memory left.
 REFUSAL_BY_EXIT = {
     OUT_OF_MEMORY_EXIT: TOO_LARGE,
     -signal.SIGKILL: TOO_LARGE,
@@ -152,10 +154,15 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
         payloads = [source for source in sources if isinstance(source, bytes)]
         label = printable(Path(paths[0]).name) if paths else "the input"
         limits.check(label, nbytes=sum(map(len, payloads)))
-        plain = asdict(limits) | {"root": None if limits.root is None else str(limits.root)}
-        plain["max_seconds"] = seconds
-        request = {"task": task, "paths": paths, "limits": plain, **task_arguments}
-        request |= {"sizes": [len(payload) for payload in payloads], "seconds": seconds}
+        root = None if limits.root is None else str(limits.root)  # JSON has no paths.
+        request = {
+            "task": task,
+            "paths": paths,
+            "limits": asdict(limits) | {"root": root, "max_seconds": seconds},
+            **task_arguments,
+            "sizes": [len(payload) for payload in payloads],
+            "seconds": seconds,
+        }
         max_bytes = limits.max_memory or self.memory
         with self._child(stop) as child:
             deadline = min(time.monotonic() + seconds, stop.deadline)
@@ -176,9 +183,12 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
 
     @contextmanager
     def _child(self, stop: "StopSignal") -> Iterator["_Child"]:
-        """Yields a child for one request, which is used again only if it is still usable."""
+        """Yields a child for one request. If it is usable afterwards, a later request may get it.
+
+        After an exception it is ended, because it may still be sending.
+        """
         child = self._take_turn(stop)
-        returned = None
+        reusable = None
         try:
             stop.check()
             if child is not None and not child.is_usable():
@@ -188,16 +198,16 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
             child.lent_at = time.monotonic()
             self._busy.add(child)
             stop.watch(child.process)
-            yield child  # After an exception it is ended, because it may still be sending.
-            returned = child if child.is_usable() else None
+            yield child
+            reusable = child if child.is_usable() else None
         finally:
             stop.watch(None)
             if child is not None:
                 self._busy.discard(child)
-            if child is not None and returned is None:
+            if child is not None and reusable is None:
                 child.end()
-            self._idle.put(returned)
-            if self._is_closed:
+            self._idle.put(reusable)
+            if self._is_closed:  # It was closed meanwhile, so the child must be ended too.
                 self.close()
 
     def _take_turn(self, stop: "StopSignal") -> "_Child | None":
@@ -233,21 +243,21 @@ class StopSignal:
         self._is_set = False
 
     def set(self) -> None:
-        """Ends the call, now or when it next looks."""
+        """Ends the call, at once if a process works for it, else at its next ``check``."""
         with self._lock:
             self._is_set = True
             if self._process is not None:
                 self._process.kill()
 
     def watch(self, process: "subprocess.Popen[bytes] | None") -> None:
-        """Notes the process that works for the call now, None for no process."""
+        """Takes the process that works for the call from now on; None if there is none."""
         with self._lock:
             self._process = process
             if self._is_set and process is not None:
                 process.kill()
 
     def check(self) -> None:
-        """Raises VideoInputError once it is set."""
+        """Raises VideoInputError once ``set`` has been called."""
         if self._is_set:
             raise refusal("the input", "is no longer wanted: ask again", "unreadable")
 
@@ -306,9 +316,8 @@ class _Child:
         code."""
         self.requests_left = 0
         self.socket.close()
-        with suppress(
-            subprocess.TimeoutExpired
-        ):  # A crash closes the socket before the process ends.
+        # A process that crashes closes its socket before it ends, and its exit code is wanted.
+        with suppress(subprocess.TimeoutExpired):
             self.process.wait(0.5)
         self.process.kill()
         return self.process.wait()
@@ -387,14 +396,15 @@ def _is_sentence(value: Any) -> bool:
 
 
 def _check_error(error: Any, code: Any, limit: Any) -> VideoInputError:
-    """Returns the child's refusal. Raises InvalidResponse where it has another form than ours."""
+    """Returns the child's refusal. Raises InvalidResponse for one that our code never sends."""
     if not _is_sentence(error) or code not in CODES or not isinstance(limit, int | float | None):
         raise InvalidResponse
     return VideoInputError(error, code, limit)
 
 
 def _check_shape(shape: Any, max_bytes: int) -> tuple[int, int, int, int]:
-    """Returns the shape of the frames. Raises InvalidResponse for one that cannot be."""
+    """Returns the shape of the frames. Raises InvalidResponse for an impossible shape, and for
+    frames of more than ``max_bytes``."""
     frames, height, width = shape
     are_integers = all(type(side) is int for side in shape)
     if not are_integers or frames < 1 or min(height, width) < MIN_SIDE:
@@ -408,17 +418,14 @@ def _check_fields(
     duration: Any, fps: Any, source_frames: Any, sampled_fps: Any, warnings: Any
 ) -> Any:
     """Returns the other fields of a clip. Raises InvalidResponse for invalid numbers or texts."""
-    rates = [float(value) for value in (duration, fps, sampled_fps)]
-    if (
-        not all(math.isfinite(rate) and rate > 0 for rate in rates)
-        or type(source_frames) is not int
-    ):
+    duration, fps, sampled_fps = float(duration), float(fps), float(sampled_fps)
+    if not all(math.isfinite(each) and each > 0 for each in (duration, fps, sampled_fps)):
         raise InvalidResponse
-    if not all(map(_is_sentence, warnings)):
+    if type(source_frames) is not int or not all(map(_is_sentence, warnings)):
         raise InvalidResponse
     return {
-        "duration": rates[0], "fps": rates[1], "source_frames": source_frames,
-        "sampled_fps": rates[2], "warnings": tuple(warnings),
+        "duration": duration, "fps": fps, "source_frames": source_frames,
+        "sampled_fps": sampled_fps, "warnings": tuple(warnings),
     }  # fmt: skip
 
 
@@ -465,8 +472,9 @@ def _serve_one(parent: socket.socket) -> None:
 
 
 def _read_clip(request: Mapping[str, Any], payloads: Sequence[bytes]) -> Clip:
-    plain = request["limits"]
-    limits = Limits(**plain | {"root": plain["root"] and Path(plain["root"])})
+    plain_limits = request["limits"]
+    root = plain_limits["root"]
+    limits = Limits(**plain_limits | {"root": root and Path(root)})
     sources: list[bytes | Path] = [*payloads, *map(Path, request["paths"])]
     if request["task"] == "read_frames":
         return read_frames(payloads, request["fps"], limits)
@@ -477,9 +485,9 @@ def _read_clip(request: Mapping[str, Any], payloads: Sequence[bytes]) -> Clip:
 
 
 def _limit_cpu_time(seconds: float) -> None:
-    """Limits the child's CPU time to ``seconds`` on all cores.
+    """Limits the CPU time of this request to ``seconds`` on all cores.
 
-    The parent usually ends a child that takes longer, but it may itself have ended.
+    The parent usually ends a child that takes longer. This limit is for a parent that has ended.
     """
     used = resource.getrusage(resource.RUSAGE_SELF)
     max_seconds = used.ru_utime + used.ru_stime + seconds * (os.cpu_count() or 1)

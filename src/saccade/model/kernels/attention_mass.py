@@ -1,7 +1,8 @@
-"""The attention mass of rows on some columns, for views that choose what the draft sees by it.
+"""Attention mass: how much attention some rows (queries) give to some columns (keys).
 
-The kernel that attends for the rows adds the mass up where it can. Elsewhere the mass is computed
-from the queries, which are a few numbers for each row.
+By it views choose what the draft sees. Where it can, the compiled attention kernel adds the mass up
+while it attends. Elsewhere the rows' queries are stored, which are a few numbers for each row, and
+the mass is computed from them afterwards.
 """
 
 from __future__ import annotations
@@ -56,12 +57,12 @@ def attention_mass(
     rows_at_once = max(1, logits_at_once // (len(queries[0]) * end))
     mass_by_layer = []
     for q, k in zip(queries, keys, strict=True):
-        parts = zip(q.split(rows_at_once, 1), visible_keys.split(rows_at_once), strict=True)
-        both = [
+        chunks = zip(q.split(rows_at_once, 1), visible_keys.split(rows_at_once), strict=True)
+        chunk_masses = [
             _mass_of_few_rows(chunk_queries, k[:, :end], chunk_visible_keys, chosen)
-            for chunk_queries, chunk_visible_keys in parts
+            for chunk_queries, chunk_visible_keys in chunks
         ]
-        mass_by_layer.append(sum(both[1:], both[0]).to(columns.device))
+        mass_by_layer.append(sum(chunk_masses[1:], chunk_masses[0]).to(columns.device))
     return torch.stack(mass_by_layer)
 
 
@@ -72,15 +73,17 @@ def _mass_of_few_rows(
     columns: slice | Int[Tensor, " chosen"],
 ) -> Float[Tensor, "kv_head 2 chosen"]:
     """Returns the :func:`attention_mass` of a few rows of one layer."""
-    (kv_heads, key_count, width), seen_by_all = keys.shape, int(visible_keys.min())
-    hidden = (torch.arange(seen_by_all, key_count) >= visible_keys[:, None]).to(keys.device)
+    kv_heads, key_count, width = keys.shape
+    seen_by_all = int(visible_keys.min())  # Only later keys need a mask.
+    is_masked = (torch.arange(seen_by_all, key_count) >= visible_keys[:, None]).to(keys.device)
     logits = q.reshape(kv_heads, -1, width).float() @ keys.float().transpose(1, 2)
-    by_row = logits.view(kv_heads, -1, len(visible_keys), key_count)
-    by_row[..., seen_by_all:].masked_fill_(hidden, float("-inf"))
+    logits_by_row = logits.view(kv_heads, -1, len(visible_keys), key_count)
+    logits_by_row[..., seen_by_all:].masked_fill_(is_masked, float("-inf"))
     weights = torch.softmax(logits, -1, out=logits)[..., columns]
-    # A row without any mass on these columns must not divide by zero.
-    among = weights.sum(-1).clamp_min(torch.finfo(weights.dtype).tiny)
-    return torch.stack([torch.ones_like(among), 1 / among], 1) @ weights
+    # A softmax over the columns alone is the softmax over all keys, divided by its sum over the
+    # columns. The lower bound keeps a row without any mass on them from dividing by zero.
+    column_sum = weights.sum(-1).clamp_min(torch.finfo(weights.dtype).tiny)
+    return torch.stack([torch.ones_like(column_sum), 1 / column_sum], 1) @ weights
 
 
 class RowQueries:
@@ -98,7 +101,7 @@ class RowQueries:
         self._layers.setdefault(layer, []).append(q[:, -self.last :] * scale)
 
     def of(self, rows: Int[Tensor, " rows"]) -> dict[int, Float[Tensor, "head rows head_dim"]]:
-        """Returns each layer's queries of these rows, where all were added by one forward."""
+        """Returns each layer's queries of these rows. All rows must come from one forward."""
         chosen = as_slice(rows)
         return {layer: part[:, chosen] for layer, (part,) in self._layers.items()}
 
@@ -112,7 +115,7 @@ class RowQueries:
 
 
 class MassRecorder:
-    """Adds to ``mass`` the :func:`attention_mass` of rows of a prompt's chunk.
+    """Adds the :func:`attention_mass` of some rows of a prompt's chunk to ``mass``.
 
     The kernel that attends for the rows does it where it can. Elsewhere their queries are stored,
     and :meth:`finish` computes the mass.
@@ -140,10 +143,10 @@ class MassRecorder:
     def recording_kernel(
         self, kernel: Callable[..., Queries], layer: int, q: Queries, scale: float
     ) -> Callable[..., Queries] | None:
-        """Returns ``kernel`` in a form that also adds up the mass, or None where there is none.
+        """Returns ``kernel`` in a form that also adds up the mass.
 
-        ``kernel`` attends for these rows or for more, each up to itself. Where None is returned,
-        the queries are stored for :meth:`finish`.
+        ``kernel`` is causal, and attends for the recorded rows and perhaps for others of the chunk.
+        Where it has no such form this stores the queries for :meth:`finish`, and returns None.
         """
         if kernel is compiled.attend and self._recording_kernels:
             return self._recording_kernels[layer]
@@ -155,7 +158,7 @@ class MassRecorder:
     ) -> None:
         """Stores the queries of a chunk's last rows for :meth:`finish`.
 
-        Layers with another number of key heads than most are left out.
+        Layers with another number of key heads than ``mass`` has are left out.
         """
         if k.shape[0] == self._mass.shape[1]:
             self._queries.add(layer, q, scale)
@@ -180,10 +183,10 @@ class CommittedRow:
 
 
 class RecentRows(deque[CommittedRow]):
-    """The last rows of a request that were committed, to compute later what they attended to.
+    """The rows of a request that were committed last, with their queries.
 
-    A verification computes attention anyway, and drops it. Only the queries are stored, a few
-    numbers for each row. Their products with the keys are computed again when a draft chooses anew.
+    The forward that verified a row does not keep its attention. When a view chooses the draft's
+    keys again, the attention is computed again from the queries, a few numbers for each row.
     """
 
     def attention_mass(

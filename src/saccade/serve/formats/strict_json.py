@@ -2,8 +2,7 @@
 
 Unlike ``json``, it distinguishes text that is not JSON from text that has not ended yet, refuses
 ``NaN`` and ``Infinity``, and returns values as they are written, so that no number loses digits or
-range.
-The grammar is that of RFC 8259.
+range. The grammar is that of RFC 8259.
 """
 
 from __future__ import annotations
@@ -14,7 +13,7 @@ import re
 from decimal import Decimal
 from typing import Any
 
-MAX_DEPTH = 200  # Levels of objects and arrays. A recursive parser allows about 1000.
+MAX_DEPTH = 200  # Levels of objects and arrays. Recursive parsers in Python allow about 1000.
 MAX_INTEGER_DIGITS = 4000  # Python writes no integer of more than 4300.
 CLOSING = {"{": "}", "[": "]"}
 BLANKS = re.compile(r"[ \t\n\r]*")
@@ -58,7 +57,8 @@ def read_object(text: str, at: int = 0) -> tuple[dict[str, str], int]:
 def parse_object(text: str) -> dict[str, Any]:
     """Parses a text that is one JSON object as a whole. Raises ValueError where it is not.
 
-    A number beyond a float's range becomes an integer, which is written as a number again.
+    A number beyond a float's range becomes an integer, so that it is written as a number again and
+    not as Infinity.
     """
     _, end = read_object(text)
     if text[end:].strip(" \t\n\r"):
@@ -68,42 +68,47 @@ def parse_object(text: str) -> dict[str, Any]:
 
 def value_end(text: str, at: int = 0) -> int:
     """Returns where the value that begins at ``at`` ends. Raises NotJson or Unfinished."""
-    open_until: list[str] = []  # The brackets that close what is open at this point.
-    while True:
+    missing_brackets: list[str] = []  # Those that close what is open here, the innermost last.
+    while True:  # Each time, ``at`` is where a value begins.
         at = _skip_blanks(text, at)
         opening = text[at : at + 1]
         if opening in CLOSING:
             closing = CLOSING[opening]
             at = _skip_blanks(text, at + 1)
             if text[at : at + 1] != closing:
-                open_until.append(closing)
-                if len(open_until) > MAX_DEPTH:
+                missing_brackets.append(closing)
+                if len(missing_brackets) > MAX_DEPTH:
                     raise NotJson
-                at = _key_end(text, at) if closing == "}" else at
+                if closing == "}":
+                    at = _skip_key(text, at)
                 continue
             at += 1
         else:
             at = _scalar_end(text, at)
-        while open_until:
+        # A value has ended, and perhaps the objects and arrays around it. After a comma comes
+        # another value.
+        while missing_brackets:
             at = _skip_blanks(text, at)
-            if text[at : at + 1] == open_until[-1]:
-                open_until.pop()
+            if text[at : at + 1] == missing_brackets[-1]:
+                missing_brackets.pop()
                 at += 1
                 continue
             at = _expect(text, at, ",")
-            at = _key_end(text, at) if open_until[-1] == "}" else at
+            if missing_brackets[-1] == "}":
+                at = _skip_key(text, at)
             break
         else:
             return at
 
 
 def _parse_number(digits: str) -> float | int:
+    """Parses a number with a fraction or an exponent, as :func:`parse_object` says."""
     value = float(digits)
     if math.isfinite(value):
         return value
     try:
         exact = Decimal(digits)
-    except ArithmeticError:  # Its exponent is too large even for that.
+    except ArithmeticError:  # The exponent is too large even for a Decimal.
         raise NotJson from None
     if exact.adjusted() > MAX_INTEGER_DIGITS:
         raise NotJson
@@ -127,7 +132,8 @@ def _expect(text: str, at: int, mark: str) -> int:
     return _skip_blanks(text, at + 1)
 
 
-def _key_end(text: str, at: int) -> int:
+def _skip_key(text: str, at: int) -> int:
+    """Returns where the value of the member begins whose key begins at ``at``."""
     return _expect(text, _string_end(text, at), ":")
 
 
@@ -151,6 +157,11 @@ def _scalar_end(text: str, at: int) -> int:
 
 
 def _match_end(pattern: re.Pattern[str], start_pattern: re.Pattern[str], text: str, at: int) -> int:
+    """Returns where the match of ``pattern`` at ``at`` ends.
+
+    ``start_pattern`` matches beginnings of such matches. Where one reaches the end of the text,
+    more may follow, so Unfinished is raised. NotJson is raised where there is no match.
+    """
     beginning = start_pattern.match(text, at)
     if beginning is not None and beginning.end() == len(text):
         raise Unfinished

@@ -42,15 +42,15 @@ from saccade.world.train_draft.trainer import (
     training_arguments,
 )
 
-# Transformers 5.24 calls an attention's keys and values "cache".
+# The argument by which an attention gets its cache. Transformers 5.24 renamed it.
 CACHE_ARGUMENT = (
     "cache"
     if "cache" in inspect.signature(LlamaAttention.forward).parameters
     else "past_key_values"
 )
-STEP_DECAY = 0.8  # of a step's weight in the loss
-MAX_DRAFT_VOCAB = 32_000  # ids that a head knows, as published heads do
-COUNTED_SAMPLES = 256  # Answers whose tokens say which ids a head of a large vocabulary knows.
+STEP_DECAY = 0.8  # A step's weight in the loss, over that of the step before.
+MAX_DRAFT_VOCAB = 32_000  # The most ids that a head can draft, as in published heads.
+COUNTED_SAMPLES = 256  # Where a target has more ids, so many samples show which are frequent.
 SHALLOW_DEPTH = 8  # Shallower targets have no room for the published choice of layers.
 
 
@@ -82,6 +82,8 @@ def make_settings(target: Loaded, draft_vocab: int) -> dict[str, Any]:
         "vocab_size": backbone.vocab,
         "draft_vocab_size": draft_vocab,
         "tie_word_embeddings": False,
+        # As vLLM writes it, this list has the layers that *read* the hidden states. As SpecForge
+        # writes it, the list in ``eagle_config`` has the layers that *return* them.
         "eagle_aux_hidden_state_layer_ids": [*layers],
         "eagle_config": {
             "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers],
@@ -113,41 +115,45 @@ class TrainedHead(nn.Module):
             if weight.ndim > 1:
                 nn.init.normal_(weight, std=weight.shape[1] ** -0.5 / 2)
         self.head.d2t.copy_(known_ids - torch.arange(len(known_ids)))
-        # The head begins with the target's own output matrix, since what it learns is like it.
+        # The head's output matrix begins as the target's rows of the known ids, since the head
+        # learns the target's law.
         output = backbone.head_module.weight.detach()
         self.head.lm_head.weight.data.copy_(output[known_ids].to(torch.float32))
-        # In a list, a module is no part of this one and gets no gradient.
-        self._others: list[Any] = [backbone, *make_rotary(backbone, config)]
+        # Modules in a list are not registered as parts of this one. So the target and the rotary
+        # embedding are not trained with it.
+        self._unregistered: list[Any] = [backbone, *make_rotary(backbone, config)]
 
     def forward(self, inputs: Mapping[str, Tensor], steps: int) -> Float[Tensor, ""]:
         """Returns the loss over a batch of conversations."""
-        backbone, rotary, _ = self._others
+        backbone, rotary, _ = self._unregistered
         rotary.to(inputs["input_ids"].device)
-        rows = read_target(backbone, self.head.hidden_layers, inputs)
-        losses = [self._loss(row, steps) for row in rows]
-        counted = [loss for loss in losses if loss is not None]
-        if not counted:
+        conversations = read_target(backbone, self.head.hidden_layers, inputs)
+        all_losses = [self._loss(conversation, steps) for conversation in conversations]
+        losses = [loss for loss in all_losses if loss is not None]
+        if not losses:
             raise OptionError("no sample of this batch has an answer to learn from")
-        return torch.stack(counted).mean()
+        return torch.stack(losses).mean()
 
-    def _loss(self, row: TargetOutputs, steps: int) -> Float[Tensor, ""] | None:
-        """Returns one conversation's loss; None where it has too few tokens."""
-        total, weights = row.hidden.new_zeros(()), 0.0
+    def _loss(self, conversation: TargetOutputs, steps: int) -> Float[Tensor, ""] | None:
+        """Returns one conversation's loss; None where it has no answer that a row predicts."""
+        total, weights = conversation.hidden.new_zeros(()), 0.0
         # Row j predicts the token after token j + 1, which the target predicts at place j + 1.
-        answer_rows = row.is_answer[1:]
+        answer_rows = conversation.is_answer[1:]
         if not bool(answer_rows.any()):
             return None
         # In the last step a row depends on the row ``steps - 1`` rows before it.
         first = max(0, int(answer_rows.nonzero()[0]) - steps + 1)
-        unrolled = self.unroll(row.ids, row.positions, row.hidden, steps, first)
+        unrolled = self.unroll(
+            conversation.ids, conversation.positions, conversation.hidden, steps, first
+        )
         for step, out in enumerate(unrolled):
-            judged = answer_rows.clone()
-            judged[:step] = False
-            if not bool(judged.any()):
+            learnt_rows = answer_rows.clone()
+            learnt_rows[:step] = False  # The first rows of a step mean nothing, see ``unroll``.
+            if not bool(learnt_rows.any()):
                 break
-            own_rows = judged[len(judged) - len(out) :]
-            logits = self.head.lm_head(self.head.prepare_logits(out))[own_rows]
-            law = row.laws(judged, self.head.target_ids)
+            rows_of_out = learnt_rows[len(learnt_rows) - len(out) :]  # ``out`` has the last rows.
+            logits = self.head.lm_head(self.head.prepare_logits(out))[rows_of_out]
+            law = conversation.laws(learnt_rows, self.head.target_ids)
             weight = STEP_DECAY**step
             total = total - weight * (law * logits.log_softmax(-1)).sum(-1).mean()
             weights += weight
@@ -163,10 +169,10 @@ class TrainedHead(nn.Module):
     ) -> Iterator[Float[Tensor, "row dim"]]:
         """Yields the head's output in every row but the text's last, step by step.
 
-        After step 0 only the rows from ``first`` on are computed. The first rows of a step have
-        nothing to read and mean nothing: at most s of them in step s.
+        After step 0 only the rows from ``first`` on are computed. The first rows of step s, at most
+        s of them, mean nothing, because the rows that they would read are not there.
         """
-        backbone, rotary, axes = self._others
+        backbone, rotary, axes = self._unregistered
         count = len(ids) - 1  # The last token's row has no token after it.
         embeds = backbone.embed(ids[1:]).detach().float()
         own_positions = positions[:axes, :count]
@@ -226,15 +232,15 @@ def unrolled_mask(
     """Returns which keys each row of a step sees: those of step 0, then of step 1, and so on.
 
     Row j of step s stands for a token drafted s steps after place j - s. So it sees the keys of
-    step 0 up to that place, of each step t after it row j - s + t alone, and itself. Steps after
-    step 0 have the rows from ``first`` on alone.
+    step 0 up to that place, and of each step t from 1 to s the key of row j - s + t alone, which in
+    step s is its own. All steps but step 0 have only the rows from ``first`` on.
     """
     row = torch.arange(rows, device=device)
-    back = row[:, None] - row
+    rows_back = row[:, None] - row  # How many rows before the query's the key's row is.
     if step:
-        back = back[first:]
-    parts = [back >= step]
-    parts += [back[:, first:] == step - earlier for earlier in range(1, step + 1)]
+        rows_back = rows_back[first:]
+    parts = [rows_back >= step]
+    parts += [rows_back[:, first:] == step - earlier for earlier in range(1, step + 1)]
     return torch.cat(parts, 1)
 
 
@@ -243,7 +249,7 @@ def unrolled_mask(
 
 @dataclass(frozen=True)
 class TargetOutputs:
-    """What the target computed of one conversation."""
+    """One conversation as the target read it, with what it computed at each place."""
 
     ids: Int[Tensor, " len"]
     positions: Int[Tensor, "axes len"]
@@ -254,11 +260,11 @@ class TargetOutputs:
 
     @torch.no_grad()
     def laws(
-        self, judged: Bool[Tensor, " row"], known_ids: Int[Tensor, " draft_vocab"]
-    ) -> Float[Tensor, "judged draft_vocab"]:
+        self, rows: Bool[Tensor, " row"], known_ids: Int[Tensor, " draft_vocab"]
+    ) -> Float[Tensor, "selected draft_vocab"]:
         """Returns the target's laws over a head's vocabulary, at the places after these rows."""
-        at = self.normed[1:][judged]
-        return self.output(at).float()[:, known_ids].softmax(-1)
+        normed = self.normed[1:][rows]
+        return self.output(normed).float()[:, known_ids].softmax(-1)
 
 
 @torch.no_grad()
@@ -267,40 +273,41 @@ def read_target(
 ) -> Iterator[TargetOutputs]:
     """Yields what the target computes of each conversation of a batch."""
     inputs = dict(inputs)
-    inputs.pop(
-        "kept_mask"
-    )  # Which tokens a pruned draft would read; a head reads the whole prompt.
+    # This mask has the tokens that a pruned draft would read, but a head reads the whole prompt.
+    inputs.pop("kept_mask")
     labels, mask = inputs.pop("labels"), inputs["attention_mask"].bool()
     text = backbone.text
-    read: dict[int, Tensor] = {}
-    recorded: dict[str, Any] = {}
+    hidden_states: dict[int, Tensor] = {}
+    text_arguments: dict[str, Any] = {}
 
-    def note(number: int) -> Any:
-        return lambda module, args: read.__setitem__(number, args[0])
+    def record_input(number: int) -> Any:
+        return lambda module, args: hidden_states.__setitem__(number, args[0])
 
-    def note_positions(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
-        recorded["positions"] = kwargs.get("position_ids")
+    def record_positions(module: nn.Module, args: Any, kwargs: dict[str, Any]) -> None:
+        text_arguments["positions"] = kwargs.get("position_ids")
 
     with ExitStack() as stack:
+        # Hidden state n is what layer n reads, and the last one is what the norm reads.
         modules = [*text.layers[: backbone.depth], text.norm]
         for number in {*layers}:
-            stack.callback(modules[number].register_forward_pre_hook(note(number)).remove)
-        hook = text.register_forward_pre_hook(note_positions, with_kwargs=True)
+            hook = modules[number].register_forward_pre_hook(record_input(number))
+            stack.callback(hook.remove)
+        hook = text.register_forward_pre_hook(record_positions, with_kwargs=True)
         stack.callback(hook.remove)
         normed = backbone.model.base_model(**inputs, use_cache=False).last_hidden_state
     ids = inputs["input_ids"]
-    positions = recorded["positions"]
+    positions = text_arguments["positions"]
     if positions is None:
         positions = torch.arange(ids.shape[1], device=ids.device)[None]
     positions = positions.reshape(-1, positions.shape[-2], positions.shape[-1])
     positions = positions[-backbone.axes :].expand(backbone.axes, *ids.shape)
-    for row, real in enumerate(mask):
+    for number, is_real in enumerate(mask):  # Tokens that are not real are padding.
         yield TargetOutputs(
-            ids[row][real],
-            positions[:, row][:, real],
-            torch.cat([read[number][row][real] for number in layers], -1),
-            normed[row][real],
-            labels[row][real] >= 0,
+            ids[number][is_real],
+            positions[:, number][:, is_real],
+            torch.cat([hidden_states[layer][number][is_real] for layer in layers], -1),
+            normed[number][is_real],
+            labels[number][is_real] >= 0,
             backbone.model.get_output_embeddings(),
         )
 
@@ -314,7 +321,8 @@ class HeadTrainer(Trainer):
     def __init__(self, phase_run: PhaseRun, unroll_steps: int, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.phase_run, self.unroll_steps = phase_run, unroll_steps
-        self.model_accepts_loss_kwargs = False  # Our loss is a mean.
+        # Our loss is a mean over a batch, so the Trainer has to divide it when it accumulates.
+        self.model_accepts_loss_kwargs = False
 
     def compute_loss(
         self,
@@ -339,7 +347,7 @@ def make_head_trainer(
     unroll_steps: int,
     on_progress: OnProgress,
 ) -> Trainer:
-    """Makes a Trainer of a head."""
+    """Makes a Trainer for a head, and freezes the target."""
     args = training_arguments(phase_run)
     target.backbone.model.to(args.device).requires_grad_(False)
     trainer = HeadTrainer(
@@ -361,17 +369,20 @@ def known_ids(
     recipe: DraftRecipe,
     conversations: Sequence[LlavaConversation],
 ) -> Int[Tensor, " draft_vocab"]:
-    """Returns which of the target's ids a head knows: all of a small vocabulary, else those that
-    the answers of some samples have, and then the first ones."""
+    """Returns the target's ids that a head can draft, in ascending order.
+
+    These are all ids of a vocabulary of up to ``MAX_DRAFT_VOCAB``. Of a larger one they are the ids
+    that are most frequent in some answers. If too few ids occur there, the lowest others are added.
+    """
     vocab = target.backbone.vocab
     if vocab <= MAX_DRAFT_VOCAB:
         return torch.arange(vocab)
-    counted = PhaseRun(
+    phase_run = PhaseRun(
         recipe.phases[0], COUNTED_SAMPLES, settings, 0, Path(), 0.0, tuple(conversations)
     )
-    samples: Any = dataset(counted, target)
+    samples: Any = dataset(phase_run, target)
     counts: Counter[int] = Counter()
-    for index in range(ceil(COUNTED_SAMPLES / counted.samples_per_forward)):
+    for index in range(ceil(COUNTED_SAMPLES / phase_run.samples_per_forward)):
         labels = samples[index]["labels"]
         counts.update(labels[labels >= 0].tolist())
     ids = [token for token, _ in counts.most_common(MAX_DRAFT_VOCAB)]
@@ -385,4 +396,4 @@ def check_settings(settings: Settings) -> None:
     for name in ("draft", "language", "tower", "distill", "drop_visual"):
         if vars(settings)[name]:
             option = f"--{name.replace('_', '-')}"
-            raise OptionError(f"{option} is of drafts that are models: leave it out with eagle3")
+            raise OptionError(f"{option} is for drafts that are models: leave it out with eagle3")

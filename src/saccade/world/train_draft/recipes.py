@@ -4,7 +4,7 @@ TABED (appendix H.1, tables 7 and 8) trains its drafts by the procedures of LLaV
 2024: align the projector, then tune projector and language model) and of LLaVA-OneVision (Li et
 al., 2024: align the projector, then everything in three phases, the vision tower at a fifth of the
 rate). The phases share the requested steps in the papers' proportions: samples x epochs / batch
-size. This module runs nothing.
+size. ``trainer`` trains by these recipes.
 """
 
 from __future__ import annotations
@@ -101,15 +101,12 @@ class Settings:
 
 @dataclass(frozen=True)
 class DraftRecipe:
-    """Phases, the language model that TABED starts from, and its decoder layers.
+    """How a draft is trained, and what a fresh one is made from."""
 
-    ``unroll_steps`` is for a head: how many steps it is unrolled on its own outputs.
-    """
-
-    language: str
-    layers: int
+    language: str  # The language model that a fresh draft starts from, as in TABED.
+    layers: int  # How many decoder layers that language model has, or the head.
     phases: tuple[Phase, ...]
-    unroll_steps: int = 0
+    unroll_steps: int = 0  # Of a head: steps on its own outputs. 0 for a draft that is a model.
 
 
 # Table 7. TABED's data are single images. The drafts of our drawn world are for clips, so they
@@ -132,7 +129,8 @@ _ONEVISION = (
     _train_all("single-image", 3_200_000, ("image",)),
     _train_all("onevision", 1_600_000, ALL_KINDS),
 )
-# LLaMA-68M and LLaMA-160M (Miao et al., 2023). A fresh draft of the world has their layers.
+# LLaMA-68M and LLaMA-160M (Miao et al., 2023). A fresh draft for the embedded target does not
+# start from these models, and only has as many layers.
 _SMALL, _LARGE = "JackFram/llama-68m", "JackFram/llama-160m"
 RECIPES = {
     "llava-1.5-68m": DraftRecipe(_SMALL, 2, _LLAVA),
@@ -162,8 +160,9 @@ def share_steps(steps: int, phases: Sequence[Phase]) -> list[int]:
     if steps < len(phases):
         raise OptionError(f"--steps {steps} is too few for {len(phases)} phases; give one for each")
     weights = [phase.samples * phase.epochs / phase.batch_size for phase in phases]
-    exact_steps = [1 + (steps - len(phases)) * share / sum(weights) for share in weights]
-    steps_by_phase = [math.floor(share) for share in exact_steps]
+    exact_steps = [1 + (steps - len(phases)) * weight / sum(weights) for weight in weights]
+    # Each number is rounded down. What is left goes to those that lost most by that.
+    steps_by_phase = [math.floor(exact) for exact in exact_steps]
     by_remainder = sorted(range(len(phases)), key=lambda i: steps_by_phase[i] - exact_steps[i])
     for i in by_remainder[: steps - sum(steps_by_phase)]:
         steps_by_phase[i] += 1
@@ -173,8 +172,9 @@ def share_steps(steps: int, phases: Sequence[Phase]) -> list[int]:
 def parts_by_parameter(model: nn.Module) -> dict[str, Part]:
     """Returns the part of every parameter, by the parameter's name.
 
-    What decodes, embeds or predicts text is language; of the rest, what a family puts between
-    tower and text (``PROJECTORS``) is the projector.
+    What decodes, embeds or predicts text is language. Of the rest, what a family puts between
+    tower and text (``PROJECTORS``) is the projector, and everything else is vision. Raises
+    ModelError for a model without a projector or vision.
     """
     any_model: Any = model
     text = [
@@ -187,8 +187,10 @@ def parts_by_parameter(model: nn.Module) -> dict[str, Part]:
     for name, p in model.named_parameters():
         if id(p) in language:
             part_by_name[name] = "language"
+        elif PROJECTORS & set(name.split(".")):
+            part_by_name[name] = "projector"
         else:
-            part_by_name[name] = "projector" if PROJECTORS & set(name.split(".")) else "vision"
+            part_by_name[name] = "vision"
     for part in ("projector", "vision"):
         if part not in part_by_name.values():
             raise ModelError(f"no {part} is known in {type(model).__name__}, so no recipe fits it")

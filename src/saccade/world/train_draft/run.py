@@ -56,13 +56,14 @@ def make_untrained_model(config: Any, seed: int) -> Any:
 
 def make_starting_draft(target: Loaded, recipe: DraftRecipe, settings: Settings) -> Loaded:
     """Returns the draft before training: the one that is named, or a fresh one."""
-    vision = target.backbone.model.config.to_dict().get("vision_config", {})
-    sizes = (target.backbone.config.hidden_size, target.backbone.vocab, vision.get("hidden_size"))
     if settings.draft is not None:
         draft = load(settings.draft, dtype="float32", fused=False)
         check_pair(target, draft)
         return draft
-    if sizes == EMBEDDED_SIZES and settings.language is settings.tower is None:
+    vision = target.backbone.model.config.to_dict().get("vision_config", {})
+    sizes = (target.backbone.config.hidden_size, target.backbone.vocab, vision.get("hidden_size"))
+    names_parts = settings.language is not None or settings.tower is not None
+    if sizes == EMBEDDED_SIZES and not names_parts:
         return make_fresh_draft(target, recipe.layers, settings.seed)
     return assemble_draft(
         target, settings.language or recipe.language, settings.tower, settings.seed
@@ -70,9 +71,10 @@ def make_starting_draft(target: Loaded, recipe: DraftRecipe, settings: Settings)
 
 
 def make_fresh_draft(target: Loaded, layers: int, seed: int) -> Loaded:
-    """Returns an untrained draft for a target of the embedded family, with its vision tower.
+    """Returns an untrained draft for a target of the embedded family.
 
-    The recipes never start from an untrained tower; LLaVA-1.5's would leave it as it is.
+    Its vision tower is the target's, because no recipe starts from an untrained tower. LLaVA-1.5's
+    recipes do not train the tower at all.
     """
     config = deepcopy(target.backbone.model.config)
     config.text_config.num_hidden_layers = layers
@@ -100,7 +102,7 @@ def train_draft(
     """
     recipe = _check_settings(settings)
     state = _read_state(out, settings, resume)
-    if state.get("phases"):
+    if state.get("phases"):  # That run is complete.
         return state
     llava_conversations = (
         conversations.read_conversations(settings.data, settings.images) if settings.data else ()
@@ -111,9 +113,8 @@ def train_draft(
     out.mkdir(parents=True, exist_ok=True)
     (out / STATE).write_text(json.dumps({"settings": asdict(settings)}, indent=1) + "\n")
     phases = []
-    for number, (phase, steps) in enumerate(
-        zip(recipe.phases, share_steps(settings.steps, recipe.phases), strict=True)
-    ):
+    steps_by_phase = share_steps(settings.steps, recipe.phases)
+    for number, (phase, steps) in enumerate(zip(recipe.phases, steps_by_phase, strict=True)):
         checkpoints = out / CHECKPOINTS / f"{number + 1}-{phase.name}"
         phase_run = PhaseRun(
             phase, steps, settings, number, checkpoints, save_every_s, llava_conversations
@@ -153,7 +154,8 @@ class DraftTraining(Training):
         self._target = target
         self._draft = make_starting_draft(target, recipe, settings)
         self.model = self._draft.backbone.model
-        parts_by_parameter(self.model)  # Raises before anything is written.
+        # This raises for a model that no recipe fits, before anything is written.
+        parts_by_parameter(self.model)
         if settings.distill and type(self.model) is not type(target.backbone.model):
             raise ModelError(
                 f"{target.name} cannot teach {self._draft.name}, which reads its inputs in another "
@@ -196,14 +198,14 @@ def _run(phase_run: PhaseRun, training: Training, on_progress: OnProgress) -> di
     trainer: Any = training.trainer(phase_run, on_progress)
     trainer.train(resume_from_checkpoint=_last_checkpoint(phase_run.checkpoints))
     losses = [entry["loss"] for entry in trainer.state.log_history if "loss" in entry]
-    tail = losses[-max(1, len(losses) // 10) :]
+    last_tenth = losses[-max(1, len(losses) // 10) :]
     return {
         "phase": phase_run.phase.name,
         "steps": trainer.state.global_step,
         "samples": trainer.state.global_step * phase_run.batch_size,
         "parameters": sum(p.numel() for p in training.model.parameters() if p.requires_grad),
         "loss_first": losses[0],
-        "loss_last": sum(tail) / len(tail),
+        "loss_last": sum(last_tenth) / len(last_tenth),
         "trains": list(phase_run.phase.trains),
     }
 
@@ -247,11 +249,11 @@ def _read_state(out: Path, settings: Settings, resume: bool) -> dict[str, Any]:
         raise OptionError(f"{out} is not empty; give --resume to go on there, or another folder")
     try:
         state: dict[str, Any] = json.loads((out / STATE).read_text())
-        before = replace(Settings(), **state["settings"])
+        earlier_settings = replace(Settings(), **state["settings"])
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise OptionError(f"{out} holds no run of train-draft to resume") from error
     for name, value in asdict(settings).items():
-        if value != (earlier_value := asdict(before)[name]):
+        if value != (earlier_value := asdict(earlier_settings)[name]):
             option = f"--{name.replace('_', '-')}"
             raise OptionError(
                 f"{out} was begun with {option} {earlier_value}, not {value}; resume with that"
