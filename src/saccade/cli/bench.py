@@ -104,9 +104,8 @@ def bench(
         suites, names, limit, part, seed, max_new_tokens, exact, temperature, batch
     )
 
-    stays = f"the answers in {out_dir} stay"
     with (
-        explain_interruption(stays),
+        explain_interruption(f"the answers in {out_dir} stay"),
         Progress(
             TextColumn("{task.description}", markup=False),
             BarColumn(),
@@ -179,7 +178,10 @@ def named_suites(names: str, data: Path | None) -> tuple[Suite, ...]:
 
 
 def _check_method_names(text: str, exact: bool = False) -> tuple[str, ...]:
-    """Returns the methods named between commas. Raises MethodError for one that cannot run."""
+    """Returns the methods named between commas. Raises MethodError for one of ours that cannot run.
+
+    Any other name may be that of a peer; ``run_benchmark`` refuses it if it is not.
+    """
     from saccade.bench.draft_only import draft_only_recipe, is_draft_only
     from saccade.methods import SYSTEMS
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from saccade.inputs.media import Clip, FrameSampling
     from saccade.methods.listing import Listing
 
-DEFAULT_TARGET = "shapes"  # The embedded pair's.
+DEFAULT_TARGET = "shapes"  # The target of the embedded pair.
 
 
 class RunSettings(checkpoints.Answering):
@@ -45,8 +45,8 @@ def resolve_settings(
 ) -> RunSettings:
     """Returns the settings of a run.
 
-    An option of the command line is preferred to the config file's, and that to the default. Raises
-    MethodError or ModelError for a method or checkpoint that does not exist.
+    An option of the command line comes before one of the config file, which comes before the
+    default. Raises MethodError or ModelError for a method or checkpoint that does not exist.
     """
     config: dict[str, Any] = {}
     if models.config is not None:
@@ -54,12 +54,12 @@ def resolve_settings(
 
         config = read_config(models.config)
     draft = models.draft
-    # The draft in the file belongs to the target in the file.
-    is_target_of_file = models.target in (None, config.get("target", DEFAULT_TARGET))
-    if draft is None and is_target_of_file:
+    # The draft in the file, and how it is rounded, belong to the target in the file.
+    has_target_of_file = models.target in (None, config.get("target", DEFAULT_TARGET))
+    if draft is None and has_target_of_file:
         draft = config.get("draft")
     load_arguments = loading.load_arguments
-    if load_arguments["draft_quantize"] is None and is_target_of_file:
+    if load_arguments["draft_quantize"] is None and has_target_of_file:
         load_arguments["draft_quantize"] = config.get("draft_quantize")
     settings = RunSettings(
         config.get("target", DEFAULT_TARGET) if models.target is None else models.target,
@@ -121,15 +121,16 @@ def parse_method_names(text: str) -> tuple[str, ...]:
 
 
 def unnamed_methods(text: str, methods: Sequence[str]) -> frozenset[str]:
-    """Returns the methods that the text does not name; it has them through ``all`` alone."""
+    """Returns those of ``methods`` that the text does not name, but means by ``all``."""
     return frozenset(methods) - frozenset(split_names(text))
 
 
 def resolve_recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]:
     """Returns the recipes of methods by name.
 
-    Where a draft works in parallel, its process starts while the models load. With ``exact``
-    raises MethodError for a method whose drafts are trees.
+    If one of them drafts in a process of its own, that process is started here, so that it is ready
+    when the models are loaded. With ``exact`` it raises MethodError for a method whose drafts are
+    trees.
     """
     from saccade.drafting.parallel import process
     from saccade.drafting.recipe import as_chains
@@ -200,9 +201,13 @@ def read_subject(
     warn: bool = True,
     target: str,
 ) -> subjects.Subject:
-    """Reads what a question is about: documents first, and a video only where one is named."""
+    """Reads what a question is about: documents and a video, of which one may be missing.
+
+    Raises OptionError where neither is named.
+    """
     texts = tuple(subjects.read_document(file) for file in documents or ())
     if video is not None or not texts:
+        # With an empty name, this raises an error that names both ways to give a subject.
         clip = read_clip(video or "", sampling, quiet=quiet, warn=warn, target=target)
         return subjects.Subject(clip, texts)
     if warn:

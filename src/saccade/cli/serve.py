@@ -111,7 +111,8 @@ def serve(
         raise OptionError(f"--media-root {media_root} is not a folder")
     if private_media_hosts and not media_host:
         raise OptionError("--private-media-hosts is about hosts named by --media-host: name them")
-    api_key = None if api_key is None else api_key.strip()  # A header cannot carry a line's end.
+    if api_key is not None:
+        api_key = api_key.strip()  # A key may end in a line break, which no header can contain.
     if api_key == "":
         raise OptionError("the API key is empty: give one, or leave --api-key and its variable out")
     settings = ServerSettings(
@@ -182,7 +183,7 @@ def run_server(
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             if service.is_draining:
-                os._exit(128 + sig)  # Child processes notice it and end too.
+                os._exit(128 + sig)  # Child processes notice that this one has ended, and end too.
             service.is_draining = True
             self.drain_deadline = time.monotonic() + drain_seconds
 
@@ -214,8 +215,8 @@ def run_server(
         timeout_graceful_shutdown=5,
         server_header=False,
     )
-    loading = f"{socket_url(listen_socket)}/v1 is loading its models"
-    err.print(loading, style="dim", markup=False, soft_wrap=True)
+    notice = f"{socket_url(listen_socket)}/v1 is loading its models"
+    err.print(notice, style="dim", markup=False, soft_wrap=True)
     with listen_socket:
         Server(config).run([listen_socket])
     if service.failure is not None:
@@ -227,5 +228,7 @@ def _parse_size(size: str) -> int:
     match = re.fullmatch(r"(\d+(?:\.\d+)?) *(?:([kmgt])(i?)b?|b)?", size.strip().lower())
     if match is None:
         raise OptionError(f"--prefix-cache {size} is no size: write 2GiB, 500MB or 0")
-    number, unit, binary = match.groups()
-    return int(float(number) * (1024 if binary else 1000) ** (" kmgt".index(unit or " ")))
+    number, prefix, binary = match.groups()
+    base = 1024 if binary else 1000
+    power = " kmgt".index(prefix or " ")
+    return int(float(number) * base**power)

@@ -1,4 +1,7 @@
-"""The seconds that forwards take: numbers that shapes decide by, however they were measured."""
+"""The seconds that forwards of a target and a draft take, by which shapes decide.
+
+This file has the numbers alone, whether they were measured or estimated.
+"""
 
 from __future__ import annotations
 
@@ -7,12 +10,12 @@ from functools import cached_property
 from itertools import pairwise
 
 EXPECTED_COST_PER_ROW = {"cpu": 0.055, "cuda": 0.005}
-"""What one more row adds to a verifying forward, as a share of T(1).
+"""What one more row adds to a verifying forward, as a share of T(1), the cost of a single row.
 
 The CPU's was measured on tiny models (notebook/LOG.md). The GPU's is assumed.
 """
-# Beyond this many rows a forward is taken to cost as much for each further row.
 EXPECTED_ROWS = (1, 26)
+"""The numbers of rows whose costs are estimated. Those of all others lie on the same line."""
 
 
 @dataclass(frozen=True)
@@ -22,14 +25,14 @@ class Costs:
     rows: tuple[int, ...]
     target: tuple[float, ...]
     draft: float
-    draft_levels: int = 1  # of a draft's tree, that one forward of the draft scores
+    draft_levels: int = 1  # How many levels of its tree one forward of the draft scores.
     row_multiple: int = 1  # The rows of every forward are padded to a multiple of this.
     extra_request_seconds: tuple[float, float] = (0.0, 0.0)
-    """What another request adds to a target's forward beside its rows, and what it adds to a
-    draft's forward with its one row."""
+    """The seconds that one more request adds to a forward of the target, without those of its rows,
+    and to a forward of the draft, with those of its one row."""
     acceptance: float | None = None
-    """How often drafted tokens of earlier answers were accepted; None where no earlier answer's
-    rounds have corrected these costs."""
+    """The acceptance rate of earlier answers; None unless their rounds have corrected these
+    costs."""
 
     def draft_forwards(self, levels: int) -> int:
         """Returns how many forwards of the draft so many levels of a tree take."""
@@ -39,13 +42,15 @@ class Costs:
         """Returns T(rows), the seconds of a target's forward, linear between the measured points
         and beyond them."""
         rows = -(-rows // self.row_multiple) * self.row_multiple
-        for (a, low), (b, high) in self._lines:
-            if rows <= b:
-                return low + (high - low) * (rows - a) / (b - a)
-        return high + (high - low) * (rows - b) / (b - a)
+        for (fewer, low), (more, high) in self._intervals:
+            if rows <= more:
+                return low + (high - low) * (rows - fewer) / (more - fewer)
+        # The line of the last interval goes on beyond it.
+        return high + (high - low) * (rows - more) / (more - fewer)
 
     @cached_property
-    def _lines(self) -> list[tuple[tuple[int, float], tuple[int, float]]]:
+    def _intervals(self) -> list[tuple[tuple[int, float], tuple[int, float]]]:
+        """The measured points as neighbouring pairs of (rows, seconds)."""
         return list(pairwise(zip(self.rows, self.target, strict=True)))
 
     def verify_together(self, requests: int, rows: int) -> float:
@@ -57,5 +62,5 @@ class Costs:
         if requests == 1:
             return self
         each = [self.verify_together(requests, requests * rows) / requests for rows in self.rows]
-        level = (self.draft + (requests - 1) * self.extra_request_seconds[1]) / requests
-        return replace(self, target=tuple(each), draft=level, row_multiple=1)
+        draft = (self.draft + (requests - 1) * self.extra_request_seconds[1]) / requests
+        return replace(self, target=tuple(each), draft=draft, row_multiple=1)

@@ -22,8 +22,8 @@ from saccade.core import own_processes
 
 log = logging.getLogger(__name__)
 
-CHECK_SECONDS = 0.25  # Between two looks at what others use, while an answer is under way.
-STALE_SECONDS = 30.0  # What was seen longer ago says nothing about now.
+CHECK_SECONDS = 0.25  # What other programs use is measured at most this often.
+STALE_SECONDS = 30.0  # An average over a longer time says nothing about now.
 TOLERATED_CORES = 0.25  # Others may use this much of a core before it counts as taken.
 
 
@@ -51,9 +51,9 @@ class CpuSample:
         for number in own_cpus():
             if number < len(everybody):
                 cpu = everybody[number]._asdict()
-                # The time of guests is part of user time too.
-                idle = ("idle", "iowait", "guest", "guest_nice")
-                seconds += sum(value for name, value in cpu.items() if name not in idle)
+                # User time includes that of guests, which would otherwise be counted twice.
+                not_counted = ("idle", "iowait", "guest", "guest_nice")
+                seconds += sum(value for name, value in cpu.items() if name not in not_counted)
         times = os.times()
         process_seconds = times.user + times.system + times.children_user + times.children_system
         return cls(time.monotonic(), seconds, process_seconds + own_processes.running_seconds())
@@ -93,7 +93,7 @@ class FreeCores:
         if most == 1 or self.is_fixed:
             return most
         if time.monotonic() - self._sample.moment >= CHECK_SECONDS:
-            self._look()
+            self._measure_others()
         threads = threads_beside(self._others, most, self._cores)
         if threads < most and not self._has_warned:
             self._has_warned = True
@@ -103,7 +103,11 @@ class FreeCores:
             )
         return threads
 
-    def _look(self) -> None:
+    def _measure_others(self) -> None:
+        """Measures how many cores other programs have used since the last sample.
+
+        If that was too long ago, they count as free until the next sample.
+        """
         earlier, self._sample = self._sample, self._take_sample()
         is_stale = self._sample.moment - earlier.moment > STALE_SECONDS
         self._others = 0.0 if is_stale else self._sample.cores_of_others(earlier)

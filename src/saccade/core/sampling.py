@@ -313,8 +313,8 @@ class Scores:
         """
         if not self.rules.plain or node + 1 >= len(self.likeliest):
             return None
-        read = self.likeliest[node + 1]
-        return None if read is None else read()
+        read_top = self.likeliest[node + 1]
+        return None if read_top is None else read_top()
 
     def _path_tokens(self, node: int) -> list[int]:
         """Returns the tokens from the root down to ``node``."""
@@ -344,7 +344,7 @@ class Scores:
             most = max(counts.values())
             every = torch.stack([*rows.values()]) if len(rows) > 1 else rows[next(iter(rows))][None]
             best = self._likeliest_first(every, most).tolist()
-        else:  # on a CPU stacking would copy what need not be copied
+        else:  # On a CPU nothing is gained by stacking, which copies the rows.
             best = [self._likeliest_first(rows[n], count).tolist() for n, count in counts.items()]
         return {
             node: [token for token in tokens[:count] if token != NO_TOKEN]
@@ -354,10 +354,12 @@ class Scores:
     def _likeliest_first(
         self, logits: Float[Tensor, "*rows vocab"], count: int
     ) -> Int[Tensor, "*rows count"]:
-        """The ids of the largest logits, largest first; NO_TOKEN for what the rules forbid."""
+        """Returns the ids of the largest logits, largest first; NO_TOKEN where the rules forbid
+        one."""
         best = torch.topk(logits, min(count, logits.shape[-1]))
         if not self.rules.processors and self.rules.grammar is None:
-            return best.indices  # There is nothing to forbid, and a GPU is sent two kernels less.
+            # No rule can forbid anything here, so the two kernels of the mask are left out.
+            return best.indices
         return best.indices.masked_fill(best.values.isneginf(), NO_TOKEN)
 
     def draw(self, node: int, law: Law | None = None) -> tuple[int, Float[Tensor, " vocab"] | None]:
@@ -370,14 +372,17 @@ class Scores:
         independent of tokens that an earlier one drew after a rejected token.
         """
         law = self.law(node) if law is None else law
-        if law is None or isinstance(law, int):
-            return int(self.logits(node).argmax()) if law is None else law, None
+        if law is None:
+            return int(self.logits(node).argmax()), None
+        if isinstance(law, int):
+            return law, None
         level = depth(self.tree, node)
-        draws_here = sum(depth(self.tree, parent) == level for parent, *_ in self.draws)
-        before = count_drawn_at_level(self.tree, level + 1) + draws_here
-        began = self.offset if self.draft_start is None else self.draft_start
-        place = self.position + level
-        u = uniform(self.rules.seed, self.request, "draft", place, before, began)
+        # Other draws of this level are in the tree already, or were made since it was scored.
+        new_draws = sum(depth(self.tree, parent) == level for parent, *_ in self.draws)
+        earlier_draws = count_drawn_at_level(self.tree, level + 1) + new_draws
+        draft_start = self.offset if self.draft_start is None else self.draft_start
+        position = self.position + level
+        u = uniform(self.rules.seed, self.request, "draft", position, earlier_draws, draft_start)
         token = draw(law, u)
         self.draws.append((node, token, law))
         return token, law

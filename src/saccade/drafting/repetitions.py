@@ -16,7 +16,7 @@ from saccade.model.likeliest import Vocabulary
 SHORTEST_MATCH = 3  # tokens; shorter endings occur everywhere
 LONGEST_MATCH = 32  # A longer match tells no more.
 MAX_COPIED_TOKENS = 48  # of one draft
-TAIL = 64  # Last tokens by which a text is known to continue the one before.
+TAIL = 64  # A text continues the one before if it has so many of that one's last tokens in place.
 
 
 class RepetitionIndex:
@@ -28,9 +28,10 @@ class RepetitionIndex:
     def __init__(self, vocabulary: Vocabulary) -> None:
         self._excluded = frozenset(vocabulary.banned)
         self._size = sys.maxsize if vocabulary.size is None else vocabulary.size
-        self._next_places: dict[tuple[int, ...], int] = {}  # of the token after each run
-        self._length = 0  # of the text that was read
-        self._tail: list[int] = []  # its last tokens
+        # The place of the token after each run.
+        self._next_places: dict[tuple[int, ...], int] = {}
+        self._length = 0  # of the text that was read last
+        self._tail: list[int] = []  # the last tokens of that text
 
     def find(self, text: Sequence[int], count: int) -> Repetition | None:
         """Returns up to ``count`` tokens that followed the text's ending where it occurred last;
@@ -53,8 +54,8 @@ class RepetitionIndex:
         return Repetition(tuple(tokens), match_length) if tokens else None
 
     def _read(self, text: Sequence[int]) -> None:
-        """Adds the runs that a token of the text follows. A text that does not continue the one
-        before is read from its beginning."""
+        """Adds the text's new runs to the index, all but the one at its end, which no token follows
+        yet. A text that does not continue the one before is read from its beginning."""
         if list(text[max(0, self._length - TAIL) : self._length]) != self._tail:
             self._next_places.clear()
             self._length = 0

@@ -83,7 +83,7 @@ class RequestBatch:
         self._set_request(request)
         room = self.stops.limits.max_new_tokens
         self.drafter = self._make_drafter()
-        # A drafter counts the seconds of all turns; those of the turns before are taken off.
+        # A drafter counts the seconds of all turns. These are the ones before this turn.
         self._draft_seconds_before = DraftSeconds()
         if session is None:
             kind = batch_invariant.BatchInvariantSession if exact else Session
@@ -92,10 +92,11 @@ class RequestBatch:
         self.prompts: list[Prompt] = []
         self.decoding = False  # True once target and draft have read everything
         self._media = request.media  # of the prompts that were encoded last
+        # How each request continues its cached text. Empty where whole prompts are read.
         self._turns: Mapping[int, Turn] = {}
         self._adds_media = False  # whether this turn has media that the turns before did not have
-        # For each prompt, how many leading rows have not changed since the drafter last read a
-        # prompt. None before its first read.
+        # For each prompt, how many leading rows have not changed since the drafter last read one.
+        # None before the drafter has read any.
         self._rows_of_draft: list[int] | None = None
         self._restarted_draft = False  # whether a new drafter read this turn from the beginning
         self._unfinished: Sequence[int] = ()  # requests that go on after their first token
@@ -150,10 +151,10 @@ class RequestBatch:
         read = self._read_turns if self._turns else self._read_prompts
         yield from self._within_scope(read(phase, keep, opened))
         self._unfinished = [place for place, round in opened.items() if round.finish is None]
-        staying = opened if keep else self._unfinished
-        if staying:
-            self.drafter.commit({place: opened[place].emitted for place in staying})
-            for place in opened.keys() - staying:
+        needed = opened if keep else self._unfinished
+        if needed:
+            self.drafter.commit({place: opened[place].emitted for place in needed})
+            for place in opened.keys() - needed:
                 self.drafter.end(place)
         self.decoding = True
 
@@ -170,10 +171,11 @@ class RequestBatch:
     def _read_prompts(
         self, phase: Phase, keep: bool, opened: dict[int, Round]
     ) -> Generator[Round | None, None, None]:
+        """Reads whole prompts, of which the caches may have the beginning from earlier turns."""
         target, request, spent = self.target, self.request, self.spent
-        is_ready = self._adds_media and self._rows_of_draft is not None
-        goes_on = is_ready and self.drafter.can_add_media
-        self._restarted_draft = is_ready and not goes_on
+        draft_has_prompts = self._adds_media and self._rows_of_draft is not None
+        draft_continues = draft_has_prompts and self.drafter.can_add_media
+        self._restarted_draft = draft_has_prompts and not draft_continues
         if self._restarted_draft:
             self.drafter.close()
             self.drafter = self._make_drafter()
@@ -194,7 +196,7 @@ class RequestBatch:
         spent["prefill"] = clock.lap()
         refresh = self.recipe.view.key_updates.refresh
         record = self.recipe.records_attention
-        follow = refresh.rows if record and refresh is not None else 0
+        follow_rows = refresh.rows if record and refresh is not None else 0
         keeps_all_keys = self.recipe.needs_all_keys
         prefills = []
         for place, prompt in enumerate(self.prompts):
@@ -203,7 +205,7 @@ class RequestBatch:
                 number,
                 prompt,
                 record=record,
-                follow_rows=follow,
+                follow_rows=follow_rows,
                 noise_number=place,
                 keeps_all_keys=keeps_all_keys,
                 shared_rows=shared[place],
@@ -222,7 +224,7 @@ class RequestBatch:
             return
         phase("guide")
         clock.lap()
-        if goes_on and self._rows_of_draft is not None:
+        if draft_continues and self._rows_of_draft is not None:
             pairs = zip(self.prompts, self._rows_of_draft, strict=True)
             shared_prefixes = [SharedPrefix.of(prompt, rows) for prompt, rows in pairs]
             spent["draft_prefill"] = drafter.add_media(prefills, shared_prefixes, self._draft_rules)
@@ -231,8 +233,9 @@ class RequestBatch:
         self._rows_of_draft = [sys.maxsize] * len(self.prompts)
         seconds = self._draft_seconds()
         spent["caption"], spent["caption_hidden"] = seconds.caption, seconds.caption_hidden
-        waited = spent["draft_prefill"] + seconds.caption - seconds.caption_hidden
-        spent["guide"] = max(0.0, clock.lap() - waited)
+        # The other seconds of this phase are counted by themselves.
+        counted = spent["draft_prefill"] + seconds.caption - seconds.caption_hidden
+        spent["guide"] = max(0.0, clock.lap() - counted)
 
     def _encode_prompts(self) -> list[int]:
         """Encodes the request's prompts and returns how many leading rows of each are those of the
@@ -323,7 +326,8 @@ class RequestBatch:
         return True
 
     def _turns_after_cached(self, request: Request) -> dict[int, Turn] | None:
-        """Returns how each request continues the cached text; None if it has other media."""
+        """Returns how each request continues the cached text; None where it cannot, for example
+        because it has other media."""
         media = request.media
         # After a prompt that ends in media, the answer's positions differ from those of the same
         # tokens inside a longer prompt, so its keys cannot be reused.
@@ -493,7 +497,7 @@ NOTHING_TO_PRUNE = (
 )
 TRAINED_POSITIONS = (
     "text after the video stands where this model was trained to see it; transformers' generate "
-    "puts it elsewhere and may answer otherwise (positions library is as there)"
+    "puts it elsewhere and may answer otherwise (positions='library' puts it where generate does)"
 )
 TARGET_ALONE = (
     "the draft does not follow your own logits processor: it may remember earlier calls, so it is "

@@ -73,17 +73,16 @@ def _read_frames(pictures: Sequence[Any], sampling: FrameSampling, sources: Sour
         raise bad_option("a list of frames is empty: give at least one picture")
     frames = [read_picture(each, sources) for each in pictures]
     height, width = frames[0].shape[:2]
-    resized = [
-        each
-        if each.shape[:2] == (height, width)
-        else np.asarray(PILImage.fromarray(each).resize((width, height)))
-        for each in frames
-    ]
-    return arrays.frames_clip(np.stack(resized), sampling)
+    for place, frame in enumerate(frames):
+        if frame.shape[:2] != (height, width):
+            resized = PILImage.fromarray(frame).resize((width, height))
+            frames[place] = np.asarray(resized)
+    return arrays.frames_clip(np.stack(frames), sampling)
 
 
 def _as_array(value: np.ndarray | torch.Tensor) -> tuple[np.ndarray, bool]:
-    """Returns an array or a tensor as an array, and whether its channels come first by custom."""
+    """Returns an array or a tensor as an array, and whether channels usually come first in such a
+    value: they do in tensors, and not in arrays."""
     if isinstance(value, np.ndarray):
         return value, False
     tensor = value.detach().cpu()
@@ -154,9 +153,9 @@ class Messages:
             (VIDEO_KEYS, self._add_video),
         ]
         for keys, add in readers:
-            present = [key for key in keys.get(str(kind), ()) if part.get(key) is not None]
-            if present:
-                return {"type": add(part[present[0]], part)}
+            for key in keys.get(str(kind), ()):
+                if part.get(key) is not None:
+                    return {"type": add(part[key], part)}
         readable = ", ".join([TEXT_TYPES[0], *PICTURE_KEYS, *VIDEO_KEYS])
         raise bad_option(
             f"message {number} has a part of type {kind!r} without content that can be read: the "
@@ -165,6 +164,7 @@ class Messages:
 
     def _add_picture(self, value: Any, part: Mapping[str, Any]) -> str:
         value = _address_of(value)
+        # The value of this key is bare base64, without the beginning of a data address.
         if part.get("base64") is value and isinstance(value, str):
             value = f"data:image;base64,{value}"
         self.images.append(read_picture(value, self._sources))
@@ -184,7 +184,7 @@ def is_messages(value: Any) -> bool:
 
 
 def _address_of(value: Any) -> Any:
-    """Returns what a part names: OpenAI's form has the address in an object."""
+    """Returns the medium or its address, which is in an object of its own in OpenAI's form."""
     return value.get("url") if isinstance(value, Mapping) else value
 
 

@@ -43,7 +43,7 @@ class Dialogue:
     ) -> Dialogue:
         """Returns the dialogue with one more question, after the media that it brings.
 
-        Raises OptionError for what is no text.
+        Raises OptionError if the question or a document is not text.
         """
         content = _question_content(question, clips, images, documents)
         turns = (*self.turns, {"role": "user", "content": content})
@@ -110,10 +110,12 @@ def ask(
     """Returns the processor's inputs of videos, images and a question, after earlier turns.
 
     ``history`` has the earlier questions and answers. ``documents`` are long texts that views may
-    prune; they follow the images. ``parts`` is the first message in the form of chat templates,
-    where images stand between words; it takes the place of the documents and of a first question.
-    ``last`` is the last message, where a further question has images of its own. ``system`` is a
-    message of the system's before all others.
+    prune; they follow the images.
+
+    ``parts`` and ``last`` are the first and the last message of the user in the form of chat
+    templates. They are for messages with media between their words, and for a last question with
+    media of its own. ``parts`` replaces all of the first message, documents and question included.
+    ``last`` replaces the question. ``system`` is a system message before all others.
     """
     processor = loaded.processor
     inputs = question_inputs(
@@ -180,22 +182,25 @@ def batch_inputs(loaded: Loaded, requests: Sequence[Inputs]) -> Inputs:
     if len(requests) == 1:
         return requests[0]
     pad_id = loaded.tokenizer.pad_token_id
-    pads = {"input_ids": loaded.tokenizer.eos_token_id if pad_id is None else pad_id}
-    masked = [{"attention_mask": torch.ones_like(one["input_ids"]), **one} for one in requests]
-    if any(DOCUMENT_MASK in one for one in masked):
-        masked = [{DOCUMENT_MASK: torch.zeros_like(one["input_ids"]), **one} for one in masked]
-    longest = max(one["input_ids"].shape[1] for one in masked)
-    if any(one.keys() != masked[0].keys() for one in masked):
+    fill_values = {"input_ids": loaded.tokenizer.eos_token_id if pad_id is None else pad_id}
+    # A request that has no mask gets the one that changes nothing.
+    with_masks = [{"attention_mask": torch.ones_like(one["input_ids"]), **one} for one in requests]
+    if any(DOCUMENT_MASK in one for one in with_masks):
+        with_masks = [
+            {DOCUMENT_MASK: torch.zeros_like(one["input_ids"]), **one} for one in with_masks
+        ]
+    longest = max(one["input_ids"].shape[1] for one in with_masks)
+    if any(one.keys() != with_masks[0].keys() for one in with_masks):
         raise OptionError(f"{loaded.name} cannot read videos and pictures in one batch")
 
     def pad(one: Inputs, name: str) -> torch.Tensor:
         if one[name].shape != one["input_ids"].shape:  # It has no entry for each token.
             return one[name]
         missing = longest - one[name].shape[1]
-        return torch.nn.functional.pad(one[name], (missing, 0), value=pads.get(name) or 0)
+        return torch.nn.functional.pad(one[name], (missing, 0), value=fill_values.get(name) or 0)
 
     try:
-        return {name: torch.cat([pad(one, name) for one in masked]) for name in masked[0]}
+        return {name: torch.cat([pad(one, name) for one in with_masks]) for name in with_masks[0]}
     except (AttributeError, TypeError, RuntimeError) as error:
         raise OptionError(f"{loaded.name} cannot read these videos in one batch") from error
 
@@ -212,15 +217,19 @@ def question_inputs(
     last: Sequence[Mapping[str, str]] | None = None,
     system: str | None = None,
 ) -> Inputs:
-    """Does what :func:`ask` does without a loaded model. Raises OptionError for what is no text."""
-    first = _question_content("", clips, images, documents)[:-1]
-    _question_content(question)  # This only checks the question.
+    """Does what :func:`ask` does without a loaded model.
+
+    Raises OptionError if the question, a document or the system message is not text.
+    """
+    *media_parts, _ = _question_content("", clips, images, documents)
+    _question_content(question)  # Only for its error.
     turns: list[dict[str, Any]] = []
     for earlier_question, answer in history:
         turns.append({"role": "user", "content": [{"type": "text", "text": earlier_question}]})
         turns.append({"role": "assistant", "content": [{"type": "text", "text": answer}]})
     turns.append({"role": "user", "content": [{"type": "text", "text": question}]})
-    turns[0]["content"] = [*first, *turns[0]["content"]] if parts is None else [*parts]
+    # The media belong to the first question, which is an earlier one where there are any.
+    turns[0]["content"] = [*media_parts, *turns[0]["content"]] if parts is None else [*parts]
     if last is not None:
         turns[-1]["content"] = [*last]
     if system is not None:
@@ -229,7 +238,7 @@ def question_inputs(
 
 
 def system_turn(text: str) -> dict[str, Any]:
-    """Returns a system prompt as a message. Raises OptionError for what is no text."""
+    """Returns a system prompt as a message. Raises OptionError if it is not text."""
     if not isinstance(text, str):
         raise OptionError(f"a system prompt is text, not {type(text).__name__}")
     return {"role": "system", "content": [{"type": "text", "text": text}]}
@@ -250,7 +259,7 @@ def _question_content(
 ) -> list[dict[str, str]]:
     """Returns the parts of a user's turn: its media and documents, then the question.
 
-    Raises OptionError for what is no text.
+    Raises OptionError if the question or a document is not text.
     """
     check_documents(documents)
     if not isinstance(question, str):
@@ -305,11 +314,13 @@ def conversation_inputs(
         media["videos"] = [clip.frames for clip in clips]
         media["video_metadata"] = [clip.metadata for clip in clips]
         media["do_sample_frames"] = False
-        # MiniMax's processor expects frames that its own sampling resized, and ours are as decoded.
+        # MiniMax's processor leaves frames as they are, because its own sampling has resized them.
+        # Ours are as decoded, so it is told to resize them.
         if getattr(type(processor), "videos_kwargs", {}).get("do_resize") is False:
             media["videos_kwargs"] = {"do_resize": processor.video_processor.do_resize}
     if images:
-        media["images"] = [list(images)]  # One list per request: some families count the images.
+        # Some families count the images of each request, so they are in a list for the request.
+        media["images"] = [list(images)]
     try:
         inputs = processor(text=[text], return_tensors="pt", **media)
     except (ValueError, TypeError) as error:
@@ -319,7 +330,8 @@ def conversation_inputs(
                 "choose a number of frames (--num-frames)"
             ) from error
         raise OptionError(f"{name} cannot take this: {first_line(error)}") from error
-    if "video_second_per_grid" in inputs:  # The processor computes it from a default rate.
+    if "video_second_per_grid" in inputs:
+        # The processor computes it from a default frame rate, not from the clip's.
         group = int(processor.video_processor.temporal_patch_size)
         inputs["video_second_per_grid"] = torch.tensor([group / c.sampled_fps for c in clips])
     return literal_text.replace_placeholders(name, inputs, placeholders)
@@ -402,5 +414,6 @@ def _render(
 
 def _processor_key(processor: Any) -> str:
     """Returns a text that is equal for processors which prepare pixels and prompts equally."""
-    inner = getattr(processor, "tokenizer", None)
-    return repr((inner is None or processor.to_dict(), processor.chat_template))
+    is_text_only = getattr(processor, "tokenizer", None) is None
+    settings = None if is_text_only else processor.to_dict()
+    return repr((settings, processor.chat_template))

@@ -10,7 +10,7 @@ video one newline; P, pooled 2x2; C, a caption - and what it drafts follows thei
 t runs over the token positions verified so far, or the last h of them. The bonus token's position
 is not among them, because no view has a law there. D is KL, TVD, or a miss of the target's arg-max
 (with KL where these tie, as in the published runs of MT*). Both p and q are the models' own laws,
-before any sampling rule. The state holds sums and no laws.
+before any sampling rule. From round to round only sums of D are kept, and no laws.
 
 MTCP*'s published code takes softmax(log(1/e) / tau), so w is proportional to 1/e at tau = 1. Only
 the ratios of the errors count, and weights do not become equal as the sums grow. We do the same;
@@ -36,7 +36,7 @@ from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.baseline_pruning import POOLED, POOLED_AFTER
 from saccade.drafting.views.basic import CAPTION, FULL, TEXT, Several
 
-GAMMA = 5
+GAMMA = 5  # tokens of a draft
 LEAST_ERROR = 1e-11  # The published code replaces smaller errors by this one.
 GRID_STEPS = 10  # The weights of MT* are multiples of a tenth.
 CANDIDATES_AT_ONCE = 16  # candidates whose mixtures are in memory at once

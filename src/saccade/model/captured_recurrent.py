@@ -1,9 +1,9 @@
 """Captured forwards of models some of whose layers have a state instead of keys.
 
 ``cuda_graphs`` captures the fused decoder. A hybrid runs by its own modules, which are captured as
-they are: the host is no longer sent their kernels one by one, and that is most of what a step of a
-few rows costs. Their layers with a state compute by :class:`StaticRows`, whose inputs and outputs
-stay at their addresses.
+they are: the host then no longer sends their kernels one by one, which is most of what a step of a
+few rows costs. Layers with a state compute by :class:`StaticRows`, whose inputs and outputs stay at
+their addresses.
 
 All rows of a request are one tree that starts at its committed state: first the rows that are
 committed by the forward itself, one after the other, then the nodes. So one size serves plain
@@ -61,13 +61,13 @@ from saccade.model.recurrent import (
 from saccade.model.segments import Segment
 from saccade.model.windowed_attention import Extras
 
-# The types of text models whose modules compute the same for the same numbers, whoever runs them:
-# without experts, which are chosen by the host.
+# The types of text models whose modules can be captured. None of them has experts, because the host
+# chooses the experts of each row.
 CAPTURED_MODEL_TYPES = ("qwen3_5_text", "lfm2")
-MAX_REQUESTS = 4  # States of more requests would take gigabytes twice: in caches and here.
-EARLIER_SIZES = (0, 16, 128)  # Nodes that were scored before, of the tree of each request.
-SOLVED_TOGETHER = 8  # Rows of a triangular system whose inverse is a product of few matrices.
-PROBED_NODES = 2  # Nodes that were scored before, where a size for them is tried.
+MAX_REQUESTS = 4  # States of more would take gigabytes, and are stored twice: in caches and here.
+EARLIER_SIZES = (0, 16, 128)  # How many nodes of each request's tree may have been scored before.
+SOLVED_TOGETHER = 8  # This many rows of a triangular system are solved at once.
+PROBED_NODES = 2  # How many nodes are scored before, when a size with such nodes is tried.
 
 
 @once
@@ -100,12 +100,12 @@ class RecurrentSize(Size):
 class StaticStates:
     """The states that forwards of some number of requests read, and those they leave behind.
 
-    A state that was filled in stays until another one is. All tensors are
-    ``[layer, request, ...]``.
+    ``read`` are the committed states that forwards start from. ``left`` are the states after the
+    rows that a forward commits. All tensors are ``[layer, request, ...]``.
     """
 
     def __init__(self, empty: State, requests: int) -> None:
-        """``empty`` are the states of all layers before the first token, as one."""
+        """``empty`` has the states of all layers before the first token, ``[layer, ...]``."""
         self.read = _repeat_for_requests(empty, requests)
         self.left = _repeat_for_requests(empty, requests)
         self._filled: list[weakref.ref[StatesByLayer] | None] = [None] * requests
@@ -134,7 +134,7 @@ class StaticStates:
         return Updates(inputs, writes)
 
     def fill(self, request: int, states: StatesByLayer) -> None:
-        """Fills in the states of a request."""
+        """Fills in the states of a request, unless they were the last to be filled in there."""
         filled = self._filled[request]
         if filled is not None and filled() is states:
             return
@@ -159,7 +159,8 @@ class StaticRows:
         window = states.read.window
         self._past = window.shape[2]
         self._memory = torch.zeros(self._bytes(), dtype=torch.uint8, device=window.device)
-        self._taps, self._window_places, self._ancestors, self._firm = self._parts(self._memory)
+        parts = self._parts(self._memory)
+        self._taps, self._window_places, self._ancestors, self._is_committed = parts
         self._filled: tuple[tuple[int, int, int], ...] | None = None
 
     # -- what the host fills in and takes ------------------------------------------------------
@@ -179,16 +180,16 @@ class StaticRows:
     def take(self, segments: Sequence[Segment]) -> None:
         """Gives the requests copies of what the forward left behind: the next one overwrites it."""
         for request, segment in enumerate(segments):
-            states, firm = segment.cache.states, segment.committed_rows
+            states, committed = segment.cache.states, segment.committed_rows
             assert states is not None
-            if firm:
+            if committed:
                 states.store_committed_in_all(_state_of(self._states.left, request).clone())
             new = segment.stop - segment.start
-            if new == firm:
+            if new == committed:
                 continue
             updates = _updates_of(self._new, request).first(new)
-            if firm:
-                updates = updates.rows(slice(firm, None))
+            if committed:
+                updates = updates.rows(slice(committed, None))
             if segment.scored_nodes:
                 updates = states.earlier_in_all(segment.scored_nodes).followed_by(updates)
             else:
@@ -210,10 +211,11 @@ class StaticRows:
     ]:
         """Returns the views of a flat buffer.
 
-        The first two have places among the inputs of convolutions. Each request has those before
-        its tree, those of its earlier nodes, and those of its rows. They are the places that each
-        row reads, and those before the first node. The third says which rows are on the path to
-        each row, the earlier nodes first. The last says which rows the forward commits.
+        The first two are places among the inputs of a convolution, which are for each request those
+        before its tree, those of its earlier nodes, and those of its rows. The first has the places
+        that each row reads, and the second the places of the window before the first node. The
+        third says which rows are on the path to each row, the earlier nodes first. The last says
+        which rows the forward commits.
         """
         requests, rows = self.size.requests, self.size.rows
         shapes = (
@@ -230,6 +232,7 @@ class StaticRows:
         return parts[0], parts[1], parts[2], parts[3]
 
     def _fill_numbers(self, segments: Sequence[Segment]) -> None:
+        """Writes what :meth:`_parts` returns, unless it is there already from the step before."""
         are_chains = all(segment.block is None for segment in segments)
         numbers = tuple(
             (each.stop - each.start, each.committed_rows, each.scored_nodes) for each in segments
@@ -237,13 +240,13 @@ class StaticRows:
         if are_chains and numbers == self._filled:
             return
         host = torch.zeros(self._bytes(), dtype=torch.uint8)
-        taps, window_places, ancestors, firm = self._parts(host)
+        taps, window_places, ancestors, is_committed = self._parts(host)
         rows, past, earlier = self.size.rows, self._past, self.size.earlier
-        # Rows that nobody needs see themselves alone.
+        # Rows that only pad a request or the step see themselves alone.
         ancestors[..., earlier:] = torch.eye(rows, dtype=torch.bool)
         for request, segment in enumerate(segments):
             ancestors[request, : segment.stop - segment.start] = self._paths(segment)
-            firm[request, : segment.committed_rows] = True
+            is_committed[request, : segment.committed_rows] = True
         for request in range(self.size.requests):
             first = request * (past + earlier + rows)
             taps[request] = first + find_taps(ancestors[request], past)
@@ -258,17 +261,14 @@ class StaticRows:
 
     def _paths(self, segment: Segment) -> Bool[Tensor, "new all"]:
         """Returns which rows are on the path to each row of a segment, as ``_parts`` says."""
-        new, firm, scored = (
-            segment.stop - segment.start,
-            segment.committed_rows,
-            segment.scored_nodes,
-        )
+        new = segment.stop - segment.start
+        committed, scored = segment.committed_rows, segment.scored_nodes
         nodes = state_rows(segment).ancestors
         paths = torch.zeros(new, self.size.earlier + self.size.rows, dtype=torch.bool)
-        paths[firm:, :scored] = nodes[:, :scored]
+        paths[committed:, :scored] = nodes[:, :scored]
         new_paths = paths[:, self.size.earlier : self.size.earlier + new]
-        new_paths[:, :firm] = torch.ones(new, firm, dtype=torch.bool).tril_()
-        new_paths[firm:, firm:] = nodes[:, scored:]
+        new_paths[:, :committed] = torch.ones(new, committed, dtype=torch.bool).tril_()
+        new_paths[committed:, committed:] = nodes[:, scored:]
         return paths
 
     # -- what layers call ----------------------------------------------------------------------
@@ -295,10 +295,11 @@ class StaticRows:
         earlier = self._earlier_writes(layer) if self.size.earlier else no_writes(rows)
         read, writes = score_tree(rows, memory, earlier, self._ancestors, solve_in_blocks)
         new_writes = writes.rows(slice(self.size.earlier, None))
-        firm = self._firm[:, None]
+        is_committed = self._is_committed[:, None]
         # The committed rows come first, one after the other, so their decays add up.
-        passed = (rows.decay * firm).sum(-1, keepdim=True)
-        to_last = (passed - new_writes.total_decay).masked_fill(~firm, float("-inf")).exp()
+        passed = (rows.decay * is_committed).sum(-1, keepdim=True)
+        to_last = passed - new_writes.total_decay
+        to_last = to_last.masked_fill(~is_committed, float("-inf")).exp()
         written = (new_writes.keys * to_last[..., None]).transpose(-1, -2) @ new_writes.values
         states.left.memory[layer].copy_(memory * passed.exp()[..., None] + written)
         stored_writes = self._new.of_layers(layer).writes
@@ -309,9 +310,9 @@ class StaticRows:
         return read.transpose(0, 1).flatten(1, 2)
 
     def _earlier_writes(self, layer: int) -> Writes:
-        """Returns the writes of earlier nodes; zeros where there is none.
+        """Returns the writes of earlier nodes; zeros where there is no such node.
 
-        Their memory may hold NaN there, and 0 x NaN is NaN.
+        The memory of a node that does not exist may hold NaN, and 0 x NaN is NaN.
         """
         writes = self._earlier.of_layers(layer).writes
         assert writes is not None
@@ -327,8 +328,10 @@ def solve_in_blocks(overlap: Float[Tensor, "*batch row row"], right: Tensor) -> 
     """Solves the triangular system of a tree's rows by products of matrices, which every GPU can
     capture.
 
-    A block of few rows is solved by its inverse. With N nilpotent, 1/(1 - N) is the product of the
-    1 + N^(2^i). Entries of N are at most 1, so powers of so few rows stay small.
+    Blocks of few rows are solved one after another, each by its inverse. The matrix of a block is
+    1 - N, where N has zeros on the diagonal and above it, so a power of N is zero. Then 1/(1 - N)
+    is the product of the 1 + N^(2^i). Entries of N are at most 1, so powers of so few rows stay
+    small.
     """
     rows = overlap.shape[-1]
     parts: list[Tensor] = []
@@ -348,7 +351,8 @@ def solve_in_blocks(overlap: Float[Tensor, "*batch row row"], right: Tensor) -> 
 
 
 class _KeyAttention:
-    """A captured forward's attention, as the modules of transformers call a step."""
+    """The attention of a captured forward, as modules of transformers call it: see
+    ``attention.ForwardAttention``."""
 
     def __init__(
         self, attention: Attention, key_layers: dict[int, int], segments: Sequence[Segment]
@@ -400,7 +404,7 @@ class RecurrentGraphs(CudaGraphs):
         if any(segment.scored_nodes and segment.committed_rows for segment in segments):
             return None  # Nodes that were scored follow from a state that is not the committed one.
         if size.hidden_layers:
-            return None  # The modules would have to be asked for them while they are captured.
+            return None  # A captured forward has no segments, for which modules write them.
         earlier = next(count for count in EARLIER_SIZES if count >= scored)
         return RecurrentSize(size.requests, size.rows, size.tail, size.keys, earlier=earlier)
 
@@ -485,8 +489,8 @@ class RecurrentGraphs(CudaGraphs):
 
 @dataclass(frozen=True)
 class RecurrentProbe(Probe):
-    """What a size is tried with: a committed row and nodes after it, or nodes after those that an
-    ordinary forward scores before."""
+    """What a size is tried with: for each request either a committed row and nodes after it, or
+    nodes after ``earlier`` nodes, which an ordinary forward has scored before."""
 
     earlier: int
 
@@ -509,7 +513,7 @@ class RecurrentProbe(Probe):
         return rows._replace(segments=segments)
 
     def earlier_rows(self, size: Size, embeddings: int) -> Rows:
-        """Returns the nodes that are scored before, a chain after each cache's tokens."""
+        """Returns the nodes to be scored before the others: a chain after each cache's tokens."""
         segments = []
         for number, cache in enumerate(self.caches):
             start, at = number * self.earlier, self._start(cache, size)

@@ -40,10 +40,10 @@ LIBRARIES = tuple(
     f"{Path(str(package.__file__)).parent}{os.sep}" for package in (torch, transformers)
 )
 OUR_FILES = f"{Path(__file__).parents[1]}{os.sep}"
-# These attributes of modules and of configs do not change what is computed here. In the last one, a
-# rotary rule that depends on length remembers the longest text.
+# These attributes of modules and of configs do not change what is computed here. The last one is
+# where a rotary rule that depends on length stores the longest length so far.
 IRRELEVANT_SETTINGS = {"training", "gradient_checkpointing", "max_seq_len_cached"}
-# By these, transformers finds the attention function that a config names, and its mask.
+# In these, transformers looks up the attention function that a config names, and its mask.
 ATTENTION_REGISTRIES = (ALL_ATTENTION_FUNCTIONS, ALL_MASK_ATTENTION_FUNCTIONS)
 Setting = int | float | bool | str
 
@@ -127,10 +127,8 @@ def is_from_library(kind: type) -> bool:
 
 
 def patched_functions(modules: Iterable[nn.Module]) -> list[str]:
-    """Returns names of functions and classes that somebody replaced in files of transformers.
-
-    Only in the files that define these modules.
-    """
+    """Returns the names of functions and classes that somebody replaced in those files of
+    transformers that define these modules."""
     names = []
     for file_name in sorted({type(module).__module__ for module in modules}):
         if not file_name.startswith("transformers.models."):
@@ -143,9 +141,8 @@ def patched_functions(modules: Iterable[nn.Module]) -> list[str]:
 
 
 def foreign_attention(config: Any) -> list[Any]:
-    """Returns the functions by which modules with this config attend and mask, where these were
-    registered by somebody else than transformers or us.
-    """
+    """Returns the functions for attention and masks of modules with this config, if somebody else
+    than transformers or us has registered them."""
     name = vars(config).get("_attn_implementation_internal")
     functions = (registry.get(name) for registry in ATTENTION_REGISTRIES)
     return [
@@ -197,7 +194,7 @@ class Snapshot:
         partly_compared = {id(module) for module, _ in self._registries}
         registries = [vars(module)[name] for module in modules for name in REGISTRIES]
         registries += GLOBAL_HOOKS
-        # What is in one of these later is a change.
+        # An entry that one of these gets later is a change.
         self._empty = [registry for registry in registries if not registry]
         self._dicts: list[dict[Any, Any]] = [
             *(vars(module) for module in modules if id(module) not in partly_compared),
@@ -254,8 +251,9 @@ _version = attrgetter("_version")
 def version_of(tensor: Tensor) -> int | None:
     """Returns how often a tensor was written to, as torch counts.
 
-    None for a tensor that was made in inference mode, whose writes are not counted.
-    ``is_inference`` is False of a parameter made there, so its version is read, which raises.
+    Returns None for a tensor that was made in inference mode, whose writes are not counted. Reading
+    its version raises, and ``is_inference`` cannot tell, because it is False for a parameter made
+    there.
     """
     try:
         return tensor._version
@@ -264,11 +262,12 @@ def version_of(tensor: Tensor) -> int | None:
 
 
 def _has_tensor_attributes(module: nn.Module) -> bool:
-    """Returns whether plain attributes are tensors, which ``==`` cannot compare."""
+    """Returns whether a plain attribute of a module is a tensor, which ``==`` cannot compare."""
     return any(isinstance(value, Tensor) for value in vars(module).values())
 
 
 def _contents_of_modeling_files(kinds: Iterable[type]) -> list[dict[str, Any]]:
+    """Returns the names and values in those files of transformers that define these classes."""
     names = {kind.__module__ for kind in kinds}
     return [vars(sys.modules[name]) for name in sorted(names) if name.startswith("transformers.m")]
 
@@ -312,15 +311,15 @@ class Description:
 def _structure(module: nn.Module) -> tuple[Any, ...]:
     kind = type(module)
     children = tuple(vars(module)["_modules"].items())
-    instance_forward = vars(module).get("forward")
+    foreign_forward = vars(module).get("forward")
+    if foreign_forward is not None and comes_from(foreign_forward, (OUR_FILES,)):
+        foreign_forward = None
     parameters = vars(module)["_parameters"].items()
     return (
         kind,
         tuple((name, _kind_of(parameter)) for name, parameter in parameters),
         kind.forward,
-        None
-        if instance_forward is None or comes_from(instance_forward, (OUR_FILES,))
-        else instance_forward,
+        foreign_forward,
         children,
         tuple(foreign_hooks(module)),
         settings(module),
@@ -332,7 +331,10 @@ def _kind_of(parameter: Tensor | None) -> tuple[type, torch.dtype, torch.Size] |
 
 
 def settings(owner: object, leave_out: str = "") -> tuple[tuple[str, Setting], ...]:
-    """Returns the numbers, words and switches of a module or a config that it computes by."""
+    """Returns the attributes that a module or a config computes by: numbers, texts and booleans.
+
+    ``leave_out`` names one that does not count.
+    """
     return tuple(
         (name, value)
         for name, value in vars(owner).items()

@@ -1,10 +1,11 @@
 """Captures forwards of fixed sizes, which a GPU replays without being sent every kernel again.
 
-A decoding step of one or several requests is padded to one of a few sizes. All its numbers are read
-from memory that stays where it is: ids, positions, where each request's keys are, how many there
-are, and which row sees which key. The keys stay where they are too, since the caches are rows of
-the model's :class:`CachePool`. So one CUDA graph for each size serves every request of every
-answer. Graphs belong to a model, not to a session: an answer like an earlier one captures nothing.
+A decoding step of one or several requests is padded to one of a few sizes. All that differs from
+step to step is read from memory that stays where it is: ids, positions, where each request's keys
+are, how many there are, and which row sees which key. The keys stay where they are too, since the
+caches are rows of the model's :class:`CachePool`. So one CUDA graph for each size serves every
+request of every answer. Graphs belong to a model, not to a session: an answer like an earlier one
+captures nothing.
 
 The first step of a new size is an ordinary forward. Between two rounds :func:`capture_new_sizes`
 captures the size and compares it with an ordinary forward over the same keys. From then on it is
@@ -55,8 +56,10 @@ ROW_SIZES = (1, 2, 4, 8, 16, 32, 64)  # Rows of each request; a longer step is a
 REQUEST_SIZES = (1, 2, 4, 8, 16, 32)
 MAX_ROWS = 512  # The most rows of all requests of a step together.
 TAIL_SIZES = (64, 128)  # How many of the last keys have a mask.
-MIN_KEYS = 1024  # The fewest keys of a size; larger sizes have powers of two.
-MIN_POSITIONS = 32768  # Rows of the rotary table, which moves when it grows.
+MIN_KEYS = 1024  # The fewest keys of a size. The next size has twice as many.
+# The rotary table has at least so many rows, or all that the model has positions for, because
+# captured forwards are dropped when it grows.
+MIN_POSITIONS = 32768
 MAX_GRAPHS = 64  # The most graphs of a model; the least recently used one is dropped first.
 DEVICE_TYPES = ("cuda",)  # Where sessions use captured forwards unless they are told otherwise.
 # Rounding adds up from layer to layer. So where a captured forward's logits differ from an ordinary
@@ -94,12 +97,13 @@ class RowLogits(NamedTuple):
 
     logits: Float[Tensor, "logit_rows vocab"]
     likeliest: list[ReadTop | None]
-    """A reader for each row, or None if an ordinary forward computed it. In the logits of captured
-    forwards, ids that the session may not choose (``Vocabulary``) are -inf already."""
+    """For each row a function that reads its likeliest tokens, or None if an ordinary forward has
+    computed the row. In the logits of captured forwards, ids that the session may not choose
+    (``Vocabulary``) are -inf already."""
 
     @classmethod
     def of_ordinary(cls, logits: Float[Tensor, "logit_rows vocab"]) -> RowLogits:
-        """Returns the logits of an ordinary forward, whose likeliest tokens nobody knows yet."""
+        """Returns the logits of an ordinary forward, which computes no likeliest tokens."""
         return cls(logits, [None] * len(logits))
 
     def part(self, start: int, stop: int) -> RowLogits:
@@ -132,10 +136,10 @@ class Attention(Protocol):
 class AttentionKind(Protocol):
     """How the rows of a captured forward attend, and how its logits are checked."""
 
-    may_branch: ClassVar[
-        bool
-    ]  # Whether there may be trees: a row need not see every row before it.
-    fixed_rows: ClassVar[int | None]  # The rows of every forward; None where they vary.
+    may_branch: ClassVar[bool]
+    """Whether the rows may be trees, in which a row need not see every row before it."""
+    fixed_rows: ClassVar[int | None]
+    """The number of rows of each request in every forward; None where it varies."""
 
     def attention(self, inputs: StaticInputs, pool: CachePool, groups: int) -> Attention:
         """Returns the layers' attention over these inputs; called while a forward is captured."""
@@ -297,7 +301,7 @@ class GatheredAttention(AttentionKind):
             written.flatten(),
             read,
             ~visible[:, None, None],
-            visible.any(1)[:, None, :, None],
+            visible.any(1)[:, None, :, None],  # Keys that some row of the request sees.
         )
 
     def agrees(
@@ -316,29 +320,32 @@ def _attend_gathered(
     groups: int,
     written: Int[Tensor, " place"],
     read: Int[Tensor, " read"],
-    hidden: Bool[Tensor, "request 1 1 rows key"],
-    used: Bool[Tensor, "request 1 key 1"],
+    is_masked: Bool[Tensor, "request 1 1 rows key"],
+    is_used: Bool[Tensor, "request 1 key 1"],
     layer: int,
     q: Queries,
     k: NewKeys,
     v: NewKeys,
     scale: float,
 ) -> AttentionOutput:
-    """Writes the new keys and values, then attends to those of each row's request."""
+    """Writes the new keys and values, then attends to those of each row's request.
+
+    ``written`` are the rows of the pool that the new keys go to, ``read`` those of all keys.
+    """
     keys, values = pool.keys[layer], pool.values[layer]
     write_keys_and_values(keys, values, written, k, v)
-    requests, _, _, rows, count = hidden.shape
+    requests, _, _, rows, count = is_masked.shape
     kv_heads, width = k.shape[0], k.shape[2]
     grouped = q.reshape(kv_heads, groups, requests, rows, width).permute(2, 0, 1, 3, 4)
     grouped = grouped.reshape(requests * kv_heads, groups * rows, width)
     read_keys = keys.index_select(0, read).view(requests * kv_heads, count, width)
     logits = torch.bmm(grouped.float(), read_keys.float().transpose(1, 2)) * scale
     by_head = logits.view(requests, kv_heads, groups, rows, count)
-    by_head.masked_fill_(hidden, float("-inf"))
+    by_head.masked_fill_(is_masked, float("-inf"))
     weights = torch.softmax(logits, -1).to(v.dtype)
     read_values = values.index_select(0, read).view(requests, kv_heads, count, width)
     # Unused rows may be NaN, and 0 x NaN is NaN.
-    read_values = torch.where(used, read_values, 0).view(requests * kv_heads, count, width)
+    read_values = torch.where(is_used, read_values, 0).view(requests * kv_heads, count, width)
     out = torch.bmm(weights, read_values).view(requests, kv_heads, groups, rows, width)
     return out.permute(0, 3, 1, 2, 4).reshape(requests * rows, -1)
 
@@ -372,8 +379,8 @@ class FewRowKernels(GatheredAttention):
 class CudaGraphs:
     """One model's captured forwards, by size.
 
-    ``capture`` makes them repeatable. They outlive sessions. Any thread may use them, one at a
-    time.
+    ``capture`` turns a forward into one that can be replayed. Captured forwards outlive sessions.
+    Any thread may use them, one at a time.
     """
 
     def __init__(
@@ -399,11 +406,11 @@ class CudaGraphs:
         self._captured: OrderedDict[tuple[AttentionKind, Size], Forward] = OrderedDict()
         self._refused: set[tuple[AttentionKind, Size]] = set()
         self._replaced: dict[AttentionKind, AttentionKind] = {}  # kinds that failed
-        self._new: dict[tuple[AttentionKind, Size], Probe] = {}
-        self._table: tuple[Tensor, Tensor] | None = None
+        self._new: dict[tuple[AttentionKind, Size], Probe] = {}  # sizes to be captured
+        self._table: tuple[Tensor, Tensor] | None = None  # cos and sin of every position
         self._vocabularies = VocabularyTable(backbone.vocab, backbone.device)
         self._newest_tokens: dict[Size, weakref.ref[LikeliestTokens]] = {}
-        self._spare: Cache | None = None  # The requests that pad a step write here.
+        self._spare: Cache | None = None  # Requests that only pad a step write their keys here.
         self._lock = threading.RLock()
 
     @staticmethod
@@ -697,6 +704,7 @@ class Probe:
         Where they may branch, they have a mask whose rows all differ.
         """
         block = torch.ones(size.rows, size.rows, dtype=torch.bool).tril_()
+        # Row 2 does not see row 0, and the rows after it do not see row 1.
         for row in range(2, size.rows):
             block[row, row % (row - 1)] = False
         segments = []
@@ -705,6 +713,7 @@ class Probe:
             mask = block if may_branch else None
             segments.append(Segment(cache, start, start + size.rows, at, mask))
         count = range(size.rows * len(segments))
+        # The factor is a prime, so the ids all differ unless the vocabulary is a multiple of it.
         ids = [(7919 * (row + 1)) % embeddings for row in count]
         positions = [self.position + 1 + row % size.rows for row in count]
         return Rows(segments, ids, positions, [*count])
@@ -734,7 +743,8 @@ class _LastWritten(HiddenStates):
 def written_hidden_states(
     segments: Sequence[Segment], layer: int, model: Backbone
 ) -> Iterator[list[_LastWritten]]:
-    """Makes forwards write the hidden states that a layer reads, beside each segment's keys."""
+    """Within the context, forwards write the hidden states that a layer reads into the states that
+    it yields, one for each segment."""
     before = [segment.cache.hidden for segment in segments]
     states = [_LastWritten(layer, model) for _ in segments]
     try:
@@ -755,12 +765,13 @@ def restore_keys(segments: Sequence[Segment]) -> Iterator[None]:
         for tensor in (*segment.cache.keys, *segment.cache.values)
     ]
     before = [part.clone() for part in parts]
-    # Hidden states may move to a larger place meanwhile.
-    hidden_before = [
-        (hidden, segment.at, hidden.read(slice(segment.at, segment.at + length)).clone())
-        for segment, length in ((each, each.stop - each.start) for each in segments)
-        if (hidden := segment.cache.hidden) is not None
-    ]
+    # Hidden states may move to larger memory meanwhile, so they are found anew at the end.
+    hidden_before = []
+    for segment in segments:
+        hidden = segment.cache.hidden
+        if hidden is not None:
+            rows = slice(segment.at, segment.at + segment.stop - segment.start)
+            hidden_before.append((hidden, segment.at, hidden.read(rows).clone()))
     try:
         yield
     finally:
@@ -797,10 +808,9 @@ def has_new_sizes() -> bool:
 
 
 def capture_new_sizes() -> bool:
-    """Captures the sizes that this thread's forwards met first, and returns whether there were any.
+    """Captures the sizes that are new in this thread's forwards, and returns whether there are any.
 
-    To be called between two rounds. It takes no time on any clock, and does nothing where no size
-    is new.
+    It has to be called between two rounds. The time that it takes is on no clock.
     """
     with_new_sizes = _graphs_with_new_sizes.take_all()
     for graphs in with_new_sizes:
@@ -835,7 +845,7 @@ def cuda_graph_capture(device: torch.device) -> Capture:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(device):
             # Workspaces and plans are made at first use, which must not be during the capture. The
-            # stream is one of this device: torch itself would capture on one of the first device.
+            # stream is made here, because torch by itself would capture on one of the first device.
             stream, current = torch.cuda.Stream(device), torch.cuda.current_stream(device)
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
@@ -870,7 +880,7 @@ def _mask_width(segment: Segment) -> int:
 def _copy_logit_rows(
     rows: Rows, logits: Float[Tensor, "row vocab"], size: Size
 ) -> Float[Tensor, "logit_rows vocab"]:
-    """Returns a copy of the rows that are needed, because the next step overwrites them."""
+    """Returns a copy of the logits that are needed, because the next replay overwrites them."""
     return torch.cat([logits[start:stop] for start, stop in _logit_spans(rows, size)])
 
 

@@ -28,16 +28,14 @@ class Watching:
     """A live video of one browser tab, and what was said about it."""
 
     live: Live
-    exchanges: list[tuple[float, str, str]] = field(
-        default_factory=list
-    )  # (seconds, question, answer)
+    exchanges: list[tuple[float, str, str]] = field(default_factory=list)
+    """(second of the video, question, answer) of each question so far."""
 
 
 class Watchers:
     """What the page watches: one video at a time, for the browser tab that started it.
 
-    One video is watched at a time, because a model is safe, and fastest, when a single thread uses
-    it.
+    There is no second video, because a model is safe, and fastest, when a single thread uses it.
     """
 
     def __init__(self, model: Model, settings: PageSettings) -> None:
@@ -51,7 +49,7 @@ class Watchers:
             raise OptionError("drop a video first")
         if self._watching is not None and self._watching[0] != tab:
             raise OptionError("another tab watches a video here: stop it first")
-        read_clip(None, upload, self._settings)  # This refuses what the page does not take.
+        read_clip(None, upload, self._settings)  # It raises for files that the page does not take.
         self.stop(tab)
         with self._lock:
             live = self.model.watch(

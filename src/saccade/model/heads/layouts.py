@@ -1,10 +1,12 @@
 """How published checkpoints name the tensors of a head, as data.
 
 Two layouts are part of the target's own checkpoint: ``mtp.*`` (Qwen3-Next, Qwen3.5) and the layer
-after the last one (``model.layers.N.eh_proj``: DeepSeek-V3, GLM-4.5, GLM-4.6V). EAGLE-3 heads are
-checkpoints of their own, which AngelSlim and SpecForge (``midlayer.*``) and speculators
-(``layers.0.*``) name differently. DFlash heads are too; those of transformers' own class
-(``encoder.*``) name what reads the hidden states differently from z-lab's and speculators'.
+after the last one (``model.layers.N.eh_proj``: DeepSeek-V3, GLM-4.5, GLM-4.6V).
+
+EAGLE-3 and DFlash heads are checkpoints of their own. The decoder layer of an EAGLE-3 head is
+``midlayer.*`` with AngelSlim and SpecForge, and ``layers.0.*`` with speculators. The modules that
+read the hidden states in a DFlash head have other names (``encoder.*``) with transformers' own
+class than with z-lab and speculators.
 """
 
 from __future__ import annotations
@@ -29,9 +31,10 @@ LAYER = "layer."
 class MtpLayout:
     """How a target's own checkpoint names the tensors of its head.
 
-    ``pattern`` finds them, with ``{depth}`` for the number of the target's layers; its group is the
-    name within the head. ``names`` are those that the parts of a head have there. Tensors whose
-    names begin with one of ``shared`` are copies of the target's.
+    ``pattern`` matches their names in the checkpoint, with ``{depth}`` for the number of the
+    target's layers; its group is the name within the head. ``names`` has the name within the head
+    for each name in :class:`saccade.model.heads.modules.MtpHead`, other than the decoder layer's.
+    Tensors whose names within the head begin with one of ``shared`` are copies of the target's.
     """
 
     pattern: str
@@ -39,12 +42,14 @@ class MtpLayout:
     layer: str  # the prefix of the decoder layer's tensors
     shared: tuple[str, ...] = ()
     chains_normed: bool = True
-    """Whether the head's next step reads what its last norm returned, or what that norm read."""
+    """Whether the head's next step reads the output of its last norm. Otherwise it reads that
+    norm's input."""
     masks_first: bool = False
     """Whether the embedding in the row at position 0 is zero, as DeepSeek-V3 trained it."""
 
     def find(self, names: Collection[str], depth: int) -> dict[str, str]:
-        """Returns those of a checkpoint's names that are the head's, by their names within it."""
+        """Returns the names that the head's tensors have in a checkpoint, by their names within the
+        head. ``names`` are those of all tensors."""
         pattern = re.compile(self.pattern.replace("{depth}", str(depth)))
         matches = {name: pattern.match(name) for name in names}
         return {match[1]: name for name, match in matches.items() if match is not None}
@@ -92,8 +97,8 @@ MTP_LAYOUTS: tuple[MtpLayout, ...] = (
 
 
 def find_mtp_layout(names: Collection[str], depth: int) -> tuple[MtpLayout, dict[str, str]] | None:
-    """Returns the layout of the head in a checkpoint with these names, and the names by those
-    within the head; None where the checkpoint has no head."""
+    """Returns the layout of the head in a checkpoint with these names, and what its
+    :meth:`MtpLayout.find` returns; None where the checkpoint has no head."""
     for layout in MTP_LAYOUTS:
         head_names = layout.find(names, depth)
         if layout.names["fc.weight"] in head_names:
@@ -102,22 +107,28 @@ def find_mtp_layout(names: Collection[str], depth: int) -> tuple[MtpLayout, dict
 
 
 def is_mtp_tensor(name: str, depth: int) -> bool:
-    """Returns whether a tensor belongs to a head, or to a further one that is not used."""
+    """Returns whether a tensor belongs to a head of the checkpoint. Of several heads, in layers one
+    after another, the first is used."""
     patterns = (layout.pattern for layout in MTP_LAYOUTS)
-    numbers = "(?:" + "|".join(str(depth + further) for further in range(8)) + ")"
-    return any(re.match(each.replace("{depth}", numbers), name) for each in patterns)
+    depths = "(?:" + "|".join(str(depth + head) for head in range(8)) + ")"
+    return any(re.match(each.replace("{depth}", depths), name) for each in patterns)
+
+
+_STACKED_MATRICES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}
+"""The matrices of a single expert that each matrix of stacked experts consists of."""
 
 
 def stack_experts(tensors: dict[str, Tensor], names: Collection[str]) -> dict[str, Tensor]:
-    """Returns the tensors with those of single experts stacked, where a layer wants them stacked.
+    """Returns the tensors with those of single experts stacked, where ``names`` has them stacked.
 
     Checkpoints have ``experts.3.gate_proj.weight``; layers of transformers have
-    ``experts.gate_up_proj`` [expert, gate and up, dim] and ``experts.down_proj``.
+    ``experts.gate_up_proj`` [expert, gate and up, dim] and ``experts.down_proj``. ``names`` are
+    those of the layer's parameters.
     """
     stacked = dict(tensors)
     for name in names:
         base, _, matrix = name.rpartition(".")
-        parts = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}.get(matrix)
+        parts = _STACKED_MATRICES.get(matrix)
         if name in tensors or not base.endswith("experts") or parts is None:
             continue
         experts: list[Tensor] = []
@@ -131,6 +142,7 @@ def stack_experts(tensors: dict[str, Tensor], names: Collection[str]) -> dict[st
 
 EAGLE3_ARCHITECTURES = re.compile("eagle3", re.IGNORECASE)
 EAGLE3_LAYER = re.compile(r"^(?:model\.)?(?:midlayer|layers\.0)\.")
+# ``t2d`` says which of the target's ids the head knows, which follows from ``d2t``.
 IGNORED_TENSORS = re.compile(r"^(?:model\.)?(?:t2d$|verifier_|rotary_emb\.)")
 
 
@@ -140,7 +152,7 @@ def eagle3_parts(tensors: Tensors) -> dict[str, Tensor]:
     parts = {}
     for name, tensor in tensors.items():
         if IGNORED_TENSORS.match(name):
-            continue  # The target's ids that the head knows follow from d2t.
+            continue
         parts[EAGLE3_LAYER.sub(LAYER, name).removeprefix("model.")] = tensor
     return parts
 
@@ -164,8 +176,11 @@ def dflash_parts(tensors: Tensors) -> dict[str, Tensor]:
 
 
 def add_id_map(parts: dict[str, Tensor], target_vocab: int, name: str) -> None:
-    """Adds to the parts of a head which of the target's ids its own are, where they do not say so:
-    the same. Raises ModelError where they cannot be."""
+    """Makes sure that the parts of a head say which of the target's ids its own ids are (``d2t``).
+
+    Where they do not say so, both have the same ids. Raises ModelError where the two vocabularies
+    then have different sizes, and where ``d2t`` leads beyond the target's ids.
+    """
     draft_vocab = parts["lm_head.weight"].shape[0]
     if "d2t" not in parts:
         if draft_vocab != target_vocab:

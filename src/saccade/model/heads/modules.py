@@ -1,8 +1,8 @@
-"""The modules of a head: what it reads, one decoder layer, and what its logits are made of.
+"""The modules of a draft head: one decoder layer, with what it reads and the way to its logits.
 
-A row of a head is a place of the text: it reads the target's hidden state there and the embedding
-of the token after it, and predicts the token after that. A drafted row reads the head's own output
-instead of the target's hidden state.
+A head has a row for each position of the text. The row reads the target's hidden state there and
+the embedding of the next token, and predicts the token after that. The row of a drafted token reads
+the head's own output instead of the target's hidden state.
 """
 
 from __future__ import annotations
@@ -30,12 +30,14 @@ class HeadModule(nn.Module, ABC):
     hidden_layers: tuple[int, ...]
     """The target's hidden states that it reads, by the numbers of ``HiddenStates``."""
     reads_media_rows: bool
-    """Whether the embedding of a picture's token is its row from the vision tower, or that of its
-    placeholder."""
-    embed_tokens: nn.Embedding | None  # None: the target's
+    """Whether a picture's token is embedded as its row from the vision tower. Otherwise it is
+    embedded as its placeholder."""
+    embed_tokens: nn.Embedding | None
+    """The head's own embeddings; None where it uses the target's."""
 
     def project(self, target_hidden: Float[Tensor, "row layers_dim"]) -> Hidden:
-        """Returns what the layer reads of the target's hidden states."""
+        """Turns the target's hidden states of ``hidden_layers``, side by side, into the one that
+        the layer reads."""
         return target_hidden
 
     @abstractmethod
@@ -47,24 +49,28 @@ class HeadModule(nn.Module, ABC):
         positions: Int[Tensor, "axes row"],
         **attention: Any,
     ) -> Hidden:
-        """Returns what the next step reads of each row. ``attention`` goes to the attention."""
+        """Returns the output of each row, which the next step reads as its hidden state.
+
+        ``attention`` has further arguments of the layer's attention.
+        """
 
     @abstractmethod
     def prepare_logits(self, output: Hidden) -> Hidden:
-        """Returns what the output matrix reads of :meth:`forward`'s output."""
+        """Turns the output of :meth:`forward` into the input of the output matrix."""
 
     def own_logits(self, prepared: Hidden) -> Float[Tensor, "row vocab"] | None:
-        """Returns logits over the target's vocabulary; None where they are the target's output
-        matrix's."""
+        """Returns logits over the target's vocabulary; None where the head has no output matrix,
+        so that the target's computes them."""
         return None
 
 
 class MtpHead(HeadModule):
     """The head of a target's own checkpoint, around a decoder layer of the target's family.
 
-    ``fc`` reads the norms of the embedding and of the hidden state. Sources: DeepSeek-V3
-    (arXiv:2412.19437, section 2.2), and vLLM's ``qwen3_5_mtp``, ``qwen3_next_mtp`` and
-    ``glm4_moe_mtp`` for which hidden state is read and what the next step reads.
+    ``fc`` reads the embedding and the hidden state, both normed. ``chains_normed`` and
+    ``masks_first`` are those of ``layouts.MtpLayout``. Sources: DeepSeek-V3 (arXiv:2412.19437,
+    section 2.2), and vLLM's ``qwen3_5_mtp``, ``qwen3_next_mtp`` and ``glm4_moe_mtp`` for which
+    hidden state is read and what the next step reads.
     """
 
     hidden_layers = (AFTER_NORM,)
@@ -144,8 +150,8 @@ class Eagle3Head(HeadModule):
     """An EAGLE-3 head (arXiv:2503.01840), as AngelSlim, SpecForge and speculators publish them.
 
     ``fc`` reads the hidden states of three layers of the target. The output matrix has a vocabulary
-    of its own: row i stands for the target's id ``i + d2t[i]``. The next step reads what the last
-    norm reads. As in vLLM, a picture's token is embedded as its placeholder.
+    of its own: row i stands for the target's id ``i + d2t[i]``. The next step reads the layer's
+    output before the last norm. As in vLLM, a picture's token is embedded as its placeholder.
     """
 
     reads_media_rows = False
@@ -202,14 +208,14 @@ class Eagle3Head(HeadModule):
 
 
 def shift_ids(d2t: Int[Tensor, " draft_vocab"]) -> Int[Tensor, " draft_vocab"]:
-    """Returns the target's id of each id of a head's own vocabulary, of which ``d2t`` is the
-    difference."""
+    """Returns the target's id of each id of a head's own vocabulary; ``d2t`` is the difference
+    between the two."""
     return torch.arange(len(d2t), device=d2t.device) + d2t
 
 
 def spread_logits(
     logits: Float[Tensor, "row draft_vocab"], target_ids: Int[Tensor, " draft_vocab"], vocab: int
 ) -> Float[Tensor, "row vocab"]:
-    """Returns logits over the target's vocabulary; ids that a head does not know have none."""
+    """Returns logits over the target's vocabulary; ids that a head does not know have -inf."""
     all_ids = logits.new_full((len(logits), vocab), float("-inf"))
     return all_ids.index_copy_(1, target_ids, logits)

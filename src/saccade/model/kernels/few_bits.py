@@ -1,13 +1,13 @@
-"""Products of a draft with weights that are rounded to few bits, so that a step reads fewer bytes.
+"""Multiplies with weights that are rounded to few bits, so that a draft's step reads fewer bytes.
 
-The weights themselves stay as they are: rounded copies lie beside them and are for few rows, while
-a prompt's many rows are multiplied with the weights. On a CPU ``CODE_BLOCK`` inputs of an output
-share a scale. On a GPU that multiplies FP8 the weights are numbers of 8 bits with a scale for each
-output, and the rows are rounded likewise. What a draft computes never changes an answer, so these
-products need not agree with each other to rounding: torch's 8-bit product has one scale for each
-output, and ours rounds the rows to bytes as well.
+The rounded weights are copies beside the original ones. Few rows are multiplied with the copies,
+and the many rows of a prompt with the originals. On a CPU ``CODE_BLOCK`` inputs of an output share
+a scale. On a GPU that multiplies FP8 (e4m3), each output has a scale, and the rows are rounded to
+FP8 too, with a scale for each row.
 
-FP8 is e4m3, as the units of NVIDIA's GPUs multiply it.
+What a draft computes never changes an answer, so these products need not agree with each other to
+rounding. Torch's 8-bit product has one scale for each output, and ours rounds the rows to bytes as
+well.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from saccade.model.kernels.compiled import CODE_BLOCK, OUTPUTS_PER_UNIT
 
 ROWS_AT_ONCE = 4096  # Rows of a weight that are rounded at once, which bounds the memory for it.
 TORCH_OUTPUTS = 64  # Torch's 4-bit product takes multiples of so many outputs.
-MAX_DIFFERENCE = 0.05  # Of a trial product from that of the rounded weights, relative to its size.
+MAX_DIFFERENCE = 0.05  # The largest error of a trial product, as a share of its largest number.
 FP8 = torch.float8_e4m3fn
 FP8_LARGEST = torch.finfo(FP8).max
 FP8_MULTIPLE = 16  # The units take multiples of so many inputs and outputs.
 FP8_CAPABILITY = (8, 9)  # CUDA's compute capability from which on a GPU multiplies FP8.
-MAX_FP8_ROWS = 64  # More rows are a prompt's, which is read with the weights as they are.
-SMALLEST_SCALE = 1e-12  # A row of zeros has this one.
+MAX_FP8_ROWS = 64  # More rows are a prompt's, which are multiplied with the original weights.
+SMALLEST_SCALE = 1e-12  # The scale of a row of zeros, which is divided by it.
 
 
 @dataclass(frozen=True)
@@ -43,9 +43,9 @@ class Rounding:
     name: str
     bits: int
     device_type: str = "cpu"
-    """Where there are products with weights rounded so."""
+    """The type of the devices that have products with weights rounded in this way."""
     scale_bits: float = 8 * torch.float16.itemsize / CODE_BLOCK
-    """A weight's share of the scales."""
+    """The bits of the scales, divided by the number of weights."""
 
     def is_made_on(self, place: torch.device) -> bool:
         """Returns whether weights on this device can be rounded so."""
@@ -101,7 +101,7 @@ def why_unavailable(rounding: Rounding, place: torch.device) -> str:
 
 
 class Codes(NamedTuple):
-    """A rounded weight: (codes - zero) * scales of their blocks."""
+    """A rounded weight. An entry is its code minus ``rounding.zero``, times its block's scale."""
 
     codes: UInt8[Tensor, "out into"]
     scales: Float[Tensor, "out blocks"]  # In fp16.
@@ -109,10 +109,10 @@ class Codes(NamedTuple):
 
     @classmethod
     def of(cls, weight: Float[Tensor, "out into"], rounding: Rounding) -> Codes:
-        """Rounds a weight; its inputs fill blocks.
+        """Rounds a weight whose number of inputs is a multiple of ``CODE_BLOCK``.
 
-        Of 4 bits the number of the largest magnitude in a block has the lowest code, whatever its
-        sign, because there is one more code below zero than above.
+        With 4 bits, the entry of the largest magnitude in a block gets code 0, whatever its sign,
+        because there is one more code below zero than above. So the scale may be negative.
         """
         parts = [_round(part, rounding) for part in weight.split(ROWS_AT_ONCE)]
         codes, scales = (torch.cat(each) for each in zip(*parts, strict=True))
@@ -127,6 +127,7 @@ class Codes(NamedTuple):
 
 
 def _round(weight: Float[Tensor, "out into"], rounding: Rounding) -> tuple[Tensor, Tensor]:
+    """Returns the codes of a weight's entries, and the scales of its blocks."""
     blocks = weight.float().view(len(weight), -1, CODE_BLOCK)
     lowest, highest = blocks.aminmax(dim=-1)
     if rounding.bits == 4:
@@ -153,7 +154,8 @@ class CodedPanels(NamedTuple):
 
     @classmethod
     def of(cls, weight: Float[Tensor, "all into"], rounding: Rounding, gated: bool) -> CodedPanels:
-        """Rounds a weight and lays it out. A gated panel has outputs of both halves."""
+        """Rounds a weight and lays it out. Where the first half of its outputs gates the second, a
+        panel has the same outputs of both halves."""
         codes = Codes.of(weight, rounding)
         parts = 2 if gated else 1
         each = OUTPUTS_PER_UNIT // parts
@@ -257,27 +259,28 @@ def _multiplies_fp8() -> bool:
     return torch.cuda.is_available() and torch.cuda.get_device_capability() >= FP8_CAPABILITY
 
 
-# -- which there are -------------------------------------------------------------------------------
+# -- all products ----------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
 class FewBitProduct:
-    """A product with rounded weights, as :class:`saccade.model.kernels.Product` has it."""
+    """A product with rounded weights, of which a :class:`saccade.model.kernels.Product` is made."""
 
     rounding: Rounding
     prepare: Callable[[Tensor, bool], Any]
     """(weight, whether its first half gates the second) -> prepared weights."""
     multiply: Callable[[Tensor, Any, Tensor | None], Tensor]
+    """(x, prepared weights, base) -> base + x W^T."""
     gates: bool = False
-    """Whether it applies the gate itself."""
+    """Whether ``multiply`` applies the gate itself."""
     outputs: int = 1
-    """The number of outputs is a multiple of this."""
+    """The number of a weight's outputs must be a multiple of this."""
     inputs: int = CODE_BLOCK
-    """The number of inputs is a multiple of this."""
+    """The number of a weight's inputs must be a multiple of this."""
     has_units: Callable[[], bool] = lambda: True
     """Whether this machine has the units that it needs."""
     round: Callable[[Tensor], Tensor] | None = None
-    """weight -> its rounded numbers in fp32, where those are not ``Codes``'."""
+    """weight -> the numbers that it is rounded to, in fp32; None for those of ``Codes``."""
 
     def rounded(self, weight: Tensor) -> Tensor:
         """Returns the numbers that a weight is rounded to, in fp32."""
@@ -292,7 +295,7 @@ class FewBitProduct:
 
     @property
     def is_available(self) -> bool:
-        """Whether this machine has it, and it computes what it should."""
+        """Whether this machine has the units for it, and a trial product was right."""
         return self.has_units() and _is_correct(self)
 
 
@@ -345,7 +348,7 @@ FEW_BIT_PRODUCTS: dict[str, FewBitProduct] = {
         round=lambda weight: Fp8Weight.of(weight).weights(),
     ),
 }
-"""By name; the names are part of stored keys."""
+"""The products by name. The names are part of the keys of stored measurements."""
 
 
 def few_bit_products(rounding: Rounding) -> dict[str, FewBitProduct]:

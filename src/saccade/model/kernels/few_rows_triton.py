@@ -45,10 +45,10 @@ def key_block(head_dim: int, itemsize: int) -> int:
 
 
 def splits_for(programs: int, processors: int) -> int:
-    """Returns over how many programs keys are split, where there are ``programs`` without splits.
+    """Returns into how many splits the keys are cut, if there are ``programs`` for each split.
 
-    Every processor of the GPU has about one program then. More of them read keys no faster on an
-    H100, and more splits take longer to add up.
+    The number gives every processor of the GPU about one program. More programs read keys no faster
+    on an H100, and more splits take longer to add up.
     """
     splits = max(1, processors // max(1, programs))
     return min(MAX_SPLITS, 1 << (splits.bit_length() - 1))
@@ -70,7 +70,12 @@ def _add_keys(
     MASKED: tl.constexpr, SOFT_CAP: tl.constexpr, HEAD_DIM: tl.constexpr,
     KEY_BLOCK: tl.constexpr, WIDE: tl.constexpr,
 ):  # fmt: skip
-    """Adds one block of keys to the running softmax."""
+    """Adds one block of keys to the running softmax, and returns its new state.
+
+    The state of each query is ``mixed``, the sum of the values by their weights, ``top``, the
+    largest logit in base 2, and ``total``, the sum of the weights. ``WIDE`` multiplies in float32,
+    because the interpreter multiplies bfloat16 wrongly.
+    """
     key = start + tl.arange(0, KEY_BLOCK)
     key_at = key[:, None] * HEAD_DIM + dims[None, :]
     if MASKED:
@@ -101,7 +106,7 @@ def _add_keys(
         is_used = tl.max(visible.to(tl.int32), 0) > 0
         read_values = tl.where(is_used[:, None], read_values, 0.0)
     new_top = tl.maximum(top, tl.max(logits, 1))
-    # As long as a row sees no key it has no maximum.
+    # The maximum of a row that has seen no key yet is -inf, and -inf minus -inf is NaN.
     base = tl.where(new_top == float("-inf"), 0.0, new_top)
     weights = tl.exp2(logits - base[:, None])
     shrink = tl.exp2(top - base)
@@ -224,7 +229,8 @@ def _rotate_and_write(
 ):  # fmt: skip
     """Writes one head of one row: a query to ``query_out``, a key or value to its request's cache.
 
-    Queries and keys are normed and rotated before. ``sin`` includes the sign of rotate-half.
+    Queries and keys are normed and rotated before they are written. ``sin`` includes the sign of
+    rotate-half.
     """
     row = tl.program_id(0)
     head = tl.program_id(1)
@@ -291,8 +297,10 @@ def attend(
 
     ``caches`` has each request's first row in the buffers, its rows for each head, and how many
     keys every row sees. ``mask`` says which rows see the keys after those. ``stages`` is how many
-    blocks of keys a program reads ahead. Launches two kernels.
-    Neither waits for the GPU, and neither depends on numbers that the host knows, other than sizes.
+    blocks of keys a program reads ahead.
+
+    It launches two kernels and waits for neither. All that differs between steps of one size is
+    read on the GPU, so a captured launch serves every step of that size.
     """
     rows, heads, head_dim = q.shape
     requests = caches.shape[1]

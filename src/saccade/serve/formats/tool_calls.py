@@ -51,7 +51,7 @@ class ParsedCall:
 def find_dialect(template: Any) -> Dialect | None:
     """Returns the dialect that a chat template asks for, None where it is not one of these two."""
     text = template if isinstance(template, str) else json.dumps(template, default=str)
-    if "tools" not in text or "<function=" in text:  # Qwen's coder models use a third one.
+    if "tools" not in text or "<function=" in text:  # The mark is that of Qwen's coder models.
         return None
     if QWEN.opening in text:
         return QWEN
@@ -99,13 +99,12 @@ def _arguments_schema(tool: Mapping[str, Any]) -> dict[str, Any]:
 def split_answer(
     dialect: Dialect, text: str, tool_names: Collection[str], *, is_complete: bool
 ) -> tuple[str, list[ParsedCall]]:
-    """Splits an answer into words and calls; of an incomplete one it returns only what later tokens
-    cannot change.
+    """Splits an answer into words, the text before its first call, and its calls.
 
-    The words end where the first call begins; what follows and is no call is left out, as in vLLM.
-    If the answer calls none of ``tool_names``, all of it is returned as text, even a call that was
-    cut off. A call's object is read as JSON, so that a mark inside one of its strings is part of
-    that string.
+    Of an incomplete answer it returns only what later tokens cannot change. Text after the first
+    call that is no call itself is left out, as in vLLM. If the answer calls none of ``tool_names``,
+    all of it is returned as words, even a call that was cut off. A call's object is read as JSON,
+    so that a mark inside one of its strings is part of that string.
     """
     if not dialect.opening:
         return _split_unmarked(dialect, text, tool_names, is_complete)
@@ -125,7 +124,9 @@ def split_answer(
     words = text[:words_end]
     if not is_complete and words_end is None:
         words = words[: len(words) - mark_overlap(words, dialect.opening)]
-    return (words if is_complete and not calls else words.rstrip()), calls
+    if calls or not is_complete:
+        words = words.rstrip()
+    return words, calls
 
 
 def _marked_call(
