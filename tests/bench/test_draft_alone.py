@@ -57,6 +57,17 @@ def test_views_a_draft_cannot_answer_under_are_refused(name: str) -> None:
         draft_only.draft_only_recipe(name)
 
 
+@pytest.mark.parametrize(
+    "name", ["draft/view=full+random", "draft/drafter=lookup", "draft/shape=chain-3"]
+)
+def test_a_name_that_chooses_more_than_a_view_is_refused(name: str) -> None:
+    """Claim: an ensemble of views, another drafter and a shape are refused before anything runs:
+    the draft model answers alone. Fails if they are ignored, and the report carries their names."""
+    with pytest.raises(OptionError, match="only one view"):
+        draft_only.draft_only_recipe(name)
+    assert draft_only.draft_only_recipe("draft/view=uniform/keep=0.1").view.name == "uniform"
+
+
 @pytest.mark.extra
 def test_a_run_leaves_the_figures_its_methods_allow(tmp_path: Path) -> None:
     """Claim: speed, stages and places are drawn of any draft, and places of nothing that drafts

@@ -374,7 +374,7 @@ def test_every_kind_of_manifest(videos: Path, tmp_path: Path) -> None:
     lines[0] |= {"prompt": "Why?"}
     (tmp_path / "list.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     table = "".join(f'{i},"{videos / name}",Why?\n' for i, name in enumerate(names))
-    (tmp_path / "list.csv").write_text("\ufeffid,video,prompt\n" + table)
+    (tmp_path / "list.csv").write_text("\ufeffid, video, prompt\n" + table)
     (videos.parent / "beside.txt").write_text("\n".join(f"{videos.name}/{n}" for n in names))
     every = [tmp_path / name for name in ("list.txt", "list.jsonl", "list.csv")]
     every += [videos, videos.parent / "beside.txt"]
@@ -383,6 +383,7 @@ def test_every_kind_of_manifest(videos: Path, tmp_path: Path) -> None:
             videos / name for name in names
         ]
     assert [job.prompt for job in manifests.read_jobs(every[1], "?")] == ["Why?", *["?"] * 5]
+    assert {job.prompt for job in manifests.read_jobs(every[2], "?")} == {"Why?"}
     assert [job.id for job in manifests.read_jobs(every[2], "?")] == list("012345")
     assert [job.id for job in manifests.read_jobs(videos, "?")] == names
 

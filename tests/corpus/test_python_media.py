@@ -196,7 +196,7 @@ def test_pictures_in_messages_and_lists(model: saccade.Model, frames: np.ndarray
     second = [{"type": "image_url", "image_url": {"url": _data_url(each)}} for each in frames[:2]]
     third = [
         {"type": "image", "base64": base64.b64encode(_png(frames[0])).decode()},
-        {"type": "image_url", "image_url": _data_url(frames[1])},
+        {"type": "image", "base64": _data_url(frames[1])},
     ]
     for parts in (first, second, third):
         messages = [{"role": "user", "content": [*parts, {"type": "text", "text": QUESTION}]}]
@@ -239,6 +239,23 @@ def test_messages_that_are_none_are_refused(
     good = [{"role": "user", "content": "hi"}]
     with pytest.raises(OptionError, match="messages have the question in them"):
         model.describe(good, "What?")
+
+
+def test_a_video_of_messages_keeps_the_sampling_that_it_does_not_replace(
+    clip_file: Path,
+) -> None:
+    """Claim: a part that names its start keeps the caller's number of frames; a part that names a
+    rate replaces it. Fails if any option of a part drops all of the caller's."""
+
+    def frames_of(**options: Any) -> int:
+        part = {"type": "video", "video": str(clip_file), **options}
+        messages = [{"role": "user", "content": [part]}]
+        read = python_media.Messages(messages, FrameSampling(num_frames=4), NO_SOURCES)
+        return len(read.clips[0].frames)
+
+    assert frames_of() == frames_of(start=0) == frames_of(video_end=1.0) == 4
+    assert frames_of(num_frames=3, start=0) == 3
+    assert frames_of(fps=2) != 4
 
 
 def test_frames_have_a_short_form(model: saccade.Model, clip_file: Path) -> None:

@@ -55,6 +55,7 @@ from saccade.engine.scheduler import Scheduler
 from saccade.inputs import head_checkpoints, loading
 from saccade.methods import resolve
 from saccade.model import prefix_cache
+from saccade.model.heads import layouts
 from saccade.model.heads.block_session import BlockSession
 from saccade.model.heads.head_session import HeadSession
 from saccade.model.prefix_cache import PrefixCache
@@ -578,6 +579,17 @@ def test_a_head_that_cannot_be_used_gets_one_sentence(kind, settings, sentence, 
     with pytest.raises(ModelError, match=sentence) as error:
         saccade.load(str(folder), str(draft), device="cpu")
     assert "\n" not in str(error.value)
+
+
+@pytest.mark.parametrize("ids", [[0, 0, 0], [-1, 0], [0, 5]])
+def test_a_map_of_ids_that_does_not_fit_gets_one_sentence(ids):
+    """Claim: a ``d2t`` of another length than the head's ids, and one that leads below or beyond
+    the target's ids, is refused. Fails if negative ids are taken, or torch's own error is shown."""
+    parts = {"lm_head.weight": torch.zeros(2, 4), "d2t": torch.tensor(ids)}
+    with pytest.raises(ModelError, match="a head .*ids"):
+        layouts.add_id_map(parts, 5, "a head")
+    right = {"lm_head.weight": torch.zeros(2, 4), "d2t": torch.tensor([1, 3])}
+    layouts.add_id_map(right, 5, "a head")
 
 
 def test_methods_say_what_they_lack():

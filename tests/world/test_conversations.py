@@ -99,7 +99,11 @@ def test_marks_are_where_media_stand(folder: Path) -> None:
         row(turns=[("system", "Be short."), ("human", "Look."), ("gpt", "C."), ("human", "So?")]),
         {"conversations": chat(("human", "No picture."), ("gpt", "D."))},
     ]
-    first, second, third = conversations.read_conversations(written(folder, rows))
+    unanswered = row(turns=[*two, ("human", "So? <image>")], image=["coco/0.png"] * 3)
+    first, second, third, fourth = conversations.read_conversations(
+        written(folder, [*rows, unanswered])
+    )
+    assert len(fourth.turns) == 4 and len(fourth.images) == 2
     kinds = [[part["type"] for part in turn["content"]] for turn in first.turns]
     assert kinds == [["text", "image", "text"], ["text"], ["text", "image"], ["text"]]
     assert [path.name for path in first.images] == ["0.png", "1.png"]

@@ -30,9 +30,16 @@ def is_draft_only(name: str) -> bool:
 def draft_only_recipe(name: str) -> Recipe:
     """Returns the recipe whose view the draft answers under.
 
-    Raises OptionError for a view that puts words in the place of pixels, or that needs costs.
+    Raises OptionError for a view that puts words in the place of pixels, or that needs costs, and
+    for a name that chooses anything but a view.
     """
-    recipe = resolve("sd" + name.removeprefix(PREFIX))
+    recipe, plain = resolve("sd" + name.removeprefix(PREFIX)), resolve("sd")
+    parts = [(each.drafter, each.shape, each.schedule) for each in (recipe, plain)]
+    if parts[0] != parts[1]:
+        raise OptionError(
+            f"{name}: the draft model answers by itself, so only one view and its settings can be "
+            f"chosen, as in {PREFIX}/view=uniform/keep=0.1"
+        )
     if not recipe.view.needs.isdisjoint(NEEDS_TOKENIZER):
         raise OptionError(
             f"{name}: a draft answers by itself under one view of the pixels, not under words in "
@@ -68,7 +75,8 @@ def draft_answer(
     readable_inputs = setup.draft_inputs(inputs if draft_inputs is None else draft_inputs)
     prompts = draft.backbone.prompts(readable_inputs, coarse=setup.coarse)
     session = Session(draft.backbone, [Sampling()], vocab=common, banned=banned, room=tokens)
-    session.prefill([recipe.view(target_prefills[0], prompts[0])])
+    target_prefill = target_prefills[0].to(draft.backbone.device)
+    session.prefill([recipe.view(target_prefill, prompts[0])])
     ids: list[int] = []
     while len(ids) < tokens and not (ids and ids[-1] in ends):
         token = session.score({0: Tree()})[0].law(ROOT)

@@ -9,6 +9,7 @@ import typer
 
 from saccade.cli import command_options, run_setup
 from saccade.cli.command_options import LoadOptions, ModelOptions, with_option_groups
+from saccade.cli.compare import PEERS
 from saccade.cli.interruption_hint import explain_interruption
 from saccade.cli.terminal import Verbose, err, out, prepare
 from saccade.core.errors import OptionError, suggest
@@ -178,16 +179,16 @@ def named_suites(names: str, data: Path | None) -> tuple[Suite, ...]:
 
 
 def _check_method_names(text: str, exact: bool = False) -> tuple[str, ...]:
-    """Returns the methods named between commas. Raises MethodError for one of ours that cannot run.
+    """Returns the methods named between commas, other implementations among them.
 
-    Any other name may be that of a peer; ``run_benchmark`` refuses it if it is not.
+    Raises SaccadeError for one that does not exist or cannot run.
     """
     from saccade.bench.draft_only import draft_only_recipe, is_draft_only
-    from saccade.methods import SYSTEMS
 
     names = run_setup.parse_method_names(text)
     for name in filter(is_draft_only, names):
         draft_only_recipe(name)
-    ours = [n for n in names if not is_draft_only(n) and (n in SYSTEMS or "/" in n)]
-    run_setup.resolve_recipes(ours, exact)
+    others = [name for name in names if not is_draft_only(name)]
+    run_setup.check_methods(others, extra_names=PEERS)
+    run_setup.resolve_recipes([name for name in others if name not in PEERS], exact)
     return names

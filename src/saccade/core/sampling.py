@@ -372,8 +372,7 @@ class Scores:
         independent of tokens that an earlier one drew after a rejected token.
         """
         law = self.law(node) if law is None else law
-        if law is None:
-            return int(self.logits(node).argmax()), None
+        assert law is not None, "a node that is drawn after has a row"
         if isinstance(law, int):
             return law, None
         level = depth(self.tree, node)

@@ -99,7 +99,7 @@ def read_jobs(manifest: Path, question: str) -> list[ClipJob]:
         videos = sorted(
             path
             for path in manifest.rglob("*")
-            if path.suffix.lower() in VIDEOS and is_visible(path)
+            if path.suffix.lower() in VIDEOS and is_visible(path) and path.is_file()
         )
         names = [str(path.relative_to(manifest)) for path in videos]
         entries = [(name, {"video": name}) for name in names]
@@ -185,7 +185,7 @@ def _csv_entries(manifest: Path) -> Entries:
         for cells in reader:
             row_begins = True
             if header is None:
-                header = cells
+                header = [name.strip() for name in cells]
             else:
                 yield f"line {number}", dict(zip(header, cells, strict=False))
     except csv.Error as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -164,15 +165,19 @@ class Messages:
 
     def _add_picture(self, value: Any, part: Mapping[str, Any]) -> str:
         value = _address_of(value)
-        # The value of this key is bare base64, without the beginning of a data address.
-        if part.get("base64") is value and isinstance(value, str):
+        # The value of this key may be bare base64, without the beginning of a data address.
+        is_base64 = part.get("base64") is value and isinstance(value, str)
+        if is_base64 and not value.startswith("data:"):
             value = f"data:image;base64,{value}"
         self.images.append(read_picture(value, self._sources))
         return "image"
 
     def _add_video(self, value: Any, part: Mapping[str, Any]) -> str:
         options = {ours: part[name] for name, ours in VIDEO_OPTIONS.items() if name in part}
-        sampling = FrameSampling(**options) if options else self._sampling
+        sampling = self._sampling
+        if not options.keys().isdisjoint(("fps", "num_frames")):
+            sampling = replace(sampling, fps=None, num_frames=None, every=False)
+        sampling = replace(sampling, **options)
         self.clips.append(read(_address_of(value), sampling, self._sources))
         return "video"
 

@@ -124,8 +124,9 @@ def _background(texture: str, height: int, width: int) -> NDArray[np.uint8]:
     ground = np.full((height, width, 3), 122.0) + pattern[..., None]
     ground[..., 0] += 32 * ((x + 0.5) / width - 0.5) * 2
     ground[..., 1] += 32 * ((y + 0.5) / height - 0.5) * 2
-    ground.setflags(write=False)
-    return ground.clip(0, 255).astype(np.uint8)
+    background = ground.clip(0, 255).astype(np.uint8)
+    background.setflags(write=False)
+    return background
 
 
 @dataclass(frozen=True)

@@ -54,6 +54,7 @@ PACKAGE_FOLDER = str(Path(__file__).parents[3])  # Where a child finds this pack
 PASSED_VARIABLES = ("LD_LIBRARY_PATH", "PATH", "LANG", "LC_ALL", "TZ", "SYSTEMROOT")
 CODES = frozenset(get_args(VideoInputCode))
 
+CLOSED = "this reader of media is closed: make another"
 DAMAGED: Refusal = ("is damaged: the decoder broke off; convert it again", "damaged")
 TOO_LARGE: Refusal = ("needs more memory than it may have: scale it down", "too_large")
 CROWDED: Refusal = (
@@ -173,6 +174,8 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
                 raise refusal(label, *TOO_SLOW, seconds) from None
             except (OSError, EOFError):
                 stop.check()  # The child may have been killed because the call was stopped.
+                if self._is_closed:
+                    raise OptionError(CLOSED) from None
                 reason = REFUSAL_BY_EXIT.get(child.end(), DAMAGED)
                 raise refusal(label, *(CROWDED if child.is_overdue else reason)) from None
             except InvalidResponse:
@@ -227,7 +230,7 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
                 if eldest is not None and eldest.lent_at + self.share < time.monotonic():
                     eldest.is_overdue = True
                     eldest.process.kill()
-        raise OptionError("this reader of media is closed: make another")
+        raise OptionError(CLOSED)
 
 
 class StopSignal:

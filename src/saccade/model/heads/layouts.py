@@ -179,7 +179,7 @@ def add_id_map(parts: dict[str, Tensor], target_vocab: int, name: str) -> None:
     """Makes sure that the parts of a head say which of the target's ids its own ids are (``d2t``).
 
     Where they do not say so, both have the same ids. Raises ModelError where the two vocabularies
-    then have different sizes, and where ``d2t`` leads beyond the target's ids.
+    then have different sizes, and where ``d2t`` does not lead from each id to one of the target's.
     """
     draft_vocab = parts["lm_head.weight"].shape[0]
     if "d2t" not in parts:
@@ -190,5 +190,11 @@ def add_id_map(parts: dict[str, Tensor], target_vocab: int, name: str) -> None:
             )
         parts["d2t"] = torch.zeros(draft_vocab, dtype=torch.long)
     parts["d2t"] = parts["d2t"].long()
-    if int((parts["d2t"] + torch.arange(draft_vocab)).max()) >= target_vocab:
+    if parts["d2t"].shape != (draft_vocab,):
+        raise ModelError(
+            f"{name} has {draft_vocab} ids of its own, and its d2t has the shape "
+            f"{tuple(parts['d2t'].shape)}: it needs one number for each id"
+        )
+    target_ids = parts["d2t"] + torch.arange(draft_vocab)
+    if int(target_ids.min()) < 0 or int(target_ids.max()) >= target_vocab:
         raise ModelError(f"{name} drafts ids that the target, of {target_vocab} ids, does not have")

@@ -93,8 +93,6 @@ def _parse_conversation(row: Mapping[str, Any], root: Path) -> LlavaConversation
     roles = [turn["role"] for turn in turns if turn["role"] != "system"]
     if not roles or roles[::2] != ["user"] * len(roles[::2]) or "user" in roles[1::2]:
         raise ValueError("a human and gpt do not take turns in it")
-    if roles[-1] == "user":  # The last question has no answer.
-        del turns[-1]
     if len(roles) < 2:
         raise ValueError("nothing is answered in it")
     parts = [part["type"] for turn in turns for part in turn["content"]]
@@ -104,6 +102,11 @@ def _parse_conversation(row: Mapping[str, Any], root: Path) -> LlavaConversation
             first["content"] = [{"type": kind} for _ in paths] + first["content"]
         elif len(paths) != parts.count(kind):
             raise ValueError(f"it has {len(paths)} {kind}s and {parts.count(kind)} marks for them")
+    if roles[-1] == "user":  # The last question has no answer, so it goes with its media.
+        unanswered = [part["type"] for part in turns.pop()["content"]]
+        files = {
+            kind: paths[: len(paths) - unanswered.count(kind)] for kind, paths in files.items()
+        }
     return LlavaConversation(str(row.get("id", "")), tuple(turns), files["image"], files["video"])
 
 
@@ -183,6 +186,7 @@ def training_sample(
         parts = [part["type"] for turn in turns for part in turn["content"]]
         visible_media = clips[: parts.count("video")], images[: parts.count("image")]
         inputs = questions.conversation_inputs(name, processor, turns, *visible_media)
+        inputs = questions.cast_pixels(inputs, loaded.backbone.dtype)
         room = max_length - inputs["input_ids"].shape[1]
         answer = conversation.turns[last]["content"][0]["text"]
         answer_ids = [*loaded.tokenizer(answer, add_special_tokens=False).input_ids, eos]
