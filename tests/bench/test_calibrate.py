@@ -586,7 +586,7 @@ def test_rows_become_readings(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_rounded_draft_is_proposed_where_it_is_faster(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: on a CPU both roundings run on the videos that the search did not use, and the fastest
     is proposed where it beats what was chosen by more than runs differ by. Control: not where it is
-    as fast, and not for a model that cannot be rounded."""
+    as fast, and not for a model that cannot be rounded. One that has no time left is skipped."""
     loaded = Loaded("big", Backbone(helpers.qwen25()), None)
     questions: list[Any] = [({"n": 7}, None), ({"n": 9}, None)]
     speeds = {"int8": 1.5, "int4": 2.5}
@@ -596,12 +596,14 @@ def test_a_rounded_draft_is_proposed_where_it_is_faster(monkeypatch: pytest.Monk
         rounding = pair.draft.backbone.rounding.name
         seen.append((rounding, question[0]["n"]))
         row = Summary(identical_to_ar=True, speedup_decode=speeds[rounding], tau=3.0)
-        return SimpleNamespace(summaries=lambda: dict.fromkeys(methods, row))
+        has_time = more["may_start"]("sd")
+        rows = dict.fromkeys(methods, row) if has_time else {}
+        return SimpleNamespace(summaries=lambda: rows, last_results=lambda: rows)
 
     monkeypatch.setattr(calibrating, "run_interleaved", run)
 
-    def proposed(chosen: Calibration, model: Loaded = loaded) -> Calibration:
-        return calibrating.propose_rounding(Pair(model), questions, chosen)
+    def proposed(chosen: Calibration, model: Loaded = loaded, seconds: float = 60) -> Calibration:
+        return calibrating.propose_rounding(Pair(model), questions, chosen, seconds=seconds)
 
     report = proposed(calibration(trial("sd", 1.2)))
     assert seen == [("int8", 9), ("int4", 9)]
@@ -611,6 +613,8 @@ def test_a_rounded_draft_is_proposed_where_it_is_faster(monkeypatch: pytest.Monk
     assert proposed(calibration(trial("sd", 2.49))).draft_quantize is None
     unfused = Loaded("big", Backbone(helpers.qwen25(), fused=False), None)
     assert proposed(calibration(trial("sd", 1.2)), unfused).draft_quantize is None
+    late = proposed(calibration(trial("sd", 1.2)), seconds=-1)
+    assert late.skipped == ("draft in int8", "draft in int4") and late.draft_quantize is None
 
 
 def test_a_rounding_that_is_refused_leaves_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -618,7 +622,7 @@ def test_a_rounding_that_is_refused_leaves_the_others(monkeypatch: pytest.Monkey
     if a refusal ends the search, or takes back what was found before it."""
     loaded = Loaded("big", Backbone(helpers.qwen25()), None)
     row = Summary(identical_to_ar=True, speedup_decode=2.0, tau=3.0)
-    done = SimpleNamespace(summaries=lambda: {"sd": row})
+    done = SimpleNamespace(summaries=lambda: {"sd": row}, last_results=lambda: {"sd": row})
     monkeypatch.setattr(calibrating, "run_interleaved", lambda *_, **__: done)
     round_weights = calibrating.round_weights
     for refused, other in (("int8", "int4"), ("int4", "int8")):

@@ -6,8 +6,10 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import pytest
+import torch
 from conversations import COUNT, fresh, ids_of, oracle, script, talking
 from helpers import (
+    TEXT,
     MadeBy,
     StubDraft,
     backbone,
@@ -39,6 +41,21 @@ def test_an_unfinished_answer_refuses_the_next_question():
         with pytest.raises(OptionError, match="under way"):
             conversation.run(more)
         assert len(list(stream)) > 0 and stream.results[0].ids == first
+        result = conversation.run(more)
+        assert result.ids == second and result.reused_tokens > 0
+
+
+def test_reading_ahead_without_media_keeps_the_conversation():
+    """Claim: a prompt without media cannot be read ahead, which one sentence says, and the next
+    turn goes on with the caches. Fails if the refusal frees them."""
+    (inputs, first), (more, second), _ = script("qwen2_5_vl")
+    words = {"input_ids": torch.tensor([[TEXT] * 6])}
+    with talking("qwen2_5_vl", "sd") as conversation:
+        with pytest.raises(OptionError, match="no media"):
+            conversation.read_ahead(words)
+        assert conversation.run(inputs).ids == first
+        with pytest.raises(OptionError, match="no media"):
+            conversation.read_ahead(words)
         result = conversation.run(more)
         assert result.ids == second and result.reused_tokens > 0
 

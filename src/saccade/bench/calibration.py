@@ -254,14 +254,18 @@ def propose_rounding(
     questions: Sequence[tuple[Inputs, Inputs | None]],
     calibration: Calibration,
     on_progress: Callable[[str], None] | None = None,
+    *,
+    seconds: float = 600,
 ) -> Calibration:
     """Returns the calibration with the rounding of the draft that decodes fastest; unchanged where
     none is faster than what was chosen.
 
     The method, or ``auto`` where plain decoding was chosen, runs on the videos that the search did
     not use, with the draft's weights rounded in each way. A rounding that this pair does not allow
-    is left out.
+    is left out. One for which there is no time within ``seconds`` is among ``skipped``.
     """
+    deadline = time.monotonic() + seconds
+    pace = _RunPace(time.monotonic)
     method = REFERENCE if calibration.method == BASELINE else calibration.method
     held_out = questions[(len(questions) + 1) // 2 :] or questions
     best = max(1.0, calibration.best.speedup) * (1 + TIE_MARGIN)
@@ -275,17 +279,30 @@ def propose_rounding(
         except ModelError:
             continue
         settings = {"max_new_tokens": calibration.max_new_tokens, "do_sample": False}
-        summaries = [
-            run_interleaved(
-                rounded, question, resolve_methods([method]), repeat=1, settings=settings
-            ).summaries()[method]
-            for question in held_out
-        ]
-        trial = Trial(f"draft in {rounding}", method, tuple(summaries))
+        summaries: list[Summary] = []
+        for question in held_out:
+            timed = run_interleaved(
+                rounded,
+                question,
+                resolve_methods([method]),
+                repeat=1,
+                settings=settings,
+                on_run=lambda name, iteration: pace.start_run(),
+                on_runs=lambda runs: pace.end_run(),
+                may_start=lambda name: pace.can_end_by(deadline),
+            )
+            if method not in timed.last_results():
+                break
+            summaries.append(timed.summaries()[method])
+        stage = f"draft in {rounding}"
+        if len(summaries) < len(held_out):
+            chosen = replace(chosen, skipped=(*chosen.skipped, stage))
+            continue
+        trial = Trial(stage, method, tuple(summaries))
         if trial.fallback is None and trial.speedup > best:
             best = trial.speedup
             table = (*calibration.table, trial)
-            chosen = replace(calibration, best=trial, table=table, draft_quantize=rounding)
+            chosen = replace(chosen, best=trial, table=table, draft_quantize=rounding)
     return chosen
 
 

@@ -21,6 +21,9 @@ if TYPE_CHECKING:
     from saccade.bench.calibration import Calibration
     from saccade.inputs.media import Clip
 
+# Of the time, for a draft with weights in fewer bits. The search gets the rest.
+ROUNDING_SHARE = 0.25
+
 
 @with_option_groups
 def calibrate(
@@ -88,19 +91,24 @@ def calibrate(
             **device_options.load_arguments,
         )
         requests = [models.ask(prompt, **clip_arguments(clip)) for clip in clips]
+        proposes_rounding = draft_quantize is None and models.target.backbone.device.type == "cpu"
+        search_share = 1 - ROUNDING_SHARE if proposes_rounding else 1.0
         watch = DisturbanceWatch()
         result = calibration.calibrate(
             models,
             requests,
             method=method,
-            seconds=max(1.0, deadline - time.monotonic()),
+            seconds=max(1.0, search_share * (deadline - time.monotonic())),
             max_new_tokens=max_new_tokens,
             on_progress=tell,
         )
         if draft_quantize is not None:
             result = replace(result, draft=draft, draft_quantize=draft_quantize)
-        elif models.target.backbone.device.type == "cpu":
-            result = calibration.propose_rounding(models, requests, result, tell)
+        elif proposes_rounding:
+            seconds_left = deadline - time.monotonic()
+            result = calibration.propose_rounding(
+                models, requests, result, tell, seconds=seconds_left
+            )
     if (warning := watch.warning()) is not None:
         err.print(warning, style="yellow", markup=False, soft_wrap=True)
     write_config(out_file, result)

@@ -11,6 +11,7 @@ from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.core.result import Result
 from saccade.engine.generate import Stream, stream
+from saccade.engine.request import Request, current_backbone
 from saccade.engine.request_batch import RequestBatch
 from saccade.model.backbone import Backbone
 
@@ -57,6 +58,9 @@ class Conversation(AbstractContextManager["Conversation"]):
         the turn, because its view may need the question's attention. Raises OptionError where the
         prompt has no media.
         """
+        target = current_backbone(self._model)
+        if not Request.of(target, inputs).has_media(target):
+            raise OptionError("there is nothing to read ahead: the prompt has no media")
         stream = self._begin(inputs, settings)
         self._last = stream
         stream.read_ahead()

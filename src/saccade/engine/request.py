@@ -264,6 +264,14 @@ class Request:
             if isinstance(value, Tensor) and value.shape[:2] != length
         }
 
+    def has_media(self, target: Backbone) -> bool:
+        """Returns whether every prompt has a video, a picture or a document."""
+        placeholders = target.placeholders.keys()
+        return all(
+            not placeholders.isdisjoint(ids) or any(self.document_marks(number))
+            for number, ids in enumerate(self.ids)
+        )
+
     def document_marks(self, number: int) -> list[bool]:
         """Returns which tokens of a request, without its padding, are of documents."""
         marks, mask = self.inputs.get(DOCUMENT_MASK), self.inputs.get("attention_mask")

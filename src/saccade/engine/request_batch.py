@@ -12,7 +12,6 @@ from typing import TypeVar
 import torch
 
 from saccade.core.capabilities import Capability
-from saccade.core.errors import OptionError
 from saccade.core.prompt import Prompt, SharedPrefix, Turn
 from saccade.core.protocols import Cut, DraftSeconds, Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
@@ -257,12 +256,10 @@ class RequestBatch:
     def read_ahead(self, phase: Phase = ignore_phase) -> None:
         """Reads the prompts up to the end of their last medium, before the question is known.
 
-        The draft reads nothing yet, because its view may need the question's attention. Raises
-        OptionError for a prompt without media.
+        The draft reads nothing yet, because its view may need the question's attention. Every
+        prompt has media.
         """
         if self._turns:  # The media are read already.
-            if not any(prompt.visual_tokens for prompt in self.prompts):
-                raise OptionError("there is nothing to read ahead: the prompt has no media")
             return
         phase("vision")
         with self.drafter.beside.sharing_threads():
@@ -271,8 +268,6 @@ class RequestBatch:
             phase("prefill")
             for place, prompt in enumerate(self.prompts):
                 rows = (prompt.visual | prompt.fixed).nonzero()
-                if not len(rows):
-                    raise OptionError("there is nothing to read ahead: the prompt has no media")
                 self.prompts[place] = head = prompt.head(int(rows[-1]) + 1)
                 number = self.first + place
                 for _ in self.session.prefill_in_chunks(

@@ -130,7 +130,8 @@ class ReasoningItem(Item):
 
     @property
     def text(self) -> str:
-        return "\n".join(part.text for part in self.content or self.summary or ())
+        parts = self.content or self.summary or ()
+        return "\n".join(part.text for part in parts if part.text)
 
 
 def _item_type(value: Any) -> Any:

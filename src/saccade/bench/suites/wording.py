@@ -10,7 +10,7 @@ from saccade.bench.suites.rows import Row
 from saccade.bench.suites.types import LayoutError
 
 LETTERS = "ABCDEFGHIJ"
-LETTERED_OPTION = re.compile(r"\(?([A-J])[).:]\s*(.*)")
+LETTERED_OPTION = re.compile(r"\(?([A-J])[).:]\s*(.*)", re.DOTALL)
 IMAGE_MARKS = re.compile(r"<image>|\{image#\d+\}")
 NUMBERED_CAPTION = re.compile(r"Caption\s*#\s*\d+\s*:(.*?)(?=Caption\s*#\s*\d+\s*:|\Z)", re.DOTALL)
 
@@ -76,7 +76,8 @@ def right_letter(answer: Any, options: Sequence[str]) -> tuple[str, ...]:
 
 def right_answers(answer: Any, verbatim: bool = False) -> tuple[str, ...]:
     """Returns every right answer, each once."""
-    values = answer if isinstance(answer, list) else [] if answer is None else [answer]
+    listed = answer if isinstance(answer, list) else [answer]
+    values = [value for value in listed if value is not None]
     if verbatim:
         return tuple(str(value) for value in values)
     cleaned = (text.strip() for value in values for text in str(value).split("<OR>"))
