@@ -71,6 +71,8 @@ def compare(
     prepare(settings.threads, verbose, quiet=as_json)
     from saccade.bench.comparison import resolve_methods
 
+    # A method that cannot be used is refused before the models load. A draft with a process of its
+    # own starts it now.
     ours = [name for name, recipe in resolve_methods(names).items() if recipe is not None]
     run_setup.resolve_recipes(ours, exact)
     pair = settings.load_models(quiet=as_json)
@@ -146,7 +148,8 @@ class ComparisonProgress:
     def __init__(self, display: Callable[[RenderableType, str], None], repeat: int) -> None:
         self._display, self._repeat = display, repeat
         self._timed: TimedRuns | None = None
-        self._finished, self._seconds = 0, 0.0  # of timed runs
+        # How many timed runs have ended, and how long they took together.
+        self._finished, self._seconds = 0, 0.0
         self._run_start = time.monotonic()
 
     def start_run(self, name: str, iteration: int) -> None:
@@ -156,7 +159,7 @@ class ComparisonProgress:
         self._display(self._table(), f"{step}: {name}{self._time_left()}")
 
     def end_run(self, timed: TimedRuns) -> None:
-        """Takes all runs so far."""
+        """Takes note that a timed run has ended; ``timed`` has all of them so far."""
         self._finished += 1
         self._seconds += time.monotonic() - self._run_start
         self._timed = timed
@@ -167,7 +170,7 @@ class ComparisonProgress:
         return "" if self._timed is None else terminal_output.summary_table(self._timed.summaries())
 
     def _time_left(self) -> str:
-        """Returns the time that is left if runs take as long as those so far."""
+        """Returns how long the remaining runs will take, at the average of those so far."""
         if self._timed is None:
             return ""
         runs = [run for name, run in self._timed.runs.items() if name not in self._timed.errors]
@@ -185,12 +188,12 @@ def compare_methods(
     *,
     repeat: int,
     max_new_tokens: int,
-    **race_options: Any,
+    **run_options: Any,
 ) -> Comparison:
-    """Runs methods side by side on one question about a subject.
+    """Runs methods in turns on one question about a subject.
 
-    ``labels`` are fields of the JSON that name the subject. ``race_options`` are those of
-    :func:`saccade.bench.comparison.run_interleaved`.
+    ``labels`` are fields of the JSON that name the subject. ``run_options`` are further arguments
+    of :func:`saccade.bench.comparison.run_interleaved`.
     """
     import torch
 
@@ -211,7 +214,7 @@ def compare_methods(
             settings={"max_new_tokens": max_new_tokens, "do_sample": False},
             on_run=progress.start_run,
             on_runs=progress.end_run,
-            **race_options,
+            **run_options,
         )
     warning = watch.warning([run.decode for run in outcome.runs[BASELINE]])
     results = outcome.last_results()

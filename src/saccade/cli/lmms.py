@@ -90,7 +90,7 @@ class Saccade(Model):
         if str(batch_size) != "1":
             raise OptionError(f"batch_size={batch_size}: saccade answers one request at a time")
         if int(os.environ.get("WORLD_SIZE", "1")) > 1:
-            raise OptionError("saccade runs in one process; share a task out by --offset, --limit")
+            raise OptionError("saccade runs in one process: split a task by --offset and --limit")
         use_threads(threads)
         (self._recipe,) = run_setup.resolve_recipes([method.strip("\"'")])
         self._sampling = FrameSampling(num_frames=frames)
@@ -116,10 +116,10 @@ class Saccade(Model):
     def results(self, requests: Sequence[Any]) -> Iterator[Result]:
         """Yields one result a request, in order. An error names the document it is about."""
         for number, request in enumerate(tqdm(requests, desc="saccade")):
-            _, messages, kwargs, document, task, split = request.args
+            _, make_messages, kwargs, document, task, split = request.args
             try:
-                document_messages = messages(self.task_dict[task][split][document])
-                result = self._answer(document_messages, kwargs, number)
+                messages = make_messages(self.task_dict[task][split][document])
+                result = self._answer(messages, kwargs, number)
             except SaccadeError as error:
                 error.add_note(f"(document {document} of {task}, split {split})")
                 raise
@@ -173,9 +173,9 @@ def translate_generation_kwargs(
 
     Returns them, and the names of the entries that are no generation settings.
 
-    Decoding is greedy if ``temperature`` is 0, if ``do_sample`` is false, or if neither is given. A
-    temperature above 0 alone samples.
-    ``max_new_tokens`` is for tasks that limit no answer.
+    Decoding is greedy if ``temperature`` is 0, if ``do_sample`` is false, or if neither is given.
+    If only a temperature above 0 is given, tokens are sampled. ``max_new_tokens`` limits the
+    answers of tasks that set no limit.
     """
     settings = {name: value for name, value in kwargs.items() if value is not None}
     stops = settings.pop("until", ())
@@ -203,19 +203,17 @@ def ask_arguments(messages: Sequence[Mapping[str, Any]], sampling: FrameSampling
     """
     turns = [[*_parts(message)] for message in messages if message["role"] != "system"]
     roles = [message["role"] for message in messages if message["role"] != "system"]
-    if not len(roles) % 2 or roles != [("user", "assistant")[n % 2] for n in range(len(roles))]:
+    roles_in_turn = [("user", "assistant")[n % 2] for n in range(len(roles))]
+    if len(roles) % 2 == 0 or roles != roles_in_turn:
         raise OptionError(f"not a conversation that ends in a question: {', '.join(roles)}")
     system = [message for message in messages if message["role"] == "system"]
     system_parts = [part for message in system for part in _parts(message)]
     if any(part["type"] != "text" for part in system_parts):
-        raise OptionError("a system message has something else than text, which is not supported")
+        raise OptionError("a system message has something other than text, which is not supported")
     turns[0] = [*({**part, "text": f"{part['text']}\n\n"} for part in system_parts), *turns[0]]
-    if unsupported := {part["type"] for turn in turns for part in turn} - {
-        "text",
-        "image",
-        "video",
-    }:
-        raise OptionError(f"saccade is shown text, images and videos, not {', '.join(unsupported)}")
+    kinds = {part["type"] for turn in turns for part in turn}
+    if unsupported := kinds - {"text", "image", "video"}:
+        raise OptionError(f"saccade reads text, images and videos, not {', '.join(unsupported)}")
     if any(part["type"] != "text" for turn in turns[1:] for part in turn):
         raise OptionError("media after the first question of a conversation are not supported")
     texts = ["".join(part["text"] for part in turn if part["type"] == "text") for turn in turns]
@@ -258,7 +256,8 @@ def read_picture(source: Any) -> np.ndarray:
 
 
 def read_clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
-    """Reads a video from a file, from start to end, or from pictures at 2 frames a second."""
+    """Reads a video, or its part from start to end, from a file. Pictures are taken as a video of 2
+    frames a second."""
     source, start, end = part["url"], part.get("start_time"), part.get("end_time")
     if isinstance(source, Mapping):
         start, end = source.get("video_start", start), source.get("video_end", end)

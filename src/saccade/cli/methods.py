@@ -60,7 +60,8 @@ def _make_table(methods: Mapping[str, Mapping[str, str]]) -> Table:
 
 
 def _select_method(listing: Listing, name: str) -> Listing:
-    """Returns the listing of one method, without overrides. Raises MethodError for no method."""
+    """Returns the listing of one method, whatever its name overrides. Raises MethodError for an
+    unknown method or axis."""
     listing.check(name)
     base = name.partition("/")[0]
     return replace(listing, methods={base: listing.methods[base]})

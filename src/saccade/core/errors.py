@@ -1,9 +1,8 @@
 """Errors for people: each message is one sentence saying what was wrong and what would work.
 
-The command line prints the message and exits with code 2. The server answers with the error's own
-HTTP status, which is 400 unless the error says otherwise.
-The command line does the same with an OSError that names a file. Any other exception is a bug in
-Saccade.
+The command line prints the message and exits with code 2. It does the same with an OSError that
+names a file. The server answers with the error's own HTTP status, which is 400 unless the error
+says otherwise. Any other exception is a bug in Saccade.
 """
 
 import difflib

@@ -1,6 +1,6 @@
 """Turns GenerationConfig's names into sampling rules and limits of answers.
 
-Every argument that could change an answer is supported_by_caller or refused by name, never ignored.
+Every argument that could change an answer is supported or refused by name, never ignored.
 """
 
 from __future__ import annotations
@@ -306,12 +306,12 @@ def check_text(name: str, text: str) -> None:
 
 def check_callables(**arguments: Any) -> None:
     """Raises OptionError unless each argument is None or a list of callables."""
-    for name, several in arguments.items():
-        if several is None:
+    for name, value in arguments.items():
+        if value is None:
             continue
-        is_list = isinstance(several, list | tuple)
-        if not is_list or not all(callable(each) for each in several):
-            raise OptionError(f"{name}= is a list of functions or other callables, not {several!r}")
+        is_list = isinstance(value, list | tuple)
+        if not is_list or not all(callable(each) for each in value):
+            raise OptionError(f"{name}= is a list of functions or other callables, not {value!r}")
 
 
 def check_number(name: str, value: Any) -> None:
@@ -351,9 +351,10 @@ def sampling_rules(
 ) -> list[Sampling]:
     """Returns each request's sampling rules, for answers up to ``length`` tokens.
 
-    The logits processors are those that Hugging Face makes for this config, and the two penalties
-    of :class:`GeneratedTokenPenalties`, which come before temperature and truncation. Raises
-    OptionError where transformers refuses the settings.
+    ``contexts`` are the ids of each prompt, ``extra`` the caller's own logits processors, and
+    ``allowed`` is its ``prefix_allowed_tokens_fn``. Hugging Face makes the list of processors from
+    these, the config and the two penalties of :class:`GeneratedTokenPenalties`, which come before
+    temperature and truncation. Raises OptionError where transformers refuses the settings.
     """
     rules = []
     seed = secrets.randbits(63) if seed is None else seed

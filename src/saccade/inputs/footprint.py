@@ -44,7 +44,8 @@ class Footprint:
         )
 
     def cache(self, tokens: int, size: float) -> int:
-        """Returns the bytes of a request of ``tokens``: their keys and values, and its states.
+        """Returns the bytes that a request of ``tokens`` tokens takes in the cache: their keys and
+        values, and the request's recurrent states. A number takes ``size`` bytes.
 
         Layers with a window are counted as evicting the keys behind it, which most methods allow.
         """
@@ -63,7 +64,10 @@ class Footprint:
         return int(self.decoder * bytes_per_weight)
 
     def step(self, size: float, tokens: int, cache_size: float) -> float:
-        """Returns the bytes that a forward of one token reads over ``tokens`` cached ones."""
+        """Returns the bytes that a forward of one token reads while ``tokens`` others are cached.
+
+        A number takes ``size`` bytes in the weights and ``cache_size`` bytes in the cache.
+        """
         cached = self.kv * tokens * cache_size + self.state(cache_size)
         return self.decoder * size + cached
 
@@ -133,8 +137,8 @@ def eagle3_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
     except (KeyError, TypeError, ZeroDivisionError) as error:
         raise ModelError("its config.json describes no EAGLE-3 head") from error
     decoder = _layer_weights(dim, inner, heads, kv_heads, width, 2 * dim) + vocab * dim
-    combined = EAGLE3_HIDDEN_STATES * text.hidden_size * dim
-    return Footprint(decoder + combined, decoder, 2 * kv_heads * width, 1, vocab)
+    fc_weights = EAGLE3_HIDDEN_STATES * text.hidden_size * dim
+    return Footprint(decoder + fc_weights, decoder, 2 * kv_heads * width, 1, vocab)
 
 
 def _layer_weights(
@@ -161,11 +165,11 @@ def dflash_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
         raise ModelError("its config.json describes no DFlash head") from error
     vocab = settings.get("draft_vocab_size")
     layer_weights = layers * _layer_weights(dim, inner, heads, kv_heads, width, dim)
-    combined = len(read) * text.hidden_size * dim
+    fc_weights = len(read) * text.hidden_size * dim
     # Without a vocabulary of its own it reads the target's output matrix, and stores none.
     matrix, stored = (vocab or text.vocab_size) * dim, (vocab or 0) * dim
     return Footprint(
-        layer_weights + combined + stored,
+        layer_weights + fc_weights + stored,
         layer_weights + matrix,
         2 * layers * kv_heads * width,
         layers,
@@ -196,8 +200,8 @@ def stored_bits(config: Any) -> int | None:
 def weight_size(dtype: Any, config: Any, bits: int | None = None) -> float:
     """Returns the bytes of a weight.
 
-    It takes ``bits`` where they are given, else as many as in a quantised checkpoint, else those of
-    a number.
+    It has ``bits`` bits if they are given. Otherwise a weight of a quantised checkpoint has as many
+    as are stored, and any other weight is a number of this dtype.
     """
     packed_bits = bits or stored_bits(config)
     return number_size(dtype, config) if packed_bits is None else packed_bits / 8

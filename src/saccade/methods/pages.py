@@ -3,15 +3,16 @@
 Other methods choose the draft's keys at prefill or after a round, so the choice may not suit the
 queries of a later draft step. Quest (Tang et al., 2024) and MoBA (Lu et al., 2025) decode over the
 few pages of a long text that match each query, and lose a little quality. Here the target drafts in
-this way and verifies over all keys, so nothing is lost. With m_P the mean of the consecutive visual
-keys in page P, a step's queries q of a KV head's group read
+this way and verifies over all keys, so nothing is lost. A page P is a run of consecutive visual
+keys, and m_P is their mean. At each draft step, KV head h of layer l reads the pages that suit the
+queries q of its group best:
 
     pages_{l,h} = the n pages P with the largest  sum over q of softmax_P(q . m_P / sqrt(d))
-    n = max(1, (K - r) / page)
+    n = max(1, round((K - r) / page))
 
 The r last visual keys, too few to fill a page, are always read and count towards K. All text keys
-are always read. No attention is recorded. K and the chain are Sparse-to-Dense's
-(``methods/std.py``).
+are always read. The target's attention at prefill is not recorded, which Sparse-to-Dense
+(``methods/std.py``) needs. The budget K and the chain are those of that method.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class ByPage(Budgeted):
         pages, leftover_rows = len(rows) // size, len(rows) % size
         read = max(1, round((count - leftover_rows) / size))
         if read >= pages:
-            return prompt  # The budget is the whole video.
+            return prompt  # Every page would be read.
         always_read = ~prompt.visual
         always_read[rows[pages * size :]] = True
         paged = Paged(rows[: pages * size].view(pages, size), read)

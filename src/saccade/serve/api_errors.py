@@ -15,7 +15,7 @@ from saccade.core.errors import SaccadeError, VideoInputError
 log = logging.getLogger(__name__)
 
 BUSY_DECODER_RETRY_SECONDS = 10  # A media decoder is likely to be free again after so long.
-CLIENT_CLOSED_REQUEST = 499  # As nginx calls it: nobody is left to read this status.
+CLIENT_CLOSED_REQUEST = 499  # This is nginx's status. No client is left to read it.
 INVALID_REQUEST = "invalid_request_error"
 ERROR_TYPES = {
     401: "authentication_error",
@@ -27,7 +27,7 @@ ERROR_TYPES = {
 
 
 class Failure(BaseModel):
-    """An error's body."""
+    """The ``error`` object of a response."""
 
     message: str
     type: str
@@ -89,8 +89,9 @@ NOT_SUPPORTED = {
     *("previous_response_id", "conversation", "background", "max_tool_calls"),
     *("context_management", "moderation"),
 }
-"""Fields that are not supported. Only values that change nothing are accepted, such as null."""
-FREE_FIELDS = {"metadata"}  # Their entries have names of the client's choice.
+"""Fields of other servers that are not supported here. The request schemas accept only values of
+them that change nothing, such as null."""
+FREE_FIELDS = {"metadata"}  # The client names their entries, perhaps like a field above.
 WHAT_TO_DO_INSTEAD = {
     "previous_response_id": "nothing is stored here, so send the earlier items again",
     "conversation": "nothing is stored here, so send the earlier items again",
@@ -109,10 +110,13 @@ UNION_TAGS = {
 def validation_api_error(error: ValidationError) -> ApiError:
     """Returns the response for the first thing wrong with a request, by the name of its field."""
     errors = error.errors(include_url=False, include_input=False)
-    # Where a field may have several types, the error of the type that fits says more.
+    # Where a field may be a string or a list, pydantic reports an error for each. One that says
+    # only that the value has the wrong type explains nothing, so others come first.
     first = next((each for each in errors if each["type"] not in WRONG_TYPE_ERRORS), errors[0])
     is_unknown = first["type"] == "extra_forbidden"
-    field = ".".join(step for step, _ in groupby(_field_names(first["loc"], is_unknown)))
+    names = _field_names(first["loc"], is_unknown)
+    # A union's member and the field in it may have the same name, such as image_url.
+    field = ".".join(name for name, _ in groupby(names))
     if is_unknown:
         return ApiError(400, f"{field} is not a field this server knows: leave it out", field)
     steps = field.split(".")
@@ -125,9 +129,11 @@ def validation_api_error(error: ValidationError) -> ApiError:
 
 
 def _field_names(location: Sequence[int | str], ends_in_name: bool) -> Iterator[str]:
-    """Yields the names in a field's location, without the names that pydantic adds for the members
-    of a union. The first name is always the field's own, and so is the last where it
-    ``ends_in_name``."""
+    """Yields the names in a field's location, without those that pydantic adds for the members of a
+    union.
+
+    The first name is always a field's, and so is the last one if ``ends_in_name``.
+    """
     for depth, step in enumerate(location):
         text = str(step)
         is_name = not depth or (ends_in_name and depth == len(location) - 1)

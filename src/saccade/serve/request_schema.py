@@ -16,7 +16,7 @@ from saccade.serve.formats.strict_json import parse_object
 
 MAX_STOP_STRINGS = 16
 MAX_TOP_LOGPROBS = 20
-MAX_MIN_PIXELS = 1 << 22  # A small picture is enlarged to this many at most.
+MAX_MIN_PIXELS = 1 << 22  # A client may have a small picture enlarged to so many pixels at most.
 # A lower temperature is greedy, since logits divided by it leave the range of floats.
 MIN_SAMPLING_TEMPERATURE = 1e-5
 SEED_RANGE = 2**63
@@ -56,7 +56,7 @@ class PixelLimits(Strict):
     """Bounds on the pixels of a picture or of each video frame. A picture outside the bounds is
     scaled to the nearer one.
 
-    What the model's processor does to sizes comes afterwards and stays as it is.
+    The model's processor may resize the result afterwards, as it does with every picture.
     """
 
     min_pixels: Annotated[int, Field(ge=1, le=MAX_MIN_PIXELS)] | None = None
@@ -92,8 +92,8 @@ class ClientObject(Strict):
     """A part of a conversation, which clients send back as they received it.
 
     Client libraries may add fields that the answer did not have, set to null or left empty. An
-    unknown field is left out where it is empty, and refused like any other where it is not.
-    ``cache_control``, another provider's hint, is left out whatever it says.
+    unknown field is dropped if it is null or empty, and refused otherwise. ``cache_control``, a
+    hint for another provider, is always dropped.
     """
 
     @model_validator(mode="before")
@@ -339,7 +339,7 @@ class RequestFields(Strict):
     model: Text
     temperature: Annotated[float, Field(ge=0, le=2)] | None = None
     top_p: Annotated[float, Field(gt=0, le=1)] | None = None
-    top_k: Annotated[int, Field(ge=1)] | Literal[-1] | None = None  # -1 is vLLM's word for all.
+    top_k: Annotated[int, Field(ge=1)] | Literal[-1] | None = None  # vLLM writes -1 for all.
     min_p: Annotated[float, Field(ge=0, le=1)] | None = None
     repetition_penalty: Annotated[float, Field(ge=0.01, le=100)] | None = None
     presence_penalty: Annotated[float, Field(ge=-2, le=2)] | None = None
@@ -407,7 +407,7 @@ class CompletionRequest(RequestFields, ABC):
         forms = (self.structured_outputs, self.guided_regex, self.guided_json)
         if sum(form is not None for form in forms) > 1:
             raise ValueError("structured_outputs, guided_regex, guided_json: give one of them")
-        if (self.min_tokens or 0) > (self.token_limit or self.min_tokens or 0):
+        if self.token_limit is not None and (self.min_tokens or 0) > self.token_limit:
             raise ValueError("min_tokens is more than max_tokens")
         return self
 
@@ -442,7 +442,7 @@ class CompletionRequest(RequestFields, ABC):
             "frequency_penalty": self.frequency_penalty,
             "min_new_tokens": self.min_tokens,
         }
-        top_k = 0 if self.top_k == -1 else self.top_k  # 0 is transformers' word for all.
+        top_k = 0 if self.top_k == -1 else self.top_k  # Transformers writes 0 for all.
         truncation = {"top_p": self.top_p, "top_k": top_k, "min_p": self.min_p}
         if self.temperature is None and not any(value is not None for value in truncation.values()):
             return rules
@@ -477,9 +477,7 @@ class ChatRequest(CompletionRequest):
     chat_template_kwargs: dict[str, Any] | None = None
     add_generation_prompt: bool | None = None
     continue_final_message: bool | None = None
-    reasoning_effort: Literal["none", "minimal", "low", "medium", "high", "xhigh", "max"] | None = (
-        None
-    )
+    reasoning_effort: Effort | None = None
     include_reasoning: bool | None = None
     # These could change the answer. Only values that have no effect are accepted.
     chat_template: Literal[None] = None
@@ -490,7 +488,7 @@ class ChatRequest(CompletionRequest):
     functions: Annotated[list[Any], Field(max_length=0)] | None = None
     function_call: Literal["none"] | None = None
     web_search_options: Literal[None] = None
-    # These are ignored, see `IGNORED_FIELDS`. The model makes as many calls as it likes.
+    # These are ignored, see `IGNORED_FIELDS`. The model alone decides how many tools it calls.
     parallel_tool_calls: bool | None = None
     verbosity: Text | None = None
 

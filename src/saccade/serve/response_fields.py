@@ -76,7 +76,8 @@ def usage_field(results: Sequence[Result], reasoning_tokens: int = 0) -> dict[st
 def speculation_field(rounds: Sequence[RoundRecord]) -> dict[str, Any]:
     """Returns the statistics of drafting, in vLLM's form; a step is a round with drafted tokens.
 
-    ``mean_acceptance_length`` counts the target's own token. Every node of a tree is drafted.
+    ``mean_acceptance_length`` counts the target's own token too. Every node of a tree counts as a
+    drafted token.
     """
     steps = [round for round in rounds if round.tokens]
     accepted = [len(round.accepted) for round in steps]

@@ -27,8 +27,8 @@ Decode = Callable[[Sequence[int]], str]
 
 
 StartAnswer = Callable[[OnPhase], Stream]
-"""Starts an answer, and calls the given function at the start of each phase. An exception of that
-function ends the answer."""
+"""Starts an answer. The given function is called as each phase begins, and may raise an exception
+to end the answer."""
 
 
 class StopRequested(Exception):
@@ -143,7 +143,7 @@ class AnswerRunner:
     _step_start: float = 0.0
 
     def start(self) -> None:
-        """Makes the stream; what a method measures of this machine is not timed."""
+        """Starts the answer. This is not timed, because a method may measure the machine first."""
         self.stream = self.start_answer(self._set_phase)
         self.update(phase=READING_PHASE)
 
@@ -159,9 +159,8 @@ class AnswerRunner:
         pieces, rounds = self.column.pieces, self.column.rounds
         if round is None:
             result = self.stream.results[0]
-            if (
-                last_text := self.text_decoder.rest()
-            ) and rounds:  # An incomplete character may be left.
+            last_text = self.text_decoder.rest()  # An incomplete character may be left.
+            if last_text and rounds:
                 pieces += (Piece(last_text, rounds[-1].kinds[-1]),)
             phase = "stopped by an error" if result.finish_reason == "error" else "done"
             self.update(result=result, phase=phase, pieces=pieces)
@@ -223,6 +222,7 @@ def run_duel(
             if should_stop():
                 raise StopRequested
             next_runner = min(running, key=lambda runner: runner.column.seconds)
+            # The first step of an answer takes long, so what it does is shown before it.
             if clock() - last_snapshot >= snapshot_seconds or not next_runner.column.rounds:
                 last_snapshot = clock()
                 yield snapshot()

@@ -19,7 +19,10 @@ AUTO_LENGTH = "auto"
 
 @dataclass(frozen=True)
 class DraftOptions:
-    """Options as ``--additional-config '{"saccade": {...}}'``, or ``SACCADE_VLLM_NAME`` for each.
+    """The options of the draft inside vLLM.
+
+    They are given by ``--additional-config '{"saccade": {...}}'``, or each by an environment
+    variable: ``SACCADE_VLLM_VIEW`` sets ``view``.
 
     ``draft`` is a checkpoint, or "lookup" to draft what followed the same words earlier.
     """

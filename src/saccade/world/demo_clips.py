@@ -18,7 +18,9 @@ from saccade.world import descriptions, dialogues, drawing, scenes
 if TYPE_CHECKING:
     from saccade.world.suites import Shapes
 
-CALIBRATION_SEED = 30_000_000  # Such scenes were not trained on, and `lab eval` uses others.
+# The first seed of the calibration clips. No model was trained on their scenes, and `lab eval` uses
+# others.
+CALIBRATION_SEED = 30_000_000
 CALIBRATION_CLIPS = 4  # Half of them are held out.
 CLIP_FRAMES = 64
 CLIP_SIDE = 224  # Pixels.

@@ -1,8 +1,8 @@
 """Descriptions of a scene: long ones, lists of events, and differences of two pictures.
 
-All texts are determined by the pixels. The wording (one of four voices) belongs to the background
-texture, and objects come in reading order of their start cells, so that little is left to guess for
-a reader who sees the video. These are pure functions and know no model.
+All texts are determined by the pixels. Each background texture has a wording of its own (one of
+four voices), and objects are described in reading order of their start cells. A model that sees the
+video therefore has little to guess. These are pure functions and know no model.
 """
 
 from __future__ import annotations
@@ -32,10 +32,10 @@ NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight")
 class Voice:
     """The wording of one texture: its words, and templates of its sentences.
 
-    ``nothing`` is the sentence where there is no event; ``later`` says how many objects are there
-    at the start where some come later. ``starts`` and ``comes`` are for an object that is there
-    from the start and for one that is not, ``stands`` for an object in a picture, and ``final``
-    for what is visible at the end.
+    ``nothing`` is used if there is no event. ``later`` is used if objects appear later; it says how
+    many are there at the start. ``starts`` is for an object that is there from the start, ``comes``
+    for one that appears later, ``stands`` for an object in a picture, and ``final`` for what is
+    visible at the end.
     """
 
     noun: str
@@ -134,6 +134,10 @@ def _is_or_are(number: int) -> str:
 
 
 def _opening(scene: Scene, number: int, **medium: str) -> str:
+    """Returns the first sentence: how many objects there are, on which background.
+
+    ``medium`` has the words that take the places of {video} and {clip} in the template.
+    """
     voice = voice_of(scene)
     words = {
         "things": count_phrase(number, voice.noun),
@@ -146,10 +150,10 @@ def _opening(scene: Scene, number: int, **medium: str) -> str:
 def _sentence(scene: Scene, index: int) -> str:
     """Returns the sentence of a description about one object."""
     voice, thing = voice_of(scene), scene.objects[index]
-    comes = any(e.index == index and e.kind == "appear" for e in scene.events)
+    appears_later = any(e.index == index and e.kind == "appear" for e in scene.events)
     words = {"where": place_phrase(thing.start), "place": cell_name(thing.start)}
     does = motion_phrase(scene, thing)
-    template = voice.comes if comes else voice.starts
+    template = voice.comes if appears_later else voice.starts
     return capitalize(template.format(name=object_name(scene, index), does=does, **words))
 
 
@@ -163,7 +167,10 @@ def _event_sentences(scene: Scene) -> list[str]:
 
 
 def _relation(scene: Scene, first_state: State, last_state: State, cells: tuple[Cell, Cell]) -> str:
-    """Returns how the first object stands to the last."""
+    """Returns the sentence that the first object is above or to the left of the last.
+
+    ``cells`` are the places of the two.
+    """
     word = "above" if cells[0][0] < cells[1][0] else "to the left of"
     first, last = (
         object_name(scene, state.index, state.color) for state in (first_state, last_state)
@@ -198,6 +205,7 @@ def _recap(scene: Scene) -> list[str]:
 
 
 def _empty_rows(cells: Sequence[Cell]) -> str:
+    """Returns the sentence about the rows of the grid that have none of these cells."""
     rows = ("top", "middle", "bottom")
     empty = [name for r, name in enumerate(rows) if all(cell[0] != r for cell in cells)]
     if not empty:
@@ -267,7 +275,7 @@ def describe_image(scene: Scene) -> str:
 
 
 def describe_diff(scene: Scene, seed: int) -> str:
-    """Returns the differences between the pictures of `scene` and of `edit(scene, seed)`."""
+    """Returns the differences between the pictures of `scene` and of `scenes.edit(scene, seed)`."""
     edited, differences = edit_with_changes(scene, seed)
     sentences = [
         "There is one difference." if len(differences) == 1 else "There are two differences."

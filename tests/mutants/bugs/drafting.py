@@ -66,8 +66,8 @@ BUGS = (
     PlantedBug(
         "a token that was chosen carries a q as if it had been sampled",
         "drafting/shapes/policies.py",
-        find="add(tree, node_of[above], best[above][rank])",
-        plant="add(tree, node_of[above], best[above][rank], scores.rows[-1].softmax(-1))",
+        find="add(tree, node_of[parent], best[parent][rank])",
+        plant="add(tree, node_of[parent], best[parent][rank], scores.rows[-1].softmax(-1))",
         tests=("laws/test_tables.py::test_the_joint_law_of_three_tokens_is_the_targets",),
     ),
     PlantedBug(

@@ -1,4 +1,4 @@
-"""The papers' benchmarks as `benchmarks.yaml` has them: where each lies, and how papers ran it."""
+"""Loads `benchmarks.yaml`: where the papers' benchmarks lie, and how each paper ran them."""
 
 from __future__ import annotations
 
@@ -16,11 +16,14 @@ from saccade.bench.suites.types import Setting, Task
 class Source:
     """One publication of a benchmark."""
 
-    repos: tuple[str, ...]  # The newest id first; all of them have the same files.
-    files: Mapping[str, tuple[str, ...]]  # By split: patterns, of which the first that fits counts.
-    small: bool = False  # The files hold no pictures, so they are fetched unasked.
-    gated: bool = False
+    repos: tuple[str, ...]  # Ids on the hub, the newest first; all of them have the same files.
+    # For each split, patterns of file names. The files of the first pattern that matches are read.
+    files: Mapping[str, tuple[str, ...]]
+    small: bool = False  # Whether the files are fetched without asking: they hold no pictures.
+    gated: bool = False  # Whether its terms have to be accepted on the hub first.
     nested: str | None = None  # The column whose lists hold the rows.
+    # The first revision is fetched; None is the default branch. If there are several, media are
+    # looked for in all snapshots of the hub's cache.
     revisions: tuple[str | None, ...] = (None,)
 
 
@@ -28,9 +31,10 @@ class Source:
 class Media:
     """Media that lie beside the rows."""
 
-    # Folders by part, which are searched in this order; "" stands for parts that are not listed.
+    # For each part, the folders to search, in this order; "" is for parts that are not listed.
     folders: Mapping[str, tuple[str, ...]]
-    # Folders of uncut videos, of which the moments between a row's start and end are read.
+    # For each part, folders of uncut videos, which are searched next. Of an uncut video only the
+    # time between the row's start and end is read.
     whole: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     packed: tuple[str, ...] = ()  # Patterns of the archives, for messages.
     unpacked: tuple[str, ...] = ()  # Below HF_HOME, where lmms-eval unpacks them.
@@ -66,13 +70,17 @@ class Benchmark:
     parts: tuple[str, ...] = ()
     # The column that names a row's part; None where each part has files of its own.
     part_column: str | None = None
-    where: tuple[str, str] | None = None  # A column and the value that its rows have.
-    option: str = "{letter}. {text}"
+    where: tuple[str, str] | None = None  # Only rows with this value in this column belong to it.
+    option: str = "{letter}. {text}"  # How an option is written in the prompt.
+    # Roles whose columns the files may lack.
     optional: frozenset[str] = frozenset({"id", "options", "start", "end", "then"})
 
 
 def _benchmark(entry: Mapping[str, Any]) -> Benchmark:
-    """Makes a benchmark of an entry of the file. Its media folders give the parts by default."""
+    """Returns the benchmark that an entry of the file describes.
+
+    Unless the entry lists the parts, they are those that have media folders of their own.
+    """
     fields: dict[str, Any] = {name: _lists_to_tuples(value) for name, value in entry.items()}
     fields["sources"] = tuple(Source(**source) for source in fields["sources"])
     fields["papers"] = {
@@ -91,10 +99,12 @@ def _benchmark(entry: Mapping[str, Any]) -> Benchmark:
 
 
 def _settings(name: str, turns: bool = False, **stated: Any) -> Iterator[tuple[str, Setting]]:
-    """Yields a paper's setting with its name, and one for each of its second turns."""
+    """Yields a paper's setting by name, then with ``turns`` one for each kind of second turn."""
     setting = Setting(**stated)
     yield name, setting
-    for kind, question in SECOND_TURNS.items() if turns else ():
+    if not turns:
+        return
+    for kind, question in SECOND_TURNS.items():
         source = f"{setting.paper}; second turn as its published code words it"
         yield f"{name}-{kind}", replace(setting, paper=source, then=question, next=not question)
 

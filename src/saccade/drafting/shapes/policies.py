@@ -68,12 +68,12 @@ class Chain(Shape):
         )
 
     def goes_on(self, scores: Scores, node: int, law: Law | None) -> bool:
-        """Returns whether one more token is drawn after ``node``. It is decided before the draw
-        (see ``Tree``).
+        """Returns whether one more token is drawn after ``node``, which has to be decided before
+        the draw (see ``Tree``).
 
-        ``law`` is the draft's law there. It is not called for the first token of a draft. Derive
-        from ``Chain`` and override this for a chain that stops by itself; it must be a pure
-        function.
+        ``law`` is the draft's law of that token. The first token of a draft is always drawn, so
+        this is not called for it. For a chain that stops by itself, derive from ``Chain`` and
+        override this; it must be a pure function.
         """
         return True
 
@@ -100,8 +100,8 @@ class Chain(Shape):
 def confidence(scores: Scores, node: int, law: Law | None) -> float:
     """Returns the draft's probability of the token after ``node``.
 
-    When greedy it is that of the draft's choice. When sampling it is the mean over the draws,
-    sum q^2, which does not depend on the draw.
+    When greedy, that token is the draft's choice. When sampling, this is the expected probability
+    of the token that will be drawn, sum q^2, so that it does not depend on the draw.
     """
     if isinstance(law, Tensor):
         return float(law.square().sum())
@@ -251,16 +251,17 @@ def grow_static(paths: Paths) -> Growing:
     for depth in range(1, levels + 1):
         level = sorted(path for path in paths if len(path) == depth and path[:-1] in node_of)
         scores: Scores = yield tree
-        widest: dict[tuple[int, ...], int] = {}
+        # How many of the likeliest tokens after each parent the level needs.
+        counts: dict[tuple[int, ...], int] = {}
         for path in level:
-            widest[path[:-1]] = max(widest.get(path[:-1], 0), path[-1] + 1)
-        tops = scores.tops({node_of[above]: count for above, count in widest.items()})
-        best = {above: tops[node_of[above]] for above in widest}
+            counts[path[:-1]] = max(counts.get(path[:-1], 0), path[-1] + 1)
+        tops = scores.tops({node_of[parent]: count for parent, count in counts.items()})
+        best = {parent: tops[node_of[parent]] for parent in counts}
         for path in level:
-            above, rank = path[:-1], path[-1]
-            if rank < len(best[above]):  # The rules may leave fewer tokens than there are ranks.
+            parent, rank = path[:-1], path[-1]
+            if rank < len(best[parent]):  # The rules may leave fewer tokens than there are ranks.
                 node_of[path] = len(tree)
-                tree = add(tree, node_of[above], best[above][rank])
+                tree = add(tree, node_of[parent], best[parent][rank])
     return tree
 
 

@@ -83,7 +83,8 @@ class Sources:
     redirects: int = 3
 
     def load(self, url: str) -> FetchedMedia:
-        """Loads the media at an address. Raises VideoInputError, which does not repeat it."""
+        """Loads the media at an address. Raises VideoInputError, whose message does not contain the
+        address."""
         url = url.strip(" \t\r\n")
         scheme = url[:16].partition(":")[0].lower()
         if scheme == "data":
@@ -95,7 +96,10 @@ class Sources:
         raise _address_refusal("begins with none of data:, file:, http: and https:")
 
     def decode_data_url(self, url: memoryview) -> FetchedMedia:
-        """Decodes a data: address without copying its text. Raises VideoInputError."""
+        """Decodes a data: address without copying its text. Raises VideoInputError.
+
+        The data of the type video/jpeg are frames: the base64 of each, joined by commas.
+        """
         head, comma, _ = bytes(url[:MAX_URL_CHARACTERS]).partition(b",")
         kind, *options = [
             part.strip() for part in head[5:].decode(errors="replace").lower().split(";")
@@ -107,7 +111,7 @@ class Sources:
         if kind.partition("/")[0] not in ("video", "image"):
             raise _address_refusal("must say video or image, as data:video/mp4 does", "unsupported")
         body = url[len(head) + 1 :]
-        if len(body) * 3 // 4 > self.max_bytes + 2:
+        if len(body) * 3 // 4 > self.max_bytes + 2:  # Up to two of the bytes are only padding.
             raise self._too_large()
         if kind != "video/jpeg":
             return FetchedMedia("bytes", _decode_base64(body))
@@ -188,7 +192,8 @@ class Sources:
             body += piece
             if len(body) > self.max_bytes:
                 raise self._too_large()
-        seconds_left(deadline)  # Raises TimeoutError after the deadline, which may cut the body.
+        # The timer of `_connect` may have cut the body short. Then this raises TimeoutError.
+        seconds_left(deadline)
         if announced is not None and len(body) < announced:
             raise OSError("cut short")
         return bytes(body)
@@ -279,7 +284,8 @@ def _host(parts: SplitResult) -> str:
             return str(ipaddress.IPv6Address(host))
         host = host.removesuffix(".")
         labels = host.split(".")
-        if re.fullmatch(r"\d+|0x[0-9a-f]*", labels[-1]):  # A number is allowed in four parts only.
+        if re.fullmatch(r"\d+|0x[0-9a-f]*", labels[-1]):
+            # Of the spellings of an IPv4 address only four decimal numbers are accepted.
             return str(ipaddress.IPv4Address(host))
         if all(re.fullmatch(r"[a-z0-9_]([a-z0-9_-]{0,61}[a-z0-9])?", label) for label in labels):
             return host

@@ -31,9 +31,9 @@ CODECS = frozenset(
 
 
 class Video:
-    """The reel of a video file: its timeline, and a decoder for the frames that are asked for.
+    """A video file as a ``Reel``: its timeline, and a decoder of requested frames.
 
-    A pass over the packets gives the timeline, and a second pass decodes only what is needed.
+    The constructor reads all packets for the timeline. :meth:`fetch` decodes only what is needed.
     """
 
     def __init__(self, file: File, limits: Limits) -> None:
@@ -67,7 +67,7 @@ class Video:
                 if len(ticks) > MAX_PACKETS:
                     raise file.refusal("has too many frames; cut it into parts", "too_long")
             self.size = (codec.width, codec.height)
-            announced = stream.frames
+            announced = stream.frames  # The number of frames in the header.
         if end < 0.98 * declared - 2 / (header_rate or 1) or len(ticks) < 0.98 * announced - 1:
             part = f"{end:.1f} of {declared:.1f} seconds"
             self.warnings.append(f"cut short or damaged: read {part}, {len(ticks)} frames")
@@ -95,11 +95,13 @@ class Video:
         self.rate = snap_rate(len(order) / self.duration, header_rate)
 
     def fetch(self, numbers: Sequence[int]) -> Iterator[tuple[int, Image]]:
-        """Decodes from the keyframe before each requested frame, and skips packets in between.
+        """Yields each of these frame numbers, which ascend, with its frame.
 
-        Yields each number with its frame.
+        Decoding starts at the keyframe before a requested frame. Packets that no requested frame
+        needs are skipped.
         """
         todo = list(numbers[::-1])
+        # For each packet at which decoding starts, the packet of the last frame that is wanted.
         runs = dict(zip(self.starts[todo[::-1]], self.packets[todo[::-1]], strict=True))
         packet_count = sum(int(last) - int(start) + 1 for start, last in runs.items())
         work = self.size[0] * self.size[1] * packet_count / MAX_PIXELS_PER_SECOND
@@ -134,7 +136,9 @@ class Video:
                         continue
                     while todo and self.pts[todo[-1]] < pts:
                         number = todo.pop()
-                        if previous is not None:  # A VP8 packet may have no picture of its own.
+                        # The packet of this number gave no picture, as some of VP8 do not. The
+                        # picture before it stays on display.
+                        if previous is not None:
                             yield number, self._array(previous)
                     if todo and self.pts[todo[-1]] == pts:
                         yield todo.pop(), self._array(frame)
@@ -157,7 +161,7 @@ class Video:
         with container:
             if not container.streams:
                 raise self._unreadable_error()
-            # Otherwise FFmpeg invents display times where there are none, wrong ones for B-frames.
+            # Otherwise FFmpeg invents display times that are missing, and wrong ones for B-frames.
             container.flags &= ~Flags.gen_pts.value
             for stream in container.streams.video:
                 if not stream.disposition & Disposition.attached_pic:  # A cover image is no video.

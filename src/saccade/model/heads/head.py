@@ -65,6 +65,7 @@ class Head(Backbone):
             raise ModelError(
                 "a target that is split over processes cannot be drafted for by a head"
             )
+        # A head shares with its target whatever is not replaced below.
         vars(self).update(vars(target))
         self.target, self.module = target, module
         self._newest_head: Head | None = None  # Made when the target was changed.
@@ -81,7 +82,7 @@ class Head(Backbone):
         self.device = next(module.parameters()).device
         self.devices = [self.device]
         self._template_layer = template_layer
-        # The layer passes on to the attention the number that it was made with.
+        # The layer calls the attention with the layer number that it was constructed with.
         self.key_layers = {0 if template_layer is None else template_layer: 0}
         if template_layer is None:
             self.heads, self.kv_heads = config.num_attention_heads, config.num_key_value_heads
@@ -129,7 +130,7 @@ class Head(Backbone):
         return self.target.shares_vision_with(target)
 
     def rounded(self, rounding: Rounding) -> Backbone:
-        """Raises ModelError, because a head is no decoder of its own."""
+        """Raises ModelError, because only the weights of a draft model can be rounded."""
         raise ModelError(
             f"draft_quantize={rounding.name} rounds draft models, and this draft is a head: leave "
             "draft_quantize out, or name another draft"
@@ -139,17 +140,17 @@ class Head(Backbone):
     def step_bytes(self) -> float:
         """The bytes of weights that a step reads."""
         parameter_counts = {name: each.numel() for name, each in self.module.named_parameters()}
-        read = sum(
+        layer_weights = sum(
             count
             for name, count in parameter_counts.items()
             if not name.startswith("embed_tokens.")
         )
         has_own_logits = "lm_head.weight" in parameter_counts
-        weights = read if has_own_logits else read + self.target.head_weights
+        weights = layer_weights if has_own_logits else layer_weights + self.target.head_weights
         return weights * self.dtype.itemsize
 
     def rotation(self, rows: Hidden, positions: Int[Tensor, "axes row"]) -> Rotation:
-        """Returns the cosines and sines of rows at these positions, of the head's own axes."""
+        """Returns the cosines and sines that rotate rows at these positions, on the head's axes."""
         shaped = positions[:, None] if self.axes > 1 else positions
         rotation: Rotation = self.text.rotary_emb(rows[None], shaped)
         return rotation
@@ -205,17 +206,12 @@ def fill_module(module: nn.Module, parts: dict[str, Tensor], target: Backbone, n
     """
     expected = module.state_dict()
     parts = layouts.stack_experts(parts, expected.keys())
+    common = expected.keys() & parts.keys()
+    reshaped = {key for key in common if expected[key].shape != parts[key].shape}
     for problem, names in (
         ("lacks", expected.keys() - parts.keys()),
         ("has tensors that such a head does not use", parts.keys() - expected.keys()),
-        (
-            "has in another shape",
-            {
-                key
-                for key in expected.keys() & parts.keys()
-                if expected[key].shape != parts[key].shape
-            },
-        ),
+        ("has in another shape", reshaped),
     ):
         if names:
             raise ModelError(f"the head of {name} {problem}: {', '.join(sorted(names)[:3])}")
@@ -240,7 +236,7 @@ def make_mtp_head(
     where the tensors do not make such a head.
     """
     if not target.key_layers:
-        raise ModelError(f"{name} has no attention layer, which its head would be made like")
+        raise ModelError(f"{name} has no attention layer, so its own head cannot be made")
     number = max(target.key_layers)
     layer = target.text.layers[number]
     config = for_our_attention(target.config)
@@ -261,8 +257,8 @@ def make_mtp_head(
 def make_eagle3_head(
     target: Backbone, settings: dict[str, Any], tensors: layouts.Tensors, name: str
 ) -> Head:
-    """Returns an EAGLE-3 head by its config and tensors. Raises ModelError, in one sentence, where
-    it is another target's or no such head."""
+    """Returns the EAGLE-3 head with this config and these tensors. Raises ModelError, in one
+    sentence, where they are no such head or belong to another target."""
     config = eagle3_config(settings)
     parts = layouts.eagle3_parts(tensors)
     for needed in ("fc.weight", "lm_head.weight", "norm.weight"):
@@ -303,8 +299,9 @@ def eagle3_config(settings: dict[str, Any]) -> LlamaConfig:
 def make_rotary(target: Backbone, config: LlamaConfig) -> tuple[Any, int]:
     """Returns a head's rotary embedding, and how many axes of positions it reads.
 
-    Where the head's config has sections for several axes, both are the target's. Else the head
-    reads the first axis alone.
+    If the head's config divides the rotation among several axes (``mrope_section``), the embedding
+    is of the target's class and reads all of the target's axes. Otherwise it is Llama's and reads
+    the first axis alone.
     """
     rope = config.rope_parameters or {}
     has_sections = target.axes > 1 and bool(rope.get("mrope_section"))
@@ -347,8 +344,11 @@ def check_target(target: Backbone, settings: Mapping[str, Any], name: str) -> No
 def check_layers(
     target: Backbone, hidden_layers: Sequence[int], fc: Tensor | None, name: str
 ) -> None:
-    """Raises ModelError where a target has no such hidden states, or others than a head's first
-    matrix, ``fc`` [dim, layers * target_dim], reads."""
+    """Raises ModelError where the target lacks one of these hidden states, or where all of them
+    together do not have the width that the head's first matrix reads.
+
+    ``fc`` is that matrix [dim, layers * target_dim].
+    """
     if any(not 0 <= each <= target.depth for each in hidden_layers):
         raise ModelError(
             f"{name} is a head for a deeper target: it reads layers {tuple(hidden_layers)}, and "
@@ -365,8 +365,10 @@ def check_layers(
 
 
 def find_other_target(settings: Mapping[str, Any], config: Any, name: str) -> str | None:
-    """Returns a sentence where the config of a head of its own folder declares another target than
-    one with this config; None where it does not."""
+    """Returns the sentence of an error if a head's config declares another target; None if not.
+
+    ``settings`` are the entries of the head's config.json, and ``config`` is the target's config.
+    """
     text = config.get_text_config(decoder=True)
     declared_type = settings.get("target_model_type")
     verifier = (settings.get("speculators_config") or {}).get("verifier") or {}

@@ -1,4 +1,4 @@
-"""Chooses the quickest of several equal kernels on this machine, when a model is made ready.
+"""Chooses the quickest of the kernels that compute the same, when a model is made ready.
 
 Which library multiplies a few rows fastest depends on the make of the processor, on the shape of
 the matrix and on the number of rows. Each kernel is therefore timed a few times on each machine,
@@ -32,13 +32,15 @@ from saccade.model.kernels.few_bits import FewBitProduct, Rounding
 
 TIMED_ROWS = (1, 2, 3, 4, 6, 8, 12, 16, 24, 32, 64, 256)
 ROWS_TIMED_FIRST = (1, 256, 8, 4, 16, 2, 64)  # Always timed, before the others of TIMED_ROWS.
-PRODUCT_TIMING_SECONDS = 0.15  # The others are timed only before this has passed.
+PRODUCT_TIMING_SECONDS = 0.15  # Further numbers of rows are timed until so much has passed.
 CALLS_PER_MEASUREMENT = 4
 MAX_MEASUREMENTS = 3  # How many times each kernel is measured before its times are final.
-MIN_TIMED_BYTES = 2**22  # Matrices timed in a row; more than the nearest cache holds.
-USUAL_CACHE_BYTES = 2**25  # Of the largest cache, where the system does not say.
-COLD_CALLS_PER_MEASUREMENT = 2  # Each costs a look at more memory than the caches hold.
-MAX_COLD_ROWS = 16  # With more rows arithmetic takes longer than memory.
+# A timed call reads about so many bytes of weights, which is more than the nearest cache holds.
+MIN_TIMED_BYTES = 2**22
+USUAL_CACHE_BYTES = 2**25  # The size of the largest cache, where the system does not say it.
+# These are fewer, because the caches are emptied before each of them.
+COLD_CALLS_PER_MEASUREMENT = 2
+MAX_COLD_ROWS = 16  # With more rows, arithmetic takes longer than reading weights from memory.
 FEW_MATRICES_FROM_ROWS = 64  # From this many rows on, timing two matrices is enough.
 MAX_SLOWDOWN_WITHOUT_COPY = 0.15  # A copy is dropped if doing without costs at most this share.
 MAX_COPY_SHARE = 0.25  # Share of the free memory that copies of weights may take.
@@ -49,7 +51,8 @@ PROMPT_KEYS = (1024, 2048)  # Numbers of keys for the same.
 _MEASUREMENTS = MeasurementFile("kernels.json")
 
 ProblemSize = tuple[int, ...]
-"""What was timed: a matrix's shape and epilogue, a number of rows, a number of keys."""
+"""The numbers on which the time of a kernel depends, such as a matrix's shape and its epilogue, or
+numbers of rows and of keys."""
 
 
 class Epilogue(IntEnum):
@@ -106,7 +109,7 @@ def _keep_weight(weight: Tensor) -> Tensor:
 
 
 PLAIN = Product(_keep_weight, _multiply_plain, copies=False)
-# This one is oneDNN's, whose weights lie in blocks.
+# The product of oneDNN reads weights that lie in blocks.
 PACKED = Product(lambda w: torch.ops.mkldnn._reorder_linear_weight(w), _multiply_packed)
 
 PRODUCTS: dict[str, Product] = {
@@ -174,8 +177,8 @@ def rounded_products(rounding: Rounding, gated: bool) -> dict[str, Product]:
 def product_names(dtype: torch.dtype = torch.float32) -> list[str]:
     """Returns the products to choose from on this machine, for weights of this type.
 
-    "transposed" is only for where none is compiled. Without kernels to choose from there is one
-    name.
+    "transposed" is only among them where our own kernels cannot be compiled. A single name means
+    that there is nothing to choose.
     """
     if dtype == torch.bfloat16:
         units = [unit.value for unit in compiled.bf16_units()]
@@ -274,6 +277,7 @@ class Matrix:
     def drop_copies(self) -> None:
         """Drops all copies of the weights. They are prepared anew when they are chosen."""
         self._prepared: dict[str, Any] = {}
+        # For each choice, the kernel and its weights by number of rows.
         self._tables: dict[Choice, list[tuple[Callable[..., Tensor], Any]]] = {}
 
     def choose(self, choice: Choice) -> None:
@@ -343,7 +347,7 @@ class TunedMatrices:
     def __init__(self, matrices: Sequence[Matrix]) -> None:
         self._matrices: Sequence[Matrix] = ()
         if matrices and has_kernels(matrices):
-            # Whoever rounds weights has asked for copies of them.
+            # Rounded weights are copies that the caller asked for, whatever memory they take.
             with_copies = matrices[0].rounding is not None or may_copy(matrices)
             for matrix in matrices:
                 matrix.may_be_copied = with_copies
@@ -397,8 +401,8 @@ class TunedMatrices:
 def choose_rounded(matrices: Sequence[Matrix]) -> None:
     """Lets matrices on a GPU multiply few rows with rounded weights.
 
-    Nothing is measured there: every step reads fewer bytes, and there is one product for each
-    rounding.
+    Nothing is measured, since on a GPU there is only one product for each rounding, and it reads
+    fewer bytes.
     """
     for matrix in matrices:
         rounded = [name for name in matrix.candidates if name != "plain"]
@@ -416,7 +420,7 @@ def fingerprint_entries(weight: Float[Tensor, "out into"]) -> Float[Tensor, "*sa
     The entries are ``step`` apart in memory. ``step`` is at most the length of a row, so every row
     has an entry. It shares no divisor with that length, so each entry lies in another column until
     every column has had one. It is at most the number of rows, so there are at least as many
-    entries as columns, which is enough for that.
+    entries as columns, and every column does get one.
     """
     if not weight.is_contiguous():
         return fingerprint_entries(weight.t()) if weight.t().is_contiguous() else weight
@@ -428,7 +432,7 @@ def fingerprint_entries(weight: Float[Tensor, "out into"]) -> Float[Tensor, "*sa
 
 
 def bytes_of(entries: Float[Tensor, "*sampled"]) -> bytes:
-    """Returns the bytes of some numbers, of types that numpy does not have too."""
+    """Returns the bytes of some numbers, whose type may be one that numpy lacks, like bfloat16."""
     return entries.contiguous().view(torch.uint8).numpy().tobytes()
 
 
@@ -498,7 +502,7 @@ def cache_emptier(weight_bytes: int) -> Callable[[], object] | None:
     size stay there from one forward to the next."""
     if not exceeds_caches(weight_bytes):
         return None
-    # Numbers of four bytes each, so half more than the cache holds.
+    # The numbers have four bytes each, so they take one and a half times the cache.
     return torch.zeros(3 * largest_cache_bytes() // 8).sum
 
 
@@ -552,9 +556,9 @@ def shortest_times(
 ) -> dict[ProblemSize, dict[str, float]]:
     """Returns the seconds of each kernel by problem size, as measured on this machine so far.
 
-    ``measure`` returns the seconds now. They are stored by ``facts`` and by the version of our own
-    kernels. The first few calls of this function measure, and the shortest time of each kernel
-    counts. Such a short measurement may fall into a busy moment, which must not decide for good.
+    ``measure`` measures them once. Only the first ``MAX_MEASUREMENTS`` calls with the same
+    ``facts`` measure, and the shortest time of each kernel counts: a single short measurement may
+    fall into a busy moment. The times are stored by ``facts`` and the version of our own kernels.
     """
     key = _MEASUREMENTS.key("least", compiled.version(), *facts)
     measurements, stored = _MEASUREMENTS.load(key) or (0, [])
@@ -580,7 +584,8 @@ def best_choice(times: dict[int, dict[str, float]], free: Sequence[str] = ()) ->
     names = list(times[rows[0]])
 
     def slowdown(subset: Sequence[str]) -> float:
-        """Returns by how much the best of a subset is slower than the best, where that is worst."""
+        """Returns how many times as long as the best kernel the best of a subset takes, for the
+        number of rows where that is most."""
         return max(min(times[n][name] for name in subset) / min(times[n].values()) for n in rows)
 
     while copying := [name for name in names[1:] if name not in free]:
@@ -640,9 +645,9 @@ def best_threshold(
 ) -> tuple[tuple[str, str], int]:
     """Returns two kernels, and the number of keys from which the second is the better one.
 
-    ``times`` has the seconds of each kernel for each number of ``keys``. The plan that loses least
-    over all of them is chosen, so that a single slow moment decides nothing. Where no second kernel
-    is better, it is twice the same.
+    ``times`` has the seconds of each kernel for each number of ``keys``. The choice is the one that
+    loses least over all these numbers, so that a single slow moment decides nothing. If no second
+    kernel makes it better, both are the same.
     """
 
     def slowdown(plan: tuple[tuple[str, str], int]) -> float:
