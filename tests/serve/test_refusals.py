@@ -28,6 +28,10 @@ from serve.live import (
 from saccade.inputs import Pair, media
 from saccade.inputs.media import Limits
 from saccade.inputs.media.fetch import Sources
+from saccade.serve.api_errors import ApiError
+from saccade.serve.request_schema import ChatRequest
+from saccade.serve.responses_schema import ResponsesRequest
+from saccade.serve.routes import parse_request
 from saccade.serve.server_settings import MediaSettings
 
 
@@ -191,6 +195,52 @@ def test_a_wrong_value_is_refused_at_its_place(server, name, value):
     """Claim: the field's name is told, as param or in the sentence."""
     error = _refused(server.ask(**{name: value}))
     assert name in f"{error['param']} {error['message']}"
+
+
+IMAGE = {"type": "image_url", "image_url": {"url": "x", "min_pixels": 10}, "max_pixels": 5}
+PLACES = {  # What is sent, and the field that is at fault.
+    "top_k": ("chat", {"top_k": 0}, "top_k"),
+    "a function without a name": (
+        "chat",
+        {"tool_choice": {"type": "function", "function": {}}},
+        "tool_choice.function.name",
+    ),
+    "bounds of two places": (
+        "chat",
+        {"messages": [{"role": "user", "content": [IMAGE]}]},
+        "messages.0.content.0.image_url",
+    ),
+    "a call without arguments": (
+        "responses",
+        {"input": [{"type": "function_call", "call_id": "a", "name": "f"}]},
+        "input.0.arguments",
+    ),
+    "a text without a text": (
+        "responses",
+        {"input": [{"role": "user", "content": [{"type": "input_text"}]}]},
+        "input.0.content.0.text",
+    ),
+    "a summary": (
+        "responses",
+        {"input": [{"type": "reasoning", "summary": 5}]},
+        "input.0.summary",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", PLACES)
+def test_the_field_at_fault_is_named_as_the_client_sent_it(name):
+    """Claim: an error names the way through the request to the field that is wrong, or missing.
+    Fails if it names a schema's own words for the members of a union, or the union's first member
+    where the client chose another."""
+    kind, fields, param = PLACES[name]
+    schemas = {"chat": ChatRequest, "responses": ResponsesRequest}
+    words = [{"role": "user", "content": "hi"}]
+    whole = {"messages": words} if kind == "chat" else {"input": "hi"}
+    text = json.dumps({"model": "x", **whole, **fields}).encode()
+    with pytest.raises(ApiError) as error:
+        parse_request(schemas[kind], text)
+    assert (error.value.status, error.value.param) == (400, param)
 
 
 def test_a_model_that_is_not_there_is_404(server):

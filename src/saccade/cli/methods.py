@@ -63,5 +63,5 @@ def _select_method(listing: Listing, name: str) -> Listing:
     """Returns the listing of one method, whatever its name overrides. Raises MethodError for an
     unknown method or axis."""
     listing.check(name)
-    base = name.partition("/")[0]
+    base = name.partition("/")[0].strip()
     return replace(listing, methods={base: listing.methods[base]})

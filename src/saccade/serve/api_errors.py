@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterator, Mapping, Sequence
-from itertools import groupby
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from pydantic import BaseModel, ValidationError
@@ -99,24 +98,29 @@ WHAT_TO_DO_INSTEAD = {
     "functions": "send tools",
     "function_call": "send tool_choice",
 }
-WRONG_TYPE_ERRORS = {"string_type", "list_type"}
-UNION_TAGS = {
-    *("str", "user", "system", "developer", "assistant", "tool"),
-    *("dict", "json_object", "document"),
-}
-"""Names that pydantic puts into a field's location for the members of a union it tried."""
+WRONG_TYPE_ERRORS = {"string_type", "list_type", "literal_error"}
+"""Errors of the members of a union that the value does not belong to."""
+ABSENT_OR_UNKNOWN = {"missing", "extra_forbidden"}
+"""Errors whose location ends in the name of a field, whether or not the client sent it."""
 
 
-def validation_api_error(error: ValidationError) -> ApiError:
-    """Returns the response for the first thing wrong with a request, by the name of its field."""
+def validation_api_error(error: ValidationError, body: Any) -> ApiError:
+    """Returns the response for one thing that is wrong with a request, by the name of its field.
+
+    ``body`` is the value that was validated, or None where the client did not send it as it is.
+    """
     errors = error.errors(include_url=False, include_input=False)
-    # Where a field may be a string or a list, pydantic reports an error for each. One that says
-    # only that the value has the wrong type explains nothing, so others come first.
-    first = next((each for each in errors if each["type"] not in WRONG_TYPE_ERRORS), errors[0])
+    names_by_error = [
+        _field_names(each["loc"], body, each["type"] in ABSENT_OR_UNKNOWN) for each in errors
+    ]
+    # Where a field may be a string or a list, pydantic reports an error for each. The one that is
+    # about the form that the client chose is found deeper in the body, or is not about the type.
+    first, names = max(
+        zip(errors, names_by_error, strict=True),
+        key=lambda pair: (pair[0]["type"] not in WRONG_TYPE_ERRORS, len(pair[1])),
+    )
     is_unknown = first["type"] == "extra_forbidden"
-    names = _field_names(first["loc"], is_unknown)
-    # A union's member and the field in it may have the same name, such as image_url.
-    field = ".".join(name for name, _ in groupby(names))
+    field = ".".join(names)
     if is_unknown:
         return ApiError(400, f"{field} is not a field this server knows: leave it out", field)
     steps = field.split(".")
@@ -128,15 +132,32 @@ def validation_api_error(error: ValidationError) -> ApiError:
     return ApiError(400, message[:500], field or None)
 
 
-def _field_names(location: Sequence[int | str], ends_in_name: bool) -> Iterator[str]:
-    """Yields the names in a field's location, without those that pydantic adds for the members of a
-    union.
+def _field_names(location: Sequence[int | str], body: Any, ends_in_name: bool) -> tuple[str, ...]:
+    """Returns the names in an error's location that lead to a field of the body.
 
-    The first name is always a field's, and so is the last one if ``ends_in_name``.
+    Pydantic adds a name for each union, which says what member it tried. Such a name leads nowhere
+    in the body. With ``ends_in_name`` the last name is a field's, though it is not in the body.
+    Without a body all names are returned.
     """
+    if body is None:
+        return tuple(str(step)[:40] for step in location)
+    names: list[str] = []
     for depth, step in enumerate(location):
-        text = str(step)
-        is_name = not depth or (ends_in_name and depth == len(location) - 1)
-        is_tag = text[:1].isupper() or "[" in text or text in UNION_TAGS
-        if is_name or not is_tag:
-            yield text[:40]
+        leads_on, inner = _follow(body, step)
+        if leads_on:
+            body = inner
+        elif not (ends_in_name and depth == len(location) - 1):
+            continue
+        names.append(str(step)[:40])
+    return tuple(names)
+
+
+def _follow(body: Any, step: int | str) -> tuple[bool, Any]:
+    """Returns whether a step leads to something in the body, and to what."""
+    if isinstance(body, BaseModel):
+        body = dict(body)
+    if isinstance(body, Mapping):
+        return step in body, body.get(step)
+    if isinstance(body, Sequence) and isinstance(step, int) and step < len(body):
+        return True, body[step]
+    return False, None

@@ -52,6 +52,11 @@ class Strict(BaseModel):
     model_config = ConfigDict(extra="forbid", allow_inf_nan=False, strict=True, frozen=True)
 
 
+def _check_pixel_order(min_pixels: int | None, max_pixels: int | None) -> None:
+    if min_pixels and max_pixels and min_pixels > max_pixels:
+        raise ValueError("min_pixels is more than max_pixels")
+
+
 class PixelLimits(Strict):
     """Bounds on the pixels of a picture or of each video frame. A picture outside the bounds is
     scaled to the nearer one.
@@ -64,8 +69,7 @@ class PixelLimits(Strict):
 
     @model_validator(mode="after")
     def _check_order(self) -> PixelLimits:
-        if self.min_pixels and self.max_pixels and self.min_pixels > self.max_pixels:
-            raise ValueError("min_pixels is more than max_pixels")
+        _check_pixel_order(self.min_pixels, self.max_pixels)
         return self
 
 
@@ -138,11 +142,18 @@ class MediaPart(ClientObject, PixelLimits):
     def pixel_limits(self) -> PixelLimits:
         """The pixel limits of this part. A limit inside the address object wins over the same limit
         of the part itself."""
+        min_pixels, max_pixels = self._nearest_limits
+        return PixelLimits(min_pixels=min_pixels, max_pixels=max_pixels)
+
+    @property
+    def _nearest_limits(self) -> tuple[int | None, int | None]:
         nearer = self.address
-        return PixelLimits(
-            min_pixels=nearer.min_pixels or self.min_pixels,
-            max_pixels=nearer.max_pixels or self.max_pixels,
-        )
+        return nearer.min_pixels or self.min_pixels, nearer.max_pixels or self.max_pixels
+
+    @model_validator(mode="after")
+    def _check_nearest_limits(self) -> MediaPart:
+        _check_pixel_order(*self._nearest_limits)
+        return self
 
 
 class ImagePart(MediaPart):

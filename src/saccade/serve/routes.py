@@ -13,6 +13,7 @@ from typing import Any
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from fastapi.responses import JSONResponse
 from pydantic import ValidationError
+from pydantic_core import from_json
 from starlette.concurrency import run_in_threadpool
 from starlette.exceptions import HTTPException
 from starlette.middleware.cors import CORSMiddleware
@@ -232,6 +233,14 @@ def _check_content_type(request: Request) -> None:
         raise ApiError(415, "the request must be JSON: send Content-Type: application/json")
 
 
+def _read_json(text: bytes) -> Any:
+    """Returns the value of a JSON text, or None where it is none."""
+    try:
+        return from_json(text)
+    except ValueError:
+        return None
+
+
 def parse_request(
     request_type: type[AnyRequest],
     text: bytes,
@@ -243,9 +252,12 @@ def parse_request(
     """
     try:
         request = request_type.model_validate_json(text)
+    except ValidationError as error:
+        raise validation_api_error(error, _read_json(text)) from None
+    try:
         media_urls = request.completion.media_urls
     except ValidationError as error:
-        raise validation_api_error(error) from None
+        raise validation_api_error(error, None) from None
     data_urls = data_urls or {}
     if sorted(url for url in media_urls if url in data_urls) != sorted(data_urls):
         raise ApiError(400, "a data: address stands where no media are read: leave it out")
