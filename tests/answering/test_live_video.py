@@ -122,7 +122,7 @@ def test_no_frame_is_encoded_twice_and_rows_are_read_twice_at_most(monkeypatch):
 
 def memory_of(live: Live) -> int:
     """Bytes of the target's cache, of vision outputs, and of frames."""
-    call = live._conversation._last_call
+    call = live._conversation._last_batch
     assert call is not None
     frames = sum(each.clip.frames.nbytes for each in live.segments)
     return call.session.requests[0].cache.bytes + call.vision.bytes + frames

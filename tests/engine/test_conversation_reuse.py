@@ -96,7 +96,7 @@ def test_a_later_turn_reads_only_new_tokens(method, monkeypatch):
         by_target = [rows for session, rows in seen if session is target]
         by_draft = [rows for session, rows in seen if session is not target]
         assert seen[0] == (target, by_target[0]) and new <= by_target[0] <= new + 1
-        trees = [len(round.tokens) for round in conversation._last.results[0].rounds]
+        trees = [len(round.tokens) for round in conversation._last_stream.results[0].rounds]
         assert by_target[1:] == [n + (i > 0) for i, n in enumerate(trees) if n or i]
         views = 2 if method == "tabed" else 1
         if by_draft:

@@ -207,7 +207,7 @@ def test_a_turn_with_another_picture_goes_on_from_what_is_known(family):
             assert list(result.ids) == zoo.hf_greedy(loaded, inputs, 40)
             assert (result.reused_tokens > 0) == (count > 1)
             question += " and before?"
-            batch = conversation._last_call
+            batch = conversation._last_batch
             assert batch is not None
             kv_cache = batch.session.requests[0].cache
             assert len(kv_cache._saved_windows) <= cache.MAX_SAVED_WINDOWS

@@ -11,7 +11,7 @@ from helpers import FAMILIES, input_for
 
 from saccade.core.sampling import NO_TOKEN, BrokenLaw, Sampling, Scores
 from saccade.core.tree import ROOT, chain
-from saccade.drafting.shapes.auto import _look
+from saccade.drafting.shapes.auto import _law_and_alternatives
 from saccade.drafting.shapes.policies import confidence
 from saccade.model import likeliest
 from saccade.model.backbone import Backbone
@@ -171,8 +171,10 @@ def test_auto_sees_the_same_whoever_computed_it(runners):
     by_logits = Scores(chain([1, 2]), rows, Sampling(), [], 0)
     computed = Scores(chain([1, 2]), rows, Sampling(), [], 0, likeliest=reads)
     for node in (ROOT, 0, 1):
-        token, odds, others = _look(computed, node, runners)
-        expected_token, expected_odds, expected_others = _look(by_logits, node, runners)
+        token, odds, others = _law_and_alternatives(computed, node, runners)
+        expected_token, expected_odds, expected_others = _law_and_alternatives(
+            by_logits, node, runners
+        )
         assert token == expected_token and odds == pytest.approx(expected_odds)
         assert [other for other, _ in others] == [other for other, _ in expected_others]
         assert confidence(computed, node, None) == pytest.approx(confidence(by_logits, node, None))

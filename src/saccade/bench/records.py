@@ -1,7 +1,8 @@
 """The results of a run on disk: one JSON line about the run, then one per answer.
 
-Answers are written once every method has answered an item, and a line that says so ends them. When
-a run is resumed, lines after the last such line are removed, because that item was cut short.
+The answers to an item are written once every method has answered it, and a line that says that the
+item is done follows them. When a run is resumed, lines after the last such line are removed,
+because they belong to an item that was cut short.
 """
 
 from __future__ import annotations
@@ -27,11 +28,11 @@ ITEM_DONE_KEY = "done"
 class Answer:
     """One answer of one method to one question of one item. The fields are those of the file.
 
-    Times are in seconds. ``total`` runs from inputs to the last token, ``first`` to the first.
-    ``guide`` is for choosing what the draft sees. ``caption_hidden`` is the part of ``caption``
-    that delayed nothing, and ``beside_prefill``, ``beside_guide`` and ``beside_draft`` are the
-    draft's work beside the target, which delays nothing either. ``draft`` and ``verify`` are sums
-    over the rounds. ``decode`` begins where everything before the rounds ends.
+    Times are in seconds. ``total`` runs from the inputs to the last token, ``first`` to the first.
+    ``guide`` is what choosing the draft's view took. ``caption_hidden`` is the part of ``caption``
+    that ran beside other work and so delayed nothing. ``beside_prefill``, ``beside_guide`` and
+    ``beside_draft`` are the draft's work beside the target, which delays nothing either. ``draft``
+    and ``verify`` are sums over the rounds.
     """
 
     suite: str
@@ -57,7 +58,7 @@ class Answer:
     verify: float = 0.0
     decode: float = 0.0  # From the end of what comes before the rounds.
     captures: float = 0.0  # Capturing CUDA graphs between rounds; later answers use them too.
-    counted: int = 1  # How many tokens ``decode`` is shared among: all but the first, at least 1.
+    counted: int = 1  # How many tokens ``decode`` produced: all but the first, but at least 1.
     prompt_tokens: int = 0
     visual_tokens: int = 0
     draft_visual_tokens: int | None = None
@@ -66,7 +67,7 @@ class Answer:
     drafted: tuple[int, ...] = ()  # Per round, the depth of the draft.
     nodes: tuple[int, ...] = ()  # Per round, all tokens of the draft.
     own: int = 0  # How many rounds ended in a token of the target's own.
-    peak: int | None = None  # Bytes above the memory in use before, where that can be measured.
+    peak: int | None = None  # The most bytes in use beyond those before; None where not measured.
     fallback: str | None = None
     error: str | None = None
     answers: tuple[str, ...] = ()  # The right answers.
@@ -97,7 +98,7 @@ STAGES: Mapping[str, Callable[[Answer], float]] = {
 
 
 def result_fields(result: Result) -> dict[str, Any]:
-    """Returns the fields of an answer that one of our results has."""
+    """Returns the fields of an ``Answer`` that a result of ours determines."""
     timings = asdict(result.timings)
     return dict(
         ids=result.ids,
@@ -121,7 +122,7 @@ def result_fields(result: Result) -> dict[str, Any]:
 
 
 def peer_fields(run: TimedRun) -> dict[str, Any]:
-    """Returns the fields of an answer that a peer's run has."""
+    """Returns the fields of an ``Answer`` that a run of a peer determines."""
     return {name: value for name, value in vars(run).items() if name != "result"}
 
 
@@ -161,12 +162,14 @@ def _read_items(path: Path) -> tuple[dict[str, Any], list[Answer], int]:
     (header, end), *others = json_lines.complete_lines(content)
     answers: list[Answer] = []
     item_answers: list[Answer] = []
-    for number, (line, size) in enumerate(others, start=2):
+    for number, (line, line_end) in enumerate(others, start=2):
         fields = json_lines.parse_object(path, number, line)
         if ITEM_DONE_KEY not in fields:
             item_answers.append(_parse_answer(path, fields))
             continue
-        answers, item_answers, end = answers + item_answers, [], size
+        answers += item_answers
+        item_answers = []
+        end = line_end
     return json_lines.parse_object(path, 1, header), answers, end
 
 
@@ -186,8 +189,8 @@ def read_finished_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
 
 
 def _parse_answer(path: Path, fields: dict[str, Any]) -> Answer:
-    """Returns the answer of one row, where tuples are lists. Raises OptionError for a row of
-    another version."""
+    """Returns the answer of one row, whose lists become tuples. Raises OptionError for a row that
+    another version wrote."""
     try:
         for name in ("ids", "accepted", "drafted", "nodes", "answers"):
             fields[name] = tuple(fields[name])

@@ -20,7 +20,7 @@ class Paged:
     match the step's own queries best."""
 
     rows: Int[Tensor, "page size"]
-    pages_per_step: int  # that a head reads
+    pages_per_step: int  # how many pages a head reads at a step
 
     @property
     def slots(self) -> int:
@@ -30,9 +30,11 @@ class Paged:
 
 @dataclass(frozen=True)
 class Media:
-    """What reading a prompt gave besides its embeddings, mostly about its videos and images."""
+    """What is known of a prompt besides its embeddings and positions, mostly of its videos and
+    images."""
 
-    deepstack: tuple[Float[Tensor, "visual dim"], ...] = ()  # rows some models add to early layers
+    deepstack: tuple[Float[Tensor, "visual dim"], ...] = ()
+    """For each of the first layers, rows that some models add to its visual rows."""
     coarse: Float[Tensor, "visual dim"] | None = None
     """The visual rows of a vision tower whose output is averaged in 2x2 blocks before the
     projector; all cells of a block have its row. None unless a view needs
@@ -45,8 +47,8 @@ class Media:
     reaches_in_windows_only: bool = False
     """Whether only layers with a sliding window read pictures in both directions (Gemma 4)."""
     row_arguments: Mapping[str, Shaped[Tensor, "len ..."]] = field(default_factory=dict)
-    """What a language model reads of each row besides its embedding, by the name of the
-    argument."""
+    """What a language model reads of each row besides its embedding, by the name of its argument
+    (``families.ROW_ARGUMENTS``)."""
     has_trained_positions: bool = False
     """Whether text after a video has the positions of the model's training, where those differ from
     the positions that ``generate`` gives it."""
@@ -210,7 +212,10 @@ class Prompt:
         return replace(part, media=replace(part.media, coarse=coarse))
 
     def _reach_among(self, rows: Bool[Tensor, " len"]) -> Int[Tensor, " kept"] | None:
-        """Returns the reach of rows that are kept, in rows of those that are kept."""
+        """Returns ``Media.reach`` of these rows as indices among these rows alone.
+
+        Rows that saw each other still do; the last of them that is here is their new reach.
+        """
         if self.media.reach is None:
             return None
         _, groups = torch.unique(self.media.reach[rows], return_inverse=True)
@@ -223,23 +228,24 @@ def with_documents(prompt: Prompt, is_document: Bool[Tensor, " len"]) -> Prompt:
     """Returns the prompt with these rows of text as documents, which a view may drop like a video's
     rows.
 
-    Neighbouring rows are one more medium, whose frames are ``DOCUMENT_FRAME_TOKENS`` rows each.
+    Each run of neighbouring rows becomes one more medium of the grid, whose frames are
+    ``DOCUMENT_FRAME_TOKENS`` rows each.
     """
     is_document = is_document & ~prompt.visual & ~prompt.fixed
-    at = is_document.nonzero().squeeze(-1)
-    begins = torch.ones_like(at, dtype=torch.bool)
-    begins[1:] = at[1:] - at[:-1] != 1
-    medium = begins.long().cumsum(0) - 1
-    along = at - at[begins][medium]
-    media = int(prompt.grid[:, 0].max()) + 1 if len(prompt.grid) else 0
+    places = is_document.nonzero().squeeze(-1)
+    begins_document = torch.ones_like(places, dtype=torch.bool)
+    begins_document[1:] = places[1:] - places[:-1] != 1
+    document = begins_document.long().cumsum(0) - 1
+    offset = places - places[begins_document][document]  # of a row in its document
+    first_document = int(prompt.grid[:, 0].max()) + 1 if len(prompt.grid) else 0
     cells = prompt.grid.new_zeros(len(prompt), 4)
     cells[prompt.visual] = prompt.grid
     cells[is_document] = torch.stack(
         [
-            medium + media,
-            along // DOCUMENT_FRAME_TOKENS,
-            torch.zeros_like(along),
-            along % DOCUMENT_FRAME_TOKENS,
+            first_document + document,
+            offset // DOCUMENT_FRAME_TOKENS,
+            torch.zeros_like(offset),
+            offset % DOCUMENT_FRAME_TOKENS,
         ],
         1,
     )
@@ -249,7 +255,9 @@ def with_documents(prompt: Prompt, is_document: Bool[Tensor, " len"]) -> Prompt:
     for rows, layer in zip(added, deepstack, strict=True):
         rows[prompt.visual] = layer
     document_media = replace(
-        prompt.media, deepstack=tuple(rows[visual] for rows in added), first_document=media
+        prompt.media,
+        deepstack=tuple(rows[visual] for rows in added),
+        first_document=first_document,
     )
     return replace(prompt, visual=visual, grid=cells[visual], media=document_media)
 
@@ -257,7 +265,8 @@ def with_documents(prompt: Prompt, is_document: Bool[Tensor, " len"]) -> Prompt:
 def _fields_on(
     owner: Prompt | Prefill | Media | Reading | Paged, device: torch.device
 ) -> dict[str, Any]:
-    """Returns the fields that are tensors, or tuples, mappings or records of them, on a device."""
+    """Returns, on a device, those fields that are tensors, or tuples, mappings or records of
+    them."""
     moved: dict[str, Any] = {}
     for name, value in vars(owner).items():
         if isinstance(value, Tensor):
@@ -283,14 +292,14 @@ class Prefill:
     cache: Any  # a ``model.cache.Cache``, or None
     logits: Float[Tensor, " vocab"]  # raw, after the prompt
     mass: Float[Tensor, "layer kv_head visual"] | None = None
-    """Softmax mass each visual key got, averaged over the text queries after the last visual row
-    and over the heads of a group; recorded only when a view needs
+    """The attention that each visual key got: softmax mass, averaged over the text queries after
+    the last visual row and over the query heads of a KV head. It is recorded only when a view needs
     ``Capability.ATTENTION``."""
     relevance: Float[Tensor, "layer kv_head visual"] | None = None
     """The same with the softmax over the visual keys alone (HIPPO, Eq. 2)."""
     with_latest_attention: Callable[[], Prefill] | None = None
-    """Returns this with the attention of the rows that were judged last; None unless the view
-    follows the answer (``View.key_updates``)."""
+    """Returns this prefill with ``mass`` and ``relevance`` of the rows that the target judged last.
+    None unless the view follows the answer (``View.key_updates``)."""
     words: Mapping[str, Texts] = field(default_factory=dict)
     """What may replace videos and images, by its kind: "newline", "caption"."""
 

@@ -25,7 +25,8 @@ T = TypeVar("T")
 def append_rows(path: Path, rows: Iterable[Any]) -> None:
     """Appends rows to a file by one write, and returns once they are on the disk.
 
-    Raises OptionError where the disk does not take them; ``read_and_repair`` removes half a line.
+    Raises OptionError where they cannot be written. A line that was written in part then stays in
+    the file until ``read_and_repair`` removes it.
     """
     text = "".join(json.dumps(row) + "\n" for row in rows).encode()
     try:
@@ -49,8 +50,8 @@ def complete_lines(content: bytes) -> Iterator[tuple[bytes, int]]:
 
 
 def parse_object(path: Path, number: int, line: str | bytes) -> dict[str, Any]:
-    """Returns the object of a file's line. Raises OptionError, with the line's number, for anything
-    else."""
+    """Returns the JSON object in a line of a file. Raises OptionError, with the line's number,
+    where the line is anything else."""
     try:
         fields = json.loads(line)
     except ValueError:
@@ -96,7 +97,8 @@ def rewrite(path: Path, rows: Iterable[Any]) -> None:
 
 @contextmanager
 def write_lock(path: Path) -> Iterator[None]:
-    """Holds the lock of a file's only writer; the lock ends with the process, even by a kill.
+    """Locks a file against other writers. The lock ends with the process at the latest, even if
+    that is killed.
 
     Raises OptionError, naming the other writer, where there is one.
     """

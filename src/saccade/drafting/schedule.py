@@ -34,10 +34,10 @@ NO_MEMORY_REASON = "the target has no memory to judge what is drafted"
 class Group:
     """Requests that share a drafter.
 
-    The drafter numbers them from 0, and the session from ``first``. ``states`` are the folds of the
-    requests that have not ended. ``unjudged`` are drafted nodes that the target has not reached.
-    They are proposed again before anything new is drafted, because a drawn token stands (see
-    ``Tree``).
+    The drafter numbers them from 0, and the target's session from ``first``. ``states`` has what
+    the drafter has learnt in each request that has not ended. ``unjudged`` are drafted nodes that
+    the target has not judged yet. They are proposed again before anything new is drafted, because a
+    drawn token stands (see ``Tree``).
     """
 
     drafter: Drafter
@@ -48,7 +48,7 @@ class Group:
 
     @classmethod
     def start(cls, drafter: Drafter, requests: Sequence[int], cut: Cut, first: int = 0) -> Group:
-        """Makes a group of requests whose folds are in their first state."""
+        """Makes a group of requests that have had no round yet."""
         return cls(drafter, {request: drafter.learner.start() for request in requests}, cut, first)
 
 
@@ -77,15 +77,20 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
     """Runs one round of all requests of all groups, in one forward of the target."""
     start = now()
     drafted = proposals([(group.drafter, _states_to_draft(group)) for group in groups])
-    drafting = now() - start
+    propose_seconds = now() - start
 
     start = now()
+    # Unjudged trees were drafted in an earlier round, so they take no time in this one.
     proposed = [
         (group, trees | group.unjudged, draft_seconds | dict.fromkeys(group.unjudged, 0.0))
         for group, (trees, draft_seconds) in zip(groups, drafted, strict=True)
     ]
     scored = target.score(
-        {g.first + r: tree for g, trees, _ in proposed for r, tree in trees.items()}
+        {
+            group.first + request: tree
+            for group, trees, _ in proposed
+            for request, tree in trees.items()
+        }
     )
     outcomes = []
     emitted: dict[int, Sequence[int]] = {}
@@ -95,7 +100,7 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
         outcomes.append((group, trees, draft_seconds, scores, judgement))
         emitted |= {group.first + r: verdict.tokens for r, verdict in judgement[0].items()}
     target.commit(emitted)
-    verifying = now() - start
+    verify_seconds = now() - start
     first_of_size = capture_new_sizes()
 
     rows = len(scored) + sum(len(tree) for _, trees, _ in proposed for tree in trees.values())
@@ -103,13 +108,13 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
         start = now()
         group.drafter.commit({r: verdict.tokens for r, verdict in judgement[0].items()})
         group.unjudged = unjudged_trees(trees, judgement)
-        committing = now() - start
-        spent = drafting + committing, verifying
+        commit_seconds = now() - start
+        spent = propose_seconds + commit_seconds, verify_seconds
         loads: dict[int, Load | None] = dict.fromkeys(trees)
         if len(scored) > 1:
-            each = committing / len(trees)
+            commit_seconds_each = commit_seconds / len(trees)
             loads |= {
-                request: Load(len(scored), rows, seconds + each)
+                request: Load(len(scored), rows, seconds + commit_seconds_each)
                 for request, seconds in draft_seconds.items()
             }
         for round in _rounds(group, trees, scores, judgement, spent, first_of_size, loads):
@@ -126,23 +131,27 @@ def work_side_by_side(
     while in_flight:
         start = now()
         scores = target.score(in_flight)
-        scored = now()
+        score_end = now()
         trees = draft.beside.extend(in_flight)
-        waited = now()
+        extend_end = now()
 
         verdicts, endings = judge(trees, scores, cut)
         live = [request for request in in_flight if endings[request] is None]
         emitted = {request: verdict.tokens for request, verdict in verdicts.items()}
         target.commit(emitted)
-        verified = now()
+        commit_end = now()
         draft.commit(emitted)
         in_flight = {r: Tree() for r in live}
-        if unrefused := [r for r in live if verdicts[r].own is None]:
-            in_flight |= draft.propose({request: group.states[request] for request in unrefused})
+        # Where the target accepted all that it reached, it adds no token of its own, and the draft
+        # goes on after the accepted tokens. After a rejection the next round starts with nothing in
+        # flight.
+        if all_accepted := [r for r in live if verdicts[r].own is None]:
+            in_flight |= draft.propose({request: group.states[request] for request in all_accepted})
         in_flight |= unjudged_trees(trees, (verdicts, endings))
-        waiting = waited - scored + now() - verified
+        draft_seconds = extend_end - score_end + now() - commit_end
+        verify_seconds = score_end - start + commit_end - extend_end
         first_of_size = capture_new_sizes()
-        spent = waiting, scored - start + verified - waited
+        spent = draft_seconds, verify_seconds
         yield from _rounds(group, trees, scores, (verdicts, endings), spent, first_of_size)
 
 
@@ -157,10 +166,10 @@ parallel = Schedule(
 
 @dataclass(frozen=True)
 class MemoryGuard:
-    """The target's session, which judges the text alone where it has no memory for a draft.
+    """A target's session that scores without drafts where its memory does not suffice for them.
 
-    The verdict is then one token of the target's own. ``give_up`` is called with the trees and the
-    error.
+    Each request then gets one token, by the target's law after its text. Before that ``give_up`` is
+    called with the trees and the error.
     """
 
     session: Scoring
@@ -196,8 +205,10 @@ def judge(trees: Mapping[int, Tree], scores: Mapping[int, Scores], cut: Cut) -> 
 
 
 def unjudged_trees(trees: Mapping[int, Tree], judgement: Judgement) -> dict[int, Tree]:
-    """Returns, for each request that goes on, the nodes below the accepted ones that the target's
-    laws did not reach."""
+    """Returns the part of each tree below its accepted nodes that the target has not judged.
+
+    Requests that end, and those that have no such nodes, are left out.
+    """
     verdicts, endings = judgement
     unjudged = {
         request: subtree(trees[request], (ROOT, *verdict.path)[-1])
@@ -228,11 +239,11 @@ def _rounds(
     first_of_size: bool,
     loads: Mapping[int, Load | None] | None = None,
 ) -> Iterator[Round]:
-    """Yields each request's round, which is folded into its state first. A request that ends leaves
-    the group, and its last state is what later answers learn from.
+    """Yields each request's round, after the drafter's learner has folded it into the request's
+    state. A request that ends leaves the group, and later answers learn from its last state.
 
-    ``spent`` are the seconds of drafting and of verifying, and ``first_of_size`` is that of
-    ``Round``.
+    ``spent`` are the seconds of drafting and of verifying. ``first_of_size`` is the field of
+    ``Round`` with that name.
     """
     draft, (verdicts, endings) = group.drafter, judgement
     report = draft.report()

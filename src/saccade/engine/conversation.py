@@ -26,10 +26,10 @@ class Conversation(AbstractContextManager["Conversation"]):
     the first media differ, nothing is reused.
 
     The draft keeps the tokens that its view chose from earlier media. From new media the view
-    chooses by the attention of the question that comes with them. A target that drafts for itself
-    chooses again among all media. A draft in a process of its own, or one that reads words in the
-    place of pictures, reads a conversation with new media from its beginning; ``Result.warnings``
-    says so.
+    chooses by the attention of the question that comes with them. Where the target drafts for
+    itself, the view chooses again among all media. A draft in a process of its own, or one that
+    reads words in the place of pictures, reads a conversation with new media from its beginning;
+    ``Result.warnings`` says so.
 
     The arguments are those of :func:`saccade.stream`. Close it, or use it in a ``with``, to free
     the caches.
@@ -43,12 +43,12 @@ class Conversation(AbstractContextManager["Conversation"]):
         **defaults: Any,
     ) -> None:
         self._model, self._draft, self._defaults = model, draft, defaults
-        self._last: Stream | None = None
+        self._last_stream: Stream | None = None
 
     def stream(self, inputs: Inputs, **settings: Any) -> Stream:
         """Yields the rounds of the next answer. Exhaust or close it before the next question."""
-        self._last = self._begin(inputs, settings)
-        return self._last
+        self._last_stream = self._begin(inputs, settings)
+        return self._last_stream
 
     def read_ahead(self, inputs: Inputs, **settings: Any) -> None:
         """Encodes and reads the media of a prompt before its question is known.
@@ -62,20 +62,22 @@ class Conversation(AbstractContextManager["Conversation"]):
         if not Request.of(target, inputs).has_media(target):
             raise OptionError("there is nothing to read ahead: the prompt has no media")
         stream = self._begin(inputs, settings)
-        self._last = stream
+        self._last_stream = stream
         stream.read_ahead()
 
     def _begin(self, inputs: Inputs, settings: dict[str, Any]) -> Stream:
-        if self._last is not None and not self._last.results and not self._last.closed:
+        last = self._last_stream
+        if last is not None and not last.results and not last.closed:
             raise OptionError("the last answer is under way: exhaust its stream or close it")
         merged = {**self._defaults, **settings}
         return stream(
-            self._model, inputs, draft=self._draft, call=self._last_call, keep=True, **merged
+            self._model, inputs, draft=self._draft, call=self._last_batch, keep=True, **merged
         )
 
     @property
-    def _last_call(self) -> RequestBatch | None:
-        return None if self._last is None else self._last.call
+    def _last_batch(self) -> RequestBatch | None:
+        """The last turn's requests, with the caches from which the next turn continues."""
+        return None if self._last_stream is None else self._last_stream.call
 
     def run(self, inputs: Inputs, **settings: Any) -> Result:
         """Returns the next answer. One request at a time."""
@@ -83,9 +85,9 @@ class Conversation(AbstractContextManager["Conversation"]):
 
     def close(self) -> None:
         """Frees the caches, and the draft's process where there is one."""
-        if self._last_call is not None:
-            self._last_call.close()
-        self._last = None
+        if self._last_batch is not None:
+            self._last_batch.close()
+        self._last_stream = None
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -1,7 +1,7 @@
 """Captioners for views that read a caption (TABED's C).
 
-A captioner is any callable from inputs to captions. Here are a Hugging Face image-to-text model and
-the embedded pair's own captioner.
+A captioner is any callable from a processor's inputs to captions. This module makes two kinds: a
+Hugging Face image-to-text model, and the embedded pair's own captioner.
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from saccade.inputs.checkpoints import check_folder, is_embedded, must_use_cache
 from saccade.inputs.loading import load, pick_device
 from saccade.inputs.questions import question_inputs
 
-MAX_TOKENS = 64
+MAX_TOKENS = 64  # of a caption
 SHAPES = "shapes"  # The name of the embedded captioner.
-# Captions are made one call at a time, because a model may store what it read last on itself, as
-# Qwen's does in rope_deltas.
+# Captions are made one call at a time, because a model may keep state of its last input on itself,
+# as Qwen's does in rope_deltas.
 CAPTION_LOCK = threading.Lock()
-# By the type of model: its task prompt, and the number of beams.
+# By the type of model: the task prompt that asks it for a caption, and the number of beams.
 TASKS = {"florence2": ("<CAPTION>", 3)}
 SHAPES_QUESTION = "Describe the image in detail."
 
@@ -64,7 +64,7 @@ class ImageToText:
         out = self.model.generate(
             **inputs, max_new_tokens=self.max_tokens, do_sample=False, num_beams=beams
         )
-        # A decoder-only model repeats its prompt; an encoder-decoder does not.
+        # A decoder-only model returns its prompt before the new ids; an encoder-decoder does not.
         repeats_prompt = "input_ids" in inputs and not self.model.config.is_encoder_decoder
         prompt_tokens = inputs["input_ids"].shape[1] if repeats_prompt else 0
         new = out[0, prompt_tokens:] if out.shape[1] > prompt_tokens else out[0]
@@ -104,9 +104,10 @@ def lazy_captioner(
 def join_captioners(
     captioners: Sequence[Callable[[Inputs], Sequence[Sequence[str]]] | None],
 ) -> Callable[[Inputs], list[Sequence[str]]] | None:
-    """Returns the captioner of several requests, made of theirs; None where none has one.
+    """Returns one captioner for a batch of requests, made of the captioner of each; None where no
+    request has one.
 
-    A request without a captioner has no captions.
+    A request without a captioner gets no captions.
     """
     if not any(captioners):
         return None
@@ -119,10 +120,11 @@ def join_captioners(
 
 @cache
 def _load(name: str, device: str | None) -> tuple[Any, Any]:
-    """Loads a model and its processor; the embedded captioner is the small draft of the pair."""
+    """Loads a captioner's model and processor. The embedded captioner is the embedded model
+    ``shapes-draft-naive``."""
     if name == SHAPES:
-        small = load("shapes-draft-naive")
-        return small.backbone.model, small.processor
+        loaded = load("shapes-draft-naive")
+        return loaded.backbone.model, loaded.processor
     check_folder(name, name)
     source = {"local_files_only": must_use_cache(name, name)}
     try:

@@ -21,8 +21,8 @@ from saccade.model.vision_cache import join_values
 class ClipCache:
     """What a processor's ``preprocess`` made of each clip of the latest prompt.
 
-    The first prompt of several clips is processed both ways. Where the results differ, every prompt
-    is processed as a whole from then on.
+    The first prompt of several clips is processed both clip by clip and as a whole. Where the
+    results differ, every prompt is processed as a whole from then on.
     """
 
     def __init__(self) -> None:
@@ -31,13 +31,15 @@ class ClipCache:
 
     @contextmanager
     def processing(self, processor: Any) -> Iterator[None]:
-        """While this lasts the processor's video processor does not process a clip again."""
+        """Lets the processor's video processor reuse what it made of the latest prompt's clips."""
         owner = getattr(processor, "video_processor", None)
         if owner is None:
             yield
             return
         instance_preprocess, preprocess = vars(owner).get("preprocess"), owner.preprocess
-        vars(owner)["preprocess"] = lambda videos, **kwargs: self._call(preprocess, videos, kwargs)
+        vars(owner)["preprocess"] = lambda videos, **kwargs: self._preprocess_new_clips(
+            preprocess, videos, kwargs
+        )
         try:
             yield
         finally:
@@ -45,22 +47,24 @@ class ClipCache:
             if instance_preprocess is not None:
                 vars(owner)["preprocess"] = instance_preprocess
 
-    def _call(self, preprocess: Any, videos: Any, kwargs: dict[str, Any]) -> Any:
+    def _preprocess_new_clips(self, preprocess: Any, videos: Any, kwargs: dict[str, Any]) -> Any:
+        """Returns what ``preprocess`` makes of all these videos. It is called for new ones alone
+        where that gives the same."""
         metadata = kwargs.get("video_metadata")
         is_list = isinstance(videos, list) and isinstance(metadata, list)
         if self._is_separable is False or not is_list or len(videos) != len(metadata or ()):
             return preprocess(videos, **kwargs)
         options = {name: value for name, value in kwargs.items() if name != "video_metadata"}
-        names = [digest(*pair, options) for pair in zip(videos, metadata or (), strict=True)]
+        keys = [digest(*pair, options) for pair in zip(videos, metadata or (), strict=True)]
         outputs: dict[bytes, Mapping[str, Any]] = {}
-        for name, video, clip_metadata in zip(names, videos, metadata or (), strict=True):
-            if name not in outputs:
-                output = self._outputs.get(name)
+        for key, video, clip_metadata in zip(keys, videos, metadata or (), strict=True):
+            if key not in outputs:
+                output = self._outputs.get(key)
                 if output is None:
                     output = preprocess([video], **{**kwargs, "video_metadata": [clip_metadata]})
-                outputs[name] = output
+                outputs[key] = output
         self._outputs = outputs
-        joined = join_features([outputs[name] for name in names])
+        joined = join_features([outputs[key] for key in keys])
         if self._is_separable is None and len(videos) > 1:
             joint_output = preprocess(videos, **kwargs)
             self._is_separable = joined is not None and are_equal(joined, joint_output)
@@ -69,8 +73,8 @@ class ClipCache:
 
 
 def join_features(parts: Sequence[Any]) -> Any:
-    """Returns a processor's outputs for several clips as one output; None where they do not
-    join."""
+    """Returns a processor's outputs for several clips as one output; None where they cannot be
+    joined."""
     joined = copy(parts[0])
     joined.data = dict(parts[0])
     for name in joined.data:

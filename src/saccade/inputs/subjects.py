@@ -16,8 +16,9 @@ if TYPE_CHECKING:
     from saccade.inputs.media import Clip
 
 MAX_DOCUMENT_BYTES = 2**26  # More than any model reads, so a larger file is not even opened.
-FILE_TYPES = mimetypes.MimeTypes()  # Python's own: some systems take .ts videos for texts.
-FIRST_BYTES = 2**16  # By so many bytes a text is told from a video or a picture.
+# Python's own table of types is used, because some systems' tables have .ts videos as texts.
+FILE_TYPES = mimetypes.MimeTypes()
+FIRST_BYTES = 2**16  # How many bytes of a file are read to see whether it is a text.
 
 
 @dataclass(frozen=True)
@@ -59,7 +60,8 @@ def is_media_name(name: str) -> bool:
 def is_text_file(file: Path) -> bool:
     """Returns whether a file is a text by its name, or by its first bytes if the name says nothing.
 
-    No format of pictures or videos begins with many bytes that are UTF-8 without a zero.
+    Its first bytes are those of a text if they are UTF-8 and none is zero: no format of pictures or
+    videos begins with so many bytes of this kind.
     """
     kind = FILE_TYPES.guess_type(file.name)[0] or ""
     if kind.startswith("text/") or kind == "application/json":
@@ -71,7 +73,8 @@ def is_text_file(file: Path) -> bool:
             first = opened.read(FIRST_BYTES)
         codecs.getincrementaldecoder("utf-8")().decode(first)
     except (OSError, UnicodeDecodeError):
-        return False  # A reader of videos says what is wrong with it.
+        # Callers read what is not a text as a video, and that reader says what is wrong with it.
+        return False
     return bool(first) and b"\0" not in first
 
 
@@ -99,4 +102,7 @@ def read_document(file: Path) -> str:
 
 
 def _not_text_message(file: Path) -> str:
-    return f"the document {file} is no text: name a file in UTF-8, a video without --document"
+    return (
+        f"the document {file} is no text: name a text file in UTF-8, or give a picture or a video "
+        "without --document"
+    )

@@ -11,13 +11,14 @@ Tong et al., 2026. A confident draft gets a deep, narrow tree, an uncertain one 
 That is what Sec. 3.2 states "formally" (``rule=formal``). In its prose the top W_l are always
 children, and theta decides which of them are expanded (``rule=prose``).
 
-Algorithm 1 plans the next tree whole, from the law P_out that the last round had at the root: the
-shape ``sage-ahead``, and the method ``sage-paper``. Its first tree is SpecVLM's (App. A.1). One law
-for every level is a poor guess of the deeper laws, so the method ``sage`` takes from the last round
-D and W alone, and grows the tree over the laws that it scores then. ``sage-live`` takes D and W
-from the law that was just scored at the root, with no more forwards. Comparing it with ``sage``
-shows what planning early costs. Where the cap on nodes binds, the likeliest paths stay. The mean
-accepted length moves the deepest depth (Sec. 3.3).
+Algorithm 1 plans the whole next tree from one law, P_out, that of the draft at the last round's
+root: the shape ``sage-ahead``, and the method ``sage-paper``. Its first tree is SpecVLM's
+(App. A.1). One law is a poor guess of the laws at deeper levels, so the method ``sage`` takes only
+D and W from the last round, and grows the tree level by level from the laws that it then scores.
+``sage-live`` takes D and W from the law that was just scored at the root, with no more forwards.
+Comparing it with ``sage`` shows what taking them from the last round costs. Where a tree would have
+too many nodes, the likeliest paths stay. The mean accepted length moves the D_max in use
+(Sec. 3.3).
 """
 
 from __future__ import annotations
@@ -72,7 +73,7 @@ class Reach:
 
     shape: Sage
     alpha: float
-    max_levels: int  # At a confidence of 1.
+    max_levels: int  # the depth at a confidence of 1
 
     @property
     def depth(self) -> float:
@@ -168,26 +169,33 @@ class Sage(Shape):
         return max(self.width[1], self.top)
 
     def reach(self, state: SageState, root_ranks: Probabilities) -> Reach:
-        """Returns how far the next tree reaches: here by the confidence of the round before. Only
-        ``SageLive`` takes it from the probabilities at the root."""
+        """Returns how far the next tree reaches, by the confidence of the round before.
+
+        ``root_ranks`` are the probabilities at this round's root, likeliest first. Only
+        ``SageLive`` uses them.
+        """
         return Reach(self, state.alpha, state.max_levels)
 
     def grow(self, state: SageState) -> Growing:
         tree, level, reach = Tree(), 1, Reach(self, 1.0, state.max_levels)
-        frontier = [(ROOT, 1.0, 1.0)]  # (node, P of the path, P of the node)
+        frontier = [(ROOT, 1.0, 1.0)]  # (node, P of the path down to it, P of the node alone)
         while frontier and level in reach.levels:
             scores = yield tree
             laws = likeliest(scores, [node for node, *_ in frontier], self.most_tokens)
             if level == 1:
                 reach = self.reach(state, laws[0][0])
             children: list[tuple[float, float, int, int]] = []
-            for (node, chance, parent), (probabilities, tokens) in zip(frontier, laws, strict=True):
-                for path_probability, rank in reach.children(level, chance, parent, probabilities):
-                    children.append((path_probability, probabilities[rank], node, tokens[rank]))
+            for (parent, parent_path_p, parent_p), (probabilities, tokens) in zip(
+                frontier, laws, strict=True
+            ):
+                for path_probability, rank in reach.children(
+                    level, parent_path_p, parent_p, probabilities
+                ):
+                    children.append((path_probability, probabilities[rank], parent, tokens[rank]))
             children.sort(key=lambda entry: -entry[0])
             frontier = []
-            for path_probability, p, node, token in children[: self.nodes - len(tree)]:
-                tree = add(tree, node, token)
+            for path_probability, p, parent, token in children[: self.nodes - len(tree)]:
+                tree = add(tree, parent, token)
                 if reach.expands(level, path_probability):
                     frontier.append((len(tree) - 1, path_probability, p))
             level += 1
@@ -211,14 +219,15 @@ class Sage(Shape):
         return self.learn(state, probabilities)
 
     def learn(self, state: SageState, probabilities: Probabilities) -> SageState:
-        """Returns the state after a round with these probabilities at the root."""
+        """Returns the state after a round in which the draft's law at the root had these
+        probabilities."""
         return replace(state, alpha=confidence(probabilities, self.top))
 
 
 @dataclass(frozen=True)
 class SageAhead(Sage):
-    """The next tree is planned whole, by the last root's law at every level; the first tree is
-    SpecVLM's."""
+    """Algorithm 1: the whole next tree is planned from the draft's law at the last round's root,
+    which is taken as the law at every level. The first tree is SpecVLM's."""
 
     name: ClassVar[str] = "sage-ahead"
 

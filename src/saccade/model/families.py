@@ -22,8 +22,8 @@ KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 ConfigDict = Mapping[str, Any]
 """A model's config as a plain dict."""
 
-# Qwen trained these families with text after a video at other positions than transformers gives it
-# from this version on (docs/upstream-transformers-positions.md).
+# Qwen trained these families with certain positions for text after a video. From this version on,
+# transformers gives such text other positions (docs/upstream-transformers-positions.md).
 FAMILIES_WITH_MOVED_TEXT = ("qwen2_vl", "qwen2_5_vl")
 TEXT_MOVED_IN_VERSION = (5, 3)
 
@@ -91,25 +91,26 @@ averaged before it. The projectors of other families merge patches (Qwen's merge
 
 def _per_layer_inputs(text: Any, ids: Any, embeds: Any) -> Any:
     """Returns Gemma 3n's and 4's extra embeddings of text tokens, one for each layer."""
-    kind: Any = type(text)
-    if _reads_embeddings(kind):
+    model_class: Any = type(text)
+    if _per_layer_inputs_take_embeddings(model_class):
         return text.get_per_layer_inputs(ids, embeds)
     return text.get_per_layer_inputs(ids)
 
 
 @cache
-def _reads_embeddings(kind: Any) -> bool:
+def _per_layer_inputs_take_embeddings(model_class: Any) -> bool:
     """Returns whether ``get_per_layer_inputs`` of a class of language models takes the input
     embeddings too (Gemma 4), and not ids alone."""
-    return "inputs_embeds" in inspect.signature(kind.get_per_layer_inputs).parameters
+    return "inputs_embeds" in inspect.signature(model_class.get_per_layer_inputs).parameters
 
 
 ROW_ARGUMENTS: dict[str, Callable[[Any, Any, Any], Any] | None] = {
     "per_layer_inputs": _per_layer_inputs,
-    "moe_mm_token_type_ids": None,  # which experts read a row: those of pictures or those of text
+    "moe_mm_token_type_ids": None,  # whether a row goes to the experts for pictures or for text
 }
-"""What language models read of each row besides its embedding, and how to compute it for text from
-(the language model, ids, embeddings), both of shape [1, len]; None where text has none."""
+"""Arguments that language models read for each row besides its embedding, and a function that
+computes the argument for text from (the language model, ids, embeddings), where ids and embeddings
+begin with the shape [1, len]. None means that rows of text need no such argument."""
 
 
 def language_model(model: Any) -> Any:
@@ -133,8 +134,9 @@ def placeholders(config: ConfigDict) -> dict[int, Kind]:
 def position_rule(config: Any) -> Literal["library", "trained"]:
     """Returns which positions a checkpoint was trained with for text after a video.
 
-    See ``Backbone`` for what the two rules mean. A checkpoint saved by a transformers before
-    ``TEXT_MOVED_IN_VERSION`` was trained with the positions of its authors.
+    See ``Backbone`` for what the two rules mean. A checkpoint of ``FAMILIES_WITH_MOVED_TEXT`` that
+    was saved by transformers before ``TEXT_MOVED_IN_VERSION`` is taken to have its authors'
+    positions.
     """
     version = re.match(r"(\d+)\.(\d+)", str(config.transformers_version))
     is_older = version is not None and (int(version[1]), int(version[2])) < TEXT_MOVED_IN_VERSION
@@ -143,7 +145,8 @@ def position_rule(config: Any) -> Literal["library", "trained"]:
 
 
 def refuse_unsupported(config: Any, text_config: Any) -> None:
-    """Raises ModelError, before any work, for a model that cannot be rolled back token by token.
+    """Raises ModelError for an encoder-decoder, and for a model whose recurrent state Saccade does
+    not know how to keep. It reads the configs alone, so it can be called before any work.
 
     ``config`` is the whole model's, ``text_config`` its language model's.
     """

@@ -21,8 +21,9 @@ class Segment:
     """The tokens of one request in a forward.
 
     They are rows ``start:stop`` of the forward, and their keys are written to the cache from row
-    ``at`` on. ``block`` is their attention mask over the last keys, which end with their own: a row
-    sees the marked ones, and all keys before the last ones. None is a causal mask.
+    ``at`` on. ``block`` is their attention mask over as many of the last keys as it has columns;
+    the last of these keys are the tokens' own. A token attends to the keys that its row marks, and
+    to all keys before those of ``block``. None stands for a causal mask.
     """
 
     cache: Cache
@@ -33,23 +34,26 @@ class Segment:
     recorder: MassRecorder | None = None
     row_queries: RowQueries | None = None
     pages: Pages | None = None
-    """Pages that each row's queries choose, whose keys are read into the cache's first rows."""
+    """Pages from which the queries of each row choose a few. The keys of these few are read into
+    the first rows of the cache."""
     committed_rows: int = 0  # leading rows that are committed when the forward has ended
-    scored_nodes: int = 0  # leading nodes of the tree that were scored before
+    scored_nodes: int = 0  # leading nodes of the tree that earlier forwards have scored
     reach: Int[Tensor, " new"] | None = None
     """The last key that each row of a prompt sees, where that may be after the row itself. Rows
     with the same last key see each other."""
-    reaches_in_windows_only: bool = False  # Layers without a window see no later key then.
-    vocabulary: Vocabulary = WHOLE_VOCABULARY  # that the request's likeliest tokens are from
+    reaches_in_windows_only: bool = False
+    """Whether ``reach`` holds only in layers with a sliding window. All others are causal then."""
+    vocabulary: Vocabulary = WHOLE_VOCABULARY
+    """The ids among which the likeliest tokens are searched."""
 
     def needs_full_mask(self, window: KeyWindow | None) -> bool:
         """Returns whether a layer with this window (None: full attention) needs a mask over all
-        keys. ``block`` is no reason, because the attention kernels apply it themselves."""
+        keys. It does not need one for ``block``, which the attention kernels apply themselves."""
         return window is not None or (self.reach is not None and not self.reaches_in_windows_only)
 
     @property
     def mask(self) -> Bool[Tensor, "new last"]:
-        """``block``, or the mask that it stands for where it is None."""
+        """``block``, or a causal mask over the tokens' own keys where it is None."""
         new = self.stop - self.start
         if self.block is None:
             return torch.ones(new, new, dtype=torch.bool).tril_()
@@ -69,7 +73,8 @@ class HiddenStateWriter:
         )
 
     def needs_last_layer(self, depth: int) -> bool:
-        """Returns whether every row of the last layer, of ``depth``, has to be computed."""
+        """Returns whether hidden states after the last of ``depth`` layers are written, so that
+        this layer has to be computed for every row."""
         return not self.layers.isdisjoint({depth, AFTER_NORM})
 
     def write(self, layer: int, hidden: Float[Tensor, "all width"]) -> None:

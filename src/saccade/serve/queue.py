@@ -1,8 +1,8 @@
 """One engine thread, the requests that it runs, and a bounded queue of those that wait.
 
-A request has a slot from its admission until it has ended. At most ``max_running`` decode at once,
-fewer where memory is short. ``max_waiting`` more may wait, until their media are read and until one
-of those that decode has ended.
+A request has a slot from its admission until it has ended. At most ``max_running`` requests decode
+at once, fewer where memory is short. Up to ``max_waiting`` more have a slot and wait: first until
+their media are read, then until a request that decodes has ended.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ log = logging.getLogger(__name__)
 
 MIN_RETRY_SECONDS = 1  # The shortest and longest Retry-After that a refused client gets.
 MAX_RETRY_SECONDS = 60
-DURATION_WEIGHT = 1 / 4  # How much the last answer counts in the average time of an answer.
+DURATION_WEIGHT = 1 / 4  # The weight of the latest answer in the average time of an answer.
 
 
 def busy_error(seconds: int) -> ApiError:
@@ -56,14 +56,14 @@ class QueuedRequest:
 
     request: Request
     deadline: float  # On the clock of time.monotonic.
-    top_logprobs: int | None = (
-        None  # How many likeliest tokens to report; None reports no logprobs.
-    )
+    # How many likeliest tokens to report at each place. None reports no log-probabilities.
+    top_logprobs: int | None = None
     index: int = 0  # Among the answers to one HTTP request, which share a queue of events.
     events: asyncio.Queue[tuple[int, Event]] = field(default_factory=asyncio.Queue)
     loop: asyncio.AbstractEventLoop = field(default_factory=asyncio.get_running_loop)
     number: int | None = None  # Its number in the engine's scheduler, once it has joined.
-    is_cancelled: bool = False  # Its client has gone; its row becomes free within a round.
+    # Whether its client has gone. The engine thread then ends it before the next round.
+    is_cancelled: bool = False
 
     def send(self, event: Event) -> None:
         """Puts an event into the queue of events; any thread may call."""
@@ -80,9 +80,9 @@ class RequestQueue:
         self.max_running, self.max_waiting = max_running, max_waiting
         self._engine = engine
         self._slots = 0
-        self._mean_seconds = 1.0  # How long an answer takes, by the last ones.
-        self._arrived: deque[QueuedRequest] = deque()
-        # Only the engine thread changes these two.
+        self._mean_seconds = 1.0  # The average time of the latest answers.
+        self._arrived: deque[QueuedRequest] = deque()  # Submitted, and not seen by the thread yet.
+        # Only the engine thread changes these two, so it reads them without the lock.
         self._waiting: deque[QueuedRequest] = deque()
         self._running: dict[int, QueuedRequest] = {}
         self._changed = threading.Condition()
@@ -119,12 +119,12 @@ class RequestQueue:
 
     @property
     def running(self) -> int:
-        """How many answers have rows in the engine."""
+        """How many answers are being decoded by the engine."""
         return len(self._running)
 
     @property
     def waiting(self) -> int:
-        """How many answers have a slot and no row yet, also while media are read."""
+        """How many answers have a slot and are not decoded yet, also while their media are read."""
         return max(0, self._slots - len(self._running))
 
     @property
@@ -134,7 +134,7 @@ class RequestQueue:
 
     @property
     def is_alive(self) -> bool:
-        """Whether it still accepts requests."""
+        """Whether the queue still accepts requests."""
         return self._thread.is_alive() and not self._stopping
 
     def close(self) -> None:
@@ -195,7 +195,8 @@ class RequestQueue:
         if request is None:
             return
         if event.round is None:
-            # This is its last event. Its row must be free before its client receives the result.
+            # This is the request's last event. Its place among the running ones must be free before
+            # its client receives the result.
             del self._running[event.number]
         else:
             top = request.top_logprobs
@@ -222,7 +223,7 @@ class RequestQueue:
                 self._engine.leave(request.number)
 
     def _fail_all(self, error: ApiError) -> None:
-        """Sends an error to every request that is left, and frees their rows."""
+        """Sends an error to every request that is left, and removes them from the engine."""
         with self._changed:
             self._stopping = True
             remaining = [*self._arrived, *self._waiting, *self._running.values()]
@@ -232,5 +233,5 @@ class RequestQueue:
             for number in list(self._running):
                 self._engine.leave(number)
         except Exception:
-            log.debug("An engine that has failed could not free its rows either.", exc_info=True)
+            log.debug("The failed engine could not remove its requests either.", exc_info=True)
         self._running.clear()

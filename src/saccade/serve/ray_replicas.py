@@ -1,8 +1,8 @@
 """Several servers behind one address: a Ray Serve application.
 
-Each replica is a process with models of its own and the application of `routes.py`. Ray's proxies
-pass each request to the replica that has the fewest, and restart a replica that died. This module
-does not know how a server answers.
+Each replica is a process with models of its own and the application of `routes.py`. Ray Serve
+passes each request to the replica that has the fewest, and restarts a replica that died. How
+requests are answered is left to the application.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from saccade.serve.service import build_service
 
 APP_NAME = "saccade"  # The name of the application and of its deployment.
 REPLICA_HEADER = b"x-saccade-replica"
-LOADING_POLL_SECONDS = 0.1  # How often it is checked whether the models are loaded.
+LOADING_POLL_SECONDS = 0.1  # The time between two checks of whether the models are loaded.
 METRICS_TIMEOUT_SECONDS = 5.0  # How long a replica has to return its metrics.
-MAX_START_ATTEMPTS = 3  # So often may a replica fail to start before Ray Serve gives up.
+MAX_START_ATTEMPTS = 3  # How many times a replica may fail to start before Ray Serve gives up.
 
 
 @serve.ingress()
@@ -99,19 +99,19 @@ def merge_metrics(texts: Mapping[str, str]) -> bytes:
     """Returns the metrics of several servers as one text; each sample gets a label ``replica``."""
     families: dict[str, Metric] = {}
     for replica, text in texts.items():
-        for each in text_string_to_metric_families(text):
+        for parsed in text_string_to_metric_families(text):
             family = families.setdefault(
-                each.name, Metric(each.name, each.documentation, each.type)
+                parsed.name, Metric(parsed.name, parsed.documentation, parsed.type)
             )
             family.samples += [
                 sample._replace(labels={"replica": replica, **sample.labels})
-                for sample in each.samples
+                for sample in parsed.samples
             ]
     return generate_latest(_FamilyRegistry(families.values()))
 
 
 class _FamilyRegistry:
-    """Families of metrics in the form of a registry."""
+    """Families of metrics in the form that ``generate_latest`` takes."""
 
     def __init__(self, families: Iterable[Metric]) -> None:
         self._families = families
@@ -127,11 +127,12 @@ def deployment_options(
     drain_seconds: float,
     uses_gpus: bool = False,
 ) -> dict[str, Any]:
-    """Returns Ray Serve's options for ``replicas`` of them, and up to ``max_replicas`` under load.
+    """Returns Ray Serve's options for a deployment of ``replicas`` replicas.
 
     A replica gets as many requests as it has slots. As many again may wait in the proxy, which
-    refuses further ones with 429. More replicas are started where each has more requests than it
-    can run at once.
+    refuses further ones with 429. Under load the deployment grows to at most ``max_replicas``:
+    another replica is started where the replicas have more requests each, on average, than one can
+    run at once. ``drain_seconds`` is how long a replica that is stopped may finish its requests.
     """
     slots = settings.max_running + settings.max_waiting
     scaling: dict[str, Any] = {"num_replicas": replicas}
@@ -181,7 +182,7 @@ def shut_down() -> None:
 
 
 def _deployment_message() -> str:
-    """Returns the last line of what Ray Serve reports of replicas that did not start."""
+    """Returns the last line of Ray Serve's messages about replicas that did not start."""
     status = serve.status().applications.get(APP_NAME)
     deployments = [] if status is None else status.deployments.values()
     messages = [deployment.message for deployment in deployments]

@@ -1,4 +1,4 @@
-"""Turns a request into engine requests: loads media, decodes them, and makes the model's inputs."""
+"""Turns an API request into engine requests: loads and decodes media, makes the model's inputs."""
 
 from __future__ import annotations
 
@@ -55,17 +55,19 @@ log = logging.getLogger(__name__)
 
 MAX_CHARACTERS_PER_TOKEN = 16  # On average. A text with more is refused before it is tokenized.
 MODEL_NAME = "this model"  # Errors do not show a checkpoint's name, which may be a path.
-TEMPLATE_ROLES = {"developer": "system"}  # The newer name and the one that templates know.
+TEMPLATE_ROLES = {"developer": "system"}  # Templates know a developer's role by its older name.
 DataUrls = dict[str, memoryview]  # A body's long data: addresses, see `request_bodies`.
-# Variables of templates that no client may set, beside the parameters of `apply_chat_template`.
+# No client may set these variables of templates, nor those that are parameters of
+# `apply_chat_template`.
 RESERVED_VARIABLES = ("messages", "conversations", "bos_token", "eos_token")
 SCALING = Image.Resampling.BICUBIC
-LOW_DETAIL_SIZE = (512, 512)  # In pixels: a picture of low detail is shrunk to fit into it.
+LOW_DETAIL_SIZE = (512, 512)  # In pixels. A picture of detail "low" is shrunk to fit into it.
 
 
 @dataclass(frozen=True)
 class ReadRequest:
-    """What a request has become: one engine request for each answer, and how they are written."""
+    """A request as the engine runs it: one engine request for each answer, and the form in which
+    the answers are written."""
 
     answers: list[Request]
     form: ResponseForm
@@ -89,7 +91,7 @@ class RequestReader:
         self._draft = None if draft is None or same_inputs(target, draft) else draft
         self._captioner, self._target_name = settings.captioner, settings.target
         self._max_answer_tokens = settings.max_answer_tokens
-        self._context = target.backbone.max_positions or sys.maxsize
+        self._max_positions = target.backbone.max_positions or sys.maxsize
         eos_ids = generation_settings.end_ids(target.backbone.model.generation_config)
         self._config_end_ids = eos_ids
         self._vocabulary = grammar.Vocabulary(target.tokenizer, target.backbone.vocab, eos_ids)
@@ -99,7 +101,7 @@ class RequestReader:
         marks = self._marks
         self._decode_reasoning = None if marks is None else marks.decoder(target.tokenizer)
         self._logged: set[str] = set()  # The messages about ignored fields, each logged once.
-        # A tokenizer changes its own settings while it works.
+        # A tokenizer changes its own settings while it works, so threads use it one at a time.
         self._processor_lock = threading.Lock()
 
     def check(self, request: CompletionRequest) -> None:
@@ -110,7 +112,7 @@ class RequestReader:
             field = newer if vars(request).get(newer) is not None else "max_tokens"
             raise ApiError(400, f"{field}: this server writes at most {max_tokens} tokens", field)
         characters = sum(map(len, request.texts))
-        if characters > MAX_CHARACTERS_PER_TOKEN * self._context:
+        if characters > MAX_CHARACTERS_PER_TOKEN * self._max_positions:
             message = f"{characters} characters are more than this model reads: send less text"
             raise ApiError(400, message, _prompt_field(request))
         if (request.min_tokens or 0) > max_tokens:
@@ -149,7 +151,7 @@ class RequestReader:
                     message = f"{field} is not allowed here: the server chooses the frames"
                     option = "--allow-media-options lets requests choose them"
                     raise ApiError(400, f"{message} ({option})", field)
-        self._sampling(request)
+        self._sampling(request)  # This raises for options of frames that contradict each other.
         self._check_template_kwargs(request)
         calls = [call.function for turn in request.messages for call in tool_calls_of(turn)]
         if (request.callable_tools or calls) and self._dialect is None:
@@ -166,7 +168,8 @@ class RequestReader:
             raise ApiError(400, f"tool_choice: {reason}", "tool_choice")
 
     def _check_template_kwargs(self, request: ChatRequest) -> None:
-        """Raises ApiError for variables that would replace the conversation or its control."""
+        """Raises ApiError for template variables that only the server or other fields may set, and
+        for control tokens in their values."""
         variables = request.chat_template_kwargs or {}
         field = "chat_template_kwargs"
         parameters = inspect.signature(self._target.processor.apply_chat_template).parameters
@@ -182,8 +185,10 @@ class RequestReader:
             raise ApiError(400, message, field)
 
     def _template_variables(self, request: ChatRequest, template: str) -> dict[str, Any]:
-        """Returns the request's template variables, without those that this template never
-        reads."""
+        """Returns the request's template variables, without those that this template never reads.
+
+        ``reasoning_effort`` becomes a variable where the template reads it.
+        """
         variables = dict(request.chat_template_kwargs or {})
         effort = request.reasoning_effort
         if effort is not None:
@@ -205,8 +210,9 @@ class RequestReader:
     ) -> ReadRequest:
         """Returns an engine request for each answer, their form, and warnings about the media.
 
-        The answers differ in their seeds. Media are removed from ``data_urls`` as they are read,
-        which frees their memory. Another thread may stop the decoding. Raises SaccadeError.
+        The answers differ in their seeds. Media are removed from ``data_urls`` as they are
+        read, which frees their memory. Another thread may stop the decoding by ``stop``. Raises
+        SaccadeError.
         """
         if isinstance(request, ChatRequest):
             return self._read_chat(request, stop, data_urls)
@@ -262,26 +268,29 @@ class RequestReader:
         return ReadRequest(answers, form, warnings)
 
     def _reasoning(self, request: ChatRequest, inputs: Inputs) -> Reasoning | None:
-        """Returns where the answers' reasoning is, None where the model has no marks for it."""
+        """Returns how reasoning is found in the answers.
+
+        It is None where the model has no marks for reasoning, and where a grammar leaves no room.
+        """
         if self._marks is None:
             return None
-        has_ids = self._marks.closing_id is not None
-        if not has_ids and self._has_grammar(request):
-            # No single token ends the reasoning, so the grammar could not tell where it ends. It
-            # applies from the first token on.
+        closes_by_token = self._marks.closing_id is not None
+        if not closes_by_token and self._has_grammar(request):
+            # A grammar reads ids, so without a closing token it cannot tell where reasoning ends.
+            # It applies from the first token on and leaves no room for reasoning.
             return None
         prompt_end = inputs["input_ids"][0, -PROMPT_END_TOKENS:].tolist()
         text = self._target.tokenizer.decode(prompt_end, skip_special_tokens=False)
         return Reasoning(self._marks, self._marks.start(text))
 
     def _scale(self, frames: np.ndarray, limits: PixelLimits, request: ChatRequest) -> np.ndarray:
-        """Scales frames so that their pixels are within the part's limits. A limit that the part
-        lacks is taken from the request."""
+        """Scales frames so that the number of pixels of each is within ``limits``, which are those
+        of one part of a message. A limit that the part lacks is taken from the request."""
         common = request.mm_processor_kwargs or PixelLimits()
-        least = limits.min_pixels or common.min_pixels or 0
-        most = limits.max_pixels or common.max_pixels or math.inf
+        min_pixels = limits.min_pixels or common.min_pixels or 0
+        max_pixels = limits.max_pixels or common.max_pixels or math.inf
         pixels = frames.shape[1] * frames.shape[2]
-        scale = math.sqrt(min(max(pixels, least), most) / pixels)
+        scale = math.sqrt(min(max(pixels, min_pixels), max_pixels) / pixels)
         if scale == 1:
             return frames
         height, width = (max(1, round(side * scale)) for side in frames.shape[1:3])
@@ -326,15 +335,15 @@ class RequestReader:
     ) -> list[Request]:
         """Returns an engine request for each answer. Raises ApiError for a prompt too long."""
         prompt_tokens = int(inputs["input_ids"].shape[1])
-        room = self._context - prompt_tokens
+        room = self._max_positions - prompt_tokens
         if room < (request.token_limit or 1):
             answer = f" and {request.token_limit} of answer" if request.token_limit else ""
             field = _prompt_field(request)
             advice = "send fewer frames or less text" if field == "messages" else "send less text"
             raise ApiError(
                 400,
-                f"{prompt_tokens} tokens of prompt{answer} are more than the {self._context} this "
-                f"model reads: {advice}",
+                f"{prompt_tokens} tokens of prompt{answer} are more than the {self._max_positions} "
+                f"this model reads: {advice}",
                 field,
             )
         source = self._grammar_source(request)
@@ -356,12 +365,14 @@ class RequestReader:
             for choice in range(request.n or 1)
         ]
         if request.skip_special_tokens is False:
-            # Then marks of reasoning are in the text, and a token that ends it is left out already.
+            # The engine's decoder then writes special tokens, marks of reasoning among them, and
+            # leaves out the token that ends the answer.
             return answers
         decode = self._decode_reasoning if reasoning is not None else None
         if decode is not None:
             answers = [replace(each, decode=decode) for each in answers]
-        if request.stop_token_ids:  # They are never shown, even if they are ordinary tokens.
+        if request.stop_token_ids:
+            # A stop token is never shown, even if it is an ordinary token.
             ends = request.stop_token_ids
             answers = [replace(each, decode=without_end(each.decode, ends)) for each in answers]
         return answers
@@ -481,7 +492,7 @@ def _answer_grammar(request: CompletionRequest) -> tuple[str, str] | None:
 
 
 def _content_key(media: FetchedMedia) -> Hashable:
-    """Returns what distinguishes media in the cache: their bytes, or the state of a file."""
+    """Returns the cache's key for media: a digest of their bytes, or a file's path and state."""
     if media.path is None:
         return digest(media.kind, media.data, media.frames)
     try:
@@ -492,7 +503,7 @@ def _content_key(media: FetchedMedia) -> Hashable:
 
 
 def _reads(template: str, name: str) -> bool:
-    """Whether a chat template may read a variable of this name."""
+    """Returns whether a chat template may read a variable of this name, because it has the name."""
     return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
 

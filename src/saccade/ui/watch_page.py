@@ -1,4 +1,7 @@
-"""The layout of a page that watches a video as if it were live; ``watching`` does the work."""
+"""The layout of a page that watches a video as if it were live.
+
+What happens when a button is clicked is in ``watching``.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ def build_watch_page(model: Model, settings: PageSettings) -> gr.Blocks:
             return error_html(error), "", ""
         return "", frames_html(watchers.get(tab)), ""
 
-    def show(request: gr.Request) -> str:
+    def latest_frames(request: gr.Request) -> str:
         return frames_html(watchers.get(str(request.session_hash)))
 
     def ask(question: str, request: gr.Request) -> Iterator[tuple[str, str]]:
@@ -56,7 +59,7 @@ def build_watch_page(model: Model, settings: PageSettings) -> gr.Blocks:
                 upload = gr.File(label="A video, played as if it were live", height=120)
                 window = gr.Textbox("60 s", label="Kept at most: seconds, frames or tokens")
                 with gr.Row():
-                    go = gr.Button("Watch", variant="primary")
+                    watch_button = gr.Button("Watch", variant="primary")
                     stop_button = gr.Button("Stop")
                 question = gr.Textbox(QUESTION, label="Question, at any time", lines=1)
                 ask_button = gr.Button("Ask")
@@ -64,12 +67,13 @@ def build_watch_page(model: Model, settings: PageSettings) -> gr.Blocks:
                 frames_view = gr.HTML("", elem_id="sac-live", js_on_load=None)
         error_view = gr.HTML("", elem_id="sac-error", js_on_load=None)
         conversation_view = gr.HTML("", elem_id="sac-said", js_on_load=None)
-        quiet: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
-        go.click(start, [upload, window], [error_view, frames_view, conversation_view], **quiet)
-        stop_button.click(stop, **quiet)
-        answers = [error_view, conversation_view]
-        asking = [ask_button.click, question.submit]
-        gr.on(asking, ask, question, answers, concurrency_limit=1, **quiet)
-        gr.Timer(REFRESH_SECONDS).tick(show, None, frames_view, queue=False, **quiet)
+        options: dict[str, Any] = {"show_progress": "hidden", "api_visibility": "private"}
+        start_views = [error_view, frames_view, conversation_view]
+        watch_button.click(start, [upload, window], start_views, **options)
+        stop_button.click(stop, **options)
+        answer_views = [error_view, conversation_view]
+        ask_events = [ask_button.click, question.submit]
+        gr.on(ask_events, ask, question, answer_views, concurrency_limit=1, **options)
+        gr.Timer(REFRESH_SECONDS).tick(latest_frames, None, frames_view, queue=False, **options)
         page.unload(stop)
     return page.queue(max_size=16)

@@ -257,7 +257,7 @@ BUGS = (
     PlantedBug(
         "auto: alternatives cost nothing",
         "drafting/shapes/auto.py",
-        within="_count_worthy",
+        within="_count_paying_runners_up",
         find="$gain - $plan.rate * ($plan.costs.verify(1 + $nodes + $count) - $before)",
         plant="$gain",
         tests=(
@@ -491,7 +491,7 @@ BUGS = (
     PlantedBug(
         "auto: copies that were refused are forgotten",
         "drafting/shapes/auto.py",
-        within="_judge_copy",
+        within="_learn_from_copy",
         find="$estimates._replace(copy_calibration=$calibration)",
         plant="$estimates",
         tests=(

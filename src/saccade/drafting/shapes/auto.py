@@ -12,10 +12,10 @@ it. The confidence in a token that is yet to be drawn is the mean over its draws
 q(x)^2, because a drawn token stands (see ``Tree``). Where drafting earns less than plain decoding
 it stops, and it is tried again after ever longer pauses.
 
-Where the text's ending has occurred before, what followed it there is a draft that costs rows
-alone. It is copied where it is worth more than what the draft is expected to earn. How likely it is
-to be right follows from the length of the match, corrected by how often copies have been right in
-this answer.
+Where the ending of the text has occurred before (prompt lookup), the tokens that followed it there
+are a draft that takes no draft forward, but only rows to verify. They are copied where the round is
+expected to earn more with them than without. How likely they are to be right follows from the
+length of the match, corrected by how often copies have been right in this answer.
 
 Costs measured before the first answer may be wrong: the machine may have been busy, and only a few
 numbers of rows are measured. So the seconds of rounds correct three of them: a forward of one row,
@@ -25,8 +25,9 @@ occasional round without a draft measures plain decoding again.
 
 The state is computed round by round and holds only numbers, so a recorded trace can be replayed.
 When sampling, no measured time enters it, so that the drawn tokens do not depend on the speed of
-the machine. A sampled round counts for the believed cost of the levels that were verified, or of
-the round that was planned if that is more. Tokens drawn after a rejected one never enter the state.
+the machine. In place of its seconds, a sampled round has the believed cost of the levels that were
+judged, or of the planned round if that is more. Tokens drawn after a rejected one never enter the
+state.
 """
 
 from __future__ import annotations
@@ -62,45 +63,46 @@ from saccade.drafting.shapes.policies import CostedShape, confidence
 MAX_DRAFT_DEPTH = 24  # levels of one draft
 MAX_DRAFT_NODES = 48  # nodes of one draft, runners-up included
 
-# What is believed before anything was judged. The weights are in tokens: little, so that a useless
-# draft is dropped soon. They were chosen on clips that no benchmark draws.
+# What is believed of a draft before any of its tokens was judged. The weights count as so many
+# judged tokens. They are small, so that a useless draft is dropped soon. They were chosen on clips
+# that no benchmark draws.
 PRIOR_ACCEPTANCE = 0.8
 PRIOR_WEIGHT = 1.25
-# The weight of what earlier answers have shown: of their acceptance rate, in tokens, and of their
-# seconds per draft forward, in forwards. It keeps two rejections or one slow draft from ending
-# drafting. It was chosen by replaying many kinds of costs and drafts.
+# How much earlier answers weigh at the start of an answer: their acceptance rate counts as so many
+# judged tokens, and their seconds per draft forward as so many forwards. It keeps two rejections or
+# one slow draft from ending drafting. It was chosen by replaying many kinds of costs and drafts.
 REMEMBERED_WEIGHT = 6.0
 PRIOR_CALIBRATION = 0.9  # accepted tokens over the sum of the draft's confidence in them
 PRIOR_CALIBRATION_WEIGHT = 1.0
 
 BAR_MARGIN = 0.95  # A level may earn a little less than its bar: it opens the way to deeper ones.
 RETRY_ACCEPTANCE = 0.9  # Drafting is tried again only if it would pay at this acceptance.
-RATE_MEMORY = 0.9  # what is left of tokens and seconds after one more round
-ACCEPTANCE_MEMORY = 0.98  # what is left of judged tokens after one more round
-# A rejected token counts as one judged token, and as more where the draft was unsure of it, because
-# the draft then knows little of the text. The trust in the draft's confidence is added for each nat
-# by which the surprise, -log(confidence), exceeds SURPRISE_NATS. Confidences below LEAST_CONFIDENCE
+RATE_MEMORY = 0.9  # the factor by which the sums of tokens and seconds decay each round
+ACCEPTANCE_MEMORY = 0.98  # the factor by which the sums of judged tokens decay each round
+# A rejected token counts as one judged token. It counts as more where the draft itself was unsure
+# of it, because the draft then knows little of the text: for each nat by which -log(confidence)
+# exceeds SURPRISE_NATS, it counts for ``Surprise.trust`` more. Confidences below LEAST_CONFIDENCE
 # are treated as LEAST_CONFIDENCE.
 SURPRISE_NATS = 2.0
 LEAST_CONFIDENCE = 1e-4
 RETRY_AFTER_ROUNDS = 2  # rounds of plain decoding before drafting is tried again
 MAX_RETRY_AFTER_ROUNDS = 128
-MAX_PAUSE_GROWTH = 16  # A pause is at most so many times as long as the one before.
-# The share of decoding time that retries may lose. A pause is so long that a retry like the last
-# one loses no more, within MAX_RETRY_AFTER_ROUNDS and MAX_PAUSE_GROWTH.
+MAX_PAUSE_GROWTH = 16  # A pause is at most this many times as long as the one before.
+# The share of decoding time that retries may lose. Each pause is made long enough that a retry as
+# costly as the last one stays below it, within MAX_RETRY_AFTER_ROUNDS and MAX_PAUSE_GROWTH.
 MAX_LOST_SHARE = 0.015
 
 # Drafting is tried if it would pay at this share of what it is believed to cost beyond plain
 # decoding: costs that no round with a draft has confirmed may be far too high.
 UNCONFIRMED_COST_SHARE = 0.5
 CONFIRMED_COST_SHARE = 0.8
-MAX_TRIAL_DEPTH = 3  # levels of a draft that does not pay by the believed costs
+MAX_TRIAL_DEPTH = 3  # levels of a draft that is tried although it is not believed to pay
 # After this many rounds with drafts, one round decodes plainly, to measure what that takes. The
-# first number holds until a round of this answer, or an earlier answer, has measured it.
+# first number holds until this answer or an earlier one has measured it.
 FIRST_PLAIN_AFTER_ROUNDS = 3
 PLAIN_AFTER_ROUNDS = 48
-# The weight, in judged tokens, of the acceptance rate that was remembered before an answer, beside
-# the tokens that were judged in it.
+# How much the remembered acceptance rate weighs when an answer ends and its own rate is averaged
+# into it: it counts as this many judged tokens.
 REMEMBERED_TOKENS = 10
 # After an answer without drafts the remembered acceptance rate moves towards PRIOR_ACCEPTANCE, by
 # this share times the share of time that drafting could save. So a draft that could save much is
@@ -128,14 +130,19 @@ class Estimates(NamedTuple):
     """Copied tokens that were right over the sum of their chances by the length of the match."""
     tokens: float = 0.0  # emitted in rounds that drafted
     seconds: float = 0.0  # spent in rounds that drafted
-    stretch: float = 1.0  # seconds of verifying over those of bare forwards; used where shared
+    stretch: float = 1.0
+    """Measured seconds of verifying over those of bare forwards. It is used only while requests
+    share forwards."""
     times: ForwardTimes = ForwardTimes()  # of forwards that no other request shared
     pause: Pause = Pause(RETRY_AFTER_ROUNDS)
     requests: int = 1  # that shared the forwards of the last round
 
     def runner_up_chance(self, share: float) -> float:
-        """How often a runner-up is right where the first token was wrong, if the draft gives it
-        this share of what it does not give the first."""
+        """Returns how likely a runner-up is right, given that the draft's first choice is wrong.
+
+        ``share`` is the runner-up's share of the probability that the draft does not give its first
+        choice.
+        """
         return min(1.0, share * self.runner_up_calibration.mean)
 
     def copy_chances(self, repetition: Repetition) -> list[float]:
@@ -212,9 +219,12 @@ class Auto(CostedShape):
             if len(tree) and reach * estimates.acceptance.rate <= level + row:
                 break
             scores: Scores = yield tree
-            law, token_confidence, alternatives = _look(scores, last, self.runners_up)
+            law, token_confidence, alternatives = _law_and_alternatives(
+                scores, last, self.runners_up
+            )
             chance = estimates.acceptance.chance(token_confidence)
-            # The first token is always judged: else nothing would be learnt of a doubtful draft.
+            # The first token is always drafted and judged. Otherwise a draft with little confidence
+            # would never be judged, and nothing would be learnt of it.
             if len(tree) and reach * chance <= row:
                 break
             # An alternative is right only where the first token is wrong.
@@ -230,7 +240,8 @@ class Auto(CostedShape):
             reach *= chance
             last = len(tree) - 1
         runners_up = sorted(runners_up, reverse=True)[: MAX_DRAFT_NODES - len(tree)]
-        for runner_up in runners_up[: _count_worthy(runners_up, len(tree), plan)]:
+        count = _count_paying_runners_up(runners_up, len(tree), plan)
+        for runner_up in runners_up[:count]:
             tree = add(tree, runner_up.parent, runner_up.token, None, runner_up.confidence)
         return tree
 
@@ -261,7 +272,8 @@ class Auto(CostedShape):
         if self._next_round_measures_plain(estimates):
             return None
         if estimates.pause.is_running:
-            return None  # Nothing was learnt since drafting was given up.
+            # No draft is judged during the pause, so whether drafting pays is not asked again.
+            return None
         costs = self.believed_costs(estimates)
         expected_round = best_round(costs, estimates.acceptance.rate)
         if expected_round[0] > 1:
@@ -300,32 +312,33 @@ class Auto(CostedShape):
             times=self._times_after(before, round),
         )
         if not round.tree.tokens:
-            checked = self._next_round_measures_plain(before)
-            pause = before.pause if checked else before.pause.after_plain_round()
+            was_measurement = self._next_round_measures_plain(before)
+            pause = before.pause if was_measurement else before.pause.after_plain_round()
             return state._replace(pause=pause)
         is_copy = round.tree.match_length > 0
-        estimates = _judge_copy(state, round) if is_copy else _judge(state, round)
+        estimates = _learn_from_copy(state, round) if is_copy else _learn_from_draft(state, round)
         seconds = self._round_seconds(state, round)
         estimates = estimates._replace(
             tokens=RATE_MEMORY * estimates.tokens + len(round.emitted),
             seconds=RATE_MEMORY * estimates.seconds + seconds,
         )
-        if is_copy:  # It tells nothing of whether the draft pays.
+        if is_copy:  # A copy does not show whether drafting by the model pays.
             return estimates
         return estimates._replace(pause=self._pause_after(estimates, round, seconds))
 
     def _pause_after(self, estimates: Estimates, round: Round, seconds: float) -> Pause:
         """Returns the pause of drafting that begins if drafting does not pay after this round.
 
-        It is short where the round was faster than plain decoding, and grows with what rounds lose.
+        It is short where the round was faster than plain decoding. Otherwise it is twice as long as
+        the last pause or longer, by the tokens that the round lost, within the limits above.
         """
-        # How many tokens plain decoding would have emitted meanwhile, beyond those that came.
+        # Plain decoding would have emitted this many tokens more in the same time.
         lost_tokens = seconds / self.believed_costs(estimates).plain - len(round.emitted)
         if lost_tokens < 0:
             return Pause(RETRY_AFTER_ROUNDS)
-        before_length = estimates.pause.length
-        enough = max(2 * before_length, ceil(lost_tokens / MAX_LOST_SHARE))
-        longer = min(enough, MAX_PAUSE_GROWTH * before_length)
+        last_length = estimates.pause.length
+        needed_length = max(2 * last_length, ceil(lost_tokens / MAX_LOST_SHARE))
+        longer = min(needed_length, MAX_PAUSE_GROWTH * last_length)
         return Pause(min(MAX_RETRY_AFTER_ROUNDS, longer))
 
     def finish(self, state: State) -> None:
@@ -334,7 +347,7 @@ class Auto(CostedShape):
             self.memory.save(costs)
 
     def pays(self) -> bool:
-        """Whether drafting is expected to pay here, before anything is known of the draft."""
+        """Whether drafting is expected to pay by what is known before an answer's first round."""
         estimates: Estimates = self.start()
         return best_round(self.believed_costs(estimates), estimates.acceptance.rate)[0] > 1
 
@@ -343,21 +356,24 @@ class Auto(CostedShape):
         return self.forward_costs.acceptance is not None
 
     def learnt_costs(self, state: State) -> Costs | None:
-        """Returns the costs as an answer's rounds have corrected them, for the next answer to begin
-        by; None where there is nothing to remember."""
+        """Returns the costs as an answer's rounds have corrected them, from which the next answer
+        starts; None where there is nothing to remember."""
         estimates: Estimates = state
         before, times = self.forward_costs.acceptance, estimates.times
         if not times.level.weight:
             if before is None or not times.plain.weight:
                 return None
-            # Drafts that nobody tries are believed to get better, until they are tried again.
+            # This answer drafted nothing, so it shows nothing new of the draft. The remembered rate
+            # moves towards the prior and the remembered cost falls, so that some later answer tries
+            # the draft again.
             forgotten = FORGOTTEN_SHARE * self._possible_gain(estimates)
             return replace(
                 self.forward_costs,
                 acceptance=before + forgotten * (PRIOR_ACCEPTANCE - before),
                 draft=(1 - FORGOTTEN_COST_SHARE) * self.forward_costs.draft,
             )
-        # A few judged tokens tell little of a draft, so one unlucky answer must not end drafting.
+        # An answer with few judged tokens changes the rate little, so that one unlucky answer does
+        # not end drafting.
         believed = PRIOR_ACCEPTANCE if before is None else before
         judged = estimates.acceptance.accepted.weight
         share = judged / (judged + REMEMBERED_TOKENS)
@@ -373,15 +389,17 @@ class Auto(CostedShape):
         )
 
     def _possible_gain(self, estimates: Estimates) -> float:
-        """Returns the share of plain decoding's time that drafting would spare at the acceptance
-        that is believed of an unknown draft."""
+        """Returns the share of plain decoding's time that drafting would save if tokens were
+        accepted at PRIOR_ACCEPTANCE."""
         costs = self.believed_costs(estimates._replace(requests=1))
         tokens, seconds = best_round(costs, PRIOR_ACCEPTANCE)
         return 1 - seconds / (tokens * costs.plain)
 
     def believed_costs(self, estimates: Estimates) -> BelievedCosts:
-        """Returns the costs of forwards as the rounds so far have corrected them. Of shared
-        forwards they are this request's share."""
+        """Returns the costs of forwards as the rounds so far have corrected them.
+
+        Where requests share forwards, the costs are one request's share.
+        """
         bare = _tabulate(self.forward_costs, estimates.requests)
         if estimates.requests > 1:
             scale = estimates.stretch
@@ -390,17 +408,19 @@ class Auto(CostedShape):
             )
         times = estimates.times
         scale = times.scale(bare.verify[1])
-        # What rounds of earlier answers have shown outweighs one slow draft of this answer.
+        # The draft's cost that earlier answers have shown weighs enough to outweigh one slow draft.
         weight = REMEMBERED_WEIGHT if self.knows_the_draft else FORWARD_PRIOR_WEIGHT
         seconds, levels = times.level
         level = (seconds + weight * scale * bare.costs.draft) / (levels + weight)
         return BelievedCosts(level, scale * bare.verify[1], scale, *times.line(scale), bare)
 
     def _round_seconds(self, estimates: Estimates, round: Round) -> float:
-        """Returns the seconds that a round counts for.
+        """Returns the seconds that the estimates take a round to have lasted.
 
-        They are the measured ones, except when sampling and in the first round of a captured size.
-        There they are the believed costs of what was judged or planned.
+        They are the measured ones, except when sampling and in the first round of a size that CUDA
+        graphs then capture. In these cases they are the believed cost of the levels that were
+        judged, or of the planned round if that is more. For a copy they are the believed cost of
+        verifying it.
         """
         if not round.p.rules.sample and not round.first_of_size:
             return sum(_own_seconds(round))
@@ -412,8 +432,10 @@ class Auto(CostedShape):
         return max(costs.drafting(levels) + costs.verify(1 + levels), planned)
 
     def _stretch_after(self, estimates: Estimates, round: Round) -> float:
-        """``stretch`` with the seconds of this round in it; unchanged when sampling, and where they
-        tell nothing of later rounds."""
+        """Returns ``stretch`` with the seconds of this round in it.
+
+        It is unchanged when sampling, and where the seconds tell nothing of later rounds.
+        """
         if round.p.rules.sample or not round.has_typical_duration:
             return estimates.stretch
         requests, rows = 1, 1 + len(round.tree)
@@ -448,8 +470,12 @@ class Auto(CostedShape):
         )
 
     def _count_levels(self, estimates: Estimates, round: Round) -> int:
-        """How many levels of a round's tree the draft has scored. The last one may have shown that
-        its token is not worth a row."""
+        """Returns how many levels the draft has scored for a round's tree.
+
+        They are one more than the tree is deep where the draft scored a level and then left its
+        token out, because the token was not worth a row. Whether it did so is not recorded, so the
+        decisions of ``grow`` are repeated here.
+        """
         tree = round.tree
         if tree.match_length:
             return 0
@@ -462,8 +488,8 @@ class Auto(CostedShape):
         reach = prod(estimates.acceptance.chance(each) for each in tree.confidences[:depth])
         bar = BAR_MARGIN * plan.rate
         level, row = plan.costs.level_price(depth), plan.costs.row_price(depth)
-        ended = reach * estimates.acceptance.rate <= bar * level + bar * row
-        return depth if ended else depth + 1
+        ended_before_scoring = reach * estimates.acceptance.rate <= bar * level + bar * row
+        return depth if ended_before_scoring else depth + 1
 
 
 class BareCosts(NamedTuple):
@@ -491,7 +517,8 @@ class BelievedCosts(NamedTuple):
 
     @property
     def max_depth(self) -> int:
-        """How many levels a draft may have: a head that drafts a block knows no further ones."""
+        """How many levels a draft may have. A head that drafts a whole block in one forward drafts
+        no levels beyond that block."""
         levels = self.bare.costs.draft_levels
         return MAX_DRAFT_DEPTH if levels == 1 else min(levels, MAX_DRAFT_DEPTH)
 
@@ -500,18 +527,22 @@ class BelievedCosts(NamedTuple):
         return self.bare.costs.draft_forwards(levels) * self.level
 
     def level_price(self, depth: int) -> float:
-        """Returns the seconds of one more level after so many: none within what is scored."""
+        """Returns the seconds of one more level after ``depth`` levels.
+
+        They are 0 where the draft's last forward has scored that level already.
+        """
         return 0.0 if depth % self.bare.costs.draft_levels else self.level
 
     def verify(self, rows: int) -> float:
-        """Returns the seconds of a target forward; of more rows it takes no less than of one."""
+        """Returns the seconds of a target forward of so many rows, never less than those of one
+        row."""
         if rows == 1:
             return self.plain
         seconds = self.scale * self.bare.verify[rows] + self.shift + self.slope * (rows - 1)
         return self.plain + self.share * max(0.0, seconds - self.plain)
 
     def row_price(self, nodes: int) -> float:
-        """Returns the seconds of one more row to verify after so many nodes."""
+        """Returns the seconds of one more row to verify, in a draft that has so many nodes."""
         price = self.scale * self.bare.row_prices[nodes] + self.slope
         return self.share * max(0.0, price)
 
@@ -525,8 +556,8 @@ class Plan(NamedTuple):
 
 
 def best_round(costs: BelievedCosts, acceptance_rate: float) -> tuple[float, float]:
-    """The expected (tokens, seconds) of a round of the best chain if each token is accepted at
-    this rate; those of plain decoding where that is faster."""
+    """Returns the expected (tokens, seconds) of a round with the chain length that decodes fastest
+    if each token is accepted at this rate; those of plain decoding where no chain is faster."""
     best = (1.0, costs.plain)
     chance = tokens = 1.0
     for length in range(1, costs.max_depth + 1):
@@ -541,15 +572,19 @@ def best_round(costs: BelievedCosts, acceptance_rate: float) -> tuple[float, flo
 def _rate_to_beat(
     estimates: Estimates, costs: BelievedCosts, expected: tuple[float, float]
 ) -> float:
-    """Tokens a second that one more token has to beat: those that the answer has reached so far,
-    with the (tokens, seconds) expected of the best chain; at least plain decoding's."""
+    """Returns the tokens a second that one more drafted token has to beat.
+
+    It is the rate of the answer so far, with the ``expected`` (tokens, seconds) of the next round
+    added to it, and at least the rate of plain decoding.
+    """
     tokens, seconds = expected
     reached = (estimates.tokens + tokens) / (estimates.seconds + seconds)
     return max(1 / costs.plain, reached)
 
 
-def _count_worthy(runners_up: Sequence[RunnerUp], nodes: int, plan: Plan) -> int:
-    """How many of the runners-up, the likeliest first, earn the most beyond their rows."""
+def _count_paying_runners_up(runners_up: Sequence[RunnerUp], nodes: int, plan: Plan) -> int:
+    """Returns how many of the runners-up to draft, so that they earn the most beyond the price of
+    their rows. They are sorted by what they earn, the best first; ``nodes`` are drafted already."""
     gains = accumulate((runner_up.worth for runner_up in runners_up), initial=0.0)
     before = plan.costs.verify(1 + nodes)
     nets = [
@@ -564,8 +599,8 @@ def _tabulate(costs: Costs, requests: int) -> BareCosts:
     costs = costs.per_request(requests)
     rows = range(1, MAX_DRAFT_NODES + MAX_DRAFT_DEPTH + 3)
     verify = (0.0, *(costs.verify(count) for count in rows))
-    # Time grows in steps. The first row of a step is dear and opens the way to cheap ones, so the
-    # price of a row is the lowest mean over the rows that may follow.
+    # The time of a forward grows in steps. The first row of a step is dear and those after it are
+    # cheap, so the price of a row is its mean over as many following rows as make it lowest.
     row_prices = tuple(
         min(
             (verify[n + 1 + extra_rows] - verify[n + 1]) / extra_rows
@@ -577,23 +612,28 @@ def _tabulate(costs: Costs, requests: int) -> BareCosts:
 
 
 def _own_seconds(round: Round) -> tuple[float, float]:
-    """The seconds of drafting and of verifying that a request has to answer for: of a forward that
-    was shared, as much as its rows were of all rows."""
+    """Returns a request's part of a round's seconds of drafting and of verifying.
+
+    Its part of a shared forward of the target is its share of that forward's rows.
+    """
     if round.load is None:
         return round.draft_seconds, round.verify_seconds
     share = (1 + len(round.tree)) / round.load.rows
     return round.load.draft_seconds, share * round.verify_seconds
 
 
-def _judge(estimates: Estimates, round: Round) -> Estimates:
-    """The estimates after the verdict on each token of the chain that was looked at, and on what
-    stood beside the token that was refused."""
+def _learn_from_draft(estimates: Estimates, round: Round) -> Estimates:
+    """Returns the estimates after the verdict on a draft.
+
+    It learns from each first choice of the draft that was judged, and from the runners-up beside
+    the one that was rejected.
+    """
     verdicts: list[tuple[float, bool]] = []
     judged, runners_up = 0.0, FadingMean(0.0, 0.0)
     path, confidences = (ROOT, *round.verdict.path), round.tree.confidences
     for parent, accepted in zip(path, (*path[1:], None), strict=True):
         if accepted is None and round.verdict.own is None:
-            break  # The answer was cut here: nothing was refused.
+            break  # The answer was cut here, so the next token was not rejected.
         children = [node for node, above in enumerate(round.tree.parents) if above == parent]
         if not children:
             break
@@ -613,8 +653,8 @@ def _judge(estimates: Estimates, round: Round) -> Estimates:
     )
 
 
-def _judge_copy(estimates: Estimates, round: Round) -> Estimates:
-    """The estimates after the verdict on a copy."""
+def _learn_from_copy(estimates: Estimates, round: Round) -> Estimates:
+    """Returns the estimates after the verdict on a draft that was copied from the text."""
     accepted = len(round.verdict.path)
     judged = accepted + (round.verdict.kind == "recovered")
     promised = sum(continuation_chances(round.tree.match_length, judged))
@@ -623,28 +663,30 @@ def _judge_copy(estimates: Estimates, round: Round) -> Estimates:
 
 
 def _share_of_rest(first: float, runner_up: float) -> float:
-    """Of the probability that the draft does not give its first choice, the runner-up's share."""
+    """Returns a runner-up's share of the probability that the draft does not give its first
+    choice."""
     return runner_up / max(1 - first, runner_up)
 
 
 def _to_lists(
     ids: Int[Tensor, " some"], chances: Float[Tensor, " some"]
 ) -> tuple[list[int], list[float]]:
-    """Returns ids and probabilities as numbers. A GPU is waited for once."""
+    """Returns ids and probabilities as numbers. They are copied together, so that a GPU is waited
+    for only once."""
     if ids.device.type == "cpu":
         return ids.tolist(), chances.tolist()
     both: list[list[float]] = torch.stack((ids.double(), chances.double())).tolist()
     return [*map(int, both[0])], both[1]  # A double holds any id.
 
 
-def _look(
+def _law_and_alternatives(
     scores: Scores, node: int, runners_up: int
 ) -> tuple[Law, float, Sequence[tuple[int, float]]]:
-    """The draft's law after ``node``, its confidence in the token there, and the likeliest
+    """Returns the draft's law after ``node``, its confidence in the token there, and the likeliest
     alternatives with its confidence in each.
 
-    Of a token that is yet to be drawn the confidence is the mean over the draws, and there are no
-    alternatives. Raises BrokenLaw on NaN.
+    When sampling, the token is yet to be drawn: the confidence is the mean over the draws, and
+    there are no alternatives. Raises BrokenLaw on NaN.
     """
     computed = scores.computed_top(node) if runners_up <= 1 else None
     if computed is not None:

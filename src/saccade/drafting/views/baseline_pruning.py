@@ -40,11 +40,13 @@ def frames(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
 
 @dataclass(frozen=True)
 class Window:
-    """Selects consecutive tokens. ``halves`` places the window: 0 selects the first tokens, 1 the
-    middle ones, 2 the last. In the middle, if the number of unselected tokens is odd, one fewer
-    comes before the window than after it."""
+    """Selects consecutive tokens: the first, the middle or the last ones.
 
-    halves: int
+    In the middle, if the number of unselected tokens is odd, one fewer comes before the window than
+    after it.
+    """
+
+    halves: int  # how many halves of the unselected tokens come before the window: 0, 1 or 2
 
     def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
         count = min(budget, prompt.visual_tokens)
@@ -95,6 +97,8 @@ def dycoke(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
     for part in _frames(prompt):
         similarity[part] = cosine_similarity(rows[part].float(), rows[into[part]].float(), dim=-1)
     similarity[key[at] != partner] = -torch.inf
+    # The level of a frame is how many of these sizes of groups it begins a group in. Tokens of a
+    # lower level merge before those of a higher one.
     level, stride = torch.zeros_like(time), 1
     while stride <= int(time.max()):
         stride *= GROUP_FRAMES
@@ -108,8 +112,9 @@ def dycoke(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
 class Merged(View):
     """Prunes like ``Pruned`` and averages the dropped tokens into those that stay.
 
-    Each dropped token joins the nearest earlier token of its cell that stays. That one becomes the
-    mean of all that joined it, at its own position. A token without such a partner is lost.
+    Each dropped token joins the nearest earlier token of the same cell that stays. That token
+    becomes the mean of itself and all that joined it, at its own position. A dropped token without
+    such a partner is lost.
     """
 
     name: str
@@ -141,7 +146,7 @@ class Pooled(View):
     With ``coarse`` the rows are pooled *before* the projector, as in the paper, and positions count
     from 0. Without it, or where a prompt has no such rows (Qwen's merger joins 2x2 patches there
     already), the language model's rows are pooled *after* the projector, and each has the position
-    of its block's top-left member. A row of tokens without a grid pools in pairs.
+    of its block's top-left member. Tokens whose grid has a single row are pooled in pairs.
     """
 
     keep: ClassVar[float] = 0.25  # approximately, since smaller blocks at the edges leave more
@@ -161,7 +166,7 @@ class Pooled(View):
         if not prompt.visual_tokens:
             return prompt
         if self.coarse and prompt.media.coarse is not None:
-            # All rows of a block are equal there, so their average is the pooled row.
+            # In ``coarse`` all rows of a block are equal, so their average is the pooled row.
             embeds = prompt.embeds.clone()
             embeds[prompt.visual] = prompt.media.coarse
             pooled_media = replace(prompt.media, coarse=None)
@@ -187,7 +192,8 @@ def _frames(prompt: Prompt) -> list[Int[Tensor, " _tokens"]]:
 def _fill(
     prompt: Prompt, parts: Sequence[Int[Tensor, " _tokens"]], budget: int
 ) -> Int[Tensor, " kept"]:
-    """Returns the parts in their order while they fit, and an even sample of the next one."""
+    """Returns the tokens of leading parts as long as whole parts fit into the budget, and an even
+    sample of the next part for the rest of it."""
     chosen = [torch.arange(0, device=prompt.grid.device)]
     for part in parts:
         chosen.append(saliency.sample_evenly(part, budget))
@@ -234,7 +240,7 @@ VIEWS = (
     Pruned("window-end", Window(2)),
     Pruned("fastvid", fastvid),
     DYCOKE,
-    # This is SpecVLM without stage I. The ablation reads no attention: V_R is empty, and Eq. 7
-    # spreads over *all* tokens. So it is ``uniform``, by the name in the paper's tables.
+    # This is SpecVLM without stage I, by its name in the paper's tables. Stage I chooses V_R by
+    # attention. Without it V_R is empty and Eq. 7 samples *all* tokens evenly, as ``uniform`` does.
     Pruned("rest", uniform),
 )

@@ -1,7 +1,7 @@
 """Reads images, animations, and lists or folders of images with Pillow.
 
-Only listed formats are decoded, and only after the declared size was checked. This module knows no
-videos.
+Only listed formats are decoded, and only after the declared size was checked. Videos are read by
+other modules.
 """
 
 import contextlib
@@ -38,16 +38,19 @@ HEIC_FORMAT = "HEIF"  # The name that pillow-heif gives its format; it is an ext
 ANIMATED_FORMATS = ("GIF", "WEBP", "PNG", "AVIF")  # A TIFF's pages are no frames.
 FOLDER_SUFFIXES = (".png", ".jpg", ".jpeg", ".webp", ".avif", ".tif", ".tiff", ".heic")
 DEFAULT_SEQUENCE_FPS = 1.0
-MAX_PIXELS_PER_SECOND = 5e8  # Pillow decodes no more on any machine.
+# Pillow is taken to decode no more than this on any machine, so an animation that would take too
+# long is refused before it is decoded.
+MAX_PIXELS_PER_SECOND = 5e8
 MAX_ANIMATION_FRAMES = 40_000  # Each is decoded to learn how long it is displayed.
 
+# Python's filters of warnings belong to the whole process, so only one thread may change them.
 _warnings_lock = threading.Lock()
 
 
 def read_image(source: Source, limits: Limits | None = None) -> Image:
-    """Reads one image, upright and on white where it is transparent.
+    """Reads one image, or the first frame of an animation.
 
-    Of an animation it reads the first frame.
+    It is turned upright, and put on white where it is transparent.
     """
     limits = limits or Limits()
     with open_media(source, limits) as file:
@@ -59,7 +62,8 @@ def read_image(source: Source, limits: Limits | None = None) -> Image:
 
 
 class Animation:
-    """A reel of an animated GIF, WebP or PNG, or of any one image, which lasts a second."""
+    """The ``Reel`` of an animated GIF, WebP, PNG or AVIF. A still image is a reel of one frame,
+    which lasts a second."""
 
     def __init__(self, file: File, limits: Limits) -> None:
         self.file, self.limits, self.label = file, limits, file.label
@@ -86,6 +90,7 @@ class Animation:
                     # Like browsers, display a frame of duration 0 for a tenth of a second.
                     seconds.append((image.info.get("duration") or 100) / 1000 if count > 1 else 1.0)
             except VideoInputError as error:
+                # The frames before a damaged one can be used. Running out of time is no damage.
                 if error.code == "too_slow":
                     raise
         if not seconds:
@@ -105,7 +110,7 @@ class Animation:
 
 
 class ImageSequence:
-    """A reel of images one after another, at a steady rate."""
+    """A ``Reel`` whose frames are separate images, at a steady rate."""
 
     def __init__(
         self, label: str, pictures: Sequence[Path | bytes], fps: float | int | None, limits: Limits
@@ -125,7 +130,8 @@ class ImageSequence:
 
 
 def image_folder(path: Path, fps: float | int | None, limits: Limits) -> ImageSequence:
-    """Returns the images of a folder in natural order, with frame2 before frame10."""
+    """Returns the images of a folder as the frames of one clip, in natural order: frame2 comes
+    before frame10."""
     label = printable(path.name)
     try:
         paths = sorted(
@@ -151,7 +157,8 @@ def image_list(pictures: Sequence[bytes], fps: float | int | None, limits: Limit
 
 @cache
 def _formats() -> tuple[str, ...]:
-    """Returns the formats that Pillow may open; HEIC is among them where its package is there."""
+    """Returns the formats that Pillow may open. HEIC is among them where pillow-heif is
+    installed."""
     if find_spec("pillow_heif") is None:
         return FORMATS
     import_module("pillow_heif").register_heif_opener()

@@ -34,12 +34,12 @@ class HeadRequest(RequestState):
     """The state of one request of a head."""
 
     target_cache: Cache | None = None  # of the target's request, with its hidden states
-    prompt: Prompt | None = None  # the whole one
+    prompt: Prompt | None = None  # the whole prompt, not the part that a view chose
     read_rows: Tensor = field(default_factory=lambda: torch.empty(0, dtype=torch.long))
     """Rows of the prompt that have keys."""
     read_length: int = 0  # Each prompt row below this index has keys or was left out by the view.
     root_output: Tensor | None = None  # the head's output in the last row of the text
-    node_outputs: list[Tensor] = field(default_factory=list)
+    node_outputs: list[Tensor] = field(default_factory=list)  # the head's output in each node's row
 
     @property
     def skipped_rows(self) -> int:
@@ -70,7 +70,7 @@ class HeadRequest(RequestState):
         return self.target_cache.hidden.read(rows)
 
     def cut_prompt(self, length: int) -> None:
-        """Forgets which rows of the prompt were read or left out from ``length`` on."""
+        """Forgets which rows of the prompt from ``length`` on have keys or were left out."""
         self.read_length = min(self.read_length, length)
         self.read_rows = self.read_rows[self.read_rows < self.read_length]
 
@@ -89,7 +89,8 @@ class _Rows:
     hidden: list[Hidden] = field(default_factory=list)
     positions: list[Int[Tensor, "axes row"]] = field(default_factory=list)
     scored: list[tuple[HeadRequest, int, int]] = field(default_factory=list)
-    """Each request with its rows whose logits are needed; ``ROOT`` or nodes, in order."""
+    """(request, start, stop) for each segment: logits are needed of the rows ``start:stop`` of the
+    forward. They belong to the end of the request's text or to nodes of its tree, in order."""
 
     def add(
         self,
@@ -109,7 +110,7 @@ class _Rows:
 
 
 class HeadSession(Session):
-    """Scores and commits with a head. The hidden states are those of the target's session."""
+    """Scores and commits with a head, which reads the hidden states of the target's session."""
 
     request_kind = HeadRequest
 
@@ -126,7 +127,7 @@ class HeadSession(Session):
     def read(self, number: int, prefill: Prefill, prompt: Prompt) -> None:
         """Starts a request: reads the rows of a prompt that a view kept, at the target's positions.
 
-        ``prefill`` is the target's, whose cache goes on to receive hidden states of the answer.
+        ``prefill`` is the target's. Its cache later receives the hidden states of the answer.
         """
         full_prompt, last = prefill.prompt, len(prefill.prompt) - 1
         rows = prompt.index[prompt.index < last]
@@ -171,8 +172,9 @@ class HeadSession(Session):
             request = self.request(number)
             kept_tokens = len(request.context) - turn.drop
             request.context[kept_tokens:] = turn.ids
-            # The last token's row reads the token after it, which is another one now. At least
-            # one row has to be computed, so that there are logits after it.
+            # The row of the last kept token reads the token after it, which has changed, so that
+            # row is computed again. At least one row has to be computed, for the logits of the next
+            # token.
             valid = max(0, min(kept_tokens - 1, len(request.context) - 2))
             request.cut_prompt(valid)
             request.cache.truncate(min(request.cache.length, valid - request.skipped_rows))
@@ -181,8 +183,8 @@ class HeadSession(Session):
             request.forget_tree()
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        """Appends tokens. Their rows wait for the next score, which reads the target's hidden
-        states; what was computed of drafted ones is dropped."""
+        """Appends tokens. Their rows are computed by the next score, from the target's hidden
+        states. What was computed for the drafted tree is dropped."""
         for number, new in tokens.items():
             request = self.request(number)
             request.context += new
@@ -223,7 +225,8 @@ class HeadSession(Session):
     # -- one forward ---------------------------------------------------------------------------
 
     def begin(self, trees: Mapping[int, Tree]) -> None:
-        """Keeps the scores of leading nodes that the previous trees had too."""
+        """Takes the trees to score, and keeps the scores of leading nodes that the previous trees
+        had too."""
         for number, tree in trees.items():
             request = self.request(number)
             shared = trees_.shared_nodes(request.tree, tree)
@@ -231,8 +234,11 @@ class HeadSession(Session):
             request.tree = tree
 
     def add_rows(self, trees: Mapping[int, Tree], rows: _Rows) -> None:
-        """Adds the rows that can be computed now: those of committed text, else the nodes whose
-        parents were computed."""
+        """Adds each request's rows that the next forward can compute.
+
+        They are the rows of committed text that have no keys yet. Where there are none, they are
+        the next nodes whose parents were computed.
+        """
         for number, tree in trees.items():
             request = self.request(number)
             if request.waiting_rows > 0:
@@ -297,7 +303,8 @@ class HeadSession(Session):
     ) -> list[dict[int, Scores]]:
         """Does what :func:`saccade.model.session.score_together` does.
 
-        There is a forward for each level of new nodes, since a node reads its parent's output.
+        It takes one forward for waiting rows of text and one for each level of new nodes, since a
+        node reads its parent's output.
         """
         heads = [(cast(HeadSession, session), trees) for session, trees in batches]
         first_session = heads[0][0]

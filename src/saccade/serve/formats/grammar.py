@@ -27,11 +27,12 @@ from saccade.core.errors import OptionError
 from saccade.core.sampling import BrokenLaw
 from saccade.core.tree import common_length
 
-MAX_CACHED_MASKS = 32  # One mask a prefix.
-# The space that JSON printers put between parts. It is bounded, because a model may otherwise write
-# nothing else.
+MAX_CACHED_MASKS = 32  # of one answer's grammar, which has one mask for each prefix
+# The space that JSON printers put between parts. It is bounded, because a model could otherwise go
+# on writing space for ever.
 JSON_WHITESPACE = "( ?|\\n {0,16})"
-# A step of a hostile grammar takes milliseconds of the engine's thread before it is given up.
+# Within these limits a step of a hostile grammar takes only milliseconds of the engine's thread
+# before the parser gives up.
 PARSER_LIMITS = LLParserLimits(
     step_lexer_fuel=50_000, step_max_items=20_000, max_lexer_states=20_000
 )
@@ -57,8 +58,8 @@ NO_FORCING = '%llguidance {"no_forcing": true}\n'
 def without_forcing(source: str) -> str:
     """Returns the same grammar with llguidance's forcing switched off.
 
-    By default, where the grammar permits a single text, a mask allows only the tokenizer's own
-    tokens for it; without forcing it allows every way to tokenise it.
+    By default, where the grammar permits only one text, a mask allows only the tokens into which
+    the tokenizer splits it. Without forcing, a mask allows every split of the text into tokens.
     """
     try:
         (grammar,) = json.loads(source)["grammars"]
@@ -88,14 +89,14 @@ class Vocabulary:
     @property
     def tokens(self) -> LLTokenizer:
         with self._lock:
-            self._ll_tokenizer = self._ll_tokenizer or self._make()
+            self._ll_tokenizer = self._ll_tokenizer or self._make_ll_tokenizer()
         return self._ll_tokenizer
 
     def is_named(self, text: str) -> bool:
         """Returns whether a grammar must write this text as the name of one token.
 
-        llguidance matches a quoted text with ordinary tokens only. An added token such as
-        ``<tool_call>`` is none for it, whether the tokenizer marks it as special or not.
+        llguidance matches a quoted text with ordinary tokens only. It treats an added token such as
+        ``<tool_call>`` as a special one, whether the tokenizer marks it as special or not.
         """
         token = self._tokenizer.get_added_vocab().get(text)
         return token is not None and bool(self.tokens.is_special_token(token))
@@ -119,7 +120,7 @@ class Vocabulary:
             raise OptionError(f"{field} cannot be followed: {reason}") from None
         return grammar
 
-    def _make(self) -> LLTokenizer:
+    def _make_ll_tokenizer(self) -> LLTokenizer:
         if not self.eos_ids:
             reason = "this model names no token that ends an answer, so no format can end"
             raise OptionError(f"{reason}: ask for plain text")
@@ -141,10 +142,10 @@ class Grammar:
 
     Only one thread may use it. A copy that is pickled to another process starts afresh.
 
-    Where only one continuation is possible, llguidance allows only the token that the tokenizer
-    would write next. Of a text such as ``<tool_call>`` that is an added token, which llguidance's
-    own parser then refuses. In that case the mask is computed again without this shortcut, and
-    ordinary tokens spell the text.
+    Where only one text can follow, llguidance's mask allows only the token with which the tokenizer
+    would go on (see ``without_forcing``). For a text such as ``<tool_call>`` this is an added
+    token, which llguidance's own parser then refuses. In that case the mask is computed again
+    without forcing, so that ordinary tokens spell the text.
     """
 
     def __init__(self, vocabulary: Vocabulary, source: str) -> None:
@@ -176,9 +177,12 @@ class Grammar:
         if not self._eos_ids.isdisjoint(answer) or not self._move_parser(answer):
             return None
         bias = _compute_bias(self._matcher)
-        # If exactly one token is allowed, it is the only byte of the mask that is not 0.
-        if len(bias) - bias.count(0) == 1 and self._is_refused(len(bias) - len(bias.lstrip(b"\0"))):
-            bias = self._unforced_bias(answer)
+        allowed_tokens = len(bias) - bias.count(0)
+        if allowed_tokens == 1:
+            # The token is the place of the only byte that is not 0.
+            token = len(bias) - len(bias.lstrip(b"\0"))
+            if self._is_refused(token):
+                bias = self._unforced_bias(answer)
         return torch.frombuffer(bias, dtype=torch.uint8).bool()
 
     def _is_refused(self, token: int) -> bool:
@@ -188,6 +192,7 @@ class Grammar:
         return self._matcher.validate_tokens([token]) == 0
 
     def _unforced_bias(self, answer: tuple[int, ...]) -> bytearray:
+        """Returns the bias after an answer by the same grammar without forcing."""
         vocabulary, source = self._arguments
         matcher = _matcher(vocabulary, without_forcing(source))
         if answer:
@@ -197,8 +202,9 @@ class Grammar:
     def _move_parser(self, answer: tuple[int, ...]) -> bool:
         """Moves the parser to the end of an answer; returns whether the answer matches so far.
 
-        A parser in its error state stays there. The error may come from another text, such as a
-        draft's, so a new parser replaces it. Raises BrokenLaw where that one gives up too.
+        A parser that has had an error stays in that state. The error may have come from another
+        text, such as a draft's, so a new parser replaces it. Raises BrokenLaw where the new one
+        gives up too.
         """
         if self._matcher.is_error():
             self._matcher, self._parsed_ids = _matcher(*self._arguments), []
