@@ -97,8 +97,10 @@ def test_control_whole_checkpoints_load(tmp_path: Path, family: str) -> None:
 
 
 def test_a_broken_tokenizer_is_named(tmp_path: Path) -> None:
-    """Claim: a tokenizer.json without its entries, or no JSON at all, is named as what is wrong."""
+    """Claim: a tokenizer.json without its entries, or no JSON at all, is named as what is wrong.
+    Fails if another program's list, such as modules.json, is named instead."""
     folder = checkpoints.make("qwen2.5-vl", tmp_path / "qwen")
+    (folder / "modules.json").write_text("[]")
     file = folder / "tokenizer.json"
     entries = json.loads(file.read_text())
     for entry in ("added_tokens", "model"):

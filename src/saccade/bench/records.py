@@ -8,6 +8,7 @@ because they belong to an item that was cut short.
 from __future__ import annotations
 
 import gzip
+import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from itertools import groupby
@@ -21,6 +22,7 @@ from saccade.core.tree import height
 from saccade.corpus import json_lines
 
 RESULTS_FILE = "results.jsonl"
+PACKED_FILE = "results.jsonl.gz"  # Of a finished run.
 ITEM_DONE_KEY = "done"
 
 
@@ -141,22 +143,40 @@ def read_and_repair_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
 
     Raises OptionError where there is no run, or one that cannot be read.
     """
-    path = folder / RESULTS_FILE
+    path = _run_file(folder)
+    if path.name != RESULTS_FILE:
+        raise OptionError(f"{folder} holds a finished run, {path.name}: give another --out")
     header, answers, end = _read_items(path)
     json_lines.truncate(path, end)
     return header, answers
 
 
+def holds_run(folder: Path) -> bool:
+    """Returns whether a folder holds a run, finished and packed or not."""
+    return any((folder / name).is_file() for name in (RESULTS_FILE, PACKED_FILE))
+
+
+def _run_file(folder: Path) -> Path:
+    """Returns the file of a folder's run. Raises OptionError where there is none."""
+    if not holds_run(folder):
+        raise OptionError(
+            f"{folder} holds no {RESULTS_FILE}; saccade bench --out {folder} makes one"
+        )
+    path = folder / RESULTS_FILE
+    return path if path.is_file() else folder / PACKED_FILE
+
+
 def _read_items(path: Path) -> tuple[dict[str, Any], list[Answer], int]:
     """Returns the header of a run, the answers of its complete items, and where these end.
 
-    Raises OptionError where there is no run, or one that cannot be read.
+    Raises OptionError for a run that cannot be read.
     """
-    if not path.is_file():
-        raise OptionError(
-            f"{path.parent} holds no {RESULTS_FILE}; saccade bench --out {path.parent} makes one"
-        )
     content = path.read_bytes()
+    if path.name == PACKED_FILE:
+        try:
+            content = gzip.decompress(content)
+        except (OSError, EOFError, zlib.error) as error:
+            raise OptionError(f"{path} cannot be unpacked: {first_line(error)}") from error
     if b"\n" not in content:
         raise OptionError(f"{path} is empty: delete it to start anew")
     (header, end), *others = json_lines.complete_lines(content)
@@ -178,14 +198,7 @@ def read_finished_run(folder: Path) -> tuple[dict[str, Any], list[Answer]]:
 
     Raises OptionError where there is none, or one that cannot be read.
     """
-    packed = folder / f"{RESULTS_FILE}.gz"
-    if not packed.is_file():
-        return _read_items(folder / RESULTS_FILE)[:2]
-    lines = gzip.decompress(packed.read_bytes()).splitlines()
-    header, *rows = [
-        json_lines.parse_object(packed, number, line) for number, line in enumerate(lines, 1)
-    ]
-    return header, [_parse_answer(packed, row) for row in rows if ITEM_DONE_KEY not in row]
+    return _read_items(_run_file(folder))[:2]
 
 
 def _parse_answer(path: Path, fields: dict[str, Any]) -> Answer:

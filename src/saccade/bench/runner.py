@@ -120,7 +120,7 @@ def run_benchmark(
     pair = Pair(target, draft)
     folder.mkdir(parents=True, exist_ok=True)
     answers: list[Answer] = []
-    if (folder / records.RESULTS_FILE).exists():
+    if records.holds_run(folder):
         earlier, answers = records.read_and_repair_run(folder)
         if earlier["fingerprint"] != about["fingerprint"]:
             raise OptionError(

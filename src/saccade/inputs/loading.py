@@ -47,6 +47,8 @@ MAX_THREADS_PER_CPU = 16
 MAX_PARTS = 10_000  # The most layers or experts that a config is believed to have.
 COUNT_FIELDS = re.compile(r"layers$|depth$|num_\w*experts$")
 PositionRule = Literal["auto", "library", "trained"]
+# Of the JSON files of a checkpoint that hold settings by name. Others may hold anything.
+SETTINGS_FILE_ENDINGS = ("config.json", "tokenizer.json", ".index.json")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FLOAT_DTYPES = (*DTYPES.values(), torch.float64)
 
@@ -524,6 +526,8 @@ def _find_broken_file(folder: Path) -> str | None:
         except (ValueError, OSError, RecursionError):
             return f"its {file.name} is no JSON file that can be read"
         required = {"added_tokens", "model"} if file.name == "tokenizer.json" else set()
+        if not file.name.endswith(SETTINGS_FILE_ENDINGS):
+            continue
         if not isinstance(content, dict) or required - content.keys():
             problem = "holds no settings"
             if required:
