@@ -194,7 +194,7 @@ def test_a_large_weight_is_timed_by_a_part_of_it(timed, monkeypatch, use):
     monkeypatch.setattr(
         kernels, "time_calls", lambda own: calls.append(own) or dict.fromkeys(own, 1)
     )
-    monkeypatch.setattr(kernels, "MIN_TIMED_BYTES", 5 * 4 * 8)  # five rows
+    monkeypatch.setattr(kernels, "TIMED_CALL_BYTES", 5 * 4 * 8)  # five rows
     bias = torch.randn(64) if use is Epilogue.BIAS else None
     choose_products([Matrix(torch.randn(64, 8), bias, use)])
     outputs = [call() for own in calls for call in own.values()]

@@ -331,7 +331,7 @@ def load_pair(
         options["device"] = architectures.local_device(options.get("device"))
     if draft_device is not None:
         options["device"] = draft_device
-    rounds_loaded_weights = rounding is not None and rounding.is_made_on(place)
+    rounds_loaded_weights = rounding is not None and rounding.is_available_on(place)
     quantizer = None
     if rounding is not None and not rounds_loaded_weights:
         quantizer = DRAFT_QUANTIZERS[rounding.name]
@@ -395,7 +395,7 @@ def check_draft_quantize(name: str | None, place: torch.device, *, is_own: bool)
     if name is None:
         return
     rounding = few_bits.rounding_named(name)
-    if rounding.is_made_on(place) or (not is_own and draft_bits(rounding, place) is not None):
+    if rounding.is_available_on(place) or (not is_own and draft_bits(rounding, place) is not None):
         return
     reason = few_bits.why_unavailable(rounding, place)
     raise OptionError(f"draft_quantize={name} is not available on {place}: {reason}")

@@ -168,10 +168,10 @@ class Sage(Shape):
         """How many of a law's tokens a tree or its confidence may depend on."""
         return max(self.width[1], self.top)
 
-    def reach(self, state: SageState, root_ranks: Probabilities) -> Reach:
+    def reach(self, state: SageState, root_probabilities: Probabilities) -> Reach:
         """Returns how far the next tree reaches, by the confidence of the round before.
 
-        ``root_ranks`` are the probabilities at this round's root, likeliest first. Only
+        ``root_probabilities`` are the probabilities at this round's root, likeliest first. Only
         ``SageLive`` uses them.
         """
         return Reach(self, state.alpha, state.max_levels)
@@ -245,8 +245,8 @@ class SageLive(Sage):
 
     name: ClassVar[str] = "sage-live"
 
-    def reach(self, state: SageState, root_ranks: Probabilities) -> Reach:
-        return Reach(self, confidence(root_ranks, self.top), state.max_levels)
+    def reach(self, state: SageState, root_probabilities: Probabilities) -> Reach:
+        return Reach(self, confidence(root_probabilities, self.top), state.max_levels)
 
 
 SAGE = Recipe(

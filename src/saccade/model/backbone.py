@@ -668,7 +668,7 @@ class Backbone:
             return self._rounded[rounding]
 
     def _make_rounded(self, rounding: Rounding) -> Backbone:
-        if not rounding.is_made_on(self.device):
+        if not rounding.is_available_on(self.device):
             reason = few_bits.why_unavailable(rounding, self.device)
             raise ModelError(
                 f"draft_quantize={rounding.name} is not available on {self.device}: {reason}"

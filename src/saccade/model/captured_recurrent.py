@@ -63,7 +63,7 @@ from saccade.model.windowed_attention import Extras
 
 # The types of text models whose modules can be captured. None of them has experts, because the host
 # chooses the experts of each row.
-CAPTURED_MODEL_TYPES = ("qwen3_5_text", "lfm2")
+CAPTURABLE_MODEL_TYPES = ("qwen3_5_text", "lfm2")
 MAX_REQUESTS = 4  # States of more would take gigabytes, and are stored twice: in caches and here.
 EARLIER_SIZES = (0, 16, 128)  # How many nodes of each request's tree may have been scored before.
 SOLVED_TOGETHER = 8  # This many rows of a triangular system are solved at once.
@@ -81,7 +81,7 @@ def can_be_captured(backbone: Backbone) -> bool:
         return False
     if backbone.windows or backbone.has_uneven_heads or backbone.rotates_by_length:
         return False
-    if backbone.config.model_type not in CAPTURED_MODEL_TYPES:
+    if backbone.config.model_type not in CAPTURABLE_MODEL_TYPES:
         return False
     from_library = all(is_from_library(type(module)) for module in backbone.text.modules())
     if not from_library or unusual_changes(backbone.text.named_modules()):
@@ -393,7 +393,7 @@ class RecurrentGraphs(CudaGraphs):
         if not can_be_captured(backbone):
             raise ModelError(
                 f"captured steps do not support this {backbone.config.model_type}: they need the "
-                f"unchanged modules of {', '.join(CAPTURED_MODEL_TYPES)} on one device"
+                f"unchanged modules of {', '.join(CAPTURABLE_MODEL_TYPES)} on one device"
             )
 
     def _size(self, segments: Sequence[Segment], kind: AttentionKind) -> Size | None:

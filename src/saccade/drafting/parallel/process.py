@@ -35,7 +35,7 @@ START_SECONDS = 120.0  # that a worker may take to start, or to take a message
 STOP_SECONDS = 5.0  # that a worker may take to stop when its answer is closed
 
 # Transformers gives a model this attribute once it has added hooks that record hidden states.
-CAPTURING = "_output_capturing_hooks_installed"
+HOOKS_INSTALLED_ATTRIBUTE = "_output_capturing_hooks_installed"
 
 WeightVersions = tuple[tuple[int, int], ...]
 """The address of each weight of a model, and how often it was changed in place."""
@@ -187,12 +187,16 @@ def _without_local_hooks(model: Any) -> Iterator[None]:
     """Removes hooks that cannot be pickled from a model for the length of a block.
 
     Where it records hidden states, transformers adds functions that are local to another as hooks,
-    and the flag ``CAPTURING``. The flag is removed too, so that the worker's copy of the model gets
-    hooks of its own.
+    and the flag ``HOOKS_INSTALLED_ATTRIBUTE``. The flag is removed too, so that the worker's copy of
+    the model gets hooks of its own.
     """
     removed: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # Each owner, and its entries.
     for part in model.modules():
-        flags = {CAPTURING: part.__dict__[CAPTURING]} if CAPTURING in part.__dict__ else {}
+        flags = (
+            {HOOKS_INSTALLED_ATTRIBUTE: part.__dict__[HOOKS_INSTALLED_ATTRIBUTE]}
+            if HOOKS_INSTALLED_ATTRIBUTE in part.__dict__
+            else {}
+        )
         for hooks in (part._forward_hooks, part._forward_pre_hooks):
             local = {
                 key: hook for key, hook in hooks.items() if "<locals>" in _qualified_name(hook)

@@ -36,7 +36,7 @@ from saccade.model.heads.modules import Hidden, Rotation, shift_ids, spread_logi
 from saccade.model.segments import Segment
 from saccade.model.window_rule import KeyWindow
 
-BLOCK_SIZE = 16  # In rows, where a config names no size.
+DEFAULT_BLOCK_SIZE = 16  # In rows, where a config names no size.
 UNKNOWN_SETTINGS = ("conv_kernel_size", "selector_rank", "markov_rank", "attention_value_scale")
 """Settings of later kinds of DFlash heads, whose additional parts are not supported."""
 SLIDING = "sliding_attention"
@@ -110,7 +110,7 @@ class BlockSettings:
         return cls(
             hidden_layers,
             int(entries["mask_token_id"]),
-            int(entries.get("block_size") or BLOCK_SIZE),
+            int(entries.get("block_size") or DEFAULT_BLOCK_SIZE),
             0 if entries.get("sample_from_anchor") else 1,
             tuple(_read_visibilities(entries, layers)),
             float(entries.get("input_embedding_scale") or 1.0),

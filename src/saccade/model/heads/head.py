@@ -247,8 +247,8 @@ def make_mtp_head(
             kind(config, number),
             type(norms[0]),
             config,
-            chains_normed=layout.chains_normed,
-            masks_first=layout.masks_first,
+            next_step_reads_normed=layout.next_step_reads_normed,
+            zeroes_first_embedding=layout.zeroes_first_embedding,
         )
     fill_module(module, layout.parts(tensors), target, name)
     return Head(target, module, config, target.text.rotary_emb, target.axes, template_layer=number)

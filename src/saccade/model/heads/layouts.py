@@ -41,10 +41,10 @@ class MtpLayout:
     names: Mapping[str, str]
     layer: str  # the prefix of the decoder layer's tensors
     shared: tuple[str, ...] = ()
-    chains_normed: bool = True
+    next_step_reads_normed: bool = True
     """Whether the head's next step reads the output of its last norm. Otherwise it reads that
     norm's input."""
-    masks_first: bool = False
+    zeroes_first_embedding: bool = False
     """Whether the embedding in the row at position 0 is zero, as DeepSeek-V3 trained it."""
 
     def find(self, names: Collection[str], depth: int) -> dict[str, str]:
@@ -90,8 +90,8 @@ MTP_LAYOUTS: tuple[MtpLayout, ...] = (
         },
         layer="",
         shared=("shared_head.head.", "embed_tokens."),
-        chains_normed=False,
-        masks_first=True,
+        next_step_reads_normed=False,
+        zeroes_first_embedding=True,
     ),
 )
 
@@ -143,7 +143,7 @@ def stack_experts(tensors: dict[str, Tensor], names: Collection[str]) -> dict[st
 EAGLE3_ARCHITECTURES = re.compile("eagle3", re.IGNORECASE)
 EAGLE3_LAYER = re.compile(r"^(?:model\.)?(?:midlayer|layers\.0)\.")
 # ``t2d`` says which of the target's ids the head knows, which follows from ``d2t``.
-IGNORED_TENSORS = re.compile(r"^(?:model\.)?(?:t2d$|verifier_|rotary_emb\.)")
+IGNORED_HEAD_TENSORS = re.compile(r"^(?:model\.)?(?:t2d$|verifier_|rotary_emb\.)")
 
 
 def eagle3_parts(tensors: Tensors) -> dict[str, Tensor]:
@@ -151,7 +151,7 @@ def eagle3_parts(tensors: Tensors) -> dict[str, Tensor]:
     :class:`saccade.model.heads.modules.Eagle3Head`, whoever saved it."""
     parts = {}
     for name, tensor in tensors.items():
-        if IGNORED_TENSORS.match(name):
+        if IGNORED_HEAD_TENSORS.match(name):
             continue
         parts[EAGLE3_LAYER.sub(LAYER, name).removeprefix("model.")] = tensor
     return parts
@@ -166,7 +166,7 @@ def dflash_parts(tensors: Tensors) -> dict[str, Tensor]:
     :class:`saccade.model.heads.dflash.BlockModule`, whoever saved it."""
     parts = {}
     for name, tensor in tensors.items():
-        if IGNORED_TENSORS.match(name):
+        if IGNORED_HEAD_TENSORS.match(name):
             continue
         module_name = name.removeprefix("model.")
         for old, new in DFLASH_RENAMED.items():

@@ -67,17 +67,22 @@ class HeadModule(nn.Module, ABC):
 class MtpHead(HeadModule):
     """The head of a target's own checkpoint, around a decoder layer of the target's family.
 
-    ``fc`` reads the embedding and the hidden state, both normed. ``chains_normed`` and
-    ``masks_first`` are those of ``layouts.MtpLayout``. Sources: DeepSeek-V3 (arXiv:2412.19437,
-    section 2.2), and vLLM's ``qwen3_5_mtp``, ``qwen3_next_mtp`` and ``glm4_moe_mtp`` for which
-    hidden state is read and what the next step reads.
+    ``fc`` reads the embedding and the hidden state, both normed. ``next_step_reads_normed`` and
+    ``zeroes_first_embedding`` are those of ``layouts.MtpLayout``. Sources: DeepSeek-V3
+    (arXiv:2412.19437, section 2.2), and vLLM's ``qwen3_5_mtp``, ``qwen3_next_mtp`` and
+    ``glm4_moe_mtp`` for which hidden state is read and what the next step reads.
     """
 
     hidden_layers = (AFTER_NORM,)
     reads_media_rows = True
 
     def __init__(
-        self, layer: nn.Module, norm: type[Any], config: Any, chains_normed: bool, masks_first: bool
+        self,
+        layer: nn.Module,
+        norm: type[Any],
+        config: Any,
+        next_step_reads_normed: bool,
+        zeroes_first_embedding: bool,
     ) -> None:
         super().__init__()
         dim, eps = config.hidden_size, config.rms_norm_eps
@@ -86,8 +91,8 @@ class MtpHead(HeadModule):
         self.fc = nn.Linear(2 * dim, dim, bias=False)
         self.layer = layer
         self.norm = norm(dim, eps=eps)
-        self._chains_normed = chains_normed
-        self._masks_first = masks_first
+        self._chains_normed = next_step_reads_normed
+        self._masks_first = zeroes_first_embedding
 
     def forward(
         self,

@@ -36,7 +36,7 @@ PRODUCT_TIMING_SECONDS = 0.15  # Further numbers of rows are timed until so much
 CALLS_PER_MEASUREMENT = 4
 MAX_MEASUREMENTS = 3  # How many times each kernel is measured before its times are final.
 # A timed call reads about so many bytes of weights, which is more than the nearest cache holds.
-MIN_TIMED_BYTES = 2**22
+TIMED_CALL_BYTES = 2**22
 USUAL_CACHE_BYTES = 2**25  # The size of the largest cache, where the system does not say it.
 # These are fewer, because the caches are emptied before each of them.
 COLD_CALLS_PER_MEASUREMENT = 2
@@ -473,11 +473,11 @@ def time_products(
     prepared: dict[ProblemSize, tuple[Matrix, dict[str, list[Any]]]] = {}
     for size, (first, *others) in by_size.items():
         # A part of the outputs is enough of a large matrix, such as a vocabulary's.
-        outputs = max(1, MIN_TIMED_BYTES // first.weight[0].nbytes // 2) * 2
+        outputs = max(1, TIMED_CALL_BYTES // first.weight[0].nbytes // 2) * 2
         part = Matrix(first.weight[:outputs], first.bias, first.epilogue, first.rounding)
         part.may_be_copied = first.may_be_copied
         weights = [part.weight, *(matrix.weight for matrix in others)]
-        weights = weights[: max(1, MIN_TIMED_BYTES // part.weight.nbytes)]
+        weights = weights[: max(1, TIMED_CALL_BYTES // part.weight.nbytes)]
         copies = {
             name: [part.products[name].prepare(each) for each in weights]
             for name in part.candidates

@@ -47,9 +47,9 @@ class Rounding:
     scale_bits: float = 8 * torch.float16.itemsize / CODE_BLOCK
     """The bits of the scales, divided by the number of weights."""
 
-    def is_made_on(self, place: torch.device) -> bool:
+    def is_available_on(self, device: torch.device) -> bool:
         """Returns whether weights on this device can be rounded so."""
-        return place.type == self.device_type and bool(few_bit_products(self))
+        return device.type == self.device_type and bool(few_bit_products(self))
 
     @property
     def zero(self) -> int:
@@ -84,7 +84,7 @@ def rounding_named(name: str) -> Rounding:
 
 def roundings_on(place: torch.device) -> list[Rounding]:
     """Returns the roundings for which a device has products."""
-    return [rounding for rounding in ROUNDINGS.values() if rounding.is_made_on(place)]
+    return [rounding for rounding in ROUNDINGS.values() if rounding.is_available_on(place)]
 
 
 def why_unavailable(rounding: Rounding, place: torch.device) -> str:

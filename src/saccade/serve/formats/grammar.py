@@ -92,7 +92,7 @@ class Vocabulary:
             self._ll_tokenizer = self._ll_tokenizer or self._make_ll_tokenizer()
         return self._ll_tokenizer
 
-    def is_named(self, text: str) -> bool:
+    def must_be_named(self, text: str) -> bool:
         """Returns whether a grammar must write this text as the name of one token.
 
         llguidance matches a quoted text with ordinary tokens only. It treats an added token such as

@@ -84,7 +84,7 @@ def _mark(mark: str, vocabulary: Vocabulary) -> str:
     """Returns a mark in Lark: the name of its token, or its text; nothing for no mark."""
     if not mark:
         return ""
-    return mark if vocabulary.is_named(mark) else json.dumps(mark)
+    return mark if vocabulary.must_be_named(mark) else json.dumps(mark)
 
 
 def _arguments_schema(tool: Mapping[str, Any]) -> dict[str, Any]:

@@ -51,7 +51,9 @@ CACHE_ARGUMENT = (
 STEP_DECAY = 0.8  # A step's weight in the loss, over that of the step before.
 MAX_DRAFT_VOCAB = 32_000  # The most ids that a head can draft, as in published heads.
 COUNTED_SAMPLES = 256  # Where a target has more ids, so many samples show which are frequent.
-SHALLOW_DEPTH = 8  # Shallower targets have no room for the published choice of layers.
+MIN_DEPTH_OF_PUBLISHED_LAYERS = (
+    8  # Shallower targets have no room for the published choice of layers.
+)
 
 
 # -- the head ----------------------------------------------------------------------------------
@@ -62,7 +64,11 @@ def make_settings(target: Loaded, draft_vocab: int) -> dict[str, Any]:
     backbone = target.backbone
     config = backbone.config.to_dict()
     depth = backbone.depth
-    layers = (2, depth // 2, depth - 3) if depth >= SHALLOW_DEPTH else (1, depth // 2, depth)
+    layers = (
+        (2, depth // 2, depth - 3)
+        if depth >= MIN_DEPTH_OF_PUBLISHED_LAYERS
+        else (1, depth // 2, depth)
+    )
     rope = dict(config.get("rope_parameters") or {"rope_type": "default", "rope_theta": 10000.0})
     return {
         "architectures": ["LlamaForCausalLMEagle3"],
