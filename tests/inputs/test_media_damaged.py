@@ -289,7 +289,7 @@ def test_a_playlist_is_refused_and_opens_nothing(kind, sniffing, mp4, tmp_path, 
         with av.open(io.BytesIO(data)) as container:
             assert len(list(container.decode(video=0))) == 30
     if not sniffing:
-        monkeypatch.setattr(media_file, "_find_mistake", lambda head: None)
+        monkeypatch.setattr(media_file, "_find_refusal", lambda head: None)
     names = []
     sys.addaudithook(lambda event, args: event == "open" and names.append(str(args[0])))
     for name in ("list.m3u8", "list.mp4"):

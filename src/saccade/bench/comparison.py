@@ -104,15 +104,19 @@ def run_interleaved(
     may_start: Callable[[str], bool] | None = None,
     may_refuse: Collection[str] = (),
 ) -> TimedRuns:
-    """Runs every method once, then again, after a short warm-up of each.
+    """Runs the methods in turns, ``repeat`` times each, after a short warm-up.
 
     ``question`` is the result of :meth:`Pair.ask`, ``recipes`` that of ``resolve_methods``, where
-    None stands for the peer of that name. A single run warms up one method per schedule only.
-    ``exact`` is :func:`saccade.stream`'s. A peer that raises is recorded in ``errors``.
-    ``on_run`` is called before each run with the method and the number of the round (0: warm-up),
-    and ``on_runs`` after each with all runs so far. Where ``may_start`` returns False for a method,
-    its run and all later ones are left out. A method of ``may_refuse`` that cannot run with these
-    models is recorded in ``errors`` too; any other raises its SaccadeError.
+    None stands for the peer of that name. ``exact`` is :func:`saccade.stream`'s. If ``repeat`` is
+    1, the warm-up runs all peers, but only one of our methods per schedule.
+
+    ``on_run`` is called before each run with the method and the number of its repetition (0 in the
+    warm-up), and ``on_runs`` after each timed run with all runs so far. Before a timed run
+    ``may_start`` is called with the method; if it returns False, this run and all later ones are
+    left out.
+
+    The error of a peer is recorded in ``errors``, and so is the SaccadeError of a method in
+    ``may_refuse``. Any other error is raised.
     """
     if repeat < 1:
         raise OptionError(f"repeat={repeat} must be at least 1")
@@ -133,7 +137,7 @@ def run_interleaved(
             if iteration and may_start is not None and not may_start(name):
                 return timed
             if not iteration and repeat == 1 and recipe is not None:
-                # A single run warms up what a schedule starts, and not every method.
+                # For a single run only what a schedule starts is warmed up, and not every method.
                 if recipe.schedule in warm_schedules:
                     continue
                 warm_schedules.add(recipe.schedule)
@@ -173,11 +177,13 @@ def _resolve(name: str) -> Recipe:
 
 
 def _timed_run(result: Result) -> TimedRun:
+    """Returns one of our runs; its first token comes with the prefill and is not counted."""
     counted = len(result.ids) - 1
     return TimedRun(result.ids, result.timings.decode, result.timings.total, counted, result)
 
 
 def _summarize(runs: Sequence[TimedRun], baseline: Sequence[TimedRun]) -> Summary:
+    """Returns a method's figures over its runs and plain decoding's runs of the same turns."""
     last, ids = runs[-1], runs[-1].ids
     has_decoded = all(run.counted > 0 for run in (*runs, *baseline))
     summary = Summary(

@@ -50,12 +50,12 @@ OnProgress = Callable[[str, int, int], None]
 
 @dataclass(frozen=True)
 class Benchmark:
-    """What to run. A run can be resumed by a plan with the same fingerprint."""
+    """What to run. A run can be resumed by a plan with the same fingerprint, whatever its limit."""
 
     suites: tuple[Suite, ...]
     methods: tuple[str, ...]
     limit: int | None = None
-    shard: tuple[int, int] = (0, 1)  # Its index and the number of shards.
+    shard: tuple[int, int] = (0, 1)  # The index of this shard, and the number of shards.
     seed: int = 0
     max_new_tokens: int | None = None  # By default each suite's own.
     exact: bool = False
@@ -64,7 +64,7 @@ class Benchmark:
     batch: int = 1
 
     def items(self) -> Iterator[tuple[Suite, Item]]:
-        """Yields this shard's items: every ``count``-th of each suite's first ``limit``."""
+        """Yields this shard's items: of each suite's first ``limit``, every n-th of n shards."""
         number, count = self.shard
         for suite in self.suites:
             for position, item in enumerate(suite.items()):
@@ -74,7 +74,7 @@ class Benchmark:
                     yield suite, item
 
     def about(self, target: Loaded, draft: Loaded | None) -> dict[str, Any]:
-        """Returns the first line of a run's file."""
+        """Returns the first line of a run's file: the plan, its fingerprint, the environment."""
         plan = {
             "methods": list(self.methods),
             "suites": [suite.name for suite in self.suites],
@@ -146,24 +146,22 @@ def run_benchmark(
             item_runs.append(_ItemRun(pair, item, arguments, make_captioner, plan.seed, plan.exact))
         if not item_runs:
             continue
-        answering = item_runs[0] if plan.batch == 1 else _BatchRun(item_runs)
+        answerer = item_runs[0] if plan.batch == 1 else _BatchRun(item_runs)
         order = list(recipes)
         if suite.name not in warm_suites:
             for name in order:
                 on_progress(f"{suite.name}: warming up {name}", done, total)
-                answering.answer(
-                    name, recipes[name], {**settings, "max_new_tokens": WARM_UP_TOKENS}
-                )
+                answerer.answer(name, recipes[name], {**settings, "max_new_tokens": WARM_UP_TOKENS})
             warm_suites.add(suite.name)
         rotation = done // plan.batch % len(order)
         by_method: dict[str, list[Answer]] = {}
         for name in (*order[rotation:], *order[:rotation]):
             on_progress(f"{suite.name}: {name}", done, total)
-            method_answers = answering.answer(
+            method_answers = answerer.answer(
                 name, recipes[name], {**settings, "max_new_tokens": max_new_tokens}
             )
             by_method[name] = [replace(answer, suite=suite.name) for answer in method_answers]
-        if not plan.temperature:  # Sampled answers of one law need not be equal.
+        if not plan.temperature:  # Answers that are sampled from the same law may differ.
             by_method = {
                 name: list(_compare_with_baseline(method_answers, by_method[BASELINE]))
                 for name, method_answers in by_method.items()
@@ -198,13 +196,14 @@ def _compare_with_baseline(
     answers: Sequence[Answer], baseline: Sequence[Answer]
 ) -> Iterator[Answer]:
     """Yields the answers with ``identical`` set to whether plain decoding has the same ids."""
+    # A method that failed, and a draft alone, may have fewer answers than plain decoding.
     for answer, plain in zip(answers, baseline, strict=False):
         same = None if answer.error or plain.error else answer.ids == plain.ids
         yield replace(answer, identical=same)
 
 
 def turn_arguments(item: Item) -> list[dict[str, Any]]:
-    """Reads an item's media, and returns them as arguments of ``ask`` for each turn."""
+    """Reads an item's media, and returns for each turn the arguments that give them to ``ask``."""
     first = media_arguments(item)
     arguments = [first] * (1 + len(item.then))
     if item.next is not None:
@@ -215,7 +214,7 @@ def turn_arguments(item: Item) -> list[dict[str, Any]]:
 
 
 def media_arguments(item: Item) -> dict[str, Any]:
-    """Reads an item's media, and returns them as arguments of ``ask``."""
+    """Reads an item's media, and returns the arguments that give them to ``ask``."""
     media = [medium.read() for medium in item.media]
     arguments: dict[str, Any] = {
         "clips": [each for each in media if isinstance(each, Clip)],
@@ -253,9 +252,9 @@ class _ItemRun:
         return [*(list(clip.frames) for clip in clips), *([image] for image in images)]
 
     def answer(self, name: str, recipe: Recipe | None, settings: dict[str, Any]) -> list[Answer]:
-        """Returns one answer per turn of the item, or for the draft alone to the first question.
+        """Returns one answer per turn of the item. A draft alone answers the first question only.
 
-        An error of a peer, or of a method that cannot serve this item, is recorded as its answer.
+        If a peer raises, or a method cannot serve this item, the only answer has the error.
         """
         count = 1 if is_draft_only(name) else len(self.item.questions)
         answers: list[Answer] = []
@@ -277,7 +276,10 @@ class _ItemRun:
     def _turn_answerer(
         self, name: str, recipe: Recipe | None, settings: dict[str, Any]
     ) -> Iterator[Callable[[int, Inputs, Inputs | None], dict[str, Any]]]:
-        """Yields a function that answers one turn after another, and returns an answer's fields."""
+        """Yields a function that answers a turn and returns the answer's fields.
+
+        It is to be called for one turn after another, with the turn's number and its inputs.
+        """
         if recipe is None:
             yield partial(self._answer_by_peer, name, settings)
         elif is_draft_only(name):

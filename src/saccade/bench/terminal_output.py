@@ -1,4 +1,4 @@
-"""Output for a terminal: tables, and frames as text. Knows no model."""
+"""Output for a terminal: tables, and frames as text. This module knows no model."""
 
 from __future__ import annotations
 
@@ -67,10 +67,10 @@ def frames_as_text(pictures: np.ndarray, count: int = 4, width: int = 22) -> Tex
     ``count`` is the number of frames and ``width`` that of characters per frame.
     """
     chosen = pictures[np.linspace(0, len(pictures) - 1, min(count, len(pictures))).astype(int)]
-    height, across = chosen.shape[1:3]
-    rows = max(2, round(width * height / across) // 2 * 2)
+    height, source_width = chosen.shape[1:3]
+    rows = max(2, round(width * height / source_width) // 2 * 2)
     y = ((np.arange(rows) + 0.5) * height / rows).astype(int)
-    x = ((np.arange(width) + 0.5) * across / width).astype(int)
+    x = ((np.arange(width) + 0.5) * source_width / width).astype(int)
     resized = chosen[:, y][:, :, x]
     text = Text()
     for row in range(0, rows, 2):

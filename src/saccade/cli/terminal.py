@@ -46,7 +46,7 @@ def prepare(threads: int | None, verbose: bool, *, quiet: bool = False) -> None:
         from saccade.core import free_cores
         from saccade.inputs.loading import use_threads
 
-    if not quiet:  # One warning where other programs keep the machine busy.
+    if not quiet:  # A warning that other programs keep the machine busy needs no --verbose.
         free_cores.log.setLevel(logging.WARNING)
     if not verbose:
         hf_logging.set_verbosity_error()
@@ -92,10 +92,10 @@ def progress_line(what: str, *, quiet: bool = False) -> Iterator[Callable[[str, 
 
 @contextmanager
 def live_view() -> Iterator[Callable[[RenderableType, str], None]]:
-    """Displays something that changes, such as a table that fills: on a terminal in its place, else
-    as lines of a log.
+    """Displays something that changes, such as a table that fills.
 
-    Yields a function to call with what to display, and with a line for the log.
+    Yields a function to call with what to display and with a line of text. On a terminal both are
+    redrawn in place, the line below. Otherwise only the line is printed, now and then.
     """
     if err.is_terminal:
         with Live(console=err, transient=True, auto_refresh=False) as live:
@@ -123,9 +123,10 @@ def progress_bars(*, quiet: bool) -> Iterator[ProgressCallback]:
         return
     from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-    what, count = "{task.description}", "{task.fields[count]}"
-    columns = TextColumn(what, markup=False), BarColumn(), TextColumn(count, markup=False)
-    with Progress(*columns, TimeElapsedColumn(), console=err, transient=True) as bars:
+    step_column = TextColumn("{task.description}", markup=False)
+    count_column = TextColumn("{task.fields[count]}", markup=False)
+    columns = step_column, BarColumn(), count_column, TimeElapsedColumn()
+    with Progress(*columns, console=err, transient=True) as bars:
         tasks: dict[str, TaskID] = {}
 
         def tell(what: str, done: int = 0, total: int | None = None) -> None:

@@ -1,7 +1,7 @@
-"""Recipes of methods: one choice per axis, frozen, without a model.
+"""Recipes of methods. A recipe is frozen, has one choice per axis, and holds no model.
 
-``plan`` completes what a recipe leaves open, for the models and the machine, before the first
-request is read.
+``plan`` fills in what a recipe leaves open, once the models and the machine are known and before
+the first request is read.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ DRAFT_MODEL_CAPABILITIES = frozenset(
 
 @dataclass(frozen=True)
 class Parts:
-    """A recipe's choices while overrides change them; they may not fit together until the end."""
+    """The choice on each axis, without a check that the choices fit together.
+
+    Overrides change them one after another, and the parts may not fit together in between.
+    """
 
     drafter: MakeDrafter
     view: View
@@ -98,8 +101,8 @@ class Recipe:
         The target itself never reads those keys again. A draft that starts from the target's keys
         needs them, and so does a view that chooses again during the answer.
         """
-        follows = self.records_attention and self.view.key_updates.refresh is not None
-        return follows or Capability.READS_TARGET_PROMPT in self.drafter.offers
+        refreshes_view = self.records_attention and self.view.key_updates.refresh is not None
+        return refreshes_view or Capability.READS_TARGET_PROMPT in self.drafter.offers
 
     @property
     def drafts_beside_target(self) -> bool:
@@ -110,7 +113,8 @@ class Recipe:
 class AnswerOutlook(NamedTuple):
     """What is known of an answer before it begins."""
 
-    # The answer's most tokens, which limit how long costs are measured first. None: no limit.
+    # The most tokens that the answer may have. Costs are measured before it only if that takes
+    # little of its time. None: it waits however long measuring takes.
     tokens: int | None = None
     # Whether tokens are sampled. Then the plan may not depend on the timing of earlier answers.
     samples: bool = True
@@ -128,15 +132,18 @@ def plan(
     phase: Phase = ignore_phase,
     answer: AnswerOutlook = ANY_ANSWER,
 ) -> Recipe:
-    """Completes what a recipe leaves open by what forwards cost here: how much the draft reads, its
-    shape, and for ``auto`` whether to draft, or only to copy from the text. It only copies where it
-    has no draft model and the target as its own draft would not pay, and where earlier answers have
-    shown that its draft model does not pay: then that model does not even read the prompt.
+    """Completes what a recipe leaves open, by what forwards cost on this machine.
 
-    Where the draft is a head of the target, it takes the place of a draft model.
-    ``context`` is the prompt's length in tokens. Costs that are not stored yet are measured, as the
-    phase "costs", if that takes little of what the ``answer`` takes. Else they are estimated by
-    the bytes that forwards read, and rounds correct them.
+    That is how much of the prompt the draft reads, the draft's shape, and for ``auto`` whether to
+    draft at all. If drafting would not pay, ``auto`` only copies from the text. Without a draft
+    model the question is whether the target would pay as its own draft. With a draft model only
+    earlier answers can show that it does not pay; then it does not even read the prompt. A draft
+    that is a head of the target takes the place of a draft model.
+
+    ``context`` is the prompt's length in tokens. With ``exact`` the costs are those of forwards
+    whose rows are padded to a multiple of ``ROWS``. Costs that are not stored yet are measured, as
+    the phase "costs", if that takes little of the time of the ``answer``. Otherwise they are
+    estimated by the bytes that forwards read, and rounds correct them.
     """
     is_rounded_target = draft is not None and draft.is_rounded_copy_of(target)
     if is_rounded_target and Capability.DRAFT_MODEL in recipe.drafter.offers:
@@ -146,21 +153,24 @@ def plan(
         and draft.hidden_layers
         and recipe.drafter.offers & DRAFT_MODEL_CAPABILITIES
     ):
-        recipe = replace(recipe, drafter=HeadDrafter)  # The draft that is there is a head.
+        recipe = replace(recipe, drafter=HeadDrafter)  # This draft is a head of the target.
     view, shape = recipe.view, recipe.shape
-    works_alone = Capability.NO_DRAFT_MODEL in shape.offers
-    if draft is None and works_alone and Capability.DRAFT_MODEL in recipe.drafter.offers:
+    works_without_model = Capability.NO_DRAFT_MODEL in shape.offers
+    if draft is None and works_without_model and Capability.DRAFT_MODEL in recipe.drafter.offers:
         self_recipe = replace(recipe, drafter=SelfDrafter)
-        alone = plan(self_recipe, target, None, context, exact, phase, answer)
-        return alone if alone.shape.pays() else _without_drafts(alone)
-    own_keys = Capability.TARGET_KEYS in recipe.drafter.offers
-    drafting = target if draft is None or (own_keys and not is_rounded_target) else draft
+        self_plan = plan(self_recipe, target, None, context, exact, phase, answer)
+        return self_plan if self_plan.shape.pays() else _without_drafts(self_plan)
+    reads_target_keys = Capability.TARGET_KEYS in recipe.drafter.offers
+    if draft is None or (reads_target_keys and not is_rounded_target):
+        drafting = target
+    else:
+        drafting = draft
     bucket = cost_measurement.context_bucket(context)
     if Capability.COSTS in view.needs:
         view = view.with_share(
             view.keep
             or cost_measurement.affordable_share(
-                target, drafting, bucket, phase, answer.tokens, reads_target_keys=own_keys
+                target, drafting, bucket, phase, answer.tokens, reads_target_keys=reads_target_keys
             )
         )
     keep = 1.0 if view.keep is None else view.keep
@@ -187,30 +197,40 @@ def plan(
         return recipe
     planned = replace(recipe, view=view, shape=shape)
     has_model = draft is not None and Capability.DRAFT_MODEL in recipe.drafter.offers
-    if has_model and works_alone and shape.knows_the_draft and not shape.pays():
+    if has_model and works_without_model and shape.knows_the_draft and not shape.pays():
         return _without_drafts(planned)
     return planned
 
 
 def _without_drafts(recipe: Recipe) -> Recipe:
-    """Returns the recipe without a draft model, which copies from the text where its shape can."""
-    plainly = Copies if Capability.COPIES in recipe.shape.offers else NoDraft
-    return replace(recipe, drafter=plainly, view=FULL)
+    """Returns the recipe for decoding without a model that drafts.
+
+    It copies from the text if its shape can, and otherwise decodes plainly.
+    """
+    drafter = Copies if Capability.COPIES in recipe.shape.offers else NoDraft
+    return replace(recipe, drafter=drafter, view=FULL)
 
 
 def recorded_hidden_layers(recipe: Recipe, draft: Backbone | None) -> Sequence[int]:
-    """Returns the layers of the target whose hidden states it has to record for this draft; none
-    unless the draft is its head. The recipe may be planned or not."""
-    reads = Capability.HIDDEN_STATES in recipe.drafter.needs
-    if draft is None or not (reads or recipe.drafter.offers & DRAFT_MODEL_CAPABILITIES):
+    """Returns the target's layers whose hidden states have to be recorded for this draft.
+
+    There are none unless the draft is a head of the target. The recipe may still name a draft
+    model, as it does before ``plan`` has put the head in that place.
+    """
+    may_be_head = bool(
+        Capability.HIDDEN_STATES in recipe.drafter.needs
+        or recipe.drafter.offers & DRAFT_MODEL_CAPABILITIES
+    )
+    if draft is None or not may_be_head:
         return ()
     return draft.hidden_layers
 
 
 def _draft_from_target_keys(recipe: Recipe) -> Recipe:
-    """Returns the recipe with the target itself as its draft, which needs no prefill of its own.
+    """Returns the recipe with a draft that starts from the target's keys, without a prefill.
 
-    A view or a schedule that needs a model of its own keeps it: it reads the prompt again.
+    The recipe stays as it is if its view or its schedule needs a draft model of its own. The draft
+    then reads the prompt itself.
     """
     try:
         return replace(recipe, drafter=SelfDrafter)
@@ -231,11 +251,12 @@ def for_split_target(recipe: Recipe) -> Recipe:
     MethodError if the recipe depends on clocks, which differ between processes."""
     if recipe.drafts_beside_target:
         raise MethodError(
-            f"{recipe.name}: a target split over processes waits for its draft; use schedule=serial"
+            f"{recipe.name}: a target split over processes cannot have a draft work beside it; "
+            "use schedule=serial"
         )
     if recipe.needs_costs:
         raise MethodError(
             f"{recipe.name} times its forwards, and processes that share a target would each "
-            "find other times; name a method with a shape, as in --method specvlm or std"
+            "measure different times; name a method with a shape, as in --method specvlm or std"
         )
     return replace(recipe, schedule=tensor_parallel.agree_on_drafts(recipe.schedule))

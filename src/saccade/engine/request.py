@@ -25,10 +25,14 @@ from saccade.model.cuda_graphs import unused_bytes
 from saccade.model.session import MAX_RESERVED_ANSWER_TOKENS, forward_rows
 
 PREPARED_INPUTS = {"attention_mask", "position_ids", "mm_token_type_ids", "mm_encoder_outputs"}
-PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}  # and ..._grid_thw beside them
-# Transformers 5.17 passes the pixels to its callable. Later ones pass the vision tower's output.
+# The input with the pixels of each kind of media. Some families count the patches of each medium
+# in another input, ``image_grid_thw`` or ``video_grid_thw``.
+PIXELS = {"image": "pixel_values", "video": "pixel_values_videos"}
+# Transformers 5.17 passes pixels to ``custom_generate``. Later versions pass the output of the
+# vision tower.
 RAW_PIXEL_INPUTS = {*PIXELS.values(), "image_sizes", "batch_num_images", "pixel_attention_mask"}
-# What generate passes to its own loops. The cache is named "cache" from Transformers 5.24 on.
+# Arguments that transformers' ``generate`` passes to its own decoding loops, which are not used
+# here. The cache is named "cache" from Transformers 5.24 on.
 IGNORED_ARGUMENTS = ("past_key_values", "cache", "logits_to_keep", "use_cache", "synced_gpus")
 
 Spans = tuple[int, int] | Sequence[tuple[int, int]]
@@ -52,15 +56,15 @@ class RequestArguments(GenerateArguments, total=False):
     frequency_penalty: float | None
     """How far the logit of a token falls for each time that the answer contains it."""
     skip_special_tokens: bool
-    """Leaves special tokens out of the text, which is the default. Otherwise all of them are in the
-    text but the one that ends the answer."""
+    """Whether to leave special tokens out of the text, which is the default. If not, the text has
+    all of them except the one that ends the answer."""
     context: Spans | Sequence[Spans] | None
     """(start, stop) of a document among the prompt's tokens, or a list of such: text that views may
     prune like a video. For several requests, a list with one each."""
 
 
 PENALTIES = ("presence_penalty", "frequency_penalty")
-# Names that are no settings of generation.
+# Names of arguments that are not settings of ``GenerationConfig``.
 NON_GENERATION_ARGUMENTS = RequestArguments.__annotations__.keys() - Settings.__annotations__.keys()
 # Arguments that transformers passes to ``custom_generate`` unchanged, because our signature names
 # them. Any of them that the signature did not name would be dropped, and for ``stop_strings``
@@ -104,7 +108,7 @@ class Request:
             supported_by_caller: the settings of ``GENERATE_SETTINGS`` that the caller honours.
             arguments: see :class:`RequestArguments`.
 
-        Raises OptionError in one sentence.
+        Raises OptionError for an input or an argument that cannot be used.
         """
         seed, tokenizer = arguments.get("seed"), arguments.get("tokenizer")
         draft_inputs = arguments.get("draft_inputs")
@@ -135,7 +139,7 @@ class Request:
             requests = len(inputs["input_ids"])
             inputs = _repeat(inputs, copies)
             draft_inputs = None if draft_inputs is None else _repeat(draft_inputs, copies)
-            prefix_allowed_tokens_fn = prefix_allowed_tokens_fn and _in_order_of_transformers(
+            prefix_allowed_tokens_fn = prefix_allowed_tokens_fn and _renumber_rows(
                 prefix_allowed_tokens_fn, requests, copies
             )
         limits = generation_settings.answer_limits(
@@ -172,12 +176,13 @@ class Request:
         ids: Tensor,
         **arguments: Unpack[RequestArguments],
     ) -> Request:
-        """Makes a request from the call of transformers' ``generate``, which has made the logits
-        processors and criteria, and may have turned pixels into features.
+        """Makes a request from a call by transformers' ``generate`` (``custom_generate=``).
 
-        Arguments that are not in ``RequestArguments`` are inputs of the model. ``stop_strings`` is
-        an exception, because transformers does not put it into its own config. Raises OptionError
-        in one sentence.
+        Transformers has made the logits processors and the stopping criteria, and may have run the
+        vision tower. Arguments that are not in ``RequestArguments`` are inputs of the model.
+        Settings of the answer are in ``generation_config``. Only ``stop_strings`` is an argument of
+        its own, because transformers does not put it into that config. Raises OptionError for an
+        argument that cannot be used.
         """
         seed, draft_inputs = arguments.get("seed"), arguments.get("draft_inputs")
         generation_settings.check_whole("seed", seed)
@@ -194,12 +199,12 @@ class Request:
             {},
             generation_settings.GENERATE_SETTINGS,
         )
-        features: dict[str, Any] = {
+        model_inputs: dict[str, Any] = {
             name: value
             for name, value in arguments.items()
             if value is not None and name not in CALL_ARGUMENTS and name not in IGNORED_ARGUMENTS
         }
-        others = features.keys() - PREPARED_INPUTS - RAW_PIXEL_INPUTS
+        others = model_inputs.keys() - PREPARED_INPUTS - RAW_PIXEL_INPUTS
         if unknown := sorted(n for n in others if not n.endswith(("_grid_thw", "_ts"))):
             if unknown[0] in checked.to_dict():
                 raise OptionError(
@@ -221,7 +226,7 @@ class Request:
             generation_settings.end_ids(checked),
         )
         processors_by_request = generation_settings.copy_processors(sampling.processors, len(ids))
-        mask = features.get("attention_mask")
+        mask = model_inputs.get("attention_mask")
         if sampling.contextual and mask is not None and not bool(mask.bool().all()):
             raise OptionError(
                 "a padded batch with penalties cannot come through custom_generate: call "
@@ -231,8 +236,9 @@ class Request:
         # Stop strings of the config are among the criteria already.
         stops = generation_settings.stop_strings(stop_strings)
         words = Words(_encoder(tokenizer), arguments.get("captioner"))
+        inputs = {"input_ids": ids, **model_inputs}
         return cls(
-            _with_documents({"input_ids": ids, **features}, arguments.get("context"), draft_inputs),
+            _with_documents(inputs, arguments.get("context"), draft_inputs),
             lambda contexts: [
                 replace(sampling, processors=tuple(processors))
                 for processors in processors_by_request
@@ -256,7 +262,7 @@ class Request:
 
     @property
     def media(self) -> dict[str, Tensor]:
-        """The tensors of a processor's output that are not text."""
+        """The tensors of a processor's output that do not have one entry for each token."""
         length = self.inputs["input_ids"].shape
         return {
             name: value
@@ -273,7 +279,7 @@ class Request:
         )
 
     def document_marks(self, number: int) -> list[bool]:
-        """Returns which tokens of a request, without its padding, are of documents."""
+        """Returns for each token of a request, padding left out, whether a document contains it."""
         marks, mask = self.inputs.get(DOCUMENT_MASK), self.inputs.get("attention_mask")
         if marks is None:
             return [False] * len(self.ids[number])
@@ -289,14 +295,17 @@ class Request:
             new, grid = media.get(name), earlier.get(grids.get(name, ""))
             if new is None or new.ndim != old.ndim:
                 return False
-            is_flat = old.ndim == 2 and grid is not None
-            count = int(grid[0].prod()) if is_flat and grid is not None else 1
-            if not torch.equal(old[:count] if old.ndim else old, new[:count] if new.ndim else new):
+            # The first medium is the first row, unless the rows are patches that a grid counts.
+            rows = 1
+            if old.ndim == 2 and grid is not None:
+                rows = int(grid[0].prod())
+            old_first, new_first = (old[:rows], new[:rows]) if old.ndim else (old, new)
+            if not torch.equal(old_first, new_first):
                 return False
         return True
 
     def tokens(self) -> int:
-        """Returns how many tokens all caches have room for at first, prompts and answers."""
+        """Returns for how many tokens of prompts and answers the caches have room at first."""
         return sum(map(len, self.ids)) + MAX_RESERVED_ANSWER_TOKENS * len(self.inputs["input_ids"])
 
     def check_length(self, target: Backbone) -> None:
@@ -456,12 +465,12 @@ def _with_documents(inputs: Inputs, context: Any, draft_inputs: Inputs | None) -
             f"{DOCUMENT_MASK} into inputs and draft_inputs"
         )
     ids = inputs["input_ids"]
-    several: Any = [context] if len(ids) == 1 else context
+    spans_by_request: Any = [context] if len(ids) == 1 else context
     mask = inputs.get("attention_mask")
     real = torch.ones_like(ids, dtype=torch.bool) if mask is None else mask.bool()
     marked = torch.zeros_like(ids)
     try:
-        for row, spans in enumerate(several):
+        for row, spans in enumerate(spans_by_request):
             places = real[row].nonzero().squeeze(-1)
             for start, stop in [spans] if isinstance(spans[0], int) else spans:
                 if not 0 <= start < stop <= len(places):
@@ -469,7 +478,7 @@ def _with_documents(inputs: Inputs, context: Any, draft_inputs: Inputs | None) -
                         f"context=({start}, {stop}) is not within the prompt's {len(places)} tokens"
                     )
                 marked[row, places[start:stop]] = 1
-        if len(several) != len(ids):
+        if len(spans_by_request) != len(ids):
             raise IndexError
     except (TypeError, ValueError, IndexError) as error:
         raise OptionError(
@@ -480,8 +489,7 @@ def _with_documents(inputs: Inputs, context: Any, draft_inputs: Inputs | None) -
 
 
 def _repeat(inputs: Inputs, copies: int) -> Inputs:
-    """Returns the inputs of a batch that has all requests, and then all of them again, ``copies``
-    times in all."""
+    """Returns the inputs of a batch in which all requests, as one block, stand ``copies`` times."""
     repeated: dict[str, Any] = {}
     for name, value in inputs.items():
         if isinstance(value, Tensor):
@@ -491,31 +499,38 @@ def _repeat(inputs: Inputs, copies: int) -> Inputs:
     return repeated
 
 
-def _in_order_of_transformers(
+def _renumber_rows(
     allowed: Callable[..., list[int]], requests: int, copies: int
 ) -> Callable[..., list[int]]:
-    """Returns a ``prefix_allowed_tokens_fn`` for rows in our order, from the caller's.
+    """Returns a caller's ``prefix_allowed_tokens_fn``, to be called with our row numbers.
 
-    Transformers puts the answers to a request next to each other; see :func:`_repeat` for ours.
+    The caller's expects the row numbers of transformers, which puts the copies of a request next to
+    each other. Our batch has another order (:func:`_repeat`).
     """
     return lambda row, ids: allowed(row % requests * copies + row // requests, ids)
 
 
-def _check_grid(grid: str, sizes: Any, name: str, pixels: Any) -> None:
-    """Raises OptionError unless patches and the grids that count them fit together."""
-    flat = isinstance(pixels, Tensor) and pixels.ndim == 2  # The patches of all media are one list.
-    if sizes is None and not flat:
+def _check_grid(grid_name: str, grid: Any, pixels_name: str, pixels: Any) -> None:
+    """Raises OptionError unless pixels and the grid that counts their patches fit together.
+
+    The names are those of the two inputs. The grid has a row (t, h, w) for each medium.
+    """
+    # Pixels of two dimensions are one list of the patches of all media.
+    are_patches = isinstance(pixels, Tensor) and pixels.ndim == 2
+    if grid is None and not are_patches:
         return
-    if not isinstance(pixels, Tensor) or sizes is None:
-        given, missing = (grid, name) if sizes is not None else (name, grid)
+    if not isinstance(pixels, Tensor) or grid is None:
+        given, missing = grid_name, pixels_name
+        if grid is None:
+            given, missing = pixels_name, grid_name
         raise OptionError(f"{given} is there and {missing} is not: pass all the processor returned")
-    numbers = isinstance(sizes, Tensor) and not sizes.is_floating_point()
-    if not numbers or sizes.ndim != 2 or sizes.shape[1] != 3 or bool((sizes < 1).any()):
-        raise OptionError(f"{grid} must be whole numbers above 0, a row of 3 for each medium")
-    if flat and len(pixels) != int(sizes.prod(1).sum()):
+    are_integers = isinstance(grid, Tensor) and not grid.is_floating_point()
+    if not are_integers or grid.ndim != 2 or grid.shape[1] != 3 or bool((grid < 1).any()):
+        raise OptionError(f"{grid_name} must be whole numbers above 0, a row of 3 for each medium")
+    if are_patches and len(pixels) != int(grid.prod(1).sum()):
         raise OptionError(
-            f"{name} holds {len(pixels)} patches and {grid} counts {int(sizes.prod(1).sum())}: "
-            "pass both as the processor returned them"
+            f"{pixels_name} holds {len(pixels)} patches and {grid_name} counts "
+            f"{int(grid.prod(1).sum())}: pass both as the processor returned them"
         )
 
 
@@ -549,6 +564,7 @@ def current_backbone(model: nn.Module | Backbone) -> Backbone:
 
 
 def _decoder(tokenizer: Any, skips_special: bool) -> Callable[[Sequence[int]], str] | None:
+    """Returns a function from ids to text; None without a tokenizer."""
     if tokenizer is None:
         return None
     return lambda ids: tokenizer.decode(list(ids), skip_special_tokens=skips_special)
@@ -565,10 +581,14 @@ def without_end(
 
 
 def _encoder(tokenizer: Any) -> Callable[[str], list[int]] | None:
+    """Returns a function from text to ids, without special tokens; None without a tokenizer.
+
+    Raises OptionError for what is not a tokenizer or a processor.
+    """
     if tokenizer is None:
         return None
     if not isinstance(tokenizer, Tokenizer):
         kind = type(tokenizer).__name__
         raise OptionError(f"tokenizer= is a loaded tokenizer or processor, not {kind}")
-    inner = vars(tokenizer).get("tokenizer", tokenizer)  # A processor has a tokenizer.
+    inner = vars(tokenizer).get("tokenizer", tokenizer)  # A processor holds a tokenizer.
     return lambda text: inner.encode(text, add_special_tokens=False)

@@ -86,9 +86,11 @@ def check(name: str, *, weights: bool = True) -> None:
 
 
 def must_use_cache(name: str, source: str) -> bool:
-    """Whether to read a model from the local cache alone, because the hub cannot be reached.
+    """Whether a library has to be told to read a model from the local cache alone.
 
-    Raises ModelError where the model is not cached either. The hub is tried once a process.
+    That is so where the hub cannot be reached, which is tried once a process. Where the environment
+    forbids using the hub, the hub's library reads the cache alone by itself. Raises ModelError
+    where the hub cannot be reached and the model is not cached either.
     """
     if looks_local(source) or offline() or _reachable(endpoint()):
         return False
@@ -98,7 +100,8 @@ def must_use_cache(name: str, source: str) -> bool:
     try:
         cached = try_to_load_from_cache(source, "config.json")
     except ValueError as error:  # No model can have this name.
-        raise ModelError(f"no checkpoint folder at {name!r}, and no hub id: give one") from error
+        message = f"{name!r} is neither a checkpoint folder nor a hub id: give one"
+        raise ModelError(message) from error
     if not isinstance(cached, str):
         raise ModelError(
             f"the hub ({endpoint()}) cannot be reached and {name!r} is not in the local cache "
@@ -152,7 +155,7 @@ def _reachable(address: str) -> bool:
             return
         responses.append(True)
 
-    # The timeout of a socket does not bound a name server that is silent.
+    # The request is in a thread, because its timeout does not limit how long a name server takes.
     thread = threading.Thread(target=request, daemon=True)
     thread.start()
     thread.join(HUB_TIMEOUT_SECONDS)

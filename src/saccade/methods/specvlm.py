@@ -61,19 +61,21 @@ class TwoStage:
 
     def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
         assert guide is not None
-        most = prompt.visual_tokens if self.literal else budget
-        attended = saliency.top_mass(guide, self.share, most)
+        max_attended = prompt.visual_tokens if self.literal else budget
+        attended = saliency.top_mass(guide, self.share, max_attended)
         unattended = saliency.rest(prompt.visual_tokens, attended)
         budget_left = budget if self.literal else budget - len(attended)
         if not budget_left and len(unattended) and self.share < 1:
             _warn_that_stage_two_is_idle(self.share)
-        even = (between_ends if self.ends else saliency.sample_evenly)(unattended, budget_left)
-        return torch.cat([attended, even]).sort().values
+        sample = between_ends if self.ends else saliency.sample_evenly
+        return torch.cat([attended, sample(unattended, budget_left)]).sort().values
 
 
 def between_ends(items: Int[Tensor, " item"], count: int) -> Int[Tensor, " kept"]:
-    """Returns ``count`` of the items from the first to the last, evenly spaced; places are rounded
-    down."""
+    """Returns ``count`` of the items, evenly spaced from the first to the last.
+
+    Their indices are rounded down.
+    """
     at = torch.linspace(0, len(items) - 1, min(count, len(items)), dtype=torch.long)
     return items[at.to(items.device)]
 

@@ -10,7 +10,7 @@ from uvicorn.protocols.http.auto import AutoHTTPProtocol
 
 from saccade.core.errors import OptionError
 
-HEADER_TIMEOUT_SECONDS = 20.0  # A connection must have sent all headers of a request by then.
+HEADER_TIMEOUT_SECONDS = 20.0  # Within this time a connection must send all headers of a request.
 
 
 def open_listen_socket(host: str, port: int) -> socket.socket:
@@ -20,7 +20,7 @@ def open_listen_socket(host: str, port: int) -> socket.socket:
         return socket.create_server(address[:2], family=family, backlog=2048)
     except (OSError, UnicodeError) as error:
         cause = error.strerror if isinstance(error, OSError) else None
-        reason = (cause or "it is no address").lower()
+        reason = (cause or "it is not an address").lower()
         message = f"cannot listen on {host} port {port}: {reason}; choose another --port or --host"
         raise OptionError(message) from None
 
@@ -53,6 +53,7 @@ class HeaderTimeoutProtocol(AutoHTTPProtocol):
         self._stop_timeout()
 
     def _update_timeout(self) -> None:
+        """Starts the timer if no request is under way, and stops it once one is."""
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_timeout()
         elif self._timeout is None:

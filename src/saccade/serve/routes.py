@@ -96,7 +96,7 @@ def make_app(service: Service, start: Callable[[], Engine] | None = None) -> Fas
 async def _load(service: Service, start: Callable[[], Engine]) -> None:
     def load() -> Engine:
         engine = start()
-        if service.is_draining:  # The server has been stopped meanwhile.
+        if service.is_draining:  # The server was stopped while the models were being loaded.
             engine.stop()
         return engine
 
@@ -248,7 +248,8 @@ def parse_request(
 ) -> AnyRequest:
     """Parses a request's JSON. Raises ApiError, which names the field.
 
-    ``data_urls`` are the media that were cut out of it, by the names in their place.
+    ``data_urls`` are the data: addresses that were cut out of ``text``, by the placeholders that
+    stand for them there. Each placeholder must stand once, in a field for media.
     """
     try:
         request = request_type.model_validate_json(text)

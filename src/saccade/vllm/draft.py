@@ -1,8 +1,9 @@
 """The class that vLLM creates: it turns what vLLM's runner holds into requests for the proposer.
 
-vLLM gives a custom class its config alone, and ``propose`` rows without names. ``plugin`` hands
-over the runner that created it, from which the batch's names, ``requests`` and ``encoder_cache``
-are read. Whatever fails here, the engine goes on without a draft.
+vLLM calls the constructor of a custom class with the config alone, and its ``propose`` with rows
+that do not name their requests. So ``plugin`` also hands over the runner that created the object.
+The names of the rows are read from the runner's batch, and the prompts from its ``requests`` and
+its ``encoder_cache``. If drafting fails, the engine goes on without a draft.
 """
 
 from __future__ import annotations
@@ -36,10 +37,11 @@ MAX_RELATIVE_DIFFERENCE = 1e-2
 
 
 class Draft(plugin.RunnerAware):
-    """``--speculative-config '{"method": "custom_class", "model": "saccade.vllm.Draft", ...}'``.
+    """The draft that vLLM creates where it is named in the option ``--speculative-config``.
 
-    Its options are those of ``draft_options``. Raises OptionError, MethodError or ModelError, in
-    one sentence, while the engine starts and never later.
+    The option is ``'{"method": "custom_class", "model": "saccade.vllm.Draft", ...}'``. The draft's
+    own options are those of ``draft_options``. Raises OptionError, MethodError or ModelError while
+    the engine starts, and never later.
     """
 
     def __init__(self, vllm_config: Any, runner: Any = None) -> None:
@@ -49,10 +51,11 @@ class Draft(plugin.RunnerAware):
         self._options = draft_options.read_options(config, os.environ, self._max_length)
         self._view = self._options.resolve_view()
         self._proposer: Proposer | None = None  # None before a model is loaded and after a failure.
-        # Whether vLLM's embedding rows of pixels equal the draft's own; None before the first.
+        # Whether vLLM's rows of the vision tower equal the draft's own; None until some were
+        # compared.
         self._rows_are_alike: bool | None = None
         self._has_warned_of_pruning = False
-        self._reserve: Tensor | None = None
+        self._reserve: Tensor | None = None  # Memory that is held for the draft's caches.
         self._attention_watch: attention_watch.AttentionWatch | None = None
         if runner is None:
             plugin.check_patched()
@@ -63,17 +66,17 @@ class Draft(plugin.RunnerAware):
 
     @torch.inference_mode(False)
     def load_model(self, target: Any) -> None:
-        """Loads the draft on the target's device; its caches' memory counts as the model's."""
-        model = self._config.model_config
+        """Loads the draft on the target's device, and reserves the memory of its caches there."""
+        model_config = self._config.model_config
         device = self._config.device_config.device
         if self._options.draft == draft_options.LOOKUP_DRAFT:
-            banned = placeholders(model.hf_config.to_dict())
+            banned = placeholders(model_config.hf_config.to_dict())
             self._proposer = Proposer(LookupDrafts(banned), self._max_length, self._options.length)
             return
-        dtype = str(model.dtype).removeprefix("torch.")
+        dtype = str(model_config.dtype).removeprefix("torch.")
         self._loaded = load(self._options.draft, dtype=dtype, device=str(device))
-        self._proposer = self._make_proposer(self._loaded, model)
-        # This memory is reserved until the engine has divided the rest.
+        self._proposer = self._make_proposer(self._loaded, model_config)
+        # It is freed by the first ``propose``, after the engine has divided the rest of the memory.
         memory = int(self._options.memory * GIB)
         reads_attention = Capability.ATTENTION in self._view.needs
         reserved = 2 * memory if reads_attention else memory
@@ -92,7 +95,10 @@ class Draft(plugin.RunnerAware):
         token_ids_cpu: Any,
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Returns drafted tokens for each row of the batch, none for a row that emitted nothing."""
+        """Returns the drafted tokens of each row of the batch.
+
+        There are none for a row that emitted nothing or is near the longest length.
+        """
         proposals: list[list[int]] = [[] for _ in sampled_token_ids]
         self._reserve = None
         if self._proposer is None:
@@ -128,7 +134,10 @@ class Draft(plugin.RunnerAware):
         return DraftRequest(name, row[:end], state.num_prompt_tokens, new, read)
 
     def _read_prefill(self, name: str, state: Any) -> Prefill | None:
-        """Returns the draft's own whole prompt of a request, at the target's positions."""
+        """Returns the draft's whole prompt of a request, at the target's positions.
+
+        If the target's attention was recorded, it is there too. None where the pixels are gone.
+        """
         model = self._loaded.backbone
         if self._prunes_videos() and mm_features.have_videos(state.mm_features):
             return self._read_text(name, state)
@@ -153,15 +162,17 @@ class Draft(plugin.RunnerAware):
         attention = None if self._attention_watch is None else self._attention_watch.take(name)
         if attention is None:
             return Prefill(prompt, None, torch.empty(0))
-        cells = prompt.visual[prompt.visual | prompt.fixed]  # Newlines of pictures are no cells.
-        mass, relevance = (each[..., cells] for each in attention)
+        # Attention was recorded for all rows of the tower. A view chooses among the visual ones, to
+        # which the newlines of pictures do not belong.
+        is_visual = prompt.visual[prompt.visual | prompt.fixed]
+        mass, relevance = (each[..., is_visual] for each in attention)
         return Prefill(prompt, None, torch.empty(0), mass, relevance)
 
     def _read_text(self, name: str, state: Any) -> Prefill:
-        """Returns a prompt's text alone, at the target's positions.
+        """Returns a prompt's text without its media, at the target's positions.
 
-        Which visual tokens vLLM's own pruning left is known to the target's encoder only. The
-        positions are those that the target computed anew after it had pruned.
+        It is for videos that vLLM prunes, because only the target's encoder knows which visual
+        tokens are left. The positions are those that the target computed after pruning.
         """
         if not self._has_warned_of_pruning:
             self._has_warned_of_pruning = True
@@ -200,9 +211,10 @@ class Draft(plugin.RunnerAware):
     def _make_prompt(
         self, inputs: Inputs, rows: Tensor | None, *, have_pixels: bool
     ) -> Prompt | None:
-        """Makes the prompt from the rows of the target's tower where the draft's gives the same.
+        """Makes the prompt from ``rows``, the target's output of its vision tower, or from pixels.
 
-        Otherwise it is made from the pixels, or is None where those are gone.
+        The rows are used once they were found to equal those of the draft's own tower. Without
+        them the draft reads the pixels; returns None where those are gone.
         """
         model = self._loaded.backbone
         if rows is not None and self._rows_are_alike:
@@ -215,23 +227,24 @@ class Draft(plugin.RunnerAware):
             self._rows_are_alike = not prompt.media.deepstack and are_alike(own_rows, rows)
         return prompt
 
-    # -- making --------------------------------------------------------------------------------
+    # -- starting and giving up ----------------------------------------------------------------
 
-    def _make_proposer(self, draft: Loaded, model: Any) -> Proposer:
-        """Makes the proposer of a loaded draft. Raises ModelError where it does not fit."""
-        backbone, kind = draft.backbone, model.hf_config.model_type
-        family = backbone.model.config.model_type
-        if backbone.placeholders and family != kind:
+    def _make_proposer(self, draft: Loaded, model_config: Any) -> Proposer:
+        """Makes the proposer of a loaded draft, for vLLM's config of the target. Raises ModelError
+        where the two do not fit together."""
+        backbone, hf_config = draft.backbone, model_config.hf_config
+        family, target_family = backbone.model.config.model_type, hf_config.model_type
+        if backbone.placeholders and family != target_family:
             raise ModelError(
-                f"{draft.name} is a {family} and would have to look with a processor of its own, "
-                f"which vLLM does not run: choose a draft of the target's family, {kind}"
+                f"{draft.name} is a {family} and needs a processor of its own for media, which "
+                f"vLLM does not run: choose a draft of the target's family, {target_family}"
             )
         tokenizer = AutoTokenizer.from_pretrained(
-            model.tokenizer, trust_remote_code=model.trust_remote_code
+            model_config.tokenizer, trust_remote_code=model_config.trust_remote_code
         )
-        check_tokenizers(model.model, tokenizer, draft.name, draft.tokenizer)
-        vocab = min(backbone.vocab, model.get_vocab_size())
-        banned = {*backbone.placeholders, *placeholders(model.hf_config.to_dict())}
+        check_tokenizers(model_config.model, tokenizer, draft.name, draft.tokenizer)
+        vocab = min(backbone.vocab, model_config.get_vocab_size())
+        banned = {*backbone.placeholders, *placeholders(hf_config.to_dict())}
         eos = backbone.model.generation_config.eos_token_id
         if eos is None:
             ends: tuple[int, ...] = ()
@@ -250,7 +263,8 @@ class Draft(plugin.RunnerAware):
     def _give_up(self, error: BaseException) -> None:
         """Ends drafting for good and frees what the draft holds."""
         if isinstance(error, DraftFailed):
-            # The drafts here are chosen, not drawn, so the failure's trees need no verdict.
+            # The trees that come with the error may be dropped, because their tokens were chosen
+            # and not drawn.
             error = error.__cause__ or error
         log.warning(
             "drafting failed with %s: %s; vLLM goes on without a draft",
@@ -265,7 +279,10 @@ class Draft(plugin.RunnerAware):
 
 
 def are_alike(own_rows: Tensor, other_rows: Tensor) -> bool:
-    """Returns whether two engines' rows of the same pixels, [row, dim], come from one tower."""
+    """Returns whether the rows [row, dim] that two engines made of the same pixels are equal.
+
+    Their roundings may differ, and a few rows may differ further.
+    """
     if own_rows.shape != other_rows.shape:
         return False
     distance = (own_rows.float() - other_rows.to(own_rows).float()).norm(dim=-1)

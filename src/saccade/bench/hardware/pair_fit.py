@@ -32,7 +32,7 @@ COST_PER_ROW = EXPECTED_COST_PER_ROW
 H100_BYTES_PER_SECOND = 3.35e12  # As published.
 # The share of the published bandwidth that the matrix products of a step reach; assumed.
 REACHED_BANDWIDTH = 0.85
-# Of about twenty small kernels of a layer, replayed from a CUDA graph; assumed.
+# The fixed time of a layer: about twenty small kernels, replayed from a CUDA graph; assumed.
 SECONDS_PER_LAYER = 64e-6
 FIXED_BYTES_PER_LAYER = {
     "cpu": 0.0,
@@ -134,7 +134,7 @@ def examine(
     """Returns the verdict on (name, config) of a target and a draft, or of a target alone.
 
     With ``draft_rounding`` and no draft the target drafts for itself with a rounded copy. Without
-    it, a suggestion says what rounding would gain, where that would be noticed.
+    ``draft_rounding`` there is a suggestion to round, if that would gain noticeably.
 
     Args:
         tokens: the number of tokens of the prompt and the answer together.
@@ -143,22 +143,23 @@ def examine(
         draft_free_bytes: the free bytes of the draft's device, if that is another one.
         bits: the bits of each of the target's weights, if it is quantised when it is loaded.
         draft_bits: the bits of each of the draft's weights, if it is quantised when it is loaded.
-        draft_rounding: how an extra copy of the weights is rounded, with which the draft
-            multiplies few rows.
+        draft_rounding: how the draft's weights are rounded, in a copy that is kept beside them and
+            that the draft's steps read.
         problems: the problems that are already known.
-        notes: the notes to begin with.
-        head: the size of the draft, where that is a head; its config is then not looked at.
+        notes: the notes that are already known.
+        head: the size of the draft, if that is a head. The target's config then stands for the
+            head's own.
     """
     all_problems = list(problems)
     try:
         parts = [_part(*target, tokens, dtype, bits, device)]
         draft_tokens = max(1, int(tokens * keep))
         if draft is not None:
-            own_config = draft[1] if head is None else target[1]
+            draft_config = draft[1] if head is None else target[1]
             parts.append(
                 _part(
                     draft[0],
-                    own_config,
+                    draft_config,
                     draft_tokens,
                     dtype,
                     draft_bits,
@@ -192,24 +193,25 @@ def examine(
                 f"{draft[0]} needs {format_bytes(draft_needs)}, and the draft's device has "
                 f"{format_bytes(draft_free_bytes)} free"
             )
-    child, all_notes = 0, [*notes, *(part.special_layers for part in parts if part.special_layers)]
+    all_notes = [*notes, *(part.special_layers for part in parts if part.special_layers)]
     suggestion = ""
     is_roundable = head is None and draft_rounding is None and bits is None and device == "cpu"
     if is_roundable and not all_problems:
-        whom = target if draft is None else draft
-        rounded = _part(*whom, draft_tokens, dtype, None, device, SUGGESTED_ROUNDING)
-        gain = _best_chain(TYPICAL_RATE, rounded.cost / parts[0].cost, cost_per_row).speedup
-        now = next((each.speedup for each in outlook if each.rate == TYPICAL_RATE), 1.0)
+        drafting_model = target if draft is None else draft
+        rounded = _part(*drafting_model, draft_tokens, dtype, None, device, SUGGESTED_ROUNDING)
+        new_speedup = _best_chain(TYPICAL_RATE, rounded.cost / parts[0].cost, cost_per_row).speedup
+        speedup = next((each.speedup for each in outlook if each.rate == TYPICAL_RATE), 1.0)
         fits = needed + rounded.weights <= free_bytes * (1 - SPARE_SHARE)
-        if fits and gain > now * NOTICEABLE_SPEEDUP:
-            suggestion = _suggest_rounding(gain, draft is None)
+        if fits and new_speedup > speedup * NOTICEABLE_SPEEDUP:
+            suggestion = _suggest_rounding(new_speedup, draft is None)
+    process_bytes = 0
     if draft is not None and head is None and device != "cpu":
-        child = PROCESS_BYTES
+        process_bytes = PROCESS_BYTES
         if draft_free_bytes is None:
-            all_notes.append(_process_note(child, needed, free_bytes))
+            all_notes.append(_process_note(process_bytes, needed, free_bytes))
         else:
             draft_needs = parts[1].weights + parts[1].cache
-            all_notes.append(_process_note(child, draft_needs, draft_free_bytes))
+            all_notes.append(_process_note(process_bytes, draft_needs, draft_free_bytes))
     return Diagnosis(
         tuple(parts),
         free_bytes,
@@ -218,35 +220,36 @@ def examine(
         outlook,
         tuple(all_problems),
         tuple(all_notes),
-        child,
+        process_bytes,
         suggestion,
     )
 
 
-def _process_note(child: int, needed: int, free_bytes: int) -> str:
+def _process_note(process_bytes: int, needed: int, free_bytes: int) -> str:
     """Returns a sentence about what a parallel method needs on the draft's device."""
     sentence = (
-        f"parallel methods (hippo, pearl) need about {format_bytes(child)} more: "
+        f"parallel methods (hippo, pearl) need about {format_bytes(process_bytes)} more: "
         "their draft is a process of its own, over the same weights"
     )
-    if needed <= free_bytes * (1 - SPARE_SHARE) < needed + child:
+    if needed <= free_bytes * (1 - SPARE_SHARE) < needed + process_bytes:
         return f"{sentence}, which does not fit; other methods do"
     return sentence
 
 
-def _suggest_rounding(gain: float, is_own_draft: bool) -> str:
-    """Returns a sentence about a gain by rounding a draft's weights."""
+def _suggest_rounding(speedup: float, is_own_draft: bool) -> str:
+    """Returns a sentence that suggests to round a draft's weights, for this expected speedup."""
     what = "the target as its own draft" if is_own_draft else "the draft"
     return (
-        f"--draft-quantize {SUGGESTED_ROUNDING.name} rounds {what}: about {gain:.1f} times as fast "
-        f"where {TYPICAL_RATE:.0%} are accepted"
+        f"--draft-quantize {SUGGESTED_ROUNDING.name} rounds {what}: "
+        f"about {speedup:.1f} times as fast where {TYPICAL_RATE:.0%} are accepted"
     )
 
 
 def _own_draft(
     name: str, config: Any, tokens: int, dtype: Any, device: str, rounding: Rounding
 ) -> Part:
-    """Returns what the target needs as its own draft, beside what it needs anyway."""
+    """Returns what the target needs as its own draft with rounded weights, beside what it needs as
+    the target."""
     target_part = _part(name, config, tokens, dtype, None, device, rounding)
     copy = footprint(config).rounded_copy(rounding.bytes_per_weight)
     return replace(target_part, name=f"{name} ({rounding.name})", weights=copy, special_layers="")
@@ -262,7 +265,8 @@ def _part(
     rounding: Rounding | None = None,
     size_of_head: Footprint | None = None,
 ) -> Part:
-    """Returns what a model needs. A draft's ``rounding`` adds a copy, which its steps read."""
+    """Returns what a model needs. With a draft's ``rounding`` it has a rounded copy of its weights,
+    which its steps read. ``size_of_head`` replaces what the config says of the model's size."""
     try:
         counted: Footprint = size_of_head or footprint(config)
     except ModelError as error:
@@ -317,17 +321,18 @@ def _best_chain(rate: float, ratio: float, cost_per_row: float) -> Outlook:
 
 
 def _suggest_smaller(parts: Sequence[Part], free_bytes: int, size: float) -> str:
-    """Returns what would fit instead, in words. ``size`` is the bytes of a target's weight now."""
+    """Returns what would fit instead, in words, or "". ``size`` is the bytes that one weight of the
+    target takes now."""
     room = free_bytes * (1 - SPARE_SHARE)
     cache = sum(part.cache for part in parts)
     weights = sum(part.weights for part in parts)
     numbers, draft_weights = parts[0].weights / size, weights - parts[0].weights
     for option, new_size in BYTES_PER_WEIGHT.items():
         if option.startswith("--dtype"):
-            # Another type is also that of the draft and of the caches.
+            # The type also applies to the draft and to the caches.
             needed = (weights + cache) * new_size / size
         else:
-            # Fewer bits are only for the target's weights.
+            # Only the target's weights are stored in fewer bits.
             needed = numbers * new_size + draft_weights + cache
         if new_size < size and needed < room:
             return f"; {option} would fit ({format_bytes(needed)})"

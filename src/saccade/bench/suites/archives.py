@@ -27,6 +27,8 @@ from typing import Any
 
 from saccade.core.errors import VideoInputError, first_line
 
+# What zipfile, tarfile and their decompressors raise for archives that cannot be read, such as
+# damaged, encrypted or truncated ones.
 _READ_ERRORS = (
     OSError, EOFError, RuntimeError, NotImplementedError, zlib.error, zipfile.BadZipFile,
     tarfile.TarError, UnicodeDecodeError,
@@ -51,7 +53,8 @@ class _JoinedParts(io.RawIOBase):
         return True
 
     def seek(self, offset: int, whence: int = io.SEEK_SET) -> int:
-        self.position = max(0, offset + (0, self.position, self.starts[-1])[whence])
+        origins = {io.SEEK_SET: 0, io.SEEK_CUR: self.position, io.SEEK_END: self.starts[-1]}
+        self.position = max(0, origins[whence] + offset)
         return self.position
 
     def tell(self) -> int:
@@ -77,7 +80,10 @@ class Archive:
 
     @cached_property
     def listing(self) -> tuple[Mapping[str, int], str]:
-        """The size of each member in bytes by name, and what is wrong with the archive, or ""."""
+        """The members' sizes in bytes by name, and a clause saying what is wrong with the archive.
+
+        The clause is "" if nothing is wrong.
+        """
         sizes: dict[str, int] = {}
         if missing := _missing_part([path.name for path in self.files]):
             return sizes, f"{self.name} is in parts and {missing} is missing"
@@ -86,6 +92,7 @@ class Archive:
                 for name, size, _ in archive:
                     if is_safe_name(name):
                         sizes[name] = size
+            # Of the other kinds, one that is cut short raises an error when it is listed.
             is_whole = not self.name.lower().endswith(".tar") or self._has_end_block
         except _READ_ERRORS:
             is_whole = False
@@ -139,14 +146,16 @@ class Archive:
             if ".zip" in self.name.lower():
                 zipped = stack.enter_context(zipfile.ZipFile(raw))
                 yield (
-                    (i.filename, i.file_size, lambda i=i: zipped.open(i))
-                    for i in zipped.infolist()
-                    if not i.is_dir() and not stat.S_ISLNK(i.external_attr >> 16)
+                    (info.filename, info.file_size, lambda info=info: zipped.open(info))
+                    for info in zipped.infolist()
+                    if not info.is_dir() and not stat.S_ISLNK(info.external_attr >> 16)
                 )
             else:
                 tarred = stack.enter_context(tarfile.open(fileobj=raw, mode="r:*"))
                 yield (
-                    (i.name, i.size, lambda i=i: tarred.extractfile(i)) for i in tarred if i.isreg()
+                    (info.name, info.size, lambda info=info: tarred.extractfile(info))
+                    for info in tarred
+                    if info.isreg()
                 )
 
     @cached_property
@@ -169,11 +178,12 @@ def find_archives(paths: Sequence[Path]) -> tuple[Archive, ...]:
     )
 
 
-COMPRESSIONS = ("gz", "xz", "zst", "lz")  # The end of a whole archive's name, and no part's.
+# Suffixes of whole archives, as in "videos.tar.gz". They look like the names of parts.
+COMPRESSIONS = ("gz", "xz", "zst", "lz")
 
 
 def _split_part(name: str) -> tuple[str, str]:
-    """Splits "videos.tar.part.aa" into ("videos.tar", "aa"); of a whole archive the part is ""."""
+    """Splits "videos.tar.part.aa" into ("videos.tar", "aa"). A whole archive has the part ""."""
     pattern = r"(.+\.(?:zip|tar|tgz|tar\.gz))\.(?:part[._-]?)?([a-z]{2,3}|\d{1,4})"
     match = re.fullmatch(pattern, name, re.IGNORECASE)
     is_part = match is not None and match[2].lower() not in COMPRESSIONS
@@ -181,12 +191,12 @@ def _split_part(name: str) -> tuple[str, str]:
 
 
 def _missing_part(names: Sequence[str]) -> str:
-    """Returns the first part that is missing before the last one, or ""."""
+    """Returns the first part that is missing, of those before the last file; "" if none is."""
     parts = [_split_part(name)[1].lower() for name in names]
     width, last = len(parts[0]), parts[-1]
     expected: Iterator[str]
     if last.isdigit():
-        first = min(1, int(parts[0]))  # Some parts are counted from 0.
+        first = min(1, int(parts[0]))  # Parts are numbered from 1, or in some archives from 0.
         expected = (f"{number:0{width}d}" for number in range(first, int(last)))
     else:
         expected = takewhile(last.__ne__, map("".join, product(ascii_lowercase, repeat=width)))
@@ -207,7 +217,10 @@ def file_name(name: str) -> str:
 
 
 def _copy_exactly(source: io.BufferedIOBase, out: io.BufferedIOBase, size: int) -> None:
-    """Copies exactly the declared number of bytes, because an archive may lie about it."""
+    """Copies ``size`` bytes. Raises EOFError if the source has fewer or more.
+
+    An archive may declare a wrong size.
+    """
     bytes_left = size
     while bytes_left and (data := source.read(min(bytes_left, 1 << 20))):
         out.write(data)

@@ -56,8 +56,8 @@ class Unusable:
 class Dataset:
     """A benchmark whose files were found.
 
-    Of `setting.samples`, drawn by `SAMPLE_SEED`, the usable ones come first in the order in which
-    they were drawn; a sample that cannot be used is replaced by the next.
+    If `setting.samples` is set, so many samples are drawn by `SAMPLE_SEED`, and come in the order
+    of the files. Each that cannot be used is replaced by the next one drawn, after all the others.
     """
 
     name: str
@@ -65,8 +65,8 @@ class Dataset:
     benchmark: Benchmark
     tables: tuple[tuple[str, Rows], ...]  # Pairs of a part and its rows.
     part: str = ""  # The selected part, of a benchmark whose parts are a column.
-    pictures: Rows | None = None  # Of a join.
-    index: MediaIndex | None = None  # Of media beside the rows.
+    pictures: Rows | None = None  # The table of pictures, if they are kept apart (`Join`).
+    index: MediaIndex | None = None  # The media that lie beside the rows.
     remedy: str = ""  # The command that fetches what is missing.
 
     def items(self) -> Iterator[Item]:
@@ -75,8 +75,8 @@ class Dataset:
         return with_next_items(items) if self.setting.next else items
 
     def entries(self) -> Iterator[Item | Unusable]:
-        """Yields all samples in order, usable or not; nothing is decoded or unpacked yet."""
-        numbers, wanted_count = self._numbers, self.setting.samples
+        """Yields the samples, usable or not; nothing is decoded or unpacked yet."""
+        numbers, wanted_count = self._row_numbers, self.setting.samples
         if wanted_count is not None:
             order = np.random.default_rng(SAMPLE_SEED).permutation(len(numbers))
             numbers = [numbers[place] for place in order]
@@ -89,35 +89,36 @@ class Dataset:
                 yield entry
 
     @cached_property
-    def _numbers(self) -> list[tuple[int, int]]:
+    def _row_numbers(self) -> list[tuple[int, int]]:
         """The table and the row number of every row that belongs to the benchmark."""
         column, value = self.benchmark.where or (self.benchmark.part_column, self.part)
-        items = []
+        row_numbers = []
         for table, (_, rows) in enumerate(self.tables):
             rows_of_part = list(range(len(rows)))
             if column and value:
-                with self._damage():
+                with self._explain_damage():
                     rows_of_part = [
                         n for n, cell in enumerate(rows.column(column)) if cell == value
                     ]
-            items += [(table, number) for number in rows_of_part]
-        return items
+            row_numbers += [(table, number) for number in rows_of_part]
+        return row_numbers
 
     @cached_property
-    def _joined(self) -> Mapping[str, int]:
-        """Row numbers of the pictures by their key."""
+    def _picture_rows(self) -> Mapping[str, int]:
+        """The row of each picture in ``pictures``, by its key; empty without such a table."""
         if self.pictures is None or self.benchmark.join is None:
             return {}
-        with self._damage():
+        with self._explain_damage():
             keys = self.pictures.column(self.benchmark.join.picture_key)
         return {str(key): number for number, key in enumerate(keys)}
 
     def _read(self, drawn: Sequence[tuple[int, int]]) -> Iterator[Item | Unusable]:
+        """Reads rows, given as (table, row number) in ascending order."""
         for table, (part, rows) in enumerate(self.tables):
             numbers = [number for own_table, number in drawn if own_table == table]
             selected_rows = rows.rows_at(numbers)
             for number in numbers:
-                with self._damage():
+                with self._explain_damage():
                     row = next(selected_rows)
                 source = wording.first_value(row, self.benchmark.columns.get("id", ()))
                 name = "/".join(str(word) for word in (part, source) if word not in ("", None))
@@ -135,20 +136,21 @@ class Dataset:
         if not isinstance(raw, str) or not raw.strip():
             raise LayoutError("it has no question")
         answers: tuple[str, ...] = ()
-        code = task == "text"  # Spaces matter in code.
-        question = raw if code else wording.IMAGE_MARKS.sub("", raw).strip()
+        is_code = task == "text"  # Such texts stay as they are, because spaces matter in code.
+        question = raw if is_code else wording.IMAGE_MARKS.sub("", raw).strip()
         options = wording.column_texts(row, columns.get("options", ()))
         if task == "choice" and not options:
             question, options = wording.split_options(question)
         if task == "choice" and "{question}" not in prompt:
-            task, options = "caption", ()  # A free description has no right letter.
+            # This prompt asks for a description, so there is no right letter.
+            task, options = "caption", ()
         elif task == "choice":
             if len(options) < 2:
                 raise LayoutError("it has no options to choose from")
             answers = wording.right_letter(wording.first_value(row, columns["answer"]), options)
         else:
             answers = wording.right_answers(
-                wording.first_value(row, columns["answer"]), verbatim=code
+                wording.first_value(row, columns["answer"]), verbatim=is_code
             )
         media_items = self._media(name, part, row)
         if IMAGE_MARK in prompt and prompt.count(IMAGE_MARK) != len(media_items):
@@ -185,9 +187,9 @@ class Dataset:
         benchmark, columns = self.benchmark, self.benchmark.columns
         if benchmark.join is not None:
             key = str(row.get(benchmark.join.question_key))
-            if key not in self._joined:
+            if key not in self._picture_rows:
                 raise LayoutError(f"there is no image {key[:80]!r}")
-            read = partial(self._joined_image, self._joined[key], key[:80])
+            read = partial(self._read_joined_image, self._picture_rows[key], key[:80])
             return (Medium("image", key[:80], read),)
         if "video" in columns:
             return (self._video(part, row),)
@@ -210,6 +212,7 @@ class Dataset:
         try:
             place = self.index.find(name, _folders_of_part(media_layout.folders, part))
         except LayoutError:
+            # The cut video is missing. The row says which part of the uncut one it is.
             if not (uncut_folders := _folders_of_part(media_layout.whole, part)):
                 raise
             place = self.index.find(name, uncut_folders)
@@ -218,7 +221,10 @@ class Dataset:
         return Medium("video", file_name(name), read)
 
     def _image(self, value: Any, label: str) -> Medium:
-        """Returns a picture of the row (bytes, or a struct with them), or of a file it names."""
+        """Returns the picture of a cell, which holds its bytes or the name of its file.
+
+        The cell may also be a struct of ``bytes`` and ``path``.
+        """
         data = value.get("bytes") if isinstance(value, Mapping) else value
         name = value.get("path") if isinstance(value, Mapping) else None
         if isinstance(data, bytes) and data:
@@ -235,9 +241,10 @@ class Dataset:
         )
         return Medium("image", file_name(path), lambda: media.read_image(place.local()))
 
-    def _joined_image(self, number: int, label: str) -> np.ndarray:
+    def _read_joined_image(self, number: int, label: str) -> np.ndarray:
+        """Reads the picture in this row of the table of pictures."""
         assert self.pictures is not None and self.benchmark.join is not None
-        with self._damage():
+        with self._explain_damage():
             row = next(iter(self.pictures.rows_at([number])))
         try:
             medium = self._image(row[self.benchmark.join.picture], label)
@@ -247,7 +254,7 @@ class Dataset:
         assert isinstance(image, np.ndarray)
         return image
 
-    def _damage(self) -> AbstractContextManager[None]:
+    def _explain_damage(self) -> AbstractContextManager[None]:
         return explain_damage(self.benchmark.title, self.remedy)
 
 
@@ -264,6 +271,7 @@ def message_parts(item: Item) -> tuple[str | Medium, ...]:
 
 
 def _folders_of_part(folders: Mapping[str, tuple[str, ...]], part: str) -> tuple[str, ...]:
+    """Returns the folders of a part; those under "" are for parts that are not listed."""
     return folders.get(part, folders.get("", ()))
 
 
@@ -273,7 +281,8 @@ def _read_video(
     """Reads frames from `start` to `end` seconds; a folder has `frame_rate` frames a second."""
     path = place.local()
     is_folder = path.is_dir()
-    time_scale = frame_rate if is_folder else 1.0  # A folder is read as one frame a second.
+    # ``media.read`` takes a folder for a video of one frame a second.
+    time_scale = frame_rate if is_folder else 1.0
     first, last = (
         float(t) * time_scale if isinstance(t, int | float) and not isinstance(t, bool) else None
         for t in (start, end)

@@ -14,7 +14,8 @@ from saccade.bench.suites.archives import Archive, file_name, find_archives, is_
 from saccade.bench.suites.types import LayoutError
 from saccade.core.home import home
 
-VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")  # Of equal names the first is preferred.
+# Of files whose names differ in nothing else, that with the first suffix is preferred.
+VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
 SKIPPED_FOLDERS = frozenset({".cache", ".git", ".locks", "blobs", "refs", "__MACOSX"})
 
@@ -50,7 +51,9 @@ class MediaIndex:
     roots: tuple[Path, ...]
     suffixes: tuple[str, ...]
     frames: bool = False  # Whether a folder of images is a video.
-    fold: bool = True  # Whether to ignore case; ids of web videos may differ in nothing else.
+    # Whether to ignore the case of names. It is False for ids of web videos, which may differ in
+    # nothing else.
+    fold: bool = True
 
     @cached_property
     def _files(self) -> Mapping[Path, tuple[int, tuple[str, ...]]]:
@@ -117,8 +120,9 @@ class MediaIndex:
     def find(self, name: str, folders: Sequence[str] = ("",)) -> MediaPlace:
         """Returns the medium of this name in the first of these folders that has it.
 
-        A folder is the end of the path above the name; "" is anywhere. Raises `LayoutError`,
-        saying why, where there is none or more than one.
+        A folder is compared with the end of a medium's path above the name, so "" fits anywhere.
+        The name may begin with folders too. Raises `LayoutError` where there is no medium, or more
+        than one that fits equally well.
         """
         parts = PurePosixPath(name).parts if is_safe_name(name) else ()
         if not parts:
@@ -128,12 +132,12 @@ class MediaIndex:
             stem = parts[-1]
         candidates = self._places.get(stem.lower(), ())
         for folder in folders:
-            above = (*PurePosixPath(folder).parts, *parts[:-1])
-            low = tuple(part.lower() for part in (*above, stem))
+            path = (*PurePosixPath(folder).parts, *parts[:-1], stem)
+            lower_path = tuple(part.lower() for part in path)
             matching = [
                 place
                 for place in candidates
-                if tuple(part.lower() for part in place.parts[-len(low) :]) == low
+                if tuple(part.lower() for part in place.parts[-len(path) :]) == lower_path
                 and (self.fold or place.parts[-1] == stem)
             ]
             if not matching:
@@ -148,7 +152,8 @@ class MediaIndex:
         raise LayoutError(f"{file_name(name)} is missing{reason}")
 
     def _rank(self, place: MediaPlace, stem: str, suffix: str) -> tuple[Any, ...]:
-        """Ranks a place, the best first: the exact name, the likeliest kind, and no unpacking."""
+        """Returns a sort key, which is smallest for the best place: one with the exact name, then
+        with the exact suffix or the likeliest one, then one that needs no unpacking."""
         kinds = ("", *self.suffixes)
         return (
             place.parts[-1] != stem,

@@ -1,8 +1,8 @@
 """The code of the draft's process.
 
-It drafts one token at a time and reads its messages before each, so that a refusal stops it within
-one step. It sends ids. When sampling it also writes its laws to shared memory, where the parent
-reads the one row that a refusal needs.
+It drafts one token at a time and reads its messages before each, so that a rejection stops it
+within one step. It sends the tokens' ids. When sampling it also writes the laws that they were
+drawn from to shared memory, where the parent reads the one row that a rejection needs.
 
 **A drawn token is published before anything is computed from it**: its law is written and its id is
 sent at once. So whatever happens in this process after the draw (an error, NaN, a crash, a step
@@ -56,7 +56,7 @@ class Abandoned(Exception):
 
 @dataclass(frozen=True)
 class Job:
-    """What a worker needs to know about one batch of answers."""
+    """What a worker needs to know about the answers to one call's requests."""
 
     view: View
     rules: Sequence[Sampling]
@@ -72,13 +72,13 @@ class Job:
 class Draft:
     """One request's draft: the tokens after the committed text, and how many there may be."""
 
-    limit: int  # on the length of the chain
+    limit: int  # the chain may have this many tokens
     chain: Tree = Tree()
-    epoch: int = 0  # commits so far
-    sent: int = 0  # tokens in all, which gives the slot of a law
-    answer_tokens: int = 0  # so far
+    epoch: int = 0  # the number of commits so far
+    sent: int = 0  # the number of tokens sent so far, which decides the slot of the next law
+    answer_tokens: int = 0  # the number of committed tokens of this answer
     start: int = 0  # ``answer_tokens`` when this draft began, on which its noise depends
-    paused: bool = False  # the shape has stopped until the target has judged
+    paused: bool = False  # whether the shape has stopped until the target has judged
 
     @property
     def may_grow(self) -> bool:
@@ -104,14 +104,18 @@ class Child:
             backbone, job.rules, vocab=job.vocab, banned=job.banned, room=job.room
         )
         self._prompts: list[Prompt] = []
-        # What was read of each request before the target's prefill ended.
+        # What the draft read of each request before the target's prefill ended. Empty where the
+        # view has to wait for the prefill.
         self._early: list[EarlyChoice] = []
         self._drafts: dict[int, Draft] = {}
         self._reading = self._choosing = self._drafting = 0.0  # seconds so far
 
     def prefill(self, prompts: Sequence[Prompt] | None, inputs: Inputs | None) -> None:
-        """Makes the draft's prompts from the target's or from inputs; reads them and starts to
-        draft if the view may start early."""
+        """Makes the draft's prompts, from ``inputs`` or else from the target's ``prompts``.
+
+        If the view can choose before the target's prefill has ended, it reads that choice and
+        starts to draft.
+        """
         if inputs is not None:
             self._prompts = self._backbone.prompts(
                 inputs, coarse=Capability.COARSE_ROWS in self._job.view.needs
@@ -129,9 +133,14 @@ class Child:
             self._drafts = {i: Draft(HEAD_START_TOKENS) for i in range(len(self._prompts))}
 
     def ready(self, prefills: Sequence[Prefill]) -> None:
-        """Reduces what was read to the view's choice, or reads the view's choice now."""
+        """Takes the results of the target's prefill, and makes the view's choice by them.
+
+        If a choice was read early, only its part that the view still keeps stays in the cache.
+        Otherwise the view's choice is read now.
+        """
         prefills = [prefill.to(self._backbone.device) for prefill in prefills]
-        view, visual_tokens = self._job.view, {}
+        view = self._job.view
+        visual_tokens: dict[int, int] = {}
         if not self._early:
             pairs = zip(prefills, self._prompts, strict=True)
             with self._timing_choice():
@@ -173,19 +182,19 @@ class Child:
         for request, limit in limits.items():
             self._drafts[request].limit = limit
 
-    def commit(self, news: Mapping[int, tuple[Sequence[int], int | None]]) -> None:
-        """Commits each request's tokens. ``news`` has them with the number of drafted tokens that
-        stay in flight; None drops the draft."""
-        for request, (tokens, next_batch) in news.items():
+    def commit(self, commits: Mapping[int, tuple[Sequence[int], int | None]]) -> None:
+        """Commits each request's emitted tokens. Each comes with the number of drafted tokens that
+        are judged next, or with None after a rejection, which drops the draft."""
+        for request, (tokens, next_count) in commits.items():
             draft = self._drafts[request]
             self._session.commit({request: tokens})
             draft.chain = (
-                Tree() if next_batch is None else chain_without_first(draft.chain, len(tokens))
+                Tree() if next_count is None else chain_without_first(draft.chain, len(tokens))
             )
-            draft.limit = (next_batch or 0) + self._job.shape.length
+            draft.limit = (next_count or 0) + self._job.shape.length
             draft.epoch += 1
             draft.answer_tokens += len(tokens)
-            if next_batch is None:
+            if next_count is None:
                 draft.start = draft.answer_tokens
             draft.paused = draft.paused and len(draft.chain) > 0
 
@@ -195,7 +204,7 @@ class Child:
         self._session.end(request)
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling], laws: Laws) -> None:
-        """Takes a further question; drafting starts again from its end."""
+        """Takes the next turns of conversations, and starts new drafts after them."""
         self._job = replace(self._job, rules=rules, laws=laws)
         self._session.turn(turns, rules)
         for request in turns:
@@ -226,8 +235,11 @@ class Child:
             draft.sent += 1
 
     def _add_token(self, request: int, draft: Draft, scores: Scores) -> Tree | None:
-        """Returns the chain with one more token; None where the shape stops. A token that was drawn
-        before the shape failed is published too."""
+        """Returns the chain with one more token; None where the shape stops.
+
+        If the shape fails after it has drawn a token, that token is published before the error is
+        raised.
+        """
         try:
             return self._job.shape.add_token(draft.chain, scores)
         except Exception:
@@ -236,7 +248,7 @@ class Child:
             raise
 
     def _publish(self, request: int, draft: Draft, longer: Tree) -> None:
-        """Sends the last token, and writes the law that it was drawn from."""
+        """Sends the chain's last token, after writing the law that it was drawn from."""
         q, slot = longer.q[-1], None
         if q is not None and self._job.laws is not None:
             slot = draft.sent % self._job.laws.shape[1]
@@ -245,7 +257,8 @@ class Child:
 
 
 def work(channel: Channel) -> None:
-    """Runs a worker until the connection is closed."""
+    """Runs a worker until the connection is closed. The first message has the parent's
+    ``sys.path``."""
     (sys.path[:],) = channel.receive()
     WorkerLoop(channel).work()
 
@@ -258,7 +271,7 @@ class WorkerLoop:
         self._messages: deque[tuple[Any, ...]] = deque()
         self._models: dict[int, Backbone] = {}
         self._child: Child | None = None
-        self._number = 0  # of the job, which marks all messages about it
+        self._job_number = 0  # It marks all messages about the job.
 
     def work(self) -> None:
         """Handles messages first, then drafts one step, again and again. Raises ConnectionError
@@ -280,8 +293,8 @@ class WorkerLoop:
                 self._send("failed", f"{type(error).__name__}: {error}")
 
     def _capture_new_sizes(self) -> None:
-        """Captures the sizes that are new. The parent is told, because kernels may be compiled for
-        them, which takes seconds in a new process."""
+        """Captures CUDA graphs of the new sizes of a step. The parent is told, so that it waits
+        longer: kernels may be compiled, which takes seconds in a new process."""
         if has_new_sizes():
             self._send("capturing")
             capture_new_sizes()
@@ -303,7 +316,7 @@ class WorkerLoop:
         return any(name in ("done", "begin") for name, *_ in self._messages)
 
     def _send(self, *message: Any) -> None:
-        self._channel.send((self._number, *message))
+        self._channel.send((self._job_number, *message))
 
     def _handle(self, name: str, *content: Any) -> None:
         handlers: dict[str, Callable[..., None]] = {
@@ -319,7 +332,7 @@ class WorkerLoop:
             getattr(self._child, name)(*content)
 
     def _begin(self, number: int, threads: int) -> None:
-        self._number, self._child = number, None
+        self._job_number, self._child = number, None
         if threads != torch.get_num_threads():
             torch.set_num_threads(threads)
 

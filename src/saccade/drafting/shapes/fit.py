@@ -47,8 +47,10 @@ class FitState(NamedTuple):
     measured costs."""
 
     accepted: FadingMean
-    ratios: tuple[float, ...] = ()  # [rows]: believed seconds over measured ones; empty: all 1
-    requests: int = 1  # that shared the forwards of the last round
+    # By the number of rows of a target's forward: the seconds that it is now believed to take, over
+    # its measured cost. Empty while all are 1.
+    ratios: tuple[float, ...] = ()
+    requests: int = 1  # how many requests shared the forwards of the last round
 
 
 @dataclass(frozen=True)
@@ -57,7 +59,7 @@ class Fit(CostedShape):
 
     Costs are measured once per machine and pair, and corrected by the seconds of rounds. They are
     not corrected when sampling, so that draws do not depend on any clock. The acceptance rate is
-    folded from the rounds, starting at the prior. It is that of the first token drafted at a place.
+    learnt from the rounds, starting at the prior. In a tree it is that of the first sibling alone.
     """
 
     trees: tuple[Paths, ...] = ()
@@ -72,12 +74,11 @@ class Fit(CostedShape):
         return frozenset({Capability.NEXT_TOKEN})
 
     def for_parallel(self) -> Chain:
-        """Returns the longest chain of n tokens that the draft can write while the target verifies
-        n rows, and at least one token. It is HIPPO's and PEARL's gamma, T_target / T_draft."""
-        draft, judge = self.forward_costs.draft, self.forward_costs.verify
-        return Chain(
-            max((n for n in range(1, MAX_CHAIN_LENGTH + 1) if n * draft <= judge(n)), default=1)
-        )
+        """Returns the longest chain that the draft can write while the target verifies as many
+        rows, of at least one token. Its length is HIPPO's and PEARL's gamma, T_target / T_draft."""
+        costs = self.forward_costs
+        lengths = range(1, MAX_CHAIN_LENGTH + 1)
+        return Chain(max((n for n in lengths if n * costs.draft <= costs.verify(n)), default=1))
 
     def as_chains(self) -> Fit:
         return replace(self, trees=())
@@ -90,9 +91,10 @@ class Fit(CostedShape):
         learnt: FitState = state
         costs = self.forward_costs.per_request(learnt.requests)
         ratios = learnt.ratios or self._unit_ratios
-        # Only the target's forwards are compared with their costs. The draft's are taken to be
-        # slowed like the least slowed of them, since all share one machine.
+        # Only the target's forwards are compared with their measured costs. The draft's steps are
+        # believed to have the smallest of their ratios, because both models share a machine.
         rate, draft_ratio = learnt.accepted.mean, min(ratios[1:])
+        # Each option with its expected tokens, its levels and the rows that the target verifies.
         options: list[tuple[int | Paths, float, int, int]] = [
             *((n, expected_chain(rate, n), n, n + 1) for n in range(1, MAX_CHAIN_LENGTH + 1)),
             *((t, expected_tree(rate, t), max(map(len, t)), len(t) + 1) for t in self.trees),
@@ -116,13 +118,14 @@ class Fit(CostedShape):
 
     def fold(self, state: State, round: Round) -> State:
         learnt: FitState = state
-        path, refused = round.verdict.path, round.verdict.kind == "recovered"
-        # Where a further sibling was accepted, the first one was refused.
+        path, rejected = round.verdict.path, round.verdict.kind == "recovered"
+        # Counts the accepted tokens that were first siblings. Where a later sibling was accepted,
+        # the first one had been rejected.
         accepted = sum(
             round.tree.parents.index(parent) == node
             for parent, node in zip((ROOT, *path), path, strict=False)
         )
-        rate = learnt.accepted.fold(accepted, len(path) + refused, ACCEPTANCE_MEMORY)
+        rate = learnt.accepted.fold(accepted, len(path) + rejected, ACCEPTANCE_MEMORY)
         if round.p.rules.sample:
             return learnt._replace(accepted=rate)
         if round.load is not None:
@@ -130,7 +133,7 @@ class Fit(CostedShape):
         return FitState(rate, self._correct_ratios(learnt.ratios or self._unit_ratios, round))
 
     def _correct_ratios(self, ratios: tuple[float, ...], round: Round) -> tuple[float, ...]:
-        """Returns the ratios after a round."""
+        """Returns the ratios after a round, unchanged if its duration is not typical."""
         rows = 1 + len(round.tree)
         if not round.has_typical_duration or rows >= len(ratios):
             return ratios

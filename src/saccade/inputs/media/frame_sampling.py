@@ -50,6 +50,7 @@ def sample(reel: Reel, sampling: FrameSampling, limits: Limits, progress: Progre
     moments, rate = _moments(reel, sampling, limits)
     # The frame displayed at a moment is the last one that has appeared by then.
     displayed = np.searchsorted(reel.times, moments + _slack(reel), side="right") - 1
+    # A frame has the time when it appears. If it is taken again, it has the moment that took it.
     is_repeated = np.diff(displayed, prepend=-1) == 0
     appearances = np.maximum(reel.times[displayed], sampling.start or 0.0)
     timestamps = np.where(is_repeated, moments, appearances)
@@ -83,7 +84,7 @@ def _moments(reel: Reel, sampling: FrameSampling, limits: Limits) -> tuple[Secon
     available = last - first
 
     count = available
-    rate = 0.0  # Zero means evenly spaced moments.
+    rate = 0.0  # 0: the moments are spaced evenly, and their rate follows from their count.
     if sampling.num_frames:
         count = min(sampling.num_frames, available)
         if count < sampling.num_frames:
@@ -95,7 +96,8 @@ def _moments(reel: Reel, sampling: FrameSampling, limits: Limits) -> tuple[Secon
         min_count = 1 if sampling.fps else DEFAULT_MIN_FRAMES
         if count < min_count:
             count = min_count
-            rate = rate if min_count == 1 else 0.0
+            if not sampling.fps:
+                rate = 0.0
         count = min(count, available)
 
     width, height = reel.size
@@ -123,8 +125,10 @@ def _moments(reel: Reel, sampling: FrameSampling, limits: Limits) -> tuple[Secon
 
 
 def _slack(reel: Reel) -> float:
-    """Returns by how many seconds two equal times may differ: by half a step of their rounding, and
-    by at most a tenth of a frame."""
+    """Returns by how many seconds two times may differ and still count as equal.
+
+    It is half a step of their rounding, but at most a tenth of a frame.
+    """
     return min(reel.tick / 2, 0.1 / reel.rate) + 1e-9
 
 

@@ -23,7 +23,7 @@ from saccade.inputs.media.limits import Limits, Refusal, bad_option, refusal
 HEAD_BYTES = 64  # So many bytes show what type a file has.
 READABLE_TYPES = "MP4, MOV, MKV, WebM, AVI, GIF, WebP, AVIF, TIFF, PNG or JPEG"
 IMAGE_STARTS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
-# What an image in a container of ISO's calls itself; phones write HEIC.
+# The brands of images in ISO containers ("ftyp"); phones write HEIC.
 AVIF_BRANDS = (b"avif", b"avis")
 HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 STREAM_PIECE_BYTES = 1 << 20  # So much of a stream is read at once.
@@ -87,7 +87,8 @@ def check_path(path: str | Path, limits: Limits) -> Path:
         mode = resolved.stat().st_mode
     except PermissionError:
         raise refusal(label, "may not be read: change its permissions", "unreadable") from None
-    except (OSError, ValueError, RuntimeError):  # A zero byte is a ValueError, a loop the last.
+    except (OSError, ValueError, RuntimeError):
+        # A zero byte in the path raises ValueError, and a loop of links RuntimeError.
         hint = "" if Path(label).suffix else "; media come first, then the question"
         raise refusal(label, f"does not exist: check the path{hint}", "missing") from None
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # A pipe blocks; a device never ends.
@@ -99,7 +100,7 @@ def check_path(path: str | Path, limits: Limits) -> Path:
 def open_media(source: Source, limits: Limits) -> Iterator[File]:
     """Yields the source as a file whose size is allowed and whose first bytes may be media.
 
-    Raises VideoInputError for a source that is none.
+    Raises VideoInputError where it cannot.
     """
     with contextlib.ExitStack() as stack:
         if isinstance(source, str | Path) and source != "-":
@@ -127,7 +128,7 @@ def open_media(source: Source, limits: Limits) -> Iterator[File]:
         handle.seek(0)
         head = handle.read(HEAD_BYTES)
         check_time = limits.start_timer(label)
-        if problem := _find_mistake(head):
+        if problem := _find_refusal(head):
             raise refusal(label, *problem)
         yield File(Handle(handle, check_time), label, _detect_kind(head), size, check_time)
 
@@ -142,7 +143,7 @@ def _copy_stream(pipe: Readable, file: Any, label: str, limits: Limits) -> int:
             if not isinstance(piece, bytes):
                 raise refusal(label, OPEN_AS_TEXT, "bad_option")
             if not file.tell() and len(piece) >= HEAD_BYTES:
-                if problem := _find_mistake(piece[:HEAD_BYTES]):
+                if problem := _find_refusal(piece[:HEAD_BYTES]):
                     raise refusal(label, *problem)
             file.write(piece)
             limits.check(label, nbytes=file.tell())
@@ -170,12 +171,13 @@ def translate_errors(file: File) -> Iterator[None]:
 
 
 def is_visible(path: Path) -> bool:
-    """Whether a file of a folder is meant: macOS puts "._frame.jpg" beside each "frame.jpg"."""
+    """Whether a file in a folder is not hidden. Hidden files are not read as media: macOS may put
+    a "._frame.jpg", which is no image, beside each "frame.jpg"."""
     return not path.name.startswith(".")
 
 
 def printable(name: str) -> str:
-    """A file's own name, safe to print."""
+    """Returns a file's own name, safe to print; "the folder" for the root, which has none."""
     return "".join(c if c.isprintable() else "?" for c in name)[:80] or "the folder"
 
 
@@ -192,10 +194,10 @@ def _detect_kind(head: bytes) -> str | None:
     return "AVI" if head.startswith(b"RIFF") and head[8:12] == b"AVI " else None
 
 
-def _find_mistake(head: bytes) -> Refusal | None:
+def _find_refusal(head: bytes) -> Refusal | None:
     """Returns why a file with these first bytes is refused; None where nothing is wrong."""
     text = head.removeprefix(b"\xef\xbb\xbf").strip()
-    # No message repeats the text itself.
+    # The message names the kind of text, and must not quote it.
     if all(32 <= byte < 127 or byte in b"\t\r\n" for byte in text):
         what = "a web page" if text.startswith(b"<") else "text"
         return f"is not a video but {what}: give {READABLE_TYPES}", "not_a_video"

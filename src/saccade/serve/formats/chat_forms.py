@@ -18,7 +18,11 @@ Body = dict[str, Any]
 
 @dataclass(frozen=True)
 class TextForm:
-    """The form of a text completion, which is also its own stream."""
+    """The form of a text completion, whole or streamed.
+
+    It also writes its own stream (see ``stream``), because pieces of plain text are sent as they
+    come and there is nothing to remember.
+    """
 
     object_name: ClassVar[str] = "text_completion"
     chunk_object_name: ClassVar[str] = "text_completion"
@@ -38,11 +42,11 @@ class TextForm:
         return []
 
     def write(self, piece: str) -> list[Body]:
-        """Returns the bodies that are certain once this piece of text has come."""
+        """Returns the bodies that can be sent after one more piece of the answer's text."""
         return [{"text": piece}] if piece else []
 
     def end(self, result: Result) -> tuple[list[Body], Body, str]:
-        """Returns the bodies that were held back, the last body, and the finish reason."""
+        """Returns the bodies that have not been sent yet, the last body, and the finish reason."""
         return [], {"text": ""}, result.finish_reason
 
 
@@ -98,7 +102,8 @@ class ChatForm:
         return ChatStream(self)
 
     def split(self, text: str, *, is_complete: bool) -> AnswerParts:
-        """Returns the parts of an answer, as far as they are certain."""
+        """Returns the parts of an answer. Of an incomplete one they leave out what more text may
+        change."""
         reasoning = ""
         if self.reasoning is not None:
             reasoning, text = self.reasoning.split(text, is_complete=is_complete)
@@ -112,13 +117,13 @@ class ChatForm:
 
 
 class ChatStream:
-    """The deltas of a chat's message: how much of its text and calls has been sent."""
+    """Writes a chat's message as deltas. It remembers how much of each part has been sent."""
 
     def __init__(self, form: ChatForm) -> None:
         self._form = form
         self._answer = ""
-        self._sent_reasoning = 0  # In characters, as the text is.
-        self._sent_characters = 0
+        self._sent_reasoning_characters = 0
+        self._sent_text_characters = 0
         self._sent_calls = 0
 
     def begin(self) -> list[Body]:
@@ -139,13 +144,13 @@ class ChatStream:
         """Returns what has not been sent of an answer's parts, and counts it as sent."""
         bodies: list[Body] = []
         text, calls = answer.text, answer.calls
-        if self._form.shows_reasoning and len(answer.reasoning) > self._sent_reasoning:
-            new_reasoning = answer.reasoning[self._sent_reasoning :]
+        new_reasoning = answer.reasoning[self._sent_reasoning_characters :]
+        if self._form.shows_reasoning and new_reasoning:
             bodies.append({"delta": reasoning_fields(new_reasoning)})
-            self._sent_reasoning = len(answer.reasoning)
-        if len(text) > self._sent_characters:
-            bodies.append({"delta": {"content": text[self._sent_characters :]}})
-            self._sent_characters = len(text)
+            self._sent_reasoning_characters = len(answer.reasoning)
+        if new_text := text[self._sent_text_characters :]:
+            bodies.append({"delta": {"content": new_text}})
+            self._sent_text_characters = len(text)
         for index, call in enumerate(calls[self._sent_calls :], start=self._sent_calls):
             fields = {"index": index, **call.response_fields()}
             bodies.append({"delta": {"tool_calls": [fields]}})
@@ -192,7 +197,7 @@ class Answer(BaseModel):
     refusal: None
     tool_calls: list[ResponseToolCall] | None = None
     reasoning: str | None = None
-    reasoning_content: str | None = None  # The older name of the same.
+    reasoning_content: str | None = None  # The older name of ``reasoning``.
 
 
 class Choice(BaseModel):
@@ -210,7 +215,7 @@ class TextChoice(BaseModel):
 
 
 class AnyCompletion(BaseModel):
-    """The fields of every completion; a stream's events have the same in parts."""
+    """The fields of every completion. Each event of a stream has some of them."""
 
     id: str
     created: int
