@@ -75,6 +75,7 @@ def test_a_draft_elsewhere_is_counted_there() -> None:
         pair(free_bytes=together - 1).problems
         and not pair(free_bytes=alone, draft_free_bytes=own).problems
     )
+    assert pair(draft_free_bytes=own).needed == pair().needed - 440
     (target,) = pair(free_bytes=alone - 2, draft_free_bytes=own).problems
     (draft,) = pair(free_bytes=alone, draft_free_bytes=own - 2).problems
     assert target.startswith("big needs") and draft.startswith("small needs")
@@ -84,9 +85,9 @@ def test_the_process_of_a_draft_is_reported_on_a_gpu() -> None:
     """Claim: on a GPU the plan says what a draft in a process of its own takes beside its weights;
     on a CPU, and without a draft, it does not."""
     assert any("a process of its own" in note for note in pair(device="cuda").notes)
-    assert not pair(device="cpu").notes and pair(device="cpu").child == 0
+    assert not pair(device="cpu").notes and pair(device="cpu").draft_process_bytes == 0
     alone = examine(("big", Config(BIG)), None, tokens=100, device="cuda", free_bytes=GIB)
-    assert not alone.notes and alone.child == 0
+    assert not alone.notes and alone.draft_process_bytes == 0
 
 
 def test_fewer_bits_are_the_targets_weights_alone() -> None:
@@ -101,8 +102,9 @@ def test_fewer_bits_are_the_targets_weights_alone() -> None:
 def test_a_rounded_draft_is_counted() -> None:
     """Claim: rounding adds a copy of the weights that a draft's token passes through, and its steps
     read the copy; without a draft the copy is the target's own. Where that is noticeable it is
-    suggested, on a CPU and where it is not done already. Fails if the copy takes no memory, or if
-    the target's steps are thought to read it."""
+    suggested, on a CPU and where it is not done already and the copy fits. Fails if the copy takes
+    no memory, if its model's own weights are counted twice, or if the target's steps are thought
+    to read it."""
     int4 = ROUNDINGS["int4"]
     plain, rounded = pair(), pair(draft_rounding=int4)
     assert rounded.parts[0] == plain.parts[0]
@@ -115,6 +117,10 @@ def test_a_rounded_draft_is_counted() -> None:
     assert len(own.outlook) == len(plain.outlook)
     alone = examine(("big", Config(BIG)), None, **given)
     assert "--draft-quantize int4 rounds the target" in alone.suggestion
+    given["free_bytes"] = int((4800 + 450) / (1 - SPARE_SHARE)) + 1
+    assert examine(("big", Config(BIG)), None, **given).suggestion
+    given["free_bytes"] -= 2
+    assert not examine(("big", Config(BIG)), None, **given).suggestion
     assert not own.suggestion and not rounded.suggestion
     assert not examine(("big", Config(BIG)), None, device="cuda", **given).suggestion
 
@@ -149,7 +155,7 @@ def test_a_draft_in_a_process_of_its_own_is_counted() -> None:
     enough = int((pair().needed + 100) / (1 - SPARE_SHARE))
     roomy, tight = (pair(free_bytes=there, device="cuda") for there in (2 * GIB, enough))
     assert "does not fit" in pair(device="cuda", draft_free_bytes=enough).notes[-1]
-    assert roomy.child == tight.child == GIB // 2
+    assert roomy.draft_process_bytes == tight.draft_process_bytes == GIB // 2
     assert "process" in roomy.notes[-1] and "does not fit" not in roomy.notes[-1]
     assert not tight.problems and "does not fit" in tight.notes[-1]
 
@@ -189,7 +195,7 @@ def test_better_drafts_are_longer_and_faster() -> None:
 
 def verdict(speedup: float) -> str:
     outlook = (Outlook(0.6, 1, 9.0), Outlook(TYPICAL_RATE, 3, speedup), Outlook(0.9, 1, 9.0))
-    return Diagnosis((), 0, 1, 0.1, outlook, (), ()).verdict
+    return Diagnosis((), 0, 0, 1, 0.1, outlook, (), ()).verdict
 
 
 @pytest.mark.parametrize(

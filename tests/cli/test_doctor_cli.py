@@ -16,8 +16,8 @@ from saccade.inputs import loading
 
 Call = Callable[..., tuple[int, str, str]]
 FIELDS = {
-    "parts", "there", "tokens", "ratio", "outlook", "problems", "notes", "needed", "verdict",
-    "child", "suggestion",
+    "parts", "free_bytes", "tokens", "ratio", "outlook", "problems", "notes", "needed", "verdict",
+    "draft_process_bytes", "suggestion",
 }  # fmt: skip
 
 
@@ -164,9 +164,9 @@ def test_memory_planned_for(call: Call, folders: tuple[Path, Path]) -> None:
     words = ["--target", folders[0], "--draft", folders[1], "--dtype", "bfloat16"]
     code, report = run_doctor(call, *words, "--memory", 0.001)
     assert code == 1 and "need" in report["verdict"]
-    assert report["there"] == int(0.001 * 2**30)
+    assert report["free_bytes"] == int(0.001 * 2**30)
     code, report = run_doctor(call, *words, "--memory", 80)
-    assert code == 0 and report["there"] == 80 * 2**30
+    assert code == 0 and report["free_bytes"] == 80 * 2**30
     big = ["--target", "Qwen2.5-VL-72B", "--draft", "Qwen2.5-VL-7B", "--dtype", "bfloat16"]
     assert run_doctor(call, *big, "--memory", 100)[0] == 1
     assert run_doctor(call, *big, "--memory", 192)[0] == 0

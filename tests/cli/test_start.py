@@ -189,8 +189,13 @@ def test_what_is_cached_is_read_without_the_hub(
     with pytest.raises(ModelError, match="cannot be reached"):
         places.must_use_cache("a/b", "a/b")
     assert not places.must_use_cache("shapes", places.source_of("shapes"))
-    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
-    assert not places.must_use_cache("a/b", "a/b")
+    for name, value in (("HF_HUB_OFFLINE", "1"), ("TRANSFORMERS_OFFLINE", "true")):
+        with monkeypatch.context() as patch:
+            patch.setenv(name, value)
+            assert not places.must_use_cache("a/b", "a/b")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "false")
+    with pytest.raises(ModelError, match="cannot be reached"):
+        places.must_use_cache("a/b", "a/b")
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from pathlib import Path
 
 import numpy as np
@@ -90,6 +91,7 @@ def test_the_pair_is_known_by_name_and_folder() -> None:
     """Claim: the embedded models are known by both; no other is."""
     assert checkpoints.is_embedded("shapes") and checkpoints.is_embedded("shapes-draft")
     assert checkpoints.is_embedded(str(checkpoints.EMBEDDED / "target"))
+    assert checkpoints.is_embedded(os.path.relpath(checkpoints.EMBEDDED / "draft"))
     assert not checkpoints.is_embedded("Qwen/Qwen2.5-VL-7B-Instruct")
 
 

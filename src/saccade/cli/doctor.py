@@ -226,7 +226,7 @@ def _print_diagnosis(diagnosis: Diagnosis, device: str) -> None:
     out.print(table)
     out.print(
         f"[dim]{diagnosis.tokens} tokens; {format_bytes(diagnosis.needed)} needed, "
-        f"{format_bytes(diagnosis.there)} free on {device}[/dim]\n"
+        f"{format_bytes(diagnosis.free_bytes)} free on {device}[/dim]\n"
     )
     if diagnosis.outlook:
         expected = make_table([], ["accepted", "best chain", "decode x"])

@@ -19,6 +19,7 @@ from saccade.core.errors import ModelError, first_line
 
 HUB_TIMEOUT_SECONDS = 3.0  # The hub must answer within this time.
 
+TRUE_VALUES = {"1", "ON", "YES", "TRUE"}  # Of a variable of the environment.
 EMBEDDED = Path(__file__).parents[1] / "world" / "pair"
 NAMES = {  # The names by which --target and --draft call the embedded models.
     "shapes": EMBEDDED / "target",
@@ -48,7 +49,7 @@ def source_of(name: str) -> str:
 
 def is_embedded(name: str) -> bool:
     """Whether a model's name or folder is the embedded pair's."""
-    return source_of(name).startswith(str(EMBEDDED))
+    return Path(source_of(name)).absolute().is_relative_to(EMBEDDED)
 
 
 def looks_local(source: str) -> bool:
@@ -131,8 +132,9 @@ def fetch_folder(name: str, patterns: tuple[str, ...]) -> Path:
 
 
 def offline() -> bool:
-    """Whether the environment forbids using the hub."""
-    return os.environ.get("HF_HUB_OFFLINE", "0") not in ("", "0")
+    """Whether the environment forbids using the hub, by the rules of the hub's own library."""
+    values = (os.environ.get(name, "") for name in ("HF_HUB_OFFLINE", "TRANSFORMERS_OFFLINE"))
+    return any(value.upper() in TRUE_VALUES for value in values)
 
 
 def endpoint() -> str:

@@ -552,5 +552,5 @@ def _loading_message(name: str, error: Exception) -> str:
     cache = f"the local cache ({HF_HUB_CACHE})"
     places = f"the hub and {cache}"
     if offline():
-        places = f"{cache} alone, since HF_HUB_OFFLINE is set"
+        places = f"{cache} alone, since HF_HUB_OFFLINE or TRANSFORMERS_OFFLINE is set"
     return f"cannot find or load model {name!r}: looked in {places}; a checkpoint folder works too"

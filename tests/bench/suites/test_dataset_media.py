@@ -144,6 +144,15 @@ def test_a_tar_in_parts_lacking_one_says_which(art: Art, tmp_path: Path):
     assert [entry.reason for entry in unusable(suite)] == [reason]
 
 
+def test_parts_beside_their_whole_archive_are_left_out(tmp_path: Path) -> None:
+    """Claim: an archive that was joined by hand, and its parts, are one archive: the whole one."""
+    files = [tmp_path / f"videos.zip{end}" for end in (".001", ".002", "")]
+    for file in files:
+        file.write_bytes(zipped({"a.txt": b"x"}))
+    (archive,) = archives.find_archives(files)
+    assert archive.files == (files[-1],) and archive.listing == ({"a.txt": 1}, "")
+
+
 def test_a_member_that_is_cut_short_is_reported_when_it_is_read(
     art: Art, tmp_path: Path, unpacked: Path
 ):

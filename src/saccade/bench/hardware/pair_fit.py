@@ -83,18 +83,15 @@ class Diagnosis:
     """The verdict on a pair, and the numbers behind it. The field names are those of the JSON."""
 
     parts: tuple[Part, ...]
-    there: int  # Free bytes.
+    needed: int  # The bytes of what lies on the target's device.
+    free_bytes: int  # Of the target's device.
     tokens: int
     ratio: float  # The cost of a draft's step over that of the target's.
     outlook: tuple[Outlook, ...]
     problems: tuple[str, ...]  # Why the two cannot work together or do not fit.
     notes: tuple[str, ...]
-    child: int = 0  # Further bytes that a draft in a process of its own needs.
+    draft_process_bytes: int = 0  # What a draft in a process of its own needs beyond ``needed``.
     suggestion: str = ""  # What rounding the draft's weights would gain, if that is noticeable.
-
-    @property
-    def needed(self) -> int:
-        return sum(part.weights + part.cache for part in self.parts)
 
     @property
     def verdict(self) -> str:
@@ -111,7 +108,7 @@ class Diagnosis:
         return f"not worth it: {about}, so plain decoding (--method ar) is the better choice"
 
     def json(self) -> dict[str, Any]:
-        return {**asdict(self), "needed": self.needed, "verdict": self.verdict}
+        return {**asdict(self), "verdict": self.verdict}
 
 
 def examine(
@@ -172,7 +169,7 @@ def examine(
             parts.append(_own_draft(*target, draft_tokens, dtype, device, draft_rounding))
     except ModelError as error:
         reasons = (*dict.fromkeys([*all_problems, str(error)]),)
-        return Diagnosis((), free_bytes, tokens, 1.0, (), reasons, tuple(notes))
+        return Diagnosis((), 0, free_bytes, tokens, 1.0, (), reasons, tuple(notes))
     outlook: tuple[Outlook, ...] = ()
     ratio = parts[-1].cost / parts[0].cost
     cost_per_row = COST_PER_ROW.get(device, COST_PER_ROW["cuda"])
@@ -201,7 +198,8 @@ def examine(
         rounded = _part(*drafting_model, draft_tokens, dtype, None, device, SUGGESTED_ROUNDING)
         new_speedup = _best_chain(TYPICAL_RATE, rounded.cost / parts[0].cost, cost_per_row).speedup
         speedup = next((each.speedup for each in outlook if each.rate == TYPICAL_RATE), 1.0)
-        fits = needed + rounded.weights <= free_bytes * (1 - SPARE_SHARE)
+        copy_bytes = rounded.weights - parts[-1].weights
+        fits = needed + copy_bytes <= free_bytes * (1 - SPARE_SHARE)
         if fits and new_speedup > speedup * NOTICEABLE_SPEEDUP:
             suggestion = _suggest_rounding(new_speedup, draft is None)
     process_bytes = 0
@@ -214,6 +212,7 @@ def examine(
             all_notes.append(_process_note(process_bytes, draft_needs, draft_free_bytes))
     return Diagnosis(
         tuple(parts),
+        needed,
         free_bytes,
         tokens,
         ratio,

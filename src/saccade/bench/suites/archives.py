@@ -166,16 +166,21 @@ class Archive:
 
 
 def find_archives(paths: Sequence[Path]) -> tuple[Archive, ...]:
-    """Returns the archives among these files, with the parts of one put together."""
+    """Returns the archives among these files, with the parts of one put together.
+
+    Where a whole archive lies beside its parts, the parts are left out.
+    """
     parts_by_archive: dict[Path, list[tuple[int, str, Path]]] = {}
     for path in paths:
         stem, part = _split_part(path.name)
         if re.search(r"\.(zip|tar|tgz|tar\.gz)$", stem.lower()):
             parts_by_archive.setdefault(path.with_name(stem), []).append((len(part), part, path))
-    return tuple(
-        Archive(archive_path.name, tuple(path for *_, path in sorted(parts)))
-        for archive_path, parts in sorted(parts_by_archive.items())
-    )
+    archives = []
+    for archive_path, parts in sorted(parts_by_archive.items()):
+        whole = [path for _, part, path in parts if not part]
+        files = whole or [path for *_, path in sorted(parts)]
+        archives.append(Archive(archive_path.name, tuple(files)))
+    return tuple(archives)
 
 
 # Suffixes of whole archives, as in "videos.tar.gz". They look like the names of parts.

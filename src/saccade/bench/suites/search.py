@@ -16,6 +16,7 @@ from saccade.bench.suites.media_index import IMAGE_SUFFIXES, VIDEO_SUFFIXES, Med
 from saccade.bench.suites.rows import Rows, missing_shards, read_rows
 from saccade.bench.suites.types import Setting
 from saccade.core.errors import OptionError
+from saccade.inputs.checkpoints import offline
 
 logger = logging.getLogger(__name__)
 
@@ -199,9 +200,8 @@ class _Search:
         from huggingface_hub import constants, snapshot_download
         from huggingface_hub.errors import GatedRepoError
 
-        offline = os.environ.get("HF_HUB_OFFLINE", "").upper() in ("1", "ON", "YES", "TRUE")
-        offline = offline or constants.HF_HUB_OFFLINE
-        if self.root is not None or offline or not source.small:
+        is_offline = offline() or constants.HF_HUB_OFFLINE
+        if self.root is not None or is_offline or not source.small:
             return
         patterns, revision = self._patterns(source.files, self.parts), source.revisions[0]
         for repo in source.repos:

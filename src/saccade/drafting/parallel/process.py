@@ -187,8 +187,8 @@ def _without_local_hooks(model: Any) -> Iterator[None]:
     """Removes hooks that cannot be pickled from a model for the length of a block.
 
     Where it records hidden states, transformers adds functions that are local to another as hooks,
-    and the flag ``HOOKS_INSTALLED_ATTRIBUTE``. The flag is removed too, so that the worker's copy of
-    the model gets hooks of its own.
+    and the flag ``HOOKS_INSTALLED_ATTRIBUTE``. The flag is removed too, so that the worker's copy
+    of the model gets hooks of its own.
     """
     removed: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # Each owner, and its entries.
     for part in model.modules():
