@@ -46,13 +46,13 @@ Column = tuple[str, Callable[[Sequence[Answer], Sequence[Answer]], str]]
 """A heading, and a function of a method's and plain decoding's answers that returns the cell."""
 
 ExtraLines = Callable[[Sequence[Answer]], Iterable[str]]
+"""A function of a run's answers that returns lines for the end of its report."""
 
 
 def write_report(folder: Path, extra_lines: ExtraLines | None = None) -> Path:
     """Writes ``report.md`` and its figures beside a run's results, and returns its path.
 
-    ``extra_lines`` makes further lines of the answers, for the end of the page. Raises OptionError
-    where there are no results.
+    Raises OptionError where there are no results.
     """
     about, answers = records.read_finished_run(folder)
     figure_names = {
@@ -102,9 +102,10 @@ def _by_suite(answers: Sequence[Answer]) -> dict[str, list[Answer]]:
 
 
 def _suite_lines(answers: Sequence[Answer]) -> Iterable[str]:
-    visual = median(answer.visual_tokens for answer in answers if answer.method == BASELINE)
+    """Yields the section of one suite, from the answers of all methods to its questions."""
+    visual_tokens = median(answer.visual_tokens for answer in answers if answer.method == BASELINE)
     items = len({answer.item for answer in answers})
-    yield f"{items} items, {visual:.0f} visual tokens (median)."
+    yield f"{items} items, {visual_tokens:.0f} visual tokens (median)."
     yield ""
     decoded = [answer for answer in answers if not is_draft_only(answer.method)]
     yield from _table_lines(decoded, SPEED_COLUMNS)
@@ -141,12 +142,15 @@ def speed_tables(folder: Path) -> dict[str, tuple[list[str], list[list[str]]]]:
 
 
 def _table_lines(
-    answers: Sequence[Answer], columns: Sequence[Column], **left_out: bool
+    answers: Sequence[Answer], columns: Sequence[Column], **row_filters: bool
 ) -> Iterable[str]:
-    """Yields a table with a row per method; ``left_out`` are arguments of :func:`_table_rows`."""
+    """Yields the lines of a table with a row per method.
+
+    ``row_filters`` are the options of :func:`_table_rows`.
+    """
     yield "| method | " + " | ".join(name for name, _ in columns) + " |"
     yield "|-|" + "-:|" * len(columns)
-    for name, cells in _table_rows(answers, columns, **left_out):
+    for name, cells in _table_rows(answers, columns, **row_filters):
         yield f"| `{name}` | " + " | ".join(cells) + " |"
 
 
@@ -157,10 +161,10 @@ def _table_rows(
     without_peers: bool = False,
     drafting_only: bool = False,
 ) -> Iterable[tuple[str, list[str]]]:
-    """Yields each method with its cells.
+    """Yields each method's name with the cells of its row, from its answers without an error.
 
-    ``without_peers`` leaves other libraries out, which record no rounds. ``drafting_only`` leaves
-    out methods that never drafted, such as plain decoding.
+    ``without_peers`` leaves out other libraries, which are known by having recorded no rounds.
+    ``drafting_only`` leaves out methods that never drafted, such as plain decoding.
     """
     methods = dict.fromkeys(answer.method for answer in answers)
     by_method = {name: [a for a in answers if a.method == name and not a.error] for name in methods}

@@ -1,7 +1,7 @@
 """Scores of an answer's text: exact match of short answers, ROUGE-L and METEOR of captions.
 
-Small and offline on purpose. METEOR here aligns equal words and equal stems, without the synonyms
-of WordNet (Banerjee and Lavie 2005), so it is a little lower than with them.
+Nothing has to be downloaded for them. So METEOR (Banerjee and Lavie 2005) aligns equal words and
+equal stems here but not the synonyms of WordNet, and is a little lower than with them.
 """
 
 from __future__ import annotations
@@ -15,7 +15,8 @@ ROUGE_BETA = 1.2  # Above 1, so recall counts more; the value of the COCO captio
 METEOR_RECALL_WEIGHT = 0.9
 MAX_CHUNK_PENALTY = 0.5  # Applies where no two matched words are adjacent in both texts.
 CHUNK_PENALTY_EXPONENT = 3.0
-# What must follow a letter for it to name an option, and not to be the article "a".
+# This must follow a letter that could also be a word, such as the article "a", for it to be an
+# option: punctuation, or the end of a line.
 _LETTER_ENDS = r"(?:[).:,]|\s*$|\s*\n)"
 ENGLISH_ENDINGS = ("ing", "edly", "ed", "es", "ly", "s")
 
@@ -35,11 +36,12 @@ def exact_match(answer: str, right: Sequence[str]) -> float:
 
 
 def option_letter_match(answer: str, right: Sequence[str]) -> float:
-    """Returns 1 where the option's letter is right, else 0.
+    """Returns 1 if the answer chooses the letter of a right option, else 0.
 
-    The letter is the one that the answer begins with or names as the answer, else its last lone
-    capital, where "I" and "A" before a word are no letters. At those two places a small letter
-    counts too, if punctuation or the end of a line follows. An answer without a letter is wrong.
+    The letter is the one that the answer begins with, else the one after "answer is", else the
+    last lone capital. In the first two places a small letter counts too, if punctuation or the end
+    of a line follows. "A" and "I" may be words: at the beginning they count only if that follows,
+    and as the last capital only if no word follows. An answer without a letter is wrong.
     """
     letter = _option_letter(answer)
     return float(letter is not None and letter in {each.strip().upper()[:1] for each in right})
@@ -104,9 +106,10 @@ def _meteor(answer_words: Sequence[str], right_words: Sequence[str]) -> float:
 
 
 def _align_words(answer_words: Sequence[str], right_words: Sequence[str]) -> list[tuple[int, int]]:
-    """Returns pairs of positions of equal words, then of equal stems; the nearest match first.
+    """Returns the positions of matched words in both texts, in the order of the answer.
 
-    Each word is used once.
+    Equal words are matched first, and then words of equal stem among the rest. Each word is matched
+    once, with the nearest candidate that is left.
     """
     partners: dict[int, int] = {}
     for key in (str, stem):

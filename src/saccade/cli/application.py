@@ -31,36 +31,72 @@ from saccade.core.spinning import limit_spinning
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Arguments": ("video", "videos", "manifest", "question"),
     "Input": (
-        *("prompt", "document", "num_frames", "fps", "every_frame", "start", "end", "tokens"),
-        *("ask", "every", "window", "realtime"),
-        *("media_root", "media_host", "private_media_hosts", "any_media_host"),
-        *("allow_media_options", "max_frames", "max_media_mb", "max_body_mb", "max_upload_mb"),
-        *("max_prompt", "shard", "retry_errors"),
+        "prompt",
+        "document",
+        "num_frames",
+        "fps",
+        "every_frame",
+        "start",
+        "end",
+        "tokens",
+        "ask",
+        "every",
+        "window",
+        "realtime",
+        "media_root",
+        "media_host",
+        "private_media_hosts",
+        "any_media_host",
+        "allow_media_options",
+        "max_frames",
+        "max_media_mb",
+        "max_body_mb",
+        "max_upload_mb",
+        "max_prompt",
+        "shard",
+        "retry_errors",
     ),
     "Models": ("target", "draft", "captioner", "config", "positions", "trust_remote_code"),
     "Decoding": (
-        *("method", "methods", "max_new_tokens", "temperature", "top_p", "top_k", "stop", "seed"),
-        *("exact", "keep", "max_choices"),
+        "method",
+        "methods",
+        "max_new_tokens",
+        "temperature",
+        "top_p",
+        "top_k",
+        "stop",
+        "seed",
+        "exact",
+        "keep",
+        "max_choices",
     ),
     "Hardware": (
-        *(
-            "device",
-            "dtype",
-            "threads",
-            "quantize",
-            "draft_device",
-            "draft_quantize",
-            "device_map",
-            "tp",
-            "memory",
-            "batch",
-            "ray",
-        ),
-        *("workers", "replicas", "max_replicas"),
+        "device",
+        "dtype",
+        "threads",
+        "quantize",
+        "draft_device",
+        "draft_quantize",
+        "device_map",
+        "tp",
+        "memory",
+        "batch",
+        "ray",
+        "workers",
+        "replicas",
+        "max_replicas",
     ),
     "Output": (
-        *("out_file", "out_path", "out_dir", "quiet", "as_json", "trace", "picture", "verbose"),
-        *("repeat", "seconds"),
+        "out_file",
+        "out_path",
+        "out_dir",
+        "quiet",
+        "as_json",
+        "trace",
+        "picture",
+        "verbose",
+        "repeat",
+        "seconds",
     ),
 }
 OTHER_OPTIONS = "Other options"
@@ -120,13 +156,13 @@ app.command(cls=SectionedCommand)(doctor)
 app.command("train-draft", cls=SectionedCommand)(train_draft)
 for group in (bench_app, real_app, shapes_app):
     for registered in group.registered_commands:
-        registered.cls = SectionedCommand  # Its short help is not cut.
+        registered.cls = SectionedCommand
 app.add_typer(bench_app, name="bench")
 app.add_typer(real_app, name="real")
 app.add_typer(shapes_app, name="shapes")
 
 
-INTERRUPTED_EXIT_CODE = 130  # as shells have it after Ctrl-C
+INTERRUPTED_EXIT_CODE = 130  # What shells report after Ctrl-C: 128 plus the number of SIGINT.
 
 
 def main() -> None:
@@ -141,7 +177,7 @@ def run_application(commands: typer.Typer) -> None:
     try:
         try:
             commands(standalone_mode=True)
-        finally:  # Typer ends by SystemExit.
+        finally:  # Typer raises SystemExit even if a command succeeds.
             output_streams.flush_output()
     except SaccadeError as error:
         _fail(str(error))
@@ -156,7 +192,7 @@ def run_application(commands: typer.Typer) -> None:
         _print_interruption_hint()
         sys.exit(INTERRUPTED_EXIT_CODE)
     except SystemExit as end:
-        if end.code == INTERRUPTED_EXIT_CODE:  # Typer turns Ctrl-C into it.
+        if end.code == INTERRUPTED_EXIT_CODE:  # Typer turns Ctrl-C into this SystemExit.
             _print_interruption_hint()
         raise
 

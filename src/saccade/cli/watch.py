@@ -61,7 +61,8 @@ def watch(
     pair = settings.load_models(quiet=detail != "all")
     model = Model(pair, recipe)
     domain = pair.target.domain
-    # The clock of the playing file starts with its first frame, so that is taken only now.
+    # The file begins to play when its first frame is taken. Frames that were due while the models
+    # loaded would all come at once, so the file is opened again here.
     frames = frames_of(video, fps, realtime)
     first = next(frames)
     if not quiet and domain is not None and not domain.includes(first[0][None]):
@@ -87,11 +88,14 @@ def watch(
                 typer.echo(json.dumps({"question": ask, **fields}))
 
         live.append(*first)
-        next_question, last_question_time, last_time = every, None, first[1]
+        last_time = first[1]
+        last_question_time = None
+        next_question = every
         for frame, time in frames:
             if time >= next_question:
                 answer(last_time)
                 last_question_time = last_time
+                # Where frames are further apart than questions, one is asked in place of several.
                 next_question += every * (1 + (time - next_question) // every)
             live.append(frame, time)
             last_time = time

@@ -20,7 +20,7 @@ import torch
 
 log = logging.getLogger(__name__)
 CPU_INFO = Path("/proc/cpuinfo")
-WRITE_EVERY_SECONDS = 5.0  # Values that change with every answer are written this seldom.
+WRITE_EVERY_SECONDS = 5.0  # Values that change with every answer are not written more often.
 
 
 def home() -> Path:
@@ -29,9 +29,9 @@ def home() -> Path:
     A process in a container may run as a user without a name and a home. It gets a temporary
     folder.
     """
-    named = os.environ.get("SACCADE_CACHE") or os.environ.get("XDG_CACHE_HOME")
-    if named:
-        return Path(named) / "saccade"
+    cache_folder = os.environ.get("SACCADE_CACHE") or os.environ.get("XDG_CACHE_HOME")
+    if cache_folder:
+        return Path(cache_folder) / "saccade"
     try:
         return Path.home() / ".cache" / "saccade"
     except RuntimeError:
@@ -85,10 +85,11 @@ class MeasurementFile:
             self.write_all()
 
     def save_later(self, key: str, value: Any) -> None:
-        """Saves a value that changes often.
+        """Saves a value that changes often, without writing the file each time.
 
-        This process reads it at once. Later ones read it once a value was saved a few seconds after
-        the last write, or this process has ended. It is lost if this process is killed before.
+        This process reads the value at once. Other processes read it after the next write, which
+        happens when a value is saved at least ``WRITE_EVERY_SECONDS`` after the last write, or when
+        this process ends. If this process is killed before that, the value is lost.
         """
         with self._lock:
             self._unwritten.setdefault(self._path, {})[key] = value
@@ -104,7 +105,7 @@ class MeasurementFile:
             self._last_write = time.monotonic()
 
     def _write(self, path: Path, values: dict[str, Any]) -> bool:
-        """Writes values into a file beside those that it has. Returns whether that was possible."""
+        """Adds values to a file, whose other values stay. Returns whether it could be written."""
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             scratch = path.with_suffix(f".{os.getpid()}")

@@ -43,7 +43,7 @@ class Stops:
     ) -> None:
         self.limits = limits
         self.answers: list[list[int]] = [[] for _ in contexts]
-        self.stopped_by: dict[int, str] = {}
+        self.stopped_by: dict[int, str] = {}  # The stop string that ended a request's answer.
         self._contexts = contexts
         self._decoders = [decoder for decoder in (decode, spell) if decoder is not None]
         longest = max((len(string.encode()) for string in limits.stop), default=0)
@@ -57,7 +57,7 @@ class Stops:
         answer = self.answers[request]
         for count, token in enumerate(tokens, start=1):
             answer.append(token)
-            if token in self.limits.eos or self._ends_in_stop_string(request):
+            if token in self.limits.eos or self._contains_stop_string(request):
                 return count, "stop"
             if len(answer) >= self.limits.max_new_tokens:
                 return count, "length"
@@ -65,8 +65,11 @@ class Stops:
                 return count, "stop"
         return len(tokens), None
 
-    def _ends_in_stop_string(self, request: int) -> bool:
-        """Returns whether a stop string is in the last tokens, and notes the first of them."""
+    def _contains_stop_string(self, request: int) -> bool:
+        """Returns whether the last tokens contain a stop string, and stores which one comes first.
+
+        The text need not end with it, because its last token may have further letters.
+        """
         if not self.limits.stop:
             return False
         last = self.answers[request][-self._window :]
@@ -82,4 +85,6 @@ class Stops:
         context = self._contexts[request]
         new = torch.tensor(self.answers[request], device=context.device)
         ids = torch.cat([context, new])[None]
-        return any(bool(torch.as_tensor(rule(ids, None)).all()) for rule in self.limits.criteria)
+        return any(
+            bool(torch.as_tensor(criterion(ids, None)).all()) for criterion in self.limits.criteria
+        )

@@ -120,10 +120,11 @@ def ancestors(parents: tuple[int, ...]) -> Bool[Tensor, "node node"]:
 
 
 def tree_mask(tree: Tree, cached_count: int, pending_count: int) -> Bool[Tensor, "new last"]:
-    """Returns the attention mask of committed tokens that have no keys yet and of a tree after.
+    """Returns which of the newest keys each row of a forward may attend to.
 
-    It has a column for every such token and node, in this order. The first ``cached_count`` of them
-    have no row, because their keys are in the cache already.
+    The columns are the ``pending_count`` last committed tokens, which had no keys before this
+    forward, and then the nodes of the tree. The rows are the same without the first
+    ``cached_count``, whose keys are in the cache already.
     """
     # The pending tokens are a chain, and the tree's first nodes follow the last of them.
     line = range(ROOT, ROOT + pending_count)
@@ -198,16 +199,17 @@ def prefix(tree: Tree, count: int) -> Tree:
 def find_fault(tree: Tree, vocab: int) -> tuple[int, str] | None:
     """Returns the first malformed node and what is wrong with it; None for a sound tree.
 
-    The nodes before it are sound. Whether a node is malformed depends on the nodes before it, on
-    the length of its q and on chosen tokens, never on which token was drawn.
+    The nodes before it are sound, so that they can be judged. Whether a node is malformed depends
+    on the nodes before it, on the length of its q and on chosen tokens, never on which token was
+    drawn. Otherwise a drawn token could be dropped for its value (see ``Tree``).
     """
-    count = min(len(tree.tokens), len(tree.parents), len(tree.q))
-    for node in range(count):
+    complete = min(len(tree.tokens), len(tree.parents), len(tree.q))
+    for node in range(complete):
         token, parent, q = tree.tokens[node], tree.parents[node], tree.q[node]
         if not ROOT <= parent < node:
             return node, f"node {node} has parent {parent}: parents must come first"
         if not 0 <= token < vocab or (q is not None and q.shape[0] > vocab):
             return node, f"a drafted id is outside the vocabulary of {vocab}"
     if not len(tree.tokens) == len(tree.parents) == len(tree.q):
-        return count, "a tree needs one token, one parent and one q (or None) per node"
+        return complete, "a tree needs one token, one parent and one q (or None) per node"
     return None

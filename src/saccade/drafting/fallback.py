@@ -23,17 +23,18 @@ log = logging.getLogger(__name__)
 class Fallback(Drafter, Learner, BesideTarget):
     """A drafter whose failure costs speed and nothing else.
 
-    After a failure nothing more is drafted. What had been drawn by then is handed over all the
-    same: a failure may depend on a drawn token, so taking the token back would bend the law. A
-    tree that is malformed or names ids the target does not have counts as a failure too; the
-    nodes before the one at fault are handed over.
+    After a failure nothing more is drafted. What had been drawn by then is still returned for
+    verification: a failure may depend on a drawn token, so taking the token back would bend the
+    law. A tree that is malformed, or that has ids outside the target's vocabulary, counts as a
+    failure too; the nodes before the one at fault are returned.
     """
 
     def __init__(self, drafter: Drafter, vocab: int) -> None:
         self._drafter = drafter
         self._vocab = vocab
-        self._undelivered: dict[int, Tree] = {}  # Drawn before a failure, and not judged yet.
-        self.reason: str | None = None
+        # Trees that were drawn before a failure and have not been returned yet, by request.
+        self._undelivered: dict[int, Tree] = {}
+        self.reason: str | None = None  # Why drafting was given up; None while it goes on.
 
     @property
     def learner(self) -> Learner:
@@ -71,6 +72,7 @@ class Fallback(Drafter, Learner, BesideTarget):
     @property
     def can_add_media(self) -> bool:
         can_add = self._try(lambda: self._drafter.can_add_media)
+        # After a failure nothing is drafted, so new media are no obstacle.
         return self.reason is not None or bool(can_add)
 
     def add_media(
@@ -88,35 +90,36 @@ class Fallback(Drafter, Learner, BesideTarget):
         )
 
     def growing(self, states: Mapping[int, State]) -> Growth | None:
-        plain = dict.fromkeys(states, Tree())
+        empty_trees = dict.fromkeys(states, Tree())
         growth = self._try(lambda: self._drafter.growing(states))
-        return growth and replace(
-            growth, finish=lambda trees: self._sound_trees(plain, lambda: trees)
-        )
+        if growth is None:
+            return None
+        return replace(growth, finish=lambda trees: self._sound_trees(empty_trees, lambda: trees))
 
     def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
         return self._sound_trees(in_flight, lambda: self._drafter.beside.extend(in_flight))
 
     def _sound_trees(
-        self, otherwise: Mapping[int, Tree], draft: Callable[[], Mapping[int, Tree]]
+        self, defaults: Mapping[int, Tree], draft: Callable[[], Mapping[int, Tree]]
     ) -> dict[int, Tree]:
-        """Returns the sound part of each tree that ``draft`` returns.
+        """Returns a sound tree for each request of ``defaults``.
 
-        Where it fails, a request gets the tree that was drawn for it by then, or its tree in
-        ``otherwise`` if none was drawn. After a failure ``draft`` is not called again.
+        It is the one that ``draft`` returns, or the part of it before a fault. If ``draft`` fails,
+        or drafting has failed before, it is what had been drawn for the request by then, or its
+        tree in ``defaults`` if nothing had.
         """
 
         def checked_trees() -> dict[int, Tree]:
             trees = draft()
-            return {request: self._sound_part(trees[request]) for request in otherwise}
+            return {request: self._sound_part(trees[request]) for request in defaults}
 
         trees = self._try(checked_trees)
         if trees is not None:
             return trees
-        # The trees of other requests wait until those requests are asked for.
+        # Undelivered trees of requests that are not in this call are kept for a later call.
         return {
             request: self._sound_part(self._undelivered.pop(request, tree))
-            for request, tree in otherwise.items()
+            for request, tree in defaults.items()
         }
 
     def _sound_part(self, tree: Tree) -> Tree:
@@ -136,7 +139,10 @@ class Fallback(Drafter, Learner, BesideTarget):
         except Exception as error:
             self._fail(error)
             return DraftReport()
-        return replace(report, scores={}, notes={}) if self.reason else report
+        if self.reason is None:
+            return report
+        # After a failure the scores and notes need not be of the trees that are verified.
+        return replace(report, scores={}, notes={})
 
     def end(self, request: int) -> None:
         self._try(lambda: self._drafter.end(request))

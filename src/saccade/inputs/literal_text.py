@@ -72,15 +72,17 @@ def find_control_token(processor: Any, texts: Iterable[str]) -> str | None:
 def extract_special(
     processor: Any, turns: Sequence[Mapping[str, Any]], unmarked: str = ""
 ) -> Extraction:
-    """Takes out every document and every text that spells a control token. The blanks around them
-    stay. ``unmarked`` is text that the mark must not occur in."""
+    """Takes out every document and every text that spells a control token.
+
+    Blanks around a text stay in the turn. The mark is chosen so that it does not occur in the turns
+    or in ``unmarked``.
+    """
     pattern = re.compile("|".join(map(re.escape, _control_token_texts(processor))) or r"\b\B")
     return _extract(turns, lambda text: pattern.search(text) is not None, unmarked)
 
 
 def extract_all(turns: Sequence[Mapping[str, Any]], unmarked: str = "") -> Extraction:
-    """Takes out every text, but for the blanks around it. ``unmarked`` is text that the mark must
-    not occur in."""
+    """Takes out every text; otherwise as :func:`extract_special`."""
     return _extract(turns, lambda text: True, unmarked)
 
 
@@ -90,11 +92,12 @@ def render_conversation(
     turns: Sequence[Mapping[str, Any]],
     render: Callable[[list[dict[str, Any]]], str],
 ) -> tuple[str, Placeholders | None]:
-    """Returns the conversation as ``render`` (a chat template) writes it, with texts kept literal.
+    """Returns the conversation as ``render`` (a chat template) writes it, and its placeholders.
 
-    Besides its content a turn may have ``reasoning_content`` and ``tool_calls``, whose arguments
-    are text of the model or a client as well. Raises OptionError where a tokenizer cannot encode
-    such text.
+    Placeholders are in the place of texts that must stay literal. Besides its content a turn may
+    have ``reasoning_content`` and ``tool_calls``, whose arguments are text of the model or a client
+    as well. ``name`` is the model's, for errors. Raises OptionError if a tokenizer cannot encode a
+    text literally.
     """
     turns = [_separate_reasoning(processor, turn) for turn in turns]
 
@@ -103,15 +106,16 @@ def render_conversation(
         written = render(extraction.turns)
         full_extraction = extract_all(turns, unmarked)
         if full_extraction.texts != extraction.texts:
-            template = render(full_extraction.turns)
-            if _control_tokens(processor, written) != _control_tokens(processor, template):
-                return full_extraction, template
+            skeleton = render(full_extraction.turns)  # It has a mark in the place of every text.
+            if _control_tokens(processor, written) != _control_tokens(processor, skeleton):
+                return full_extraction, skeleton
         return extraction, written
 
     extraction, written = extract("")
     if extraction.texts:
-        # What the template writes besides the turns, such as tools, must not hold the mark either.
-        # Most conversations have no mark, and are not rendered once more for this.
+        # The mark must not occur in what the template itself writes either, such as tools. So the
+        # turns are rendered once without marks, and the mark is chosen again. Most conversations
+        # have no text to extract and do without this.
         extraction, written = extract(render([_with_documents_as_text(turn) for turn in turns]))
     return insert_placeholders(name, processor, written, extraction)
 
@@ -178,11 +182,10 @@ def replace_placeholders(name: str, inputs: Inputs, placeholders: Placeholders |
 
 
 def _with_documents_as_text(turn: Mapping[str, Any]) -> dict[str, Any]:
-    """Returns a turn as a template takes it, with its documents as plain text."""
-    are_documents = [part.get("type") == DOCUMENT for part in turn["content"]]
+    """Returns a turn with its documents as plain text, because templates know no documents."""
     content = [
-        {**part, "type": "text"} if is_document else dict(part)
-        for part, is_document in zip(turn["content"], are_documents, strict=True)
+        {**part, "type": "text"} if part.get("type") == DOCUMENT else dict(part)
+        for part in turn["content"]
     ]
     return {**turn, "content": content}
 
@@ -196,8 +199,11 @@ def _extract(
     texts: list[str] = []
     documents: set[int] = set()
 
-    def replace(text: str, extracted: str) -> str:
-        """Returns a mark with the text's own blanks around it, and stores the extracted text."""
+    def put_mark(text: str, extracted: str) -> str:
+        """Stores ``extracted``, and returns ``text`` with a mark in its place between the blanks.
+
+        ``extracted`` is the text without the blanks around it, as a template writes it.
+        """
         texts.append(extracted)
         return text.replace(text.strip(), f"{mark}{len(texts) - 1}@")
 
@@ -207,13 +213,13 @@ def _extract(
             return dict(part)
         if is_document:
             documents.add(len(texts))
-        return {**part, "type": "text", "text": replace(text, text.strip())}
+        return {**part, "type": "text", "text": put_mark(text, text.strip())}
 
     def extract_from_argument(value: Any) -> Any:
         """Handles the arguments of a call, whose strings templates write as JSON."""
         match value:
             case str() if value.strip() and must_extract(value):
-                return replace(value, json.dumps(value.strip(), ensure_ascii=False)[1:-1])
+                return put_mark(value, json.dumps(value.strip(), ensure_ascii=False)[1:-1])
             case dict():
                 return {
                     extract_from_argument(key): extract_from_argument(each)
@@ -234,7 +240,7 @@ def _extract(
         new_turn = {**turn, "content": [extract_from_part(part) for part in turn["content"]]}
         reasoning = turn.get(REASONING, "")
         if reasoning.strip() and must_extract(reasoning):
-            new_turn[REASONING] = replace(reasoning, reasoning.strip())
+            new_turn[REASONING] = put_mark(reasoning, reasoning.strip())
         if "tool_calls" in turn:
             new_turn["tool_calls"] = [extract_from_call(call) for call in turn["tool_calls"]]
         return new_turn
@@ -306,22 +312,26 @@ def _media_tokens(processor: Any) -> set[str]:
 
 
 def _encode_literally(name: str, processor: Any, text: str) -> list[int]:
-    """Encodes a text without control tokens, and checks that those it spells are in what it decodes
-    to.
+    """Returns the ids of a text whose control tokens are encoded as ordinary characters.
 
-    Where a tokenizer has no mode for that, control tokens are cut in two. Raises OptionError where
-    neither works.
+    A tokenizer may have a mode for this (``split_special_tokens``). Otherwise each control token is
+    cut after its first character, and the pieces are encoded one by one. Either result is used only
+    if it has no control id and decodes to a text with the same control tokens written out. Raises
+    OptionError where neither is so.
     """
     tokenizer = getattr(processor, "tokenizer", processor)
     control_texts = _control_token_texts(processor)
     forbidden = _control_ids(tokenizer, control_texts)
     present = [token for token in control_texts if token in text]
     encoding = _copy_tokenizer(tokenizer)(text, add_special_tokens=False, split_special_tokens=True)
-    pieces = re.split(
-        "|".join(f"(?<={re.escape(t[0])})(?={re.escape(t[1:])})" for t in control_texts), text
+    after_first_characters = "|".join(
+        f"(?<={re.escape(token[0])})(?={re.escape(token[1:])})" for token in control_texts
     )
-    cut = [tokenizer(piece, add_special_tokens=False)["input_ids"] for piece in pieces if piece]
-    for ids in (encoding["input_ids"], [number for piece in cut for number in piece]):
+    ids_of_pieces: list[int] = []
+    for piece in re.split(after_first_characters, text):
+        if piece:
+            ids_of_pieces += tokenizer(piece, add_special_tokens=False)["input_ids"]
+    for ids in (encoding["input_ids"], ids_of_pieces):
         decoded = tokenizer.decode(ids, clean_up_tokenization_spaces=False)
         if not forbidden & set(ids) and all(token in decoded for token in present):
             return list(ids)

@@ -68,12 +68,12 @@ class Packing:
     method: str
     layouts: tuple[Layout, ...]
     packages: tuple[str, ...]
-    """Those by which transformers reads such a checkpoint itself."""
+    """The packages with which transformers reads such a checkpoint itself."""
     settings: Settings
 
     @property
     def is_read_by_transformers(self) -> bool:
-        """Whether the packages are installed by which transformers reads it."""
+        """Whether ``packages`` are installed, so that transformers can read the checkpoint."""
         return all(importlib.util.find_spec(each) is not None for each in self.packages)
 
 
@@ -120,16 +120,17 @@ def _gptq_format(settings: Settings) -> str:
 def _unpack_gptq(parts: Parts, settings: Settings) -> Tensor:
     """Unpacks codes stored as [in, out], where each word has consecutive inputs of one output.
 
-    "groups" has the group of each input. The "gptq" format stores each zero point minus one.
+    The part "groups" has the number of each input's group; without it, groups are consecutive
+    inputs. The "gptq" format stores each zero point minus one.
     """
     scales, words = parts["scales"].float(), parts["codes"]
     groups = parts.get("groups")
-    bits = int(settings["bits"])
     if groups is None:
-        into = len(words) * WORD_BITS // bits
+        into = len(words) * WORD_BITS // int(settings["bits"])
         size = int(settings.get("group_size") or -1)
         groups = torch.arange(into) // (size if size > 0 else into)
-    bits = len(words) * WORD_BITS // len(groups)  # A layer may have bits of its own.
+    # A layer may have another number of bits than the config says.
+    bits = len(words) * WORD_BITS // len(groups)
     codes = unpack_codes(words.t(), bits)[:, : len(groups)]
     zeros = unpack_codes(parts["zeros"], bits)[:, : scales.shape[1]]
     if _gptq_format(settings) == GPTQ_FORMATS[0]:
@@ -141,19 +142,20 @@ def _unpack_gptq(parts: Parts, settings: Settings) -> Tensor:
 def _spread(scales: Tensor, shape: Sequence[int], block: Sequence[int] | None) -> Tensor:
     """Returns scales that broadcast over [out, in], each repeated over the weights that share it.
 
-    ``block`` is how many outputs and inputs share a scale; the last block may be smaller. Without
-    it the number of scales divides the size. Raises ValueError where shape and scales disagree.
+    ``block`` is how many outputs and how many inputs share a scale; the last block may be smaller.
+    Without ``block``, the number of scales must divide the number of outputs or inputs. Raises
+    ValueError where shape and scales disagree.
     """
     if scales.dim() < 2:
         return scales if scales.numel() == 1 else scales[:, None]
-    for place in (-2, -1):
-        count, size = scales.shape[place], shape[place]
+    for axis in (-2, -1):
+        count, size = scales.shape[axis], shape[axis]
         if count in (1, size):
             continue
-        each = size // count if block is None else int(block[place])
-        if -(-size // each) != count:
-            raise ValueError(f"{count} scales for {size} numbers in blocks of {each}")
-        scales = scales.repeat_interleave(each, place).narrow(place, 0, size)
+        block_size = size // count if block is None else int(block[axis])
+        if -(-size // block_size) != count:
+            raise ValueError(f"{count} scales for {size} numbers in blocks of {block_size}")
+        scales = scales.repeat_interleave(block_size, axis).narrow(axis, 0, size)
     return scales
 
 
@@ -170,35 +172,42 @@ def _unpack_fp8(parts: Parts, settings: Settings) -> Tensor:
     return codes * _spread(scales, codes.shape, settings.get("weight_block_size"))
 
 
-def _block_of(settings: Settings, scales: Tensor, shape: Sequence[int]) -> tuple[int, int] | None:
-    """Returns which part of a compressed matrix shares a scale, by the scheme that fits its shape.
+def _block_size(settings: Settings, scales: Tensor, shape: Sequence[int]) -> tuple[int, int] | None:
+    """Returns how many outputs and how many inputs of a compressed matrix share a scale.
 
-    None stands for whole outputs, or the whole matrix. Raises ValueError where no scheme fits.
+    Of the schemes in the config, the first is taken that gives as many scales as there are. None
+    stands for one scale per output, or one for the whole matrix. Raises ValueError where no scheme
+    fits.
     """
     if scales.dim() < 2 or scales.shape[-1] == 1:
         return None
     for group in (settings.get("config_groups") or {}).values():
         scheme = group.get("weights") or {}
         block = scheme.get("block_structure") or (1, scheme.get("group_size") or 0)
-        high, wide = (int(each) for each in (block.split("x") if isinstance(block, str) else block))
-        counts = (-(-shape[-2] // high), -(-shape[-1] // wide)) if high > 0 and wide > 0 else ()
-        if tuple(scales.shape[-2:]) == counts:
-            return high, wide
+        if isinstance(block, str):  # It may be written as "128x128".
+            block = block.split("x")
+        outputs, inputs = (int(each) for each in block)
+        if outputs <= 0 or inputs <= 0:
+            continue
+        if tuple(scales.shape[-2:]) == (-(-shape[-2] // outputs), -(-shape[-1] // inputs)):
+            return outputs, inputs
     raise ValueError("no scheme of its config has as many scales")
 
 
 def _spread_groups(
     scales: Tensor, groups: Tensor | None, settings: Settings, shape: Sequence[int]
 ) -> Tensor:
-    """Returns scales or zero points that broadcast over [out, into]; inputs may name their
-    groups."""
+    """Returns scales or zero points that broadcast over [out, into].
+
+    ``groups`` is the number of each input's group, or None where groups are consecutive inputs.
+    """
     if groups is not None:
         return scales[:, groups.long()]
-    return _spread(scales, shape, _block_of(settings, scales, shape))
+    return _spread(scales, shape, _block_size(settings, scales, shape))
 
 
 def _unpack_compressed_words(parts: Parts, settings: Settings) -> Tensor:
-    """Codes are [out, into] in words along the input, shifted to be positive."""
+    """Unpacks codes [out, into], several inputs a word, which are stored shifted to be positive."""
     words = parts["codes"]
     out, into = (int(each) for each in parts["shape"])
     bits = words.shape[1] * WORD_BITS // into
@@ -212,7 +221,7 @@ def _unpack_compressed_words(parts: Parts, settings: Settings) -> Tensor:
 
 
 def _unpack_compressed_numbers(parts: Parts, settings: Settings) -> Tensor:
-    """Codes are [out, into], one number each: bytes, or FP8."""
+    """Unpacks codes [out, into] that are stored as one number each: a byte, or FP8."""
     codes, scales = parts["codes"].float(), _as_numbers(parts["scales"])
     if "zeros" in parts:
         codes -= _spread_groups(parts["zeros"].float(), None, settings, codes.shape)
@@ -227,7 +236,8 @@ GPTQ = Layout(
     ("groups",),
     _unpack_gptq,
 )
-# The stems of these end in the name of the weight, since experts' are not called "weight".
+# In these two layouts the weight's own name is the stem, because a stack of experts has a name that
+# does not end in "weight".
 FP8_BLOCKS = Layout({"scales": "_scale_inv", "codes": ""}, (), _unpack_fp8, result="")
 FP8_OUTPUTS = Layout({"scales": "_scale", "codes": ""}, (), _unpack_fp8, result="")
 COMPRESSED_WORDS = Layout(
@@ -340,12 +350,14 @@ def explain(config: Any) -> str:
     if not settings:
         return ""
     if method is None:
-        return f"; it is packed as {name}, and without other packages {', '.join(METHODS)} are read"
+        return f"; it is packed as {name}, and Saccade itself unpacks only {', '.join(METHODS)}"
     problem = method.find_problem(settings)
-    what = name if problem is None else f"{name} with {problem}"
     if problem is None:
-        return f"; it is packed as {what}, which Saccade itself unpacks on a CPU only"
-    return f"; it is packed as {what}, which only transformers' packages for it can read"
+        return f"; it is packed as {name}, which Saccade itself unpacks on a CPU only"
+    return (
+        f"; it is packed as {name} with {problem}, which only transformers' packages for it can "
+        "read"
+    )
 
 
 def plain_config(config: Any) -> Any:
@@ -367,21 +379,20 @@ def config_as_loaded(config: Any, place: torch.device | None, *, is_draft: bool 
 
 
 def unpack_folder(folder: Path, packing: Packing, dtype: torch.dtype) -> dict[str, Tensor]:
-    """Returns a checkpoint's tensors with its packed matrices as plain ones of a type.
+    """Returns all tensors of a checkpoint by name, with packed matrices as plain ones of ``dtype``.
 
     Other tensors stay as they are. Raises ModelError where a part of a matrix is missing or has a
     shape that does not belong to the others.
     """
     with ExitStack() as stack:
-        files = {
-            key: opened
-            for file in sorted(folder.glob("*.safetensors"))
-            for opened in [stack.enter_context(safe_open(file, framework="pt"))]
-            for key in opened.keys()
-        }
-        read = {key: opened.get_tensor for key, opened in files.items()}
+        files: dict[str, Any] = {}
+        for path in sorted(folder.glob("*.safetensors")):
+            file = stack.enter_context(safe_open(path, framework="pt"))
+            files |= dict.fromkeys(file.keys(), file)
         return dict(
-            unpack_tensors(read.keys(), lambda key: read[key](key), packing, dtype, str(folder))
+            unpack_tensors(
+                files.keys(), lambda name: files[name].get_tensor(name), packing, dtype, str(folder)
+            )
         )
 
 
@@ -392,8 +403,11 @@ def unpack_tensors(
     dtype: torch.dtype,
     checkpoint: str,
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yields tensors with their names, packed matrices as plain ones of a type; see
-    :func:`unpack_folder`."""
+    """Yields each tensor with its name, as :func:`unpack_folder` returns them.
+
+    ``names`` are those of the stored tensors, ``read`` returns one of them, and ``checkpoint`` is
+    the name that errors have.
+    """
     used: set[str] = set()
     for layout in packing.layouts:
         for marker in sorted(names):

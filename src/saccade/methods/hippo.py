@@ -38,10 +38,12 @@ from saccade.drafting.views import saliency
 from saccade.drafting.views.basic import FULL, Guide, Pruned
 from saccade.methods import specvlm
 
-KEEP = 0.1
-CROP = 5
-GAMMA = 5  # of video-SALMONN2+ and Qwen2.5-VL, and of families that the paper did not try
-GAMMAS = {"llava_onevision": 7, "qwen3_vl": 3, "qwen3_vl_moe": 3}
+KEEP = 0.1  # The share of the visual tokens that the draft keeps.
+CROP = 5  # The side of the crop in s_spa, in visual tokens.
+# The length of a draft: the paper's for video-SALMONN2+ and Qwen2.5-VL, and here also that of
+# families which the paper did not try.
+GAMMA = 5
+GAMMAS = {"llava_onevision": 7, "qwen3_vl": 3, "qwen3_vl_moe": 3}  # By the target's model_type.
 
 
 @dataclass(frozen=True)

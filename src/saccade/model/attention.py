@@ -39,7 +39,8 @@ Kernel = tuple[Callable[..., Queries], Tensor | None]
 PartialAttention = tuple[Queries, Float[Tensor, "head new"]]
 """Attention over some of the keys, and the log of the sum that its softmax divided by."""
 
-# Above this many queries a grouped call beats folding the group into the query axis.
+# Up to this many rows, the query heads that share a key head are passed to a kernel as further
+# rows of that head ("folded"). Above it a call with grouped heads is faster.
 FOLD_LIMIT = 64
 # A timed call for a prompt makes about this many multiplications at most. It has fewer heads than
 # the model where all of them would make more.
@@ -86,7 +87,8 @@ class Step:
     It is made anew for every forward, and passed to the layers explicitly.
     """
 
-    # Of a model whose layers are all alike, and see every key before them.
+    # These defaults are for a derived class that does not call ``__init__``: every layer has keys,
+    # and each row sees every key before it.
     _key_layers: Mapping[int, int] | None = None
     _windows: Sequence[KeyWindow | None] = ()
     _masks_always = False
@@ -103,9 +105,10 @@ class Step:
     ) -> None:
         """``groups`` is the number of query heads for each key head.
 
-        ``key_layers`` numbers the layers that have keys, by their place among all layers; None
-        where all of them have. ``windows`` are theirs. ``masks_always`` is for layers whose values
-        have another width than their keys.
+        ``key_layers`` maps a layer's place among all layers to its number among those that have
+        keys; None where all layers have. ``windows`` has the window of each layer that has keys,
+        or is empty where none has a window. ``masks_always`` attends with an explicit mask in every
+        layer, which layers need whose values have another width than their keys.
         """
         self.segments = segments
         self._key_layers = key_layers
@@ -113,7 +116,8 @@ class Step:
         self._masks_always = masks_always
         self._visible: dict[tuple[int, KeyWindow | None, torch.device], tuple[Tensor, int]] = {}
         self.calls = 0
-        """How often it was called: once a layer, where the model's layers call it for attention."""
+        """How often layers have called this step. After a forward it is the number of layers if all
+        of them compute their attention here."""
         self._choose: Callable[[Segment, int], Kernel] = partial(
             _choose_kernel, groups, dtype, choice
         )
@@ -140,7 +144,7 @@ class Step:
     ) -> Float[Tensor, "rows out"]:
         """Returns the attention of one layer's rows, heads side by side.
 
-        ``last`` is for a single segment: the attention of its last row alone.
+        With ``last``, in a forward of a single segment, it returns that of the last row alone.
         """
         self.calls += 1
         window = self._windows[layer] if self._windows else None
@@ -156,7 +160,7 @@ class Step:
             if segment.row_queries is not None:
                 segment.row_queries.add(layer, own_q, scale)
             if segment.needs_full_mask(window) or extras or self._masks_always:
-                # Layers with a window see few of the columns that are recorded.
+                # A layer with a window is not recorded, as it sees few of the recorded columns.
                 if segment.recorder is not None and window is None:
                     segment.recorder.store_queries(layer, own_q, own_k, scale)
                 visible, first = self._visible_keys(number, window, cache.keys[layer].device)
@@ -168,6 +172,7 @@ class Step:
                 continue
             keys, values = cache.read(layer, end)
             if last:
+                # A recorder needs the queries of more rows than the last one.
                 count = 1 if segment.recorder is None else segment.recorder.last
                 own_q = own_q[:, -count:]
             recording_kernel = None
@@ -191,8 +196,8 @@ class Step:
     def _visible_keys(
         self, number: int, window: KeyWindow | None, device: torch.device
     ) -> tuple[Tensor, int]:
-        """Returns :func:`visible_keys` of a segment, which layers of a kind on
-        one device share."""
+        """Returns :func:`visible_keys` of a segment, computed once for all layers with the same
+        window on one device."""
         kind = number, window, device
         if kind not in self._visible:
             visible, first = visible_keys(self.segments[number], window)
@@ -279,9 +284,11 @@ def _choose_kernel(
 
 
 def _bias(segment: Segment, new: int, groups: int, dtype: torch.dtype, name: str) -> Tensor | None:
-    """Returns the additive mask of few rows for a kernel, or None where none is needed.
+    """Returns the mask of few rows for the kernel ``name``, to be added to the logits; None where
+    no mask is needed.
 
-    It is over all keys for torch's fused kernel, and over the last keys alone for the others.
+    Torch's fused kernel takes a mask over all keys. The other kernels take one over the last keys,
+    those of ``segment.mask``, because every row sees all keys before them.
     """
     if segment.block is None and new == 1:
         return None
@@ -298,8 +305,8 @@ def _attend_fused(
 ) -> Queries:
     """Returns the attention of a few rows by torch's fused kernel, in one call.
 
-    A group's heads share their keys. They are passed as further queries, which needs no copy of
-    keys.
+    The query heads of a group share one key head. They are passed as further rows of that head, so
+    that the keys need not be copied for each of them.
     """
     grouped = q.reshape(k.shape[0], -1, q.shape[2])
     out = scaled_dot_product_attention(grouped[None], k[None], v[None], bias, scale=scale)
@@ -309,10 +316,10 @@ def _attend_fused(
 def _attend_unfused(
     q: Queries, k: Keys, v: Keys, bias: Float[Tensor, "rows last"] | None, scale: float
 ) -> Queries:
-    """Returns what :func:`_attend_fused` does by plain products, with a mask of the last keys only.
+    """Returns what :func:`_attend_fused` returns, computed by plain products.
 
-    The fused kernel adds a mask to every logit. Which one is quicker depends on the machine
-    (:func:`quickest_attention`).
+    The mask is added to the logits of the last keys only, while the fused kernel adds one to all
+    logits. Which of the two is quicker depends on the machine (:func:`quickest_attention`).
     """
     grouped = (q * scale).reshape(k.shape[0], -1, q.shape[2])
     logits = torch.bmm(grouped, k.transpose(1, 2))
@@ -324,9 +331,10 @@ def _attend_unfused(
 def _attend_in_two_parts(
     q: Queries, k: Keys, v: Keys, block: Bool[Tensor, "new last"] | None, scale: float
 ) -> Queries:
-    """Returns the attention of many rows: over the keys all of them see, merged with the last ones.
+    """Returns the attention of many rows, from two parts that are merged.
 
-    So no mask is needed that is over both.
+    One part is over the earlier keys, which every row sees, and the other over the last keys, of
+    which each row sees some. So a mask is needed for the last keys only.
     """
     last = q.shape[1] if block is None else block.shape[1]
     if block is None and last == k.shape[1]:
@@ -345,10 +353,10 @@ def _attend_in_two_parts(
 def _attend_folded(
     q: Queries, k: Keys, v: Keys, block: Bool[Tensor, "rows last"], scale: float
 ) -> Queries:
-    """Returns the attention of a few rows on a GPU, with a group's heads as further queries.
+    """Returns the attention of a few rows on a GPU: as :func:`_attend_fused`, but in two parts.
 
-    It is :func:`_attend_in_two_parts`. A mask over all keys would be read by each layer, and would
-    keep a GPU from splitting the keys.
+    With a mask over all keys, each layer would read the whole mask, and the GPU's kernel could not
+    split the keys. ``block`` has a row for each row of each head of a group.
     """
     grouped = q.reshape(k.shape[0], -1, q.shape[2])
     # A GPU's flash kernel lays rows before heads, so this may copy.
@@ -373,23 +381,25 @@ def quickest_attention(
     devices: Sequence[torch.device],
     dtype: torch.dtype,
 ) -> AttentionChoice:
-    """Returns the quickest attention kernels here for a model of these heads.
+    """Returns the quickest attention kernels on this machine for a model with these heads.
 
-    ``devices`` has each layer's. The choice is always the fused kernel, unless all layers are in
-    fp32 on a CPU.
+    ``devices`` has the device of each layer, and ``width`` is that of a head. Kernels are timed
+    where all layers are in fp32 on a CPU and torch has oneDNN. Elsewhere the fused one is taken.
     """
-    plain = dtype == torch.float32 and torch.backends.mkldnn.is_available()
-    if not plain or any(device.type != "cpu" for device in devices):
+    on_cpu = all(device.type == "cpu" for device in devices)
+    if dtype != torch.float32 or not torch.backends.mkldnn.is_available() or not on_cpu:
         return ALWAYS_FUSED
-    groups, names = heads // kv_heads, ["fused", "unfused"]
+    groups = heads // kv_heads
+    names = ["fused", "unfused"]
     if compiled.supports_head_dim(width):
         names.append("compiled")
 
     def few_row_calls(rows: int, keys: int) -> dict[str, Callable[[], object]]:
         timed_heads = min(kv_heads, torch.get_num_threads())
         q = torch.randn(timed_heads * groups, rows, width)
-        most = TIMED_BYTES // rows // (2 * timed_heads * keys * width * dtype.itemsize)
-        caches = torch.ones(max(1, min(most, len(devices))), 2, timed_heads, keys, width)
+        layer_bytes = 2 * timed_heads * keys * width * dtype.itemsize
+        timed_layers = max(1, min(TIMED_BYTES // rows // layer_bytes, len(devices)))
+        caches = torch.ones(timed_layers, 2, timed_heads, keys, width)
         full_mask = None if rows == 1 else torch.zeros(rows * groups, keys)
         last = None if full_mask is None else full_mask[:, : min(rows, keys)]
         masks = {name: full_mask if name == "fused" else last for name in names}
@@ -415,7 +425,8 @@ def quickest_attention(
     prompt_choice = kernels.choose_attention(
         ("many", *facts), prompt_calls, kernels.PROMPT_ROWS, kernels.PROMPT_KEYS
     )
-    # Up to FOLD_LIMIT rows take what was chosen for few rows, and more rows what was for a prompt.
+    # What was quickest for the most of the few rows is used up to FOLD_LIMIT rows. More rows take
+    # what was quickest for a prompt.
     return AttentionChoice(
         (*few_row_choice.rows[:-1], FOLD_LIMIT, *prompt_choice.rows),
         (*few_row_choice.names, *prompt_choice.names),

@@ -83,7 +83,10 @@ class PageConversation:
         self._lock = threading.Lock()
 
     def ask(self, tab: str, question: str, files: Sequence[str] = ()) -> Iterator[str]:
-        """Yields the answer as it grows. Only what is new is read. Raises SaccadeError."""
+        """Yields the answer's text so far, round by round. Raises SaccadeError.
+
+        Only tokens that the conversation's KV cache lacks are prefilled.
+        """
         if not question.strip():
             raise OptionError("there is no question: write one")
         uploads = Uploads.read(files, self._settings)
@@ -104,22 +107,22 @@ class PageConversation:
 
     def _check_length(self, tab: str, documents: Sequence[str]) -> None:
         """Raises OptionError if the last prompt and the new documents exceed the page's limit."""
-        most, tokenizer = self._settings.max_prompt, self.model.pair.target.tokenizer
+        max_tokens = self._settings.max_prompt
         conversation = self._conversation
-        prompt_tokens = (
-            0 if conversation is None or conversation.tab != tab else conversation.prompt_tokens
-        )
-        if prompt_tokens > most:
+        prompt_tokens = 0
+        if conversation is not None and conversation.tab == tab:
+            prompt_tokens = conversation.prompt_tokens
+        if prompt_tokens > max_tokens:
             raise OptionError(
-                f"the conversation has {prompt_tokens} tokens, and the page allows {most}: press "
-                "Begin anew"
+                f"the conversation has {prompt_tokens} tokens, and the page allows {max_tokens}: "
+                "press Begin anew"
             )
-        new = sum(len(tokenizer(document)["input_ids"]) for document in documents)
-        if prompt_tokens + new > most:
+        tokenizer = self.model.pair.target.tokenizer
+        total = prompt_tokens + sum(len(tokenizer(each)["input_ids"]) for each in documents)
+        if total > max_tokens:
             raise OptionError(
-                f"with these texts the conversation has over {prompt_tokens + new} tokens, and the "
-                f"page allows {most}: give shorter texts, or start saccade ui with a larger "
-                "--max-prompt"
+                f"with these texts the conversation has over {total} tokens, and the page allows "
+                f"{max_tokens}: give shorter texts, or start saccade ui with a larger --max-prompt"
             )
 
     def _conversation_of(self, tab: str) -> _TabConversation:

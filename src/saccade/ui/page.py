@@ -101,8 +101,9 @@ def views_html(run_state: PageRun) -> str:
     if run_state.views is None:
         return pictures.message("working out what the draft saw …")
     if not run_state.views:
-        words = "The draft of this method looks at no picture." if run_state.recipe.drafts else ""
-        return pictures.message(words or "Plain decoding: nothing is drafted.")
+        if run_state.recipe.drafts:
+            return pictures.message("The draft of this method looks at no picture.")
+        return pictures.message("Plain decoding: nothing is drafted.")
     clip = run_state.clip
     times = clip.timestamps.tolist()
     return VIEWS_HEADING + "".join(
@@ -111,16 +112,18 @@ def views_html(run_state: PageRun) -> str:
 
 
 def round_html(pair: PageModels, run_state: PageRun | None, number: int) -> tuple[str, str]:
-    """Returns the tree of one round, counted from 1, and a chart that marks it."""
+    """Returns the tree of round ``number``, counted from 1, and a chart that marks this round."""
     if run_state is None or not run_state.rounds:
         return "", ""
     rounds = run_state.rounds
     index = max(1, min(int(number), len(rounds))) - 1
     parts = run_state.recipe.view.parts
     views = [part.name for part in parts] if len(parts) > 1 else []
-    before = [token for round in rounds[:index] for token in round.emitted][-1:]
-    start = pair.token_text(before[0]) if before else ""
-    picture = pictures.tree(rounds[index], pair.token_text, start, notes_are_weights=bool(views))
+    emitted_before = [token for round in rounds[:index] for token in round.emitted]
+    text_before = pair.token_text(emitted_before[-1]) if emitted_before else ""
+    picture = pictures.tree(
+        rounds[index], pair.token_text, text_before, notes_are_weights=bool(views)
+    )
     return TREE_HEADING + picture, ROUNDS_HEADING + pictures.rounds_chart(rounds, views, index)
 
 
@@ -134,7 +137,7 @@ def build_page(
     """Returns the page as gradio blocks; ``pair`` is called when there is something to answer."""
     # A model is quickest when one thread uses it, but gradio runs an event in any free thread.
     worker = ThreadPoolExecutor(1, "saccade-ui")
-    stop_events: dict[str, Event] = {}  # By the browser's tab, while it has a run.
+    stop_events: dict[str, Event] = {}  # Each stops the run of one browser tab, by its session.
 
     def run(
         example: str | None,
@@ -161,7 +164,7 @@ def build_page(
             views_view: "",
             tree_view: "",
             rounds_view: "",
-            last: None,
+            last_run: None,
         }
         hidden = {slider: gr.Slider(visible=False), details: gr.Accordion(visible=False)}
         yield {
@@ -204,9 +207,10 @@ def build_page(
         if not (run_state.duel.is_complete or run_state.duel.stopped) or not run_state.rounds:
             return {}
         count = len(run_state.rounds)
-        chosen = max(range(count), key=lambda i: len(run_state.rounds[i].tokens)) + 1
-        picture, chart = round_html(pair(), run_state, chosen)
-        new_slider = gr.Slider(maximum=max(2, count), value=chosen, visible=count > 1)
+        # The round with the most drafted tokens is shown first, counted from 1 as on the slider.
+        largest = max(range(count), key=lambda i: len(run_state.rounds[i].tokens)) + 1
+        picture, chart = round_html(pair(), run_state, largest)
+        new_slider = gr.Slider(maximum=max(2, count), value=largest, visible=count > 1)
         frames = views_html(run_state) if run_state.duel.is_complete else ""
         pictures_by_view = {
             tree_view: picture,
@@ -214,7 +218,7 @@ def build_page(
             slider: new_slider,
             views_view: frames,
         }
-        return {last: run_state, details: gr.Accordion(visible=True), **pictures_by_view}
+        return {last_run: run_state, details: gr.Accordion(visible=True), **pictures_by_view}
 
     def stop(request: gr.Request) -> None:
         if (stop_event := stop_events.get(str(request.session_hash))) is not None:
@@ -224,7 +228,7 @@ def build_page(
 
     with gr.Blocks(title=TITLE, analytics_enabled=False, delete_cache=(600, 3600)) as page:
         add_head(TITLE, ABOUT, settings)
-        last = gr.State(None)
+        last_run = gr.State(None)
         with gr.Row():
             with gr.Column(min_width=320):
                 prompt = gr.Textbox(QUESTION, label="Question", lines=1, max_lines=4)
@@ -244,7 +248,7 @@ def build_page(
                         explain_method_html(settings.method), elem_id="sac-about", js_on_load=None
                     )
                     with gr.Row():
-                        axes = [_control(axis) for axis in AXIS_LABELS]
+                        axes = [_make_control(axis) for axis in AXIS_LABELS]
                     with gr.Row():
                         tokens = gr.Number(192, label="Max new tokens", precision=0)
                         temperature = gr.Number(0, label="Temperature (0: greedy)", step=0.1)
@@ -270,24 +274,29 @@ def build_page(
             tree_view = gr.HTML("", elem_id="sac-tree", js_on_load=None)
             rounds_view = gr.HTML("", elem_id="sac-rounds", js_on_load=None)
 
-        quiet: dict[str, Any] = {"show_progress": "hidden", "queue": False}
-        quiet |= {"api_visibility": "private"}
+        # Options of events that take no time. They do not wait behind answers.
+        quick_event: dict[str, Any] = {"show_progress": "hidden", "queue": False}
+        quick_event |= {"api_visibility": "private"}
         for axis, control in zip(AXIS_LABELS, axes, strict=True):
             control.input(
                 lambda now, value, axis=axis: method_controls.set_axis(now, axis, value or ""),
                 [method, control],
                 method,
-                **quiet,
+                **quick_event,
             )
-        method.change(_controls, method, [about, *axes], **quiet)
+        method.change(_describe_method, method, [about, *axes], **quick_event)
         preview = partial(preview_clip, settings=settings)
-        example.input(lambda: None, None, upload, **quiet)
+        # An example takes the place of an uploaded file, and an uploaded file that of an example.
+        example.input(lambda: None, None, upload, **quick_event)
         example.input(
-            lambda chosen: (preview(chosen, None), ""), example, [clip_view, error_view], **quiet
+            lambda chosen: (preview(chosen, None), ""),
+            example,
+            [clip_view, error_view],
+            **quick_event,
         )
         upload.change(
             lambda chosen, uploaded: (preview(chosen, uploaded), "", None if uploaded else chosen),
-            [example, upload], [clip_view, error_view, example], **quiet,
+            [example, upload], [clip_view, error_view, example], **quick_event,
         )  # fmt: skip
         form = [example, upload, prompt, method, tokens, temperature, seed]
         outputs: Any = {
@@ -300,11 +309,11 @@ def build_page(
             slider,
             tree_view,
             rounds_view,
-            last,
+            last_run,
             stop_button,
         }
         outputs |= {answers_column, details}
-        gr.on([go.click, prompt.submit], lambda: WAITING, None, result_view, **quiet).then(
+        gr.on([go.click, prompt.submit], lambda: WAITING, None, result_view, **quick_event).then(
             run,
             form,
             outputs,
@@ -312,17 +321,17 @@ def build_page(
             show_progress="hidden",
             api_visibility="private",
         )
-        stop_button.click(stop, **quiet)
+        stop_button.click(stop, **quick_event)
         slider.change(
             lambda run_state, number: round_html(pair(), run_state, number), 
-            [last, slider], [tree_view, rounds_view],
-            **quiet,
+            [last_run, slider], [tree_view, rounds_view],
+            **quick_event,
         )  # fmt: skip
         page.unload(stop)
     return page.queue(max_size=16)
 
 
-def _control(axis: str) -> Any:
+def _make_control(axis: str) -> Any:
     """Returns the control of one axis."""
     if axis not in method_controls.MENU:
         return gr.Textbox("", label=AXIS_LABELS[axis], placeholder="share, 0 to 1")
@@ -336,8 +345,8 @@ def _control(axis: str) -> Any:
     )
 
 
-def _controls(method: str) -> list[Any]:
-    """Returns the description of a method and the value of every control."""
+def _describe_method(method: str) -> list[Any]:
+    """Returns a method's description, and the value that each control shows for it."""
     _, axes = method_controls.split_method(method)
     return [
         explain_method_html(method),

@@ -140,7 +140,7 @@ def run_question(
         arguments = {"captioner": captioner, "seed": question.seed, "on_phase": on_phase}
         arguments |= {**_sampling_settings(question), **overrides}
         stream = stream_answer(pair, (inputs, draft_inputs), method, **arguments)
-        planned_recipe = stream.recipe
+        planned_recipe = stream.recipe  # The stream has planned it for this machine.
         return stream
 
     def start_warm(method: Recipe, on_phase: OnPhase) -> Any:

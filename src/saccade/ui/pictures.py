@@ -56,13 +56,19 @@ def message(text: str, kind: str = "note") -> str:
 
 
 def exchange(heading: str, answer: str, strips: str = "") -> str:
-    """Returns a question with its answer; ``strips`` is the markup of what came with it."""
+    """Returns one question with its answer.
+
+    ``heading`` has the question, and ``strips`` is the markup of the clips that came with it.
+    """
     return str(TEMPLATES.exchange(heading, answer, strips))
 
 
 def conversation(exchanges: Sequence[str], question: str, answer: str) -> str:
-    """Returns exchanges, the latest first; above them ``question``, if there is one, whose
-    ``answer`` is still growing."""
+    """Returns the markup of a conversation, the latest exchange first.
+
+    ``exchanges`` are the markup of the completed ones, the oldest first. ``question`` is the one
+    that is being answered, or empty, and ``answer`` is its text so far.
+    """
     growing = [exchange(question, answer)] if question else []
     return "".join([*growing, *reversed(exchanges)])
 
@@ -110,7 +116,8 @@ def kept_frames(frames: np.ndarray, times: Sequence[float], view: KeptTokens) ->
 def overlay_kept_tokens(frame: np.ndarray, share: np.ndarray) -> Image.Image:
     """Returns a frame with its grid of visual tokens: the fewer heads keep one, the darker it is.
 
-    ``frame`` is ``[height, width, 3]``, ``share`` ``[rows, columns]`` from 0 to 1 or NaN.
+    ``frame`` is ``[height, width, 3]``. ``share``, ``[rows, columns]``, is the share of heads that
+    keep each token, and NaN where a cell has no token.
     """
     picture = Image.fromarray(frame).resize(_picture_size(frame), Image.Resampling.BILINEAR)
     rows, columns = share.shape
@@ -167,8 +174,8 @@ def tree(
     """Returns one round's draft as a picture, with the target's own token at its end.
 
     Accepted nodes are filled and joined by a thick line. ``before`` is the end of the text that the
-    round extends. A node's title has the probability that the draft gave it, where the round's note
-    has it and not the weights of several views.
+    round extends. If ``round.note`` has the draft's probability of each node, the node's title
+    shows it. With ``notes_are_weights`` it has the weights of several views instead.
     """
     labels = [visible_whitespace(token_text(token)) for token in round.tokens]
     shown_tree = Tree(round.tokens, round.parents)
@@ -180,30 +187,33 @@ def tree(
         kinds.append(round.kind)
     has_probabilities = not notes_are_weights and len(round.note) == len(round.tokens)
     probabilities = dict(enumerate(round.note)) if has_probabilities else {}
+    # In the lists from here on the root is node 0, so a token's node is its index plus 1.
     node_depths = [0, *depths(shown_tree.parents)]
     node_lines = _node_lines(shown_tree)
     node_labels = [visible_whitespace(before) or "start", *labels]
     widths = [
         max(MIN_NODE_WIDTH, len(label) * LETTER_WIDTH + 2 * NODE_PADDING) for label in node_labels
     ]
-    columns = [
+    level_widths = [
         max(width for width, depth in zip(widths, node_depths, strict=True) if depth == level)
         for level in range(max(node_depths) + 1)
     ]
-    lefts = [sum(columns[:level]) + COLUMN_GAP * level + 2 for level in range(len(columns))]
+    level_lefts = [
+        sum(level_widths[:level]) + COLUMN_GAP * level + 2 for level in range(len(level_widths))
+    ]
     nodes = [
         {
             "label": label,
             "kind": kind,
             "probability": probabilities.get(node - 1),
             "parent": shown_tree.parents[node - 1] + 1 if node else None,
-            "x": _round_to_tenth(lefts[node_depths[node]]),
+            "x": _round_to_tenth(level_lefts[node_depths[node]]),
             "y": NODE_ROW * node_lines[node] + NODE_ROW / 2 + 2,
             "width": widths[node],
         }
         for node, (label, kind) in enumerate(zip(node_labels, ["start", *kinds], strict=True))
     ]
-    width = math.ceil(lefts[-1] + columns[-1] + 4)
+    width = math.ceil(level_lefts[-1] + level_widths[-1] + 4)
     height = NODE_ROW * (max(node_lines) + 1) + 6
     own_token = "" if round.kind is None else f", then a token {KIND_MEANINGS[round.kind]}"
     caption = f"{len(round.tokens)} drafted, {len(round.accepted)} accepted{own_token}"
@@ -238,12 +248,15 @@ def _node_lines(tree: Tree) -> list[int]:
 
 
 class Size(NamedTuple):
-    """Lengths of the picture of the rounds, in pixels: equally large panels below one another."""
+    """The lengths in the chart of the rounds, in pixels.
 
-    across: int = 720
+    The chart has panels of one size, one below another.
+    """
+
+    across: int = 720  # The width of the whole chart.
     panel: int = 96  # The height of the bars and lines of one panel.
-    left: int = 44
-    right: int = 624
+    left: int = 44  # Where the first round begins.
+    right: int = 624  # Where the last round ends.
     top: int = 20  # The height above a panel, for its title.
     side: int = 632  # Where the names of bars and lines start.
 
@@ -256,8 +269,9 @@ def rounds_chart(
 ) -> str:
     """Returns what changed from round to round, as a picture of one to three panels.
 
-    The panels are drafted and accepted tokens; depth and width where trees branch; and the weights
-    of an ensemble's ``views``. ``chosen`` is the index of the round that is pointed at.
+    The first panel has the drafted and accepted tokens. If any tree branches, another has the
+    trees' depth and width. The last has the weights of an ensemble's ``views``, if any are given.
+    ``chosen`` is the index of the round that is pointed at.
     """
     if not any(round.tokens for round in rounds):
         return message("Nothing was drafted, so there are no rounds to show.")
@@ -294,17 +308,21 @@ def rounds_chart(
 def _place_lines(
     lines: Mapping[str, Sequence[float]], middles: Sequence[float], top: float
 ) -> list[dict[str, Any]]:
-    """Returns lines over the rounds, each with a name at its end; names do not overlap."""
+    """Returns lines over the rounds, and where the name at each line's end is written.
+
+    ``top`` is the value at the top of the panel. Values that are NaN are left out. Names are at
+    least 14 pixels apart, so that they do not overlap.
+    """
     placed: list[dict[str, Any]] = []
     for i, (name, line) in enumerate(lines.items()):
-        heights = [SIZE.top + SIZE.panel * (1 - value / top) for value in line]
-        places = [(x, y) for x, y in zip(middles, heights, strict=True) if not math.isnan(y)]
+        ys = [SIZE.top + SIZE.panel * (1 - value / top) for value in line]
+        places = [(x, y) for x, y in zip(middles, ys, strict=True) if not math.isnan(y)]
         if places:
             placed.append({"name": name, "look": i % LINE_STYLES, "places": places})
-    below = 0.0
+    name_y = 0.0
     for curve in sorted(placed, key=lambda curve: curve["places"][-1][1]):
-        below = max(_round_to_tenth(curve["places"][-1][1]) + 4, below + 14)
-        curve["below"] = below
+        name_y = max(_round_to_tenth(curve["places"][-1][1]) + 4, name_y + 14)
+        curve["name_y"] = name_y
     return placed
 
 

@@ -29,17 +29,17 @@ class Proposer:
         self._clock = clock
         self._costs_by_size: dict[int, RoundCosts] = {}
         self._acceptance = PRIOR
-        self._last_proposals: dict[str, ProposedTokens] = {}  # Of the round before.
-        self._last_end = clock()
-        self._declined: set[str] = set()
+        self._last_proposals: dict[str, ProposedTokens] = {}  # By request, in the round before.
+        self._last_end = clock()  # When the last call of `propose` ended and the target went on.
+        self._declined: set[str] = set()  # Requests that cannot be drafted for.
 
     def propose(
         self, requests: Sequence[DraftRequest], *, decoding_only: bool
     ) -> dict[str, ProposedTokens]:
         """Returns a draft for each request, empty where drafting does not pay or is impossible.
 
-        ``decoding_only`` says whether the forward before had no part of a prompt, so that its
-        seconds are those of decoding.
+        ``decoding_only`` says whether the target's last forward prefilled no part of any prompt.
+        Only then do its seconds count as the cost of decoding.
         """
         start = self._clock()
         names = [each.name for each in requests]
@@ -61,8 +61,9 @@ class Proposer:
                 proposals |= self.drafts.draft(draftable, plan)
                 # A request that outgrew the memory would otherwise be prefilled anew every round.
                 self._declined |= {each.name for each in draftable if each.name not in self.drafts}
-            levels = max((len(draft.tokens) for draft in proposals.values()), default=0)
-            costs = costs.after_drafting(levels, self._clock() - drafting_start)
+            # Requests draft together, so the draft runs one forward per token of the longest draft.
+            draft_forwards = max((len(draft.tokens) for draft in proposals.values()), default=0)
+            costs = costs.after_drafting(draft_forwards, self._clock() - drafting_start)
         elif names:
             costs = costs.after_drafting(0, 0.0)
         if names:

@@ -1,8 +1,8 @@
 """Drafts for an engine's requests, which begin and end at any time.
 
-A model that drafts has a KV cache for each request, over the tokens that its view keeps. This
-module knows no engine. ``Drafts`` is its interface: a request is started, follows the emitted
-tokens, is drafted for together with others, and is forgotten.
+A draft model has a KV cache for each request, over the tokens that its view keeps. This module
+knows no engine. ``Drafts`` is the interface: the caller starts a request, asks in each round for
+drafts of several requests together, and forgets a request when it has ended.
 """
 
 from __future__ import annotations
@@ -28,13 +28,16 @@ from saccade.model.backbone import Backbone
 from saccade.model.session import DRAFT_ROOM_TOKENS, MAX_RESERVED_ANSWER_TOKENS, Session
 from saccade.vllm.draft_length import DraftPlan
 
+# How many rows a new cache has for the answer; for a longer answer it grows.
+_ANSWER_ROWS = MAX_RESERVED_ANSWER_TOKENS // 4
+
 
 @dataclass(frozen=True)
 class DraftRequest:
     """A request of an engine that is to be drafted for; the engine's adapter makes it.
 
-    ``ids`` are those of its prompt and of all emitted tokens, and the answer begins at ``start``.
-    ``new`` are the tokens of the last forward, at the end of ``ids``.
+    ``ids`` are the ids of its prompt and of all emitted tokens; from index ``start`` on they are
+    the answer. ``new`` are those that the target's last forward emitted, at the end of ``ids``.
     """
 
     name: str
@@ -42,8 +45,8 @@ class DraftRequest:
     start: int
     new: Sequence[int]
     read: Callable[[], Prefill | None] = field(compare=False)
-    """Returns the draft's whole prompt, with the target's attention where a view needs it; None
-    where the pixels are gone."""
+    """Returns the draft's whole prompt, with the target's attention if the view needs it and it was
+    recorded. Returns None where the engine no longer has the pixels."""
 
 
 @dataclass(frozen=True)
@@ -58,7 +61,8 @@ class Drafts(ABC):
     """Drafts for many requests at once."""
 
     @abstractmethod
-    def __contains__(self, name: str) -> bool: ...
+    def __contains__(self, name: str) -> bool:
+        """Returns whether a request can be drafted for without being started (again)."""
 
     @abstractmethod
     def start(self, request: DraftRequest) -> bool:
@@ -66,7 +70,10 @@ class Drafts(ABC):
 
     @abstractmethod
     def draft(self, requests: Sequence[DraftRequest], plan: DraftPlan) -> dict[str, ProposedTokens]:
-        """Returns a draft for each request, after what was emitted so far."""
+        """Returns a draft for each request, to follow its last emitted token.
+
+        A request whose cache no longer fits into memory is given up and left out.
+        """
 
     @abstractmethod
     def forget_all_except(self, names: Collection[str]) -> None:
@@ -96,7 +103,7 @@ class ModelDrafts(Drafts):
             defaultdict(lambda: rules),
             vocab=vocab,
             banned=banned,
-            room=MAX_RESERVED_ANSWER_TOKENS // 4,
+            room=_ANSWER_ROWS,
         )
         self._numbers_by_name: dict[str, int] = {}
         self._next_number = count()
@@ -114,12 +121,11 @@ class ModelDrafts(Drafts):
         if prefill is None:
             return False
         view = self._view
-        if (
-            Capability.ATTENTION in view.needs and prefill.mass is None
-        ):  # The target's attention was not recorded.
+        if Capability.ATTENTION in view.needs and prefill.mass is None:
+            # The target's attention was not recorded, so a view is taken that does without it.
             view = replace(SCATTERED, keep=view.keep or SCATTERED.keep)
         prompt = self._backbone.embed_missing_rows(view(prefill, prefill.prompt))
-        rows = len(prompt) + MAX_RESERVED_ANSWER_TOKENS // 4 + DRAFT_ROOM_TOKENS
+        rows = len(prompt) + _ANSWER_ROWS + DRAFT_ROOM_TOKENS
         needed = rows * self._backbone.token_bytes + self._backbone.state_bytes
         if self.bytes + needed > self._memory:
             return False
@@ -132,8 +138,8 @@ class ModelDrafts(Drafts):
     def draft(self, requests: Sequence[DraftRequest], plan: DraftPlan) -> dict[str, ProposedTokens]:
         for each in requests:
             number = self._numbers_by_name[each.name]
-            cached_length = self._session.requests[number].length
-            if new_ids := each.ids[each.start + cached_length :].tolist():
+            committed_length = self._session.requests[number].length
+            if new_ids := each.ids[each.start + committed_length :].tolist():
                 self._session.commit({number: new_ids})
         free_bytes = self._memory - self.bytes
         names_by_number = {}
@@ -144,7 +150,8 @@ class ModelDrafts(Drafts):
                 self._session.end(self._numbers_by_name.pop(each.name))
                 free_bytes += current_bytes
             else:
-                names_by_number[number], free_bytes = each.name, free_bytes - added_bytes
+                names_by_number[number] = each.name
+                free_bytes -= added_bytes
         shapes = {number: grow_chain(plan) for number in names_by_number}
         trees = drive(self._session.score, shapes, {})
         return {
@@ -153,13 +160,15 @@ class ModelDrafts(Drafts):
         }
 
     def _cache_growth(self, number: int, plan: DraftPlan) -> tuple[int, int]:
-        """Returns the bytes that a draft may add to a request's cache, and those it has."""
+        """Returns how many bytes a draft may allocate for a request's cache, and how many the cache
+        has now."""
         request = self._session.requests[number]
         cache = request.cache
         needed = cache.length + len(request.pending) + plan.length + 1
         if needed <= cache.capacity:
             return 0, cache.bytes
-        # A growing cache is copied into one that is half as large again, or as large as needed.
+        # A growing cache is copied into a new one, which is half as large again or as large as
+        # needed. Both exist during the copy, so the whole new one is counted.
         return max(3 * cache.bytes // 2, needed * self._backbone.token_bytes), cache.bytes
 
     def forget_all_except(self, names: Collection[str]) -> None:
@@ -195,7 +204,7 @@ class LookupDrafts(Drafts):
 
 
 def grow_chain(plan: DraftPlan) -> Growing:
-    """Drafts a chain of the draft's own choices, until one more token would not pay."""
+    """Grows a chain of the draft's likeliest tokens, until one more would not pay by the plan."""
     tree = Tree()
     probability = 1.0
     while len(tree) < plan.length:

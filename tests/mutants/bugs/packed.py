@@ -27,7 +27,7 @@ BUGS = (
         "packed weights: the last block of FP8 takes the size of an even share",
         PACKED,
         within="_spread",
-        find="size // count if block is None else int(block[place])",
+        find="size // count if block is None else int(block[axis])",
         plant="-(-size // count)",
         tests=(MATRIX,),
     ),

@@ -148,11 +148,11 @@ BUGS = (
         "tokens after the end of the answer are kept",
         "core/stopping.py",
         find="""
-            if token in self.limits.eos or self._ends_in_stop_string(request):
+            if token in self.limits.eos or self._contains_stop_string(request):
                 return (count, 'stop')
         """,
         plant="""
-            if token in self.limits.eos or self._ends_in_stop_string(request):
+            if token in self.limits.eos or self._contains_stop_string(request):
                 return (len(tokens), 'stop')
         """,
         tests=("engine/test_where_answers_end.py::test_tokens_after_the_end_count_nowhere",),
@@ -161,11 +161,11 @@ BUGS = (
         "the length limit is checked before the end token",
         "core/stopping.py",
         find="""
-            if token in self.limits.eos or self._ends_in_stop_string(request):
+            if token in self.limits.eos or self._contains_stop_string(request):
                 return (count, 'stop')
         """,
         plant="""
-            if token in self.limits.eos or self._ends_in_stop_string(request):
+            if token in self.limits.eos or self._contains_stop_string(request):
                 return (count, 'length' if len(answer) >= self.limits.max_new_tokens else 'stop')
         """,
         tests=(

@@ -52,7 +52,7 @@ def read(
                 image_folder(path, sampling.fps, limits), sampling, limits, progress
             )
     with open_media(source, limits) as file:
-        if file.kind == "image":
+        if file.kind == "image":  # A still image is an animation of one frame.
             return sample(Animation(file, limits), sampling, limits, progress)
         # PyAV is imported here, so that it is needed for reading videos only.
         from saccade.inputs.media.video import Video
@@ -80,5 +80,5 @@ def read_frames(
 def _sample_sequence(
     reel: ImageSequence, sampling: FrameSampling, limits: Limits, progress: Progress | None
 ) -> Clip:
-    """Takes all images unless the sampling asks for a number of them."""
+    """Reads the images between the sampling's start and end: all, or as many as it asks for."""
     return sample(reel, sampling.for_sequence(reel.rate), limits, progress)

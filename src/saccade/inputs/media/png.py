@@ -52,22 +52,24 @@ def _chunks(file: Any) -> Iterator[tuple[bytes, int, int]]:
 
 
 def _text_size(file: Any, kind: bytes, length: int) -> int:
-    """Returns how many bytes a text has when decompressed, reading no more than is allowed.
+    """Returns how many bytes a text has when decompressed.
 
-    Of a text whose bytes in the file are too many already, it returns more than is allowed.
+    Where these are more than Pillow allows, it returns some number above the limit. No more than
+    the limit is decompressed, so that a small chunk cannot fill the memory.
     """
     max_size = PngImagePlugin.MAX_TEXT_CHUNK
     if length > max_size:
         return max_size + 1
     if kind == b"tEXt":
         return length
-    _, _, packed = file.read(length).partition(b"\0")
+    _, _, packed = file.read(length).partition(b"\0")  # The chunk begins with a keyword.
     if kind == b"iTXt":
-        if packed[:1] != b"\1":  # It is not compressed.
+        if packed[:1] != b"\1":  # The flag of compression is not set.
             return length
+        # After the flag and the method come the language and the translated keyword.
         packed = packed[2:].split(b"\0", 2)[-1]
     else:
-        packed = packed[1:]
+        packed = packed[1:]  # The first byte is the method of compression.
     try:
         return len(zlib.decompressobj().decompress(packed, max_size + 1))
     except zlib.error:

@@ -1,10 +1,10 @@
 """A DFlash head at work on a batch of requests: it scores every tree by one forward a round.
 
-The head's cache has a token's keys once the target's hidden state of that token is known. For the
-last committed token it is not known yet. So the cache ends one token earlier, as with other heads,
-and that token is the first row of the block. All nodes of one depth have the same logits, because a
-block predicts its positions independently of each other's tokens. Nodes deeper than the block get a
-uniform distribution.
+A token's keys are computed from the target's hidden state of that token, which is not known yet for
+the last committed token. So the head's cache ends one token earlier, as with other heads, and the
+last committed token is the first row of the block. All nodes of one depth have the same logits,
+because a block predicts its positions independently of each other's tokens. Nodes deeper than the
+block get a uniform distribution.
 """
 
 from __future__ import annotations
@@ -29,7 +29,9 @@ from saccade.model.session import Rules, Session, session_of
 class BlockRequest(HeadRequest):
     """The state of one request of a DFlash head."""
 
-    block_logits: Tensor | None = None  # [level, vocab] after the text; valid with ``root_logits``
+    block_logits: Tensor | None = None
+    """[level, vocab]: the logits of the block after the text, of which level 0 predicts the next
+    token. They are out of date while ``root_logits`` is None."""
 
 
 class BlockSession(HeadSession):
@@ -60,8 +62,10 @@ class BlockSession(HeadSession):
             assert request.block_logits is not None
             depths = trees_.depths(tree.parents)
             levels = [*request.block_logits]
-            if (missing := max(depths, default=0) + 1 - len(levels)) > 0:
-                levels += [self._clip(torch.zeros_like(levels[0])[None])[0]] * missing
+            missing = max(depths, default=0) + 1 - len(levels)
+            if missing > 0:
+                uniform = self._clip(torch.zeros_like(levels[0])[None])[0]
+                levels += [uniform] * missing
             request.node_logits = [levels[depth] for depth in depths]
         return super().make_scores(trees)
 
@@ -72,7 +76,8 @@ class BlockSession(HeadSession):
     ) -> list[dict[int, Scores]]:
         """Does what :func:`saccade.model.session.score_together` does.
 
-        There is one forward, of the blocks of those requests whose text has grown.
+        First the keys of newly committed text are written. Then one forward computes the blocks of
+        the requests whose text has grown since their last block.
         """
         sessions = [(cast(BlockSession, session), trees) for session, trees in batches]
         first_session = sessions[0][0]
@@ -86,21 +91,21 @@ class BlockSession(HeadSession):
                 torch.arange(each.rows, each.rows + each.waiting_rows, device=head.device)
                 for each in grown
             ]
-            both = [*zip(grown, rows, strict=True)]
+            with_rows = [*zip(grown, rows, strict=True)]
             head.write_text(
                 [each.cache for each in grown],
-                [each.target_hidden(new_rows) for each, new_rows in both],
-                [each.positions(new_rows) for each, new_rows in both],
+                [each.target_hidden(new_rows) for each, new_rows in with_rows],
+                [each.positions(new_rows) for each, new_rows in with_rows],
             )
-        stale = [each for each in requests if each.root_logits is None]
-        if stale:
+        outdated = [each for each in requests if each.root_logits is None]
+        if outdated:
             block = torch.arange(head.settings.size, device=head.device)
             logits = head.draft_blocks(
-                [each.cache for each in stale],
-                [each.context[-1] for each in stale],
-                [each.positions(each.rows + block) for each in stale],
+                [each.cache for each in outdated],
+                [each.context[-1] for each in outdated],
+                [each.positions(each.rows + block) for each in outdated],
             )
-            for each, block_logits in zip(stale, logits, strict=True):
+            for each, block_logits in zip(outdated, logits, strict=True):
                 each.block_logits = first_session._clip(block_logits)
                 each.root_logits = each.block_logits[0]
         return [session.make_scores(trees) for session, trees in sessions]
