@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import json
-from functools import partial
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -13,6 +12,9 @@ from saccade.cli.command_options import LoadOptions, ModelOptions, with_option_g
 from saccade.cli.describe import output_detail, print_answer, result_fields
 from saccade.cli.terminal import Json, Quiet, Verbose, err, prepare
 from saccade.core.errors import OptionError
+
+if TYPE_CHECKING:
+    from saccade.engine.generate import Stream
 
 QUESTION = "What is happening now?"
 
@@ -77,10 +79,15 @@ def watch(
     ) as live:
 
         def answer(time: float) -> None:
-            if detail == "all":
-                begin, _ = live.kept_seconds
-                err.print(f"[dim]{time:.1f} s (kept from {begin:.1f} s)[/dim]")
-            result = print_answer(pair.target, partial(live.stream, ask), detail)
+            def start(**arguments: Any) -> Stream:
+                stream = live.stream(ask, **arguments)
+                if detail == "all":
+                    # The stream has taken the latest frames, which may push old ones out.
+                    begin, _ = live.kept_seconds
+                    err.print(f"[dim]{time:.1f} s (kept from {begin:.1f} s)[/dim]")
+                return stream
+
+            result = print_answer(pair.target, start, detail)
             if as_json:
                 frame_count = sum(len(segment.clip.frames) for segment in live.segments)
                 fields = result_fields(result, frame_count)

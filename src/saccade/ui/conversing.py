@@ -10,7 +10,7 @@ from pathlib import Path
 from saccade.answering.chat_model import Chat, Model
 from saccade.answering.coloured_text import IncrementalDecoder
 from saccade.core.answer_text import TextDecoder
-from saccade.core.errors import OptionError
+from saccade.core.errors import OptionError, SaccadeError
 from saccade.inputs.media import Clip
 from saccade.inputs.subjects import is_text_file, read_document
 from saccade.ui import pictures
@@ -92,9 +92,14 @@ class PageConversation:
         uploads = Uploads.read(files, self._settings)
         self._check_length(tab, uploads.documents)
         conversation = self._conversation_of(tab)
-        stream = conversation.chat.stream(
-            question, uploads.clips or None, documents=uploads.documents
-        )
+        try:
+            stream = conversation.chat.stream(
+                question, uploads.clips or None, documents=uploads.documents
+            )
+        except SaccadeError:
+            if not conversation.exchanges:  # Another tab may begin a conversation instead.
+                self.end(tab)
+            raise
         decoder, text = IncrementalDecoder(TextDecoder(self.model.pair.target.decode)), ""
         for round in stream:
             text += str(decoder.styled_text(round.scalars()))
