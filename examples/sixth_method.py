@@ -82,5 +82,5 @@ PROVIDES = Provides(
         ),
     ),
     views=(MOTION,),
-    families=(Sure,),
+    shape_families=(Sure,),
 )

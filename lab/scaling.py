@@ -81,7 +81,7 @@ class Shape:
     def operations(self, rows: float, context: float) -> float:
         """Returns the operations of a forward of so many rows over ``context`` keys each."""
         attention = 4 * self.footprint.layers * self.heads * self.head_width * context
-        return rows * (2 * self.footprint.decoder + attention)
+        return rows * (2 * self.footprint.weights_per_token + attention)
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ def published_shape(name: str) -> Shape:
         text.num_attention_heads,
         text.num_key_value_heads,
         text.hidden_size // text.num_attention_heads,
-        size.parameters - size.decoder - (0 if tied else embedding),
+        size.parameters - size.weights_per_token - (0 if tied else embedding),
     )
 
 
@@ -158,8 +158,9 @@ def predict_plan(
     """
     draft_tokens = int(tokens * ASSUMED.reported.keep)
     split = count if way == "TP" else 1  # GPUs that work on one forward at the same time.
-    target_keys = target.footprint.kv * (tokens + ASSUMED.answer_tokens) * batch
-    draft_keys = draft.footprint.kv * (draft_tokens + ASSUMED.answer_tokens) * batch
+    answer_tokens = ASSUMED.answer_tokens
+    target_keys = target.footprint.kv_numbers_per_token * (tokens + answer_tokens) * batch
+    draft_keys = draft.footprint.kv_numbers_per_token * (draft_tokens + answer_tokens) * batch
     activations = 2 * ASSUMED.prefill_chunk * 8 * target.hidden  # Of a chunk, roughly.
     numbers_on_fullest_gpu = (
         (target.split_parameters + target_keys) / count
@@ -294,7 +295,10 @@ def _weights_table(shapes: Sequence[Shape]) -> str:
                 shape.name,
                 _in_gb(shape.footprint.parameters * BYTES_PER_NUMBER),
                 _in_gb(shape.vision_parameters * BYTES_PER_NUMBER),
-                *(_in_gb(shape.footprint.kv * tokens * BYTES_PER_NUMBER) for tokens in LENGTHS),
+                *(
+                    _in_gb(shape.footprint.kv_numbers_per_token * tokens * BYTES_PER_NUMBER)
+                    for tokens in LENGTHS
+                ),
             )
             for shape in shapes
         ],

@@ -115,8 +115,8 @@ def _share_right(experiment: Experiment, length: str) -> Data:
                     inputs,
                     None,
                     draft_only.draft_only_recipe(f"draft/view={view}"),
-                    tokens=experiment.tokens,
-                    ends=model.generation_config.eos_token_id,
+                    max_new_tokens=experiment.tokens,
+                    end_ids=model.generation_config.eos_token_id,
                 )
         for (row, series), ids in answers.items():
             text = tokenizer.decode(list(ids), skip_special_tokens=True)

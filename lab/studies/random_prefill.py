@@ -9,7 +9,7 @@ import torch
 
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.sampling import Sampling
-from saccade.core.stopping import Limits, Stops
+from saccade.core.stopping import StopConditions, Stops
 from saccade.core.timing import Clock
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Setup
@@ -68,7 +68,7 @@ def time_decoding(
     drafting.encode({"input_ids": prompt.context[None]})
     drafting.prefill([prompt])
     drafting.ready([prefill])
-    stops = Stops(Limits(tokens), [prompt.context], None)
+    stops = Stops(StopConditions(tokens), [prompt.context], None)
     clock = Clock(target.device)
     for _ in recipe.schedule(session, drafting, [0], stops.cut):
         pass

@@ -20,7 +20,7 @@ from lab.training.model import CELL, PATCH, pair_config
 from saccade.world import dialogues
 from saccade.world import scenes as world
 from saccade.world.train_draft import samples
-from saccade.world.train_draft.samples import EVAL_SEED, Canvas, Dialogue, render_pictures
+from saccade.world.train_draft.samples import EVAL_SEED, Canvas, DialogueSpec, render_pictures
 
 KINDS = (
     "colour",
@@ -50,7 +50,7 @@ class Example(NamedTuple):
     words, else 0.
     """
 
-    dialogue: Dialogue
+    dialogue: DialogueSpec
     ids: list[int]
     media: list[int]
     labels: list[int]
@@ -121,7 +121,7 @@ def _visual_ids(tokenizer: Any, name: str, count: int) -> list[int]:
 
 
 def make_example(
-    tokenizer: Any, dialogue: Dialogue, canvas: Canvas, form: PromptForm = QWEN25
+    tokenizer: Any, dialogue: DialogueSpec, canvas: Canvas, form: PromptForm = QWEN25
 ) -> Example:
     """Returns the conversation's ids as the chat template and the processor make them."""
     name, medium = ("<|video_pad|>", 2) if canvas.kind == "video" else ("<|image_pad|>", 1)
@@ -164,7 +164,7 @@ def draw_example(
 
 
 def render_pixels(
-    dialogue: Dialogue, canvas: Canvas, *, probes: bool = True
+    dialogue: DialogueSpec, canvas: Canvas, *, probes: bool = True
 ) -> tuple[np.ndarray, np.ndarray]:
     """Returns frame pairs, uint8 [g, 2, H, W, 3], and probe labels [visual tokens, 7].
 

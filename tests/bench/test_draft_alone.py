@@ -34,7 +34,9 @@ def test_the_draft_alone_writes_what_it_would_draft(view: str) -> None:
     draft = Loaded("d", backbone(noisy(qwen25, 0, 0.3)), None)
     inputs = video_input(3)
     recipe = draft_only.draft_only_recipe(f"draft/view={view}")
-    draft_ids = draft_only.draft_answer(target, draft, inputs, None, recipe, tokens=12, ends=())
+    draft_ids = draft_only.draft_answer(
+        target, draft, inputs, None, recipe, max_new_tokens=12, end_ids=()
+    )
     (prompt,) = target.backbone.prompts(inputs)
     (guide,) = Session(target.backbone, [Sampling()]).prefill(
         [prompt], record=recipe.records_attention

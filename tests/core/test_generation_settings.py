@@ -11,7 +11,7 @@ from transformers.generation import logits_process as hf
 
 from saccade.core import generation_settings
 from saccade.core.errors import OptionError
-from saccade.core.stopping import Limits, Stops
+from saccade.core.stopping import StopConditions, Stops
 
 # One value of each setting that `generate` would compute differently.
 REFUSED = dict(
@@ -174,7 +174,7 @@ def _letters(ids):
 
 
 def _stops(decode=_letters, requests=1, **given) -> Stops:
-    return Stops(Limits(**given), [torch.tensor([0, 1])] * requests, decode)
+    return Stops(StopConditions(**given), [torch.tensor([0, 1])] * requests, decode)
 
 
 def test_the_first_of_several_reasons_cuts():
@@ -184,16 +184,16 @@ def test_the_first_of_several_reasons_cuts():
     for at in range(6):
         tokens = [1, 2, 3, 4, 5, 6]
         tokens[at] = 9
-        count, reason = _stops(max_new_tokens=4, eos=(9,)).cut(0, tokens)
+        count, reason = _stops(max_new_tokens=4, eos=(9,)).append_until_stop(0, tokens)
         assert (count, reason) == ((at + 1, "stop") if at < 4 else (4, "length"))
 
 
 def test_nothing_after_a_cut_is_counted():
     """Claim: the answer holds what stands and nothing else, over several rounds."""
     stops = _stops(max_new_tokens=9, eos=(7, 8))
-    assert stops.cut(0, [1, 2]) == (2, None)
-    assert stops.cut(0, []) == (0, None)
-    assert stops.cut(0, [3, 8, 7, 1]) == (2, "stop")
+    assert stops.append_until_stop(0, [1, 2]) == (2, None)
+    assert stops.append_until_stop(0, []) == (0, None)
+    assert stops.append_until_stop(0, [3, 8, 7, 1]) == (2, "stop")
     assert stops.answers == [[1, 2, 3, 8]]
 
 
@@ -204,9 +204,9 @@ def test_a_stop_string_is_found_across_rounds(split):
     """
     stops = _stops(max_new_tokens=20, stop=("def", "zz"))
     tokens = [0, 1, 2, 3, 4, 5, 6, 7]
-    count, reason = stops.cut(0, tokens[:split])
+    count, reason = stops.append_until_stop(0, tokens[:split])
     assert (count, reason) == (split, None)
-    count, reason = stops.cut(0, tokens[split:])
+    count, reason = stops.append_until_stop(0, tokens[split:])
     assert (split + count, reason) == (6, "stop")
     assert stops.stopped_by == {0: "def"}
 
@@ -218,17 +218,17 @@ def test_a_stop_string_of_many_bytes_fits_the_window():
     stops = _stops(
         decode=lambda ids: bytes(ids).decode(errors="replace"), max_new_tokens=500, stop=(string,)
     )
-    assert stops.cut(0, [97] * 300) == (300, None)
-    assert stops.cut(0, ids) == (len(ids), "stop")
+    assert stops.append_until_stop(0, [97] * 300) == (300, None)
+    assert stops.append_until_stop(0, ids) == (len(ids), "stop")
 
 
 def test_requests_stop_by_themselves():
     """Claim: one request's text neither stops nor limits another's."""
     stops = _stops(requests=2, max_new_tokens=3, stop=("bc",))
-    assert stops.cut(0, [1]) == (1, None)
-    assert stops.cut(1, [2, 2]) == (2, None)
-    assert stops.cut(0, [2]) == (1, "stop")
-    assert stops.cut(1, [2]) == (1, "length")
+    assert stops.append_until_stop(0, [1]) == (1, None)
+    assert stops.append_until_stop(1, [2, 2]) == (2, None)
+    assert stops.append_until_stop(0, [2]) == (1, "stop")
+    assert stops.append_until_stop(1, [2]) == (1, "length")
     assert stops.answers == [[1, 2], [2, 2, 2]]
 
 
@@ -241,7 +241,9 @@ def test_criteria_see_prompt_and_answer_token_by_token():
         return torch.tensor([False])
 
     longest = MaxLengthCriteria(max_length=5)
-    count, reason = _stops(max_new_tokens=9, criteria=(spy, longest)).cut(0, [7, 8, 9, 5])
+    count, reason = _stops(max_new_tokens=9, criteria=(spy, longest)).append_until_stop(
+        0, [7, 8, 9, 5]
+    )
     assert seen == [[0, 1, 7], [0, 1, 7, 8], [0, 1, 7, 8, 9]]
     assert (count, reason) == (3, "stop")
 

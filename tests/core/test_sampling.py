@@ -45,11 +45,9 @@ def test_a_law_is_hugging_faces_processors_then_softmax(rules):
 
 def test_only_rules_that_read_ids_are_contextual():
     """Claim: warpers need no ids, penalties do. Fails if a penalty is taken for a warper."""
-    assert not Sampling(
-        True, (hf.TemperatureLogitsWarper(0.5), hf.TopPLogitsWarper(0.9))
-    ).contextual
-    assert Sampling(True, (hf.RepetitionPenaltyLogitsProcessor(1.2),)).contextual
-    assert Sampling(False, (lambda ids, scores: scores,)).contextual
+    assert not Sampling(True, (hf.TemperatureLogitsWarper(0.5), hf.TopPLogitsWarper(0.9))).reads_ids
+    assert Sampling(True, (hf.RepetitionPenaltyLogitsProcessor(1.2),)).reads_ids
+    assert Sampling(False, (lambda ids, scores: scores,)).reads_ids
 
 
 def _scores(rules: Sampling) -> Scores:

@@ -67,7 +67,7 @@ def test_the_default_on_a_cpu_is_float32(qwen: Path) -> None:
     config = json.loads((qwen / "config.json").read_text())
     (qwen / "config.json").write_text(json.dumps(config | {"dtype": "bfloat16"}))
     assert models.load(str(qwen), device="cpu").backbone.dtype == torch.float32
-    assert loading.precision(None, torch.device("cuda")) == "auto"
+    assert loading.dtype_named(None, torch.device("cuda")) == "auto"
 
 
 @pytest.mark.representatives(1)

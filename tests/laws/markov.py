@@ -297,7 +297,7 @@ def plain(recipe: Recipe, costs: Costs | None) -> Recipe:
     if isinstance(recipe.drafter, Ensemble):  # mixing takes long; longer chains are met elsewhere
         shape = Chain(2)
     if Capability.COSTS in shape.needs and costs is not None:
-        shape = shape.settle(lambda: costs)
+        shape = shape.prepare(lambda: costs)
     return replace(recipe, name="", about="", view=full, shape=shape)
 
 

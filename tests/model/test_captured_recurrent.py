@@ -218,7 +218,9 @@ def test_a_second_answer_captures_nothing_and_memory_stays():
                 capture_new_sizes()
             session.commit({0: [1 + round, 9]})
         addresses = {key: rows._memory.data_ptr() for key, rows in graphs._rows.items()}
-        states = {key: each.read.window.data_ptr() for key, each in graphs._states.items()}
+        states = {
+            key: each.committed_states.window.data_ptr() for key, each in graphs._states.items()
+        }
         places.append((counted.captures, addresses, states))
     assert places[0] == places[1] == places[2] and counted.captures > 0
 

@@ -57,8 +57,8 @@ def draft_answer(
     draft_inputs: Inputs | None,
     recipe: Recipe,
     *,
-    tokens: int,
-    ends: Sequence[int],
+    max_new_tokens: int,
+    end_ids: Sequence[int],
 ) -> list[int]:
     """Returns the draft's greedy answer over the visual tokens that the recipe's view keeps.
 
@@ -66,7 +66,9 @@ def draft_answer(
     """
     if draft.backbone.hidden_layers:
         raise OptionError(f"{PREFIX} needs a draft model, and {draft.name} is a head: leave it out")
-    setup = Setup(target.backbone, draft.backbone, recipe.view, recipe.shape, [Sampling()], tokens)
+    setup = Setup(
+        target.backbone, draft.backbone, recipe.view, recipe.shape, [Sampling()], max_new_tokens
+    )
     common, banned = setup.shared_vocabulary()
     target_prompts = target.backbone.prompts(inputs)
     target_prefills = Session(target.backbone, [Sampling()]).prefill(
@@ -74,11 +76,13 @@ def draft_answer(
     )
     readable_inputs = setup.draft_inputs(inputs if draft_inputs is None else draft_inputs)
     prompts = draft.backbone.prompts(readable_inputs, coarse=setup.coarse)
-    session = Session(draft.backbone, [Sampling()], vocab=common, banned=banned, room=tokens)
+    session = Session(
+        draft.backbone, [Sampling()], vocab=common, banned=banned, room=max_new_tokens
+    )
     target_prefill = target_prefills[0].to(draft.backbone.device)
     session.prefill([recipe.view(target_prefill, prompts[0])])
     ids: list[int] = []
-    while len(ids) < tokens and not (ids and ids[-1] in ends):
+    while len(ids) < max_new_tokens and not (ids and ids[-1] in end_ids):
         token = session.score({0: Tree()})[0].law(ROOT)
         assert isinstance(token, int), "a greedy law is one token"
         ids.append(token)

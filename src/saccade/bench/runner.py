@@ -320,8 +320,8 @@ class _ItemRun:
             inputs,
             draft_inputs,
             recipe,
-            tokens=settings["max_new_tokens"],
-            ends=end_ids(config),
+            max_new_tokens=settings["max_new_tokens"],
+            end_ids=end_ids(config),
         )
         text = self._text(ids)
         return {"ids": tuple(ids), "text": text, "total": time.perf_counter() - start}

@@ -112,7 +112,7 @@ def doctor(
     draft_place = loading.check_draft_options(
         draft, device, draft_device, draft_quantize, is_head=kind is not None
     )
-    precision = loading.precision(dtype, place)
+    precision = loading.dtype_named(dtype, place)
     bits = None if quantize is None else loading.bits(quantize)
     rounding = None if draft_quantize is None else rounding_named(draft_quantize)
     draft_bits = None if rounding is None else loading.draft_bits(rounding, draft_place)

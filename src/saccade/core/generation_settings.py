@@ -17,7 +17,7 @@ from transformers import GenerationConfig, LogitsProcessorList, MaxTimeCriteria
 from saccade.core.errors import OptionError, first_line, suggest
 from saccade.core.numpy_numbers import to_plain
 from saccade.core.sampling import GeneratedTokenPenalties, Grammar, Processor, Sampling
-from saccade.core.stopping import MAX_NEW_TOKENS, Limits
+from saccade.core.stopping import MAX_NEW_TOKENS, StopConditions
 
 
 class Settings(TypedDict, total=False):
@@ -438,7 +438,9 @@ def stop_strings(stop: str | Sequence[str] | None) -> tuple[str, ...]:
     return strings
 
 
-def answer_limits(config: GenerationConfig, longest: int, criteria: Sequence[Any] = ()) -> Limits:
+def answer_limits(
+    config: GenerationConfig, longest: int, criteria: Sequence[Any] = ()
+) -> StopConditions:
     """Returns where answers stop. ``longest`` is the longest prompt in tokens, which
     ``max_length`` includes. Raises OptionError where nothing is left for the answer."""
     length = config.max_new_tokens
@@ -455,4 +457,4 @@ def answer_limits(config: GenerationConfig, longest: int, criteria: Sequence[Any
     pad = config.pad_token_id
     if pad is None:
         pad = ends[0] if ends else 0
-    return Limits(length, ends, strings, (*criteria, *timed), pad)
+    return StopConditions(length, ends, strings, (*criteria, *timed), pad)

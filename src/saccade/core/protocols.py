@@ -198,7 +198,7 @@ class Shape(Learner, ABC):
 
     def for_parallel(self) -> Shape:
         """Returns the shape for a draft that runs in parallel with the target. It is called after
-        ``settle``, for shapes that offer ``Capability.NEXT_TOKEN``."""
+        ``prepare``, for shapes that offer ``Capability.NEXT_TOKEN``."""
         return self
 
     def copy(self, state: State, repetition: Repetition) -> Tree | None:
@@ -210,7 +210,7 @@ class Shape(Learner, ABC):
         """Returns the nearest shape whose drafts are chains; itself where there is none."""
         return self
 
-    def settle(
+    def prepare(
         self, measure: Callable[[], Costs], memory: CostMemory | None = None, family: str = ""
     ) -> Shape:
         """Returns the shape with what it needs to know of the models.

@@ -128,7 +128,7 @@ class Sampling:
     grammar: Grammar | None = None  # applied before any other rule
 
     @property
-    def contextual(self) -> bool:
+    def reads_ids(self) -> bool:
         """Whether some processor reads the ids of the text."""
         return not all(isinstance(rule, CONTEXT_FREE) for rule in self.processors)
 
@@ -260,7 +260,7 @@ class Scores:
         """
         if node not in self._logits_by_node:
             ids: Sequence[int] = ()
-            if self.rules.contextual:
+            if self.rules.reads_ids:
                 ids = [*self.context, *self._path_tokens(node)]
             row = self.rows[node + 1]
             self._logits_by_node[node] = self.rules.apply_rules(row, ids, self._answer(node))

@@ -17,7 +17,7 @@ EXTRA_WINDOW_TOKENS = 8
 
 
 @dataclass(frozen=True)
-class Limits:
+class StopConditions:
     """How long an answer may get and where it stops."""
 
     max_new_tokens: int = MAX_NEW_TOKENS
@@ -36,7 +36,7 @@ class Stops:
 
     def __init__(
         self,
-        limits: Limits,
+        limits: StopConditions,
         contexts: Sequence[torch.Tensor],
         decode: Callable[[Sequence[int]], str] | None,
         spell: Callable[[Sequence[int]], str] | None = None,
@@ -49,7 +49,9 @@ class Stops:
         longest = max((len(string.encode()) for string in limits.stop), default=0)
         self._window = longest + EXTRA_WINDOW_TOKENS
 
-    def cut(self, request: int, tokens: Sequence[int]) -> tuple[int, FinishReason | None]:
+    def append_until_stop(
+        self, request: int, tokens: Sequence[int]
+    ) -> tuple[int, FinishReason | None]:
         """Appends tokens to a request's answer up to where it stops.
 
         Returns how many of ``tokens`` were appended, and why the request ends, if it does.

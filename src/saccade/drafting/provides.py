@@ -47,7 +47,7 @@ class Setting(Axis):
     field: str
     parse: Callable[[str, str], Any]  # (axis, text) -> value; raises MethodError
     words: str | tuple[str, ...]  # the possible values, as ``saccade methods`` shows them
-    needs: str = ""  # completes the message "AXIS ..." where no part has the field
+    unmet_message: str = ""  # completes the message "AXIS ..." where no part has the field
     default: object = None  # A recipe's description has the axis only where its value is another.
     spell: Callable[[Any], str] = str  # value -> its text in an override
 
@@ -72,7 +72,7 @@ class Setting(Axis):
 
     def refusal(self, parts: Parts) -> str:
         """Returns why the axis means nothing to these parts."""
-        return f"{self.axis} {self.needs}"
+        return f"{self.axis} {self.unmet_message}"
 
     def choose(self, parts: Parts, value: str) -> Parts:
         # Only the first object that has the setting is changed.
@@ -120,7 +120,7 @@ class Provides:
     recipes: tuple[Recipe, ...] = ()
     views: tuple[View, ...] = ()
     shapes: Mapping[str, Shape] = field(default_factory=dict)
-    families: tuple[type[Shape], ...] = ()  # shapes with a parameter, spelled NAME-...
+    shape_families: tuple[type[Shape], ...] = ()  # shapes with a parameter, spelled NAME-...
     drafters: Mapping[str, MakeDrafter] = field(default_factory=dict)
     weights: Mapping[str, Callable[[int | None], Weighting]] = field(default_factory=dict)
     axes: Mapping[str, Axis] = field(default_factory=dict)  # settings of its own parts
@@ -139,7 +139,7 @@ class Provides:
                 raise MethodError(
                     f"{name!r} is no name: it must not be empty or contain / = + , or a space"
                 )
-        for family in self.families:
+        for family in self.shape_families:
             _check_family(family)
 
 
@@ -147,7 +147,7 @@ def _check_family(family: type[Shape]) -> None:
     """Raises MethodError unless a family of shapes parses its examples and spells them back."""
     if not isinstance(family, type) or not issubclass(family, Shape):
         raise MethodError(
-            f"families= must be a tuple of subclasses of Shape, which {family!r} is not"
+            f"shape_families= must be a tuple of subclasses of Shape, which {family!r} is not"
         )
     for attribute in ("family", "usage", "examples", "parse", "spelling"):
         if attribute not in vars(family):

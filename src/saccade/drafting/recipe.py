@@ -190,7 +190,7 @@ def plan(
     memory = None
     if Capability.COSTS in shape.needs and not exact and not answer.samples:
         memory = cost_measurement.CorrectedCosts(target, drafting, bucket, draft_context)
-    shape = shape.settle(measure, memory, target.model.config.model_type)
+    shape = shape.prepare(measure, memory, target.model.config.model_type)
     if recipe.drafts_beside_target:
         shape = shape.for_parallel()
     if view is recipe.view and shape is recipe.shape:

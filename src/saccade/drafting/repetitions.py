@@ -16,7 +16,9 @@ from saccade.model.likeliest import Vocabulary
 SHORTEST_MATCH = 3  # tokens; shorter endings occur everywhere
 LONGEST_MATCH = 32  # A longer match tells no more.
 MAX_COPIED_TOKENS = 48  # of one draft
-TAIL = 64  # A text continues the one before if it has so many of that one's last tokens in place.
+COMPARED_TAIL_TOKENS = (
+    64  # A text continues the one before if it has so many of that one's last tokens in place.
+)
 
 
 class RepetitionIndex:
@@ -56,7 +58,7 @@ class RepetitionIndex:
     def _read(self, text: Sequence[int]) -> None:
         """Adds the text's new runs to the index, all but the one at its end, which no token follows
         yet. A text that does not continue the one before is read from its beginning."""
-        if list(text[max(0, self._length - TAIL) : self._length]) != self._tail:
+        if list(text[max(0, self._length - COMPARED_TAIL_TOKENS) : self._length]) != self._tail:
             self._next_places.clear()
             self._length = 0
         start = max(0, self._length - SHORTEST_MATCH)
@@ -67,7 +69,7 @@ class RepetitionIndex:
             if not self._is_allowed(text[place]):
                 allowed_since = place + 1
         self._length = len(text)
-        self._tail = list(text[-TAIL:])
+        self._tail = list(text[-COMPARED_TAIL_TOKENS:])
 
     def _is_allowed(self, token: int) -> bool:
         return token < self._size and token not in self._excluded

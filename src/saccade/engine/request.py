@@ -17,7 +17,7 @@ from saccade.core.errors import ModelError, OptionError
 from saccade.core.generation_settings import GenerateArguments, Settings
 from saccade.core.prompt import DOCUMENT_MASK, Inputs
 from saccade.core.sampling import Grammar, Sampling
-from saccade.core.stopping import Limits
+from saccade.core.stopping import StopConditions
 from saccade.drafting.setup import Captioner, Words
 from saccade.model import memory
 from saccade.model.backbone import Backbone
@@ -78,7 +78,7 @@ class Request:
 
     inputs: Inputs
     rules: Callable[[Sequence[Tensor]], list[Sampling]]  # a function of all prompts' ids
-    limits: Limits
+    limits: StopConditions
     draft_inputs: Inputs | None = None
     decode: Callable[[Sequence[int]], str] | None = None  # without special tokens
     spell: Callable[[Sequence[int]], str] | None = None  # with special tokens
@@ -227,7 +227,7 @@ class Request:
         )
         processors_by_request = generation_settings.copy_processors(sampling.processors, len(ids))
         mask = model_inputs.get("attention_mask")
-        if sampling.contextual and mask is not None and not bool(mask.bool().all()):
+        if sampling.reads_ids and mask is not None and not bool(mask.bool().all()):
             raise OptionError(
                 "a padded batch with penalties cannot come through custom_generate: call "
                 "saccade.generate directly"

@@ -159,7 +159,7 @@ class RequestBatch:
 
     def _open(self, place: int, opened: dict[int, Round]) -> Round:
         """Emits a request's first token."""
-        cut: Cut = self.stops.cut
+        cut: Cut = self.stops.append_until_stop
         if self.target.shares.count > 1:
             # All processes of a split target end answers where rank 0 does.
             cut = agree_on_cut(cut)
@@ -378,7 +378,7 @@ class RequestBatch:
         session = MemoryGuard(
             self.session, lambda trees, error: self.drafter.give_up(NO_MEMORY_REASON, error)
         )
-        rounds = schedule(session, self.drafter, self._unfinished, self.stops.cut)
+        rounds = schedule(session, self.drafter, self._unfinished, self.stops.append_until_stop)
         for round in self._within_scope(rounds):
             self.record(round)
             yield round

@@ -26,8 +26,8 @@ class Footprint:
     """The size of a model, counted in numbers rather than bytes."""
 
     parameters: int  # All weights.
-    decoder: int  # Weights that a token passes through: layers, head and the selected experts.
-    kv: int  # Keys and values that a token adds to the cache.
+    weights_per_token: int  # That a token passes through: layers, head and the selected experts.
+    kv_numbers_per_token: int  # Keys and values that a token adds to the cache.
     layers: int
     vocab: int
     # One recurrent state, summed over all layers that have a state instead of keys.
@@ -52,8 +52,8 @@ class Footprint:
         states = self.state(size) * recurrent.STATES_PER_REQUEST
         rows = [max_window_rows(window, tokens, forward_rows()) for window in self.key_windows]
         evicted_rows = sum(tokens - remaining for remaining in rows)
-        per_layer = self.kv // max(1, self.layers - self.stateful_layers)
-        return int((self.kv * tokens - per_layer * evicted_rows) * size) + states
+        per_layer = self.kv_numbers_per_token // max(1, self.layers - self.stateful_layers)
+        return int((self.kv_numbers_per_token * tokens - per_layer * evicted_rows) * size) + states
 
     def weights(self, size: float) -> int:
         """Returns the bytes of all weights at ``size`` bytes a number."""
@@ -61,15 +61,15 @@ class Footprint:
 
     def rounded_copy(self, bytes_per_weight: float) -> int:
         """Returns the bytes of a rounded copy of the weights that a token passes through."""
-        return int(self.decoder * bytes_per_weight)
+        return int(self.weights_per_token * bytes_per_weight)
 
     def step(self, size: float, tokens: int, cache_size: float) -> float:
         """Returns the bytes that a forward of one token reads while ``tokens`` others are cached.
 
         A number takes ``size`` bytes in the weights and ``cache_size`` bytes in the cache.
         """
-        cached = self.kv * tokens * cache_size + self.state(cache_size)
-        return self.decoder * size + cached
+        cached = self.kv_numbers_per_token * tokens * cache_size + self.state(cache_size)
+        return self.weights_per_token * size + cached
 
 
 def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
@@ -103,8 +103,8 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
         key_windows = windowed_attention.windows_of(text, key_layers)
         return Footprint(
             parameters=sum(weight.numel() for weight in model.parameters()),
-            decoder=decoder + model.get_output_embeddings().weight.numel(),
-            kv=2 * len(key_layers) * heads * width,
+            weights_per_token=decoder + model.get_output_embeddings().weight.numel(),
+            kv_numbers_per_token=2 * len(key_layers) * heads * width,
             layers=text.num_hidden_layers,
             vocab=text.vocab_size,
             conv_state_numbers=conv_state_numbers,

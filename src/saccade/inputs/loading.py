@@ -142,7 +142,7 @@ def load(
     if tp and (device_map is not None or quantize is not None):
         raise OptionError("a target split over processes takes no device map and no quantizer")
     place = pick_device(architectures.local_device(device) if tp else device)
-    settings: dict[str, Any] = {"use_safetensors": True, "dtype": precision(dtype, place)}
+    settings: dict[str, Any] = {"use_safetensors": True, "dtype": dtype_named(dtype, place)}
     if quantize is not None:
         settings["quantization_config"] = _quantization_config(quantize)
     if device_map is not None or quantize is not None:
@@ -491,7 +491,7 @@ def use_threads(threads: int | None) -> None:
     free_cores.is_fixed = True
 
 
-def precision(dtype: str | None, place: torch.device) -> Any:
+def dtype_named(dtype: str | None, place: torch.device) -> Any:
     """Returns the torch dtype of this name.
 
     Without a name it is float32 on a CPU. On other devices it is "auto", the checkpoint's own.

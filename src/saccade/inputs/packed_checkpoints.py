@@ -36,7 +36,7 @@ AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # The column of each of the eight codes 
 AWQ_VERSIONS = ("gemm",)
 GPTQ_BITS = (2, 3, 4, 8)
 GPTQ_FORMATS = ("gptq", "gptq_v2")
-WHOLE_BITS = (2, 4, 8)  # Codes of these widths never cross a byte boundary.
+BYTE_ALIGNED_BITS = (2, 4, 8)  # Codes of these widths never cross a byte boundary.
 COMPRESSED_FORMATS = ("pack-quantized", "int-quantized", "float-quantized", "naive-quantized")
 # Scales of activations and of keys and values, which plain weights do not need.
 UNUSED = re.compile(r"\.(?:input|output|activation|[qkv])_(?:scale|zero_point|global_scale)$")
@@ -85,7 +85,7 @@ def unpack_codes(words: Int32[Tensor, "rows words"], bits: int) -> UInt8[Tensor,
 
     With 3 bits a code may begin in one word and end in the next.
     """
-    if bits in WHOLE_BITS:
+    if bits in BYTE_ALIGNED_BITS:
         word_bytes = words.contiguous().view(torch.uint8)
         shifts = range(0, BYTE_BITS, bits)
         mask = (1 << bits) - 1
@@ -288,7 +288,7 @@ def _compressed_tensors_problem(settings: Settings) -> str | None:
         if stored_as not in COMPRESSED_FORMATS:
             return f"format {stored_as}"
         bits = (group.get("weights") or {}).get("num_bits")
-        if bits not in WHOLE_BITS:
+        if bits not in BYTE_ALIGNED_BITS:
             return f"{bits} bits"
     return None
 

@@ -46,14 +46,14 @@ DRAW = Setting(
     field="draw",
     parse=partial(parse_whole, zero=True),
     words="which of view=random's draws, from 0",
-    needs="is the random view's: it needs view=random",
+    unmet_message="is the random view's: it needs view=random",
     default=0,
 )
 
 PROVIDES = Provides(
     recipes=(AR, SD, SD_TREE, LOOKUP),
     views=(*basic.VIEWS, *baseline_pruning.VIEWS),
-    families=(Chain, Best, Static),
+    shape_families=(Chain, Best, Static),
     drafters={
         "model": ModelDrafter,
         "self": SelfDrafter,

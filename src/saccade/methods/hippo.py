@@ -108,7 +108,7 @@ class FamilyChain(Chain):
     def spelling(self) -> str:
         return "hippo-gamma"
 
-    def settle(
+    def prepare(
         self, measure: Callable[[], Costs], memory: CostMemory | None = None, family: str = ""
     ) -> Shape:
         return Chain(GAMMAS.get(family, GAMMA))

@@ -227,7 +227,7 @@ AXES: dict[str, Axis] = {
         field="weighting",
         parse=_parse_weights,
         words=(*WEIGHTS, "each with -N for the last N positions"),
-        needs="needs an ensemble: start from tabed, or drafter=ensemble",
+        unmet_message="needs an ensemble: start from tabed, or drafter=ensemble",
         spell=_spell_weights,
     ),
     "view": ViewChoice(),

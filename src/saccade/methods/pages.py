@@ -69,7 +69,7 @@ PAGE = Setting(
     field="page",
     parse=parse_whole,
     words="keys a page, as in 4",
-    needs="needs view=pages: it is the number of keys in a page",
+    unmet_message="needs view=pages: it is the number of keys in a page",
     default=PAGE_KEYS,
 )
 

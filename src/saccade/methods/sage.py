@@ -311,7 +311,7 @@ def _axis(name: str) -> Axis:
         field=name,
         parse=_parse,
         words=f"{SETTINGS[name]}, as in {_spell(default)}",
-        needs="is SAGE's: it needs shape=sage, sage-live or sage-ahead",
+        unmet_message="is SAGE's: it needs shape=sage, sage-live or sage-ahead",
         default=default,
         spell=_spell,
     )

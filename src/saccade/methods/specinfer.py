@@ -133,4 +133,4 @@ def count_nodes(widths: list[int]) -> int:
     return total
 
 
-PROVIDES = Provides(families=(SampledTree, DistinctTree))
+PROVIDES = Provides(shape_families=(SampledTree, DistinctTree))

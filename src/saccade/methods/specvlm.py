@@ -123,7 +123,7 @@ SHARE = Setting(
     field="share",
     parse=parse_share,
     words="SpecVLM's share of attention mass, 0 to 1",
-    needs="is SpecVLM's: it needs view=specvlm",
+    unmet_message="is SpecVLM's: it needs view=specvlm",
     spell="{:g}".format,
 )
 

@@ -167,7 +167,7 @@ KEYS = KeysSetting(
     field="keys",
     parse=parse_whole,
     words="text and video keys together, as in 1024",
-    needs="needs view=per-head, streaming or pages",
+    unmet_message="needs view=per-head, streaming or pages",
 )
 
 PROVIDES = Provides(

@@ -198,7 +198,7 @@ TAU = Setting(
     field="tau",
     parse=parse_positive,
     words="temperature of MTCP*'s weights, above 0",
-    needs="is MTCP*'s: it needs weights=inverse or weights=softmax",
+    unmet_message="is MTCP*'s: it needs weights=inverse or weights=softmax",
     default=1.0,
     spell="{:g}".format,
 )

@@ -100,14 +100,14 @@ class RecurrentSize(Size):
 class StaticStates:
     """The states that forwards of some number of requests read, and those they leave behind.
 
-    ``read`` are the committed states that forwards start from. ``left`` are the states after the
-    rows that a forward commits. All tensors are ``[layer, request, ...]``.
+    Forwards start from ``committed_states``. ``states_after`` are the states after the rows that a
+    forward commits. All tensors are ``[layer, request, ...]``.
     """
 
     def __init__(self, empty: State, requests: int) -> None:
         """``empty`` has the states of all layers before the first token, ``[layer, ...]``."""
-        self.read = _repeat_for_requests(empty, requests)
-        self.left = _repeat_for_requests(empty, requests)
+        self.committed_states = _repeat_for_requests(empty, requests)
+        self.states_after = _repeat_for_requests(empty, requests)
         self._filled: list[weakref.ref[StatesByLayer] | None] = [None] * requests
         self._earlier: dict[int, Updates] = {}
 
@@ -120,7 +120,7 @@ class StaticStates:
 
     def no_updates(self, count: int) -> Updates:
         """Returns updates of zeros, for so many nodes of each request."""
-        window, memory = self.read.window, self.read.memory
+        window, memory = self.committed_states.window, self.committed_states.memory
         layers, requests, _, channels = window.shape
         inputs = window.new_zeros(layers, requests, count, channels)
         if memory is None:
@@ -138,7 +138,7 @@ class StaticStates:
         filled = self._filled[request]
         if filled is not None and filled() is states:
             return
-        source, target = states.stacked(), _state_of(self.read, request)
+        source, target = states.stacked(), _state_of(self.committed_states, request)
         target.window.copy_(source.window)
         if target.memory is not None and source.memory is not None:
             target.memory.copy_(source.memory)
@@ -156,7 +156,7 @@ class StaticRows:
         self.size, self._states = size, states
         self._earlier = states.earlier(size.earlier)
         self._new = states.no_updates(size.rows)
-        window = states.read.window
+        window = states.committed_states.window
         self._past = window.shape[2]
         self._memory = torch.zeros(self._bytes(), dtype=torch.uint8, device=window.device)
         parts = self._parts(self._memory)
@@ -183,7 +183,7 @@ class StaticRows:
             states, committed = segment.cache.states, segment.committed_rows
             assert states is not None
             if committed:
-                states.store_committed_in_all(_state_of(self._states.left, request).clone())
+                states.store_committed_in_all(_state_of(self._states.states_after, request).clone())
             new = segment.stop - segment.start
             if new == committed:
                 continue
@@ -277,11 +277,15 @@ class StaticRows:
         self, mixer: Mixer, inputs: Float[Tensor, "all channel"], layer: int
     ) -> Float[Tensor, "all channel"]:
         inputs_by_request = inputs.view(self.size.requests, self.size.rows, -1)
-        parts = [self._states.read.window[layer], self._earlier.inputs[layer], inputs_by_request]
+        parts = [
+            self._states.committed_states.window[layer],
+            self._earlier.inputs[layer],
+            inputs_by_request,
+        ]
         every = torch.cat(parts, 1).flatten(0, 1)
         self._new.inputs[layer].copy_(inputs_by_request)
         window = every.index_select(0, self._window_places.flatten())
-        self._states.left.window[layer].copy_(window.view_as(parts[0]))
+        self._states.states_after.window[layer].copy_(window.view_as(parts[0]))
         taps = every.index_select(0, self._taps.flatten()).view(len(inputs), self._past + 1, -1)
         out = (taps.float() * mixer.conv.weight[:, 0].T.float()).sum(1)
         if mixer.conv.bias is not None:
@@ -290,8 +294,8 @@ class StaticRows:
 
     def read(self, delta: Delta, layer: int) -> Values:
         states, rows = self._states, delta.by_request(self.size.requests)
-        assert states.read.memory is not None and states.left.memory is not None
-        memory = states.read.memory[layer]
+        assert states.committed_states.memory is not None and states.states_after.memory is not None
+        memory = states.committed_states.memory[layer]
         earlier = self._earlier_writes(layer) if self.size.earlier else no_writes(rows)
         read, writes = score_tree(rows, memory, earlier, self._ancestors, solve_in_blocks)
         new_writes = writes.rows(slice(self.size.earlier, None))
@@ -301,7 +305,7 @@ class StaticRows:
         to_last = passed - new_writes.total_decay
         to_last = to_last.masked_fill(~is_committed, float("-inf")).exp()
         written = (new_writes.keys * to_last[..., None]).transpose(-1, -2) @ new_writes.values
-        states.left.memory[layer].copy_(memory * passed.exp()[..., None] + written)
+        states.states_after.memory[layer].copy_(memory * passed.exp()[..., None] + written)
         stored_writes = self._new.of_layers(layer).writes
         assert stored_writes is not None
         stored_writes.keys.copy_(new_writes.keys)

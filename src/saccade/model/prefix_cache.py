@@ -260,7 +260,7 @@ def _leading_true(mask: Tensor) -> int:
 # -- calls of processors -------------------------------------------------------------------------
 
 
-Answer = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
+CallInterceptor = Callable[[str, Callable[..., Any], tuple[Any, ...], dict[str, Any]], Any]
 """(a method's name, the method, its arguments, those by name) -> what the call returns."""
 
 
@@ -270,16 +270,16 @@ def cache_preprocessing(processor: Any, prefix_cache: PrefixCache | None) -> Ite
     with ExitStack() as stack:
         for preprocessor in (vars(processor).get(name) for name in PREPROCESSORS):
             if prefix_cache is not None and preprocessor is not None:
-                answer = _cached_answer(prefix_cache, id(preprocessor))
-                stack.enter_context(intercept_calls(preprocessor, ["preprocess"], answer))
+                intercept = _repeat_cached_output(prefix_cache, id(preprocessor))
+                stack.enter_context(intercept_calls(preprocessor, ["preprocess"], intercept))
         yield
 
 
-def _cached_answer(prefix_cache: PrefixCache, owner: int) -> Answer:
-    """Returns an ``Answer`` that runs a method once for equal arguments and then repeats its
+def _repeat_cached_output(prefix_cache: PrefixCache, owner: int) -> CallInterceptor:
+    """Returns an interceptor that runs a method once for equal arguments and then repeats its
     output."""
 
-    def answer(
+    def intercept(
         name: str, method: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
     ) -> Any:
         arguments = prefix_cache.digest(args, sorted(kwargs.items(), key=lambda kv: kv[0]))
@@ -289,13 +289,13 @@ def _cached_answer(prefix_cache: PrefixCache, owner: int) -> Answer:
         # A caller may remove entries from a mapping that it gets.
         return copy(output) if isinstance(output, MutableMapping) else output
 
-    return answer
+    return intercept
 
 
 @contextmanager
-def intercept_calls(owner: Any, names: Sequence[str], answer: Answer) -> Iterator[None]:
-    """Within this context, calls of these methods of ``owner`` go to ``answer`` instead. A method
-    that is called inside an intercepted call runs as usual."""
+def intercept_calls(owner: Any, names: Sequence[str], intercept: CallInterceptor) -> Iterator[None]:
+    """Within this context, calls of these methods of ``owner`` go to ``intercept`` instead. A
+    method that is called inside an intercepted call runs as usual."""
     is_inside = False
 
     def intercepted(name: str, method: Callable[..., Any]) -> Callable[..., Any]:
@@ -305,7 +305,7 @@ def intercept_calls(owner: Any, names: Sequence[str], answer: Answer) -> Iterato
                 return method(*args, **kwargs)
             is_inside = True
             try:
-                return answer(name, method, args, kwargs)
+                return intercept(name, method, args, kwargs)
             finally:
                 is_inside = False
 

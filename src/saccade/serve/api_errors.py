@@ -25,7 +25,7 @@ ERROR_TYPES = {
 }
 
 
-class Failure(BaseModel):
+class ErrorObject(BaseModel):
     """The ``error`` object of a response."""
 
     message: str
@@ -34,8 +34,8 @@ class Failure(BaseModel):
     code: int
 
 
-class FailureBody(BaseModel):
-    error: Failure
+class ErrorBody(BaseModel):
+    error: ErrorObject
 
 
 class ApiError(SaccadeError):
@@ -55,8 +55,10 @@ class ApiError(SaccadeError):
         """Returns the JSON of the response."""
         default = INVALID_REQUEST if self.status < 500 else "server_error"
         error_type = ERROR_TYPES.get(self.status, default)
-        failure = Failure(message=self.message, type=error_type, param=self.param, code=self.status)
-        return FailureBody(error=failure).model_dump()
+        failure = ErrorObject(
+            message=self.message, type=error_type, param=self.param, code=self.status
+        )
+        return ErrorBody(error=failure).model_dump()
 
 
 def to_api_error(error: Exception) -> ApiError:

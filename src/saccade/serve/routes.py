@@ -22,7 +22,7 @@ from saccade.core.errors import SaccadeError
 from saccade.serve.api_errors import (
     CLIENT_CLOSED_REQUEST,
     ApiError,
-    FailureBody,
+    ErrorBody,
     to_api_error,
     validation_api_error,
 )
@@ -108,7 +108,7 @@ async def _load(service: Service, start: Callable[[], Engine]) -> None:
 
 
 def _error_responses(*statuses: int) -> Statuses:
-    return {status: {"model": FailureBody} for status in statuses}
+    return {status: {"model": ErrorBody} for status in statuses}
 
 
 def _operator_routes(service: Service, release: str) -> APIRouter:

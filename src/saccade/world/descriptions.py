@@ -45,7 +45,7 @@ class Voice:
     turn: str
     vanish: str
     appear: str
-    when: Sequence[str]  # By the quarter of the clip.
+    when: Sequence[str]  # By the index of the time in TIMES.
     still: str
     nothing: str
     opening: str
@@ -161,7 +161,7 @@ def _event_sentences(scene: Scene) -> list[str]:
     """Returns a sentence per event, or the sentence that there is none."""
     voice = voice_of(scene)
     sentences = [
-        capitalize(f"{voice.when[e.quarter]}, {event_clause(scene, e)}.") for e in scene.events
+        capitalize(f"{voice.when[e.time_index]}, {event_clause(scene, e)}.") for e in scene.events
     ]
     return sentences or [voice.nothing]
 

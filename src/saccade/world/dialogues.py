@@ -140,7 +140,7 @@ def _event_time(scene: Scene, rng: np.random.Generator) -> Words | None:
     return {
         "name": object_name(scene, event.index, size=False),
         "verb": _EVENT_VERBS[event.kind],
-        "when": voice_of(scene).when[event.quarter],
+        "when": voice_of(scene).when[event.time_index],
     }
 
 

@@ -132,10 +132,10 @@ def _background(texture: str, height: int, width: int) -> NDArray[np.uint8]:
 @dataclass(frozen=True)
 class Stroke:
     """The object of this `index`, drawn at one place in the frames from `first` on and before
-    `last`. (`top`, `left`) is the corner of its sprite."""
+    `stop`. (`top`, `left`) is the corner of its sprite."""
 
     first: int
-    last: int
+    stop: int
     index: int
     color: str
     top: int
@@ -172,7 +172,7 @@ def clip_and_sprite_slices(
     y0, y1 = max(0, stroke.top), min(height, stroke.top + n)
     x0, x1 = max(0, stroke.left), min(width, stroke.left + n)
     return (
-        (slice(stroke.first, stroke.last), slice(y0, y1), slice(x0, x1)),
+        (slice(stroke.first, stroke.stop), slice(y0, y1), slice(x0, x1)),
         (slice(y0 - stroke.top, y1 - stroke.top), slice(x0 - stroke.left, x1 - stroke.left)),
     )
 

@@ -68,7 +68,7 @@ class Event:
     color: str | None = None
 
     @property
-    def quarter(self) -> int:
+    def time_index(self) -> int:
         """Which of TIMES the event is near: 0, 1 or 2."""
         return min(range(len(TIMES)), key=lambda i: abs(TIMES[i] - self.time))
 
@@ -156,11 +156,11 @@ def scene(seed: int, *, max_objects: int = 6) -> Scene:
     # Which events happen to which objects: at most one event per object and per time.
     event_count = min(_draw_index(rng, EVENT_WEIGHTS), count)
     event_objects = [int(i) for i in rng.permutation(count)[:event_count]]
-    quarters = sorted(int(i) for i in rng.permutation(len(TIMES))[:event_count])
+    time_indices = sorted(int(i) for i in rng.permutation(len(TIMES))[:event_count])
     used_looks = {(COLORS[c], SHAPES[s]) for c, s in looks}
     events: list[Event] = []
     appearing = 0
-    for index, quarter in zip(event_objects, quarters, strict=True):
+    for index, time_index in zip(event_objects, time_indices, strict=True):
         kind = KINDS[_draw_index(rng, (0.4, 0.3, 0.3))]
         if kind == "appear" and appearing == count - 1:
             kind = "recolour"  # At least one object is there from the start.
@@ -171,7 +171,7 @@ def scene(seed: int, *, max_objects: int = 6) -> Scene:
             unused_colors = [c for c in COLORS if (c, shape) not in used_looks]
             color = unused_colors[int(rng.integers(len(unused_colors)))]
             used_looks.add((color, shape))
-        time = TIMES[quarter] + TIME_JITTER * (2 * rng.random() - 1)
+        time = TIMES[time_index] + TIME_JITTER * (2 * rng.random() - 1)
         events.append(Event(kind, index, round(float(time), 4), color))
 
     immobile = {e.index for e in events if e.kind != "recolour"}

@@ -471,7 +471,7 @@ def test_the_more_share_a_forward_the_shorter_are_drafts():
     alone = after(1)
     tokens = [best_round(shape.believed_costs(after(n)), 0.8)[0] for n in (1, 4, 16, 64)]
     assert tokens == sorted(tokens, reverse=True) and tokens[0] > 1.5 * tokens[-1]
-    assert after(16).stretch == pytest.approx(1.0) and after(16).requests == 16
+    assert after(16).verify_slowdown == pytest.approx(1.0) and after(16).requests == 16
     assert after(16, sample=True).requests == 1
     lonely = simulate(shape, World(0.9, 1.0, costs=steep), 30).rounds[1]
     assert shape.fold(after(16), lonely).requests == 1 == alone.requests

@@ -28,7 +28,7 @@ def _shapes() -> Iterator[tuple[str, Shape]]:
         yield from ((f"{family.family}-{each}", family.parse(each)) for each in family.examples)
 
 
-EVERY = {name: shape.settle(lambda: COSTS) for name, shape in _shapes()}
+EVERY = {name: shape.prepare(lambda: COSTS) for name, shape in _shapes()}
 
 
 def _allow_multiples_of_three(answer: Sequence[int]) -> torch.Tensor:

@@ -19,7 +19,9 @@ class Source:
     repos: tuple[str, ...]  # Ids on the hub, the newest first; all of them have the same files.
     # For each split, patterns of file names. The files of the first pattern that matches are read.
     files: Mapping[str, tuple[str, ...]]
-    small: bool = False  # Whether the files are fetched without asking: they hold no pictures.
+    fetch_unasked: bool = (
+        False  # Whether the files are fetched without asking: they hold no pictures.
+    )
     gated: bool = False  # Whether its terms have to be accepted on the hub first.
     nested: str | None = None  # The column whose lists hold the rows.
     # The first revision is fetched; None is the default branch. If there are several, media are
@@ -35,11 +37,11 @@ class Media:
     folders: Mapping[str, tuple[str, ...]]
     # For each part, folders of uncut videos, which are searched next. Of an uncut video only the
     # time between the row's start and end is read.
-    whole: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
+    uncut_folders: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     packed: tuple[str, ...] = ()  # Patterns of the archives, for messages.
     unpacked: tuple[str, ...] = ()  # Below HF_HOME, where lmms-eval unpacks them.
     frame_rate: float = 1.0  # Of folders of frames, per second.
-    fold: bool = True  # Whether names may differ in case.
+    ignores_case: bool = True  # Whether names may differ in case.
 
 
 @dataclass(frozen=True)
@@ -70,7 +72,9 @@ class Benchmark:
     parts: tuple[str, ...] = ()
     # The column that names a row's part; None where each part has files of its own.
     part_column: str | None = None
-    where: tuple[str, str] | None = None  # Only rows with this value in this column belong to it.
+    row_filter: tuple[str, str] | None = (
+        None  # Only rows with this value in this column belong to it.
+    )
     option: str = "{letter}. {text}"  # How an option is written in the prompt.
     # Roles whose columns the files may lack.
     optional: frozenset[str] = frozenset({"id", "options", "start", "end", "then"})

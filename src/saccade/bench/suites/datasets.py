@@ -91,7 +91,7 @@ class Dataset:
     @cached_property
     def _row_numbers(self) -> list[tuple[int, int]]:
         """The table and the row number of every row that belongs to the benchmark."""
-        column, value = self.benchmark.where or (self.benchmark.part_column, self.part)
+        column, value = self.benchmark.row_filter or (self.benchmark.part_column, self.part)
         row_numbers = []
         for table, (_, rows) in enumerate(self.tables):
             rows_of_part = list(range(len(rows)))
@@ -213,7 +213,7 @@ class Dataset:
             place = self.index.find(name, _folders_of_part(media_layout.folders, part))
         except LayoutError:
             # The cut video is missing. The row says which part of the uncut one it is.
-            if not (uncut_folders := _folders_of_part(media_layout.whole, part)):
+            if not (uncut_folders := _folders_of_part(media_layout.uncut_folders, part)):
                 raise
             place = self.index.find(name, uncut_folders)
             start, end = row.get("start"), row.get("end")

@@ -46,14 +46,14 @@ class MediaPlace:
 
 @dataclass(frozen=True)
 class MediaIndex:
-    """The media below some folders, by name. Extensions are ignored, and case with ``fold``."""
+    """The media below some folders, by name. Extensions are ignored, and case with ``ignores_case``."""
 
     roots: tuple[Path, ...]
     suffixes: tuple[str, ...]
     frames: bool = False  # Whether a folder of images is a video.
     # Whether to ignore the case of names. It is False for ids of web videos, which may differ in
     # nothing else.
-    fold: bool = True
+    ignores_case: bool = True
 
     @cached_property
     def _files(self) -> Mapping[Path, tuple[int, tuple[str, ...]]]:
@@ -138,7 +138,7 @@ class MediaIndex:
                 place
                 for place in candidates
                 if tuple(part.lower() for part in place.parts[-len(path) :]) == lower_path
-                and (self.fold or place.parts[-1] == stem)
+                and (self.ignores_case or place.parts[-1] == stem)
             ]
             if not matching:
                 continue

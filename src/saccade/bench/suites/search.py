@@ -102,7 +102,7 @@ class _Search:
         ]
         more_columns = (
             benchmark.part_column,
-            benchmark.where and benchmark.where[0],
+            benchmark.row_filter and benchmark.row_filter[0],
             benchmark.join and benchmark.join.question_key,
         )
         required += [(name,) for name in more_columns if name]
@@ -121,7 +121,7 @@ class _Search:
             videos = "video" in benchmark.columns
             suffixes = VIDEO_SUFFIXES if videos else IMAGE_SUFFIXES
             roots = self._roots(source, folder)
-            index = MediaIndex(roots, suffixes, videos, benchmark.media.fold)
+            index = MediaIndex(roots, suffixes, videos, benchmark.media.ignores_case)
             if index.is_empty:
                 what = "videos" if videos else "images"
                 names = ", ".join(benchmark.media.packed)
@@ -201,7 +201,7 @@ class _Search:
         from huggingface_hub.errors import GatedRepoError
 
         is_offline = offline() or constants.HF_HUB_OFFLINE
-        if self.root is not None or is_offline or not source.small:
+        if self.root is not None or is_offline or not source.fetch_unasked:
             return
         patterns, revision = self._patterns(source.files, self.parts), source.revisions[0]
         for repo in source.repos:

@@ -130,7 +130,7 @@ class Estimates(NamedTuple):
     """Copied tokens that were right over the sum of their chances by the length of the match."""
     tokens: float = 0.0  # emitted in rounds that drafted
     seconds: float = 0.0  # spent in rounds that drafted
-    stretch: float = 1.0
+    verify_slowdown: float = 1.0
     """Measured seconds of verifying over those of bare forwards. It is used only while requests
     share forwards."""
     times: ForwardTimes = ForwardTimes()  # of forwards that no other request shared
@@ -186,7 +186,7 @@ class Auto(CostedShape):
     def as_chains(self) -> Auto:
         return replace(self, runners_up=0)
 
-    def settle(
+    def prepare(
         self, measure: Callable[[], Costs], memory: CostMemory | None = None, family: str = ""
     ) -> Shape:
         if self.costs is not None:
@@ -308,7 +308,7 @@ class Auto(CostedShape):
         load = None if round.p.rules.sample else round.load
         state = before._replace(
             requests=1 if load is None else load.requests,
-            stretch=self._stretch_after(before, round),
+            verify_slowdown=self._stretch_after(before, round),
             times=self._times_after(before, round),
         )
         if not round.tree.tokens:
@@ -402,7 +402,7 @@ class Auto(CostedShape):
         """
         bare = _tabulate(self.forward_costs, estimates.requests)
         if estimates.requests > 1:
-            scale = estimates.stretch
+            scale = estimates.verify_slowdown
             return BelievedCosts(
                 scale * bare.costs.draft, scale * bare.verify[1], scale, 0.0, 0.0, bare
             )
@@ -432,17 +432,17 @@ class Auto(CostedShape):
         return max(costs.drafting(levels) + costs.verify(1 + levels), planned)
 
     def _stretch_after(self, estimates: Estimates, round: Round) -> float:
-        """Returns ``stretch`` with the seconds of this round in it.
+        """Returns ``verify_slowdown`` with the seconds of this round in it.
 
         It is unchanged when sampling, and where the seconds tell nothing of later rounds.
         """
         if round.p.rules.sample or not round.has_typical_duration:
-            return estimates.stretch
+            return estimates.verify_slowdown
         requests, rows = 1, 1 + len(round.tree)
         if round.load is not None:
             requests, rows = round.load.requests, round.load.rows
-        stretch = round.verify_seconds / self.forward_costs.verify_together(requests, rows)
-        return RATE_MEMORY * estimates.stretch + (1 - RATE_MEMORY) * stretch
+        verify_slowdown = round.verify_seconds / self.forward_costs.verify_together(requests, rows)
+        return RATE_MEMORY * estimates.verify_slowdown + (1 - RATE_MEMORY) * verify_slowdown
 
     def _times_after(self, estimates: Estimates, round: Round) -> ForwardTimes:
         """Returns ``times`` with the seconds of this round.

@@ -125,7 +125,7 @@ class CostedShape(Shape):
     def needs(self) -> Capabilities:
         return frozenset({Capability.COSTS})
 
-    def settle(
+    def prepare(
         self, measure: Callable[[], Costs], memory: CostMemory | None = None, family: str = ""
     ) -> Shape:
         return self if self.costs is not None else replace(cast(Any, self), costs=measure())

@@ -179,7 +179,7 @@ class Affordable(View):
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         if self.keep is None:
-            raise MethodError("how much is affordable has yet to be settled: see recipe.plan")
+            raise MethodError("how much is affordable is not known yet: see recipe.plan")
         return self.with_share(self.keep)(prefill, prompt)
 
 

@@ -1,9 +1,9 @@
 """Reads frames from files and bytes, within limits. How a file becomes frames:
 
 1. `media_file` checks that the path may be read, and detects the file's type by its first bytes.
-2. `video` or `images` makes a reel of it: the times at which frames appear, without the frames.
+2. `video` or `images` makes a `FrameSource` of it, which has the times at which frames appear.
 3. `frame_sampling` turns the request into moments, and those into the frames displayed then.
-4. The reel decodes these frames, and no others where that is possible. They are a `Clip`.
+4. The frame source decodes these frames, and no others where that is possible. They are a `Clip`.
 
 The bytes may be hostile. Every limit is checked on what a file declares before a decoder starts,
 and again on what the decoder returns. This package knows no models, processors or addresses.
@@ -78,7 +78,7 @@ def read_frames(
 
 
 def _sample_sequence(
-    reel: ImageSequence, sampling: FrameSampling, limits: Limits, progress: Progress | None
+    frame_source: ImageSequence, sampling: FrameSampling, limits: Limits, progress: Progress | None
 ) -> Clip:
     """Reads the images between the sampling's start and end: all, or as many as it asks for."""
-    return sample(reel, sampling.for_sequence(reel.rate), limits, progress)
+    return sample(frame_source, sampling.for_sequence(frame_source.rate), limits, progress)

@@ -17,7 +17,7 @@ MAX_BYTE = 255
 
 
 class FrameArray:
-    """A reel of frames in memory, at a steady rate."""
+    """Frames in memory, at a steady rate."""
 
     def __init__(self, frames: Frames, fps: float | int | None) -> None:
         self.frames, self.label = frames, "the frames"
@@ -39,8 +39,8 @@ def picture_clip(picture: PILImage.Image | np.ndarray, channels_first: bool = Fa
         frame = upright_rgb(picture)
     else:
         frame = rgb_frames(picture, channels_first)[0]
-    reel = FrameArray(enlarge(frame)[None], None)
-    return sample(reel, FrameSampling(every=True), Limits(), None)
+    frame_source = FrameArray(enlarge(frame)[None], None)
+    return sample(frame_source, FrameSampling(every=True), Limits(), None)
 
 
 def frames_clip(frames: Frames, sampling: FrameSampling, limits: Limits | None = None) -> Clip:
@@ -50,8 +50,8 @@ def frames_clip(frames: Frames, sampling: FrameSampling, limits: Limits | None =
     """
     if not len(frames):
         raise bad_option("there are no frames: give at least one")
-    reel = FrameArray(frames, sampling.fps)
-    return sample(reel, sampling.for_sequence(reel.rate), limits or Limits(), None)
+    frame_source = FrameArray(frames, sampling.fps)
+    return sample(frame_source, sampling.for_sequence(frame_source.rate), limits or Limits(), None)
 
 
 def is_picture(array: np.ndarray) -> bool:

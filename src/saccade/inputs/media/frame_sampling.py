@@ -1,6 +1,6 @@
 """Chooses which frames to take: moments in time, and the frame that is displayed at each.
 
-It knows a source as a `Reel`, by its timeline alone, and not how its frames are decoded.
+It knows a source as a `FrameSource`, by its timeline alone, and not how its frames are decoded.
 """
 
 import math
@@ -30,7 +30,7 @@ Progress = Callable[[int, int], None]
 
 
 @runtime_checkable
-class Reel(Protocol):
+class FrameSource(Protocol):
     """A source whose timeline is known, and whose frames can be fetched by number, ascending."""
 
     label: str
@@ -44,43 +44,51 @@ class Reel(Protocol):
     def fetch(self, numbers: Sequence[int]) -> Iterator[tuple[int, Image]]: ...
 
 
-def sample(reel: Reel, sampling: FrameSampling, limits: Limits, progress: Progress | None) -> Clip:
+def sample(
+    frame_source: FrameSource, sampling: FrameSampling, limits: Limits, progress: Progress | None
+) -> Clip:
     """Returns the frames that `sampling` asks for, within `limits`, as far as they decode."""
-    limits.check(reel.label, size=reel.size, seconds=reel.duration)
-    moments, rate = _moments(reel, sampling, limits)
+    limits.check(frame_source.label, size=frame_source.size, seconds=frame_source.duration)
+    moments, rate = _moments(frame_source, sampling, limits)
     # The frame displayed at a moment is the last one that has appeared by then.
-    displayed = np.searchsorted(reel.times, moments + _slack(reel), side="right") - 1
+    displayed = (
+        np.searchsorted(frame_source.times, moments + _slack(frame_source), side="right") - 1
+    )
     # A frame has the time when it appears. If it is taken again, it has the moment that took it.
     is_repeated = np.diff(displayed, prepend=-1) == 0
-    appearances = np.maximum(reel.times[displayed], sampling.start or 0.0)
+    appearances = np.maximum(frame_source.times[displayed], sampling.start or 0.0)
     timestamps = np.where(is_repeated, moments, appearances)
-    frames, is_decoded = _decode(reel, displayed, limits, progress)
+    frames, is_decoded = _decode(frame_source, displayed, limits, progress)
     if not is_decoded.all():
         lost = int((~is_decoded).sum())
-        reel.warnings.append(
+        frame_source.warnings.append(
             f"{lost} of {len(is_decoded)} frames could not be decoded and were left out"
         )
         frames, timestamps = frames[is_decoded], timestamps[is_decoded]
     return Clip(
         frames,
         timestamps,
-        duration=reel.duration,
-        fps=reel.rate,
-        source_frames=len(reel.times),
+        duration=frame_source.duration,
+        fps=frame_source.rate,
+        source_frames=len(frame_source.times),
         sampled_fps=rate,
-        warnings=tuple(reel.warnings),
+        warnings=tuple(frame_source.warnings),
     )
 
 
-def _moments(reel: Reel, sampling: FrameSampling, limits: Limits) -> tuple[Seconds, float]:
+def _moments(
+    frame_source: FrameSource, sampling: FrameSampling, limits: Limits
+) -> tuple[Seconds, float]:
     """Returns the moments to sample, in seconds, and the rate at which they follow each other."""
     start = sampling.start or 0.0
-    end = min(sampling.end or math.inf, reel.duration)
-    if start >= reel.duration:
-        raise bad_option(f"start is {start:g} s but {reel.label} is {reel.duration:.2f} s long")
-    slack = _slack(reel)
-    first = int(np.searchsorted(reel.times, start + slack, side="right")) - 1
-    last = max(int(np.searchsorted(reel.times, end - slack, side="left")), first + 1)
+    end = min(sampling.end or math.inf, frame_source.duration)
+    if start >= frame_source.duration:
+        raise bad_option(
+            f"start is {start:g} s but {frame_source.label} is {frame_source.duration:.2f} s long"
+        )
+    slack = _slack(frame_source)
+    first = int(np.searchsorted(frame_source.times, start + slack, side="right")) - 1
+    last = max(int(np.searchsorted(frame_source.times, end - slack, side="left")), first + 1)
     available = last - first
 
     count = available
@@ -88,11 +96,11 @@ def _moments(reel: Reel, sampling: FrameSampling, limits: Limits) -> tuple[Secon
     if sampling.num_frames:
         count = min(sampling.num_frames, available)
         if count < sampling.num_frames:
-            reel.warnings.append(f"took all {count} frames, there are no more")
+            frame_source.warnings.append(f"took all {count} frames, there are no more")
     elif not sampling.every:
         # A moment counts if it is at least half a frame before the end.
         rate = float(sampling.fps or DEFAULT_FPS)
-        count = math.ceil((end - start - 0.5 / reel.rate) * rate)
+        count = math.ceil((end - start - 0.5 / frame_source.rate) * rate)
         min_count = 1 if sampling.fps else DEFAULT_MIN_FRAMES
         if count < min_count:
             count = min_count
@@ -100,7 +108,7 @@ def _moments(reel: Reel, sampling: FrameSampling, limits: Limits) -> tuple[Secon
                 rate = 0.0
         count = min(count, available)
 
-    width, height = reel.size
+    width, height = frame_source.size
     frames_in_memory = sys.maxsize
     if limits.max_memory:
         frames_in_memory = limits.max_memory // max(width * height * 3, 1)
@@ -111,42 +119,44 @@ def _moments(reel: Reel, sampling: FrameSampling, limits: Limits) -> tuple[Secon
         advice = "ask for fewer, or give start and end"
         if not frames_in_memory:
             advice = "scale the video down"
-        raise refusal(reel.label, f"{what}: {advice}", code, max_count)
+        raise refusal(frame_source.label, f"{what}: {advice}", code, max_count)
     if count > max_count:
-        reel.warnings.append(f"took {max_count} frames, evenly spaced, instead of {count}")
+        frame_source.warnings.append(f"took {max_count} frames, evenly spaced, instead of {count}")
         count, rate = max_count, 0.0
 
     if count == available:
-        times = reel.times[first:last]
-        following = reel.times[last] if last < len(reel.times) else reel.duration
-        return times, snap_rate(count / max(following - times[0], 1e-6), reel.rate)
+        times = frame_source.times[first:last]
+        following = (
+            frame_source.times[last] if last < len(frame_source.times) else frame_source.duration
+        )
+        return times, snap_rate(count / max(following - times[0], 1e-6), frame_source.rate)
     rate = rate or count / (end - start)
     return start + np.arange(count) / rate, rate
 
 
-def _slack(reel: Reel) -> float:
+def _slack(frame_source: FrameSource) -> float:
     """Returns by how many seconds two times may differ and still count as equal.
 
     It is half a step of their rounding, but at most a tenth of a frame.
     """
-    return min(reel.tick / 2, 0.1 / reel.rate) + 1e-9
+    return min(frame_source.tick / 2, 0.1 / frame_source.rate) + 1e-9
 
 
 def _decode(
-    reel: Reel, displayed: np.ndarray, limits: Limits, progress: Progress | None
+    frame_source: FrameSource, displayed: np.ndarray, limits: Limits, progress: Progress | None
 ) -> tuple[Frames, Any]:
     """Returns the `displayed` frames, all of one size, and which of them could be decoded."""
     frames = np.empty((0, 0, 0, 3), np.uint8)
     is_decoded = np.zeros(len(displayed), bool)
     is_resized = False
-    check_time = limits.start_timer(reel.label)
-    for number, image in reel.fetch(np.unique(displayed).tolist()):
+    check_time = limits.start_timer(frame_source.label)
+    for number, image in frame_source.fetch(np.unique(displayed).tolist()):
         check_time()
         image = enlarge(image)
         if not is_decoded.any():
             if limits.max_memory and len(displayed) * image.nbytes > limits.max_memory:
                 what = "has larger frames than its header declares: encode it again"
-                raise refusal(reel.label, what, "too_many_pixels", limits.max_memory)
+                raise refusal(frame_source.label, what, "too_many_pixels", limits.max_memory)
             frames = np.empty((len(displayed), *image.shape), np.uint8)
         if image.shape != frames.shape[1:]:
             height, width = frames.shape[1:3]
@@ -159,7 +169,7 @@ def _decode(
             progress(int(is_decoded.sum()), len(displayed))
     if not is_decoded.any():
         what = "is damaged, or its frames are too large: none can be decoded"
-        raise refusal(reel.label, what, "damaged")
+        raise refusal(frame_source.label, what, "damaged")
     if is_resized:
-        reel.warnings.append("the frame size changes: all frames were resized to the first")
+        frame_source.warnings.append("the frame size changes: all frames were resized to the first")
     return frames, is_decoded

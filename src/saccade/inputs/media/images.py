@@ -62,8 +62,8 @@ def read_image(source: Source, limits: Limits | None = None) -> Image:
 
 
 class Animation:
-    """The ``Reel`` of an animated GIF, WebP, PNG or AVIF. A still image is a reel of one frame,
-    which lasts a second."""
+    """The ``FrameSource`` of an animated GIF, WebP, PNG or AVIF. A still image has one frame, which
+    lasts a second."""
 
     def __init__(self, file: File, limits: Limits) -> None:
         self.file, self.limits, self.label = file, limits, file.label
@@ -110,7 +110,7 @@ class Animation:
 
 
 class ImageSequence:
-    """A ``Reel`` whose frames are separate images, at a steady rate."""
+    """A ``FrameSource`` whose frames are separate images, at a steady rate."""
 
     def __init__(
         self, label: str, pictures: Sequence[Path | bytes], fps: float | int | None, limits: Limits

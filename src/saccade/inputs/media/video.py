@@ -31,7 +31,7 @@ CODECS = frozenset(
 
 
 class Video:
-    """A video file as a ``Reel``: its timeline, and a decoder of requested frames.
+    """A video file as a ``FrameSource``: its timeline, and a decoder of requested frames.
 
     The constructor reads all packets for the timeline. :meth:`fetch` decodes only what is needed.
     """

@@ -59,7 +59,7 @@ MIN_DEPTH_OF_PUBLISHED_LAYERS = (
 # -- the head ----------------------------------------------------------------------------------
 
 
-def make_settings(target: Loaded, draft_vocab: int) -> dict[str, Any]:
+def make_head_config(target: Loaded, draft_vocab: int) -> dict[str, Any]:
     """Returns the config.json of a fresh head, in the form that SpecForge and vLLM read."""
     backbone = target.backbone
     config = backbone.config.to_dict()
@@ -104,12 +104,12 @@ class TrainedHead(nn.Module):
     def __init__(self, target: Loaded, known_ids: Int[Tensor, " draft_vocab"], seed: int) -> None:
         super().__init__()
         backbone = target.backbone
-        self.settings = make_settings(target, len(known_ids))
-        config = eagle3_config(self.settings)
+        self.head_config = make_head_config(target, len(known_ids))
+        config = eagle3_config(self.head_config)
         torch.manual_seed(seed)
         self.head = Eagle3Head(
             config,
-            tuple(self.settings["eagle_aux_hidden_state_layer_ids"]),
+            tuple(self.head_config["eagle_aux_hidden_state_layer_ids"]),
             backbone.config.hidden_size,
             backbone.vocab,
             len(known_ids),
@@ -214,7 +214,7 @@ class TrainedHead(nn.Module):
         in_draft = torch.zeros(self.head.target_vocab, dtype=torch.bool)
         tensors["t2d"] = in_draft.index_fill_(0, self.head.target_ids.cpu(), True)
         save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
-        (folder / "config.json").write_text(json.dumps(self.settings, indent=1) + "\n")
+        (folder / "config.json").write_text(json.dumps(self.head_config, indent=1) + "\n")
 
 
 class _UnrolledKeys:

@@ -60,7 +60,7 @@ def readable_kinds(loaded: Loaded, kinds: Sequence[Kind]) -> Sequence[Kind]:
 
 
 @dataclass(frozen=True)
-class Dialogue:
+class DialogueSpec:
     """A conversation to be rendered: its scene, one of the world's tasks, and the seed."""
 
     scene: scenes.Scene
@@ -71,7 +71,7 @@ class Dialogue:
 
 def draw_dialogue(
     canvas: Canvas, seed: int, task: str | None = None, max_objects: int = 6
-) -> Dialogue:
+) -> DialogueSpec:
     """Draws a conversation; its scene, task, questions and length depend on `seed` alone."""
     rng = np.random.default_rng([7, seed])
     if task is None:
@@ -80,16 +80,16 @@ def draw_dialogue(
             shares = np.array(list(VIDEO_TASK_WEIGHTS.values()))
             task = str(rng.choice(list(VIDEO_TASK_WEIGHTS), p=shares / shares.sum()))
     seconds = float(np.exp(rng.uniform(np.log(2), np.log(60))))
-    return Dialogue(scenes.scene(seed, max_objects=max_objects), task, seed, seconds)
+    return DialogueSpec(scenes.scene(seed, max_objects=max_objects), task, seed, seconds)
 
 
-def render_pictures(talk: Dialogue, canvas: Canvas) -> NDArray[np.uint8]:
+def render_pictures(dialogue: DialogueSpec, canvas: Canvas) -> NDArray[np.uint8]:
     """Returns the frames of the clip, or the one or two pictures: uint8 [picture, H, W, 3]."""
     if canvas.kind == "video":
-        return drawing.render(talk.scene, canvas.frames, canvas.height, canvas.width)
-    pictured_scenes = [talk.scene]
+        return drawing.render(dialogue.scene, canvas.frames, canvas.height, canvas.width)
+    pictured_scenes = [dialogue.scene]
     if canvas.kind == "diff":
-        pictured_scenes.append(scenes.edit(talk.scene, talk.seed))
+        pictured_scenes.append(scenes.edit(dialogue.scene, dialogue.seed))
     return np.stack(
         [drawing.image_frame(each, canvas.height, canvas.width) for each in pictured_scenes]
     )
