@@ -1,7 +1,7 @@
 """Vision-language models that answer faster, with exactly the same answers.
 
-The names below are the public API; each is imported when first used, so that ``saccade --version``
-does not wait for torch.
+The names below are the public API. Each is imported when it is first used, so that
+``saccade --version`` does not wait for torch.
 """
 
 from importlib import import_module

@@ -42,10 +42,11 @@ QUESTION = "Describe the video in detail."
 EMBEDDED_TARGET = "shapes"
 
 Media = python_media.Medium | Source
-"""A video, an animation, an image or a folder of frames by its path, bytes or address; a Pillow
-image, an array or a tensor of pixels; or a clip that was read already."""
+"""One video or picture: a path, bytes or an address of a video, an animation, an image or a folder
+of frames; a Pillow image, an array or a tensor of pixels; or a clip that was read already."""
 MediaInput = Media | Sequence[Any] | None
-"""One of them, a list of them (in which a list of pictures is one video), messages, or None."""
+"""One such medium, a list of them (in which a list of pictures is one video), messages with media
+in them, or None."""
 
 
 class Frames(TypedDict, total=False):
@@ -68,7 +69,7 @@ class AnswerArguments(GenerateArguments, total=False):
 
 
 class NoOtherArguments(TypedDict):
-    """No other arguments, so that an unknown one is refused by name."""
+    """No keyword arguments. Type checkers refuse any, and :func:`load` refuses each by its name."""
 
 
 @dataclass(frozen=True)
@@ -103,8 +104,8 @@ class Model:
             media: one video or picture, several in a list, or None. Each is a path, bytes, an
                 address, a Pillow image, an array or tensor of pixels ([height, width, 3] for a
                 picture, [frame, height, width, 3] for a video), a list of pictures for a video, or
-                a clip. Messages in the form of chat templates or OpenAI stand for all of it, and
-                for the question.
+                a clip. Messages in the form of chat templates or OpenAI may be given instead, with
+                the media and the question in them.
             question: the question about it.
             system: a system prompt.
             documents: long texts beside it, of which a draft may see a part.
@@ -201,7 +202,7 @@ class Model:
         Arguments are those of :meth:`describe`; later questions may bring media of their own.
         Caches stay from turn to turn, so only what is new is encoded and read.
         """
-        _check_names_no_models(settings)
+        _refuse_draft_and_method(settings)
         sampling, answer_settings = _split_settings(frames, settings)
         conversation = Conversation(
             self.pair.target.backbone,
@@ -234,8 +235,8 @@ class Model:
                 its own. None where frames are given to ``live.append``.
             window: how much is kept at most: seconds, "120 frames" or "8000 tokens". When that is
                 exceeded, the oldest frames are dropped until half of the window is left.
-            fps: how many frames a second to take from a file. For any other source it is how many
-                frames a second that delivers.
+            fps: how many frames a second to take from a file, or how many a second any other
+                source delivers.
             segment: how many frames are one clip of the prompt; by default 4.
             realtime: whether a file's frames come at the speed at which it plays.
             exact: as for :meth:`describe`.
@@ -248,7 +249,7 @@ class Model:
         Raises:
             OptionError, ModelError: in one sentence.
         """
-        _check_names_no_models(settings)
+        _refuse_draft_and_method(settings)
         if isinstance(source, Readable):
             raise OptionError("watch cannot read an open file: give its path, or its bytes")
         size = Window.of(window)
@@ -265,15 +266,16 @@ class Model:
         frames = None if source is None else frames_of(source, fps, realtime)
         return Live(self.pair, conversation, window=size, fps=fps, segment=segment, source=frames)
 
-    def _read_clips(self, several: MediaInput, sampling: FrameSampling) -> list[Clip]:
-        """Decodes every video or picture, and issues the warnings that come with it."""
-        clips = [python_media.read(each, sampling, self.sources) for each in _media_list(several)]
-        return self._with_warnings(clips)
+    def _read_clips(self, media: MediaInput, sampling: FrameSampling) -> list[Clip]:
+        """Returns every video or picture as a clip, and issues the warnings about them."""
+        clips = [python_media.read(each, sampling, self.sources) for each in _media_list(media)]
+        return self._issue_warnings(clips)
 
-    def _with_warnings(self, clips: Sequence[Clip]) -> list[Clip]:
-        """Adds a warning to each clip unlike the target's training clips, and returns the clips.
+    def _issue_warnings(self, clips: Sequence[Clip]) -> list[Clip]:
+        """Issues the warnings of these clips, each once, and returns the clips.
 
-        These warnings, and those that the clips had before, are issued once each.
+        A returned clip that is unlike the target's training clips has one more warning, which says
+        so.
         """
         clips = [warn_outside_domain(clip, self.pair.target.domain) for clip in clips]
         for warning in dict.fromkeys(warning for clip in clips for warning in clip.warnings):
@@ -283,31 +285,34 @@ class Model:
     def _read_messages(
         self, messages: Sequence[Any], system: str | None, sampling: FrameSampling
     ) -> tuple[list[Clip], tuple[Inputs, Inputs | None]]:
-        """Returns the media of a conversation as clips, and its inputs for target and draft."""
-        read = python_media.Messages(messages, sampling, self.sources)
-        turns = read.turns
+        """Returns the media in messages as clips, and the messages' inputs for target and draft."""
+        parsed = python_media.Messages(messages, sampling, self.sources)
+        turns = parsed.turns
         if system is not None:
             if turns[0]["role"] == "system":
                 raise OptionError("the messages have a system prompt already: leave system= out")
             turns = [system_turn(system), *turns]
-        clips = self._with_warnings([*read.clips, *map(arrays.picture_clip, read.images)])
+        clips = self._issue_warnings([*parsed.clips, *map(arrays.picture_clip, parsed.images)])
         dialogue = Dialogue(
-            tuple(turns), tuple(read.clips), tuple(read.images), read.continues_last_turn
+            tuple(turns), tuple(parsed.clips), tuple(parsed.images), parsed.continues_last_turn
         )
         return clips, self.pair.converse(dialogue)
 
     def _captioner(self, clips: Sequence[Clip]) -> Any:
-        """Returns the captioner for views that read a caption; only the embedded pair has one."""
+        """Returns a captioner of these clips, for views that read a caption.
+
+        Returns None without clips, and where the target is not the embedded one.
+        """
         frames = [list(clip.frames) for clip in clips]
         return captions.lazy_captioner(None, self.pair.target.name, frames) if frames else None
 
     def _batch_captioner(self, clips: Sequence[Sequence[Clip]]) -> Any:
-        """Returns the captioner of several requests, which have these clips each."""
+        """Returns the captioner of a batch from the clips of each of its requests."""
         return captions.join_captioners([self._captioner(each) for each in clips])
 
 
 class Chat(AbstractContextManager["Chat"]):
-    """A conversation about media, of which every question may bring more.
+    """A conversation about media. Every question may bring more media.
 
     Close it, or use it in a ``with``, to free the caches. ``history`` has every earlier question
     with its answer.
@@ -325,7 +330,7 @@ class Chat(AbstractContextManager["Chat"]):
         self._model = model
         self._conversation = conversation
         self._sampling = sampling
-        # What came before the first question and belongs to it.
+        # The media and documents that the chat began with, which are sent with the first question.
         self._first_clips, self._first_documents = [*clips], documents
         self._clips: list[Clip] = []  # of all turns so far
         self._dialogue = Dialogue(() if system is None else (system_turn(system),))
@@ -378,7 +383,7 @@ class Chat(AbstractContextManager["Chat"]):
 
         Exhaust it before the next question. A question whose stream was closed is forgotten.
         """
-        _check_names_no_models(settings)
+        _refuse_draft_and_method(settings)
         self._finish_turn()
         model, is_first = self._model, not self._history
         clips = model._read_clips(
@@ -399,14 +404,14 @@ class Chat(AbstractContextManager["Chat"]):
         return stream
 
     def _finish_turn(self) -> None:
-        """Adds the last question and its answer to the dialogue, once the answer is whole."""
-        last = self._open_question
-        if last is None or not last.stream.results:
+        """Adds the open question and its answer to the dialogue, if the answer is whole."""
+        asked = self._open_question
+        if asked is None or not asked.stream.results:
             return
-        answer = last.stream.results[0].text or ""
-        self._history.append((last.question, answer))
-        self._dialogue = last.dialogue.answer(answer)
-        self._clips += last.clips
+        answer = asked.stream.results[0].text or ""
+        self._history.append((asked.question, answer))
+        self._dialogue = asked.dialogue.answer(answer)
+        self._clips += asked.clips
         self._open_question = None
 
     def close(self) -> None:
@@ -542,7 +547,7 @@ def _split_settings(
 ) -> tuple[FrameSampling, dict[str, Any]]:
     """Returns how frames are sampled, and the settings that are about the answer.
 
-    Raises OptionError where a short form and ``frames`` say two things.
+    Raises OptionError where both ``frames`` and a short form of it are given.
     """
     short_names = AnswerArguments.__annotations__.keys() - GenerateArguments.__annotations__.keys()
     short_forms = {name: settings[name] for name in short_names & settings.keys()}
@@ -554,7 +559,10 @@ def _split_settings(
 
 
 def _media_list(media: MediaInput) -> Sequence[Media]:
-    """Returns media as a list. Bytes are one video, though Python counts them as a sequence."""
+    """Returns the media as a sequence, empty for None.
+
+    Only a list or a tuple is several media. Bytes are a sequence in Python too, and one video here.
+    """
     if isinstance(media, list | tuple):
         if not media:
             raise OptionError("no media: give a video, or None for text alone")
@@ -575,7 +583,7 @@ def _frame_sampling(frames: Any) -> FrameSampling:
 
 
 def _media_arguments(clips: Sequence[Clip]) -> dict[str, Any]:
-    """Returns clips as arguments of :meth:`Pair.ask`, where single pictures are images."""
+    """Returns clips as arguments of :meth:`Pair.ask`: videos as clips, pictures as images."""
     arguments: dict[str, Any] = {"clips": [], "images": []}
     for clip in clips:
         for kind, values in clip_arguments(clip).items():
@@ -583,7 +591,7 @@ def _media_arguments(clips: Sequence[Clip]) -> dict[str, Any]:
     return arguments
 
 
-def _check_names_no_models(settings: Mapping[str, Any]) -> None:
+def _refuse_draft_and_method(settings: Mapping[str, Any]) -> None:
     """Raises OptionError where the settings of an answer name a draft or a method."""
     if misplaced := sorted({"draft", "method"} & settings.keys()):
         raise OptionError(f"{misplaced[0]}= belongs where the models are loaded: saccade.load")
@@ -598,7 +606,7 @@ def stream_answer(
     a method.
     """
     inputs, draft_inputs = question
-    _check_names_no_models(settings)
+    _refuse_draft_and_method(settings)
     return stream(
         pair.target.backbone,
         inputs,

@@ -6,8 +6,8 @@ target's own token included. The papers count in three units:
     emitted    accepted tokens and the target's own, per forward: TABED's block efficiency
     accepted   accepted draft tokens per forward: the tau of SpecVLM and SAGE, and the MAT of
                HIPPO's baselines
-    MAT        accepted tokens from one rejection to the next: HIPPO's own, as its draft goes on
-               after a round that was accepted in full
+    MAT        accepted tokens from one rejection to the next: the MAT of HIPPO itself, whose draft
+               goes on after a round that was accepted in full
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ import numpy as np
 
 from saccade.bench.records import Answer
 
-RESAMPLES = 1000  # Of a bootstrap.
+RESAMPLES = 1000  # A bootstrap draws the samples anew this many times.
 Interval = tuple[float, float, float]
 """A value with the 2.5 % and 97.5 % quantiles of its bootstrap over samples."""
 
@@ -42,33 +42,36 @@ def accepted_per_forward(answers: Sequence[Answer]) -> float | None:
 def accepted_between_rejections(answers: Sequence[Answer]) -> float | None:
     """Returns HIPPO's MAT: accepted tokens from one rejection to the next.
 
-    A round that was accepted in full runs on into the next one, so this is never below
-    ``accepted_per_forward``.
+    The tokens of a round that was accepted in full are added to the next round's, so this is never
+    below ``accepted_per_forward``. A round without a draft counts as one that ends in a rejection.
     """
     runs = [length for answer in answers for length in _runs_between_rejections(answer)]
     return mean(runs) if runs else None
 
 
 def _runs_between_rejections(answer: Answer) -> list[int]:
-    """Returns the accepted tokens of each run of rounds up to a rejection."""
+    """Returns how many tokens were accepted in each run of rounds up to a rejection."""
     runs: list[int] = []
-    so_far = 0
+    open_run = 0
     for accepted, drafted in zip(answer.accepted, answer.drafted, strict=True):
-        so_far += accepted
+        open_run += accepted
         if accepted < drafted or not drafted:
-            runs.append(so_far)
-            so_far = 0
-    return [*runs, so_far] if so_far else runs
+            runs.append(open_run)
+            open_run = 0
+    return [*runs, open_run] if open_run else runs
 
 
 def acceptance_rate(answers: Sequence[Answer]) -> float | None:
-    """Returns accepted over drafted tokens, where a tree counts all its nodes."""
+    """Returns accepted over drafted tokens. All nodes of a tree count as drafted."""
     drafted = sum(sum(answer.nodes) for answer in answers)
     return sum(sum(answer.accepted) for answer in answers) / drafted if drafted else None
 
 
 def acceptance_by_position(answers: Sequence[Answer]) -> list[float]:
-    """Returns how often each position of a draft was accepted, where the draft went that deep."""
+    """Returns how often the token at each position of a draft was accepted.
+
+    Only drafts that went that deep count.
+    """
     reached: Counter[int] = Counter()
     accepted_at: Counter[int] = Counter()
     for answer in answers:
@@ -101,8 +104,8 @@ def speedups(
 ) -> list[float]:
     """Returns each answer's speedup over plain decoding of the same question in the same run.
 
-    It is the ratio of seconds per token. With ``whole`` the seconds are those of the whole answer,
-    from inputs to the last token, and else those of decoding alone.
+    It is the ratio of seconds per token. The seconds are those of decoding alone, or with ``whole``
+    those of the whole answer, from inputs to the last token.
     """
     plain = {(answer.item, answer.turn): answer for answer in baseline}
     ratios = []
@@ -124,7 +127,10 @@ def interval(
     *,
     seed: int = 0,
 ) -> Interval | None:
-    """Returns a figure of the values with its bootstrap interval; None without values."""
+    """Returns a statistic of the values with its bootstrap interval; None without values.
+
+    ``figure`` computes the statistic of an array along an ``axis``, as NumPy's functions do.
+    """
     samples = np.asarray(values, dtype=float)
     return bootstrap(len(samples), lambda indices: figure(samples[indices], axis=-1), seed=seed)
 
@@ -132,9 +138,9 @@ def interval(
 def bootstrap(
     count: int, figure: Callable[[np.ndarray], np.ndarray], *, seed: int = 0
 ) -> Interval | None:
-    """Returns a figure of ``count`` samples with its bootstrap interval; None without samples.
+    """Returns a statistic of ``count`` samples with its bootstrap interval; None without samples.
 
-    ``figure`` takes the indices of the drawn samples along the last axis.
+    ``figure`` computes the statistic from the indices of the drawn samples along the last axis.
     """
     if not count:
         return None
@@ -144,14 +150,17 @@ def bootstrap(
 
 
 def tau_interval(answers: Sequence[Answer]) -> Interval | None:
-    """Returns ``tau`` with its bootstrap over samples; rounds of one answer are not independent."""
+    """Returns ``tau`` with its bootstrap interval over answers.
+
+    Answers are drawn and not rounds, because the rounds of one answer are not independent.
+    """
     pairs = [(sum(a.accepted) + a.own, a.rounds) for a in answers if a.rounds]
     emitted, rounds = np.asarray(pairs, dtype=float).reshape(-1, 2).T
     return bootstrap(len(pairs), lambda indices: emitted[indices].sum(-1) / rounds[indices].sum(-1))
 
 
 def format_number(value: float | None, digits: int = 2) -> str:
-    """Returns a figure as tables write it, nothing where there is none."""
+    """Returns a number as tables write it: with so many digits, and empty for None."""
     return "" if value is None else f"{value:.{digits}f}"
 
 
@@ -159,18 +168,18 @@ def format_number(value: float | None, digits: int = 2) -> str:
 
 
 def predicted_speedup(answers: Sequence[Answer], baseline: Sequence[Answer]) -> float | None:
-    """Returns TABED's Eq. 1: tau / (gamma T_q / T_p + 1), with this run's own quantities.
+    """Returns the speedup that TABED's Eq. 1 predicts: tau / (gamma T_q / T_p + 1).
 
-    T_q is the seconds of a draft step (a level of a tree), T_p those of a token of ``ar``.
+    All quantities are this run's own. Gamma is the mean depth of a draft, T_q the seconds of a
+    draft step (a level of a tree), and T_p the seconds of a token of ``ar``.
     """
     emitted = tau(answers)
     steps = sum(sum(answer.drafted) for answer in answers)
     if emitted is None or not steps or not baseline:
         return None
     gamma = steps / sum(answer.rounds for answer in answers)
-    ratio = (sum(answer.draft for answer in answers) / steps) / mean(
-        map(seconds_per_token, baseline)
-    )
+    step_seconds = sum(answer.draft for answer in answers) / steps
+    ratio = step_seconds / mean(map(seconds_per_token, baseline))
     return emitted / (gamma * ratio + 1)
 
 

@@ -1,4 +1,4 @@
-"""Reads and writes the YAML file of ``saccade calibrate`` and ``--config``."""
+"""Reads and writes the YAML file that ``saccade calibrate`` makes and ``--config`` takes."""
 
 from __future__ import annotations
 
@@ -28,6 +28,7 @@ VALUE_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
 }
 NAME = ((str,), "a name")
 AXIS_VALUE = ((str, int, float), "a name or a number")
+METHOD_OF_AXES = "specvlm"  # The method that axes in a file belong to if the file names no method.
 
 
 def write_config(path: Path, calibration: Calibration) -> None:
@@ -47,8 +48,8 @@ def write_config(path: Path, calibration: Calibration) -> None:
 def read_config(path: Path) -> dict[str, Any]:
     """Reads the method, models, rounding, threads and measurements in a file.
 
-    An axis may be a key, as one more override of the method. Raises OptionError for an unknown key
-    or a wrong value.
+    An axis may be a key too. It becomes one more override of the file's method, or of
+    ``METHOD_OF_AXES``. Raises OptionError for an unknown key or a wrong value.
     """
     content = {key: value for key, value in _read_mapping(path).items() if value is not None}
     for key, value in content.items():
@@ -59,7 +60,8 @@ def read_config(path: Path) -> dict[str, Any]:
     overrides = [f"{key}={_axis_value(value)}" for key, value in content.items() if key in AXES]
     config = {key: value for key, value in content.items() if key not in AXES}
     if "method" in content or overrides:
-        config["method"] = "/".join([content.get("method", "specvlm").strip(), *overrides])
+        method = content.get("method", METHOD_OF_AXES).strip()
+        config["method"] = "/".join([method, *overrides])
         try:
             resolve(config["method"])
         except MethodError as error:
@@ -68,7 +70,10 @@ def read_config(path: Path) -> dict[str, Any]:
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
-    """Reads the keys and values of a YAML file. Raises OptionError for any other file."""
+    """Reads the keys and values of a YAML file.
+
+    Raises OptionError for any other file, and for a key that is unknown or given twice.
+    """
     with path.open("rb") as file:
         raw = file.read(MAX_FILE_BYTES + 1)
     if len(raw) > MAX_FILE_BYTES:
@@ -93,11 +98,12 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 
 
 def _is_path(value: Any) -> bool:
+    """Returns whether a value is a path in a tree: at each level the rank of a child."""
     return isinstance(value, list) and all(type(rank) is int for rank in value)
 
 
 def _axis_value(value: Any) -> str:
-    """Returns an override's value as it is written in a method's name."""
+    """Returns the value of an axis as it is written in a method's name."""
     if isinstance(value, list):
         return "paths-" + ",".join(".".join(map(str, path)) for path in value)
     return str(value)

@@ -76,22 +76,24 @@ def doctor(
     from saccade.model.kernels.few_bits import rounding_named
     from saccade.model.memory import GIB, available_bytes
 
-    place = loading.pick_device(device)
+    target_place = loading.pick_device(device)
     with status("reading the configs", quiet=as_json):
         target_model = (target, _read_config(target, trust_remote_code))
-        draft_model = head = kind = None
+        draft_model = head = head_kind = None
         if draft is not None and draft not in CONFIGS:
             settings = head_checkpoints.read_settings(draft)
-            if (kind := head_checkpoints.find_kind(settings)) is not None:
-                head = kind.count(settings, target_model[1])
+            head_kind = head_checkpoints.find_kind(settings)
+            if head_kind is not None:
+                head = head_kind.count(settings, target_model[1])
         if draft is not None:
             config = None if head is not None else _read_config(draft, trust_remote_code)
             draft_model = (draft, config)
-        models = target_model, (None if head is not None else draft_model)
-        problems, notes = _check_together(*models, trust_remote_code)
-        if kind is not None:
+        # A head is checked by find_problems below, so here only its target is.
+        model_to_compare = None if head is not None else draft_model
+        problems, notes = _check_together(target_model, model_to_compare, trust_remote_code)
+        if head_kind is not None:
             problems += head_checkpoints.find_problems(settings, target_model[1], draft or "")
-            notes.append(f"{draft} is {kind.name}: it reads the target's hidden states")
+            notes.append(f"{draft} is {head_kind.name}: it reads the target's hidden states")
         elif draft is None and head_checkpoints.names_mtp_head(target_model[1]):
             notes.append(
                 f"{target} may bring a head along, which then drafts where no draft is named "
@@ -110,17 +112,17 @@ def doctor(
         )
         tokens = int(inputs["input_ids"].shape[1])
     draft_place = loading.check_draft_options(
-        draft, device, draft_device, draft_quantize, is_head=kind is not None
+        draft, device, draft_device, draft_quantize, is_head=head_kind is not None
     )
-    precision = loading.dtype_named(dtype, place)
+    precision = loading.dtype_named(dtype, target_place)
     bits = None if quantize is None else loading.bits(quantize)
     rounding = None if draft_quantize is None else rounding_named(draft_quantize)
     draft_bits = None if rounding is None else loading.draft_bits(rounding, draft_place)
     as_loaded = packed_checkpoints.config_as_loaded
-    target_model = target, as_loaded(target_model[1], place)
+    target_model = target, as_loaded(target_model[1], target_place)
     if draft_model is not None and head is None:
         draft_model = draft_model[0], as_loaded(draft_model[1], draft_place, is_draft=True)
-    free_bytes, draft_free_bytes = available_bytes(place), available_bytes(draft_place)
+    free_bytes, draft_free_bytes = available_bytes(target_place), available_bytes(draft_place)
     if memory is not None:
         free_bytes = draft_free_bytes = int(memory * GIB)
     diagnosis = examine(
@@ -129,9 +131,9 @@ def doctor(
         tokens=(tokens or DEFAULT_PROMPT_TOKENS) + ANSWER_TOKENS,
         keep=keep,
         dtype=precision,
-        device=place.type,
+        device=target_place.type,
         free_bytes=free_bytes,
-        draft_free_bytes=None if draft_place == place else draft_free_bytes,
+        draft_free_bytes=None if draft_place == target_place else draft_free_bytes,
         bits=bits,
         draft_bits=draft_bits,
         draft_rounding=None if draft_bits is not None else rounding,
@@ -142,13 +144,14 @@ def doctor(
     if as_json:
         typer.echo(json.dumps(diagnosis.json()))
     else:
-        _print_diagnosis(diagnosis, place.type)
+        _print_diagnosis(diagnosis, target_place.type)
     if diagnosis.problems:
         raise typer.Exit(1)
 
 
 def _read_config(name: str, trust_remote_code: bool) -> Any:
-    """Returns the config of a checkpoint, or of a published size by its name."""
+    """Returns the config of a checkpoint, or the stored one if this is the name of a published
+    size."""
     from saccade.bench.hardware.published import CONFIGS
     from saccade.inputs import loading
 
@@ -161,9 +164,10 @@ def _read_config(name: str, trust_remote_code: bool) -> Any:
 def _check_together(
     target: tuple[str, Any], draft: tuple[str, Any] | None, trust_remote_code: bool
 ) -> tuple[list[str], list[str]]:
-    """Returns the reasons why two models cannot work together, and further notes.
+    """Returns the reasons why two models cannot work together, and notes on what else is true of
+    them.
 
-    A model is its name and its config.
+    A model is given as its name and its config. Without a ``draft`` only the target is checked.
     """
     from saccade.bench.hardware.published import CONFIGS
     from saccade.inputs import architectures, loading, pair_check
@@ -207,7 +211,7 @@ def _check_together(
 
 
 def _fixed_cost_text(device: str) -> str:
-    """Returns what a step is expected to cost beside the bytes that it reads."""
+    """Returns the words for what a step costs beside the bytes that it reads, empty if nothing."""
     return "" if device == "cpu" else " and a fixed time per layer"
 
 

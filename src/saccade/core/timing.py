@@ -1,4 +1,4 @@
-"""Measures elapsed seconds. A clock waits for the device, and can be stopped for some work."""
+"""Measures elapsed seconds by clocks that wait for the device and can be stopped for some work."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Several drafts by one model, each over its own view of the prompt, mixed into one law (TABED).
 
-The views are rows of one batch. They score the same tree, and drafts follow the mixture of their
-laws. The recipe's ``Weighting`` folds past rounds into the weights of the views.
+The views of a prompt are rows of one batch, which score the same tree. Tokens are drafted from the
+mixture of their laws. The recipe's ``Weighting`` learns the weights of the views from past rounds.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ LogLaw = Float[Tensor, "... vocab"]
 
 
 class Weighting(ABC):
-    """A rule that weighs each view in the next draft by the target's laws so far.
+    """A rule that weighs the views in the next draft by how their laws compared with the target's.
 
     It is immutable: what it has learnt is in the state that ``fold`` returns.
     """
@@ -40,28 +40,33 @@ class Weighting(ABC):
 
     @property
     def with_default_settings(self) -> Weighting:
-        """This rule with the defaults of every setting that ``weights=`` does not name."""
+        """This rule with its defaults for every setting that has an axis other than ``weights``."""
         return self
 
     @abstractmethod
-    def start(self, views: int) -> State: ...
+    def start(self, views: int) -> State:
+        """Returns the state before the first round, for so many views."""
+        ...
 
     @abstractmethod
-    def weights(self, state: State) -> tuple[float, ...]: ...
+    def weights(self, state: State) -> tuple[float, ...]:
+        """Returns the weight of each view in the next draft."""
+        ...
 
     @abstractmethod
     def fold(self, state: State, p: LogLaw, q: LogLaw) -> State:
         """Returns the state after a round.
 
-        p [position vocab] and q [view position vocab] are logs of the laws at the positions that
-        were verified last, before any sampling rule.
+        p [position vocab] and q [view position vocab] are logs of the target's law and of the
+        views' laws, before any sampling rule, at the positions that were verified last.
         """
         ...
 
 
 @dataclass(frozen=True)
 class Ensemble:
-    """A drafter for views joined by ``Several``, weighted by a rule."""
+    """A drafter whose law is the mixture of several views of the prompt (``Several``), which
+    ``weighting`` weighs."""
 
     name: ClassVar[str] = "ensemble"
     needs: ClassVar[Capabilities] = frozenset({Capability.SEVERAL_VIEWS})
@@ -75,7 +80,7 @@ class Ensemble:
 
 @dataclass(frozen=True)
 class MixtureScores(Scores):
-    """The scores of a mixture; ``parts`` are the scores of its views."""
+    """The scores of a mixture. ``parts`` are the scores of the views that it mixes."""
 
     parts: tuple[Scores, ...] = ()
 
@@ -93,7 +98,7 @@ class MixtureSession:
     def score(self, trees: Mapping[int, Tree]) -> dict[int, Scores]:
         scored = self._session.score(self._by_row(trees))
         return {
-            request: self._mix(request, tuple(scored[row] for row in self._by_row({request: None})))
+            request: self._mix(request, tuple(scored[row] for row in self._rows(request)))
             for request in trees
         }
 
@@ -108,22 +113,22 @@ class MixtureSession:
         )
 
     def end(self, request: int) -> None:
-        for row in self._by_row({request: None}):
+        for row in self._rows(request):
             self._session.end(row)
 
-    def _by_row(self, each: Mapping[int, T]) -> dict[int, T]:
-        """Returns each request's value for each of its rows of the batch, which are its views."""
-        return {
-            request * self._views + view: value
-            for request, value in each.items()
-            for view in range(self._views)
-        }
+    def _rows(self, request: int) -> range:
+        """Returns a request's rows of the batch: one for each view."""
+        return range(request * self._views, (request + 1) * self._views)
+
+    def _by_row(self, by_request: Mapping[int, T]) -> dict[int, T]:
+        """Returns each request's value for every row of that request."""
+        return {row: value for request, value in by_request.items() for row in self._rows(request)}
 
     def _mix(self, request: int, parts: tuple[Scores, ...]) -> Scores:
         """Returns the scores of the mixture of a request's views."""
         tree, last = parts[0].tree, self._last.get(request)
-        # Weights are constant within a draft, so rows of this tree that are mixed already are
-        # reused.
+        # The weights do not change within a draft, so the rows of nodes that were mixed before are
+        # used again.
         rows = [] if last is None else list(last.rows[: shared_nodes(last.tree, tree) + 1])
         weights = torch.tensor(self.weights[request], dtype=torch.float32).log()
         for row in range(len(rows), len(parts[0].rows)):
@@ -138,8 +143,10 @@ class MixtureSession:
 
 
 class EnsembleDrafter(ModelDrafter, Learner):
-    """One draft model that reads m views of each prompt. Its state is the shape's and the
-    weighting's."""
+    """One draft model that reads several views of each prompt.
+
+    What it learns is a pair: the state of the shape and the state of the weighting.
+    """
 
     def __init__(self, setup: Setup, weighting: Weighting) -> None:
         self._views = setup.view.parts
@@ -179,7 +186,7 @@ class EnsembleDrafter(ModelDrafter, Learner):
         self._mixture.end(request)
 
     def report(self) -> DraftReport:
-        """Returns the report, with the weights of the block that was drafted last as its notes."""
+        """Returns the report, whose notes are the weights of the views in the last draft."""
         return replace(super().report(), notes=self._mixture.weights)
 
     def _fold_weighting(self, state: State, round: Round) -> State:
@@ -187,12 +194,14 @@ class EnsembleDrafter(ModelDrafter, Learner):
         q = round.q
         if not isinstance(q, MixtureScores):
             return state
-        # These are the positions that the target has judged, where the views have laws.
+        # A position counts if the target has judged the token there and the views have laws for it.
         nodes = [node for node in (ROOT, *round.verdict.path) if node + 1 < len(q.rows)]
-        views = torch.stack(
+        view_logits = torch.stack(
             [torch.stack([part.raw(node) for node in nodes]) for part in q.parts]
         ).double()
-        p = torch.stack([round.p.raw(node) for node in nodes])[:, : views.shape[-1]].to(views)
-        banned = views.isneginf().all(0)  # No draft may propose these ids, so they do not count.
-        p = p.masked_fill(banned, float("-inf")).log_softmax(-1)
-        return self._weighting.fold(state, p, views.log_softmax(-1))
+        target_logits = torch.stack([round.p.raw(node) for node in nodes])
+        target_logits = target_logits[:, : view_logits.shape[-1]].to(view_logits)
+        # Ids that no view may propose do not count in the target's law either.
+        banned = view_logits.isneginf().all(0)
+        p = target_logits.masked_fill(banned, float("-inf")).log_softmax(-1)
+        return self._weighting.fold(state, p, view_logits.log_softmax(-1))

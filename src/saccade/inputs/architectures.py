@@ -1,4 +1,4 @@
-"""Chooses the class that loads a checkpoint by its config, and how to split it over processes."""
+"""Reads from a checkpoint's config which class loads it, and how to split it over processes."""
 
 from __future__ import annotations
 
@@ -32,14 +32,15 @@ PACKAGES = {
     "video_SALMONN2_plus": ("qwenvl.model", "register_transformers"),
     "VideoSALMONN2PlusForConditionalGeneration": ("qwenvl.model", "register_transformers"),
 }
-"""Architectures with a package of their own, and the function there that registers them."""
+"""Architectures that their authors' package registers: by name, its module and the function."""
 AUTO_CLASSES: tuple[Any, ...] = (AutoModelForImageTextToText, AutoModelForCausalLM)
 """The classes that a checkpoint's own code may name in its ``auto_map``."""
-KEY_PROJECTION = "layers.*.self_attn.k_proj"  # Heads are split where this is split by columns.
+# A plan that splits this projection by columns deals out the attention heads to the processes.
+KEY_PROJECTION = "layers.*.self_attn.k_proj"
 
 
 def model_class(config: Any) -> Any:
-    """Returns the class that reads a checkpoint. Raises ModelError if it does not write text."""
+    """Returns the class that loads a checkpoint. Raises ModelError if the model writes no text."""
     if config.model_type in THINKERS:
         return THINKERS[config.model_type]
     if type(config) in MODEL_FOR_IMAGE_TEXT_TO_TEXT_MAPPING:
@@ -57,17 +58,17 @@ def model_class(config: Any) -> Any:
 
 
 def concrete_class(config: Any, *, trust_remote_code: bool = False) -> Any:
-    """Returns the class of the model itself, where :func:`model_class` may return one that only
-    chooses it."""
-    chooser = model_class(config)
+    """Returns the class of the model itself. :func:`model_class` may return an auto class, which
+    only chooses that class."""
+    loader = model_class(config)
     if config.model_type in THINKERS:
-        return chooser
+        return loader
     with torch.device("meta"):
-        return type(chooser.from_config(config, trust_remote_code=trust_remote_code))
+        return type(loader.from_config(config, trust_remote_code=trust_remote_code))
 
 
 def register(config: Any) -> None:
-    """Registers the architectures of a config that need their authors' package.
+    """Registers those architectures of a config that are in their authors' package only.
 
     Raises ModelError where that package is not installed.
     """
@@ -126,11 +127,11 @@ def tensor_parallel_arguments(name: str, text: Any) -> dict[str, Any]:
         if heads % count:
             raise ModelError(
                 f"{name} has {heads} {field.removeprefix('num_').replace('_', ' ')}, which cannot "
-                f"be dealt out evenly to {count} processes: take a number that divides them"
+                f"be dealt out evenly to {count} processes: start a number that divides {heads}"
             )
     try:
         from transformers.distributed import DistributedConfig
 
         return {"distributed_config": DistributedConfig(tp_size=count, tp_plan="auto")}
-    except (ImportError, TypeError):  # Older versions take the plan itself.
+    except (ImportError, TypeError):  # Older versions of transformers take the plan itself.
         return {"tp_plan": "auto"}

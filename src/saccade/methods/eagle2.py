@@ -1,4 +1,4 @@
-"""EAGLE-2's dynamic draft tree, which SAGE contrasts itself with (Sec. 6.2).
+"""EAGLE-2's dynamic draft tree, with which SAGE's paper contrasts its own (Sec. 6.2).
 
 Li et al., 2024: EAGLE-2: Faster Inference of Language Models with Dynamic Draft Trees. A node's
 value is the product of the draft's probabilities on its path. Growing has two phases:
@@ -7,9 +7,9 @@ value is the product of the draft's probabilities on its path. Growing has two p
     rerank   of all candidates, the m of greatest value are the tree; of equals the shallower
 
 A child's value is at most its parent's, so what the second phase keeps is a tree. A level is one
-forward of the draft. The paper expands 10 nodes a level, six levels deep, and keeps 60 (for a
-target of 7B; 50 and 48 for larger ones). The paper drafts with a head. Here any drafter may grow
-the tree: ``specvlm/shape=eagle-2`` grows it over SpecVLM's view.
+forward of the draft. The paper expands 10 nodes a level, six levels deep, and keeps 60 for a target
+of 7B, 50 and 48 for larger ones. The paper drafts with a head. Here any drafter may grow the tree:
+``specvlm/shape=eagle-2`` grows it over SpecVLM's view.
 """
 
 from __future__ import annotations
@@ -27,8 +27,10 @@ from saccade.methods.sage import likeliest
 
 @dataclass
 class Candidate:
-    """A token that the first phase considered. ``node`` is its place in the tree that is scored,
-    if it was expanded."""
+    """A token that the first phase considered.
+
+    ``node`` is its place in the tree that the draft scores, where it was expanded.
+    """
 
     value: float  # The log of the product of the probabilities on its path.
     parent: Candidate | None
@@ -61,12 +63,12 @@ class Eagle2(Shape):
             scores: Scores = yield tree
             children = self._children(scores, frontier)
             levels.append(children)
-            expanded = sorted(children, key=lambda each: -each.value)[: self.top]
+            expanded = sorted(children, key=lambda child: -child.value)[: self.top]
             if len(levels) < self.levels:
-                for each in expanded:
-                    each.node = len(tree)
-                    parent = ROOT if each.parent is None else each.parent.node
-                    tree = add(tree, parent, each.token)
+                for child in expanded:
+                    child.node = len(tree)
+                    parent = ROOT if child.parent is None else child.parent.node
+                    tree = add(tree, parent, child.token)
             frontier = [*expanded]
         return self._rerank(levels)
 
@@ -83,16 +85,16 @@ class Eagle2(Shape):
         return children
 
     def _rerank(self, levels: list[list[Candidate]]) -> Tree:
-        """Returns the tree of the candidates of greatest value, level by level."""
-        candidates = [
-            (depth, each) for depth, candidates in enumerate(levels) for each in candidates
-        ]
+        """Returns the tree of the ``nodes`` candidates of greatest value, level by level."""
+        candidates = [(depth, each) for depth, level in enumerate(levels) for each in level]
         candidates.sort(key=lambda entry: (-entry[1].value, entry[0]))
         best = sorted(candidates[: self.nodes], key=lambda entry: entry[0])
-        tree, place = Tree(), {}
-        for _, each in best:
-            place[id(each)] = len(tree)
-            tree = add(tree, ROOT if each.parent is None else place[id(each.parent)], each.token)
+        tree = Tree()
+        node_of: dict[int, int] = {}  # by the candidate's id()
+        for _, candidate in best:
+            parent = ROOT if candidate.parent is None else node_of[id(candidate.parent)]
+            node_of[id(candidate)] = len(tree)
+            tree = add(tree, parent, candidate.token)
         return tree
 
 

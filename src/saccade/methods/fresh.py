@@ -1,14 +1,16 @@
-"""Fresh: Sparse-to-Dense's keys, chosen again in every round. Saccade's own method.
+"""Fresh: Sparse-to-Dense's keys, chosen again in every round. This is Saccade's own method.
 
-A head's attention moves with the answer. On real weights the keys that were chosen at prefill get
-.65 of the attention mass that the head's current top keys get, so drafts end early. Verification
-computes every judged row's queries anyway. Before every n-th round a key's score is its mean
-attention over the last R judged rows i, summed over the heads of a group, and times (1 + hold) if
-the draft has the key already. The K keys with the highest scores are kept:
+A head's attention moves as the answer goes on. On real weights the keys that were chosen at prefill
+get .65 of the attention mass that the head's current top keys get, so drafts end early. The target
+computes the queries of every judged row anyway when it verifies. So before every n-th round each
+key gets a score: its mean attention over the last R judged rows i, summed over the heads of a
+group, and times (1 + hold) if the draft has the key already. The draft reads the K keys with the
+highest scores:
 
     K_{l,h} = top-K_j  (1 + hold [j in K_{l,h}])  mean_i  sum_{h in group}  A_{l,h}[i, j]
 
-The target's rows never depend on it, so the answer does not (see ``docs/lossless.md``).
+The target's rows do not depend on which keys the draft reads, so the answer does not either (see
+``docs/lossless.md``).
 """
 
 from __future__ import annotations
@@ -29,14 +31,14 @@ FRESH = replace(
     name="fresh",
     about="std with each head's keys chosen again every round, by what the target looks at now",
     view=PerHead(refresh=Refresh()),
-    # It was slower than plain decoding in every stored run, for this reason.
+    # This is why it was slower than plain decoding in every stored run.
     study="each draft step reads all of the target's weights",
 )
 
 
 @dataclass(frozen=True)
 class RefreshSetting(ViewSetting):
-    """Sets how often a view by attention chooses again."""
+    """Sets how often a view by attention chooses its keys again, and by what."""
 
     def applies(self, owner: View) -> bool:
         return super().applies(owner) and Capability.ATTENTION in owner.needs
@@ -47,9 +49,9 @@ class RefreshSetting(ViewSetting):
 
 def _parse(axis: str, value: str) -> Refresh | None:
     """Parses ``N``, ``N-ROWS`` or ``N-ROWS-HOLD``; returns None for ``0``. Raises MethodError."""
-    parts = value.split("-")
-    # Parts that are left out have their defaults.
-    every, rows, hold, *surplus = [*parts, *_spell_parts(Refresh())[len(parts) :]]
+    given = value.split("-")
+    defaults = _spell_parts(Refresh())
+    every, rows, hold, *surplus = [*given, *defaults[len(given) :]]
     rounds = read_digits(every)
     if rounds is None:
         raise MethodError(f"refresh={value} is not a number of rounds; 0 never chooses anew")
@@ -67,7 +69,7 @@ def _parse(axis: str, value: str) -> Refresh | None:
 
 def _spell_parts(refresh: Refresh) -> tuple[str, str, str]:
     """Returns the parts of the axis's value: N, ROWS and HOLD."""
-    # A number with an exponent would have a "-" of its own.
+    # An exponent (1e-05) would add a "-", which is what separates the parts.
     hold = format(Decimal(repr(refresh.hold)).normalize(), "f")
     return str(refresh.every), str(refresh.rows), hold
 
@@ -75,7 +77,9 @@ def _spell_parts(refresh: Refresh) -> tuple[str, str, str]:
 def _spell(refresh: Refresh) -> str:
     """Returns the axis's value, without the parts at the end that are the default."""
     parts, default = _spell_parts(refresh), _spell_parts(Refresh())
-    count = max([1, *(place + 1 for place in (1, 2) if parts[place] != default[place])])
+    count = len(parts)
+    while count > 1 and parts[count - 1] == default[count - 1]:
+        count -= 1
     return "-".join(parts[:count])
 
 

@@ -68,19 +68,20 @@ class SampledTree(Shape):
         tree, leaves = Tree(), [ROOT]
         for width in self.widths:
             scores: Scores = yield tree
-            first = len(tree)
+            level_start = len(tree)
             for leaf in leaves:
                 tree = self.branch(tree, scores, leaf, width)
             ends = scores.rules.end_ids
-            leaves = [node for node in range(first, len(tree)) if tree.tokens[node] not in ends]
+            new_nodes = range(level_start, len(tree))
+            leaves = [node for node in new_nodes if tree.tokens[node] not in ends]
             if not leaves:
                 break
         return tree
 
     def branch(self, tree: Tree, scores: Scores, node: int, width: int) -> Tree:
-        """The tree with up to ``width`` more children under ``node``."""
+        """Returns the tree with up to ``width`` more children under ``node``."""
         law = scores.law(node)
-        if not isinstance(law, Tensor):
+        if not isinstance(law, Tensor):  # Decoding is greedy, and the law is a single token.
             for token in scores.top(node, width):
                 tree = add(tree, node, token)
             return tree
@@ -93,14 +94,17 @@ class SampledTree(Shape):
         return tree
 
     def next_law(self, law: Tensor, token: int) -> Law | None:
-        """What the next sibling of ``token`` is drawn from; None where nothing is left."""
+        """Returns the law that the next sibling of ``token`` is drawn from; None if there is none.
+
+        ``law`` is the one that ``token`` was drawn from.
+        """
         return law
 
 
 @dataclass(frozen=True)
 class DistinctTree(SampledTree):
-    """Every node of level l gets ``widths[l]`` children, drawn without replacement: fewer where the
-    rules leave fewer tokens."""
+    """Every node of level l gets ``widths[l]`` children, drawn without replacement. It gets fewer
+    where fewer tokens have a probability."""
 
     family: ClassVar[str] = "distinct"
     usage: ClassVar[str] = "distinct-NxNxN"
@@ -125,7 +129,7 @@ class DistinctTree(SampledTree):
 
 
 def count_nodes(widths: list[int]) -> int:
-    """How many nodes a tree has when every node of level l has ``widths[l]`` children."""
+    """Returns how many nodes a tree has when every node of level l has ``widths[l]`` children."""
     level, total = 1, 0
     for width in widths:
         level *= width

@@ -36,12 +36,13 @@ SHORT_VIDEO_DIVISOR = 8  # Short videos keep one visual token in eight.
 
 
 def visual_budget(prompt: Prompt, keep: float | None, keys: int | None = None) -> int:
-    """Returns K, the number of visual keys.
+    """Returns K, the number of visual keys that a draft reads.
 
-    With ``keep`` it is that share of the video. With ``keys`` it is ``keys`` minus the text tokens,
-    but no more than the video has.
-    With neither it is the paper's 1024 - m_t, or an eighth of the video if the whole video would
-    fit into that. Raises MethodError where the text leaves no keys.
+    Without a video it is 0. With ``keep`` it is that share of the video. With ``keys`` it is
+    ``keys`` minus the text tokens, but no more than the video has. With neither it is the paper's
+    1024 - m_t, or an eighth of the video if the whole video would fit into that.
+
+    Raises MethodError where the text leaves no keys.
     """
     if keep is not None or not prompt.visual_tokens:
         return saliency.budget(prompt.visual_tokens, keep or 0)
@@ -57,10 +58,10 @@ def visual_budget(prompt: Prompt, keep: float | None, keys: int | None = None) -
 
 
 def top(mass: Float[Tensor, "*heads seen"], count: int) -> Int[Tensor, "*heads count"]:
-    """Returns the places of the largest values, ascending; of equal values the first.
+    """Returns the places of the ``count`` largest values, ascending. Of equal values the first win.
 
-    A sort would take five times as long, and a view that follows the answer waits for this every
-    round.
+    A sort would take five times as long. A view that chooses its keys again, such as ``fresh``,
+    does this in every round.
     """
     least = mass.topk(count).values[..., -1:]
     above, equal = mass > least, mass == least
@@ -83,7 +84,7 @@ class Budgeted(View):
 
 @dataclass(frozen=True)
 class PerHead(Budgeted):
-    """Per layer and KV head, the most attended visual keys and all text keys."""
+    """A view of all text keys and, per layer and KV head, of the most attended visual keys."""
 
     name: str = "per-head"
     refresh: Refresh | None = None
@@ -105,12 +106,12 @@ class PerHead(Budgeted):
 
 @dataclass(frozen=True)
 class Streaming(Budgeted):
-    """The first few tokens of the prompt and the last ones, as many in all as ``PerHead`` keeps.
-    With ``sinks`` the window slides as the answer grows: new tokens replace the oldest ones."""
+    """A view of the prompt's first ``SINKS`` tokens and of its last ones, as many in all as
+    ``PerHead`` keeps."""
 
     name: str = "streaming"
-    # The prompt's first ``SINKS`` tokens are kept in any case. With a number, the window after that
-    # many tokens slides as the answer grows. None keeps the window still.
+    # If this is a number, the window after so many tokens slides as the answer grows: new tokens
+    # replace the oldest ones. If it is None, no key is dropped and new tokens are added.
     sinks: int | None = SINKS
 
     @property
@@ -150,9 +151,9 @@ LAYERSKIP = Recipe(
 
 @dataclass(frozen=True)
 class KeysSetting(Setting):
-    """Sets how many keys of text and video a draft reads.
+    """Sets how many keys of text and video together a draft reads.
 
-    It cannot be combined with a share ``keep``, which sets the number of visual keys.
+    It cannot be combined with ``keep``, which sets the number of visual keys as a share.
     """
 
     def write(self, owner: Budgeted, value: int) -> Budgeted:

@@ -1,10 +1,10 @@
 """Makes drafted answers equal plain decoding bit for bit in low precision too (``exact=True``).
 
-A product over n rows rounds unlike a product over a single row, and a sum over keys rounds by its
-order. So every forward over text has ``ROWS`` rows of one request, padded at its end. Attention
-adds up its keys in fp32, in blocks of ``BLOCK`` from the first key on, and each block is a product
-of one shape. In a tree the keys are in another order than in plain decoding, so drafts must be
-chains.
+A matrix product over n rows is rounded differently from one over a single row, and a sum over keys
+is rounded differently when the keys are added in another order. So every forward over text has
+``ROWS`` rows of one request, padded at its end. Attention adds up its keys in fp32, in blocks of
+``BLOCK`` from the first key on, and each block is a product of one shape. In a tree the keys are in
+another order than in plain decoding, so drafts must be chains.
 
 A row's result must not depend on which of the ``ROWS`` places it has. Whether that is so depends on
 the machine's kernels, so it is tested once for each model, and ``exact=True`` is refused where it
@@ -52,9 +52,9 @@ decoder is a fused one."""
 
 
 class BatchInvariantSession(Session):
-    """A session whose logits depend on the text alone, for models that pass the check.
+    """A session whose logits depend on the text alone, and not on which tokens share a forward.
 
-    The check is :func:`require_batch_invariance`.
+    That holds for models that pass :func:`require_batch_invariance`.
     """
 
     def _forward(self, rows: Rows) -> RowLogits:
@@ -82,18 +82,21 @@ class BatchInvariantSession(Session):
         return RowLogits(torch.cat(logits), likeliest)
 
     def _logits_of_chunk(self, rows: Rows) -> RowLogits:
-        """Returns the logits of the last rows among at most ``ROWS`` rows of one request."""
+        """Returns the logits of ``rows.logit_rows``, the last of at most ``ROWS`` rows of one
+        request."""
         (segment,) = rows.segments
-        is_unusual = segment.row_queries is not None or segment.cache.hidden is not None
-        if self.cuda_graphs is None or is_unusual:
+        # A captured forward cannot store queries, and here it does not store hidden states either.
+        must_be_ordinary = segment.row_queries is not None or segment.cache.hidden is not None
+        if self.cuda_graphs is None or must_be_ordinary:
             return RowLogits.of_ordinary(self._ordinary_forward(rows))
         return self.cuda_graphs.logits(rows, self._ordinary_forward, BATCH_INVARIANT_ATTENTION)
 
     def _ordinary_forward(self, rows: Rows) -> Float[Tensor, "logit_rows vocab"]:
         model, ((segment,), ids, positions, logit_rows) = self.backbone, rows
         # The padding repeats the last row. None of the real rows sees it.
-        spare = ROWS - (segment.stop - segment.start)
-        padded_ids, padded_positions = ids + ids[-1:] * spare, positions + positions[-1:] * spare
+        padding_rows = ROWS - (segment.stop - segment.start)
+        padded_ids = ids + ids[-1:] * padding_rows
+        padded_positions = positions + positions[-1:] * padding_rows
         padded = Segment(segment.cache, 0, ROWS, segment.at, row_queries=segment.row_queries)
         embeds = model.embed(padded_ids)
         hidden = model.forward(embeds, padded_positions, BatchInvariantStep(padded))
@@ -103,16 +106,17 @@ class BatchInvariantSession(Session):
 class BatchInvariantStep(Step):
     """Attention of ``ROWS`` rows of one request over its keys, block after block.
 
-    ``last`` is the last key that each row sees: its own when None.
+    ``last`` has the number of the last key that each row sees. If it is None, that is the row's own
+    key.
     """
 
     def __init__(self, segment: Segment, last: Int[Tensor, " rows"] | None = None) -> None:
         # The base class is not initialised, because its mask is as wide as the cache.
         end = segment.at + segment.stop - segment.start
-        ends = torch.arange(segment.at, end) if last is None else last
+        last_keys = torch.arange(segment.at, end) if last is None else last
         self.segments, self.calls = [segment], 0
-        self._choose = lambda segment, new: (attend_in_order, ends[-new:])
-        self._kernels = [(attend_in_order, ends)]
+        self._choose = lambda segment, new: (attend_in_order, last_keys[-new:])
+        self._kernels = [(attend_in_order, last_keys)]
         segment.cache.reserve(end)
 
 
@@ -201,12 +205,13 @@ class BatchInvariantAttention(AttentionKind):
         heads = torch.arange(pool.kv_heads, device=places.device)
         base = first_rows + heads * capacities
         column = torch.arange(size.keys, device=places.device).view(-1, 1, BLOCK)
-        # The shape is [block, kv_head, key], so that each block is contiguous.
-        read = (base[:, None] + column).clamp_(max=pool.rows - 1)
+        # The shape is [block, kv_head, key], so that each block is contiguous. Numbers beyond the
+        # pool belong to keys after the last row's own, which _attend_by_blocks sets to zero.
+        block_rows = (base[:, None] + column).clamp_(max=pool.rows - 1)
         past_last_row = (column > places[0, -1])[..., None]
         hidden_keys = column.view(-1, 1, BLOCK) > places[0][:, None]
-        written = base[:, None] + places
-        return partial(_attend_by_blocks, pool, written.flatten(), read, past_last_row, hidden_keys)
+        new_rows = (base[:, None] + places).flatten()
+        return partial(_attend_by_blocks, pool, new_rows, block_rows, past_last_row, hidden_keys)
 
     def agrees(
         self, captured: Tensor, ordinary: Tensor, first_layers_agree: FirstLayersAgree
@@ -217,8 +222,8 @@ class BatchInvariantAttention(AttentionKind):
 
 def _attend_by_blocks(
     pool: CachePool,
-    written: Int[Tensor, " place"],
-    read: Int[Tensor, "block_number kv_head block"],
+    new_rows: Int[Tensor, " place"],
+    block_rows: Int[Tensor, "block_number kv_head block"],
     past_last_row: Bool[Tensor, "block_number 1 block 1"],
     hidden_keys: Bool[Tensor, "block_number new block"],
     layer: int,
@@ -227,18 +232,20 @@ def _attend_by_blocks(
     v: Keys,
     scale: float,
 ) -> Float[Tensor, "new out"]:
-    """Returns the attention of one layer in a captured forward.
+    """Writes a layer's new keys and values, and returns its attention, in a captured forward.
 
-    ``written`` are the pool's rows for the new keys, and ``read`` those of every block's keys.
+    ``new_rows`` are the pool's rows of the new keys, and ``block_rows`` those of each block's keys.
     ``past_last_row`` marks keys after the last row's own, whose memory may hold anything.
     ``hidden_keys`` are as in :func:`_add_blocks`.
     """
     heads, new, width = q.shape
-    write_keys_and_values(pool.keys[layer], pool.values[layer], written, k, v)
+    write_keys_and_values(pool.keys[layer], pool.values[layer], new_rows, k, v)
     grouped = (q.reshape(k.shape[0], -1, width).float() * scale).contiguous()
     keys, values = (
         torch.where(
-            past_last_row, 0, buffer.index_select(0, read.flatten()).view(*read.shape, width)
+            past_last_row,
+            0,
+            buffer.index_select(0, block_rows.flatten()).view(*block_rows.shape, width),
         )
         .float()
         .unbind()
@@ -256,7 +263,10 @@ BATCH_INVARIANT_ATTENTION = BatchInvariantAttention()
 
 
 def require_batch_invariance(model: Backbone) -> None:
-    """Raises ModelError unless a row of this model has the same result at every place."""
+    """Raises ModelError unless a row of this model has the same result at every place of a forward.
+
+    The bits are compared, on this machine and with the threads in use.
+    """
     if any("expert" in name and value for name, value in model.config.to_dict().items()):
         raise ModelError(
             "exact=True cannot be promised for a mixture of experts, where the tokens beside a "
@@ -270,7 +280,7 @@ def require_batch_invariance(model: Backbone) -> None:
     if model.mixers:
         raise ModelError(
             "exact=True cannot be promised for a model with recurrent layers, whose state is "
-            "rounded by how many tokens are read at once; leave exact out"
+            "rounded differently if another number of tokens is read at once; leave exact out"
         )
     trials = _trials.setdefault(model, {})
     key = (model.dtype, str(model.device), torch.get_num_threads(), model.fused is None)

@@ -1,7 +1,7 @@
-"""Stores hidden states of some layers for every token of a request, for a draft head to read.
+"""Stores the hidden states of some layers for every token of a request. A draft head reads them.
 
 They lie beside the keys in a request's cache, row for row, and are committed and rolled back with
-them. A forward writes them for every segment whose cache has such rows.
+them. A forward writes them for every segment whose cache stores hidden states.
 """
 
 from __future__ import annotations
@@ -19,9 +19,9 @@ AFTER_NORM = -1
 class HiddenStates:
     """Rows of hidden states, one for each row of a cache.
 
-    ``layers`` says which. A number L stands for the input of layer L, so 0 is the embedding, and
-    the number of layers is the input of the last norm. ``AFTER_NORM`` stands for that norm's
-    output. A row has the states of its layers side by side.
+    ``layers`` says which states of a token are stored. A number n stands for the input of layer n,
+    so 0 is the embedding, and the number of all layers stands for the input of the last norm.
+    ``AFTER_NORM`` stands for that norm's output. A row has these states side by side.
     """
 
     def __init__(
@@ -56,12 +56,13 @@ class HiddenStates:
                 self._rows[at : at + len(hidden), columns] = hidden.to(self._rows.device)
 
     def move(self, origin: Int[Tensor, " row"], at: int) -> None:
-        """Copies rows to the place ``at``, as the cache does with the keys of an accepted path."""
+        """Copies rows ``origin`` to the rows from ``at`` on, as the cache does with the keys of an
+        accepted path."""
         rows = self._rows.index_select(0, origin.to(self._rows.device))
         self._rows[at : at + len(rows)] = rows
 
     def extend(self, source: HiddenStates, start: int, stop: int, at: int) -> None:
-        """Copies rows ``start:stop`` of another request to the place ``at``."""
+        """Copies rows ``start:stop`` of another request to the rows from ``at`` on."""
         self._reserve(at + stop - start)
         self._rows[at : at + stop - start] = source._rows[start:stop]
 

@@ -1,8 +1,8 @@
 """Reads a processor's output into prompts, by running the model's own code.
 
 A multimodal model embeds its prompt (vision towers, placeholders, positions) and calls its language
-model with the result. Here it does exactly that and is stopped at that call, so that no family
-needs code of its own.
+model with the result. Here the model is run up to that call and stopped, and the call's arguments
+become the prompt. So no family needs code of its own.
 """
 
 from __future__ import annotations
@@ -39,7 +39,8 @@ class _LanguageModelCalled(Exception):
 class PromptReader:
     """Runs a model up to the call of its language model, to read prompts.
 
-    ``uses_trained_positions`` is for ``positions="trained"`` of ``Backbone``.
+    ``uses_trained_positions`` says whether the text after a medium gets the positions that
+    :func:`move_text_past_media` returns: ``positions="trained"`` of ``Backbone``.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class PromptReader:
         self.placeholders = families.placeholders(self.config)
         layout = families.PICTURE_LAYOUTS.get(self.config["model_type"])
         self.layout = None if layout is None else layout(self.config)
-        self._reads_both_ways = _reads_both_ways(text)
+        self._is_bidirectional = _is_bidirectional(text)
 
     def read(self, inputs: Inputs) -> list[Prompt]:
         """Returns the prompt of every request of a processor's output, without its padding.
@@ -152,7 +153,8 @@ class PromptReader:
         def stop(module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             raise _LanguageModelCalled(kwargs)
 
-        # The hook comes before the hooks of others, which run when the decoder reads the prompt.
+        # This hook comes first, so other hooks do not run here. They run when the decoder reads the
+        # prompt.
         handle = self.text.register_forward_pre_hook(stop, with_kwargs=True, prepend=True)
         moved = {
             key: send_to_device(value, self.device) if isinstance(value, Tensor) else value
@@ -178,29 +180,31 @@ class PromptReader:
     def _masks_by_kind(
         self, masks: Any, ids: Int[Tensor, "batch len"]
     ) -> dict[str, Bool[Tensor, "batch len len"]]:
-        """Returns the masks that a model made, by the kind of layer that they are for.
+        """Returns the attention masks that a model made, by the kind of layer that they are for.
 
         Models hand their language model a mask for each kind, or one for all. A mask of two
-        dimensions says which tokens are padding. Without a mask every row sees those before it, or
-        the whole prompt where the attention is not causal (PaliGemma).
+        dimensions only says which tokens are padding, so it is left out. A kind without a mask is
+        left out too where attention is causal. Where it is not (PaliGemma), every row sees the
+        whole prompt.
         """
         by_kind = masks if isinstance(masks, Mapping) else {"full_attention": masks}
-        read = {
+        # A mask that is no bool is added to the attention logits, so its zeros mark what is seen.
+        bool_masks = {
             kind: (mask if mask.dtype == torch.bool else mask == 0)[:, 0]
             for kind, mask in by_kind.items()
             if isinstance(mask, Tensor) and mask.ndim == 4
         }
-        if self._reads_both_ways:
+        if self._is_bidirectional:
             full_mask = torch.ones((*ids.shape, ids.shape[1]), dtype=torch.bool, device=self.device)
-            read |= {kind: full_mask for kind, mask in by_kind.items() if mask is None}
-        return read
+            bool_masks |= {kind: full_mask for kind, mask in by_kind.items() if mask is None}
+        return bool_masks
 
     def _reach(
         self, masks: Mapping[str, Tensor], number: int, rows: Bool[Tensor, " len"]
     ) -> Int[Tensor, " own"] | None:
-        """Returns the last row that each row of a prompt sees, or None if none sees a later row.
+        """Returns the last row that each row of a prompt sees, or None if no row sees a later one.
 
-        Raises ModelError for a mask that cannot be described so.
+        Raises ModelError for masks that no such numbers describe, or that differ in them.
         """
         reaches = []
         try:
@@ -223,10 +227,12 @@ class PromptReader:
         return in_use[0]
 
     def _check_arguments(self, arguments: dict[str, Any]) -> None:
-        """Raises ModelError for a language model that reads arguments that Saccade does not handle,
-        because it then computes more than attention over the embedded prompt."""
+        """Raises ModelError if the language model reads arguments that Saccade does not handle.
+
+        Such a model computes more than attention over the embedded prompt.
+        """
         name = type(self.model).__name__
-        # An argument that is no parameter of the language model is passed through it unread.
+        # The language model does not read arguments that are no parameters of its own.
         parameters = inspect.signature(self.text.forward).parameters
         for key, value in arguments.items():
             is_unknown = key in parameters and key not in KNOWN_ARGUMENTS
@@ -236,7 +242,7 @@ class PromptReader:
     def _positions(
         self, positions: Tensor | None, is_real: Bool[Tensor, "batch len"]
     ) -> Int[Tensor, "axes batch len"]:
-        """Returns the positions on every axis; those of plain text where the model has none."""
+        """Returns the positions on every axis: the model's own, or those of plain text."""
         if positions is None:
             positions = (is_real.long().cumsum(-1) - 1).clamp(min=0)
         if positions.ndim == 2:
@@ -253,8 +259,11 @@ class PromptReader:
             ) from error
 
 
-def _reads_both_ways(text: nn.Module) -> bool:
-    """Whether a language model's attention over several rows is not causal without a mask."""
+def _is_bidirectional(text: nn.Module) -> bool:
+    """Returns whether every row sees the whole prompt where a language model gets no mask.
+
+    That is so if its attention modules say that they are not causal.
+    """
     flags = [vars(module).get("is_causal") for module in text.modules()]
     return False in flags and True not in flags
 
@@ -262,8 +271,8 @@ def _reads_both_ways(text: nn.Module) -> bool:
 def move_text_past_media(
     positions: Int[Tensor, "axes len"], visual: Bool[Tensor, " len"]
 ) -> Int[Tensor, "axes len"]:
-    """Returns positions where the text after a picture or video begins one past the largest
-    position on any axis.
+    """Returns positions with the text after each picture or video moved, so that it begins one past
+    the largest position before it on any axis.
 
     This is how Qwen2-VL and Qwen2.5-VL were trained. Transformers 5.3 and later go on from the
     larger of height and width, though the time of a video may be larger still
@@ -278,11 +287,10 @@ def move_text_past_media(
 def average_blocks(
     rows: Float[Tensor, "picture row dim"], sides: Sequence[int]
 ) -> Float[Tensor, "picture row dim"]:
-    """Returns each row of a square picture as the mean of its 2x2 block; blocks at an edge may be
-    smaller.
+    """Returns square pictures with each row replaced by the mean of its 2x2 block.
 
-    A class token before the square stays as it is. So do rows that are no square of one of these
-    ``sides`` (some towers return pictures of any size in one row).
+    Blocks at an edge may be smaller. A class token before the square stays as it is. So do rows
+    that are no square of one of these ``sides``, since some towers return pictures of any size.
     """
     side = math.isqrt(rows.shape[1])
     lead_rows = rows.shape[1] - side**2
@@ -294,9 +302,10 @@ def average_blocks(
 
 
 class _CellReader:
-    """Finds the cells of visual rows in the prompts of one batch, in order.
+    """Finds the cells of the visual rows of each prompt of a batch, one prompt after another.
 
-    Each prompt takes the grids of its own media, so that the next prompt's come next.
+    A processor returns the grids of all prompts in one sequence. Each call of :meth:`next` takes
+    those of its prompt's media from it, so prompts have to be read in order.
     """
 
     def __init__(self, reader: PromptReader, inputs: Inputs) -> None:

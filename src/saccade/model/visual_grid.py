@@ -1,8 +1,8 @@
-"""The place of each visual token of a prompt: (medium, t, h, w), from a processor's grid or from
-the family's layout.
+"""Finds the cell of each visual token of a prompt: (medium, t, h, w).
 
-These are pure functions on rows of placeholders. A row that stands for no cell (the newline after
-a line of a picture, a class token) has -1 for its medium.
+The medium is the number of the picture or video in the prompt. Cells come from a processor's grid
+or from the family's layout. These are pure functions on rows of placeholders. A row that stands for
+no cell (the newline after a line of a picture, a class token) has -1 for its medium.
 """
 
 from __future__ import annotations
@@ -19,8 +19,10 @@ from saccade.core.prompt import Inputs
 
 Cells = Int[Tensor, "row 4"]
 FINE_ROW_MULTIPLE = 10
-"""The h of a finer grid's first line is a multiple of this. It is a multiple of 2 and of 5, so that
-blocks of 2 (pooling) and of 5 (crops) cut that grid as if its h began at 0."""
+"""A picture's finer grid (:func:`image_cells`) begins at an h that is a multiple of this.
+
+This is a multiple of 2 and of 5, so that blocks of 2 (pooling) and of 5 (crops) cut the finer grid
+as if its h began at 0."""
 
 
 @dataclass(frozen=True)
@@ -47,7 +49,10 @@ def _row_cells(length: int) -> Cells:
 
 
 def processor_cells(kind: str, inputs: Inputs, config: Mapping[str, Any]) -> Iterator[Cells]:
-    """Yields the cells of each medium in turn, from the patches that its processor counts."""
+    """Yields the cells of each medium of one kind in turn, from its processor's grids of patches.
+
+    A cell is a square of patches that the model merges into one visual token.
+    """
     sizes = inputs[f"{kind}_grid_thw"].tolist()
     merge_sizes = inputs.get(f"{kind}_merge_sizes")
     default_merge = int(config["vision_config"].get("spatial_merge_size", 1))
@@ -104,7 +109,7 @@ def _grid_media(rows: Int[Tensor, " row"], grid: Iterator[Cells]) -> list[tuple[
     media: list[tuple[Tensor, Cells]] = []
     done = 0
     while done < len(rows):
-        # Placeholders beyond those that the processor counted are one row.
+        # Placeholders beyond the processor's grids count as one more medium, of a single row.
         cells = next(grid, _row_cells(len(rows) - done))
         medium_rows = rows[done : done + len(cells)]
         media.append((medium_rows, cells[: len(medium_rows)]))
@@ -121,6 +126,7 @@ def _run_media(
     if kind == "video":
         return video_cells(is_newline, layout, frames)
     if layout.has_tiles:
+        # The tiles of a picture follow one another as the frames of a video do.
         return video_cells(is_newline, replace(layout, frame_side=layout.image_side), None)
     return image_cells(is_newline, layout)
 
@@ -128,9 +134,10 @@ def _run_media(
 def image_cells(is_newline: Bool[Tensor, " run"], layout: PictureLayout) -> list[Cells]:
     """Returns the cells of each picture in a run of tokens.
 
-    A picture is a square of cells. A picture that was cut into tiles has a second part: the whole
-    picture at a finer grid, each line of which ends in a newline. The finer grid has time 1 and
-    rows below those of the square, so that none of its cells passes for one of the square's.
+    A picture is a square of cells. A picture that was cut into tiles has a second part after it:
+    the whole picture as a finer grid, each line of which ends in a newline. The finer grid has
+    t = 1, and its h begins below the square's, so that no cell of one is mistaken for a cell of the
+    other.
     """
     length = len(is_newline)
     newlines = is_newline.nonzero().squeeze(-1).tolist()
@@ -140,16 +147,20 @@ def image_cells(is_newline: Bool[Tensor, " run"], layout: PictureLayout) -> list
     while start < length:
         square_end = start + square_size
         if square_end > length or any(start <= newline < square_end for newline in newlines):
-            return [*pictures, _row_cells(length - start)]  # This is not the expected layout.
+            # The rows do not follow the layout, so what is left counts as a single row of cells.
+            return [*pictures, _row_cells(length - start)]
         stop = square_end
         line_count = 0
         width: int | None = None
         for newline in newlines:
             if newline < square_end:
                 continue
-            if width is not None and (newline - stop != width or not width):
+            line_width = newline - stop
+            # A newline right after the square ends a picture without a finer grid.
+            is_next_line = width is None or (width > 0 and line_width == width)
+            if not is_next_line:
                 break  # This newline belongs to the next picture.
-            width = newline - stop
+            width = line_width
             stop = newline + 1
             line_count += 1
         cells = torch.full((stop - start, 4), -1)
@@ -167,7 +178,11 @@ def image_cells(is_newline: Bool[Tensor, " run"], layout: PictureLayout) -> list
 def video_cells(
     is_newline: Bool[Tensor, " run"], layout: PictureLayout, frames: int | None
 ) -> list[Cells]:
-    """Returns the cells of each video in a run of tokens, of ``frames`` frames each if not None."""
+    """Returns the cells of each video in a run of tokens.
+
+    A video has ``frames`` frames. If that is None, it goes on to the next newline, or to the end of
+    the run.
+    """
     length = len(is_newline)
     newlines = is_newline.nonzero().squeeze(-1).tolist()
     videos: list[Cells] = []
@@ -175,9 +190,11 @@ def video_cells(
     frame_size = layout.frame_lead_rows + layout.frame_side**2
     while start < length:
         newline = next((place for place in newlines if place >= start), None)
-        room = (length if newline is None else newline) - start  # A newline ends a video.
-        count = room // frame_size if frames is None else min(frames, room // frame_size)
-        if not count or (frames is None and room % frame_size):
+        row_count = (length if newline is None else newline) - start  # A newline ends a video.
+        count = row_count // frame_size
+        if frames is not None:
+            count = min(frames, count)
+        if not count or (frames is None and row_count % frame_size):
             return [*videos, _row_cells(length - start)]
         stop = start + count * frame_size
         ends_in_newline = newline == stop
@@ -192,7 +209,7 @@ def video_cells(
 
 
 def _adjacent_runs(rows: Int[Tensor, " row"], places: Int[Tensor, " row"]) -> list[Tensor]:
-    """Splits rows into runs that stand side by side in the prompt; ``places`` says where."""
+    """Splits rows into runs that are adjacent in the prompt, where they stand at ``places``."""
     if not len(rows):
         return []
     breaks = ((places[1:] - places[:-1]) != 1).nonzero().squeeze(-1) + 1

@@ -1,8 +1,8 @@
 """Reads the bodies of requests, up to a size and a deadline.
 
-Nearly all of a large body is data: addresses. A parser would copy those several times, so they are
-cut out first. They stay in the buffer where they arrived, and the parser sees a short name in the
-place of each.
+Nearly all of a large body is media, in data: URLs. A JSON parser would copy those several times, so
+they are cut out first. They stay in the buffer where they arrived, and the parser sees a short name
+in the place of each.
 """
 
 from __future__ import annotations
@@ -20,11 +20,12 @@ from saccade.serve.api_errors import CLIENT_CLOSED_REQUEST, ApiError
 from saccade.serve.queue import busy_error
 
 DISCARD_SECONDS = 2.0  # Seconds for which the rest of an oversized body is read and discarded.
-MIN_CUT_BYTES = 1 << 16  # A shorter data: address is left in the text.
-MAX_TEXT_BYTES = 32 << 20  # The most text that a body may have besides its data URLs.
+MIN_CUT_BYTES = 1 << 16  # A shorter data: URL is left in the text.
+MAX_TEXT_BYTES = 32 << 20  # The most text that a body may have besides the URLs that are cut out.
 DATA_URL = re.compile(rb'"(?:image_|video_)?url"\s*:\s*"((?i:data):)')
 NOT_A_BLANK = re.compile(rb"[^ ]")
-# Encoders such as PHP's and .NET's may escape the characters of base64 and its line ends.
+# How encoders such as PHP's and .NET's may escape the characters of base64, by character. Line ends
+# in base64 mean nothing, so they are removed.
 ESCAPES = {b"": (b"\\n", b"\\r", b"\\t"),
          b"/": (b"\\/", b"\\u002f", b"\\u002F"), b"+": (b"\\u002b", b"\\u002B"),
          b"=": (b"\\u003d", b"\\u003D")}  # fmt: skip
@@ -43,7 +44,7 @@ class RequestBody(AbstractContextManager["RequestBody"]):
     """One request's body. Its bytes count as used until it is released, which happens as soon as
     its media have been read.
 
-    ``data_urls`` are its long data: addresses, by the names that stand for them in its text.
+    ``data_urls`` are its long data: URLs, by the names that stand for them in its text.
     """
 
     def __init__(self, memory: BodyMemory) -> None:
@@ -67,7 +68,7 @@ class RequestBody(AbstractContextManager["RequestBody"]):
         memory = self._memory
         announced = request.headers.get("content-length", "0")
         if announced.isdecimal() and (len(announced) > 18 or int(announced) > memory.max_bytes):
-            raise await self._too_large(request)
+            raise await self._discard_rest(request)
         body = bytearray()
         try:
             async with asyncio.timeout(max(0.0, deadline - time.monotonic())):
@@ -77,7 +78,7 @@ class RequestBody(AbstractContextManager["RequestBody"]):
                     self._size = len(body)
                     if len(body) > memory.max_bytes:
                         body.clear()
-                        raise await self._too_large(request)
+                        raise await self._discard_rest(request)
                     if memory.used_bytes > MAX_FULL_BODIES * memory.max_bytes:
                         raise busy_error(1)
             text, self.data_urls = cut_data_urls(body)
@@ -88,14 +89,14 @@ class RequestBody(AbstractContextManager["RequestBody"]):
         except ClientDisconnect:
             raise ApiError(CLIENT_CLOSED_REQUEST, "the client has gone") from None
 
-    async def _too_large(self, request: Request) -> ApiError:
-        """Returns the error for a body that is too large.
+    async def _discard_rest(self, request: Request) -> ApiError:
+        """Reads and drops what is still coming of a body that is too large, and returns the error.
 
-        What is still coming is read and dropped for a while, since a client that is sending reads
-        no response.
+        A client reads no response while it sends. So the rest is read first, for
+        ``DISCARD_SECONDS`` and up to one body's limit.
         """
         max_bytes = self._memory.max_bytes
-        # A client that sends ``Expect: 100-continue`` waits, and has sent no body yet.
+        # A client that sends ``Expect: 100-continue`` waits for an answer before it sends the body.
         if "expect" not in request.headers:
             with suppress(TimeoutError):
                 async with asyncio.timeout(DISCARD_SECONDS):
@@ -109,16 +110,17 @@ class RequestBody(AbstractContextManager["RequestBody"]):
 
 
 def cut_data_urls(body: bytearray) -> tuple[bytes, dict[str, memoryview]]:
-    """Replaces every long data URL in a JSON body by a short placeholder. Returns the new text, and
-    the URLs by placeholder.
+    """Replaces every long data: URL in a JSON body by a short placeholder.
 
-    It does not know the schema, so the caller must check that every placeholder stands in a media
-    field. Raises ApiError where too much text is left.
+    Returns the new text, and the URLs by placeholder.
+
+    This function does not know the schema of requests, so the caller must check that every
+    placeholder stands in a media field. Raises ApiError where too much text is left.
     """
     pieces: list[memoryview | bytes] = []
     data_urls: dict[str, memoryview] = {}
     view = memoryview(body)
-    done = start = 0
+    copied = start = 0  # The text before ``copied`` is in ``pieces``.
     while match := DATA_URL.search(body, start):
         start = match.start(1)
         end = body.find(b'"', start)
@@ -128,21 +130,21 @@ def cut_data_urls(body: bytearray) -> tuple[bytes, dict[str, memoryview]]:
         end = body.find(b'"', start)  # Unescaping may have made it shorter.
         name = f"data:{len(data_urls)}"
         data_urls[name] = view[start:end]
-        pieces += [view[done:start], name.encode(), b'"']
-        after = NOT_A_BLANK.search(body, end + 1)
-        done = start = len(body) if after is None else after.start()
-    if len(body) - done + sum(map(len, pieces)) > MAX_TEXT_BYTES:
+        pieces += [view[copied:start], name.encode(), b'"']
+        after = NOT_A_BLANK.search(body, end + 1)  # Unescaping has left spaces here.
+        copied = start = len(body) if after is None else after.start()
+    if len(body) - copied + sum(map(len, pieces)) > MAX_TEXT_BYTES:
         limit = f"more than {MAX_TEXT_BYTES} bytes of text"
         raise ApiError(
             413, f"the request holds {limit}: media go into data: addresses of plain base64"
         )
-    return b"".join([*pieces, view[done:]]), data_urls
+    return b"".join([*pieces, view[copied:]]), data_urls
 
 
 def _unescape(body: bytearray, start: int, end: int) -> bool:
-    """Replaces escapes of base64's characters in place; returns whether no other escape is left.
+    """Replaces the escapes in ``ESCAPES`` in place. Returns whether there is no other escape.
 
-    Spaces after the string fill the room that becomes free.
+    The string becomes shorter. Spaces after its closing quote fill the bytes that become free.
     """
     if body.find(b"\\", start, end) < 0:
         return True
@@ -152,9 +154,10 @@ def _unescape(body: bytearray, start: int, end: int) -> bool:
     is_plain = True
     while read < end and is_plain:
         stop = min(read + MIN_CUT_BYTES, end)
-        late = body.rfind(b"\\", stop - 5, stop)
-        if late > read and stop < end:
-            stop = late  # So that no escape is cut in two.
+        # The longest escape has 6 bytes, so one that begins here may be cut in two.
+        last_escape = body.rfind(b"\\", stop - 5, stop)
+        if last_escape > read and stop < end:
+            stop = last_escape
         piece = bytes(body[read:stop])
         for character, escapes in ESCAPES.items():
             for escape in escapes:

@@ -1,4 +1,4 @@
-"""Decides the length of drafts inside vLLM: tokens are added while one more pays.
+"""Decides how long drafts inside vLLM get: tokens are drafted as long as one more pays.
 
 A round over ``n`` requests that each draft ``k`` tokens yields n (1 + a + ... + a^k) tokens, where
 a is the acceptance rate. It costs a target forward of n (1 + k) rows and k levels of the draft. R
@@ -29,9 +29,9 @@ from saccade.core.round_estimates import (
 ACCEPTANCE_DECAY = 0.99  # Per verified token, of the weight of its acceptance.
 RETRY_AFTER_ROUNDS = 8  # The first wait, in rounds without drafts, before drafting is tried again.
 MAX_RETRY_ROUNDS = 512  # The longest such wait.
-MIN_SPEEDUP = 1.03  # Over plain decoding; below it nothing is drafted.
+MIN_SPEEDUP = 1.03  # Nothing is drafted if the expected speedup over plain decoding is smaller.
 
-
+# Before any verdict, 0.8 of one judged token counts as accepted, at a confidence of 0.9 in it.
 PRIOR = Acceptance(FadingMean(0.8, 1.0), FadingMean(0.8, 0.9))
 
 
@@ -41,12 +41,15 @@ def update_acceptance(
     confidences: Sequence[float],
     emitted: Sequence[int],
 ) -> Acceptance:
-    """Returns the acceptance after one more verified draft. Tokens after the first rejected one are
-    not counted."""
+    """Returns the acceptance after one more verified draft.
+
+    ``emitted`` are the tokens that the round emitted. A drafted token was accepted if it is the one
+    emitted in its place. Tokens after the first rejected one are not counted.
+    """
     for token, confidence, emitted_token in zip(drafted, confidences, emitted, strict=False):
-        hit = token == emitted_token
-        acceptance = acceptance.fold([(confidence, hit)], 1, ACCEPTANCE_DECAY)
-        if not hit:
+        accepted = token == emitted_token
+        acceptance = acceptance.fold([(confidence, accepted)], 1, ACCEPTANCE_DECAY)
+        if not accepted:
             break
     return acceptance
 
@@ -56,7 +59,7 @@ class DraftPlan:
     """How long drafts may get in a round, and the probability at which they stop."""
 
     length: int
-    # Drafting stops where a token and all before it are accepted with a lower probability.
+    # A token is drafted only while it and all before it are accepted with a higher probability.
     min_probability: float = 0.0
     acceptance: Acceptance = PRIOR
 
@@ -74,7 +77,7 @@ class RoundCosts:
     target: CostLine = field(default=CostLine())
     draft: CostLine = field(default=CostLine())
     rounds: int = 0
-    pause: Pause = Pause(RETRY_AFTER_ROUNDS)  # since drafting was last tried
+    pause: Pause = Pause(RETRY_AFTER_ROUNDS)  # the wait until drafting is tried again
 
     def plan(self, requests: int, acceptance: Acceptance) -> DraftPlan:
         """Returns the plan of a round with this many requests."""
@@ -88,11 +91,13 @@ class RoundCosts:
         ]
         best = max(range(len(rates)), key=rates.__getitem__)
         if best == 0 or rates[best] < MIN_SPEEDUP * rates[0]:
+            # Drafting does not pay. After a pause one full draft tries whether it does now.
             return DraftPlan(self.max_length if self.pause.is_over else 0, 0.0, acceptance)
         min_probability = rates[best] * (self.draft.slope / requests + self.target.slope)
         return DraftPlan(self.max_length, min_probability, acceptance)
 
     def _rate(self, requests: int, acceptance_rate: float, length: int) -> float:
+        """Returns the tokens a second of rounds whose drafts have this length."""
         tokens = requests * expected_chain(acceptance_rate, length)
         drafting = self.draft.at(length) if length else 0.0
         return tokens / max(1e-9, self.target.at(requests * (1 + length)) + drafting)
@@ -114,10 +119,16 @@ class RoundCosts:
         )
 
     def after_target_forward(self, rows: int, seconds: float) -> RoundCosts:
-        """Returns the costs after a target forward over ``rows``, with everything beside it."""
+        """Returns the costs after a target forward of ``rows`` rows.
+
+        ``seconds`` are those from the end of one draft to the start of the next.
+        """
         return replace(self, target=self.target.fold(rows, seconds))
 
 
 def size_bucket(requests: int) -> int:
-    """Returns the least power of two from ``requests`` on. Similar rounds cost about the same."""
+    """Returns the smallest power of two that is at least ``requests``.
+
+    Rounds of about as many requests cost about the same, so their costs are kept together.
+    """
     return 1 << (requests - 1).bit_length()

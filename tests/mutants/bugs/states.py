@@ -148,7 +148,7 @@ BUGS = (
     PlantedBug(
         "a prompt without a mask is always read from left to right",
         "model/prompt_reader.py",
-        find="_reads_both_ways($text)",
+        find="_is_bidirectional($text)",
         plant="False",
         tests=(
             "model/test_windowed_attention.py::"

@@ -46,7 +46,10 @@ class MediaPlace:
 
 @dataclass(frozen=True)
 class MediaIndex:
-    """The media below some folders, by name. Extensions are ignored, and case with ``ignores_case``."""
+    """The media below some folders, by name. Extensions are ignored.
+
+    With ``ignores_case`` the case of names is ignored too.
+    """
 
     roots: tuple[Path, ...]
     suffixes: tuple[str, ...]

@@ -1,4 +1,4 @@
-"""Reads rows of a benchmark from parquet, JSON or a workbook, whichever benchmark it is."""
+"""Reads a benchmark's rows from parquet, JSON or a workbook. It knows no benchmark's columns."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from saccade.core.errors import OptionError, how_to_install
 
 Row = Mapping[str, Any]
 
-MAX_SHEET_BYTES = 64 << 20  # Of each file in a workbook.
+MAX_SHEET_BYTES = 64 << 20  # A workbook is a zip archive, whose files may be this large unpacked.
 
 
 @dataclass(frozen=True)
@@ -44,13 +44,16 @@ class InMemoryRows:
 
 @dataclass(frozen=True)
 class ParquetRows:
-    """Parquet files, read by row group because pictures make a whole file large."""
+    """Rows of parquet files, read one row group at a time because pictures make files large."""
 
     files: tuple[Path, ...]
 
     @cached_property
     def _groups(self) -> tuple[tuple[int, Path, int], ...]:
-        """Each row group's first row number, its file, and its place there; then the row count."""
+        """For each row group its first row number, its file, and its number there.
+
+        A last entry has the number of all rows in place of a first row number.
+        """
         groups, start = [], 0
         for path in self.files:
             with _open_parquet(path) as file:
@@ -87,10 +90,13 @@ Rows = InMemoryRows | ParquetRows
 
 
 def read_rows(files: Sequence[Path], nested: str | None = None) -> Rows:
-    """Returns the rows of files of one kind; `nested` names a list whose entries are the rows.
+    """Returns the rows of files of one kind.
 
-    Parquet files have no such list. Raises `LayoutError` for a file that is cut short or damaged,
-    holds no list of rows, or is only a Git LFS pointer.
+    `nested` names a list in each row of a file. The entries of these lists are then the rows, each
+    with the fields of the row that its list is in. It is ignored for parquet files.
+
+    Raises `LayoutError` for a file that is cut short or damaged, holds no list of rows, or is only
+    a Git LFS pointer.
     """
     for path in files:
         with path.open("rb") as file:
@@ -103,10 +109,10 @@ def read_rows(files: Sequence[Path], nested: str | None = None) -> Rows:
     rows: list[Row] = []
     for path in files:
         try:
-            rows += _workbook(path) if path.suffix == ".xlsx" else _json(path)
+            rows += _read_workbook(path) if path.suffix == ".xlsx" else _read_json(path)
         except (OptionError, LayoutError):
             raise
-        except Exception:  # A damaged workbook makes its reader raise anything.
+        except Exception:  # What the reader of workbooks raises over a damaged one is not known.
             raise LayoutError(f"{path.name} is cut short or damaged") from None
     if nested:
         rows = [{**row, **inner} for row in rows for inner in row.get(nested) or ()]
@@ -114,7 +120,7 @@ def read_rows(files: Sequence[Path], nested: str | None = None) -> Rows:
 
 
 def missing_shards(files: Sequence[Path]) -> list[str]:
-    """Returns the names of missing files, going by "-00000-of-00003" in the others."""
+    """Returns the names of missing files. Names such as "rows-00000-of-00003.parquet" tell them."""
     names = {path.name for path in files}
     expected: set[str] = set()
     for name in names:
@@ -126,8 +132,8 @@ def missing_shards(files: Sequence[Path]) -> list[str]:
     return sorted(expected - names)
 
 
-def _library(name: str) -> Any:
-    """Imports a library that only benchmarks need."""
+def _import_library(name: str) -> Any:
+    """Imports a library that only benchmarks need. Raises OptionError where it is missing."""
     try:
         return import_module(name)
     except ImportError:
@@ -137,35 +143,38 @@ def _library(name: str) -> Any:
 
 @contextmanager
 def _open_parquet(path: Path) -> Iterator[Any]:
-    parquet = _library("pyarrow.parquet")
+    parquet = _import_library("pyarrow.parquet")
     try:
         with parquet.ParquetFile(path) as file:
             yield file
-    except (_library("pyarrow").ArrowException, OSError):
+    except (_import_library("pyarrow").ArrowException, OSError):
         raise LayoutError(f"{path.name} is cut short or damaged") from None
 
 
-@lru_cache(maxsize=2)  # Rows of one group are read one after another.
-def _read_group(path: Path, group: int, changed: int) -> Any:
-    # ``changed`` only keeps the cache from returning what the file held before.
+@lru_cache(maxsize=2)  # Rows are read in order, so the next one is mostly in the same group.
+def _read_group(path: Path, group: int, modified_ns: int) -> Any:
+    # ``modified_ns`` is not read. It makes the cache miss once the file was changed.
     with _open_parquet(path) as file:
         return file.read_row_group(group)
 
 
-def _json(path: Path) -> list[Row]:
+def _read_json(path: Path) -> list[Row]:
+    """Returns the rows of a JSON file, or of a .jsonl file with one row a line."""
     text = path.read_text(encoding="utf-8")
-    lines = path.suffix == ".jsonl"
-    # splitlines() would not do: a text may contain other line ends, which JSON does not escape.
-    rows = [json.loads(line) for line in text.split("\n") if line.strip()] if lines else None
-    rows = json.loads(text) if rows is None else rows
+    rows: Any
+    if path.suffix == ".jsonl":
+        # splitlines() would also split at line ends that JSON may have unescaped in a text.
+        rows = [json.loads(line) for line in text.split("\n") if line.strip()]
+    else:
+        rows = json.loads(text)
     if not isinstance(rows, list) or not all(isinstance(row, dict) for row in rows):
         raise LayoutError(f"{path.name} is not a list of rows")
     return rows
 
 
-def _workbook(path: Path) -> list[Row]:
+def _read_workbook(path: Path) -> list[Row]:
     """Returns the first sheet of an .xlsx as texts, with the first row as names."""
-    excel = _library("openpyxl")
+    excel = _import_library("openpyxl")
     with path.open("rb") as file:
         if any(part.file_size > MAX_SHEET_BYTES for part in zipfile.ZipFile(file).infolist()):
             raise LayoutError(f"{path.name} has a sheet of over {MAX_SHEET_BYTES >> 20} MiB")

@@ -28,32 +28,20 @@ from saccade.model.session import Session, session_of
 
 log = logging.getLogger(__name__)
 
-ROW_COUNTS = (
-    1,
-    8,
-    26,
-    4,
-    16,
-    2,
-    12,
-    6,
-    20,
-    3,
-    10,
-)  # Rows of a timed forward, the most telling first.
-FIRST_ROW_COUNTS = 3  # How many of them are timed however slow the model is.
+# Forwards of these numbers of rows are timed, the most telling numbers first.
+ROW_COUNTS = (1, 8, 26, 4, 16, 2, 12, 6, 20, 3, 10)
+FIRST_ROW_COUNTS = 3  # This many of them are timed however slow the model is.
 # Seconds for timing all row counts. A timing of fewer forwards gets its share of this, because
 # an answer waits for it.
 TIMING_SECONDS = 0.6
-MIN_REPEATS = 2  # of each forward
-MAX_REPEATS = 10  # of each forward
-MANY_ROWS_FACTOR = (
-    1.5  # A forward of many rows takes about this many times as long as one of one row.
-)
+MIN_REPEATS = 2  # Every forward is timed at least this many times.
+MAX_REPEATS = 10  # Every forward is timed at most this many times.
+# A forward of many rows takes about this many times as long as a forward of one row.
+MANY_ROWS_FACTOR = 1.5
 MANY_REQUESTS = 8  # Requests in the forward that shows what one more request costs.
 ANSWERS_BEFORE_ALL_POINTS = 8  # After this many answers all row counts are worth their time.
 SHARES = (1.0, 0.5, 0.25, 0.1, 0.05)  # Shares of a prompt that a draft may read.
-MAX_STEP_SLOWDOWN = 1.1  # of a draft's step, over its quickest
+MAX_STEP_SLOWDOWN = 1.1  # A draft's step may take this many times as long as its quickest one.
 MAX_PREFILL_SHARE = 0.1  # The draft's prefill may take this share of the target's.
 PROBE_KEYS = 64  # The context of a short forward that shows how busy the machine is.
 # Measuring is skipped where it would take longer than both this share of the answer's expected
@@ -61,13 +49,17 @@ PROBE_KEYS = 64  # The context of a short forward that shows how busy the machin
 MAX_MEASURING_SHARE = 0.03
 UNNOTICED_SECONDS = 0.3
 MEASURING_FORWARDS = 20  # A first measurement takes about as long as so many forwards of one row.
-EXPECTED_BYTES_PER_SECOND = {"cpu": 1e10, "cuda": 2e12}  # that forwards of one row read
-BUSY_SLOWDOWN = 1.25  # Costs are measured anew where the probe was this much slower back then.
+# How fast a forward of one row is assumed to read weights and keys, where costs are estimated.
+EXPECTED_BYTES_PER_SECOND = {"cpu": 1e10, "cuda": 2e12}
+# Costs are measured again if the probe, a short forward, took more than this many times as long
+# then as it does now: the machine was busy then.
+BUSY_SLOWDOWN = 1.25
 _MEASUREMENTS = MeasurementFile("costs.json")
-_ESTIMATED: set[str] = set()  # Keys of costs that this process has estimated and does not measure.
+_ESTIMATED: set[str] = set()  # Keys of costs that this process estimates and never measures.
 _IN_USE: dict[str, dict[str, Any]] = {}  # Measurements that this process has used, by their keys.
-SAMPLED_PARAMETERS = 12  # of a model, the last ones
-SAMPLED_NUMBERS = 4  # of each
+# A sample of a model's weights has the first numbers of its last parameters: so many of so many.
+SAMPLED_NUMBERS = 4
+SAMPLED_PARAMETERS = 12
 _WEIGHT_SAMPLES: WeakKeyDictionary[Backbone, str] = WeakKeyDictionary()
 
 
@@ -83,15 +75,16 @@ def measure_costs(
     """Returns how long forwards of the target over ``context`` cached tokens take here, and those
     of the draft over ``draft_context``.
 
-    They are measured once per machine and pair, and again where the machine was busier then; the
-    phase is "costs". A slow model is timed at few numbers of rows at first, and at all of them by
-    the first process after ``ANSWERS_BEFORE_ALL_POINTS`` answers. Costs never change within a
-    process, so a seed always gives the same answer.
+    They are measured once per machine, pair and context, and stored. They are measured again if the
+    machine was busier then than it is now. ``phase`` is called with "costs" before anything is
+    measured. A slow model is timed at few numbers of rows at first, and at all of them by the first
+    process after ``ANSWERS_BEFORE_ALL_POINTS`` answers. Costs never change within a process, so a
+    seed always gives the same answer.
 
-    ``answer_tokens`` is the length of the answer that waits. Nothing is measured where that would
-    take longer than both ``UNNOTICED_SECONDS`` and ``MAX_MEASURING_SHARE`` of the answer's time.
-    Stored costs are then used unchecked. Without any, costs are estimated by the bytes that
-    forwards read. With None the answer waits however long measuring takes.
+    ``answer_tokens`` is the length of the answer that waits for these costs. Nothing is measured
+    if that would take longer than both ``UNNOTICED_SECONDS`` and ``MAX_MEASURING_SHARE`` of the
+    answer's time. Stored costs are then used unchecked. If none are stored, costs are estimated by
+    the bytes that forwards read. With None the answer waits however long measuring takes.
     """
     measured = _load_or_measure(target, draft, context, phase, answer_tokens)
     if not measured.get("estimated"):
@@ -117,9 +110,9 @@ def _load_or_measure(
     stored = _MEASUREMENTS.load(key)
     if answer_tokens is not None:
         expected = _estimate(target, draft, context)
-        if MEASURING_FORWARDS * expected["target"][0] > max(
-            UNNOTICED_SECONDS, MAX_MEASURING_SHARE * answer_tokens * expected["target"][0]
-        ):
+        one_row_seconds = expected["target"][0]
+        max_seconds = max(UNNOTICED_SECONDS, MAX_MEASURING_SHARE * answer_tokens * one_row_seconds)
+        if MEASURING_FORWARDS * one_row_seconds > max_seconds:
             if key not in _ESTIMATED and stored is not None and _is_complete(stored):
                 _IN_USE[key] = stored
                 return stored
@@ -130,9 +123,9 @@ def _load_or_measure(
         _IN_USE[key] = stored
         return stored
     phase("costs")
-    used = 0 if stored is None else stored.get("used", 0)
-    all_points = used >= ANSWERS_BEFORE_ALL_POINTS
-    measured = {**_measure(target, draft, context, all_points=all_points), "used": used}
+    answers = 0 if stored is None else stored.get("used", 0)
+    all_points = answers >= ANSWERS_BEFORE_ALL_POINTS
+    measured = {**_measure(target, draft, context, all_points=all_points), "used": answers}
     _IN_USE[key] = measured
     _MEASUREMENTS.save(key, measured)
     log.info("measured forwards: %s", measured)
@@ -140,7 +133,7 @@ def _load_or_measure(
 
 
 def _estimate(target: Backbone, draft: Backbone, context: int) -> dict[str, Any]:
-    """Returns what ``_measure`` does, estimated by the bytes that forwards read."""
+    """Returns seconds by name as :func:`_measure` does, estimated by the bytes forwards read."""
 
     def seconds(model: Backbone, keys: int) -> float:
         step_bytes = model.step_bytes + keys * model.token_bytes
@@ -149,10 +142,10 @@ def _estimate(target: Backbone, draft: Backbone, context: int) -> dict[str, Any]
     def kind(model: Backbone) -> str:
         return "cuda" if model.device.type == "cuda" else "cpu"
 
-    one, row = seconds(target, context), EXPECTED_COST_PER_ROW[kind(target)]
+    one_row_seconds, cost_per_row = seconds(target, context), EXPECTED_COST_PER_ROW[kind(target)]
     return {
         "rows": list(EXPECTED_ROWS),
-        "target": [one * (1 + row * (rows - 1)) for rows in EXPECTED_ROWS],
+        "target": [one_row_seconds * (1 + cost_per_row * (rows - 1)) for rows in EXPECTED_ROWS],
         "steps": [seconds(draft, PROBE_KEYS), seconds(draft, context)],
         "extra_request_seconds": [0.0, 0.0],
         "estimated": True,
@@ -189,21 +182,28 @@ class CorrectedCosts:
 def _count_answer(
     target: Backbone, draft: Backbone, context: int, measured: Mapping[str, Any]
 ) -> None:
-    """Counts one more answer by these costs, up to the number from which all points are timed."""
+    """Counts one more answer that used these costs.
+
+    It counts up to ``ANSWERS_BEFORE_ALL_POINTS``, since more answers than that change nothing.
+    """
     key = _key(target, draft, context)
     stored = _MEASUREMENTS.load(key) or measured  # Another process may have measured since.
-    if (used := stored.get("used", 0)) < ANSWERS_BEFORE_ALL_POINTS:
-        _MEASUREMENTS.save(key, {**stored, "used": used + 1})
+    answers = stored.get("used", 0)
+    if answers < ANSWERS_BEFORE_ALL_POINTS:
+        _MEASUREMENTS.save(key, {**stored, "used": answers + 1})
 
 
 def _measure(
     target: Backbone, draft: Backbone, context: int, *, all_points: bool
 ) -> dict[str, Any]:
-    """Times the forwards of a pair.
+    """Times the forwards of a pair, and returns their seconds by name.
 
-    Returns seconds: "target" by the number of "rows"; "steps" of the draft over ``PROBE_KEYS`` and
-    over ``context`` keys; "extra_request_seconds", what another request adds to the target's and to
-    the draft's forward; "probe", short forwards of the target and the draft.
+    * "target" has the target's forwards, one for each number of rows in "rows".
+    * "steps" has the draft's steps over ``PROBE_KEYS`` and over ``context`` keys.
+    * "extra_request_seconds" is what another request adds to a target's forward beside its rows,
+      and what it adds to a draft's forward with its one row.
+    * "probe" has short forwards of the target and of the draft, by which a later process notices
+      that the machine was busy.
     """
     first = ROW_COUNTS[:FIRST_ROW_COUNTS]
     probes = [(PROBE_KEYS, 1), (PROBE_KEYS, MANY_REQUESTS)]
@@ -211,7 +211,7 @@ def _measure(
         target, [*probes, *((context, n) for n in first)]
     )
     steps = [one_row_seconds, times[0]]
-    # A slow model would take minutes at all row counts.
+    # Timing a slow model at all row counts would take minutes.
     count = int(TIMING_SECONDS / (MIN_REPEATS * MANY_ROWS_FACTOR * times[0]))
     rows = sorted(ROW_COUNTS if all_points else ROW_COUNTS[: max(FIRST_ROW_COUNTS, count)])
     by_rows = dict(zip(first, times, strict=True))
@@ -238,9 +238,9 @@ def _measure(
 
 
 def _draft_step_seconds(measured: Mapping[str, Any], context: int, keys: int) -> float:
-    """Returns the seconds of a draft's step over so many keys.
+    """Returns the seconds of a draft's step over ``keys`` keys.
 
-    A step reads every key once, so its time lies on the line between those that were measured.
+    A step reads every key once, so its time lies on the line through the two measured ones.
     """
     few_keys_seconds, all_keys_seconds = measured["steps"]
     span = max(1, context - PROBE_KEYS)
@@ -256,8 +256,11 @@ def _is_complete(stored: Mapping[str, Any]) -> bool:
 
 
 def _is_still_valid(stored: Mapping[str, Any], target: Backbone, draft: Backbone) -> bool:
-    """Returns whether stored costs are complete and were not measured while the machine was busier
-    than now. One short forward of each model shows that at little cost."""
+    """Returns whether stored costs need not be measured again.
+
+    They must be complete, and have all row counts if enough answers have used them. The machine
+    must not have been busier then than now, which one short forward of each model shows.
+    """
     if not _is_complete(stored):
         return False
     if stored["used"] >= ANSWERS_BEFORE_ALL_POINTS and len(stored["rows"]) < len(ROW_COUNTS):
@@ -277,9 +280,10 @@ def affordable_share(
 ) -> float:
     """Returns the largest share of a prompt of ``context`` tokens that a draft reads cheaply.
 
-    Its steps are then at most ``MAX_STEP_SLOWDOWN`` times its quickest, and its prefill takes at
-    most ``MAX_PREFILL_SHARE`` of the target's. A draft that reads the target's keys, which may be
-    the target with rounded weights, needs no prefill.
+    It is one of ``SHARES``, and the smallest of them if none is cheap.
+    A step over that share takes at most ``MAX_STEP_SLOWDOWN`` times as long as the quickest step
+    over any share, and the draft's prefill at most ``MAX_PREFILL_SHARE`` of the target's. A draft
+    with ``reads_target_keys`` needs no prefill. It may be the target itself with rounded weights.
     """
     largest = 1.0
     if not reads_target_keys:
@@ -300,21 +304,22 @@ def _count_weights(model: Backbone) -> int:
 def _time_forwards(
     model: Backbone, forwards: Sequence[tuple[int, int]], requests: int = 1
 ) -> list[float]:
-    """Returns the seconds of forwards, each given as (context, rows): the quickest of several
-    repeats.
+    """Returns the seconds of each of these forwards, which are given as (context, rows).
 
+    Each is repeated several times, and the quickest repeat counts.
     The forwards are repeated in turns, so that a busy moment does not fall on one of them alone.
     Slow forwards are repeated fewer times, because they vary less.
     """
     most = max(rows for _, rows in forwards)
-    # Each context has a session of its own, in which nothing but its rows changes.
+    # Each context has a session of its own, in which only the number of new rows changes.
     sessions = {
         context: filled_session(model, context, requests, most + 1)
         for context in dict.fromkeys(context for context, _ in forwards)
     }
     for context, rows in forwards:
         if sessions[context].cuda_graphs is not None:
-            time_step(sessions[context], context, rows)  # The capture is not part of the price.
+            # Captures this size now, so that what is timed below is a replay.
+            time_step(sessions[context], context, rows)
             capture_new_sizes()
     clock = Clock(model.device)
     repeats: list[list[float]] = []
@@ -357,8 +362,8 @@ def _key(target: Backbone, draft: Backbone, context: int) -> str:
 
 @once
 def _sample_weights(model: Backbone) -> str:
-    """Returns a few numbers of the last layer's weights, by which a model is told from others of
-    its shape."""
+    """Returns a few numbers of the last weights, which differ from those of another model with the
+    same config."""
     if model not in _WEIGHT_SAMPLES:
         parameters = [*model.text.layers.parameters()][-SAMPLED_PARAMETERS:]
         numbers = [

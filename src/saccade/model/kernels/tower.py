@@ -17,15 +17,17 @@ from saccade.model import kernels
 from saccade.model.change_detection import LIBRARIES, OUR_FILES, comes_from, is_patched
 from saccade.model.kernels import Matrix, TunedMatrices, are_fp32_on_cpu, compiled, tower_windows
 
-ALIGNMENT = 8  # Numbers of two bytes; tensor cores read 16 bytes at once.
+ALIGNMENT = 8  # Tensor cores read 16 bytes at once, which are this many numbers of two bytes.
 
 
 class Tower:
     """The modules of a model that are outside its decoder, such as its vision tower.
 
-    Hugging Face's modules say what is computed. While a prompt is read, linear modules and those
-    that project patches multiply with copies of their weights, and attention without a mask is by
-    the quickest kernel.
+    Hugging Face's modules say what is computed. While a prompt is read, faster kernels compute it:
+
+    * In fp32 on a CPU, products of linear modules and of those that project patches, with copies of
+      their weights, and attention without a mask.
+    * In 16 bits on a GPU, products of unaligned sizes, and attention over windows.
     """
 
     def __init__(self, model: nn.Module, decoder: nn.Module, head: nn.Module) -> None:
@@ -44,7 +46,7 @@ class Tower:
             elif type(module) is nn.Conv3d:
                 matrix = Matrix(module.weight.data.flatten(1), module.bias)
                 forwards.append((module, matrix, _patch_forward(module, matrix)))
-        # A prompt has many rows. For such products only fp32 has kernels that beat torch's.
+        # A prompt has many rows. For such products only fp32 on CPUs has kernels that beat torch's.
         matrices = [matrix for _, matrix, _ in forwards]
         is_fp32 = are_fp32_on_cpu(matrix.weight for matrix in matrices)
         self._matrices = TunedMatrices(matrices if is_fp32 else [])
@@ -53,11 +55,14 @@ class Tower:
         """Whether our attention is quicker, by its sizes."""
 
     def prepare(self) -> None:
-        """Calls :meth:`TunedMatrices.refresh`, as every prompt does first."""
+        """Chooses kernels for the threads in use and copies the weights that they need.
+
+        Every prompt does this first, so that calling it earlier saves the first prompt the wait.
+        """
         self._matrices.refresh()
 
     def weights_changed(self) -> bool:
-        """Returns :meth:`TunedMatrices.weights_changed`."""
+        """Returns whether weights were changed in place since their copies were made."""
         return self._matrices.weights_changed()
 
     @contextmanager
@@ -72,15 +77,16 @@ class Tower:
         for module, _, forward in self._forwards:
             vars(module)["forward"] = forward
         registered_attention = ALL_ATTENTION_FUNCTIONS["sdpa"]
-        # A function that the caller registered stays, and the tower attends by it.
-        is_usual = comes_from(registered_attention, (*LIBRARIES, OUR_FILES))
-        if self._forwards and compiled.is_available() and is_usual:
+        # An attention function that the caller registered is not replaced.
+        may_replace = comes_from(registered_attention, (*LIBRARIES, OUR_FILES))
+        if self._forwards and compiled.is_available() and may_replace:
             ALL_ATTENTION_FUNCTIONS["sdpa"] = partial(self._attend, registered_attention)
         try:
             with tower_windows.attend_to_all_windows_at_once(self._windowed_towers):
                 yield
         finally:
-            # The entry may be missing: it was not set, or another thread's prompt removed it.
+            # Deleting our entry brings the library's own function back. Another thread's prompt may
+            # have deleted it already.
             if comes_from(ALL_ATTENTION_FUNCTIONS["sdpa"], (OUR_FILES,)):
                 with suppress(KeyError):
                     del ALL_ATTENTION_FUNCTIONS["sdpa"]
@@ -108,7 +114,7 @@ class Tower:
         )
         heads, new, width = query.shape[1:]
         causal = vars(module).get("is_causal", True) if is_causal is None else is_causal
-        plain = are_fp32_on_cpu((query, key, value))
+        is_fp32_on_cpu = are_fp32_on_cpu((query, key, value))
         has_other_arguments = attention_mask is not None or any(
             each is not None for each in named.values()
         )
@@ -116,16 +122,17 @@ class Tower:
             causal
             or dropout
             or has_other_arguments
-            or not plain
+            or not is_fp32_on_cpu
             or not compiled.supports_head_dim(width)
         ):
             return call_theirs()
-        all_see = query.new_zeros(new, 1)
+        # Without a bias our kernel is causal. With one, here of 0, every row sees every key.
+        zero_bias = query.new_zeros(new, 1)
 
         def call_ours() -> tuple[Tensor, None]:
             rows = zip(query, key, value, strict=True)
             scale = width**-0.5 if scaling is None else scaling
-            outs = [compiled.attend(q, k, v, all_see, scale).transpose(0, 1) for q, k, v in rows]
+            outs = [compiled.attend(q, k, v, zero_bias, scale).transpose(0, 1) for q, k, v in rows]
             return torch.stack(outs), None
 
         size = heads, key.shape[1], width, new.bit_length()
@@ -139,14 +146,14 @@ class Tower:
 
 
 def _is_plain(module: nn.Module) -> bool:
-    """Returns whether a module multiplies with its own weight and nobody changed its forward."""
+    """Returns whether a module has an ordinary weight, and nobody replaced its forward."""
     weight = module._parameters.get("weight")
     unchanged = "forward" not in vars(module) and not is_patched(module)
     return unchanged and weight is not None and type(weight.data) is Tensor
 
 
 def _has_unaligned_sizes(module: nn.Linear) -> bool:
-    """Returns whether a GPU's fastest products do not take a module's sizes."""
+    """Returns whether a GPU cannot use its fastest products for a linear module of these sizes."""
     return type(module) is nn.Linear and any(
         size % ALIGNMENT for size in (module.in_features, module.out_features)
     )
@@ -160,7 +167,7 @@ def _aligned_forward(module: nn.Linear) -> Callable[[Tensor], Tensor]:
     """Returns a linear module's forward over sizes that are padded with zeros.
 
     A product whose rows are not multiples of 16 bytes takes more than twice as long on an H100,
-    and Qwen2.5-VL's tower has such rows. Padding its numbers anew each time takes next to nothing.
+    and Qwen2.5-VL's tower has such rows. Padding the weights in every call costs next to nothing.
     """
 
     def forward(x: Float[Tensor, "*rows into"]) -> Float[Tensor, "*rows out"]:
@@ -182,14 +189,14 @@ def _linear_forward(matrix: Matrix) -> Callable[[Tensor], Tensor]:
 def _patch_forward(convolution: nn.Conv3d, matrix: Matrix) -> Callable[[Tensor], Tensor]:
     """Returns a forward that computes a convolution over single patches as one product.
 
-    Qwen's processors cut patches that are as large as the kernel. Over anything else it stays a
-    convolution.
+    Qwen's processors cut patches that are as large as the convolution's kernel. Inputs of any other
+    size go to the module's own forward.
     """
     own_forward = convolution.forward
 
     def forward(x: Tensor) -> Tensor:
-        plain = not any(convolution.padding) and convolution.groups == 1
-        if not plain or x.shape[2:] != convolution.kernel_size:
+        is_one_product = not any(convolution.padding) and convolution.groups == 1
+        if not is_one_product or x.shape[2:] != convolution.kernel_size:
             return own_forward(x)
         return matrix(x.flatten(1)).view(x.shape[0], -1, 1, 1, 1)
 

@@ -1,6 +1,6 @@
 """Assembles a draft from an existing language model and vision tower, in the target's own class.
 
-TABED's drafts are made so from LLaMA-68M and CLIP. Only the projector is new.
+TABED's drafts are made in this way, from LLaMA-68M and CLIP. Only the projector is new.
 """
 
 from __future__ import annotations
@@ -21,11 +21,11 @@ from saccade.model.backbone import Backbone
 def assemble_draft(target: Loaded, language: str, tower: str | None, seed: int) -> Loaded:
     """Returns an untrained draft of the target's class.
 
-    ``language`` is the folder or hub id of a language model. ``tower`` is that of a vision tower,
-    or None for the target's own.
+    ``language`` is the folder or hub id of a language model, and ``tower`` the folder or hub id of
+    a vision tower, or None for the target's own.
 
     Raises ModelError where the target is not of LLaVA's form, where the tokenizers differ, or where
-    the tower sees other pictures than the target's processor prepares.
+    the tower takes pictures or patches of another size than the target's.
     """
     target_model: Any = target.backbone.model
     if "vision_tower" not in dict(target_model.base_model.named_children()):
@@ -50,7 +50,7 @@ def assemble_draft(target: Loaded, language: str, tower: str | None, seed: int) 
         source_tower = _read_tower(tower, type(vision_tower))
     vision_tower.load_state_dict(source_tower.state_dict())
     weights = language_model.get_decoder().state_dict()
-    weights |= {"embed_tokens.weight": _resize_embedding(weights["embed_tokens.weight"], vocab)}
+    weights["embed_tokens.weight"] = _resize_embedding(weights["embed_tokens.weight"], vocab)
     model.get_decoder().load_state_dict(weights)
     output_weight = language_model.get_output_embeddings().weight.detach()
     model.get_output_embeddings().load_state_dict(
@@ -62,21 +62,23 @@ def assemble_draft(target: Loaded, language: str, tower: str | None, seed: int) 
 
 
 def _resize_embedding(weight: Tensor, rows: int) -> Tensor:
-    """Returns an embedding of ``rows`` tokens; a new token gets the mean of the others."""
+    """Returns an embedding cut or extended to ``rows`` tokens. A new token gets the mean of the
+    others."""
     new = weight.mean(0, keepdim=True).expand(max(0, rows - len(weight)), -1)
     return torch.cat([weight[:rows], new])
 
 
 def _tower_config(tower: str, target: Loaded) -> Any:
-    """Returns the configuration of a vision tower, alone or within a model that reads text too."""
+    """Returns the config of a vision tower, which may be a part of a model that reads text too.
+
+    Raises ModelError unless its pictures and patches have the sizes of the target's own tower.
+    """
     config = read_config(tower)
     if "vision_config" in config.to_dict():
         config = config.vision_config
-    pairs = zip(
-        *map(_picture_and_patch_size, (config, target.backbone.model.config.vision_config)),
-        strict=True,
-    )
-    for quantity, (tower_size, expected) in zip(("pictures", "patches"), pairs, strict=True):
+    sizes = _sizes(config)
+    for quantity, expected in _sizes(target.backbone.model.config.vision_config).items():
+        tower_size = sizes[quantity]
         if tower_size != expected:
             raise ModelError(
                 f"the tower {tower} sees {quantity} of {tower_size} pixels, and {target.name} "
@@ -86,9 +88,10 @@ def _tower_config(tower: str, target: Loaded) -> Any:
     return config
 
 
-def _picture_and_patch_size(vision: Any) -> tuple[Any, Any]:
-    fields = vision.to_dict()
-    return fields.get("image_size"), fields.get("patch_size")
+def _sizes(vision_config: Any) -> dict[str, Any]:
+    """Returns the sizes of a tower's pictures and patches, in pixels."""
+    fields = vision_config.to_dict()
+    return {"pictures": fields.get("image_size"), "patches": fields.get("patch_size")}
 
 
 def _read_tower(tower: str, kind: Any) -> Any:
