@@ -70,6 +70,6 @@ def time_decoding(
     drafting.ready([prefill])
     stops = Stops(StopConditions(tokens), [prompt.context], None)
     clock = Clock(target.device)
-    for _ in recipe.schedule(session, drafting, [0], stops.cut):
+    for _ in recipe.schedule(session, drafting, [0], stops.append_until_stop):
         pass
     return clock.elapsed() / (tokens - 1)

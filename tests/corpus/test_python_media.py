@@ -203,6 +203,30 @@ def test_pictures_in_messages_and_lists(model: saccade.Model, frames: np.ndarray
         assert model.describe(messages, max_new_tokens=8).ids == answer.ids
 
 
+def test_warnings_point_to_the_callers_line(model: saccade.Model) -> None:
+    """Claim: a warning about media names the file that called Saccade, whatever was called."""
+    noise = np.random.default_rng(0).integers(0, 255, (112, 112, 3), dtype=np.uint8)
+    still = Image.fromarray(noise)
+    calls = (
+        lambda: model.describe(still, max_new_tokens=1),
+        lambda: model.stream(still, max_new_tokens=1).close(),
+        lambda: model.chat(still, max_new_tokens=1).close(),
+        lambda: model.batch([(still, QUESTION)], max_new_tokens=1),
+    )
+    for call in calls:
+        with pytest.warns(UserWarning) as caught:
+            call()
+        assert {each.filename for each in caught} == {__file__}
+
+
+def test_messages_are_no_media_of_a_chat(model: saccade.Model) -> None:
+    """Claim: messages given to what takes media alone are refused by a sentence that says so."""
+    messages = [{"role": "user", "content": "hi"}]
+    for call in (lambda: model.chat(messages), lambda: model.batch([(messages, "hi")])):
+        with pytest.raises(OptionError, match="messages have their questions in them"):
+            call()
+
+
 def test_a_system_prompt_is_the_first_message(model: saccade.Model) -> None:
     """Claim: ``system=`` gives the answer of a message with that role, in ``describe``, ``batch``
     and ``chat``, and reads more of a prompt than no system prompt; twice is refused."""

@@ -228,6 +228,8 @@ def test_a_refresh_is_spelled_as_it_is_parsed(value):
         ("fresh/refresh=1-8-.2-3", "N-ROWS-HOLD"),
         ("fresh/refresh=1-8-more", "N-ROWS-HOLD"),
         ("fresh/refresh=1-8-nan", "N-ROWS-HOLD"),
+        ("fresh/refresh=1-1_0-0.2", "N-ROWS-HOLD"),
+        ("fresh/refresh=1- 8", "N-ROWS-HOLD"),
         ("std/view=random/refresh=2", "needs a view by attention"),
         ("streaming/refresh=2", "needs a view by attention"),
         ("specvlm/refresh=2", "drafter=self"),

@@ -6,6 +6,8 @@ which can also be used alone.
 
 from __future__ import annotations
 
+import inspect
+import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -44,6 +46,7 @@ EMBEDDED_TARGET = "shapes"
 Media = python_media.Medium | Source
 """One video or picture: a path, bytes or an address of a video, an animation, an image or a folder
 of frames; a Pillow image, an array or a tensor of pixels; or a clip that was read already."""
+PACKAGE_FOLDER = str(Path(__file__).parents[1]) + os.sep
 MediaInput = Media | Sequence[Any] | None
 """One such medium, a list of them (in which a list of pictures is one video), messages with media
 in them, or None."""
@@ -267,7 +270,15 @@ class Model:
         return Live(self.pair, conversation, window=size, fps=fps, segment=segment, source=frames)
 
     def _read_clips(self, media: MediaInput, sampling: FrameSampling) -> list[Clip]:
-        """Returns every video or picture as a clip, and issues the warnings about them."""
+        """Returns every video or picture as a clip, and issues the warnings about them.
+
+        Raises OptionError for messages.
+        """
+        if python_media.is_messages(media):
+            raise OptionError(
+                "messages have their questions in them, so describe() and stream() read them; give "
+                "chat() and batch() the media alone, and ask the questions one by one"
+            )
         clips = [python_media.read(each, sampling, self.sources) for each in _media_list(media)]
         return self._issue_warnings(clips)
 
@@ -279,7 +290,7 @@ class Model:
         """
         clips = [warn_outside_domain(clip, self.pair.target.domain) for clip in clips]
         for warning in dict.fromkeys(warning for clip in clips for warning in clip.warnings):
-            warnings.warn(warning, stacklevel=5)
+            warnings.warn(warning, stacklevel=_stack_level_of_caller())
         return clips
 
     def _read_messages(
@@ -556,6 +567,19 @@ def _split_settings(
         raise OptionError(f"{min(short_forms)}= is a short form of frames=: give one of them")
     answer_settings = {name: settings[name] for name in settings if name not in short_names}
     return _frame_sampling(short_forms if frames is None else frames), answer_settings
+
+
+def _stack_level_of_caller() -> int:
+    """Returns the stack level at which a warning points to the code that called Saccade.
+
+    It is for ``warnings.warn``, called where this function is called.
+    """
+    level, frame = 1, inspect.currentframe()
+    while (frame := frame and frame.f_back) is not None:
+        if not frame.f_code.co_filename.startswith(PACKAGE_FOLDER):
+            return level
+        level += 1
+    return level
 
 
 def _media_list(media: MediaInput) -> Sequence[Media]:

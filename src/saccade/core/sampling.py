@@ -118,7 +118,7 @@ class BrokenLaw(ArithmeticError):
 class Sampling:
     """How a request draws its tokens: greedily unless ``sample``; the seed decides the noise.
 
-    No draft continues after one of ``end_ids``, the ids that end an answer.
+    ``end_ids`` are the ids that end an answer. Chains end after one of them.
     """
 
     sample: bool = False

@@ -15,6 +15,7 @@ The target's rows do not depend on which keys the draft reads, so the answer doe
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass, replace
 from decimal import Decimal
 
@@ -25,6 +26,8 @@ from saccade.core.protocols import Refresh, View
 from saccade.drafting.provides import Provides, ViewSetting
 from saccade.drafting.recipe import Parts
 from saccade.methods.std import STD, PerHead
+
+DECIMAL_NUMBER = re.compile(r"\d+(\.\d*)?|\.\d+", re.ASCII)
 
 FRESH = replace(
     STD,
@@ -52,19 +55,15 @@ def _parse(axis: str, value: str) -> Refresh | None:
     given = value.split("-")
     defaults = _spell_parts(Refresh())
     every, rows, hold, *surplus = [*given, *defaults[len(given) :]]
-    rounds = read_digits(every)
+    rounds, row_count = read_digits(every), read_digits(rows)
     if rounds is None:
         raise MethodError(f"refresh={value} is not a number of rounds; 0 never chooses anew")
-    try:
-        refresh = Refresh(rounds, int(rows), float(hold))
-    except ValueError:
-        refresh = None
-    if surplus or refresh is None or refresh.rows < 1 or not 0 <= refresh.hold < float("inf"):
+    if surplus or not row_count or not DECIMAL_NUMBER.fullmatch(hold):
         raise MethodError(
             f"refresh={value} must be N, N-ROWS or N-ROWS-HOLD; 1-8-0.25 chooses keys every round "
             "by the last 8 verified rows, and counts keys that the draft already has a quarter more"
         )
-    return refresh if refresh.every else None
+    return Refresh(rounds, row_count, float(hold)) if rounds else None
 
 
 def _spell_parts(refresh: Refresh) -> tuple[str, str, str]:
