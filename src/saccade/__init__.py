@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-_HOMES = {
+MODULE_OF_NAMES = {
     "core.errors": ("MethodError", "ModelError", "OptionError", "SaccadeError", "VideoInputError"),
     "core.result": ("Result", "Round"),
     "core.sampling": ("Stateless",),
@@ -59,7 +59,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in _HOMES.items():
+    for home, names in MODULE_OF_NAMES.items():
         if name in names:
             return getattr(import_module(f"saccade.{home}"), name)
     raise AttributeError(f"module 'saccade' has no attribute {name!r}")

@@ -280,7 +280,7 @@ def test_a_long_prompt_fits_where_its_windows_fit(monkeypatch):
     counts keys that are evicted, or leaves out those that are held."""
     model = Backbone.of(gemma3())
     request = Request.of(model, text_input(1, 4000), max_new_tokens=3)
-    tokens = request.tokens()
+    tokens = request.reserved_tokens()
     row = 2 * 2 * 16 * 4  # bytes of keys and values of a token in one layer
     assert model.token_bytes == 3 * row and model.unbounded_token_bytes == row
     window_bytes = model.window_bytes(tokens, forward_rows())

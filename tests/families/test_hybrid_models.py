@@ -373,7 +373,7 @@ def test_memory_is_planned_with_the_states_of_each_request(family, monkeypatch):
     model = backbone(HYBRIDS[family](0))
     inputs = input_for(family)
     request = Request.of(model, inputs, max_new_tokens=3)
-    tokens = request.tokens() * model.token_bytes
+    tokens = request.reserved_tokens() * model.token_bytes
     assert model.state_bytes > 0
 
     def free(count: float) -> None:

@@ -205,10 +205,10 @@ def test_early_is_the_views():
         ("inverse-tvd", Inverse("tvd")),
         ("inverse-tvd-12", Inverse("tvd", 12)),
         ("inverse-3", Inverse("kl", 3)),
-        ("softmax", Inverse("kl", literal=True)),
-        ("softmax-tvd-3", Inverse("tvd", 3, literal=True)),
+        ("softmax", Inverse("kl", as_printed=True)),
+        ("softmax-tvd-3", Inverse("tvd", 3, as_printed=True)),
         ("inverse-3/tau=0.5", Inverse("kl", 3, 0.5)),
-        ("softmax/tau=2", Inverse("kl", None, 2.0, literal=True)),
+        ("softmax/tau=2", Inverse("kl", None, 2.0, as_printed=True)),
     ],
 )
 def test_weights_are_what_they_say(value, rule):

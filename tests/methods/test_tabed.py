@@ -350,7 +350,7 @@ def test_weights_drift_by_the_literal_softmax_alone(literal, law):
     each = [distance("kl", p[0].exp().tolist(), view[0].exp().tolist())[0] for view in q]
     spreads: dict[int | None, list[float]] = {}
     for window in (None, 4):
-        rule = Inverse("kl", window, literal=literal)
+        rule = Inverse("kl", window, as_printed=literal)
         state = rule.start(4)
         spreads[window] = []
         for position in range(1, 121):

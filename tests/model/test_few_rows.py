@@ -46,9 +46,9 @@ def _attend(trial: Trial, soft_cap: float = 0.0) -> torch.Tensor:
     own, kernels = trial.attention, trial.attention.kernels
     sizes = kernels.heads, kernels.kv_heads, kernels.kv_heads
     caches = own.keys[0], own.values[0], own.caches
-    q = triton.rotate_and_write(*trial.qkv.split(sizes, 1), *caches, own.places.flatten())
+    q = triton.rotate_and_write(*trial.qkv.split(sizes, 1), *caches, own.cache_rows.flatten())
     mask = own.visible.view(torch.uint8).flatten(0, 1)
-    splits = kernels.splits(*own.places.shape)
+    splits = kernels.splits(*own.cache_rows.shape)
     scale = kernels.head_dim**-0.5
     return triton.attend(q, *caches, mask, kernels.kv_heads, splits, scale, soft_cap)
 
@@ -122,7 +122,7 @@ def test_a_captured_launch_follows_numbers_that_change_in_place():
     own = trial.attention
     before = _attend(trial)
     own.caches[2].sub_(20)
-    own.places.sub_(20)
+    own.cache_rows.sub_(20)
     other = trial.copy()
     assert (_attend(trial) - other.expected_output(16**-0.5)).abs().max() < 1e-5
     assert (_attend(trial) - before).abs().max() > 1e-2

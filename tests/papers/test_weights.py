@@ -39,7 +39,9 @@ def test_mtcps_weights_are_the_published_codes(errors, tau, expected):
     Fails for softmax(1/e), our old reading."""
     assert weights(Inverse(tau=tau), errors) == pytest.approx(expected, abs=1e-9)
     if len(errors) == len(ERRORS):
-        assert weights(Inverse(tau=tau, literal=True), errors) != pytest.approx(expected, abs=0.05)
+        assert weights(Inverse(tau=tau, as_printed=True), errors) != pytest.approx(
+            expected, abs=0.05
+        )
 
 
 @pytest.mark.parametrize("longer", [10, 1000])
@@ -48,7 +50,7 @@ def test_only_how_errors_compare_counts(longer):
     are. Control: the equation as printed is all but equal weights by then."""
     more = tuple(error * longer for error in ERRORS)
     assert weights(Inverse(), more) == pytest.approx(weights(Inverse(), ERRORS))
-    spread = weights(Inverse(literal=True), more)
+    spread = weights(Inverse(as_printed=True), more)
     assert max(spread) - min(spread) < 0.05
 
 
@@ -56,7 +58,7 @@ def test_the_default_is_the_published_rule_and_the_equation_has_a_name():
     """Claim: ``tabed-mtcp`` is the published rule at the paper's tau of 1; ``weights=softmax`` is
     App. B.2 as printed."""
     assert resolve("tabed-mtcp").drafter == resolve("tabed-mtcp/weights=inverse/tau=1").drafter
-    assert resolve("tabed-mtcp").drafter.weighting == Inverse("kl", None, 1.0, literal=False)
+    assert resolve("tabed-mtcp").drafter.weighting == Inverse("kl", None, 1.0, as_printed=False)
     printed = resolve("tabed-mtcp/weights=softmax").drafter.weighting
     inverse = [1 / e for e in ERRORS]
     expected = [math.exp(x) / sum(math.exp(y) for y in inverse) for x in inverse]

@@ -358,7 +358,7 @@ class Drafter(ABC):
         """Returns a tree for each request whose state is given."""
         ...
 
-    def growing(self, states: Mapping[int, State]) -> Growth | None:
+    def start_growth(self, states: Mapping[int, State]) -> Growth | None:
         """Returns what ``propose`` would grow, to share forwards with other drafters; None where
         it shares none."""
         return None

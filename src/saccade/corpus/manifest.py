@@ -15,7 +15,7 @@ from saccade.core.errors import OptionError, first_line
 from saccade.corpus import json_lines
 from saccade.inputs.checkpoints import Answering
 from saccade.inputs.media import FrameSampling
-from saccade.inputs.media.media_file import is_visible
+from saccade.inputs.media.media_file import is_not_hidden
 
 VIDEOS = (".mp4", ".m4v", ".mov", ".mkv", ".webm", ".avi", ".gif", ".webp")
 ANSWER_SETTINGS = ("dtype", "quantize", "positions")  # Loading options that change answers.
@@ -99,7 +99,7 @@ def read_jobs(manifest: Path, question: str) -> list[ClipJob]:
         videos = sorted(
             path
             for path in manifest.rglob("*")
-            if path.suffix.lower() in VIDEOS and is_visible(path) and path.is_file()
+            if path.suffix.lower() in VIDEOS and is_not_hidden(path) and path.is_file()
         )
         names = [str(path.relative_to(manifest)) for path in videos]
         entries = [(name, {"video": name}) for name in names]

@@ -25,7 +25,7 @@ class OpenedJob:
     """A job whose video and document have been read."""
 
     job: ClipJob
-    media: subjects.Subject
+    subject: subjects.Subject
 
 
 class CorpusWorker:
@@ -82,7 +82,7 @@ class CorpusWorker:
     def _answer_together(self, jobs: Sequence[OpenedJob]) -> list[Row]:
         start = time.perf_counter()
         pair = self._pair
-        questions = [pair.ask(each.job.prompt, **each.media.ask_arguments) for each in jobs]
+        questions = [pair.ask(each.job.prompt, **each.subject.ask_arguments) for each in jobs]
         results = stream_answer(
             pair,
             pair.batch(questions),
@@ -95,7 +95,7 @@ class CorpusWorker:
         seconds = time.perf_counter() - start
         rows = []
         for each, result in zip(jobs, results, strict=True):
-            fields = _answer_fields(each.media, result)
+            fields = _answer_fields(each.subject, result)
             rows.append(self.settings.row(each.job, **fields, seconds=seconds, together=len(jobs)))
         return rows
 
@@ -109,7 +109,7 @@ class CorpusWorker:
         name, target = self.settings.captioner, self.settings.target
         device = dict(self.settings.load).get("device")
         return captions.join_captioners(
-            [captions.lazy_captioner(name, target, job.media.frames, device) for job in jobs]
+            [captions.lazy_captioner(name, target, job.subject.frames, device) for job in jobs]
         )
 
     def _error_row(self, job: ClipJob, error: Exception) -> Row:

@@ -328,7 +328,7 @@ class SessionDrafter(Drafter):
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         self.session.turn(turns, rules)
 
-    def growing(self, states: Mapping[int, State]) -> Growth | None:
+    def start_growth(self, states: Mapping[int, State]) -> Growth | None:
         if type(self).propose is not SessionDrafter.propose:
             return None  # This class overrides ``propose``, so it shares no forwards.
         return Growth(self.session, self._drafts(states), self._scores)

@@ -89,9 +89,9 @@ class Fallback(Drafter, Learner, BesideTarget):
             dict.fromkeys(states, Tree()), lambda: self._drafter.propose(states)
         )
 
-    def growing(self, states: Mapping[int, State]) -> Growth | None:
+    def start_growth(self, states: Mapping[int, State]) -> Growth | None:
         empty_trees = dict.fromkeys(states, Tree())
-        growth = self._try(lambda: self._drafter.growing(states))
+        growth = self._try(lambda: self._drafter.start_growth(states))
         if growth is None:
             return None
         return replace(growth, finish=lambda trees: self._sound_trees(empty_trees, lambda: trees))

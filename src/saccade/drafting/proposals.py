@@ -26,7 +26,7 @@ def proposals(drafters: Sequence[tuple[Drafter, Mapping[int, State]]]) -> list[P
     if len(drafters) > 1:
         by_model: dict[int, dict[int, Growth]] = defaultdict(dict)
         for place, (drafter, states) in enumerate(drafters):
-            growth = drafter.growing(states)
+            growth = drafter.start_growth(states)
             if growth is not None:
                 by_model[id(growth.session.backbone)][place] = growth
         for growths in by_model.values():

@@ -304,7 +304,7 @@ class Request:
                 return False
         return True
 
-    def tokens(self) -> int:
+    def reserved_tokens(self) -> int:
         """Returns for how many tokens of prompts and answers the caches have room at first."""
         return sum(map(len, self.ids)) + MAX_RESERVED_ANSWER_TOKENS * len(self.inputs["input_ids"])
 
@@ -317,7 +317,7 @@ class Request:
                 "take fewer frames (--num-frames), or a shorter document or question"
             )
 
-    def check(
+    def check_memory(
         self,
         target: Backbone,
         hidden_layers: Sequence[int] = (),
@@ -345,7 +345,7 @@ class Request:
         """
         if len(set(target.devices)) > 1:
             return True
-        tokens, unused = self.tokens() + beside, unused_bytes(target)
+        tokens, unused = self.reserved_tokens() + beside, unused_bytes(target)
         token_bytes, fixed = self._bytes(target, hidden_layers, keeps_all_keys)
         return memory.has_room(tokens, token_bytes, target.device, unused, fixed)
 
@@ -358,7 +358,7 @@ class Request:
     ) -> ModelError:
         """Returns the error to raise where memory runs out."""
         token_bytes, fixed = self._bytes(target, hidden_layers, keeps_all_keys)
-        return memory.too_long_error(self.tokens(), token_bytes, target.device, fixed)
+        return memory.too_long_error(self.reserved_tokens(), token_bytes, target.device, fixed)
 
     def _bytes(
         self, target: Backbone, hidden_layers: Sequence[int], keeps_all_keys: bool

@@ -72,7 +72,7 @@ class RequestBatch:
             batch_invariant.require_batch_invariance(target)
         length = int(request.inputs["input_ids"].shape[1])
         # This comes before ``plan``, which may time forwards of this length.
-        request.check(
+        request.check_memory(
             target,
             recorded_hidden_layers(recipe, draft),
             keeps_all_keys=recipe.needs_all_keys,

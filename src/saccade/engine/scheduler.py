@@ -101,7 +101,7 @@ class Scheduler:
         those of requests whose prompts are not read yet. If it has not, this drops stored prefixes
         and looks again."""
         unread = (e.batch.request for e in self._entries.values() if not e.batch.decoding)
-        unread_tokens = sum(each.tokens() for each in unread)
+        unread_tokens = sum(each.reserved_tokens() for each in unread)
         layers = recorded_hidden_layers(self._recipe, self._draft)
         keeps_all_keys = self._recipe.needs_all_keys
 

@@ -144,13 +144,13 @@ class Grid(Weighting):
 class Inverse(Weighting):
     """MTCP*: views that were closer to the target count more, for any number of views.
 
-    ``tau`` is the softmax's temperature. ``literal`` takes the softmax of 1/e, not of log(1/e).
+    ``tau`` is the softmax's temperature. ``as_printed`` takes the softmax of 1/e, not of log(1/e).
     """
 
     distance: Distance = "kl"
     window: int | None = None
     tau: float = 1.0
-    literal: bool = False
+    as_printed: bool = False
 
     @property
     def with_default_settings(self) -> Inverse:
@@ -161,7 +161,7 @@ class Inverse(Weighting):
 
     def weights(self, state: History) -> tuple[float, ...]:
         inverse = 1 / state.total[:, 0].clamp(min=LEAST_ERROR)
-        closeness = inverse if self.literal else inverse.log()
+        closeness = inverse if self.as_printed else inverse.log()
         return tuple(torch.softmax(closeness / self.tau, 0).tolist())
 
     def fold(self, state: History, p: LogLaw, q: LogLaw) -> History:
@@ -214,8 +214,8 @@ PROVIDES = Provides(
         "matches": lambda window: Grid("matches", window),
         "inverse": lambda window: Inverse("kl", window),
         "inverse-tvd": lambda window: Inverse("tvd", window),
-        "softmax": lambda window: Inverse("kl", window, literal=True),
-        "softmax-tvd": lambda window: Inverse("tvd", window, literal=True),
+        "softmax": lambda window: Inverse("kl", window, as_printed=True),
+        "softmax-tvd": lambda window: Inverse("tvd", window, as_printed=True),
     },
     axes={"tau": TAU},
 )

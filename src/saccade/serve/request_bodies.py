@@ -23,7 +23,7 @@ DISCARD_SECONDS = 2.0  # Seconds for which the rest of an oversized body is read
 MIN_CUT_BYTES = 1 << 16  # A shorter data: URL is left in the text.
 MAX_TEXT_BYTES = 32 << 20  # The most text that a body may have besides the URLs that are cut out.
 DATA_URL = re.compile(rb'"(?:image_|video_)?url"\s*:\s*"((?i:data):)')
-NOT_A_BLANK = re.compile(rb"[^ ]")
+NON_SPACE = re.compile(rb"[^ ]")
 # How encoders such as PHP's and .NET's may escape the characters of base64, by character. Line ends
 # in base64 mean nothing, so they are removed.
 ESCAPES = {b"": (b"\\n", b"\\r", b"\\t"),
@@ -131,7 +131,7 @@ def cut_data_urls(body: bytearray) -> tuple[bytes, dict[str, memoryview]]:
         name = f"data:{len(data_urls)}"
         data_urls[name] = view[start:end]
         pieces += [view[copied:start], name.encode(), b'"']
-        after = NOT_A_BLANK.search(body, end + 1)  # Unescaping has left spaces here.
+        after = NON_SPACE.search(body, end + 1)  # Unescaping has left spaces here.
         copied = start = len(body) if after is None else after.start()
     if len(body) - copied + sum(map(len, pieces)) > MAX_TEXT_BYTES:
         limit = f"more than {MAX_TEXT_BYTES} bytes of text"

@@ -131,10 +131,10 @@ def round_html(pair: PageModels, run_state: PageRun | None, number: int) -> tupl
 
 
 def build_page(
-    pair: Callable[[], PageModels],
+    get_models: Callable[[], PageModels],
     settings: PageSettings = PageSettings(),  # noqa: B008 frozen
 ) -> gr.Blocks:
-    """Returns the page as gradio blocks; ``pair`` is called when there is something to answer."""
+    """Returns the page as gradio blocks; ``get_models`` is called when there is something to answer."""
     # A model is quickest when one thread uses it, but gradio runs an event in any free thread.
     worker = ThreadPoolExecutor(1, "saccade-ui")
     stop_events: dict[str, Event] = {}  # Each stops the run of one browser tab, by its session.
@@ -178,7 +178,7 @@ def build_page(
         sampled = question.temperature > 0
         tab = str(request.session_hash)
         stop_event = stop_events[tab] = Event()
-        states = run_question(pair(), settings, question, stop_event.is_set)
+        states = run_question(get_models(), settings, question, stop_event.is_set)
         try:
             while (run_state := worker.submit(next, states, None).result()) is not None:
                 yield _answers_so_far(run_state, sampled) | _draft_pictures(run_state)
@@ -209,7 +209,7 @@ def build_page(
         count = len(run_state.rounds)
         # The round with the most drafted tokens is shown first, counted from 1 as on the slider.
         largest = max(range(count), key=lambda i: len(run_state.rounds[i].tokens)) + 1
-        picture, chart = round_html(pair(), run_state, largest)
+        picture, chart = round_html(get_models(), run_state, largest)
         new_slider = gr.Slider(maximum=max(2, count), value=largest, visible=count > 1)
         frames = views_html(run_state) if run_state.duel.is_complete else ""
         pictures_by_view = {
@@ -323,7 +323,7 @@ def build_page(
         )
         stop_button.click(stop, **quick_event)
         slider.change(
-            lambda run_state, number: round_html(pair(), run_state, number), 
+            lambda run_state, number: round_html(get_models(), run_state, number), 
             [last_run, slider], [tree_view, rounds_view],
             **quick_event,
         )  # fmt: skip

@@ -34,7 +34,7 @@ from saccade.core.own_processes import count_as_own
 from saccade.inputs.media import read, read_frames, read_image
 from saccade.inputs.media.clip import MIN_SIDE, Clip, FrameSampling, Image
 from saccade.inputs.media.limits import TOO_SLOW, Limits, Refusal, refusal, seconds_left
-from saccade.inputs.media.media_file import printable
+from saccade.inputs.media.media_file import printable_name
 
 MEMORY_BYTES = 4 << 30  # Address space of a child. Python and the libraries take half a GiB of it.
 MAX_REQUESTS_PER_CHILD = 200  # After so many requests a fresh child takes its place.
@@ -153,7 +153,7 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
         seconds = min(self.seconds, limits.max_seconds or self.seconds)
         paths = [str(source) for source in sources if isinstance(source, Path)]
         payloads = [source for source in sources if isinstance(source, bytes)]
-        label = printable(Path(paths[0]).name) if paths else "the input"
+        label = printable_name(Path(paths[0]).name) if paths else "the input"
         limits.check(label, nbytes=sum(map(len, payloads)))
         root = None if limits.root is None else str(limits.root)  # JSON has no paths.
         request = {

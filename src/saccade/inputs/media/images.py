@@ -26,9 +26,9 @@ from saccade.inputs.media.limits import Limits, refusal, too_many_pixels
 from saccade.inputs.media.media_file import (
     File,
     Source,
-    is_visible,
+    is_not_hidden,
     open_media,
-    printable,
+    printable_name,
     translate_errors,
 )
 from saccade.inputs.media.png import strip_long_texts
@@ -132,10 +132,10 @@ class ImageSequence:
 def image_folder(path: Path, fps: float | int | None, limits: Limits) -> ImageSequence:
     """Returns the images of a folder as the frames of one clip, in natural order: frame2 comes
     before frame10."""
-    label = printable(path.name)
+    label = printable_name(path.name)
     try:
         paths = sorted(
-            (p for p in path.iterdir() if p.suffix.lower() in FOLDER_SUFFIXES and is_visible(p)),
+            (p for p in path.iterdir() if p.suffix.lower() in FOLDER_SUFFIXES and is_not_hidden(p)),
             key=lambda p: [int(s) if s.isdecimal() else s for s in re.split(r"(\d+)", p.name)],
         )
         limits.check(label, nbytes=sum(p.stat().st_size for p in paths))

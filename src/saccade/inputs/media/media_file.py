@@ -78,7 +78,7 @@ def check_path(path: str | Path, limits: Limits) -> Path:
         raise refusal("an address", "is not opened: download it and give the file", "not_allowed")
     if path == "":  # To pathlib this is the current folder.
         raise refusal("a file without a name", "does not exist: check the path", "missing")
-    label = printable(Path(path).name)
+    label = printable_name(Path(path).name)
     try:
         resolved = Path(path).resolve()
         if limits.root and not resolved.is_relative_to(limits.root.resolve()):
@@ -105,7 +105,7 @@ def open_media(source: Source, limits: Limits) -> Iterator[File]:
     with contextlib.ExitStack() as stack:
         if isinstance(source, str | Path) and source != "-":
             path = check_path(source, limits)
-            label, size = printable(Path(source).name), path.stat().st_size
+            label, size = printable_name(Path(source).name), path.stat().st_size
             try:
                 handle: Any = stack.enter_context(path.open("rb"))
             except OSError:
@@ -170,13 +170,13 @@ def translate_errors(file: File) -> Iterator[None]:
         raise file.refusal("is damaged or cut short: copy it again", "truncated") from None
 
 
-def is_visible(path: Path) -> bool:
+def is_not_hidden(path: Path) -> bool:
     """Whether a file in a folder is not hidden. Hidden files are not read as media: macOS may put
     a "._frame.jpg", which is no image, beside each "frame.jpg"."""
     return not path.name.startswith(".")
 
 
-def printable(name: str) -> str:
+def printable_name(name: str) -> str:
     """Returns a file's own name, safe to print; "the folder" for the root, which has none."""
     return "".join(c if c.isprintable() else "?" for c in name)[:80] or "the folder"
 

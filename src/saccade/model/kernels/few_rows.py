@@ -108,7 +108,7 @@ class FewRowAttention:
     caches: Int[Tensor, "3 request"]
     """For each request: its first row in the buffers, the buffer rows that each key head has, and
     the length of the prefix that all its rows see."""
-    places: Int[Tensor, "request rows"]
+    cache_rows: Int[Tensor, "request rows"]
     """The position of each row's key in the request's cache."""
     visible: Bool[Tensor, "request rows tail"]
     """The mask of the last keys: whether each row sees each key after the prefix that all rows of
@@ -154,10 +154,10 @@ class FewRowAttention:
         norms: Norms | None,
         eps: float,
     ) -> Float[Tensor, "row out"]:
-        kernels, (requests, rows) = self.kernels, self.places.shape
+        kernels, (requests, rows) = self.kernels, self.cache_rows.shape
         caches = self.keys[layer], self.values[layer], self.caches
         queries = kernels.triton.rotate_and_write(
-            q, k, v, *caches, self.places.flatten(), rotation, norms, eps
+            q, k, v, *caches, self.cache_rows.flatten(), rotation, norms, eps
         )
         mask = self.visible.view(torch.uint8).flatten(0, 1)
         splits = kernels.splits(requests, rows)
@@ -291,7 +291,7 @@ class Trial:
             keys,
             values,
             attention.caches,
-            attention.places,
+            attention.cache_rows,
             attention.visible.clone(),
         )
         return Trial(copied, self.qkv)
