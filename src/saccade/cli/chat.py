@@ -50,33 +50,37 @@ TRY_AGAIN = "ask again, or give /reset, which forgets the questions and answers"
 
 @dataclass
 class _Talk:
-    """What was asked, answered and shown so far, and what comes with the next question."""
+    """The turns so far, and the subjects that come with the next question.
+
+    The subjects of a turn are the videos, pictures and documents that were given before its
+    question.
+    """
 
     new: list[subjects.Subject]
     turns: list[tuple[list[subjects.Subject], str, str]] = field(default_factory=list)
 
     def dialogue(self, question: str, new: Sequence[subjects.Subject]) -> Dialogue:
-        """Returns the dialogue with one more question, with which these subjects come."""
+        """Returns the dialogue of all turns and one more question with these subjects."""
         from saccade.inputs.questions import Dialogue
 
         dialogue = Dialogue()
-        for subjects_, earlier, answer in self.turns:
-            dialogue = dialogue.ask(earlier, **_merge_arguments(subjects_)).answer(answer)
+        for turn_subjects, earlier, answer in self.turns:
+            dialogue = dialogue.ask(earlier, **_merge_arguments(turn_subjects)).answer(answer)
         return dialogue.ask(question, **_merge_arguments(new))
 
     def finish(self, question: str, answer: str) -> None:
-        """Notes a question with its answer."""
+        """Adds a turn: the new subjects, the question and its answer."""
         self.turns.append((self.new, question, answer))
         self.new = []
 
     def forget(self) -> None:
-        """Forgets what was said. What was shown comes with the next question."""
-        self.new = [*(each for subjects_, _, _ in self.turns for each in subjects_), *self.new]
+        """Forgets questions and answers. All subjects come with the next question."""
+        self.new = self._subjects
         self.turns.clear()
 
     def add_document(self, text: str) -> _Talk:
-        """Returns the talk with one more document before all that was said."""
-        turns = [([*subjects_], question, answer) for subjects_, question, answer in self.turns]
+        """Returns a copy in which the first subject of the conversation has one more document."""
+        turns = [([*own], question, answer) for own, question, answer in self.turns]
         larger = _Talk([*self.new], turns)
         first = larger.turns[0][0] if turns else larger.new
         first[0] = replace(first[0], documents=(*first[0].documents, text))
@@ -85,8 +89,13 @@ class _Talk:
     @property
     def frames(self) -> list[list[np.ndarray]]:
         """The frames of all media, for a captioner."""
-        earlier = [each for subjects_, _, _ in self.turns for each in subjects_]
-        return [frames for each in (*earlier, *self.new) for frames in each.frames]
+        return [frames for each in self._subjects for frames in each.frames]
+
+    @property
+    def _subjects(self) -> list[subjects.Subject]:
+        """The subjects of all turns, and then the new ones."""
+        earlier = [each for turn_subjects, _, _ in self.turns for each in turn_subjects]
+        return [*earlier, *self.new]
 
 
 @with_option_groups
@@ -127,7 +136,7 @@ def chat(
     (recipe,) = run_setup.resolve_recipes([settings.method], exact)
     pair = settings.load_models(quiet=detail != "all")
     talk = _Talk([subject])
-    has_prompt = sys.stdin.isatty() and detail == "all"
+    is_interactive = sys.stdin.isatty() and detail == "all"
     with Conversation(
         pair.target.backbone,
         draft=pair.draft_backbone,
@@ -138,7 +147,7 @@ def chat(
         max_new_tokens=max_new_tokens,
         do_sample=False,
     ) as conversation:
-        while (question := _read_question(has_prompt)) not in END_COMMANDS:
+        while (question := _read_question(is_interactive)) not in END_COMMANDS:
             if question == RESET:
                 conversation.close()
                 talk.forget()
@@ -155,6 +164,7 @@ def chat(
                     larger = _read_file(
                         talk, command, file_name, sampling, settings.target, not quiet
                     )
+                    # The next question is not known yet, so another one is in its place.
                     inputs, _ = pair.converse(larger.dialogue(command_options.QUESTION, larger.new))
                     _check_length(pair, inputs)
                 except SaccadeError as error:
@@ -162,7 +172,7 @@ def chat(
                     continue
                 talk = larger
                 if command == DOCUMENT:
-                    conversation.close()  # The draft's view must be chosen again.
+                    conversation.close()  # The draft's view must be chosen again, with the text.
                 err.print(DOCUMENT_ADDED if command == DOCUMENT else FILE_ADDED, markup=False)
                 continue
             inputs, draft_inputs = pair.converse(talk.dialogue(question, talk.new))
@@ -175,7 +185,7 @@ def chat(
             try:
                 result = print_answer(pair.target, start, detail)
             except SaccadeError as error:
-                if not has_prompt:
+                if not is_interactive:
                     raise
                 conversation.close()
                 err.print(f"{error}; {TRY_AGAIN}", style="yellow", markup=False, soft_wrap=True)
@@ -191,7 +201,8 @@ def chat(
 def _read_file(
     talk: _Talk, command: str, file_name: str, sampling: FrameSampling, target: str, warn: bool
 ) -> _Talk:
-    """Returns the talk with one more file. Raises SaccadeError where it cannot be read."""
+    """Returns the talk with the file that a command names. Raises SaccadeError if it cannot be
+    read."""
     path = Path(file_name)
     if command == DOCUMENT:
         return talk.add_document(subjects.read_document(path))
@@ -204,7 +215,7 @@ def _read_file(
 
 
 def _merge_arguments(several: Sequence[subjects.Subject]) -> dict[str, Any]:
-    """Returns what :meth:`Dialogue.ask` is told of several subjects."""
+    """Returns the keyword arguments of :meth:`Dialogue.ask` for several subjects together."""
     merged: dict[str, list[Any]] = {"clips": [], "images": [], "documents": []}
     for subject in several:
         for name, values in subject.ask_arguments.items():
@@ -220,8 +231,8 @@ def _check_length(pair: Pair, inputs: Inputs) -> None:
     Request.of(target, inputs).check_length(target)
 
 
-def _read_question(has_prompt: bool) -> str:
-    """Returns the next line of standard input, which is empty at the end."""
-    if has_prompt:
+def _read_question(is_interactive: bool) -> str:
+    """Returns the next line of standard input; an empty string at its end."""
+    if is_interactive:
         err.print("\n[bold]?[/bold] [dim](/help)[/dim] ", end="")
     return sys.stdin.readline().strip()

@@ -60,15 +60,16 @@ class Round:
     q: Scores | None
     draft_seconds: float
     verify_seconds: float
-    # numbers that the draft decided by: an ensemble's weights, or its confidence in each token
     note: tuple[float, ...] = ()
+    """Numbers that the draft decided by: an ensemble's weights, or its confidence in each token."""
     load: Load | None = None  # None where the request was alone
-    # whether it only emits the prefill's own token, without a draft or a further forward
     opening: bool = False
+    """Whether it only emits the prefill's own token, without a draft or a further forward."""
     first_of_size: bool = False
     """Whether one of its forwards was the first of a size that is captured from then on (see
     ``cuda_graphs``). Its seconds tell nothing of later rounds."""
     spell: Callable[[], str] | None = field(default=None, repr=False, compare=False)
+    """Decodes ``text``, where there is a tokenizer. It is called only when the text is read."""
 
     @property
     def emitted(self) -> tuple[int, ...]:

@@ -82,20 +82,20 @@ class Stream(Iterator[Round]):
         vision: ConversationVision | None = None,
     ) -> None:
         phase = on_phase or ignore_phase
-        same = call is not None and (call.target, call.draft) == (target, draft)
-        if call is None or not same or not call.try_continue(request, recipe, exact):
-            before = call
+        has_same_models = call is not None and (call.target, call.draft) == (target, draft)
+        if call is None or not has_same_models or not call.try_continue(request, recipe, exact):
+            old_call = call
             if vision is None and keep:
                 vision = ConversationVision()
-            if before is not None and same and before.vision is not None:
-                vision = before.vision  # Media that stay are not run through the tower again.
+            if old_call is not None and has_same_models and old_call.vision is not None:
+                vision = old_call.vision  # Media that stay are not run through the tower again.
             with planning_scope(target, recipe, exact, request.samples):
                 call = RequestBatch(
                     target, recipe, request, draft=draft, exact=exact, phase=phase, vision=vision
                 )
-            if before is not None:
-                # The method, media or earlier text differ, so the old caches cannot be continued.
-                before.close()
+            if old_call is not None:
+                # Its caches cannot be continued, for example because the method or media differ.
+                old_call.close()
         self.recipe = call.recipe  # as it was planned for this machine
         self.call: RequestBatch | None = call
         self.closed = False
@@ -109,7 +109,7 @@ class Stream(Iterator[Round]):
         return next(self._rounds)
 
     def finish(self) -> list[Result]:
-        """Decodes to the end and returns the results. Where that fails the stream is closed."""
+        """Decodes to the end and returns the results. If that fails, the stream is closed."""
         try:
             for _ in self:
                 pass
@@ -119,7 +119,8 @@ class Stream(Iterator[Round]):
         return self.results
 
     def read_ahead(self) -> None:
-        """Reads the media of the prompts, instead of answering, for a later turn with a question.
+        """Prefills the media of the prompts without answering, so that a later turn with a question
+        need not wait for them.
 
         See :meth:`saccade.Conversation.read_ahead`.
         """
@@ -148,9 +149,10 @@ class Stream(Iterator[Round]):
         ids = self._ids.setdefault(round.request, [])
         start = len(ids)
         ids += round.emitted
+        is_finished = round.finish is not None
         stop = call.stops.stopped_by.get(round.request)
-        added = start, len(ids), round.finish is not None, stop
-        return replace(round, spell=partial(self.text_decoder.added_text, ids, *added))
+        spell = partial(self.text_decoder.added_text, ids, start, len(ids), is_finished, stop)
+        return replace(round, spell=spell)
 
     def _decode(self, call: RequestBatch, phase: Phase, keep: bool) -> Generator[Round, None, None]:
         peak = memory.PeakMemory(call.target.devices)
@@ -174,8 +176,8 @@ class Stream(Iterator[Round]):
             with cpu_by_default():
                 self.results = call.results(clock.elapsed(), peak.bytes())
             can_continue = call.decoding
-        # The stream was closed between two rounds, or while a prompt was being read.
         except GeneratorExit:
+            # The stream was closed between two rounds, or while a prompt was being read.
             can_continue = call.decoding
             raise
         except (RuntimeError, MemoryError) as error:
@@ -231,8 +233,8 @@ class _ResolvedCall:
         )
 
 
-def _named(function: Function) -> Function:
-    """Names the arguments of a call one by one in a function's signature, where editors and
+def _with_named_arguments(function: Function) -> Function:
+    """Puts the names of all :class:`CallArguments` into a function's signature, where editors and
     transformers look for them."""
     *parameters, var_keyword = inspect.signature(function).parameters.values()
     defaults = {"method": DEFAULT_METHOD, "exact": False}
@@ -252,7 +254,7 @@ def _named(function: Function) -> Function:
     return function
 
 
-@_named
+@_with_named_arguments
 def stream(
     model: nn.Module | Backbone,
     inputs: Inputs | Tensor | None = None,
@@ -271,8 +273,8 @@ def stream(
             may also be given as ``**inputs``.
         on_phase: called as each phase of the work begins; see :class:`Stream`.
         call: an earlier stream's ``call`` (made with ``keep``). ``inputs`` continue its
-            conversation, and only new media and tokens are read. If the first media differ, it is
-            read anew.
+            conversation, and only new media and tokens are read. If the first media differ, the
+            whole conversation is read again.
         keep: leaves the caches for a later turn; see :class:`saccade.Conversation`.
         vision: with ``keep``, the store of vision tower outputs that turns share; a new one by
             default.
@@ -314,7 +316,7 @@ def _start(
         )
 
 
-@_named
+@_with_named_arguments
 def run(
     model: nn.Module | Backbone,
     inputs: Inputs | Tensor | None = None,
@@ -377,7 +379,7 @@ def _as_generate(function: Callable[..., Any]) -> Generate:
 
 
 @_as_generate
-@_named
+@_with_named_arguments
 @cpu_by_default()
 @torch.no_grad()
 def generate(
@@ -407,7 +409,7 @@ def generate(
     """
     call_arguments: dict[str, Any] = {**arguments, "stop_strings": stop_strings}
     is_called_by_transformers = isinstance(inputs, Tensor) and is_from_transformers(call_arguments)
-    has_prompt = False  # whether the streamer has been given the prompt
+    streamer_has_prompt = False
     check_streamer(streamer)
     try:
         if is_called_by_transformers:
@@ -417,8 +419,9 @@ def generate(
                 raise OptionError(
                     "streamer= is given twice, to model.generate and to with_: give one"
                 )
-            has_prompt = transformers_call.streamer is not None
-            streamer = transformers_call.streamer if has_prompt else streamer
+            if transformers_call.streamer is not None:
+                streamer = transformers_call.streamer
+                streamer_has_prompt = True  # transformers gave it the prompt before this call.
             if transformers_call.assistant_model is not None:
                 if call_arguments.get("draft") not in (None, transformers_call.assistant_model):
                     raise OptionError(
@@ -434,7 +437,7 @@ def generate(
         rounds = Stream(
             target, request, resolved.recipe, draft=resolved.draft, exact=resolved.exact
         )
-        if streamer is not None and not has_prompt:
+        if streamer is not None and not streamer_has_prompt:
             streamer.put(ids.cpu())
         scores = ReturnedScores(request.returned)
         for round in rounds:
@@ -471,9 +474,9 @@ def _read_call(
     assert isinstance(inputs, Tensor)
     resolved = _ResolvedCall.of(target, cast(CallArguments, arguments))
     request = Request.from_transformers(target, inputs, **resolved.request)
-    own_tower = resolved.draft is not None and not resolved.draft.shares_rows_with(target)
+    has_own_tower = resolved.draft is not None and not resolved.draft.shares_rows_with(target)
     has_pixels = resolved.request.get("draft_inputs") is not None
-    if resolved.recipe.drafts and own_tower and not has_pixels and target.placeholders:
+    if resolved.recipe.drafts and has_own_tower and not has_pixels and target.placeholders:
         raise OptionError(
             "transformers does not pass the pixels on, and this draft has a vision tower of "
             "its own: give draft_inputs= with the processor's output"
@@ -509,8 +512,8 @@ def _split_inputs(
         return tensor_inputs, others
     if tensor_inputs:
         raise OptionError(
-            f"{min(tensor_inputs)}= is a part of the processor's output, and inputs are there "
-            "already: give all of it once"
+            f"{min(tensor_inputs)}= is a part of the processor's output, which was also given as "
+            "inputs: give all of it once"
         )
     return inputs, others
 

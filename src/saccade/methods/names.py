@@ -52,7 +52,8 @@ def resolve(name: str) -> Recipe:
 
 
 def choices(recipe: Recipe) -> dict[str, str]:
-    """Returns a recipe in the words of its axes."""
+    """Returns a recipe as the values of its axes, as an override writes them. Axes at their
+    default are left out."""
     if not recipe.drafts:
         return {"drafter": "none"}
     values = {axis: kind.describe(recipe) for axis, kind in AXES.items()}
@@ -65,25 +66,27 @@ def axes() -> dict[str, list[str]]:
 
 
 def listing() -> Listing:
-    """Returns every method and choice there is here, by the files that provide them."""
+    """Returns the listing of all methods and choices that were found when this was imported."""
     return Listing({name: describe(recipe) for name, recipe in SYSTEMS.items()}, axes())
 
 
 def describe(recipe: Recipe) -> dict[str, str]:
-    """Returns a recipe in words: what it is about, why it is a study if it is one, its choices."""
+    """Returns a recipe in words: what it is about, why it is a study (if it is one), and the values
+    of its axes."""
     study = {"study": recipe.study} if recipe.study else {}
     return {"about": recipe.about, **study, **choices(recipe)}
 
 
 def _fit_drafter(parts: Parts) -> MakeDrafter:
-    """Returns the drafter in the form that the view and the schedule need: a draft model may also
-    work in a process of its own, or mix the laws of several views."""
-    forms: tuple[MakeDrafter, ...] = (ModelDrafter, WorkerDrafter, DRAFTERS["ensemble"])
+    """Returns the drafter that runs a draft model as the view and the schedule need it: in the
+    target's process, in a process of its own, or as an ensemble that mixes the laws of several
+    views. Drafters that offer neither of the first two are returned as they are."""
     if parts.drafter.offers.isdisjoint({Capability.DRAFT_MODEL, Capability.OWN_PROCESS}):
         return parts.drafter
-    of_forms = NO_CAPABILITIES.union(*(form.offers for form in forms))
-    needs = (parts.view.needs | parts.schedule.needs) & of_forms
-    return next((form for form in forms if needs <= form.offers), parts.drafter)
+    candidates: tuple[MakeDrafter, ...] = (ModelDrafter, WorkerDrafter, DRAFTERS["ensemble"])
+    offered = NO_CAPABILITIES.union(*(each.offers for each in candidates))
+    needs = (parts.view.needs | parts.schedule.needs) & offered
+    return next((each for each in candidates if needs <= each.offers), parts.drafter)
 
 
 # -- the parts ---------------------------------------------------------------------------------
@@ -134,7 +137,7 @@ class ShapeChoice(Axis):
 
 
 class ScheduleChoice(Axis):
-    """When each work is done."""
+    """When target and draft work: in turns, or side by side."""
 
     def choose(self, parts: Parts, value: str) -> Parts:
         return replace(parts, schedule=_pick(SCHEDULES, "schedule", value))
@@ -163,13 +166,17 @@ class KeepSetting(CommonSetting):
     """The share of visual tokens to keep. Setting it clears the view's own share for images."""
 
     def write(self, owner: Any, value: float) -> Any:
-        both = {"images": None} if "images" in owner.settings else {}
-        return replace(owner, keep=value, **both)
+        cleared = {"images": None} if "images" in owner.settings else {}
+        return replace(owner, keep=value, **cleared)
 
 
 @dataclass(frozen=True)
 class WeightsSetting(Setting):
-    """The rule by which an ensemble weighs its views; other settings may change the rule."""
+    """The rule by which an ensemble weighs its views.
+
+    Other axes set parameters of the same rule. They are read at their defaults here, so that the
+    rule is recognised by its name.
+    """
 
     def read(self, owner: Ensemble) -> Weighting:
         return owner.weighting.with_default_settings
@@ -202,7 +209,8 @@ def _spell_weights(rule: Weighting) -> str:
 
 
 def _pick(table: dict[str, T], axis: str, value: str, also: str = "") -> T:
-    """Returns what a name stands for. Raises MethodError saying what is known."""
+    """Returns the value that a name stands for on an axis. Raises MethodError with the known
+    names, and with ``also``, words for those that the table lacks."""
     if value not in table:
         names = ", ".join([*table, also] if also else table)
         raise MethodError(f"unknown {axis} {value!r}{suggest(value, table)}; known: {names}")
@@ -210,7 +218,7 @@ def _pick(table: dict[str, T], axis: str, value: str, also: str = "") -> T:
 
 
 def _name(table: dict[str, T], value: object, otherwise: str) -> str:
-    """Returns the name of a value in a table."""
+    """Returns the name of a value in a table, or ``otherwise`` if it has none."""
     return next((name for name, each in table.items() if each == value), otherwise)
 
 

@@ -43,8 +43,8 @@ MAX_DEEP_FACTOR = 3.0
 LEAST_SIMILARITY = 0.99
 # The inputs of each linear layer are perturbed by this share, to see whether the layer rounds them.
 INPUT_CHANGE = 1e-5
-CHANGED_ROWS = 256
-MAX_OUTPUT_CHANGE = 3e-5  # As a share of the largest output; a product that rounds changes by more.
+CHANGED_ROWS = 256  # Each layer is tried with this many random input rows.
+MAX_OUTPUT_CHANGE = 3e-5  # As a share of the largest output. A layer that rounds changes by more.
 UNROUNDED_TYPES = (torch.float32, torch.float64)
 
 
@@ -111,26 +111,26 @@ def _refuse_odd_layer_numbers(target: Backbone) -> None:
 
 
 def _refuse_rounded_inputs(target: Backbone) -> None:
-    """Refuses products that round their inputs, as int8 activations do.
+    """Refuses linear layers that round their inputs, as those with int8 activations do.
 
     Whether a number is rounded up depends on its last bit, which in turn depends on how many rows
-    are computed at once. The output of such a product jumps where its inputs change by next to
+    are computed at once. The output of such a layer jumps where its inputs change by next to
     nothing.
     """
     if target.dtype not in UNROUNDED_TYPES:
-        return  # In low precision every product rounds its inputs.
-    noise = torch.Generator().manual_seed(0)
+        return  # In low precision every layer rounds its inputs.
+    random = torch.Generator().manual_seed(0)
     for name, module in _decoding_modules(target):
-        into = vars(module).get("in_features")
-        if not isinstance(into, int) or not unusual_changes(module.named_modules()):
+        width = vars(module).get("in_features")
+        if not isinstance(width, int) or not unusual_changes(module.named_modules()):
             continue
-        place = device_of(module)
-        x, change = torch.randn(2, CHANGED_ROWS, into, generator=noise, dtype=target.dtype)
-        first = module(x.to(place))
-        second = module((x * (1 + INPUT_CHANGE * change)).to(place))
-        if not isinstance(first, Tensor):
-            continue  # A router's output is a choice, and not a product that might be rounded.
-        if bool((second - first).abs().amax() > MAX_OUTPUT_CHANGE * first.abs().amax()):
+        device = device_of(module)
+        inputs, noise = torch.randn(2, CHANGED_ROWS, width, generator=random, dtype=target.dtype)
+        output = module(inputs.to(device))
+        changed_output = module((inputs * (1 + INPUT_CHANGE * noise)).to(device))
+        if not isinstance(output, Tensor):
+            continue  # This is a router, which returns its choice of experts.
+        if bool((changed_output - output).abs().amax() > MAX_OUTPUT_CHANGE * output.abs().amax()):
             weight = vars(module)["_parameters"].get("weight")
             kind = type(module if weight is None else weight.data).__name__
             raise ModelError(
@@ -202,6 +202,7 @@ def _still_differ(
 
 
 def _explain_difference(target: Backbone) -> str:
+    """Returns the message for logits that differ, with the changes to the model that may be why."""
     named = [*_decoding_modules(target), *_with_names(target, target.outer_modules)]
     causes = unusual_changes(dict(named).items())
     count = len(causes) - MAX_NAMED_CAUSES
@@ -223,14 +224,15 @@ def _tokens(target: Backbone) -> tuple[Int[Tensor, "1 prompt"], list[int]]:
     """Returns a prompt of text and the tokens after it, which are always the same for a model."""
     special = {*target.placeholders, *_special_ids(target.model.config.to_dict())}
     random = torch.Generator().manual_seed(0)
-    most = min(target.vocab, target.embedding_count)
-    drawn = torch.randint(most, (64,), generator=random).tolist()
-    plain = [id_ for id_ in drawn if id_ not in special] or [0]
-    ids = [plain[place % len(plain)] for place in range(PROMPT_TOKENS + STEPS)]
+    id_count = min(target.vocab, target.embedding_count)
+    drawn = torch.randint(id_count, (64,), generator=random).tolist()
+    ordinary = [id_ for id_ in drawn if id_ not in special] or [0]
+    ids = [ordinary[place % len(ordinary)] for place in range(PROMPT_TOKENS + STEPS)]
     return torch.tensor([ids[:PROMPT_TOKENS]], device=target.device), ids[PROMPT_TOKENS:]
 
 
 def _special_ids(config: dict[Any, Any]) -> Iterator[int]:
+    """Yields the ids of tokens that a config names, such as ``eos_token_id``, at any depth."""
     for name, value in config.items():
         if isinstance(value, dict):
             yield from _special_ids(value)
@@ -239,20 +241,21 @@ def _special_ids(config: dict[Any, Any]) -> Iterator[int]:
 
 
 class _ForcedTokens(LogitsProcessor):
-    """Makes ``generate`` write these tokens."""
+    """Makes ``generate`` choose these tokens after the prompt."""
 
-    def __init__(self, prompt: int, tokens: Sequence[int]) -> None:
-        self._prompt, self._tokens = prompt, tokens
+    def __init__(self, prompt_length: int, tokens: Sequence[int]) -> None:
+        self._prompt_length, self._tokens = prompt_length, tokens
 
     def __call__(self, input_ids: Tensor, scores: Tensor) -> Tensor:
         forced = torch.full_like(scores, float("-inf"))
-        forced[:, self._tokens[input_ids.shape[1] - self._prompt]] = 0
+        forced[:, self._tokens[input_ids.shape[1] - self._prompt_length]] = 0
         return forced
 
 
 def _generated_logits(
     target: Backbone, ids: Int[Tensor, "1 prompt"], forced: Sequence[int]
 ) -> Float[Tensor, "step vocab"]:
+    """Returns the raw logits of the model's own ``generate`` while it writes the forced tokens."""
     config = GenerationConfig(
         max_new_tokens=STEPS,
         do_sample=False,
@@ -275,7 +278,11 @@ def _logits_differ(
     forced: Sequence[int],
     generated_logits: Float[Tensor, "step vocab"],
 ) -> bool:
-    """Returns whether our logits differ from ``generate``'s by more than rounding explains."""
+    """Returns whether our logits differ from ``generate``'s by more than rounding explains.
+
+    The first two are those after the prompt and after one token. The others are those of a chain
+    of tokens that is scored in one forward, as a draft is.
+    """
     inputs = {"input_ids": ids, "attention_mask": torch.ones_like(ids)}
     session = Session(target, [Sampling()], room=STEPS, cuda_graphs=False)
     (prefill,) = session.prefill(target.prompts(inputs))
@@ -306,7 +313,7 @@ def _agree(
     share = (our_logits - generated_logits).abs().amax(1) / generated_logits.abs().amax(1)
     if dtype not in (torch.bfloat16, torch.float16):
         return share <= usual
-    # A mean that all logits share says nothing of the direction.
+    # The mean is subtracted, because adding a number to all logits does not change the law.
     our_direction, generated_direction = (
         each - each.mean(1, keepdim=True) for each in (our_logits, generated_logits)
     )

@@ -36,7 +36,8 @@ from saccade.core.errors import ModelError
 
 CHUNK = 64  # rows of committed text whose triangular system is solved at once
 MAX_SNAPSHOTS = 4  # Older states cost memory, and conversations go back one turn at most.
-STATES_PER_REQUEST = MAX_SNAPSHOTS + 2  # with those of now, and before the path accepted last
+# A request keeps its snapshots, its current states, and those before the path accepted last.
+STATES_PER_REQUEST = MAX_SNAPSHOTS + 2
 
 
 # -- the delta rule --------------------------------------------------------------------------------
@@ -52,9 +53,10 @@ Solver = Callable[[Float[Tensor, "*batch row row"], Tensor], Tensor]
 
 @dataclass(frozen=True)
 class Delta:
-    """What rows ask of a Gated DeltaNet's memory and write into it, in fp32.
+    """What rows use to read and to write a Gated DeltaNet's memory, in fp32.
 
-    Queries and keys are normalised, queries scaled; ``decay`` is the logarithm g of each row's.
+    Queries and keys are normalised, and queries are scaled too. ``decay`` is g, the logarithm of
+    the factor by which each row shrinks the memory.
     """
 
     q: Keys
@@ -64,7 +66,7 @@ class Delta:
     decay: PerRow
 
     def by_request(self, requests: int) -> Delta:
-        """Returns the rows of requests that have equally many, with an axis of requests first."""
+        """Returns the rows with an axis of requests first. All requests have equally many rows."""
 
         def cut(each: Tensor) -> Tensor:
             return each.unflatten(1, (requests, -1)).transpose(0, 1)
@@ -83,11 +85,11 @@ class Delta:
 
 @dataclass(frozen=True)
 class Writes:
-    """What rows write into a memory: u under k, and the log decay G from the memory to each row."""
+    """What rows write into a memory."""
 
-    keys: Keys
-    values: Values
-    total_decay: PerRow
+    keys: Keys  # k
+    values: Values  # u, written under the keys
+    total_decay: PerRow  # G, the sum of g from the memory to each row
 
     def rows(self, chosen: slice) -> Writes:
         return Writes(
@@ -109,9 +111,9 @@ class Writes:
         )
 
     def apply(self, memory: Memory, path: Int[Tensor, " step"] | None = None) -> Memory:
-        """Returns the memory after the rows of a path, which starts at the memory.
+        """Returns the memory after a path of rows whose first row follows the memory.
 
-        Without a path the rows are a chain: each follows the one before it.
+        Without ``path`` all rows are the path, each after the one before it.
         """
         if path is not None:
             return self.on_path(path).apply(memory)
@@ -136,14 +138,14 @@ def score_tree(
 
     Args:
         rows: the new rows of the tree.
-        memory: the state at the tree's root.
-        earlier: what the rows that were scored before would write.
-        ancestors: which of all rows, the new ones last, are on the path to each new one, itself
-            included.
+        memory: the memory at the tree's root.
+        earlier: the writes of the tree's rows that were scored before.
+        ancestors: which of all rows of the tree, the new ones last, are on the path to each new
+            one, itself included.
         solve: solves the triangular system of the new rows.
 
     Returns:
-        what each row reads, and the writes of all rows, earlier ones first.
+        what each new row reads, and the writes of all rows, earlier ones first.
     """
     scored_rows = earlier.keys.shape[-2]
     new_ancestors = ancestors[..., scored_rows:].to(rows.decay.dtype)
@@ -155,18 +157,19 @@ def score_tree(
         total = total + before.gather(-1, nearest.unsqueeze(-2).expand_as(total))
     keys = torch.cat([earlier.keys, rows.k], -2)
     all_total = torch.cat([earlier.total_decay, total], -1)
-    strangers = ~ancestors.unsqueeze(-3)
-    lasting = (total[..., None] - all_total.unsqueeze(-2)).masked_fill(strangers, float("-inf"))
-    lasting = lasting.exp()
-    overlap = (rows.k @ keys.transpose(-1, -2)) * lasting * rows.beta[..., None]
+    not_on_path = ~ancestors.unsqueeze(-3)
+    # The share of each row's write that remains at each new row: e^(G_t - G_a), 0 off the path.
+    remaining = (total[..., None] - all_total.unsqueeze(-2)).masked_fill(not_on_path, float("-inf"))
+    remaining = remaining.exp()
+    overlap = (rows.k @ keys.transpose(-1, -2)) * remaining * rows.beta[..., None]
     expected = total.exp()[..., None] * (rows.k @ memory)
-    right = rows.beta[..., None] * (rows.v - expected)
+    right_side = rows.beta[..., None] * (rows.v - expected)
     if scored_rows:
-        right = right - overlap[..., :scored_rows] @ earlier.values
-    values = solve(overlap[..., scored_rows:], right)
+        right_side = right_side - overlap[..., :scored_rows] @ earlier.values
+    values = solve(overlap[..., scored_rows:], right_side)
     writes = Writes(keys, torch.cat([earlier.values, values], -2), all_total)
-    reading = (rows.q @ keys.transpose(-1, -2)) * lasting
-    read = total.exp()[..., None] * (rows.q @ memory) + reading @ writes.values
+    weights = (rows.q @ keys.transpose(-1, -2)) * remaining
+    read = total.exp()[..., None] * (rows.q @ memory) + weights @ writes.values
     return read, writes
 
 
@@ -190,26 +193,29 @@ def read_text(rows: Delta, memory: Memory) -> tuple[Values, Memory]:
 
     q, k, v, beta, decay = map(cut, (rows.q, rows.k, rows.v, rows.beta, rows.decay))
     total = decay.cumsum(-1)
-    later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu_(1)
-    lasting = (total[..., None] - total[..., None, :]).masked_fill_(later, float("-inf")).exp_()
-    overlap = (k @ k.transpose(-1, -2)) * lasting * beta[..., None]
+    is_later = torch.ones(size, size, dtype=torch.bool, device=q.device).triu_(1)
+    remaining = total[..., None] - total[..., None, :]
+    remaining = remaining.masked_fill_(is_later, float("-inf")).exp_()
+    overlap = (k @ k.transpose(-1, -2)) * remaining * beta[..., None]
+    # The system is linear: the part of its solution that depends on the memory is a matrix times
+    # the memory, so both parts are solved for before any chunk's memory is known.
     both = torch.cat([v, k * total.exp()[..., None]], -1) * beta[..., None]
     both = torch.linalg.solve_triangular(overlap, both, upper=False, unitriangular=True)
-    values, expected = both.split((v.shape[-1], k.shape[-1]), -1)
-    reading = (q @ k.transpose(-1, -2)) * lasting
+    values, memory_factor = both.split((v.shape[-1], k.shape[-1]), -1)
+    weights = (q @ k.transpose(-1, -2)) * remaining
     q = q * total.exp()[..., None]
     k = k * (total[..., -1:] - total).exp()[..., None]
     last = total[..., -1].exp()[..., None, None]
     reads = []
     for chunk in range(chunks):
-        written = values[:, chunk] - expected[:, chunk] @ memory
-        reads.append(q[:, chunk] @ memory + reading[:, chunk] @ written)
+        written = values[:, chunk] - memory_factor[:, chunk] @ memory
+        reads.append(q[:, chunk] @ memory + weights[:, chunk] @ written)
         memory = memory * last[:, chunk] + k[:, chunk].transpose(-1, -2) @ written
     return torch.cat(reads, 1)[:, :count], memory
 
 
 def read_token(rows: Delta, memory: Memory) -> tuple[Values, Memory]:
-    """Does :func:`read_text` for one row, by the recurrence itself."""
+    """Does what :func:`read_text` does for a single row, by the recurrence itself."""
     memory = memory * rows.decay.exp()[..., None]
     written = (rows.v - rows.k @ memory) * rows.beta[..., None]
     memory = torch.baddbmm(memory, rows.k.transpose(-1, -2), written)
@@ -229,8 +235,8 @@ def _last_ancestor(ancestors: Bool[Tensor, "*batch new earlier"]) -> Int[Tensor,
 class State:
     """What a layer with a state remembers of all tokens so far. Never changed in place.
 
-    ``window`` are the last inputs of its convolution; ``memory`` is a Gated DeltaNet's. The states
-    of several layers may be stacked in one, with an axis of layers before the others.
+    ``window`` has the last inputs of its convolution, and ``memory`` is that of a Gated DeltaNet.
+    The states of several layers may be stacked in one, with an axis of layers before the others.
     """
 
     window: Float[Tensor, "*layer past channel"]
@@ -246,7 +252,7 @@ class State:
         )
 
     def of_layers(self, chosen: int | slice) -> State:
-        """Returns the part of some layers, where this is the states of several."""
+        """Returns the states of some layers, if this is a stack of several layers' states."""
         return State(self.window[chosen], None if self.memory is None else self.memory[chosen])
 
     def clone(self) -> State:
@@ -255,7 +261,10 @@ class State:
 
 @dataclass(frozen=True)
 class Updates:
-    """What the rows of a tree would do to a state, or to those of several layers at once."""
+    """How the rows of a tree would change a layer's state if they were committed.
+
+    The updates of several layers may be stacked in one, as :class:`State` may.
+    """
 
     inputs: Float[Tensor, "*layer row channel"]
     writes: Writes | None = None
@@ -274,7 +283,7 @@ class Updates:
         return cls(torch.stack([each.inputs for each in updates]), stacked)
 
     def of_layers(self, chosen: int | slice) -> Updates:
-        """Returns the part of some layers, where these are the updates of several."""
+        """Returns the updates of some layers, if this is a stack of several layers' updates."""
         writes = self.writes
         if writes is not None:
             writes = Writes(writes.keys[chosen], writes.values[chosen], writes.total_decay[chosen])
@@ -310,9 +319,9 @@ class Updates:
         return Updates(inputs, writes)
 
     def apply(self, state: State, path: Int[Tensor, " step"] | None = None) -> State:
-        """Returns the state after the rows of a path that starts at it.
+        """Returns the state after a path of rows whose first row follows the state.
 
-        Without a path the rows are a chain: each follows the one before it.
+        Without ``path`` all rows are the path, each after the one before it.
         """
         past = state.window.shape[-2]
         inputs = self.inputs if path is None else self.inputs.index_select(-2, path)
@@ -325,8 +334,8 @@ class Updates:
 class StatesByLayer:
     """The states of all layers that have one. Never changed in place.
 
-    Forwards of modules make one state a layer. Captured forwards make those of all layers as one,
-    which takes a GPU far fewer kernels to work on.
+    They are a list with one state per layer after a forward of the model's modules, and one stack
+    of all layers after a captured forward, because a GPU needs far fewer kernels for a stack.
     """
 
     def __init__(self, layers: Sequence[State], stacked: State | None = None) -> None:
@@ -357,7 +366,7 @@ class StatesByLayer:
         return self._layers
 
     def stacked(self) -> State:
-        """Returns the states of all layers as one; it may be a copy."""
+        """Returns the states of all layers in one stack; it may be a copy."""
         return State.stack(self._by_layer()) if self._stacked is None else self._stacked
 
     def first(self, count: int) -> StatesByLayer:
@@ -370,7 +379,7 @@ class StatesByLayer:
 class UpdatesByLayer:
     """The updates of all layers for the rows of a tree; None for a layer that made none yet.
 
-    Like :class:`StatesByLayer` they may be one.
+    They are a list or one stack, like :class:`StatesByLayer`.
     """
 
     def __init__(self, layers: Sequence[Updates | None], stacked: Updates | None = None) -> None:
@@ -379,7 +388,7 @@ class UpdatesByLayer:
 
     @classmethod
     def of_stack(cls, stacked: Updates) -> UpdatesByLayer:
-        """Returns the updates that are one, with an axis of layers."""
+        """Returns updates that are stacked in one, with an axis of layers."""
         updates = cls([], stacked)
         updates._layers = None
         return updates
@@ -403,18 +412,18 @@ class UpdatesByLayer:
         return updates
 
     def put(self, layer: int, updates: Updates) -> None:
-        """Takes the updates of one layer."""
+        """Stores the updates of one layer."""
         self._by_layer()[layer] = updates
         self._stacked = None
 
     def copy(self) -> UpdatesByLayer:
-        """Returns a copy, into which other updates may be put."""
+        """Returns a copy, which :meth:`put` may change without changing this."""
         if self._stacked is not None:
             return UpdatesByLayer.of_stack(self._stacked)
         return UpdatesByLayer(self._by_layer())
 
     def stacked(self) -> Updates:
-        """Returns the updates of all layers as one; they may be copies."""
+        """Returns the updates of all layers in one stack; it may be a copy."""
         return Updates.stack(self._of_every_layer()) if self._stacked is None else self._stacked
 
     def after(self, path: Sequence[int]) -> UpdatesByLayer:
@@ -434,9 +443,9 @@ class UpdatesByLayer:
 def _apply_path(
     updates: Sequence[Updates], states: Sequence[State], path: Sequence[int]
 ) -> list[State]:
-    """Returns the states after the rows of a path, one for each of these."""
+    """Returns each of the states after the rows of a path."""
     pairs = [*zip(states, updates, strict=True)]
-    if [*path] == [*range(len(path))]:  # Its rows lie side by side, and no places need be sent.
+    if [*path] == [*range(len(path))]:  # A slice finds these rows, so no places are sent.
         return [each.first(len(path)).apply(state) for state, each in pairs]
     # The path is sent to each device once, not once a layer.
     devices = {state.window.device for state in states}
@@ -446,35 +455,37 @@ def _apply_path(
 
 @dataclass(frozen=True)
 class Journal:
-    """The updates that were applied last, so that a state of a few tokens ago can be had again."""
+    """The path that was committed last, so that the states within it can be computed again."""
 
-    length: int  # of the text before them
-    states: StatesByLayer
-    updates: UpdatesByLayer
-    path: tuple[int, ...]
+    length: int  # how many tokens were committed before the path
+    states: StatesByLayer  # before the path
+    updates: UpdatesByLayer  # of the whole tree
+    path: tuple[int, ...]  # rows of the tree
 
 
 class LayerStates:
-    """The states of all layers that have one, of one request; they go along with its cache.
+    """One request's states of all layers that have one; its cache holds them.
 
-    ``length`` counts committed tokens. The rows of a tree follow them, and are committed by
-    :meth:`keep`. A forward's own committed rows (a prompt's, or tokens that were waiting) are
-    counted by :meth:`advance` once it has ended.
+    ``length`` counts the committed tokens. The rows of a tree follow these, and :meth:`keep`
+    commits those that are accepted. Other rows of a forward are committed from the start (a
+    prompt's, or pending tokens'). The states after them wait until the forward has ended and
+    :meth:`advance` makes them the current ones.
     """
 
     def __init__(self, empty: Sequence[State]) -> None:
         self.length = 0
         self.states = StatesByLayer(empty)
         self._empty = self.states
-        self._ahead: dict[int, State] = {}
-        self._ahead_of_all: State | None = None
+        # The states after the committed rows of the forward under way, by layer or in one stack.
+        self._after_forward: dict[int, State] = {}
+        self._stack_after_forward: State | None = None
         self._updates = UpdatesByLayer([None] * len(empty))
         self._snapshots: dict[int, StatesByLayer] = {}
         self._journal: Journal | None = None
 
     @property
     def bytes(self) -> int:
-        """Bytes of all states that are kept; a state that is kept twice counts once."""
+        """The bytes of all stored states. A tensor that is stored twice counts once."""
         stored = [self.states, *self._snapshots.values()]
         if self._journal is not None:
             stored.append(self._journal.states)
@@ -491,24 +502,24 @@ class LayerStates:
 
     def base(self, layer: int) -> State:
         """Returns the state at the root of the tree, after the committed rows of this forward."""
-        ahead = self._ahead.get(layer)
-        return self.states[layer] if ahead is None else ahead
+        later = self._after_forward.get(layer)
+        return self.states[layer] if later is None else later
 
     def store_committed(self, layer: int, state: State) -> None:
         """Stores the state after the committed rows of a forward that is under way."""
-        self._ahead[layer] = state
+        self._after_forward[layer] = state
 
     def earlier(self, layer: int, scored_rows: int) -> Updates | None:
-        """Returns the updates of the tree's rows that were scored before, which are its first."""
+        """Returns the updates of the tree's first rows, which earlier forwards have scored."""
         updates = self._updates[layer]
         return updates.first(scored_rows) if scored_rows and updates is not None else None
 
     def put(self, layer: int, updates: Updates) -> None:
-        """Takes the updates of all rows of the tree."""
+        """Stores the updates of all rows of the tree."""
         self._updates.put(layer, updates)
 
     def put_writes(self, layer: int, writes: Writes) -> None:
-        """Takes what all rows of the tree write, of which the inputs were put before."""
+        """Adds the writes of all rows of the tree to their updates, whose inputs are stored."""
         updates = self._updates[layer]
         assert updates is not None
         self.put(layer, replace(updates, writes=writes))
@@ -517,7 +528,7 @@ class LayerStates:
 
     def store_committed_in_all(self, stacked: State) -> None:
         """Does :meth:`store_committed` for all layers."""
-        self._ahead_of_all = stacked
+        self._stack_after_forward = stacked
 
     def earlier_in_all(self, scored_rows: int) -> Updates:
         """Does :meth:`earlier` for all layers."""
@@ -529,7 +540,8 @@ class LayerStates:
 
     @contextmanager
     def restored(self) -> Iterator[None]:
-        """Undoes when the context ends whatever forwards and commits did within it."""
+        """Returns a context at whose end everything that forwards and commits did in it is
+        undone."""
         before = self.copy()
         try:
             yield
@@ -539,20 +551,22 @@ class LayerStates:
     # -- of an answer --------------------------------------------------------------------------
 
     def advance(self, count: int) -> None:
-        """Commits the first ``count`` rows of the last forward, whose states are known."""
+        """Counts the ``count`` committed rows of the last forward, and makes the states after them
+        the current ones."""
         if not count:
             return
-        if self._ahead_of_all is not None:
-            self.states = StatesByLayer.of_stack(self._ahead_of_all)
-        elif self._ahead:
+        if self._stack_after_forward is not None:
+            self.states = StatesByLayer.of_stack(self._stack_after_forward)
+        elif self._after_forward:
             layers = enumerate(self.states)
-            self.states = StatesByLayer([self._ahead.get(n, state) for n, state in layers])
+            self.states = StatesByLayer([self._after_forward.get(n, state) for n, state in layers])
         self.length += count
-        self._forget_states_ahead()
+        self._forget_forward()
 
     def keep(self, path: Sequence[int]) -> None:
-        """Commits the rows of a path of the tree. What follows its last row stays scored."""
-        self._forget_states_ahead()
+        """Commits the rows of a path of the tree. The tree's rows after its last one stay
+        scored."""
+        self._forget_forward()
         if not path:
             return
         updates = self._updates
@@ -562,11 +576,11 @@ class LayerStates:
         self.length += len(path)
 
     def snapshot(self, spared: Collection[int] = ()) -> None:
-        """Remembers the states of now, to which the text may be cut back.
+        """Stores the current states, to which the text may be cut back later.
 
-        Where there are too many, old ones are forgotten, but not the first and not those at the
-        ``spared`` lengths. Text can be read again from a length where no picture follows, so the
-        end of a prompt's pictures is one of these.
+        If there are too many snapshots, the oldest are dropped, but neither the first nor those at
+        the ``spared`` lengths. The end of a prompt's pictures is such a length, because a prompt
+        can be read again only from where no picture follows.
         """
         self._snapshots[self.length] = self.states
         old = [length for length in [*self._snapshots][1:-1] if length not in spared]
@@ -608,27 +622,30 @@ class LayerStates:
         self._snapshots = {n: each for n, each in self._snapshots.items() if n <= length}
 
     def follow(self, source: LayerStates, length: int) -> None:
-        """Takes the states that another request of the same text has after so many tokens."""
+        """Takes over the states at ``length`` from another request that has the same text up to
+        there."""
         count = len(self.states)
         self._start_from(source.at(length).first(count), length)
         snapshots = source._snapshots.items()
         self._snapshots = {n: each.first(count) for n, each in snapshots if n <= length}
 
     def _start_from(self, states: StatesByLayer, length: int) -> None:
-        """Takes these states, of so many tokens, and forgets the tree."""
+        """Makes these the current states, after ``length`` tokens, and forgets the tree."""
         self.states, self.length = states, length
-        self._forget_states_ahead()
+        self._forget_forward()
         self._updates = UpdatesByLayer([None] * len(states))
         self._journal = Journal(length, states, UpdatesByLayer([]), ())
 
-    def _forget_states_ahead(self) -> None:
-        self._ahead, self._ahead_of_all = {}, None
+    def _forget_forward(self) -> None:
+        self._after_forward = {}
+        self._stack_after_forward = None
 
     def copy(self) -> LayerStates:
-        """Returns a copy, which goes its own way from here on."""
+        """Returns a copy. Later changes to one of the two do not change the other."""
         copied_states = copy(self)
         copied_states._snapshots = dict(self._snapshots)
-        copied_states._ahead, copied_states._updates = dict(self._ahead), self._updates.copy()
+        copied_states._after_forward = dict(self._after_forward)
+        copied_states._updates = self._updates.copy()
         return copied_states
 
     def first_layers(self, count: int) -> LayerStates:
@@ -643,10 +660,10 @@ class LayerStates:
 
 
 class Mixer(ABC):
-    """A layer with a state, by the weights of the module that transformers made of it."""
+    """Computes a layer with a state, with the weights of its module in transformers."""
 
     conv: nn.Conv1d
-    activation: bool  # whether what the convolution gives passes through SiLU
+    activation: bool  # whether SiLU follows the convolution
 
     def __init__(self, module: Any) -> None:
         self.module = module
@@ -675,12 +692,12 @@ class Mixer(ABC):
     def compute(
         self, hidden: Float[Tensor, "all dim"], rows: MixerRows, layer: int
     ) -> Float[Tensor, "all dim"]:
-        """Computes the layer for the rows of several requests, and leaves their updates behind."""
+        """Computes the layer for the rows of several requests. ``rows`` stores their updates."""
 
     def run(
         self, hidden: Float[Tensor, "all dim"], segments: Sequence[StateRows], layer: int
     ) -> Float[Tensor, "all dim"]:
-        """Does :meth:`compute` one request after the other."""
+        """Does what :meth:`compute` does, one request after the other."""
         return self.compute(hidden, RowsBySegment(segments), layer)
 
     def activate(self, mixed: Tensor) -> Tensor:
@@ -690,16 +707,16 @@ class Mixer(ABC):
 
 @runtime_checkable
 class MixerRows(Protocol):
-    """The rows of a forward, as layers with a state ask them what happened before."""
+    """The rows of a forward, with what layers with a state need to know of the rows before them."""
 
     def convolve(
         self, mixer: Mixer, inputs: Float[Tensor, "all channel"], layer: int
     ) -> Float[Tensor, "all channel"]:
-        """Convolves each row with the inputs before it on its path, and leaves the inputs
-        behind."""
+        """Returns the convolution of each row with the inputs before it on its path, and stores
+        the inputs."""
 
     def read(self, delta: Delta, layer: int) -> Values:
-        """Returns what each row reads in its memory, and leaves behind what rows write."""
+        """Returns what each row reads from its memory, and stores what the rows write."""
 
 
 class RowsBySegment:
@@ -707,6 +724,7 @@ class RowsBySegment:
 
     def __init__(self, segments: Sequence[StateRows]) -> None:
         self._segments = segments
+        # For each segment, the updates of its earlier nodes in the layer that is computed.
         self._earlier: list[Updates | None] = []
 
     def convolve(
@@ -730,8 +748,8 @@ class RowsBySegment:
                 continue
             tree = drafted if earlier is None else torch.cat([earlier.inputs, drafted])
             rows.states.put(layer, Updates(tree))
-            every = torch.cat([state.window.to(segment_inputs), tree])
-            mixed.append(convolve_taps(every[rows.taps(past)].transpose(1, 2), mixer.conv))
+            known = torch.cat([state.window.to(segment_inputs), tree])
+            mixed.append(convolve_taps(known[rows.taps(past)].transpose(1, 2), mixer.conv))
         return mixer.activate(torch.cat(mixed))
 
     def read(self, delta: Delta, layer: int) -> Values:
@@ -761,9 +779,9 @@ class RowsBySegment:
 class StateRows:
     """The rows of one request in a forward, as layers with a state see them.
 
-    The first ``firm`` of rows ``start:stop`` are committed when the forward has ended; the others
-    are nodes of a tree, of which ``scored_rows`` were scored before. ``ancestors`` are those of the
-    new nodes among all of the tree, each one's own place included.
+    The first ``firm`` of rows ``start:stop`` are committed when the forward has ended. The others
+    are the new nodes of a tree, which had ``scored_rows`` nodes before. ``ancestors`` has for each
+    new node which nodes of the tree are on its path, itself included.
     """
 
     states: LayerStates
@@ -780,7 +798,8 @@ class StateRows:
 
     @cached_property
     def ancestors_on_device(self) -> Bool[Tensor, "new all"]:
-        """``ancestors`` where the states are. The host made them, and never waits to read them."""
+        """``ancestors`` on the device of the states. They are made on the CPU, so that the host
+        never waits to read them."""
         return self.ancestors.to(self._device)
 
     def taps(self, past: int) -> Int[Tensor, "new tap"]:
@@ -794,9 +813,10 @@ class StateRows:
 def convolve_text(
     inputs: Float[Tensor, "all channel"], conv: nn.Conv1d
 ) -> Float[Tensor, "row channel"]:
-    """Returns what a convolution makes of text, whose first inputs belong to earlier rows."""
+    """Returns the output of a causal convolution over text. The first inputs are those of rows
+    before it, and have no output."""
     width = conv.kernel_size[0]
-    if len(inputs) - width < CHUNK:  # The library's convolution is made for longer texts.
+    if len(inputs) - width < CHUNK:  # The library's convolution is meant for longer texts.
         return convolve_taps(inputs.unfold(0, width, 1), conv)
     return conv1d(inputs.T, conv.weight, conv.bias, groups=len(conv.weight)).T
 
@@ -804,7 +824,7 @@ def convolve_text(
 def convolve_taps(
     taps: Float[Tensor, "row channel tap"], conv: nn.Conv1d
 ) -> Float[Tensor, "row channel"]:
-    """Returns what a convolution makes of rows by the inputs that each of them reads."""
+    """Returns the output of a convolution for rows, from the inputs that each of them reads."""
     out = (taps.float() * conv.weight[:, 0].float()).sum(-1)
     if conv.bias is not None:
         out = out + conv.bias.float()
@@ -812,15 +832,15 @@ def convolve_taps(
 
 
 def find_taps(ancestors: Bool[Tensor, "new all"], past: int) -> Int[Tensor, "new tap"]:
-    """Returns the places of the inputs that each row's convolution reads: the last ones of its
-    path, whose first inputs are the ``past`` before the tree."""
+    """Returns the places of the inputs that each row's convolution reads: the last ``past`` + 1 of
+    its path, which begins with the ``past`` inputs before the tree."""
     places = torch.arange(past + ancestors.shape[1])
     is_on_path = pad(ancestors, (past, 0), value=True)
     return torch.where(is_on_path, places, -1).sort(1).values[:, -past - 1 :]
 
 
 class ShortConvolution(Mixer):
-    """LFM2's: a convolution between two gates."""
+    """LFM2's short convolution, between two gates."""
 
     activation = False
 
@@ -900,7 +920,8 @@ class GatedDelta(Mixer):
 
 
 class GatedDeltaByGroups(GatedDelta):
-    """Qwen3-Next's, whose projections lie group by group."""
+    """Qwen3-Next's Gated DeltaNet, whose projection has q, k, v and z of one key head after the
+    other."""
 
     def project(
         self, hidden: Float[Tensor, "all dim"]
@@ -921,20 +942,20 @@ MIXERS: dict[str, type[Mixer]] = {
     "Lfm2MoeShortConv": ShortConvolution,
     "Lfm3ShortConv": ShortConvolution,
 }
-"""How to drive a module of transformers that has a state, by the name of its class."""
+"""Computes a module of transformers that has a state, by the name of its class."""
 
 
 ATTENTION_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "attention")
-"""How configs of transformers call layers that keep keys of every token."""
+"""The names that configs of transformers give to layers that keep keys, and no state."""
 
 
 def runner(
     mixer: Mixer, rows: MixerRows | None, layer: int
 ) -> Callable[..., Float[Tensor, "1 all dim"]]:
-    """Returns what replaces the module's own forward while the model runs once."""
+    """Returns the function that replaces the module's forward during one forward of the model."""
 
     def run(hidden_states: Float[Tensor, "1 all dim"], **_: Any) -> Float[Tensor, "1 all dim"]:
-        if rows is None:  # The layers are only asked for the shapes of their keys.
+        if rows is None:  # The forward only finds out the shapes of the layers' keys.
             return torch.zeros_like(hidden_states)
         return mixer.compute(hidden_states[0], rows, layer)[None]
 
@@ -965,8 +986,8 @@ def mixers_of(layers: Sequence[nn.Module], config: Any) -> dict[int, Mixer]:
 
 
 def refuse_unknown_state(config: Any) -> None:
-    """Raises ModelError for a language model that has a state, but no kinds of layers that would
-    say where it is."""
+    """Raises ModelError for a language model that transformers calls stateful, if its config has
+    no ``layer_types`` that would say which layers have the state."""
     described = config.to_dict()
     is_stateful = getattr(MODEL_MAPPING.get(type(config), None), "_is_stateful", False)
     if is_stateful and not described.get("layer_types"):
@@ -990,5 +1011,5 @@ def _normalise(x: Keys) -> Keys:
 
 
 def no_writes(like: Delta) -> Writes:
-    """Returns the writes of no rows."""
+    """Returns the writes of zero rows, with the shapes of ``like`` otherwise."""
     return Writes(like.k[..., :0, :], like.v[..., :0, :], like.decay[..., :0])

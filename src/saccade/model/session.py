@@ -37,8 +37,10 @@ from saccade.model.segments import Segment
 
 PREFILL_CHUNK_TOKENS = 2048  # of a prompt in one forward, which bounds the memory of a prefill
 DRAFT_ROOM_TOKENS = 64  # rows of a cache for drafted tokens, beyond those for the answer
-MAX_RESERVED_ANSWER_TOKENS = 2048  # rows of a new cache for the answer; for a longer one it grows
-REREAD_PROMPT_TOKENS = 32  # at most so many are read again when a conversation is cut back
+MAX_RESERVED_ANSWER_TOKENS = 2048  # A new cache has at most this many rows for an answer. It grows.
+# Where states are known at a few lengths only, a conversation can be cut back to this many
+# tokens before the prompt's end.
+REREAD_PROMPT_TOKENS = 32
 Rules = Sequence[Sampling] | Mapping[int, Sampling]
 """Each request's sampling rules, by its number."""
 
@@ -48,7 +50,7 @@ class RequestState:
     """The state of one request. The cache holds the prompt and the text except ``pending``.
 
     The text is what follows the prompt: answers, and in a conversation the later questions too.
-    After a turn that added nothing, the prompt's last token may be pending.
+    After a turn that only dropped tokens, the prompt's last token may be pending.
     """
 
     cache: Cache
@@ -60,27 +62,27 @@ class RequestState:
     root_logits: Tensor | None = None  # at the end of the text; None while tokens are pending
     root_likeliest: ReadTop | None = None  # of the same row, where the forward computed it
     source: Cache | None = None  # of a fork: the cache it copies the keys of committed text from
-    prompt_rows: tuple[int, int] = (0, 0)  # of the prompt: in this cache, and in the source
-    copied_tokens: int = 0  # of the text, whose keys are copies of the source's
+    prompt_rows: tuple[int, int] = (0, 0)  # rows of the prompt in this cache, and in the source
+    copied_tokens: int = 0  # tokens of the text whose keys were copied from the source
     tree: Tree = Tree()  # the tree scored last; its keys follow the committed ones in the cache
     node_logits: list[Tensor] = field(default_factory=list)  # of the tree
     node_likeliest: list[ReadTop | None] = field(default_factory=list)  # of the tree
-    reused_rows: int = 0  # of the prompt, whose keys come from an earlier request
-    noise_number: int = 0  # its number among the requests of its call, which names its noise
-    recent_rows: RecentRows | None = None  # the rows judged last, where a view follows the answer
+    reused_rows: int = 0  # rows of the prompt whose keys come from an earlier request
+    noise_number: int = 0  # its number among the requests of its call, which selects its noise
+    recent_rows: RecentRows | None = None  # the rows committed last, if a view follows them
     node_queries: list[tuple[RowQueries, int]] = field(default_factory=list)  # of the tree
-    source_rows: Tensor | None = None  # [layer, kv_head, kept]: the source's row in each row here
-    pages: Pages | None = None  # of the source, read into the first rows of the cache
+    source_rows: Tensor | None = None  # [layer, kv_head, kept]: each row's number in the source
+    pages: Pages | None = None  # pages of the source, which are read into the cache's first rows
 
 
 class Session:
     """Scores and commits over a KV cache, one :class:`RequestState` per prompt.
 
     ``vocab`` clips the distributions to the ids that draft and target share. ``banned`` ids are
-    never proposed (placeholders of images and videos); together they are the session's
-    ``vocabulary``. ``room`` is how many tokens an answer may have before its cache grows,
-    ``chunk`` how many tokens of a prompt a forward reads. ``cuda_graphs`` runs steps of fixed
-    sizes, captured once a model; None runs them where that is faster (on GPUs).
+    never proposed (placeholders of images and videos). Both make up the session's ``vocabulary``.
+    ``room`` is how many tokens an answer may have before its cache grows, and ``chunk`` how many
+    tokens of a prompt a forward reads. ``cuda_graphs`` runs steps of fixed sizes, which are
+    captured once per model; None runs them where that is faster (on GPUs).
     """
 
     def __init__(
@@ -148,13 +150,20 @@ class Session:
     ) -> Iterator[Prefill | None]:
         """Prefills one prompt a chunk at a time, so that other requests can be scored in between.
 
-        Yields None after each chunk but the last, and the ``Prefill`` after the last. Its
-        ``with_latest_attention`` uses the last ``follow_rows`` rows that were judged.
-        The prompt begins with ``shared_rows`` of the rows that the request has already, prompt and
-        text. At most those are not read again. From here on the cache also has the hidden states of
-        ``hidden_layers``, if there are any.
-        Unless the cache ``keeps_all_keys``, layers with a window let go of those behind it: then no
-        other session can start from this one's keys, and no rows can be followed.
+        Yields None after each chunk but the last, and the ``Prefill`` after the last.
+
+        Args:
+            number: the request's number in this session.
+            prompt: what is read.
+            record: records the attention of the text after the last visual row on the visual rows.
+            follow_rows: if not 0, the ``with_latest_attention`` of the ``Prefill`` gives the
+                attention of the ``follow_rows`` rows that were committed last.
+            noise_number: see :class:`RequestState`.
+            keeps_all_keys: if False, layers with a window evict the keys behind it. Then no other
+                session can start from this one's keys, and no rows can be followed.
+            shared_rows: if not 0, the request exists already, and the prompt begins with this many
+                rows of its prompt and text. They are not read again, as far as that is possible.
+            hidden_layers: layers whose hidden states a new cache also keeps, from here on.
         """
         model = self.backbone
         if model.fused is not None:
@@ -168,7 +177,8 @@ class Session:
         columns = prompt.visual.nonzero().squeeze(-1)
         text = prompt.text_after()
         recorded_columns = len(columns) if record else 0
-        # The mass of each column, over all keys and over the visual ones alone.
+        # The attention on each column, once with a softmax over all keys, and once over the visual
+        # ones alone.
         attention = torch.zeros(
             model.layers, model.kv_heads, 2, recorded_columns, device=model.device
         ).float()
@@ -184,9 +194,10 @@ class Session:
         elif self._prefixes is not None:
             reused_rows, prefix_key = self._prefixes.copy_longest(prompt, cache, max_reused)
         ends = chunk_ends(reused_rows, len(prompt), self.chunk)
-        remembered = _lengths_to_remember(prompt)
-        cuts = remembered if cache.states is not None else set()
-        ends = sorted({*ends, *(n for n in cuts if n > reused_rows)})
+        lengths_to_store = _lengths_to_store(prompt)
+        # States can be stored only at the end of a chunk.
+        state_lengths = lengths_to_store if cache.states is not None else set()
+        ends = sorted({*ends, *(n for n in state_lengths if n > reused_rows)})
         # A chunk never ends within a picture that is read in both directions.
         ends = [end for end in ends if end == ends[0] or prompt.largest_cut(end) == end]
         reach = prompt.media.reach
@@ -207,14 +218,15 @@ class Session:
                 reaches_in_windows_only=prompt.media.reaches_in_windows_only,
             )
             hidden = self._prefill_chunk(prompt, segment)
-            if stop in cuts and cache.states is not None:
-                cache.states.snapshot(cuts)
-            cache.save_windows([length for length in remembered if start < length <= stop])
+            if stop in state_lengths and cache.states is not None:
+                cache.states.snapshot(state_lengths)
+            cache.save_windows([length for length in lengths_to_store if start < length <= stop])
             if recorder is not None:
                 recorder.finish(cache)
             if stop < len(prompt):
                 yield None
-        cache.drop_saved_windows_except(remembered)  # Those of earlier prompts are dropped.
+        # The windows that were saved for earlier prompts are dropped.
+        cache.drop_saved_windows_except(lengths_to_store)
         with torch.no_grad():
             logits = self._clip(model.logits(hidden[-1:]))[0]
         if self._prefixes is not None:
@@ -247,7 +259,7 @@ class Session:
             )
         yield prefill
 
-    # The decorator is here and not on the generator, because others compute between its chunks.
+    # The decorator is not on the generator, because its caller computes between the chunks.
     @torch.no_grad()
     def _prefill_chunk(self, prompt: Prompt, segment: Segment) -> Float[Tensor, "rows dim"]:
         """Writes the keys and values of some rows of a prompt and returns their last hidden
@@ -272,7 +284,8 @@ class Session:
     def _with_attention(
         self, prefill: Prefill, attention: Float[Tensor, "layer kv_head 2 visual"]
     ) -> Prefill:
-        """Returns a prefill with this attention, of all heads of all processes."""
+        """Returns a prefill with this attention, gathered from the processes among which the heads
+        are divided."""
         gather_heads = self.backbone.shares.gather_heads
         mass, relevance = gather_heads(attention[:, :, 0]), gather_heads(attention[:, :, 1])
         return replace(prefill, mass=mass, relevance=relevance)
@@ -280,7 +293,7 @@ class Session:
     def _with_latest_attention(
         self, number: int, prefill: Prefill, columns: Int[Tensor, " visual"]
     ) -> Prefill:
-        """Returns a prefill with the attention of the rows that were judged last."""
+        """Returns a prefill with the attention of the rows that were committed last."""
         request = self.requests[number]
         if not request.recent_rows:
             return prefill
@@ -295,10 +308,11 @@ class Session:
         *,
         can_reselect: bool = False,
     ) -> None:
-        """Starts from the caches of another session, with only those rows that these prompts have.
+        """Starts requests with copies of another session's caches, of which these prompts name the
+        rows to copy.
 
-        From then on the keys of committed text are copied from there too, which is exact and needs
-        no forward. ``can_reselect`` allows :meth:`reselect` to change the rows.
+        From then on the keys of committed text are copied from that session too, which is exact and
+        needs no forward. ``can_reselect`` allows :meth:`reselect` to change the rows.
         """
         for number, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
             source = prefill.cache
@@ -324,7 +338,7 @@ class Session:
             )
 
     def reselect(self, number: int, prompt: Prompt) -> None:
-        """Changes which rows of the source's prompt a fork has; their number stays."""
+        """Changes which rows of the source's prompt a fork has. It has as many as before."""
         request = self.requests[number]
         assert request.source_rows is not None and request.source is not None
         request.source_rows = request.cache.exchange(
@@ -367,7 +381,8 @@ class Session:
             cached_tokens = min(
                 request.cache.length - request.prompt_rows[0], kept_tokens, request.length - 1
             )
-            # A state is known at a few lengths. Text since the last of them is read again.
+            # The cache can be cut back to a few lengths only, if layers have a state or evict keys.
+            # The text after such a length is read again.
             length = request.cache.nearest_length(request.prompt_rows[0] + cached_tokens)
             cached_tokens = length - request.prompt_rows[0]
             request.cache.truncate(length)
@@ -411,7 +426,7 @@ class Session:
         return new.largest_cut(start + int(equal.long().cumprod(0).sum()))
 
     def keep_prompt_rows(self, number: int, rows: Int[Tensor, " kept"]) -> None:
-        """Drops all rows of a prompt but these. What was scored after it stays scored."""
+        """Drops all rows of a prompt but these. The text and the tree after it stay scored."""
         request = self.requests[number]
         cache, old_rows = request.cache, request.prompt_rows[0]
         scored_rows = torch.arange(
@@ -419,7 +434,7 @@ class Session:
         )
         text_rows = cache.length - old_rows
         request.cache = cache.select(torch.cat([rows, scored_rows]), self._room)
-        request.cache.length = len(rows) + text_rows  # What was scored stays behind it.
+        request.cache.length = len(rows) + text_rows  # The tree's rows are not committed.
         request.prompt_rows = len(rows), len(rows)
 
     def end(self, request: int) -> None:
@@ -442,7 +457,7 @@ class Session:
     def score_batches(
         batches: Sequence[tuple[Session, Mapping[int, Tree]]],
     ) -> list[dict[int, Scores]]:
-        """Does what :func:`score_together` does, for sessions of this kind."""
+        """Does what :func:`score_together` does, for sessions of this class."""
         rows, ends = Rows([], [], [], []), [0]
         for session, trees in batches:
             session._add_new_rows(trees, rows)
@@ -460,13 +475,13 @@ class Session:
         ]
 
     def fill(self, number: int, context: int, room: int) -> None:
-        """Starts a request of ``context`` keys that hold no text, so that forwards can be timed."""
+        """Starts a request with ``context`` keys that are of no text, to time forwards."""
         self.requests[number] = RequestState(self._filled_cache(context, room), [], context)
 
     def _filled_cache(self, context: int, room: int) -> Cache:
         cache = self.cache(context + room)
         for tensor in (*cache.keys, *cache.values):
-            tensor.fill_(1)  # Random keys would take longer to make and cost a forward the same.
+            tensor.fill_(1)  # A forward over random keys takes as long, but they take time to make.
         cache.advance(context)
         if cache.states is not None:
             cache.states.snapshot()  # Steps are timed from here, again and again.
@@ -481,7 +496,8 @@ class Session:
                 request.cache.states.truncate(context)
 
     def _add_new_rows(self, trees: Mapping[int, Tree], forward: Rows) -> None:
-        """Adds the tokens that are not computed yet to the rows of a forward."""
+        """Adds the pending tokens, and the nodes that were not scored yet, to the rows of a
+        forward."""
         for number, tree in trees.items():
             request = self.requests[number]
             old_nodes = trees_.shared_nodes(request.tree, tree)
@@ -521,8 +537,8 @@ class Session:
 
     def _scores(self, trees: Mapping[int, Tree], rows: RowLogits) -> dict[int, Scores]:
         """Returns the scores of trees, from the logits of the rows that were added for them."""
-        # A captured forward has computed the likeliest tokens, and has given ids that the draft may
-        # not propose the logit -inf. An ordinary one has done neither, so its logits are clipped.
+        # A captured forward has given banned ids the logit -inf already, and has computed the
+        # likeliest tokens, by which it is recognised here.
         is_clipped = None not in rows.likeliest
         new_logits = list(rows.logits[:, : self._vocab] if is_clipped else self._clip(rows.logits))
         new_likeliest = [*rows.likeliest]
@@ -553,8 +569,9 @@ class Session:
         return scores
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        """Appends the tokens that a round emitted. The keys of those that the last tree had stay
-        in the cache."""
+        """Appends the tokens that a round emitted. Those that follow the last tree keep their
+        keys in the cache, and the others are pending. A fork copies keys from its source
+        instead."""
         for number, new in tokens.items():
             request = self.requests[number]
             is_fork = request.source is not None
@@ -592,8 +609,9 @@ class Session:
 
     def _forward(self, rows: Rows) -> RowLogits:
         """Writes the keys and values of all rows and returns the logits that scores need."""
-        # A captured forward can neither store queries nor read pages chosen by them. Where logits
-        # need the model's own forward, it cannot capture that, because it may run any Python.
+        # A captured forward can neither store queries nor read pages that queries choose. If the
+        # logits need the model's own forward, that cannot be captured, because it may run any
+        # Python code.
         is_unusual = any(segment.row_queries or segment.pages for segment in rows.segments)
         full_backbone = self.backbone.full_backbone or self.backbone
         if self.cuda_graphs is None or is_unusual or full_backbone.needs_model_for_logits:
@@ -601,7 +619,7 @@ class Session:
         return self.cuda_graphs.logits(rows, self._ordinary_forward)
 
     def _ordinary_forward(self, rows: Rows) -> Float[Tensor, "logit_rows vocab"]:
-        """Computes what :meth:`_forward` does, kernel by kernel."""
+        """Computes the logits of :meth:`_forward` without a captured forward."""
         model = self.backbone
         embeds = model.embed(rows.ids)
         step = self._step(rows.segments)
@@ -655,19 +673,19 @@ def session_of(model: Backbone, rules: Rules, *, cuda_graphs: bool | None = None
 
 
 def chunk_ends(start: int, stop: int, chunk: int) -> list[int]:
-    """Returns the borders of a prompt's chunks, from ``start`` to ``stop``.
+    """Returns the borders of a prompt's chunks, ``start`` and ``stop`` included.
 
-    The last chunk is joined to the one before where it has few rows, since every forward has a
-    fixed cost.
+    A last chunk of few rows is joined to the one before, because every forward has a fixed cost.
     """
     return [*range(start, max(start + 1, stop - chunk // 4), chunk), stop]
 
 
 def _cut_to_prompt(cache: Cache, prompt: Prompt, rows: int) -> int:
-    """Cuts a cache back to at most so many rows, with which a prompt begins, and returns how many
+    """Cuts a cache back to at most ``rows`` rows, with which a prompt begins, and returns how many
     stay.
 
-    States are known at a few lengths, and pictures that are read in both directions are not cut.
+    Fewer may stay, because states are known at a few lengths only, and because no cut is made
+    within a picture that is read in both directions.
     """
     rows = min(rows, cache.length)
     while True:
@@ -679,12 +697,12 @@ def _cut_to_prompt(cache: Cache, prompt: Prompt, rows: int) -> int:
     return rows
 
 
-def _lengths_to_remember(prompt: Prompt) -> set[int]:
+def _lengths_to_store(prompt: Prompt) -> set[int]:
     """Returns the lengths of a prompt to which a conversation may later be cut back. At each of
-    them recurrent states are remembered, and layers that evict keys save a copy of their window.
+    them recurrent states are stored, and layers that evict keys save a copy of their window.
 
-    Conversations are cut back to somewhere near the prompt's end. Other questions about the same
-    pictures begin where the pictures end.
+    A later turn cuts back to somewhere near the prompt's end, and another question about the same
+    pictures to the end of the pictures.
     """
     text = prompt.text_after()
     pictures_end = int(text[0]) if len(text) else len(prompt)
@@ -697,8 +715,8 @@ def _store_queries(
 ) -> None:
     """Stores the queries of a request's rows of a forward.
 
-    Its ``waiting`` pending tokens are committed already. Which of the nodes are committed, and so
-    count as judged, is known in ``commit``.
+    Its ``waiting`` pending tokens are committed already, so they are recent rows at once. Of the
+    nodes, ``commit`` adds those that are accepted.
     """
     assert request.recent_rows is not None
     committed_rows = request.prompt_rows[0] + request.length
@@ -709,20 +727,22 @@ def _store_queries(
 
 
 def _copy_committed_keys(request: RequestState) -> None:
-    """Copies those keys of committed text that the source has by now. The rest stays pending."""
+    """Copies the keys of committed text that the source has by now. Text after them stays
+    pending."""
     assert request.source is not None
     prompt_rows, source_prompt_rows = request.prompt_rows
-    # The last token stays pending even so, because the logits after it are needed.
+    # The last token is pending even if its keys could be copied, because the logits after it are
+    # needed.
     ready = max(0, min(request.source.length - source_prompt_rows, request.length - 1))
-    # Where a turn took tokens away and added none, the prompt's last token is pending. Then the
-    # cache has one row less than the prompt, and this is -1.
+    # After a turn that only dropped tokens, the prompt's last token is pending. Then the cache has
+    # one row less than the prompt, and this is -1.
     copied = min(request.copied_tokens, request.cache.length - prompt_rows)
     # Recurrent layers have no keys. Their states can be copied only at lengths at which the source
-    # has stored them, so the length is rounded down to such a one.
+    # knows them, so the number of tokens is lowered to such a length.
     ready = request.source.nearest_length(source_prompt_rows + ready) - source_prompt_rows
     if ready < copied:
-        # That is less than was copied already, so there is nothing to copy. The fork keeps all its
-        # rows, those that it computed itself too, and only the tokens after them are pending.
+        # More was copied already, so there is nothing to copy. The fork keeps all its rows, also
+        # those that it computed itself, and only the tokens after them are pending.
         ready = request.cache.length - prompt_rows
     else:
         request.cache.extend(

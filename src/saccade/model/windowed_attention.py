@@ -1,9 +1,9 @@
 """Attention by an explicit mask: layers with a window, and prompts read in both directions.
 
 Most layers see every key before them, which :mod:`saccade.model.attention` computes without a mask.
-Some do not: a layer with a sliding window sees the last keys alone (Gemma, Mistral), a chunked one
-those of its own chunk (Llama 4), and the pictures of some families are read in both directions
-(Gemma 3 and 4, PaliGemma). The mask leaves out the keys of the cache that a row does not see.
+Some do not: in a layer with a sliding window a row sees the last keys alone (Gemma, Mistral), in a
+chunked one those of its own chunk (Llama 4), and the pictures of some families are read in both
+directions (Gemma 3 and 4, PaliGemma). For these a mask says which keys of the cache each row sees.
 """
 
 from __future__ import annotations
@@ -21,7 +21,8 @@ from saccade.model.segments import Segment
 from saccade.model.window_rule import KeyWindow
 
 Queries = Float[Tensor, "head new head_dim"]
-# The most logits of a layer that are held at once where they are written out; rows take turns.
+# Where attention logits are written to a tensor, rows are computed in groups, so that a group has
+# at most this many logits, or is a single row.
 MAX_LOGITS_AT_ONCE = 2**25
 
 
@@ -29,8 +30,8 @@ MAX_LOGITS_AT_ONCE = 2**25
 class Extras:
     """What a layer does to its logits besides scaling them.
 
-    ``softcap`` bounds them by c tanh(x / c) (Gemma 2). ``sinks`` has one more logit for each head,
-    whose share of the softmax reads nothing (gpt-oss).
+    ``softcap`` is the c of c tanh(x / c), which bounds them (Gemma 2). ``sinks`` has one more logit
+    for each head. Its share of the softmax goes to no value (gpt-oss).
     """
 
     softcap: float | None = None
@@ -48,14 +49,15 @@ def windows_of(config: Any, layers: Sequence[int]) -> list[KeyWindow | None]:
         size = described.get("sliding_window")
         # Mistral's configs have no layer types, so their window applies to every layer. Qwen2's
         # have a window that is used only if they say so.
-        everywhere = size is not None and described.get("use_sliding_window", True)
-        return [KeyWindow(size) if everywhere else None for _ in layers]
+        is_used = size is not None and described.get("use_sliding_window", True)
+        return [KeyWindow(size) if is_used else None for _ in layers]
     window_by_kind = {kind: window_of_kind(config, kind) for kind in {*kinds}}
     return [window_by_kind[kinds[layer]] for layer in layers]
 
 
 def window_of_kind(config: Any, kind: str) -> KeyWindow | None:
-    """Returns the window of layers of a kind, as configs name kinds; None where they have none."""
+    """Returns the window of the layers of a kind, such as "sliding_attention"; None where they have
+    none."""
     described = config.to_dict()
     size, chunk = described.get("sliding_window"), described.get("attention_chunk_size")
     if "chunked" in kind and chunk is not None:
@@ -70,16 +72,16 @@ def visible_keys(
 ) -> tuple[Bool[Tensor, "new visible"], int]:
     """Returns which keys each row of a segment sees, and the first key that any row sees.
 
-    Columns before that key are left out. Tokens are counted along each row's own path, so a node
-    of a tree is as far from the text as it is deep.
+    The columns begin with that key. The window counts tokens along each row's own path, so the
+    distance of a node from the text is its depth in the tree.
     """
     new = segment.stop - segment.start
     key_count = segment.at + new
     mask = segment.mask
-    last = mask.shape[1]
+    masked_keys = mask.shape[1]
     tree_start = segment.at - segment.scored_nodes + segment.committed_rows
     visible = torch.ones(new, key_count, dtype=torch.bool)
-    visible[:, key_count - last :] = mask
+    visible[:, key_count - masked_keys :] = mask
     keys = torch.arange(key_count)
     sees_later = window is not None or not segment.reaches_in_windows_only
     if segment.reach is not None and sees_later:
@@ -87,15 +89,15 @@ def visible_keys(
         visible[:, segment.at :] |= reach[:, None] == reach
     if window is None:
         return visible, 0
-    places = segment.at + torch.arange(new)  # of the rows, along their paths
+    row_places = segment.at + torch.arange(new)  # Places in the text that ends with each row.
     nodes = visible[segment.committed_rows :, tree_start:]
-    places[segment.committed_rows :] = tree_start - 1 + nodes.sum(1)
-    distance = places[:, None] - keys
+    row_places[segment.committed_rows :] = tree_start - 1 + nodes.sum(1)
+    distance = row_places[:, None] - keys
     # The distance to an ancestor is the number of nodes after it on the row's path. Other columns
     # get an arbitrary distance, because `visible` leaves them out already.
     path_nodes_from = nodes.int().flip(1).cumsum(1).flip(1)
     distance[segment.committed_rows :, tree_start:] = path_nodes_from - 1
-    visible &= window.covers(places[:, None], places[:, None] - distance)
+    visible &= window.covers(row_places[:, None], row_places[:, None] - distance)
     first = int(visible.any(0).int().argmax())
     return visible[:, first:], first
 
@@ -145,11 +147,12 @@ def _attend_with_extras(
 def reach_of(
     mask: Bool[Tensor, "len len"], window: KeyWindow | None = None
 ) -> Int[Tensor, " len"] | None:
-    """Returns the last key that each row of a prompt sees, by the mask that a model made for it.
+    """Returns the last key that each row of a prompt sees, by the mask that a model made for it;
+    None where no row sees a key after itself.
 
-    Rows with the same last key see each other, and no row sees another key after itself. ``window``
-    is that of the layers that the mask is for. None where no row sees a later key. Raises
-    ValueError for a mask of another form, also one in which a row does not see those before it.
+    In such a mask each row sees the keys before it, as far as the ``window`` of its layers reaches.
+    Of the keys after it, it sees exactly the rows that have the same last key. Raises ValueError
+    for any other mask.
     """
     length = len(mask)
     places = torch.arange(length, device=mask.device)

@@ -21,7 +21,8 @@ from saccade.serve.service import Engine, Service
 
 
 class ResponsesHandler(CompletionHandler):
-    """Answers a request by the chat completion that it stands for, in the form of items."""
+    """Runs the chat completion that is equivalent to a request, and answers with its text as the
+    items of a response."""
 
     end_of_stream: ClassVar[str] = ""  # The last event says that it is the last.
 
@@ -35,11 +36,11 @@ class ResponsesHandler(CompletionHandler):
         body: RequestBody,
     ) -> None:
         super().__init__(service, engine, http, request, arrived_at, body)
-        self._original = request
+        self._responses_request = request  # ``_request`` is the equivalent chat completion.
         self._event_count = 0
 
     async def _complete(self) -> dict[str, Any]:
-        """Returns the whole response: the one with which its events end."""
+        """Returns the whole response, which is in the last event of the stream."""
         *_, last = [chunk async for chunk in self._chunks()]
         response: dict[str, Any] = last["response"]
         return response
@@ -73,7 +74,7 @@ class ResponsesHandler(CompletionHandler):
     def _failure(self, error: ApiError) -> dict[str, Any]:
         failure = error.body()["error"]
         fields = {"message": failure["message"], "param": failure["param"]}
-        # Clients look for an error under this name, as in every other stream.
+        # Clients also look for the whole error under ``error``, as in every other stream.
         return {"type": "error", **fields, "code": str(failure["code"]), "error": failure}
 
     @property
@@ -117,8 +118,9 @@ class ResponsesHandler(CompletionHandler):
         }
 
     def _response_object(self, status: str, items: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Returns the response with what its request said, as OpenAI's has it."""
-        request = self._original
+        """Returns a response with this status and these items. It repeats the fields of its
+        request, as OpenAI's responses do."""
+        request = self._responses_request
         fields = request.model_dump(by_alias=True, exclude_none=True)
         form = fields.get("text", {}).get("format", {"type": "text"})
         return {
@@ -156,8 +158,11 @@ class ResponsesHandler(CompletionHandler):
 def _pieces(
     event: NewTokens,
 ) -> Iterable[tuple[Sequence[int], Sequence[TokenLogprobs]]]:
-    """Returns what is written at once: all tokens, or one after another where log-probabilities go
-    with them, so that each is with the text that its token begins."""
+    """Returns a round's tokens in the pieces that are written one at a time.
+
+    That is all of them, or one token a piece where they have log-probabilities, so that these are
+    sent with the text of their own token.
+    """
     if not event.logprobs:
         return [(event.tokens, ())]
     return [

@@ -45,7 +45,7 @@ from saccade.serve.request_schema import (
     VideoPart,
 )
 
-LOGPROBS = "message.output_text.logprobs"  # How ``include`` asks for them.
+LOGPROBS = "message.output_text.logprobs"  # In ``include`` this asks for log-probabilities.
 
 
 class TextItem(ClientObject):
@@ -53,7 +53,7 @@ class TextItem(ClientObject):
 
     type: Literal["input_text", "output_text", "summary_text", "reasoning_text"]
     text: Text
-    # What an earlier response said about its text changes nothing.
+    # Earlier responses have these fields. They are accepted and ignored.
     annotations: list[Any] | None = None
     logprobs: list[Any] | None = None
 
@@ -81,7 +81,7 @@ Content = Annotated[
 
 
 class Item(ClientObject):
-    """An item of a conversation. Its id and status are an earlier response's."""
+    """An item of a conversation. The id and status that an earlier response gave it are ignored."""
 
     id: Text | None = None
     status: Text | None = None
@@ -96,12 +96,12 @@ class MessageItem(Item):
     @model_validator(mode="after")
     def _check_content(self) -> MessageItem:
         if self.role != "user" and len(self.texts) < len(self.parts):
-            raise ValueError(f"a message of role {self.role} has text alone")
+            raise ValueError(f"a message of role {self.role} may contain only text")
         return self
 
     @property
     def parts(self) -> list[Part]:
-        """The content in the form of chats."""
+        """The content as parts of a chat's message."""
         return _parts(self.content)
 
     @property
@@ -152,7 +152,7 @@ InputItem = Annotated[
 
 
 class FlatSchema(NamedSchema):
-    """A JSON schema with its name beside it, where chats have an object around both."""
+    """A JSON schema whose fields lie beside ``type``. In chats they lie in ``json_schema``."""
 
     type: Literal["json_schema"]
 
@@ -167,10 +167,15 @@ class TextSettings(Strict):
 
 
 class FlatTool(Function):
+    """A function whose fields lie beside ``type``. In chats they lie in ``function``."""
+
     type: Literal["function"]
 
 
 class FlatChoice(ChosenName):
+    """The choice of a function whose name lies beside ``type``. In chats it lies in
+    ``function``."""
+
     type: Literal["function"]
 
 
@@ -202,7 +207,8 @@ class ResponsesRequest(RequestFields):
     media_io_kwargs: MediaOptions | None = None
     mm_processor_kwargs: ProcessorOptions | None = None
     stream_options: ResponseStreamOptions | None = None
-    # Both are ignored: nothing is stored, and a prompt that is too long is refused.
+    # These three are ignored: nothing is stored, a prompt that is too long is refused, and a model
+    # may always call several tools.
     store: bool | None = None
     truncation: Literal["auto", "disabled"] | None = None
     parallel_tool_calls: bool | None = None
@@ -216,7 +222,7 @@ class ResponsesRequest(RequestFields):
 
     @property
     def completion(self) -> ChatRequest:
-        """The chat completion that answers this request. Raises pydantic's ValidationError."""
+        """This request as a request for a chat completion. Raises pydantic's ValidationError."""
         shared = {name: getattr(self, name) for name in RequestFields.model_fields}
         shared = {name: value for name, value in shared.items() if name in self.model_fields_set}
         converted = {
@@ -260,7 +266,7 @@ class ResponsesRequest(RequestFields):
         return form
 
     def _messages(self) -> Iterator[Message]:
-        """Yields the messages of a chat."""
+        """Yields the instructions and the input as messages of a chat."""
         if self.instructions:
             yield SystemMessage(role="system", content=self.instructions)
         if isinstance(self.input, str):
@@ -290,7 +296,7 @@ class ResponsesRequest(RequestFields):
 
 
 class AssistantTurn:
-    """Items of one turn of the model, which a chat has in one message."""
+    """Consecutive items of the model, which become one message of a chat."""
 
     def __init__(self) -> None:
         self.reasoning: list[str] = []
@@ -298,7 +304,7 @@ class AssistantTurn:
         self.calls: list[CallItem] = []
 
     def takes(self, item: Item) -> bool:
-        """Whether an item belongs to this turn: reasoning, then text, then calls."""
+        """Returns whether an item continues this turn: reasoning, then one message, then calls."""
         match item:
             case ReasoningItem():
                 return not (self.texts or self.calls)

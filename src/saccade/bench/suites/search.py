@@ -47,19 +47,23 @@ def open_dataset(
     parts: tuple[str, ...] = ("",)
     if benchmark.parts and not benchmark.part_column:
         parts = (part,) if part else benchmark.parts
+    suite_name = f"{key}/{part}" if part else key
+    if paper:
+        suite_name += f"@{paper}"
     search = _Search(benchmark, setting.split, parts, None if root is None else Path(root))
+    # What is on disk is searched before anything is fetched.
     for find_folders in (search.folders, search.fetch):
-        for source, folder in ((s, f) for s in sources for f in find_folders(s)):
-            if dataset := search.load(source, folder, setting):
-                part_of_rows = part if benchmark.part_column else ""
-                suite_name = (f"{key}/{part}" if part else key) + (f"@{paper}" if paper else "")
-                return replace(dataset, name=suite_name, part=part_of_rows)
+        for source in sources:
+            for folder in find_folders(source):
+                if dataset := search.load(source, folder, setting):
+                    part_of_rows = part if benchmark.part_column else ""
+                    return replace(dataset, name=suite_name, part=part_of_rows)
     raise search.not_found_error(sources[0])
 
 
 @dataclass(frozen=True)
 class _Search:
-    """Searches for one split of a benchmark, and makes the messages where it is not found."""
+    """Searches for the files of one split of a benchmark, and makes the errors for missing ones."""
 
     benchmark: Benchmark
     split: str
@@ -67,9 +71,9 @@ class _Search:
     root: Path | None
 
     def folders(self, source: Source) -> Iterator[Path]:
-        """Yields folders that may be the dataset's own, the likeliest first.
+        """Yields folders that may hold the dataset, the likeliest first.
 
-        Without a root these are folders of the hub's client.
+        Without a root these are folders of the local hub cache.
         """
         hub_names = ["--".join(("datasets", *repo.split("/"))) for repo in source.repos]
         if self.root is None:
@@ -87,7 +91,8 @@ class _Search:
                 yield from _snapshots(base)
 
     def load(self, source: Source, folder: Path, setting: Setting) -> Dataset | None:
-        """Returns the dataset in this folder, or None if it has none of its files."""
+        """Returns the dataset in this folder, or None if the folder has none of the dataset's
+        files. Raises OptionError if some are missing."""
         benchmark, remedy = self.benchmark, self.remedy(source)
         files = {
             part: _matching_files(folder, source.files[self.split], part) for part in self.parts
@@ -97,15 +102,16 @@ class _Search:
         if missing := [part for part, paths in files.items() if not paths]:
             names = ", ".join(self._patterns(source.files, missing[:3]))
             raise self._incomplete_error(f"{names} is missing", remedy)
+        # Each entry has the names that a column may have.
         required = [
             names for role, names in benchmark.columns.items() if role not in benchmark.optional
         ]
-        more_columns = (
-            benchmark.part_column,
-            benchmark.row_filter and benchmark.row_filter[0],
-            benchmark.join and benchmark.join.question_key,
-        )
-        required += [(name,) for name in more_columns if name]
+        if benchmark.part_column:
+            required.append((benchmark.part_column,))
+        if benchmark.row_filter:
+            required.append((benchmark.row_filter[0],))
+        if benchmark.join:
+            required.append((benchmark.join.question_key,))
         tables = tuple((part, self._rows(source, paths, required)) for part, paths in files.items())
         pictures = index = None
         if benchmark.join is not None:
@@ -118,18 +124,18 @@ class _Search:
             )
         if benchmark.media is not None:
             remedy = self.remedy(source, with_media=True)
-            videos = "video" in benchmark.columns
-            suffixes = VIDEO_SUFFIXES if videos else IMAGE_SUFFIXES
-            roots = self._roots(source, folder)
-            index = MediaIndex(roots, suffixes, videos, benchmark.media.ignores_case)
+            has_videos = "video" in benchmark.columns
+            suffixes = VIDEO_SUFFIXES if has_videos else IMAGE_SUFFIXES
+            roots = self._media_folders(source, folder)
+            index = MediaIndex(roots, suffixes, has_videos, benchmark.media.ignores_case)
             if index.is_empty:
-                what = "videos" if videos else "images"
+                what = "videos" if has_videos else "images"
                 names = ", ".join(benchmark.media.packed)
                 raise self._incomplete_error(f"its {what} ({names}) are missing", remedy)
         return Dataset(benchmark.title, setting, benchmark, tables, "", pictures, index, remedy)
 
     def remedy(self, source: Source, with_media: bool = False) -> str:
-        """Returns the command that fetches the files, or the media beside them."""
+        """Returns, for the end of a message, the command that fetches the files (or the media)."""
         repo, media_files = source.repos[0], self.benchmark.media
         include = self._patterns(source.files, self.parts)
         if self.benchmark.join is not None:
@@ -156,6 +162,7 @@ class _Search:
         return OptionError(f"{problem}: {self.remedy(source)}")
 
     def _patterns(self, files: Mapping[str, tuple[str, ...]], parts: Sequence[str]) -> list[str]:
+        """Returns the patterns of these parts' files; one for all if there are many parts."""
         names = ("*",) if len(parts) > 3 else parts
         return [files[self.split][0].format(part=part) for part in names]
 
@@ -165,7 +172,8 @@ class _Search:
     def _rows(
         self, source: Source, files: Sequence[Path], required: Sequence[tuple[str, ...]]
     ) -> Rows:
-        """Returns the rows, whose columns must be those of the benchmark."""
+        """Returns the rows of files. Raises OptionError if files are missing or damaged, or if none
+        of the names of a ``required`` column is there."""
         remedy = self.remedy(source)
         if missing := missing_shards(files):
             raise self._incomplete_error(f"{missing[0]} is missing", remedy)
@@ -183,20 +191,21 @@ class _Search:
                 )
         return rows
 
-    def _roots(self, source: Source, folder: Path) -> tuple[Path, ...]:
-        """Returns folders with media: its own, its other revisions', and lmms-eval's."""
-        roots = [folder]
+    def _media_folders(self, source: Source, folder: Path) -> tuple[Path, ...]:
+        """Returns the folders in which media are searched for: the dataset's own, those of its
+        other revisions in the hub cache, and those into which lmms-eval unpacks archives."""
+        folders = [folder]
         if folder.parent.name == "snapshots" and len(source.revisions) > 1:
-            roots += [path for path in _snapshots(folder.parent.parent) if path != folder]
+            folders += [path for path in _snapshots(folder.parent.parent) if path != folder]
         if self.root is None and self.benchmark.media is not None:
             home = os.environ.get("HF_HOME") or os.path.expanduser("~/.cache/huggingface")
-            roots += [
-                p for name in self.benchmark.media.unpacked if (p := Path(home, name)).is_dir()
-            ]
-        return tuple(roots)
+            unpacked = [Path(home, name) for name in self.benchmark.media.unpacked]
+            folders += [path for path in unpacked if path.is_dir()]
+        return tuple(folders)
 
     def fetch(self, source: Source) -> Iterator[Path]:
-        """Fetches a snapshot, where no folder was given and nothing forbids it."""
+        """Fetches the dataset from the hub and yields its folder, if no root was given, the hub is
+        not switched off, and the files are small."""
         from huggingface_hub import constants, snapshot_download
         from huggingface_hub.errors import GatedRepoError
 
@@ -220,7 +229,8 @@ class _Search:
 
 
 def _parse(name: str) -> tuple[str, str]:
-    """Returns a key of `BENCHMARKS` and its part or ""; case and punctuation do not matter."""
+    """Returns the key of `BENCHMARKS` that a name stands for, and its part or "". Case and
+    punctuation do not matter."""
 
     def simplify(text: str) -> str:
         return re.sub(r"[^a-z0-9]", "", text.lower())

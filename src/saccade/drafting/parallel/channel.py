@@ -34,10 +34,12 @@ import torch.multiprocessing  # It teaches ForkingPickler to hand over tensors o
 from torch import Tensor
 from torch.storage import TypedStorage, UntypedStorage
 
-HEADER = struct.Struct("=QQQ")  # Bytes of the pickle, bytes of tensors after it, descriptors.
-MAX_INLINE_BYTES = 2**15  # Larger blocks of tensors travel in a file of their own.
-MAX_DESCRIPTORS = 8  # of one message
-READ_BYTES = 2**16  # at a time from the socket
+# Each message begins with three numbers: the bytes of its pickle, the bytes of the tensors that
+# follow the pickle inside the message, and the count of descriptors that are sent with it.
+HEADER = struct.Struct("=QQQ")
+MAX_INLINE_BYTES = 2**15  # Larger blocks of tensors are sent in a file of their own.
+MAX_DESCRIPTORS = 8  # One message can bring at most this many.
+READ_BYTES = 2**16  # One read from the socket takes at most this many bytes.
 
 
 class ConnectionClosed(ConnectionError):
@@ -67,7 +69,7 @@ class SharedTensor:
 
 @dataclass(frozen=True)
 class _StorageAt:
-    """Represents a storage in a pickle: its number in the message and its place in the block."""
+    """Stands for a storage in a pickle: its number in the message, and its bytes in the block."""
 
     number: int
     start: int
@@ -77,32 +79,32 @@ class _StorageAt:
     def load(self, message: _Received) -> TypedStorage:
         """Copies the storage into new memory once, so that its tensors share it again."""
         if self.number not in message.storages:
-            numbers = torch.empty(self.size, dtype=torch.uint8)
-            message.read(self.start, _bytes_of(numbers.untyped_storage()))
-            message.storages[self.number] = numbers.untyped_storage()
+            copied = torch.empty(self.size, dtype=torch.uint8).untyped_storage()
+            message.read(self.start, _bytes_of(copied))
+            message.storages[self.number] = copied
         untyped = message.storages[self.number]
         return TypedStorage(wrap_storage=untyped, dtype=self.dtype, _internal=True)
 
 
 @dataclass(frozen=True)
 class _SharedAt:
-    """Represents a :class:`SharedTensor` in a pickle: the number of its descriptor in the
-    message."""
+    """Stands for a :class:`SharedTensor` in a pickle: which of the message's descriptors is its
+    file's, and its shape."""
 
-    place: int
+    descriptor_index: int
     shape: tuple[int, ...]
 
     def load(self, message: _Received) -> SharedTensor:
-        return SharedTensor(self.shape, os.dup(message.descriptors[self.place]))
+        return SharedTensor(self.shape, os.dup(message.descriptors[self.descriptor_index]))
 
 
 @dataclass
 class _Received:
-    """The parts of a message beside its pickle."""
+    """What a received message has beside its pickle, for the objects that are unpickled."""
 
-    read: Callable[[int, memoryview], None]  # Fills a buffer from a place in the block.
+    read: Callable[[int, memoryview], None]  # Fills a buffer with the block's bytes from a start.
     descriptors: Sequence[int]
-    storages: dict[int, UntypedStorage] = field(default_factory=dict)
+    storages: dict[int, UntypedStorage] = field(default_factory=dict)  # copied so far, by number
 
 
 class _Pickler(ForkingPickler):
@@ -113,10 +115,13 @@ class _Pickler(ForkingPickler):
         self.storages: list[UntypedStorage] = []
         self.shared: list[SharedTensor] = []
         self.size = 0
-        self._places: dict[int, tuple[int, int]] = {}  # number and start by storage
+        # The number and the start in the block of each storage, by its address.
+        self._places: dict[int, tuple[int, int]] = {}
 
     def reducer_override(self, part: Any) -> Any:
-        """Tensors on the CPU are written as ``torch.save`` writes them, over their storages."""
+        """Pickles a CPU tensor as ``torch.save`` does: a view of its storage, which
+        :meth:`persistent_id` collects. Multiprocessing's own way would share each storage on its
+        own."""
         if isinstance(part, Tensor) and part.device.type == "cpu":
             return part.__reduce_ex__(2)
         return NotImplemented
@@ -142,8 +147,8 @@ class _Unpickler(pickle.Unpickler):
         super().__init__(file)
         self._message = message
 
-    def persistent_load(self, place: Any) -> Any:
-        return cast(_StorageAt | _SharedAt, place).load(self._message)
+    def persistent_load(self, stand_in: Any) -> Any:
+        return cast(_StorageAt | _SharedAt, stand_in).load(self._message)
 
 
 class Channel:
@@ -155,7 +160,8 @@ class Channel:
         self._descriptors: deque[int] = deque()
 
     def send(self, message: Any, patience: float | None = None) -> None:
-        """Sends a message; waits at most ``patience`` seconds for room (None: without limit).
+        """Sends a message. Waits at most ``patience`` seconds in all for the other end to make
+        room by reading (None: without limit).
 
         Raises:
             ConnectionClosed: the other end is gone.
@@ -174,9 +180,9 @@ class Channel:
         try:
             descriptors = [each.descriptor for each in pickler.shared]
             if block is not None:
-                descriptors.append(block)  # It comes last.
-            inline = sum(map(len, parts[1:]))
-            header = HEADER.pack(len(parts[0]), inline, len(descriptors))
+                descriptors.append(block)  # The receiver expects the block's descriptor last.
+            inline_bytes = sum(map(len, parts[1:]))
+            header = HEADER.pack(len(parts[0]), inline_bytes, len(descriptors))
             self._write(b"".join([header, *parts]), descriptors, patience)
         finally:
             if block is not None:
@@ -203,6 +209,7 @@ class Channel:
             os.close(self._descriptors.popleft())
 
     def _write(self, content: bytes, descriptors: Sequence[int], patience: float | None) -> None:
+        """Sends bytes, and the descriptors with the first of them."""
         rights = [(socket.SOL_SOCKET, socket.SCM_RIGHTS, array("i", descriptors))]
         deadline = None if patience is None else time.monotonic() + patience
         unsent = memoryview(content)
@@ -229,10 +236,10 @@ class Channel:
             return False
         except OSError as error:
             raise ConnectionClosed(str(error)) from error
-        for _, _, numbers in extra:
+        for _, _, packed in extra:
             descriptors = array("i")
-            whole_bytes = len(numbers) // descriptors.itemsize * descriptors.itemsize
-            descriptors.frombytes(numbers[:whole_bytes])
+            whole_bytes = len(packed) // descriptors.itemsize * descriptors.itemsize
+            descriptors.frombytes(packed[:whole_bytes])
             self._descriptors += descriptors
         if flags & socket.MSG_CTRUNC:
             raise ConnectionClosed("no file descriptor is left for what was sent")
@@ -245,28 +252,31 @@ class Channel:
         """Returns whether a whole message has arrived."""
         if len(self._received) < HEADER.size:
             return False
-        pickled, inline, count = HEADER.unpack_from(self._received)
+        pickle_bytes, inline_bytes, count = HEADER.unpack_from(self._received)
         received_bytes = len(self._received) - HEADER.size
-        return received_bytes >= pickled + inline and len(self._descriptors) >= count
+        has_bytes = received_bytes >= pickle_bytes + inline_bytes
+        return has_bytes and len(self._descriptors) >= count
 
     def _unpack(self) -> Any:
         """Removes the first message from what has arrived and returns it."""
-        pickled, inline, count = HEADER.unpack_from(self._received)
-        middle, end = HEADER.size + pickled, HEADER.size + pickled + inline
-        body, small = bytes(self._received[HEADER.size : middle]), bytes(self._received[middle:end])
+        pickle_bytes, inline_bytes, count = HEADER.unpack_from(self._received)
+        pickle_end = HEADER.size + pickle_bytes
+        end = pickle_end + inline_bytes
+        pickled = bytes(self._received[HEADER.size : pickle_end])
+        inline_block = bytes(self._received[pickle_end:end])
         del self._received[:end]
         descriptors = [self._descriptors.popleft() for _ in range(count)]
 
         def read(start: int, into: memoryview) -> None:
             if not into:
-                return  # A tensor without numbers: there may be neither a block nor a file.
-            if inline:
-                into[:] = small[start : start + len(into)]
+                return  # Where all tensors are empty, nothing was sent that could be read.
+            if inline_block:
+                into[:] = inline_block[start : start + len(into)]
             else:
                 _read_file(descriptors[-1], start, into)
 
         try:
-            return _Unpickler(BytesIO(body), _Received(read, descriptors)).load()
+            return _Unpickler(BytesIO(pickled), _Received(read, descriptors)).load()
         finally:
             for descriptor in descriptors:
                 os.close(descriptor)
@@ -276,8 +286,8 @@ def _bytes_of(storage: UntypedStorage) -> memoryview:
     """Returns the memory of a storage, without a copy."""
     if not storage.nbytes():
         return memoryview(bytearray())
-    numbers: Any = torch.empty(0, dtype=torch.uint8).set_(cast(Any, storage)).numpy()
-    return memoryview(numbers)
+    array_of_bytes: Any = torch.empty(0, dtype=torch.uint8).set_(cast(Any, storage)).numpy()
+    return memoryview(array_of_bytes)
 
 
 def _open_anonymous_file() -> int:
@@ -303,7 +313,7 @@ def _write_file(storages: Sequence[UntypedStorage]) -> int:
 
 
 def _read_file(descriptor: int, start: int, into: memoryview) -> None:
-    """Fills a buffer from a place in the file."""
+    """Fills a buffer with the file's bytes from ``start`` on."""
     while into:
         count = os.preadv(descriptor, [into], start)
         if not count:

@@ -3,8 +3,9 @@
 **Where the process fails, the tokens it drew still stand.** Its failure may depend on what it drew
 (NaN after one token, a crash, a step without end). Dropping a drawn token, so that the target alone
 draws in its place, would bend the target's law. The process publishes each token before it computes
-anything from it (``child``). When it fails, it is ended first. Then everything that it published is
-received and handed over with the error (``DraftFailed``), and all of it is judged.
+anything from it (``child``). Where it fails, the parent kills it first, then receives everything
+that it published, and passes that on with the error (``DraftFailed``). The target verifies all of
+it.
 """
 
 from __future__ import annotations
@@ -34,11 +35,12 @@ from saccade.drafting.shapes.policies import Chain
 
 log = logging.getLogger(__name__)
 
-TOKEN_PATIENCE_SECONDS = 2.0  # The target waits so long for a token of a working draft.
-# The target waits so long for the draft's prefill, for its captures, and when sampling for any
+# The target waits this long for the next token before it gives the draft up.
+TOKEN_PATIENCE_SECONDS = 2.0
+# It waits this long for the draft's prefill, for its CUDA graph captures, and when sampling for any
 # token.
 READING_PATIENCE_SECONDS = 60.0
-# It waits longer for long prompts: a draft is expected to read so many tokens a second.
+# For long prompts it waits longer than that, by the time of a prefill at this speed.
 MIN_PREFILL_TOKENS_PER_SECOND = 1000.0
 
 
@@ -46,23 +48,25 @@ MIN_PREFILL_TOKENS_PER_SECOND = 1000.0
 class DraftState:
     """The parent's record of one request's draft."""
 
-    chain: Tree = Tree()  # the tokens after the committed text
-    next_count: int | None = None  # how many of them are judged next; None: all
-    limit: int = HEAD_START_TOKENS  # how many there may be
-    epoch: int = 0  # commits so far
-    valid_from: int = 0  # Tokens of earlier epochs follow a text that was not emitted.
-    paused: bool = False  # the shape has stopped after the last token
+    chain: Tree = Tree()  # the drafted tokens after the committed text
+    next_count: int | None = None  # tokens of the next proposal; None before the first proposal
+    limit: int = HEAD_START_TOKENS  # how many tokens the chain may have
+    epoch: int = 0  # how many commits and turns the draft was sent
+    # Tokens of earlier epochs follow another text than the committed one, and are ignored.
+    valid_from: int = 0
+    paused: bool = False  # whether the shape has stopped after the last token
 
     def has(self, count: int) -> bool:
-        """Returns whether so many tokens are there, or no more will come before a verdict."""
+        """Returns whether the chain has ``count`` tokens, or gets no more before a verdict."""
         return self.paused or len(self.chain) >= count
 
 
 class WorkerDrafter(Drafter, BesideTarget):
     """The parent's side of the draft's process.
 
-    Until the draft has read its prompt the target decodes plainly. When sampling it waits instead,
-    because neither the answer to a seed nor the rows of a forward may depend on who was faster.
+    Until the draft has read its prompt the target decodes plainly. When sampling the target waits
+    for it instead, because neither the answer to a seed nor the rows of a forward may depend on
+    the draft's speed.
     """
 
     name = "model"
@@ -76,26 +80,28 @@ class WorkerDrafter(Drafter, BesideTarget):
         self._length = setup.shape.length
         self._model = setup.draft_model()
         self._vocab, self._banned = setup.shared_vocabulary()
-        self._shares = not setup.coarse and self._model.shares_rows_with(setup.target)
-        self._early = Capability.BESIDE_TARGET in setup.view.needs
+        self._shares_rows = not setup.coarse and self._model.shares_rows_with(setup.target)
+        self._starts_early = Capability.BESIDE_TARGET in setup.view.needs
         self._inputs: Inputs = {}
         self._captioning: Captioning | None = None
         self._drafts = {i: DraftState() for i in range(len(setup.rules))}
-        # The emitted tokens, and how many drafted ones are verified next; None after a rejection.
+        # By request, the tokens that were emitted since the last message, and how many drafted
+        # tokens after them are in the next proposal (None after a rejection).
         self._unsent_commits: dict[int, tuple[list[int], int | None]] = {}
         self._ready_sent_at = time.monotonic()
         self._visual_tokens: dict[int, int] | None = None  # None until the draft is ready
         self._lending: Lending | None = None
-        self._failure: Exception | None = None  # why nothing more is drafted
-        # On a CPU the two processes share the threads.
+        self._failure: Exception | None = None  # If set, nothing more is drafted.
+        # On a CPU the two processes share the caller's threads while the draft works.
         self._threads = torch.get_num_threads()
         self._draft_threads = max(1, self._threads // 2)
         self._shares_threads = setup.target.device.type == "cpu"
         self._target_threads = max(1, self._threads - self._draft_threads)
-        self._is_sharing_now = self._is_within_scope = False
+        self._is_sharing_now = False  # whether the draft works on some of the threads
+        self._is_within_scope = False  # whether the caller is within ``sharing_threads``
         if self._shares_threads:
             setup.target.prepare(self._target_threads)
-        # Seconds in the draft's process.
+        # Seconds that the draft's process has reported.
         self._reading = self._choosing = self._drafting = 0.0
         self._reading_patience = READING_PATIENCE_SECONDS
         self._patience = TOKEN_PATIENCE_SECONDS
@@ -119,8 +125,8 @@ class WorkerDrafter(Drafter, BesideTarget):
 
     @contextmanager
     def sharing_threads(self) -> Iterator[None]:
-        """While the draft works, gives the target the threads that the draft leaves, in this
-        scope."""
+        """Returns a context in which the target has only the threads that a working draft leaves
+        it."""
         before = torch.get_num_threads()
         self._is_within_scope = True
         try:
@@ -146,30 +152,34 @@ class WorkerDrafter(Drafter, BesideTarget):
             threads=self._draft_threads,
         )
         self._worker.start_job(self._model, job)
-        if not self._shares:
-            self._share_threads()
+        if not self._shares_rows:
+            self._begin_sharing_threads()
             self._worker.send("prefill", None, dict(self._setup.draft_inputs(inputs)))
 
     def prefill(self, prompts: Sequence[Prompt]) -> None:
-        if self._shares:
-            if self._early:
-                self._share_threads()
+        if self._shares_rows:
+            if self._starts_early:
+                self._begin_sharing_threads()
             self._worker.send("prefill", list(prompts), None)
         self._captioning = Captioning(self._setup, self._inputs)
         self._inputs = {}
 
     def ready(self, prefills: Sequence[Prefill]) -> float:
         assert self._captioning is not None, "prefill comes first"
-        words = self._captioning.texts()
-        self._share_threads()
+        texts = self._captioning.texts()
+        self._begin_sharing_threads()
         self._reading_patience = reading_patience([len(prefill.prompt) for prefill in prefills])
         self._ready_sent_at = time.monotonic()
-        self._worker.send("ready", [*map(_without_big_tensors, prefills, words)])
+        self._worker.send("ready", [*map(_without_big_tensors, prefills, texts)])
         return 0.0
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
-        """Returns what is judged next: at first everything that was drafted, then each batch once
-        it is complete."""
+        """Returns the drafts to verify next.
+
+        The first time these are all tokens that were drafted by now (when sampling, a fixed
+        number). Afterwards ``commit`` has set the number. Tokens that are missing are waited for,
+        unless the draft still reads its prompt.
+        """
         self._receive()
         if self._samples:
             self._wait(lambda: self._visual_tokens is not None, self._reading_patience)
@@ -179,7 +189,7 @@ class WorkerDrafter(Drafter, BesideTarget):
         limits = {}
         for request, draft in drafts.items():
             if draft.next_count is None:
-                # When sampling, the number must not depend on how many there happen to be.
+                # When sampling, the number must not depend on the draft's speed.
                 draft.next_count = self._length if self._samples else len(draft.chain)
                 draft.limit = limits[request] = draft.next_count + self._length
         if limits:
@@ -196,8 +206,8 @@ class WorkerDrafter(Drafter, BesideTarget):
         }
 
     def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
-        """Waits for the token after each tree in flight, unless the draft still reads its
-        prompt."""
+        """Returns each tree in flight with the next drafted token, for which it waits. While the
+        draft still reads its prompt the trees are returned as they are."""
         for request, tree in in_flight.items():
             self._drafts[request].limit = len(tree) + self._length
         self._receive()
@@ -220,27 +230,30 @@ class WorkerDrafter(Drafter, BesideTarget):
             self._receive()
         for request, new in tokens.items():
             draft, count = self._drafts[request], len(new)
-            first = draft.next_count is None  # After the prefill's token nothing was in flight.
-            before, next_batch = self._unsent_commits.get(request, ([], 0))
-            if draft.chain.tokens[:count] == tuple(new) and next_batch is not None:
+            # Before the first proposal nothing was in flight: this is the prefill's own token.
+            is_before_proposals = draft.next_count is None
+            unsent, next_count = self._unsent_commits.get(request, ([], 0))
+            if draft.chain.tokens[:count] == tuple(new) and next_count is not None:
                 draft.chain = chain_without_first(draft.chain, count)
                 draft.paused = draft.paused and len(draft.chain) > 0  # The child does the same.
-                # All that the draft may have beyond these tokens is judged next.
-                next_batch = 0 if first else max(0, draft.limit - count)
+                # The next proposal has all tokens that the draft may have beyond these.
+                next_count = 0 if is_before_proposals else max(0, draft.limit - count)
             else:
-                next_batch, draft.chain = None, Tree()
-                draft.valid_from, draft.paused = draft.epoch + 1, False
-            if not first:
-                draft.next_count = next_batch or 0
+                draft.chain = Tree()
+                draft.valid_from = draft.epoch + 1
+                draft.paused = False
+                next_count = None
+            if not is_before_proposals:
+                draft.next_count = next_count or 0
                 draft.limit = draft.next_count + self._length
-            self._unsent_commits[request] = [*before, *new], next_batch
+            self._unsent_commits[request] = [*unsent, *new], next_count
         self._receive()
-        if self._visual_tokens is not None:  # A worker that still reads its prompt has to wait.
+        if self._visual_tokens is not None:  # Commits wait while the draft still reads its prompt.
             self._send_commits()
         self._raise_if_failed()
 
     def _send_commits(self) -> None:
-        """Sends the worker the tokens that were emitted since the last time."""
+        """Sends the worker the tokens that were emitted since the last call."""
         commits, self._unsent_commits = self._unsent_commits, {}
         for request in commits:
             self._drafts[request].epoch += 1
@@ -253,7 +266,7 @@ class WorkerDrafter(Drafter, BesideTarget):
         self._raise_if_failed()
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
-        self._share_threads()
+        self._begin_sharing_threads()
         self._send_commits()
         for request in turns:
             epoch = self._drafts[request].epoch + 1
@@ -277,7 +290,7 @@ class WorkerDrafter(Drafter, BesideTarget):
         if self._lending is not None:
             self._lending.close()
 
-    # -- the line ------------------------------------------------------------------------------
+    # -- messages to and from the draft's process ----------------------------------------------
 
     @property
     def _worker(self) -> Worker:
@@ -285,17 +298,19 @@ class WorkerDrafter(Drafter, BesideTarget):
             raise DraftError("the draft process was never started")
         return self._lending.worker
 
-    def _share_threads(self) -> None:
+    def _begin_sharing_threads(self) -> None:
+        """Leaves the draft its part of the threads from now on, if the two share them at all."""
         self._is_sharing_now = self._shares_threads
         if self._is_sharing_now and self._is_within_scope:
             torch.set_num_threads(self._target_threads)
 
     def _chain(self, request: int, count: int) -> Tree:
-        line = self._drafts[request].chain
-        return chain(line.tokens[:count], line.q[:count])
+        """Returns the first ``count`` tokens of a request's draft, or all if there are fewer."""
+        drafted = self._drafts[request].chain
+        return chain(drafted.tokens[:count], drafted.q[:count])
 
     def _send(self, *message: Any) -> None:
-        """Sends a message to a process that has not failed."""
+        """Sends a message, unless the draft has failed. An error of sending is such a failure."""
         if self._failure is None:
             try:
                 self._worker.send(*message)
@@ -320,7 +335,7 @@ class WorkerDrafter(Drafter, BesideTarget):
     def _handle(self, message: tuple[Any, ...]) -> None:
         """Handles one message."""
         name, *content = message
-        if name == "failed":  # Only the job has failed; the process can do others.
+        if name == "failed":  # Only this job has failed, so the process is not killed.
             self._failure = DraftError(content[0])
         if name == "ready":
             self._visual_tokens, self._reading, self._choosing = content
@@ -339,18 +354,18 @@ class WorkerDrafter(Drafter, BesideTarget):
         if name == "paused":
             request, epoch = content
             draft = self._drafts[request]
-            # A pause after a token that was committed meanwhile is over.
+            # If its last token was committed meanwhile, the draft is no longer paused.
             draft.paused = epoch >= draft.valid_from and len(draft.chain) > 0
 
     def _wait(self, is_done: Callable[[], bool], patience: float) -> None:
         """Waits until ``is_done`` holds or the draft has failed. A draft that sends nothing for
         ``patience`` seconds has failed; one that captures its steps may take longer."""
         while self._failure is None and not is_done():
-            longest = (
-                max(patience, READING_PATIENCE_SECONDS) if self._is_draft_capturing else patience
-            )
-            if not self._receive(longest) and self._failure is None:
-                self._give_up(longest)
+            allowed_silence = patience
+            if self._is_draft_capturing:
+                allowed_silence = max(patience, READING_PATIENCE_SECONDS)
+            if not self._receive(allowed_silence) and self._failure is None:
+                self._give_up(allowed_silence)
 
     def _give_up(self, patience: float) -> None:
         self._fail(DraftError(f"the draft process was silent for {patience:g} s"))
@@ -358,7 +373,7 @@ class WorkerDrafter(Drafter, BesideTarget):
     def _fail(self, error: Exception) -> None:
         """Stops drafting, ends the process, and receives everything that it published."""
         self._failure = error
-        with suppress(Exception):  # Only the tokens that it published matter now.
+        with suppress(Exception):  # ``error`` is reported. An error while ending adds nothing.
             self._worker.kill()
             while (message := self._worker.receive(0.0)) is not None:
                 self._handle(message)
@@ -375,22 +390,25 @@ def reading_patience(lengths: Sequence[int]) -> float:
     return READING_PATIENCE_SECONDS + sum(lengths) / MIN_PREFILL_TOKENS_PER_SECOND
 
 
-def _without_big_tensors(prefill: Prefill, words: dict[str, Texts]) -> Prefill:
-    """Returns a prefill with its texts, but without the large tensors that no view reads."""
+def _without_big_tensors(prefill: Prefill, texts: dict[str, Texts]) -> Prefill:
+    """Returns a prefill with the texts that stand for its media, and without the large tensors
+    that no view reads."""
     prompt = prefill.prompt
     media = replace(prompt.media, deepstack=())
     bare = replace(prompt, embeds=torch.empty(len(prompt), 0), media=media)
-    return replace(prefill, prompt=bare, cache=None, logits=torch.empty(0), words=words)
+    return replace(prefill, prompt=bare, cache=None, logits=torch.empty(0), words=texts)
 
 
 def _sendable_rule(rule: Sampling) -> Sampling:
-    """Returns the rules without the parts that cannot be sent. A draft may follow any law."""
+    """Returns the rule without the processors and the grammar that cannot be sent. A draft may do
+    without them, because it may follow any law."""
     grammar = rule.grammar if _is_sendable(rule.grammar) else None
     return replace(rule, processors=tuple(filter(_is_sendable, rule.processors)), grammar=grammar)
 
 
 def _is_sendable(part: object) -> bool:
-    """Returns whether another process can unpickle it; it cannot import what a script defines."""
+    """Returns whether another process can unpickle this. It cannot import what the caller's script
+    defines."""
     try:
         sendable = b"__main__" not in pickle.dumps(part)
     except Exception:

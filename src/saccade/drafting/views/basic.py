@@ -27,8 +27,8 @@ from saccade.core.protocols import EarlyChoice, KeyUpdates, Refresh, View
 from saccade.drafting.views import saliency
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
-SEED_TOKENS = 16  # embeddings that the seed of a random view is computed from
-SEED_STEPS = 32  # The embeddings are rounded to multiples of their mean magnitude over this.
+SEED_TOKENS = 16  # The seed of a random view is computed from this many embeddings.
+SEED_STEPS = 32  # They are first rounded to multiples of their mean magnitude divided by this.
 
 Positions = Literal["original", "repacked"]
 Early = Literal["wait", "superset", "all"]
@@ -40,6 +40,7 @@ Select = Callable[[Prompt, Guide, int], Int[Tensor, " kept"]]
 """(the draft's whole prompt, guide, budget) -> kept visual tokens."""
 
 Measure = Callable[[Prefill], Float[Tensor, " visual"]]
+"""The target's prefill -> a guide for the visual tokens of the target's prompt."""
 
 
 @runtime_checkable
@@ -73,11 +74,11 @@ class Pruned(View):
     keep: float = 0.1
     attention: bool = False
     positions: Positions = "original"
-    guide: Measure = saliency.attended  # used where ``attention`` is set
+    guide: Measure = saliency.attended  # How the guide is computed where ``attention`` is set.
     refresh: Refresh | None = None
     early: Early = "wait"
     rounding: saliency.Rounding = "nearest"  # of the budget
-    images: float | None = None  # the share that images add to the budget, else ``keep``
+    images: float | None = None  # The share of images' tokens to keep; None keeps ``keep`` of them.
 
     def __post_init__(self) -> None:
         if self.early == "superset" and not isinstance(self.select, Ranking):
@@ -120,8 +121,8 @@ class Pruned(View):
     def choose(
         self, prefill: Prefill, prompt: Prompt, early: EarlyChoice | None = None
     ) -> Int[Tensor, " kept"]:
-        """Returns the visual tokens to keep of a whole prompt. If ``early`` is given, they are some
-        of those that were read then."""
+        """Returns the visual tokens to keep of a whole prompt. If ``early`` is given, they are
+        chosen among those that the draft has read already."""
         guide = None
         if self.attention:
             assert prefill.mass is not None, f"view {self.name} needs recorded attention"
@@ -135,9 +136,10 @@ class Pruned(View):
 
     def budget(self, prompt: Prompt) -> int:
         """Returns how many visual tokens of a prompt are kept."""
-        still = 0 if self.images is None else prompt.media.stills
-        moving = saliency.budget(prompt.visual_tokens - still, self.keep, self.rounding)
-        return moving + saliency.budget(still, self.images or 0, self.rounding)
+        image_tokens = 0 if self.images is None else prompt.media.stills
+        other_tokens = prompt.visual_tokens - image_tokens
+        kept_others = saliency.budget(other_tokens, self.keep, self.rounding)
+        return kept_others + saliency.budget(image_tokens, self.images or 0, self.rounding)
 
     def choose_early(self, prompt: Prompt) -> EarlyChoice:
         """Returns what a draft may read before the target's prefill has ended."""
@@ -207,8 +209,9 @@ class TextView(View):
 
 
 def replace_media(prompt: Prompt, texts: Texts) -> Prompt:
-    """Returns the prompt with the rows of each video and image replaced by ids that its model has
-    yet to embed. Documents are text already, so they stay.
+    """Returns the prompt with a text in the place of each video and image. Its ids are in
+    ``reading.ids_to_embed``, because its model has yet to embed them. Documents are text already,
+    so they stay.
 
     Raises MethodError for several texts that are not one per video and image.
     """
@@ -217,37 +220,42 @@ def replace_media(prompt: Prompt, texts: Texts) -> Prompt:
     visual = prompt.visual.nonzero().squeeze(-1)[is_picture]
     # A fixed row (one that no view may drop) with the id of a picture's rows is a newline within
     # the picture, and is removed with it. Other fixed rows, such as sound, stay.
-    pictures = prompt.fixed & torch.isin(ids, ids[visual])
-    pictures[visual] = True
-    first = torch.zeros_like(pictures)  # A medium's text takes the place of its first row.
-    numbers = prompt.grid[:, 0].to(visual.device)[is_picture]
-    first_rows = dict(zip(numbers.flip(0).tolist(), visual.flip(0).tolist(), strict=True))
-    first[visual.new_tensor([*first_rows.values()])] = True
-    media = len(first_rows)
-    each = texts * media if len(texts) == 1 else texts
-    if len(each) != media:
+    is_removed = prompt.fixed & torch.isin(ids, ids[visual])
+    is_removed[visual] = True
+    media_numbers = prompt.grid[:, 0].to(visual.device)[is_picture]
+    # Later entries of a dict replace earlier ones, so in reverse order each medium's first row is
+    # the one that stays.
+    first_rows = dict(zip(media_numbers.flip(0).tolist(), visual.flip(0).tolist(), strict=True))
+    is_first = torch.zeros_like(is_removed)  # A medium's text takes the place of its first row.
+    is_first[visual.new_tensor([*first_rows.values()])] = True
+    media_count = len(first_rows)
+    media_texts = texts * media_count if len(texts) == 1 else texts
+    if len(media_texts) != media_count:
         raise MethodError(
-            f"{len(each)} captions for {media} videos and images: give one for all, or one each"
+            f"{len(media_texts)} captions for {media_count} videos and images: "
+            "give one for all, or one each"
         )
-    rows = (~pictures).long()
-    rows[first] = rows.new_tensor([len(text) for text in each])
-    at = torch.arange(len(prompt), device=rows.device).repeat_interleave(rows)
-    replaced = first[at]
-    ids_to_embed = torch.full_like(at, -1)
-    new_ids = [token for text in each for token in text]
-    ids_to_embed[replaced] = ids_to_embed.new_tensor(new_ids)
-    text = replace(
+    # An old row stays one row, is removed, or becomes as many rows as its medium's text has tokens.
+    new_row_counts = (~is_removed).long()
+    new_row_counts[is_first] = new_row_counts.new_tensor([len(text) for text in media_texts])
+    old_rows = torch.arange(len(prompt), device=new_row_counts.device)
+    old_rows = old_rows.repeat_interleave(new_row_counts)
+    is_text = is_first[old_rows]
+    ids_to_embed = torch.full_like(old_rows, -1)
+    text_ids = [token for text in media_texts for token in text]
+    ids_to_embed[is_text] = ids_to_embed.new_tensor(text_ids)
+    text_prompt = replace(
         prompt,
-        embeds=prompt.embeds[at],
-        positions=prompt.positions[:, at],
-        visual=torch.zeros_like(replaced),
-        fixed=prompt.fixed[at],
+        embeds=prompt.embeds[old_rows],
+        positions=prompt.positions[:, old_rows],
+        visual=torch.zeros_like(is_text),
+        fixed=prompt.fixed[old_rows],
         grid=prompt.grid[:0],
-        index=prompt.index[at],
+        index=prompt.index[old_rows],
         media=Media(),
         reading=Reading(ids_to_embed=ids_to_embed),
     )
-    return repack(text)
+    return repack(text_prompt)
 
 
 @dataclass(frozen=True)
@@ -335,9 +343,10 @@ def scattered(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]
 
 
 def _scatter(count: int, budget: int) -> Int[Tensor, " kept"]:
-    """Returns ``budget`` of ``count`` places, in order."""
-    turn = torch.arange(count, dtype=torch.float64) * GOLDEN_RATIO % 1
-    return turn.argsort()[:budget].sort().values
+    """Returns ``budget`` of the numbers below ``count``, in order, by the rule of
+    :func:`scattered`."""
+    fractions = torch.arange(count, dtype=torch.float64) * GOLDEN_RATIO % 1
+    return fractions.argsort()[:budget].sort().values
 
 
 def scattered_or_first(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
@@ -352,8 +361,9 @@ def scattered_or_first(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor,
     is_document = prompt.document_rows.cpu()
     share = budget / max(1, prompt.visual_tokens)
     rows = torch.arange(prompt.visual_tokens)
-    of_pixels = rows[~is_document]
-    kept = [of_pixels[_scatter(len(of_pixels), round(share * len(of_pixels)))]]
+    picture_tokens = rows[~is_document]
+    picture_budget = round(share * len(picture_tokens))
+    kept = [picture_tokens[_scatter(len(picture_tokens), picture_budget)]]
     for number in media[is_document].unique().tolist():
         document_tokens = rows[media == number]
         kept.append(document_tokens[: round(share * len(document_tokens))])

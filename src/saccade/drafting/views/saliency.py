@@ -1,6 +1,7 @@
 """Scores visual tokens by saliency, and selects the tokens to keep. Pure functions.
 
-A selector returns increasing indices of visual tokens. Ties go to the lower index.
+A selector returns increasing indices of visual tokens. Ties go to the lower index. A ``grid`` has
+a row for each visual token: the number of its medium, and its t, h and w there.
 """
 
 from __future__ import annotations
@@ -13,12 +14,14 @@ from torch import Tensor
 
 from saccade.core.prompt import Prefill
 
-# Cosines of float32 rows, and scores computed from them, are rounded, so that z-scores do not
-# magnify rounding errors.
+# Cosines of float32 rows, and scores computed from them, are rounded to these decimals, so that
+# z-scores do not magnify rounding errors.
 COSINE_DECIMALS = 6
 DECIMALS = 12
-ROWS_AT_ONCE = 2048  # rows that are copied at once
-CROPS_AT_ONCE = 64  # crops whose rows are copied at once
+# Selecting rows by index copies them, so only this many rows, or the rows of this many crops, are
+# selected at once.
+ROWS_AT_ONCE = 2048
+CROPS_AT_ONCE = 64
 
 
 Rounding = Literal["nearest", "down"]
@@ -72,8 +75,8 @@ def rest(tokens: int, chosen: Int[Tensor, " chosen"]) -> Int[Tensor, " rest"]:
 
 
 def attention(mass: Float[Tensor, "layer kv_head visual"]) -> Float[Tensor, " visual"]:
-    """Returns SpecVLM's a_j (Eq. 5): the attention on j, averaged over layers and heads (the mass
-    is averaged over text queries already)."""
+    """Returns SpecVLM's a_j (Eq. 5): the attention on each visual token j, averaged over layers and
+    heads. ``mass`` is averaged over the text queries already."""
     return mass.mean((0, 1))
 
 
@@ -85,28 +88,28 @@ def transfer(
     """Transfers the saliency of one model's visual tokens to another model's finer or coarser grid.
 
     Each cell of ``other_grid`` gets the saliency of the cell at the same relative (t, h, w) of its
-    medium. Where the media differ (tiles, or no grid at all), it gets that of the cell as far along
-    in the prompt.
+    medium. Where the grids have not the same media (because of tiles, or without any grid), it
+    gets that of the visual token at the same relative place in the prompt.
     """
     if torch.equal(grid, other_grid):
         return saliency
     if not len(grid):
         return torch.zeros(len(other_grid), device=grid.device)
-    if not _show_same_media(grid, other_grid):
-        along = (torch.arange(len(other_grid), device=grid.device) * 2 + 1) * len(grid)
-        return saliency[along // (2 * len(other_grid))]
+    if not _have_same_media(grid, other_grid):
+        scaled = (torch.arange(len(other_grid), device=grid.device) * 2 + 1) * len(grid)
+        return saliency[scaled // (2 * len(other_grid))]
     moved = torch.empty(len(other_grid), dtype=saliency.dtype, device=saliency.device)
     for medium in other_grid[:, 0].unique().tolist():
         medium_rows, other_medium_rows = grid[:, 0] == medium, other_grid[:, 0] == medium
         size = grid[medium_rows, 1:].amax(0) + 1
-        target = other_grid[other_medium_rows, 1:]
-        cell = (target * 2 + 1) * size // (2 * (target.amax(0) + 1))
+        other_cell = other_grid[other_medium_rows, 1:]
+        cell = (other_cell * 2 + 1) * size // (2 * (other_cell.amax(0) + 1))
         flat = (cell[:, 0] * size[1] + cell[:, 1]) * size[2] + cell[:, 2]
         moved[other_medium_rows] = saliency[medium_rows][flat]
     return moved
 
 
-def _show_same_media(grid: Int[Tensor, "visual 4"], other_grid: Int[Tensor, "cell 4"]) -> bool:
+def _have_same_media(grid: Int[Tensor, "visual 4"], other_grid: Int[Tensor, "cell 4"]) -> bool:
     """Returns whether both grids have the same media, and ``grid`` has every cell of each."""
     media = grid[:, 0].unique()
     if not torch.equal(media, other_grid[:, 0].unique()):
@@ -174,15 +177,15 @@ def spatial(unit: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"], si
     token[number[order], slot] = order
     member = torch.arange(token.shape[1], device=grid.device) < counts[:, None]
     variances = []
-    for some, is_member in zip(
+    for crop_tokens, is_member in zip(
         token.split(CROPS_AT_ONCE), member.split(CROPS_AT_ONCE), strict=True
     ):
-        rows, among = unit[some], is_member[:, None, :]
+        rows, counts_in_sum = unit[crop_tokens], is_member[:, None, :]
         cosine = (rows @ rows.transpose(1, 2)).double().round(decimals=COSINE_DECIMALS)
         size = is_member.sum(1)[:, None]
-        mean = (cosine * among).sum(-1) / size
-        spread = (cosine - mean[..., None]) * among
-        variances.append(spread.square().sum(-1) / size)
+        mean = (cosine * counts_in_sum).sum(-1) / size
+        deviation = (cosine - mean[..., None]) * counts_in_sum
+        variances.append(deviation.square().sum(-1) / size)
     saliency = torch.empty(len(grid), dtype=torch.double, device=grid.device)
     saliency[order] = torch.cat(variances)[number[order], slot]
     return saliency.round(decimals=DECIMALS)

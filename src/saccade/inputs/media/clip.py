@@ -25,9 +25,9 @@ MIN_SIDE = 5  # In pixels. Image processors mistake a side of 1, 3 or 4 pixels f
 class FrameSampling:
     """Which moments to sample: by `fps`, `num_frames` or `every`, from `start` to `end` seconds.
 
-    Without these it takes 2 frames a second, and at least 4. No source frame is taken twice to
-    reach a count. A folder of images gives all of them unless `num_frames`, `start` or `end` is
-    set, and `fps` is the rate at which they were taken (default 1).
+    Without `fps`, `num_frames` and `every` it takes 2 frames a second, and at least 4. No source
+    frame is taken twice to reach a count. A folder of images gives all of them unless `num_frames`,
+    `start` or `end` is set, and `fps` is the rate at which they were taken (default 1).
     """
 
     fps: float | int | None = None
@@ -89,19 +89,21 @@ class Clip:
     def metadata(self) -> dict[str, Any]:
         """The fields of transformers' `VideoMetadata`, for use with `do_sample_frames=False`.
 
-        Processors compute the rate as len(indices) / total * fps (Qwen2.5-VL) and the times as
-        index / fps (Qwen3-VL). With a whole number of ticks per sampled frame the first is exact
-        and the second is within half a millisecond. One tick is enough for evenly spaced
-        frames. Each call returns a new dict, because processors write to it.
+        They describe a source in which every sampled frame lasts for the same whole number of
+        ticks, and give each frame's tick as its index. Processors compute the rate as
+        len(indices) / total * fps (Qwen2.5-VL), which is exact then, and the times as index / fps
+        (Qwen3-VL), which are within half a millisecond. Evenly spaced frames need one tick each;
+        for others a tick is at most a millisecond. Each call returns a new dict, because processors
+        write to it.
         """
-        number = self.timestamps * self.sampled_fps
-        is_even = np.abs(np.rint(number) - number).max() <= 5e-4 * self.sampled_fps
+        frame_numbers = self.timestamps * self.sampled_fps
+        is_even = np.abs(np.rint(frame_numbers) - frame_numbers).max() <= 5e-4 * self.sampled_fps
         ticks = 1 if is_even else math.ceil(1000 / self.sampled_fps)
         n, height, width, _ = self.frames.shape
         return {
             "total_num_frames": n * ticks,
             "fps": self.sampled_fps * ticks,
-            "frames_indices": np.rint(number * ticks).astype(int).tolist(),
+            "frames_indices": np.rint(frame_numbers * ticks).astype(int).tolist(),
             "duration": self.duration,
             "height": height,
             "width": width,

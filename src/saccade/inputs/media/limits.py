@@ -1,4 +1,4 @@
-"""Limits on what may be read, and the sentences of refusals.
+"""Limits on what may be read, and the errors for what exceeds them.
 
 This module knows sizes and durations, and no file, decoder or frame.
 """
@@ -47,7 +47,9 @@ class Limits:
     ) -> None:
         """Raises VideoInputError for what exceeds a limit, or a shape that no processor accepts.
 
-        `work` is the number of seconds that the fastest machine needs.
+        `label` names the source in the message. `size` is (width, height), `seconds` the duration
+        of the source, and `work` the seconds that the fastest machine needs to decode it. What is
+        not known yet is left at 0.
         """
         if self.max_bytes and nbytes > self.max_bytes:
             what = f"is larger than {self.max_bytes} bytes: cut it or compress it"

@@ -1,8 +1,8 @@
-"""Separates a thinking model's reasoning from its answer, by the marks between which it thinks.
+"""Separates a thinking model's reasoning from its answer, by the marks around the reasoning.
 
-Which marks a model uses is seen from its tokenizer and its chat template, never from its name. A
+Which marks a model uses is found in its tokenizer and its chat template, never by its name. A
 template may write the opening mark itself, as the last thing of the prompt, or both marks where
-thinking is switched off. So the end of the prompt says how an answer begins.
+thinking is switched off. So the end of the prompt tells whether an answer begins within reasoning.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ Start = Literal["open", "possible", "closed"]
 
 @dataclass(frozen=True)
 class Marks:
-    """The texts between which a model reasons; their ids where each of them is a single token."""
+    """The texts before and after a model's reasoning, with their ids if both are single tokens."""
 
     opening: str
     closing: str
@@ -35,7 +35,8 @@ class Marks:
     closing_id: int | None = None
 
     def start(self, prompt_end: str) -> Start:
-        """Returns how an answer begins after a prompt that ends in this text."""
+        """Returns whether an answer begins within reasoning, after a prompt that ends in this
+        text."""
         end = prompt_end.rstrip()
         if end.endswith(self.opening):
             return "open"
@@ -44,26 +45,26 @@ class Marks:
     def decoder(self, tokenizer: Any) -> Callable[[Sequence[int]], str] | None:
         """Returns a decoder that leaves out special tokens, but writes the marks.
 
-        It is None where no mark is a special token, so that any decoder writes both.
+        It is None where no mark is a special token, because any decoder writes the marks then.
         """
         by_id = {self.opening_id: self.opening, self.closing_id: self.closing}
-        special = {number: text for number, text in by_id.items() if number is not None}
-        if special.keys().isdisjoint(tokenizer.all_special_ids):
+        marks = {token: text for token, text in by_id.items() if token is not None}
+        if marks.keys().isdisjoint(tokenizer.all_special_ids):
             return None
 
+        def decode_between_marks(ids: Sequence[int]) -> str:
+            text: str = tokenizer.decode(list(ids), skip_special_tokens=True)
+            return text
+
         def decode(ids: Sequence[int]) -> str:
-            pieces, done = [], 0
-            for index, number in enumerate(ids):
-                if number in special:
-                    pieces += [ids[done:index], special[number]]
-                    done = index + 1
-            pieces.append(ids[done:])
-            return "".join(
-                piece
-                if isinstance(piece, str)
-                else tokenizer.decode(list(piece), skip_special_tokens=True)
-                for piece in pieces
-            )
+            pieces: list[str] = []
+            start = 0
+            for index, token in enumerate(ids):
+                if token in marks:
+                    pieces += [decode_between_marks(ids[start:index]), marks[token]]
+                    start = index + 1
+            pieces.append(decode_between_marks(ids[start:]))
+            return "".join(pieces)
 
         return decode
 
@@ -71,12 +72,12 @@ class Marks:
 @lru_cache(maxsize=8)
 def _token_ids(tokenizer: Any) -> dict[str, int]:
     """Returns the ids of a tokenizer's added tokens."""
-    return {token.content: number for number, token in tokenizer.added_tokens_decoder.items()}
+    return {token.content: id_ for id_, token in tokenizer.added_tokens_decoder.items()}
 
 
 def find_marks(tokenizer: Any, template: Any) -> Marks | None:
-    """Returns the marks that a tokenizer has as tokens or a chat template writes, None if neither
-    does."""
+    """Returns the marks that a tokenizer has as tokens or a chat template contains; None if there
+    are none."""
     added = _token_ids(tokenizer)
     text = str(template)
     for opening, closing in MARKS:
@@ -89,7 +90,7 @@ def find_marks(tokenizer: Any, template: Any) -> Marks | None:
 
 @dataclass(frozen=True)
 class Reasoning:
-    """Where one answer's reasoning is."""
+    """Finds the reasoning in one answer."""
 
     marks: Marks
     start: Start
@@ -102,13 +103,13 @@ class Reasoning:
         """
         if self.start == "closed":
             return "", text
-        marks, words = self.marks, text.lstrip()
-        begins_with_mark = words.startswith(marks.opening)
-        if not is_complete and not begins_with_mark and marks.opening.startswith(words):
-            return "", ""
+        marks, stripped = self.marks, text.lstrip()
+        begins_with_mark = stripped.startswith(marks.opening)
+        if not is_complete and not begins_with_mark and marks.opening.startswith(stripped):
+            return "", ""  # The text so far may be the beginning of the mark.
         if not begins_with_mark and self.start == "possible":
             return "", text
-        body = words[len(marks.opening) :] if begins_with_mark else text
+        body = stripped[len(marks.opening) :] if begins_with_mark else text
         reasoning, closing, rest = body.partition(marks.closing)
         if closing:
             return reasoning.strip("\n"), rest.lstrip("\n")
@@ -146,18 +147,18 @@ class GrammarAfterReasoning:
     grammar: Grammar
     opening_id: int
     closing_id: int
-    is_open: bool  # Whether the prompt has begun the reasoning.
+    is_open: bool  # Whether the prompt ends within reasoning.
     end_ids: tuple[int, ...]
     vocab: int
 
     def __call__(self, answer: Sequence[int]) -> Bool[Tensor, " vocab"] | None:
-        """Returns the tokens allowed next, None where all are."""
+        """Returns a mask of the tokens that may come next; None where all may."""
         if self.is_open or (answer and answer[0] == self.opening_id):
             end = _index(answer, self.closing_id)
             if end is not None:
                 return self.grammar(answer[end + 1 :])
             allowed = torch.ones(self.vocab, dtype=torch.bool)
-            allowed[[number for number in self.end_ids if number < self.vocab]] = False
+            allowed[[token for token in self.end_ids if token < self.vocab]] = False
             return allowed
         mask = self.grammar(answer)
         if mask is None or answer:
@@ -174,4 +175,5 @@ def mark_overlap(text: str, mark: str) -> int:
 
 
 def _index(ids: Sequence[int], token: int) -> int | None:
-    return next((index for index, number in enumerate(ids) if number == token), None)
+    """Returns the place of a token's first occurrence."""
+    return next((index for index, each in enumerate(ids) if each == token), None)

@@ -1,7 +1,8 @@
 """Writes an answer as the items of OpenAI's Responses API, and as the events that build them.
 
-An item is reasoning, a message or a call of a function. Each is announced, grows by deltas and is
-repeated as a whole when it is done. An answer that is not streamed has the items of its stream.
+An item is reasoning, a message or a call of a function. Its first events announce it, further ones
+add text to it, and the last ones repeat it as a whole. A response that is not streamed has the
+items that its stream would have.
 """
 
 from __future__ import annotations
@@ -16,7 +17,7 @@ from saccade.serve.formats.chat_forms import AnswerParts, ChatForm
 from saccade.serve.formats.tool_calls import ParsedCall
 
 Event = dict[str, Any]
-"""An event without its number in the stream."""
+"""A streamed event, still without its ``sequence_number``."""
 Logprobs = Sequence[dict[str, Any]]
 
 
@@ -37,29 +38,30 @@ MESSAGE = ItemKind("message", "msg", "output_text", "response.output_text", has_
 
 @dataclass
 class ItemInProgress:
-    """An item of text that grows."""
+    """An item of text (reasoning or a message) that is being written."""
 
     kind: ItemKind
     output_index: int
     text: str = ""
     logprobs: list[dict[str, Any]] = field(default_factory=list)
-    number: str = field(default_factory=lambda: secrets.token_hex(12))
+    number: str = field(default_factory=lambda: secrets.token_hex(12))  # random, for its id
 
     @property
     def place(self) -> dict[str, Any]:
-        """Where its events happen."""
+        """The fields by which its events name the item and its only part."""
         item_id = f"{self.kind.id_prefix}_{self.number}"
         return {"item_id": item_id, "output_index": self.output_index, "content_index": 0}
 
     @property
     def part(self) -> dict[str, Any]:
+        """The item's only part, with the text so far."""
         part: dict[str, Any] = {"type": self.kind.part_type, "text": self.text}
         if self.kind.has_logprobs:
             part |= {"annotations": [], "logprobs": list(self.logprobs)}
         return part
 
     def fields(self, status: str, parts: Sequence[dict[str, Any]]) -> dict[str, Any]:
-        """Returns the item as a response has it."""
+        """Returns the JSON of the item, with this status and these parts."""
         kind = self.kind
         fields = {"type": kind.item_type, "id": self.place["item_id"], "status": status}
         kind_fields: dict[str, Any] = {"role": "assistant"} if kind is MESSAGE else {"summary": []}
@@ -78,7 +80,7 @@ class ItemInProgress:
         ]
 
     def write(self, piece: str, logprobs: Logprobs) -> Event:
-        """Returns the event that adds a piece of text."""
+        """Adds a piece of text and returns the event that says so."""
         self.text += piece
         event = {"type": f"{self.kind.event_name}.delta", **self.place, "delta": piece}
         if self.kind.has_logprobs:
@@ -87,7 +89,7 @@ class ItemInProgress:
         return event
 
     def end(self, status: str) -> list[Event]:
-        """Returns the events that repeat the whole item."""
+        """Returns the events that end the item and repeat it as a whole."""
         done = {"type": f"{self.kind.event_name}.done", **self.place, "text": self.text}
         if self.kind.has_logprobs:
             done["logprobs"] = list(self.logprobs)
@@ -100,7 +102,7 @@ class ItemInProgress:
 
 
 class ItemStream:
-    """The events of one answer, and its items as far as they are done."""
+    """Turns the text of one answer into events, and collects the ``items`` that are done."""
 
     def __init__(self, form: ChatForm) -> None:
         self.items: list[dict[str, Any]] = []
@@ -108,14 +110,15 @@ class ItemStream:
         self._answer = ""
         self._open: ItemInProgress | None = None
         self._sent_calls = 0
-        self._sent = {REASONING: 0, MESSAGE: 0}  # In characters.
+        self._sent = {REASONING: 0, MESSAGE: 0}  # How many characters of each were sent.
         # Log-probabilities of tokens whose text has not been sent yet.
         self._waiting_logprobs: list[dict[str, Any]] = []
 
     def write(self, piece: str, logprobs: Logprobs = ()) -> list[Event]:
-        """Adds a piece of text and returns the events that it makes final.
+        """Adds a piece of text and returns events for all text that is certain now.
 
-        ``logprobs`` are those of the piece's tokens. They wait for the text that they belong to.
+        ``logprobs`` are those of the piece's tokens. They are sent with the next event that adds
+        text.
         """
         self._answer += piece
         self._waiting_logprobs += logprobs
@@ -127,11 +130,13 @@ class ItemStream:
         if self._open is None and not self.items:
             events += self._begin(MESSAGE)
         if self._open is not None and self._open.kind is MESSAGE and self._waiting_logprobs:
-            events.append(self._write("", self._open))  # Of the token that ends the answer.
+            # The token that ends the answer has log-probabilities, and no text.
+            events.append(self._write("", self._open))
         status = "incomplete" if result.finish_reason == "length" else "completed"
         return events + self._close(status)
 
     def _advance(self, answer: AnswerParts) -> list[Event]:
+        """Returns the events for what was not sent yet of the answer so far."""
         events: list[Event] = []
         for kind, text in ((REASONING, answer.reasoning), (MESSAGE, answer.text)):
             piece = text[self._sent[kind] :]
@@ -143,7 +148,7 @@ class ItemStream:
             assert self._open is not None
             events.append(self._write(piece, self._open))
         for call in answer.calls[self._sent_calls :]:
-            self._waiting_logprobs = []  # Calls have none.
+            self._waiting_logprobs = []  # The items of calls have no log-probabilities.
             events += self._close("completed") + self._call(call)
         self._sent_calls = len(answer.calls)
         return events
@@ -167,7 +172,7 @@ class ItemStream:
         return events
 
     def _call(self, call: ParsedCall) -> list[Event]:
-        """Returns the events of a call, which comes in one piece."""
+        """Adds a call and returns its events. Its arguments come in one piece."""
         index, item_id = len(self.items), f"fc_{secrets.token_hex(12)}"
         fields = {
             "type": "function_call",

@@ -25,6 +25,7 @@ from saccade.world.train_draft.samples import Samples, readable_kinds
 MAX_SAMPLES_PER_FORWARD = 4
 
 OnProgress = Callable[[str, int, int, float | None], None]
+"""(name of the phase, samples done, samples in all, last loss if there is one) -> None."""
 
 
 @dataclass(frozen=True)
@@ -34,9 +35,9 @@ class PhaseRun:
     phase: Phase
     steps: int
     settings: Settings
-    number: int  # Of the phase.
+    number: int  # The phase's number in the run, from which its samples are seeded.
     checkpoints: Path
-    save_every_s: float
+    save_every_s: float  # A checkpoint is saved after this many seconds.
     conversations: Sequence[LlavaConversation] = ()  # If empty, the world's samples are used.
 
     @property
@@ -45,7 +46,7 @@ class PhaseRun:
 
     @property
     def samples_per_forward(self) -> int:
-        """The largest divisor of the batch up to ``MAX_SAMPLES_PER_FORWARD``."""
+        """The largest divisor of the batch size up to ``MAX_SAMPLES_PER_FORWARD``."""
         return max(n for n in range(1, MAX_SAMPLES_PER_FORWARD + 1) if self.batch_size % n == 0)
 
 
@@ -65,7 +66,8 @@ def answer_logits(
     if whole_prompt:
         kept_mask = inputs["attention_mask"].bool()
     kept_counts = kept_mask.sum(1, keepdim=True)
-    # The kept rows come first in their order, then others as padding after every answer.
+    # The kept rows come first, in their order. Samples that keep fewer are padded at the end, after
+    # their answers, with rows that were not kept.
     order = (~kept_mask).long().argsort(dim=1, stable=True)[:, : int(kept_counts.max())]
     is_real = torch.arange(order.shape[1], device=order.device) < kept_counts
 
@@ -116,8 +118,9 @@ def distillation_loss(
 ) -> Float[Tensor, ""]:
     """Returns (1 - weight) x cross-entropy + weight x KL(p || q), means over answer positions.
 
-    p is the target's law by ``target_logits``, and q the draft's. Only ids of both vocabularies are
-    compared, because the vocabularies may be padded differently.
+    p is the target's law, from ``target_logits``, and q the draft's. Without ``target_logits`` the
+    loss is the cross-entropy alone. The divergence is taken over the ids that both vocabularies
+    have, because the vocabularies may be padded differently.
     """
     cross_entropy = F.cross_entropy(logits, labels)
     if target_logits is None:
@@ -137,9 +140,8 @@ class DraftTrainer(Trainer):
     def __init__(self, phase_run: PhaseRun, teacher: Any | None, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.phase_run, self.teacher = phase_run, teacher
-        self.model_accepts_loss_kwargs = (
-            False  # Our loss is a mean, to be divided when accumulating.
-        )
+        # Our loss is a mean, so the Trainer has to divide it when it accumulates gradients.
+        self.model_accepts_loss_kwargs = False
 
     def compute_loss(
         self,
@@ -162,8 +164,8 @@ class DraftTrainer(Trainer):
         return loss
 
     def _load_from_checkpoint(self, resume_from_checkpoint: str, model: Any = None) -> None:
-        # save_pretrained may write other names than the modules have. The Trainer's own way of
-        # loading ignores those with a warning.
+        # save_pretrained may write weights under other names than the modules have. The Trainer's
+        # own way of loading would leave these out with only a warning.
         kind: Any = type(self.model)
         checkpoint = kind.from_pretrained(resume_from_checkpoint, dtype=torch.float32)
         cast(Any, self.model).load_state_dict(checkpoint.state_dict())
@@ -174,7 +176,8 @@ class ProgressCallback(TrainerCallback):
 
     def __init__(self, phase_run: PhaseRun, on_progress: OnProgress) -> None:
         self._phase_run, self._on_progress = phase_run, on_progress
-        self._last_save, self._samples_of_step = time.monotonic(), 0
+        self._last_save = time.monotonic()
+        self._samples_of_step = 0  # samples of the current step so far
 
     def on_substep_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         self._samples_of_step += self._phase_run.samples_per_forward
@@ -252,7 +255,10 @@ def training_arguments(phase_run: PhaseRun) -> Any:
 
 
 def dataset(phase_run: PhaseRun, draft: Loaded) -> Dataset[Any]:
-    seed, drop = (phase_run.settings.seed, phase_run.number), phase_run.settings.drop_visual
+    """Returns the batches of a phase, one for each forward: of the run's conversations, or of the
+    world's samples if there are none."""
+    seed = (phase_run.settings.seed, phase_run.number)
+    drop = phase_run.settings.drop_visual
     count = phase_run.steps * phase_run.batch_size // phase_run.samples_per_forward
     if phase_run.conversations:
         return Conversations(
@@ -268,12 +274,13 @@ def dataset(phase_run: PhaseRun, draft: Loaded) -> Dataset[Any]:
 
 
 def _optimizer(model: nn.Module, trained: Mapping[str, Part], phase: Phase, args: Any) -> Any:
-    """Returns the Trainer's optimizer over the trained parameters; vision has its own rate."""
+    """Returns the Trainer's optimizer for the trained parameters. Those of vision have a learning
+    rate of their own."""
     parameters = dict(model.named_parameters())
     groups = []
     for part in sorted(set(trained.values())):
         scale = phase.vision_rate if part == "vision" else 1.0
         chosen = [parameters[name] for name, own_part in trained.items() if own_part == part]
         groups.append({"params": chosen, "lr": args.learning_rate * scale})
-    kind, settings = Trainer.get_optimizer_cls_and_kwargs(args)
-    return kind(groups, **{**settings, "weight_decay": args.weight_decay})
+    optimizer_class, settings = Trainer.get_optimizer_cls_and_kwargs(args)
+    return optimizer_class(groups, **{**settings, "weight_decay": args.weight_decay})
