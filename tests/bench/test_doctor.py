@@ -21,8 +21,8 @@ from saccade.inputs.footprint import Footprint
 from saccade.model.kernels.few_bits import ROUNDINGS
 from saccade.model.memory import GIB, SPARE_SHARE
 
-BIG = Footprint(parameters=1000, decoder=800, kv=2, layers=4, vocab=320)
-SMALL = Footprint(parameters=100, decoder=80, kv=1, layers=1, vocab=320)
+BIG = Footprint(parameters=1000, weights_per_token=800, kv_numbers_per_token=2, layers=4, vocab=320)
+SMALL = Footprint(parameters=100, weights_per_token=80, kv_numbers_per_token=1, layers=1, vocab=320)
 
 
 class Config:

@@ -168,7 +168,7 @@ def test_bytes_that_are_no_message_are_an_error_that_a_guard_takes():
     """Claim: garbage on the real line raises an ordinary exception, which ends drafting alone."""
     one = Worker.__new__(Worker)
     here, other = socket.socketpair()
-    one.channel, one._job = Channel(here), 1
+    one.channel, one._job_number = Channel(here), 1
     try:
         other.send(HEADER.pack(9, 0, 0) + b"\x80\x05garbage")
         with pytest.raises(Exception, match="."):

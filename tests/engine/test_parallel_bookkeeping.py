@@ -29,7 +29,7 @@ class Script(Inside):
     """A worker that says what it is told to, when it is told to."""
 
     def says(self, *messages: tuple[Any, ...]) -> None:
-        self._inbox.extend((self._job, *message) for message in messages)
+        self._inbox.extend((self._job_number, *message) for message in messages)
 
     def receive(self, patience: float) -> tuple[Any, ...] | None:
         return tuple(self._inbox.popleft()[1:]) if self._inbox else None

@@ -270,7 +270,7 @@ def test_a_message_of_an_older_job_is_not_returned():
     """
     one = Worker.__new__(Worker)
     one.channel, other = map(Channel, socket.socketpair())
-    one._job = 3
+    one._job_number = 3
     try:
         for job, token in ((1, 10), (2, 20), (3, 30), (2, 21), (3, 31), (1, 11)):
             other.send((job, "token", 0, 0, token, None, 0.0))

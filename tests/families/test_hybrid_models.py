@@ -396,7 +396,7 @@ def test_a_config_alone_tells_what_states_cost(family):
     config = model.model.config
     counted = footprint(config)
     size = model.dtype.itemsize
-    assert counted.kv * size == model.token_bytes
+    assert counted.kv_numbers_per_token * size == model.token_bytes
     assert counted.cache(0, size) == model.state_bytes
     assert counted.cache(10, size) == model.state_bytes + 10 * model.token_bytes
     assert counted.stateful_layers == len(model.mixers)

@@ -236,7 +236,7 @@ def test_the_large_pair_has_the_published_shapes() -> None:
     target, draft = footprint(models.target_config()), footprint(models.draft_config())
     assert target.parameters == pytest.approx(8.29e9, rel=0.01)
     assert models.target_config().vision_config.depth == 32
-    assert draft.decoder == pytest.approx(0.494e9, rel=0.01)
+    assert draft.weights_per_token == pytest.approx(0.494e9, rel=0.01)
     assert (draft.layers, target.layers) == (24, 28)
 
 

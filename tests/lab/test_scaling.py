@@ -39,7 +39,7 @@ def test_memory_by_hand(pair: tuple[scaling.Shape, scaling.Shape]) -> None:
     """Claim: under TP a GPU holds its share of weights and keys, and a whole draft and tower."""
     target, draft = pair
     assert (target.kv_heads, target.head_width, target.footprint.layers) == (8, 128, 80)
-    assert target.footprint.kv == 2 * 80 * 8 * 128
+    assert target.footprint.kv_numbers_per_token == 2 * 80 * 8 * 128
     plan = predict_plan(target, draft, H100, 4, "TP", 100_000)
     keys = (100_000 + 256) * 2 * 80 * 8 * 128 * 2
     drafts = (10_000 + 256) * 2 * 28 * 4 * 128 * 2 + draft.footprint.parameters * 2
@@ -77,6 +77,6 @@ def test_videos_together_are_cheaper(pair: tuple[scaling.Shape, scaling.Shape]) 
     """Claim: a batch reads the weights once, so a video costs less; its keys are all read."""
     one, eight = (predict_plan(*pair, H200, 4, "TP", 12_288, batch) for batch in (1, 8))
     assert eight.dollars() < one.dollars()
-    keys = 7 * 12_288 * pair[0].footprint.kv * 2 / 4 / H200.bandwidth
+    keys = 7 * 12_288 * pair[0].footprint.kv_numbers_per_token * 2 / 4 / H200.bandwidth
     sums = 160 * 2 * 3 / 4 * 7 * 8192 * 2 / H200.link
     assert eight.single_row_seconds - one.single_row_seconds == pytest.approx(keys + sums)

@@ -59,6 +59,6 @@ def test_content_words_find_what_pixels_decide():
         assert {"texture", "shape", "size", "where", "count"} <= kinds
         assert 0.2 < len(spans) / len(text.split()) < 0.8
         for event in scene.events:
-            time = descriptions.VOICES[scene.voice].when[event.quarter].split()
+            time = descriptions.VOICES[scene.voice].when[event.time_index].split()
             marks = " ".join(text[a:b] for a, b, kind in spans if kind == "time").lower()
             assert any(word in marks for word in time)

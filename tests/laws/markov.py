@@ -312,7 +312,7 @@ def registered() -> dict[str, Recipe]:
     recipes = dict(SYSTEMS)
     for recipe in sixth_method.PROVIDES.recipes:
         recipes |= {recipe.name: recipe, f"{recipe.name} beside": beside(recipe)}
-    for family in sixth_method.PROVIDES.families:
+    for family in sixth_method.PROVIDES.shape_families:
         for example in family.examples:
             shape = family.parse(example)
             recipes[f"shape={shape.spelling}"] = replace(resolve("sd"), shape=shape)

@@ -17,6 +17,8 @@ from helpers import noisy, qwen25, video_input
 import saccade
 from saccade.core.errors import MethodError
 from saccade.core.protocols import Shape
+from saccade.drafting.drafters import ModelDrafter
+from saccade.drafting.parallel.worker_drafter import WorkerDrafter
 from saccade.drafting.provides import Provides
 from saccade.drafting.shapes.policies import Chain
 from saccade.methods import choices, names, registry, resolve
@@ -34,7 +36,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setitem(names.SYSTEMS, recipe.name, recipe)
     for view in brought.views:
         monkeypatch.setitem(names.VIEWS, view.name, view)
-    for family in brought.families:
+    for family in brought.shape_families:
         monkeypatch.setitem(names.FAMILIES, family.family, family)
 
 
@@ -154,9 +156,9 @@ class Unlike(sixth_method.Sure):
     [
         ({"recipes": [resolve("sd")]}, "recipes= is a tuple of Recipes"),
         ({"views": (resolve("sd"),)}, "views= is a tuple of Views"),
-        ({"families": (Chain(3),)}, "a tuple of subclasses of Shape"),
-        ({"families": (Inherited,)}, "Inherited needs family of its own"),
-        ({"families": (Unlike,)}, "reads sure-0.5 and writes it as sure"),
+        ({"shape_families": (Chain(3),)}, "a tuple of subclasses of Shape"),
+        ({"shape_families": (Inherited,)}, "Inherited needs family of its own"),
+        ({"shape_families": (Unlike,)}, "reads sure-0.5 and writes it as sure"),
         ({"recipes": (resolve("sd/keep=0.5/view=uniform"),)}, "must not be empty or contain"),
     ],
 )
@@ -185,4 +187,17 @@ def test_the_pages_method_works_as_it_is_written(tmp_path: Path) -> None:
     path.write_text(next(blocks()))
     brought = registry.read_provides("the page", registry._load_file(path))
     assert [recipe.name for recipe in brought.recipes] == ["ours"]
-    assert brought.families[0].parse("8").spelling == "doubling-8"
+    assert brought.shape_families[0].parse("8").spelling == "doubling-8"
+
+
+def test_a_registered_drafter_runs_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Claim: a drafter of one's own that runs a draft model is the one that drafts. Fails if it is
+    taken for one of the three kinds that the view and the schedule choose among."""
+
+    class Mine(ModelDrafter):
+        name = "mine"
+
+    monkeypatch.setitem(registry.DRAFTERS, "mine", Mine)
+    recipe = resolve("specvlm/drafter=mine")
+    assert recipe.drafter is Mine and choices(recipe)["drafter"] == "mine"
+    assert resolve("sd/schedule=parallel").drafter is WorkerDrafter

@@ -73,12 +73,12 @@ def test_parameters_are_counted_exactly(loaded: Callable[[str], Loaded], family:
     for name, weight in model.get_decoder().layers.named_parameters():
         chosen = 2 / 4 if ".experts." in name else 1
         expected += int(weight.numel() * chosen)
-    assert model_size.decoder == expected
+    assert model_size.weights_per_token == expected
     assert model_size.layers == len(model.get_decoder().layers)
     assert model_size.vocab == model.get_input_embeddings().weight.shape[0]
     if family == "qwen3-vl-moe":
         every = sum(weight.numel() for weight in model.get_decoder().layers.parameters())
-        assert model_size.decoder < every, "all experts were counted"
+        assert model_size.weights_per_token < every, "all experts were counted"
 
 
 def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
@@ -97,7 +97,7 @@ def test_a_tied_head_is_counted_once(tmp_path: Path) -> None:
     assert model_size.parameters == sum(weight.numel() for weight in model.parameters())
     untied = footprint(hf.LlamaConfig(**{**config.to_dict(), "tie_word_embeddings": False}))
     assert untied.parameters - model_size.parameters == 320 * 32
-    assert untied.decoder == model_size.decoder
+    assert untied.weights_per_token == model_size.weights_per_token
 
 
 @pytest.mark.representatives(2)
@@ -116,7 +116,10 @@ def test_what_a_token_leaves_is_what_a_cache_takes(
     assert cache.bytes % 100 == 0
     row = cache.bytes // 100
     assert row == backbone.token_bytes
-    assert row == footprint(loading.read_config(loaded(family).name)).kv * dtype.itemsize
+    assert (
+        row
+        == footprint(loading.read_config(loaded(family).name)).kv_numbers_per_token * dtype.itemsize
+    )
 
 
 @pytest.mark.representatives(3)

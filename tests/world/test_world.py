@@ -49,7 +49,7 @@ def test_scenes_obey_their_rules():
         cells = [c for o in scene.objects for c in _path(o)]
         assert len(set(cells)) == len(cells)
         assert len({e.index for e in scene.events}) == len(scene.events)
-        quarters = [e.quarter for e in scene.events]
+        quarters = [e.time_index for e in scene.events]
         assert quarters == sorted(set(quarters))
         for event in scene.events:
             thing = scene.objects[event.index]
@@ -141,7 +141,9 @@ def test_events_come_in_order():
         sentences = re.split(r"(?<=\.) ", descriptions.events(scene))
         for event, sentence in zip(scene.events, sentences, strict=False):
             thing = scene.objects[event.index]
-            assert sentence.lower().startswith(descriptions.VOICES[scene.voice].when[event.quarter])
+            assert sentence.lower().startswith(
+                descriptions.VOICES[scene.voice].when[event.time_index]
+            )
             assert f"{thing.color} {thing.shape}" in sentence
             assert event.color is None or sentence.endswith(f" {event.color}.")
         assert len(sentences) == max(1, len(scene.events)) + 1

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar, get_args
 
-from saccade.core.capabilities import NO_CAPABILITIES, Capability
+from saccade.core.capabilities import NO_CAPABILITIES
 from saccade.core.digits import read_digits
 from saccade.core.errors import MethodError, suggest
 from saccade.core.protocols import View
@@ -80,8 +80,8 @@ def describe(recipe: Recipe) -> dict[str, str]:
 def _fit_drafter(parts: Parts) -> MakeDrafter:
     """Returns the drafter that runs a draft model as the view and the schedule need it: in the
     target's process, in a process of its own, or as an ensemble that mixes the laws of several
-    views. Drafters that offer neither of the first two are returned as they are."""
-    if parts.drafter.offers.isdisjoint({Capability.DRAFT_MODEL, Capability.OWN_PROCESS}):
+    views. Drafters other than the first two are returned as they are."""
+    if parts.drafter not in (ModelDrafter, WorkerDrafter):
         return parts.drafter
     candidates: tuple[MakeDrafter, ...] = (ModelDrafter, WorkerDrafter, DRAFTERS["ensemble"])
     offered = NO_CAPABILITIES.union(*(each.offers for each in candidates))
