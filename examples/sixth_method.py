@@ -19,7 +19,7 @@ from saccade.drafting.provides import Provides
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
 from saccade.drafting.shapes.policies import Chain, confidence
-from saccade.drafting.views.basic import Guide, Pruned
+from saccade.drafting.views.basic import Pruned, TargetAttention
 from saccade.drafting.views.saliency import normalise, temporal, top
 
 KEEP = 0.1
@@ -27,7 +27,7 @@ LONGEST = 12
 THRESHOLD = 0.4
 
 
-def moving(prompt: Prompt, guide: Guide, budget: int) -> Tensor:
+def moving(prompt: Prompt, target_attention: TargetAttention, budget: int) -> Tensor:
     """The visual tokens that differ most from the same cell a frame before and a frame after."""
     change = temporal(normalise(prompt.embeds[prompt.visual]), prompt.grid)
     return top(change, budget)

@@ -77,7 +77,7 @@ def measure_lambda(experiment: Experiment) -> Data:
     ]
     stage_one_shares: list[list[float]] = [[] for _ in LAMBDAS]
     for number in range(FIRST_CALIBRATION_CLIP, FIRST_CALIBRATION_CLIP + experiment.clips):
-        mass = saliency.attended(experiment.answered_clip(number).guide)
+        mass = saliency.attention_over_all_keys(experiment.answered_clip(number).guide)
         budget = saliency.budget(len(mass), 0.1)
         for own, share in zip(stage_one_shares, LAMBDAS, strict=True):
             own.append(len(saliency.top_mass(mass, share, budget)) / budget)
@@ -261,7 +261,7 @@ def measure_attention_tail(experiment: Experiment) -> Data:
     """
     shares_by_clip = []
     for number in range(experiment.clips):
-        own = saliency.attended(experiment.answered_clip(number).guide).double()
+        own = saliency.attention_over_all_keys(experiment.answered_clip(number).guide).double()
         shares_by_clip.append((own / own.sum()).sort(descending=True).values.numpy())
     by_rank = np.mean(shares_by_clip, axis=0)
     at = np.unique(np.geomspace(1, len(by_rank), 24).astype(int))

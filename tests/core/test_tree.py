@@ -87,11 +87,11 @@ def test_follow_walks_as_far_as_the_tokens_are_in_the_tree(rows, tokens):
 def test_shared_counts_leading_nodes_with_equal_token_and_parent():
     """Claim: only a common beginning counts. Fails if q or a later match is counted."""
     one = Tree((1, 2, 3), (ROOT, 0, 0), (None, None, None))
-    assert t.shared_nodes(one, one) == 3
-    assert t.shared_nodes(one, t.add(one, 2, 9)) == 3
-    assert t.shared_nodes(one, Tree((1, 2, 3), (ROOT, 0, 1), (None,) * 3)) == 2
-    assert t.shared_nodes(one, Tree((1, 9, 3), (ROOT, 0, 0), (None,) * 3)) == 1
-    assert t.shared_nodes(one, Tree()) == 0
+    assert t.count_shared_nodes(one, one) == 3
+    assert t.count_shared_nodes(one, t.add(one, 2, 9)) == 3
+    assert t.count_shared_nodes(one, Tree((1, 2, 3), (ROOT, 0, 1), (None,) * 3)) == 2
+    assert t.count_shared_nodes(one, Tree((1, 9, 3), (ROOT, 0, 0), (None,) * 3)) == 1
+    assert t.count_shared_nodes(one, Tree()) == 0
 
 
 @pytest.mark.parametrize(

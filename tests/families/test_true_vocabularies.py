@@ -283,8 +283,8 @@ def test_thinking_is_seen_from_the_real_template_and_tokens() -> None:
         inputs = conversation_inputs("it", target.processor, turns, variables=variables)
         return str(tokenizer.decode(inputs["input_ids"][0, -8:]))
 
-    assert marks.start(prompt_end()) == "open"
-    assert marks.start(prompt_end(enable_thinking=False)) == "closed"
+    assert marks.start_after(prompt_end()) == "open"
+    assert marks.start_after(prompt_end(enable_thinking=False)) == "closed"
     answer = tokenizer("It is red.\n</think>\n\nRed.")["input_ids"]
     reasoning = Reasoning(marks, "open")
     assert reasoning.split(tokenizer.decode(answer), is_complete=True) == ("It is red.", "Red.")

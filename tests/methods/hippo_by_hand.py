@@ -106,14 +106,14 @@ class Reading:
 
 
 def holistic_by_hand(
-    prompt: Prompt, guide: Sequence[float], reading: Reading = Reading()
+    prompt: Prompt, target_attention: Sequence[float], reading: Reading = Reading()
 ) -> list[float]:
     """Eq. 7."""
     rows = prompt.embeds[prompt.visual].double().tolist()
     cells = [tuple(cell) for cell in prompt.grid.tolist()]
     parts = []
     if reading.attn:
-        parts.append(list(guide))
+        parts.append(list(target_attention))
     if reading.temp:
         temp = temporal_by_hand(rows, cells)
         parts.append(temp if reading.inverted else [1 - x for x in temp])

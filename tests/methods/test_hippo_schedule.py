@@ -106,7 +106,9 @@ def truth_of(length: int) -> tuple[int, ...]:
 
 
 def whole_scores(trace: Trace, reading: Reading) -> list[float]:
-    return holistic_by_hand(trace.whole, saliency.relevant(trace.prefill).tolist(), reading)
+    return holistic_by_hand(
+        trace.whole, saliency.attention_over_visual_keys(trace.prefill).tolist(), reading
+    )
 
 
 @pytest.mark.representatives(1)

@@ -95,7 +95,9 @@ def test_relevance_is_eq_2_from_the_modules_own_queries_and_keys(family):
     model, prefill = prefill_target(family)
     expected = attention_by_hand(model, prefill.prompt)
     assert sum(expected) == pytest.approx(1)
-    assert saliency.relevant(prefill).tolist() == pytest.approx(expected, abs=1e-6, rel=1e-4)
+    assert saliency.attention_over_visual_keys(prefill).tolist() == pytest.approx(
+        expected, abs=1e-6, rel=1e-4
+    )
 
 
 @FAMILIES
@@ -103,8 +105,12 @@ def test_control_a_softmax_over_all_keys_is_another_score(family):
     """Control: the other reading is SpecVLM's and differs; by it the same comparison fails."""
     model, prefill = prefill_target(family)
     other = attention_by_hand(model, prefill.prompt, everything=True)
-    assert saliency.relevant(prefill).tolist() != pytest.approx(other, abs=1e-6, rel=1e-4)
-    assert saliency.attended(prefill).tolist() == pytest.approx(other, abs=1e-6, rel=1e-4)
+    assert saliency.attention_over_visual_keys(prefill).tolist() != pytest.approx(
+        other, abs=1e-6, rel=1e-4
+    )
+    assert saliency.attention_over_all_keys(prefill).tolist() == pytest.approx(
+        other, abs=1e-6, rel=1e-4
+    )
 
 
 def test_relevance_does_not_depend_on_how_the_prompt_is_cut():
@@ -112,7 +118,11 @@ def test_relevance_does_not_depend_on_how_the_prompt_is_cut():
     model, prefill = prefill_target("qwen2_5_vl")
     pieces = Session(backbone(model), [Sampling()], chunk=7)
     (again,) = pieces.prefill([prefill.prompt], record=True)
-    assert torch.allclose(saliency.relevant(again), saliency.relevant(prefill), atol=1e-6)
+    assert torch.allclose(
+        saliency.attention_over_visual_keys(again),
+        saliency.attention_over_visual_keys(prefill),
+        atol=1e-6,
+    )
 
 
 def stub(sizes: Sequence[tuple[int, int, int]], seed: int, still: bool = False) -> Prompt:
@@ -200,8 +210,8 @@ MISREADINGS = {
 }
 
 
-def fused(view: Any, prompt: Prompt, guide: Sequence[float]) -> list[float]:
-    return view.select.saliency_with_target(prompt, torch.tensor(guide)).tolist()
+def fused(view: Any, prompt: Prompt, target_attention: Sequence[float]) -> list[float]:
+    return view.select.saliency_with_target(prompt, torch.tensor(target_attention)).tolist()
 
 
 def draws(seed: int, count: int) -> list[float]:
@@ -218,13 +228,13 @@ def test_the_holistic_score_is_eq_7(sizes, seed):
     Up to rounding: where two scores tie, either may stay.
     """
     prompt = stub(sizes, seed)
-    guide = draws(seed, prompt.visual_tokens)
-    expected = holistic_by_hand(prompt, guide)
+    target_attention = draws(seed, prompt.visual_tokens)
+    expected = holistic_by_hand(prompt, target_attention)
     view = resolve("hippo").view
     # a frame of nearly equal scores magnifies their rounding
-    assert fused(view, prompt, guide) == pytest.approx(expected, abs=2e-2)
+    assert fused(view, prompt, target_attention) == pytest.approx(expected, abs=2e-2)
     count = share_of(prompt.visual_tokens, KEEP)
-    kept = view.select(prompt, torch.tensor(guide), count).tolist()
+    kept = view.select(prompt, torch.tensor(target_attention), count).tolist()
     assert len(kept) == count and kept == sorted(set(kept))
     lowest = min(expected[i] for i in kept)
     left = [expected[i] for i in range(prompt.visual_tokens) if i not in kept]
@@ -236,10 +246,10 @@ def test_the_holistic_score_is_eq_7(sizes, seed):
 def test_control_a_misread_equation_gives_another_score(misreading):
     """Control: the very comparison above fails for each misreading."""
     prompt = stub([(3, 6, 7), (2, 4, 9)], 1)
-    guide = draws(1, prompt.visual_tokens)
-    scores = fused(resolve("hippo").view, prompt, guide)
-    assert scores == pytest.approx(holistic_by_hand(prompt, guide), abs=2e-2)
-    wrong = holistic_by_hand(prompt, guide, MISREADINGS[misreading])
+    target_attention = draws(1, prompt.visual_tokens)
+    scores = fused(resolve("hippo").view, prompt, target_attention)
+    assert scores == pytest.approx(holistic_by_hand(prompt, target_attention), abs=2e-2)
+    wrong = holistic_by_hand(prompt, target_attention, MISREADINGS[misreading])
     assert scores != pytest.approx(wrong, abs=2e-2)
 
 
@@ -323,10 +333,12 @@ def test_a_superset_scores_once(monkeypatch):
     where a cosine is computed after the target's attention has come."""
     prompt = stub([(3, 6, 7)], 2)
     view = resolve("hippo/early=superset").view
-    guide = draws(3, prompt.visual_tokens)
+    target_attention = draws(3, prompt.visual_tokens)
     early = view.choose_early(prompt)
-    once = view.select.saliency_with_target(prompt, torch.tensor(guide), early.without_target)
-    again = view.select.saliency_with_target(prompt, torch.tensor(guide))
+    once = view.select.saliency_with_target(
+        prompt, torch.tensor(target_attention), early.without_target
+    )
+    again = view.select.saliency_with_target(prompt, torch.tensor(target_attention))
     assert torch.equal(once, again)
     monkeypatch.setattr(saliency, "normalise", lambda rows: pytest.fail("computed again"))
-    view.select.saliency_with_target(prompt, torch.tensor(guide), early.without_target)
+    view.select.saliency_with_target(prompt, torch.tensor(target_attention), early.without_target)

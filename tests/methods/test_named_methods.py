@@ -157,17 +157,17 @@ def test_control_one_stage_alone_keeps_other_tokens():
     So the test above has power: a system with a stage off cannot pass it.
     """
     generator = torch.Generator().manual_seed(0)
-    guide = torch.rand(100, generator=generator) ** 4
+    target_attention = torch.rand(100, generator=generator) ** 4
     prompt = _prompt(100)
-    both = TwoStage()(prompt, guide, 20).tolist()
+    both = TwoStage()(prompt, target_attention, 20).tolist()
     for other in (
-        VIEWS["attention"].select(prompt, guide, 20),
-        VIEWS["uniform"].select(prompt, guide, 20),
-        TwoStage(literal=True)(prompt, guide, 20),
-        TwoStage(share=0.4)(prompt, guide, 20),
+        VIEWS["attention"].select(prompt, target_attention, 20),
+        VIEWS["uniform"].select(prompt, target_attention, 20),
+        TwoStage(literal=True)(prompt, target_attention, 20),
+        TwoStage(share=0.4)(prompt, target_attention, 20),
     ):
         assert other.tolist() != both
-    assert len(TwoStage(literal=True)(prompt, guide, 20)) > 20
+    assert len(TwoStage(literal=True)(prompt, target_attention, 20)) > 20
 
 
 def test_the_view_reads_the_targets_attention_of_this_prompt():

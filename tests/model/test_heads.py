@@ -611,9 +611,9 @@ def test_costs_of_a_head_are_measured():
     head = head_of(qwen25(0), "speculators")
     session = session_of(head, [Sampling()] * 2)
     for number in range(2):
-        session.fill(number, 30, 4)
+        session.fill_for_timing(number, 30, 4)
     for _ in range(2):
-        session.rewind(30)
+        session.rewind_for_timing(30)
         scores = session.score(dict.fromkeys(range(2), Tree()))
         assert len(scores[1].rows) == 1
         assert session.requests[1].cache.length == 31

@@ -223,10 +223,12 @@ def _delta_net(kind: str, seed: int) -> tuple[Any, Mixer]:
 KINDS = ("qwen3_next", "qwen3_5", "lfm2")
 
 
-def _rows_of(states: LayerStates, firm: int, tree: Tree, known: int, start: int = 0) -> StateRows:
+def _rows_of(
+    states: LayerStates, committed_rows: int, tree: Tree, known: int, start: int = 0
+) -> StateRows:
     mask = trees.ancestors(tree.parents)[known:]
-    stop = start + firm + len(tree) - known
-    return StateRows(states, start, stop, firm, known, mask)
+    stop = start + committed_rows + len(tree) - known
+    return StateRows(states, start, stop, committed_rows, known, mask)
 
 
 @pytest.mark.representatives(2)
@@ -257,14 +259,14 @@ def test_a_layer_is_its_own_module_along_every_path(kind, seed):
             new = torch.randn(count + len(tree), 24, generator=noise)
             text, nodes = torch.cat([text, new[:count]]), new[count:]
             out = new[:0]
-            for known, stop, firm in ((0, cut, count), (cut, len(tree), 0)):
+            for known, stop, committed_rows in ((0, cut, count), (cut, len(tree), 0)):
                 part = Tree(tree.tokens[:stop], tree.parents[:stop], tree.q[:stop])
-                hidden = new[:count] if firm else new[:0]
+                hidden = new[:count] if committed_rows else new[:0]
                 hidden = torch.cat([hidden, nodes[known:stop]])
                 if len(hidden):
-                    rows = _rows_of(states, firm, part, known)
+                    rows = _rows_of(states, committed_rows, part, known)
                     out = torch.cat([out, mixer.run(hidden, [rows], 0)])
-                states.advance(firm)
+                states.advance(committed_rows)
             for row in range(count):
                 before = text[: len(text) - count + row + 1]
                 assert torch.allclose(out[row], exact(before), atol=1e-4)
@@ -275,7 +277,7 @@ def test_a_layer_is_its_own_module_along_every_path(kind, seed):
             if len(tree):
                 line = [*path(tree, rng.randrange(len(tree)))]
                 line = line[: rng.randint(0, len(line))]
-                states.keep(line)
+                states.commit_path(line)
                 text = torch.cat([text, nodes[line]])
             assert states.length == len(text)
 
@@ -331,7 +333,7 @@ def test_states_of_an_accepted_path_and_of_snapshots_can_be_had_again():
     states.snapshot()
     read(4)
     states.put(0, Updates(inputs[9:13]))
-    states.keep([0, 1, 2])
+    states.commit_path([0, 1, 2])
     assert [states.nearest(n) for n in range(13)] == [0] * 5 + [5] * 4 + [9, 10, 11, 12]
     for length in (12, 11, 10, 9, 5, 0):
         assert torch.equal(states.at(length)[0].window, whole[length : length + 2])

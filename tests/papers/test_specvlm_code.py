@@ -77,10 +77,10 @@ def test_the_official_view_is_the_published_choice(seed):
     """Claim: over random long-tailed scores the view keeps what the published steps keep, both
     ends of the rest among them. Control: ours by default keeps others."""
     noise = torch.Generator().manual_seed(seed)
-    guide = torch.rand(400, generator=noise) ** 9
-    selection = OFFICIAL.select(prompt_of(400), guide, 40)
-    assert selection.tolist() == published(guide.double().tolist(), 0.4, 40)
-    assert selection.tolist() != TwoStage(0.4)(prompt_of(400), guide, 40).tolist()
+    target_attention = torch.rand(400, generator=noise) ** 9
+    selection = OFFICIAL.select(prompt_of(400), target_attention, 40)
+    assert selection.tolist() == published(target_attention.double().tolist(), 0.4, 40)
+    assert selection.tolist() != TwoStage(0.4)(prompt_of(400), target_attention, 40).tolist()
 
 
 def test_the_official_switches():
@@ -113,9 +113,9 @@ def test_the_tree_is_the_published_one():
 def test_lambda_zero_keeps_no_token_for_its_attention():
     """Claim: at lambda 0 the choice is stage II alone, whatever is attended. Fails where the most
     attended token is kept for a share of nothing."""
-    guide = torch.zeros(100)
-    guide[37] = 1.0
-    kept = TwoStage(0.0)(prompt_of(100), guide, 10).tolist()
+    target_attention = torch.zeros(100)
+    target_attention[37] = 1.0
+    kept = TwoStage(0.0)(prompt_of(100), target_attention, 10).tolist()
     assert 37 not in kept and kept == TwoStage(0.0)(prompt_of(100), torch.ones(100), 10).tolist()
 
 
@@ -123,10 +123,10 @@ def test_eq_6_knows_no_budget_read_literally():
     """Claim: read literally stage I takes as many as lambda asks for, and stage II the whole budget
     again (Eq. 6 and 7), by the name ``view=specvlm-literal``, at any lambda and share. Fails where
     the budget caps V_R, or the reading is in reach of Python alone."""
-    guide = torch.ones(100)
+    target_attention = torch.ones(100)
     for name, count in (("", 50 + 10), ("/lambda=0.2", 20 + 10), ("/lambda=0.2/keep=0.3", 20 + 30)):
         view = resolve(f"specvlm/view=specvlm-literal{name}").view
-        kept = view.select(prompt_of(100), guide, view.budget(prompt_of(100)))
+        kept = view.select(prompt_of(100), target_attention, view.budget(prompt_of(100)))
         assert len(kept) == count
 
 

@@ -132,7 +132,7 @@ def tree_mask(tree: Tree, cached_count: int, pending_count: int) -> Bool[Tensor,
     return ancestors(parents)[cached_count:]
 
 
-def shared_nodes(first: Tree, second: Tree) -> int:
+def count_shared_nodes(first: Tree, second: Tree) -> int:
     """Returns how many leading nodes two trees have in common."""
     return common_length(
         zip(first.tokens, first.parents, strict=True),

@@ -20,7 +20,7 @@ from saccade.core.prompt import Turn
 from saccade.core.protocols import Drafter, DraftReport, Learner, State
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling, Scores
-from saccade.core.tree import ROOT, Tree, shared_nodes
+from saccade.core.tree import ROOT, Tree, count_shared_nodes
 from saccade.drafting.drafters import ModelDrafter, drive
 from saccade.drafting.setup import Setup
 from saccade.model.session import Session
@@ -129,7 +129,7 @@ class MixtureSession:
         tree, last = parts[0].tree, self._last.get(request)
         # The weights do not change within a draft, so the rows of nodes that were mixed before are
         # used again.
-        rows = [] if last is None else list(last.rows[: shared_nodes(last.tree, tree) + 1])
+        rows = [] if last is None else list(last.rows[: count_shared_nodes(last.tree, tree) + 1])
         weights = torch.tensor(self.weights[request], dtype=torch.float32).log()
         for row in range(len(rows), len(parts[0].rows)):
             laws = torch.stack([part.rows[row] for part in parts]).float().log_softmax(-1)

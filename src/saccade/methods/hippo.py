@@ -35,7 +35,7 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import parallel
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views import saliency
-from saccade.drafting.views.basic import FULL, Guide, Pruned
+from saccade.drafting.views.basic import FULL, Pruned, TargetAttention
 from saccade.methods import specvlm
 
 KEEP = 0.1  # The share of the visual tokens that the draft keeps.
@@ -67,20 +67,27 @@ class Holistic:
         return total
 
     def saliency_with_target(
-        self, prompt: Prompt, guide: Guide, without_target: Float[Tensor, " visual"] | None = None
+        self,
+        prompt: Prompt,
+        target_attention: TargetAttention,
+        without_target: Float[Tensor, " visual"] | None = None,
     ) -> Float[Tensor, " visual"]:
         """Returns the whole saliency. ``without_target`` is the result of
         :meth:`saliency_without_target` if it is known already."""
         total = self.saliency_without_target(prompt) if without_target is None else without_target
-        if self.attn and guide is not None:
-            return total + saliency.per_frame(guide.to(total.device), prompt.grid)
+        if self.attn and target_attention is not None:
+            return total + saliency.per_frame(target_attention.to(total.device), prompt.grid)
         return total
 
-    def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
-        return saliency.top(self.saliency_with_target(prompt, guide), budget)
+    def __call__(
+        self, prompt: Prompt, target_attention: TargetAttention, budget: int
+    ) -> Int[Tensor, " kept"]:
+        return saliency.top(self.saliency_with_target(prompt, target_attention), budget)
 
 
-VIEW = Pruned("holistic", Holistic(), keep=KEEP, attention=True, guide=saliency.relevant)
+VIEW = Pruned(
+    "holistic", Holistic(), keep=KEEP, attention=True, measure=saliency.attention_over_visual_keys
+)
 ABLATIONS = (
     replace(VIEW, name="holistic-no-attn", select=Holistic(attn=False), attention=False),
     replace(VIEW, name="holistic-no-temp", select=Holistic(temp=False)),

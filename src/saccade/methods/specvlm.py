@@ -32,7 +32,7 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes.fit import Fit
 from saccade.drafting.shapes.policies import Paths, Static
 from saccade.drafting.views import saliency
-from saccade.drafting.views.basic import Guide, Pruned
+from saccade.drafting.views.basic import Pruned, TargetAttention
 
 log = logging.getLogger(__name__)
 
@@ -59,10 +59,12 @@ class TwoStage:
     literal: bool = False
     ends: bool = False  # whether stage II includes the first and the last of the rest
 
-    def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
-        assert guide is not None
+    def __call__(
+        self, prompt: Prompt, target_attention: TargetAttention, budget: int
+    ) -> Int[Tensor, " kept"]:
+        assert target_attention is not None
         max_attended = prompt.visual_tokens if self.literal else budget
-        attended = saliency.top_mass(guide, self.share, max_attended)
+        attended = saliency.top_mass(target_attention, self.share, max_attended)
         unattended = saliency.rest(prompt.visual_tokens, attended)
         budget_left = budget if self.literal else budget - len(attended)
         if not budget_left and len(unattended) and self.share < 1:

@@ -221,7 +221,7 @@ class Cache:
     def commit_path(self, path: Sequence[int]) -> None:
         """Commits the tokens at these places after the end (increasing) and drops the others."""
         if self.states is not None:
-            self.states.keep(path)
+            self.states.commit_path(path)
         # The first tokens of the path are often in their places already.
         in_place = sum(place == node for place, node in enumerate(path))
         old_length = self.length
@@ -479,7 +479,7 @@ class Cache:
         self.length += stop - start
         if self.states is not None and source.states is not None:
             source_states_length = source.states.length - (source.length - stop)
-            self.states.follow(source.states, source_states_length)
+            self.states.copy_from(source.states, source_states_length)
 
 
 def send_to_device(values: Tensor, device: torch.device) -> Tensor:

@@ -147,12 +147,12 @@ def score_tree(
     Returns:
         what each new row reads, and the writes of all rows, earlier ones first.
     """
-    scored_rows = earlier.keys.shape[-2]
-    new_ancestors = ancestors[..., scored_rows:].to(rows.decay.dtype)
+    scored_nodes = earlier.keys.shape[-2]
+    new_ancestors = ancestors[..., scored_nodes:].to(rows.decay.dtype)
     total = rows.decay @ new_ancestors.transpose(-1, -2)
-    if scored_rows:
+    if scored_nodes:
         # The nearest earlier ancestor is the last one: rows are in topological order.
-        nearest = _last_ancestor(ancestors[..., :scored_rows]) + 1
+        nearest = _last_ancestor(ancestors[..., :scored_nodes]) + 1
         before = pad(earlier.total_decay, (1, 0))
         total = total + before.gather(-1, nearest.unsqueeze(-2).expand_as(total))
     keys = torch.cat([earlier.keys, rows.k], -2)
@@ -164,9 +164,9 @@ def score_tree(
     overlap = (rows.k @ keys.transpose(-1, -2)) * remaining * rows.beta[..., None]
     expected = total.exp()[..., None] * (rows.k @ memory)
     right_side = rows.beta[..., None] * (rows.v - expected)
-    if scored_rows:
-        right_side = right_side - overlap[..., :scored_rows] @ earlier.values
-    values = solve(overlap[..., scored_rows:], right_side)
+    if scored_nodes:
+        right_side = right_side - overlap[..., :scored_nodes] @ earlier.values
+    values = solve(overlap[..., scored_nodes:], right_side)
     writes = Writes(keys, torch.cat([earlier.values, values], -2), all_total)
     weights = (rows.q @ keys.transpose(-1, -2)) * remaining
     read = total.exp()[..., None] * (rows.q @ memory) + weights @ writes.values
@@ -509,10 +509,10 @@ class LayerStates:
         """Stores the state after the committed rows of a forward that is under way."""
         self._after_forward[layer] = state
 
-    def earlier(self, layer: int, scored_rows: int) -> Updates | None:
+    def earlier(self, layer: int, scored_nodes: int) -> Updates | None:
         """Returns the updates of the tree's first rows, which earlier forwards have scored."""
         updates = self._updates[layer]
-        return updates.first(scored_rows) if scored_rows and updates is not None else None
+        return updates.first(scored_nodes) if scored_nodes and updates is not None else None
 
     def put(self, layer: int, updates: Updates) -> None:
         """Stores the updates of all rows of the tree."""
@@ -530,9 +530,9 @@ class LayerStates:
         """Does :meth:`store_committed` for all layers."""
         self._stack_after_forward = stacked
 
-    def earlier_in_all(self, scored_rows: int) -> Updates:
+    def earlier_in_all(self, scored_nodes: int) -> Updates:
         """Does :meth:`earlier` for all layers."""
-        return self._updates.stacked().first(scored_rows)
+        return self._updates.stacked().first(scored_nodes)
 
     def put_in_all(self, stacked: Updates) -> None:
         """Does :meth:`put` for all layers."""
@@ -563,7 +563,7 @@ class LayerStates:
         self.length += count
         self._forget_forward()
 
-    def keep(self, path: Sequence[int]) -> None:
+    def commit_path(self, path: Sequence[int]) -> None:
         """Commits the rows of a path of the tree. The tree's rows after its last one stay
         scored."""
         self._forget_forward()
@@ -621,7 +621,7 @@ class LayerStates:
         self._start_from(self.at(length), length)
         self._snapshots = {n: each for n, each in self._snapshots.items() if n <= length}
 
-    def follow(self, source: LayerStates, length: int) -> None:
+    def copy_from(self, source: LayerStates, length: int) -> None:
         """Takes over the states at ``length`` from another request that has the same text up to
         there."""
         count = len(self.states)
@@ -736,13 +736,15 @@ class RowsBySegment:
         for rows in self._segments:
             segment_inputs = inputs[rows.start : rows.stop]
             state = rows.states.states[layer]
-            if rows.firm:
-                text = torch.cat([state.window.to(segment_inputs), segment_inputs[: rows.firm]])
+            if rows.committed_rows:
+                text = torch.cat(
+                    [state.window.to(segment_inputs), segment_inputs[: rows.committed_rows]]
+                )
                 mixed.append(convolve_text(text, mixer.conv))
                 state = replace(state, window=text[len(text) - past :])
                 rows.states.store_committed(layer, state)
-            drafted = segment_inputs[rows.firm :]
-            earlier = rows.states.earlier(layer, rows.scored_rows)
+            drafted = segment_inputs[rows.committed_rows :]
+            earlier = rows.states.earlier(layer, rows.scored_nodes)
             self._earlier.append(earlier)
             if not len(drafted):
                 continue
@@ -755,10 +757,10 @@ class RowsBySegment:
     def read(self, delta: Delta, layer: int) -> Values:
         reads = []
         for rows, earlier in zip(self._segments, self._earlier, strict=True):
-            text = slice(rows.start, rows.start + rows.firm)
+            text = slice(rows.start, rows.start + rows.committed_rows)
             state = rows.states.base(layer)
             assert state.memory is not None
-            if rows.firm:
+            if rows.committed_rows:
                 read, memory = read_text(delta.rows(text), state.memory)
                 reads.append(read)
                 state = replace(state, memory=memory)
@@ -779,16 +781,16 @@ class RowsBySegment:
 class StateRows:
     """The rows of one request in a forward, as layers with a state see them.
 
-    The first ``firm`` of rows ``start:stop`` are committed when the forward has ended. The others
-    are the new nodes of a tree, which had ``scored_rows`` nodes before. ``ancestors`` has for each
-    new node which nodes of the tree are on its path, itself included.
+    The first ``committed_rows`` of rows ``start:stop`` are committed when the forward has ended.
+    The others are the new nodes of a tree, which had ``scored_nodes`` nodes before. ``ancestors``
+    has for each new node which nodes of the tree are on its path, itself included.
     """
 
     states: LayerStates
     start: int
     stop: int
-    firm: int
-    scored_rows: int
+    committed_rows: int
+    scored_nodes: int
     ancestors: Bool[Tensor, "new all"]
     _taps: dict[int, Int[Tensor, "new tap"]] = field(default_factory=dict)
 

@@ -474,7 +474,7 @@ class Session:
             for (session, trees), (start, stop) in zip(batches, pairwise(ends), strict=True)
         ]
 
-    def fill(self, number: int, context: int, room: int) -> None:
+    def fill_for_timing(self, number: int, context: int, room: int) -> None:
         """Starts a request with ``context`` keys that are of no text, to time forwards."""
         self.requests[number] = RequestState(self._filled_cache(context, room), [], context)
 
@@ -487,7 +487,7 @@ class Session:
             cache.states.snapshot()  # Steps are timed from here, again and again.
         return cache
 
-    def rewind(self, context: int) -> None:
+    def rewind_for_timing(self, context: int) -> None:
         """Sets every request back to ``context`` keys with one token pending."""
         for request in self.requests.values():
             request.pending, request.tree, request.node_logits = [0], Tree(), []
@@ -500,7 +500,7 @@ class Session:
         forward."""
         for number, tree in trees.items():
             request = self.requests[number]
-            old_nodes = trees_.shared_nodes(request.tree, tree)
+            old_nodes = trees_.count_shared_nodes(request.tree, tree)
             del request.node_logits[old_nodes:]
             del request.node_likeliest[old_nodes:]
             nodes = tree.tokens[old_nodes:]

@@ -62,7 +62,7 @@ class CompletionHandler:
     ) -> None:
         self._form: ResponseForm = TextForm()  # Until the request has been read.
         self._service, self._engine, self._http = service, engine, http
-        self._request: CompletionRequest = request.completion
+        self._request: CompletionRequest = request.completion_request
         self._arrived_at, self._body = arrived_at, body
         self.deadline = arrived_at + service.settings.timeout_seconds
         self._slots = self._request.n or 1

@@ -281,7 +281,7 @@ class RequestReader:
             return None
         prompt_end = inputs["input_ids"][0, -PROMPT_END_TOKENS:].tolist()
         text = self._target.tokenizer.decode(prompt_end, skip_special_tokens=False)
-        return Reasoning(self._marks, self._marks.start(text))
+        return Reasoning(self._marks, self._marks.start_after(text))
 
     def _scale(self, frames: np.ndarray, limits: PixelLimits, request: ChatRequest) -> np.ndarray:
         """Scales frames so that the number of pixels of each is within ``limits``, which are those

@@ -423,7 +423,7 @@ class CompletionRequest(RequestFields, ABC):
         return self
 
     @property
-    def completion(self) -> CompletionRequest:
+    def completion_request(self) -> CompletionRequest:
         """The completion to run, which is this request."""
         return self
 

@@ -221,7 +221,7 @@ class ResponsesRequest(RequestFields):
     moderation: Literal[None] = None
 
     @property
-    def completion(self) -> ChatRequest:
+    def completion_request(self) -> ChatRequest:
         """This request as a request for a chat completion. Raises pydantic's ValidationError."""
         shared = {name: getattr(self, name) for name in RequestFields.model_fields}
         shared = {name: value for name, value in shared.items() if name in self.model_fields_set}

@@ -193,7 +193,7 @@ def _client_routes(service: Service) -> APIRouter:
                 text = await body.read(http, arrived_at + settings.timeout_seconds)
                 request = parse_request(request_type, text, body.data_urls)
                 check_model_name(request.model)
-                completion = request.completion
+                completion = request.completion_request
                 engine.reader.check(completion)
                 engine.reader.log_ignored(request.ignored_fields)
                 queue = engine.queue
@@ -256,7 +256,7 @@ def parse_request(
     except ValidationError as error:
         raise validation_api_error(error, _read_json(text)) from None
     try:
-        media_urls = request.completion.media_urls
+        media_urls = request.completion_request.media_urls
     except ValidationError as error:
         raise validation_api_error(error, None) from None
     data_urls = data_urls or {}

@@ -386,9 +386,9 @@ def slow_merge(prompt: Prompt, kept: list[int], rows: list[list[float]]) -> list
     return [average(joined[index]) for index in kept]
 
 
-def some(prompt: Prompt, guide: Any, budget: int) -> Tensor:
+def some(prompt: Prompt, target_attention: Any, budget: int) -> Tensor:
     """A selector with no plan in it, so that tokens are dropped before and after kept ones."""
-    return basic.RANDOM.select(prompt, guide, budget)
+    return basic.RANDOM.select(prompt, target_attention, budget)
 
 
 @settings(max_examples=60)

@@ -75,8 +75,8 @@ BUGS = (
     PlantedBug(
         "hippo: attention is not z-scored within its frame",
         "methods/hippo.py",
-        find="saliency.per_frame($guide.to($total.device), $prompt.grid)",
-        plant="$guide.to($total.device)",
+        find="saliency.per_frame($target_attention.to($total.device), $prompt.grid)",
+        plant="$target_attention.to($total.device)",
         tests=("methods/test_hippo_scores.py::test_the_holistic_score_is_eq_7",),
     ),
     PlantedBug(

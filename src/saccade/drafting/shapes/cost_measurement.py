@@ -335,14 +335,14 @@ def filled_session(
     """Returns a session of requests that each have ``context`` keys, and room for ``room`` more."""
     session = session_of(model, [Sampling()] * requests, cuda_graphs=cuda_graphs)
     for number in range(requests):
-        session.fill(number, context, room)
+        session.fill_for_timing(number, context, room)
     return session
 
 
 def time_step(session: Session, context: int, rows: int) -> float:
     """Returns the seconds of a forward of ``rows`` new tokens of each request of a filled
     session."""
-    session.rewind(context)
+    session.rewind_for_timing(context)
     trees = dict.fromkeys(session.requests, chain([0] * (rows - 1)))
     clock = Clock(session.backbone.device)
     session.score(trees)

@@ -20,12 +20,12 @@ from saccade.core.capabilities import Capabilities, Capability, capabilities_tha
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.protocols import View
 from saccade.drafting.views import saliency
-from saccade.drafting.views.basic import Guide, Pruned, Select, repack, uniform
+from saccade.drafting.views.basic import Pruned, Select, TargetAttention, repack, uniform
 
 GROUP_FRAMES = 4  # DyCoke merges tokens within groups of this many frames.
 
 
-def frames(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
+def frames(prompt: Prompt, target_attention: TargetAttention, budget: int) -> Int[Tensor, " kept"]:
     """Returns SD-Frame's choice: whole frames at a regular interval, as few as fill the budget."""
     parts = _frames(prompt)
     chosen: list[Tensor] = []
@@ -48,13 +48,15 @@ class Window:
 
     halves: int  # how many halves of the unselected tokens come before the window: 0, 1 or 2
 
-    def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
+    def __call__(
+        self, prompt: Prompt, target_attention: TargetAttention, budget: int
+    ) -> Int[Tensor, " kept"]:
         count = min(budget, prompt.visual_tokens)
         start = (prompt.visual_tokens - count) * self.halves // 2
         return torch.arange(start, start + count, device=prompt.grid.device)
 
 
-def fastvid(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
+def fastvid(prompt: Prompt, target_attention: TargetAttention, budget: int) -> Int[Tensor, " kept"]:
     """Returns SD-FastVID's choice: whole frames, first those least similar to the frame before.
 
     A frame is compared by the mean of its embeddings. The first frame of a medium comes first.
@@ -72,7 +74,7 @@ def fastvid(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
     return _fill(prompt, [parts[i] for i in order.tolist()], budget)
 
 
-def dycoke(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
+def dycoke(prompt: Prompt, target_attention: TargetAttention, budget: int) -> Int[Tensor, " kept"]:
     """Returns SD-DyCoke's choice: the tokens that remain after the most similar ones have merged
     into the token of the same cell of an earlier frame of their group.
 

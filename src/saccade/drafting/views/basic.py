@@ -33,30 +33,36 @@ SEED_STEPS = 32  # They are first rounded to multiples of their mean magnitude d
 Positions = Literal["original", "repacked"]
 Early = Literal["wait", "superset", "all"]
 
-Guide = Float[Tensor, " visual"] | None
-"""Attention per visual token of the draft's prompt, for the selectors that need it."""
+TargetAttention = Float[Tensor, " visual"] | None
+"""How much the target's text attends to each visual token, counted in the draft's own visual
+tokens; None for a selector that does not need it."""
 
-Select = Callable[[Prompt, Guide, int], Int[Tensor, " kept"]]
-"""(the draft's whole prompt, guide, budget) -> kept visual tokens."""
+Select = Callable[[Prompt, TargetAttention, int], Int[Tensor, " kept"]]
+"""(the draft's whole prompt, the target's attention, budget) -> kept visual tokens."""
 
 Measure = Callable[[Prefill], Float[Tensor, " visual"]]
-"""The target's prefill -> a guide for the visual tokens of the target's prompt."""
+"""The target's prefill -> how much its text attends to each visual token of its prompt."""
 
 
 @runtime_checkable
 class Ranking(Protocol):
-    """A selector that keeps the most salient tokens, and computes part of their saliency without a
-    guide."""
+    """A selector that keeps the most salient tokens, and computes part of their saliency without
+    the target's attention."""
 
     def saliency_without_target(self, prompt: Prompt) -> Float[Tensor, " visual"]:
-        """Returns the part of the saliency that needs no guide."""
+        """Returns the part of the saliency that needs no attention of the target."""
 
     def saliency_with_target(
-        self, prompt: Prompt, guide: Guide, without_target: Float[Tensor, " visual"] | None = None
+        self,
+        prompt: Prompt,
+        target_attention: TargetAttention,
+        without_target: Float[Tensor, " visual"] | None = None,
     ) -> Float[Tensor, " visual"]:
         """Returns the whole saliency; ``without_target`` saves computing that part again."""
 
-    def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]: ...
+    def __call__(
+        self, prompt: Prompt, target_attention: TargetAttention, budget: int
+    ) -> Int[Tensor, " kept"]: ...
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,8 @@ class Pruned(View):
     keep: float = 0.1
     attention: bool = False
     positions: Positions = "original"
-    guide: Measure = saliency.attended  # How the guide is computed where ``attention`` is set.
+    # How the target's attention is computed where ``attention`` is set.
+    measure: Measure = saliency.attention_over_all_keys
     refresh: Refresh | None = None
     early: Early = "wait"
     rounding: saliency.Rounding = "nearest"  # of the budget
@@ -123,15 +130,19 @@ class Pruned(View):
     ) -> Int[Tensor, " kept"]:
         """Returns the visual tokens to keep of a whole prompt. If ``early`` is given, they are
         chosen among those that the draft has read already."""
-        guide = None
+        target_attention = None
         if self.attention:
             assert prefill.mass is not None, f"view {self.name} needs recorded attention"
-            guide = saliency.transfer(self.guide(prefill), prefill.prompt.grid, prompt.grid)
+            target_attention = saliency.transfer(
+                self.measure(prefill), prefill.prompt.grid, prompt.grid
+            )
         count = self.budget(prompt)
         if early is None or len(early.tokens) == prompt.visual_tokens:
-            return self.select(prompt, guide, count)
+            return self.select(prompt, target_attention, count)
         assert isinstance(self.select, Ranking)
-        token_saliency = self.select.saliency_with_target(prompt, guide, early.without_target)
+        token_saliency = self.select.saliency_with_target(
+            prompt, target_attention, early.without_target
+        )
         return early.tokens[saliency.top(token_saliency[early.tokens], count)]
 
     def budget(self, prompt: Prompt) -> int:
@@ -311,7 +322,9 @@ class Random:
 
     draw: int = 0
 
-    def __call__(self, prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
+    def __call__(
+        self, prompt: Prompt, target_attention: TargetAttention, budget: int
+    ) -> Int[Tensor, " kept"]:
         generator = torch.Generator().manual_seed(self.seed(prompt))
         order = torch.randperm(prompt.visual_tokens, generator=generator)
         return order[:budget].sort().values.to(prompt.visual.device)
@@ -325,14 +338,16 @@ class Random:
         return int.from_bytes(sha256(key).digest()[:7], "big")
 
 
-def uniform(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
+def uniform(prompt: Prompt, target_attention: TargetAttention, budget: int) -> Int[Tensor, " kept"]:
     """Returns tokens evenly spaced in prompt order."""
     return saliency.sample_evenly(
         torch.arange(prompt.visual_tokens, device=prompt.visual.device), budget
     )
 
 
-def scattered(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
+def scattered(
+    prompt: Prompt, target_attention: TargetAttention, budget: int
+) -> Int[Tensor, " kept"]:
     """Returns tokens as evenly spread as ``uniform``'s, but not in step with the grid.
 
     Every fourth token of a grid of eight columns would be two of the columns. Here the tokens are
@@ -349,7 +364,9 @@ def _scatter(count: int, budget: int) -> Int[Tensor, " kept"]:
     return fractions.argsort()[:budget].sort().values
 
 
-def scattered_or_first(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
+def scattered_or_first(
+    prompt: Prompt, target_attention: TargetAttention, budget: int
+) -> Int[Tensor, " kept"]:
     """Returns ``scattered`` tokens of videos and images, and the first tokens of each document: the
     same share of each.
 
@@ -372,10 +389,12 @@ def scattered_or_first(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor,
     return torch.cat(kept).sort().values.to(prompt.visual.device)
 
 
-def attended(prompt: Prompt, guide: Guide, budget: int) -> Int[Tensor, " kept"]:
+def attended(
+    prompt: Prompt, target_attention: TargetAttention, budget: int
+) -> Int[Tensor, " kept"]:
     """Returns the most attended tokens: SpecVLM's stage I alone."""
-    assert guide is not None
-    return saliency.top(guide, budget)
+    assert target_attention is not None
+    return saliency.top(target_attention, budget)
 
 
 FULL = Fixed("full", uniform, keep=1.0)

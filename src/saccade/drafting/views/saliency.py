@@ -118,14 +118,14 @@ def _have_same_media(grid: Int[Tensor, "visual 4"], other_grid: Int[Tensor, "cel
     return all(len(part) == int((part.amax(0) + 1).prod()) for part in parts)
 
 
-def attended(prefill: Prefill) -> Float[Tensor, " visual"]:
+def attention_over_all_keys(prefill: Prefill) -> Float[Tensor, " visual"]:
     """Returns the target's attention from text to each visual token, with a softmax over all
     keys."""
     assert prefill.mass is not None, "the view did not ask for attention"
     return attention(prefill.mass)
 
 
-def relevant(prefill: Prefill) -> Float[Tensor, " visual"]:
+def attention_over_visual_keys(prefill: Prefill) -> Float[Tensor, " visual"]:
     """Returns HIPPO's s_attn (Eq. 2): the attention with a softmax over the visual keys alone."""
     assert prefill.relevance is not None, "the view did not ask for attention"
     return attention(prefill.relevance)

@@ -46,8 +46,8 @@ class BlockSession(HeadSession):
     def request(self, number: int) -> BlockRequest:
         return cast(BlockRequest, self.requests[number])
 
-    def rewind(self, context: int) -> None:
-        super().rewind(context)
+    def rewind_for_timing(self, context: int) -> None:
+        super().rewind_for_timing(context)
         for number in self.requests:
             self.request(number).root_logits = None
 

@@ -193,7 +193,7 @@ class HeadSession(Session):
                 request.root_logits = None
             request.forget_tree()
 
-    def fill(self, number: int, context: int, room: int) -> None:
+    def fill_for_timing(self, number: int, context: int, room: int) -> None:
         head, target = self.head, self.head.target
         prompt = Prompt(
             context=torch.zeros(context + 2, dtype=torch.long, device=head.device),
@@ -216,7 +216,7 @@ class HeadSession(Session):
             prompt=prompt,
         )
 
-    def rewind(self, context: int) -> None:
+    def rewind_for_timing(self, context: int) -> None:
         for number in self.requests:
             request = self.request(number)
             request.forget_tree()
@@ -229,7 +229,7 @@ class HeadSession(Session):
         had too."""
         for number, tree in trees.items():
             request = self.request(number)
-            shared = trees_.shared_nodes(request.tree, tree)
+            shared = trees_.count_shared_nodes(request.tree, tree)
             del request.node_logits[shared:], request.node_outputs[shared:]
             request.tree = tree
 

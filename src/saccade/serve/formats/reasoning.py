@@ -34,7 +34,7 @@ class Marks:
     opening_id: int | None = None
     closing_id: int | None = None
 
-    def start(self, prompt_end: str) -> Start:
+    def start_after(self, prompt_end: str) -> Start:
         """Returns whether an answer begins within reasoning, after a prompt that ends in this
         text."""
         end = prompt_end.rstrip()
