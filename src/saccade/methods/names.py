@@ -21,13 +21,13 @@ from saccade.drafting.views.basic import Early, Positions, Several
 from saccade.methods.listing import Listing, split_name
 from saccade.methods.registry import (
     DRAFTERS,
-    FAMILIES,
+    METHOD_SETTINGS,
     SCHEDULES,
-    SETTINGS,
+    SHAPE_FAMILIES,
     SHAPES,
     SYSTEMS,
     VIEWS,
-    WEIGHTS,
+    WEIGHTINGS,
 )
 
 T = TypeVar("T")
@@ -124,16 +124,16 @@ class ShapeChoice(Axis):
 
     def choose(self, parts: Parts, value: str) -> Parts:
         kind, _, text = value.partition("-")
-        if value not in SHAPES and kind in FAMILIES:
-            return replace(parts, shape=FAMILIES[kind].parse(text))
-        also = ", ".join(family.usage for family in FAMILIES.values())
+        if value not in SHAPES and kind in SHAPE_FAMILIES:
+            return replace(parts, shape=SHAPE_FAMILIES[kind].parse(text))
+        also = ", ".join(family.usage for family in SHAPE_FAMILIES.values())
         return replace(parts, shape=_pick(SHAPES, "shape", value, also=also))
 
     def describe(self, recipe: Recipe) -> str:
         return _name(SHAPES, recipe.shape, recipe.shape.spelling)
 
     def options(self) -> list[str]:
-        return [*(family.usage for family in FAMILIES.values()), *SHAPES]
+        return [*(family.usage for family in SHAPE_FAMILIES.values()), *SHAPES]
 
 
 class ScheduleChoice(Axis):
@@ -199,12 +199,12 @@ def _parse_weights(axis: str, value: str) -> Weighting:
     window = read_digits(last) if kind else None
     if window == 0 or (window and kind == "equal"):
         raise MethodError(f"weights={value}: a window holds 1 position or more, and equal has none")
-    make = _pick(WEIGHTS, axis, value if window is None else kind, also="each with -N")
+    make = _pick(WEIGHTINGS, axis, value if window is None else kind, also="each with -N")
     return make(window)
 
 
 def _spell_weights(rule: Weighting) -> str:
-    name = next(name for name, make in WEIGHTS.items() if make(rule.window) == rule)
+    name = next(name for name, make in WEIGHTINGS.items() if make(rule.window) == rule)
     return name if rule.window is None else f"{name}-{rule.window}"
 
 
@@ -234,7 +234,7 @@ AXES: dict[str, Axis] = {
         owner=Ensemble,
         field="weighting",
         parse=_parse_weights,
-        words=(*WEIGHTS, "each with -N for the last N positions"),
+        words=(*WEIGHTINGS, "each with -N for the last N positions"),
         unmet_message="needs an ensemble: start from tabed, or drafter=ensemble",
         spell=_spell_weights,
     ),
@@ -273,5 +273,5 @@ AXES: dict[str, Axis] = {
     ),
     "shape": ShapeChoice(),
     "schedule": ScheduleChoice(),
-    **SETTINGS,
+    **METHOD_SETTINGS,
 }

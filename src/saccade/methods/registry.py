@@ -103,10 +103,12 @@ PROVIDED = tuple(find_files())
 SYSTEMS: dict[str, Recipe] = _collect(lambda file: ((each.name, each) for each in file.recipes))
 VIEWS: dict[str, View] = _collect(lambda file: ((each.name, each) for each in file.views))
 SHAPES: dict[str, Shape] = _collect(lambda file: file.shapes.items())
-FAMILIES: dict[str, type[Shape]] = _collect(
+SHAPE_FAMILIES: dict[str, type[Shape]] = _collect(
     lambda f: ((each.family, each) for each in f.shape_families)
 )
 DRAFTERS: dict[str, MakeDrafter] = _collect(lambda file: file.drafters.items())
-WEIGHTS: dict[str, Callable[[int | None], Weighting]] = _collect(lambda file: file.weights.items())
-SETTINGS: dict[str, Axis] = _collect(lambda file: file.axes.items())
+WEIGHTINGS: dict[str, Callable[[int | None], Weighting]] = _collect(
+    lambda file: file.weights.items()
+)
+METHOD_SETTINGS: dict[str, Axis] = _collect(lambda file: file.axes.items())
 SCHEDULES: dict[str, Schedule] = {each.name: each for each in (serial, parallel)}
