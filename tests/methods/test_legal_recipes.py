@@ -28,7 +28,7 @@ from saccade.drafting.shapes.fit import Fit
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.baseline_pruning import Merged, Pooled
 from saccade.drafting.views.basic import FULL, Pruned, Several, TextView
-from saccade.methods import DRAFTERS, FAMILIES, SCHEDULES, SHAPES, VIEWS, resolve
+from saccade.methods import DRAFTERS, SCHEDULES, SHAPE_FAMILIES, SHAPES, VIEWS, resolve
 from saccade.methods.hippo import FamilyChain
 from saccade.methods.pages import ByPage
 from saccade.methods.std import PerHead
@@ -50,7 +50,7 @@ def views() -> Iterator[View]:
 
 def shapes() -> Iterator[Shape]:
     yield from SHAPES.values()
-    for family in FAMILIES.values():
+    for family in SHAPE_FAMILIES.values():
         yield family.parse(family.examples[0])
 
 

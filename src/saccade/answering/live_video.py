@@ -2,8 +2,8 @@
 
 **What is kept.** Frames are gathered into *segments* of a few frames, and each segment is a clip of
 its own in the prompt. A question stands behind the segments that came before it, as in a
-conversation. When the window overflows, the oldest segments are dropped until half of it is left,
-with the questions that were asked about dropped segments alone.
+conversation. When the window overflows, the oldest segments are dropped until half of the window is
+left. A question is dropped with the last of its segments.
 
 **What an answer is.** It is what ``generate`` answers to :meth:`Live.inputs`, which is what the
 model's processor makes of the kept conversation as it stands. After a drop the kept segments move
@@ -37,20 +37,22 @@ from saccade.inputs.clip_cache import ClipCache
 from saccade.inputs.media import Clip, FrameSampling, Image, Source
 from saccade.inputs.questions import Dialogue, Pair
 
-SEGMENT_FRAMES = 4  # of a clip in the prompt; more where a model joins more into one
-FILE_BLOCK_SECONDS = 10.0  # of a file that are decoded at once
-LONGEST_SLEEP_SECONDS = 0.2  # between looks at the clock
-JOIN_SECONDS = 10.0  # for which closing waits for the source's thread
+SEGMENT_FRAMES = 4  # The default. It is rounded up to a multiple of the frames a model joins.
+FILE_BLOCK_SECONDS = 10.0  # So many seconds of a file are decoded at once.
+LONGEST_SLEEP_SECONDS = 0.2  # Between two looks at the clock.
+JOIN_SECONDS = 10.0  # Closing waits so long for the source's thread.
 USAGE = 'window= is seconds (60), "60 s", "120 frames" or "8000 tokens"'
 
 Timed = tuple[Image, float]
-"""A frame and when it was seen, in seconds."""
+"""A frame and the time when it was seen, in seconds."""
 
 
 @dataclass(frozen=True)
 class Window:
-    """How much of a live video is kept at most. ``unit`` is "seconds", "frames" or "tokens" (of
-    the whole prompt)."""
+    """How much of a live video is kept at most.
+
+    ``unit`` is "seconds", "frames" or "tokens". Tokens are those of the whole prompt with its text.
+    """
 
     size: float
     unit: str = "seconds"
@@ -81,8 +83,11 @@ class Window:
 
 @dataclass(frozen=True, eq=False)
 class Segment:
-    """A few frames that are one clip of the prompt, and how many tokens it takes (0 until it is
-    encoded)."""
+    """A few frames that are one clip of the prompt.
+
+    ``tokens`` is how many tokens of the prompt count as its own: 0 until it was encoded, then its
+    visual tokens and a part of the text (:meth:`Live._count_tokens`).
+    """
 
     clip: Clip
     tokens: int = 0
@@ -129,11 +134,12 @@ class Live(AbstractContextManager["Live"]):
         if not fps > 0:
             raise OptionError("fps= is the number of frames a second, above 0")
         processor = getattr(pair.target.processor, "video_processor", None)
-        group = int(getattr(processor, "temporal_patch_size", None) or 1)
+        joined_frames = int(getattr(processor, "temporal_patch_size", None) or 1)
         frames = SEGMENT_FRAMES if segment is None else segment
         if frames < 1:
             raise OptionError("segment= is a number of frames, 1 or more")
-        self.segment_frames = -(-frames // group) * group  # Models join frames in such groups.
+        # The model joins so many frames into one, so a segment has a multiple of them.
+        self.segment_frames = -(-frames // joined_frames) * joined_frames
         if window.unit == "frames" and window.size < 2 * self.segment_frames:
             raise OptionError(
                 f"the window must have room for two segments of {self.segment_frames} frames"
@@ -145,12 +151,12 @@ class Live(AbstractContextManager["Live"]):
         self._turns: list[LiveTurn] = []
         self._unasked_segments: list[Segment] = []  # since the last question
         self._waiting: deque[Timed] = deque()  # frames that are in no segment yet
-        self._next_time = 0.0
+        self._next_time = 0.0  # When the next frame is expected, in seconds.
         self._question_under_way: _OpenQuestion | None = None
         # Guards the conversation, its segments and its turns. It is not held while a caller
         # exhausts a stream: then `_question_under_way` keeps new frames waiting.
         self._conversation_lock = threading.RLock()
-        self._waiting_lock = threading.Lock()  # of the frames that wait
+        self._waiting_lock = threading.Lock()  # Guards the frames that wait.
         self._stop, self._ended = threading.Event(), threading.Event()
         self._error: BaseException | None = None
         self._thread: threading.Thread | None = None
@@ -161,7 +167,7 @@ class Live(AbstractContextManager["Live"]):
     # -- frames --------------------------------------------------------------------------------
 
     def append(self, frame: Any, time: float | None = None) -> None:
-        """Appends a frame, and reads what has come where no answer is under way.
+        """Appends a frame. Unless an answer is under way, whole segments are read ahead.
 
         Args:
             frame: a PIL image, or a uint8 array of shape [height, width, 3]; all of one size.
@@ -173,6 +179,7 @@ class Live(AbstractContextManager["Live"]):
         picture = _picture(frame)
         with self._waiting_lock:
             seconds = self._next_time if time is None else float(time)
+            # Frames must not go back in time. The factor is a little above 1 because of rounding.
             if self.seen_frames and seconds < self._next_time - 1.001 / self._fps:
                 raise OptionError(f"the frame at {seconds:g} s comes before the last one")
             self._check_size(picture)
@@ -200,21 +207,22 @@ class Live(AbstractContextManager["Live"]):
             )
 
     def _bound_waiting(self) -> None:
-        """Drops the oldest frames that wait behind a long answer, where they fill a window.
+        """Drops the oldest waiting frames, where more wait than a window holds.
 
-        Before any segment was read nobody knows how many tokens a frame takes. Until then a window
-        in tokens has room for as many waiting frames as it has tokens.
+        Frames wait while an answer is under way, however long that takes. How many tokens a frame
+        takes is unknown before the first segment was encoded. Until then a window in tokens has
+        room for as many waiting frames as it has tokens.
         """
-        room = self.window.size * (self._fps if self.window.unit == "seconds" else 1)
+        max_frames = self.window.size * (self._fps if self.window.unit == "seconds" else 1)
         if self.window.unit == "tokens":
             counts = [each.tokens for each in self.segments if each.tokens]
-            # The first segment's count includes words, so the smallest count is taken.
-            room *= self.segment_frames / min(counts, default=self.segment_frames)
-        while len(self._waiting) > max(room, self.segment_frames):
+            # Some segments' counts include text, so the smallest count is taken.
+            max_frames *= self.segment_frames / min(counts, default=self.segment_frames)
+        while len(self._waiting) > max(max_frames, self.segment_frames):
             self._waiting.popleft()
 
     def _read_waiting(self) -> None:
-        """Makes segments of the frames that wait, and reads them ahead."""
+        """Makes whole segments of the frames that wait, and lets the target read them ahead."""
         while len(self._waiting) >= self.segment_frames:
             self._make_segment()
         self._drop_oldest()
@@ -222,7 +230,8 @@ class Live(AbstractContextManager["Live"]):
         self._conversation.read_ahead(inputs, draft_inputs=draft_inputs)
 
     def _make_segment(self) -> None:
-        """Makes a segment of the frames that wait; the last one is repeated to fill it."""
+        """Makes a segment of the oldest frames that wait. If they are too few, the last one is
+        repeated."""
         with self._waiting_lock:
             count = min(self.segment_frames, len(self._waiting))
             timed = [self._waiting.popleft() for _ in range(count)]
@@ -244,7 +253,7 @@ class Live(AbstractContextManager["Live"]):
 
     @property
     def segments(self) -> list[Segment]:
-        """All segments that are kept, the oldest first."""
+        """All segments that are kept, oldest first."""
         return [*(each for turn in self._turns for each in turn.segments), *self._unasked_segments]
 
     @property
@@ -256,7 +265,7 @@ class Live(AbstractContextManager["Live"]):
         return float(segments[0].clip.timestamps[0]), float(segments[-1].clip.timestamps[-1])
 
     def latest_frames(self, count: int) -> list[Timed]:
-        """Returns the latest frames that are kept or wait, at most so many, the oldest first."""
+        """Returns the latest frames that are kept or wait, at most ``count``, oldest first."""
         with self._waiting_lock:
             waiting = [*self._waiting]
         frames: dict[float, Image] = {}
@@ -274,9 +283,9 @@ class Live(AbstractContextManager["Live"]):
             return [(turn.question, turn.answer) for turn in self._turns]
 
     def _drop_oldest(self) -> bool:
-        """Drops the oldest segments until half of the window is left, if they are more than fit.
+        """Drops the oldest segments until half of the window is left, if all do not fit into it.
 
-        Returns whether any was dropped. The latest segment always stays.
+        The latest segment always stays. Returns False if all segments fit.
         """
         sizes = [self.window.measure(each) for each in self.segments]
         total = sum(sizes)
@@ -291,20 +300,25 @@ class Live(AbstractContextManager["Live"]):
             count = min(dropped, len(turn.segments))
             dropped -= count
             kept_segments = turn.segments[count:]
-            # A question without segments of its own goes with the question before it.
+            # A question without segments of its own is dropped with the question before it.
             if kept_segments or (kept_turns and not turn.segments):
                 kept_turns.append(replace(turn, segments=kept_segments))
         self._turns, self._unasked_segments = kept_turns, self._unasked_segments[dropped:]
-        # Each prompt leaves reference cycles behind, and in a process as large as
-        # this one Python's collector comes by so seldom that memory would grow for hours.
+        # Each prompt leaves reference cycles behind. In a process as large as this one Python
+        # collects them so rarely that memory would grow for hours.
         gc.collect()
         return True
 
     def _count_tokens(self, inputs: Inputs) -> None:
-        """Notes the tokens of segments that were encoded for the first time."""
+        """Stores how many tokens each newly encoded segment takes.
+
+        New segments share equally in the tokens of the prompt that no earlier segment counts as its
+        own. So they count text that came since as well.
+        """
         new = [each for each in self.segments if not each.tokens]
         counted = sum(each.tokens for each in self.segments)
-        share = max(1, (int(inputs["input_ids"].shape[1]) - counted) // max(1, len(new)))
+        uncounted = int(inputs["input_ids"].shape[1]) - counted
+        share = max(1, uncounted // max(1, len(new)))
         self._unasked_segments = [
             each if each.tokens else replace(each, tokens=share) for each in self._unasked_segments
         ]
@@ -314,7 +328,7 @@ class Live(AbstractContextManager["Live"]):
     def ask(self, question: str, **settings: Unpack[GenerateArguments]) -> Result:
         """Returns the answer to a question about what is kept now.
 
-        ``settings`` are of this question alone. Raises OptionError, ModelError in one sentence.
+        ``settings`` apply to this question alone. Raises OptionError, ModelError in one sentence.
         """
         with self._conversation_lock:
             result = self.stream(question, **settings).finish()[0]
@@ -322,7 +336,10 @@ class Live(AbstractContextManager["Live"]):
         return result
 
     def stream(self, question: str, **settings: Unpack[GenerateArguments]) -> Stream:
-        """Yields the rounds of an answer as they come. Exhaust or close it before the next one."""
+        """Returns the stream of an answer, which yields its rounds as they come.
+
+        Exhaust or close it before the next question.
+        """
         with self._conversation_lock:
             self._raise_error()
             self._take_all_frames()
@@ -342,7 +359,8 @@ class Live(AbstractContextManager["Live"]):
             return self._encode_window(question)[0]
 
     def _take_all_frames(self) -> None:
-        """Makes segments of all frames that have come. Raises OptionError where there are none."""
+        """Makes segments of all frames that wait. Raises OptionError while an answer is under way,
+        and where no frame has come."""
         self._finish_turn()
         if self._question_under_way is not None:
             raise OptionError("the last answer is under way: exhaust its stream or close it")
@@ -407,7 +425,7 @@ class Live(AbstractContextManager["Live"]):
                 if self._stop.is_set():
                     break
                 self.append(frame, time)
-        except BaseException as error:  # The thread that asks raises it.
+        except BaseException as error:  # It is raised in the thread that asks or waits.
             self._error = error
         finally:
             self._ended.set()
@@ -433,7 +451,7 @@ def frames_of(source: Source | Iterable[Any], fps: float, realtime: bool) -> Ite
     """Yields the frames of a file with their times, or those of an iterable as they come.
 
     A file is decoded in blocks of a few seconds. With ``realtime`` its frames come at the speed at
-    which it plays; where reading takes longer than that they come later, and none is left out.
+    which it plays. Where decoding takes longer than that they come later, and none is left out.
     """
     if not isinstance(source, str | bytes) and isinstance(source, Iterable):
         for number, frame in enumerate(source):

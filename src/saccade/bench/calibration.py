@@ -1,9 +1,9 @@
 """Finds the setting that decodes fastest for a pair of models on this machine, from a few videos.
 
 The search tries one axis after the other (view or lambda, keep, shape), each from the best setting
-so far. Every candidate runs beside plain decoding on the first half of the videos. The fastest of
-several noisy timings looks better than it is, so the winner then meets ``auto`` and ``ar`` on the
-other videos, and replaces them only where it beats both there.
+so far. Every candidate runs in turns with plain decoding, on the first half of the videos. The
+fastest of several noisy timings looks better than it is. So the winner is then compared with
+``auto`` and ``ar`` on the other videos, and is chosen only if it beats both there.
 """
 
 from __future__ import annotations
@@ -46,18 +46,18 @@ AUTO_CANDIDATES: Candidates = {
     "view": tuple(f"specvlm/lambda={value}" for value in LAMBDAS),
     **{axis: values for axis, values in CANDIDATES.items() if axis != "lambda"},
 }
-LAMBDA_AXES = ("lambda", "view")  # Axes where candidates are first compared by accepted tokens.
+LAMBDA_AXES = ("lambda", "view")  # Axes whose candidates are first compared by accepted tokens.
 START_STAGE = "start"
 CONFIRM_STAGE = "confirm"
-REFERENCE = DEFAULT_METHOD  # Where the search begins with a draft model.
-REFERENCE_WITHOUT_DRAFT = "specvlm-self"
+REFERENCE = DEFAULT_METHOD  # The search's winner has to beat it. By default it begins here, too.
+REFERENCE_WITHOUT_DRAFT = "specvlm-self"  # The search begins here if there is no draft model.
 TIE_MARGIN = 0.02  # Speeds that differ by less count as equal.
-MAX_CONFIRMING_RUNS = 3  # Of each video that the search did not use.
+MAX_CONFIRMING_RUNS = 3  # On each video that the search did not use.
 
 
 MeasureMethods = Callable[[int, Sequence[str], float], Mapping[str, Summary]]
-"""Takes a video's index, methods, and the moment by which to end. Returns the figures of each and
-of ``ar``, run in turns; methods that there was no time for are left out."""
+"""Takes a video's index, methods, and the moment by which to end. Runs the methods and ``ar`` in
+turns and returns each one's figures, without methods for which there was no time."""
 
 
 @dataclass(frozen=True)
@@ -75,7 +75,7 @@ class Trial:
     @property
     def end_to_end_speedup(self) -> float:
         """As ``speedup``, with all that comes before the first token."""
-        return median(_whole_speedup(row) for row in self.summaries)
+        return median(_end_to_end_speedup(row) for row in self.summaries)
 
     @property
     def taus(self) -> list[float]:
@@ -100,8 +100,9 @@ class Trial:
 class Calibration:
     """The setting to use, its gain, and what that was measured on.
 
-    ``skipped`` has the stages for which there was no time, ``visual_tokens`` a number per video.
-    ``held_out`` is the number of videos that the search did not use: none if there is only one.
+    ``skipped`` has the stages for which there was no time, and ``visual_tokens`` the number of each
+    video that ran. ``held_out`` is the number of videos that the search did not use: 0 if there is
+    only one.
     """
 
     best: Trial
@@ -141,7 +142,7 @@ class Calibration:
 
     @property
     def advice(self) -> str:
-        """What to do, and for which reasons, in one line."""
+        """What to do and why, in one line."""
         videos = f"on {self.held_out} video(s) held out" if self.held_out else "on the one video"
         if self.draft_quantize is not None:
             gain = f"x {self.best.speedup:.2f} against ar"
@@ -154,11 +155,12 @@ class Calibration:
         decision = "keep plain decoding (ar)" if self.method == BASELINE else "keep auto"
         if self.best.stage != CONFIRM_STAGE:
             return f"{decision}: there was no time to confirm anything else"
-        plain, *confirmed = [trial for trial in self.table if trial.stage == CONFIRM_STAGE]
-        others = [trial for trial in confirmed if trial is not self.best]
-        losses = [_loss_reason(trial, [confirmed[0], plain]) for trial in others]
-        grounds = f"{'; '.join(losses)}, {videos}" if losses else "the search found nothing faster"
-        return f"{decision}: {grounds}"
+        confirming = [trial for trial in self.table if trial.stage == CONFIRM_STAGE]
+        plain, auto = confirming[:2]
+        losers = [trial for trial in confirming[1:] if trial is not self.best]
+        losses = [_loss_reason(trial, [auto, plain]) for trial in losers]
+        reasons = f"{'; '.join(losses)}, {videos}" if losses else "the search found nothing faster"
+        return f"{decision}: {reasons}"
 
     def json(self) -> dict[str, Any]:
         """Returns the content of the calibration's file."""
@@ -194,9 +196,9 @@ def calibrate(
     """Returns the fastest setting that the search from ``method`` finds in about ``seconds``.
 
     It is ``auto`` or ``ar`` where nothing is faster than they are. Without a ``method`` the search
-    begins at ``auto``, or at ``specvlm-self`` where there is no draft model. An axis that the
-    method sets itself is not changed. ``on_progress`` takes a line for people. Raises MethodError
-    where a candidate writes other tokens than plain decoding.
+    begins at ``auto``, or at ``specvlm-self`` where there is no draft model. An axis that
+    ``method`` sets is not searched. ``on_progress`` is called with a line of text before each run.
+    Raises MethodError where a candidate writes other tokens than plain decoding.
     """
     method = method or REFERENCE
     if pair.draft is None and method == REFERENCE:
@@ -217,7 +219,9 @@ def calibrate(
                 place = f"video {video + 1} of {len(questions)}"
                 on_progress(f"{place}: {state}{name}, {seconds_left} s left")
 
-        required = () if visual_tokens else (BASELINE, REFERENCE)
+        is_first_video = not visual_tokens
+        # The references run on the first video even if there is no time.
+        required = (BASELINE, REFERENCE) if is_first_video else ()
         settings = {"max_new_tokens": max_new_tokens, "do_sample": False}
         timed = run_interleaved(
             pair,
@@ -257,25 +261,26 @@ def propose_rounding(
     *,
     seconds: float = 600,
 ) -> Calibration:
-    """Returns the calibration with the rounding of the draft that decodes fastest; unchanged where
-    none is faster than what was chosen.
+    """Returns the calibration with the fastest rounding of the draft's weights, or the calibration
+    itself where no rounding is faster than what it chose.
 
-    The method, or ``auto`` where plain decoding was chosen, runs on the videos that the search did
-    not use, with the draft's weights rounded in each way. A rounding that this pair does not allow
-    is left out. One for which there is no time within ``seconds`` is among ``skipped``.
+    The chosen method, or ``auto`` where plain decoding was chosen, runs on the videos that the
+    search did not use, once with each rounding. A rounding that the draft does not allow is left
+    out. One for which there is no time within ``seconds`` is among ``skipped``. Where there is no
+    draft model the target's weights are rounded, as its own draft.
     """
     deadline = time.monotonic() + seconds
     pace = _RunPace(time.monotonic)
     method = REFERENCE if calibration.method == BASELINE else calibration.method
     held_out = questions[(len(questions) + 1) // 2 :] or questions
-    best = max(1.0, calibration.best.speedup) * (1 + TIE_MARGIN)
+    speedup_to_beat = max(1.0, calibration.best.speedup) * (1 + TIE_MARGIN)
     chosen: Calibration = calibration
-    drafting = pair.draft or pair.target
-    for rounding in [each.name for each in roundings_on(drafting.backbone.device)]:
+    draft = pair.draft or pair.target
+    for rounding in [each.name for each in roundings_on(draft.backbone.device)]:
         if on_progress is not None:
             on_progress(f"{method} with a draft in {rounding}")
         try:
-            rounded = replace(pair, draft=round_weights(drafting, rounding))
+            rounded = replace(pair, draft=round_weights(draft, rounding))
         except ModelError:
             continue
         settings = {"max_new_tokens": calibration.max_new_tokens, "do_sample": False}
@@ -299,8 +304,8 @@ def propose_rounding(
             chosen = replace(chosen, skipped=(*chosen.skipped, stage))
             continue
         trial = Trial(stage, method, tuple(summaries))
-        if trial.fallback is None and trial.speedup > best:
-            best = trial.speedup
+        if trial.fallback is None and trial.speedup > speedup_to_beat:
+            speedup_to_beat = trial.speedup
             table = (*calibration.table, trial)
             chosen = replace(chosen, best=trial, table=table, draft_quantize=rounding)
     return chosen
@@ -345,10 +350,11 @@ def search(
 ) -> tuple[Trial, tuple[Trial, ...], tuple[str, ...]]:
     """Searches from ``base``; returns what to use, every trial in order, and the skipped stages.
 
-    The first half of the videos is searched on, and the rest is held out; a single video is both.
-    Plain decoding and ``auto`` always run on the first video. After that, nothing begins that would
-    run past the time at the pace measured so far, or leave none to confirm in. Each stage gets an
-    even share of the remaining time. A stage is cut to fewer videos, never to fewer candidates.
+    The search uses the first half of the videos, and the rest is held out; a single video serves
+    both. Plain decoding and ``auto`` always run on the first video. After that, methods run on a
+    video only if, at the pace measured so far, they end in time and leave time to confirm the
+    winner. Each stage gets an even share of the remaining time. Where that is not enough, the stage
+    runs on fewer videos, never with fewer candidates.
     """
     deadline = clock() + seconds
     seconds_per_method: dict[int, float] = {}  # By video.
@@ -369,6 +375,7 @@ def search(
             start = clock()
             slowest = max(seconds_per_method.values(), default=0)
             expected = runs * seconds_per_method.get(video, slowest)
+            # The first video may take more than the stage's share, or nothing would be compared.
             limit = share_end if summaries else stage_deadline
             if seconds_per_method and start + expected > limit:
                 break
@@ -409,7 +416,7 @@ def search(
     references = [BASELINE, REFERENCE]
     first_methods = [*dict.fromkeys((*references, *start_methods))]
     trials = run_stage(START_STAGE, first_methods, search_videos[:1], deadline)
-    fallback = choose_confirmed(trials[:2])
+    better_reference = choose_confirmed(trials[: len(references)])
     start_trials = [trial for trial in trials if trial.method in start_methods]
     axes = [axis for axis in candidates if f"/{axis}=" not in base]
     if not start_trials:  # There was time for the references alone.
@@ -417,13 +424,13 @@ def search(
             names = [_set_axis(start_methods[0], axis, value) for value in candidates[axis]]
             if len(_possible_methods(start_methods[0], names)[1]) > 1:
                 skipped.append(axis)
-        return fallback, tuple(table), (*skipped, CONFIRM_STAGE)
+        return better_reference, tuple(table), (*skipped, CONFIRM_STAGE)
     best = choose_fastest(start_trials, start_methods[0])
     search_deadline = deadline - (len(references) + 1) * max(seconds_per_method.values())
     for number, axis in enumerate(axes):
         names = [_set_axis(best.method, axis, value) for value in candidates[axis]]
         unchanged, methods = _possible_methods(best.method, names)
-        stages_left = len(axes) - number + 1  # One share is left over for what comes after them.
+        stages_left = len(axes) - number + 1  # One share more, which is left for the confirming.
         if len(methods) <= 1:
             continue
         trials = run_stage(axis, methods, search_videos, search_deadline, stages_left)
@@ -433,14 +440,14 @@ def search(
     final_methods = [*dict.fromkeys((*references, best.method))]
     confirming_videos = [*held_out_videos] * MAX_CONFIRMING_RUNS
     confirmed = run_stage(CONFIRM_STAGE, final_methods, confirming_videos, deadline)
-    chosen = choose_confirmed(confirmed) if confirmed else fallback
+    chosen = choose_confirmed(confirmed) if confirmed else better_reference
     return chosen, tuple(table), tuple(skipped)
 
 
 def choose_confirmed(trials: Sequence[Trial]) -> Trial:
-    """Returns what to use, from the same runs of ``ar``, ``auto`` and perhaps another method.
+    """Returns what to use of ``ar``, ``auto`` and perhaps another method, which ran side by side.
 
-    The other method must beat both, and ``auto`` must beat ``ar``.
+    The other method is used if it beats both, else ``auto`` if it beats ``ar``, and else ``ar``.
     """
     plain, auto, *alternatives = trials
     for alternative in alternatives:
@@ -449,31 +456,32 @@ def choose_confirmed(trials: Sequence[Trial]) -> Trial:
     return auto if _is_faster(auto, plain, 1) else plain
 
 
-def _is_faster(trial: Trial, reference: Trial, by: float) -> bool:
-    """Returns whether a trial decodes more than ``by`` times as fast as another, run by run.
+def _is_faster(trial: Trial, reference: Trial, factor: float) -> bool:
+    """Returns whether a trial decodes more than ``factor`` times as fast as another.
 
     Its whole answers, with everything before the first token, must not be slower either.
     """
-    is_no_slower_overall = _speed_ratio(trial, reference, _whole_speedup) >= 1 - TIE_MARGIN
-    if trial.fallback is not None or not is_no_slower_overall:
+    end_to_end_ratio = _speed_ratio(trial, reference, _end_to_end_speedup)
+    if trial.fallback is not None or end_to_end_ratio < 1 - TIE_MARGIN:
         return False
-    return _speed_ratio(trial, reference, _decode_speedup) > by
+    return _speed_ratio(trial, reference, _decode_speedup) > factor
 
 
 def _loss_reason(trial: Trial, references: Sequence[Trial]) -> str:
-    """Returns which of the references a trial did not beat, and in what."""
+    """Says which of the references a trial did not beat, and by which figure."""
     if trial.fallback is not None:
         return f"{trial.method} gave up drafting"
     for reference in references:
-        by = 1 if reference.method == BASELINE else 1 + TIE_MARGIN
-        if reference is trial or _is_faster(trial, reference, by):
+        factor = 1 if reference.method == BASELINE else 1 + TIE_MARGIN
+        if reference is trial or _is_faster(trial, reference, factor):
             continue
-        decode = _speed_ratio(trial, reference, _decode_speedup)
-        ratio = f"{trial.method} decoded x {decode:.2f} against {reference.method}"
-        if decode > by:
-            whole_ratio = _speed_ratio(trial, reference, _whole_speedup)
-            return f"{ratio}, but x {whole_ratio:.2f} for whole answers"
-        return f"{ratio}, no more than runs differ by" if decode > 1 - TIE_MARGIN else ratio
+        decode_ratio = _speed_ratio(trial, reference, _decode_speedup)
+        comparison = f"{trial.method} decoded x {decode_ratio:.2f} against {reference.method}"
+        if decode_ratio > factor:
+            end_to_end_ratio = _speed_ratio(trial, reference, _end_to_end_speedup)
+            return f"{comparison}, but x {end_to_end_ratio:.2f} for whole answers"
+        is_tie = decode_ratio > 1 - TIE_MARGIN
+        return f"{comparison}, no more than runs differ by" if is_tie else comparison
     raise ValueError(f"{trial.method} beat all of them")
 
 
@@ -481,7 +489,7 @@ def _decode_speedup(row: Summary) -> float:
     return row.speedup_decode or 0.0
 
 
-def _whole_speedup(row: Summary) -> float:
+def _end_to_end_speedup(row: Summary) -> float:
     return row.speedup_end_to_end or 0.0
 
 
@@ -492,10 +500,9 @@ def _speed_ratio(trial: Trial, reference: Trial, figure: Callable[[Summary], flo
 
 
 def _longest_accepted(trials: Sequence[Trial]) -> list[Trial]:
-    """Of the trials that set a lambda, keeps those whose drafts are accepted longest.
+    """Returns the trials that set no lambda, and of the others those with about the highest tau.
 
     Lambda changes which tokens the draft sees, so acceptance says more about it than noisy speeds.
-    Trials that set no lambda are all kept.
     """
     longest = max((trial.tau for trial in trials if _sets_lambda(trial)), default=0.0)
     return [t for t in trials if not _sets_lambda(t) or t.tau >= (1 - TIE_MARGIN) * longest]
@@ -512,9 +519,11 @@ def _set_axis(method: str, axis: str, value: str) -> str:
 
 
 def choose_fastest(trials: Sequence[Trial], unchanged: str) -> Trial:
-    """Returns the fastest trial; of tied ones that which keeps least, then the ``unchanged`` one.
+    """Returns the fastest trial. Of those that tie, it is one that keeps the smallest share of the
+    visual tokens, and of those the method ``unchanged`` or else the fastest.
 
-    A method whose draft failed is chosen only if all failed. A dominated trial is never chosen.
+    A method whose draft failed is chosen only if all failed. A trial for which another of them
+    cannot be slower (:func:`_is_dominated`) is never chosen.
     """
     working = [trial for trial in trials if trial.fallback is None] or list(trials)
     undominated = [
@@ -531,12 +540,13 @@ def _is_dominated(trial: Trial, rival: Trial, unchanged: str) -> bool:
     """Returns whether ``rival`` cannot be slower, whatever a noisy clock measured.
 
     That is so where both have the same drafter and the same fixed shape, and ``rival`` keeps no
-    more of the video and has no fewer tokens per round on any video. Of two that are equal in all
-    of this, the one that changes nothing dominates.
+    more of the video and has no fewer tokens per round on any video. Of two trials that are equal
+    in all of this, the method ``unchanged`` dominates the other.
     """
     recipe, rival_recipe = resolve(trial.method), resolve(rival.method)
-    fixed = Capability.FIXED_FORM in recipe.shape.offers
-    if not fixed or (recipe.shape, recipe.drafter) != (rival_recipe.shape, rival_recipe.drafter):
+    has_fixed_shape = Capability.FIXED_FORM in recipe.shape.offers
+    parts, rival_parts = (recipe.shape, recipe.drafter), (rival_recipe.shape, rival_recipe.drafter)
+    if not has_fixed_shape or parts != rival_parts:
         return False
     taus = [*zip(trial.taus, rival.taus, strict=True)]
     kept_difference = _kept_share(trial.method) - _kept_share(rival.method)
@@ -552,8 +562,9 @@ def _is_dominated(trial: Trial, rival: Trial, unchanged: str) -> bool:
 def _possible_methods(best: str, names: Sequence[str]) -> tuple[str, list[str]]:
     """Returns the name that stands for ``best`` at the next stage, and all methods of that stage.
 
-    Names that are no possible method are left out. A name that says the same as ``best`` replaces
-    it: ``specvlm/keep=0.1`` replaces ``specvlm``, whose share is a tenth anyway.
+    Those are ``best`` and ``names``, without names that are no possible method. A name that means
+    the same as ``best`` replaces it: ``specvlm/keep=0.1`` replaces ``specvlm``, which keeps a tenth
+    by default.
     """
     recipes = {}
     for name in (best, *names):
@@ -562,9 +573,12 @@ def _possible_methods(best: str, names: Sequence[str]) -> tuple[str, list[str]]:
         except MethodError:
             continue  # Not every axis has every choice.
     equal = [name for name in recipes if name != best and recipes[name] == recipes[best]]
-    return (equal[0], [name for name in recipes if name != best]) if equal else (best, [*recipes])
+    if not equal:
+        return best, [*recipes]
+    return equal[0], [name for name in recipes if name != best]
 
 
 def _kept_share(name: str) -> float:
+    """Returns the share of the visual tokens that a method's view keeps; 1 where it sets none."""
     share = resolve(name).view.keep
     return 1.0 if share is None else share

@@ -21,8 +21,9 @@ from saccade.inputs import Loaded
 class TimedRun:
     """One timed run of one method or peer, in seconds.
 
-    ``counted`` is the number of tokens that decoding produced, without those that came with the
-    prefill. ``result`` is None for a peer, and ``first`` is a peer's time to its first token.
+    ``counted`` is the number of tokens that were decoded in ``decode`` seconds, so tokens that came
+    with the prefill are not among them. ``result`` is None for a peer, and ``first`` is a peer's
+    time to its first token.
     """
 
     ids: tuple[int, ...]
@@ -34,9 +35,9 @@ class TimedRun:
 
 
 def peer_run(ids: tuple[int, ...], first: float, total: float, early: int = 1) -> TimedRun:
-    """Returns a peer's run.
+    """Returns a peer's run, whose first ``early`` tokens came together after ``first`` seconds.
 
-    An assisted peer returns its first ``early`` tokens at once. Decoding is what follows them, or
+    An assisted peer may return several tokens at first. Decoding is what follows them, or
     everything if all tokens came at once.
     """
     if len(ids) <= early:
@@ -48,17 +49,18 @@ Peer = Callable[[Loaded, Loaded | None, Inputs, dict[str, Any]], TimedRun]
 
 
 class _FirstTokenTimer(BaseStreamer):
-    """Notes when the first generated token arrives; the first call has the prompt."""
+    """Notes when the first generated tokens arrive, and how many of them arrive together."""
 
     def __init__(self) -> None:
         self.calls = 0
-        self.seconds_at = 0.0
-        self.early = 1
+        self.arrived_at = 0.0
+        self.arrived_together = 1
 
     def put(self, value: Tensor) -> None:
         self.calls += 1
-        if self.calls == 2:
-            self.seconds_at, self.early = time.perf_counter(), value.numel()
+        if self.calls == 2:  # The first call has the prompt.
+            self.arrived_at = time.perf_counter()
+            self.arrived_together = value.numel()
 
     def end(self) -> None: ...
 
@@ -74,7 +76,7 @@ def hf(target: Loaded, draft: Loaded | None, inputs: Inputs, settings: dict[str,
     out = model.generate(**inputs_on_device, streamer=streamer, **settings)
     seconds = clock.elapsed()
     ids = tuple(out[0, inputs["input_ids"].shape[1] :].tolist())
-    return peer_run(ids, streamer.seconds_at - start, seconds, streamer.early)
+    return peer_run(ids, streamer.arrived_at - start, seconds, streamer.arrived_together)
 
 
 def hf_assisted(
@@ -91,11 +93,12 @@ def hf_assisted_seeing(
 ) -> TimedRun:
     """Runs assisted generation with an assistant that sees the video.
 
-    A hook adds the pixels that transformers drops, in the one call that reads the prompt.
+    Transformers does not pass the pixels on to the assistant. A hook adds them in the one call that
+    reads the prompt.
     """
     if draft is None:
         raise ValueError("hf-assisted-seeing needs a draft model")
-    media = {name: value for name, value in inputs.items() if name not in ("input_ids",)}
+    media = {name: value for name, value in inputs.items() if name != "input_ids"}
     length = inputs["input_ids"].shape[1]
 
     def add_media(module: Any, args: Any, kwargs: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
@@ -116,7 +119,10 @@ def hf_assisted_seeing(
 
 
 def _extend_to(value: Any, ids: Tensor, length: int) -> Any:
-    """Extends a row as long as the prompt to the length of ``ids``, which text has joined."""
+    """Extends a row as long as the prompt to the length of ``ids``, which have generated text too.
+
+    Other values are returned as they are, on the device of ``ids`` if they are tensors.
+    """
     if not isinstance(value, Tensor):
         return value
     value = value.to(ids.device)
@@ -125,7 +131,8 @@ def _extend_to(value: Any, ids: Tensor, length: int) -> Any:
     missing = ids.shape[1] - length
     if value.shape[1] != length or missing <= 0:
         return value
-    fill = 1 if bool(value.bool().all()) else 0  # Masks go on with ones, token types with zeros.
+    # Generated text has a 1 in attention masks and a 0 among token types.
+    fill = 1 if bool(value.bool().all()) else 0
     return torch.cat([value, value.new_full((1, missing), fill)], 1)
 
 

@@ -53,12 +53,14 @@ def demo(
         typer.echo(json.dumps(comparison.json()))
         return
     result = comparison.results[DEFAULT_METHOD]
-    text_decoder = coloured_text.IncrementalDecoder(TextDecoder(models.target.decode))
+    coloured = coloured_text.IncrementalDecoder(TextDecoder(models.target.decode))
+    pieces = [coloured.styled_text(round) for round in result.rounds]
     page = out if picture is None else console(record=True, width=PICTURE_WIDTH)
     page.print(terminal_output.frames_as_text(clip.frames, width=PICTURE_WIDTH // 4 - 2))
     page.print(
         "[bold]The target's answer, drafted by the small model:[/bold] ",
-        *[*(text_decoder.styled_text(round) for round in result.rounds), text_decoder.rest()],
+        *pieces,
+        coloured.rest(),
         sep="",
     )
     page.print(coloured_text.legend())

@@ -127,7 +127,10 @@ def describe(
 
 
 def _prepare_process(video: str, exact: bool) -> None:
-    """Silences all processes of --tp but the first. Raises OptionError for what they cannot do."""
+    """Silences this process unless it is the first one of --tp.
+
+    Raises OptionError for options that do not work with --tp.
+    """
     from saccade.model import tensor_parallel
 
     if tensor_parallel.rank():
@@ -157,21 +160,22 @@ def print_answer(target: Loaded, start: Callable[..., Stream], detail: OutputDet
         "text": lambda text: typer.echo(str(text), nl=False),
         "nothing": lambda text: None,
     }[detail]
-    with progress_bars(quiet=detail != "all") as tell:
+    with progress_bars(quiet=detail != "all") as show_progress:
 
         def on_phase(phase: str) -> None:
-            tell(PHASE_TEXTS.get(phase, phase))
+            show_progress(PHASE_TEXTS.get(phase, phase))
 
         rounds = start(on_phase=on_phase)
         first = next(rounds)
-    decoder = rounds.text_decoder or TextDecoder(target.decode)
-    text_decoder, result = coloured_text.IncrementalDecoder(decoder), None
+    text_decoder = rounds.text_decoder or TextDecoder(target.decode)
+    coloured = coloured_text.IncrementalDecoder(text_decoder)
+    result: Result | None = None
     try:
         for round in chain([first], rounds):
-            write(text_decoder.styled_text(round.scalars()))
+            write(coloured.styled_text(round.scalars()))
         (result,) = rounds.results
-    finally:  # After Ctrl-C the text remains, and the shell's prompt gets a line of its own.
-        write(text_decoder.rest(None if result is None else result.text) + "\n")
+    finally:  # After Ctrl-C too, the text is completed and the shell's prompt is on its own line.
+        write(coloured.rest(None if result is None else result.text) + "\n")
     if result.finish_reason == "error":
         raise ModelError(INVALID_LOGITS_MESSAGE)
     if detail == "all":
@@ -200,7 +204,7 @@ def result_fields(
     import torch
 
     timings = result.timings
-    before = timings.vision + timings.prefill + timings.guide + timings.draft_prefill
+    prompt_seconds = timings.vision + timings.prefill + timings.guide + timings.draft_prefill
     return {
         "text": result.text,
         "token_ids": result.ids,
@@ -212,7 +216,7 @@ def result_fields(
         "acceptance_rate": result.acceptance_rate,
         "rounds": len(result.forwards),
         "decode_seconds": timings.decode,
-        "prefill_seconds": before + timings.caption - timings.caption_hidden,
+        "prefill_seconds": prompt_seconds + timings.caption - timings.caption_hidden,
         "total_seconds": timings.total,
         "tokens_per_second": result.tokens_per_second,
         "visual_tokens": result.visual_tokens,

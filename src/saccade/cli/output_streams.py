@@ -24,14 +24,14 @@ LOOK_ALIKES = {
 def replace_missing(error: UnicodeError) -> tuple[str, int]:
     """Replaces characters that an encoding lacks.
 
-    Lines and arrows become look-alikes, and the rest is escaped as in JSON, so that a JSON object
-    stays valid.
+    Lines and arrows become look-alikes. Any other character is escaped as in JSON, so that a
+    printed JSON object stays valid.
     """
     assert isinstance(error, UnicodeEncodeError)
-    missing = error.object[error.start : error.end].translate(LOOK_ALIKES)
-    units = missing.encode("utf-16-be", "surrogatepass")
-    pairs = zip(units[::2], units[1::2], strict=True)
-    return "".join(_escape(high, low) for high, low in pairs), error.end
+    replaced = error.object[error.start : error.end].translate(LOOK_ALIKES)
+    utf16 = replaced.encode("utf-16-be", "surrogatepass")
+    units = zip(utf16[::2], utf16[1::2], strict=True)  # The two bytes of each unit.
+    return "".join(_escape(high, low) for high, low in units), error.end
 
 
 def _escape(high: int, low: int) -> str:
@@ -43,10 +43,13 @@ codecs.register_error("saccade", replace_missing)
 
 
 def prepare_streams() -> None:
-    """Makes both output streams able to write every text, whatever their encoding, and input that
-    is not in its encoding readable, so that a check of the text can refuse it."""
+    """Lets output be written in encodings that lack some characters, and malformed input be read.
+
+    Bytes of standard input that are not in its encoding become surrogates and raise no error here.
+    A later check of the text refuses them in one sentence.
+    """
     if isinstance(sys.stdin, io.TextIOWrapper):
-        with suppress(io.UnsupportedOperation):  # Something has been read already.
+        with suppress(io.UnsupportedOperation):  # Raised where some input was read already.
             sys.stdin.reconfigure(errors="surrogateescape")
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
@@ -60,9 +63,10 @@ def flush_output() -> None:
 
 
 def discard_output() -> None:
-    """Discards buffered and further standard output.
+    """Discards standard output that is buffered or comes later.
 
-    The interpreter flushes it at its end, and would otherwise report the same error again.
+    The interpreter flushes standard output when it exits. Without this it would report the error
+    that output cannot be written once more.
     """
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())

@@ -1,8 +1,9 @@
 """What rounds have taught so far: how often drafts are accepted, and what forwards and rounds cost.
 
-These are the estimators of every part that decides how far to draft, or how many requests share a
-round: the shapes ``auto`` and ``fit``, the draft inside vLLM, and the scheduler. Each is a frozen
-fold over rounds in which older rounds count less. The parts keep their own decisions.
+These estimators serve every part that decides how far to draft, or how many requests share a
+round: the shapes ``auto`` and ``fit``, the draft inside vLLM, and the scheduler. Each is immutable:
+a method such as ``fold`` returns the estimate with one more round, in which older rounds count
+less. The decisions themselves are made in those parts.
 """
 
 from __future__ import annotations
@@ -15,24 +16,24 @@ from typing import NamedTuple, TypeVar
 
 SECONDS_DECAY = 0.97  # Per round, of the weight of seconds on a cost line.
 MIN_MEASURED_ROUNDS = 3.0  # The decayed number of rounds after which a cost line is used.
-OUTLIER_FACTOR = 4.0  # A round that takes longer than this many times the expectation is capped.
-# What more rows are believed to cost beyond a round's rows falls by this share each round, so that
-# sizes that were dear in a busy moment are tried again.
+OUTLIER_FACTOR = 4.0  # A round counts as at most this many times its expected seconds.
+# A forward of more rows than the latest one is believed to cost more by some seconds. Each round
+# these fall by this share, so that sizes that were dear in a busy moment are tried again.
 EXTRA_COST_DECAY = 0.02
-TIMES_MEMORY = 0.95  # What is left of the seconds of forwards after one more.
-FORWARD_OUTLIER_FACTOR = 2.0  # A forward counts for this many times the expectation at most.
+TIMES_MEMORY = 0.95  # The share of the weight of earlier forwards that one more leaves them.
+FORWARD_OUTLIER_FACTOR = 2.0  # A forward counts as at most this many times its expected seconds.
 # Outliers are capped by measured times only after this many forwards, whose number decays. Before
 # that a draft is capped by its believed time, and the target's forwards are not capped.
 MIN_FORWARDS_FOR_OUTLIERS = 3.0
 # The believed time of a forward weighs as much as this many measured forwards.
 FORWARD_PRIOR_WEIGHT = 0.5
-# It is added to the sum of the squared deviations of the rows, and so draws the slope towards 0.
+# This is added to the sum of the squared deviations of the rows, so it draws the slope towards 0.
 SLOPE_PRIOR_WEIGHT = 0.7
 NEW_ROUND_WEIGHT = 0.3  # The weight of one more round in the mean seconds of rounds of its size.
 # Before any verdict the draft's confidence is believed to predict verdicts better than their mean
 # rate does, by this many nats.
 CONFIDENCE_PRIOR_NATS = 4.0
-LEAST_LIKELIHOOD = 0.02  # A verdict that was thought unlikelier surprises no more than this one.
+LEAST_LIKELIHOOD = 0.02  # A verdict that was thought less likely surprises as if it had this one.
 MAX_NATS = 50.0  # A larger difference of nats changes nothing.
 # Only the sizes seen last are remembered, because prompts get longer and machines busier.
 MAX_REMEMBERED_SIZES = 8
@@ -53,14 +54,18 @@ class FadingMean(NamedTuple):
         return self.total / self.weight
 
     def fold(self, total: float, weight: float, memory: float) -> FadingMean:
-        """Returns the mean with one more round; ``memory`` is what is left of those before."""
+        """Returns the mean with one more round.
+
+        ``memory`` is the share of their weight that earlier rounds keep.
+        """
         return FadingMean(self.total * memory + total, self.weight * memory + weight)
 
 
 class Surprise(NamedTuple):
-    """By how many nats verdicts surprised two predictions of them; older verdicts count less.
+    """How badly two predictions of verdicts did: the nats of surprise (-log likelihood) of each.
 
-    The one that was surprised less is the better prediction of the next verdict.
+    One predicts by the draft's confidence in a token, the other by the mean rate of acceptance. The
+    one with less surprise is the better prediction of the next verdict. Older verdicts count less.
     """
 
     by_confidence: float = 0.0
@@ -70,16 +75,19 @@ class Surprise(NamedTuple):
     def trust(self) -> float:
         """How far the draft's confidence is to be believed, from 0 to 1.
 
-        It is the probability, given the verdicts, that the draft's confidence predicts them and
-        not the rate alone. Before any verdict it is high, because drafts that know nothing of
-        their own chances are rare.
+        It is the probability, given the verdicts, that the draft's confidence predicts them better
+        than their mean rate. Before any verdict it is high, because drafts whose confidence says
+        nothing about acceptance are rare.
         """
         odds = self.by_confidence - self.by_rate - CONFIDENCE_PRIOR_NATS
         return 1 / (1 + exp(min(odds, MAX_NATS)))
 
     def after(self, chance: float, rate: float, accepted: bool, memory: float) -> Surprise:
-        """Returns the surprise after one more verdict, which had this ``chance`` to be accepted by
-        the draft's confidence and this ``rate`` by all verdicts."""
+        """Returns the surprise after one more verdict.
+
+        ``chance`` and ``rate`` are the two predicted probabilities that the token is accepted: by
+        the draft's confidence, and by the rate of all verdicts.
+        """
         return Surprise(
             memory * self.by_confidence + _surprise(chance, accepted),
             memory * self.by_rate + _surprise(rate, accepted),
@@ -108,8 +116,8 @@ class Acceptance(NamedTuple):
     def chance(self, confidence: float) -> float:
         """Returns how often a token of this confidence is accepted.
 
-        That is the draft's confidence, corrected, as far as verdicts have shown it to be of use;
-        and the rate of acceptance for the rest.
+        It is the mean of the corrected confidence and of the rate of acceptance. The weight of the
+        confidence is ``Surprise.trust``.
         """
         trust = self.surprise.trust
         return trust * self._chance_by_confidence(confidence) + (1 - trust) * self.rate
@@ -120,9 +128,12 @@ class Acceptance(NamedTuple):
     def fold(
         self, verdicts: Sequence[tuple[float, bool]], judged: float, memory: float
     ) -> Acceptance:
-        """Returns the estimate after verdicts on tokens, each with the draft's confidence in it and
-        whether it was accepted. ``judged`` is the number of tokens of which the rate counts these
-        as the verdicts."""
+        """Returns the estimate after some verdicts.
+
+        A verdict has the draft's confidence in a token, and whether the token was accepted.
+        ``judged`` is how many judged tokens they count as in the rate. It may be more than their
+        number, where a rejection is to weigh more.
+        """
         hits = sum(accepted for _, accepted in verdicts)
         promised = sum(confidence for confidence, _ in verdicts)
         surprise = self.surprise
@@ -137,25 +148,29 @@ class Acceptance(NamedTuple):
 
 
 def continuation_chances(match_length: int, count: int) -> list[float]:
-    """Returns how likely the tokens after a repeated run each go on repeating, by the length of the
-    run before them alone: a run of n tokens goes on with n / (n + 2), the law of succession."""
+    """Returns, for each of ``count`` tokens after a repeated run, how likely it repeats as well.
+
+    That depends only on the length of the run before it: after n tokens it is n / (n + 2), by the
+    rule of succession. ``match_length`` is the length of the run before the first of the tokens.
+    """
     lengths = range(match_length, match_length + count)
     return [length / (length + 2) for length in lengths]
 
 
 def expected_chain(rate: float, length: int) -> float:
-    """Returns E[tokens] of a chain whose tokens are each accepted at rate a: 1 + a + a^2 + ..."""
+    """Returns the expected tokens of a round with a drafted chain: 1 + a + a^2 + ... + a^length,
+    where each token is accepted at the rate a."""
     return sum(rate**i for i in range(length + 1))
 
 
 class Pause(NamedTuple):
-    """How many rounds decode plainly before drafting is tried again, and how many have done so.
+    """A pause in drafting: some rounds that decode plainly before drafting is tried again.
 
-    Before the first plain round drafting has not been given up, and the pause has not begun.
+    It begins with the first plain round. Before that it is neither running nor over.
     """
 
-    length: int
-    rounds: int = 0
+    length: int  # How many rounds decode plainly.
+    rounds: int = 0  # How many of them have passed.
 
     @property
     def is_running(self) -> bool:
@@ -176,6 +191,8 @@ class Pause(NamedTuple):
 class CostLine:
     """Seconds as a straight line over a count: least squares over rounds with decaying weights."""
 
+    # Sums over rounds, in which older rounds count less: of 1, of counts x, of seconds y, of
+    # squares of x, and of products of x and y.
     weight: float = 0.0
     x: float = 0.0
     y: float = 0.0
@@ -183,9 +200,9 @@ class CostLine:
     xy: float = 0.0
 
     def fold(self, x: float, y: float) -> CostLine:
-        """Returns the line after one more round, in which ``x`` took ``y`` seconds."""
+        """Returns the line after one more round, in which a count of ``x`` took ``y`` seconds."""
         expected = self.at(x)
-        # A line that an early outlier has tilted may reach 0, where it says nothing of outliers.
+        # An early outlier may tilt the line until it is 0 at ``x``. Then it cannot tell outliers.
         if self.weight >= MIN_MEASURED_ROUNDS and expected > 0:
             y = min(y, OUTLIER_FACTOR * expected)
         return CostLine(
@@ -205,7 +222,7 @@ class CostLine:
         return max(0.0, (self.weight * self.xy - self.x * self.y) / spread)
 
     def at(self, x: float) -> float:
-        """Returns the seconds of ``x`` by the line through the mean, never below 0."""
+        """Returns the line's seconds for a count of ``x``, never below 0."""
         if not self.weight:
             return 0.0
         return max(0.0, self.y / self.weight + self.slope * (x - self.x / self.weight))
@@ -219,7 +236,8 @@ def correct_ratios(
     ``bare[n]`` are the seconds of a forward of n rows as they were measured before the first
     answer, and ``ratios[n]`` is the factor by which such a forward is believed to take longer.
 
-    A dearer forward is believed at once, a cheaper one by half. Fewer rows take no longer than this
+    If the forward took longer than was believed, its seconds are believed from now on; otherwise
+    their mean with those believed before. Fewer rows are believed to take no longer than this
     forward, and more rows no less. What more rows are believed to take falls a little with every
     round that does not try them, so that they are tried again some day.
     """
@@ -234,16 +252,17 @@ def correct_ratios(
 
 
 class ForwardTimes(NamedTuple):
-    """What rounds have shown of the seconds of forwards, beside costs that were believed before.
+    """The seconds of forwards that rounds have measured, compared with those believed before.
 
-    A forward of one row has a mean of its own, because it is what drafting has to beat. Forwards of
-    more rows have a line, by least squares over what they took beyond the believed costs. Its slope
-    is 0 until rounds with several numbers of rows have shown another.
+    Forwards of one row have a mean of their own, because drafting has to beat them. Forwards of
+    more rows have a line over their rows: least squares over the seconds that they took beyond the
+    believed ones. Its slope is 0 until forwards of different numbers of rows have been measured.
     """
 
     plain: FadingMean = FadingMean(0.0, 0.0)  # seconds of a forward of one row
     level: FadingMean = FadingMean(0.0, 0.0)  # seconds of a forward of the draft
-    # Sums over forwards of several rows; older ones count less.
+    # Sums over forwards of several rows, in which older ones count less. Their rows are counted
+    # without the first one.
     weight: float = 0.0
     rows: float = 0.0
     square_rows: float = 0.0
@@ -254,10 +273,11 @@ class ForwardTimes(NamedTuple):
     since_plain: int = 0  # forwards of several rows since the last one of one row
 
     def after_plain(self, seconds: float, believed: float) -> ForwardTimes:
-        """Returns the times after a forward of one row, which was believed to take so long."""
-        usual = self.scale(believed) * believed
+        """Returns the times after a forward of one row, which was believed to take ``believed``
+        seconds."""
+        expected = self.scale(believed) * believed
         if self.plain.weight + self.weight >= MIN_FORWARDS_FOR_OUTLIERS:
-            seconds = min(seconds, FORWARD_OUTLIER_FACTOR * usual)
+            seconds = min(seconds, FORWARD_OUTLIER_FACTOR * expected)
         return self._replace(plain=self.plain.fold(seconds, 1.0, TIMES_MEMORY), since_plain=0)
 
     def after_drafting(
@@ -269,12 +289,13 @@ class ForwardTimes(NamedTuple):
         believed: float,
         believed_level: float,
     ) -> ForwardTimes:
-        """Returns the times after a draft of ``levels`` forwards and a forward that judged it.
+        """Returns the times after a draft of ``levels`` forwards and the target's forward over it.
 
-        ``level_seconds`` are those of the draft, and ``seconds`` those of the forward of ``rows``
-        rows. ``believed`` is what that forward was believed to take before, and
-        ``believed_level`` one of the draft's. A draft that a busy machine slowed down counts for
-        no more than ``FORWARD_OUTLIER_FACTOR`` times what was expected, the first ones too.
+        ``level_seconds`` are the seconds of the whole draft, and ``seconds`` those of the target's
+        forward of ``rows`` rows. ``believed`` are the seconds that this forward was believed to
+        take, and ``believed_level`` those of one forward of the draft. Even the first drafts count
+        as at most ``FORWARD_OUTLIER_FACTOR`` times the expected seconds, because a busy machine may
+        have slowed them down.
         """
         level = self.level
         expected = level.mean if level.weight >= MIN_FORWARDS_FOR_OUTLIERS else believed_level
@@ -296,14 +317,14 @@ class ForwardTimes(NamedTuple):
 
     @property
     def average(self) -> float:
-        """Seconds of forwards of several rows over those that were believed."""
+        """The ratio of measured to believed seconds of forwards of several rows."""
         return self.seconds / self.believed
 
     def scale(self, believed: float) -> float:
         """Returns the factor from believed to measured seconds.
 
-        It is that of forwards of one row, which were believed to take ``believed`` seconds. Until
-        one has run it is that of forwards of more rows, and before those it is 1.
+        It is that of forwards of one row, which are believed to take ``believed`` seconds. Until
+        such a forward has run it is that of forwards of more rows, and before any forward it is 1.
         """
         if self.plain.weight:
             return self.plain.mean / believed
@@ -320,8 +341,8 @@ class ForwardTimes(NamedTuple):
         slope = (rows_extra_seconds - self.rows * extra_seconds / self.weight) / (
             spread + SLOPE_PRIOR_WEIGHT
         )
-        here = extra_seconds / (self.weight + FORWARD_PRIOR_WEIGHT)
-        return here - slope * self.rows / self.weight, slope
+        at_mean_rows = extra_seconds / (self.weight + FORWARD_PRIOR_WEIGHT)
+        return at_mean_rows - slope * self.rows / self.weight, slope
 
 
 Times = TypeVar("Times", bound="SecondsBySize")
@@ -329,25 +350,26 @@ Times = TypeVar("Times", bound="SecondsBySize")
 
 @dataclass(frozen=True)
 class SecondsBySize:
-    """The mean seconds of recent rounds, by how many requests took part."""
+    """The mean seconds of recent rounds by their size, which is how many requests took part."""
 
     seconds: Mapping[int, float] = field(default_factory=dict)
 
     def fold(self: Times, requests: int, seconds: float) -> Times:
         """Returns the times with one more round; the size that was seen longest ago is dropped."""
         old = self.seconds.get(requests, seconds)
+        # Sizes are in the order in which they were last seen. With this one they fill the memory.
         others = [each for each in self.seconds.items() if each[0] != requests]
-        recent = dict(others[1 - MAX_REMEMBERED_SIZES :])
+        recent = dict(others[-(MAX_REMEMBERED_SIZES - 1) :])
         return replace(self, seconds={**recent, requests: old + NEW_ROUND_WEIGHT * (seconds - old)})
 
     def fit_line(self) -> tuple[float, float]:
         """Returns the seconds of a round without requests and those that each request adds.
 
-        It is the least-squares line. Where all rounds had one size it is the line through zero,
-        which the next round of another size corrects.
+        These are of the least-squares line. Where all rounds had one size it is the line through
+        zero, until a round of another size corrects it.
         """
         sizes, seconds = list(self.seconds), list(self.seconds.values())
         if len(sizes) == 1:
             return 0.0, seconds[0] / sizes[0]
-        each, fixed = linear_regression(sizes, seconds)
-        return max(0.0, fixed), each
+        per_request, fixed = linear_regression(sizes, seconds)
+        return max(0.0, fixed), per_request

@@ -1,4 +1,7 @@
-"""Answers the jobs that a file of rows lacks, writes each row at once, and merges shards' files."""
+"""Answers the jobs that a file has no rows of, and merges the files of shards.
+
+Rows are written as soon as their answers are there.
+"""
 
 from __future__ import annotations
 
@@ -19,13 +22,13 @@ MAX_UNEXPECTED_ERRORS = 10
 
 @dataclass(frozen=True)
 class Progress:
-    """How far a run is: rows in the file, errors among them, and rows of this run alone."""
+    """How far a run of jobs has come."""
 
-    whole: int
-    done: int
-    errors: int
-    fresh: int
-    seconds: float
+    whole: int  # All jobs.
+    done: int  # Jobs that have a row in the file.
+    errors: int  # Jobs whose row is an error.
+    fresh: int  # Rows that this run has written.
+    seconds: float  # How long this run has answered jobs.
 
     def __str__(self) -> str:
         counts = f"{self.done} of {self.whole} done, {self.errors} errors"
@@ -38,7 +41,8 @@ class Progress:
 
 OnProgress = Callable[[Progress], None]
 AnswerJobs = Callable[[Iterable[Sequence[ClipJob]]], Iterator[Sequence[Row]]]
-"""Maps groups of jobs to groups of rows, in any order: the interface of every kind of worker."""
+"""Answers groups of jobs and yields groups of rows, in any order. Every kind of worker is used
+through such a function."""
 
 
 def run_jobs(
@@ -51,16 +55,16 @@ def run_jobs(
     retry: bool = False,
     on_progress: OnProgress | None = None,
 ) -> Progress:
-    """Answers the jobs that ``path`` has no row of, ``batch`` at a time, and writes rows at once.
+    """Answers jobs that ``path`` has no row of, ``batch`` at a time, and writes rows as they come.
 
-    ``make_answer`` loads models, so it is called only when there is something to do. ``retry``
-    answers the jobs of error rows again. Raises OptionError where another process writes the file,
-    or where the file has another run's answers.
+    ``make_answer`` loads models, so it is called only if a job has no row. With ``retry`` the jobs
+    of error rows are answered again. Raises OptionError where another process writes the file,
+    where the file has another run's answers, and after many unexpected errors in a row.
     """
     if not path.parent.is_dir():
         raise OptionError(f"cannot write {path}: there is no folder {path.parent}")
     with json_lines.write_lock(path):
-        path.touch()  # A shard without videos leaves an empty file too.
+        path.touch()  # A shard without videos leaves an empty file, which can be merged.
         rows = _read_checked_rows(path, jobs, settings)
         ids = {job.id for job in jobs}
         if retry and any(row["error"] and row["id"] in ids for row in rows):
@@ -76,13 +80,14 @@ def run_jobs(
         groups = [remaining[i : i + batch] for i in range(0, len(remaining), batch)]
         answer = make_answer()
         start = time.monotonic()
-        unexpected_errors = 0
+        unexpected_in_a_row = 0
         for new_rows in answer(groups):
+            # A row whose job is not to do, or has a row already, is left out.
             new_rows = [row for row in new_rows if todo.pop(row.id, None)]
             json_lines.append_rows(path, map(asdict, new_rows))
             for row in new_rows:
                 is_unexpected = row.error is not None and row.error.startswith(UNEXPECTED_PREFIX)
-                unexpected_errors = unexpected_errors + 1 if is_unexpected else 0
+                unexpected_in_a_row = unexpected_in_a_row + 1 if is_unexpected else 0
             progress = replace(
                 progress,
                 done=len(jobs) - len(todo),
@@ -92,10 +97,10 @@ def run_jobs(
             )
             if on_progress is not None:
                 on_progress(progress)
-            if unexpected_errors >= MAX_UNEXPECTED_ERRORS:
+            if unexpected_in_a_row >= MAX_UNEXPECTED_ERRORS:
                 raise OptionError(
-                    f"{unexpected_errors} videos in a row failed for no fault of theirs, the last "
-                    f"by {new_rows[-1].error}; the same command with --retry-errors goes on"
+                    f"{unexpected_in_a_row} videos in a row failed for no fault of theirs, the "
+                    f"last by {new_rows[-1].error}; the same command with --retry-errors goes on"
                 )
     return progress
 
@@ -135,7 +140,8 @@ _REQUIRED_FIELDS = {field.name for field in fields(Row)} - {"document"}  # Older
 
 
 def shard_path(path: Path, shard: tuple[int, int]) -> Path:
-    """Returns the path of a shard's rows, captions-2-of-4.jsonl, or ``path`` for a single shard."""
+    """Returns the path of a shard's rows, such as captions-2-of-4.jsonl; ``path`` if there is one
+    shard only."""
     number, count = shard
     if count == 1:
         return path
@@ -146,8 +152,10 @@ def shard_path(path: Path, shard: tuple[int, int]) -> Path:
 class MergedRows:
     """The result of merging shards.
 
-    ``missing`` has the ids of the manifest that no shard has, ``unknown`` those that the manifest
-    lacks, and ``doubled`` those that several files have; an answer is preferred to an error.
+    ``rows`` is how many rows were written, and the other fields are ids of jobs. ``errors`` are
+    those of error rows. ``missing`` are in the manifest and in no file, ``unknown`` are in a file
+    and not in the manifest, and ``doubled`` occur more than once. Of several rows with one id the
+    first answer is written, and an error only if there is no answer.
     """
 
     rows: int
@@ -158,9 +166,10 @@ class MergedRows:
 
 
 def merge_shards(jobs: Sequence[ClipJob], paths: Sequence[Path], out: Path) -> MergedRows:
-    """Writes all shards' rows into one file, in the manifest's order, and reports what is missing.
+    """Writes the rows of all shards' files to ``out``, in the manifest's order.
 
-    Raises OptionError where a file does not exist, is being written, or is of another run.
+    Raises OptionError where a file does not exist or is being written, and where files are of
+    different runs.
     """
     rows_by_id: dict[str, dict[str, Any]] = {}
     doubled: list[str] = []

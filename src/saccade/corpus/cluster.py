@@ -1,8 +1,9 @@
 """Captions a corpus over a Ray cluster: actors hold the models, and an idle one gets the next jobs.
 
-These are plain actors and not ``ray.data``, whose pools hand a video that kills its worker to one
-worker after another without end. Here the jobs of a dead worker are tried again one by one, and
-become error rows after ``MAX_ATTEMPTS``. Only the caller's process writes rows, so none is doubled.
+The actors are our own and not those of ``ray.data``, which hands a video that kills its worker to
+one worker after another without end. Here the jobs of a dead worker are tried again one by one. A
+job that has lost ``MAX_ATTEMPTS`` workers becomes an error row. Only the caller's process writes
+rows, so none is written twice.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from saccade.core.errors import OptionError, first_line, how_to_install
 from saccade.corpus.caption_run import AnswerJobs
 from saccade.corpus.manifest import UNEXPECTED_PREFIX, CaptionSettings, ClipJob, Row
 
-MAX_ATTEMPTS = 3  # How many workers a video may kill before it becomes an error row.
-LOCAL = "local"  # The address of a cluster of this machine alone, started for the run.
+MAX_ATTEMPTS = 3  # A job with which so many workers died becomes an error row.
+LOCAL = "local"  # This address starts a cluster of this machine alone for the run.
 
 
 def load_worker(settings: CaptionSettings) -> Callable[[Sequence[ClipJob]], list[Row]]:
@@ -70,9 +71,11 @@ def answer_on_cluster(
 
     def answers(groups: Iterable[Sequence[ClipJob]]) -> Iterator[Sequence[Row]]:
         waiting = deque(list(group) for group in groups)
-        deaths: Counter[str] = Counter()  # how many workers died while they had a job, by its id
+        deaths: Counter[str] = Counter()  # By job id, how many workers died while they had the job.
         deaths_in_a_row = 0  # Deaths of workers since one last returned rows.
-        loading: dict[Any, Any] = {}  # Actors that are still loading their models.
+        # Actors that load their models, by the Ray reference that is ready when they are.
+        loading: dict[Any, Any] = {}
+        # Actors with the jobs that they answer, by the Ray reference of the rows.
         busy: dict[Any, tuple[Any, list[ClipJob]]] = {}
         idle: list[Any] = []
 
@@ -88,9 +91,13 @@ def answer_on_cluster(
                     actor, group = idle.pop(), waiting.popleft()
                     busy[actor.answer.remote(group)] = actor, group
                 (done,), _ = ray.wait([*busy, *loading], num_returns=1)
-                actor, group = busy.pop(done) if done in busy else (loading.pop(done), [])
+                group = []  # An actor that was loading had no jobs.
+                if done in busy:
+                    actor, group = busy.pop(done)
+                else:
+                    actor = loading.pop(done)
                 try:
-                    rows = ray.get(done)
+                    rows = ray.get(done)  # None if the actor was loading.
                 except ray.exceptions.RayError as error:
                     deaths_in_a_row += 1
                     if deaths_in_a_row >= MAX_ATTEMPTS * (count + 1):
@@ -118,14 +125,15 @@ def answer_on_cluster(
 
 
 def join_cluster(address: str, missing: str, **local_options: Any) -> Any:
-    """Joins the Ray cluster at an address and returns Ray; a new local one gets ``local_options``.
+    """Joins the Ray cluster at an address and returns the module ``ray``.
 
-    Raises OptionError where Ray is not installed (with the sentence ``missing``) or where there is
-    no cluster.
+    ``local_options`` are for ``ray.init``, where the address starts a new local cluster. Raises
+    OptionError where Ray is not installed, with ``missing`` as its message, and where there is no
+    cluster.
     """
     if importlib.util.find_spec("ray") is None:
         raise OptionError(missing)
-    # Under `uv run`, Ray would copy this folder to its workers and install it for each of them.
+    # Under `uv run`, Ray would copy this folder to its workers, and each of them would install it.
     os.environ.setdefault("RAY_ENABLE_UV_RUN_RUNTIME_ENV", "0")
     ray: Any = importlib.import_module("ray")  # Ray is an optional dependency.
     try:
@@ -155,6 +163,7 @@ def _retry_or_fail(
 
 
 def _cause(error: Exception) -> str:
-    """Returns the last line of Ray's long message, which says what happened."""
+    """Returns an error's type and the last line of Ray's long message. That line says what
+    happened."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[-1] if lines else ''}"

@@ -1,4 +1,5 @@
-"""What a drafter is made from: models, a view, a shape, rules, and texts in place of videos."""
+"""What a drafter is made from: models, a view, a shape, each request's rules of sampling, and texts
+that replace videos."""
 
 from __future__ import annotations
 
@@ -18,25 +19,29 @@ from saccade.model.heads.head import Head
 from saccade.model.vision_cache import ConversationVision
 
 Captions = Sequence[str | Sequence[str]]
-"""For each request, one caption for all its videos and images, or one each in prompt order."""
+"""For each request one caption for all its videos and images, or a list of one for each of them in
+prompt order."""
 
 Captioner = Callable[[Inputs], Captions]
-"""A function from inputs to captions. It runs in a thread beside the target's prefill where a core
-is free."""
+"""Makes captions for the inputs. It runs in a thread beside the target's prefill where a core is
+free."""
 
-
+# Views with one of these needs put tokens of text in the place of a video.
 NEEDS_TOKENIZER = frozenset({Capability.NEWLINE, Capability.CAPTION})
 
 
 @dataclass(frozen=True)
 class Words:
-    """The tokenizer's ``encode`` and a captioner; either may be missing."""
+    """Makes the texts that replace videos: the tokenizer's ``encode`` and a captioner.
+
+    Either may be None if no view needs it.
+    """
 
     encode: Callable[[str], list[int]] | None = None
     captioner: Captioner | None = None
 
     def check(self, view: View) -> None:
-        """Raises OptionError unless what this view needs is there."""
+        """Raises OptionError where the view needs a tokenizer or a captioner and there is none."""
         if not view.needs.isdisjoint(NEEDS_TOKENIZER) and self.encode is None:
             raise OptionError(f"view {view.name} writes words, so it needs tokenizer=")
         if Capability.CAPTION in view.needs and self.captioner is None:
@@ -53,39 +58,39 @@ class Words:
     def replacement_texts(
         self, view: View, inputs: Inputs, captions: Captions | None = None
     ) -> list[dict[str, Texts]]:
-        """Returns ``Prefill.words`` of each request, as far as the view reads them.
+        """Returns ``Prefill.words`` of each request: only those texts that the view reads.
 
-        ``captions`` are those that have been made already; None makes them now.
+        If ``captions`` is None, they are made now where the view reads captions.
         """
         requests = int(inputs["input_ids"].shape[0])
         texts: list[dict[str, Texts]] = [{} for _ in range(requests)]
         if Capability.NEWLINE in view.needs and self.encode is not None:
-            # Some tokenizers put a token for the start of a text before the newline's.
+            # Only the last token is taken, since some tokenizers begin a text with a special one.
             newline = tuple(self.encode("\n")[-1:])
             texts = [{"newline": (newline,)} for _ in texts]
         captioner = self.captioner_for(view)
         if self.encode is not None and captioner is not None:
             captions = captioner(inputs) if captions is None else captions
             for request_texts, caption in zip(texts, captions, strict=True):
-                each = [caption] if isinstance(caption, str) else caption
+                by_medium = [caption] if isinstance(caption, str) else caption
                 request_texts["caption"] = tuple(
-                    tuple(self.encode(f"image: {text}")) for text in each
+                    tuple(self.encode(f"image: {text}")) for text in by_medium
                 )
         return texts
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The models, the recipe's view and shape, and the requests' rules."""
+    """The models, the recipe's view and shape, and each request's rules of sampling."""
 
     target: Backbone
     draft: Backbone | None
     view: View
     shape: Shape
     rules: Sequence[Sampling]
-    room: int  # tokens an answer may have
+    room: int  # How many tokens an answer may have.
     words: Words = Words()
-    vision: ConversationVision | None = None  # outputs of vision towers for earlier turns' media
+    vision: ConversationVision | None = None  # Vision towers' outputs for media of earlier turns.
 
     def draft_model(self) -> Backbone:
         """Returns the draft model. Raises ModelError where there is none."""
@@ -98,13 +103,13 @@ class Setup:
 
     @property
     def target_as_draft(self) -> Backbone:
-        """The target as a draft for itself: with rounded weights where there is such a copy."""
+        """The target as its own draft: its copy with rounded weights where there is one."""
         if self.draft is not None and self.draft.is_rounded_copy_of(self.target):
             return self.draft
         return self.target
 
     def head(self) -> Head:
-        """Returns the head. Raises ModelError where there is none."""
+        """Returns the draft as a head. Raises ModelError where it is a model, or there is none."""
         if self.draft is None:
             raise ModelError(
                 "this method drafts with a head of the target, and its checkpoint has none that "
@@ -119,7 +124,8 @@ class Setup:
         return self.draft
 
     def shared_vocabulary(self) -> tuple[int, list[int]]:
-        """Returns how many ids both models have, and those of them that stand for pixels."""
+        """Returns how many ids both models have, and which of these are placeholders of media in
+        either model."""
         draft = self.draft_model()
         common = min(self.target.vocab, draft.vocab)
         placeholders = {*self.target.placeholders, *draft.placeholders}
@@ -127,7 +133,7 @@ class Setup:
 
     @property
     def coarse(self) -> bool:
-        """Whether a view reads ``Media.coarse`` and the draft model has it."""
+        """Whether the view reads ``Media.coarse`` and the draft model can compute it."""
         return self.draft_model().can_coarsen and Capability.COARSE_ROWS in self.view.needs
 
     def draft_inputs(self, inputs: Inputs) -> Inputs:
@@ -147,7 +153,7 @@ class MakeDrafter(Protocol):
 
     @property
     def name(self) -> str:
-        """The drafter in the words of its axis, as in ``drafter=self``."""
+        """The drafter's name in an override, such as ``self`` in ``drafter=self``."""
 
     @property
     def needs(self) -> Capabilities: ...

@@ -1,7 +1,8 @@
 """Collects all methods: those of this package, of installed packages and of the user's files.
 
-A file says what it brings in ``PROVIDES``. A package names its module under the entry point group
-``saccade.methods``; a single file is named in the environment variable ``SACCADE_METHODS``.
+Each file defines ``PROVIDES``, which says what it provides. A package names its module under the
+entry point group ``saccade.methods``. The user's own files are named in the environment variable
+``SACCADE_METHODS``.
 """
 
 from __future__ import annotations
@@ -27,17 +28,17 @@ from saccade.drafting.setup import MakeDrafter
 from saccade.methods.listing import ENTRY_POINT_GROUP, FILES_VARIABLE
 
 NOT_METHODS = {"listing", "names", "registry"}  # Modules of this folder that provide none.
-FIRST_LISTED = "baselines"
+FIRST_LISTED = "baselines"  # This module comes first, and the others by name.
 
 log = logging.getLogger(__name__)
 
 
 def find_files() -> Iterator[tuple[str, Provides]]:
-    """Yields every file of methods as its name and what it provides: those of this package, then
-    those of installed packages, then the user's own.
+    """Yields the name of every file of methods with what it provides: the files of this package,
+    then those of installed packages, then the user's own.
 
-    An installed one that cannot be read is left out with an error in the log. A user's own that
-    cannot be read raises MethodError.
+    A file of an installed package that cannot be read is left out, with an error in the log. A
+    user's own file that cannot be read raises MethodError.
     """
     folder = str(Path(__file__).parent)
     names = {module.name for module in pkgutil.iter_modules([folder])} - NOT_METHODS
@@ -69,7 +70,7 @@ def read_provides(name: str, module: ModuleType) -> Provides:
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Imports a file as a module that a draft's process can import by the same name."""
+    """Imports a file under its own name, by which a draft's process can import it as well."""
     if not path.is_file():
         raise MethodError("there is no such file")
     folder = str(path.resolve().parent)
@@ -86,16 +87,20 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _collect(entries: Callable[[Provides], Iterable[tuple[str, Any]]]) -> dict[str, Any]:
-    """Returns the entries of every file. Raises MethodError for a name that two files have."""
+    """Returns the entries of one kind of all files, by name.
+
+    Raises MethodError for a name that occurs twice.
+    """
     table: dict[str, Any] = {}
-    origin: dict[str, str] = {}
+    file_of: dict[str, str] = {}
     for file, provides in PROVIDED:
         for name, value in entries(provides):
             if name in table:
                 raise MethodError(
-                    f"both {origin[name]} and {file} provide {name!r}: rename one of them"
+                    f"both {file_of[name]} and {file} provide {name!r}: rename one of them"
                 )
-            table[name], origin[name] = value, file
+            table[name] = value
+            file_of[name] = file
     return table
 
 

@@ -1,8 +1,8 @@
 """A Hugging Face model as the rest of the package sees it: its prompts, its decoder, and what two
 models have in common.
 
-``prompts`` returns what the model passes to its language model (see ``prompt_reader``). ``forward``
-runs the language model: a list of tokens in, hidden states out.
+``Backbone.prompts`` returns what the model passes to its language model (see ``prompt_reader``).
+``Backbone.forward`` runs the language model: a list of tokens in, hidden states out.
 """
 
 from __future__ import annotations
@@ -56,8 +56,8 @@ from saccade.model.windowed_attention import Extras
 
 log = logging.getLogger(__name__)
 
-ATTENTION_NAME = "saccade"  # under which transformers finds our attention
-BACKBONE_ATTRIBUTE = "_saccade_backbone"  # of a model, which holds its backbone
+ATTENTION_NAME = "saccade"  # The name of our attention in transformers' AttentionInterface.
+BACKBONE_ATTRIBUTE = "_saccade_backbone"  # A model's backbone is stored in this attribute of it.
 
 MAX_ROUNDING_DIFFERENCE = {
     torch.float32: 1e-4,
@@ -65,14 +65,15 @@ MAX_ROUNDING_DIFFERENCE = {
     torch.bfloat16: 0.05,
     torch.float64: 1e-6,
 }
-"""By how much logits may differ by rounding alone, as a share of the largest one."""
+"""How much logits may differ by rounding alone, as a share of the largest logit."""
 
 
 class Backbone:
-    """A loaded model: inputs -> prompts, ids -> embeddings, embeddings -> logits.
+    """A loaded model: inputs -> prompts, ids -> embeddings, embeddings -> hidden states -> logits.
 
-    ``positions`` says where text stands after a video: where transformers puts it ("library", so
-    that answers are those of ``generate``), or where Qwen2.5-VL was trained to read it ("trained").
+    ``positions`` says which positions text after a video has: those that transformers gives it
+    ("library", so that answers are those of ``generate``), or those that Qwen2.5-VL was trained
+    with ("trained").
     ``fused`` picks the decoder: our own where the architecture is known (None or True), or the
     modules of the model (False), which are the fallback and the reference in tests.
     """
@@ -89,8 +90,8 @@ class Backbone:
         fused: bool | None = None,
         positions: Literal["library", "trained"] = "library",
     ) -> None:
-        # A tensor that is made in inference mode can never be trained. What is made here uses the
-        # caller's weights and outlives the caller's inference mode.
+        # A tensor that is made in inference mode can never be trained. The caller's weights may
+        # become views of tensors that are made here, which outlive the caller's inference mode.
         with torch.inference_mode(False), torch.no_grad():
             self._build(model, fused, positions)
 
@@ -121,27 +122,26 @@ class Backbone:
         self.config = config
         self.depth: int = len(layers)
         self.mixers = recurrent.mixers_of(layers, config)
-        """The layers that have a state instead of keys, by their place among all."""
-        self.key_layers = {
-            layer: number
-            for number, layer in enumerate(n for n in range(self.depth) if n not in self.mixers)
-        }
-        self.layers: int = len(self.key_layers)  # those that have keys
+        """The layers that have a state instead of keys, by their place among all layers."""
+        with_keys = [layer for layer in range(self.depth) if layer not in self.mixers]
+        self.key_layers = {layer: number for number, layer in enumerate(with_keys)}
+        """The layers that have keys: their place among all layers -> their place among these."""
+        self.layers: int = len(self.key_layers)  # Only layers that have keys; ``depth`` counts all.
         windows = windowed_attention.windows_of(config, [*self.key_layers])
         self.windows: list[KeyWindow | None] = windows if any(windows) else []
-        described = config.to_dict()
+        config_fields = config.to_dict()
         self.head_dim: int = (
-            described.get("head_dim") or config.hidden_size // config.num_attention_heads
+            config_fields.get("head_dim") or config.hidden_size // config.num_attention_heads
         )
-        rope = described.get("rope_parameters") or {}
+        rope = config_fields.get("rope_parameters") or {}
         # Where a config leaves the sections of the axes out, the rotary module has the usual ones.
         rotary = self.text._modules.get("rotary_emb")
         default_sections = () if rotary is None else vars(rotary).get("mrope_section", ())
         self.axes = len(rope.get("mrope_section") or default_sections or ()) or 1
-        # Models with embeddings for each layer say how wide those are.
-        reads_per_layer = bool(described.get("hidden_size_per_layer_input"))
-        self._row_argument_names = {"per_layer_inputs"} if reads_per_layer else set()
-        self.max_positions: int | None = described.get("max_position_embeddings")
+        # Only models with an embedding for each layer say how wide it is.
+        has_layer_embeddings = bool(config_fields.get("hidden_size_per_layer_input"))
+        self._row_argument_names = {"per_layer_inputs"} if has_layer_embeddings else set()
+        self.max_positions: int | None = config_fields.get("max_position_embeddings")
         self._embed: Any = self.model.get_input_embeddings()
         # The head of a model may have more ids than its embedding can read.
         self.embedding_count: int = self._embed.weight.shape[0]
@@ -156,8 +156,8 @@ class Backbone:
             uses_trained_positions=positions == "trained",
         )
         self.placeholders = self._reader.placeholders
-        is_known = self.shares.count == 1 and not self.windows and FusedDecoder.supports(self.text)
-        if fused and not is_known:
+        can_fuse = self.shares.count == 1 and not self.windows and FusedDecoder.supports(self.text)
+        if fused and not can_fuse:
             raise ModelError(
                 f"the fused decoder does not know {config.model_type}: leave it to choose by itself"
             )
@@ -166,13 +166,14 @@ class Backbone:
         self.lock = lock_of(self.text)
         self._tower = Tower(self.model, self.text, head)
         self.prefix_cache: PrefixCache | None = None  # A server shares one between its requests.
-        self.graphs: dict[int, Any] = {}  # of cuda_graphs, by depth; copies of this share them
-        self.full_backbone: Backbone | None = None  # the model of which this is the first layers
-        self.rounding: Rounding | None = None  # of the weights that a draft multiplies with
+        self.graphs: dict[int, Any] = {}
+        """Captured forwards (``capture_choice``) by depth, shared with :meth:`first_layers`."""
+        self.full_backbone: Backbone | None = None  # The whole model, if this is its first layers.
+        self.rounding: Rounding | None = None  # How a draft's copies of the weights are rounded.
         self._rounded: dict[Rounding, Backbone] = {}
         self.fused: FusedDecoder | None = None
         self.few_row_kernels: Kernels | None = None  # for captured forwards on GPUs
-        if is_known and fused is not False:
+        if can_fuse and fused is not False:
             self.fused = FusedDecoder(self.text, head, self.axes)
         self.head_shapes = self._find_head_shapes()
         shapes = {*self.head_shapes}
@@ -191,10 +192,11 @@ class Backbone:
             )
         # Whether its logits were compared with those of ``generate`` (``generate_check``).
         self.is_checked_against_generate = False
-        self._newest: Backbone | None = None  # made when the model was changed
+        self._newest: Backbone | None = None  # The one made after the latest change of the model.
         modules = [*self.model.modules()]
         outer = [each for each in modules if any(self.text is part for part in each.modules())]
         self.outer_modules: list[nn.Module] = [each for each in outer if each is not self.text]
+        """The modules that contain the language model."""
         # Whether logits are more than the output of the head; None until that was tried.
         self.needs_model_for_logits: bool | None = None
         if any(foreign_hooks(each) or is_patched(each) for each in self.outer_modules):
@@ -217,7 +219,8 @@ class Backbone:
     def current(self) -> Backbone:
         """Returns this backbone if its model is unchanged, else one of the model as it is now.
 
-        Every answer begins with it. Where nothing was changed it takes a few microseconds a layer.
+        It is called before every answer. Where nothing was changed it takes a few microseconds for
+        each layer.
         """
         newest = self._newest or self
         if newest._is_current():
@@ -228,7 +231,7 @@ class Backbone:
                 return newest
             snapshot, description = newest._describe_modules()
             if description == newest.description and not newest._weights_changed():
-                newest._snapshot = snapshot  # What was changed does not matter.
+                newest._snapshot = snapshot  # The change does not matter to any computation.
                 return newest
             rebuilt = Backbone(self.model, fused=self._fused_option, positions=self._position_rule)
             if self.rounding is not None:
@@ -254,8 +257,8 @@ class Backbone:
         return decoder_changed or self._tower.weights_changed()
 
     def _describe_modules(self) -> tuple[Snapshot, Description]:
-        # A rotary module that depends on the length stores numbers of the last text in itself.
-        # None of our computations reads them, so they are no change.
+        # A rotary module that depends on the length stores numbers of the last text in itself. We
+        # never read them, so they do not count as a change of the model.
         ignored = self.text.rotary_emb if self.rotates_by_length else None
         modules = [each for each in self.model.modules() if each is not ignored]
         configs = list({id(config): config for config in self._configs()}.values())
@@ -440,8 +443,8 @@ class Backbone:
     def _run_mixers(
         self, segments: Sequence[Segment], rows: MixerRows | None = None
     ) -> Iterator[None]:
-        """While this lasts the layers that have a state compute with these ``rows``, or with the
-        states of these requests."""
+        """While this lasts the layers that have a state read and write ``rows``; without them, the
+        states of the segments' requests."""
         if not self.mixers:
             yield
             return
@@ -454,8 +457,10 @@ class Backbone:
             yield
 
     def prepare(self, threads: int) -> None:
-        """Does the work that depends on a number of CPU threads now, so that no answer waits for
-        it."""
+        """Chooses kernels for a number of CPU threads ahead, so that no answer waits for it.
+
+        The fused decoder then goes back to its kernels for the number of threads in use.
+        """
         before = torch.get_num_threads()
         torch.set_num_threads(threads)
         try:
@@ -471,8 +476,8 @@ class Backbone:
     def _use_lengths_for_rotary(
         self, positions: Int[Tensor, "axes all"], length: int | None
     ) -> Iterator[None]:
-        """While this lasts each row is rotated as in a text that ends with it, or has ``length``
-        tokens. That matters only to rotary rules that depend on the length."""
+        """While this lasts each row is rotated as in a text of ``length`` tokens, or one that ends
+        with the row. That matters only to rotary rules that depend on the length."""
         if not self.rotates_by_length:
             yield
             return
@@ -482,9 +487,9 @@ class Backbone:
             yield
 
     def logits(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows vocab"]:
-        """Returns the model's logits: the output of its head, and what its own forward makes of
-        that."""
-        full = self.full_backbone or self  # First layers have the head of the whole model.
+        """Returns the model's logits: the output of its head, or what its own forward makes of that
+        where it scales or caps it."""
+        full = self.full_backbone or self  # A model stopped early uses the whole model's head.
         if full.needs_model_for_logits is None:
             full.needs_model_for_logits = full._does_more_than_its_head()
         if full.needs_model_for_logits:
@@ -503,7 +508,8 @@ class Backbone:
         def decode(*args: Any, **kwargs: Any) -> BaseModelOutputWithPast:
             return BaseModelOutputWithPast(last_hidden_state=hidden[None])
 
-        no_hooks: dict[str, Any] = {name: {} for name in HOOKS}  # They ran on these states before.
+        # The hooks ran when these hidden states were computed, and must not run twice.
+        no_hooks: dict[str, Any] = {name: {} for name in HOOKS}
         plain_id = next(id_ for id_ in range(self.embedding_count) if id_ not in self.placeholders)
         ids = torch.full((1, len(hidden)), plain_id, device=self.device)
         with self.lock, _replace_attributes(self.text, forward=decode, **no_hooks):
@@ -554,8 +560,8 @@ class Backbone:
         return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     def window_bytes(self, tokens: int, forward_rows: int) -> int:
-        """Returns the bytes that a request of so many tokens takes in layers with a window, where
-        they evict keys as :meth:`cache` says; with their saved windows."""
+        """Returns the bytes that a request of so many tokens takes at most in layers with a window
+        that evict keys, as :meth:`cache` says. Copies of windows are included."""
         row_bytes = 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
         windows = [window for window in self.windows if window is not None]
         return row_bytes * sum(max_window_rows(each, tokens, forward_rows) for each in windows)
@@ -574,8 +580,8 @@ class Backbone:
     def state_bytes(self) -> int:
         """Bytes that the states of a request take at most, however long it is.
 
-        They are those of now and the older ones to which the request can be cut back. It is 0 where
-        every layer has keys.
+        Besides the latest states there are older ones, to which the request can be cut back. It is
+        0 where every layer has keys.
         """
         mixers = self.mixers.values()
         windows = sum(mixer.window_numbers for mixer in mixers) * self.dtype.itemsize
@@ -585,8 +591,8 @@ class Backbone:
     def cache(self, capacity: int, forward_rows: int | None = None) -> Cache:
         """Returns an empty cache for a request, whose tensors are where each layer is.
 
-        With the number of rows that a forward has at most, layers with a window let go of the keys
-        behind it. Without it all keys are kept.
+        If ``forward_rows`` is given, layers with a window evict the keys behind it, and a forward
+        has at most so many rows. If it is None, all keys are kept.
         """
         return Cache(
             self.head_shapes,
@@ -601,9 +607,9 @@ class Backbone:
     def _find_head_shapes(self) -> list[HeadShape]:
         """Returns the shapes of the keys and values that each layer asks attention for.
 
-        The fused decoder knows them. Configs of other models say so in many ways (latent attention,
-        other heads in layers with a window, settings that the layers do not read), so their layers
-        are run on one token, which hooks of the caller do not see.
+        The fused decoder has one shape for all layers. Other models' configs are no guide, because
+        of latent attention, other heads in layers with a window, and settings that no layer reads.
+        So their layers are run on one token, without the caller's hooks.
         """
         usual = HeadShape(self.kv_heads, self.head_dim, self.head_dim)
         if self.fused is not None:
@@ -616,7 +622,8 @@ class Backbone:
         except SaccadeError:
             raise
         except Exception as error:  # The modules of an unknown model may raise anything.
-            # A target is refused before its first answer; a draft may fail, and the answer goes on.
+            # It is no error yet. Such a target is refused before its first answer
+            # (``generate_check``), and an answer goes on without a draft that fails.
             log.info("the layers could not be run on one token: %s", first_line(error))
         return [probe.shapes.get(number, usual) for number in range(self.layers)]
 
@@ -627,8 +634,8 @@ class Backbone:
         return LayerStates([mixer.empty(self.dtype) for mixer in self.mixers.values()])
 
     def with_prefix_cache(self, prefix_cache: PrefixCache | None) -> Backbone:
-        """Returns the same model with a prefix cache: its sessions begin with the prefixes that are
-        stored there, and store what they prefill."""
+        """Returns the same model with a prefix cache. Its sessions reuse the prefixes stored there,
+        and store what they prefill."""
         backbone = copy(self)
         backbone.prefix_cache = prefix_cache
         return backbone
@@ -656,9 +663,9 @@ class Backbone:
         """Returns the same model as a draft: it multiplies few rows with rounded copies of the
         weights.
 
-        The weights themselves are shared and stay as they are. The copies are made once. Raises
-        ModelError for a decoder that is not fused, for a device without such products, and where
-        there is no memory.
+        The weights themselves are shared and unchanged, and each rounding's copies are made once.
+        Raises ModelError for a decoder that is not fused, for a device that cannot multiply with
+        such weights, and where there is no memory.
         """
         if self.rounding == rounding:
             return self
@@ -708,7 +715,7 @@ class Backbone:
     def shares_rows_with(self, target: Backbone) -> bool:
         """Returns whether both models turn pixels into the very same rows at the same positions.
 
-        Weights are compared once. A tower that is trained later on no longer equals another.
+        Weights are compared once, so a tower may still count as equal after it was trained.
         """
         rope = self.config.to_dict().get("rope_parameters")
         target_rope = target.config.to_dict().get("rope_parameters")
@@ -762,8 +769,8 @@ class Backbone:
 
     @torch.no_grad()
     def adopt(self, prompt: Prompt) -> Prompt:
-        """Returns another model's prompt with the same visual rows and its text embedded by this
-        model."""
+        """Returns another model's prompt with its text embedded by this model. The rows that its
+        towers computed stay."""
         prompt = prompt.to(self.device)
         embeds = self.embed(prompt.context)
         tower_rows = prompt.visual | prompt.fixed
@@ -785,7 +792,7 @@ def state_rows(segment: Segment) -> StateRows:
 
 
 class _ShapeProbe:
-    """Stands in for the attention of a forward, to see which keys and values layers have."""
+    """Takes the place of a forward's attention, to record the shapes of layers' keys and values."""
 
     def __init__(self, key_layers: Mapping[int, int]) -> None:
         self.segments: list[Segment] = []
@@ -803,7 +810,7 @@ class _ShapeProbe:
 
 
 def _with_input_written(module: Any, write: Callable[[Tensor], None]) -> Callable[..., Any]:
-    """Returns a module's forward that writes the hidden states which it reads."""
+    """Returns the forward of a module, extended to pass its input hidden states to ``write``."""
     forward = module.forward
 
     def run(hidden_states: Tensor, *args: Any, **kwargs: Any) -> Any:
@@ -815,7 +822,7 @@ def _with_input_written(module: Any, write: Callable[[Tensor], None]) -> Callabl
 
 @contextmanager
 def _without_foreign_hooks(model: nn.Module) -> Iterator[None]:
-    """While this lasts no hook of the caller runs in a model, but those of transformers do."""
+    """While this lasts a model runs without the caller's hooks, but with those of transformers."""
     with ExitStack() as stack:
         for module in model.modules():
             foreign = {id(hook) for hook in foreign_hooks(module)}
@@ -847,7 +854,8 @@ def _replace_attributes(module: nn.Module, **values: Any) -> Iterator[None]:
 def _step_attention(
     module: Any, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **kwargs: Any
 ) -> tuple[Tensor, None]:
-    """Attends for a layer of transformers: by the step of a forward of ours, else by SDPA."""
+    """Attends for a layer of transformers: by the ``saccade_step`` that our forward passed to it,
+    or by SDPA in any other forward."""
     step: ForwardAttention | None = kwargs.pop("saccade_step", None)
     if step is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, **kwargs)

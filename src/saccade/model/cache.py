@@ -2,7 +2,8 @@
 
 Tensors are preallocated per layer. So appending n tokens writes n tokens, a rollback changes an
 integer, and committing a path moves only the accepted nodes. Rows at ``length`` and beyond may hold
-anything. Layers that have a state instead of keys keep it in ``states``.
+anything. The *text* of a cache is all of its tokens, the prompt included. Layers that have a state
+instead of keys keep it in ``states``.
 
 A layer with a sliding window may evict keys that no later row sees. Its tensors then begin with row
 ``starts[layer]`` of the text, and when they are full, the remaining rows are moved to their front.
@@ -25,10 +26,10 @@ from saccade.model.hidden_states import HiddenStates
 from saccade.model.recurrent import LayerStates
 from saccade.model.window_rule import KeyWindow
 
-ROWS_TO_CUT_BACK = 64  # A text can always be cut back by so many tokens, with windows too.
-TURNS_WITH_SAVED_WINDOWS = 2  # A copy of the window at the start of so many last turns is kept.
-# The most copies of a window that a request keeps: one for each of the last turns, and three in its
-# prompt, namely at the end of the pictures, somewhat before the prompt's end, and at its end.
+ROWS_TO_CUT_BACK = 64  # Eviction keeps the keys that cutting back so many tokens needs.
+TURNS_WITH_SAVED_WINDOWS = 2  # The windows at the starts of so many latest turns are saved.
+# A request keeps at most so many copies of a window: one for each of the last turns, and three in
+# its prompt, at the end of the pictures, somewhat before the prompt's end, and at its end.
 MAX_SAVED_WINDOWS = TURNS_WITH_SAVED_WINDOWS + 3
 
 
@@ -42,12 +43,12 @@ class LayerRows:
 
 
 def rows_of_window(window: KeyWindow, forward_rows: int) -> int:
-    """Returns how many rows a layer that evicts the keys behind its window has room for."""
+    """Returns how many rows a layer has room for if it evicts the keys behind its window."""
     return window.size + ROWS_TO_CUT_BACK + forward_rows
 
 
 def max_window_rows(window: KeyWindow, tokens: int, forward_rows: int) -> int:
-    """Returns the most rows that a layer that evicts keys takes in memory for ``tokens`` tokens,
+    """Returns how many rows ``tokens`` tokens take in memory at most in a layer that evicts keys,
     the copies of its window included."""
     window_rows = min(tokens, rows_of_window(window, forward_rows))
     return window_rows + MAX_SAVED_WINDOWS * min(tokens, window.size)
@@ -80,20 +81,22 @@ class Cache:
         """Allocates an empty cache for layers whose keys and values have these shapes.
 
         ``devices`` says where the tensors of each layer are; on the CPU by default. ``pool`` (of a
-        model on one device) provides the rows, as long as it has memory. ``states`` are those of
-        layers that have no keys. ``windows`` are those of the layers that evict keys; such a layer
-        has room for its window and the ``forward_rows`` of a forward.
+        model on one device) provides the tensors, as long as it has memory. ``states`` are those of
+        layers that have no keys. ``windows`` has the window of each layer that evicts keys, and
+        None for the others. A forward has at most ``forward_rows`` rows, for which such a layer has
+        room besides its window.
         """
         self.length = 0
         self.starts = [0] * len(shapes)
         """The first row that each layer still holds."""
-        self._windows, self._forward_rows = [*windows], forward_rows
+        self._windows = [*windows]
+        self._forward_rows = forward_rows
         self._saved_windows: dict[int, list[LayerRows]] = {}
         """Copies of windows, by the length of the text at which they were made."""
         self._turn_lengths: list[int] = []
         """The lengths in ``_saved_windows`` at which a turn began."""
         self.states = states
-        self.hidden: HiddenStates | None = None  # of a target whose draft is a head
+        self.hidden: HiddenStates | None = None  # Those of a target whose draft is a head.
         self.pool = pool
         self.lease: Lease | None = None
         self._initial_capacity = max(capacity, 1)
@@ -114,7 +117,7 @@ class Cache:
 
     @property
     def evicts_keys(self) -> bool:
-        """Whether layers evict the keys behind their windows."""
+        """Whether any layer evicts the keys behind its window."""
         return any(self._windows)
 
     @property
@@ -136,7 +139,7 @@ class Cache:
         return self._windows[layer] if self._windows else None
 
     def _rows_of(self, layer: int, tokens: int) -> int:
-        """Returns how many rows a layer needs for so many tokens."""
+        """Returns how many rows a layer has room for if its cache has room for so many tokens."""
         window = self._window_of(layer)
         if window is None:
             return tokens
@@ -173,7 +176,8 @@ class Cache:
         self.lease = None
 
     def _reserve_in_layer(self, layer: int, length: int) -> None:
-        """Makes room in one layer, first by evicting what no later row sees."""
+        """Makes room in one layer, first by evicting keys that no later row sees, and then by a
+        larger tensor if that is not enough."""
         window, rows = self._window_of(layer), self.keys[layer].shape[1]
         if length - self.starts[layer] <= rows:
             return
@@ -186,8 +190,13 @@ class Cache:
         size = rows if needed <= rows else max(needed, self._rows_of(layer, rows * 3 // 2))
         for tensors in (self.keys, self.values):
             old = tensors[layer]
-            new = old if size == rows else old.new_empty(old.shape[0], size, old.shape[2])
-            new[:, : rows - dropped] = old[:, dropped:].clone() if new is old else old[:, dropped:]
+            remaining = old[:, dropped:]
+            if size == rows:
+                new = old
+                remaining = remaining.clone()  # It overlaps the place that it is copied to.
+            else:
+                new = old.new_empty(old.shape[0], size, old.shape[2])
+            new[:, : rows - dropped] = remaining
             tensors[layer] = new
 
     def write(
@@ -206,7 +215,8 @@ class Cache:
     def read(
         self, layer: int, end: int, first: int = 0
     ) -> tuple[Float[Tensor, "kv_head read head_dim"], Float[Tensor, "kv_head read head_dim"]]:
-        """Returns the tokens ``first:end``, without a copy. The first must still be held."""
+        """Returns the keys and values of tokens ``first:end``, without a copy. The first token must
+        still be held."""
         start = self.starts[layer]
         assert start <= first, f"layer {layer} has evicted the keys before {start}, not {first}"
         rows = slice(first - start, end - start)
@@ -219,7 +229,10 @@ class Cache:
             self.states.advance(count)
 
     def commit_path(self, path: Sequence[int]) -> None:
-        """Commits the tokens at these places after the end (increasing) and drops the others."""
+        """Commits some of the tokens that were written behind ``length``, and drops the others.
+
+        ``path`` has their places, counted from ``length`` on, in increasing order.
+        """
         if self.states is not None:
             self.states.commit_path(path)
         # The first tokens of the path are often in their places already.
@@ -229,7 +242,7 @@ class Cache:
         self.length = old_length + len(path)
         if start < self.length:
             rows = torch.tensor(path[in_place:]) + old_length
-            # The rows are sent to each device once, not once a layer.
+            # The rows are sent once for each device and first row, and not for each layer.
             places = {
                 (keys.device, first) for keys, first in zip(self.keys, self.starts, strict=True)
             }
@@ -237,9 +250,9 @@ class Cache:
                 (device, first): send_to_device(rows - first, device) for device, first in places
             }
             for tensors in (self.keys, self.values):
-                for layer, first in zip(tensors, self.starts, strict=True):
-                    moved = layer.index_select(1, rows_on[layer.device, first])
-                    layer[:, start - first : self.length - first] = moved
+                for tensor, first in zip(tensors, self.starts, strict=True):
+                    moved = tensor.index_select(1, rows_on[tensor.device, first])
+                    tensor[:, start - first : self.length - first] = moved
             if self.hidden is not None:
                 self.hidden.move(rows, start)
 
@@ -263,9 +276,9 @@ class Cache:
         """Returns the largest length, up to this one, to which the cache can be truncated.
 
         Keys can be cut anywhere, as long as none was evicted. The states of layers that have no
-        keys are known at a few lengths.
+        keys are known at a few lengths only.
         """
-        while True:  # Until neither the keys nor the states ask for a smaller length.
+        while True:  # This ends when neither the keys nor the states need a smaller length.
             nearest = self._nearest_with_states(self._nearest_with_keys(length))
             if nearest == length:
                 return length
@@ -274,7 +287,7 @@ class Cache:
     def _nearest_with_states(self, length: int) -> int:
         if self.states is None:
             return length
-        # Where a view left rows out, there are no keys of them, but the states have read them.
+        # Where a view left rows out, the cache has no keys of them, but the states have read them.
         unread = self.length - self.states.length
         return max(0, unread + self.states.nearest(length - unread))
 
@@ -290,9 +303,9 @@ class Cache:
         return max((each.first_row(start) for each, start in pairs if each is not None), default=0)
 
     def save_windows(self, lengths: Sequence[int]) -> None:
-        """Copies the keys that the row at each of these lengths sees.
+        """Copies the keys and values that the next row would see at each of these lengths.
 
-        The text can then be truncated to such a length after those keys were evicted. All of them
+        The text can then be truncated to such a length even after they were evicted. All of them
         must still be held. Recurrent states have snapshots of their own.
         """
         for length in lengths if self.evicts_keys else ():
@@ -307,8 +320,8 @@ class Cache:
         self._saved_windows = {n: each for n, each in self._saved_windows.items() if n in kept}
 
     def save_windows_for_turn(self, length: int) -> None:
-        """Saves the windows at the length where a turn begins. Only those of the last few turns are
-        kept, since a conversation is rarely cut back further."""
+        """Saves the windows at the length where a turn begins, and drops those of all but the last
+        few turns, since a conversation is rarely cut back further."""
         if length not in self._saved_windows:
             self.save_windows([length])
             self._turn_lengths.append(length)
@@ -323,10 +336,10 @@ class Cache:
         return [(layer, each.first_key(length)) for layer, each in pairs if each is not None]
 
     def _window_rows_at(self, length: int) -> dict[int, LayerRows]:
-        """Returns the rows that the row at ``length`` sees, for each layer with a window.
+        """Returns, for each layer with a window, the rows that the row at ``length`` sees.
 
-        If they are still held, up to ``ROWS_TO_CUT_BACK`` earlier rows come with them. Otherwise
-        they are the saved window.
+        If they are still held, they come with the rows that cutting back ``ROWS_TO_CUT_BACK``
+        tokens needs, as far as those are held. Otherwise they are the saved window.
         """
         if length >= self._first_length:
             rows = {}
@@ -341,7 +354,7 @@ class Cache:
         return {layer: LayerRows(0, *pair) for layer, pair in zip(layers, pairs, strict=True)}
 
     def _replace_rows(self, layer: int, rows: LayerRows) -> None:
-        """Replaces the rows that a layer holds by these."""
+        """Replaces all rows that a layer holds with these."""
         self.starts[layer] = rows.start
         count = rows.keys.shape[1]
         for tensors in (self.keys, self.values):
@@ -351,7 +364,7 @@ class Cache:
         self.write(layer, rows.start, rows.keys, rows.values)
 
     def remove_rows(self, start: int, count: int) -> None:
-        """Removes ``count`` rows; those after them move up, in the same memory."""
+        """Removes ``count`` rows from ``start`` on; those after them move up in the same memory."""
         assert not self.evicts_keys, "rows cannot be moved in a cache that evicts keys"
         for layer in (*self.keys, *self.values):
             layer[:, start : self.length - count] = layer[:, start + count : self.length].clone()
@@ -367,10 +380,10 @@ class Cache:
     ) -> Cache:
         """Returns a new cache with copies of these rows and room for ``room`` more.
 
-        There is one set of rows for all heads, or one for each layer and head. ``layers`` takes the
-        first layers only. ``pooled`` allocates it in this cache's pool, if there is one; a cache
-        that is only copied from later does not need that. Raises ValueError in a cache that evicts
-        keys.
+        There is one set of rows for all heads, or one for each layer and head. With ``layers`` only
+        so many first layers are copied. With ``pooled`` the new cache is allocated in this one's
+        pool, if there is one; a cache that is only copied from later does not need that. Raises
+        ValueError in a cache that evicts keys.
         """
         if self.evicts_keys:
             raise ValueError("a choice among rows needs a cache that keeps all keys")
@@ -383,18 +396,19 @@ class Cache:
             pool=self.pool if pooled else None,
             states=None if self.states is None else self.states.copy(),
         )
-        starts = {
+        # Rows are numbered through all heads, where a head's first row is its offset. index_select
+        # over such numbers is many times faster than torch.gather.
+        head_offsets = {
             heads: torch.arange(heads, device=rows.device)[:, None] * self.capacity
             for heads in {shape.kv_heads for shape in new.shapes}
         }
         for layer, shape in enumerate(new.shapes):
             heads = shape.kv_heads
             chosen_rows = rows[layer] if rows.ndim > 1 else rows
-            where = (chosen_rows + starts[heads]).flatten().to(self.keys[layer].device)
-            # index_select over flat rows is many times faster than torch.gather.
+            flat_rows = (chosen_rows + head_offsets[heads]).flatten().to(self.keys[layer].device)
             for old, copy in ((self.keys, new.keys), (self.values, new.values)):
                 width = old[layer].shape[2]
-                picked = old[layer].view(-1, width).index_select(0, where)
+                picked = old[layer].view(-1, width).index_select(0, flat_rows)
                 copy[layer][:, : rows.shape[-1]] = picked.view(heads, -1, width)
         new.length = rows.shape[-1]
         return new
@@ -427,17 +441,18 @@ class Cache:
         old_rows: Int[Tensor, "layer kv_head kept"],
         new_rows: Int[Tensor, "layer kv_head kept"],
     ) -> Int[Tensor, "layer kv_head kept"]:
-        """Replaces copies of ``old_rows`` of the source by copies of ``new_rows`` of it.
+        """Makes this cache hold copies of ``new_rows`` of the source instead of its ``old_rows``.
 
-        Only rows that are not in both sets move, each to the place of one that leaves. Returns
-        which row of the source is in each place now: attention does not depend on the order.
+        Rows that are in both sets stay where they are, and each new row takes the place of one that
+        leaves. That is allowed because attention does not depend on the order of keys. Returns
+        which row of the source is in each place now.
         """
         size = int(torch.maximum(old_rows.max(), new_rows.max())) + 1
         is_new = torch.zeros(*old_rows.shape[:2], size, dtype=torch.bool, device=old_rows.device)
         is_old = is_new.clone().scatter_(-1, old_rows, True)
         is_new.scatter_(-1, new_rows, True)
         layer, head, place = (~is_new.gather(-1, old_rows)).nonzero(as_tuple=True)
-        # In each head as many rows arrive as leave, and both are in the same order of heads.
+        # In each head as many rows arrive as leave. Both lists are ordered by layer and head.
         arriving = new_rows[~is_old.gather(-1, new_rows)]
         for number, count in enumerate(torch.bincount(layer, minlength=len(old_rows)).tolist()):
             at = (layer == number).nonzero().squeeze(-1) if count else layer[:0]
@@ -451,11 +466,10 @@ class Cache:
         return rows_by_place
 
     def extend(self, source: Cache, start: int, stop: int, at: int | None = None) -> None:
-        """Copies rows ``start:stop`` of the source to row ``at`` and after, by default to the
-        end. They become this cache's last rows.
+        """Copies rows ``start:stop`` of the source to row ``at`` and after; by default to the end.
 
-        Only as many layers are copied as this cache has. A cache that evicts keys must be empty,
-        and the source must evict them too.
+        They become this cache's last rows. Only as many layers are copied as this cache has. If
+        this cache evicts keys, it must be empty, and the source must evict keys too.
         """
         if at is not None:
             self.length = at  # The states follow below, so they need not be truncated.
@@ -485,7 +499,7 @@ class Cache:
 def send_to_device(values: Tensor, device: torch.device) -> Tensor:
     """Returns numbers on a device.
 
-    From the CPU to a GPU they go from pinned memory, so that the CPU does not wait for it.
+    From the CPU to a GPU they are copied from pinned memory, so that the CPU does not wait.
     """
     if device.type != "cuda" or values.device.type != "cpu":
         return values.to(device)
@@ -493,15 +507,19 @@ def send_to_device(values: Tensor, device: torch.device) -> Tensor:
 
 
 def as_slice(columns: Int[Tensor, " column"]) -> slice | Int[Tensor, " column"]:
-    """Returns increasing columns as a slice where they are adjacent, to be read without a copy."""
+    """Returns increasing columns as a slice where they are adjacent, because a slice is read
+    without a copy."""
     if len(columns) and int(columns[-1] - columns[0]) + 1 == len(columns):
         return slice(int(columns[0]), int(columns[-1]) + 1)
     return columns
 
 
 class Pages:
-    """Rows of a cache in pages of a few rows. Each step of a draft reads the few pages whose mean
-    keys its queries attend to the most."""
+    """Rows of a cache, cut into pages of a few rows.
+
+    At each step of a draft, the step's queries choose the few pages to whose mean keys they attend
+    the most, and only those are read.
+    """
 
     def __init__(self, source: Cache, paged: Paged, layers: int) -> None:
         """Computes the mean keys of the pages, in the first ``layers`` of the source."""
@@ -526,14 +544,15 @@ class Pages:
     ) -> Float[Tensor, "head new head_dim"]:
         """Attends with each of a few rows over the pages that its own queries choose.
 
-        ``keys`` and ``values`` are those of ``cache``, whose first rows are the pages.
+        ``keys`` and ``values`` are those of ``cache``. Its first rows are overwritten with the
+        chosen pages, once for each row of ``q``.
         """
         new = q.shape[1]
         outputs = []
         for row in range(new):
             row_q = q[:, row : row + 1]
             self.load(cache, layer, row_q * scale)
-            # The rows of ``bias`` stand once for every query head of a group.
+            # ``bias`` repeats its rows for every query head of a group.
             row_bias = None if bias is None else bias[row::new]
             outputs.append(attend_to_keys(row_q, keys, values, row_bias, scale))
         return torch.cat(outputs, 1)
@@ -541,7 +560,8 @@ class Pages:
     def best_pages(
         self, layer: int, q: Float[Tensor, "head one head_dim"]
     ) -> Int[Tensor, "kv_head page"]:
-        """Returns the pages that these scaled queries choose, one choice for a group of heads."""
+        """Returns the pages that these scaled queries choose. The query heads of a group choose
+        together."""
         mean_keys = self._mean_keys[layer]
         logits = torch.bmm(q.reshape(len(mean_keys), -1, q.shape[-1]), mean_keys)
         return logits.float().softmax(-1).sum(1).topk(self._pages_per_step).indices

@@ -1,8 +1,8 @@
-"""The fused decoder: a language model without Hugging Face's modules, on the modules' own weights.
+"""The fused decoder: it runs a language model on its modules' weights, but not by the modules.
 
-Its projections are fused and it has no module overhead. Its logits equal the modules' to rounding
-(tests check 1e-5). It supports decoders made of RMSNorm, grouped attention with rotary positions,
-with or without norms of queries and keys, and a gated SiLU MLP.
+Its projections are fused and it has no module overhead. Its logits equal the modules' up to
+rounding (tests check 1e-5). It supports decoders made of RMSNorm, grouped-query attention with
+rotary positions, with or without norms of queries and keys, and a gated SiLU MLP.
 """
 
 from __future__ import annotations
@@ -28,12 +28,12 @@ from saccade.model.kernels import Epilogue, Matrix, TunedMatrices, choose_rounde
 from saccade.model.kernels.few_bits import Rounding
 from saccade.model.kernels.few_rows import FewRowAttention
 
-# The types of text models that are exactly this decoder.
+# The ``model_type`` of text models whose architecture is exactly this decoder.
 SUPPORTED_MODEL_TYPES = (
     "qwen2_5_vl_text", "qwen2_vl_text", "qwen2_5_omni_text", "qwen3_vl_text",
     "qwen2", "qwen3", "llama", "mistral",
 )  # fmt: skip
-INITIAL_TABLE_ROWS = 4096  # Of the rotary table, which grows when a text needs more.
+INITIAL_TABLE_ROWS = 4096  # Positions in the rotary table, which grows when a text needs more.
 
 
 @dataclass(frozen=True)
@@ -42,7 +42,7 @@ class Layer:
 
     norm_in: Tensor
     qkv: Matrix
-    norm_qk: tuple[Tensor, Tensor] | None  # Of every query head, of every key head.
+    norm_qk: tuple[Tensor, Tensor] | None  # One for all query heads, and one for all key heads.
     out: Matrix
     norm_mlp: Tensor
     gate_up: Matrix
@@ -56,11 +56,11 @@ class Layer:
 class RmsNorm:
     """Computes x / sqrt(mean(x^2) + eps) * weight.
 
-    In fp32 on a CPU it takes as few passes over the numbers as torch allows.
+    In fp32 on a CPU it makes as few passes over the numbers as torch's operations allow.
     """
 
     def __init__(self, dim: int, eps: float, example: Tensor) -> None:
-        """``example`` is on the device and of the type of what will be normed."""
+        """``example`` has the device and the dtype of what will be normed."""
         self._dim, self._eps = dim, float(eps)
         self._is_fp32_on_cpu = example.device.type == "cpu" and example.dtype == torch.float32
         self._eps_tensor = example.new_tensor(self._eps)
@@ -74,11 +74,11 @@ class RmsNorm:
 
 
 class FusedDecoder:
-    """Computes hidden states from embeddings, their rotations and an attention step.
+    """Computes hidden states from embeddings, their rotations and an attention function.
 
     The modules' q, k, v, gate and up weights become views of the fused tensors, so weights that are
-    changed in place are changed here too. Copies of them follow by :meth:`refresh`, which every
-    prompt calls first.
+    changed in place are changed here too. Some kernels read copies of weights in another layout.
+    :meth:`refresh`, which is called before every prompt, makes these anew after a change.
     """
 
     def __init__(self, text: Any, head: Any, axes: int) -> None:
@@ -97,8 +97,8 @@ class FusedDecoder:
         self.axes = axes
         self._table: tuple[Tensor, Tensor] | None = None
         # A head that somebody wrapped, hooked or quantised must run by its own forward.
-        plain_head = type(head) is nn.Linear and not unusual_changes([("the head", head)])
-        self.head = Matrix(head.weight.data, head.bias) if plain_head else None
+        is_plain_head = type(head) is nn.Linear and not unusual_changes([("the head", head)])
+        self.head = Matrix(head.weight.data, head.bias) if is_plain_head else None
         matrices = [matrix for layer in self.layers for matrix in layer.matrices]
         if self.head is not None:
             matrices.append(self.head)
@@ -106,7 +106,7 @@ class FusedDecoder:
         self.refresh()
 
     def refresh(self) -> None:
-        """Calls :meth:`TunedMatrices.refresh`."""
+        """Copies weights anew if they were changed, and chooses kernels for the threads in use."""
         self._matrices.refresh()
 
     def first_layers(self, count: int) -> FusedDecoder:
@@ -118,12 +118,14 @@ class FusedDecoder:
     def rounded(self, rounding: Rounding) -> FusedDecoder:
         """Returns the decoder of a draft over the same weights, with rounded copies beside them.
 
-        The copies multiply few rows. Raises ModelError where there is no memory for them.
+        Few rows are multiplied with the copies. Raises ModelError where there is no memory for
+        them.
         """
         matrices = [matrix for layer in self.layers for matrix in layer.matrices]
         matrices += [] if self.head is None else [self.head]
-        numbers = sum(matrix.weight.numel() for matrix in matrices)
-        needed, place = int(numbers * rounding.bytes_per_weight), self.norm.device
+        weight_count = sum(matrix.weight.numel() for matrix in matrices)
+        needed = int(weight_count * rounding.bytes_per_weight)
+        place = self.norm.device
         available = memory.available_bytes(place)
         if needed > available * (1 - memory.SPARE_SHARE):
             raise ModelError(
@@ -152,15 +154,15 @@ class FusedDecoder:
         return rounded_decoder
 
     def weights_changed(self) -> bool:
-        """Returns :meth:`TunedMatrices.weights_changed`."""
+        """Returns whether weights were changed in place since copies of them were made."""
         return self._matrices.weights_changed()
 
     @staticmethod
     def supports(text: Any) -> bool:
-        """Returns whether this decoder computes what those modules compute.
+        """Returns whether this decoder computes what the modules of ``text`` compute.
 
-        They must have plain weights, static rotary rules and equal layers, and nothing may be
-        hooked, patched or replaced since they were loaded.
+        They must have plain weights, static rotary rules and equal layers, and nothing may have
+        been hooked, patched or replaced since they were loaded.
         """
         config = text.config.to_dict()
         rope = (config.get("rope_parameters") or {}).get("rope_type", "default")
@@ -171,8 +173,8 @@ class FusedDecoder:
         if config.get("hidden_act") != "silu" or config.get("mlp_bias"):
             return False
         layers = text.layers[: text.config.num_hidden_layers]
-        from_library = all(is_from_library(type(module)) for module in text.modules())
-        if not len(layers) or not from_library or unusual_changes(text.named_modules()):
+        are_from_library = all(is_from_library(type(module)) for module in text.modules())
+        if not len(layers) or not are_from_library or unusual_changes(text.named_modules()):
             return False
         first = _blueprint(layers[0])
         if any(_blueprint(layer) != first for layer in layers):
@@ -180,14 +182,15 @@ class FusedDecoder:
         attention, mlp = layers[0].self_attn, layers[0].mlp
         projections = (attention.q_proj, attention.k_proj, attention.v_proj, attention.o_proj)
         linears = (*projections, mlp.gate_proj, mlp.up_proj, mlp.down_proj)
-        biases = [module.bias for module in linears[3:] if isinstance(module, nn.Linear)]
-        same_bias = len({module.bias is None for module in projections[:3]}) == 1
-        plain = all(type(module) is nn.Linear for module in linears)
-        if not plain or not same_bias or any(bias is not None for bias in biases):
+        are_plain = all(type(module) is nn.Linear for module in linears)
+        # Queries, keys and values all have a bias, or none of them has. Nothing else may have one.
+        is_bias_uniform = len({module.bias is None for module in projections[:3]}) == 1
+        other_biases = [module.bias for module in linears[3:] if isinstance(module, nn.Linear)]
+        if not are_plain or not is_bias_uniform or any(bias is not None for bias in other_biases):
             return False
         norms = [text.norm, layers[0].input_layernorm, layers[0].post_attention_layernorm]
-        alike = len({(type(norm), norm.variance_epsilon) for norm in norms}) == 1
-        if not alike or text.norm.variance_epsilon != text.config.rms_norm_eps:
+        are_norms_alike = len({(type(norm), norm.variance_epsilon) for norm in norms}) == 1
+        if not are_norms_alike or text.norm.variance_epsilon != text.config.rms_norm_eps:
             return False
         # An offloaded weight is on another device, or on none.
         devices = {parameter.device for parameter in text.parameters()}
@@ -207,15 +210,15 @@ class FusedDecoder:
         """Returns the hidden states after all layers and the last norm.
 
         Args:
-            embeds: of every token.
-            rotation: cos and sin of every token.
-            step: the attention.
+            embeds: the embeddings of all tokens.
+            rotation: cos and sin of all tokens, as :meth:`rotation` returns them.
+            step: the attention function, which also writes keys and values.
             deepstack: (mask of visual rows, [layer, row, dim] to add after the first layers).
             last: return the last token's hidden state alone. The last layer then computes only
                 queries, keys and values for the other tokens.
-            few_rows: attends instead of ``step``, and norms and rotates too.
-            write_hidden: takes what each layer and the last norm read, and what the norm returns,
-                by the numbers of :class:`HiddenStates`.
+            few_rows: attends instead of ``step``. It also norms and rotates queries and keys.
+            write_hidden: called with the number of a hidden state, as :class:`HiddenStates` has
+                them, and the state: the input of each layer and of the last norm, and its output.
         """
         count = embeds.shape[0]
         heads, kv_heads, width, norm = self.heads, self.kv_heads, self.head_dim, self.norm_of
@@ -260,8 +263,8 @@ class FusedDecoder:
     ) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of every token; sin includes the sign of rotate-half.
 
-        A list of positions is for text, which has the same position on every axis: it is looked up
-        in the table. The rotations of a prompt's tokens are computed.
+        A list of positions is for text, which has the same position on every axis. Such rotations
+        are looked up in the table. For a tensor, as a prompt has one, they are computed.
         """
         if isinstance(positions, Tensor):
             return self._rotate(embeds, positions)
@@ -275,7 +278,7 @@ class FusedDecoder:
     def table(self, last: int, example: Tensor) -> tuple[Tensor, Tensor]:
         """Returns cos and sin of text at every position up to ``last``, and at some beyond.
 
-        ``example`` is on the device and of the type of the table.
+        ``example`` has the device and the dtype of the table.
         """
         if self._table is None or last >= self._table[0].shape[0]:
             rows = torch.arange(max(INITIAL_TABLE_ROWS, 2 * last), device=example.device)
@@ -291,17 +294,18 @@ class FusedDecoder:
 
 
 def _fuse(layer: Any) -> Layer:
+    """Returns a layer's weights fused by rows; those that are stacked become views of the stack."""
     attention, mlp = layer.self_attn, layer.mlp
     norm = None
     if "q_norm" in attention._modules:
         norm = attention.q_norm.weight.data, attention.k_norm.weight.data
     projections = (attention.q_proj, attention.k_proj, attention.v_proj)
-    biased = attention.q_proj.bias is not None
+    has_bias = attention.q_proj.bias is not None
     return Layer(
         norm_in=layer.input_layernorm.weight.data,
         qkv=Matrix(
             _stack([module.weight for module in projections]),
-            _stack([module.bias for module in projections]) if biased else None,
+            _stack([module.bias for module in projections]) if has_bias else None,
         ),
         norm_qk=norm,
         out=Matrix(attention.o_proj.weight.data, epilogue=Epilogue.ADD),
@@ -327,10 +331,10 @@ def _shapes(module: nn.Module) -> list[tuple[str, torch.Size | None]]:
 
 
 def _stack(parameters: list[nn.Parameter]) -> Tensor:
-    """Returns the parameters stacked by rows; each becomes a view of its part.
+    """Returns the parameters stacked by rows. Each parameter becomes a view of its rows.
 
-    They may be such views already, in a model that was sent from another process or had a decoder
-    before. Then that memory is used again.
+    They may be such views already, in a model that was sent from another process or had a fused
+    decoder before. Then that memory is used again.
     """
     fused = _stack_without_copy(parameters)
     if fused is not None:
@@ -345,17 +349,18 @@ def _stack(parameters: list[nn.Parameter]) -> Tensor:
 
 
 def _stack_without_copy(parameters: list[nn.Parameter]) -> Tensor | None:
-    """Returns the parameters as one tensor without a copy, or None.
+    """Returns the parameters as one tensor without a copy; None where that is impossible.
 
-    That is possible where they are one after another in memory.
+    It is possible where they follow one another in memory.
     """
     first = parameters[0].data
     end = first.storage_offset()
     for parameter in parameters:
         part = parameter.data
-        here = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
-        same = part.dtype == first.dtype and part.shape[1:] == first.shape[1:]
-        if not (here and same and part.is_contiguous() and part.storage_offset() == end):
+        shares_memory = part.untyped_storage().data_ptr() == first.untyped_storage().data_ptr()
+        is_alike = part.dtype == first.dtype and part.shape[1:] == first.shape[1:]
+        follows = part.is_contiguous() and part.storage_offset() == end
+        if not (shares_memory and is_alike and follows):
             return None
         end += part.numel()
     rows = sum(parameter.shape[0] for parameter in parameters)

@@ -1,9 +1,9 @@
-"""The likeliest tokens of each row of a captured forward, which are computed inside the forward.
+"""The likeliest tokens of each row, which a forward captured as a CUDA graph computes itself.
 
-A greedy draft needs few numbers of each step: the likeliest token, the next one, and how sure the
-draft is of both. They are written into memory that stays where it is, and the host reads them in
-one small copy. Sessions may forbid different ids (:class:`Vocabulary`), so a captured forward reads
-from a table in the device's memory which ids are forbidden (:class:`VocabularyTable`).
+A greedy draft needs four numbers of each step: the likeliest token, the runner-up, and the
+probabilities of both. The graph writes them to a fixed address, and the host reads them in one
+small copy. Sessions may forbid different ids (:class:`Vocabulary`), so the graph reads from a table
+in the device's memory which ids are forbidden (:class:`VocabularyTable`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from saccade.core.sampling import NO_TOKEN, TopTokens
 
-MAX_VOCABULARIES = 16  # In the table of a model; sessions over a model have one to three.
+MAX_VOCABULARIES = 16  # Rows of a model's table; the sessions of a model need one to three.
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class Vocabulary:
     banned: tuple[int, ...] = ()
 
     def forbidden(self, vocab: int) -> Bool[Tensor, " vocab"]:
-        """Returns which of a model's ids are not among them, on the CPU."""
+        """Returns the mask of a model's ids that may not be chosen, on the CPU."""
         mask = torch.zeros(vocab, dtype=torch.bool)
         if self.size is not None:
             mask[self.size :] = True
@@ -44,36 +44,37 @@ WHOLE_VOCABULARY = Vocabulary()
 
 
 class VocabularyTable:
-    """Which ids each vocabulary forbids, on a device, at addresses that do not change."""
+    """A row for each vocabulary that says which ids it forbids, at a fixed address on a device."""
 
     def __init__(self, vocab: int, device: torch.device) -> None:
         self._vocab = vocab
         self._forbidden = torch.zeros(MAX_VOCABULARIES, vocab, dtype=torch.bool, device=device)
-        self._numbers = {WHOLE_VOCABULARY: 0}
+        self._rows = {WHOLE_VOCABULARY: 0}
 
     def numbers(self, vocabularies: Sequence[Vocabulary]) -> list[int] | None:
-        """Returns the row of each vocabulary, which is filled where it is new.
+        """Returns the number of each vocabulary's row in the table, and fills rows that are new.
 
-        Returns None where they are too many for the table. A full table is cleared. That is safe,
-        because the device works in order, so earlier forwards have read their rows before they are
-        overwritten.
+        Returns None where there are more vocabularies than rows. A full table is cleared. That is
+        safe, because the device works in order, so earlier forwards have read their rows before
+        they are overwritten.
         """
-        if len(self._numbers.keys() | vocabularies) > MAX_VOCABULARIES:
-            self._numbers = {WHOLE_VOCABULARY: 0}
-            if len(self._numbers.keys() | vocabularies) > MAX_VOCABULARIES:
+        if len(self._rows.keys() | vocabularies) > MAX_VOCABULARIES:
+            self._rows = {WHOLE_VOCABULARY: 0}
+            if len(self._rows.keys() | vocabularies) > MAX_VOCABULARIES:
                 return None
         for vocabulary in vocabularies:
-            if vocabulary not in self._numbers:
-                number = self._numbers[vocabulary] = len(self._numbers)
-                self._forbidden[number].copy_(vocabulary.forbidden(self._vocab))
-        return [self._numbers[vocabulary] for vocabulary in vocabularies]
+            if vocabulary not in self._rows:
+                row = self._rows[vocabulary] = len(self._rows)
+                self._forbidden[row].copy_(vocabulary.forbidden(self._vocab))
+        return [self._rows[vocabulary] for vocabulary in vocabularies]
 
     def forbid_(
         self, logits: Float[Tensor, "row vocab"], numbers: Int[Tensor, " request"]
     ) -> Float[Tensor, "row vocab"]:
         """Sets the logits of ids that each request's vocabulary forbids to -inf, in place.
 
-        Each request has the same number of rows.
+        ``numbers`` are those of :meth:`numbers`, one for each request. All requests have the same
+        number of rows of logits.
         """
         forbidden = self._forbidden.index_select(0, numbers)
         by_request = logits.view(len(numbers), -1, logits.shape[1])
@@ -81,26 +82,26 @@ class VocabularyTable:
         return logits
 
 
-NUMBERS = len(TopTokens._fields)
+NUMBERS = len(TopTokens._fields)  # How many numbers :func:`top_tokens` returns for a row.
 
 
 def top_tokens(logits: Float[Tensor, "row vocab"]) -> Float64[Tensor, "row 4"]:
-    """Returns the fields of :class:`TopTokens` for each row. The token is NO_TOKEN where a logit is
-    NaN. Ids are doubles, which hold them exactly.
+    """Returns the fields of :class:`TopTokens` for each row, as doubles, which hold ids exactly.
 
-    Maxima are quicker than a sort, which ``torch.topk`` does over so many numbers.
+    The token is NO_TOKEN where a logit is NaN. Two maxima are quicker than ``torch.topk``, which
+    sorts so many numbers.
     """
     largest, ids = logits.max(-1)
     others = logits.scatter(-1, ids[:, None], float("-inf"))
     next_largest, next_ids = others.max(-1)
     total = logits.float().logsumexp(-1)
     probabilities = [(each.float() - total).exp().double() for each in (largest, next_largest)]
-    known = ids.masked_fill(largest.isnan(), NO_TOKEN)
-    return torch.stack((known.double(), next_ids.double(), *probabilities), -1)
+    tokens = ids.masked_fill(largest.isnan(), NO_TOKEN)
+    return torch.stack((tokens.double(), next_ids.double(), *probabilities), -1)
 
 
 class LikeliestTokens:
-    """The likeliest tokens of one forward's rows, which are fetched when the first is read.
+    """The likeliest tokens of one forward's rows, all fetched when the first of them is read.
 
     Any thread may read them, also while another one starts the next forward.
     """
@@ -108,20 +109,20 @@ class LikeliestTokens:
     def __init__(self, numbers: Float64[Tensor, "row 4"]) -> None:
         """``numbers`` are those of :func:`top_tokens`.
 
-        They may be memory that the next forward writes to, if :meth:`preserve` is called before.
+        They may be in memory that the next forward overwrites, if :meth:`preserve` is called first.
         """
-        self._numbers = numbers
+        self._device_numbers = numbers
         self._fetched: list[list[float]] | None = None
         self._lock = threading.Lock()
 
     def preserve(self) -> None:
-        """Copies the tokens that were not fetched yet, because their memory is written to next.
+        """Copies tokens that were not fetched yet, before the next forward overwrites their memory.
 
-        The host does not wait for it.
+        The host does not wait for the copy.
         """
         with self._lock:
             if self._fetched is None:
-                self._numbers = self._numbers.clone()
+                self._device_numbers = self._device_numbers.clone()
 
     def read(self, row: int) -> TopTokens:
         """Returns the likeliest tokens of a row. The first call waits for the device."""
@@ -131,7 +132,7 @@ class LikeliestTokens:
     def _fetch(self) -> list[list[float]]:
         with self._lock:
             if self._fetched is None:
-                self._fetched = self._numbers.tolist()
+                self._fetched = self._device_numbers.tolist()
             return self._fetched
 
     def __getstate__(self) -> list[list[float]]:
@@ -139,5 +140,6 @@ class LikeliestTokens:
         return self._fetch()
 
     def __setstate__(self, fetched: list[list[float]]) -> None:
-        self._numbers, self._fetched = torch.tensor(fetched, dtype=torch.float64), fetched
+        self._device_numbers = torch.tensor(fetched, dtype=torch.float64)
+        self._fetched = fetched
         self._lock = threading.Lock()

@@ -1,8 +1,8 @@
-"""Outputs of a vision tower that later prompts with the same media need not compute again.
+"""Stores outputs of a vision tower, so that later prompts with the same media do not run it again.
 
 A prompt's pictures reach the tower in one call. Here such a call is cut into its media (pictures
-and videos), and only the media that are new are run. What was run together is stored together, so
-a stored output is never taken apart: outputs of several calls are only joined.
+and videos), and the tower runs only on those that are new. Media that run together are stored as
+one output. Such an output is never taken apart: outputs of several runs are only joined.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from transformers.utils import ModelOutput
 from saccade.model.prefix_cache import digest, intercept_calls, tensor_bytes
 
 VISION_METHODS = ("get_image_features", "get_video_features")  # of Hugging Face's models
-UNREAD_FIELDS = {"hidden_states", "attentions"}  # of outputs, which language models do not read
+UNREAD_FIELDS = {"hidden_states", "attentions"}  # Language models do not read these of an output.
 FIELDS_BY_LAYER = {"deepstack_features"}  # Lists of these have one entry for each layer.
 
 
@@ -31,7 +31,7 @@ class Store(Protocol):
 
     @property
     def runs_separately(self) -> bool:
-        """Whether media that are new run one by one; else neighbours run together."""
+        """Whether new media run one by one. Otherwise those side by side run together."""
 
     def get(self, key: Hashable) -> Any: ...
 
@@ -41,10 +41,11 @@ class Store(Protocol):
 
 
 class ConversationVision:
-    """The outputs of vision towers for the media of one conversation, of target and draft.
+    """What the vision towers of target and draft returned for the media of one conversation.
 
-    What a model's latest prompt did not use is dropped, so that it grows no larger than that.
-    ``runs_separately`` runs each medium by itself, so that neighbours can be dropped one by one.
+    Outputs that a model's latest prompt did not use are dropped, so at most one prompt's outputs
+    are held for each model. With ``runs_separately`` each medium runs by itself, so that neighbours
+    can be dropped one by one.
     """
 
     def __init__(self, runs_separately: bool = False) -> None:
@@ -69,7 +70,7 @@ class ConversationVision:
 
     @contextmanager
     def reading(self, model: Any) -> Iterator[None]:
-        """While this lasts a model reads its prompt. Afterwards its unused outputs are dropped."""
+        """Notes which outputs a model uses while it reads a prompt, and drops its others after."""
         owner = id(model.base_model)
         self._used = set()
         yield
@@ -89,7 +90,7 @@ class ConversationVision:
 class MediaCall:
     """A call of a vision method, cut into its media.
 
-    ``rows`` has the end of each medium among the rows of the pixels, after a 0.
+    ``rows`` has a 0, and then the end of each medium among the rows of the pixels.
     """
 
     method: Callable[..., Any]
@@ -101,7 +102,11 @@ class MediaCall:
     def of(
         cls, method: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any]
     ) -> MediaCall | None:
-        """Returns the call cut into its media; None where it is not known how."""
+        """Returns the call cut into its media; None where its arguments show no way to do so.
+
+        With a ``..._grid_thw`` argument its products are the rows of each medium. Pixels without
+        one must have three dimensions or more; then each row is a medium.
+        """
         try:
             bound = inspect.signature(method).bind(*args, **kwargs)
         except TypeError:
@@ -122,9 +127,10 @@ class MediaCall:
             counts = grid.prod(-1).tolist()
         ends = [0, *torch.tensor(counts, dtype=torch.long).cumsum(0).tolist()]
         call = cls(method, arguments, pixels, ends)
+        covers_pixels = bool(counts) and ends[-1] == len(tensors[pixels])
+        # Each tensor must have one entry for each medium, or one for each row of the pixels.
         lengths = {each.shape[0] if each.ndim else 0 for each in tensors.values()}
-        is_known = bool(counts) and ends[-1] == len(tensors[pixels])
-        return call if is_known and lengths <= {len(call), ends[-1]} else None
+        return call if covers_pixels and lengths <= {len(call), ends[-1]} else None
 
     def __len__(self) -> int:
         return len(self.rows) - 1
@@ -137,7 +143,7 @@ class MediaCall:
         def cut(value: Any) -> Any:
             if not isinstance(value, Tensor):
                 return value
-            if len(value) == len(self):
+            if len(value) == len(self):  # It has one entry for each medium.
                 return value[start:stop]
             return value[self.rows[start] : self.rows[stop]]
 
@@ -149,7 +155,7 @@ class MediaCall:
 
 
 def cache_vision(model: Any, store: Store | None) -> AbstractContextManager[None]:
-    """While this lasts the model's vision tower does not run again on media that it has seen."""
+    """While this lasts the model's vision tower does not run on media whose output is stored."""
     if store is None:
         return nullcontext()
     owner = model.base_model
@@ -174,43 +180,44 @@ def cache_vision(model: Any, store: Store | None) -> AbstractContextManager[None
 def run_new_media(store: Store, owner: tuple[Hashable, ...], media: MediaCall) -> Any:
     """Returns the output of a call, which runs only on those media that the store lacks.
 
-    Neighbours that are new run together. Where it is unknown how outputs are joined, all run.
+    New media that are side by side run together, unless the store runs media separately. Where it
+    is unknown how outputs are joined, the method runs once more on all media.
     """
-    names = [
+    digests = [
         store.digest(sorted(media.part(number, number + 1).items())) for number in range(len(media))
     ]
     outputs: list[Any] = []
-    start = 0  # of the media that are new, up to where the search stands
+    first_new = 0  # Media from here up to ``at`` are new and have not run yet.
     at = 0
     while at < len(media):
-        length, output = _longest_stored(store, owner, names, at)
+        length, output = _longest_stored(store, owner, digests, at)
         if length:
-            if start < at:
-                outputs.append(_run_and_store(store, owner, names, media, start, at))
+            if first_new < at:
+                outputs.append(_run_and_store(store, owner, digests, media, first_new, at))
             outputs.append(output)
             at += length
-            start = at
+            first_new = at
         else:
             at += 1
             if store.runs_separately:
-                outputs.append(_run_and_store(store, owner, names, media, start, at))
-                start = at
-    if start < at:
-        outputs.append(_run_and_store(store, owner, names, media, start, at))
+                outputs.append(_run_and_store(store, owner, digests, media, first_new, at))
+                first_new = at
+    if first_new < at:
+        outputs.append(_run_and_store(store, owner, digests, media, first_new, at))
     joined = join_outputs(outputs)
     if joined is None:
-        joined = _run_and_store(store, owner, names, media, 0, len(media))
+        joined = _run_and_store(store, owner, digests, media, 0, len(media))
     return copy(joined)
 
 
 def _longest_stored(
-    store: Store, owner: tuple[Hashable, ...], names: Sequence[bytes], start: int
+    store: Store, owner: tuple[Hashable, ...], digests: Sequence[bytes], start: int
 ) -> tuple[int, Any]:
     """Returns the largest number of media from ``start`` on that were run together, with their
     output; (0, None) where there are none."""
-    lengths: frozenset[int] = store.get((*owner, names[start], "lengths")) or frozenset()
+    lengths: frozenset[int] = store.get((*owner, digests[start], "lengths")) or frozenset()
     for length in sorted(lengths, reverse=True):
-        output = store.get((*owner, *names[start : start + length]))
+        output = store.get((*owner, *digests[start : start + length]))
         if output is not None:
             return length, output
     return 0, None
@@ -219,23 +226,27 @@ def _longest_stored(
 def _run_and_store(
     store: Store,
     owner: tuple[Hashable, ...],
-    names: Sequence[bytes],
+    digests: Sequence[bytes],
     media: MediaCall,
     start: int,
     stop: int,
 ) -> Any:
+    """Runs media ``start:stop`` together and stores their output under all of their digests.
+
+    Under the first digest it also notes how many ran together, for :func:`_longest_stored`.
+    """
     output = media.run(start, stop)
     if isinstance(output, ModelOutput):
         output = _make_output(type(output), _read_fields(output))
-    key = *owner, names[start], "lengths"
+    key = *owner, digests[start], "lengths"
     lengths: frozenset[int] = store.get(key) or frozenset()
     store.put(key, lengths | {stop - start}, 0)
-    store.put((*owner, *names[start:stop]), output, tensor_bytes(output))
+    store.put((*owner, *digests[start:stop]), output, tensor_bytes(output))
     return output
 
 
 def join_outputs(outputs: Sequence[Any]) -> Any:
-    """Returns outputs for several media one after the other as one; None where they do not join."""
+    """Joins the outputs of consecutive media into one; returns None where it is unknown how."""
     first = outputs[0]
     if len(outputs) == 1:
         return first
@@ -255,8 +266,8 @@ def join_outputs(outputs: Sequence[Any]) -> Any:
 def _read_fields(output: ModelOutput) -> dict[str, Any]:
     """Returns the fields of an output that language models read.
 
-    Some are attributes alone: in transformers 5.17 models set fields that the class of their
-    output does not declare.
+    In transformers 5.17 models also set attributes that the class of their output does not declare,
+    so attributes are read besides declared fields.
     """
     return {
         name: each
@@ -266,7 +277,7 @@ def _read_fields(output: ModelOutput) -> dict[str, Any]:
 
 
 def _make_output(kind: type[ModelOutput], values: Mapping[str, Any]) -> ModelOutput:
-    """Returns an output with these fields, of which the class may declare some alone."""
+    """Returns an output with these values; those that its class does not declare are attributes."""
     make: Any = kind
     declared = {each.name for each in fields(make)}
     output: ModelOutput = make(**{name: values[name] for name in values if name in declared})
@@ -283,8 +294,10 @@ def _join_field(name: str, values: Sequence[Any]) -> Any:
 
 
 def join_values(values: Sequence[Any]) -> Any:
-    """Returns tensors joined along their first dimension, or lists with an entry a medium joined;
-    None for anything else."""
+    """Joins tensors along their first dimension, or lists and tuples that have entries by medium.
+
+    Returns None for anything else, and for tensors whose further dimensions differ.
+    """
     first = values[0]
     if isinstance(first, Tensor):
         return torch.cat([*values]) if len({each.shape[1:] for each in values}) == 1 else None

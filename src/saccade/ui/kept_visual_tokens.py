@@ -23,11 +23,11 @@ from saccade.model.session import Session
 
 @dataclass(frozen=True, eq=False)
 class KeptTokens:
-    """What one view kept of the clip.
+    """The visual tokens that one view kept.
 
-    ``share`` is, for each visual token of the first medium, the share of heads that kept it, by
-    time, row and column. ``kept_count`` is how many of the ``total_count`` visual tokens of all
-    media one head reads. ``are_means`` says whether each kept token is the mean of several.
+    ``share[t, h, w]`` is the share of heads that kept the token of the first medium at that time,
+    row and column. ``kept_count`` is how many of the ``total_count`` visual tokens of all media a
+    head reads. ``are_means`` says whether each kept token is the mean of several.
     """
 
     view: str
@@ -45,7 +45,8 @@ def measure_kept_tokens(
     draft_inputs: Inputs | None,
     words: Words,
 ) -> tuple[KeptTokens, ...]:
-    """Returns what each view of the draft kept: several for an ensemble, none if it sees nothing.
+    """Returns what each view of the draft kept: several for an ensemble, none if the draft reads no
+    visual tokens.
 
     ``recipe`` is the planned recipe of a stream. This costs a prefill of the target and one run of
     the draft's vision tower.
@@ -80,7 +81,7 @@ def _draft_prompt(setup: Setup, prefill: Prefill, inputs: Inputs) -> Prompt:
 def _measure_view(view: View, prefill: Prefill, prompt: Prompt) -> KeptTokens:
     """Applies one view and returns what it kept."""
     if Capability.BESIDE_TARGET in view.needs:
-        # A draft that starts early has this choice before the target's prefill ends.
+        # A draft beside the target starts from an early choice, before the target's prefill ends.
         early_choice = view.choose_early(prompt)
         pruned = prompt.select(view.choose(prefill, prompt, early_choice))
     else:
@@ -93,8 +94,8 @@ def _measure_view(view: View, prefill: Prefill, prompt: Prompt) -> KeptTokens:
 def kept_share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " seen"]:
     """Returns, for each visual token, the share of heads that keep it.
 
-    The share is 0 or 1 where all heads keep the same tokens. For tokens that are read page by page
-    it is the share of the paged tokens that one step reads.
+    The share is 0 or 1 where all heads keep the same tokens. Of tokens that are read page by page
+    each step of the draft reads other ones, so their share is that of the pages that a step reads.
     """
     share = torch.zeros(len(prompt))
     heads, paged = pruned.reading.heads, pruned.reading.paged
@@ -107,7 +108,8 @@ def kept_share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " seen"]:
 
 
 def on_grid(prompt: Prompt, values: Float[Tensor, " seen"]) -> Float[Tensor, "t h w"]:
-    """Puts values of the first medium's tokens at their cells; cells without a token are NaN."""
+    """Returns the values of the first medium's tokens by time, row and column, as counted from its
+    first ones. Cells without a token are NaN."""
     grid = prompt.grid.cpu()
     first = grid[:, 0] == grid[0, 0]
     t, h, w = (grid[first, 1:] - grid[first, 1:].amin(0)).unbind(1)

@@ -1,9 +1,9 @@
 """Records how much a prompt's text attends to its visual tokens, in vLLM's own attention layers.
 
-A layer calls ``impl.forward`` outside of any compiled graph, with rotated queries and keys. Keys of
-a prompt that is read in chunks are stored until its end, up to ``memory`` bytes for all prompts.
-Keys from the prefix cache never pass here. Where a prompt was not recorded completely, the view
-works without the target's attention.
+A layer calls ``impl.forward`` outside of any compiled graph, with rotated queries and keys. Because
+a prompt may be read in chunks, its keys are stored until its end, up to ``memory`` bytes for all
+prompts. Keys from vLLM's prefix cache are not among the arguments of ``impl.forward``. Where a
+prompt was not recorded completely, the view works without the target's attention.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ AttentionMass = tuple[Float[Tensor, "layer kv_head seen"], Float[Tensor, "layer 
 class _PromptAttention:
     """The attention of one prompt so far.
 
-    ``columns`` [seen] are the rows of its visual tokens, ``text_start`` is the first row after the
-    last of them, and ``keys`` has the chunks so far by layer.
+    ``columns`` [seen] are the rows of its visual tokens, and ``text_start`` is the first row after
+    the last of them. ``keys`` has the chunks so far by layer.
     """
 
     columns: Tensor
@@ -38,8 +38,8 @@ class _PromptAttention:
     mass: Tensor  # [layer, kv_head, seen], as is relevance.
     relevance: Tensor
     keys: list[list[Tensor]]
-    key_bytes: int  # Of all its keys.
-    position: int = 0
+    key_bytes: int  # What the keys of the whole prompt take.
+    position: int = 0  # How many rows all layers have recorded.
 
 
 @dataclass
@@ -53,7 +53,6 @@ class AttentionWatch:
     _prompts: dict[str, _PromptAttention] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
-        # Towers have no cache; only decoder layers attend over one.
         self._watched_layers = [layer for layer in self.layers.values() if _is_decoder_layer(layer)]
         for number, layer in enumerate(self._watched_layers):
             layer.impl.forward = _watched_forward(self, number, layer.impl.forward)
@@ -78,26 +77,29 @@ class AttentionWatch:
         return prompt.mass, prompt.relevance
 
     def record(self, number: int, impl: Any, query: Tensor, key: Tensor, metadata: Any) -> None:
-        """Records one layer's queries and keys of a step, [token, head, head_dim], by request."""
+        """Records what one layer's rows of visual prompts attend to in a step.
+
+        ``query`` and ``key`` are [token, head, head_dim], of all requests one after another.
+        """
         batch, starts = self.runner.input_batch, metadata.query_start_loc.tolist()
-        if number == 0:  # A step begins.
+        if number == 0:  # It is the first layer of a new step.
             self.forget_ended()
-        for row, name in enumerate(batch.req_ids):
-            state, (start, stop) = self.runner.requests[name], starts[row : row + 2]
-            position = int(batch.num_computed_tokens_cpu[row])
+        for index, name in enumerate(batch.req_ids):
+            state, (start, stop) = self.runner.requests[name], starts[index : index + 2]
+            position = int(batch.num_computed_tokens_cpu[index])
             if position >= state.num_prompt_tokens or not state.mm_features:
-                continue
+                continue  # It decodes, or its prompt has no video or picture.
             if position == 0 and number == 0:
                 self._start_prompt(name, state, impl, key)
             prompt = self._prompts.get(name)
             if prompt is None or prompt.position != position:
-                continue  # Its first part came from the prefix cache.
+                continue  # Its keys take too much memory, or its first ones were cached by vLLM.
             _add_chunk(prompt, number, impl, query[start:stop], key[start:stop], position)
             if number == len(self._watched_layers) - 1:
                 prompt.position = position + stop - start
 
     def _start_prompt(self, name: str, state: Any, impl: Any, key: Tensor) -> None:
-        """Starts to record a prompt from its first row, if its keys fit into the memory."""
+        """Starts to record a prompt at its first row, if its keys fit into the allowed memory."""
         device, length = key.device, len(state.prompt_token_ids)
         key_bytes = len(self._watched_layers) * length * key[0].numel() * key.element_size()
         self._prompts.pop(name, None)  # A preempted prompt begins again.
@@ -121,7 +123,8 @@ class AttentionWatch:
 def _add_chunk(
     prompt: _PromptAttention, number: int, impl: Any, query: Tensor, key: Tensor, position: int
 ) -> None:
-    """Adds one chunk of a prompt, from row ``position`` on, to the attention of a layer."""
+    """Adds the attention of a chunk's text rows in one layer. ``position`` is the chunk's first row
+    in the prompt."""
     heads, group = impl.num_kv_heads, impl.num_heads // impl.num_kv_heads
     layer_keys = prompt.keys[number]
     layer_keys.append(key.reshape(len(key), heads, -1).clone())  # Its buffer may be used again.
@@ -132,10 +135,11 @@ def _add_chunk(
     rows = torch.arange(first, position + len(query), device=keys.device)
     queries = query.reshape(len(query), heads, group, -1)[first - position :].float()
     logits = torch.einsum("tkgd,nkd->kgtn", queries, keys) * impl.scale
-    later = torch.arange(len(keys), device=keys.device) > rows[:, None]
-    logits.masked_fill_(later, float("-inf"))
-    count = group * (prompt.length - prompt.text_start)
+    is_later = torch.arange(len(keys), device=keys.device) > rows[:, None]
+    logits.masked_fill_(is_later, float("-inf"))
     visual_only = logits[..., prompt.columns].softmax(-1)
+    # The mean is over the group's query heads and over all text rows of the prompt.
+    count = group * (prompt.length - prompt.text_start)
     prompt.mass[number] += logits.softmax(-1)[..., prompt.columns].sum((1, 2)) / count
     prompt.relevance[number] += visual_only.sum((1, 2)) / count
     if position + len(query) >= prompt.length:
@@ -153,12 +157,10 @@ def _watched_forward(watch: AttentionWatch, number: int, forward: Any) -> Any:
         layer: Any, query: Tensor, key: Tensor, *args: Any, **kwargs: Any
     ) -> Any:
         try:
-            metadata = args[
-                2
-            ]  # It follows values and cache, and is None while the engine warms up.
-            if metadata is not None:
+            metadata = args[2]  # The arguments before it are the values and the cache.
+            if metadata is not None:  # It is None while the engine warms up.
                 watch.record(number, layer.impl, query, key, metadata)
-        except Exception as error:  # The target works without the recorded attention.
+        except Exception as error:  # The target's answers do not depend on the recording.
             watch.close()
             log.warning(
                 "watching the target failed with %s: %s; drafts now read visual tokens that are "

@@ -2,9 +2,9 @@
 
 vLLM passes a custom draft class its config but no runner (docs/upstream-vllm.md asks for one). So
 the constructors of runner classes are patched to pass the runner to our draft. A runner class is
-named ``...ModelRunner`` and its module ``...model_runner...``, in hardware plug-ins too. The patch
-imports none of these modules, because most of vLLM's processes need neither a runner nor the
-hundreds of modules behind it. An import hook patches each module when vLLM imports it.
+named ``...ModelRunner`` and its module ``...model_runner...``, in hardware plug-ins too. None of
+these modules is imported here, because most of vLLM's processes need neither a runner nor the
+hundreds of modules behind it. An import hook patches each of them when vLLM imports it.
 """
 
 from __future__ import annotations
@@ -22,12 +22,13 @@ from typing import Any
 
 from saccade.core.errors import OptionError
 
-# vllm.v1.worker.gpu_model_runner, vllm_ascend.worker.model_runner_v1: packages of vLLM's name.
+# Examples are vllm.v1.worker.gpu_model_runner and vllm_ascend.worker.model_runner_v1. The package's
+# name has to begin with "vllm".
 RUNNER_MODULE = re.compile(r"vllm\w*\.(\w+\.)*\w*model_runner\w*")
 RUNNER_CLASS = re.compile(r"\w*ModelRunner(V\d+)?")
 ENTRY_POINT = "saccade"
 PATCHED_ATTRIBUTE = "_saccade_patched"  # It is set on runner classes that were patched.
-DRAFT_ATTRIBUTE = "_saccade_draft"  # It is set on a runner: the draft that was given this runner.
+DRAFT_ATTRIBUTE = "_saccade_draft"  # It holds, in a runner, the draft that was given this runner.
 
 
 class RunnerAware(ABC):
@@ -35,7 +36,7 @@ class RunnerAware(ABC):
 
     @abstractmethod
     def set_runner(self, runner: Any) -> None:
-        """Is called once, when the constructor of the runner has set this draft."""
+        """Is called once, after the constructor of the runner has made this draft."""
 
 
 def register() -> None:
@@ -60,7 +61,7 @@ def _patch(runner_class: type) -> None:
     def patched_init(self: Any, *args: Any, **kwargs: Any) -> None:
         original_init(self, *args, **kwargs)
         draft = vars(self).get("drafter")
-        # The constructors of a class and of the one it derives from are both patched.
+        # This runs twice where the constructors of a class and of its base class are both patched.
         if isinstance(draft, RunnerAware) and vars(self).get(DRAFT_ATTRIBUTE) is not draft:
             vars(self)[DRAFT_ATTRIBUTE] = draft
             draft.set_runner(self)

@@ -1,6 +1,6 @@
-"""Suites of the synthetic world: made from seeds, with the right answers, at several lengths.
+"""Suites of the synthetic world, made from seeds, with right answers, at several lengths of video.
 
-Their seeds are none of those that training, ``lab eval`` and ``calibrate`` use.
+Training, ``lab eval`` and ``calibrate`` use other seeds.
 """
 
 from __future__ import annotations
@@ -40,11 +40,12 @@ LENGTHS = {
     "8k": Length(256, 224, 224),
     "10k": Length(320, 224, 224),
 }
-# A long context, on which plain decoders are compared. Captions alone have it.
+# Only the suite of captions has this length. It is a long context to compare plain decoders on.
 CAPTION_ONLY_LENGTH = "10k"
-PICTURE = 448, 448
-PICTURES = {"256": (224, 448), "2k": (896, 896)}  # (height, width) that the processor can take.
-DEFAULT_LENGTH = "256"  # of a suite whose name gives none, so that a run takes minutes
+PICTURE = 448, 448  # The (height, width) of a single picture.
+# The (height, width) of each of two pictures, by length. The processor accepts these sizes.
+PICTURES = {"256": (224, 448), "2k": (896, 896)}
+DEFAULT_LENGTH = "256"  # Names of suites leave this length out. A run at it takes minutes.
 
 
 def _frames(scene: Scene, length: Length) -> Clip:
@@ -81,8 +82,8 @@ def _picture(scene: Scene, length: str) -> tuple[Medium, ...]:
 class Kind:
     """A kind of item about a scene: one of the world's tasks, with all of its turns or some.
 
-    ``then`` is the question of a second turn. ``next`` says whether the second turn is the next
-    item, with its picture.
+    ``then`` is the question of a second turn about the same media. ``next`` says whether a second
+    turn asks the question of the next item, with that item's picture.
     """
 
     world_task: str
@@ -122,7 +123,7 @@ TASKS: Mapping[str, Kind] = {
     # The models were trained on square frames alone, and never on this question.
     "shapes-ood": Kind("describe", 256, "caption", _with_untrained_question, _wide_clip),
 }
-# TABED's second turns: about one picture, or about two of which the second comes with its question.
+# TABED's second turns: about the same picture, or about another one that comes with its question.
 # The world's models were not trained on summaries or stories, so their answers here mean nothing.
 SECOND_TURN_TASKS: Mapping[str, Kind] = {
     f"shapes-second-{name}": Kind(
@@ -149,16 +150,15 @@ class Shapes:
 
 
 def suites() -> dict[str, Shapes]:
-    """Returns every suite by name: ``shapes-caption`` (256 visual tokens), ``-caption-2k``, ..."""
+    """Returns every suite by name, such as ``shapes-caption`` and ``shapes-caption-2k``. A suite
+    without a length in its name has about 256 visual tokens."""
     suites_by_name = {}
     for task, kind in {**TASKS, **SECOND_TURN_TASKS}.items():
-        lengths = (
-            [DEFAULT_LENGTH]
-            if task in SECOND_TURN_TASKS
-            else PICTURES
-            if kind.media is _pictures
-            else LENGTHS
-        )
+        lengths = [*LENGTHS]
+        if task in SECOND_TURN_TASKS:
+            lengths = [DEFAULT_LENGTH]
+        elif kind.media is _pictures:
+            lengths = [*PICTURES]
         for length in lengths:
             if length == CAPTION_ONLY_LENGTH and task != "shapes-caption":
                 continue

@@ -15,7 +15,7 @@ from saccade.core.protocols import Shape
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import Tree, path
 from saccade.drafting.drafters import drive
-from saccade.methods import FAMILIES, SHAPES
+from saccade.methods import SHAPE_FAMILIES, SHAPES
 
 VOCAB = 24
 CONTEXT = [3, 5, 7]
@@ -24,7 +24,7 @@ COSTS = Costs((1, 64), (1.0, 1.1), 0.02)
 
 def _shapes() -> Iterator[tuple[str, Shape]]:
     yield from SHAPES.items()
-    for family in FAMILIES.values():
+    for family in SHAPE_FAMILIES.values():
         yield from ((f"{family.family}-{each}", family.parse(each)) for each in family.examples)
 
 

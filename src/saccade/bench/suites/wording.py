@@ -1,4 +1,4 @@
-"""Reads the texts, options and right answers of a benchmark's row."""
+"""Reads the question, the options and the right answers from a benchmark's row."""
 
 from __future__ import annotations
 
@@ -16,28 +16,34 @@ NUMBERED_CAPTION = re.compile(r"Caption\s*#\s*\d+\s*:(.*?)(?=Caption\s*#\s*\d+\s
 
 
 def first_value(row: Row, names: Sequence[str]) -> Any:
+    """Returns the value of the first of these columns that has one; None where none has."""
     return next((row[name] for name in names if row.get(name) is not None), None)
 
 
 def column_texts(row: Row, names: Sequence[str]) -> tuple[str, ...]:
-    """Returns the texts of these columns, one for each item of a list.
+    """Returns the texts of these columns; a column that holds a list has one for each item.
 
-    Surrounding spaces and the letters of options, such as "A.", are removed.
+    Empty texts and "N/A" are left out, and surrounding spaces are removed. If the texts are
+    lettered "A.", "B." and so on in order, the letters are removed as well.
     """
     values: list[Any] = []
     for name in names:
         value = row.get(name)
         values += value if isinstance(value, list) else [value]
-    cleaned = [text for text in (str(v).strip() for v in values if v is not None) if text]
-    cleaned = [text for text in cleaned if text != "N/A"]
-    matches = [LETTERED_OPTION.fullmatch(text) for text in cleaned]
-    if cleaned and all(m and m[1] == letter for m, letter in zip(matches, LETTERS, strict=False)):
-        cleaned = [match[2] for match in matches if match]
-    return tuple(cleaned)
+    stripped = [str(value).strip() for value in values if value is not None]
+    texts = [text for text in stripped if text not in ("", "N/A")]
+    matches = [LETTERED_OPTION.fullmatch(text) for text in texts]
+    if texts and all(m and m[1] == letter for m, letter in zip(matches, LETTERS, strict=False)):
+        texts = [match[2] for match in matches if match]
+    return tuple(texts)
 
 
 def split_options(text: str) -> tuple[str, tuple[str, ...]]:
-    """Splits a text into a question and its options, where each option is a line."""
+    """Splits a text into a question and its options.
+
+    An option begins with a line such as "A. text", in the order of the letters. A line that begins
+    no option belongs to the option before it, or to the question before all options.
+    """
     question: list[str] = []
     options: list[str] = []
     for line in text.splitlines():
@@ -52,7 +58,11 @@ def split_options(text: str) -> tuple[str, tuple[str, ...]]:
 
 
 def right_letter(answer: Any, options: Sequence[str]) -> tuple[str, ...]:
-    """Returns the letter of the right option, given as a letter, a number or the option's text."""
+    """Returns the letter of the right option, alone in a tuple.
+
+    The tuple is empty where the row has no answer (None, "" or -1). The answer may be a letter, an
+    option's number from 0 on, or an option's text. Raises LayoutError for any other.
+    """
     letters = LETTERS[: len(options)]
     if answer is None or answer == "" or answer == -1:
         return ()
@@ -61,7 +71,9 @@ def right_letter(answer: Any, options: Sequence[str]) -> tuple[str, ...]:
     text = str(answer).strip()
     stripped = text.strip("(). ").upper()
     equal_options = [
-        c for c, option in zip(letters, options, strict=False) if option.lower() == text.lower()
+        letter
+        for letter, option in zip(letters, options, strict=False)
+        if option.lower() == text.lower()
     ]
     match = LETTERED_OPTION.fullmatch(text)
     for candidate in (
@@ -75,7 +87,11 @@ def right_letter(answer: Any, options: Sequence[str]) -> tuple[str, ...]:
 
 
 def right_answers(answer: Any, verbatim: bool = False) -> tuple[str, ...]:
-    """Returns every right answer, each once."""
+    """Returns every right answer, each once.
+
+    A text may hold several, separated by "<OR>". With ``verbatim`` all texts are returned as they
+    are, repeated ones too.
+    """
     listed = answer if isinstance(answer, list) else [answer]
     values = [value for value in listed if value is not None]
     if verbatim:

@@ -1,11 +1,10 @@
-"""Attention and products on a CPU in C (``kernels.c``), compiled once for this processor.
+"""Attention and matrix products on a CPU in C (``kernels.c``), compiled once for this processor.
 
-Attention is of fp32, and products are of fp32, bf16 and weights of few bits.
+Attention is in fp32. Products are in fp32, in bf16, and with weights of few bits.
 
 Torch's own kernels come from libraries that are made for large matrices, and on some processors
-they use half of the available instructions. Torch's kernels are used all the same where no C
-compiler is found (``CC``, else ``cc``), and where the compiled kernels do not compute what torch
-computes.
+they use half of the available instructions. Torch's kernels are still used where no C compiler is
+found (``CC``, else ``cc``), and where the compiled kernels do not compute what torch computes.
 """
 
 from __future__ import annotations
@@ -40,28 +39,28 @@ FLAGS = (
     # Without this, GCC rounds twice in some loops and once in others that must agree with them.
     "--param=avoid-fma-max-bits=0",
 )
-ATTENTION_ARGUMENTS = struct.Struct("8P18nd")  # The layout of `call` in kernels.c.
+ATTENTION_ARGUMENTS = struct.Struct("8P18nd")  # The layout of `attention_call` in kernels.c.
 PRODUCT_ARGUMENTS = struct.Struct("4P6n")  # The layout of `product` in kernels.c.
 CODED_ARGUMENTS = struct.Struct("4P8n")  # The layout of `coded_product` in kernels.c.
 OUTPUTS_PER_UNIT = 32  # Outputs that one task computes; a panel of rounded weights has as many.
-CODE_BLOCK = 32  # Inputs that share a scale.
+CODE_BLOCK = 32  # Inputs of a rounded weight that share a scale.
 TILE_ROWS = 16  # Outputs of a tile of weights.
 TILE_INPUTS = 32  # Inputs of a tile of weights in bf16.
 MAX_HEAD_DIM = 256
 HEAD_DIM_MULTIPLE = 8
-TOLERANCE = 1e-4  # How far the kernels may be from what torch computes.
+TOLERANCE = 1e-4  # How far results may be from what torch computes.
+BF16_TOLERANCE = 2**-7  # The same where results are rounded to bf16.
 VNNI_BIT = 4  # The bit of `low_precision_instructions` in kernels.c that stands for AVX512-VNNI.
-BF16_TOLERANCE = 2**-7  # How far they may be where results are rounded to bf16.
 COMPILE_TIMEOUT_SECONDS = 60.0
 
 
 class MassOutput(NamedTuple):
     """Where :func:`attend` adds up attention mass: how much attention its last ``rows`` rows give
-    to the chosen keys (``columns``).
+    to the chosen keys.
 
-    All fields but ``chosen``, the number of columns, and ``rows`` are addresses: the caller keeps
-    the tensors alive meanwhile. ``visible_keys`` is 0, or has the number of keys that each row
-    sees, where that is not every key up to itself.
+    ``columns``, ``mass`` and ``visible_keys`` are addresses of tensors, which the caller keeps
+    alive during the call. ``columns`` has the places of the ``chosen`` keys. ``visible_keys`` is 0,
+    or has the number of keys that each row sees instead of every key up to itself.
     """
 
     columns: int = 0
@@ -95,11 +94,11 @@ def attend(
 ) -> Float[Tensor, "head new head_dim"]:
     """Returns softmax(scale q k^T + bias) v. Only for sizes that :func:`supports_head_dim` allows.
 
-    ``bias`` is added to the logits of the last keys, the same for each head; its further rows are
-    not read. Without a bias row i sees every key up to itself, or ``mass_output.visible_keys`` of
-    them. The attention mass of the rows that ``mass_output`` names is added to its tensor. Where it
-    names all rows, ``v`` may be None; then the returned numbers mean nothing. Raises MemoryError
-    where there is no memory for the mass.
+    ``bias`` is added to the logits of the last keys, the same for each head; it may have more rows
+    than are read. Without a bias row i sees every key up to itself, or the first
+    ``mass_output.visible_keys`` keys. The attention mass of the last ``mass_output.rows`` rows is
+    added to the tensor of ``mass_output``. If those are all rows, ``v`` may be None; then the
+    returned numbers mean nothing. Raises MemoryError where there is no memory for the mass.
     """
     (heads, rows, width), (kv_heads, key_count, _) = q.shape, k.shape
     assert v is not None or mass_output.rows == rows
@@ -130,7 +129,8 @@ def attend(
 class Panels(NamedTuple):
     """A weight in the layout that :func:`multiply` reads.
 
-    A panel has a few outputs. For each input, their weights lie side by side.
+    A panel holds the weights of a few outputs. For each input, those weights are side by side. With
+    ``gated``, half of a panel's outputs are gates.
     """
 
     numbers: Float[Tensor, "panels into few"]
@@ -144,7 +144,8 @@ class Panels(NamedTuple):
 
     @classmethod
     def of_gated(cls, weight: Float[Tensor, "twice into"]) -> Panels:
-        """Returns panels that have outputs of both halves: the first half gates the second."""
+        """Returns panels with outputs of both halves of a weight, whose first half are gates of the
+        second."""
         panel_outputs = _library().outputs_of_a_panel() // 2
         both = torch.cat([_in_panels(half, panel_outputs) for half in weight.chunk(2)], 1)
         return cls(both.transpose(1, 2).contiguous(), len(weight) // 2, gated=True)
@@ -163,9 +164,10 @@ def _in_panels(
 def multiply(
     x: Float[Tensor, "rows into"], panels: Panels, base: Float[Tensor, "*rows out"] | None = None
 ) -> Float[Tensor, "rows out"]:
-    """Returns base + x W^T; for a gated weight, which has no base, silu(gate) times the other half.
+    """Returns base + x W^T, or silu(gate) times the other half for a gated weight.
 
-    Only where :func:`is_available`.
+    ``base`` is a bias [out], or rows to add to; a gated weight has none. This works only where
+    :func:`is_available`.
     """
     x, (rows, into), out = x.contiguous(), x.shape, panels.out
     base_address = base_stride = 0
@@ -200,7 +202,7 @@ class Bf16Unit(Enum):
 
 
 def supports_bf16(unit: Bf16Unit, weight: Float[Tensor, "all into"], gated: bool = False) -> bool:
-    """Returns whether :func:`multiply_bf16` is for weights of this shape and layout."""
+    """Returns whether :func:`multiply_bf16` can read a weight of this shape and layout."""
     out, into = weight.shape[0] // (2 if gated else 1), weight.shape[1]
     fills_tiles = into % TILE_INPUTS == 0 or unit is Bf16Unit.VECTORS
     return weight.is_contiguous() and out >= TILE_ROWS and fills_tiles
@@ -215,8 +217,9 @@ def multiply_bf16(
 ) -> Float[Tensor, "rows out"]:
     """Returns base + x W^T in bf16, or silu(gate) times the other half for a gated weight.
 
-    The weight is read where it is. Sums are in fp32, in an order that does not depend on the number
-    of rows. Only for weights that :func:`supports_bf16` allows, and units of :func:`bf16_units`.
+    The weight is read in place, without a copy in another layout. Sums are in fp32, in an order
+    that does not depend on the number of rows. This works only for weights that
+    :func:`supports_bf16` allows and for units of :func:`bf16_units`. Raises MemoryError.
     """
     x, (rows, into) = x.contiguous(), x.shape
     out = weight.shape[0] // 2 if gated else weight.shape[0]
@@ -248,8 +251,8 @@ def multiply_coded(
 ) -> Float[Tensor, "rows out"]:
     """Returns approximately base + x W^T for rounded weights, or silu(gate) times the other half.
 
-    The rows are rounded to bytes. ``panels`` are laid out as ``few_bits.CodedPanels``. Rows and
-    results are in fp32 or bf16. Only where :func:`supports_int8_products`.
+    The rows are rounded to bytes. ``panels`` are ``few_bits.CodedPanels.numbers``. Rows and results
+    are in fp32 or bf16. This works only where :func:`supports_int8_products`. Raises MemoryError.
     """
     x, (rows, into) = x.contiguous(), x.shape
     base_address = base_stride = 0
