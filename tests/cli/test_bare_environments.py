@@ -48,6 +48,9 @@ def test_every_text_can_be_printed(monkeypatch: pytest.MonkeyPatch, encoding: st
     for character in SAID:
         assert character in read or plain[character] in read
     assert (read == SAID) == (encoding == "utf-8")
+    stream.write("the rows of m\udcff.jsonl")  # The name of a file that is not UTF-8.
+    stream.flush()
+    assert kept.getvalue().endswith(b"the rows of m\\udcff.jsonl")
 
 
 def test_control_python_alone_cannot_print_them() -> None:

@@ -45,13 +45,14 @@ TOP_FIELDS = {
 
 
 def test_make_writes_a_clip_and_its_truth(call: Call, tmp_path: Path) -> None:
-    """`shapes make` leaves an MP4 with the frames asked for, and JSON naming every object in it."""
-    path = tmp_path / "made.mp4"
-    code, _, _ = call("shapes", "make", "--seed", 3, "--frames", 10, "--size", 112, "--out", path)
+    """`shapes make` leaves an MP4 with the frames asked for, and JSON naming every object in it; the
+    file's name is printed as it is."""
+    path = tmp_path / "made[v2].mp4"
+    code, printed, _ = call("shapes", "make", "--seed", 3, "--frames", 10, "--size", 112, "--out", path)
     truth = json.loads(path.with_suffix(".json").read_text())
     with av.open(str(path)) as container:
         frames = list(container.decode(video=0))
-    assert code == 0
+    assert code == 0 and "made[v2].mp4" in printed
     assert len(frames) == 10 and (frames[0].height, frames[0].width) == (112, 112)
     assert truth["seed"] == 3 and truth["prompt"] and truth["objects"]
     assert all(thing["color"] in truth["answer"] for thing in truth["objects"])

@@ -116,7 +116,8 @@ def calibrate(
         typer.echo(json.dumps(result.json()))
         return
     _print_result(result)
-    out.print(f"Written to {out_file}: saccade describe VIDEO --config {out_file}", soft_wrap=True)
+    written = f"Written to {out_file}: saccade describe VIDEO --config {out_file}"
+    out.print(written, soft_wrap=True, markup=False)
 
 
 def _print_result(result: Calibration) -> None:

@@ -52,7 +52,8 @@ def prepare_streams() -> None:
         with suppress(io.UnsupportedOperation):  # Raised where some input was read already.
             sys.stdin.reconfigure(errors="surrogateescape")
     for stream in (sys.stdout, sys.stderr):
-        if isinstance(stream, io.TextIOWrapper) and not stream.encoding.lower().startswith("utf"):
+        if isinstance(stream, io.TextIOWrapper):
+            # UTF-8 lacks lone surrogates, which stand for bytes of a file's name.
             stream.reconfigure(errors="saccade")
 
 

@@ -32,4 +32,8 @@ def shapes_make(
     if as_json:
         typer.echo(json.dumps(record))
     else:
-        out.print(f"{out_file}: {frames} frames of {size} x {size}; the truth is beside it")
+        out.print(
+            f"{out_file}: {frames} frames of {size} x {size}; the truth is beside it",
+            markup=False,
+            soft_wrap=True,
+        )

@@ -19,7 +19,10 @@ PIPED_WIDTH = 120  # Characters a line where standard output is no terminal.
 
 
 def console(**options: Any) -> Console:
-    """Returns a console that prints text literally, without emoji or highlighting."""
+    """Returns a console without emoji or highlighting.
+
+    Square brackets are markup: print with ``markup=False`` what a user or a file may have named.
+    """
     return Console(highlight=False, emoji=False, **options)
 
 

@@ -43,4 +43,4 @@ def train_draft(
             f"{phase['phase']}: {phase['steps']} steps of {' + '.join(phase['trains'])}, "
             f"loss {phase['loss_first']:.3f} -> {phase['loss_last']:.3f}"
         )
-    out.print(f"Use it: saccade describe VIDEO --draft {out_dir}", soft_wrap=True)
+    out.print(f"Use it: saccade describe VIDEO --draft {out_dir}", soft_wrap=True, markup=False)
