@@ -464,7 +464,7 @@ class Acceptance:
         rest of the acceptance compiles nothing, and then the line says so.
         """
         target = self._model("target")
-        layers = target.first_layers(min(COMPILED_LAYERS, target.depth))
+        layers = target.first_layers(min(COMPILED_LAYERS, target.layer_count))
         compiler = torch.compile if self._compiles else _leave_as_it_is
         for context in self.report.cases(self.sizes.contexts[1:2]):
             for variant in measure_step_variants(
@@ -476,7 +476,7 @@ class Acceptance:
             ):
                 self.report.note(
                     variant=variant.kind,
-                    layers=layers.depth,
+                    layers=layers.layer_count,
                     context=variant.context,
                     rows=variant.rows,
                     ms=variant.milliseconds,

@@ -64,7 +64,7 @@ def add_own_head(folder: Path, target: Backbone, layout: OwnLayoutName, seed: in
     prefix = "mtp."
     if layout == "nextn":
         layers = next(key for key in tensors if re.search(r"layers\.0\.", key) and "vis" not in key)
-        prefix = f"{layers.partition('layers.0.')[0]}layers.{target.depth}."
+        prefix = f"{layers.partition('layers.0.')[0]}layers.{target.layer_count}."
     own = random_own_head(target, layout, seed)
     tensors |= {prefix + key: each.contiguous() for key, each in own.items()}
     save_file(tensors, file, metadata={"format": "pt"})
@@ -85,7 +85,7 @@ def eagle3_settings(target: Backbone, style: Eagle3Style, draft_vocab: int) -> d
             "transformer_layer_config": layer,
             "draft_vocab_size": draft_vocab,
             "norm_before_residual": True,
-            "eagle_aux_hidden_state_layer_ids": [0, 1, target.depth],
+            "eagle_aux_hidden_state_layer_ids": [0, 1, target.layer_count],
         }
     settings = layer | {
         "architectures": ["LlamaForCausalLMEagle3"],
@@ -136,7 +136,7 @@ def make_eagle3(
 
 def dflash_layers(target: Backbone) -> list[int]:
     """Returns the layers of a target whose outputs a random DFlash head reads, counted from 0."""
-    return [0, max(0, target.depth - 2)]
+    return [0, max(0, target.layer_count - 2)]
 
 
 def dflash_settings(
@@ -186,7 +186,7 @@ def dflash_settings(
         )
     return layer | {
         "architectures": ["DFlashDraftModel"],
-        "num_target_layers": target.depth,
+        "num_target_layers": target.layer_count,
         "block_size": size,
         "dflash_config": own,
     }

@@ -42,7 +42,7 @@ def make_prefill(target: Backbone, visual: int, *, text: int = 64, room: int = 2
     for tensor in (*cache.keys, *cache.values):
         tensor.normal_()
     cache.advance(length)
-    mass = torch.rand(target.layers, target.kv_heads, visual)
+    mass = torch.rand(target.key_layer_count, target.kv_heads, visual)
     return Prefill(prompt, cache, torch.randn(target.vocab), mass, mass)
 
 

@@ -403,7 +403,7 @@ def test_a_config_alone_tells_what_states_cost(family):
     diagnosis = examine(("it", config), None, tokens=10, free_bytes=1 << 30)
     assert diagnosis.parts[0].cache == counted.cache(10, size)
     (note,) = (note for note in diagnosis.notes if "keep a state instead of keys" in note)
-    assert f"{len(model.mixers)} of it's {model.depth} layers" in note
+    assert f"{len(model.mixers)} of it's {model.layer_count} layers" in note
     plain = examine(("it", llama().config), None, tokens=10, free_bytes=1 << 30)
     assert not any("state" in note for note in plain.notes)
 
@@ -415,7 +415,7 @@ def test_a_self_draft_of_a_hybrids_first_layers_has_their_states():
     model = backbone(qwen35(0))
     for depth in (1, 2, 3):
         short = model.first_layers(depth)
-        assert len(short.mixers) == depth and short.layers == 0 and short.token_bytes == 0
+        assert len(short.mixers) == depth and short.key_layer_count == 0 and short.token_bytes == 0
         assert 0 < short.state_bytes < model.state_bytes or depth == 3
     result = answered("qwen3_5", "layerskip/shape=chain-2")
     assert result.ids == truth("qwen3_5") and result.fallback_reason is None

@@ -75,7 +75,7 @@ def simulate(paces: Mapping[Backbone, Pace]) -> Iterator[dict[Backbone, Simulate
                 if device.type == "cuda"
                 else lambda work: work
             )
-            model.graphs[model.layers] = CudaGraphs(
+            model.graphs[model.key_layer_count] = CudaGraphs(
                 model, _slow_capture(real, pace, clock, done[model])
             )
             vars(model)["forward"] = _slow_forward(model.forward, pace, clock, done[model])

@@ -85,7 +85,7 @@ def test_the_second_gpu_is_captured_on_its_own_stream():
                 assert result.ids == wanted and not result.fallback_reason
             assert sum(len(round.accepted) for round in result.rounds) > 4, "the draft drafts noise"
             assert len(record.sizes) >= 3 and min(record.sizes) > 10
-            assert all(model.graphs[model.layers]._captured for model in pair)
+            assert all(model.graphs[model.key_layer_count]._captured for model in pair)
 
 
 ELSEWHERE = {

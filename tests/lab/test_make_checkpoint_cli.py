@@ -39,7 +39,7 @@ def test_every_family_is_written_and_read(family: str, call: Call, tmp_path: Pat
     assert code == 0, error
     assert json.loads(printed) == {"family": family, "folder": str(folder), "seed": 0}
     loaded = models.load(str(folder), device="cpu")
-    assert loaded.backbone.layers == 3 and loaded.backbone.vocab == 320
+    assert loaded.backbone.key_layer_count == 3 and loaded.backbone.vocab == 320
     inputs = models.ask(loaded, "what is this?")
     assert "what is this?" in loaded.tokenizer.decode(inputs["input_ids"][0])
 

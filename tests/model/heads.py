@@ -91,7 +91,7 @@ class Reference:
         self.t = tensors_of(head.target, kind)
         self.kept = torch.arange(len(prompt)) if kept is None else kept
         self.rotary = self.model.get_decoder().rotary_emb
-        self.depth = head.target.depth
+        self.depth = head.target.layer_count
 
     # -- the target ----------------------------------------------------------------------------
 

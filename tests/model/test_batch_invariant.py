@@ -318,7 +318,7 @@ def test_captured_forwards_give_the_same_bits(family, dtype, monkeypatch):
     for _ in range(2):
         result, captured = answer_with_logits(target, inputs, METHODS[0], **settings)
         assert torch.equal(ordinary, captured)
-    kinds = {kind for kind, _ in target.graphs[target.layers]._captured}
+    kinds = {kind for kind, _ in target.graphs[target.key_layer_count]._captured}
     assert kinds == {batch_invariant.BATCH_INVARIANT_ATTENTION} and result.timings.captures == 0
 
 

@@ -42,7 +42,7 @@ def _few_keys(monkeypatch):
 
 def _model(family: str) -> tuple[Backbone, Counted]:
     model, counted = Backbone(HYBRIDS[family]()), Counted()
-    model.graphs[model.depth] = RecurrentGraphs(model, counted)
+    model.graphs[model.layer_count] = RecurrentGraphs(model, counted)
     return model, counted
 
 
@@ -207,7 +207,7 @@ def test_a_second_answer_captures_nothing_and_memory_stays():
     """Claim: a later session of the same model finds the sizes of an earlier one, and what a step
     reads lies where it lay. Fails if graphs belong to a session, or if memory moves."""
     model, counted = _model("qwen3_5")
-    graphs = model.graphs[model.depth]
+    graphs = model.graphs[model.layer_count]
     places = []
     for number in range(3):
         session = Session(model, [Sampling()], cuda_graphs=True, room=40)
@@ -328,7 +328,7 @@ def test_what_rounding_hides_is_decided_after_the_first_layers(spoilt, monkeypat
     never captured, or if a wrong state passes for rounding."""
     model = Backbone(copy.deepcopy(HYBRIDS["qwen3_5"]()).bfloat16())
     counted = Counted()
-    graphs = model.graphs[model.depth] = RecurrentGraphs(model, counted)
+    graphs = model.graphs[model.layer_count] = RecurrentGraphs(model, counted)
     limits = {**MAX_ROUNDING_DIFFERENCE, torch.bfloat16: 0.0}
     monkeypatch.setattr(cuda_graphs, "MAX_ROUNDING_DIFFERENCE", limits)
     monkeypatch.setattr(cuda_graphs, "MAX_DEEP_DIFFERENCE", 1e9)

@@ -38,7 +38,7 @@ def _model(family: str = "qwen2_5_vl", capture: Any = None) -> tuple[Backbone, A
     """A model of its own, and its captures."""
     model = Backbone(FAMILIES[family]())
     counted = Counted() if capture is None else capture
-    model.graphs[model.layers] = CudaGraphs(model, counted)
+    model.graphs[model.key_layer_count] = CudaGraphs(model, counted)
     return model, counted
 
 
@@ -454,7 +454,7 @@ def test_rounding_that_adds_up_over_layers_is_no_error(
     like, it is not. Fails where deep models run no captured step, or where wrong ones do."""
     model = Backbone(deepcopy(FAMILIES["llama"]()).to(torch.bfloat16))
     counted = Counted()
-    graphs = model.graphs[model.layers] = CudaGraphs(model, counted)
+    graphs = model.graphs[model.key_layer_count] = CudaGraphs(model, counted)
     forward, decode = graphs._forward, graphs._decode
 
     def with_noise(x: torch.Tensor, share: float) -> torch.Tensor:

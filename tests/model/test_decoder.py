@@ -74,7 +74,7 @@ def test_a_prompts_last_layer_computes_what_is_wanted_alone(family, follow, monk
         (prefill,) = session.prefill_in_chunks(0, prompt, record=True, follow_rows=follow)
         cache = prefill.cache
         tensors.append([prefill.logits, prefill.mass, prefill.relevance])
-        tensors[-1] += [r for i in range(model.layers) for r in cache.read(i, len(prompt))]
+        tensors[-1] += [r for i in range(model.key_layer_count) for r in cache.read(i, len(prompt))]
         if follow:
             seen = prompt.visual.nonzero()[:, 0]
             tensors[-1].append(session.requests[0].recent_rows.attention_mass(cache, seen))

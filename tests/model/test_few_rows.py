@@ -210,8 +210,8 @@ def test_captured_forwards_by_the_kernels_give_the_laws_of_ordinary_ones(
         for session in (ordinary, fixed):
             session.commit({0: [3, 4], 1: [9]})
     assert not graphs._refused and len(graphs._captured) >= 2
-    assert launches and len(launches) % model.layers == 0
-    assert launches[: model.layers] == [*range(model.layers)]
+    assert launches and len(launches) % model.key_layer_count == 0
+    assert launches[: model.key_layer_count] == [*range(model.key_layer_count)]
 
 
 @pytest.mark.parametrize("failure", ["raises", "differs"])

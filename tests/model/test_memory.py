@@ -189,9 +189,9 @@ def test_what_fits_is_loaded(
     config = loading.read_config(name)
     needed = footprint(config).weights(4)
     room(needed / (1 - SPARE_SHARE) + 2)
-    assert models.load(name, dtype="float32", device="cpu").backbone.layers == 2
+    assert models.load(name, dtype="float32", device="cpu").backbone.key_layer_count == 2
     room(0.75 * needed)
-    assert models.load(name, dtype="bfloat16", device="cpu").backbone.layers == 2
+    assert models.load(name, dtype="bfloat16", device="cpu").backbone.key_layer_count == 2
     room(0.4 * needed)
     footprints.check(name, config, torch.float32, CPU, bits=8)
     room(1)

@@ -658,7 +658,7 @@ class EarlyExit(SelfDrafter):
     offers = frozenset({Capability.READS_VIEW, Capability.READS_TARGET_PROMPT})
 
     def __init__(self, setup: Setup) -> None:
-        super().__init__(setup, max(1, setup.target.depth // 2))
+        super().__init__(setup, max(1, setup.target.layer_count // 2))
 
 
 class HeadDrafter(SessionDrafter):

@@ -108,7 +108,7 @@ def load_own_head(name: str, target: Backbone) -> Head | None:
         file_by_key: dict[str, Path] = {}
         for file in sorted(folder.glob("*.safetensors")):
             file_by_key |= dict.fromkeys(_keys(file), file)
-        match = layouts.find_mtp_layout(file_by_key.keys(), target.depth)
+        match = layouts.find_mtp_layout(file_by_key.keys(), target.layer_count)
         if match is None:
             return None
         layout, key_by_name = match

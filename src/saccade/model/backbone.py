@@ -120,13 +120,15 @@ class Backbone:
         self.heads //= self.shares.count  # From here on these are the heads of this process.
         self.kv_heads //= self.shares.count
         self.config = config
-        self.depth: int = len(layers)
+        self.layer_count: int = len(layers)
         self.mixers = recurrent.mixers_of(layers, config)
         """The layers that have a state instead of keys, by their place among all layers."""
-        with_keys = [layer for layer in range(self.depth) if layer not in self.mixers]
+        with_keys = [layer for layer in range(self.layer_count) if layer not in self.mixers]
         self.key_layers = {layer: number for number, layer in enumerate(with_keys)}
         """The layers that have keys: their place among all layers -> their place among these."""
-        self.layers: int = len(self.key_layers)  # Only layers that have keys; ``depth`` counts all.
+        self.key_layer_count: int = len(
+            self.key_layers
+        )  # Only layers that have keys; ``layer_count`` counts all.
         windows = windowed_attention.windows_of(config, [*self.key_layers])
         self.windows: list[KeyWindow | None] = windows if any(windows) else []
         config_fields = config.to_dict()
@@ -384,9 +386,9 @@ class Backbone:
         writer = HiddenStateWriter(step.segments)
         if self.fused is not None:
             rotation = self.fused.rotation(embeds, positions)
-            if deepstack is not None and len(deepstack[1]) >= self.layers:
+            if deepstack is not None and len(deepstack[1]) >= self.key_layer_count:
                 last = False  # Even the last layer has rows added, so all of them are needed.
-            last = last and not writer.needs_last_layer(self.depth)
+            last = last and not writer.needs_last_layer(self.layer_count)
             write_hidden = writer.write if writer.layers else None
             return self.fused.decode(
                 embeds, rotation, step, deepstack, last, write_hidden=write_hidden
@@ -422,7 +424,7 @@ class Backbone:
     def _write_hidden(self, writer: HiddenStateWriter) -> Iterator[None]:
         """While this lasts the layers write the hidden states that they read, where a head needs
         them."""
-        modules = [*self.text.layers[: self.depth], self.text._modules.get("norm")]
+        modules = [*self.text.layers[: self.layer_count], self.text._modules.get("norm")]
         with ExitStack() as stack:
             for number in writer.layers - {AFTER_NORM}:
                 run = _with_input_written(modules[number], partial(writer.write, number))
@@ -557,7 +559,7 @@ class Backbone:
     @property
     def token_bytes(self) -> int:
         """Bytes that the keys and values of a token take."""
-        return 2 * self.layers * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return 2 * self.key_layer_count * self.kv_heads * self.head_dim * self.dtype.itemsize
 
     def window_bytes(self, tokens: int, forward_rows: int) -> int:
         """Returns the bytes that a request of so many tokens takes at most in layers with a window
@@ -570,7 +572,11 @@ class Backbone:
     def unbounded_token_bytes(self) -> int:
         """Bytes that a token takes in layers without a window."""
         windows = sum(window is not None for window in self.windows)
-        return self.token_bytes // self.layers * (self.layers - windows) if self.layers else 0
+        return (
+            self.token_bytes // self.key_layer_count * (self.key_layer_count - windows)
+            if self.key_layer_count
+            else 0
+        )
 
     def hidden_state_bytes(self, layers: Sequence[int]) -> int:
         """Returns the bytes that the hidden states of these layers take for a token."""
@@ -613,7 +619,7 @@ class Backbone:
         """
         usual = HeadShape(self.kv_heads, self.head_dim, self.head_dim)
         if self.fused is not None:
-            return [usual] * self.layers
+            return [usual] * self.key_layer_count
         probe = _ShapeProbe(self.key_layers)
         try:
             with self.lock, _without_foreign_hooks(self.text):
@@ -625,7 +631,7 @@ class Backbone:
             # It is no error yet. Such a target is refused before its first answer
             # (``generate_check``), and an answer goes on without a draft that fails.
             log.info("the layers could not be run on one token: %s", first_line(error))
-        return [probe.shapes.get(number, usual) for number in range(self.layers)]
+        return [probe.shapes.get(number, usual) for number in range(self.key_layer_count)]
 
     def empty_states(self) -> LayerStates | None:
         """Returns the states before the first token; None where every layer has keys."""
@@ -645,15 +651,15 @@ class Backbone:
         copied."""
         short = copy(self)
         short.full_backbone = self.full_backbone or self
-        short.depth = count
+        short.layer_count = count
         short.mixers = {layer: mixer for layer, mixer in self.mixers.items() if layer < count}
         short.key_layers = {
             layer: number for layer, number in self.key_layers.items() if layer < count
         }
-        short.layers = len(short.key_layers)
-        short.windows = self.windows[: short.layers]
-        short.head_shapes = self.head_shapes[: short.layers]
-        short.devices = self.devices[: short.layers]
+        short.key_layer_count = len(short.key_layers)
+        short.windows = self.windows[: short.key_layer_count]
+        short.head_shapes = self.head_shapes[: short.key_layer_count]
+        short.devices = self.devices[: short.key_layer_count]
         short.fused = None if self.fused is None else self.fused.first_layers(count)
         short.text = copy(self.text)
         short.text._modules = {**self.text._modules, "layers": self.text.layers[:count]}

@@ -23,8 +23,8 @@ def graphs_of(backbone: Backbone) -> CudaGraphs:
     such a model cannot be captured.
     """
     graphs_by_depth = backbone.graphs
-    if backbone.depth not in graphs_by_depth:
+    if backbone.layer_count not in graphs_by_depth:
         pool = None if backbone.full_backbone is None else graphs_of(backbone.full_backbone).pool
         kind = RecurrentGraphs if backbone.mixers else CudaGraphs
-        graphs_by_depth[backbone.depth] = kind(backbone, pool=pool)
-    return graphs_by_depth[backbone.depth]
+        graphs_by_depth[backbone.layer_count] = kind(backbone, pool=pool)
+    return graphs_by_depth[backbone.layer_count]

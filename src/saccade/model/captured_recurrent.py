@@ -77,7 +77,7 @@ def can_be_captured(backbone: Backbone) -> bool:
     All its modules must be the library's, unchanged, on one device.
     """
     full = backbone.full_backbone or backbone
-    if not backbone.mixers or not full.layers or backbone.shares.count > 1:
+    if not backbone.mixers or not full.key_layer_count or backbone.shares.count > 1:
         return False
     if backbone.windows or backbone.has_uneven_heads or backbone.rotates_by_length:
         return False
@@ -460,7 +460,7 @@ class RecurrentGraphs(CudaGraphs):
         )
 
     def _first_layers_agree(self, kind: AttentionKind, size: Size, probe: Probe) -> bool:
-        depth = min(CHECKED_LAYERS, self._backbone.depth)
+        depth = min(CHECKED_LAYERS, self._backbone.layer_count)
         rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)
         with written_hidden_states(rows.segments, depth, self._backbone) as states:
             # The inputs are still those of the trial.

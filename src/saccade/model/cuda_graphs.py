@@ -389,7 +389,7 @@ class CudaGraphs:
         self.refuse_unsupported(backbone)
         self._backbone, self._fused = backbone, backbone.fused
         self.pool = pool or CachePool(
-            backbone.layers,
+            backbone.key_layer_count,
             backbone.kv_heads,
             backbone.head_dim,
             dtype=backbone.dtype,

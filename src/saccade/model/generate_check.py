@@ -98,7 +98,7 @@ def _refuse_odd_layer_numbers(target: Backbone) -> None:
     """Refuses layers that are not numbered from 0 on, in order."""
     numbers = [
         vars(module)["layer_idx"]
-        for layer in target.text.layers[: target.depth]
+        for layer in target.text.layers[: target.layer_count]
         for module in layer.modules()
         if isinstance(vars(module).get("layer_idx"), int)
     ]

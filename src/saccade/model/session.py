@@ -180,7 +180,7 @@ class Session:
         # The attention on each column, once with a softmax over all keys, and once over the visual
         # ones alone.
         attention = torch.zeros(
-            model.layers, model.kv_heads, 2, recorded_columns, device=model.device
+            model.key_layer_count, model.kv_heads, 2, recorded_columns, device=model.device
         ).float()
         hidden = prompt.embeds[:0]
         reused_rows, prefix_key = 0, None
@@ -273,7 +273,7 @@ class Session:
             name: each[start:stop] for name, each in prompt.media.row_arguments.items()
         }
         hidden = model.forward(embeds, positions, step, deepstack, True, length, row_arguments)
-        if step.calls != model.layers:
+        if step.calls != model.key_layer_count:
             raise ModelError(
                 f"{type(model.model).__name__} computes its attention in a way of its own, "
                 "which Saccade cannot follow"
@@ -322,7 +322,7 @@ class Session:
                 rows = self._rows_by_head(prompt)
             if (paged := prompt.reading.paged) is not None:
                 rows = torch.cat([paged.rows.flatten()[: paged.slots], rows])
-            cache = source.select(rows, self._room, self.backbone.layers)
+            cache = source.select(rows, self._room, self.backbone.key_layer_count)
             if cache.states is not None:
                 cache.states = cache.states.first_layers(len(self.backbone.mixers))
             self.requests[number] = RequestState(
@@ -334,7 +334,9 @@ class Session:
                 prompt_rows=(cache.length, source.length),
                 noise_number=number,
                 source_rows=rows if can_reselect else None,
-                pages=None if paged is None else Pages(source, paged, self.backbone.layers),
+                pages=None
+                if paged is None
+                else Pages(source, paged, self.backbone.key_layer_count),
             )
 
     def reselect(self, number: int, prompt: Prompt) -> None:
@@ -350,7 +352,7 @@ class Session:
         model = self.backbone
         if prompt.reading.heads is not None:
             return model.shares.own_heads(prompt.reading.heads)
-        return prompt.index.expand(model.layers, model.kv_heads, -1).contiguous()
+        return prompt.index.expand(model.key_layer_count, model.kv_heads, -1).contiguous()
 
     def turn(self, turns: Mapping[int, Turn], rules: Rules) -> None:
         """Continues conversations: drops the last tokens and appends the next question's.

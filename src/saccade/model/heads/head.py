@@ -332,7 +332,7 @@ def _eagle3_layers(target: Backbone, settings: dict[str, Any]) -> tuple[int, ...
     nested = settings.get("eagle_config") or {}
     if returning := nested.get("eagle_aux_hidden_state_layer_ids"):
         return tuple(int(each) + 1 for each in returning)
-    return (2, target.depth // 2, max(0, target.depth - 3))
+    return (2, target.layer_count // 2, max(0, target.layer_count - 3))
 
 
 def check_target(target: Backbone, settings: Mapping[str, Any], name: str) -> None:
@@ -349,10 +349,10 @@ def check_layers(
 
     ``fc`` is that matrix [dim, layers * target_dim].
     """
-    if any(not 0 <= each <= target.depth for each in hidden_layers):
+    if any(not 0 <= each <= target.layer_count for each in hidden_layers):
         raise ModelError(
             f"{name} is a head for a deeper target: it reads layers {tuple(hidden_layers)}, and "
-            f"the target has {target.depth}"
+            f"the target has {target.layer_count}"
         )
     if fc is None:
         raise ModelError(f"the head of {name} lacks fc.weight")

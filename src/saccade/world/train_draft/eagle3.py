@@ -63,7 +63,7 @@ def make_head_config(target: Loaded, draft_vocab: int) -> dict[str, Any]:
     """Returns the config.json of a fresh head, in the form that SpecForge and vLLM read."""
     backbone = target.backbone
     config = backbone.config.to_dict()
-    depth = backbone.depth
+    depth = backbone.layer_count
     layers = (
         (2, depth // 2, depth - 3)
         if depth >= MIN_DEPTH_OF_PUBLISHED_LAYERS
