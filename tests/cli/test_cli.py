@@ -45,8 +45,8 @@ TOP_FIELDS = {
 
 
 def test_make_writes_a_clip_and_its_truth(call: Call, tmp_path: Path) -> None:
-    """`shapes make` leaves an MP4 with the frames asked for, and JSON naming every object in it; the
-    file's name is printed as it is."""
+    """`shapes make` leaves an MP4 with the frames asked for, and JSON naming every object in it;
+    the file's name is printed as it is."""
     path = tmp_path / "made[v2].mp4"
     code, printed, _ = call(
         "shapes", "make", "--seed", 3, "--frames", 10, "--size", 112, "--out", path
