@@ -218,7 +218,7 @@ def test_a_level_of_drafting_is_one_forward_for_all(monkeypatch):
     together = _drafting(monkeypatch, resolve("sd"))
     assert max(together) == len(MANY)
     with monkeypatch.context() as patch:
-        patch.setattr(SessionDrafter, "growing", lambda self, states: None)
+        patch.setattr(SessionDrafter, "start_growth", lambda self, states: None)
         apart = _drafting(monkeypatch, resolve("sd"))
     assert set(apart) == {1} and len(together) < len(apart) / 2
 

@@ -209,7 +209,7 @@ def test_inputs_may_be_keywords_or_ids_alone() -> None:
     for call in (saccade.generate, saccade.run, saccade.stream):
         with pytest.raises(OptionError, match="nothing to answer"):
             call(llama(), max_new_tokens=5)
-    with pytest.raises(OptionError, match="input_ids= .* already"):
+    with pytest.raises(OptionError, match="input_ids= .* once"):
         saccade.generate(llama(), text_input(3), input_ids=ids)
 
 

@@ -157,7 +157,7 @@ def test_a_draft_in_a_process_of_its_own_looks_for_itself() -> None:
     inputs = zoo.make_inputs(zoo.member("llava-1.5"), "image")
     rules = [Sampling()]
     adopts = {
-        kind.name: WorkerDrafter(Setup(target, draft, kind, Chain(3), rules, 8))._shares
+        kind.name: WorkerDrafter(Setup(target, draft, kind, Chain(3), rules, 8))._shares_rows
         for kind in (POOLED, POOLED_AFTER)
     }
     assert adopts == {"pooled": False, "pooled-after": True}

@@ -53,11 +53,11 @@ from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.basic import Fixed, Several, uniform
 from saccade.methods import (
     DRAFTERS,
-    FAMILIES,
     SCHEDULES,
+    SHAPE_FAMILIES,
     SHAPES,
     SYSTEMS,
-    WEIGHTS,
+    WEIGHTINGS,
     resolve,
 )
 from saccade.model.likeliest import Vocabulary
@@ -216,8 +216,8 @@ MODEL: Any = SimpleNamespace(
     first_layers=lambda count: MODEL,
     device=torch.device("cpu"),
     vocab=IDS,
-    layers=2,
-    depth=2,
+    key_layer_count=2,
+    layer_count=2,
     placeholders={},
     prepare=lambda threads: None,
 )
@@ -318,13 +318,13 @@ def registered() -> dict[str, Recipe]:
             recipes[f"shape={shape.spelling}"] = replace(resolve("sd"), shape=shape)
     for name in SHAPES:
         recipes[f"shape={name}"] = resolve(f"sd/shape={name}")
-    for kind, family in FAMILIES.items():
+    for kind, family in SHAPE_FAMILIES.items():
         for example in family.examples:
             recipes[f"shape={kind}-{example}"] = resolve(f"sd/shape={kind}-{example}")
     for name in DRAFTERS:
         base = {"ensemble": "tabed", "lookup": "lookup", "copies": "auto/view=full"}.get(name, "sd")
         recipes[f"drafter={name}"] = resolve(f"{base}/drafter={name}")
-    for name in WEIGHTS:
+    for name in WEIGHTINGS:
         for last in ("", "-2") if name != "equal" else ("",):
             recipes[f"weights={name}{last}"] = resolve(f"tabed/weights={name}{last}")
     for name in SCHEDULES:

@@ -44,11 +44,11 @@ from saccade.drafting.shapes.auto import Auto
 from saccade.drafting.shapes.policies import Chain
 from saccade.methods import (
     DRAFTERS,
-    FAMILIES,
     SCHEDULES,
+    SHAPE_FAMILIES,
     SHAPES,
     SYSTEMS,
-    WEIGHTS,
+    WEIGHTINGS,
     resolve,
 )
 
@@ -69,11 +69,11 @@ def test_every_entry_of_every_table_is_a_case():
         "": SYSTEMS,
         "shape=": SHAPES,
         "drafter=": DRAFTERS,
-        "weights=": WEIGHTS,
+        "weights=": WEIGHTINGS,
         "schedule=": SCHEDULES,
     }
     every = {f"{axis}{name}" for axis, table in tables.items() for name in table}
-    every |= {f"shape={kind}-{size}" for kind, of in FAMILIES.items() for size in of.examples}
+    every |= {f"shape={kind}-{size}" for kind, of in SHAPE_FAMILIES.items() for size in of.examples}
     suffixes = re.compile("|".join(f"{word}$" for word in PRICES))
     covered = {suffixes.sub("", name) for name in _names()}
     assert every <= set(registered()) == covered

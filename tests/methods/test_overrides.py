@@ -23,7 +23,7 @@ from saccade.methods import (
     SHAPES,
     SYSTEMS,
     VIEWS,
-    WEIGHTS,
+    WEIGHTINGS,
     choices,
     resolve,
     sage,
@@ -219,7 +219,7 @@ def test_weights_are_what_they_say(value, rule):
     given, _, tau = value.partition("/tau=")
     assert (axes["weights"], axes.get("tau", "")) == (given, tau)
     grids = {"equal", "kl", "tvd", "matches"}
-    assert {*WEIGHTS} == grids | {"inverse", "inverse-tvd", "softmax", "softmax-tvd"}
+    assert {*WEIGHTINGS} == grids | {"inverse", "inverse-tvd", "softmax", "softmax-tvd"}
 
 
 @pytest.mark.parametrize("name", ["tabed/tau=2", "sd/tau=2", "tabed-mtcp/tau=0", "tabed/tau=x"])

@@ -37,7 +37,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     for view in brought.views:
         monkeypatch.setitem(names.VIEWS, view.name, view)
     for family in brought.shape_families:
-        monkeypatch.setitem(names.FAMILIES, family.family, family)
+        monkeypatch.setitem(names.SHAPE_FAMILIES, family.family, family)
 
 
 @pytest.mark.usefixtures("known")

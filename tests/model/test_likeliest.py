@@ -26,7 +26,7 @@ FAMILY = "qwen2_5_vl"
 def model() -> Backbone:
     """A model whose forwards are captured as on a GPU."""
     made = Backbone(FAMILIES[FAMILY]())
-    made.graphs[made.layers] = CudaGraphs(made)
+    made.graphs[made.key_layer_count] = CudaGraphs(made)
     return made
 
 

@@ -183,7 +183,7 @@ def test_items_become_messages():
     ]  # fmt: skip
     chat = ResponsesRequest.model_validate_json(
         json.dumps({"model": "x", "input": items, "instructions": "first"})
-    ).completion
+    ).completion_request
     roles = ["system", "system", "user", "assistant", "tool", "tool", "assistant", "assistant"]
     assert [turn.role for turn in chat.messages] == [*roles, "user"]
     turn = chat.messages[3]
@@ -200,7 +200,7 @@ REFUSED: list[tuple[str, Any, str]] = [
     *(("input", [value], "input") for value in ("hello", 1, None, ["x"])),
     ("input", [{"type": "item_reference", "id": "x"}], "input"),
     ("input", [{"role": "assistant", "content": [{"type": "input_image", "image_url": "x"}]}],
-     "text alone"),
+     "only text"),
     ("input", [{"type": "function_call", "call_id": "1", "name": "f", "arguments": "x"}],
      "arguments"),
     ("input", [{"type": "function_call", "call_id": "1", "name": "f",

@@ -295,6 +295,17 @@ class DraftReport:
     seconds: DraftSeconds = DraftSeconds()
 
 
+@dataclass(frozen=True)
+class EarlierTurns:
+    """What the prompts of a turn with new media share with those of the turns before.
+
+    There is one prefix and one of ``rules``, the sampling rules of this turn, for each prompt.
+    """
+
+    prefixes: Sequence[SharedPrefix]
+    rules: Sequence[Sampling]
+
+
 class Drafter(ABC):
     """Proposes trees of tokens. One object serves every request of a call, numbered from 0.
 
@@ -323,10 +334,12 @@ class Drafter(ABC):
     def prefill(self, prompts: Sequence[Prompt]) -> None:
         """Takes the prompts that the target is about to read; may start work beside its prefill."""
 
-    def ready(self, prefills: Sequence[Prefill]) -> float:
+    def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
         """Takes the results of the target's prefill; afterwards the drafter can propose.
 
-        Returns the seconds that its own prefill made the target wait.
+        With ``earlier`` the prompts continue those of earlier turns by new media, and only what
+        is new needs to be read. It is None unless :attr:`can_add_media`. Returns the seconds that
+        the drafter's own prefill made the target wait.
         """
         return 0.0
 
@@ -336,22 +349,9 @@ class Drafter(ABC):
 
     @property
     def can_add_media(self) -> bool:
-        """Whether :meth:`add_media` can continue a conversation whose next turn has new media.
+        """Whether :meth:`ready` can continue a conversation whose next turn has new media.
         Otherwise a new drafter reads the conversation from its beginning."""
         return False
-
-    def add_media(
-        self,
-        prefills: Sequence[Prefill],
-        shared_prefixes: Sequence[SharedPrefix],
-        rules: Sequence[Sampling],
-    ) -> float:
-        """Does what :meth:`ready` does, for a later turn with new media; only they are read.
-
-        ``encode`` and ``prefill`` come before it, as in a first turn. Returns the seconds that the
-        drafter's own prefill made the target wait.
-        """
-        raise NotImplementedError
 
     @abstractmethod
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:

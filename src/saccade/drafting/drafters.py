@@ -20,11 +20,12 @@ from torch.utils.hooks import RemovableHandle
 
 from saccade.core.capabilities import NO_CAPABILITIES, Capability
 from saccade.core.errors import DraftFailed
-from saccade.core.prompt import Inputs, Prefill, Prompt, SharedPrefix, Turn
+from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
 from saccade.core.protocols import (
     Drafter,
     DraftReport,
     DraftSeconds,
+    EarlierTurns,
     Growing,
     Growth,
     Learner,
@@ -63,14 +64,6 @@ class NoDraft(Drafter):
     def can_add_media(self) -> bool:
         return True
 
-    def add_media(
-        self,
-        prefills: Sequence[Prefill],
-        shared_prefixes: Sequence[SharedPrefix],
-        rules: Sequence[Sampling],
-    ) -> float:
-        return 0.0
-
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         return dict.fromkeys(states, Tree())
 
@@ -84,21 +77,13 @@ class TextDrafter(Drafter):
     def __init__(self, setup: Setup) -> None:
         self._texts: list[list[int]] = []
 
-    def ready(self, prefills: Sequence[Prefill]) -> float:
+    def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
         self._texts = [prefill.prompt.context.tolist() for prefill in prefills]
         return 0.0
 
     @property
     def can_add_media(self) -> bool:
         return True
-
-    def add_media(
-        self,
-        prefills: Sequence[Prefill],
-        shared_prefixes: Sequence[SharedPrefix],
-        rules: Sequence[Sampling],
-    ) -> float:
-        return self.ready(prefills)
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         for request, new in tokens.items():
@@ -474,7 +459,9 @@ class ModelDrafter(SessionDrafter):
             self._vision_hook.remove()
             self._vision_hook = None
 
-    def ready(self, prefills: Sequence[Prefill]) -> float:
+    def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
+        if earlier is not None:
+            return self._read_new_media(prefills, earlier)
         views, model = self._setup.view.parts, self.session.backbone
         assert self._captioning is not None, "prefill comes first"
         words = self._captioning.texts()
@@ -501,30 +488,25 @@ class ModelDrafter(SessionDrafter):
         required = {Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS}
         return not other_views and required <= view.offers
 
-    def add_media(
-        self,
-        prefills: Sequence[Prefill],
-        shared_prefixes: Sequence[SharedPrefix],
-        rules: Sequence[Sampling],
-    ) -> float:
+    def _read_new_media(self, prefills: Sequence[Prefill], earlier: EarlierTurns) -> float:
         """Reads what the view keeps of the new media, and the new text.
 
         What it chose of earlier media stays. The view is applied to the rows that are new, as if
         they were a prompt of their own, by the attention of this turn's question.
         """
         (view,), model, session = self._setup.view.parts, self.session.backbone, self.session
-        session.rules = rules
+        session.rules = earlier.rules
         clock = Clock(model.device)
         prompts = self._draft_prompts(prefills)
         vision_seconds = clock.lap()
-        for i, (prompt, prefix) in enumerate(zip(prompts, shared_prefixes, strict=True)):
-            state, earlier = session.requests[i], self._prefilled_prompts[i]
+        for i, (prompt, prefix) in enumerate(zip(prompts, earlier.prefixes, strict=True)):
+            state, prefilled = session.requests[i], self._prefilled_prompts[i]
             shared = prefix.shared_rows
             if not self._shares:  # The draft's prompt may have other rows than the target's.
-                shared = earlier.shared_rows(state, prompt, prefix.shared_media)
+                shared = prefilled.shared_rows(state, prompt, prefix.shared_media)
             new = self._with_stills(prompt.tail(shared))
             pruned_new = view(prefills[i].to(model.device).tail(prefix.shared_rows), new)
-            kept_rows = torch.cat([earlier.rows_before(state, shared), pruned_new.index])
+            kept_rows = torch.cat([prefilled.rows_before(state, shared), pruned_new.index])
             is_kept = torch.zeros(len(prompt), dtype=torch.bool, device=kept_rows.device)
             is_kept[kept_rows] = True
             pruned = prompt.rows(is_kept)
@@ -578,7 +560,12 @@ class SelfDrafter(SessionDrafter):
         self._refreshed_views: dict[int, tuple[Prefill, Prompt]] = {}
         self._rounds: dict[int, int] = {}  # of each of those requests since its first draft
 
-    def ready(self, prefills: Sequence[Prefill]) -> float:
+    def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
+        """Copies the target's keys of the rows that the view chooses, in every turn of all media
+        so far."""
+        if earlier is not None:
+            self.session.rules = earlier.rules
+            self._rounds.clear()
         pruned = [self._view(prefill, prefill.prompt) for prefill in prefills]
         self._visual_tokens = {i: prompt.visual_tokens for i, prompt in enumerate(pruned)}
         clock = Clock(self.session.backbone.device)
@@ -597,17 +584,6 @@ class SelfDrafter(SessionDrafter):
     @property
     def can_add_media(self) -> bool:
         return True
-
-    def add_media(
-        self,
-        prefills: Sequence[Prefill],
-        shared_prefixes: Sequence[SharedPrefix],
-        rules: Sequence[Sampling],
-    ) -> float:
-        """Copies the target's keys anew, of the rows that the view chooses of all media now."""
-        self.session.rules = rules
-        self._rounds.clear()
-        return self.ready(prefills)
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         super().commit(tokens)
@@ -682,7 +658,11 @@ class HeadDrafter(SessionDrafter):
         )
         super().__init__(self._head_session, setup.shape)
 
-    def ready(self, prefills: Sequence[Prefill]) -> float:
+    def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
+        """Reads the rows that the view chooses, in every turn of all media so far, over the
+        target's hidden states, which its cache still has."""
+        if earlier is not None:
+            self.session.rules = earlier.rules
         clock = Clock(self.session.backbone.device)
         for request, prefill in enumerate(prefills):
             prompt = self._view(prefill, prefill.prompt)
@@ -693,14 +673,3 @@ class HeadDrafter(SessionDrafter):
     @property
     def can_add_media(self) -> bool:
         return True
-
-    def add_media(
-        self,
-        prefills: Sequence[Prefill],
-        shared_prefixes: Sequence[SharedPrefix],
-        rules: Sequence[Sampling],
-    ) -> float:
-        """Reads the rows that the view chooses of all media now, over the target's hidden states,
-        which its cache still has."""
-        self.session.rules = rules
-        return self.ready(prefills)

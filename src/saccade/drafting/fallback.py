@@ -9,8 +9,16 @@ from dataclasses import replace
 from typing import TypeVar
 
 from saccade.core.errors import DraftFailed, kind_and_line
-from saccade.core.prompt import Inputs, Prefill, Prompt, SharedPrefix, Turn
-from saccade.core.protocols import BesideTarget, Drafter, DraftReport, Growth, Learner, State
+from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
+from saccade.core.protocols import (
+    BesideTarget,
+    Drafter,
+    DraftReport,
+    EarlierTurns,
+    Growth,
+    Learner,
+    State,
+)
 from saccade.core.result import Round
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, find_fault, prefix
@@ -62,8 +70,9 @@ class Fallback(Drafter, Learner, BesideTarget):
     def prefill(self, prompts: Sequence[Prompt]) -> None:
         self._try(lambda: self._drafter.prefill(prompts))
 
-    def ready(self, prefills: Sequence[Prefill]) -> float:
-        return self._try(lambda: self._drafter.ready(prefills)) or 0.0
+    def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
+        self._undelivered = {}
+        return self._try(lambda: self._drafter.ready(prefills, earlier)) or 0.0
 
     def turn(self, turns: Mapping[int, Turn], rules: Sequence[Sampling]) -> None:
         self._undelivered = {}
@@ -74,15 +83,6 @@ class Fallback(Drafter, Learner, BesideTarget):
         can_add = self._try(lambda: self._drafter.can_add_media)
         # After a failure nothing is drafted, so new media are no obstacle.
         return self.reason is not None or bool(can_add)
-
-    def add_media(
-        self,
-        prefills: Sequence[Prefill],
-        shared_prefixes: Sequence[SharedPrefix],
-        rules: Sequence[Sampling],
-    ) -> float:
-        self._undelivered = {}
-        return self._try(lambda: self._drafter.add_media(prefills, shared_prefixes, rules)) or 0.0
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         return self._sound_trees(

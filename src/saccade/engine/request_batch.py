@@ -13,7 +13,7 @@ import torch
 
 from saccade.core.capabilities import Capability
 from saccade.core.prompt import Prompt, SharedPrefix, Turn
-from saccade.core.protocols import Cut, DraftSeconds, Schedule
+from saccade.core.protocols import Cut, DraftSeconds, EarlierTurns, Schedule
 from saccade.core.result import FinishReason, Result, Round, RoundRecord, Timings
 from saccade.core.scoped_steps import each_within
 from saccade.core.stopping import Stops
@@ -223,12 +223,12 @@ class RequestBatch:
             return
         phase("guide")
         clock.lap()
+        earlier_turns = None
         if draft_continues and self._rows_of_draft is not None:
             pairs = zip(self.prompts, self._rows_of_draft, strict=True)
-            shared_prefixes = [SharedPrefix.of(prompt, rows) for prompt, rows in pairs]
-            spent["draft_prefill"] = drafter.add_media(prefills, shared_prefixes, self._draft_rules)
-        else:
-            spent["draft_prefill"] = drafter.ready(prefills)
+            prefixes = [SharedPrefix.of(prompt, rows) for prompt, rows in pairs]
+            earlier_turns = EarlierTurns(prefixes, self._draft_rules)
+        spent["draft_prefill"] = drafter.ready(prefills, earlier_turns)
         self._rows_of_draft = [sys.maxsize] * len(self.prompts)
         seconds = self._draft_seconds()
         spent["caption"], spent["caption_hidden"] = seconds.caption, seconds.caption_hidden

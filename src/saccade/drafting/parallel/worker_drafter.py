@@ -23,7 +23,14 @@ import torch
 from saccade.core.capabilities import Capability
 from saccade.core.errors import DraftFailed
 from saccade.core.prompt import Inputs, Prefill, Prompt, Texts, Turn
-from saccade.core.protocols import BesideTarget, Drafter, DraftReport, DraftSeconds, State
+from saccade.core.protocols import (
+    BesideTarget,
+    Drafter,
+    DraftReport,
+    DraftSeconds,
+    EarlierTurns,
+    State,
+)
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, add, chain, chain_without_first
 from saccade.drafting.captioning import Captioning
@@ -164,7 +171,7 @@ class WorkerDrafter(Drafter, BesideTarget):
         self._captioning = Captioning(self._setup, self._inputs)
         self._inputs = {}
 
-    def ready(self, prefills: Sequence[Prefill]) -> float:
+    def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
         assert self._captioning is not None, "prefill comes first"
         texts = self._captioning.texts()
         self._begin_sharing_threads()
