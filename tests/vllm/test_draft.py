@@ -241,9 +241,8 @@ def test_memory_is_bounded(monkeypatch, runner):
 def test_memory_is_bounded_while_answers_grow(monkeypatch, runner):
     """Claim: where two caches have to grow in the same round and there is room for one, the other
     request goes on without drafts, and no round ends above what was allowed."""
-    monkeypatch.setattr(
-        request_drafts, "MAX_RESERVED_ANSWER_TOKENS", 0
-    )  # caches begin with the prompt and 64 rows
+    # Caches begin with the prompt and 64 rows.
+    monkeypatch.setattr(request_drafts, "_ANSWER_ROWS", 0)
     allowed = 290 * backbone(qwen25()).token_bytes  # 2 x 95 rows, and not 2 x 142
     draft = loaded(monkeypatch, qwen25(), runner, view="full", memory=allowed / 2**30)
     for name in ("a", "b"):
