@@ -294,7 +294,7 @@ def read_target(
 
     with ExitStack() as stack:
         # Hidden state n is what layer n reads, and the last one is what the norm reads.
-        modules = [*text.layers[: backbone.depth], text.norm]
+        modules = [*text.layers[: backbone.layer_count], text.norm]
         for number in {*layers}:
             hook = modules[number].register_forward_pre_hook(record_input(number))
             stack.callback(hook.remove)
