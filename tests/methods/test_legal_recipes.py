@@ -17,7 +17,7 @@ from saccade.core.capabilities import (
     find_unmet_needs,
 )
 from saccade.core.errors import MethodError
-from saccade.core.protocols import Refresh, Schedule, Shape, View
+from saccade.core.protocols import CostedView, EarlyView, Refresh, Schedule, Shape, View
 from saccade.drafting.drafters import Copies, EarlyExit, HeadDrafter, Lookup, SelfDrafter
 from saccade.drafting.ensemble import Ensemble
 from saccade.drafting.parallel.worker_drafter import WorkerDrafter
@@ -139,3 +139,12 @@ def test_a_part_of_ones_own_is_refused_until_its_need_is_offered() -> None:
     assert Recipe("mine", "", Picky, Chain(3), waiting).drafts
     missing = list(find_unmet_needs([("it", Picky)], NO_CAPABILITIES))
     assert len(missing) == 2 and all(each.startswith("it needs") for each in missing)
+
+
+@pytest.mark.parametrize("name", VIEWS)
+def test_what_a_view_needs_is_what_it_can_be_asked_for(name: str) -> None:
+    """Claim: a view that needs costs takes a share from them, and one that needs to be read beside
+    the target has an early choice. Fails if a registered view derives from another base."""
+    view = VIEWS[name]
+    assert (Capability.COSTS in view.needs) == isinstance(view, CostedView)
+    assert Capability.BESIDE_TARGET not in view.needs or isinstance(view, EarlyView)

@@ -92,7 +92,7 @@ def _together(kind: str, family: str, fused: bool | None = None, **view: Any) ->
     (prompt,) = head.target.prompts(input_for(family))
     session = Session(head.target, [Sampling()])
     *_, prefill = session.prefill_in_chunks(0, prompt, hidden_layers=head.hidden_layers)
-    kept = UNIFORM.with_share(1.0)(prefill, prompt).select(torch.arange(0)) if view else prompt
+    kept = UNIFORM(prefill, prompt).select(torch.arange(0)) if view else prompt
     if view:
         kept = prompt.select(torch.arange(0, prompt.visual_tokens, 3))
     kind_of_session = BlockSession if head.drafts_blocks else HeadSession

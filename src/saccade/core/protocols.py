@@ -112,22 +112,34 @@ class View(ABC):
         """How its choice changes during an answer, where the target drafts for itself."""
         return KeyUpdates()
 
-    def with_share(self, keep: float) -> View:
-        """Returns the view with this share of the tokens; itself unless it computes its share from
-        costs."""
-        return self
 
+class EarlyView(View):
+    """A view that a draft may begin to read before the target's prefill has ended.
+
+    Every view that needs ``Capability.BESIDE_TARGET`` derives from it.
+    """
+
+    @abstractmethod
     def choose_early(self, prompt: Prompt) -> EarlyChoice:
-        """Returns what a draft reads before the target's prefill has ended, where the view needs
-        ``Capability.BESIDE_TARGET``."""
-        raise NotImplementedError
+        """Returns what the draft reads before the target's prefill has ended."""
 
+    @abstractmethod
     def choose(
         self, prefill: Prefill, prompt: Prompt, early: EarlyChoice | None = None
     ) -> Int[Tensor, " kept"]:
         """Returns the visual tokens that the draft keeps of a whole prompt. If ``early`` is given,
         the draft has read those tokens already and keeps some of them."""
-        raise NotImplementedError
+
+
+class CostedView(View):
+    """A view whose share of the tokens follows from costs.
+
+    Every view that needs ``Capability.COSTS`` derives from it.
+    """
+
+    @abstractmethod
+    def with_share(self, keep: float) -> View:
+        """Returns the view that keeps this share of the tokens."""
 
 
 @runtime_checkable

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 from saccade.core.capabilities import Capability, find_unmet_needs
 from saccade.core.costs import Costs
 from saccade.core.errors import MethodError
-from saccade.core.protocols import Schedule, Shape, View
+from saccade.core.protocols import CostedView, Schedule, Shape, View
 from saccade.core.timing import Phase, ignore_phase
 from saccade.drafting.drafters import Copies, HeadDrafter, NoDraft, SelfDrafter
 from saccade.drafting.schedule import serial
@@ -167,7 +167,7 @@ def plan(
         drafting = draft
     bucket = cost_measurement.context_bucket(context)
     if Capability.COSTS in view.needs:
-        view = view.with_share(
+        view = cast(CostedView, view).with_share(
             view.keep
             or cost_measurement.affordable_share(
                 target, drafting, bucket, phase, answer.tokens, reads_target_keys=reads_target_keys

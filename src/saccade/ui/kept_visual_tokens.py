@@ -6,6 +6,7 @@ Drafters do not record this, so the view is applied once more, to a prefill of i
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import cast
 
 import torch
 from jaxtyping import Float
@@ -13,7 +14,7 @@ from torch import Tensor
 
 from saccade.core.capabilities import Capability
 from saccade.core.prompt import Inputs, Prefill, Prompt
-from saccade.core.protocols import View
+from saccade.core.protocols import EarlyView, View
 from saccade.core.sampling import Sampling
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Setup, Words
@@ -82,8 +83,9 @@ def _measure_view(view: View, prefill: Prefill, prompt: Prompt) -> KeptTokens:
     """Applies one view and returns what it kept."""
     if Capability.BESIDE_TARGET in view.needs:
         # A draft beside the target starts from an early choice, before the target's prefill ends.
-        early_choice = view.choose_early(prompt)
-        pruned = prompt.select(view.choose(prefill, prompt, early_choice))
+        early_view = cast(EarlyView, view)
+        early_choice = early_view.choose_early(prompt)
+        pruned = prompt.select(early_view.choose(prefill, prompt, early_choice))
     else:
         pruned = view(prefill, prompt)
     shares = on_grid(prompt, kept_share(prompt, pruned))

@@ -22,14 +22,14 @@ from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, cast
 
 import torch
 from transformers import PreTrainedModel
 
 from saccade.core.capabilities import Capability
 from saccade.core.prompt import Inputs, Prefill, Prompt, Turn
-from saccade.core.protocols import EarlyChoice, View
+from saccade.core.protocols import EarlyChoice, EarlyView, View
 from saccade.core.sampling import Sampling, Scores
 from saccade.core.timing import now
 from saccade.core.tree import Tree, add, chain_without_first
@@ -125,8 +125,9 @@ class Child:
         view = self._job.view
         if Capability.BESIDE_TARGET not in view.needs:
             return
+        early_view = cast(EarlyView, view)
         with self._timing_choice():
-            self._early = [view.choose_early(prompt) for prompt in self._prompts]
+            self._early = [early_view.choose_early(prompt) for prompt in self._prompts]
         pairs = zip(self._prompts, self._early, strict=True)
         self._read([prompt.select(early.tokens) for prompt, early in pairs])
         if self._job.laws is None:  # What is sampled must not depend on the speed of this process.
@@ -150,7 +151,7 @@ class Child:
         for i, early in enumerate(self._early):
             full_prompt = self._prompts[i]
             with self._timing_choice():
-                chosen = view.choose(prefills[i], full_prompt, early)
+                chosen = cast(EarlyView, view).choose(prefills[i], full_prompt, early)
             visual_tokens[i] = len(chosen)
             if len(chosen) < len(early.tokens):
                 stays = torch.isin(

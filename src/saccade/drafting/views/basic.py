@@ -23,7 +23,7 @@ from saccade.core.capabilities import (
 )
 from saccade.core.errors import MethodError
 from saccade.core.prompt import Media, Prefill, Prompt, Reading, Texts
-from saccade.core.protocols import EarlyChoice, KeyUpdates, Refresh, View
+from saccade.core.protocols import CostedView, EarlyChoice, EarlyView, KeyUpdates, Refresh, View
 from saccade.drafting.views import saliency
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
@@ -66,7 +66,7 @@ class Ranking(Protocol):
 
 
 @dataclass(frozen=True)
-class Pruned(View):
+class Pruned(EarlyView):
     """Keeps a share ``keep`` of the visual tokens: those that ``select`` chooses.
 
     ``positions``: "original" leaves each token's position as it was; "repacked" counts the tokens
@@ -176,7 +176,7 @@ class Fixed(Pruned):
 
 
 @dataclass(frozen=True)
-class Affordable(View):
+class Affordable(CostedView):
     """An even sample of the video, or the beginning of a document, as large as the draft reads
     without getting slower. The share is set by ``recipe.plan``."""
 
