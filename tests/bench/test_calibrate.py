@@ -609,7 +609,10 @@ def test_a_rounded_draft_is_proposed_where_it_is_faster(monkeypatch: pytest.Monk
     assert seen == [("int8", 9), ("int4", 9)]
     assert (report.draft_quantize, report.best.speedup, report.method) == ("int4", 2.5, "sd")
     assert report.json()["draft_quantize"] == "int4" and "--draft-quantize int4" in report.advice
-    assert proposed(calibration(trial("ar", 1.0))).method == "auto"
+    from_plain = proposed(calibration(trial("ar", 1.0)))
+    assert from_plain.method == "auto" and from_plain.against_auto is None
+    kept = replace(calibration(trial("ar", 1.0)), draft_quantize="int8")
+    assert kept.advice.startswith("keep plain decoding")
     assert proposed(calibration(trial("sd", 2.49))).draft_quantize is None
     unfused = Loaded("big", Backbone(helpers.qwen25(), fused=False), None)
     assert proposed(calibration(trial("sd", 1.2)), unfused).draft_quantize is None

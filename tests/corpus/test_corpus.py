@@ -351,6 +351,10 @@ def test_the_merge_prefers_answers_and_tells_of_strangers(
     caption_run.run_jobs(jobs[:1], tmp_path / "three.jsonl", longer, saying(longer, []))
     with pytest.raises(OptionError, match="different runs"):
         caption_run.merge_shards(jobs, [one, tmp_path / "three.jsonl"], out)
+    both = tmp_path / "both.jsonl"
+    both.write_text(one.read_text() + (tmp_path / "three.jsonl").read_text())
+    with pytest.raises(OptionError, match="the rows of .*both.jsonl are of different runs"):
+        caption_run.merge_shards(jobs, [both], out)
 
 
 def test_a_shard_without_videos_leaves_a_file(

@@ -49,6 +49,7 @@ AUTO_CANDIDATES: Candidates = {
 LAMBDA_AXES = ("lambda", "view")  # Axes whose candidates are first compared by accepted tokens.
 START_STAGE = "start"
 CONFIRM_STAGE = "confirm"
+ROUNDING_STAGE = "draft in "  # The name of a rounding follows.
 REFERENCE = DEFAULT_METHOD  # The search's winner has to beat it. By default it begins here, too.
 REFERENCE_WITHOUT_DRAFT = "specvlm-self"  # The search begins here if there is no draft model.
 TIE_MARGIN = 0.02  # Speeds that differ by less count as equal.
@@ -137,14 +138,16 @@ class Calibration:
 
         None where the two never ran side by side.
         """
+        # A trial of a rounded draft ran alone, also where its method is auto.
+        is_rounded = trial.stage.startswith(ROUNDING_STAGE)
         auto = [t for t in self.table if (t.stage, t.method) == (trial.stage, REFERENCE)]
-        return _speed_ratio(trial, auto[0], _decode_speedup) if auto else None
+        return _speed_ratio(trial, auto[0], _decode_speedup) if auto and not is_rounded else None
 
     @property
     def advice(self) -> str:
         """What to do and why, in one line."""
         videos = f"on {self.held_out} video(s) held out" if self.held_out else "on the one video"
-        if self.draft_quantize is not None:
+        if self.best.stage.startswith(ROUNDING_STAGE):
             gain = f"x {self.best.speedup:.2f} against ar"
             return (
                 f"use {self.method} with --draft-quantize {self.draft_quantize}: {gain}, {videos}"
@@ -299,7 +302,7 @@ def propose_rounding(
             if method not in timed.last_results():
                 break
             summaries.append(timed.summaries()[method])
-        stage = f"draft in {rounding}"
+        stage = f"{ROUNDING_STAGE}{rounding}"
         if len(summaries) < len(held_out):
             chosen = replace(chosen, skipped=(*chosen.skipped, stage))
             continue

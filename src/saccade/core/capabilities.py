@@ -15,9 +15,9 @@ from typing import Protocol, runtime_checkable
 class Capability(Enum):
     """Something that a part of a method offers, or needs.
 
-    Each member has ``words``, which follow "needs" in a refusal, and ``choice``, the option that
-    provides it. What the engine offers to every method has no ``choice``. The unmet needs of a part
-    are reported in the order of the members.
+    Each member has ``words``, which follow "needs" in a refusal, and ``choice``: one or more
+    options, any of which meets the need or removes it. What the engine offers to every method has
+    no ``choice``. The unmet needs of a part are reported in the order of the members.
     """
 
     # The engine offers these.
@@ -54,12 +54,13 @@ class Capability(Enum):
     AVERAGED_ROWS = "a view whose rows are means of several tokens", "view=pooled"
 
     # Shapes offer these.
+    # Such a shape can grow its draft one token at a time, beside the target.
     NEXT_TOKEN = "a shape that drafts a chain", "shape=chain-N, shape=fit or schedule=serial"
     FIXED_LENGTH = (
         "a shape that drafts a chain whose length does not depend on probabilities",
         "shape=chain-N",
     )
-    FIXED_FORM = "a shape that is the same in every round", "shape=chain-N"
+    FIXED_FORM = "a shape that does not depend on earlier rounds or on clocks", "shape=chain-N"
     NO_DRAFT_MODEL = "a shape that also works without a draft model", "shape=auto"
     COPIES = "a shape that copies from the text", "shape=auto"
 

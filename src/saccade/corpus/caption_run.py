@@ -188,10 +188,10 @@ def merge_shards(jobs: Sequence[ClipJob], paths: Sequence[Path], out: Path) -> M
                 rows_by_id[row["id"]] = row
     if len(runs) > 1:
         one_path, other_path = list(runs.values())[:2]
-        raise OptionError(
-            f"{one_path} and {other_path} are of different runs: another target, length or "
-            "choice of frames"
-        )
+        who = f"{one_path} and {other_path} are"
+        if one_path == other_path:
+            who = f"the rows of {one_path} are"
+        raise OptionError(f"{who} of different runs: another target, length or choice of frames")
     ids = [job.id for job in jobs]
     merged = [rows_by_id[name] for name in ids if name in rows_by_id]
     with json_lines.write_lock(out):

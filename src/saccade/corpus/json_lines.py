@@ -11,7 +11,7 @@ import json
 import os
 import socket
 from collections.abc import Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -106,7 +106,9 @@ def write_lock(path: Path) -> Iterator[None]:
     try:
         lock = FileLock(lock_path).acquire(timeout=0)
     except Timeout:
-        owner = lock_path.read_text().strip() or "another process"
+        owner = "another process"
+        with suppress(OSError):  # It may have ended meanwhile.
+            owner = lock_path.read_text().strip() or owner
         raise OptionError(
             f"{path} is being written by {owner}: give each worker a --shard or an --out of its own"
         ) from None

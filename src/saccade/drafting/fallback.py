@@ -94,7 +94,11 @@ class Fallback(Drafter, Learner, BesideTarget):
         growth = self._try(lambda: self._drafter.start_growth(states))
         if growth is None:
             return None
-        return replace(growth, finish=lambda trees: self._sound_trees(empty_trees, lambda: trees))
+        own_finish = growth.finish
+        return replace(
+            growth,
+            finish=lambda trees: self._sound_trees(empty_trees, lambda: own_finish(trees)),
+        )
 
     def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
         return self._sound_trees(in_flight, lambda: self._drafter.beside.extend(in_flight))

@@ -44,7 +44,7 @@ def source_of(name: str) -> str:
     """Returns the folder or hub id of a name. Raises ModelError for what is no name."""
     if not isinstance(name, str | Path) or not str(name):
         raise ModelError(f"a model is a checkpoint folder or a hub id, not {name!r}")
-    return str(NAMES.get(name, name))
+    return os.path.expanduser(NAMES.get(name, name))
 
 
 def is_embedded(name: str) -> bool:

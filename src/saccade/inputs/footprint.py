@@ -159,7 +159,7 @@ def dflash_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
         )
         heads, width = layer["num_attention_heads"], layer["head_dim"]
         kv_heads = layer.get("num_key_value_heads") or heads
-        read = entries.get("target_layer_ids") or entries["aux_hidden_state_layer_ids"]
+        read = entries.get("target_layer_ids") or entries["aux_hidden_state_layer_ids"] or ()
         text = architectures.text_config(target)
     except (KeyError, TypeError) as error:
         raise ModelError("its config.json describes no DFlash head") from error

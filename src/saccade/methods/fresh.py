@@ -2,8 +2,8 @@
 
 A head's attention moves as the answer goes on. On real weights the keys that were chosen at prefill
 get .65 of the attention mass that the head's current top keys get, so drafts end early. The target
-computes the queries of every judged row anyway when it verifies. So before every n-th round each
-key gets a score: its mean attention over the last R judged rows i, summed over the heads of a
+computes the queries of every verified row anyway when it verifies. So before every n-th round each
+key gets a score: its mean attention over the last R verified rows i, summed over the heads of a
 group, and times (1 + hold) if the draft has the key already. The draft reads the K keys with the
 highest scores:
 
@@ -61,7 +61,7 @@ def _parse(axis: str, value: str) -> Refresh | None:
     if surplus or not row_count or not DECIMAL_NUMBER.fullmatch(hold):
         raise MethodError(
             f"refresh={value} must be N, N-ROWS or N-ROWS-HOLD; 1-8-0.25 chooses keys every round "
-            "by the last 8 verified rows, and counts keys that the draft already has a quarter more"
+            "by the last 8 verified rows; keys that the draft already has count a quarter more"
         )
     return Refresh(rounds, row_count, float(hold)) if rounds else None
 

@@ -108,6 +108,8 @@ HIPPO = Recipe(
 class FamilyChain(Chain):
     """A chain as long as the paper sets it for the target's family (App. B)."""
 
+    # Not the target's family, but the family of shapes, ``chain`` in ``chain-5``. This shape is
+    # of none, because it has a name instead.
     family: ClassVar[str] = ""
     length: int = GAMMA
 

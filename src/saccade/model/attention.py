@@ -63,7 +63,8 @@ class ForwardAttention(Protocol):
 
     @property
     def segments(self) -> Sequence[Segment]:
-        """The requests whose caches the forward writes; none where it does not choose them."""
+        """The requests whose caches the forward writes; empty while a forward is captured,
+        because the caches that it writes are known only when it is replayed."""
 
     def key_layer(self, layer: int) -> int:
         """Returns the number of a layer among those that have keys."""
@@ -425,8 +426,8 @@ def quickest_attention(
     prompt_choice = kernels.choose_attention(
         ("many", *facts), prompt_calls, kernels.PROMPT_ROWS, kernels.PROMPT_KEYS
     )
-    # What was quickest for the most of the few rows is used up to FOLD_LIMIT rows. More rows take
-    # what was quickest for a prompt.
+    # What was quickest for the largest timed number of few rows is used up to FOLD_LIMIT rows. More
+    # rows take what was quickest for a prompt.
     return AttentionChoice(
         (*few_row_choice.rows[:-1], FOLD_LIMIT, *prompt_choice.rows),
         (*few_row_choice.names, *prompt_choice.names),

@@ -69,8 +69,10 @@ def check_against_generate(target: Backbone) -> None:
 def _refuse_changed_inputs(target: Backbone) -> None:
     """Refuses hooks outside of the decoder that may change what the model reads."""
     for module in target.outer_modules:
-        changing = vars(module)["_forward_pre_hooks_with_kwargs"]
-        hooks = [key for key in vars(module)["_forward_pre_hooks"] if key in changing]
+        # The modules around the decoder are called by keyword, and torch gives keyword arguments
+        # only to hooks that were registered with ``with_kwargs``.
+        with_keywords = vars(module)["_forward_pre_hooks_with_kwargs"]
+        hooks = [key for key in vars(module)["_forward_pre_hooks"] if key in with_keywords]
         if hooks and foreign_hooks(module):
             raise ModelError(
                 f"a forward pre-hook on {type(module).__name__} may change what the model reads at "

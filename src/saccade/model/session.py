@@ -189,7 +189,9 @@ class Session:
         max_reused = max(0, min(first_needed, len(prompt) - max(1, follow_rows)))
         if old is not None:
             reused_rows = _cut_to_prompt(old, prompt, min(shared_rows, max_reused))
-            if not old.evicts_keys:  # Layers with a window make room from one forward to the next.
+            # Where layers evict keys, each forward makes its own room. Room for the whole prompt at
+            # once would enlarge these layers to about its length.
+            if not old.evicts_keys:
                 old.reserve(len(prompt) + self._room)
         elif self._prefixes is not None:
             reused_rows, prefix_key = self._prefixes.copy_longest(prompt, cache, max_reused)
@@ -321,6 +323,8 @@ class Session:
             if can_reselect or prompt.reading.heads is not None:
                 rows = self._rows_by_head(prompt)
             if (paged := prompt.reading.paged) is not None:
+                # The first ``slots`` rows only make room. Each step of the draft overwrites them
+                # with the pages that it reads (:class:`Pages`).
                 rows = torch.cat([paged.rows.flatten()[: paged.slots], rows])
             cache = source.select(rows, self._room, self.backbone.key_layer_count)
             if cache.states is not None:
@@ -571,8 +575,8 @@ class Session:
         return scores
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
-        """Appends the tokens that a round emitted. Those that follow the last tree keep their
-        keys in the cache, and the others are pending. A fork copies keys from its source
+        """Appends the tokens that a round emitted. Those on a path from the last tree's root keep
+        their keys in the cache, and the others are pending. A fork copies keys from its source
         instead."""
         for number, new in tokens.items():
             request = self.requests[number]

@@ -57,7 +57,8 @@ def measure_kept_tokens(
     reads_target_prompt = Capability.READS_TARGET_PROMPT in offers
     if Capability.READS_VIEW not in offers or not (reads_target_prompt or draft is not None):
         return ()
-    setup = Setup(target, draft, view, recipe.shape, [Sampling()], 1, words)
+    # No answer is started, so room for one token is enough.
+    setup = Setup(target, draft, view, recipe.shape, [Sampling()], room=1, words=words)
     session = Session(target, setup.rules)
     (prefill,) = session.prefill(target.prompts(inputs), record=recipe.records_attention)
     prefill = replace(prefill, words=words.replacement_texts(view, inputs)[0])

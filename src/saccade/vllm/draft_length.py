@@ -26,7 +26,7 @@ from saccade.core.round_estimates import (
     expected_chain,
 )
 
-ACCEPTANCE_DECAY = 0.99  # Per verified token, of the weight of its acceptance.
+ACCEPTANCE_DECAY = 0.99  # Each verdict leaves earlier ones this share of their weight.
 RETRY_AFTER_ROUNDS = 8  # The first wait, in rounds without drafts, before drafting is tried again.
 MAX_RETRY_ROUNDS = 512  # The longest such wait.
 MIN_SPEEDUP = 1.03  # Nothing is drafted if the expected speedup over plain decoding is smaller.

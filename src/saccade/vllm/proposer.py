@@ -65,6 +65,7 @@ class Proposer:
             draft_forwards = max((len(draft.tokens) for draft in proposals.values()), default=0)
             costs = costs.after_drafting(draft_forwards, self._clock() - drafting_start)
         elif names:
+            # A round without a draft adds no cost, but counts towards the next try at drafting.
             costs = costs.after_drafting(0, 0.0)
         if names:
             self._costs_by_size[size_bucket(len(names))] = costs

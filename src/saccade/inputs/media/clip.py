@@ -89,12 +89,12 @@ class Clip:
     def metadata(self) -> dict[str, Any]:
         """The fields of transformers' `VideoMetadata`, for use with `do_sample_frames=False`.
 
-        They describe a source in which every sampled frame lasts for the same whole number of
-        ticks, and give each frame's tick as its index. Processors compute the rate as
-        len(indices) / total * fps (Qwen2.5-VL), which is exact then, and the times as index / fps
-        (Qwen3-VL), which are within half a millisecond. Evenly spaced frames need one tick each;
-        for others a tick is at most a millisecond. Each call returns a new dict, because processors
-        write to it.
+        They describe an imaginary source that has ``ticks`` frames for each sampled one. A tick is
+        the time from one imaginary frame to the next, and a sampled frame's index is its time in
+        ticks, rounded. So the rate that processors compute as len(indices) / total * fps
+        (Qwen2.5-VL) is exact, and the times that they compute as index / fps (Qwen3-VL) are within
+        half a millisecond. Evenly spaced frames need one tick each; for others a tick is at most a
+        millisecond. Each call returns a new dict, because processors write to it.
         """
         frame_numbers = self.timestamps * self.sampled_fps
         is_even = np.abs(np.rint(frame_numbers) - frame_numbers).max() <= 5e-4 * self.sampled_fps

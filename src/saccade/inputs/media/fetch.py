@@ -303,6 +303,7 @@ def _redirect_url(place: WebAddress, url: str, location: str) -> str:
 def _matches_host(entry: str, place: WebAddress) -> bool:
     """Whether an entry of the operator's list of hosts allows an address."""
     host, _, port = entry.lower().rpartition(":")
+    # A number after the last colon is a port, except in an IPv6 address without brackets.
     if not port.isdecimal() or (host.count(":") and not host.endswith("]")):
         host, port = entry.lower(), ""
     host = host.removeprefix("[").removesuffix("]")

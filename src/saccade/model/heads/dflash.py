@@ -61,9 +61,10 @@ class BlockVisibility:
         if self.window is None:
             block = torch.ones(rows, rows, dtype=torch.bool)
             return Segment(cache, start, stop, at, block)
-        # ``block`` would be taken for the mask of a tree, in which a window measures distance along
-        # the tree's paths. ``reach`` says that every row sees all rows of the block, and windows
-        # then go by their positions.
+        # ``block`` would be taken for the mask of a tree, in which a window measures distance
+        # along the tree's paths. ``reach`` says that every row sees all rows of the block. The
+        # rows are marked as committed only because a window goes by position for such rows
+        # alone. Their keys are not kept, because ``draft_blocks`` does not advance the cache.
         reach = torch.full((rows,), at + rows - 1)
         return Segment(cache, start, stop, at, reach=reach, committed_rows=rows)
 
@@ -100,7 +101,7 @@ class BlockSettings:
         if returning_layers is not None:
             hidden_layers = tuple(int(layer) + 1 for layer in returning_layers)
         else:
-            reading_layers = entries.get("aux_hidden_state_layer_ids", ())
+            reading_layers = entries.get("aux_hidden_state_layer_ids") or ()
             hidden_layers = tuple(int(layer) for layer in reading_layers)
         if not hidden_layers or entries.get("mask_token_id") is None:
             raise ModelError(

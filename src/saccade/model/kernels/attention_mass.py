@@ -128,7 +128,8 @@ class MassRecorder:
         columns: Int[Tensor, " chosen"],
         mass: Float[Tensor, "layer kv_head 2 chosen"],
     ) -> None:
-        """``rows`` are rows of a chunk that ends at ``stop``."""
+        """``rows`` are the rows' numbers in the prompt, in order. ``stop`` is where their chunk
+        ends in it, exclusive."""
         self._rows, self._columns, self._mass = rows, columns.contiguous(), mass
         self.last = stop - int(rows[0])
         """The number of rows from the first recorded one to the chunk's end."""

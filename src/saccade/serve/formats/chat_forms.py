@@ -13,7 +13,8 @@ from saccade.serve.formats.reasoning import Reasoning
 from saccade.serve.formats.tool_calls import Dialect, ParsedCall, split_answer
 
 Body = dict[str, Any]
-"""The fields of a choice beside its index, its log-probabilities and its finish reason."""
+"""The fields of a choice without its index and its log-probabilities. In a stream they are without
+the finish reason too."""
 
 
 @dataclass(frozen=True)
