@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -62,18 +63,24 @@ def test_a_conversation_is_its_tabs(model, clips):
 
 
 def test_a_first_question_that_fails_holds_no_conversation(model, clips, monkeypatch):
-    """Claim: where a tab's first question cannot be asked, another tab may begin a conversation."""
+    """Claim: where a tab's first question cannot be asked, or is not answered, another tab may
+    begin a conversation."""
     page = PageConversation(model, PageSettings(max_new_tokens=2))
 
     def refuse(*whatever: object, **more: object) -> None:
         raise OptionError("this model reads no videos")
 
-    with monkeypatch.context() as patch:
-        patch.setattr("saccade.answering.chat_model.Chat.stream", refuse)
-        with pytest.raises(OptionError, match="no videos"):
-            next(page.ask("one", "What?", clips[:1]))
-    assert [*page.ask("two", "What?", clips[:1])]
-    page.end("two")
+    def fail(*whatever: object, **more: object) -> Iterator[None]:
+        raise OptionError("this model reads no videos")
+        yield
+
+    for stream in (refuse, fail):
+        with monkeypatch.context() as patch:
+            patch.setattr("saccade.answering.chat_model.Chat.stream", stream)
+            with pytest.raises(OptionError, match="no videos"):
+                next(page.ask("one", "What?", clips[:1]))
+        assert [*page.ask("two", "What?", clips[:1])]
+        page.end("two")
 
 
 def test_what_cannot_be_asked_leaves_the_conversation(model, clips, tmp_path: Path):

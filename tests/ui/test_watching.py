@@ -31,6 +31,8 @@ def test_a_tab_watches_and_asks(tmp_path: Path) -> None:
     assert live.wait(60)
     with pytest.raises(OptionError, match="another tab"):
         watchers.start("two", str(path), "60 s")
+    with pytest.raises(SaccadeError, match="window="):
+        watchers.start("one", str(path), "3 cats")  # What is watched already goes on.
     *_, last = watchers.ask("one", "What is there?")
     assert last and last == live.history[-1][1]
     assert "<img" in frames_html(watchers.get("one")) and "12 frames seen" in frames_html(

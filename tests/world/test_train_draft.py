@@ -354,3 +354,15 @@ def test_a_folder_of_something_else_is_left_alone(tmp_path: Path) -> None:
     with pytest.raises(OptionError, match="no run of train-draft"):
         run.train_draft(tmp_path, TINY, resume=True)
     assert [path.name for path in tmp_path.iterdir()] == ["notes.txt"]
+
+
+def test_types_of_tokens_are_as_long_as_the_tokens() -> None:
+    """Claim: under either name that processors use, an answer's tokens are of the type of text, and
+    a batch pads them. Fails for Gemma 3, whose name is the shorter one."""
+    made = []
+    for length in (3, 5):
+        ids = torch.arange(length)[None]
+        inputs = {"input_ids": ids, "token_type_ids": torch.ones_like(ids)}
+        made.append(append_answer(inputs, [7, 8], torch.ones_like(ids, dtype=torch.bool)))
+    types = collate(made)["token_type_ids"]
+    assert types.tolist() == [[1, 1, 1, 0, 0, 0, 0], [1, 1, 1, 1, 1, 0, 0]]

@@ -46,7 +46,8 @@ def write_config(path: Path, calibration: Calibration) -> None:
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """Reads the method, models, rounding, threads and measurements in a file.
+    """Reads the method, the models, the rounding of the draft's weights, the threads and the
+    measurements in a file.
 
     An axis may be a key too. It becomes one more override of the file's method, or of
     ``METHOD_OF_AXES``. Raises OptionError for an unknown key or a wrong value.

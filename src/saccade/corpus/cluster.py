@@ -100,7 +100,8 @@ def answer_on_cluster(
                     rows = ray.get(done)  # None if the actor was loading.
                 except ray.exceptions.RayError as error:
                     deaths_in_a_row += 1
-                    if deaths_in_a_row >= MAX_ATTEMPTS * (count + 1):
+                    # So many videos in a row are not to blame: the machine is.
+                    if deaths_in_a_row > MAX_ATTEMPTS * (count + 1):
                         raise OptionError(
                             f"{deaths_in_a_row} workers died one after the other, the last of "
                             f"{_cause(error)}: finished rows are kept"

@@ -40,7 +40,8 @@ class Weighting(ABC):
 
     @property
     def with_default_settings(self) -> Weighting:
-        """This rule with its defaults for every setting that has an axis other than ``weights``."""
+        """This rule as ``weights=`` alone makes it: what other axes set, such as ``tau``, has its
+        default. The rule's name is found by comparing this."""
         return self
 
     @abstractmethod

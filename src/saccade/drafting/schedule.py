@@ -242,8 +242,9 @@ def _rounds(
     """Yields each request's round, after the drafter's learner has folded it into the request's
     state. A request that ends leaves the group, and later answers learn from its last state.
 
-    ``spent`` are the seconds of drafting and of verifying. ``first_of_size`` is the field of
-    ``Round`` with that name.
+    ``spent`` are the seconds of drafting and of verifying. ``first_of_size`` says that a forward
+    was the first of its size, so that its seconds tell nothing of later rounds. ``loads`` are the
+    forwards that each request shared with others; None where it shared none.
     """
     draft, (verdicts, endings) = group.drafter, judgement
     report = draft.report()

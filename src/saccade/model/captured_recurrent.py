@@ -300,16 +300,18 @@ class StaticRows:
         read, writes = score_tree(rows, memory, earlier, self._ancestors, solve_in_blocks)
         new_writes = writes.rows(slice(self.size.earlier, None))
         is_committed = self._is_committed[:, None]
-        # The committed rows come first, one after the other, so their decays add up.
+        # ``total_decay`` is the sum of log decays from the committed state to each row. The
+        # committed rows come first, one after the other, so ``passed`` is the sum to the last.
         passed = (rows.decay * is_committed).sum(-1, keepdim=True)
-        to_last = passed - new_writes.total_decay
-        to_last = to_last.masked_fill(~is_committed, float("-inf")).exp()
+        log_decay_to_last = passed - new_writes.total_decay
+        to_last = log_decay_to_last.masked_fill(~is_committed, float("-inf")).exp()
         written = (new_writes.keys * to_last[..., None]).transpose(-1, -2) @ new_writes.values
         states.states_after.memory[layer].copy_(memory * passed.exp()[..., None] + written)
         stored_writes = self._new.of_layers(layer).writes
         assert stored_writes is not None
         stored_writes.keys.copy_(new_writes.keys)
         stored_writes.values.copy_(new_writes.values)
+        # Nodes are committed from the state after those rows, so their sums begin there.
         stored_writes.total_decay.copy_(new_writes.total_decay - passed)
         return read.transpose(0, 1).flatten(1, 2)
 
@@ -406,9 +408,12 @@ class RecurrentGraphs(CudaGraphs):
         if size is None or size.requests > MAX_REQUESTS or scored > EARLIER_SIZES[-1]:
             return None
         if any(segment.scored_nodes and segment.committed_rows for segment in segments):
-            return None  # Nodes that were scored follow from a state that is not the committed one.
+            # Such nodes follow the committed rows, but in ``StaticRows`` they come before them.
+            return None
         if size.hidden_layers:
-            return None  # A captured forward has no segments, for which modules write them.
+            # Modules write hidden states to the caches of a forward's segments, and a captured
+            # forward is run without segments.
+            return None
         earlier = next(count for count in EARLIER_SIZES if count >= scored)
         return RecurrentSize(size.requests, size.rows, size.tail, size.keys, earlier=earlier)
 

@@ -96,14 +96,14 @@ class PageConversation:
             stream = conversation.chat.stream(
                 question, uploads.clips or None, documents=uploads.documents
             )
+            decoder, text = IncrementalDecoder(TextDecoder(self.model.pair.target.decode)), ""
+            for round in stream:
+                text += str(decoder.styled_text(round.scalars()))
+                yield text
         except SaccadeError:
             if not conversation.exchanges:  # Another tab may begin a conversation instead.
                 self.end(tab)
             raise
-        decoder, text = IncrementalDecoder(TextDecoder(self.model.pair.target.decode)), ""
-        for round in stream:
-            text += str(decoder.styled_text(round.scalars()))
-            yield text
         (result,) = stream.results
         conversation.prompt_tokens = result.prompt_tokens
         answer = result.text or ""

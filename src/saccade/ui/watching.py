@@ -13,7 +13,7 @@ import numpy as np
 
 from saccade.answering.chat_model import Model
 from saccade.answering.coloured_text import IncrementalDecoder
-from saccade.answering.live_video import Live
+from saccade.answering.live_video import Live, Window
 from saccade.core.answer_text import TextDecoder
 from saccade.core.errors import OptionError
 from saccade.ui import pictures
@@ -50,6 +50,7 @@ class Watchers:
         if self._watching is not None and self._watching[0] != tab:
             raise OptionError("another tab watches a video here: stop it first")
         read_clip(None, upload, self._settings)  # It raises for files that the page does not take.
+        Window.of(window)  # It raises for windows that are none, before the last video is ended.
         self.stop(tab)
         with self._lock:
             live = self.model.watch(

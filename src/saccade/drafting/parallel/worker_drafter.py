@@ -87,13 +87,15 @@ class WorkerDrafter(Drafter, BesideTarget):
         self._length = setup.shape.length
         self._model = setup.draft_model()
         self._vocab, self._banned = setup.shared_vocabulary()
+        # Whether the draft takes the target's visual rows, or else encodes its own inputs.
         self._shares_rows = not setup.coarse and self._model.shares_rows_with(setup.target)
+        # Whether its view chooses tokens before the target's prefill has ended.
         self._starts_early = Capability.BESIDE_TARGET in setup.view.needs
         self._inputs: Inputs = {}
         self._captioning: Captioning | None = None
         self._drafts = {i: DraftState() for i in range(len(setup.rules))}
         # By request, the tokens that were emitted since the last message, and how many drafted
-        # tokens after them are in the next proposal (None after a rejection).
+        # tokens after them are verified next; None drops the draft, because one was rejected.
         self._unsent_commits: dict[int, tuple[list[int], int | None]] = {}
         self._ready_sent_at = time.monotonic()
         self._visual_tokens: dict[int, int] | None = None  # None until the draft is ready
@@ -243,7 +245,7 @@ class WorkerDrafter(Drafter, BesideTarget):
             if draft.chain.tokens[:count] == tuple(new) and next_count is not None:
                 draft.chain = chain_without_first(draft.chain, count)
                 draft.paused = draft.paused and len(draft.chain) > 0  # The child does the same.
-                # The next proposal has all tokens that the draft may have beyond these.
+                # All tokens that the chain may have after the committed ones are verified next.
                 next_count = 0 if is_before_proposals else max(0, draft.limit - count)
             else:
                 draft.chain = Tree()

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from saccade.core.prompt import Prefill
 
-# Cosines of float32 rows, and scores computed from them, are rounded to these decimals, so that
-# z-scores do not magnify rounding errors.
+# Cosines are rounded to COSINE_DECIMALS, as is ``temporal``, a mean of cosines. ``spatial``, their
+# variance, is rounded to DECIMALS. So z-scores do not magnify the rounding errors of float32.
 COSINE_DECIMALS = 6
 DECIMALS = 12
 # Selecting rows by index copies them, so only this many rows, or the rows of this many crops, are

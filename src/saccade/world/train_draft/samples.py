@@ -27,10 +27,13 @@ EVAL_SEED = 10_000_000  # Training draws its scenes below this seed.
 # How often each task is drawn for a video. The weights need not add up to 1.
 VIDEO_TASK_WEIGHTS = {"describe": 0.45, "events": 0.10, "qa": 0.15, "chat": 0.15}
 KIND_SHARES = {"video": 0.8, "image": 0.1, "diff": 0.1}
+# Names under which processors say what each token is: 0 for text.
+TOKEN_TYPES = {"mm_token_type_ids", "token_type_ids"}
 # These fill up a batch's shorter samples on the right, where causal attention does not look.
 PADDING_VALUES = {
-    "labels": -100, "input_ids": 0, "attention_mask": 0, "kept_mask": 0, "mm_token_type_ids": 0,
-}  # fmt: skip
+    **{"labels": -100, "input_ids": 0, "attention_mask": 0, "kept_mask": 0},
+    **dict.fromkeys(TOKEN_TYPES, 0),
+}
 
 
 @dataclass(frozen=True)
@@ -168,9 +171,9 @@ def append_answer(
     sample = {**inputs, "input_ids": ids, "labels": labels}
     sample["attention_mask"] = torch.ones_like(ids)
     sample["kept_mask"] = torch.cat([kept_mask, torch.ones_like(answer_ids, dtype=torch.bool)], 1)
-    if "mm_token_type_ids" in inputs:
-        types = inputs["mm_token_type_ids"]
-        sample["mm_token_type_ids"] = torch.cat([types, answer_ids.to(types.dtype) * 0], 1)
+    for name in TOKEN_TYPES & inputs.keys():
+        types = inputs[name]
+        sample[name] = torch.cat([types, answer_ids.to(types.dtype) * 0], 1)
     return sample
 
 
