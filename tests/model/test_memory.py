@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import gc
 from collections.abc import Callable, Iterator
+from copy import copy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 import transformers as hf
+from helpers import backbone, qwen25
 
 import saccade
 from lab import checkpoints
@@ -22,7 +24,7 @@ from saccade.inputs import footprint as footprints
 from saccade.inputs.footprint import footprint
 from saccade.model import memory
 from saccade.model.backbone import Backbone
-from saccade.model.cache import Cache
+from saccade.model.cache import Cache, HeadShape
 from saccade.model.memory import GIB, SPARE_SHARE
 from saccade.model.session import Session
 
@@ -441,3 +443,15 @@ def test_reading_a_long_clip_takes_its_keys_and_one_chunk():
     assert abs(measurement.visual_tokens - 5_000) < 256
     assert measurement.kv >= measurement.prompt_tokens * target.backbone.token_bytes
     assert measurement.prefill_peak is None or measurement.prefill_peak < measurement.kv + 64 * MIB
+
+
+def test_the_bytes_of_a_token_follow_the_shapes_of_each_layer() -> None:
+    """Claim: where layers have other heads than the config says, as with latent attention, a token
+    is counted by what the cache takes for it. Fails if the config's heads are multiplied."""
+    model = copy(backbone(qwen25()))
+    model.head_shapes = [HeadShape(2, 192, 128), HeadShape(1, 64, 32)]
+    model.key_layer_count, model.windows = 2, []
+    size = model.dtype.itemsize
+    assert model.token_bytes == (2 * (192 + 128) + 64 + 32) * size == model.unbounded_token_bytes
+    cache = model.cache(8)
+    assert cache.bytes == 8 * model.token_bytes

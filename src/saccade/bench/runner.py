@@ -203,7 +203,11 @@ def _compare_with_baseline(
 
 
 def turn_arguments(item: Item) -> list[dict[str, Any]]:
-    """Reads an item's media, and returns for each turn the arguments that give them to ``ask``."""
+    """Reads an item's media, and returns for each turn the arguments that give them to ``ask``.
+
+    ``item.then`` are further questions about the same media. ``item.next`` is another item, whose
+    question comes last, with its own media.
+    """
     first = media_arguments(item)
     arguments = [first] * (1 + len(item.then))
     if item.next is not None:

@@ -35,14 +35,16 @@ def bench(
     loading: LoadOptions,
     suite: Annotated[
         str,
-        typer.Option(help="Comma-separated, NAME or NAME@paper; list, or all (embedded)."),
+        typer.Option(
+            help="Comma-separated NAME or NAME@PAPER (its settings); list; all: the drawn suites."
+        ),
     ] = DEFAULT_SUITE,
     methods: Annotated[
         str,
         typer.Option(
             "--methods",
             "-m",
-            help="Comma-separated, or all; peers (hf, ...) and draft/view=NAME too.",
+            help="Comma-separated, or all; peers (hf, ...); draft/view=NAME: the draft alone.",
         ),
     ] = DEFAULT_METHODS,
     out_dir: Annotated[

@@ -106,7 +106,7 @@ class FreeCores:
     def _measure_others(self) -> None:
         """Measures how many cores other programs have used since the last sample.
 
-        If that was too long ago, they count as free until the next sample.
+        If that sample is too old, all cores count as free until the next one.
         """
         earlier, self._sample = self._sample, self._take_sample()
         is_stale = self._sample.moment - earlier.moment > STALE_SECONDS

@@ -170,7 +170,8 @@ class Learner:
 class Shape(Learner, ABC):
     """The shape of a draft: how it grows, and what it learns from past rounds. Frozen.
 
-    See ``Tree`` for the one rule of growing: a drawn token stands.
+    Growing has one rule: a drawn token stands. Whether tokens are drawn after a node, and how many,
+    must not depend on the draw itself or on what was drawn after it. ``Tree`` has the whole rule.
     """
 
     # A family of shapes is written ``NAME-...``. The law tests run its examples.
@@ -311,7 +312,8 @@ class DraftReport:
 class EarlierTurns:
     """What the prompts of a turn with new media share with those of the turns before.
 
-    There is one prefix and one of ``rules``, the sampling rules of this turn, for each prompt.
+    ``prefixes`` say what each prompt shares with the turns before. ``rules`` are this turn's
+    sampling rules, by prompt.
     """
 
     prefixes: Sequence[SharedPrefix]

@@ -64,8 +64,9 @@ class Stream(Iterator[Round]):
     """Yields rounds as they happen. ``results`` has one entry per request once it is exhausted.
 
     ``on_phase`` is called as "costs" (timing forwards, where that was not done before), "vision",
-    "prefill", "guide" and "decode" begin. With ``keep`` the caches stay in ``call`` afterwards, so
-    that a later turn can continue from them.
+    "prefill", "guide" (choosing what the draft sees, and the draft's own prefill) and "decode"
+    begin. With ``keep`` the caches stay in ``call`` afterwards, so that a later turn can continue
+    from them.
     """
 
     def __init__(
@@ -247,7 +248,7 @@ def _with_named_arguments(function: Function) -> Function:
             annotation=hint,
         )
         for name, hint in hints.items()
-        if name in NON_GENERATION_ARGUMENTS or name not in RequestArguments.__annotations__
+        if name not in Settings.__annotations__  # Those are in ``**settings`` below.
     ]
     settings = var_keyword.replace(name="settings", annotation=Unpack[Settings])
     vars(function)["__signature__"] = inspect.Signature([*parameters, *named, settings])

@@ -94,8 +94,8 @@ class RequestBatch:
         # How each request continues its cached text. Empty where whole prompts are read.
         self._turns: Mapping[int, Turn] = {}
         self._adds_media = False  # whether this turn has media that the turns before did not have
-        # For each prompt, how many leading rows have not changed since the drafter last read one.
-        # None before the drafter has read any.
+        # For each prompt, how many leading rows are still as the drafter last read them;
+        # sys.maxsize stands for all that it read. None before it has read any prompt.
         self._rows_of_draft: list[int] | None = None
         self._restarted_draft = False  # whether a new drafter read this turn from the beginning
         self._unfinished: Sequence[int] = ()  # requests that go on after their first token
@@ -191,8 +191,10 @@ class RequestBatch:
         yield
         phase("prefill")
         clock = Clock(target.device)
-        drafter.prefill(self.prompts)
+        drafter.prefill(self.prompts)  # It may begin to read them now, beside the target.
         spent["prefill"] = clock.lap()
+        # A view that chooses again during the answer does so by the attention of the latest rows.
+        # So the session must go on knowing the attention of that many rows.
         refresh = self.recipe.view.key_updates.refresh
         record = self.recipe.records_attention
         follow_rows = refresh.rows if record and refresh is not None else 0

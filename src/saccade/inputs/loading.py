@@ -47,7 +47,8 @@ MAX_THREADS_PER_CPU = 16
 MAX_PARTS = 10_000  # The most layers or experts that a config is believed to have.
 COUNT_FIELDS = re.compile(r"layers$|depth$|num_\w*experts$")
 PositionRule = Literal["auto", "library", "trained"]
-# Of the JSON files of a checkpoint that hold settings by name. Others may hold anything.
+# The names of those JSON files of a checkpoint that hold settings by name end so. Other JSON files
+# may hold anything.
 SETTINGS_FILE_ENDINGS = ("config.json", "tokenizer.json", ".index.json")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FLOAT_DTYPES = (*DTYPES.values(), torch.float64)

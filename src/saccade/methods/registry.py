@@ -115,5 +115,7 @@ DRAFTERS: dict[str, MakeDrafter] = _collect(lambda file: file.drafters.items())
 WEIGHTINGS: dict[str, Callable[[int | None], Weighting]] = _collect(
     lambda file: file.weights.items()
 )
+"""For each kind that ``weights=`` may name, a function that makes the rule. It is given how many of
+the last positions the rule reads; None is all of them."""
 METHOD_SETTINGS: dict[str, Axis] = _collect(lambda file: file.axes.items())
 SCHEDULES: dict[str, Schedule] = {each.name: each for each in (serial, parallel)}

@@ -12,7 +12,7 @@ shrinks to 1 - r of its size. By default stage II gets what stage I leaves of th
 published code. The view ``specvlm-literal`` follows the equations as printed, where stage I has no
 budget either. ``specvlm-official`` is the published code's choice (``utils/utils.py``): lambda .4,
 the budget rounded down, and stage II between the first and the last of the other tokens. That code
-also counts positions from 0 again (``positions=repacked``).
+also counts positions from 0 again, which takes ``positions=repacked`` besides.
 """
 
 from __future__ import annotations
@@ -115,6 +115,7 @@ SPECVLM_SELF = replace(
     name="specvlm-self",
     about="SpecVLM without a second model: the target drafts over a tenth of its own keys",
     drafter=SelfDrafter,
+    # Why it was slower than plain decoding in every stored run.
     study="each draft step reads all of the target's weights",
 )
 

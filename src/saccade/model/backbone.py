@@ -422,8 +422,8 @@ class Backbone:
 
     @contextmanager
     def _write_hidden(self, writer: HiddenStateWriter) -> Iterator[None]:
-        """While this lasts the layers write the hidden states that they read, where a head needs
-        them."""
+        """While this lasts each layer whose input a head reads also writes that input to the
+        caches. The last norm has the number after the last layer's."""
         modules = [*self.text.layers[: self.layer_count], self.text._modules.get("norm")]
         with ExitStack() as stack:
             for number in writer.layers - {AFTER_NORM}:
@@ -559,24 +559,37 @@ class Backbone:
     @property
     def token_bytes(self) -> int:
         """Bytes that the keys and values of a token take."""
-        return 2 * self.key_layer_count * self.kv_heads * self.head_dim * self.dtype.itemsize
+        return sum(self._row_bytes)
+
+    @property
+    def _row_bytes(self) -> list[int]:
+        """The bytes that the keys and values of a token take in each layer that has keys."""
+        size = self.dtype.itemsize
+        return [
+            shape.kv_heads * (shape.key_dim + shape.value_dim) * size for shape in self.head_shapes
+        ]
 
     def window_bytes(self, tokens: int, forward_rows: int) -> int:
-        """Returns the bytes that a request of so many tokens takes at most in layers with a window
-        that evict keys, as :meth:`cache` says. Copies of windows are included."""
-        row_bytes = 2 * self.kv_heads * self.head_dim * self.dtype.itemsize
-        windows = [window for window in self.windows if window is not None]
-        return row_bytes * sum(max_window_rows(each, tokens, forward_rows) for each in windows)
+        """Returns the bytes that a request of so many tokens takes at most in the layers that evict
+        the keys behind their window (see :meth:`cache`).
+
+        They include the copies of windows that the cache keeps so that it can be cut back to them.
+        """
+        if not self.windows:
+            return 0
+        return sum(
+            row_bytes * max_window_rows(window, tokens, forward_rows)
+            for row_bytes, window in zip(self._row_bytes, self.windows, strict=True)
+            if window is not None
+        )
 
     @property
     def unbounded_token_bytes(self) -> int:
         """Bytes that a token takes in layers without a window."""
-        windows = sum(window is not None for window in self.windows)
-        return (
-            self.token_bytes // self.key_layer_count * (self.key_layer_count - windows)
-            if self.key_layer_count
-            else 0
-        )
+        if not self.windows:
+            return self.token_bytes
+        pairs = zip(self._row_bytes, self.windows, strict=True)
+        return sum(row_bytes for row_bytes, window in pairs if window is None)
 
     def hidden_state_bytes(self, layers: Sequence[int]) -> int:
         """Returns the bytes that the hidden states of these layers take for a token."""
@@ -644,6 +657,7 @@ class Backbone:
         and store what they prefill."""
         backbone = copy(self)
         backbone.prefix_cache = prefix_cache
+        backbone._newest = None  # It would have no prefix cache.
         return backbone
 
     def first_layers(self, count: int) -> Backbone:
@@ -785,11 +799,13 @@ class Backbone:
 
 
 def state_rows(segment: Segment) -> StateRows:
-    """Returns the rows of a segment as layers with a state see them."""
+    """Returns a segment's rows for layers with a state: committed rows, then new tree nodes."""
     states = segment.cache.states
     assert states is not None
     committed, scored = segment.committed_rows, segment.scored_nodes
     new = segment.stop - segment.start - committed
+    # Each new node's row marks the nodes on its path, itself included: first among the nodes that
+    # earlier forwards scored, then among the new ones. Without a block, the tree is a chain.
     if segment.block is None:
         ancestors = torch.ones(new, scored + new, dtype=torch.bool).tril_(scored)
     else:

@@ -41,34 +41,36 @@ def _class_tokens(config: ConfigDict) -> int:
 
 def _llava(config: ConfigDict) -> PictureLayout:
     side = _patches_per_side(config)
-    return PictureLayout(side, side, _class_tokens(config))
+    return PictureLayout(image_side=side, frame_side=side, image_lead_rows=_class_tokens(config))
 
 
 def _llava_next_video(config: ConfigDict) -> PictureLayout:
     side = _patches_per_side(config)
     stride = int(config.get("spatial_pool_stride") or 2)
-    return PictureLayout(side, side // stride, _class_tokens(config))
+    return PictureLayout(
+        image_side=side, frame_side=side // stride, image_lead_rows=_class_tokens(config)
+    )
 
 
 def _llava_onevision(config: ConfigDict) -> PictureLayout:
     side = _patches_per_side(config)
-    return PictureLayout(side, math.ceil(side / 2))
+    return PictureLayout(image_side=side, frame_side=math.ceil(side / 2))
 
 
 def _video_llava(config: ConfigDict) -> PictureLayout:
     """Returns the layout of Video-LLaVA, whose frames keep the class token of their tower."""
     side = _patches_per_side(config)
-    return PictureLayout(side, side, frame_lead_rows=1)
+    return PictureLayout(image_side=side, frame_side=side, frame_lead_rows=1)
 
 
 def _internvl(config: ConfigDict) -> PictureLayout:
     side = math.isqrt(int(config["image_seq_length"]))
-    return PictureLayout(side, side, has_tiles=True)
+    return PictureLayout(image_side=side, frame_side=side, has_tiles=True)
 
 
 def _idefics(config: ConfigDict) -> PictureLayout:
     side = _patches_per_side(config) // int(config["scale_factor"])
-    return PictureLayout(side, side)
+    return PictureLayout(image_side=side, frame_side=side)
 
 
 PICTURE_LAYOUTS: dict[str, Callable[[ConfigDict], PictureLayout]] = {

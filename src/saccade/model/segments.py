@@ -32,7 +32,10 @@ class Segment:
     at: int
     block: Bool[Tensor, "new last"] | None = None
     recorder: MassRecorder | None = None
+    """Adds up what some of these rows, which are of a prompt, attend to."""
     row_queries: RowQueries | None = None
+    """Stores the queries of the last of these rows, or of all, so that what they attend to can be
+    computed after the forward."""
     pages: Pages | None = None
     """Pages from which the queries of each row choose a few. The keys of these few are read into
     the first rows of the cache."""

@@ -56,7 +56,9 @@ log = logging.getLogger(__name__)
 MAX_CHARACTERS_PER_TOKEN = 16  # On average. A text with more is refused before it is tokenized.
 MODEL_NAME = "this model"  # Errors do not show a checkpoint's name, which may be a path.
 TEMPLATE_ROLES = {"developer": "system"}  # Templates know a developer's role by its older name.
-DataUrls = dict[str, memoryview]  # A body's long data: addresses, see `request_bodies`.
+# The long ``data:`` URLs that were cut out of a request's body before it was parsed, by the short
+# name that stands in the request in the place of each; see `request_bodies`.
+DataUrls = dict[str, memoryview]
 # No client may set these variables of templates, nor those that are parameters of
 # `apply_chat_template`.
 RESERVED_VARIABLES = ("messages", "conversations", "bos_token", "eos_token")
@@ -293,7 +295,9 @@ class RequestReader:
         scale = math.sqrt(min(max(pixels, min_pixels), max_pixels) / pixels)
         if scale == 1:
             return frames
-        height, width = (max(1, round(side * scale)) for side in frames.shape[1:3])
+        # Sides are rounded to the side of the limit that is kept.
+        to_whole = math.floor if scale < 1 else math.ceil
+        height, width = (max(1, to_whole(side * scale)) for side in frames.shape[1:3])
         max_bytes = self._media.limits.max_memory
         if scale > 1 and max_bytes and len(frames) * height * width * 3 > max_bytes:
             message = "min_pixels: so many frames of that size do not fit: ask for smaller ones"

@@ -64,6 +64,8 @@ def right_letter(answer: Any, options: Sequence[str]) -> tuple[str, ...]:
     option's number from 0 on, or an option's text. Raises LayoutError for any other.
     """
     letters = LETTERS[: len(options)]
+    if isinstance(answer, bool):
+        answer = str(answer)
     if answer is None or answer == "" or answer == -1:
         return ()
     if isinstance(answer, int) and 0 <= answer < len(letters):

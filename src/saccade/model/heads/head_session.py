@@ -195,18 +195,21 @@ class HeadSession(Session):
 
     def fill_for_timing(self, number: int, context: int, room: int) -> None:
         head, target = self.head, self.head.target
+        # A text of n tokens has n - 1 rows. ``context`` of them have keys, and one more waits for
+        # the next score, as after a commit.
+        length = context + 2
         prompt = Prompt(
-            context=torch.zeros(context + 2, dtype=torch.long, device=head.device),
-            embeds=torch.empty(context + 2, 0, device=head.device),
-            positions=torch.arange(context + 2, device=head.device).expand(target.axes, -1),
-            visual=torch.zeros(context + 2, dtype=torch.bool, device=head.device),
-            fixed=torch.zeros(context + 2, dtype=torch.bool, device=head.device),
+            context=torch.zeros(length, dtype=torch.long, device=head.device),
+            embeds=torch.empty(length, 0, device=head.device),
+            positions=torch.arange(length, device=head.device).expand(target.axes, -1),
+            visual=torch.zeros(length, dtype=torch.bool, device=head.device),
+            fixed=torch.zeros(length, dtype=torch.bool, device=head.device),
             grid=torch.zeros(0, 4, dtype=torch.long, device=head.device),
-            index=torch.arange(context + 2, device=head.device),
-            next_position=context + 2,
+            index=torch.arange(length, device=head.device),
+            next_position=length,
         )
         target_cache = Cache([], 1)
-        target_cache.hidden = target.hidden_states(head.hidden_layers, context + 2)
+        target_cache.hidden = target.hidden_states(head.hidden_layers, length)
         target_cache.hidden.read(slice(None)).fill_(1)
         self.requests[number] = self.request_kind(
             self._filled_cache(context, room),

@@ -59,8 +59,10 @@ class MassOutput(NamedTuple):
     to the chosen keys.
 
     ``columns``, ``mass`` and ``visible_keys`` are addresses of tensors, which the caller keeps
-    alive during the call. ``columns`` has the places of the ``chosen`` keys. ``visible_keys`` is 0,
-    or has the number of keys that each row sees instead of every key up to itself.
+    alive during the call. ``columns`` has the places of the ``chosen`` keys. For each of them
+    ``mass`` has two numbers, added up over the rows and the heads of a group: the key's share of
+    the attention to all keys, and its share of the attention to the chosen keys. ``visible_keys``
+    is 0, or has the number of keys that each row sees instead of every key up to itself.
     """
 
     columns: int = 0
@@ -95,10 +97,11 @@ def attend(
     """Returns softmax(scale q k^T + bias) v. Only for sizes that :func:`supports_head_dim` allows.
 
     ``bias`` is added to the logits of the last keys, the same for each head; it may have more rows
-    than are read. Without a bias row i sees every key up to itself, or the first
-    ``mass_output.visible_keys`` keys. The attention mass of the last ``mass_output.rows`` rows is
-    added to the tensor of ``mass_output``. If those are all rows, ``v`` may be None; then the
-    returned numbers mean nothing. Raises MemoryError where there is no memory for the mass.
+    than are read. If there is no bias, row i sees every key up to itself, or as many of the first
+    keys as ``mass_output.visible_keys`` has for it. The attention mass of the last
+    ``mass_output.rows`` rows is added to the tensor of ``mass_output``. If those are all rows,
+    ``v`` may be None; then the returned numbers mean nothing. Raises MemoryError where there is no
+    memory for the mass.
     """
     (heads, rows, width), (kv_heads, key_count, _) = q.shape, k.shape
     assert v is not None or mass_output.rows == rows

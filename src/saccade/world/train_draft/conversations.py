@@ -102,7 +102,7 @@ def _parse_conversation(row: Mapping[str, Any], root: Path) -> LlavaConversation
             first["content"] = [{"type": kind} for _ in paths] + first["content"]
         elif len(paths) != parts.count(kind):
             raise ValueError(f"it has {len(paths)} {kind}s and {parts.count(kind)} marks for them")
-    if roles[-1] == "user":  # The last question has no answer, so it goes with its media.
+    if roles[-1] == "user":  # The last question has no answer, so it and its media are left out.
         unanswered = [part["type"] for part in turns.pop()["content"]]
         files = {
             kind: paths[: len(paths) - unanswered.count(kind)] for kind, paths in files.items()
