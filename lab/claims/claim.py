@@ -256,6 +256,13 @@ class StoredResults:
                     by_question.setdefault((answer.item, answer.turn), []).append(value)
         return {question: mean(values) for question, values in by_question.items()}
 
+    def rows(self, file: str, kind: str, command: str) -> Any:
+        """Returns one list of a stored file on real weights; ``command`` makes the file."""
+        path = self.folder / file
+        if not path.is_file():
+            raise OptionError(f"{path} is missing: python -m lab {command} makes it")
+        return json.loads(path.read_text())[kind]
+
     def on(self, file: str) -> StoredResults:
         """Returns the same results with another file in place of the two on real weights."""
         return replace(self, self_draft_file=file, draft_model_file=file)

@@ -7,9 +7,9 @@ about seconds is judged here.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
+from typing import NamedTuple
 
 from lab.claims import sage, sparse_to_dense, specvlm
 from lab.claims.claim import ACCEPTED, ACCEPTED_RATIO, StoredResults, json_suites
@@ -32,7 +32,6 @@ from lab.claims.rule import judge as judge_by_rule
 from lab.studies.experiment import interval_over_clips
 from lab.studies.sage import MIN_TOKENS, autocorrelations, white_noise_band
 from lab.studies.text import CODE, SHARES, SUMS, Row, accepted_by_document, rows_by_task
-from saccade.core.errors import OptionError
 
 DOCUMENTS = "documents"
 SPECVLM, RANDOM, WHOLE_DOCUMENT = "specvlm/keep=0.1", "sd-tree/view=random/keep={:g}", "sd-tree"
@@ -43,11 +42,30 @@ Judge = Callable[[StoredResults], Finding]
 Pair = tuple[str, str, str]
 
 
+class AnswerClaim(NamedTuple):
+    """What a claim says of one number of each answer."""
+
+    unit: Unit
+    value: Callable[[Row], float]
+    claimed: Claimed
+
+
+# These are SpecVLM's.
+STEADY_ACCEPTANCE = AnswerClaim(
+    specvlm.FIRST_ROUNDS, lambda row: specvlm.first_rounds_ratio(tuple(row["taken"])), SAME
+)
+FIRST_ROUND = AnswerClaim(
+    ACCEPTED.unit, lambda row: specvlm.first_round_gain(tuple(row["taken"])), MORE
+)
+SHARE_WRITTEN = AnswerClaim(
+    specvlm.SHARE_OF_TOKENS,
+    lambda row: sum(row["taken"]) / (sum(row["taken"]) + len(row["taken"])),
+    MOST,
+)
+
+
 def _rows(results: StoredResults, kind: str, where: str) -> Sequence[Row]:
-    path = results.folder / results.draft_model_file
-    if not path.is_file():
-        raise OptionError(f"{path} is missing: python -m lab text makes it")
-    return rows_by_task(json.loads(path.read_text())[kind])[where]
+    return rows_by_task(results.rows(results.draft_model_file, kind, "text"))[where]
 
 
 def _suites(
@@ -84,9 +102,8 @@ def _compare(
     return judge_by_rule(every_place, unit, claimed, comparisons)
 
 
-def _measure(
-    results: StoredResults, unit: Unit, method: str, value: Callable[[Row], float], claimed: Claimed
-) -> Finding:
+def _measure(results: StoredResults, method: str, claim: AnswerClaim) -> Finding:
+    unit, value, claimed = claim
     rows = [row for row in _rows(results, "measured", DOCUMENTS) if row["method"] == method]
     comparison = alone(method, DOCUMENTS, unit, [value(row) for row in rows])
     suites = _suites(results, unit, len(rows), [method])
@@ -121,23 +138,11 @@ def judge_both_stages(results: StoredResults) -> Finding:
 
 
 def judge_steady_acceptance(results: StoredResults) -> Finding:
-    return _measure(
-        results,
-        specvlm.FIRST_ROUNDS,
-        SPECVLM,
-        lambda row: specvlm.first_rounds_ratio(tuple(row["taken"])),
-        SAME,
-    )
+    return _measure(results, SPECVLM, STEADY_ACCEPTANCE)
 
 
 def judge_first_round(results: StoredResults) -> Finding:
-    return _measure(
-        results,
-        ACCEPTED.unit,
-        SPECVLM,
-        lambda row: specvlm.first_round_gain(tuple(row["taken"])),
-        MORE,
-    )
+    return _measure(results, SPECVLM, FIRST_ROUND)
 
 
 def judge_trees(results: StoredResults) -> Finding:
@@ -146,23 +151,14 @@ def judge_trees(results: StoredResults) -> Finding:
 
 
 def judge_layer_skipping(results: StoredResults) -> Finding:
-    return _measure(
-        results,
-        sparse_to_dense.RATE,
-        LAYERSKIP,
-        lambda row: row["accepted"],
-        printed(0.037, 0.1, "value"),
+    claim = AnswerClaim(
+        sparse_to_dense.RATE, lambda row: row["accepted"], printed(0.037, 0.1, "value")
     )
+    return _measure(results, LAYERSKIP, claim)
 
 
 def judge_share_written(results: StoredResults) -> Finding:
-    return _measure(
-        results,
-        specvlm.SHARE_OF_TOKENS,
-        SPECVLM,
-        lambda row: sum(row["taken"]) / (sum(row["taken"]) + len(row["taken"])),
-        MOST,
-    )
+    return _measure(results, SPECVLM, SHARE_WRITTEN)
 
 
 def judge_entropy_correlation(results: StoredResults) -> Finding:

@@ -7,18 +7,14 @@ are judged over documents alone.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
-from lab.claims import real, sage, sparse_to_dense, specvlm
+from lab.claims import draft_model, real, sage, sparse_to_dense, specvlm
 from lab.claims.claim import ACCEPTED, ACCEPTED_RATIO, Claim, StoredResults
 from lab.claims.rule import (
     HIGHER_RATIO,
     MORE,
-    MOST,
-    SAME,
     Claimed,
     Finding,
     Suites,
@@ -29,7 +25,6 @@ from lab.claims.rule import (
 )
 from lab.claims.rule import judge as judge_by_rule
 from lab.studies.text import accepted_by_document
-from saccade.core.errors import OptionError
 
 FILE = "real-pair-h100.json"
 DOCUMENTS = ("document",)
@@ -43,10 +38,7 @@ Values = Callable[[Sequence[Row], str], Mapping[str, float]]
 
 
 def _rows(results: StoredResults, suite: str) -> Sequence[Row]:
-    path = Path(results.folder, FILE)
-    if not path.is_file():
-        raise OptionError(f"{path} is missing: python -m lab real-pair makes it")
-    rows: Sequence[Row] = json.loads(path.read_text())["measured"]
+    rows: Sequence[Row] = results.rows(FILE, "measured", "real-pair")
     return [row for row in rows if row["document"].startswith(f"{suite}: ")]
 
 
@@ -93,15 +85,10 @@ def _compare_accepted(
     return _compare(results, ACCEPTED.unit, pairs, MORE, accepted_by_document, names)
 
 
-def _measure(
-    results: StoredResults,
-    unit: Unit,
-    method: str,
-    value: Callable[[Row], float],
-    claimed: Claimed,
-) -> Finding:
+def _measure(results: StoredResults, method: str, claim: draft_model.AnswerClaim) -> Finding:
     """Judges one number of each document's answer by a method."""
     (name,) = DOCUMENTS
+    unit, value, claimed = claim
     numbers = [value(row) for row in _rows(results, name) if row["method"] == method]
     comparison = alone(method, name, unit, numbers)
     return judge_by_rule(_suites(results, DOCUMENTS, unit, [method]), unit, claimed, [comparison])
@@ -134,33 +121,15 @@ def judge_trees(results: StoredResults) -> Finding:
 
 
 def judge_steady_acceptance(results: StoredResults) -> Finding:
-    return _measure(
-        results,
-        specvlm.FIRST_ROUNDS,
-        "specvlm",
-        lambda row: specvlm.first_rounds_ratio(tuple(row["taken"])),
-        SAME,
-    )
+    return _measure(results, "specvlm", draft_model.STEADY_ACCEPTANCE)
 
 
 def judge_first_round(results: StoredResults) -> Finding:
-    return _measure(
-        results,
-        ACCEPTED.unit,
-        "specvlm",
-        lambda row: specvlm.first_round_gain(tuple(row["taken"])),
-        MORE,
-    )
+    return _measure(results, "specvlm", draft_model.FIRST_ROUND)
 
 
 def judge_share_written(results: StoredResults) -> Finding:
-    return _measure(
-        results,
-        specvlm.SHARE_OF_TOKENS,
-        "specvlm",
-        lambda row: sum(row["taken"]) / (sum(row["taken"]) + len(row["taken"])),
-        MOST,
-    )
+    return _measure(results, "specvlm", draft_model.SHARE_WRITTEN)
 
 
 def judge_std_speedup(results: StoredResults) -> Finding:

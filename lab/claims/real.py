@@ -7,7 +7,6 @@ claims that need a draft model.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from typing import Any
 
@@ -26,7 +25,6 @@ from lab.claims.rule import (
     printed,
 )
 from lab.claims.rule import judge as judge_by_rule
-from saccade.core.errors import OptionError
 from saccade.methods.std import GAMMA
 
 LONG_FILE = "real-8k.json"
@@ -45,10 +43,7 @@ Judge = Callable[[StoredResults], Finding]
 
 
 def _rows(results: StoredResults, kind: str, file: str | None = None) -> Sequence[Row]:
-    path = results.folder / (file or results.self_draft_file)
-    if not path.is_file():
-        raise OptionError(f"{path} is missing: python -m lab real --out makes it")
-    rows: Sequence[Row] = json.loads(path.read_text())[kind]
+    rows: Sequence[Row] = results.rows(file or results.self_draft_file, kind, "real --out")
     return rows
 
 

@@ -6,16 +6,13 @@ by the functions that judge documents.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Mapping
-from pathlib import Path
 from typing import Any
 
 from lab.claims import hippo, real, sage, sparse_to_dense, specvlm
 from lab.claims.claim import TAU_DIFFERENCE, Claim, StoredResults, json_suites
 from lab.claims.rule import MORE, Finding, Unit, paired
 from lab.claims.rule import judge as judge_by_rule
-from saccade.core.errors import OptionError
 
 FILE = "seeing.json"
 HOLISTIC = "specvlm/keep=0.1/view=holistic"
@@ -28,10 +25,7 @@ Judge = Callable[[StoredResults], Finding]
 
 
 def _stored_rows(results: StoredResults, kind: str) -> Any:
-    path = Path(results.folder, FILE)
-    if not path.is_file():
-        raise OptionError(f"{path} is missing: python -m lab seeing judge makes it")
-    return json.loads(path.read_text())[kind]
+    return results.rows(FILE, kind, "seeing judge")
 
 
 def _compare(results: StoredResults, unit: Unit, pairs: list[tuple[str, str, str]]) -> Finding:

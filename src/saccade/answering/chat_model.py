@@ -7,7 +7,6 @@ which can also be used alone.
 from __future__ import annotations
 
 import inspect
-import os
 import warnings
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
@@ -38,6 +37,7 @@ from saccade.inputs.questions import (
 )
 from saccade.inputs.training_domain import warn_outside_domain
 from saccade.methods import resolve
+from saccade.model.change_detection import OUR_FILES
 from saccade.model.vision_cache import ConversationVision
 
 QUESTION = "Describe the video in detail."
@@ -46,7 +46,6 @@ EMBEDDED_TARGET = "shapes"
 Media = python_media.Medium | Source
 """One video or picture: a path, bytes or an address of a video, an animation, an image or a folder
 of frames; a Pillow image, an array or a tensor of pixels; or a clip that was read already."""
-PACKAGE_FOLDER = str(Path(__file__).parents[1]) + os.sep
 MediaInput = Media | Sequence[Any] | None
 """One such medium, a list of them (in which a list of pictures is one video), messages with media
 in them, or None."""
@@ -576,7 +575,7 @@ def _stack_level_of_caller() -> int:
     """
     level, frame = 1, inspect.currentframe()
     while (frame := frame and frame.f_back) is not None:
-        if not frame.f_code.co_filename.startswith(PACKAGE_FOLDER):
+        if not frame.f_code.co_filename.startswith(OUR_FILES):
             return level
         level += 1
     return level
