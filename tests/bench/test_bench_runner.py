@@ -73,7 +73,7 @@ def test_every_method_once_ar_first(ran: Ran) -> None:
         (suite.name, item.id, method, turn)
         for suite, item in ran.plan.items()
         for method in ("ar", "hf", "specvlm")
-        for turn in range(1 + len(item.then))
+        for turn in range(1 + len(item.later_questions))
     ]
     assert len(expected) == 2 * 3 + 2 * 3 * 2
     assert keys(ran.answers) == expected
@@ -144,7 +144,7 @@ def test_a_second_turn_may_show_a_picture_of_its_own(embedded: Embedded, tmp_pat
     Fails where both pictures stand in the first message, or the second is not shown."""
     suite = KNOWN["shapes-second-qa"]
     (item,) = list(suite.items())[:1]
-    assert item.next is not None
+    assert item.next_item is not None
     seen: list[int] = []
 
     def captioner(media: Sequence[Any]) -> Any:
@@ -159,15 +159,15 @@ def test_a_second_turn_may_show_a_picture_of_its_own(embedded: Embedded, tmp_pat
     assert {each.visual_tokens for each in answers if each.rounds} == {256, 512}
     assert seen[-2:] == [1, 2]
 
-    images = [each.media[0].read() for each in (item, item.next)]
+    images = [each.media[0].read() for each in (item, item.next_item)]
     first_answer = answers[0].text
     pair = Pair(*embedded)
     (both, _) = pair.ask(
-        item.next.question,
+        item.next_item.question,
         images=images,
         history=[(item.question, first_answer)],
         parts=[{"type": "image"}, {"type": "text", "text": item.question}],
-        last=[{"type": "image"}, {"type": "text", "text": item.next.question}],
+        last=[{"type": "image"}, {"type": "text", "text": item.next_item.question}],
     )
     ids = both["input_ids"][0].tolist()
     assert len(ids) == answers[1].prompt_tokens

@@ -27,9 +27,11 @@ def items(name: str) -> list[Item]:
 
 def plain(item: Item) -> dict[str, Any]:
     """An item without its media, which are functions."""
-    fields = {name: getattr(item, name) for name in vars(item) if name not in ("media", "next")}
-    after = item.next and plain(item.next)
-    return {**fields, "media": [(each.kind, each.name) for each in item.media], "next": after}
+    fields = {
+        name: getattr(item, name) for name in vars(item) if name not in ("media", "next_item")
+    }
+    after = item.next_item and plain(item.next_item)
+    return {**fields, "media": [(each.kind, each.name) for each in item.media], "next_item": after}
 
 
 def test_there_are_six_tasks_at_up_to_three_lengths() -> None:
@@ -53,7 +55,7 @@ def test_the_same_items_each_time() -> None:
     for name in (*suites.TASKS, *suites.SECOND_TURN_TASKS):  # other lengths are of the same makers
         listed = items(name)
         assert [plain(item) for item in listed] == [plain(item) for item in again[name].items()]
-        assert len({item.answers + item.then for item in listed}) > 10
+        assert len({item.answers + item.later_questions for item in listed}) > 10
     one, same, other = (
         items("shapes-qa")[3],
         list(again["shapes-qa"].items())[3],
@@ -108,10 +110,10 @@ def test_answers_are_the_worlds() -> None:
         assert cases["diff"].answers == (descriptions.describe_diff(scene, seed),)
         qa, chat = cases["qa"], cases["chat"]
         replies = {turn.question: turn.answer for turn in dialogues.conversation(scene, "qa", seed)}
-        assert qa.answers == (replies[qa.question],) and qa.then == ()
+        assert qa.answers == (replies[qa.question],) and qa.later_questions == ()
         turns = dialogues.conversation(scene, "chat", seed)
         assert chat.answers == (turns[0].answer,) and chat.question == turns[0].question
-        assert chat.then == (turns[1].question,)
+        assert chat.later_questions == (turns[1].question,)
 
 
 def test_second_turns_are_the_published_ones() -> None:
@@ -125,10 +127,10 @@ def test_second_turns_are_the_published_ones() -> None:
             scene = scenes.scene(item.meta["seed"])
             assert item.answers == (descriptions.describe_image(scene),)
             if question is not None:
-                assert item.questions == (item.question, question) and item.next is None
+                assert item.questions == (item.question, question) and item.next_item is None
                 continue
-            assert item.next is not None and item.then == ()
-            assert plain(item.next) == {**plain(after), "next": None}
+            assert item.next_item is not None and item.later_questions == ()
+            assert plain(item.next_item) == {**plain(after), "next_item": None}
             assert item.questions == (item.question, after.question)
     picture = listed["qa"][0].media[0].read()
     scene = scenes.scene(suites.FIRST_SEED)

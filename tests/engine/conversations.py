@@ -92,7 +92,7 @@ def talking(family: str, method: Any = "sd", amount: float = AMOUNT, **always: A
 
 
 def talk_of(conversation: Any) -> Any:
-    return conversation._last_stream.call
+    return conversation._last_stream.batch
 
 
 def fresh(family: str, method: Any, inputs: Inputs, **settings: Any) -> Result:

@@ -84,8 +84,8 @@ def descriptors() -> int:
 
 
 def worker_of(rounds: Stream) -> Worker:
-    assert rounds.call is not None
-    draft: Any = rounds.call.drafter._drafter
+    assert rounds.batch is not None
+    draft: Any = rounds.batch.drafter._drafter
     return draft._worker
 
 
@@ -135,7 +135,7 @@ def _in_a_reference_cycle_with_its_worker() -> None:
     """Nothing but the collector ends the stream, its drafter, its lending and its generator."""
     rounds: Any = stream(do_sample=True, seed=1)
     next(rounds), next(rounds)
-    draft = rounds.call.drafter._drafter
+    draft = rounds.batch.drafter._drafter
     rounds.parts = [rounds, draft, draft._lending, worker_of(rounds)]
     draft.parts = rounds.parts
 
@@ -476,7 +476,7 @@ def test_an_interpreter_that_ends_half_way_ends_its_worker(tmp_path):
             draft=backbone(noisy(qwen25, 0, 0.05)), max_new_tokens=40)
         next(rounds), next(rounds)
         rounds.itself = rounds
-        print(rounds.call.drafter._drafter._worker.process.pid)
+        print(rounds.batch.drafter._drafter._worker.process.pid)
         """)
     )
     ended = subprocess.run([sys.executable, script], capture_output=True, text=True, timeout=300)

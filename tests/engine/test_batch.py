@@ -116,8 +116,8 @@ def test_eight_requests_answer_as_eight_runs_in_one_forward_a_round(method, monk
     """
     stream = streamed(left_padded(requests()), method)
     openings = [next(stream) for _ in requests()]
-    assert stream.call is not None
-    target = stream.call.session
+    assert stream.batch is not None
+    target = stream.batch.session
     seen = Forwards(monkeypatch)
     together = [*openings, *stream]
     monkeypatch.undo()
@@ -147,8 +147,8 @@ def test_the_first_round_too_is_one_forward(monkeypatch):
             stream = streamed(left_padded(requests()), method)
             assert all(next(stream).opening for _ in range(8)) and not seen.calls
             assert not next(stream).opening
-            assert stream.call is not None
-            calls = [count for session, count in seen.calls if session is stream.call.session]
+            assert stream.batch is not None
+            calls = [count for session, count in seen.calls if session is stream.batch.session]
             assert calls == [8]
             stream.close()
 
@@ -174,8 +174,8 @@ def _ends_early(method: str) -> tuple[list[bool], list[bool]]:
     caches: dict[int, Any] = {}
     gone, freed, ended = [], [], None
     for round in stream:
-        assert stream.call is not None
-        open_requests = stream.call.session.requests
+        assert stream.batch is not None
+        open_requests = stream.batch.session.requests
         if round.opening:  # the draft may take keys over from any of them yet
             if round.finish is None:
                 caches[round.request] = weakref.ref(open_requests[round.request].cache)

@@ -189,6 +189,6 @@ def test_a_stream_without_keep_frees_what_it_held():
     kept = saccade.stream(backbone(qwen25()), inputs, method="ar", max_new_tokens=4, keep=True)
     for rounds in (stream, kept):
         assert len(list(rounds)) == 4
-    assert stream.call is None and kept.call is not None
-    held_: Mapping[int, RequestState] = kept.call.session.requests
+    assert stream.batch is None and kept.batch is not None
+    held_: Mapping[int, RequestState] = kept.batch.session.requests
     assert held_[0].cache.length >= len(ids_of(inputs))

@@ -218,8 +218,8 @@ def test_a_draft_that_was_given_up_frees_its_caches(method):
     target, inputs = backbone(qwen25()), video_input(3)
     stream = saccade.stream(target, inputs, draft=noisy(qwen25, 0, 0.05), method=method, **settings)
     rounds = [next(stream), next(stream)]
-    assert stream.call is not None
-    fallback = stream.call.drafter
+    assert stream.batch is not None
+    fallback = stream.batch.drafter
     drafter: Any = fallback._drafter
     assert drafter.session.requests
     fallback.give_up("enough", RuntimeError("enough"))

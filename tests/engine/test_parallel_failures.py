@@ -39,8 +39,8 @@ pytestmark = pytest.mark.usefixtures("unchecked")
 
 def worker_of(rounds: Stream) -> Worker:
     """The worker that drafts for this answer."""
-    assert rounds.call is not None
-    draft: Any = rounds.call.drafter._drafter
+    assert rounds.batch is not None
+    draft: Any = rounds.batch.drafter._drafter
     assert isinstance(draft, WorkerDrafter)
     return draft._worker
 

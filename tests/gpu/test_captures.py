@@ -178,7 +178,7 @@ def test_exact_is_captured_bit_for_bit():
                 pair[0], input_for(FAMILY), draft=pair[1], method="sd/shape=chain-4", exact=True,
                 **SETTINGS,
             )  # fmt: skip
-            session = rounds.call.session
+            session = rounds.batch.session
             if not captured:
                 session.cuda_graphs = None
             for round in rounds:

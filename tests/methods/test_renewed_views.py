@@ -215,8 +215,8 @@ def test_a_refresh_is_spelled_as_it_is_parsed(value):
     Python writes with an exponent, whose sign would be taken for the next part."""
     axis = PROVIDES.axes["refresh"]
     refresh = axis.parse("refresh", value)
-    assert axis.spell(refresh) == value
-    assert axis.parse("refresh", axis.spell(refresh)) == refresh
+    assert axis.to_text(refresh) == value
+    assert axis.parse("refresh", axis.to_text(refresh)) == refresh
 
 
 @pytest.mark.parametrize(

@@ -210,8 +210,8 @@ def test_turns_of_a_conversation(dtype):
 
 
 def _root(talk: saccade.Conversation) -> Tensor:
-    assert talk._last_stream is not None and talk._last_stream.call is not None
-    session = talk._last_stream.call.session
+    assert talk._last_stream is not None and talk._last_stream.batch is not None
+    session = talk._last_stream.batch.session
     return session.score({0: Tree()})[0].logits(ROOT)
 
 

@@ -381,7 +381,7 @@ def test_a_turn_cuts_a_head_back_into_a_document(length):
             result = conversation.run(short, context=(10, length))
             assert list(result.ids) == hf_greedy(llama(0), short, 9)
             assert result.fallback_reason is None and result.reused_tokens == length
-            request = conversation._last_stream.call.drafter._drafter.session.request(0)
+            request = conversation._last_stream.batch.drafter._drafter.session.request(0)
             assert request.waiting_rows >= 0 and 0 < request.skipped_rows < length
 
 

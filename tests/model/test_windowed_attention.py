@@ -88,7 +88,7 @@ def test_each_row_sees_what_its_own_text_would_see(window):
             stop - start,
             start,
             committed_rows=stop - start,
-            reach=reach[start:stop].clamp(max=stop - 1),
+            last_visible_row=reach[start:stop].clamp(max=stop - 1),
         )
         visible, first = visible_keys(segment, window)
         for row in range(start, stop):
@@ -137,11 +137,11 @@ def test_a_pruned_prompt_keeps_which_rows_see_each_other():
         grid=torch.zeros(width, 4, dtype=torch.long),
         index=torch.arange(9),
         next_position=9,
-        media=Media(reach=reach),
+        media=Media(last_visible_row=reach),
     )
     pruned = prompt.select(torch.tensor([0, 2]))  # Rows 1 and 4 of the prompt.
     assert pruned.index.tolist() == [0, 1, 3, 4, 6, 8]
-    assert pruned.media.reach.tolist() == [0, 3, 2, 3, 4, 5]
+    assert pruned.media.last_visible_row.tolist() == [0, 3, 2, 3, 4, 5]
     assert not pruned.changes_with_more_text
     assert prompt.head(8).changes_with_more_text
 
@@ -196,11 +196,15 @@ def test_prompts_share_no_part_of_a_picture_whose_later_rows_differ():
     embeds = first.embeds.clone()
     embeds[pictures[-1]] += 1
     second = replace(first, embeds=embeds)
-    assert first.media.reach is not None
-    begin = int(first.media.reach.eq(first.media.reach[pictures[-1]]).nonzero()[0])
+    assert first.media.last_visible_row is not None
+    begin = int(
+        first.media.last_visible_row.eq(first.media.last_visible_row[pictures[-1]]).nonzero()[0]
+    )
     assert begin < int(pictures[-1])
     assert common_rows(first, second) == begin == common_rows(second, first)
-    causal = [replace(each, media=replace(each.media, reach=None)) for each in (first, second)]
+    causal = [
+        replace(each, media=replace(each.media, last_visible_row=None)) for each in (first, second)
+    ]
     assert common_rows(*causal) == int(pictures[-1])
 
     model = loaded.backbone.with_prefix_cache(PrefixCache(2**30))

@@ -205,13 +205,13 @@ def _compare_with_baseline(
 def turn_arguments(item: Item) -> list[dict[str, Any]]:
     """Reads an item's media, and returns for each turn the arguments that give them to ``ask``.
 
-    ``item.then`` are further questions about the same media. ``item.next`` is another item, whose
-    question comes last, with its own media.
+    ``item.later_questions`` are about the same media. The question of ``item.next_item`` comes
+    last, with that item's media.
     """
     first = media_arguments(item)
-    arguments = [first] * (1 + len(item.then))
-    if item.next is not None:
-        next_media = media_arguments(item.next)
+    arguments = [first] * (1 + len(item.later_questions))
+    if item.next_item is not None:
+        next_media = media_arguments(item.next_item)
         all_media = {kind: [*first[kind], *next_media[kind]] for kind in ("clips", "images")}
         arguments.append({**first, **all_media, "last": next_media.get("parts")})
     return arguments

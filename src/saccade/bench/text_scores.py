@@ -26,16 +26,16 @@ def split_words(text: str) -> list[str]:
     return re.findall(r"[^\W_]+", text.lower())
 
 
-def exact_match(answer: str, right: Sequence[str]) -> float:
+def exact_match(answer: str, references: Sequence[str]) -> float:
     """Returns 1 if the answer has the same words as one of the right answers, else 0.
 
     An answer without words is wrong.
     """
     words = split_words(answer)
-    return float(bool(words) and any(words == split_words(each) for each in right))
+    return float(bool(words) and any(words == split_words(each) for each in references))
 
 
-def option_letter_match(answer: str, right: Sequence[str]) -> float:
+def option_letter_match(answer: str, references: Sequence[str]) -> float:
     """Returns 1 if the answer chooses the letter of a right option, else 0.
 
     The letter is the one that the answer begins with, else the one after "answer is", else the
@@ -44,7 +44,7 @@ def option_letter_match(answer: str, right: Sequence[str]) -> float:
     and as the last capital only if no word follows. An answer without a letter is wrong.
     """
     letter = _option_letter(answer)
-    return float(letter is not None and letter in {each.strip().upper()[:1] for each in right})
+    return float(letter is not None and letter in {each.strip().upper()[:1] for each in references})
 
 
 def _option_letter(answer: str) -> str | None:
@@ -59,9 +59,9 @@ def _option_letter(answer: str) -> str | None:
     return capitals[-1] if capitals else None
 
 
-def rouge_l(answer: str, right: Sequence[str]) -> float:
+def rouge_l(answer: str, references: Sequence[str]) -> float:
     """Returns F of the longest common subsequence of words, for the best of the right answers."""
-    return max((_rouge(split_words(answer), split_words(each)) for each in right), default=0.0)
+    return max((_rouge(split_words(answer), split_words(each)) for each in references), default=0.0)
 
 
 def _rouge(answer_words: Sequence[str], right_words: Sequence[str]) -> float:
@@ -85,9 +85,11 @@ def _longest_common(answer_words: Sequence[str], right_words: Sequence[str]) -> 
     return len(right_words) - (row & ((1 << len(right_words)) - 1)).bit_count()
 
 
-def meteor(answer: str, right: Sequence[str]) -> float:
+def meteor(answer: str, references: Sequence[str]) -> float:
     """Returns METEOR with exact and stem matches, for the best of the right answers."""
-    return max((_meteor(split_words(answer), split_words(each)) for each in right), default=0.0)
+    return max(
+        (_meteor(split_words(answer), split_words(each)) for each in references), default=0.0
+    )
 
 
 def _meteor(answer_words: Sequence[str], right_words: Sequence[str]) -> float:
@@ -133,20 +135,20 @@ def stem(word: str) -> str:
     return word.removesuffix("e") if len(word) > 3 else word
 
 
-def score(task: str, answer: str, right: Sequence[str]) -> Mapping[str, float]:
+def score(task: str, answer: str, references: Sequence[str]) -> Mapping[str, float]:
     """Returns the scores that fit a task, none where answers cannot be judged.
 
     The result is cached, because every method of a run writes the same answer.
     """
-    return _score(task, answer, tuple(right))
+    return _score(task, answer, tuple(references))
 
 
 @lru_cache(maxsize=4096)
-def _score(task: str, answer: str, right: tuple[str, ...]) -> Mapping[str, float]:
-    if not right or task == "text":
+def _score(task: str, answer: str, references: tuple[str, ...]) -> Mapping[str, float]:
+    if not references or task == "text":
         return {}
     if task == "choice":
-        return {"accuracy": option_letter_match(answer, right)}
+        return {"accuracy": option_letter_match(answer, references)}
     if task == "short":
-        return {"accuracy": exact_match(answer, right)}
-    return {"rouge_l": rouge_l(answer, right), "meteor": meteor(answer, right)}
+        return {"accuracy": exact_match(answer, references)}
+    return {"rouge_l": rouge_l(answer, references), "meteor": meteor(answer, references)}

@@ -34,7 +34,7 @@ class TextDecoder:
 
     decode: Decode
     """Leaves special tokens out."""
-    spell: Decode | None = None
+    decode_with_special: Decode | None = None
     """Includes special tokens, which may be part of a stop string. If None, ``decode`` is used."""
     stops: tuple[str, ...] = ()
 
@@ -88,4 +88,4 @@ class TextDecoder:
         return text
 
     def _spelled(self, ids: Sequence[int]) -> str:
-        return (self.spell or self.decode)(ids)
+        return (self.decode_with_special or self.decode)(ids)

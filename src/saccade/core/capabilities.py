@@ -68,8 +68,8 @@ class Capability(Enum):
     BESIDE_TARGET = "a draft that works beside the target", "schedule=parallel"
     SHARED_FORWARDS = "rounds whose forwards several requests share", "schedule=serial"
 
-    def __init__(self, words: str, choice: str = "") -> None:
-        self.words = words
+    def __init__(self, description: str, choice: str = "") -> None:
+        self.description = description
         self.choice = choice
 
 
@@ -115,4 +115,4 @@ def find_unmet_needs(
         for capability in Capability:
             if capability in part.needs and capability not in offered:
                 use = f"; use {capability.choice}" if capability.choice else ""
-                yield f"{words} needs {capability.words}{use}"
+                yield f"{words} needs {capability.description}{use}"

@@ -40,11 +40,11 @@ class Media:
     projector; all cells of a block have its row. None unless a view needs
     ``Capability.COARSE_ROWS``."""
     stills: int = 0  # how many of a whole prompt's visual rows are of images
-    reach: Int[Tensor, " len"] | None = None
+    last_visible_row: Int[Tensor, " len"] | None = None
     """The last row that each row sees, where a family reads its pictures in both directions, or its
     whole prompt (PaliGemma). Rows with the same last row see each other: those of one picture, or
     of all pictures and frames (Molmo 2), whatever text stands between them."""
-    reaches_in_windows_only: bool = False
+    sees_ahead_in_windows_only: bool = False
     """Whether only layers with a sliding window read pictures in both directions (Gemma 4)."""
     row_arguments: Mapping[str, Shaped[Tensor, "len ..."]] = field(default_factory=dict)
     """What a language model reads of each row besides its embedding, by the name of its argument
@@ -147,17 +147,17 @@ class Prompt:
         new text too. In most families only rows of a picture attend to later rows, and text follows
         the picture.
         """
-        reach = self.media.reach
-        return reach is not None and bool((reach[:-1] == len(self) - 1).any())
+        last_rows = self.media.last_visible_row
+        return last_rows is not None and bool((last_rows[:-1] == len(self) - 1).any())
 
     def largest_cut(self, length: int) -> int:
         """Returns the largest length, up to this one, at which the prompt can be cut: no row before
-        the cut sees a row after it. A picture that is read in both directions (``Media.reach``)
-        stays whole."""
-        if self.media.reach is None or length == len(self):
+        the cut sees a row after it. So a picture that is read in both directions stays whole
+        (``Media.last_visible_row``)."""
+        if self.media.last_visible_row is None or length == len(self):
             return length
-        places = torch.arange(1, length + 1, device=self.media.reach.device)
-        is_border = self.media.reach[:length].cummax(0).values < places
+        places = torch.arange(1, length + 1, device=self.media.last_visible_row.device)
+        is_border = self.media.last_visible_row[:length].cummax(0).values < places
         return int((is_border * places).amax()) if length else 0
 
     def deepstack_of(self, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
@@ -186,8 +186,8 @@ class Prompt:
             next_position=self.next_position,
             media=Media(
                 tuple(layer[chosen] for layer in self.media.deepstack),
-                reach=self._reach_among(rows),
-                reaches_in_windows_only=self.media.reaches_in_windows_only,
+                last_visible_row=self._last_visible_among(rows),
+                sees_ahead_in_windows_only=self.media.sees_ahead_in_windows_only,
                 row_arguments={name: each[rows] for name, each in self.media.row_arguments.items()},
                 first_document=self.media.first_document,
             ),
@@ -211,14 +211,14 @@ class Prompt:
             coarse = coarse[rows[self.visual]]
         return replace(part, media=replace(part.media, coarse=coarse))
 
-    def _reach_among(self, rows: Bool[Tensor, " len"]) -> Int[Tensor, " kept"] | None:
-        """Returns ``Media.reach`` of these rows as indices among these rows alone.
+    def _last_visible_among(self, rows: Bool[Tensor, " len"]) -> Int[Tensor, " kept"] | None:
+        """Returns ``Media.last_visible_row`` of these rows as indices among these rows alone.
 
-        Rows that saw each other still do; the last of them that is here is their new reach.
+        Rows that saw each other still do; the last of them that is here is the last that they see.
         """
-        if self.media.reach is None:
+        if self.media.last_visible_row is None:
             return None
-        _, groups = torch.unique(self.media.reach[rows], return_inverse=True)
+        _, groups = torch.unique(self.media.last_visible_row[rows], return_inverse=True)
         places = torch.arange(len(groups), device=groups.device)
         last = torch.zeros_like(places).scatter_reduce(0, groups, places, "amax")
         return last[groups]

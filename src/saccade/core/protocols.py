@@ -98,11 +98,6 @@ class View(ABC):
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt: ...
 
     @property
-    def parts(self) -> tuple[View, ...]:
-        """The views that an ensemble reads; for any other view, itself alone."""
-        return (self,)
-
-    @property
     def settings(self) -> frozenset[str]:
         """The names of the fields that an override may set, as in ``keep=0.2``."""
         return frozenset(each.name for each in fields(cast(Any, self)))

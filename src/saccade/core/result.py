@@ -68,7 +68,7 @@ class Round:
     first_of_size: bool = False
     """Whether one of its forwards was the first of a size that is captured from then on (see
     ``cuda_graphs``). Its seconds tell nothing of later rounds."""
-    spell: Callable[[], str] | None = field(default=None, repr=False, compare=False)
+    decode_text: Callable[[], str] | None = field(default=None, repr=False, compare=False)
     """Decodes ``text``, where there is a tokenizer. It is called only when the text is read."""
 
     @property
@@ -86,12 +86,12 @@ class Round:
         """The text that became certain with this round; empty without a tokenizer. A character of
         several tokens is emitted with the last of them. Text that may begin a stop string is held
         back until it can no longer be one."""
-        return "" if self.spell is None else self.spell()
+        return "" if self.decode_text is None else self.decode_text()
 
     def __repr__(self) -> str:
         """Returns one line without the laws, which are as long as the vocabulary."""
         drafted, accepted = len(self.tree.tokens), len(self.verdict.accepted)
-        text = "" if self.spell is None else f" {self.text!r}"
+        text = "" if self.decode_text is None else f" {self.text!r}"
         return f"<Round of request {self.request}: {accepted} of {drafted} accepted{text}>"
 
     def scalars(self) -> RoundRecord:

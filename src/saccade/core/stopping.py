@@ -31,7 +31,8 @@ class Stops:
     """Cuts accepted tokens at the first end of sequence, stop string, limit or criterion.
 
     Stop strings are looked for in the text of the answer (``decode``). A special token may be part
-    of a stop string, so they are looked for in the text with special tokens (``spell``) too.
+    of a stop string, so they are also looked for in the text with special tokens
+    (``decode_with_special``).
     """
 
     def __init__(
@@ -39,13 +40,15 @@ class Stops:
         limits: StopConditions,
         contexts: Sequence[torch.Tensor],
         decode: Callable[[Sequence[int]], str] | None,
-        spell: Callable[[Sequence[int]], str] | None = None,
+        decode_with_special: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
         self.limits = limits
         self.answers: list[list[int]] = [[] for _ in contexts]
         self.stopped_by: dict[int, str] = {}  # The stop string that ended a request's answer.
         self._contexts = contexts
-        self._decoders = [decoder for decoder in (decode, spell) if decoder is not None]
+        self._decoders = [
+            decoder for decoder in (decode, decode_with_special) if decoder is not None
+        ]
         longest = max((len(string.encode()) for string in limits.stop), default=0)
         self._window = longest + EXTRA_WINDOW_TOKENS
 

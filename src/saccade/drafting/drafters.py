@@ -41,6 +41,7 @@ from saccade.drafting.captioning import Captioning
 from saccade.drafting.repetitions import Repetitions
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
+from saccade.drafting.views.basic import views_to_read
 from saccade.model.heads.block_session import BlockSession
 from saccade.model.heads.head_session import HeadSession
 from saccade.model.likeliest import Vocabulary
@@ -462,7 +463,7 @@ class ModelDrafter(SessionDrafter):
     def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
         if earlier is not None:
             return self._read_new_media(prefills, earlier)
-        views, model = self._setup.view.parts, self.session.backbone
+        views, model = views_to_read(self._setup.view), self.session.backbone
         assert self._captioning is not None, "prefill comes first"
         words = self._captioning.texts()
         clock = Clock(model.device)
@@ -484,7 +485,7 @@ class ModelDrafter(SessionDrafter):
     def can_add_media(self) -> bool:
         """Whether the view keeps rows at their own positions, so that what it chose of earlier
         media can stay."""
-        (view, *other_views) = self._setup.view.parts
+        (view, *other_views) = views_to_read(self._setup.view)
         required = {Capability.PROMPT_ROWS, Capability.ORIGINAL_POSITIONS}
         return not other_views and required <= view.offers
 
@@ -494,7 +495,11 @@ class ModelDrafter(SessionDrafter):
         What it chose of earlier media stays. The view is applied to the rows that are new, as if
         they were a prompt of their own, by the attention of this turn's question.
         """
-        (view,), model, session = self._setup.view.parts, self.session.backbone, self.session
+        (view,), model, session = (
+            views_to_read(self._setup.view),
+            self.session.backbone,
+            self.session,
+        )
         session.rules = earlier.rules
         clock = Clock(model.device)
         prompts = self._draft_prompts(prefills)

@@ -23,6 +23,7 @@ from saccade.core.sampling import Sampling, Scores
 from saccade.core.tree import ROOT, Tree, count_shared_nodes
 from saccade.drafting.drafters import ModelDrafter, drive
 from saccade.drafting.setup import Setup
+from saccade.drafting.views.basic import views_to_read
 from saccade.model.session import Session
 
 T = TypeVar("T")
@@ -150,7 +151,7 @@ class EnsembleDrafter(ModelDrafter, Learner):
     """
 
     def __init__(self, setup: Setup, weighting: Weighting) -> None:
-        self._views = setup.view.parts
+        self._views = views_to_read(setup.view)
         rules = [rule for rule in setup.rules for _ in self._views]
         super().__init__(replace(setup, rules=rules))
         self._weighting = weighting

@@ -46,10 +46,10 @@ class Setting(Axis):
     owner: type
     field: str
     parse: Callable[[str, str], Any]  # (axis, text) -> value; raises MethodError
-    words: str | tuple[str, ...]  # the possible values, as ``saccade methods`` shows them
+    choices: str | tuple[str, ...]  # the possible values, as ``saccade methods`` shows them
     unmet_message: str = ""  # completes the message "AXIS ..." where no part has the field
     default: object = None  # A recipe's description has the axis only where its value is another.
-    spell: Callable[[Any], str] = str  # value -> its text in an override
+    to_text: Callable[[Any], str] = str  # value -> its text in an override
 
     def __post_init__(self) -> None:
         """Raises MethodError for a field that no object of the class has."""
@@ -92,10 +92,10 @@ class Setting(Axis):
 
     def describe(self, recipe: Recipe) -> str | None:
         value = self.value(recipe)
-        return None if value == self.default else self.spell(value)
+        return None if value == self.default else self.to_text(value)
 
     def options(self) -> list[str]:
-        return [self.words] if isinstance(self.words, str) else [*self.words]
+        return [self.choices] if isinstance(self.choices, str) else [*self.choices]
 
     def _owners(self, part: object) -> Iterator[tuple[str, Any]]:
         """Yields ("", part) if the part itself has the setting, and (name, object) for each of its

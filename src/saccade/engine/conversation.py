@@ -71,13 +71,13 @@ class Conversation(AbstractContextManager["Conversation"]):
             raise OptionError("the last answer is under way: exhaust its stream or close it")
         merged = {**self._defaults, **settings}
         return stream(
-            self._model, inputs, draft=self._draft, call=self._last_batch, keep=True, **merged
+            self._model, inputs, draft=self._draft, batch=self._last_batch, keep=True, **merged
         )
 
     @property
     def _last_batch(self) -> RequestBatch | None:
         """The last turn's requests, with the caches from which the next turn continues."""
-        return None if self._last_stream is None else self._last_stream.call
+        return None if self._last_stream is None else self._last_stream.batch
 
     def run(self, inputs: Inputs, **settings: Any) -> Result:
         """Returns the next answer. One request at a time."""

@@ -65,7 +65,7 @@ class Stream(Iterator[Round]):
 
     ``on_phase`` is called as "costs" (timing forwards, where that was not done before), "vision",
     "prefill", "guide" (choosing what the draft sees, and the draft's own prefill) and "decode"
-    begin. With ``keep`` the caches stay in ``call`` afterwards, so that a later turn can continue
+    begin. With ``keep`` the caches stay in ``batch`` afterwards, so that a later turn can continue
     from them.
     """
 
@@ -77,34 +77,34 @@ class Stream(Iterator[Round]):
         *,
         draft: Backbone | None = None,
         on_phase: Phase | None = None,
-        call: RequestBatch | None = None,
+        batch: RequestBatch | None = None,
         keep: bool = False,
         exact: bool = False,
         vision: ConversationVision | None = None,
     ) -> None:
         phase = on_phase or ignore_phase
-        has_same_models = call is not None and (call.target, call.draft) == (target, draft)
-        if call is None or not has_same_models or not call.try_continue(request, recipe, exact):
-            old_call = call
+        has_same_models = batch is not None and (batch.target, batch.draft) == (target, draft)
+        if batch is None or not has_same_models or not batch.try_continue(request, recipe, exact):
+            old_call = batch
             if vision is None and keep:
                 vision = ConversationVision()
             if old_call is not None and has_same_models and old_call.vision is not None:
                 vision = old_call.vision  # Media that stay are not run through the tower again.
             with planning_scope(target, recipe, exact, request.samples):
-                call = RequestBatch(
+                batch = RequestBatch(
                     target, recipe, request, draft=draft, exact=exact, phase=phase, vision=vision
                 )
             if old_call is not None:
                 # Its caches cannot be continued, for example because the method or media differ.
                 old_call.close()
-        self.recipe = call.recipe  # as it was planned for this machine
-        self.call: RequestBatch | None = call
+        self.recipe = batch.recipe  # as it was planned for this machine
+        self.batch: RequestBatch | None = batch
         self.closed = False
-        self.text_decoder = call.request.text_decoder
+        self.text_decoder = batch.request.text_decoder
         self._phase = phase
         self.results: list[Result] = []
         self._ids: dict[int, list[int]] = {}  # emitted so far, by request
-        self._rounds = self._decode(call, phase, keep)
+        self._rounds = self._decode(batch, phase, keep)
 
     def __next__(self) -> Round:
         return next(self._rounds)
@@ -125,16 +125,16 @@ class Stream(Iterator[Round]):
 
         See :meth:`saccade.Conversation.read_ahead`.
         """
-        assert self.call is not None, "the stream has begun already"
+        assert self.batch is not None, "the stream has begun already"
         self.closed = True
         try:
-            self.call.read_ahead(self._phase)
+            self.batch.read_ahead(self._phase)
         except BaseException as error:
-            self.call.close()
-            call, self.call = self.call, None
+            self.batch.close()
+            batch, self.batch = self.batch, None
             if not memory.is_out_of_memory(error):
                 raise
-            raise call.request.too_long_error(call.target, call.hidden_layers) from error
+            raise batch.request.too_long_error(batch.target, batch.hidden_layers) from error
         finally:
             kernels.release_threads()
 
@@ -143,7 +143,7 @@ class Stream(Iterator[Round]):
         self.closed = True
         self._rounds.close()
 
-    def _with_spelling(self, round: Round, call: RequestBatch) -> Round:
+    def _with_text(self, round: Round, batch: RequestBatch) -> Round:
         """Returns the round with a function for its text, which runs only if the text is read."""
         if self.text_decoder is None:
             return round
@@ -151,45 +151,47 @@ class Stream(Iterator[Round]):
         start = len(ids)
         ids += round.emitted
         is_finished = round.finish is not None
-        stop = call.stops.stopped_by.get(round.request)
-        spell = partial(self.text_decoder.added_text, ids, start, len(ids), is_finished, stop)
-        return replace(round, spell=spell)
+        stop = batch.stops.stopped_by.get(round.request)
+        decode_text = partial(self.text_decoder.added_text, ids, start, len(ids), is_finished, stop)
+        return replace(round, decode_text=decode_text)
 
-    def _decode(self, call: RequestBatch, phase: Phase, keep: bool) -> Generator[Round, None, None]:
-        peak = memory.PeakMemory(call.target.devices)
-        scope = partial(step_scope, call.target, self.recipe, call.exact)
+    def _decode(
+        self, batch: RequestBatch, phase: Phase, keep: bool
+    ) -> Generator[Round, None, None]:
+        peak = memory.PeakMemory(batch.target.devices)
+        scope = partial(step_scope, batch.target, self.recipe, batch.exact)
 
         def emit(round: Round) -> Round:
             """Frees a request that has ended, and adds the text to its round."""
             if round.finish is not None and not keep:
-                call.end(round.request)
-            return self._with_spelling(round, call)
+                batch.end(round.request)
+            return self._with_text(round, batch)
 
         can_continue = False  # Caches can be continued where every row in them was committed.
         try:
-            for opening in each_within(scope, call.read(phase, keep)):
+            for opening in each_within(scope, batch.read(phase, keep)):
                 if opening is not None:
                     yield emit(opening)
             phase("decode")
-            clock = Clock(call.target.device)
-            for round in each_within(scope, call.rounds()):
+            clock = Clock(batch.target.device)
+            for round in each_within(scope, batch.rounds()):
                 yield emit(round)
             with cpu_by_default():
-                self.results = call.results(clock.elapsed(), peak.bytes())
-            can_continue = call.decoding
+                self.results = batch.results(clock.elapsed(), peak.bytes())
+            can_continue = batch.decoding
         except GeneratorExit:
             # The stream was closed between two rounds, or while a prompt was being read.
-            can_continue = call.decoding
+            can_continue = batch.decoding
             raise
         except (RuntimeError, MemoryError) as error:
             if not memory.is_out_of_memory(error):
                 raise
-            raise call.request.too_long_error(call.target, call.hidden_layers) from error
+            raise batch.request.too_long_error(batch.target, batch.hidden_layers) from error
         finally:
             kernels.release_threads()
             if not (keep and can_continue):
-                call.close()
-                self.call, self.closed = None, True
+                batch.close()
+                self.batch, self.closed = None, True
 
 
 class CallArguments(RequestArguments, total=False):
@@ -261,7 +263,7 @@ def stream(
     inputs: Inputs | Tensor | None = None,
     *,
     on_phase: Phase | None = None,
-    call: RequestBatch | None = None,
+    batch: RequestBatch | None = None,
     keep: bool = False,
     vision: ConversationVision | None = None,
     **arguments: Unpack[CallArguments],
@@ -273,7 +275,7 @@ def stream(
         inputs: what the target's processor returned, for one request or several, or ids alone. They
             may also be given as ``**inputs``.
         on_phase: called as each phase of the work begins; see :class:`Stream`.
-        call: an earlier stream's ``call`` (made with ``keep``). ``inputs`` continue its
+        batch: an earlier stream's ``batch`` (made with ``keep``). ``inputs`` continue its
             conversation, and only new media and tokens are read. If the first media differ, the
             whole conversation is read again.
         keep: leaves the caches for a later turn; see :class:`saccade.Conversation`.
@@ -286,7 +288,7 @@ def stream(
     Raises:
         OptionError, MethodError, ModelError: before any work, in one sentence.
     """
-    return _start(model, inputs, arguments, on_phase, call, keep, vision)
+    return _start(model, inputs, arguments, on_phase, batch, keep, vision)
 
 
 def _start(
@@ -310,7 +312,7 @@ def _start(
             resolved.recipe,
             draft=resolved.draft,
             on_phase=on_phase,
-            call=batch,
+            batch=batch,
             keep=keep,
             exact=resolved.exact,
             vision=vision,
@@ -328,8 +330,8 @@ def run(
     """Returns the answer to a single request, with its measures. The arguments are those of
     :func:`stream`."""
     rounds = _start(model, inputs, arguments, on_phase)
-    assert rounds.call is not None, "the stream has already ended"
-    if len(rounds.call.request.inputs["input_ids"]) != 1:
+    assert rounds.batch is not None, "the stream has already ended"
+    if len(rounds.batch.request.inputs["input_ids"]) != 1:
         raise OptionError("saccade.run answers one request; use saccade.generate for a batch")
     return rounds.finish()[0]
 

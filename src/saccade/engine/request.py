@@ -81,7 +81,7 @@ class Request:
     limits: StopConditions
     draft_inputs: Inputs | None = None
     decode: Callable[[Sequence[int]], str] | None = None  # without special tokens
-    spell: Callable[[Sequence[int]], str] | None = None  # with special tokens
+    decode_with_special: Callable[[Sequence[int]], str] | None = None  # with special tokens
     words: Words = Words()
     # Whether tokens are sampled. Then no timing may influence drafts, so that a seed gives the same
     # answer.
@@ -160,13 +160,22 @@ class Request:
             frequency_penalty=float(arguments.get("frequency_penalty") or 0.0),
         )
         words = Words(_encoder(tokenizer), arguments.get("captioner"))
-        decode, spell = _decoder(tokenizer, True), _decoder(tokenizer, False)
+        decode, decode_with_special = _decoder(tokenizer, True), _decoder(tokenizer, False)
         if not arguments.get("skip_special_tokens", True):
-            decode = without_end(spell, ends)
+            decode = without_end(decode_with_special, ends)
         samples = bool(config.do_sample)
         returned = generation_settings.returned_settings(config)
         return cls(
-            inputs, rules, limits, draft_inputs, decode, spell, words, samples, returned, copies
+            inputs,
+            rules,
+            limits,
+            draft_inputs,
+            decode,
+            decode_with_special,
+            words,
+            samples,
+            returned,
+            copies,
         )
 
     @classmethod
@@ -378,7 +387,7 @@ class Request:
         """What turns an answer's ids into text; None without a tokenizer."""
         if self.decode is None:
             return None
-        return TextDecoder(self.decode, self.spell, self.limits.stop)
+        return TextDecoder(self.decode, self.decode_with_special, self.limits.stop)
 
     def text(self, answer: Sequence[int], stop: str | None) -> str | None:
         """Returns an answer's text, up to the string it stopped at; None without a tokenizer."""

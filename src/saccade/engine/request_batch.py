@@ -127,7 +127,7 @@ class RequestBatch:
         self.request = request
         self.rules = request.rules(contexts)
         self._draft_rules = [rule.for_drafts for rule in self.rules]
-        self.stops = Stops(request.limits, contexts, request.decode, request.spell)
+        self.stops = Stops(request.limits, contexts, request.decode, request.decode_with_special)
         self.spent: dict[str, float] = {}
         self.reused = [0] * len(contexts)
         self._records: list[list[RoundRecord]] = [[] for _ in contexts]

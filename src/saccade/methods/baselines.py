@@ -45,7 +45,7 @@ DRAW = Setting(
     owner=basic.Random,
     field="draw",
     parse=partial(parse_whole, zero=True),
-    words="which of view=random's draws, from 0",
+    choices="which of view=random's draws, from 0",
     unmet_message="is the random view's: it needs view=random",
     default=0,
 )

@@ -73,7 +73,7 @@ def _spell_parts(refresh: Refresh) -> tuple[str, str, str]:
     return str(refresh.every), str(refresh.rows), hold
 
 
-def _spell(refresh: Refresh) -> str:
+def _to_text(refresh: Refresh) -> str:
     """Returns the axis's value, without the parts at the end that are the default."""
     parts, default = _spell_parts(refresh), _spell_parts(Refresh())
     count = len(parts)
@@ -90,8 +90,8 @@ PROVIDES = Provides(
             owner=View,
             field="refresh",
             parse=_parse,
-            words="N, N-ROWS or N-ROWS-HOLD rounds",
-            spell=_spell,
+            choices="N, N-ROWS or N-ROWS-HOLD rounds",
+            to_text=_to_text,
         )
     },
 )

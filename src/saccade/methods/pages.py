@@ -68,7 +68,7 @@ PAGE = Setting(
     owner=ByPage,
     field="page",
     parse=parse_whole,
-    words="keys a page, as in 4",
+    choices="keys a page, as in 4",
     unmet_message="needs view=pages: it is the number of keys in a page",
     default=PAGE_KEYS,
 )

@@ -286,7 +286,7 @@ def _parse(axis: str, value: str) -> Any:
         if value not in get_args(Rule):
             raise MethodError(f"unknown rule {value!r}; known: {', '.join(get_args(Rule))}")
         return value
-    default = _spell(getattr(Sage(), axis))
+    default = _to_text(getattr(Sage(), axis))
     numbers = [read_digits(part) or 0 for part in value.split("-")]
     is_ordered = len(numbers) == default.count("-") + 1 and numbers == sorted(numbers)
     in_range = is_ordered and numbers[0] >= 1 and numbers[-1] <= MAX_SETTING
@@ -297,7 +297,7 @@ def _parse(axis: str, value: str) -> Any:
     return tuple(numbers) if len(numbers) > 1 else numbers[0]
 
 
-def _spell(value: object) -> str:
+def _to_text(value: object) -> str:
     """Returns a setting's value as an override writes it."""
     return "-".join(map(str, value)) if isinstance(value, tuple) else format(value)
 
@@ -310,10 +310,10 @@ def _axis(name: str) -> Axis:
         owner=Sage,
         field=name,
         parse=_parse,
-        words=f"{SETTINGS[name]}, as in {_spell(default)}",
+        choices=f"{SETTINGS[name]}, as in {_to_text(default)}",
         unmet_message="is SAGE's: it needs shape=sage, sage-live or sage-ahead",
         default=default,
-        spell=_spell,
+        to_text=_to_text,
     )
 
 

@@ -125,9 +125,9 @@ SHARE = Setting(
     owner=TwoStage,
     field="share",
     parse=parse_share,
-    words="SpecVLM's share of attention mass, 0 to 1",
+    choices="SpecVLM's share of attention mass, 0 to 1",
     unmet_message="is SpecVLM's: it needs view=specvlm",
-    spell="{:g}".format,
+    to_text="{:g}".format,
 )
 
 PROVIDES = Provides(

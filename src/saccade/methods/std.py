@@ -167,7 +167,7 @@ KEYS = KeysSetting(
     owner=Budgeted,
     field="keys",
     parse=parse_whole,
-    words="text and video keys together, as in 1024",
+    choices="text and video keys together, as in 1024",
     unmet_message="needs view=per-head, streaming or pages",
 )
 

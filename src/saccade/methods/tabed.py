@@ -197,10 +197,10 @@ TAU = Setting(
     owner=Inverse,
     field="tau",
     parse=parse_positive,
-    words="temperature of MTCP*'s weights, above 0",
+    choices="temperature of MTCP*'s weights, above 0",
     unmet_message="is MTCP*'s: it needs weights=inverse or weights=softmax",
     default=1.0,
-    spell="{:g}".format,
+    to_text="{:g}".format,
 )
 
 PROVIDES = Provides(

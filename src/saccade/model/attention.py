@@ -274,14 +274,14 @@ def _choose_kernel(
     """Returns the kernel and mask for ``new`` rows: all rows of a segment, or its last one."""
     name = choice.kernel_for(new, segment.at + segment.stop - segment.start)
     device = segment.cache.keys[0].device
-    masked = segment.block is not None or new > 1
+    masked = segment.recent_mask is not None or new > 1
     if new <= FOLD_LIMIT and masked and segment.pages is None and device.type != "cpu":
         return _attend_folded, send_to_device(segment.mask, device).repeat(groups, 1)
     if new <= FOLD_LIMIT or segment.pages is not None:
         return FEW_ROW_KERNELS[name], _bias(segment, new, groups, dtype, name)
-    if segment.block is None:
+    if segment.recent_mask is None:
         return MANY_ROW_KERNELS[name], None
-    return _attend_in_two_parts, segment.block
+    return _attend_in_two_parts, segment.recent_mask
 
 
 def _bias(segment: Segment, new: int, groups: int, dtype: torch.dtype, name: str) -> Tensor | None:
@@ -291,7 +291,7 @@ def _bias(segment: Segment, new: int, groups: int, dtype: torch.dtype, name: str
     Torch's fused kernel takes a mask over all keys. The other kernels take one over the last keys,
     those of ``segment.mask``, because every row sees all keys before them.
     """
-    if segment.block is None and new == 1:
+    if segment.recent_mask is None and new == 1:
         return None
     device, mask = segment.cache.keys[0].device, segment.mask
     last = mask.shape[1]
@@ -330,21 +330,21 @@ def _attend_unfused(
 
 
 def _attend_in_two_parts(
-    q: Queries, k: Keys, v: Keys, block: Bool[Tensor, "new last"] | None, scale: float
+    q: Queries, k: Keys, v: Keys, recent_mask: Bool[Tensor, "new last"] | None, scale: float
 ) -> Queries:
     """Returns the attention of many rows, from two parts that are merged.
 
     One part is over the earlier keys, which every row sees, and the other over the last keys, of
     which each row sees some. So a mask is needed for the last keys only.
     """
-    last = q.shape[1] if block is None else block.shape[1]
-    if block is None and last == k.shape[1]:
+    last = q.shape[1] if recent_mask is None else recent_mask.shape[1]
+    if recent_mask is None and last == k.shape[1]:
         return scaled_dot_product_attention(
             q[None], k[None], v[None], is_causal=True, scale=scale, enable_gqa=True
         )[0]
     tail = slice(k.shape[1] - last, None)
     tail_attention = attend_partially(
-        q, k[:, tail], v[:, tail], scale, causal=block is None, visible=block
+        q, k[:, tail], v[:, tail], scale, causal=recent_mask is None, visible=recent_mask
     )
     if last == k.shape[1]:
         return tail_attention[0]
@@ -352,16 +352,16 @@ def _attend_in_two_parts(
 
 
 def _attend_folded(
-    q: Queries, k: Keys, v: Keys, block: Bool[Tensor, "rows last"], scale: float
+    q: Queries, k: Keys, v: Keys, recent_mask: Bool[Tensor, "rows last"], scale: float
 ) -> Queries:
     """Returns the attention of a few rows on a GPU: as :func:`_attend_fused`, but in two parts.
 
     With a mask over all keys, each layer would read the whole mask, and the GPU's kernel could not
-    split the keys. ``block`` has a row for each row of each head of a group.
+    split the keys. ``recent_mask`` has a row for each row of each head of a group.
     """
     grouped = q.reshape(k.shape[0], -1, q.shape[2])
     # A GPU's flash kernel lays rows before heads, so this may copy.
-    return _attend_in_two_parts(grouped, k, v, block, scale).reshape(q.shape)
+    return _attend_in_two_parts(grouped, k, v, recent_mask, scale).reshape(q.shape)
 
 
 FEW_ROW_KERNELS: dict[str, Callable[..., Queries]] = {

@@ -806,10 +806,10 @@ def state_rows(segment: Segment) -> StateRows:
     new = segment.stop - segment.start - committed
     # Each new node's row marks the nodes on its path, itself included: first among the nodes that
     # earlier forwards scored, then among the new ones. Without a block, the tree is a chain.
-    if segment.block is None:
+    if segment.recent_mask is None:
         ancestors = torch.ones(new, scored + new, dtype=torch.bool).tril_(scored)
     else:
-        ancestors = segment.block[committed:, committed:]
+        ancestors = segment.recent_mask[committed:, committed:]
     return StateRows(states, segment.start, segment.stop, committed, scored, ancestors)
 
 

@@ -61,7 +61,7 @@ class BatchInvariantSession(Session):
         segments, ids, positions, logit_rows = rows
         logits, likeliest = [], []
         for segment in segments:
-            if segment.block is not None:
+            if segment.recent_mask is not None:
                 raise MethodError(NEEDS_CHAINS)
             for start in range(segment.start, segment.stop, ROWS):
                 stop = min(start + ROWS, segment.stop)

@@ -233,7 +233,7 @@ class StaticRows:
 
     def _fill_numbers(self, segments: Sequence[Segment]) -> None:
         """Writes what :meth:`_parts` returns, unless it is there already from the step before."""
-        are_chains = all(segment.block is None for segment in segments)
+        are_chains = all(segment.recent_mask is None for segment in segments)
         numbers = tuple(
             (each.stop - each.start, each.committed_rows, each.scored_nodes) for each in segments
         )
@@ -507,14 +507,14 @@ class RecurrentProbe(Probe):
         rows = super().rows(size, embeddings, may_branch)
         segments = []
         for segment in rows.segments:
-            block = segment.block
-            if block is not None:
-                block = pad(block, (self.earlier, 0), value=True)
+            recent_mask = segment.recent_mask
+            if recent_mask is not None:
+                recent_mask = pad(recent_mask, (self.earlier, 0), value=True)
             segments.append(
                 replace(
                     segment,
                     at=self._start(segment.cache, size) + self.earlier,
-                    block=block,
+                    recent_mask=recent_mask,
                     committed_rows=0 if self.earlier else 1,
                     scored_nodes=self.earlier,
                 )

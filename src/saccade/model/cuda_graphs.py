@@ -874,7 +874,7 @@ def _capture_on_cpu(forward: Forward) -> Forward:
 def _mask_width(segment: Segment) -> int:
     """Returns how many of the last keys a segment's mask is about."""
     new = segment.stop - segment.start
-    return new if segment.block is None else segment.block.shape[1]
+    return new if segment.recent_mask is None else segment.recent_mask.shape[1]
 
 
 def _copy_logit_rows(

@@ -224,7 +224,7 @@ def common_rows(one: Prompt, other: Prompt) -> int:
             same &= (level[:visual_rows] == other_level[:visual_rows]).all(-1)
         rows = one.visual[:length].nonzero()[:visual_rows, 0]
         equal[rows] &= same
-    if one.media.reach is not None or other.media.reach is not None:
+    if one.media.last_visible_row is not None or other.media.last_visible_row is not None:
         equal &= _reach(one)[:length] == _reach(other)[:length]
     for name in {*one.media.row_arguments} & {*other.media.row_arguments}:
         values, other_values = one.media.row_arguments[name], other.media.row_arguments[name]
@@ -236,8 +236,8 @@ def common_rows(one: Prompt, other: Prompt) -> int:
 
 def _reach(prompt: Prompt) -> Int[Tensor, " len"]:
     """Returns the last row that each row of a prompt sees."""
-    if prompt.media.reach is not None:
-        return prompt.media.reach
+    if prompt.media.last_visible_row is not None:
+        return prompt.media.last_visible_row
     return torch.arange(len(prompt), device=prompt.embeds.device)
 
 

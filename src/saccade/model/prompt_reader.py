@@ -94,7 +94,7 @@ class PromptReader:
             places = library_places = positions[:, number, rows]
             if self.uses_trained_positions and self.axes > 1:
                 places = move_text_past_media(library_places, visual | fixed)
-            reach = self._reach(masks, number, rows)
+            last_visible_row = self._last_visible_rows(masks, number, rows)
             prompt = Prompt(
                 context=own_ids,
                 embeds=own_embeds,
@@ -105,8 +105,9 @@ class PromptReader:
                 index=torch.arange(len(own_ids), device=self.device),
                 next_position=int(places[:, -1].max()) + 1,  # as generate() does
                 media=Media(
-                    reach=reach,
-                    reaches_in_windows_only=reach is not None and "full_attention" not in masks,
+                    last_visible_row=last_visible_row,
+                    sees_ahead_in_windows_only=last_visible_row is not None
+                    and "full_attention" not in masks,
                     row_arguments={
                         name: each[number, rows] for name, each in row_arguments.items()
                     },
@@ -199,27 +200,35 @@ class PromptReader:
             bool_masks |= {kind: full_mask for kind, mask in by_kind.items() if mask is None}
         return bool_masks
 
-    def _reach(
+    def _last_visible_rows(
         self, masks: Mapping[str, Tensor], number: int, rows: Bool[Tensor, " len"]
     ) -> Int[Tensor, " own"] | None:
         """Returns the last row that each row of a prompt sees, or None if no row sees a later one.
 
         Raises ModelError for masks that no such numbers describe, or that differ in them.
         """
-        reaches = []
+        last_visible_rows = []
         try:
             for kind, mask in masks.items():
                 prompt_mask = mask[number][rows][:, rows]
-                reaches.append(reach_of(prompt_mask, window_of_kind(self.text.config, kind)))
+                last_visible_rows.append(
+                    reach_of(prompt_mask, window_of_kind(self.text.config, kind))
+                )
         except ValueError as error:
             raise ModelError(
                 f"{type(self.model).__name__} reads its prompt by a mask that Saccade does not "
                 f"know: {error}"
             ) from error
-        in_use = [reach for reach in reaches if reach is not None]
+        in_use = [
+            last_visible_row
+            for last_visible_row in last_visible_rows
+            if last_visible_row is not None
+        ]
         if not in_use:
             return None
-        if len(in_use) < len(reaches) or not all(torch.equal(in_use[0], each) for each in in_use):
+        if len(in_use) < len(last_visible_rows) or not all(
+            torch.equal(in_use[0], each) for each in in_use
+        ):
             raise ModelError(
                 f"{type(self.model).__name__} reads its pictures in several ways, which Saccade "
                 "does not know"

@@ -21,16 +21,16 @@ class Segment:
     """The tokens of one request in a forward.
 
     They are rows ``start:stop`` of the forward, and their keys are written to the cache from row
-    ``at`` on. ``block`` is their attention mask over as many of the last keys as it has columns;
-    the last of these keys are the tokens' own. A token attends to the keys that its row marks, and
-    to all keys before those of ``block``. None stands for a causal mask.
+    ``at`` on. ``recent_mask`` is their attention mask over as many of the last keys as it has
+    columns; the last of these keys are the tokens' own. A token attends to the keys that its row
+    marks, and to all keys before those of the mask. None stands for a causal mask.
     """
 
     cache: Cache
     start: int
     stop: int
     at: int
-    block: Bool[Tensor, "new last"] | None = None
+    recent_mask: Bool[Tensor, "new last"] | None = None
     recorder: MassRecorder | None = None
     """Adds up what some of these rows, which are of a prompt, attend to."""
     row_queries: RowQueries | None = None
@@ -41,26 +41,29 @@ class Segment:
     the first rows of the cache."""
     committed_rows: int = 0  # leading rows that are committed when the forward has ended
     scored_nodes: int = 0  # leading nodes of the tree that earlier forwards have scored
-    reach: Int[Tensor, " new"] | None = None
+    last_visible_row: Int[Tensor, " new"] | None = None
     """The last key that each row of a prompt sees, where that may be after the row itself. Rows
     with the same last key see each other."""
-    reaches_in_windows_only: bool = False
-    """Whether ``reach`` holds only in layers with a sliding window. All others are causal then."""
+    sees_ahead_in_windows_only: bool = False
+    """Whether ``last_visible_row`` holds only in layers with a sliding window. All other layers are
+    causal then."""
     vocabulary: Vocabulary = WHOLE_VOCABULARY
     """The ids among which the likeliest tokens are searched."""
 
     def needs_full_mask(self, window: KeyWindow | None) -> bool:
         """Returns whether a layer with this window (None: full attention) needs a mask over all
-        keys. It does not need one for ``block``, which the attention kernels apply themselves."""
-        return window is not None or (self.reach is not None and not self.reaches_in_windows_only)
+        keys. It needs none for ``recent_mask``, which the attention kernels apply themselves."""
+        return window is not None or (
+            self.last_visible_row is not None and not self.sees_ahead_in_windows_only
+        )
 
     @property
     def mask(self) -> Bool[Tensor, "new last"]:
-        """``block``, or a causal mask over the tokens' own keys where it is None."""
+        """``recent_mask``, or a causal mask over the tokens' own keys where it is None."""
         new = self.stop - self.start
-        if self.block is None:
+        if self.recent_mask is None:
             return torch.ones(new, new, dtype=torch.bool).tril_()
-        return self.block
+        return self.recent_mask
 
 
 class HiddenStateWriter:

@@ -202,7 +202,7 @@ class Session:
         ends = sorted({*ends, *(n for n in state_lengths if n > reused_rows)})
         # A chunk never ends within a picture that is read in both directions.
         ends = [end for end in ends if end == ends[0] or prompt.largest_cut(end) == end]
-        reach = prompt.media.reach
+        last_visible_row = prompt.media.last_visible_row
         for start, stop in pairwise(ends):
             rows = text[(text >= start) & (text < stop)].cpu()
             is_recorded = recorded_columns > 0 and len(rows) > 0
@@ -216,8 +216,8 @@ class Session:
                 recorder=recorder,
                 row_queries=queries,
                 committed_rows=stop - start,
-                reach=None if reach is None else reach[start:stop],
-                reaches_in_windows_only=prompt.media.reaches_in_windows_only,
+                last_visible_row=None if last_visible_row is None else last_visible_row[start:stop],
+                sees_ahead_in_windows_only=prompt.media.sees_ahead_in_windows_only,
             )
             hidden = self._prefill_chunk(prompt, segment)
             if stop in state_lengths and cache.states is not None:
@@ -427,8 +427,10 @@ class Session:
         places = request.first_position + torch.arange(len(text), device=device)
         equal = (new.context[start:stop] == ids) & ~(new.visual | new.fixed)[start:stop]
         equal &= (new.positions[:, start:stop] == places).all(0)
-        if new.media.reach is not None:
-            equal &= new.media.reach[start:stop] == torch.arange(start, stop, device=device)
+        if new.media.last_visible_row is not None:
+            equal &= new.media.last_visible_row[start:stop] == torch.arange(
+                start, stop, device=device
+            )
         return new.largest_cut(start + int(equal.long().cumprod(0).sum()))
 
     def keep_prompt_rows(self, number: int, rows: Int[Tensor, " kept"]) -> None:

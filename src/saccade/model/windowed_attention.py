@@ -83,9 +83,9 @@ def visible_keys(
     visible = torch.ones(new, key_count, dtype=torch.bool)
     visible[:, key_count - masked_keys :] = mask
     keys = torch.arange(key_count)
-    sees_later = window is not None or not segment.reaches_in_windows_only
-    if segment.reach is not None and sees_later:
-        reach = segment.reach.cpu()
+    sees_later = window is not None or not segment.sees_ahead_in_windows_only
+    if segment.last_visible_row is not None and sees_later:
+        reach = segment.last_visible_row.cpu()
         visible[:, segment.at :] |= reach[:, None] == reach
     if window is None:
         return visible, 0

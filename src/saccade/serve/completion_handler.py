@@ -239,7 +239,7 @@ class CompletionHandler:
         requests = [queued.request for queued in self._queued]
         return [
             StreamingDetokenizer(
-                each.decode or self._engine.decode, self._request.stops, each.spell
+                each.decode or self._engine.decode, self._request.stops, each.decode_with_special
             )
             for each in requests
         ]

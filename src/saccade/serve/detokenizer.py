@@ -20,11 +20,11 @@ class StreamingDetokenizer:
         self,
         decode: Callable[[Sequence[int]], str],
         stops: Sequence[str],
-        spell: Callable[[Sequence[int]], str] | None = None,
+        decode_with_special: Callable[[Sequence[int]], str] | None = None,
     ) -> None:
-        """``spell`` decodes with special tokens, which a stop string may have."""
+        """``decode_with_special`` decodes with special tokens, which a stop string may have."""
         self._decode, self._stops = decode, stops
-        self._spell = spell or decode
+        self._decode_with_special = decode_with_special or decode
         self._window: list[int] = []  # The last tokens, which are decoded again with every piece.
         self._text_before_window = ""
         self._window_prefix = ""  # The part of the window's text that the text before it includes.
@@ -41,7 +41,10 @@ class StreamingDetokenizer:
             self._window_prefix = self._decode(self._window)
         text = text.rstrip(UNFINISHED)
         withheld = withheld_length(text, self._stops)
-        if self._stops and withheld_length(self._spell(self._window), self._stops) > withheld:
+        if (
+            self._stops
+            and withheld_length(self._decode_with_special(self._window), self._stops) > withheld
+        ):
             return ""  # Special tokens that the text leaves out may begin a stop string.
         return self._emit_up_to(text[: len(text) - withheld])
 

@@ -18,6 +18,7 @@ from saccade.core.protocols import EarlyView, View
 from saccade.core.sampling import Sampling
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Setup, Words
+from saccade.drafting.views.basic import views_to_read
 from saccade.model.backbone import Backbone
 from saccade.model.session import Session
 
@@ -69,7 +70,7 @@ def measure_kept_tokens(
     )
     if not prompt.visual_tokens:
         return ()
-    return tuple(_measure_view(each, prefill, prompt) for each in view.parts)
+    return tuple(_measure_view(each, prefill, prompt) for each in views_to_read(view))
 
 
 def _draft_prompt(setup: Setup, prefill: Prefill, inputs: Inputs) -> Prompt:

@@ -17,6 +17,7 @@ import gradio as gr
 
 from saccade.answering.coloured_text import KIND_MEANINGS
 from saccade.core.errors import SaccadeError
+from saccade.drafting.views.basic import views_to_read
 from saccade.inputs.checkpoints import is_embedded
 from saccade.methods import SYSTEMS
 from saccade.ui import method_controls, pictures
@@ -117,8 +118,8 @@ def round_html(pair: PageModels, run_state: PageRun | None, number: int) -> tupl
         return "", ""
     rounds = run_state.rounds
     index = max(1, min(int(number), len(rounds))) - 1
-    parts = run_state.recipe.view.parts
-    views = [part.name for part in parts] if len(parts) > 1 else []
+    ensemble = views_to_read(run_state.recipe.view)
+    views = [view.name for view in ensemble] if len(ensemble) > 1 else []
     emitted_before = [token for round in rounds[:index] for token in round.emitted]
     text_before = pair.token_text(emitted_before[-1]) if emitted_before else ""
     picture = pictures.tree(

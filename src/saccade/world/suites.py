@@ -103,7 +103,10 @@ class Kind:
             question=first.question,
             media=self.media(scene, length),
             answers=(first.answer,),
-            then=(*(turn.question for turn in then), *([self.then] if self.then else [])),
+            later_questions=(
+                *(turn.question for turn in then),
+                *([self.then] if self.then else []),
+            ),
             meta={"seed": seed},
         )
 

@@ -52,7 +52,7 @@ def test_a_benchmark_is_read_from_its_own_layout(case: Case, art: Art, tmp_path:
     first = items[0]
     assert first.question == case.question
     assert first.answers == case.answers and first.options == case.options
-    assert first.task == case.task and first.then == case.then
+    assert first.task == case.task and first.later_questions == case.then
     assert tuple(medium.kind for medium in first.media) == case.media
     for medium in first.media:
         read = medium.read()
@@ -83,9 +83,9 @@ def test_second_turns_follow_the_same_first_ones(case: Case, art: Art, tmp_path:
     for item, story_item in zip(first, story, strict=True):
         assert story_item.questions == (*item.questions, question)
     for item, after in zip(more, [*more[1:], more[0]], strict=True):
-        assert item.next is not None and item.next.id == after.id
+        assert item.next_item is not None and item.next_item.id == after.id
         assert item.questions == (item.question, after.question)
-        assert len(item.next.media) == len(after.media) > 0
+        assert len(item.next_item.media) == len(after.media) > 0
 
 
 @pytest.mark.representatives(8)

@@ -376,7 +376,7 @@ BUGS = (
     PlantedBug(
         "a stop with special tokens is shown in a stream",
         "serve/detokenizer.py",
-        find="withheld_length(self._spell(self._window), self._stops) > $withheld",
+        find="withheld_length(self._decode_with_special(self._window), self._stops) > $withheld",
         plant="False",
         tests=("serve/test_writer.py::test_nothing_of_a_stop_string_with_special_tokens_is_shown",),
     ),

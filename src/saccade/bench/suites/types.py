@@ -39,8 +39,8 @@ class Item:
     """One sample of a suite, ready for a model.
 
     An answer that equals any of ``answers`` is right. The tuple is empty where there is nothing to
-    compare with. ``then`` has further questions of the conversation. The question of ``next`` is
-    asked after all of them, with its own media.
+    compare with. ``later_questions`` continue the conversation about the same media. The question
+    of ``next_item`` is asked after all of them, with its own media.
     """
 
     id: str
@@ -49,27 +49,27 @@ class Item:
     media: tuple[Medium, ...] = ()
     answers: tuple[str, ...] = ()
     options: tuple[str, ...] = ()  # Of a choice, in order: A, B, ...
-    then: tuple[str, ...] = ()
-    next: Item | None = None
+    later_questions: tuple[str, ...] = ()
+    next_item: Item | None = None
     meta: Mapping[str, Any] = field(default_factory=dict)
 
     @property
     def questions(self) -> tuple[str, ...]:
         """The question of every turn."""
-        last = () if self.next is None else (self.next.question,)
-        return (self.question, *self.then, *last)
+        last = () if self.next_item is None else (self.next_item.question,)
+        return (self.question, *self.later_questions, *last)
 
 
 def with_next_items(items: Iterable[Item]) -> Iterator[Item]:
-    """Yields each item with the following one as ``next``; the last with the first."""
+    """Yields each item with the following one as ``next_item``; the last with the first."""
     first = previous = None
     for item in items:
         first = first or item
         if previous is not None:
-            yield replace(previous, next=item)
+            yield replace(previous, next_item=item)
         previous = item
     if previous is not None:
-        yield replace(previous, next=first)
+        yield replace(previous, next_item=first)
 
 
 @dataclass(frozen=True)

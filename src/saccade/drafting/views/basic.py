@@ -294,12 +294,13 @@ class Several(View):
     def offers(self) -> Capabilities:
         return frozenset({Capability.SEVERAL_VIEWS})
 
-    @property
-    def parts(self) -> tuple[View, ...]:
-        return self.views
-
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         raise MethodError(f"only an ensemble reads {self.name}; use drafter=ensemble")
+
+
+def views_to_read(view: View) -> tuple[View, ...]:
+    """Returns the views whose prompts a draft reads: those of an ensemble, or the view alone."""
+    return view.views if isinstance(view, Several) else (view,)
 
 
 def repack(prompt: Prompt) -> Prompt:

@@ -61,12 +61,14 @@ class BlockVisibility:
         if self.window is None:
             block = torch.ones(rows, rows, dtype=torch.bool)
             return Segment(cache, start, stop, at, block)
-        # ``block`` would be taken for the mask of a tree, in which a window measures distance
-        # along the tree's paths. ``reach`` says that every row sees all rows of the block. The
+        # A mask would be taken for that of a tree, in which a window measures distance along the
+        # tree's paths. ``last_visible_row`` says that every row sees all rows of the block. The
         # rows are marked as committed only because a window goes by position for such rows
         # alone. Their keys are not kept, because ``draft_blocks`` does not advance the cache.
-        reach = torch.full((rows,), at + rows - 1)
-        return Segment(cache, start, stop, at, reach=reach, committed_rows=rows)
+        last_visible_row = torch.full((rows,), at + rows - 1)
+        return Segment(
+            cache, start, stop, at, last_visible_row=last_visible_row, committed_rows=rows
+        )
 
 
 @dataclass(frozen=True)
