@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
+import torch
 from beside import Inside, hired
 from helpers import (
     backbone,
@@ -18,7 +21,7 @@ import saccade
 from saccade.core.errors import DraftFailed
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
-from saccade.drafting.parallel.process import DraftError
+from saccade.drafting.parallel.process import DraftError, _without_local_hooks
 from saccade.drafting.parallel.worker_drafter import WorkerDrafter
 from saccade.methods import resolve
 
@@ -106,3 +109,28 @@ def test_a_plain_token_that_the_draft_foresaw_makes_no_larger_batch():
     assert x1[0].tokens == (5,)
     draft.commit({0: [5]})
     assert len(draft.propose({0: None})[0]) == GAMMA - 1
+
+
+def test_a_models_hooks_keep_their_order_when_a_process_starts():
+    """Claim: hooks that are no functions of a module are taken off while a model is sent to a
+    process, and afterwards all are called in the order in which they were added. Fails if those
+    taken off are put back at the end."""
+    model = torch.nn.Linear(2, 2)
+    calls: list[str] = []
+
+    def add(name: str) -> Callable[..., None]:
+        return lambda *_: calls.append(name)
+
+    model.register_forward_hook(add("local first"))
+    model.register_forward_hook(partial(_note, calls))
+    model.register_forward_hook(add("local last"))
+    with _without_local_hooks(model):
+        model(torch.zeros(1, 2))
+        assert calls == ["of the module"]
+    calls.clear()
+    model(torch.zeros(1, 2))
+    assert calls == ["local first", "of the module", "local last"]
+
+
+def _note(calls: list[str], *_: object) -> None:
+    calls.append("of the module")

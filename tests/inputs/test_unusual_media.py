@@ -433,6 +433,42 @@ def test_heic_without_its_package_names_the_extra(monkeypatch):
         read(b"\0\0\0\x20ftypheic" + bytes(200))
 
 
+def test_an_avif_under_the_common_brand_is_no_heic(monkeypatch):
+    """Claim: a file of the brand that AVIF and HEIC share is what its compatible brands say, so an
+    AVIF needs no package; without any it counts as HEIC. Fails if the first brand decides."""
+    from saccade.inputs.media import media_file
+
+    monkeypatch.setattr(media_file, "find_spec", lambda name: None)
+    image = PILImage.new("RGB", (16, 16), "red")
+    data = bytearray(saved(image, "AVIF"))
+    assert b"avif" in data[16:40]
+    data[8:12] = b"mif1"
+    assert read(bytes(data)).frames.shape == (1, 16, 16, 3)
+    with pytest.raises(VideoInputError, match="--extra heic"):
+        read(b"\0\0\0\x18ftypmif1\0\0\0\0mif1heic" + bytes(200))
+
+
+@pytest.mark.parametrize("hidden", [[7], [3, 7], [6, 7]])
+def test_a_packet_without_a_picture_shows_the_picture_before_it(hidden):
+    """Claim: a VP8 packet that is decoded but not displayed leaves the picture before it on
+    display, also at the end of a file. Fails if the last such packets lose their frames."""
+    plain, out = video("webm", "libvpx", n=8, rate=10, b_frames=0), io.BytesIO()
+    with av.open(io.BytesIO(plain)) as source, av.open(out, "w", format="webm") as container:
+        stream = container.add_stream_from_template(source.streams.video[0])
+        for number, packet in enumerate(source.demux(source.streams.video[0])):
+            if packet.size:
+                data = bytearray(packet)
+                data[0] &= 0xEF if number in hidden else 0xFF  # The bit that says it is displayed.
+                copy = av.Packet(bytes(data))
+                copy.pts, copy.dts, copy.time_base = packet.pts, packet.dts, packet.time_base
+                copy.is_keyframe, copy.stream = packet.is_keyframe, stream
+                container.mux(copy)
+    before, after = (read(each, EVERY).frames for each in (plain, out.getvalue()))
+    assert len(after) == len(before) == 8
+    shown = np.maximum.accumulate([0 if i in hidden else i for i in range(8)])
+    assert (after == before[shown]).all()
+
+
 def test_the_pages_of_a_tiff_are_no_frames():
     """A TIFF of two pages is one picture, its first page, and a warning says so."""
     pages = [PILImage.new("RGB", (16, 16), colour) for colour in ("red", "blue")]

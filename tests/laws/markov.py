@@ -50,7 +50,7 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import NO_MEMORY_REASON, MemoryGuard, parallel
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
-from saccade.drafting.views.basic import Fixed, Several, uniform
+from saccade.drafting.views.basic import Fixed, Several, uniform, views_to_read
 from saccade.methods import (
     DRAFTERS,
     SCHEDULES,
@@ -292,7 +292,8 @@ WHOLE = Whole("full", uniform, keep=1.0)
 def plain(recipe: Recipe, costs: Costs | None) -> Recipe:
     """The recipe over prompts without pixels, its costs settled."""
     view = recipe.view
-    full = Several((WHOLE,) * len(view.parts)) if len(view.parts) > 1 else WHOLE
+    count = len(views_to_read(view))
+    full = Several((WHOLE,) * count) if count > 1 else WHOLE
     shape = recipe.shape
     if isinstance(recipe.drafter, Ensemble):  # mixing takes long; longer chains are met elsewhere
         shape = Chain(2)
@@ -393,7 +394,7 @@ class Play:
     @contextmanager
     def staged(self) -> Iterator[None]:
         """The package's functions and sessions are those of tables in this block."""
-        views = len(self.recipe.view.parts)
+        views = len(views_to_read(self.recipe.view))
 
         def tables(backbone: Any, rules: Sequence[Sampling], **rest: Any) -> Tables:
             of = [DRAFTS[self.regimes[n // views]][n % views] for n in range(len(rules))]

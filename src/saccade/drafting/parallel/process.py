@@ -190,27 +190,29 @@ def _without_local_hooks(model: Any) -> Iterator[None]:
     and the flag ``HOOKS_INSTALLED_ATTRIBUTE``. The flag is removed too, so that the worker's copy
     of the model gets hooks of its own.
     """
-    removed: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # Each owner, and its entries.
+    hooks_before: list[tuple[dict[Any, Any], dict[Any, Any], set[Any]]] = []
+    flags: list[tuple[Any, Any]] = []
     for part in model.modules():
-        flags = (
-            {HOOKS_INSTALLED_ATTRIBUTE: part.__dict__[HOOKS_INSTALLED_ATTRIBUTE]}
-            if HOOKS_INSTALLED_ATTRIBUTE in part.__dict__
-            else {}
-        )
+        if HOOKS_INSTALLED_ATTRIBUTE in part.__dict__:
+            flags.append((part, part.__dict__.pop(HOOKS_INSTALLED_ATTRIBUTE)))
         for hooks in (part._forward_hooks, part._forward_pre_hooks):
-            local = {
-                key: hook for key, hook in hooks.items() if "<locals>" in _qualified_name(hook)
-            }
-            removed.append((hooks, local))
-        removed.append((part.__dict__, flags))
-    for owner, entries in removed:
-        for key in entries:
-            del owner[key]
+            removed = {key for key, hook in hooks.items() if "<locals>" in _qualified_name(hook)}
+            hooks_before.append((hooks, dict(hooks), removed))
+            for key in removed:
+                del hooks[key]
     try:
         yield
     finally:
-        for owner, entries in removed:
-            owner.update(entries)
+        for hooks, before, removed in hooks_before:
+            # Hooks are called in the order of the dict, so each is put back in its old place.
+            now = dict(hooks)
+            hooks.clear()
+            hooks.update(
+                {key: hook for key, hook in before.items() if key in now or key in removed}
+            )
+            hooks.update(now)
+        for part, flag in flags:
+            part.__dict__[HOOKS_INSTALLED_ATTRIBUTE] = flag
 
 
 def _qualified_name(hook: Any) -> str:

@@ -25,7 +25,8 @@ READABLE_TYPES = "MP4, MOV, MKV, WebM, AVI, GIF, WebP, AVIF, TIFF, PNG or JPEG"
 IMAGE_STARTS = (b"\x89PNG", b"\xff\xd8\xff", b"GIF8", b"BM", b"II*\0", b"MM\0*")
 # The brands of images in ISO containers ("ftyp"); phones write HEIC.
 AVIF_BRANDS = (b"avif", b"avis")
-HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
+HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx")
+ANY_IMAGE_BRANDS = (b"mif1", b"msf1")  # The compatible brands say whether it is AVIF or HEIC.
 STREAM_PIECE_BYTES = 1 << 20  # So much of a stream is read at once.
 MAX_STREAM_MEMORY_BYTES = 64 << 20  # A longer stream is kept in a temporary file.
 
@@ -185,7 +186,7 @@ def _detect_kind(head: bytes) -> str | None:
     """Returns the type of file that begins with these bytes, as in ``File.kind``."""
     if head.startswith(IMAGE_STARTS) or head[8:12] == b"WEBP":
         return "image"
-    if head[4:8] == b"ftyp" and head[8:12] in (*AVIF_BRANDS, *HEIC_BRANDS):
+    if head[4:8] == b"ftyp" and head[8:12] in (*AVIF_BRANDS, *HEIC_BRANDS, *ANY_IMAGE_BRANDS):
         return "image"
     if head[4:8] in (b"ftyp", b"moov", b"mdat", b"wide", b"free", b"skip"):
         return "MP4 or MOV"
@@ -203,8 +204,7 @@ def _find_refusal(head: bytes) -> Refusal | None:
         return f"is not a video but {what}: give {READABLE_TYPES}", "not_a_video"
     if not any(head):
         return f"is not a video but zeros: give {READABLE_TYPES}", "not_a_video"
-    is_heic = head[4:8] == b"ftyp" and head[8:12] in HEIC_BRANDS
-    if is_heic and find_spec("pillow_heif") is None:
+    if _is_heic(head) and find_spec("pillow_heif") is None:
         what = f"is a HEIC image, which needs {how_to_install('heic')}; or convert it to JPEG"
         return what, "unsupported"
     if head.startswith((b"ID3", b"fLaC")) or head[:4] + head[8:12] == b"RIFFWAVE":
@@ -212,3 +212,13 @@ def _find_refusal(head: bytes) -> Refusal | None:
     if head.startswith((b"OggS", b"FLV", b"0&\xb2u", b"\0\0\1\xba", b"%PDF", b"PK\3\4")):
         return f"is of a kind that is not read; convert it to {READABLE_TYPES}", "unsupported"
     return None
+
+
+def _is_heic(head: bytes) -> bool:
+    """Whether a file with these first bytes is a HEIC image, which Pillow alone does not read."""
+    brand = head[8:12]
+    if head[4:8] != b"ftyp" or brand not in (*HEIC_BRANDS, *ANY_IMAGE_BRANDS):
+        return False
+    box = head[: int.from_bytes(head[:4])]  # The first four bytes are the length of the box.
+    compatible_brands = [box[at : at + 4] for at in range(16, len(box), 4)]
+    return brand in HEIC_BRANDS or not any(each in AVIF_BRANDS for each in compatible_brands)

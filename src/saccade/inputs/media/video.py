@@ -143,6 +143,8 @@ class Video:
                     if todo and self.pts[todo[-1]] == pts:
                         yield todo.pop(), self._array(frame)
                     previous = frame
+            while todo and previous is not None:  # The last packets gave no picture.
+                yield todo.pop(), self._array(previous)
 
     def _array(self, frame: Any) -> Image:
         with translate_errors(self.file):
