@@ -16,6 +16,7 @@ import torch
 from torch import nn
 
 from saccade.drafting.parallel.channel import (
+    MAX_DESCRIPTORS,
     MAX_INLINE_BYTES,
     Channel,
     ConnectionClosed,
@@ -223,3 +224,13 @@ def test_what_cannot_be_read_is_passed_over(line: Line, monkeypatch: Any, tmp_pa
     with pytest.raises(ModuleNotFoundError):
         there.receive(0.0)
     assert there.receive(0.0) == "next"
+
+
+def test_too_many_shared_tensors_are_refused_before_they_are_sent(line):
+    """Claim: a message with more descriptors than the other end reads is refused where it is sent,
+    and the connection still works. Fails if the other end loses some of them."""
+    ours, theirs = line
+    with pytest.raises(ValueError, match="at most"):
+        ours.send([SharedTensor((1,)) for _ in range(MAX_DESCRIPTORS + 1)])
+    ours.send("afterwards")
+    assert theirs.receive(1.0) == "afterwards"

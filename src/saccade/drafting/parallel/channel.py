@@ -166,6 +166,7 @@ class Channel:
         Raises:
             ConnectionClosed: the other end is gone.
             OSError: no descriptor or no memory is left for its tensors.
+            ValueError: it has more than ``MAX_DESCRIPTORS`` shared tensors and files.
             TimeoutError: there was no room in time. The connection cannot be used any more.
         """
         pickled = BytesIO()
@@ -181,6 +182,10 @@ class Channel:
             descriptors = [each.descriptor for each in pickler.shared]
             if block is not None:
                 descriptors.append(block)  # The receiver expects the block's descriptor last.
+            if len(descriptors) > MAX_DESCRIPTORS:
+                raise ValueError(
+                    f"a message of {len(descriptors)} files, at most {MAX_DESCRIPTORS}"
+                )
             inline_bytes = sum(map(len, parts[1:]))
             header = HEADER.pack(len(parts[0]), inline_bytes, len(descriptors))
             self._write(b"".join([header, *parts]), descriptors, patience)
