@@ -94,6 +94,7 @@ class Worker:
             self._sent_models.discard(freed)
             self.send("forget", freed)
         versions = _weight_versions(backbone.model)
+        # Number 0 stands for a model that the process does not have.
         number, sent_versions = self._models.get(backbone, (0, ()))
         if sent_versions != versions:
             number = number or max(self._sent_models, default=0) + 1
@@ -186,31 +187,30 @@ def _weight_version(weight: Tensor) -> tuple[int, int]:
 def _without_local_hooks(model: Any) -> Iterator[None]:
     """Removes hooks that cannot be pickled from a model for the length of a block.
 
-    Where it records hidden states, transformers adds functions that are local to another as hooks,
-    and the flag ``HOOKS_INSTALLED_ATTRIBUTE``. The flag is removed too, so that the worker's copy
-    of the model gets hooks of its own.
+    To record hidden states, transformers adds hooks that are defined inside another function, which
+    pickle cannot send. It also sets the flag ``HOOKS_INSTALLED_ATTRIBUTE``. The flag is removed as
+    well, so that transformers adds such hooks to the worker's copy of the model.
     """
-    removed: list[tuple[dict[Any, Any], dict[Any, Any]]] = []  # Each owner, and its entries.
+    # Each dictionary that entries are removed from, and these entries.
+    removed: list[tuple[dict[Any, Any], dict[Any, Any]]] = []
     for part in model.modules():
-        flags = (
-            {HOOKS_INSTALLED_ATTRIBUTE: part.__dict__[HOOKS_INSTALLED_ATTRIBUTE]}
-            if HOOKS_INSTALLED_ATTRIBUTE in part.__dict__
-            else {}
-        )
         for hooks in (part._forward_hooks, part._forward_pre_hooks):
             local = {
                 key: hook for key, hook in hooks.items() if "<locals>" in _qualified_name(hook)
             }
             removed.append((hooks, local))
-        removed.append((part.__dict__, flags))
-    for owner, entries in removed:
+        attributes = part.__dict__
+        if HOOKS_INSTALLED_ATTRIBUTE in attributes:
+            flag = {HOOKS_INSTALLED_ATTRIBUTE: attributes[HOOKS_INSTALLED_ATTRIBUTE]}
+            removed.append((attributes, flag))
+    for dictionary, entries in removed:
         for key in entries:
-            del owner[key]
+            del dictionary[key]
     try:
         yield
     finally:
-        for owner, entries in removed:
-            owner.update(entries)
+        for dictionary, entries in removed:
+            dictionary.update(entries)
 
 
 def _qualified_name(hook: Any) -> str:
