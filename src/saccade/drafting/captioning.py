@@ -83,5 +83,6 @@ def _beside_target(device: torch.device, threads: int) -> Iterator[None]:
         with stream_context:
             yield
     finally:
-        # Threads that start later get the number that was set last in any thread.
+        # torch gives a new thread the number that was set last, in whichever thread. So it is
+        # restored, although this thread ends here.
         torch.set_num_threads(before)

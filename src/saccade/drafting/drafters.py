@@ -100,7 +100,7 @@ class Lookup(TextDrafter):
     """Prompt lookup: proposes what followed the last occurrence of the text's last few tokens.
 
     It prefers the longest match, and of equally long ones the last. A proposal ends before the
-    first placeholder.
+    first placeholder of a picture or video.
     """
 
     name = "lookup"
@@ -123,7 +123,7 @@ class Lookup(TextDrafter):
 
 class Copies(TextDrafter):
     """Decodes plainly, unless the text's ending has occurred before. Then it proposes the tokens
-    that followed it there, as many as the shape expects to pay."""
+    that followed the earlier occurrence, as many of them as the shape expects to save time."""
 
     name = "copies"
     needs = TextDrafter.needs | {Capability.COPIES}
@@ -155,12 +155,16 @@ class Copies(TextDrafter):
 
 def lookup(text: Sequence[int] | np.ndarray, longest: int, count: int) -> list[int]:
     """Returns up to ``count`` tokens that followed the last earlier occurrence of the text's
-    ending."""
+    ending, of which up to ``longest`` tokens are searched for.
+
+    For the text 5 6 7 5 6 and ``count`` 2 it returns 7 5: the ending 5 6 is also at the beginning.
+    """
     ids = np.asarray(text)
     for size in range(min(longest, len(ids) - 1), 0, -1):
-        same = (sliding_window_view(ids[:-1], size) == ids[-size:]).all(1).nonzero()[0]
-        if len(same):
-            after = same[-1] + size
+        is_match = (sliding_window_view(ids[:-1], size) == ids[-size:]).all(1)
+        matches = is_match.nonzero()[0]
+        if len(matches):
+            after = matches[-1] + size
             return ids[after : after + count].tolist()
     return []
 
@@ -190,8 +194,8 @@ class GrowingDraft:
             self.tree, self.is_finished = stop.value, True
 
     def tree_with_draws(self) -> Tree:
-        """Returns the last tree with every drawn token that it lacks. A drawn token stands even if
-        the draft has failed (see ``Tree``)."""
+        """Returns the last tree, with every drawn token that it lacks added to it. A drawn token
+        stands even if the draft has failed (see ``Tree``)."""
         tree = self.tree
         known_draws = Counter(map(_identity, tree.parents, tree.tokens, tree.q))
         for scores in self._scores:
@@ -216,9 +220,9 @@ def drive(
 ) -> dict[K, Tree]:
     """Grows several drafts together and returns their trees.
 
-    ``score`` scores the trees of all drafts that are still growing in one forward, again and again.
-    The latest scores of each draft are put into ``last_scores``. If ``score`` or any draft fails,
-    this raises DraftFailed with trees that have every drawn token.
+    In each step one call of ``score`` scores the trees of all drafts that are still growing. The
+    latest scores of each draft are put into ``last_scores``. If ``score`` or any draft fails, this
+    raises DraftFailed with trees that have every drawn token.
     """
     drafts = {key: GrowingDraft(each) for key, each in growing.items()}
     try:
@@ -361,7 +365,7 @@ class SessionDrafter(Drafter):
 class _PrefilledPrompt:
     """A prompt, and the rows of it that a draft prefilled.
 
-    A later turn's longer prompt is compared with it.
+    The prompt of a later turn is compared with it, to find the rows that need not be read again.
     """
 
     context: Int[Tensor, " full"]
@@ -374,18 +378,22 @@ class _PrefilledPrompt:
         return cls(full_prompt.context, full_prompt.positions, full_prompt.visual, pruned.index)
 
     def shared_rows(self, state: RequestState, prompt: Prompt, media: frozenset[int]) -> int:
-        """Returns how many leading rows of a new prompt equal the rows of this prompt and its text.
+        """Returns how many leading rows of a new prompt equal the rows of this prompt and of the
+        text after it (answers and later questions).
 
-        A visual row is equal only if the number of its medium is in ``media``.
+        Rows are equal if they have the same id and position. A visual row must also be of a medium
+        whose number is in ``media``.
         """
-        # The text begins here. A turn may have cut off the prompt's last rows.
+        # The prompt ends and the text begins here. This may be before the old end of the prompt,
+        # because a turn may have dropped its last tokens.
         text_start = len(state.context) - state.length
         device = prompt.positions.device
         ids = torch.tensor(state.context, device=device)
-        text_axis = state.first_position + torch.arange(state.length, device=device)
-        text_positions = text_axis.expand(len(self.positions), -1)
+        # A row of text has the same position on every axis.
+        text_position = state.first_position + torch.arange(state.length, device=device)
+        text_positions = text_position.expand(len(self.positions), -1)
         positions = torch.cat([self.positions[:, :text_start], text_positions], 1)
-        text_visual = torch.zeros_like(text_axis, dtype=torch.bool)
+        text_visual = torch.zeros_like(text_position, dtype=torch.bool)
         visual = torch.cat([self.visual[:text_start], text_visual])
         count = min(len(ids), len(prompt))
         equal = ids[:count] == prompt.context[:count]
@@ -398,8 +406,9 @@ class _PrefilledPrompt:
         return min(rows, int(new_visual_rows[0])) if len(new_visual_rows) else rows
 
     def rows_before(self, state: RequestState, stop: int) -> Int[Tensor, " rows"]:
-        """Returns the indices of the draft's rows before ``stop``, counted in the whole prompt
-        followed by its text."""
+        """Returns which rows before ``stop`` the draft has in its cache: those of the prompt that
+        the view kept, and all rows of the text after it. They are numbered as in the whole prompt
+        followed by the text."""
         start = len(state.context) - state.length
         text = torch.arange(min(start, stop), stop, device=self.index.device)
         return torch.cat([self.index[self.index < min(start, stop)], text])
@@ -422,8 +431,8 @@ class ModelDrafter(SessionDrafter):
         session = Session(draft, setup.rules, vocab=common, banned=banned, room=setup.room)
         super().__init__(session, setup.shape)
         self._setup = setup
-        self._shares = not setup.coarse and draft.shares_rows_with(setup.target)
-        self._reuses_vision = not self._shares and draft.shares_vision_with(setup.target)
+        self._shares_rows = not setup.coarse and draft.shares_rows_with(setup.target)
+        self._reuses_vision = not self._shares_rows and draft.shares_vision_with(setup.target)
         self._inputs: Inputs = {}
         self._target_vision_outputs: list[Any] = []
         self._vision_hook: RemovableHandle | None = None
@@ -443,7 +452,7 @@ class ModelDrafter(SessionDrafter):
         """Returns the draft's whole prompts. They are made only after the target's prefill, so that
         the first token does not wait for them."""
         model, setup, inputs = self.session.backbone, self._setup, self._inputs
-        if self._shares:
+        if self._shares_rows:
             return [model.adopt(prefill.prompt) for prefill in prefills]
         if not self._reuses_vision:
             own_inputs = setup.draft_inputs(inputs)
@@ -469,7 +478,7 @@ class ModelDrafter(SessionDrafter):
         clock = Clock(model.device)
         prompts = self._draft_prompts(prefills)
         vision_seconds = clock.lap()
-        pruned_prompts = []  # for each request one by each view
+        pruned_prompts = []  # for each request in turn, its prompt as each view prunes it
         self._prefilled_prompts = []
         for i, prompt in enumerate(prompts):
             prefill = replace(prefills[i].to(model.device), words=words[i])
@@ -492,22 +501,20 @@ class ModelDrafter(SessionDrafter):
     def _read_new_media(self, prefills: Sequence[Prefill], earlier: EarlierTurns) -> float:
         """Reads what the view keeps of the new media, and the new text.
 
-        What it chose of earlier media stays. The view is applied to the rows that are new, as if
-        they were a prompt of their own, by the attention of this turn's question.
+        The rows that the draft has of earlier media stay. The view is applied to the new rows
+        alone, as if they were a whole prompt, by the attention of this turn's question.
         """
-        (view,), model, session = (
-            views_to_read(self._setup.view),
-            self.session.backbone,
-            self.session,
-        )
+        (view,) = views_to_read(self._setup.view)
+        session = self.session
+        model = session.backbone
         session.rules = earlier.rules
         clock = Clock(model.device)
         prompts = self._draft_prompts(prefills)
         vision_seconds = clock.lap()
         for i, (prompt, prefix) in enumerate(zip(prompts, earlier.prefixes, strict=True)):
             state, prefilled = session.requests[i], self._prefilled_prompts[i]
-            shared = prefix.shared_rows
-            if not self._shares:  # The draft's prompt may have other rows than the target's.
+            shared = prefix.shared_rows  # of the target's prompt
+            if not self._shares_rows:  # The draft's prompt may have other rows than the target's.
                 shared = prefilled.shared_rows(state, prompt, prefix.shared_media)
             new = self._with_stills(prompt.tail(shared))
             pruned_new = view(prefills[i].to(model.device).tail(prefix.shared_rows), new)
@@ -526,7 +533,8 @@ class ModelDrafter(SessionDrafter):
         return vision_seconds + clock.lap()
 
     def _with_stills(self, part: Prompt) -> Prompt:
-        """Returns a part of a prompt that knows how many of its visual rows are of images."""
+        """Returns a part of a prompt with ``Media.stills`` filled in: how many of its visual rows
+        are of images."""
         kinds = self._setup.target.placeholders | self.session.backbone.placeholders
         images = [token for token, kind in kinds.items() if kind == "image"]
         ids = part.context[part.index[part.visual]]
@@ -566,8 +574,10 @@ class SelfDrafter(SessionDrafter):
         self._rounds: dict[int, int] = {}  # of each of those requests since its first draft
 
     def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
-        """Copies the target's keys of the rows that the view chooses, in every turn of all media
-        so far."""
+        """Copies the target's keys of the rows that the view chooses.
+
+        In a later turn with new media the view chooses again, among the media of all turns.
+        """
         if earlier is not None:
             self.session.rules = earlier.rules
             self._rounds.clear()
@@ -592,14 +602,16 @@ class SelfDrafter(SessionDrafter):
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
         super().commit(tokens)
-        for request in self._refreshed_views.keys() & tokens.keys() & self._has_drafted:
+        # A request that has not drafted yet commits the prefill's own token, which is no round.
+        requests_with_round = tokens.keys() & self._has_drafted
+        for request in self._refreshed_views.keys() & requests_with_round:
             self._refresh_view(request)
         for request in self._window_rows.keys() & tokens.keys():
             self._slide(request)
 
     def _slide(self, request: int) -> None:
-        """Slides a request's window once ``SLIDE_TOKENS`` rows or more were added to it: drops as
-        many of the prompt's oldest rows after the sinks."""
+        """Slides a request's window once ``SLIDE_TOKENS`` rows or more were added to it: drops that
+        many of the prompt's rows, the first ones after the attention sinks."""
         state, sinks = self.session.requests[request], self._key_updates.sinks or 0
         prompt_rows, source_prompt_rows = state.prompt_rows
         added = state.cache.length - self._window_rows[request]
@@ -609,8 +621,8 @@ class SelfDrafter(SessionDrafter):
             state.prompt_rows = prompt_rows - dropped, source_prompt_rows
 
     def _refresh_view(self, request: int) -> None:
-        """Lets the view choose again, where it is time, by the attention of the rows that the
-        target judged last."""
+        """Lets the view choose again in every ``Refresh.every``-th round, by the attention of the
+        rows that the target judged last."""
         refresh = self._key_updates.refresh
         assert refresh is not None
         self._rounds[request] = self._rounds.get(request, 0) + 1
@@ -633,7 +645,7 @@ class SelfDrafter(SessionDrafter):
 
 
 class EarlyExit(SelfDrafter):
-    """The first half of the target's layers drafts for the whole, over the target's own keys."""
+    """The first half of the target's layers drafts for the whole target, over its own keys."""
 
     name = "early-exit"
     offers = frozenset({Capability.READS_VIEW, Capability.READS_TARGET_PROMPT})
@@ -643,8 +655,8 @@ class EarlyExit(SelfDrafter):
 
 
 class HeadDrafter(SessionDrafter):
-    """A head of the target, over its hidden states: one that its checkpoint brings along, or an
-    EAGLE-3 or DFlash head. It reads the rows of the prompt that its view keeps, at the target's
+    """A head that drafts from the target's hidden states: one that the target's checkpoint has, or
+    an EAGLE-3 or DFlash head. It reads the rows of the prompt that its view keeps, at the target's
     positions."""
 
     name = "head"
@@ -664,8 +676,11 @@ class HeadDrafter(SessionDrafter):
         super().__init__(self._head_session, setup.shape)
 
     def ready(self, prefills: Sequence[Prefill], earlier: EarlierTurns | None = None) -> float:
-        """Reads the rows that the view chooses, in every turn of all media so far, over the
-        target's hidden states, which its cache still has."""
+        """Reads the hidden states that the target's cache still has of the rows that the view
+        chooses.
+
+        In a later turn with new media the view chooses again, among the media of all turns.
+        """
         if earlier is not None:
             self.session.rules = earlier.rules
         clock = Clock(self.session.backbone.device)

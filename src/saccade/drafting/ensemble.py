@@ -41,8 +41,9 @@ class Weighting(ABC):
 
     @property
     def with_default_settings(self) -> Weighting:
-        """This rule as ``weights=`` alone makes it: what other axes set, such as ``tau``, has its
-        default. The rule's name is found by comparing this."""
+        """This rule with the default value of every field that another axis sets, such as ``tau``.
+        The word that ``weights=`` has for the rule is found by comparing this, since that word does
+        not depend on the other axes."""
         return self
 
     @abstractmethod
@@ -67,8 +68,8 @@ class Weighting(ABC):
 
 @dataclass(frozen=True)
 class Ensemble:
-    """A drafter whose law is the mixture of several views of the prompt (``Several``), which
-    ``weighting`` weighs."""
+    """Makes a drafter whose law is a mixture of the laws over several views of the prompt
+    (``Several``). ``weighting`` decides how much each view counts."""
 
     name: ClassVar[str] = "ensemble"
     needs: ClassVar[Capabilities] = frozenset({Capability.SEVERAL_VIEWS})
@@ -130,12 +131,12 @@ class MixtureSession:
         """Returns the scores of the mixture of a request's views."""
         tree, last = parts[0].tree, self._last.get(request)
         # The weights do not change within a draft, so the rows of nodes that were mixed before are
-        # used again.
+        # used again, and row 0 (of the root) too.
         rows = [] if last is None else list(last.rows[: count_shared_nodes(last.tree, tree) + 1])
-        weights = torch.tensor(self.weights[request], dtype=torch.float32).log()
+        log_weights = torch.tensor(self.weights[request], dtype=torch.float32).log()
         for row in range(len(rows), len(parts[0].rows)):
-            laws = torch.stack([part.rows[row] for part in parts]).float().log_softmax(-1)
-            rows.append((laws + weights.to(laws.device)[:, None]).logsumexp(0))
+            log_laws = torch.stack([part.rows[row] for part in parts]).float().log_softmax(-1)
+            rows.append((log_laws + log_weights.to(log_laws.device)[:, None]).logsumexp(0))
         first = parts[0]
         mixed = MixtureScores(
             tree, rows, first.rules, first.context, first.offset, request=request, parts=parts
@@ -165,17 +166,21 @@ class EnsembleDrafter(ModelDrafter, Learner):
         return self._planning.start(), self._weighting.start(len(self._views))
 
     def fold(self, state: State, round: Round) -> State:
-        shape, weighting = state
-        return self._planning.fold(shape, round), self._fold_weighting(weighting, round)
+        shape_state, weighting_state = state
+        return (
+            self._planning.fold(shape_state, round),
+            self._fold_weighting(weighting_state, round),
+        )
 
     def finish(self, state: State) -> None:
         self._planning.finish(state[0])
 
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         self._begin_round(states)
-        for request, (_, weighting) in states.items():
-            self._mixture.weights[request] = self._weighting.weights(weighting)
-        growing = {request: self._planning.grow(shape) for request, (shape, _) in states.items()}
+        growing = {}
+        for request, (shape_state, weighting_state) in states.items():
+            self._mixture.weights[request] = self._weighting.weights(weighting_state)
+            growing[request] = self._planning.grow(shape_state)
         return drive(self._mixture.score, growing, self._scores)
 
     def commit(self, tokens: Mapping[int, Sequence[int]]) -> None:
@@ -202,6 +207,7 @@ class EnsembleDrafter(ModelDrafter, Learner):
             [torch.stack([part.raw(node) for node in nodes]) for part in q.parts]
         ).double()
         target_logits = torch.stack([round.p.raw(node) for node in nodes])
+        # The draft may know fewer ids than the target.
         target_logits = target_logits[:, : view_logits.shape[-1]].to(view_logits)
         # Ids that no view may propose do not count in the target's law either.
         banned = view_logits.isneginf().all(0)

@@ -29,7 +29,7 @@ log = logging.getLogger(__name__)
 
 
 class Fallback(Drafter, Learner, BesideTarget):
-    """A drafter whose failure costs speed and nothing else.
+    """Wraps a drafter, so that a failure of it costs speed and nothing else.
 
     After a failure nothing more is drafted. What had been drawn by then is still returned for
     verification: a failure may depend on a drawn token, so taking the token back would bend the
@@ -108,9 +108,10 @@ class Fallback(Drafter, Learner, BesideTarget):
     ) -> dict[int, Tree]:
         """Returns a sound tree for each request of ``defaults``.
 
-        It is the one that ``draft`` returns, or the part of it before a fault. If ``draft`` fails,
-        or drafting has failed before, it is what had been drawn for the request by then, or its
-        tree in ``defaults`` if nothing had.
+        * If ``draft`` succeeds, this is the tree that it returns, or the part of it before a fault.
+        * If ``draft`` fails, or drafting has failed before, this is the tree of what was drawn for
+          the request before the failure. Such a tree is returned once.
+        * If there is no such tree, this is the request's tree in ``defaults``.
         """
 
         def checked_trees() -> dict[int, Tree]:

@@ -44,8 +44,8 @@ def proposals(drafters: Sequence[tuple[Drafter, Mapping[int, State]]]) -> list[P
 def _grow_together(growths: Mapping[int, Growth]) -> dict[int, Proposal]:
     """Grows the drafts of several drafters in step, in one forward a step.
 
-    ``growths`` and the proposals have each drafter's place in the list as their key. Returns no
-    proposal where one of the drafters fails.
+    The keys of ``growths`` and of the result are the drafters' places in the list that
+    ``proposals`` was given. If one of the drafters fails, the result is empty.
     """
     drafts = {
         (place, request): draft

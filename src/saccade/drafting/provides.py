@@ -48,7 +48,7 @@ class Setting(Axis):
     parse: Callable[[str, str], Any]  # (axis, text) -> value; raises MethodError
     choices: str | tuple[str, ...]  # the possible values, as ``saccade methods`` shows them
     unmet_message: str = ""  # completes the message "AXIS ..." where no part has the field
-    default: object = None  # A recipe's description has the axis only where its value is another.
+    default: object = None  # A recipe's description leaves the axis out where it has this value.
     to_text: Callable[[Any], str] = str  # value -> its text in an override
 
     def __post_init__(self) -> None:
@@ -122,6 +122,7 @@ class Provides:
     shapes: Mapping[str, Shape] = field(default_factory=dict)
     shape_families: tuple[type[Shape], ...] = ()  # shapes with a parameter, spelled NAME-...
     drafters: Mapping[str, MakeDrafter] = field(default_factory=dict)
+    # (how many of the last positions the rule reads, or None for all) -> rule
     weights: Mapping[str, Callable[[int | None], Weighting]] = field(default_factory=dict)
     axes: Mapping[str, Axis] = field(default_factory=dict)  # settings of its own parts
 

@@ -113,8 +113,8 @@ class Recipe:
 class AnswerOutlook(NamedTuple):
     """What is known of an answer before it begins."""
 
-    # The most tokens that the answer may have. Costs are measured before it only if that takes
-    # little of its time. None: it waits however long measuring takes.
+    # The most tokens that the answer may have. Costs are measured before the answer only if
+    # measuring takes little of the answer's time. With None they are measured in any case.
     tokens: int | None = None
     # Whether tokens are sampled. Then the plan may not depend on the timing of earlier answers.
     samples: bool = True
@@ -135,10 +135,13 @@ def plan(
     """Completes what a recipe leaves open, by what forwards cost on this machine.
 
     That is how much of the prompt the draft reads, the draft's shape, and for ``auto`` whether to
-    draft at all. If drafting would not pay, ``auto`` only copies from the text. Without a draft
-    model the question is whether the target would pay as its own draft. With a draft model only
-    earlier answers can show that it does not pay; then it does not even read the prompt. A draft
-    that is a head of the target takes the place of a draft model.
+    draft at all:
+
+    * Without a draft model, the target drafts for itself if that is expected to pay.
+    * With a draft model, that model drafts unless earlier answers have shown that it does not pay.
+    * Where nobody drafts, ``auto`` only copies from the text, and no draft reads the prompt.
+
+    A ``draft`` that is a head of the target is used in the place of a draft model.
 
     ``context`` is the prompt's length in tokens. With ``exact`` the costs are those of forwards
     whose rows are padded to a multiple of ``ROWS``. Costs that are not stored yet are measured, as
@@ -214,8 +217,8 @@ def _without_drafts(recipe: Recipe) -> Recipe:
 def recorded_hidden_layers(recipe: Recipe, draft: Backbone | None) -> Sequence[int]:
     """Returns the target's layers whose hidden states have to be recorded for this draft.
 
-    There are none unless the draft is a head of the target. The recipe may still name a draft
-    model, as it does before ``plan`` has put the head in that place.
+    There are none unless the draft is a head of the target. ``plan`` need not have completed the
+    recipe: one that names a draft model is treated as if it named the head.
     """
     may_be_head = bool(
         Capability.HIDDEN_STATES in recipe.drafter.needs

@@ -16,9 +16,9 @@ from saccade.model.likeliest import Vocabulary
 SHORTEST_MATCH = 3  # tokens; shorter endings occur everywhere
 LONGEST_MATCH = 32  # A longer match tells no more.
 MAX_COPIED_TOKENS = 48  # of one draft
-COMPARED_TAIL_TOKENS = (
-    64  # A text continues the one before if it has so many of that one's last tokens in place.
-)
+# A text is taken to continue the text that was read before it if this many of the earlier text's
+# last tokens are at the same places in it.
+COMPARED_TAIL_TOKENS = 64
 
 
 class RepetitionIndex:
@@ -36,9 +36,12 @@ class RepetitionIndex:
         self._tail: list[int] = []  # the last tokens of that text
 
     def find(self, text: Sequence[int], count: int) -> Repetition | None:
-        """Returns up to ``count`` tokens that followed the text's ending where it occurred last;
-        None where it is new. A repetition that reaches the end of the text goes on from its own
-        beginning."""
+        """Returns up to ``count`` tokens that followed the last earlier occurrence of the text's
+        ending; None where the ending is new.
+
+        Copied tokens that reach the end of the text start again from the first copied one. After
+        the text 7 8 9 1 7 8 9, the copy is 1 7 8 9 1 7 8 9 ...
+        """
         self._read(text)
         place = self._next_places.get(tuple(text[-SHORTEST_MATCH:]))
         if place is None:
@@ -49,7 +52,7 @@ class RepetitionIndex:
             and text[place - match_length - 1] == text[-match_length - 1]
         ):
             match_length += 1
-        period = len(text) - place
+        period = len(text) - place  # How many tokens there are to copy before the text ends.
         tokens: list[int] = []
         while len(tokens) < count and self._is_allowed(text[place + len(tokens) % period]):
             tokens.append(text[place + len(tokens) % period])
@@ -57,7 +60,8 @@ class RepetitionIndex:
 
     def _read(self, text: Sequence[int]) -> None:
         """Adds the text's new runs to the index, all but the one at its end, which no token follows
-        yet. A text that does not continue the one before is read from its beginning."""
+        yet. A text that does not continue the text that was read before is read from its
+        beginning."""
         if list(text[max(0, self._length - COMPARED_TAIL_TOKENS) : self._length]) != self._tail:
             self._next_places.clear()
             self._length = 0

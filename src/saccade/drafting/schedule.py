@@ -35,9 +35,9 @@ class Group:
     """Requests that share a drafter.
 
     The drafter numbers them from 0, and the target's session from ``first``. ``states`` has what
-    the drafter has learnt in each request that has not ended. ``unjudged`` are drafted nodes that
-    the target has not judged yet. They are proposed again before anything new is drafted, because a
-    drawn token stands (see ``Tree``).
+    the drafter has learnt in each request that has not ended. ``cut`` says where an answer stops.
+    ``unjudged`` are drafted nodes that the target has not judged yet. They are proposed again
+    before anything new is drafted, because a drawn token stands (see ``Tree``).
     """
 
     drafter: Drafter
@@ -103,6 +103,7 @@ def advance(target: Scoring, groups: Sequence[Group]) -> Iterator[tuple[Group, R
     verify_seconds = now() - start
     first_of_size = capture_new_sizes()
 
+    # A request has one row for the last token of its text, and one for each node of its tree.
     rows = len(scored) + sum(len(tree) for _, trees, _ in proposed for tree in trees.values())
     for group, trees, draft_seconds, scores, judgement in outcomes:
         start = now()
@@ -142,9 +143,9 @@ def work_side_by_side(
         commit_end = now()
         draft.commit(emitted)
         in_flight = {r: Tree() for r in live}
-        # Where the target accepted all that it reached, it adds no token of its own, and the draft
-        # goes on after the accepted tokens. After a rejection the next round starts with nothing in
-        # flight.
+        # The target has no scores after a token that the draft added meanwhile. Where the target
+        # accepted that token, it adds no token of its own, and the draft goes on after the accepted
+        # tokens. After a rejection the next round starts with nothing in flight.
         if all_accepted := [r for r in live if verdicts[r].own is None]:
             in_flight |= draft.propose({request: group.states[request] for request in all_accepted})
         in_flight |= unjudged_trees(trees, (verdicts, endings))
@@ -210,12 +211,16 @@ def unjudged_trees(trees: Mapping[int, Tree], judgement: Judgement) -> dict[int,
     Requests that end, and those that have no such nodes, are left out.
     """
     verdicts, endings = judgement
-    unjudged = {
-        request: subtree(trees[request], (ROOT, *verdict.path)[-1])
-        for request, verdict in verdicts.items()
-        if endings[request] is None and verdict.own is None
-    }
-    return {request: tree for request, tree in unjudged.items() if len(tree)}
+    unjudged: dict[int, Tree] = {}
+    for request, verdict in verdicts.items():
+        # The target adds a token of its own only after it has judged all nodes there.
+        if endings[request] is not None or verdict.own is not None:
+            continue
+        last_accepted = (ROOT, *verdict.path)[-1]
+        below = subtree(trees[request], last_accepted)
+        if len(below):
+            unjudged[request] = below
+    return unjudged
 
 
 def _states_to_draft(group: Group) -> dict[int, State]:

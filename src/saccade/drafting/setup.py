@@ -144,6 +144,7 @@ class Setup:
         media = torch.isin(ids, torch.tensor([*self.target.placeholders], device=ids.device))
         mask = inputs.get("attention_mask", torch.ones_like(ids)) * ~media
         documents = {DOCUMENT_MASK: inputs[DOCUMENT_MASK]} if DOCUMENT_MASK in inputs else {}
+        # The ids of media are masked out. They are replaced by 0, an id that every model has.
         return {"input_ids": ids.masked_fill(media, 0), "attention_mask": mask, **documents}
 
 

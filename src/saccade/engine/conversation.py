@@ -20,10 +20,10 @@ class Conversation(AbstractContextManager["Conversation"]):
     """Questions and answers over caches of target and draft that stay from turn to turn.
 
     Every turn takes the processor's output for the whole conversation so far (all videos and
-    pictures, the earlier answers, the new question) and gives the answer of a fresh start. The
-    common beginning of the old and the new text is not read again, and a vision tower runs on new
-    media alone. A question that replaces an earlier one continues from where the texts differ. If
-    the first media differ, nothing is reused.
+    pictures, the earlier answers, the new question) and gives the answer that the whole prompt
+    would get without the caches. The common beginning of the old and the new text is not read
+    again, and a vision tower runs on new media alone. A question that replaces an earlier one
+    continues from where the texts differ. If the first media differ, nothing is reused.
 
     The draft keeps the tokens that its view chose from earlier media. From new media the view
     chooses by the attention of the question that comes with them. Where the target drafts for

@@ -61,7 +61,7 @@ Function = TypeVar("Function", bound=Callable[..., Any])
 
 
 class Stream(Iterator[Round]):
-    """Yields rounds as they happen. ``results`` has one entry per request once it is exhausted.
+    """Yields rounds as they happen. After the last one ``results`` has one entry per request.
 
     ``on_phase`` is called as "costs" (timing forwards, where that was not done before), "vision",
     "prefill", "guide" (choosing what the draft sees, and the draft's own prefill) and "decode"
@@ -85,18 +85,18 @@ class Stream(Iterator[Round]):
         phase = on_phase or ignore_phase
         has_same_models = batch is not None and (batch.target, batch.draft) == (target, draft)
         if batch is None or not has_same_models or not batch.try_continue(request, recipe, exact):
-            old_call = batch
+            old_batch = batch
             if vision is None and keep:
                 vision = ConversationVision()
-            if old_call is not None and has_same_models and old_call.vision is not None:
-                vision = old_call.vision  # Media that stay are not run through the tower again.
+            if old_batch is not None and has_same_models and old_batch.vision is not None:
+                vision = old_batch.vision  # Media that stay are not run through the tower again.
             with planning_scope(target, recipe, exact, request.samples):
                 batch = RequestBatch(
                     target, recipe, request, draft=draft, exact=exact, phase=phase, vision=vision
                 )
-            if old_call is not None:
+            if old_batch is not None:
                 # Its caches cannot be continued, for example because the method or media differ.
-                old_call.close()
+                old_batch.close()
         self.recipe = batch.recipe  # as it was planned for this machine
         self.batch: RequestBatch | None = batch
         self.closed = False
@@ -167,7 +167,9 @@ class Stream(Iterator[Round]):
                 batch.end(round.request)
             return self._with_text(round, batch)
 
-        can_continue = False  # Caches can be continued where every row in them was committed.
+        # A later turn can continue from the caches only if both models have read their prompts
+        # (``decoding``) and no forward failed half way.
+        can_continue = False
         try:
             for opening in each_within(scope, batch.read(phase, keep)):
                 if opening is not None:
@@ -239,6 +241,7 @@ class _ResolvedCall:
 def _with_named_arguments(function: Function) -> Function:
     """Puts the names of all :class:`CallArguments` into a function's signature, where editors and
     transformers look for them."""
+    # The last parameter is ``**arguments``, from which the named ones are made.
     *parameters, var_keyword = inspect.signature(function).parameters.values()
     defaults = {"method": DEFAULT_METHOD, "exact": False}
     hints = get_type_hints(CallArguments)
@@ -250,7 +253,7 @@ def _with_named_arguments(function: Function) -> Function:
             annotation=hint,
         )
         for name, hint in hints.items()
-        if name not in Settings.__annotations__  # Those are in ``**settings`` below.
+        if name not in Settings.__annotations__  # ``**settings`` below stands for those.
     ]
     settings = var_keyword.replace(name="settings", annotation=Unpack[Settings])
     vars(function)["__signature__"] = inspect.Signature([*parameters, *named, settings])

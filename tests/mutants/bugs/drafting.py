@@ -130,7 +130,7 @@ BUGS = (
     PlantedBug(
         "auto: a slow verification changes the costs while sampling",
         "drafting/shapes/auto.py",
-        within="Auto._stretch_after",
+        within="Auto._verify_slowdown_after",
         find="$round.p.rules.sample or not $round.has_typical_duration",
         plant="not $round.has_typical_duration",
         tests=(

@@ -102,7 +102,8 @@ class _SharedAt:
 class _Received:
     """What a received message has beside its pickle, for the objects that are unpickled."""
 
-    read: Callable[[int, memoryview], None]  # Fills a buffer with the block's bytes from a start.
+    # (start, buffer): fills the buffer with the block's bytes from ``start`` on.
+    read: Callable[[int, memoryview], None]
     descriptors: Sequence[int]
     storages: dict[int, UntypedStorage] = field(default_factory=dict)  # copied so far, by number
 
@@ -119,14 +120,16 @@ class _Pickler(ForkingPickler):
         self._places: dict[int, tuple[int, int]] = {}
 
     def reducer_override(self, part: Any) -> Any:
-        """Pickles a CPU tensor as ``torch.save`` does: a view of its storage, which
-        :meth:`persistent_id` collects. Multiprocessing's own way would share each storage on its
-        own."""
+        """Pickles a CPU tensor as ``torch.save`` does: as a view of its storage. The storage is
+        then given to :meth:`persistent_id`, which collects it for the block. Otherwise torch's
+        multiprocessing would send each storage by itself."""
         if isinstance(part, Tensor) and part.device.type == "cpu":
             return part.__reduce_ex__(2)
         return NotImplemented
 
     def persistent_id(self, part: Any) -> Any:
+        """Returns what the pickle has in the place of a shared tensor or of a CPU storage; None for
+        any other object, which is pickled as usual."""
         if isinstance(part, SharedTensor):
             self.shared.append(part)
             return _SharedAt(len(self.shared) - 1, part.shape)
@@ -201,7 +204,7 @@ class Channel:
         """
         deadline = None if patience is None else time.monotonic() + patience
         while True:
-            if self._is_whole():
+            if self._has_whole_message():
                 return self._unpack()
             seconds_left = None if deadline is None else max(0.0, deadline - time.monotonic())
             if not self._read(seconds_left):
@@ -223,7 +226,8 @@ class Channel:
                 seconds_left = None if deadline is None else max(0.0, deadline - time.monotonic())
                 self._socket.settimeout(seconds_left)
                 count = self._socket.sendmsg([unsent], rights if descriptors else [])
-                unsent, descriptors = unsent[count:], ()
+                unsent = unsent[count:]
+                descriptors = ()  # They were sent with the first bytes.
         except BlockingIOError as error:
             raise TimeoutError("the other end reads nothing") from error
         except TimeoutError:
@@ -253,7 +257,7 @@ class Channel:
         self._received += content
         return True
 
-    def _is_whole(self) -> bool:
+    def _has_whole_message(self) -> bool:
         """Returns whether a whole message has arrived."""
         if len(self._received) < HEADER.size:
             return False

@@ -42,8 +42,8 @@ from saccade.model.session import Session
 
 log = logging.getLogger(__name__)
 
-HEAD_START_TOKENS = 64  # tokens drafted at most before the target is ready
-PARENT_CHECK_SECONDS = 1.0  # between two looks whether the parent is still there
+HEAD_START_TOKENS = 64  # A draft has at most this many tokens before the target is ready.
+PARENT_CHECK_SECONDS = 1.0  # between two checks that the parent process is still running
 
 
 Laws = SharedTensor | None
@@ -74,8 +74,8 @@ class Draft:
 
     limit: int  # the chain may have this many tokens
     chain: Tree = Tree()
-    epoch: int = 0  # the number of commits so far
-    sent: int = 0  # the number of tokens sent so far, which decides the slot of the next law
+    epoch: int = 0  # the number of commits and turns so far
+    sent: int = 0  # the number of tokens sent so far, which decides the slot of the next one's law
     answer_tokens: int = 0  # the number of committed tokens of this answer
     start: int = 0  # ``answer_tokens`` when this draft began, on which its noise depends
     paused: bool = False  # whether the shape has stopped until the target has judged
@@ -87,7 +87,8 @@ class Draft:
 
 
 class Child:
-    """One job of a worker; the parent's messages name its methods."""
+    """Carries out one job in the draft's process. A message of the parent about the job is the name
+    of one of these methods, followed by its arguments."""
 
     def __init__(
         self,
@@ -113,8 +114,8 @@ class Child:
     def prefill(self, prompts: Sequence[Prompt] | None, inputs: Inputs | None) -> None:
         """Makes the draft's prompts, from ``inputs`` or else from the target's ``prompts``.
 
-        If the view can choose before the target's prefill has ended, it reads that choice and
-        starts to draft.
+        If the view can choose before the target's prefill has ended, the draft reads that choice
+        now. A greedy draft then begins to grow.
         """
         if inputs is not None:
             self._prompts = self._backbone.prompts(
@@ -130,7 +131,8 @@ class Child:
             self._early = [early_view.choose_early(prompt) for prompt in self._prompts]
         pairs = zip(self._prompts, self._early, strict=True)
         self._read([prompt.select(early.tokens) for prompt, early in pairs])
-        if self._job.laws is None:  # What is sampled must not depend on the speed of this process.
+        # A sampled draft starts in ``ready``, because it must not depend on this process's speed.
+        if self._job.laws is None:
             self._drafts = {i: Draft(HEAD_START_TOKENS) for i in range(len(self._prompts))}
 
     def ready(self, prefills: Sequence[Prefill]) -> None:
@@ -197,6 +199,7 @@ class Child:
             draft.answer_tokens += len(tokens)
             if next_count is None:
                 draft.start = draft.answer_tokens
+            # The first token of a chain is always drawn, so an empty chain is not paused.
             draft.paused = draft.paused and len(draft.chain) > 0
 
     def end(self, request: int) -> None:
@@ -252,6 +255,7 @@ class Child:
         """Sends the chain's last token, after writing the law that it was drawn from."""
         q, slot = longer.q[-1], None
         if q is not None and self._job.laws is not None:
+            # The slots are used in turn, so the oldest law is overwritten.
             slot = draft.sent % self._job.laws.shape[1]
             self._job.laws.tensor[request, slot] = q
         self._send("token", request, draft.epoch, longer.tokens[-1], slot, self._drafting)
@@ -355,10 +359,10 @@ class WorkerLoop:
 
 
 def _prepare_classes(model: Any) -> None:
-    """Builds every class of model once, without weights.
+    """Constructs one model of each class in this model, without weights.
 
-    Transformers notes what a class can record when a model of it is made, and an unpickled model
-    was never made in this process.
+    When a model is constructed, transformers notes which outputs its class can record, such as
+    hidden states. Unpickling a model does not construct it.
     """
     for part in model.modules():
         if isinstance(part, PreTrainedModel):

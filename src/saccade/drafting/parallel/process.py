@@ -94,6 +94,7 @@ class Worker:
             self._sent_models.discard(freed)
             self.send("forget", freed)
         versions = _weight_versions(backbone.model)
+        # Number 0 stands for a model that the process does not have.
         number, sent_versions = self._models.get(backbone, (0, ()))
         if sent_versions != versions:
             number = number or max(self._sent_models, default=0) + 1
@@ -186,9 +187,9 @@ def _weight_version(weight: Tensor) -> tuple[int, int]:
 def _without_local_hooks(model: Any) -> Iterator[None]:
     """Removes hooks that cannot be pickled from a model for the length of a block.
 
-    Where it records hidden states, transformers adds functions that are local to another as hooks,
-    and the flag ``HOOKS_INSTALLED_ATTRIBUTE``. The flag is removed too, so that the worker's copy
-    of the model gets hooks of its own.
+    To record hidden states, transformers adds hooks that are defined inside another function, which
+    pickle cannot send. It also sets the flag ``HOOKS_INSTALLED_ATTRIBUTE``. The flag is removed as
+    well, so that transformers adds such hooks to the worker's copy of the model.
     """
     hooks_before: list[tuple[dict[Any, Any], dict[Any, Any], set[Any]]] = []
     flags: list[tuple[Any, Any]] = []

@@ -64,16 +64,17 @@ class DraftState:
     paused: bool = False  # whether the shape has stopped after the last token
 
     def has(self, count: int) -> bool:
-        """Returns whether the chain has ``count`` tokens, or gets no more before a verdict."""
+        """Returns whether a proposal of ``count`` tokens need not wait for the draft: the chain has
+        that many, or it has fewer and the draft has stopped until the next verdict."""
         return self.paused or len(self.chain) >= count
 
 
 class WorkerDrafter(Drafter, BesideTarget):
     """The parent's side of the draft's process.
 
-    Until the draft has read its prompt the target decodes plainly. When sampling the target waits
-    for it instead, because neither the answer to a seed nor the rows of a forward may depend on
-    the draft's speed.
+    A greedy target decodes plainly until the draft has read its prompt. When sampling, the target
+    waits for the draft instead, because neither the answer to a seed nor the rows of a forward may
+    depend on the draft's speed.
     """
 
     name = "model"
@@ -185,9 +186,9 @@ class WorkerDrafter(Drafter, BesideTarget):
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         """Returns the drafts to verify next.
 
-        The first time these are all tokens that were drafted by now (when sampling, a fixed
-        number). Afterwards ``commit`` has set the number. Tokens that are missing are waited for,
-        unless the draft still reads its prompt.
+        The first proposal has all tokens that were drafted by now; when sampling, a fixed number.
+        The number of tokens of later ones is set by ``commit``. The target waits for tokens that
+        are missing, unless the draft still reads its prompt.
         """
         self._receive()
         if self._samples:
@@ -245,7 +246,8 @@ class WorkerDrafter(Drafter, BesideTarget):
             if draft.chain.tokens[:count] == tuple(new) and next_count is not None:
                 draft.chain = chain_without_first(draft.chain, count)
                 draft.paused = draft.paused and len(draft.chain) > 0  # The child does the same.
-                # All tokens that the chain may have after the committed ones are verified next.
+                # All tokens that the chain may have after the committed ones are verified next. If
+                # a chain may have 4 tokens and its first one was committed, that is the other 3.
                 next_count = 0 if is_before_proposals else max(0, draft.limit - count)
             else:
                 draft.chain = Tree()

@@ -81,8 +81,9 @@ RATE_MEMORY = 0.9  # the factor by which the sums of tokens and seconds decay ea
 ACCEPTANCE_MEMORY = 0.98  # the factor by which the sums of judged tokens decay each round
 # A rejected token counts as one judged token. It counts as more where the draft itself was unsure
 # of it, because the draft then knows little of the text: for each nat by which -log(confidence)
-# exceeds SURPRISE_NATS, it counts for ``Surprise.trust`` more. Confidences below LEAST_CONFIDENCE
-# are treated as LEAST_CONFIDENCE.
+# exceeds SURPRISE_NATS, it counts for ``Surprise.trust`` more. With a confidence of e^-5 and a
+# trust of 0.5 it counts as 1 + 0.5 (5 - 2) = 2.5 tokens. Confidences below LEAST_CONFIDENCE are
+# treated as LEAST_CONFIDENCE.
 SURPRISE_NATS = 2.0
 LEAST_CONFIDENCE = 1e-4
 RETRY_AFTER_ROUNDS = 2  # rounds of plain decoding before drafting is tried again
@@ -92,8 +93,9 @@ MAX_PAUSE_GROWTH = 16  # A pause is at most this many times as long as the one b
 # costly as the last one stays below it, within MAX_RETRY_AFTER_ROUNDS and MAX_PAUSE_GROWTH.
 MAX_LOST_SHARE = 0.015
 
-# Drafting is tried if it would pay at this share of what it is believed to cost beyond plain
-# decoding: costs that no round with a draft has confirmed may be far too high.
+# When a pause is over, drafting is tried again if it would pay at this share of what it is believed
+# to cost beyond plain decoding. The share is lower until a round with a draft, in this answer or an
+# earlier one, has confirmed the costs, because before that they may be far too high.
 UNCONFIRMED_COST_SHARE = 0.5
 CONFIRMED_COST_SHARE = 0.8
 MAX_TRIAL_DEPTH = 3  # levels of a draft that is tried although it is not believed to pay
@@ -199,10 +201,11 @@ class Auto(CostedShape):
         if remembered is None:
             return Estimates()
         accepted = FadingMean(remembered * REMEMBERED_WEIGHT, REMEMBERED_WEIGHT)
-        # No confidence exceeds 1, so a draft earns at least its acceptance rate of its confidence.
-        calibration = max(PRIOR_CALIBRATION, remembered)
-        prior = FadingMean(calibration * PRIOR_CALIBRATION_WEIGHT, PRIOR_CALIBRATION_WEIGHT)
-        return Estimates(Acceptance(accepted, prior))
+        # The calibration is accepted tokens over the sum of their confidences. No confidence
+        # exceeds 1, so it is not below accepted tokens over all tokens, the acceptance rate.
+        mean = max(PRIOR_CALIBRATION, remembered)
+        calibration = FadingMean(mean * PRIOR_CALIBRATION_WEIGHT, PRIOR_CALIBRATION_WEIGHT)
+        return Estimates(Acceptance(accepted, calibration))
 
     def grow(self, state: State) -> Growing:
         estimates: Estimates = state
@@ -211,11 +214,15 @@ class Auto(CostedShape):
         if plan is None:
             return tree
         bar = BAR_MARGIN * plan.rate
-        last, reach = ROOT, 1.0
+        last = ROOT
+        reach = 1.0  # the probability that everything drafted so far is accepted
         runners_up: list[RunnerUp] = []
         while len(tree) < plan.max_depth:
+            # Prices in tokens: what the answer would earn in the time that a row or a level takes.
             row = bar * plan.costs.row_price(len(tree))
             level = bar * plan.costs.level_price(len(tree))
+            # The confidence in the next token is known only after a draft forward. Until then the
+            # mean acceptance rate stands for it.
             if len(tree) and reach * estimates.acceptance.rate <= level + row:
                 break
             scores: Scores = yield tree
@@ -227,7 +234,7 @@ class Auto(CostedShape):
             # would never be judged, and nothing would be learnt of it.
             if len(tree) and reach * chance <= row:
                 break
-            # An alternative is right only where the first token is wrong.
+            # An alternative can be accepted only where the draft's first choice is rejected.
             for alternative, alternative_confidence in alternatives:
                 share = _share_of_rest(token_confidence, alternative_confidence)
                 worth = reach * (1 - chance) * estimates.runner_up_chance(share)
@@ -255,17 +262,20 @@ class Auto(CostedShape):
             grown_tokens, grown_seconds = best_round(costs, estimates.acceptance.rate)
         rate = _rate_to_beat(estimates, costs, (grown_tokens, grown_seconds))
         tokens = repetition.tokens[:MAX_DRAFT_NODES]
-        expected_tokens = accumulate(
-            accumulate(estimates.copy_chances(repetition), mul), initial=1.0
-        )
+        # The chance that a copied token and all before it are right, and the expected tokens of a
+        # round with the first 0, 1, 2, ... of them, the target's own token included.
+        reach_chances = accumulate(estimates.copy_chances(repetition), mul)
+        expected_tokens = accumulate(reach_chances, initial=1.0)
+        # What a round earns beyond the tokens that its seconds are worth at this rate.
         gains = [
             earned - rate * costs.verify(1 + count)
             for count, earned in zip(range(len(tokens) + 1), expected_tokens, strict=False)
         ]
-        best = max(range(len(gains)), key=gains.__getitem__)
-        if not best or gains[best] <= grown_tokens - rate * grown_seconds:
+        grown_gain = grown_tokens - rate * grown_seconds
+        best_count = max(range(len(gains)), key=gains.__getitem__)
+        if best_count == 0 or gains[best_count] <= grown_gain:
             return None
-        return replace(chain(tokens[:best]), match_length=repetition.match_length)
+        return replace(chain(tokens[:best_count]), match_length=repetition.match_length)
 
     def _plan(self, estimates: Estimates) -> Plan | None:
         """Returns how the next draft is grown; None where the next round decodes plainly."""
@@ -276,12 +286,13 @@ class Auto(CostedShape):
             return None
         costs = self.believed_costs(estimates)
         expected_round = best_round(costs, estimates.acceptance.rate)
+        # More than one token is expected only where some draft is faster than plain decoding.
         if expected_round[0] > 1:
             return Plan(costs, _rate_to_beat(estimates, costs, expected_round), costs.max_depth)
         if not estimates.pause.is_over:
             return None
-        confirmed = self.knows_the_draft or estimates.times.level.weight > 0
-        hopeful = costs.cheaper(CONFIRMED_COST_SHARE if confirmed else UNCONFIRMED_COST_SHARE)
+        is_confirmed = self.knows_the_draft or estimates.times.level.weight > 0
+        hopeful = costs.cheaper(CONFIRMED_COST_SHARE if is_confirmed else UNCONFIRMED_COST_SHARE)
         expected_round = best_round(hopeful, self._retry_acceptance)
         if expected_round[0] <= 1:
             return None
@@ -305,10 +316,11 @@ class Auto(CostedShape):
 
     def fold(self, state: State, round: Round) -> State:
         before: Estimates = state
+        # Sampled tokens must not depend on the other requests that share a forward.
         load = None if round.p.rules.sample else round.load
         state = before._replace(
             requests=1 if load is None else load.requests,
-            verify_slowdown=self._stretch_after(before, round),
+            verify_slowdown=self._verify_slowdown_after(before, round),
             times=self._times_after(before, round),
         )
         if not round.tree.tokens:
@@ -329,8 +341,9 @@ class Auto(CostedShape):
     def _pause_after(self, estimates: Estimates, round: Round, seconds: float) -> Pause:
         """Returns the pause of drafting that begins if drafting does not pay after this round.
 
-        It is short where the round was faster than plain decoding. Otherwise it is twice as long as
-        the last pause or longer, by the tokens that the round lost, within the limits above.
+        It is short where the round was faster than plain decoding. Otherwise it is at least twice
+        as long as the last pause, and longer the more tokens the round lost. MAX_PAUSE_GROWTH and
+        MAX_RETRY_AFTER_ROUNDS limit it.
         """
         # Plain decoding would have emitted this many tokens more in the same time.
         lost_tokens = seconds / self.believed_costs(estimates).plain - len(round.emitted)
@@ -359,9 +372,9 @@ class Auto(CostedShape):
         """Returns the costs as an answer's rounds have corrected them, from which the next answer
         starts; None where there is nothing to remember."""
         estimates: Estimates = state
-        before, times = self.forward_costs.acceptance, estimates.times
+        remembered, times = self.forward_costs.acceptance, estimates.times
         if not times.level.weight:
-            if before is None or not times.plain.weight:
+            if remembered is None or not times.plain.weight:
                 return None
             # This answer drafted nothing, so it shows nothing new of the draft. The remembered rate
             # moves towards the prior and the remembered cost falls, so that some later answer tries
@@ -369,16 +382,17 @@ class Auto(CostedShape):
             forgotten = FORGOTTEN_SHARE * self._possible_gain(estimates)
             return replace(
                 self.forward_costs,
-                acceptance=before + forgotten * (PRIOR_ACCEPTANCE - before),
+                acceptance=remembered + forgotten * (PRIOR_ACCEPTANCE - remembered),
                 draft=(1 - FORGOTTEN_COST_SHARE) * self.forward_costs.draft,
             )
         # An answer with few judged tokens changes the rate little, so that one unlucky answer does
         # not end drafting.
-        believed = PRIOR_ACCEPTANCE if before is None else before
+        believed = PRIOR_ACCEPTANCE if remembered is None else remembered
         judged = estimates.acceptance.accepted.weight
         share = judged / (judged + REMEMBERED_TOKENS)
         acceptance = believed + share * (estimates.acceptance.rate - believed)
         costs = self.believed_costs(estimates._replace(requests=1))
+        # A forward of more rows is not believed to be faster, so this is a running maximum.
         seconds = tuple(accumulate(map(costs.verify, REMEMBERED_ROWS), max))
         return replace(
             self.forward_costs,
@@ -404,7 +418,12 @@ class Auto(CostedShape):
         if estimates.requests > 1:
             scale = estimates.verify_slowdown
             return BelievedCosts(
-                scale * bare.costs.draft, scale * bare.verify[1], scale, 0.0, 0.0, bare
+                level=scale * bare.costs.draft,
+                plain=scale * bare.verify[1],
+                scale=scale,
+                shift=0.0,
+                slope=0.0,
+                bare=bare,
             )
         times = estimates.times
         scale = times.scale(bare.verify[1])
@@ -412,15 +431,23 @@ class Auto(CostedShape):
         weight = REMEMBERED_WEIGHT if self.knows_the_draft else FORWARD_PRIOR_WEIGHT
         seconds, levels = times.level
         level = (seconds + weight * scale * bare.costs.draft) / (levels + weight)
-        return BelievedCosts(level, scale * bare.verify[1], scale, *times.line(scale), bare)
+        shift, slope = times.line(scale)
+        return BelievedCosts(
+            level=level,
+            plain=scale * bare.verify[1],
+            scale=scale,
+            shift=shift,
+            slope=slope,
+            bare=bare,
+        )
 
     def _round_seconds(self, estimates: Estimates, round: Round) -> float:
         """Returns the seconds that the estimates take a round to have lasted.
 
         They are the measured ones, except when sampling and in the first round of a size that CUDA
-        graphs then capture. In these cases they are the believed cost of the levels that were
-        judged, or of the planned round if that is more. For a copy they are the believed cost of
-        verifying it.
+        graphs then capture. In these two cases they are what the costs say: for a copy, the cost of
+        verifying it; for another draft, the cost of the levels that were judged, or of the planned
+        round if that is more.
         """
         if not round.p.rules.sample and not round.first_of_size:
             return sum(_own_seconds(round))
@@ -431,7 +458,7 @@ class Auto(CostedShape):
         planned = best_round(costs, estimates.acceptance.rate)[1]
         return max(costs.drafting(levels) + costs.verify(1 + levels), planned)
 
-    def _stretch_after(self, estimates: Estimates, round: Round) -> float:
+    def _verify_slowdown_after(self, estimates: Estimates, round: Round) -> float:
         """Returns ``verify_slowdown`` with the seconds of this round in it.
 
         It is unchanged when sampling, and where the seconds tell nothing of later rounds.
@@ -441,8 +468,8 @@ class Auto(CostedShape):
         requests, rows = 1, 1 + len(round.tree)
         if round.load is not None:
             requests, rows = round.load.requests, round.load.rows
-        verify_slowdown = round.verify_seconds / self.forward_costs.verify_together(requests, rows)
-        return RATE_MEMORY * estimates.verify_slowdown + (1 - RATE_MEMORY) * verify_slowdown
+        slowdown = round.verify_seconds / self.forward_costs.verify_together(requests, rows)
+        return RATE_MEMORY * estimates.verify_slowdown + (1 - RATE_MEMORY) * slowdown
 
     def _times_after(self, estimates: Estimates, round: Round) -> ForwardTimes:
         """Returns ``times`` with the seconds of this round.
@@ -479,6 +506,8 @@ class Auto(CostedShape):
         tree = round.tree
         if tree.match_length:
             return 0
+        # The first choices are a chain at the tree's beginning, where each node's parent is the
+        # node before it. The runners-up come after the chain and have parents further up.
         depth = sum(parent == node - 1 for node, parent in enumerate(tree.parents))
         plan = self._plan(estimates)
         if plan is None or depth >= plan.max_depth:
@@ -596,18 +625,22 @@ def _count_paying_runners_up(runners_up: Sequence[RunnerUp], nodes: int, plan: P
 
 @lru_cache(maxsize=256)
 def _tabulate(costs: Costs, requests: int) -> BareCosts:
+    """Returns one request's part of the costs that so many requests share, as tables."""
     costs = costs.per_request(requests)
-    rows = range(1, MAX_DRAFT_NODES + MAX_DRAFT_DEPTH + 3)
+    rows = range(1, MAX_DRAFT_NODES + MAX_DRAFT_DEPTH + 3)  # at least all that are read below
     verify = (0.0, *(costs.verify(count) for count in rows))
-    # The time of a forward grows in steps. The first row of a step is dear and those after it are
-    # cheap, so the price of a row is its mean over as many following rows as make it lowest.
-    row_prices = tuple(
-        min(
-            (verify[n + 1 + extra_rows] - verify[n + 1]) / extra_rows
+
+    def next_row_price(rows_before: int) -> float:
+        # The time of a forward grows in steps. The first row of a step is dear and those after it
+        # are cheap, so the price of a row is a mean over it and the rows after it, as many as make
+        # the mean lowest. If 9 to 16 rows take 8 ms more than 8 rows, the ninth costs 1 ms.
+        return min(
+            (verify[rows_before + extra_rows] - verify[rows_before]) / extra_rows
             for extra_rows in range(1, MAX_DRAFT_DEPTH + 1)
         )
-        for n in range(MAX_DRAFT_NODES)
-    )
+
+    # A draft of n nodes has n + 1 rows.
+    row_prices = tuple(next_row_price(nodes + 1) for nodes in range(MAX_DRAFT_NODES))
     return BareCosts(costs, verify, row_prices)
 
 
@@ -644,8 +677,10 @@ def _learn_from_draft(estimates: Estimates, round: Round) -> Estimates:
             continue
         excess_surprise = max(0.0, -log(max(confidences[first], LEAST_CONFIDENCE)) - SURPRISE_NATS)
         judged += estimates.acceptance.surprise.trust * excess_surprise
-        offered = sum(_share_of_rest(confidences[first], confidences[node]) for node in others)
-        runners_up = FadingMean(accepted is not None, offered)
+        # One more verdict on the runners-up: whether one of them was accepted, and how likely that
+        # was by the draft's confidence, given that its first choice was wrong.
+        promised = sum(_share_of_rest(confidences[first], confidences[node]) for node in others)
+        runners_up = FadingMean(accepted is not None, promised)
         break
     return estimates._replace(
         acceptance=estimates.acceptance.fold(verdicts, judged, ACCEPTANCE_MEMORY),

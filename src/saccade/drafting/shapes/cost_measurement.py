@@ -57,7 +57,8 @@ BUSY_SLOWDOWN = 1.25
 _MEASUREMENTS = MeasurementFile("costs.json")
 _ESTIMATED: set[str] = set()  # Keys of costs that this process estimates and never measures.
 _IN_USE: dict[str, dict[str, Any]] = {}  # Measurements that this process has used, by their keys.
-# A sample of a model's weights has the first numbers of its last parameters: so many of so many.
+# A sample of a model's weights has the first SAMPLED_NUMBERS numbers of each of its last
+# SAMPLED_PARAMETERS parameters.
 SAMPLED_NUMBERS = 4
 SAMPLED_PARAMETERS = 12
 _WEIGHT_SAMPLES: WeakKeyDictionary[Backbone, str] = WeakKeyDictionary()
@@ -109,16 +110,18 @@ def _load_or_measure(
         return _IN_USE[key]
     stored = _MEASUREMENTS.load(key)
     if answer_tokens is not None:
-        expected = _estimate(target, draft, context)
-        one_row_seconds = expected["target"][0]
+        estimated = _estimate(target, draft, context)
+        one_row_seconds = estimated["target"][0]
         max_seconds = max(UNNOTICED_SECONDS, MAX_MEASURING_SHARE * answer_tokens * one_row_seconds)
         if MEASURING_FORWARDS * one_row_seconds > max_seconds:
             if key not in _ESTIMATED and stored is not None and _is_complete(stored):
                 _IN_USE[key] = stored
                 return stored
             _ESTIMATED.add(key)
+        # Once this process has estimated these costs, it goes on with the estimate even if a longer
+        # answer could wait for a measurement.
         if key in _ESTIMATED:
-            return expected
+            return estimated
     if stored is not None and _is_still_valid(stored, target, draft):
         _IN_USE[key] = stored
         return stored
@@ -205,14 +208,15 @@ def _measure(
     * "probe" has short forwards of the target and of the draft, by which a later process notices
       that the machine was busy.
     """
-    first = ROW_COUNTS[:FIRST_ROW_COUNTS]
+    first = ROW_COUNTS[:FIRST_ROW_COUNTS]  # They begin with one row.
     probes = [(PROBE_KEYS, 1), (PROBE_KEYS, MANY_REQUESTS)]
-    one_row_seconds, many_rows_seconds, *times = _time_forwards(
+    probe_seconds, many_rows_seconds, *times = _time_forwards(
         target, [*probes, *((context, n) for n in first)]
     )
-    steps = [one_row_seconds, times[0]]
+    one_row_seconds = times[0]
+    steps = [probe_seconds, one_row_seconds]
     # Timing a slow model at all row counts would take minutes.
-    count = int(TIMING_SECONDS / (MIN_REPEATS * MANY_ROWS_FACTOR * times[0]))
+    count = int(TIMING_SECONDS / (MIN_REPEATS * MANY_ROWS_FACTOR * one_row_seconds))
     rows = sorted(ROW_COUNTS if all_points else ROW_COUNTS[: max(FIRST_ROW_COUNTS, count)])
     by_rows = dict(zip(first, times, strict=True))
     if len(rows) > FIRST_ROW_COUNTS:
@@ -225,6 +229,8 @@ def _measure(
     if draft is not target:
         draft_steps = _time_forwards(draft, [(PROBE_KEYS, 1), (context, 1)])
         (draft_requests_seconds,) = _time_forwards(draft, [(PROBE_KEYS, 1)], MANY_REQUESTS)
+    # The target's forward of many requests with one row each is compared with its forward of as
+    # many rows of one request, and the draft's with its forward of one request and one row.
     others = MANY_REQUESTS - 1
     target_extra = max(0.0, requests_seconds - many_rows_seconds) / others
     draft_extra = max(0.0, draft_requests_seconds - draft_steps[0]) / others
@@ -233,7 +239,7 @@ def _measure(
         "target": seconds,
         "steps": draft_steps,
         "extra_request_seconds": [target_extra, draft_extra],
-        "probe": [one_row_seconds, draft_steps[0]],
+        "probe": [probe_seconds, draft_steps[0]],
     }
 
 
@@ -265,8 +271,9 @@ def _is_still_valid(stored: Mapping[str, Any], target: Backbone, draft: Backbone
         return False
     if stored["used"] >= ANSWERS_BEFORE_ALL_POINTS and len(stored["rows"]) < len(ROW_COUNTS):
         return False
-    now = [_time_forwards(model, [(PROBE_KEYS, 1)])[0] for model in (target, draft)]
-    return all(BUSY_SLOWDOWN * new >= old for new, old in zip(now, stored["probe"], strict=True))
+    new_probes = [_time_forwards(model, [(PROBE_KEYS, 1)])[0] for model in (target, draft)]
+    pairs = zip(new_probes, stored["probe"], strict=True)
+    return all(BUSY_SLOWDOWN * new >= old for new, old in pairs)
 
 
 def affordable_share(
@@ -287,6 +294,7 @@ def affordable_share(
     """
     largest = 1.0
     if not reads_target_keys:
+        # The time of a prefill is taken to be proportional to the model's weights and the tokens.
         largest = MAX_PREFILL_SHARE * _count_weights(target) / _count_weights(draft)
     measured = _load_or_measure(target, draft, context, phase, answer_tokens)
     times = [_draft_step_seconds(measured, context, int(share * context)) for share in SHARES]
@@ -343,6 +351,7 @@ def time_step(session: Session, context: int, rows: int) -> float:
     """Returns the seconds of a forward of ``rows`` new tokens of each request of a filled
     session."""
     session.rewind_for_timing(context)
+    # One of the rows is the request's pending token, and the others are the nodes of a tree.
     trees = dict.fromkeys(session.requests, chain([0] * (rows - 1)))
     clock = Clock(session.backbone.device)
     session.score(trees)
@@ -350,9 +359,10 @@ def time_step(session: Session, context: int, rows: int) -> float:
 
 
 def context_bucket(tokens: int) -> int:
-    """Returns the power of two nearest to ``tokens`` by ratio: the context length that costs are
-    measured at."""
-    return 1 << max(6, round(math.log2(max(tokens, 1))))
+    """Returns the context length that the costs of a prompt of ``tokens`` tokens are measured at:
+    the power of two nearest to it by ratio, at least 64."""
+    exponent = round(math.log2(max(tokens, 1)))
+    return 1 << max(6, exponent)
 
 
 def _key(target: Backbone, draft: Backbone, context: int) -> str:

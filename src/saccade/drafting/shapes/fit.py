@@ -28,16 +28,17 @@ def expected_tree(rate: float, paths: Paths) -> float:
     """Returns E[tokens] of a static tree.
 
     The first rank is right with probability ``rate``, and each further rank with half of what is
-    left. The halving is an assumption that was not measured; chains do not depend on it.
+    left: 0.8, 0.1, 0.05 and so on. The halving is an assumption that was not measured; chains do
+    not depend on it.
     """
-    share = [rate]
+    chance_by_rank = [rate]
     for _ in range(max((max(path) for path in paths), default=0)):
-        share.append((1 - sum(share)) / 2)
-    total = 1.0
+        chance_by_rank.append((1 - sum(chance_by_rank)) / 2)
+    total = 1.0  # the target's own token
     for path in paths:
         chance = 1.0
         for rank in path:
-            chance *= share[rank]
+            chance *= chance_by_rank[rank]
         total += chance
     return total
 
@@ -47,8 +48,8 @@ class FitState(NamedTuple):
     measured costs."""
 
     accepted: FadingMean
-    # By the number of rows of a target's forward: the seconds that it is now believed to take, over
-    # its measured cost. Empty while all are 1.
+    # ``ratios[n]`` is for the target's forwards of n rows: the seconds that one is now believed to
+    # take, over its measured cost. Empty while all are 1. ``ratios[0]`` stands for no forward.
     ratios: tuple[float, ...] = ()
     requests: int = 1  # how many requests shared the forwards of the last round
 
@@ -74,8 +75,11 @@ class Fit(CostedShape):
         return frozenset({Capability.NEXT_TOKEN})
 
     def for_parallel(self) -> Chain:
-        """Returns the longest chain that the draft can write while the target verifies as many
-        rows, of at least one token. Its length is HIPPO's and PEARL's gamma, T_target / T_draft."""
+        """Returns the longest chain that the draft writes within one forward of the target.
+
+        A chain of n tokens may take the draft as long as a forward of n rows takes the target. n is
+        HIPPO's and PEARL's gamma, T_target / T_draft, and at least 1.
+        """
         costs = self.forward_costs
         lengths = range(1, MAX_CHAIN_LENGTH + 1)
         return Chain(max((n for n in lengths if n * costs.draft <= costs.verify(n)), default=1))
@@ -91,8 +95,8 @@ class Fit(CostedShape):
         learnt: FitState = state
         costs = self.forward_costs.per_request(learnt.requests)
         ratios = learnt.ratios or self._unit_ratios
-        # Only the target's forwards are compared with their measured costs. The draft's steps are
-        # believed to have the smallest of their ratios, because both models share a machine.
+        # Rounds correct the costs of the target's forwards alone. The draft's cost is multiplied by
+        # the smallest of the target's ratios, because both models share a machine.
         rate, draft_ratio = learnt.accepted.mean, min(ratios[1:])
         # Each option with its expected tokens, its levels and the rows that the target verifies.
         options: list[tuple[int | Paths, float, int, int]] = [
@@ -109,8 +113,10 @@ class Fit(CostedShape):
 
     @property
     def _unit_ratios(self) -> tuple[float, ...]:
-        """The ratios before anything was measured, by the number of rows from 0 on."""
-        return (1.0,) * (2 + max(MAX_CHAIN_LENGTH, *map(len, self.trees), 0))
+        """The ratios before any round, for 0 rows up to those of the largest draft."""
+        most_nodes = max(MAX_CHAIN_LENGTH, *map(len, self.trees), 0)
+        most_rows = 1 + most_nodes
+        return (1.0,) * (1 + most_rows)
 
     def grow(self, state: State) -> Growing:
         choice = self.choose(state)

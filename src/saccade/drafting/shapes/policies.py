@@ -169,7 +169,8 @@ class Static(Shape):
             )
         if (rank := max(map(max, paths))) >= MAX_TREE_NODES:
             raise MethodError(f"a tree's ranks go from 0 to {MAX_TREE_NODES - 1}, not to {rank}")
-        return Static(tuple(dict.fromkeys(sorted(paths, key=lambda path: (len(path), path)))))
+        by_level = sorted(paths, key=lambda path: (len(path), path))
+        return Static(tuple(dict.fromkeys(by_level)))  # Each path once, in this order.
 
     @property
     def spelling(self) -> str:
@@ -177,7 +178,7 @@ class Static(Shape):
 
     @property
     def branches(self) -> bool:
-        return any(map(any, self.paths))
+        return any(rank > 0 for path in self.paths for rank in path)
 
     @property
     def offers(self) -> Capabilities:
@@ -256,6 +257,7 @@ def grow_static(paths: Paths) -> Growing:
         for path in level:
             counts[path[:-1]] = max(counts.get(path[:-1], 0), path[-1] + 1)
         tops = scores.tops({node_of[parent]: count for parent, count in counts.items()})
+        # The tokens after each parent, likeliest first.
         best = {parent: tops[node_of[parent]] for parent in counts}
         for path in level:
             parent, rank = path[:-1], path[-1]

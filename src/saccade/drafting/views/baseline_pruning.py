@@ -89,18 +89,18 @@ def dycoke(prompt: Prompt, target_attention: TargetAttention, budget: int) -> In
         return saliency.sample_evenly(first, budget)
     key, order = torch.sort(saliency.through_time(grid))
     # Clearing the lowest bit of a frame's number gives the frame that it merges into, in groups of
-    # four, of sixteen, and so on.
-    partner = saliency.through_time(grid) - (time & -time)
-    at = torch.searchsorted(key, partner).clamp(max=len(key) - 1)
-    into = order[at]
+    # four, of sixteen, and so on: frame 1 merges into 0, 3 into 2, 2 into 0, and 12 into 8.
+    partner_key = saliency.through_time(grid) - (time & -time)
+    place = torch.searchsorted(key, partner_key).clamp(max=len(key) - 1)
+    into = order[place]
     rows = prompt.embeds[prompt.visual]
     similarity = torch.empty(prompt.visual_tokens, device=grid.device)
     # The frames are compared one by one, to make no second copy of a long video.
     for part in _frames(prompt):
         similarity[part] = cosine_similarity(rows[part].float(), rows[into[part]].float(), dim=-1)
-    similarity[key[at] != partner] = -torch.inf
-    # The level of a frame is how many of these sizes of groups it begins a group in. Tokens of a
-    # lower level merge before those of a higher one.
+    similarity[key[place] != partner_key] = -torch.inf  # There is no token to merge into.
+    # A frame's level is how many sizes of groups (4, 16, ... frames) have a group that begins with
+    # it: 0 for frame 5, 1 for frame 4, 2 for frame 16. Tokens of a lower level merge first.
     level, stride = torch.zeros_like(time), 1
     while stride <= int(time.max()):
         stride *= GROUP_FRAMES
@@ -132,12 +132,15 @@ class Merged(View):
         chosen = Pruned(self.name, self.select, self.keep).choose(prefill, prompt)
         if len(chosen) in (0, prompt.visual_tokens):
             return prompt.select(chosen)
+        # The key sorts by medium and cell, then by time. A token's leader is the chosen token with
+        # the largest key up to its own. That is the token itself or one of the same cell in an
+        # earlier frame. If it is of another cell, the token has no leader.
         key = saliency.through_time(grid)
-        earlier, order = torch.sort(key[chosen])
-        at = torch.searchsorted(earlier, key, right=True) - 1
-        leader = chosen[order[at.clamp(min=0)]]
-        same = (grid[leader] == grid)[:, [0, 2, 3]].all(-1)
-        leader = leader.masked_fill(~same | (at < 0), -1)
+        chosen_keys, order = torch.sort(key[chosen])
+        place = torch.searchsorted(chosen_keys, key, right=True) - 1
+        leader = chosen[order[place.clamp(min=0)]]
+        is_same_cell = (grid[leader] == grid)[:, [0, 2, 3]].all(-1)  # medium, h and w; not t
+        leader = leader.masked_fill(~is_same_cell | (place < 0), -1)
         return _averaged(prompt, leader, grid[:, 1])
 
 
@@ -178,9 +181,12 @@ class Pooled(View):
         block = torch.cat([grid[:, :2], grid[:, 2:] // 2], 1)
         group = torch.unique(block, dim=0, return_inverse=True)[1]
         row = torch.arange(prompt.visual_tokens, device=grid.device)
-        leader = row.new_full((int(group.max()) + 1,), prompt.visual_tokens)
-        leader = leader.scatter_reduce(0, group, row, "amin")[group]
-        corner = grid[:, 2] % 2 * 2 + grid[:, 3] % 2
+        # The leader of a block is its row with the smallest number. The tensor begins with a number
+        # that is larger than any row's.
+        first_row = row.new_full((int(group.max()) + 1,), prompt.visual_tokens)
+        first_row = first_row.scatter_reduce(0, group, row, "amin")
+        leader = first_row[group]
+        corner = grid[:, 2] % 2 * 2 + grid[:, 3] % 2  # 0 to 3: a member's place in its block
         return replace(_averaged(prompt, leader, corner), grid=block[leader == row])
 
 
@@ -210,19 +216,20 @@ def _averaged(
     has, for each row, the row that stands for its group: a row that is its own leader stays, and
     one whose leader is -1 is dropped.
 
-    Rows are added turn by turn. No two rows of a turn share a leader, so no sum depends on the
-    order of threads.
+    ``turn`` has a number for each row. Rows are added to their group's sum in the order of these
+    numbers. No two rows of a group may have the same, so that no sum depends on the order of
+    threads.
     """
     leaders = (leader == torch.arange(len(leader), device=leader.device)).nonzero().squeeze(-1)
-    number = torch.searchsorted(leaders, leader)
+    group = torch.searchsorted(leaders, leader)
     turns = [((turn == now) & (leader >= 0)).nonzero().squeeze(-1) for now in turn.unique()]
-    count = torch.bincount(number[leader >= 0], minlength=len(leaders))
+    count = torch.bincount(group[leader >= 0], minlength=len(leaders))
 
     def mean(rows: Float[Tensor, "visual dim"]) -> Float[Tensor, "leader dim"]:
         exact = torch.promote_types(rows.dtype, torch.float32)
         total = torch.zeros(len(leaders), rows.shape[1], dtype=exact, device=rows.device)
         for part in turns:
-            total.index_add_(0, number[part], rows[part].to(exact))
+            total.index_add_(0, group[part], rows[part].to(exact))
         return (total / count[:, None]).to(rows.dtype)
 
     pruned = prompt.select(leaders)

@@ -27,8 +27,10 @@ from saccade.core.protocols import CostedView, EarlyChoice, EarlyView, KeyUpdate
 from saccade.drafting.views import saliency
 
 GOLDEN_RATIO = (5**0.5 - 1) / 2
-SEED_TOKENS = 16  # The seed of a random view is computed from this many embeddings.
-SEED_STEPS = 32  # They are first rounded to multiples of their mean magnitude divided by this.
+SEED_TOKENS = 16  # The seed of a random view is computed from this many visual embeddings.
+# The numbers that the seed is computed from are rounded to multiples of their mean magnitude
+# divided by this.
+SEED_STEPS = 32
 
 Positions = Literal["original", "repacked"]
 Early = Literal["wait", "superset", "all"]
@@ -139,6 +141,7 @@ class Pruned(EarlyView):
         count = self.budget(prompt)
         if early is None or len(early.tokens) == prompt.visual_tokens:
             return self.select(prompt, target_attention, count)
+        # Only a ranking can leave tokens out early (see ``__post_init__``).
         assert isinstance(self.select, Ranking)
         token_saliency = self.select.saliency_with_target(
             prompt, target_attention, early.without_target

@@ -59,12 +59,16 @@ def top_mass(saliency: Float[Tensor, " visual"], share: float, most: int) -> Int
 
 
 def sample_evenly(items: Int[Tensor, " item"], count: int) -> Int[Tensor, " kept"]:
-    """Returns ``count`` of the items, evenly spaced in their order."""
+    """Returns ``count`` of the items, evenly spaced in their order.
+
+    The items are divided into ``count`` equal parts, and the middle of each part is taken: items 2
+    and 6 of items 0 to 7, if ``count`` is 2.
+    """
     count = min(count, len(items))
     if count == 0:
         return items[:0]
-    at = ((torch.arange(count) * 2 + 1) * len(items)) // (2 * count)
-    return items[at.to(items.device)]
+    middles = ((torch.arange(count) * 2 + 1) * len(items)) // (2 * count)
+    return items[middles.to(items.device)]
 
 
 def rest(tokens: int, chosen: Int[Tensor, " chosen"]) -> Int[Tensor, " rest"]:
@@ -103,8 +107,9 @@ def transfer(
         medium_rows, other_medium_rows = grid[:, 0] == medium, other_grid[:, 0] == medium
         size = grid[medium_rows, 1:].amax(0) + 1
         other_cell = other_grid[other_medium_rows, 1:]
+        # The middle of each cell of the other grid lies in this cell (t, h, w) of the grid.
         cell = (other_cell * 2 + 1) * size // (2 * (other_cell.amax(0) + 1))
-        flat = (cell[:, 0] * size[1] + cell[:, 1]) * size[2] + cell[:, 2]
+        flat = (cell[:, 0] * size[1] + cell[:, 1]) * size[2] + cell[:, 2]  # (t H + h) W + w
         moved[other_medium_rows] = saliency[medium_rows][flat]
     return moved
 
@@ -145,8 +150,9 @@ def temporal(unit: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"]) -
     """
     if not len(grid):
         return torch.zeros(0, device=grid.device)
-    cell, order = torch.sort(through_time(grid))
-    follows = (cell[1:] == cell[:-1] + 1).nonzero().squeeze(-1)
+    key, order = torch.sort(through_time(grid))
+    # Consecutive keys are the same cell in consecutive frames.
+    follows = (key[1:] == key[:-1] + 1).nonzero().squeeze(-1)
     before, after = order[follows], order[follows + 1]
     pairs = zip(before.split(ROWS_AT_ONCE), after.split(ROWS_AT_ONCE), strict=True)
     cosine = torch.cat([torch.linalg.vecdot(unit[first], unit[second]) for first, second in pairs])
@@ -170,8 +176,9 @@ def spatial(unit: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"], si
     _, number = torch.unique(crop, dim=0, return_inverse=True)
     order = torch.sort(number, stable=True).indices
     counts = torch.bincount(number)
-    slot = torch.arange(len(grid), device=grid.device)
-    slot -= (counts.cumsum(0) - counts)[number[order]]
+    # ``order`` has the tokens crop by crop. A token's slot is its place within its own crop.
+    starts = counts.cumsum(0) - counts
+    slot = torch.arange(len(grid), device=grid.device) - starts[number[order]]
     # Each crop's tokens, [crop, slot]; slots that a crop lacks repeat token 0 and are not counted.
     token = torch.zeros(len(counts), int(counts.max()), dtype=torch.long, device=grid.device)
     token[number[order], slot] = order
@@ -202,6 +209,7 @@ def per_frame(saliency: Float[Tensor, " visual"], grid: Int[Tensor, "visual 4"])
     centred = saliency - mean[frame]
     variance = torch.zeros_like(size).index_add_(0, frame, centred.pow(2)) / size
     deviation = variance.sqrt()[frame]
+    # A deviation as small as this may be a rounding error of equal values.
     varies = deviation > 1e-9 * saliency.abs().max().clamp(min=1e-30)
     return torch.where(varies, centred / deviation, torch.zeros_like(centred))
 
