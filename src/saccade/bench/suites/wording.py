@@ -9,7 +9,7 @@ from typing import Any
 from saccade.bench.suites.rows import Row
 from saccade.bench.suites.types import LayoutError
 
-LETTERS = "ABCDEFGHIJ"
+LETTERS = "ABCDEFGHIJ"  # Of the options of a choice, in order.
 LETTERED_OPTION = re.compile(r"\(?([A-J])[).:]\s*(.*)", re.DOTALL)
 IMAGE_MARKS = re.compile(r"<image>|\{image#\d+\}")
 NUMBERED_CAPTION = re.compile(r"Caption\s*#\s*\d+\s*:(.*?)(?=Caption\s*#\s*\d+\s*:|\Z)", re.DOTALL)
