@@ -52,13 +52,22 @@ in them, or None."""
 
 
 class Frames(TypedDict, total=False):
-    """Which frames are taken of each video, as :class:`saccade.inputs.media.FrameSampling` says."""
+    """Which frames are taken of each video.
+
+    Only one of ``fps``, ``num_frames`` and ``every`` may be given. Without any of them a video
+    gives 2 frames a second, and a folder of images gives all of them.
+    """
 
     fps: float | None
+    """Frames a second. For frames in memory or in a folder, the rate at which they were taken."""
     num_frames: int | None
+    """Frames in all, evenly spaced in time."""
     start: float | None
+    """The second of the video at which to begin."""
     end: float | None
+    """The second of the video at which to stop."""
     every: bool
+    """Whether to take every frame."""
 
 
 class AnswerArguments(GenerateArguments, total=False):
@@ -71,7 +80,11 @@ class AnswerArguments(GenerateArguments, total=False):
 
 
 class NoOtherArguments(TypedDict):
-    """No keyword arguments. Type checkers refuse any, and :func:`load` refuses each by its name."""
+    """The type of keyword arguments that :func:`load` does not have.
+
+    It has no fields, so a type checker refuses any. At run time :func:`load` refuses them with a
+    message about the name that was used.
+    """
 
 
 @dataclass(frozen=True)
@@ -86,7 +99,7 @@ class Model:
     pair: Pair
     method: str | Recipe = DEFAULT_METHOD
     sources: Sources = Sources()
-    """The addresses that media may be read from; by default data: addresses only."""
+    """The addresses that media may be read from; by default only ``data:`` addresses."""
 
     def describe(
         self,
@@ -284,8 +297,8 @@ class Model:
     def _issue_warnings(self, clips: Sequence[Clip]) -> list[Clip]:
         """Issues the warnings of these clips, each once, and returns the clips.
 
-        A returned clip that is unlike the target's training clips has one more warning, which says
-        so.
+        A clip that is unlike the target's training clips is returned with one more warning, which
+        is about that, and that warning is issued too.
         """
         clips = [warn_outside_domain(clip, self.pair.target.domain) for clip in clips]
         for warning in dict.fromkeys(warning for clip in clips for warning in clip.warnings):
@@ -415,13 +428,13 @@ class Chat(AbstractContextManager["Chat"]):
 
     def _finish_turn(self) -> None:
         """Adds the open question and its answer to the dialogue, if the answer is whole."""
-        asked = self._open_question
-        if asked is None or not asked.stream.results:
+        open_question = self._open_question
+        if open_question is None or not open_question.stream.results:
             return
-        answer = asked.stream.results[0].text or ""
-        self._history.append((asked.question, answer))
-        self._dialogue = asked.dialogue.answer(answer)
-        self._clips += asked.clips
+        answer = open_question.stream.results[0].text or ""
+        self._history.append((open_question.question, answer))
+        self._dialogue = open_question.dialogue.answer(answer)
+        self._clips += open_question.clips
         self._open_question = None
 
     def close(self) -> None:
@@ -436,8 +449,8 @@ class _OpenQuestion:
     """A question whose answer is under way."""
 
     question: str
-    dialogue: Dialogue
-    clips: Sequence[Clip]
+    dialogue: Dialogue  # All earlier turns, and this question.
+    clips: Sequence[Clip]  # The media that came with this question.
     stream: Stream
 
 
@@ -569,9 +582,10 @@ def _split_settings(
 
 
 def _stack_level_of_caller() -> int:
-    """Returns the stack level at which a warning points to the code that called Saccade.
+    """Returns the ``stacklevel`` with which a warning points to the code that called Saccade.
 
-    It is for ``warnings.warn``, called where this function is called.
+    The function that calls this one passes the result to ``warnings.warn``. Level 1 is that
+    function itself, level 2 its caller, and so on.
     """
     level, frame = 1, inspect.currentframe()
     while (frame := frame and frame.f_back) is not None:

@@ -24,8 +24,8 @@ KIND_MEANINGS: dict[TokenKind, str] = {
 class IncrementalDecoder:
     """Turns tokens into text as they come, and gives each piece the kind of its token.
 
-    A character of several tokens is withheld until it is complete, and so is what may begin a stop
-    string.
+    Text that later tokens may still change is withheld: a character of several tokens until it is
+    complete, and the possible beginning of a stop string until it is certain to be none.
     """
 
     def __init__(self, decoder: TextDecoder) -> None:

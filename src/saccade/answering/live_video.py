@@ -37,9 +37,9 @@ from saccade.inputs.clip_cache import ClipCache
 from saccade.inputs.media import Clip, FrameSampling, Image, Source
 from saccade.inputs.questions import Dialogue, Pair
 
-SEGMENT_FRAMES = 4  # The default. It is rounded up to a multiple of the frames a model joins.
+SEGMENT_FRAMES = 4  # How many frames a segment has by default, before it is rounded up.
 FILE_BLOCK_SECONDS = 10.0  # So many seconds of a file are decoded at once.
-LONGEST_SLEEP_SECONDS = 0.2  # Between two looks at the clock.
+LONGEST_SLEEP_SECONDS = 0.2  # A thread that waits looks at the clock at least this often.
 JOIN_SECONDS = 10.0  # Closing waits so long for the source's thread.
 USAGE = 'window= is seconds (60), "60 s", "120 frames" or "8000 tokens"'
 
@@ -85,8 +85,9 @@ class Window:
 class Segment:
     """A few frames that are one clip of the prompt.
 
-    ``tokens`` is how many tokens of the prompt count as its own: 0 until it was encoded, then its
-    visual tokens and a part of the text (:meth:`Live._count_tokens`).
+    ``tokens`` is how many tokens of the prompt count as the segment's own: its visual tokens and a
+    part of the text. It is 0 until the segment has been in an encoded prompt, because the number is
+    unknown before that.
     """
 
     clip: Clip
@@ -138,7 +139,8 @@ class Live(AbstractContextManager["Live"]):
         frames = SEGMENT_FRAMES if segment is None else segment
         if frames < 1:
             raise OptionError("segment= is a number of frames, 1 or more")
-        # The model joins so many frames into one, so a segment has a multiple of them.
+        # The vision tower joins `joined_frames` consecutive frames into one. A segment is rounded
+        # up to a multiple of that: with 2 joined frames, a segment of 3 becomes one of 4.
         self.segment_frames = -(-frames // joined_frames) * joined_frames
         if window.unit == "frames" and window.size < 2 * self.segment_frames:
             raise OptionError(
@@ -179,7 +181,8 @@ class Live(AbstractContextManager["Live"]):
         picture = _picture(frame)
         with self._waiting_lock:
             seconds = self._next_time if time is None else float(time)
-            # Frames must not go back in time. The factor is a little above 1 because of rounding.
+            # The last frame came 1 / fps before the time of the next one. The comparison allows a
+            # little more than that, because these sums are rounded.
             if self.seen_frames and seconds < self._next_time - 1.001 / self._fps:
                 raise OptionError(f"the frame at {seconds:g} s comes before the last one")
             self._check_size(picture)
@@ -209,15 +212,16 @@ class Live(AbstractContextManager["Live"]):
     def _bound_waiting(self) -> None:
         """Drops the oldest waiting frames, where more wait than a window holds.
 
-        Frames wait while an answer is under way, however long that takes. How many tokens a frame
-        takes is unknown before the first segment was encoded. Until then a window in tokens has
-        room for as many waiting frames as it has tokens.
+        Frames wait while an answer is under way, however long that takes. A window in tokens is
+        converted to frames by the tokens of the segments that were encoded. Before any
+        was encoded, each frame counts as one token.
         """
         max_frames = self.window.size * (self._fps if self.window.unit == "seconds" else 1)
         if self.window.unit == "tokens":
             counts = [each.tokens for each in self.segments if each.tokens]
             # Some segments' counts include text, so the smallest count is taken.
-            max_frames *= self.segment_frames / min(counts, default=self.segment_frames)
+            tokens_per_segment = min(counts, default=self.segment_frames)
+            max_frames *= self.segment_frames / tokens_per_segment
         while len(self._waiting) > max(max_frames, self.segment_frames):
             self._waiting.popleft()
 
@@ -268,6 +272,8 @@ class Live(AbstractContextManager["Live"]):
         """Returns the latest frames that are kept or wait, at most ``count``, oldest first."""
         with self._waiting_lock:
             waiting = [*self._waiting]
+        # A segment has at least one frame, so the last `count` segments are enough. A frame that
+        # was repeated to fill a segment has the same time again, so the dict holds it once.
         frames: dict[float, Image] = {}
         for segment in self.segments[-count:]:
             clip = segment.clip
@@ -283,27 +289,27 @@ class Live(AbstractContextManager["Live"]):
             return [(turn.question, turn.answer) for turn in self._turns]
 
     def _drop_oldest(self) -> bool:
-        """Drops the oldest segments until half of the window is left, if all do not fit into it.
+        """Drops the oldest segments until half of the window is left, if they overflow the window.
 
-        The latest segment always stays. Returns False if all segments fit.
+        The latest segment always stays. Returns whether the segments had overflowed the window.
         """
         sizes = [self.window.measure(each) for each in self.segments]
         total = sum(sizes)
         if total <= self.window.size:
             return False
-        dropped = 0
-        while total > self.window.size / 2 and dropped < len(sizes) - 1:
-            total -= sizes[dropped]
-            dropped += 1
+        left_to_drop = 0
+        while total > self.window.size / 2 and left_to_drop < len(sizes) - 1:
+            total -= sizes[left_to_drop]
+            left_to_drop += 1
         kept_turns: list[LiveTurn] = []
         for turn in self._turns:
-            count = min(dropped, len(turn.segments))
-            dropped -= count
+            count = min(left_to_drop, len(turn.segments))
+            left_to_drop -= count
             kept_segments = turn.segments[count:]
             # A question without segments of its own is dropped with the question before it.
             if kept_segments or (kept_turns and not turn.segments):
                 kept_turns.append(replace(turn, segments=kept_segments))
-        self._turns, self._unasked_segments = kept_turns, self._unasked_segments[dropped:]
+        self._turns, self._unasked_segments = kept_turns, self._unasked_segments[left_to_drop:]
         # Each prompt leaves reference cycles behind. In a process as large as this one Python
         # collects them so rarely that memory would grow for hours.
         gc.collect()
@@ -312,8 +318,9 @@ class Live(AbstractContextManager["Live"]):
     def _count_tokens(self, inputs: Inputs) -> None:
         """Stores how many tokens each newly encoded segment takes.
 
-        New segments share equally in the tokens of the prompt that no earlier segment counts as its
-        own. So they count text that came since as well.
+        ``inputs`` is the prompt with all kept segments. Its tokens that no earlier segment counts
+        as its own are divided equally among the new segments. These tokens include the text that
+        was added since the last count, such as a question and its answer.
         """
         new = [each for each in self.segments if not each.tokens]
         counted = sum(each.tokens for each in self.segments)
@@ -392,14 +399,22 @@ class Live(AbstractContextManager["Live"]):
             return self._pair.converse(dialogue)
 
     def _finish_turn(self) -> None:
-        """Adds the last question to what is kept, once its answer is whole."""
-        last = self._question_under_way
-        if last is None or not (last.stream.results or last.stream.closed):
+        """Ends the question under way, if its stream has ended.
+
+        If the answer is whole, the question and the answer become a turn. If the stream was closed
+        or failed before that, the question is forgotten.
+        """
+        open_question = self._question_under_way
+        if open_question is None:
+            return
+        stream = open_question.stream
+        if not (stream.results or stream.closed):
             return
         self._question_under_way = None
-        if last.stream.results:
-            answer = last.stream.results[0].text or ""
-            self._turns.append(LiveTurn(tuple(self._unasked_segments), last.question, answer))
+        if stream.results:
+            answer = stream.results[0].text or ""
+            turn = LiveTurn(tuple(self._unasked_segments), open_question.question, answer)
+            self._turns.append(turn)
             self._unasked_segments = []
 
     # -- a source ------------------------------------------------------------------------------

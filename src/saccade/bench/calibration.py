@@ -1,8 +1,8 @@
 """Finds the setting that decodes fastest for a pair of models on this machine, from a few videos.
 
 The search tries one axis after the other (view or lambda, keep, shape), each from the best setting
-so far. Every candidate runs in turns with plain decoding, on the first half of the videos. The
-fastest of several noisy timings looks better than it is. So the winner is then compared with
+so far. Every candidate runs in turns with plain decoding (``ar``), on the first half of the videos.
+The fastest of several noisy timings looks better than it is. So the winner is then compared with
 ``auto`` and ``ar`` on the other videos, and is chosen only if it beats both there.
 """
 
@@ -31,7 +31,8 @@ from saccade.model.kernels.few_bits import roundings_on
 Candidates = Mapping[str, Sequence[str]]
 
 # SpecVLM's view first keeps the fewest tokens whose attention adds up to the share lambda. Where
-# attention is spread over many tokens, a small share is already many of them.
+# attention is spread over many tokens, a small share already takes many of them, so small values
+# are tried as well.
 LAMBDAS = ("0.01", "0.02", "0.05", "0.1", "0.2", "0.5")
 CANDIDATES: Candidates = {
     "lambda": LAMBDAS,
@@ -50,10 +51,12 @@ LAMBDA_AXES = ("lambda", "view")  # Axes whose candidates are first compared by 
 START_STAGE = "start"
 CONFIRM_STAGE = "confirm"
 ROUNDING_STAGE = "draft in "  # The name of a rounding follows.
-REFERENCE = DEFAULT_METHOD  # The search's winner has to beat it. By default it begins here, too.
-REFERENCE_WITHOUT_DRAFT = "specvlm-self"  # The search begins here if there is no draft model.
-TIE_MARGIN = 0.02  # Speeds that differ by less count as equal.
-MAX_CONFIRMING_RUNS = 3  # On each video that the search did not use.
+# The search's winner has to beat REFERENCE, which is ``auto``. By default the search also begins
+# with it, or with REFERENCE_WITHOUT_DRAFT where there is no draft model.
+REFERENCE = DEFAULT_METHOD
+REFERENCE_WITHOUT_DRAFT = "specvlm-self"
+TIE_MARGIN = 0.02  # Speeds that differ by a smaller share than this count as equal.
+MAX_CONFIRMING_RUNS = 3  # Of each method, on each video that the search did not use.
 
 
 MeasureMethods = Callable[[int, Sequence[str], float], Mapping[str, Summary]]
@@ -71,11 +74,13 @@ class Trial:
 
     @property
     def speedup(self) -> float:
+        """How many times as fast as ``ar`` it decoded, without all that comes before the first
+        token."""
         return median(_decode_speedup(row) for row in self.summaries)
 
     @property
     def end_to_end_speedup(self) -> float:
-        """As ``speedup``, with all that comes before the first token."""
+        """How many times as fast as ``ar`` it gave whole answers, prefill included."""
         return median(_end_to_end_speedup(row) for row in self.summaries)
 
     @property
@@ -101,9 +106,9 @@ class Trial:
 class Calibration:
     """The setting to use, its gain, and what that was measured on.
 
-    ``skipped`` has the stages for which there was no time, and ``visual_tokens`` the number of each
-    video that ran. ``held_out`` is the number of videos that the search did not use: 0 if there is
-    only one.
+    ``table`` has all trials in the order of their runs, and ``skipped`` the stages for which there
+    was no time. ``visual_tokens`` has the number of visual tokens of each video that ran.
+    ``held_out`` is the number of videos that the search did not use: 0 if there is only one.
     """
 
     best: Trial
@@ -125,7 +130,7 @@ class Calibration:
 
     @property
     def worth_it(self) -> bool:
-        """Whether it beats plain decoding; a method whose draft failed does not."""
+        """Whether the chosen method beats plain decoding; one whose draft failed does not."""
         return self.best.speedup > 1 and self.best.fallback is None
 
     @property
@@ -138,7 +143,8 @@ class Calibration:
 
         None where the two never ran side by side.
         """
-        # A trial of a rounded draft ran alone, also where its method is auto.
+        # A stage that rounds the draft has a single trial. If its method is auto, it would be
+        # compared with itself.
         is_rounded = trial.stage.startswith(ROUNDING_STAGE)
         auto = [t for t in self.table if (t.stage, t.method) == (trial.stage, REFERENCE)]
         return _speed_ratio(trial, auto[0], _decode_speedup) if auto and not is_rounded else None
@@ -158,6 +164,7 @@ class Calibration:
         decision = "keep plain decoding (ar)" if self.method == BASELINE else "keep auto"
         if self.best.stage != CONFIRM_STAGE:
             return f"{decision}: there was no time to confirm anything else"
+        # The stage ran ar first, then auto, and then the search's winner if that is another method.
         confirming = [trial for trial in self.table if trial.stage == CONFIRM_STAGE]
         plain, auto = confirming[:2]
         losers = [trial for trial in confirming[1:] if trial is not self.best]
@@ -181,9 +188,9 @@ class Calibration:
             "environment": self.environment,
             "trials": [trial.json() for trial in self.table],
         }
-        names = {"method": self.method, "target": self.target, "draft": self.draft}
-        names |= {"draft_quantize": self.draft_quantize}
-        return {**names, "threads": self.threads, "measured": measurements}
+        setting = {"method": self.method, "target": self.target, "draft": self.draft}
+        setting |= {"draft_quantize": self.draft_quantize}
+        return {**setting, "threads": self.threads, "measured": measurements}
 
 
 def calibrate(
@@ -198,7 +205,7 @@ def calibrate(
 ) -> Calibration:
     """Returns the fastest setting that the search from ``method`` finds in about ``seconds``.
 
-    It is ``auto`` or ``ar`` where nothing is faster than they are. Without a ``method`` the search
+    The setting is ``auto`` or ``ar`` where no other is faster. Without a ``method`` the search
     begins at ``auto``, or at ``specvlm-self`` where there is no draft model. An axis that
     ``method`` sets is not searched. ``on_progress`` is called with a line of text before each run.
     Raises MethodError where a candidate writes other tokens than plain decoding.
@@ -269,8 +276,8 @@ def propose_rounding(
 
     The chosen method, or ``auto`` where plain decoding was chosen, runs on the videos that the
     search did not use, once with each rounding. A rounding that the draft does not allow is left
-    out. One for which there is no time within ``seconds`` is among ``skipped``. Where there is no
-    draft model the target's weights are rounded, as its own draft.
+    out. A rounding for which there is no time within ``seconds`` is among ``skipped``. Where there
+    is no draft model, a rounded copy of the target drafts.
     """
     deadline = time.monotonic() + seconds
     pace = _RunPace(time.monotonic)
@@ -353,11 +360,12 @@ def search(
 ) -> tuple[Trial, tuple[Trial, ...], tuple[str, ...]]:
     """Searches from ``base``; returns what to use, every trial in order, and the skipped stages.
 
-    The search uses the first half of the videos, and the rest is held out; a single video serves
-    both. Plain decoding and ``auto`` always run on the first video. After that, methods run on a
-    video only if, at the pace measured so far, they end in time and leave time to confirm the
-    winner. Each stage gets an even share of the remaining time. Where that is not enough, the stage
-    runs on fewer videos, never with fewer candidates.
+    ``base`` is the method to begin with, and ``videos`` the number of videos. The search uses the
+    first half of the videos, and the rest is held out; a single video serves both. Plain decoding
+    and ``auto`` always run on the first video. After that, methods run on a video only if, at the
+    pace measured so far, they end in time and leave time to confirm the winner. Each stage gets an
+    even share of the remaining time. Where that is not enough, the stage runs on fewer videos,
+    never with fewer candidates.
     """
     deadline = clock() + seconds
     seconds_per_method: dict[int, float] = {}  # By video.
@@ -371,6 +379,11 @@ def search(
         stage_deadline: float,
         stages_left: int = 1,
     ) -> list[Trial]:
+        """Runs a stage's methods on some videos; returns their trials, none if there is no time.
+
+        The time until ``stage_deadline`` is divided among ``stages_left`` stages, of which this is
+        the first.
+        """
         share_end = clock() + (stage_deadline - clock()) / stages_left
         summaries: list[Mapping[str, Summary]] = []
         runs = len({BASELINE, *methods})
@@ -395,6 +408,8 @@ def search(
                     "a bug in float32, rounding in lower precision (try --dtype float32)"
                 )
             if name == START_STAGE:
+                # This stage has one video, so methods without time for a run are left out. At any
+                # other stage the video is left out, so that all methods have the same videos.
                 methods = [each for each in methods if each in by_method]
             if not set(methods) <= by_method.keys():
                 break  # The time ran out, and methods can only be compared on the same videos.
@@ -429,11 +444,13 @@ def search(
                 skipped.append(axis)
         return better_reference, tuple(table), (*skipped, CONFIRM_STAGE)
     best = choose_fastest(start_trials, start_methods[0])
-    search_deadline = deadline - (len(references) + 1) * max(seconds_per_method.values())
+    # At the end there must be time to run both references and the winner on one video.
+    confirm_seconds = (len(references) + 1) * max(seconds_per_method.values())
+    search_deadline = deadline - confirm_seconds
     for number, axis in enumerate(axes):
         names = [_set_axis(best.method, axis, value) for value in candidates[axis]]
         unchanged, methods = _possible_methods(best.method, names)
-        stages_left = len(axes) - number + 1  # One share more, which is left for the confirming.
+        stages_left = len(axes) - number + 1  # The stage that confirms the winner counts as well.
         if len(methods) <= 1:
             continue
         trials = run_stage(axis, methods, search_videos, search_deadline, stages_left)
@@ -503,9 +520,11 @@ def _speed_ratio(trial: Trial, reference: Trial, figure: Callable[[Summary], flo
 
 
 def _longest_accepted(trials: Sequence[Trial]) -> list[Trial]:
-    """Returns the trials that set no lambda, and of the others those with about the highest tau.
+    """Returns the trials that may be the fastest, judged by tau where a trial sets lambda.
 
-    Lambda changes which tokens the draft sees, so acceptance says more about it than noisy speeds.
+    Of the trials that set lambda, those with about the highest tau are returned. Lambda changes
+    which tokens the draft sees, so acceptance says more about it than noisy speeds. All other
+    trials are returned.
     """
     longest = max((trial.tau for trial in trials if _sets_lambda(trial)), default=0.0)
     return [t for t in trials if not _sets_lambda(t) or t.tau >= (1 - TIE_MARGIN) * longest]
@@ -522,11 +541,12 @@ def _set_axis(method: str, axis: str, value: str) -> str:
 
 
 def choose_fastest(trials: Sequence[Trial], unchanged: str) -> Trial:
-    """Returns the fastest trial. Of those that tie, it is one that keeps the smallest share of the
-    visual tokens, and of those the method ``unchanged`` or else the fastest.
+    """Returns the fastest trial, or one that ties with it.
 
-    A method whose draft failed is chosen only if all failed. A trial for which another of them
-    cannot be slower (:func:`_is_dominated`) is never chosen.
+    Among trials that tie, a smaller share of visual tokens decides first, then whether the trial is
+    the method ``unchanged`` (which was the best before), and then the speed. A method whose draft
+    failed is chosen only if all failed. A trial is never chosen if another one is certain to be no
+    slower (:func:`_is_dominated`).
     """
     working = [trial for trial in trials if trial.fallback is None] or list(trials)
     undominated = [
@@ -540,11 +560,12 @@ def choose_fastest(trials: Sequence[Trial], unchanged: str) -> Trial:
 
 
 def _is_dominated(trial: Trial, rival: Trial, unchanged: str) -> bool:
-    """Returns whether ``rival`` cannot be slower, whatever a noisy clock measured.
+    """Returns whether ``rival`` cannot be slower than ``trial``, whatever the clock measured.
 
-    That is so where both have the same drafter and the same fixed shape, and ``rival`` keeps no
-    more of the video and has no fewer tokens per round on any video. Of two trials that are equal
-    in all of this, the method ``unchanged`` dominates the other.
+    Both must have the same drafter and the same fixed shape. ``rival`` must keep at most as many
+    visual tokens as the trial, and its tau must be at least as high on every video. If they are
+    equal in both, only the method ``unchanged`` dominates, so that two trials never dominate each
+    other.
     """
     recipe, rival_recipe = resolve(trial.method), resolve(rival.method)
     has_fixed_shape = Capability.FIXED_FORM in recipe.shape.offers
@@ -552,22 +573,20 @@ def _is_dominated(trial: Trial, rival: Trial, unchanged: str) -> bool:
     if not has_fixed_shape or parts != rival_parts:
         return False
     taus = [*zip(trial.taus, rival.taus, strict=True)]
-    kept_difference = _kept_share(trial.method) - _kept_share(rival.method)
-    if kept_difference < 0 or any(tau > rival_tau for tau, rival_tau in taus):
+    kept, rival_kept = _kept_share(trial.method), _kept_share(rival.method)
+    if rival_kept > kept or any(rival_tau < tau for tau, rival_tau in taus):
         return False
-    return (
-        kept_difference > 0
-        or any(tau < rival_tau for tau, rival_tau in taus)
-        or rival.method == unchanged != trial.method
-    )
+    if rival_kept < kept or any(rival_tau > tau for tau, rival_tau in taus):
+        return True
+    return rival.method == unchanged and trial.method != unchanged
 
 
 def _possible_methods(best: str, names: Sequence[str]) -> tuple[str, list[str]]:
     """Returns the name that stands for ``best`` at the next stage, and all methods of that stage.
 
-    Those are ``best`` and ``names``, without names that are no possible method. A name that means
-    the same as ``best`` replaces it: ``specvlm/keep=0.1`` replaces ``specvlm``, which keeps a tenth
-    by default.
+    The methods are ``best`` and those of ``names`` that exist. If one of ``names`` means the same
+    as ``best``, it replaces ``best``, so that no method runs twice: ``specvlm/keep=0.1`` replaces
+    ``specvlm``, which keeps a tenth by default.
     """
     recipes = {}
     for name in (best, *names):

@@ -17,7 +17,7 @@ from saccade.drafting.setup import Captioner
 from saccade.inputs import Pair
 from saccade.methods import resolve
 
-WARM_UP_TOKENS = 12
+WARM_UP_TOKENS = 12  # The longest answer of a warm-up, in tokens.
 BASELINE = "ar"
 
 
@@ -107,8 +107,9 @@ def run_interleaved(
     """Runs the methods in turns, ``repeat`` times each, after a short warm-up.
 
     ``question`` is the result of :meth:`Pair.ask`, ``recipes`` that of ``resolve_methods``, where
-    None stands for the peer of that name. ``exact`` is :func:`saccade.stream`'s. If ``repeat`` is
-    1, the warm-up runs all peers, but only one of our methods per schedule.
+    None stands for the peer of that name. ``exact`` is :func:`saccade.stream`'s. The warm-up runs
+    every method once. Only if ``repeat`` is 1, it runs just one of our methods per schedule, and
+    all peers.
 
     ``on_run`` is called before each run with the method and the number of its repetition (0 in the
     warm-up), and ``on_runs`` after each timed run with all runs so far. Before a timed run
@@ -122,6 +123,7 @@ def run_interleaved(
         raise OptionError(f"repeat={repeat} must be at least 1")
     runs: dict[str, list[TimedRun]] = {name: [] for name in recipes}
     errors: dict[str, str] = {}
+    # Only our own methods know which tokens are of documents.
     peer_inputs = {name: value for name, value in question[0].items() if name != DOCUMENT_MASK}
     warm_up_settings = {
         **settings,
@@ -137,7 +139,7 @@ def run_interleaved(
             if iteration and may_start is not None and not may_start(name):
                 return timed
             if not iteration and repeat == 1 and recipe is not None:
-                # For a single run only what a schedule starts is warmed up, and not every method.
+                # With one repetition, one method warms up for all methods of its schedule.
                 if recipe.schedule in warm_schedules:
                     continue
                 warm_schedules.add(recipe.schedule)
@@ -177,7 +179,8 @@ def _resolve(name: str) -> Recipe:
 
 
 def _timed_run(result: Result) -> TimedRun:
-    """Returns one of our runs; its first token comes with the prefill and is not counted."""
+    """Returns the figures of one of our runs. The first token comes with the prefill, so it is not
+    counted as decoded."""
     counted = len(result.ids) - 1
     return TimedRun(result.ids, result.timings.decode, result.timings.total, counted, result)
 
@@ -185,6 +188,7 @@ def _timed_run(result: Result) -> TimedRun:
 def _summarize(runs: Sequence[TimedRun], baseline: Sequence[TimedRun]) -> Summary:
     """Returns a method's figures over its runs and plain decoding's runs of the same turns."""
     last, ids = runs[-1], runs[-1].ids
+    # An answer of one token comes with the prefill, so it has no speed of decoding.
     has_decoded = all(run.counted > 0 for run in (*runs, *baseline))
     summary = Summary(
         token_ids=ids,
@@ -220,5 +224,7 @@ def _summarize(runs: Sequence[TimedRun], baseline: Sequence[TimedRun]) -> Summar
 def _speed_ratios(
     runs: Sequence[TimedRun], baseline: Sequence[TimedRun], per_token: Callable[[TimedRun], float]
 ) -> Iterator[float]:
+    """Yields how many times as fast each run was as plain decoding's run of the same turn, for the
+    seconds that ``per_token`` returns."""
     for run, base in zip(runs, baseline, strict=True):
         yield per_token(base) / per_token(run)

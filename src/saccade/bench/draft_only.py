@@ -1,7 +1,7 @@
 """Lets the draft answer by itself under a view, as in HIPPO's Fig. 3 and TABED's Table 9.
 
-Its answers show whether the view keeps what matters: they stay right if it does. A view that drops
-too much shows here before it shows in the acceptance rate.
+If the draft's answers stay right, the view keeps what matters. If they become wrong, the view drops
+too much, which may be seen here before the acceptance rate falls.
 """
 
 from __future__ import annotations
@@ -33,13 +33,15 @@ def draft_only_recipe(name: str) -> Recipe:
     Raises OptionError for a view that puts words in the place of pixels, or that needs costs, and
     for a name that chooses anything but a view.
     """
+    # "draft/view=uniform" has the view of "sd/view=uniform".
     recipe, plain = resolve("sd" + name.removeprefix(PREFIX)), resolve("sd")
-    parts = [(each.drafter, each.shape, each.schedule) for each in (recipe, plain)]
-    if parts[0] != parts[1]:
+    chosen_parts = (recipe.drafter, recipe.shape, recipe.schedule)
+    if chosen_parts != (plain.drafter, plain.shape, plain.schedule):
         raise OptionError(
             f"{name}: the draft model answers by itself, so only one view and its settings can be "
             f"chosen, as in {PREFIX}/view=uniform/keep=0.1"
         )
+    # A view needs a tokenizer where it writes words, such as a caption, in the place of pixels.
     if not recipe.view.needs.isdisjoint(NEEDS_TOKENIZER):
         raise OptionError(
             f"{name}: a draft answers by itself under one view of the pixels, not under words in "
@@ -62,6 +64,8 @@ def draft_answer(
 ) -> list[int]:
     """Returns the draft's greedy answer over the visual tokens that the recipe's view keeps.
 
+    The target only reads its prompt, because a view may choose by what the target attends to.
+    ``inputs`` are the target's, and ``draft_inputs`` the draft's if it has a processor of its own.
     Raises OptionError for a draft that is a head, which reads the target's hidden states.
     """
     if draft.backbone.hidden_layers:

@@ -1,6 +1,6 @@
-"""Figures of a run, one set per suite: speed with intervals, stages of an answer, acceptance.
+"""Draws the figures of a run, one set per suite: speeds, stages of an answer, acceptance.
 
-What colours tell apart, marks, hatches and dashes tell apart too, so the figures are readable in
+Colours never stand alone: marks, hatches or dashes differ as well, so the figures are readable in
 grey. This module knows records and no model.
 """
 
@@ -61,6 +61,7 @@ def speed_figure(by_method: AnswersByMethod) -> Figure | None:
     figure = _new_figure(len(rows))
     axis = figure.subplots()
     for row, answers in enumerate(rows.values()):
+        # Each method has two marks, a little above and below its line.
         for shift, is_whole, marker in ((-0.14, False, "o"), (0.14, True, "s")):
             interval = measures.interval(measures.speedups(answers, plain, whole=is_whole))
             if interval is None:
@@ -137,7 +138,8 @@ def positions_figure(by_method: AnswersByMethod) -> Figure | None:
             shares,
             label=name,
             marker=MARKERS[i % len(MARKERS)],
-            # Where the colours begin again, they come with other dashes.
+            # The dashes move on by one where the colours begin again, so line 7 has the colour of
+            # line 1 and other dashes.
             ls=DASHES[(i + i // len(COLOURS)) % len(DASHES)],
             c=COLOURS[i % len(COLOURS)],
             mfc="none",
@@ -162,6 +164,7 @@ def _new_figure(rows: int) -> Figure:
 
 
 def _label_rows(axis: Axes, names: Sequence[str], across: str) -> None:
+    """Labels the rows of horizontal bars or marks, the first at the top, and the axis below."""
     axis.set_yticks(range(len(names)), names, fontsize=FONT_SIZE)
     axis.set_ylim(len(names) - 0.5, -0.5)
     name_axes(axis, across, "")
@@ -178,8 +181,8 @@ def name_axes(axis: Axes, across: str, up: str) -> None:
 def save_figure(figure: Figure, path: Path) -> None:
     """Saves a figure without a date or random ids, so that its file changes only with its numbers.
 
-    In an SVG, the names of clip paths may still change. They are hashes of the layout, and the
-    solver returns it only to about 1e-13.
+    In an SVG, the names of clip paths may still change. They are hashes of positions, which the
+    layout's solver returns with a relative error of about 1e-13.
     """
     date = {"Date": None} if path.suffix == ".svg" else {}
     with matplotlib.rc_context({"svg.hashsalt": "saccade"}):

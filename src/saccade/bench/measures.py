@@ -44,6 +44,7 @@ def accepted_between_rejections(answers: Sequence[Answer]) -> float | None:
 
     The tokens of a round that was accepted in full are added to the next round's, so this is never
     below ``accepted_per_forward``. A round without a draft counts as one that ends in a rejection.
+    Rounds that accepted 3 of 3, 1 of 3 and 2 of 3 tokens make two runs, of 4 and 2 tokens.
     """
     runs = [length for answer in answers for length in _runs_between_rejections(answer)]
     return mean(runs) if runs else None
@@ -68,9 +69,9 @@ def acceptance_rate(answers: Sequence[Answer]) -> float | None:
 
 
 def acceptance_by_position(answers: Sequence[Answer]) -> list[float]:
-    """Returns how often the token at each position of a draft was accepted.
+    """Returns the share of accepted tokens at each position of a draft, the first position first.
 
-    Only drafts that went that deep count.
+    Each share is of the drafts that have a token at this position.
     """
     reached: Counter[int] = Counter()
     accepted_at: Counter[int] = Counter()
@@ -140,7 +141,8 @@ def bootstrap(
 ) -> Interval | None:
     """Returns a statistic of ``count`` samples with its bootstrap interval; None without samples.
 
-    ``figure`` computes the statistic from the indices of the drawn samples along the last axis.
+    ``figure`` takes indices of samples, of shape [draws, samples] or [samples], and returns the
+    statistic of each row.
     """
     if not count:
         return None

@@ -37,8 +37,8 @@ class TimedRun:
 def peer_run(ids: tuple[int, ...], first: float, total: float, early: int = 1) -> TimedRun:
     """Returns a peer's run, whose first ``early`` tokens came together after ``first`` seconds.
 
-    An assisted peer may return several tokens at first. Decoding is what follows them, or
-    everything if all tokens came at once.
+    With an assistant model the first step may return several tokens. Only what follows them counts
+    as decoding. If no token follows, the whole run counts.
     """
     if len(ids) <= early:
         return TimedRun(ids, total, total, max(1, len(ids)), first=first)
@@ -119,9 +119,11 @@ def hf_assisted_seeing(
 
 
 def _extend_to(value: Any, ids: Tensor, length: int) -> Any:
-    """Extends a row as long as the prompt to the length of ``ids``, which have generated text too.
+    """Extends an input of the prompt, such as its attention mask, to the length of ``ids``.
 
-    Other values are returned as they are, on the device of ``ids`` if they are tensors.
+    ``ids`` are the prompt of ``length`` tokens and the text generated so far. An input that does
+    not have one whole number per token of the prompt is returned as it is, a tensor on the device
+    of ``ids``.
     """
     if not isinstance(value, Tensor):
         return value

@@ -22,7 +22,7 @@ from saccade.core.tree import height
 from saccade.corpus import json_lines
 
 RESULTS_FILE = "results.jsonl"
-PACKED_FILE = "results.jsonl.gz"  # Of a finished run.
+PACKED_FILE = "results.jsonl.gz"  # A finished run may be stored like this.
 ITEM_DONE_KEY = "done"
 
 
@@ -58,7 +58,7 @@ class Answer:
     planning: float = 0.0  # Deciding what to draft, learning included: a part of ``decode``.
     draft: float = 0.0
     verify: float = 0.0
-    decode: float = 0.0  # From the end of what comes before the rounds.
+    decode: float = 0.0  # All rounds; of a peer, all that follows its first tokens.
     captures: float = 0.0  # Capturing CUDA graphs between rounds; later answers use them too.
     counted: int = 1  # How many tokens ``decode`` produced: all but the first, but at least 1.
     prompt_tokens: int = 0
@@ -167,7 +167,8 @@ def _run_file(folder: Path) -> Path:
 
 
 def _read_items(path: Path) -> tuple[dict[str, Any], list[Answer], int]:
-    """Returns the header of a run, the answers of its complete items, and where these end.
+    """Returns the header of a run, the answers of its complete items, and the offset in bytes at
+    which the last complete item ends.
 
     Raises OptionError for a run that cannot be read.
     """

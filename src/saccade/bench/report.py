@@ -195,6 +195,7 @@ def _format_interval(interval: Interval | None) -> str:
 
 
 def _identical_cell(answers: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    """Returns how many answers have the ids of plain decoding's."""
     if answers and all(answer.identical is None for answer in answers):
         return ""  # Sampled answers are not compared.
     return f"{sum(answer.identical is True for answer in answers)}"
@@ -210,6 +211,8 @@ def _score_cell(answers: Sequence[Answer], plain: Sequence[Answer]) -> str:
 
 
 def _stage_cell(seconds: Callable[[Answer], float]) -> Callable[..., str]:
+    """Returns the function of a column that shows the mean of these seconds."""
+
     def cell(answers: Sequence[Answer], plain: Sequence[Answer]) -> str:
         return format_number(mean(map(seconds, answers)), 3) if answers else ""
 
@@ -222,6 +225,7 @@ def _peak_cell(answers: Sequence[Answer], plain: Sequence[Answer]) -> str:
 
 
 def _agreement_cell(answers: Sequence[Answer], plain: Sequence[Answer]) -> str:
+    """Returns the mean share of plain decoding's answer that comes before the first other token."""
     plain_ids = {answer.item: answer.ids for answer in plain}
     shares = [
         common_length(plain_ids[answer.item], answer.ids) / max(1, len(plain_ids[answer.item]))

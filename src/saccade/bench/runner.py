@@ -65,12 +65,12 @@ class Benchmark:
 
     def items(self) -> Iterator[tuple[Suite, Item]]:
         """Yields this shard's items: of each suite's first ``limit``, every n-th of n shards."""
-        number, count = self.shard
+        shard_index, shard_count = self.shard
         for suite in self.suites:
             for position, item in enumerate(suite.items()):
                 if self.limit is not None and position >= self.limit:
                     break
-                if position % count == number:
+                if position % shard_count == shard_index:
                     yield suite, item
 
     def about(self, target: Loaded, draft: Loaded | None) -> dict[str, Any]:
@@ -92,8 +92,8 @@ class Benchmark:
             plan["temperature"] = self.temperature
         if self.batch > 1:
             plan["batch"] = self.batch
-        key = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
-        return {"plan": plan, "fingerprint": key, "environment": environment()}
+        fingerprint = hashlib.sha256(json.dumps(plan, sort_keys=True).encode()).hexdigest()[:16]
+        return {"plan": plan, "fingerprint": fingerprint, "environment": environment()}
 
 
 def run_benchmark(
@@ -107,8 +107,9 @@ def run_benchmark(
 ) -> list[Answer]:
     """Returns every answer of the plan, with those of an interrupted run in ``folder``.
 
-    ``make_captioner`` returns a captioner for the frames of each video and image. It is called
-    where a view reads captions. Raises OptionError where ``folder`` has another plan's run.
+    ``make_captioner`` takes the frames of each video and image of an item, and returns a captioner
+    for them, which writes captions for views that read any. Raises OptionError where ``folder`` has
+    another plan's run.
     """
     recipes = {
         **resolve_methods([name for name in plan.methods if not is_draft_only(name)]),
@@ -153,6 +154,7 @@ def run_benchmark(
                 on_progress(f"{suite.name}: warming up {name}", done, total)
                 answerer.answer(name, recipes[name], {**settings, "max_new_tokens": WARM_UP_TOKENS})
             warm_suites.add(suite.name)
+        # With each batch the next method begins.
         rotation = done // plan.batch % len(order)
         by_method: dict[str, list[Answer]] = {}
         for name in (*order[rotation:], *order[:rotation]):
@@ -161,7 +163,8 @@ def run_benchmark(
                 name, recipes[name], {**settings, "max_new_tokens": max_new_tokens}
             )
             by_method[name] = [replace(answer, suite=suite.name) for answer in method_answers]
-        if not plan.temperature:  # Answers that are sampled from the same law may differ.
+        # Only greedy answers are compared: two answers sampled from the same law may differ.
+        if not plan.temperature:
             by_method = {
                 name: list(_compare_with_baseline(method_answers, by_method[BASELINE]))
                 for name, method_answers in by_method.items()
@@ -203,22 +206,27 @@ def _compare_with_baseline(
 
 
 def turn_arguments(item: Item) -> list[dict[str, Any]]:
-    """Reads an item's media, and returns for each turn the arguments that give them to ``ask``.
+    """Reads an item's media, and returns for each turn the media arguments of :meth:`Pair.ask`.
 
     ``item.later_questions`` are about the same media. The question of ``item.next_item`` comes
-    last, with that item's media.
+    last, with that item's media. Each turn encodes the whole conversation, so the last turn has the
+    media of both items.
     """
     first = media_arguments(item)
     arguments = [first] * (1 + len(item.later_questions))
     if item.next_item is not None:
         next_media = media_arguments(item.next_item)
         all_media = {kind: [*first[kind], *next_media[kind]] for kind in ("clips", "images")}
+        # `parts` is the first question as a message with its media, and `last` is the last one.
         arguments.append({**first, **all_media, "last": next_media.get("parts")})
     return arguments
 
 
 def media_arguments(item: Item) -> dict[str, Any]:
-    """Reads an item's media, and returns the arguments that give them to ``ask``."""
+    """Reads an item's media, and returns them as arguments of :meth:`Pair.ask`.
+
+    ``parts`` is the question as a chat message, in which media stand where the prompt marks them.
+    """
     media = [medium.read() for medium in item.media]
     arguments: dict[str, Any] = {
         "clips": [each for each in media if isinstance(each, Clip)],
@@ -241,7 +249,7 @@ class _ItemRun:
 
     pair: Pair
     item: Item
-    media_by_turn: list[dict[str, Any]]
+    media_by_turn: list[dict[str, Any]]  # The result of ``turn_arguments``.
     make_captioner: Callable[[Sequence[Sequence[np.ndarray]]], Any] | None
     seed: int
     exact: bool
@@ -359,13 +367,14 @@ class _ItemRun:
         return self.pair.ask(questions[turn], **self.media_by_turn[turn], history=history)
 
     def empty_answer(self, name: str, turn: int, error: str | None = None) -> Answer:
+        """Returns an answer without text, with only what is known before the item is answered."""
         item = self.item
         return Answer(
             suite="",
             item=item.id,
             turn=turn,
             method=name,
-            answers=item.answers if not turn else (),
+            answers=item.answers if turn == 0 else (),  # They answer the first question.
             task=item.task,
             meta=dict(item.meta),
             error=error,

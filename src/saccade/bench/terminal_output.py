@@ -68,6 +68,7 @@ def frames_as_text(pictures: np.ndarray, count: int = 4, width: int = 22) -> Tex
     """
     chosen = pictures[np.linspace(0, len(pictures) - 1, min(count, len(pictures))).astype(int)]
     height, source_width = chosen.shape[1:3]
+    # The rows of pixels that keep the proportions. They are even, as a character shows two of them.
     rows = max(2, round(width * height / source_width) // 2 * 2)
     y = ((np.arange(rows) + 0.5) * height / rows).astype(int)
     x = ((np.arange(width) + 0.5) * source_width / width).astype(int)

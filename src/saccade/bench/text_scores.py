@@ -1,7 +1,8 @@
 """Scores of an answer's text: exact match of short answers, ROUGE-L and METEOR of captions.
 
-Nothing has to be downloaded for them. So METEOR (Banerjee and Lavie 2005) aligns equal words and
-equal stems here but not the synonyms of WordNet, and is a little lower than with them.
+Nothing has to be downloaded for them. METEOR (Banerjee and Lavie 2005) therefore aligns equal words
+and equal stems here, but not synonyms, for which WordNet would be needed. That makes it a little
+lower than the published METEOR.
 """
 
 from __future__ import annotations
@@ -11,13 +12,15 @@ from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
 ROUGE_BETA = 1.2  # Above 1, so recall counts more; the value of the COCO caption evaluation.
-# METEOR's F is the weighted harmonic mean of precision and recall.
+# METEOR is the weighted harmonic mean of precision and recall, less a penalty for words in another
+# order. The penalty grows with the number of chunks, which are runs of matched words that are
+# adjacent in both texts.
 METEOR_RECALL_WEIGHT = 0.9
-MAX_CHUNK_PENALTY = 0.5  # Applies where no two matched words are adjacent in both texts.
+MAX_CHUNK_PENALTY = 0.5  # Where every matched word is a chunk by itself.
 CHUNK_PENALTY_EXPONENT = 3.0
-# This must follow a letter that could also be a word, such as the article "a", for it to be an
-# option: punctuation, or the end of a line.
-_LETTER_ENDS = r"(?:[).:,]|\s*$|\s*\n)"
+# A letter that may also be a word, such as "a", counts as an option only if punctuation or the end
+# of a line follows, as in "a)".
+_OPTION_ENDS = r"(?:[).:,]|\s*$|\s*\n)"
 ENGLISH_ENDINGS = ("ing", "edly", "ed", "es", "ly", "s")
 
 
@@ -38,10 +41,14 @@ def exact_match(answer: str, references: Sequence[str]) -> float:
 def option_letter_match(answer: str, references: Sequence[str]) -> float:
     """Returns 1 if the answer chooses the letter of a right option, else 0.
 
-    The letter is the one that the answer begins with, else the one after "answer is", else the
-    last lone capital. In the first two places a small letter counts too, if punctuation or the end
-    of a line follows. "A" and "I" may be words: at the beginning they count only if that follows,
-    and as the last capital only if no word follows. An answer without a letter is wrong.
+    The letter is the one that the answer begins with ("B. A dog"), else the one after "answer is"
+    ("the answer is B"), else the last capital that stands alone ("It must be B"). An answer without
+    a letter is wrong.
+
+    A letter may also be a word of the sentence. So a small letter counts only at the first two
+    places, and only if punctuation or the end of a line follows. "A" and "I" count at the beginning
+    only if punctuation or the end of a line follows, and as the last capital only if no word
+    follows.
     """
     letter = _option_letter(answer)
     return float(letter is not None and letter in {each.strip().upper()[:1] for each in references})
@@ -49,9 +56,9 @@ def option_letter_match(answer: str, references: Sequence[str]) -> float:
 
 def _option_letter(answer: str) -> str | None:
     """Returns the capital of the option that an answer chooses; None where it chooses none."""
-    begins = rf"\s*\(?(?:([B-HJ-Z])\b(?!['’])|([A-Za-z]){_LETTER_ENDS})"
+    begins = rf"\s*\(?(?:([B-HJ-Z])\b(?!['’])|([A-Za-z]){_OPTION_ENDS})"
     match = re.match(begins, answer) or re.search(
-        rf"(?i:\banswer is):?\s+\(?(?:([A-Z])\b|([a-z]){_LETTER_ENDS})", answer
+        rf"(?i:\banswer is):?\s+\(?(?:([A-Z])\b|([a-z]){_OPTION_ENDS})", answer
     )
     if match:
         return next(filter(None, match.groups())).upper()
@@ -73,16 +80,22 @@ def _rouge(answer_words: Sequence[str], right_words: Sequence[str]) -> float:
 
 
 def _longest_common(answer_words: Sequence[str], right_words: Sequence[str]) -> int:
-    """Returns the length of the longest common subsequence, by bits (Hyyro 2004)."""
-    positions = dict.fromkeys(right_words, 0)
+    """Returns the length of the longest common subsequence, by bits (Hyyro 2004).
+
+    The usual table has a row for each word of the answer and a column for each right word. A cell
+    has the length for the words up to its own, which is 0 or 1 more than in the column before. An
+    integer holds a row: bit j is 0 where the length grows in column j, else 1. A few operations
+    compute a row from the one before, and the number of zeros in the last row is the length.
+    """
+    positions = dict.fromkeys(right_words, 0)  # For each word, the bits of its places.
     for position, word in enumerate(right_words):
         positions[word] |= 1 << position
-    # A row of the table, one bit a column: 0 where the length is one more than to its left.
-    row = -1
+    row = -1  # All bits are 1, since nothing is in common with an answer of no words.
     for word in answer_words:
         matches = row & positions.get(word, 0)
         row = (row + matches) | (row - matches)
-    return len(right_words) - (row & ((1 << len(right_words)) - 1)).bit_count()
+    column_bits = (1 << len(right_words)) - 1  # A row has more bits than columns.
+    return len(right_words) - (row & column_bits).bit_count()
 
 
 def meteor(answer: str, references: Sequence[str]) -> float:
@@ -99,8 +112,9 @@ def _meteor(answer_words: Sequence[str], right_words: Sequence[str]) -> float:
     precision, recall = len(matched) / len(answer_words), len(matched) / len(right_words)
     weight = METEOR_RECALL_WEIGHT
     average = precision * recall / (weight * precision + (1 - weight) * recall)
+    # A new chunk begins where two matched words do not follow each other directly in both texts.
     chunks = 1 + sum(
-        (after[0] != before[0] + 1) or (after[1] != before[1] + 1)
+        after != (before[0] + 1, before[1] + 1)
         for before, after in zip(matched, matched[1:], strict=False)
     )
     penalty = MAX_CHUNK_PENALTY * (chunks / len(matched)) ** CHUNK_PENALTY_EXPONENT
@@ -114,7 +128,7 @@ def _align_words(answer_words: Sequence[str], right_words: Sequence[str]) -> lis
     once, with the nearest candidate that is left.
     """
     partners: dict[int, int] = {}
-    for key in (str, stem):
+    for key in (str, stem):  # A word itself, and then its stem.
         free: dict[str, list[int]] = {}
         for position in set(range(len(right_words))).difference(partners.values()):
             free.setdefault(key(right_words[position]), []).append(position)

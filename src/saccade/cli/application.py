@@ -28,6 +28,7 @@ from saccade.cli.watch import watch
 from saccade.core.errors import SaccadeError
 from saccade.core.spinning import limit_spinning
 
+# The sections of a command's help, each with the names of the parameters that it shows.
 SECTIONS: dict[str, tuple[str, ...]] = {
     "Arguments": ("video", "videos", "manifest", "question"),
     "Input": (

@@ -98,13 +98,13 @@ def bench(
     from saccade.bench.hardware.disturbance import DisturbanceWatch
     from saccade.corpus import json_lines
 
-    part = json_lines.parse_shard(shard)
+    shard_place = json_lines.parse_shard(shard)
     suites = named_suites(suite, data)
     names = _check_method_names(methods, exact)
     pair = settings.load_models(quiet=False)
     watch = DisturbanceWatch()
     plan = runner.Benchmark(
-        suites, names, limit, part, seed, max_new_tokens, exact, temperature, batch
+        suites, names, limit, shard_place, seed, max_new_tokens, exact, temperature, batch
     )
 
     with (
@@ -159,7 +159,8 @@ def bench_report(
 
 
 def named_suites(names: str, data: Path | None) -> tuple[Suite, ...]:
-    """Returns suites by their names between commas. Raises OptionError for an unknown one."""
+    """Returns the suites of comma-separated names: drawn ones, and papers' benchmarks that are
+    looked for in the folder ``data``. Raises OptionError for a name or files that are not there."""
     from saccade.bench.suites.search import open_dataset
     from saccade.world import demo_clips
 
@@ -170,7 +171,7 @@ def named_suites(names: str, data: Path | None) -> tuple[Suite, ...]:
             suites += demo_clips.default_suites()
         elif name in drawn_suites:
             suites.append(drawn_suites[name])
-        elif suggestion := suggest(name, drawn_suites):
+        elif suggestion := suggest(name, drawn_suites):  # A drawn suite's name, misspelt.
             raise OptionError(f"there is no suite {name!r}{suggestion}: saccade bench --suite list")
         else:
             benchmark, _, paper = name.partition("@")

@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     from saccade.bench.calibration import Calibration
     from saccade.inputs.media import Clip
 
-# Of the time, for a draft with weights in fewer bits. The search gets the rest.
+# The share of the time in which roundings of the draft's weights are tried. The search for a method
+# gets the rest.
 ROUNDING_SHARE = 0.25
 
 

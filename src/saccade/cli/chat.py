@@ -57,6 +57,7 @@ class _Talk:
     """
 
     new: list[subjects.Subject]
+    # For each turn its subjects, its question and its answer.
     turns: list[tuple[list[subjects.Subject], str, str]] = field(default_factory=list)
 
     def dialogue(self, question: str, new: Sequence[subjects.Subject]) -> Dialogue:
@@ -81,10 +82,11 @@ class _Talk:
     def add_document(self, text: str) -> _Talk:
         """Returns a copy in which the first subject of the conversation has one more document."""
         turns = [([*own], question, answer) for own, question, answer in self.turns]
-        larger = _Talk([*self.new], turns)
-        first = larger.turns[0][0] if turns else larger.new
-        first[0] = replace(first[0], documents=(*first[0].documents, text))
-        return larger
+        copy = _Talk([*self.new], turns)
+        first_subjects = turns[0][0] if turns else copy.new
+        first = first_subjects[0]
+        first_subjects[0] = replace(first, documents=(*first.documents, text))
+        return copy
 
     @property
     def frames(self) -> list[list[np.ndarray]]:
@@ -161,29 +163,33 @@ def chat(
                 continue
             if command in (ADD, DOCUMENT):
                 try:
-                    larger = _read_file(
+                    new_talk = _read_file(
                         talk, command, file_name, sampling, settings.target, not quiet
                     )
-                    # The next question is not known yet, so another one is in its place.
-                    inputs, _ = pair.converse(larger.dialogue(command_options.QUESTION, larger.new))
+                    # The length of the prompt is checked now. The next question is not known yet,
+                    # so the default question stands in for it.
+                    dialogue = new_talk.dialogue(command_options.QUESTION, new_talk.new)
+                    inputs, _ = pair.converse(dialogue)
                     _check_length(pair, inputs)
                 except SaccadeError as error:
                     err.print(str(error), style="yellow", markup=False, soft_wrap=True)
                     continue
-                talk = larger
+                talk = new_talk
                 if command == DOCUMENT:
-                    conversation.close()  # The draft's view must be chosen again, with the text.
+                    # Closing frees the caches, so the next question reads everything again. The
+                    # draft's view is then chosen with the new document.
+                    conversation.close()
                 err.print(DOCUMENT_ADDED if command == DOCUMENT else FILE_ADDED, markup=False)
                 continue
             inputs, draft_inputs = pair.converse(talk.dialogue(question, talk.new))
-            start = partial(
+            start_answer = partial(
                 conversation.stream,
                 inputs,
                 draft_inputs=draft_inputs,
                 captioner=settings.make_captioner(talk.frames),
             )
             try:
-                result = print_answer(pair.target, start, detail)
+                result = print_answer(pair.target, start_answer, detail)
             except SaccadeError as error:
                 if not is_interactive:
                     raise

@@ -216,17 +216,21 @@ def split_arguments(
     """
     if video is None or question is not None or not has_document:
         return video, question
-    is_file = (
-        video.strip() in ("", "-")
+    names_a_file = (
+        video.strip() in ("", "-")  # "-" is standard input.
         or URL.match(video)
         or is_media_name(video)
         or os.path.exists(video)
     )
-    return (video, None) if is_file else (None, video)
+    return (video, None) if names_a_file else (None, video)
 
 
 def resolve_question(question: str | None, prompt: str) -> str:
-    """Returns the question after the video or in --prompt. Raises OptionError for both."""
+    """Returns the question, which is the argument after the video or that of --prompt.
+
+    ``prompt`` is the default question where --prompt was not given. Raises OptionError where both
+    were given, or where the argument is a file.
+    """
     if question is not None and prompt != QUESTION:
         raise OptionError("give the question after the video or by --prompt, not both")
     if question is not None and os.path.exists(question):
@@ -240,8 +244,9 @@ def resolve_question(question: str | None, prompt: str) -> str:
 def with_option_groups(command: Callable[..., None]) -> Callable[..., None]:
     """Wraps a command so that typer sees an option for each field of its groups of options.
 
-    An option has the annotation and the default of its field. If the command is called from Python,
-    options that are left out have their defaults.
+    A group is a parameter whose annotation is a dataclass. An option has the annotation and the
+    default of its field. If the command is called from Python, options that are left out have
+    their defaults.
     """
     hints = get_type_hints(command, include_extras=True)
     groups: dict[str, Any] = {name: hint for name, hint in hints.items() if is_dataclass(hint)}

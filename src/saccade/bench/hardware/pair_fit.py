@@ -1,10 +1,10 @@
 """Says whether a target and a draft fit together and are worth it, before any weight is loaded.
 
-It needs only the configs and tokenizers. The speedup is that of the cost model in
-:mod:`saccade.core.costs`. A forward costs the bytes it reads: the weights it passes through, keys
-and values. On a GPU each layer costs a fixed time as well, which is most of a small draft's step.
-On a CPU rows beyond the first cost something too. This is an expectation, and ``saccade calibrate``
-measures.
+Only the configs and tokenizers are read. The speedup is that of the cost model in
+:mod:`saccade.core.costs`. A forward of one row costs the bytes that it reads: the weights that it
+passes through, keys and values. On a GPU each layer costs a fixed time as well, which is most of a
+small draft's step. Every further row of a forward costs a small share of the first. These speedups
+are expected; ``saccade calibrate`` measures them.
 """
 
 from __future__ import annotations
@@ -26,8 +26,8 @@ from saccade.inputs.footprint import (
 from saccade.model.kernels.few_bits import ROUNDINGS, Rounding
 from saccade.model.memory import GIB, SPARE_SHARE, format_bytes
 
-ACCEPTANCE_RATES = (0.6, 0.7, 0.8, 0.9)
-MAX_CHAIN = 12
+ACCEPTANCE_RATES = (0.6, 0.7, 0.8, 0.9)  # For which a speedup is shown.
+MAX_CHAIN = 12  # The longest chain that is considered, in tokens.
 COST_PER_ROW = EXPECTED_COST_PER_ROW
 H100_BYTES_PER_SECOND = 3.35e12  # As published.
 # The share of the published bandwidth that the matrix products of a step reach; assumed.
@@ -52,8 +52,8 @@ class Outlook:
     """The expected speedup at one acceptance rate."""
 
     rate: float
-    length: int  # Of the best chain.
-    speedup: float  # Of decoding.
+    length: int  # The drafted tokens of the best chain.
+    speedup: float  # Of decoding, against plain decoding.
 
 
 @dataclass(frozen=True)
@@ -63,8 +63,9 @@ class Part:
     name: str
     weights: int
     cache: int
-    step: float  # What a forward of one token reads.
-    fixed: float = 0.0  # The fixed time of a forward, as bytes that could be read meanwhile.
+    step: float  # The bytes that a forward of one token reads.
+    # The fixed time of a forward, as the bytes that could be read in that time.
+    fixed: float = 0.0
     special_layers: str = ""  # A sentence about its layers that do not keep all keys, if any.
 
     @property
@@ -86,7 +87,7 @@ class Diagnosis:
     needed: int  # The bytes of what lies on the target's device.
     free_bytes: int  # Of the target's device.
     tokens: int
-    ratio: float  # The cost of a draft's step over that of the target's.
+    ratio: float  # A draft's step over a target's, in cost. It is 1 for a target alone.
     outlook: tuple[Outlook, ...]
     problems: tuple[str, ...]  # Why the two cannot work together or do not fit.
     notes: tuple[str, ...]
@@ -198,6 +199,7 @@ def examine(
         rounded = _part(*drafting_model, draft_tokens, dtype, None, device, SUGGESTED_ROUNDING)
         new_speedup = _best_chain(TYPICAL_RATE, rounded.cost / parts[0].cost, cost_per_row).speedup
         speedup = next((each.speedup for each in outlook if each.rate == TYPICAL_RATE), 1.0)
+        # The last part is the model that drafts, so the difference is the rounded copy.
         copy_bytes = rounded.weights - parts[-1].weights
         fits = needed + copy_bytes <= free_bytes * (1 - SPARE_SHARE)
         if fits and new_speedup > speedup * NOTICEABLE_SPEEDUP:
@@ -225,7 +227,8 @@ def examine(
 
 
 def _process_note(process_bytes: int, needed: int, free_bytes: int) -> str:
-    """Returns a sentence about what a parallel method needs on the draft's device."""
+    """Returns a sentence about what a parallel method needs on the draft's device, which has
+    ``free_bytes`` and has to hold ``needed`` bytes with any other method."""
     sentence = (
         f"parallel methods (hippo, pearl) need about {format_bytes(process_bytes)} more: "
         "their draft is a process of its own, over the same weights"
@@ -247,11 +250,12 @@ def _suggest_rounding(speedup: float, is_own_draft: bool) -> str:
 def _own_draft(
     name: str, config: Any, tokens: int, dtype: Any, device: str, rounding: Rounding
 ) -> Part:
-    """Returns what the target needs as its own draft with rounded weights, beside what it needs as
-    the target."""
-    target_part = _part(name, config, tokens, dtype, None, device, rounding)
+    """Returns what the target needs as its own draft, in addition to what it needs as the target:
+    a rounded copy of its weights, and a cache."""
+    # This part counts the target's own weights and the copy.
+    whole_part = _part(name, config, tokens, dtype, None, device, rounding)
     copy = footprint(config).rounded_copy(rounding.bytes_per_weight)
-    return replace(target_part, name=f"{name} ({rounding.name})", weights=copy, special_layers="")
+    return replace(whole_part, name=f"{name} ({rounding.name})", weights=copy, special_layers="")
 
 
 def _part(
@@ -265,75 +269,81 @@ def _part(
     size_of_head: Footprint | None = None,
 ) -> Part:
     """Returns what a model needs. With a draft's ``rounding`` it has a rounded copy of its weights,
-    which its steps read. ``size_of_head`` replaces what the config says of the model's size."""
+    which its steps read. ``size_of_head`` is the model's size where the config is not the model's
+    own."""
     try:
-        counted: Footprint = size_of_head or footprint(config)
+        model_size: Footprint = size_of_head or footprint(config)
     except ModelError as error:
         raise ModelError(f"{name}: {error}") from error
-    size = number_size(dtype, config)
-    weight = weight_size(dtype, config, bits)
-    copy, step_weight = 0, weight
+    bytes_per_number = number_size(dtype, config)  # Of keys and values.
+    bytes_per_weight = weight_size(dtype, config, bits)
+    copy, read_bytes_per_weight = 0, bytes_per_weight
     if rounding is not None:
-        copy = counted.rounded_copy(rounding.bytes_per_weight)
-        step_weight = rounding.bytes_per_weight
+        copy = model_size.rounded_copy(rounding.bytes_per_weight)
+        read_bytes_per_weight = rounding.bytes_per_weight
+    fixed_bytes = FIXED_BYTES_PER_LAYER.get(device, FIXED_BYTES_PER_LAYER["cuda"])
     return Part(
         name,
-        counted.weights(weight) + copy,
-        counted.cache(tokens, size),
-        counted.step(step_weight, tokens, size),
-        counted.layers * FIXED_BYTES_PER_LAYER.get(device, FIXED_BYTES_PER_LAYER["cuda"]),
-        _describe_layers(name, counted, size),
+        weights=model_size.weights(bytes_per_weight) + copy,
+        cache=model_size.cache(tokens, bytes_per_number),
+        step=model_size.step(read_bytes_per_weight, tokens, bytes_per_number),
+        fixed=model_size.layers * fixed_bytes,
+        special_layers=_describe_layers(name, model_size, bytes_per_number),
     )
 
 
-def _describe_layers(name: str, counted: Footprint, size: float) -> str:
+def _describe_layers(name: str, model_size: Footprint, bytes_per_number: float) -> str:
     """Returns a sentence about the layers that do not keep the keys of every token: those with a
     window and those with a state. It is "" where there are none."""
     parts = []
-    if counted.key_windows:
-        sizes = sorted({window.size for window in counted.key_windows})
+    if model_size.key_windows:
+        sizes = sorted({window.size for window in model_size.key_windows})
         parts.append(
-            f"{len(counted.key_windows)} of {name}'s {counted.layers} layers see the last "
+            f"{len(model_size.key_windows)} of {name}'s {model_size.layers} layers see the last "
             f"{' or '.join(map(str, sizes))} tokens at most and drop older keys, except with "
             "methods that draft from the target's own keys, which need more memory than this"
         )
-    if counted.stateful_layers:
+    if model_size.stateful_layers:
+        state_bytes = format_bytes(model_size.cache(0, bytes_per_number))
         parts.append(
-            f"{counted.stateful_layers} of {name}'s {counted.layers} layers keep a state instead "
-            f"of keys: {format_bytes(counted.cache(0, size))} a request, however long it is"
+            f"{model_size.stateful_layers} of {name}'s {model_size.layers} layers keep a state "
+            f"instead of keys: {state_bytes} a request, however long it is"
         )
     return "; ".join(parts)
 
 
 def _best_chain(rate: float, ratio: float, cost_per_row: float) -> Outlook:
-    """Returns the chain length with the highest speedup.
+    """Returns the chain length with the highest speedup, and that speedup.
 
-    The speedup is E[tokens] / (length * c + T(length + 1) / T(1)), where c is the cost of a
-    draft's step over the target's, and T(n) that of a target forward over n rows.
+    A chain of n tokens takes n steps of the draft and a forward of the target over n + 1 rows. The
+    first row costs 1, a step of the draft costs ``ratio``, and each further row ``cost_per_row``.
+    The speedup is the expected tokens of the round over its cost, since plain decoding gives one
+    token at the cost of 1.
     """
-    speedups = {
-        length: expected_chain(rate, length) / (length * ratio + 1 + cost_per_row * length)
-        for length in range(1, MAX_CHAIN + 1)
-    }
+    speedups = {}
+    for length in range(1, MAX_CHAIN + 1):
+        round_cost = length * ratio + 1 + cost_per_row * length
+        speedups[length] = expected_chain(rate, length) / round_cost
     length = max(speedups, key=lambda each: speedups[each])
     return Outlook(rate, length, speedups[length])
 
 
-def _suggest_smaller(parts: Sequence[Part], free_bytes: int, size: float) -> str:
-    """Returns what would fit instead, in words, or "". ``size`` is the bytes that one weight of the
-    target takes now."""
+def _suggest_smaller(parts: Sequence[Part], free_bytes: int, bytes_per_weight: float) -> str:
+    """Returns what would fit instead, in words, or "". ``parts`` are the target and perhaps a
+    draft, and ``bytes_per_weight`` is what one weight of the target takes now."""
     room = free_bytes * (1 - SPARE_SHARE)
     cache = sum(part.cache for part in parts)
     weights = sum(part.weights for part in parts)
-    numbers, draft_weights = parts[0].weights / size, weights - parts[0].weights
-    for option, new_size in BYTES_PER_WEIGHT.items():
+    weight_count = parts[0].weights / bytes_per_weight
+    draft_weights = weights - parts[0].weights
+    for option, new_bytes in BYTES_PER_WEIGHT.items():
         if option.startswith("--dtype"):
             # The type also applies to the draft and to the caches.
-            needed = (weights + cache) * new_size / size
+            needed = (weights + cache) * new_bytes / bytes_per_weight
         else:
             # Only the target's weights are stored in fewer bits.
-            needed = numbers * new_size + draft_weights + cache
-        if new_size < size and needed < room:
+            needed = weight_count * new_bytes + draft_weights + cache
+        if new_bytes < bytes_per_weight and needed < room:
             return f"; {option} would fit ({format_bytes(needed)})"
-    share = int((room - weights) / cache * 100)
-    return f"; a prompt of {share} % of that length would fit" if share > 0 else ""
+    percentage = int((room - weights) / cache * 100)
+    return f"; a prompt of {percentage} % of that length would fit" if percentage > 0 else ""

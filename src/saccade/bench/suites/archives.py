@@ -1,7 +1,7 @@
-"""Media packed in zip and tar archives, whole or in parts.
+"""Reads media from zip and tar archives, which may be cut into parts.
 
-Only requested members are unpacked, under names that are made here, so no archive can write
-anywhere else.
+Only requested members are unpacked, each into a given folder under the last part of its name, so no
+archive can write anywhere else.
 """
 
 from __future__ import annotations
@@ -92,7 +92,8 @@ class Archive:
                 for name, size, _ in archive:
                     if is_safe_name(name):
                         sizes[name] = size
-            # Of the other kinds, one that is cut short raises an error when it is listed.
+            # An uncompressed tar that is cut short may be listed without an error. A zip or a
+            # compressed tar that is cut short raises one.
             is_whole = not self.name.lower().endswith(".tar") or self._has_end_block
         except _READ_ERRORS:
             is_whole = False
@@ -127,7 +128,7 @@ class Archive:
                             if not remaining:
                                 break
                 if remaining:
-                    raise EOFError
+                    raise EOFError  # It is reported below: the archive is cut short.
                 if not folder.is_dir():
                     target.rename(folder)
         except _READ_ERRORS as error:
@@ -183,7 +184,8 @@ def find_archives(paths: Sequence[Path]) -> tuple[Archive, ...]:
     return tuple(archives)
 
 
-# Suffixes of whole archives, as in "videos.tar.gz". They look like the names of parts.
+# Suffixes of compressed archives, as in "videos.tar.gz". The names of parts look alike, as in
+# "videos.tar.aa".
 COMPRESSIONS = ("gz", "xz", "zst", "lz")
 
 
@@ -196,7 +198,11 @@ def _split_part(name: str) -> tuple[str, str]:
 
 
 def _missing_part(names: Sequence[str]) -> str:
-    """Returns the first part that is missing, of those before the last file; "" if none is."""
+    """Returns the first missing part, or "" if none is missing.
+
+    ``names`` are the parts of one archive in order, such as "v.zip.001" and "v.zip.003". Whether
+    parts after the last one are missing cannot be known.
+    """
     parts = [_split_part(name)[1].lower() for name in names]
     width, last = len(parts[0]), parts[-1]
     expected: Iterator[str]

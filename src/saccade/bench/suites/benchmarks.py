@@ -19,11 +19,11 @@ class Source:
     repos: tuple[str, ...]  # Ids on the hub, the newest first; all of them have the same files.
     # For each split, patterns of file names. The files of the first pattern that matches are read.
     files: Mapping[str, tuple[str, ...]]
-    fetch_unasked: bool = (
-        False  # Whether the files are fetched without asking: they hold no pictures.
-    )
+    # Whether the files are fetched without asking. They are small then, without pictures.
+    fetch_unasked: bool = False
     gated: bool = False  # Whether its terms have to be accepted on the hub first.
-    nested: str | None = None  # The column whose lists hold the rows.
+    # If the rows are in lists inside the rows of the file, the column with these lists.
+    nested: str | None = None
     # The first revision is fetched; None is the default branch. If there are several, media are
     # looked for in all snapshots of the hub's cache.
     revisions: tuple[str | None, ...] = (None,)
@@ -46,9 +46,9 @@ class Media:
 
 @dataclass(frozen=True)
 class Join:
-    """Pictures kept apart from the questions."""
+    """Pictures in a table of their own. A key in both tables says which picture a question has."""
 
-    files: Mapping[str, tuple[str, ...]]
+    files: Mapping[str, tuple[str, ...]]  # Of the pictures' table, as in ``Source.files``.
     picture_key: str  # The column of the pictures' table that holds the key.
     question_key: str  # The column of the questions' table that holds the key.
     picture: str  # The column that holds the picture.
@@ -59,7 +59,8 @@ class Benchmark:
     """The description of one benchmark.
 
     ``columns`` has, for each role, the names that its column may have. Names that a file lacks are
-    skipped.
+    skipped. A part is a subset of the samples that can be run by itself, such as "action_count" of
+    "mvbench/action_count".
     """
 
     title: str
@@ -69,12 +70,11 @@ class Benchmark:
     papers: Mapping[str, Setting]  # How each paper ran it; the first is the default.
     media: Media | None = None
     join: Join | None = None
-    parts: tuple[str, ...] = ()
+    parts: tuple[str, ...] = ()  # The names of all parts.
     # The column that names a row's part; None where each part has files of its own.
     part_column: str | None = None
-    row_filter: tuple[str, str] | None = (
-        None  # Only rows with this value in this column belong to it.
-    )
+    # (column, value): only rows with this value in this column belong to the benchmark.
+    row_filter: tuple[str, str] | None = None
     option: str = "{letter}. {text}"  # How an option is written in the prompt.
     # Roles whose columns the files may lack.
     optional: frozenset[str] = frozenset({"id", "options", "start", "end", "then"})
@@ -103,7 +103,10 @@ def _benchmark(entry: Mapping[str, Any]) -> Benchmark:
 
 
 def _settings(name: str, turns: bool = False, **stated: Any) -> Iterator[tuple[str, Setting]]:
-    """Yields a paper's setting by name, then with ``turns`` one for each kind of second turn."""
+    """Yields a paper's setting with its name, such as "tabed".
+
+    With ``turns`` one more follows for each kind of second turn, such as "tabed-captioning".
+    """
     setting = Setting(**stated)
     yield name, setting
     if not turns:

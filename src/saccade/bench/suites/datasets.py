@@ -56,15 +56,18 @@ class Unusable:
 class Dataset:
     """A benchmark whose files were found.
 
-    If `setting.samples` is set, so many samples are drawn by `SAMPLE_SEED`, and come in the order
-    of the files. Each that cannot be used is replaced by the next one drawn, after all the others.
+    If `setting.samples` is set, that many usable samples are drawn by `SAMPLE_SEED`. The samples
+    drawn first are read in the order of the files. For each of them that cannot be used, one more
+    is drawn, and these are read after all the others.
     """
 
     name: str
     setting: Setting
     benchmark: Benchmark
     tables: tuple[tuple[str, Rows], ...]  # Pairs of a part and its rows.
-    part: str = ""  # The selected part, of a benchmark whose parts are a column.
+    # The selected part, if a column names the part of each row. Otherwise `tables` has only the
+    # selected parts, and this is "".
+    part: str = ""
     pictures: Rows | None = None  # The table of pictures, if they are kept apart (`Join`).
     index: MediaIndex | None = None  # The media that lie beside the rows.
     remedy: str = ""  # The command that fetches what is missing.
@@ -136,7 +139,8 @@ class Dataset:
         if not isinstance(raw, str) or not raw.strip():
             raise LayoutError("it has no question")
         answers: tuple[str, ...] = ()
-        is_code = task == "text"  # Such texts stay as they are, because spaces matter in code.
+        # Tasks of reasoning and code keep their texts as they are, because spaces matter in code.
+        is_code = task == "text"
         question = raw if is_code else wording.IMAGE_MARKS.sub("", raw).strip()
         options = wording.column_texts(row, columns.get("options", ()))
         if task == "choice" and not options:
@@ -158,6 +162,7 @@ class Dataset:
             raise LayoutError(f"it has {len(media_items)} images where the prompt has {marks}")
         lettered = zip(wording.LETTERS, options, strict=False)
         lines = (benchmark.option.format(letter=letter, text=text) for letter, text in lettered)
+        # What each placeholder of the prompt is replaced by: {question}, {options}, {caption1}, ...
         words = {
             "question": question,
             "options": wording.IMAGE_MARKS.sub("", "\n".join(lines)),
@@ -171,19 +176,21 @@ class Dataset:
             question = re.sub(r"\{(question|options|caption\d)\}", lambda m: words[m[1]], prompt)
         except KeyError as missing:
             raise LayoutError(f"its question has no {missing.args[0]}") from None
-        used = {column for names in columns.values() for column in names}
+        later_questions = wording.column_texts(row, columns.get("then", ()))
+        if self.setting.then:
+            later_questions += (self.setting.then,)
+        used_columns = {column for names in columns.values() for column in names}
         meta = {
             key: value
             for key, value in row.items()
-            if key not in used and isinstance(value, str | int | float | bool)
+            if key not in used_columns and isinstance(value, str | int | float | bool)
         }
-        then = wording.column_texts(row, columns.get("then", ()))
-        if self.setting.then:
-            then += (self.setting.then,)
-        meta = {**meta, "part": part}
-        return Item(name, task, question, media_items, answers, options, then, meta=meta)
+        meta["part"] = part
+        return Item(name, task, question, media_items, answers, options, later_questions, meta=meta)
 
     def _media(self, name: str, part: str, row: Row) -> tuple[Medium, ...]:
+        """Returns the media of a row: a picture of the joined table, a video, or the pictures of
+        its own columns. Raises `LayoutError` where they are missing."""
         benchmark, columns = self.benchmark, self.benchmark.columns
         if benchmark.join is not None:
             key = str(row.get(benchmark.join.question_key))
@@ -281,7 +288,8 @@ def _read_video(
     """Reads frames from `start` to `end` seconds; a folder has `frame_rate` frames a second."""
     path = place.local()
     is_folder = path.is_dir()
-    # ``media.read`` takes a folder for a video of one frame a second.
+    # ``media.read`` takes a folder for a video of one frame a second. So at 3 frames a second, the
+    # second 2 of the video is the second 6 of what is read, and times are divided by 3 afterwards.
     time_scale = frame_rate if is_folder else 1.0
     first, last = (
         float(t) * time_scale if isinstance(t, int | float) and not isinstance(t, bool) else None

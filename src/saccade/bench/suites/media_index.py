@@ -1,4 +1,4 @@
-"""An index of a benchmark's media: files, folders of frames and members of archives, by name."""
+"""Finds a benchmark's media by name among files, folders of frames and members of archives."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from saccade.bench.suites.archives import Archive, file_name, find_archives, is_
 from saccade.bench.suites.types import LayoutError
 from saccade.core.home import home
 
-# Of files whose names differ in nothing else, that with the first suffix is preferred.
+# If names differ only in the suffix, the file with the earliest of these suffixes is preferred.
 VIDEO_SUFFIXES = (".mp4", ".mkv", ".webm", ".avi", ".mov")
 IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".gif", ".bmp")
 SKIPPED_FOLDERS = frozenset({".cache", ".git", ".locks", "blobs", "refs", "__MACOSX"})
@@ -24,8 +24,9 @@ SKIPPED_FOLDERS = frozenset({".cache", ".git", ".locks", "blobs", "refs", "__MAC
 class MediaPlace:
     """Where a medium is: a file, a folder of frames, or members of an archive.
 
-    ``parts`` are its folders and its name without extension, as they are spelt. ``root`` is the
-    position in ``MediaIndex.roots`` of the folder that contains it.
+    ``parts`` are its folders below a root and its name without extension, as they are spelt.
+    ``root`` is the position of that root in ``MediaIndex.roots``. ``members`` are the names in the
+    archive: of a video's or an image's file, or of all images of a folder of frames.
     """
 
     parts: tuple[str, ...]
@@ -60,7 +61,7 @@ class MediaIndex:
 
     @cached_property
     def _files(self) -> Mapping[Path, tuple[int, tuple[str, ...]]]:
-        """Every file, with the number of its root and its path below that."""
+        """Every file, with the position of its root in ``roots`` and its path below that root."""
         by_path: dict[Path, tuple[int, tuple[str, ...]]] = {}
         visited: set[str] = set()  # Links to folders are followed, but each folder only once.
         for number, root in enumerate(self.roots):
@@ -88,6 +89,7 @@ class MediaIndex:
     @cached_property
     def _places(self) -> Mapping[str, Sequence[MediaPlace]]:
         """Places by the name without extension, in lower case."""
+        # A folder of frames is added once for each of its images, so equal places count once.
         by_name: dict[str, dict[tuple[Any, ...], MediaPlace]] = {}
 
         def add(place: MediaPlace) -> None:
@@ -132,7 +134,7 @@ class MediaIndex:
             raise LayoutError(f"its medium has no name that can be looked up: {name[:80]!r}")
         stem, suffix = os.path.splitext(parts[-1])
         if suffix.lower() not in (*self.suffixes, *VIDEO_SUFFIXES):
-            stem = parts[-1]
+            stem = parts[-1]  # The name has no extension, only a dot, as in "clip_1.5".
         candidates = self._places.get(stem.lower(), ())
         for folder in folders:
             path = (*PurePosixPath(folder).parts, *parts[:-1], stem)
@@ -155,8 +157,12 @@ class MediaIndex:
         raise LayoutError(f"{file_name(name)} is missing{reason}")
 
     def _rank(self, place: MediaPlace, stem: str, suffix: str) -> tuple[Any, ...]:
-        """Returns a sort key, which is smallest for the best place: one with the exact name, then
-        with the exact suffix or the likeliest one, then one that needs no unpacking."""
+        """Returns a sort key, which is smallest for the best place.
+
+        It prefers the exact spelling of the name, then the exact suffix, then the likeliest suffix,
+        then one in lower case, then a file that needs no unpacking, then an earlier root, and then
+        fewer folders.
+        """
         kinds = ("", *self.suffixes)
         return (
             place.parts[-1] != stem,

@@ -92,8 +92,8 @@ Rows = InMemoryRows | ParquetRows
 def read_rows(files: Sequence[Path], nested: str | None = None) -> Rows:
     """Returns the rows of files of one kind.
 
-    `nested` names a list in each row of a file. The entries of these lists are then the rows, each
-    with the fields of the row that its list is in. It is ignored for parquet files.
+    `nested` names a column of lists, whose entries are the rows that are returned. Each has its own
+    fields and those of the row of the file that it comes from. It is ignored for parquet files.
 
     Raises `LayoutError` for a file that is cut short or damaged, holds no list of rows, or is only
     a Git LFS pointer.
@@ -120,12 +120,17 @@ def read_rows(files: Sequence[Path], nested: str | None = None) -> Rows:
 
 
 def missing_shards(files: Sequence[Path]) -> list[str]:
-    """Returns the names of missing files. Names such as "rows-00000-of-00003.parquet" tell them."""
+    """Returns the names of missing files.
+
+    Names that count the files tell which are missing: "rows-00000-of-00003.parquet" is the first of
+    three.
+    """
     names = {path.name for path in files}
     expected: set[str] = set()
     for name in names:
         if match := re.fullmatch(r"(.*)-\d{5}-of-(\d{5})(\..*)", name):
             stem, count, suffix = match.groups()
+            # At most 10,000 names are made, whatever number the name gives.
             expected |= {
                 f"{stem}-{n:05d}-of-{count}{suffix}" for n in range(min(int(count), 10000))
             }

@@ -102,7 +102,7 @@ class _Search:
         if missing := [part for part, paths in files.items() if not paths]:
             names = ", ".join(self._patterns(source.files, missing[:3]))
             raise self._incomplete_error(f"{names} is missing", remedy)
-        # Each entry has the names that a column may have.
+        # For each column that must be there, the names that it may have.
         required = [
             names for role, names in benchmark.columns.items() if role not in benchmark.optional
         ]
@@ -135,13 +135,14 @@ class _Search:
         return Dataset(benchmark.title, setting, benchmark, tables, "", pictures, index, remedy)
 
     def remedy(self, source: Source, with_media: bool = False) -> str:
-        """Returns, for the end of a message, the command that fetches the files (or the media)."""
-        repo, media_files = source.repos[0], self.benchmark.media
+        """Returns the end of a message: the command that fetches the files, or with ``with_media``
+        the command that fetches the media."""
+        repo, media_layout = source.repos[0], self.benchmark.media
         include = self._patterns(source.files, self.parts)
         if self.benchmark.join is not None:
             include += self.benchmark.join.files[self.split]
-        if with_media and media_files is not None:
-            include = list(media_files.packed)
+        if with_media and media_layout is not None:
+            include = list(media_layout.packed)
         command = ["hf", "download", repo, "--repo-type", "dataset"]
         command += ["--revision", source.revisions[0]] if source.revisions[0] else []
         command += [word for pattern in include for word in ("--include", pattern)]
@@ -162,7 +163,10 @@ class _Search:
         return OptionError(f"{problem}: {self.remedy(source)}")
 
     def _patterns(self, files: Mapping[str, tuple[str, ...]], parts: Sequence[str]) -> list[str]:
-        """Returns the patterns of these parts' files; one for all if there are many parts."""
+        """Returns the patterns of these parts' files, for a message or a command.
+
+        If there are more than three parts, it is one pattern that fits them all, to keep it short.
+        """
         names = ("*",) if len(parts) > 3 else parts
         return [files[self.split][0].format(part=part) for part in names]
 
@@ -204,8 +208,11 @@ class _Search:
         return tuple(folders)
 
     def fetch(self, source: Source) -> Iterator[Path]:
-        """Fetches the dataset from the hub and yields its folder, if no root was given, the hub is
-        not switched off, and the files are small."""
+        """Fetches the dataset from the hub and yields its folder.
+
+        It does nothing if a root was given, the hub is switched off, or the source does not allow
+        fetching without asking.
+        """
         from huggingface_hub import constants, snapshot_download
         from huggingface_hub.errors import GatedRepoError
 

@@ -77,13 +77,13 @@ class Setting:
     """How a paper ran a benchmark, as data that a test compares with the paper."""
 
     paper: str  # Where this is stated: "SpecVLM, Sec. 4.1".
-    samples: int | None = None
+    samples: int | None = None  # How many samples are drawn; None is every sample.
     max_new_tokens: int = 256
-    frames: int | None = None
+    frames: int | None = None  # Of each video; None is the default sampling.
     split: str = "test"
     prompt: str = "{question}"  # {question} and, of a choice, {options}.
-    then: str | None = None  # The second turn's question.
-    next: bool = False  # Whether the second turn is the next sample, with its images.
+    then: str | None = None  # The question of the last turn, about the same media.
+    next: bool = False  # Whether the last turn asks the next sample's question, with its images.
 
 
 @runtime_checkable

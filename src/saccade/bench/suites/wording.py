@@ -9,7 +9,7 @@ from typing import Any
 from saccade.bench.suites.rows import Row
 from saccade.bench.suites.types import LayoutError
 
-LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"
+LETTERS = "ABCDEFGHIJKLMNOPQRSTUVWXYZ"  # Of the options of a choice, in order.
 LETTERED_OPTION = re.compile(r"\(?([A-Z])[).:]\s*(.*)", re.DOTALL)
 IMAGE_MARKS = re.compile(r"<image>|\{image#\d+\}")
 NUMBERED_CAPTION = re.compile(r"Caption\s*#\s*\d+\s*:(.*?)(?=Caption\s*#\s*\d+\s*:|\Z)", re.DOTALL)
