@@ -18,7 +18,7 @@ from heads import head_of
 from torch import Tensor
 
 import saccade
-from saccade.answering.live_video import Live, Window
+from saccade.answering.live_video import Live, Window, _frames_of_file
 from saccade.core.errors import OptionError, SaccadeError
 from saccade.inputs import Pair
 from saccade.model.backbone import Backbone
@@ -261,6 +261,17 @@ def test_a_file_is_watched(tmp_path: Path):
         frames += [picture for picture, _ in live._waiting]
         assert len(frames) == live.seen_frames == len(whole.frames)
         assert all(np.array_equal(one, two) for one, two in zip(frames, whole.frames, strict=True))
+
+
+@pytest.mark.parametrize("fps", [0.05, 0.25, 0.7, 3.0])
+def test_frames_of_a_file_keep_their_distance(tmp_path: Path, fps: float):
+    """Claim: a watched file gives the frames of one even sample, though it is read in blocks. Fails
+    where a block begins its own sample."""
+    path = tmp_path / "clip.mp4"
+    drawing.write_clip(scenes.scene(20_000_001), path, 25, 56)
+    whole = saccade.inputs.media.read(path, saccade.inputs.media.FrameSampling(fps=fps))
+    times = [time for _, time in _frames_of_file(path, fps)]
+    assert times == pytest.approx(whole.timestamps.tolist())
 
 
 def test_what_a_source_raises_is_raised_to_who_asks():

@@ -100,6 +100,9 @@ def test_rate_is_per_counted_token() -> None:
     timed.append(answer("c", decode=1.0, counted=90))
     assert measures.tokens_per_second(timed) == pytest.approx(9.0)
     assert measures.tokens_per_second([answer(decode=0.0)]) is None
+    one_token = answer(decode=1e-6, ids=(1,))  # It came with the prefill.
+    assert measures.tokens_per_second([one_token]) is None
+    assert measures.speedups([one_token], [one_token]) == []
 
 
 def test_speedups_pair_by_item_and_turn() -> None:

@@ -485,17 +485,23 @@ def _sleep_until(moment: float) -> None:
 
 
 def _frames_of_file(source: Any, fps: float) -> Iterator[Timed]:
-    """Yields the frames of a file, a block of seconds at a time."""
-    start, last, duration = 0.0, -1.0, FILE_BLOCK_SECONDS
-    while start < duration:
-        stop = start + FILE_BLOCK_SECONDS
+    """Yields the frames of a file, about ``FILE_BLOCK_SECONDS`` at a time.
+
+    A block is a whole number of frames long, so that the frames keep their distance from one block
+    to the next.
+    """
+    frames_per_block = max(1, int(FILE_BLOCK_SECONDS * fps))
+    frame_count = 0
+    last, duration = -1.0, FILE_BLOCK_SECONDS
+    while frame_count / fps < duration:
+        start, stop = frame_count / fps, (frame_count + frames_per_block) / fps
         clip = media.read(source, FrameSampling(fps=fps, start=start, end=stop))
         duration = clip.duration
         for frame, time in zip(clip.frames, clip.timestamps.tolist(), strict=True):
             if time > last:
                 yield frame, time
                 last = time
-        start = stop
+        frame_count += frames_per_block
 
 
 def _picture(frame: Any) -> Image:

@@ -253,7 +253,7 @@ def calibrate(
     return Calibration(
         *result,
         target=pair.target.name,
-        draft=None if pair.draft is None else pair.draft.name,
+        draft=None if pair.draft is None or pair.draft.is_own_head else pair.draft.name,
         visual_tokens=tuple(visual_tokens[video] for video in sorted(visual_tokens)),
         held_out=len(questions) // 2,
         max_new_tokens=max_new_tokens,

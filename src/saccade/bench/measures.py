@@ -89,14 +89,19 @@ def accepted_histogram(answers: Sequence[Answer]) -> list[float]:
     return [counts[length] / rounds for length in range(max(counts, default=-1) + 1)]
 
 
+def has_decoded(answer: Answer) -> bool:
+    """Whether there is a speed of decoding: an answer of one token comes with the prefill."""
+    return answer.decode > 0 and len(answer.ids) > 1
+
+
 def seconds_per_token(answer: Answer) -> float:
     """Returns seconds of decoding per token."""
     return answer.decode / answer.counted
 
 
 def tokens_per_second(answers: Sequence[Answer]) -> float | None:
-    """Returns tokens per second, the median over samples."""
-    rates = [1 / seconds_per_token(answer) for answer in answers if answer.decode > 0]
+    """Returns tokens per second of decoding, the median over samples; None where none decoded."""
+    rates = [1 / seconds_per_token(answer) for answer in answers if has_decoded(answer)]
     return median(rates) if rates else None
 
 
@@ -117,7 +122,7 @@ def speedups(
         if whole:
             plain_seconds = plain_answer.total / len(plain_answer.ids)
             ratios.append(plain_seconds / (answer.total / len(answer.ids)))
-        elif answer.decode > 0:
+        elif has_decoded(answer) and has_decoded(plain_answer):
             ratios.append(seconds_per_token(plain_answer) / seconds_per_token(answer))
     return ratios
 

@@ -88,6 +88,8 @@ class Loaded:
     processor: Any  # Of a text-only model this is a tokenizer.
     # The narrow domain that the model was trained on; None for a general model.
     domain: TrainingDomain | None = None
+    # Whether it is a head in the target's own checkpoint, which is loaded without being named.
+    is_own_head: bool = False
 
     @property
     def tokenizer(self) -> Any:
@@ -323,7 +325,8 @@ def load_pair(
         )
         if own_head is None:
             return loaded, None
-        return loaded, Loaded(f"{target}'s head", own_head, loaded.tokenizer)
+        head = Loaded(f"{target}'s head", own_head, loaded.tokenizer, is_own_head=True)
+        return loaded, head
     if draft_is_head:
         return loaded, Loaded(
             draft, head_checkpoints.load_head(draft, loaded.backbone), loaded.tokenizer
