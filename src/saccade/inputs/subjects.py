@@ -16,7 +16,8 @@ if TYPE_CHECKING:
     from saccade.inputs.media import Clip
 
 MAX_DOCUMENT_BYTES = 2**26  # More than any model reads, so a larger file is not even opened.
-# Python's own table of types is used, because some systems' tables have .ts videos as texts.
+# Python's own table of file types is used and not the system's, because some systems list .ts, the
+# ending of a video format, as text.
 FILE_TYPES = mimetypes.MimeTypes()
 FIRST_BYTES = 2**16  # How many bytes of a file are read to see whether it is a text.
 
@@ -52,7 +53,7 @@ class Subject:
 
 
 def is_media_name(name: str) -> bool:
-    """Returns whether a name is a media file's by its ending, whether or not there is one."""
+    """Returns whether a name has the ending of a media file. Such a file need not exist."""
     kind = FILE_TYPES.guess_type(name)[0] or ""
     return kind.startswith(("image/", "video/", "audio/"))
 
@@ -60,8 +61,8 @@ def is_media_name(name: str) -> bool:
 def is_text_file(file: Path) -> bool:
     """Returns whether a file is a text by its name, or by its first bytes if the name says nothing.
 
-    Its first bytes are those of a text if they are UTF-8 and none is zero: no format of pictures or
-    videos begins with so many bytes of this kind.
+    The first bytes are taken for text if they are UTF-8 without a zero byte. Every format of
+    pictures and videos has other bytes among its first ``FIRST_BYTES``.
     """
     kind = FILE_TYPES.guess_type(file.name)[0] or ""
     if kind.startswith("text/") or kind == "application/json":
@@ -71,6 +72,7 @@ def is_text_file(file: Path) -> bool:
     try:
         with file.open("rb") as opened:
             first = opened.read(FIRST_BYTES)
+        # An incremental decoder accepts a character of which only the first bytes were read.
         codecs.getincrementaldecoder("utf-8")().decode(first)
     except (OSError, UnicodeDecodeError):
         # Callers read what is not a text as a video, and that reader says what is wrong with it.

@@ -48,11 +48,13 @@ class TrainingDomain:
         step = max(1, ceil(len(frames) / FRAMES_CHECKED))
         sample = frames[::step].astype(np.float32)
         _, height, width, _ = sample.shape
+        # The tint goes from -tint at the left or upper border to +tint at the opposite one.
         red_tint = self.tint * (2 * (np.arange(width, dtype=np.float32) + 0.5) / width - 1)
         green_tint = self.tint * (2 * (np.arange(height, dtype=np.float32) + 0.5) / height - 1)
         red = sample[..., 0] - self.grey - red_tint[None, None, :]
         green = sample[..., 1] - self.grey - green_tint[None, :, None]
-        # On the background, only the texture is left of red and green, and it is the same in both.
+        # Without grey and tint, a pixel of the background has only its texture left, which adds the
+        # same to red as to green.
         low, high = self.texture[0] - self.pixel_error, self.texture[1] + self.pixel_error
         background = (abs(red - green) <= self.pixel_error) & (low <= red) & (red <= high)
         return bool((background.mean((1, 2)) >= self.share).all())
@@ -61,7 +63,8 @@ class TrainingDomain:
 def read_training_domain(name: str) -> TrainingDomain | None:
     """Returns what a checkpoint's folder says of its training; None where it says nothing.
 
-    A hub's checkpoint has none. Raises ModelError for a file that cannot be read.
+    It says nothing of a checkpoint that is named by its hub id, because that is no folder. Raises
+    ModelError for a file that cannot be read.
     """
     file = Path(source_of(name)) / DOMAIN_FILE
     if not file.is_file():

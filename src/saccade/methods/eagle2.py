@@ -29,7 +29,8 @@ from saccade.methods.sage import likeliest
 class Candidate:
     """A token that the first phase considered.
 
-    ``node`` is its place in the tree that the draft scores, where it was expanded.
+    ``node`` is its number in the tree that the draft scores. Only candidates that are expanded are
+    nodes of that tree; for the others it stays ROOT.
     """
 
     value: float  # The log of the product of the probabilities on its path.
@@ -40,7 +41,8 @@ class Candidate:
 
 @dataclass(frozen=True)
 class Eagle2(Shape):
-    """EAGLE-2's tree: ``top`` nodes of a level are expanded, and the best ``nodes`` are kept.
+    """EAGLE-2's tree: ``top`` nodes of each of ``levels`` levels are expanded, and at the end the
+    ``nodes`` candidates of greatest value are kept.
 
     Nodes are chosen, not drawn.
     """
@@ -81,6 +83,7 @@ class Eagle2(Shape):
             above = 0.0 if parent is None else parent.value
             for p, token in zip(probabilities, tokens, strict=True):
                 if p > 0:  # The request's rules may forbid a token.
+                    # A value must not exceed the parent's, even if rounding makes p more than 1.
                     children.append(Candidate(above + min(0.0, math.log(p)), parent, token))
         return children
 
@@ -88,6 +91,7 @@ class Eagle2(Shape):
         """Returns the tree of the ``nodes`` candidates of greatest value, level by level."""
         candidates = [(depth, each) for depth, level in enumerate(levels) for each in level]
         candidates.sort(key=lambda entry: (-entry[1].value, entry[0]))
+        # Level by level, each parent is added to the tree before its children.
         best = sorted(candidates[: self.nodes], key=lambda entry: entry[0])
         tree = Tree()
         node_of: dict[int, int] = {}  # by the candidate's id()

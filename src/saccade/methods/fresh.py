@@ -1,11 +1,12 @@
 """Fresh: Sparse-to-Dense's keys, chosen again in every round. This is Saccade's own method.
 
-A head's attention moves as the answer goes on. On real weights the keys that were chosen at prefill
-get .65 of the attention mass that the head's current top keys get, so drafts end early. The target
-computes the queries of every verified row anyway when it verifies. So before every n-th round each
-key gets a score: its mean attention over the last R verified rows i, summed over the heads of a
-group, and times (1 + hold) if the draft has the key already. The draft reads the K keys with the
-highest scores:
+In Sparse-to-Dense (``methods/std.py``) the target drafts for itself, and each head reads only the K
+visual keys that it attends to most at prefill. But a head's attention moves as the answer goes on.
+On real weights those keys get .65 of the attention mass that the head's current top keys get, so
+drafts end early. The target computes the queries of every verified row anyway when it verifies. So
+before every n-th round each key gets a score: its mean attention over the last R verified rows i,
+summed over the heads of a group, times (1 + hold) if the draft reads the key already. The draft
+then reads the K keys with the highest scores:
 
     K_{l,h} = top-K_j  (1 + hold [j in K_{l,h}])  mean_i  sum_{h in group}  A_{l,h}[i, j]
 
@@ -54,6 +55,7 @@ def _parse(axis: str, value: str) -> Refresh | None:
     """Parses ``N``, ``N-ROWS`` or ``N-ROWS-HOLD``; returns None for ``0``. Raises MethodError."""
     given = value.split("-")
     defaults = _spell_parts(Refresh())
+    # A part that is left out has its default: "2" is read as 2-8-0.25.
     every, rows, hold, *surplus = [*given, *defaults[len(given) :]]
     rounds, row_count = read_digits(every), read_digits(rows)
     if rounds is None:

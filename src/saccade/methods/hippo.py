@@ -1,17 +1,19 @@
 """HIPPO: Accelerating Video LLM Inference via Holistic-aware Parallel Speculative Decoding.
 
 2026. The draft keeps the tenth of the video with the highest sum of three scores. It works in
-parallel with the target: it goes on drafting while the target verifies its last tokens. After a
-rejection the target verifies the first new token while the draft drafts the rest.
+parallel with the target: while the target verifies one draft, the draft model drafts the tokens
+after it. After a rejection the target verifies the first new token while the draft model drafts
+the tokens after that one.
 
     s_attn = mean over layers, heads, text queries of softmax over video keys (Q K^T)    (Eq. 2)
     s_temp = 1 - mean cosine with the same cell in the frames before and after           (Eq. 3-4)
     s_spa  = variance of a token's cosines inside its 5x5 crop                           (Eq. 5-6)
     s      = the sum of the three, each z-scored within its frame; the top 10 % stay     (Eq. 7)
 
-The paper overlaps the prefills *and* prunes by the target's attention, so its draft reads the whole
-video and then drops the rest: the method ``hippo-paper``. ``hippo`` waits for the attention and
-reads a tenth. See ``early`` of ``Pruned``.
+In the paper both models prefill at the same time, *and* the choice of the tenth needs the target's
+attention, which is not known before the target's prefill has ended. So the paper's draft reads the
+whole video, and drops nine tenths of it afterwards (``hippo-paper``). The method ``hippo`` waits
+for the attention, so its draft reads only the tenth. The view's field ``early`` sets this.
 Baselines of Table 3: PEARL with the whole video (``pearl``), with overlapped prefill
 (``pearl-syn``), and with SpecVLM's view (``pearl-specvlm``).
 """
@@ -40,8 +42,8 @@ from saccade.methods import specvlm
 
 KEEP = 0.1  # The share of the visual tokens that the draft keeps.
 CROP = 5  # The side of the crop in s_spa, in visual tokens.
-# The length of a draft: the paper's for video-SALMONN2+ and Qwen2.5-VL, and here also that of
-# families which the paper did not try.
+# How many tokens a draft has. The paper uses 5 for video-SALMONN2+ and Qwen2.5-VL, and it is used
+# here also for families that the paper did not try.
 GAMMA = 5
 GAMMAS = {"llava_onevision": 7, "qwen3_vl": 3, "qwen3_vl_moe": 3}  # By the target's model_type.
 
@@ -108,8 +110,8 @@ HIPPO = Recipe(
 class FamilyChain(Chain):
     """A chain as long as the paper sets it for the target's family (App. B)."""
 
-    # Not the target's family, but the family of shapes, ``chain`` in ``chain-5``. This shape is
-    # of none, because it has a name instead.
+    # ``family`` is the first part of the names of parametrised shapes, such as ``chain`` in
+    # ``chain-5``, and not the target's family. This shape has a fixed name, so it is empty.
     family: ClassVar[str] = ""
     length: int = GAMMA
 
@@ -120,6 +122,7 @@ class FamilyChain(Chain):
     def prepare(
         self, measure: Callable[[], Costs], memory: CostMemory | None = None, family: str = ""
     ) -> Shape:
+        # This ``family`` is the target's.
         return Chain(GAMMAS.get(family, GAMMA))
 
 

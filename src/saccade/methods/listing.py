@@ -1,9 +1,9 @@
 """The methods of this package as data, so that a name can be checked without importing PyTorch.
 
 ``listed.json`` holds what the registry would say; ``make listed`` writes it, and a test compares
-it with the registry. It is used only if no installed package and no file of the user's own adds
-methods, and this folder has the files that it was written from. Otherwise everything is read from
-the files, which takes longer.
+it with the registry. It is used only if two conditions hold: no installed package and no file of
+the user's own adds methods, and the folder of this module has the same Python files as when
+``listed.json`` was written. Otherwise the registry imports all methods, which takes longer.
 """
 
 from __future__ import annotations

@@ -43,7 +43,9 @@ def resolve(name: str) -> Recipe:
     if chosen and not recipe.drafts and "drafter" not in chosen:
         raise MethodError(f"{base!r} drafts nothing, so {name!r} overrides nothing")
     parts = recipe.parts
-    for axis, kind in AXES.items():  # This order puts settings after the parts that have them.
+    # In AXES a drafter, view or shape comes before the settings of its fields. So a setting changes
+    # the part that the same name chooses, in whatever order the overrides are written.
+    for axis, kind in AXES.items():
         if axis in chosen:
             parts = kind.choose(parts, chosen[axis])
     parts = replace(parts, drafter=_fit_drafter(parts))
@@ -79,11 +81,13 @@ def describe(recipe: Recipe) -> dict[str, str]:
 
 def _fit_drafter(parts: Parts) -> MakeDrafter:
     """Returns the drafter that runs a draft model as the view and the schedule need it: in the
-    target's process, in a process of its own, or as an ensemble that mixes the laws of several
-    views. Drafters other than the first two are returned as they are."""
+    target's process (``ModelDrafter``), in a process of its own (``WorkerDrafter``), or as an
+    ensemble that mixes the laws of several views. Any other drafter than ModelDrafter and
+    WorkerDrafter is returned unchanged."""
     if parts.drafter not in (ModelDrafter, WorkerDrafter):
         return parts.drafter
     candidates: tuple[MakeDrafter, ...] = (ModelDrafter, WorkerDrafter, DRAFTERS["ensemble"])
+    # Only needs that some candidate meets are left: others do not concern the drafter.
     offered = NO_CAPABILITIES.union(*(each.offers for each in candidates))
     needs = (parts.view.needs | parts.schedule.needs) & offered
     return next((each for each in candidates if needs <= each.offers), parts.drafter)
@@ -174,8 +178,8 @@ class KeepSetting(CommonSetting):
 class WeightsSetting(Setting):
     """The rule by which an ensemble weighs its views.
 
-    Other axes set parameters of the same rule. They are read at their defaults here, so that the
-    rule is recognised by its name.
+    The axis ``tau`` sets a field of the same rule. :meth:`read` returns the rule with the defaults
+    of such fields, because :func:`_spell_weights` looks for a named rule that equals it.
     """
 
     def read(self, owner: Ensemble) -> Weighting:
@@ -195,6 +199,7 @@ def _parse_word(words: Sequence[str], axis: str, value: str) -> str:
 
 def _parse_weights(axis: str, value: str) -> Weighting:
     """Parses KIND, or KIND-N for a window of the last N positions."""
+    # KIND may contain a "-": "inverse-tvd" has no window, and "inverse-tvd-8" one of 8 positions.
     kind, _, last = value.rpartition("-")
     window = read_digits(last) if kind else None
     if window == 0 or (window and kind == "equal"):
@@ -222,10 +227,8 @@ def _name(table: dict[str, T], value: object, otherwise: str) -> str:
     return next((name for name, each in table.items() if each == value), otherwise)
 
 
-SHARE_OF = {
-    "keep": "visual tokens",
-    "images": "images' tokens",
-}  # What each of these axes is a share of.
+# What each of these axes is a share of.
+SHARE_OF = {"keep": "visual tokens", "images": "images' tokens"}
 
 AXES: dict[str, Axis] = {
     "drafter": DrafterChoice(),

@@ -10,9 +10,10 @@ queries q of its group best:
     pages_{l,h} = the n pages P with the largest  sum over q of softmax_P(q . m_P / sqrt(d))
     n = max(1, round((K - r) / page))
 
-The r last visual keys, too few to fill a page, are always read and count towards K. All text keys
-are always read. The target's attention at prefill is not recorded, which Sparse-to-Dense
-(``methods/std.py``) needs. The budget K and the chain are those of that method.
+A page has ``page`` keys. K is the number of visual keys that a step may read. The r last visual
+keys, too few to fill a page, are always read and count towards K. All text keys are always read.
+K and the length of a draft are those of Sparse-to-Dense (``methods/std.py``). Unlike that method,
+this one does not need the target's attention at prefill.
 """
 
 from __future__ import annotations
@@ -44,13 +45,14 @@ class ByPage(Budgeted):
         # A page is no larger than the budget, so that one fits, and no larger than what is left
         # out, so that some page is left out.
         size = max(1, min(self.page, count, len(rows) - count))
-        pages, leftover_rows = len(rows) // size, len(rows) % size
-        read = max(1, round((count - leftover_rows) / size))
-        if read >= pages:
+        page_count, leftover_rows = len(rows) // size, len(rows) % size
+        pages_per_step = max(1, round((count - leftover_rows) / size))
+        if pages_per_step >= page_count:
             return prompt  # Every page would be read.
+        in_pages = page_count * size
         always_read = ~prompt.visual
-        always_read[rows[pages * size :]] = True
-        paged = Paged(rows[: pages * size].view(pages, size), read)
+        always_read[rows[in_pages:]] = True
+        paged = Paged(rows[:in_pages].view(page_count, size), pages_per_step)
         return replace(prompt.rows(always_read), reading=Reading(paged=paged))
 
 

@@ -70,7 +70,8 @@ def read_provides(name: str, module: ModuleType) -> Provides:
 
 
 def _load_file(path: Path) -> ModuleType:
-    """Imports a file under its own name, by which a draft's process can import it as well."""
+    """Imports a file as a module of the file's name, so that a draft's worker process can import
+    the same module."""
     if not path.is_file():
         raise MethodError("there is no such file")
     folder = str(path.resolve().parent)
@@ -87,9 +88,10 @@ def _load_file(path: Path) -> ModuleType:
 
 
 def _collect(entries: Callable[[Provides], Iterable[tuple[str, Any]]]) -> dict[str, Any]:
-    """Returns the entries of one kind of all files, by name.
+    """Returns all entries of one kind, such as the recipes of all files, by name.
 
-    Raises MethodError for a name that occurs twice.
+    ``entries`` returns the (name, entry) pairs of that kind in what one file provides. Raises
+    MethodError for a name that occurs twice.
     """
     table: dict[str, Any] = {}
     file_of: dict[str, str] = {}
@@ -105,17 +107,19 @@ def _collect(entries: Callable[[Provides], Iterable[tuple[str, Any]]]) -> dict[s
 
 
 PROVIDED = tuple(find_files())
-SYSTEMS: dict[str, Recipe] = _collect(lambda file: ((each.name, each) for each in file.recipes))
-VIEWS: dict[str, View] = _collect(lambda file: ((each.name, each) for each in file.views))
-SHAPES: dict[str, Shape] = _collect(lambda file: file.shapes.items())
-SHAPE_FAMILIES: dict[str, type[Shape]] = _collect(
-    lambda f: ((each.family, each) for each in f.shape_families)
+SYSTEMS: dict[str, Recipe] = _collect(
+    lambda provides: ((each.name, each) for each in provides.recipes)
 )
-DRAFTERS: dict[str, MakeDrafter] = _collect(lambda file: file.drafters.items())
+VIEWS: dict[str, View] = _collect(lambda provides: ((each.name, each) for each in provides.views))
+SHAPES: dict[str, Shape] = _collect(lambda provides: provides.shapes.items())
+SHAPE_FAMILIES: dict[str, type[Shape]] = _collect(
+    lambda provides: ((each.family, each) for each in provides.shape_families)
+)
+DRAFTERS: dict[str, MakeDrafter] = _collect(lambda provides: provides.drafters.items())
 WEIGHTINGS: dict[str, Callable[[int | None], Weighting]] = _collect(
-    lambda file: file.weights.items()
+    lambda provides: provides.weights.items()
 )
 """For each kind that ``weights=`` may name, a function that makes the rule. It is given how many of
 the last positions the rule reads; None is all of them."""
-METHOD_SETTINGS: dict[str, Axis] = _collect(lambda file: file.axes.items())
+METHOD_SETTINGS: dict[str, Axis] = _collect(lambda provides: provides.axes.items())
 SCHEDULES: dict[str, Schedule] = {each.name: each for each in (serial, parallel)}

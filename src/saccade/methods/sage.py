@@ -82,6 +82,7 @@ class Reach:
 
     @property
     def levels(self) -> range:
+        """The levels of the tree, from 1 on: as many as the rounded depth."""
         return range(1, math.floor(self.depth + 0.5) + 1)
 
     def children(
@@ -91,20 +92,25 @@ class Reach:
         parent_probability: float,
         probabilities: Probabilities,
     ) -> list[tuple[float, int]]:
-        """Returns the children that a node may have, as (P of the path down to it, rank)."""
+        """Returns the children that a node may have, as (P of the path down to the child, rank).
+
+        The children are on this ``level``. ``path_probability`` is P of the path down to the node
+        and ``parent_probability`` the node's own factor in it. ``probabilities`` are those of the
+        tokens after the node, likeliest first.
+        """
         least, most = self.shape.width
         width = least + (1 - self.alpha) * (most - least)  # Eq. 11
         if level > 1:
             width *= (0.5 + parent_probability) / level  # Eq. 12
         # A token that the request's rules forbid has probability zero and is never a child.
-        likely = [
+        top_children = [
             (path_probability * p, rank)
             for rank, p in enumerate(probabilities)
             if rank < width and p > 0
         ]
         if self.shape.rule == "prose":
-            return likely
-        return [child for child in likely if self.expands(level, child[0])]
+            return top_children
+        return [child for child in top_children if self.expands(level, child[0])]
 
     def expands(self, level: int, path_probability: float) -> bool:
         """Returns whether a path is likelier than theta_l, the bound of its level. Then its node
@@ -113,19 +119,20 @@ class Reach:
 
 
 def plan(probabilities: Probabilities, reach: Reach) -> Paths:
-    """Returns the tree where every level gives rank r the probability ``probabilities[r]``."""
+    """Returns the tree that grows if every node has the same law after it, whose token of rank r
+    has the probability ``probabilities[r]``."""
+    # Both lists have (P of the path down to a node, the path as ranks).
     nodes: list[tuple[float, tuple[int, ...]]] = []
     frontier: list[tuple[float, tuple[int, ...]]] = [(1.0, ())]
     for level in reach.levels:
-        children = [
-            (path_probability, (*path, rank))
-            for chance, path in frontier
-            for path_probability, rank in reach.children(
-                level, chance, probabilities[path[-1]] if path else 1.0, probabilities
-            )
-        ]
+        children = []
+        for parent_path_p, path in frontier:
+            parent_p = probabilities[path[-1]] if path else 1.0
+            for path_p, rank in reach.children(level, parent_path_p, parent_p, probabilities):
+                children.append((path_p, (*path, rank)))
         nodes += children
         frontier = [entry for entry in children if reach.expands(level, entry[0])]
+    # Likelier paths come first; of equally likely ones the shorter, then the one of better ranks.
     nodes.sort(key=lambda entry: (-entry[0], len(entry[1]), entry[1]))
     return tuple(path for _, path in nodes[: reach.shape.nodes])
 
@@ -134,26 +141,28 @@ def plan(probabilities: Probabilities, reach: Reach) -> Paths:
 class SageState:
     """The state that SAGE carries from round to round."""
 
-    max_levels: int  # of the next tree
+    max_levels: int  # the depth of the next tree at a confidence of 1
     alpha: float = 0.5  # the last round's confidence (Algorithm 1, line 3)
-    recent: tuple[int, ...] = ()  # accepted lengths
+    recent: tuple[int, ...] = ()  # how many tokens each of the last rounds accepted
     paths: Paths = TREE  # the next tree of ``sage-ahead``
 
 
 @dataclass(frozen=True)
 class Sage(Shape):
-    """The adaptive shape: as deep and wide as the last round's law at the root says, grown over the
-    laws as they are scored. A level is one draft forward."""
+    """The adaptive shape: as deep and wide as the last round's law at the root says. It grows level
+    by level, from the laws that the draft scores at the level before: one draft forward a level."""
 
     name: ClassVar[str] = "sage"
 
     depth: Range = (3, 8)  # D_min, D_max
     width: Range = (2, 10)  # W_min, W_max
-    nodes: int = 64
+    nodes: int = 64  # at most, in a tree
     top: int = 10  # k
-    theta: float = 0.1
-    window: int = 10
-    moves: Range = (2, 3)  # mean accepted draft tokens a round
+    theta: float = 0.1  # theta_l at l = D
+    window: int = 10  # rounds whose mean accepted length moves the depth
+    # The D_max in use falls by one if the mean accepted length is below the first number, and rises
+    # by one if it is above the second.
+    moves: Range = (2, 3)
     rule: Rule = "prose"
 
     @property
@@ -177,6 +186,7 @@ class Sage(Shape):
         return Reach(self, state.alpha, state.max_levels)
 
     def grow(self, state: SageState) -> Growing:
+        # The confidence of 1 is only there to enter the loop: level 1 sets the reach that counts.
         tree, level, reach = Tree(), 1, Reach(self, 1.0, state.max_levels)
         frontier = [(ROOT, 1.0, 1.0)]  # (node, P of the path down to it, P of the node alone)
         while frontier and level in reach.levels:
@@ -207,12 +217,12 @@ class Sage(Shape):
         recent = (*state.recent, len(round.verdict.accepted))[-self.window :]
         mean = sum(recent) / len(recent)
         (least, deepest), (low, high) = self.depth, self.moves
-        most = state.max_levels
+        max_levels = state.max_levels
         if mean < low:
-            most = max(least, most - 1)
+            max_levels = max(least, max_levels - 1)
         elif mean > high:
-            most = min(deepest, most + 1)
-        state = replace(state, max_levels=most, recent=recent)
+            max_levels = min(deepest, max_levels + 1)
+        state = replace(state, max_levels=max_levels, recent=recent)
         if round.q is None:
             return state
         ((probabilities, _),) = likeliest(round.q, [ROOT], self.most_tokens)
@@ -287,12 +297,15 @@ def _parse(axis: str, value: str) -> Any:
             raise MethodError(f"unknown rule {value!r}; known: {', '.join(get_args(Rule))}")
         return value
     default = _to_text(getattr(Sage(), axis))
+    # What is no number becomes 0, which is out of range.
     numbers = [read_digits(part) or 0 for part in value.split("-")]
-    is_ordered = len(numbers) == default.count("-") + 1 and numbers == sorted(numbers)
+    has_all_numbers = len(numbers) == len(default.split("-"))
+    is_ordered = has_all_numbers and numbers == sorted(numbers)
     in_range = is_ordered and numbers[0] >= 1 and numbers[-1] <= MAX_SETTING
+    # With top=1 the confidence would be divided by log 1, which is 0.
     if not in_range or (axis, value) == ("top", "1"):
         raise MethodError(
-            f"{axis}={value} cannot be; it is in whole numbers, as in {axis}={default}"
+            f"{axis}={value} is not possible: write whole numbers, as in {axis}={default}"
         )
     return tuple(numbers) if len(numbers) > 1 else numbers[0]
 

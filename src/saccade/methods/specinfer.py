@@ -86,7 +86,7 @@ class SampledTree(Shape):
                 tree = add(tree, node, token)
             return tree
         for _ in range(width):
-            if not isinstance(law, Tensor):
+            if not isinstance(law, Tensor):  # No token is left to draw.
                 break
             token, q = scores.draw(node, law)
             tree = add(tree, node, token, q)
@@ -104,7 +104,7 @@ class SampledTree(Shape):
 @dataclass(frozen=True)
 class DistinctTree(SampledTree):
     """Every node of level l gets ``widths[l]`` children, drawn without replacement. It gets fewer
-    where fewer tokens have a probability."""
+    where fewer tokens have a probability above zero."""
 
     family: ClassVar[str] = "distinct"
     usage: ClassVar[str] = "distinct-NxNxN"
@@ -124,7 +124,7 @@ class DistinctTree(SampledTree):
         remaining_law = law.index_fill(0, torch.tensor(token, device=law.device), 0.0)
         # The number of siblings must not depend on which token was drawn (see ``Tree``). The sum of
         # ``remaining_law`` may underflow to 0 for one token and not for another, so the tokens that
-        # have a probability are counted instead.
+        # have a probability above zero are counted instead.
         return remaining_law / remaining_law.sum() if int(law.count_nonzero()) > 1 else None
 
 

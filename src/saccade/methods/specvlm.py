@@ -7,12 +7,14 @@ Ji et al., 2025. The draft reads a tenth of the video: the tokens that the targe
     V_R = the smallest top set with  sum a_j >= lambda sum_V a_j                   (Eq. 6)
     V_U = tokens of V \\ V_R at a fixed interval I = |V \\ V_R| / budget left      (Eq. 7)
 
-Eq. 7 as printed spreads (1 - r)|V| tokens *in addition to* V_R, while the text says that the cache
-shrinks to 1 - r of its size. By default stage II gets what stage I leaves of that budget, as in the
-published code. The view ``specvlm-literal`` follows the equations as printed, where stage I has no
-budget either. ``specvlm-official`` is the published code's choice (``utils/utils.py``): lambda .4,
-the budget rounded down, and stage II between the first and the last of the other tokens. That code
-also counts positions from 0 again, which takes ``positions=repacked`` besides.
+r is the share of the video that is pruned, 90 %. Eq. 7 as printed spreads (1 - r)|V| tokens *in
+addition to* V_R, while the text says that the cache shrinks to 1 - r of its size. By default both
+stages share a budget of (1 - r)|V| tokens, and stage II gets what stage I leaves, as in the
+published code. The view ``specvlm-literal`` follows the equations as printed: stage I takes V_R
+whatever its size, and stage II adds (1 - r)|V| tokens. ``specvlm-official`` is the published code's
+choice (``utils/utils.py``): lambda .4, the budget rounded down, and a stage II that includes the
+first and the last of the tokens that stage I left out. That code also counts the positions of the
+tokens that stay from 0 again, for which ``positions=repacked`` has to be added.
 """
 
 from __future__ import annotations
@@ -36,8 +38,8 @@ from saccade.drafting.views.basic import Pruned, TargetAttention
 
 log = logging.getLogger(__name__)
 
-LAMBDA = 0.5  # the paper's for Qwen2.5-VL; 0.4 for LLaVA-OneVision
-KEEP = 0.1  # r = 90 %
+LAMBDA = 0.5  # The paper's for Qwen2.5-VL. For LLaVA-OneVision it is 0.4.
+KEEP = 0.1  # 1 - r
 
 # The paper's Fig. 9: 25 nodes as paths of top-k ranks, 4 / 8 / 8 / 3 / 2 by depth.
 # fmt: off
@@ -55,8 +57,8 @@ TREE: Paths = (
 class TwoStage:
     """Selects stage I by attention mass and stage II evenly from the rest."""
 
-    share: float = LAMBDA
-    literal: bool = False
+    share: float = LAMBDA  # the share of all attention mass that stage I's tokens have together
+    literal: bool = False  # whether the budget is that of Eq. 6 and 7 as printed
     ends: bool = False  # whether stage II includes the first and the last of the rest
 
     def __call__(
@@ -67,6 +69,7 @@ class TwoStage:
         attended = saliency.top_mass(target_attention, self.share, max_attended)
         unattended = saliency.rest(prompt.visual_tokens, attended)
         budget_left = budget if self.literal else budget - len(attended)
+        # With a share of 1 stage I is meant to take the whole budget, so nothing is logged.
         if not budget_left and len(unattended) and self.share < 1:
             _warn_that_stage_two_is_idle(self.share)
         sample = between_ends if self.ends else saliency.sample_evenly

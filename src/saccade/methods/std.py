@@ -1,14 +1,15 @@
 """Sparse-to-Dense: A Free Lunch for Lossless Acceleration of Video Understanding in LLMs.
 
-Zhang, Du et al., 2025. The target drafts for itself. Per layer and KV head it reads only the K
-visual keys that its text attends to most, and all text keys. They are chosen at prefill (Sec. 3):
+Zhang, Du et al., 2025. The target drafts for itself. Per layer and KV head it reads all text keys,
+and only those K visual keys that its text attends to most. The visual keys are chosen at prefill
+(Sec. 3), for a text of m_t tokens:
 
     K_{l,h} = top-K_j  mean over text queries i, summed over the heads of a group, of A_{l,h}[i, j]
     m_t + K = 1024,  gamma = 9
 
 A video of at most K tokens keeps an eighth of them. ``keys=N`` replaces 1024 by N, and then a video
 of at most K tokens is kept whole. The baselines of Table 1 are ``streaming`` (attention sinks and a
-window, of the same size) and tuning-free ``layerskip``.
+window, m_t + K keys in all) and tuning-free ``layerskip``.
 """
 
 from __future__ import annotations
@@ -65,6 +66,7 @@ def top(mass: Float[Tensor, "*heads seen"], count: int) -> Int[Tensor, "*heads c
     """
     least = mass.topk(count).values[..., -1:]
     above, equal = mass > least, mass == least
+    # The values equal to the least one fill the places that larger values leave, from the left.
     ties_taken = count - above.sum(-1, keepdim=True)
     chosen = above | (equal & (equal.cumsum(-1) <= ties_taken))
     return chosen.nonzero()[:, -1].view(*mass.shape[:-1], count)
@@ -99,7 +101,8 @@ class PerHead(Budgeted):
 
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         assert prefill.mass is not None
-        visual = prompt.index[prompt.visual][top(prefill.mass, self.budget(prompt))]
+        chosen = top(prefill.mass, self.budget(prompt))
+        visual = prompt.index[prompt.visual][chosen]
         text = prompt.index[~prompt.visual].expand(*visual.shape[:2], -1)
         return replace(prompt, reading=Reading(heads=torch.cat([text, visual], -1).sort(-1).values))
 
@@ -110,8 +113,9 @@ class Streaming(Budgeted):
     ``PerHead`` keeps."""
 
     name: str = "streaming"
-    # If this is a number, the window after so many tokens slides as the answer grows: new tokens
-    # replace the oldest ones. If it is None, no key is dropped and new tokens are added.
+    # If this is a number, the draft always reads so many first tokens. The window after them slides
+    # as the answer grows: new tokens replace the oldest ones. If it is None, the draft goes on
+    # reading all that the view chose, and new tokens are added.
     sinks: int | None = SINKS
 
     @property
@@ -121,7 +125,8 @@ class Streaming(Budgeted):
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         count = len(prompt) - prompt.visual_tokens + self.budget(prompt)
         row = torch.arange(len(prompt), device=prompt.visual.device)
-        return prompt.rows((row < SINKS) | (row >= len(prompt) - count + SINKS))
+        window_start = len(prompt) - (count - SINKS)
+        return prompt.rows((row < SINKS) | (row >= window_start))
 
 
 STD = Recipe(

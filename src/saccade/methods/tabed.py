@@ -4,7 +4,7 @@ Lee et al., 2025. One draft model reads the prompt in several ways at once - M, 
 video one newline; P, pooled 2x2; C, a caption - and what it drafts follows their weighted average:
 
     q(. ; w) = sum_i w_i q_i,   w fixed for a block of gamma = 5, equal for the first    (Alg. 1)
-    MT*      w* = argmin over w of tenths that sum to 1 of  sum_t D(p_t || q_t(. ; w))
+    MT*      w* = argmin of  sum_t D(p_t || q_t(. ; w)),   over all w in tenths that sum to 1
     MTCP*    w  = softmax([1/e_1, ..., 1/e_m]; tau),   e_i = sum_t D(p_t || q_t,i)     (App. B.2)
 
 t runs over the token positions verified so far, or the last h of them. The bonus token's position
@@ -13,8 +13,9 @@ is not among them, because no view has a law there. D is KL, TVD, or a miss of t
 before any sampling rule. From round to round only sums of D are kept, and no laws.
 
 MTCP*'s published code takes softmax(log(1/e) / tau), so w is proportional to 1/e at tau = 1. Only
-the ratios of the errors count, and weights do not become equal as the sums grow. We do the same;
-``weights=softmax`` is the equation as printed.
+the ratios of the errors count. With the equation as printed, the weights become equal as the sums
+e_i grow, because every 1/e_i goes to 0. We do as the code does; ``weights=softmax`` is the equation
+as printed.
 """
 
 from __future__ import annotations
@@ -59,6 +60,7 @@ def misses(p: LogLaw, q: LogLaw) -> Tensor:
     return (p.argmax(-1) != q.argmax(-1)).double()
 
 
+# Where there are two functions, the second breaks ties of the first.
 DISTANCES: dict[Distance, tuple[Callable[[LogLaw, LogLaw], Tensor], ...]] = {
     "kl": (kl,),
     "tvd": (tvd,),
@@ -68,8 +70,8 @@ DISTANCES: dict[Distance, tuple[Callable[[LogLaw, LogLaw], Tensor], ...]] = {
 
 @dataclass(frozen=True)
 class History:
-    """The summed distances of each candidate, which is a view or a mixture of views. A second
-    column breaks ties of the first."""
+    """The summed distances of each candidate, which is a view or a mixture of views. The columns
+    are the functions of ``DISTANCES``."""
 
     total: Float[Tensor, "candidate column"]
     recent: tuple[Float[Tensor, "candidate column"], ...] = ()  # by position, if there is a window
@@ -77,16 +79,22 @@ class History:
     views: int = 0  # how many views the candidates of a grid mix
 
     def add(self, new: Float[Tensor, "position candidate column"], window: int | None) -> History:
-        """Returns the history with the distances of new positions."""
-        recent = () if window is None else (*self.recent, *new)[-window:]
-        total = self.total + new.sum(0) if window is None else torch.stack(recent).sum(0)
+        """Returns the history with the distances of new positions. With a ``window`` only the last
+        so many positions count."""
+        recent: tuple[Tensor, ...] = ()
+        if window is None:
+            total = self.total + new.sum(0)
+        else:
+            recent = (*self.recent, *new)[-window:]
+            total = torch.stack(recent).sum(0)
         return History(total, recent, self.positions + len(new), self.views)
 
 
 def distances(p: LogLaw, q: Float[Tensor, "candidate position vocab"], name: Distance) -> Tensor:
     """Returns the distances of each candidate from p, as [position, candidate, column]."""
-    wide = p.expand_as(q)
-    return torch.stack([each(wide, q) for each in DISTANCES[name]], -1).transpose(0, 1)
+    p_for_each = p.expand_as(q)
+    columns = [distance(p_for_each, q) for distance in DISTANCES[name]]
+    return torch.stack(columns, -1).transpose(0, 1)
 
 
 @dataclass(frozen=True)
@@ -107,11 +115,14 @@ class Equal(Weighting):
 def grid(views: int) -> tuple[tuple[float, ...], ...]:
     """Returns every way to share ten tenths among views, the first view's share falling: eleven for
     two views, 66 for three, 286 for four."""
-    last = GRID_STEPS + views - 1
+    # Stars and bars: the tenths and the bars between views stand in a row of places. The tenths
+    # between two neighbouring bars are one view's share: for two views of eleven places, a bar at
+    # place 3 gives .3 and .7.
+    places = GRID_STEPS + views - 1
     shares = []
-    # Stars and bars: the tenths between two neighbouring bars are one view's share.
-    for bars in combinations(range(last), views - 1):
-        shares.append(tuple((b - a - 1) / GRID_STEPS for a, b in pairwise((-1, *bars, last))))
+    for bars in combinations(range(places), views - 1):
+        borders = pairwise((-1, *bars, places))
+        shares.append(tuple((right - left - 1) / GRID_STEPS for left, right in borders))
     return tuple(reversed(shares))
 
 
@@ -129,14 +140,16 @@ class Grid(Weighting):
     def weights(self, state: History) -> tuple[float, ...]:
         if not state.positions:
             return (1 / state.views,) * state.views
+        # Lists are compared by their first number, and by the second where the first ones tie.
         best = min(range(len(state.total)), key=lambda place: state.total[place].tolist())
         return grid(state.views)[best]
 
     def fold(self, state: History, p: LogLaw, q: LogLaw) -> History:
         shares = torch.tensor(grid(state.views), device=q.device, dtype=q.dtype)
+        # Each product is [candidate view] x [view position vocab].
         parts = shares.split(CANDIDATES_AT_ONCE)
-        mixed = (torch.tensordot(part, q.exp(), 1).log() for part in parts)
-        new = torch.cat([distances(p, each, self.distance).cpu() for each in mixed], 1)
+        mixtures = (torch.tensordot(part, q.exp(), 1).log() for part in parts)
+        new = torch.cat([distances(p, each, self.distance).cpu() for each in mixtures], 1)
         return state.add(new, self.window)
 
 

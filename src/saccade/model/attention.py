@@ -25,7 +25,7 @@ from saccade.model.window_rule import KeyWindow
 from saccade.model.windowed_attention import Extras, attend_visible, visible_keys
 
 Attend = Callable[..., Tensor]
-"""What layers call: (layer, q, k, v, scale) -> heads side by side.
+"""What layers call: (layer, q, k, v, scale) -> an :data:`AttentionOutput`.
 
 A :class:`Step` is one. A prompt's last layer passes it ``last=True`` as well.
 """
@@ -33,7 +33,7 @@ NewKeys = Float[Tensor, "kv_head written head_dim"]
 Keys = Float[Tensor, "kv_head seen head_dim"]
 Mask = Bool[Tensor, "new seen"]
 AttentionOutput = Float[Tensor, "new out"]
-"""Heads side by side."""
+"""For each row the outputs of all heads, one after the other: heads x head_dim numbers."""
 Kernel = tuple[Callable[..., Queries], Tensor | None]
 """A function that attends, and the mask that it is called with."""
 PartialAttention = tuple[Queries, Float[Tensor, "head new"]]
@@ -48,7 +48,7 @@ TIMED_MULTIPLICATIONS = 2**28
 # A timed call for one row goes through several layers' keys and values in turn, up to this many
 # bytes, so that they come from memory, as in a real forward, and not from the processor's cache.
 TIMED_BYTES = 2**24
-ALWAYS_FUSED = AttentionChoice((1,), (("fused", "fused"),), (0,))
+ALWAYS_FUSED = AttentionChoice(rows=(1,), names=(("fused", "fused"),), thresholds=(0,))
 # Where no kernel returns log-sum-exps, at most so many queries and logits are computed at once.
 MAX_QUERIES_AT_ONCE = 256
 MAX_LOGITS_AT_ONCE = 2**25
@@ -63,8 +63,8 @@ class ForwardAttention(Protocol):
 
     @property
     def segments(self) -> Sequence[Segment]:
-        """The requests whose caches the forward writes; empty while a forward is captured,
-        because the caches that it writes are known only when it is replayed."""
+        """The requests whose caches the forward writes. They are empty while a forward is captured,
+        because a captured forward is told only at each replay which caches to write."""
 
     def key_layer(self, layer: int) -> int:
         """Returns the number of a layer among those that have keys."""
@@ -79,7 +79,7 @@ class ForwardAttention(Protocol):
         *,
         extras: Extras = NO_EXTRAS,
     ) -> AttentionOutput:
-        """Returns the attention of one layer's rows, heads side by side."""
+        """Returns the attention of one layer's rows."""
 
 
 class Step:
@@ -122,6 +122,7 @@ class Step:
         self._choose: Callable[[Segment, int], Kernel] = partial(
             _choose_kernel, groups, dtype, choice
         )
+        # If the model's layers have no keys, no layer calls this step, and no kernel is needed.
         self._kernels = [
             self._choose(each, each.stop - each.start) for each in segments if each.cache.keys
         ]
@@ -143,7 +144,7 @@ class Step:
         last: bool = False,
         extras: Extras = NO_EXTRAS,
     ) -> Float[Tensor, "rows out"]:
-        """Returns the attention of one layer's rows, heads side by side.
+        """Returns the attention of one layer's rows.
 
         With ``last``, in a forward of a single segment, it returns that of the last row alone.
         """
@@ -211,8 +212,9 @@ def attend_partially(
 ) -> PartialAttention:
     """Returns attention over some of the keys, and the log of the sum its softmax divided by.
 
-    ``causal`` is for as many keys as queries. Memory is O(new + seen): by flash kernels where torch
-    has one that returns the sums, elsewhere by a few queries at a time.
+    Each query sees all keys, or those that ``visible`` marks, or with ``causal``, which needs as
+    many keys as queries, those up to its own. Where torch has a flash kernel that returns the sums,
+    it is used. Elsewhere a few queries are computed at a time. So memory is O(new + seen).
     """
     if q.device.type == "cpu":
         bias = None
@@ -242,12 +244,13 @@ def attend_partially_by_products(
     grouped = q.reshape(k.shape[0], -1, new, width)
     column = torch.arange(k.shape[1], device=q.device)
     outs, sums = [], []
-    fitting = MAX_LOGITS_AT_ONCE // (heads * max(1, len(column)))
-    count = max(1, min(MAX_QUERIES_AT_ONCE, fitting))
-    for start in range(0, new, count):
-        stop = min(start + count, new)
-        chosen = grouped[:, :, start:stop].float()
-        logits = torch.einsum("hgrd,hsd->hgrs", chosen, k.float()) * scale
+    queries_within_limit = MAX_LOGITS_AT_ONCE // (heads * max(1, len(column)))
+    queries_at_once = max(1, min(MAX_QUERIES_AT_ONCE, queries_within_limit))
+    for start in range(0, new, queries_at_once):
+        stop = min(start + queries_at_once, new)
+        queries = grouped[:, :, start:stop].float()
+        # Axes: h is a key head, g a query head of its group, r a row, s a key that may be seen.
+        logits = torch.einsum("hgrd,hsd->hgrs", queries, k.float()) * scale
         if visible is not None:
             logits.masked_fill_(~visible[start:stop], float("-inf"))
         if causal:
@@ -262,7 +265,8 @@ def attend_partially_by_products(
 def merge(first: PartialAttention, second: PartialAttention) -> Queries:
     """Returns attention over the keys of both parts.
 
-    The exponential of a part's log-sum-exp is its share of the whole softmax's sum.
+    With the log-sum-exps a and b of the two parts, the whole softmax divides by e^a + e^b. So the
+    second part has the share e^b / (e^a + e^b) = sigmoid(b - a) of the result.
     """
     share = torch.sigmoid(second[1] - first[1])[..., None]
     return torch.lerp(first[0], second[0], share.to(first[0].dtype))
@@ -271,11 +275,14 @@ def merge(first: PartialAttention, second: PartialAttention) -> Queries:
 def _choose_kernel(
     groups: int, dtype: torch.dtype, choice: AttentionChoice, segment: Segment, new: int
 ) -> Kernel:
-    """Returns the kernel and mask for ``new`` rows: all rows of a segment, or its last one."""
+    """Returns the kernel and mask for ``new`` rows: all rows of a segment, or its last one.
+
+    ``groups`` is the number of query heads for each key head.
+    """
     name = choice.kernel_for(new, segment.at + segment.stop - segment.start)
     device = segment.cache.keys[0].device
-    masked = segment.recent_mask is not None or new > 1
-    if new <= FOLD_LIMIT and masked and segment.pages is None and device.type != "cpu":
+    needs_mask = segment.recent_mask is not None or new > 1
+    if new <= FOLD_LIMIT and needs_mask and segment.pages is None and device.type != "cpu":
         return _attend_folded, send_to_device(segment.mask, device).repeat(groups, 1)
     if new <= FOLD_LIMIT or segment.pages is not None:
         return FEW_ROW_KERNELS[name], _bias(segment, new, groups, dtype, name)
@@ -298,6 +305,8 @@ def _bias(segment: Segment, new: int, groups: int, dtype: torch.dtype, name: str
     columns = segment.at + new if name == "fused" else last
     bias = torch.zeros(new, columns, dtype=dtype, device=device)
     bias[:, columns - last :].masked_fill_(~mask.to(device), float("-inf"))
+    # The compiled kernel uses one mask for every query head of a group. The others take the heads
+    # of a group as further rows, so their mask has these rows too.
     return bias if name == "compiled" else bias.repeat(groups, 1)
 
 
@@ -335,7 +344,8 @@ def _attend_in_two_parts(
     """Returns the attention of many rows, from two parts that are merged.
 
     One part is over the earlier keys, which every row sees, and the other over the last keys, of
-    which each row sees some. So a mask is needed for the last keys only.
+    which each row sees some. So a mask is needed for the last keys only. Without ``recent_mask``
+    the last keys are the rows' own, and each row sees those up to itself.
     """
     last = q.shape[1] if recent_mask is None else recent_mask.shape[1]
     if recent_mask is None and last == k.shape[1]:
@@ -399,11 +409,13 @@ def quickest_attention(
         timed_heads = min(kv_heads, torch.get_num_threads())
         q = torch.randn(timed_heads * groups, rows, width)
         layer_bytes = 2 * timed_heads * keys * width * dtype.itemsize
+        # A call of one row goes through TIMED_BYTES of keys and values, one of n rows through an
+        # n-th of that.
         timed_layers = max(1, min(TIMED_BYTES // rows // layer_bytes, len(devices)))
         caches = torch.ones(timed_layers, 2, timed_heads, keys, width)
         full_mask = None if rows == 1 else torch.zeros(rows * groups, keys)
-        last = None if full_mask is None else full_mask[:, : min(rows, keys)]
-        masks = {name: full_mask if name == "fused" else last for name in names}
+        recent_mask = None if full_mask is None else full_mask[:, : min(rows, keys)]
+        masks = {name: full_mask if name == "fused" else recent_mask for name in names}
 
         def attend_in_all_layers(name: str) -> list[Queries]:
             return [FEW_ROW_KERNELS[name](q, k, v, masks[name], 1.0) for k, v in caches]
@@ -411,10 +423,12 @@ def quickest_attention(
         return {name: partial(attend_in_all_layers, name) for name in names}
 
     def prompt_calls(rows: int, keys: int) -> dict[str, Callable[[], object]]:
-        fitting = max(1, min(heads, TIMED_MULTIPLICATIONS // (2 * rows * keys * width)))
-        group = min(groups, fitting)
-        q = torch.randn(fitting // group * group, rows, width)
-        k, v = torch.randn(2, fitting // group, keys, width)
+        multiplications_per_head = 2 * rows * keys * width
+        max_heads = max(1, min(heads, TIMED_MULTIPLICATIONS // multiplications_per_head))
+        timed_group = min(groups, max_heads)
+        timed_kv_heads = max_heads // timed_group
+        q = torch.randn(timed_kv_heads * timed_group, rows, width)
+        k, v = torch.randn(2, timed_kv_heads, keys, width)
         return {
             name: partial(kernel, q, k, v, None, 1.0)
             for name, kernel in MANY_ROW_KERNELS.items()

@@ -79,9 +79,11 @@ class Backbone:
     """
 
     hidden_layers: Sequence[int] = ()
-    """Which hidden states of the target a head reads (``HiddenStates``); a model reads none."""
+    """Which hidden states of the target a draft head reads (``HiddenStates``). A whole model, as
+    here, reads none."""
     levels_per_forward: int = 1
-    """How many levels of a draft one forward scores: several for a head that drafts blocks."""
+    """How many levels of a draft one forward scores: several for a draft head that drafts whole
+    blocks of tokens."""
 
     def __init__(
         self,
@@ -90,8 +92,8 @@ class Backbone:
         fused: bool | None = None,
         positions: Literal["library", "trained"] = "library",
     ) -> None:
-        # A tensor that is made in inference mode can never be trained. The caller's weights may
-        # become views of tensors that are made here, which outlive the caller's inference mode.
+        # The caller's weights may become views of tensors that are made here. If these were made in
+        # the caller's inference mode, the weights could not be trained after it.
         with torch.inference_mode(False), torch.no_grad():
             self._build(model, fused, positions)
 
@@ -126,9 +128,7 @@ class Backbone:
         with_keys = [layer for layer in range(self.layer_count) if layer not in self.mixers]
         self.key_layers = {layer: number for number, layer in enumerate(with_keys)}
         """The layers that have keys: their place among all layers -> their place among these."""
-        self.key_layer_count: int = len(
-            self.key_layers
-        )  # Only layers that have keys; ``layer_count`` counts all.
+        self.key_layer_count: int = len(self.key_layers)
         windows = windowed_attention.windows_of(config, [*self.key_layers])
         self.windows: list[KeyWindow | None] = windows if any(windows) else []
         config_fields = config.to_dict()
@@ -139,6 +139,7 @@ class Backbone:
         # Where a config leaves the sections of the axes out, the rotary module has the usual ones.
         rotary = self.text._modules.get("rotary_emb")
         default_sections = () if rotary is None else vars(rotary).get("mrope_section", ())
+        # How many position numbers a token has: three for M-RoPE (time, height, width), else one.
         self.axes = len(rope.get("mrope_section") or default_sections or ()) or 1
         # Only models with an embedding for each layer say how wide it is.
         has_layer_embeddings = bool(config_fields.get("hidden_size_per_layer_input"))
@@ -179,6 +180,7 @@ class Backbone:
             self.fused = FusedDecoder(self.text, head, self.axes)
         self.head_shapes = self._find_head_shapes()
         shapes = {*self.head_shapes}
+        # Whether layers differ in their key heads, or values have another width than keys.
         self.has_uneven_heads = len(shapes) > 1 or any(
             shape.key_dim != shape.value_dim for shape in shapes
         )
@@ -284,10 +286,17 @@ class Backbone:
     ) -> list[Prompt]:
         """Returns every request of a processor's output as the language model would read it.
 
-        Padding is dropped, so that prompts differ in length. ``vision_outputs`` are what an equal
-        vision tower of another model returned for these inputs (:meth:`record_vision`). ``coarse``
-        asks for ``Media.coarse``, of models that have it (:attr:`can_coarsen`); the vision tower
-        runs only once all the same. Media whose output is in ``vision`` do not run again.
+        Padding is dropped, so prompts may differ in length.
+
+        Args:
+            inputs: the processor's output.
+            vision_outputs: what the vision tower of another model, which has the same weights,
+                returned for these inputs (:meth:`record_vision`). It is used instead of running
+                this model's tower.
+            coarse: whether ``Media.coarse`` is filled in too, for models that have it
+                (:attr:`can_coarsen`). It is computed from the same run of the vision tower.
+            vision: the tower's outputs that a conversation has stored. Media that are among them do
+                not go through the tower again.
         """
         with self.lock, nullcontext() if vision is None else vision.reading(self.model):
             return self._read_prompts(inputs, vision_outputs, coarse, vision)
@@ -316,6 +325,8 @@ class Backbone:
                 prompts = self._reader.read(inputs)
         if not coarse:
             return prompts
+        # The prompts are read again. The tower's outputs are replayed, and averaged before they are
+        # projected.
         with (
             self._replay_vision(recorded),
             self._reader.average_pictures(),
@@ -422,8 +433,9 @@ class Backbone:
 
     @contextmanager
     def _write_hidden(self, writer: HiddenStateWriter) -> Iterator[None]:
-        """While this lasts each layer whose input a head reads also writes that input to the
-        caches. The last norm has the number after the last layer's."""
+        """While this lasts each layer whose input a draft head reads also writes that input to the
+        caches. So does the last norm, whose number follows that of the last layer. The norm's
+        output (``AFTER_NORM``) is not written here."""
         modules = [*self.text.layers[: self.layer_count], self.text._modules.get("norm")]
         with ExitStack() as stack:
             for number in writer.layers - {AFTER_NORM}:
@@ -489,8 +501,8 @@ class Backbone:
             yield
 
     def logits(self, hidden: Float[Tensor, "rows dim"]) -> Float[Tensor, "rows vocab"]:
-        """Returns the model's logits: the output of its head, or what its own forward makes of that
-        where it scales or caps it."""
+        """Returns the model's logits: the output of its head (the matrix from hidden states to the
+        vocabulary), scaled or capped where the model's own forward does so."""
         full = self.full_backbone or self  # A model stopped early uses the whole model's head.
         if full.needs_model_for_logits is None:
             full.needs_model_for_logits = full._does_more_than_its_head()
@@ -512,6 +524,8 @@ class Backbone:
 
         # The hooks ran when these hidden states were computed, and must not run twice.
         no_hooks: dict[str, Any] = {name: {} for name in HOOKS}
+        # The ids matter only by their number, as `decode` does not read them. They must not stand
+        # for a picture, because none is given.
         plain_id = next(id_ for id_ in range(self.embedding_count) if id_ not in self.placeholders)
         ids = torch.full((1, len(hidden)), plain_id, device=self.device)
         with self.lock, _replace_attributes(self.text, forward=decode, **no_hooks):
@@ -545,7 +559,7 @@ class Backbone:
 
     @property
     def head_weights(self) -> int:
-        """How many weights make logits of a hidden state."""
+        """How many weights the head has, which turns a hidden state into logits."""
         return int(self.vocab * self.config.hidden_size)
 
     @property
@@ -720,7 +734,7 @@ class Backbone:
 
     @torch.no_grad()
     def embed_missing_rows(self, prompt: Prompt) -> Prompt:
-        """Returns the prompt with those rows embedded that a view left as ids
+        """Returns the prompt with embeddings in those rows for which a view has only set ids
         (``Reading.ids_to_embed``)."""
         ids = prompt.reading.ids_to_embed
         if ids is None:
@@ -804,8 +818,9 @@ def state_rows(segment: Segment) -> StateRows:
     assert states is not None
     committed, scored = segment.committed_rows, segment.scored_nodes
     new = segment.stop - segment.start - committed
-    # Each new node's row marks the nodes on its path, itself included: first among the nodes that
-    # earlier forwards scored, then among the new ones. Without a block, the tree is a chain.
+    # Each new node has a row that marks the nodes on its path, itself included. The columns are the
+    # nodes that earlier forwards scored, then the new nodes. Without a ``recent_mask`` the tree is
+    # a chain, so a new node's path has all earlier nodes and the new ones up to itself.
     if segment.recent_mask is None:
         ancestors = torch.ones(new, scored + new, dtype=torch.bool).tril_(scored)
     else:
@@ -904,6 +919,7 @@ def device_of(module: nn.Module) -> torch.device:
 
 def _equal(weights: dict[str, Tensor], other_weights: dict[str, Tensor]) -> bool:
     """Returns whether these are the very same weights. Quantised ones never count as equal."""
+    # The type of quantised weights is a subclass of Tensor.
     return weights.keys() == other_weights.keys() and all(
         type(weights[name].data) is type(other_weights[name].data) is Tensor
         and weights[name].shape == other_weights[name].shape

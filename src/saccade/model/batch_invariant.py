@@ -111,7 +111,8 @@ class BatchInvariantStep(Step):
     """
 
     def __init__(self, segment: Segment, last: Int[Tensor, " rows"] | None = None) -> None:
-        # The base class is not initialised, because its mask is as wide as the cache.
+        # The base class is not initialised, because it would make a mask as wide as the cache. Here
+        # the kernel is attend_in_order, and it gets the last visible keys in the place of a mask.
         end = segment.at + segment.stop - segment.start
         last_keys = torch.arange(segment.at, end) if last is None else last
         self.segments, self.calls = [segment], 0
@@ -125,16 +126,16 @@ def attend_in_order(
 ) -> Queries:
     """Returns softmax attention in fp32, whose sums over keys go block by block from key 0 on.
 
-    Keys after a row's ``last`` add exactly 0 to its sums, so blocks of them change no bit. ``last``
-    is one of the newest keys, or the key right before them.
+    ``last`` has the last key that each row sees: one of the ``new`` newest keys, or the key right
+    before them. Later keys add exactly 0 to the row's sums, so blocks of them change no bit.
     """
     heads, new, width = q.shape
     kv_heads, key_count, _ = k.shape
     grouped = (q.reshape(kv_heads, -1, width).float() * scale).contiguous()
     starts = range(0, key_count, BLOCK)
     column = torch.arange(BLOCK, device=q.device)
+    # Only blocks that reach the newest keys need a mask. Every row sees all keys of earlier blocks.
     hidden_keys = (
-        # In the blocks before the newest keys every row sees every key.
         column + start > last[:, None] if start + BLOCK > key_count - new else None
         for start in starts
     )
@@ -200,13 +201,14 @@ class BatchInvariantAttention(AttentionKind):
 
     def attention(self, inputs: StaticInputs, pool: CachePool, groups: int) -> Attention:
         size = inputs.size
-        places = inputs.tokens[2]
+        places = inputs.tokens[2]  # The place of each row's key in its cache.
+        # There is a single request, so these have one number each.
         first_rows, capacities, _ = inputs.caches
         heads = torch.arange(pool.kv_heads, device=places.device)
-        base = first_rows + heads * capacities
+        base = first_rows + heads * capacities  # The pool's row of each head's first key.
         column = torch.arange(size.keys, device=places.device).view(-1, 1, BLOCK)
-        # The shape is [block, kv_head, key], so that each block is contiguous. Numbers beyond the
-        # pool belong to keys after the last row's own, which _attend_by_blocks sets to zero.
+        # The shape is [block, kv_head, key], so that each block is contiguous. Rows beyond the end
+        # of the pool belong to keys after the last row's own, which _attend_by_blocks sets to zero.
         block_rows = (base[:, None] + column).clamp_(max=pool.rows - 1)
         past_last_row = (column > places[0, -1])[..., None]
         hidden_keys = column.view(-1, 1, BLOCK) > places[0][:, None]
@@ -287,10 +289,11 @@ def require_batch_invariance(model: Backbone) -> None:
     if key not in trials:
         trials[key] = is_batch_invariant(model)
     if not trials[key]:
+        dtype = str(model.dtype).removeprefix("torch.")
         raise ModelError(
-            f"exact=True cannot be promised on this machine: in {str(model.dtype)[6:]} on "
-            f"{model.device} with {torch.get_num_threads()} threads a row's result depends on its "
-            "place among others; use another number of threads, or float32 without exact"
+            f"exact=True cannot be promised on this machine: in {dtype} on {model.device} with "
+            f"{torch.get_num_threads()} threads a row's result depends on its place among others; "
+            "use another number of threads, or float32 without exact"
         )
 
 
@@ -298,11 +301,11 @@ def require_batch_invariance(model: Backbone) -> None:
 def is_batch_invariant(model: Backbone, tries: int = 2) -> bool:
     """Returns whether a row's logits are the same bits at each of the ``ROWS`` places.
 
-    The row is put at all places, then at the even and at the odd ones with random rows at the
-    others. All rows attend to the same random keys and not to each other.
+    The row is put at all places, then at the even ones with random rows at the others, then at the
+    odd ones. All rows attend to the same random keys and not to each other.
     """
     random = torch.Generator().manual_seed(0)
-    past = BLOCK + BLOCK // 3
+    past = BLOCK + BLOCK // 3  # The keys fill one block and a part of another.
     cache = _random_cache(model, past, random)
     last = torch.full((ROWS,), past - 1)
     positions = torch.full((model.axes, ROWS), past, device=model.device)

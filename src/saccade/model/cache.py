@@ -235,7 +235,7 @@ class Cache:
         """
         if self.states is not None:
             self.states.commit_path(path)
-        # The first tokens of the path are often in their places already.
+        # The first tokens of the path are often in their places already: two of the path (0, 1, 4).
         in_place = sum(place == node for place, node in enumerate(path))
         old_length = self.length
         start = old_length + in_place
@@ -288,8 +288,9 @@ class Cache:
         if self.states is None:
             return length
         # Where a view left rows out, the cache has no keys of them, but the states have read them.
-        unread = self.length - self.states.length
-        return max(0, unread + self.states.nearest(length - unread))
+        # So the states are at a larger length than the keys, by the number of these rows.
+        left_out = self.states.length - self.length
+        return max(0, self.states.nearest(length + left_out) - left_out)
 
     def _nearest_with_keys(self, length: int) -> int:
         if length >= self._first_length:
@@ -366,8 +367,9 @@ class Cache:
     def remove_rows(self, start: int, count: int) -> None:
         """Removes ``count`` rows from ``start`` on; those after them move up in the same memory."""
         assert not self.evicts_keys, "rows cannot be moved in a cache that evicts keys"
-        for layer in (*self.keys, *self.values):
-            layer[:, start : self.length - count] = layer[:, start + count : self.length].clone()
+        for tensor in (*self.keys, *self.values):
+            rows_after = tensor[:, start + count : self.length].clone()
+            tensor[:, start : self.length - count] = rows_after
         self.length -= count
 
     def select(
@@ -396,8 +398,9 @@ class Cache:
             pool=self.pool if pooled else None,
             states=None if self.states is None else self.states.copy(),
         )
-        # Rows are numbered through all heads, where a head's first row is its offset. index_select
-        # over such numbers is many times faster than torch.gather.
+        # The rows of all heads are numbered as one list, in which the first row of head h has the
+        # number h * capacity. index_select over such numbers is many times faster than
+        # torch.gather.
         head_offsets = {
             heads: torch.arange(heads, device=rows.device)[:, None] * self.capacity
             for heads in {shape.kv_heads for shape in new.shapes}
@@ -451,6 +454,8 @@ class Cache:
         is_new = torch.zeros(*old_rows.shape[:2], size, dtype=torch.bool, device=old_rows.device)
         is_old = is_new.clone().scatter_(-1, old_rows, True)
         is_new.scatter_(-1, new_rows, True)
+        # The places whose rows leave. In a head with the old rows 2, 5, 7 and the new rows 2, 7, 9
+        # row 5 leaves place 1, and row 9 takes that place.
         layer, head, place = (~is_new.gather(-1, old_rows)).nonzero(as_tuple=True)
         # In each head as many rows arrive as leave. Both lists are ordered by layer and head.
         arriving = new_rows[~is_old.gather(-1, new_rows)]
@@ -472,7 +477,8 @@ class Cache:
         this cache evicts keys, it must be empty, and the source must evict keys too.
         """
         if at is not None:
-            self.length = at  # The states follow below, so they need not be truncated.
+            # Not truncate(), which would cut the states too: they are copied whole below.
+            self.length = at
         end = self.length + stop - start
         if not self.evicts_keys:
             self.reserve(end)
@@ -515,10 +521,10 @@ def as_slice(columns: Int[Tensor, " column"]) -> slice | Int[Tensor, " column"]:
 
 
 class Pages:
-    """Rows of a cache, cut into pages of a few rows.
+    """Rows of a cache, the ``source``, cut into pages of a few rows.
 
     At each step of a draft, the step's queries choose the few pages to whose mean keys they attend
-    the most, and only those are read.
+    the most. Of all pages only those are read, from copies in the draft's own cache.
     """
 
     def __init__(self, source: Cache, paged: Paged, layers: int) -> None:
@@ -569,6 +575,7 @@ class Pages:
     def load(self, cache: Cache, layer: int, q: Float[Tensor, "head one head_dim"]) -> None:
         """Writes the keys and values of the chosen pages over the first rows of a cache."""
         kv_heads, capacity, width = self._source.keys[layer].shape
+        # As in Cache.select, the rows of all heads are numbered as one list.
         rows = self._rows[layer][self.best_pages(layer, q)].flatten(1)
         flat = (rows + torch.arange(kv_heads, device=rows.device)[:, None] * capacity).flatten()
         for source_layers, copied_layers in (

@@ -29,12 +29,14 @@ Buffer = Float[Tensor, "row head_dim"]
 
 @dataclass(eq=False)
 class Lease:
-    """The rows that one cache has borrowed: those of its first head, then those of the next.
+    """The rows that one cache has borrowed, the same ones of every layer's buffer: ``capacity``
+    rows for its first head, then as many for each of the others.
 
-    ``keys`` and ``values`` are views of them by layer, replaced in place when the pool moves.
+    ``keys`` and ``values`` have a view of the rows for each layer. When the buffers move, the pool
+    replaces the views in these lists.
     """
 
-    start: int
+    start: int  # the first of the rows
     capacity: int  # rows of each head
     keys: list[Float[Tensor, "kv_head capacity head_dim"]]
     values: list[Float[Tensor, "kv_head capacity head_dim"]]
@@ -80,7 +82,8 @@ class CachePool:
         )
 
     def watch(self, watcher: Any) -> None:
-        """Calls ``watcher.forget()`` from now on, whenever the buffers have moved."""
+        """Makes the pool call ``watcher.forget()`` whenever its buffers have moved, until the
+        watcher is garbage-collected."""
         self._watchers.add(watcher)
 
     def lease(self, capacity: int, layers: int) -> Lease | None:

@@ -67,7 +67,8 @@ CAPTURABLE_MODEL_TYPES = ("qwen3_5_text", "lfm2")
 MAX_REQUESTS = 4  # States of more would take gigabytes, and are stored twice: in caches and here.
 EARLIER_SIZES = (0, 16, 128)  # How many nodes of each request's tree may have been scored before.
 SOLVED_TOGETHER = 8  # This many rows of a triangular system are solved at once.
-PROBED_NODES = 2  # How many nodes are scored before, when a size with such nodes is tried.
+# A size with room for earlier nodes is tried after an ordinary forward has scored so many nodes.
+PROBED_NODES = 2
 
 
 @once
@@ -112,8 +113,8 @@ class StaticStates:
         self._earlier: dict[int, Updates] = {}
 
     def earlier(self, count: int) -> Updates:
-        """Returns the memory for the updates of so many earlier nodes of each request, which all
-        forwards share that read as many."""
+        """Returns the memory for the updates of ``count`` earlier nodes of each request. All
+        forwards that read as many share this memory."""
         if count not in self._earlier:
             self._earlier[count] = self.no_updates(count)
         return self._earlier[count]
@@ -134,7 +135,8 @@ class StaticStates:
         return Updates(inputs, writes)
 
     def fill(self, request: int, states: StatesByLayer) -> None:
-        """Fills in the states of a request, unless they were the last to be filled in there."""
+        """Copies a request's states to its place among the committed states, unless they are there
+        already."""
         filled = self._filled[request]
         if filled is not None and filled() is states:
             return
@@ -157,7 +159,7 @@ class StaticRows:
         self._earlier = states.earlier(size.earlier)
         self._new = states.no_updates(size.rows)
         window = states.committed_states.window
-        self._past = window.shape[2]
+        self._past = window.shape[2]  # How many earlier inputs a row's convolution reads.
         self._memory = torch.zeros(self._bytes(), dtype=torch.uint8, device=window.device)
         parts = self._parts(self._memory)
         self._taps, self._window_places, self._ancestors, self._is_committed = parts
@@ -197,9 +199,11 @@ class StaticRows:
             states.put_in_all(updates)
 
     def _bytes(self) -> int:
+        """Returns the size of the buffer of :meth:`_parts`: integers, then a byte a boolean."""
         requests, rows, earlier = self.size.requests, self.size.rows, self.size.earlier
-        longs = requests * rows * (self._past + 1) + requests * self._past
-        return 8 * longs + requests * rows * (earlier + rows + 1)
+        integers = requests * rows * (self._past + 1) + requests * self._past
+        booleans = requests * rows * (earlier + rows) + requests * rows
+        return torch.long.itemsize * integers + booleans
 
     def _parts(
         self, flat: Tensor
@@ -209,13 +213,13 @@ class StaticRows:
         Bool[Tensor, "request rows all"],
         Bool[Tensor, "request rows"],
     ]:
-        """Returns the views of a flat buffer.
+        """Returns the taps, window places, ancestors and committed rows, as views of a flat buffer.
 
-        The first two are places among the inputs of a convolution, which are for each request those
-        before its tree, those of its earlier nodes, and those of its rows. The first has the places
-        that each row reads, and the second the places of the window before the first node. The
-        third says which rows are on the path to each row, the earlier nodes first. The last says
-        which rows the forward commits.
+        The inputs of a convolution are, for each request, those before its tree, those of its
+        earlier nodes, and those of its rows. The taps are the places of the inputs that each row
+        reads. The window places are those of the inputs that the state after the committed rows has
+        as its window. The ancestors say which earlier nodes, and then which rows, are on the path
+        to each row. The last part says which rows the forward commits.
         """
         requests, rows = self.size.requests, self.size.rows
         shapes = (
@@ -252,6 +256,8 @@ class StaticRows:
             taps[request] = first + find_taps(ancestors[request], past)
             count = segments[request].committed_rows if request < len(segments) else 0
             committed = range(past + earlier, past + earlier + count)
+            # The window has the last `past` inputs. With past = 3 and one committed row, these are
+            # two of the inputs before the tree and the input of the committed row.
             before_nodes = [*range(past), *committed][count:]
             window_places[request] = first + torch.tensor(before_nodes, dtype=torch.long)
         if self._memory.device.type == "cuda":
@@ -264,6 +270,8 @@ class StaticRows:
         new = segment.stop - segment.start
         committed, scored = segment.committed_rows, segment.scored_nodes
         nodes = state_rows(segment).ancestors
+        # A row is on its own path. The first ``earlier`` columns are for the earlier nodes, the
+        # others for the rows. The committed rows are on the path to every row after them.
         paths = torch.zeros(new, self.size.earlier + self.size.rows, dtype=torch.bool)
         paths[committed:, :scored] = nodes[:, :scored]
         new_paths = paths[:, self.size.earlier : self.size.earlier + new]
@@ -277,16 +285,14 @@ class StaticRows:
         self, mixer: Mixer, inputs: Float[Tensor, "all channel"], layer: int
     ) -> Float[Tensor, "all channel"]:
         inputs_by_request = inputs.view(self.size.requests, self.size.rows, -1)
-        parts = [
-            self._states.committed_states.window[layer],
-            self._earlier.inputs[layer],
-            inputs_by_request,
-        ]
-        every = torch.cat(parts, 1).flatten(0, 1)
+        old_window = self._states.committed_states.window[layer]
+        parts = [old_window, self._earlier.inputs[layer], inputs_by_request]
+        all_inputs = torch.cat(parts, 1).flatten(0, 1)
         self._new.inputs[layer].copy_(inputs_by_request)
-        window = every.index_select(0, self._window_places.flatten())
-        self._states.states_after.window[layer].copy_(window.view_as(parts[0]))
-        taps = every.index_select(0, self._taps.flatten()).view(len(inputs), self._past + 1, -1)
+        window = all_inputs.index_select(0, self._window_places.flatten())
+        self._states.states_after.window[layer].copy_(window.view_as(old_window))
+        taps = all_inputs.index_select(0, self._taps.flatten())
+        taps = taps.view(len(inputs), self._past + 1, -1)
         out = (taps.float() * mixer.conv.weight[:, 0].T.float()).sum(1)
         if mixer.conv.bias is not None:
             out = out + mixer.conv.bias.float()
@@ -301,18 +307,20 @@ class StaticRows:
         new_writes = writes.rows(slice(self.size.earlier, None))
         is_committed = self._is_committed[:, None]
         # ``total_decay`` is the sum of log decays from the committed state to each row. The
-        # committed rows come first, one after the other, so ``passed`` is the sum to the last.
-        passed = (rows.decay * is_committed).sum(-1, keepdim=True)
-        log_decay_to_last = passed - new_writes.total_decay
-        to_last = log_decay_to_last.masked_fill(~is_committed, float("-inf")).exp()
-        written = (new_writes.keys * to_last[..., None]).transpose(-1, -2) @ new_writes.values
-        states.states_after.memory[layer].copy_(memory * passed.exp()[..., None] + written)
+        # committed rows follow one another, so the total at the last of them is the sum of theirs.
+        committed_decay = (rows.decay * is_committed).sum(-1, keepdim=True)
+        # What a committed row writes decays in the committed rows after it. Other rows add nothing.
+        later_decay = committed_decay - new_writes.total_decay
+        remaining = later_decay.masked_fill(~is_committed, float("-inf")).exp()
+        written = (new_writes.keys * remaining[..., None]).transpose(-1, -2) @ new_writes.values
+        memory_after = memory * committed_decay.exp()[..., None] + written
+        states.states_after.memory[layer].copy_(memory_after)
         stored_writes = self._new.of_layers(layer).writes
         assert stored_writes is not None
         stored_writes.keys.copy_(new_writes.keys)
         stored_writes.values.copy_(new_writes.values)
-        # Nodes are committed from the state after those rows, so their sums begin there.
-        stored_writes.total_decay.copy_(new_writes.total_decay - passed)
+        # The nodes' updates apply to the state after the committed rows, so their sums begin there.
+        stored_writes.total_decay.copy_(new_writes.total_decay - committed_decay)
         return read.transpose(0, 1).flatten(1, 2)
 
     def _earlier_writes(self, layer: int) -> Writes:
@@ -347,7 +355,8 @@ def solve_in_blocks(overlap: Float[Tensor, "*batch row row"], right: Tensor) -> 
         if parts:
             known = known - overlap[..., block, :start] @ torch.cat(parts, -2)
         power = -overlap[..., block, block].tril(-1)
-        reach = 1  # The product has the powers of N below this one.
+        # So far ``known`` is multiplied by the sum of the powers of N below ``reach``.
+        reach = 1
         while reach < block.stop - block.start:
             if reach > 1:
                 power = power @ power
@@ -408,7 +417,8 @@ class RecurrentGraphs(CudaGraphs):
         if size is None or size.requests > MAX_REQUESTS or scored > EARLIER_SIZES[-1]:
             return None
         if any(segment.scored_nodes and segment.committed_rows for segment in segments):
-            # Such nodes follow the committed rows, but in ``StaticRows`` they come before them.
+            # The nodes that were scored before follow the rows that this forward commits. But in
+            # ``StaticRows`` a request's earlier nodes come before all rows of the forward.
             return None
         if size.hidden_layers:
             # Modules write hidden states to the caches of a forward's segments, and a captured
@@ -418,7 +428,7 @@ class RecurrentGraphs(CudaGraphs):
         return RecurrentSize(size.requests, size.rows, size.tail, size.keys, earlier=earlier)
 
     def _rows_of(self, size: Size) -> StaticRows:
-        """Returns the rows of a size, which does not depend on how many keys there are."""
+        """Returns the rows of a size. Sizes that differ only in their keys share them."""
         assert isinstance(size, RecurrentSize)
         key = size.requests, size.rows, size.earlier
         if key not in self._rows:
@@ -509,6 +519,7 @@ class RecurrentProbe(Probe):
         for segment in rows.segments:
             recent_mask = segment.recent_mask
             if recent_mask is not None:
+                # The earlier nodes are a chain, which every row follows and sees.
                 recent_mask = pad(recent_mask, (self.earlier, 0), value=True)
             segments.append(
                 replace(
@@ -528,11 +539,14 @@ class RecurrentProbe(Probe):
             start, at = number * self.earlier, self._start(cache, size)
             segments.append(Segment(cache, start, start + self.earlier, at))
         count = range(self.earlier * len(segments))
+        # The factor is a prime, as in :meth:`Probe.rows`.
         ids = [(104729 * (row + 1)) % embeddings for row in count]
         positions = [self.position + 1 + row % self.earlier for row in count]
         return Rows(segments, ids, positions, [*count])
 
     def _start(self, cache: Cache, size: Size) -> int:
+        """Returns the first row of a cache that the trial writes: the one after its tokens, or an
+        earlier one if there is no room for all rows of the trial."""
         return max(0, min(cache.length, cache.capacity - size.rows - self.earlier))
 
 

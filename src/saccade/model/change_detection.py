@@ -28,6 +28,7 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from saccade.core.errors import ModelError
 
+# The dictionaries in which a module has its parameters, buffers, submodules and hooks.
 REGISTRIES = (
     "_parameters", "_buffers", "_modules", "_forward_hooks", "_forward_pre_hooks",
 )  # fmt: skip
@@ -135,6 +136,7 @@ def patched_functions(modules: Iterable[nn.Module]) -> list[str]:
             continue
         for name, value in vars(sys.modules[file_name]).items():
             package = str(getattr(value, "__module__", None)).partition(".")[0]
+            # A function from a package that such files do not import was put there by somebody.
             if callable(value) and package not in {*IMPORTED_BY_MODELING_FILES, "None"}:
                 names.append(f"{file_name}.{name}")
     return names
@@ -194,7 +196,7 @@ class Snapshot:
         partly_compared = {id(module) for module, _ in self._registries}
         registries = [vars(module)[name] for module in modules for name in REGISTRIES]
         registries += GLOBAL_HOOKS
-        # An entry that one of these gets later is a change.
+        # These have no entries yet, so any entry is a change.
         self._empty = [registry for registry in registries if not registry]
         self._dicts: list[dict[Any, Any]] = [
             *(vars(module) for module in modules if id(module) not in partly_compared),
@@ -234,6 +236,7 @@ class Snapshot:
 
 
 def _registries(module: nn.Module) -> tuple[Any, ...]:
+    """Returns the forward that somebody set on a module itself, or None, and its registries."""
     attributes = vars(module)
     return attributes.get("forward"), *(attributes[name] for name in REGISTRIES)
 
@@ -241,7 +244,7 @@ def _registries(module: nn.Module) -> tuple[Any, ...]:
 def _never_current() -> Snapshot:
     """Returns the snapshot of a copied model, whose modules are not those that were fused."""
     snapshot = Snapshot(())
-    snapshot._types = [nn.Module]
+    snapshot._types = [nn.Module]  # It has no modules, so this list never equals their types.
     return snapshot
 
 
@@ -269,6 +272,7 @@ def _has_tensor_attributes(module: nn.Module) -> bool:
 def _contents_of_modeling_files(kinds: Iterable[type]) -> list[dict[str, Any]]:
     """Returns the names and values in those files of transformers that define these classes."""
     names = {kind.__module__ for kind in kinds}
+    # Such files are transformers.models.* and transformers.modeling_*.
     return [vars(sys.modules[name]) for name in sorted(names) if name.startswith("transformers.m")]
 
 
@@ -305,10 +309,13 @@ class Description:
         return cls(tuple(structure), tuple(_identity(tensor) for _, tensor in _weights(modules)))
 
     def __reduce__(self) -> tuple[type[Description], tuple[tuple[()], tuple[()]]]:
+        # A copied model gets an empty description. It differs from any other, so the copy is fused
+        # anew.
         return Description, ((), ())
 
 
 def _structure(module: nn.Module) -> tuple[Any, ...]:
+    """Returns what matters about a module apart from the numbers of its weights."""
     kind = type(module)
     children = tuple(vars(module)["_modules"].items())
     foreign_forward = vars(module).get("forward")
@@ -346,6 +353,7 @@ def settings(owner: object, leave_out: str = "") -> tuple[tuple[str, Setting], .
 
 
 def _identity(tensor: Tensor) -> tuple[Any, ...]:
+    """Returns what differs if a weight was replaced or, where torch counts writes, written to."""
     if not _has_own_memory(tensor):
         return id(tensor), type(tensor.data), tensor.shape
     return tensor.data_ptr(), version_of(tensor), tensor.dtype, tensor.shape
@@ -389,5 +397,5 @@ def refuse_autocast(device: torch.device) -> None:
         raise ModelError(
             f"torch.autocast is on for {device.type}, under which Saccade cannot answer as "
             "generate() does: call Saccade outside of the autocast block, or load the model in "
-            f"{str(torch.get_autocast_dtype(device.type))[6:]}"
+            f"{str(torch.get_autocast_dtype(device.type)).removeprefix('torch.')}"
         )

@@ -61,6 +61,7 @@ MIN_KEYS = 1024  # The fewest keys of a size. The next size has twice as many.
 # captured forwards are dropped when it grows.
 MIN_POSITIONS = 32768
 MAX_GRAPHS = 64  # The most graphs of a model; the least recently used one is dropped first.
+INTEGER_BYTES = torch.long.itemsize  # Of each integer that a step reads.
 DEVICE_TYPES = ("cuda",)  # Where sessions use captured forwards unless they are told otherwise.
 # Rounding adds up from layer to layer. So where a captured forward's logits differ from an ordinary
 # one's by more than is usual, but by less than this share of the largest one, the hidden states
@@ -118,7 +119,7 @@ class Size:
     requests: int
     rows: int  # Of each request.
     tail: int  # Last keys of each request that have a mask.
-    keys: int  # Of each request, at most.
+    keys: int  # Of each request, at most, the new rows' own included.
     # The layers whose hidden states are written, numbered as in ``HiddenStates``.
     hidden_layers: tuple[int, ...] = ()
 
@@ -185,12 +186,13 @@ class StaticInputs:
         """What it writes too: the hidden states of its rows, by layer."""
 
     def _integer_count(self) -> int:
-        """Returns how many integers come before the mask, which has a byte for each key."""
+        """Returns how many integers come before the mask: three for each row (its id, position and
+        place), and four for each request (three about its cache, and its vocabulary's number)."""
         requests, rows, _ = self._mask_shape
         return 3 * requests * rows + 4 * requests
 
     def _bytes(self) -> int:
-        return 8 * self._integer_count() + prod(self._mask_shape)
+        return INTEGER_BYTES * self._integer_count() + prod(self._mask_shape)
 
     def _parts(
         self, flat: Tensor
@@ -208,14 +210,14 @@ class StaticInputs:
         the keys after those that every row sees.
         """
         requests, rows, _ = self._mask_shape
-        first = 8 * 3 * requests * rows
-        second = first + 8 * 3 * requests
-        third = second + 8 * requests
+        tokens_end = INTEGER_BYTES * 3 * requests * rows
+        caches_end = tokens_end + INTEGER_BYTES * 3 * requests
+        vocabularies_end = caches_end + INTEGER_BYTES * requests
         return (
-            flat[:first].view(torch.long).view(self._shapes[0]),
-            flat[first:second].view(torch.long).view(self._shapes[1]),
-            flat[second:third].view(torch.long),
-            flat[third:].view(torch.bool).view(self._mask_shape),
+            flat[:tokens_end].view(torch.long).view(self._shapes[0]),
+            flat[tokens_end:caches_end].view(torch.long).view(self._shapes[1]),
+            flat[caches_end:vocabularies_end].view(torch.long),
+            flat[vocabularies_end:].view(torch.bool).view(self._mask_shape),
         )
 
     def write_hidden(self, layer: int, hidden: Float[Tensor, "row width"]) -> None:
@@ -245,9 +247,11 @@ class StaticInputs:
         size = self.size
         # NumPy writes few numbers several times as fast as torch, and this is done for every step.
         host = np.zeros(self._bytes(), np.uint8)
-        integers = host[: 8 * self._integer_count()].view(np.int64)
-        visible = host[8 * self._integer_count() :].view(np.bool_).reshape(self._mask_shape)
+        mask_start = INTEGER_BYTES * self._integer_count()
+        integers = host[:mask_start].view(np.int64)
+        visible = host[mask_start:].view(np.bool_).reshape(self._mask_shape)
         count = 3 * size.requests * size.rows
+        # All of these are views of ``host``, which :meth:`_parts` describes.
         ids, positions, places = integers[:count].reshape(self._shapes[0])
         caches = integers[count : count + 3 * size.requests].reshape(self._shapes[1])
         vocabulary_numbers = integers[count + 3 * size.requests :]
@@ -259,7 +263,8 @@ class StaticInputs:
                 written[number, new:] = values[segment.stop - 1]
             places[number] = np.arange(segment.at, segment.at + size.rows)
             mask = segment.mask.numpy()
-            caches[:, number] = lease.start, lease.capacity, segment.at + new - mask.shape[1]
+            seen_by_all = segment.at + new - mask.shape[1]  # Keys before those of the mask.
+            caches[:, number] = lease.start, lease.capacity, seen_by_all
             visible[number, :new, : mask.shape[1]] = mask
             visible[number, new:] = visible[number, new - 1]
         for number in range(len(leases), size.requests):
@@ -290,10 +295,12 @@ class GatheredAttention(AttentionKind):
         written = (first_rows + heads[:, None] * capacities)[..., None] + places
         base = first_rows[:, None] + heads * capacities[:, None]
         read = (base[..., None] + column).clamp_(max=pool.rows - 1).flatten()
-        in_tail = column - seen_by_all[:, None]
-        place = in_tail.clamp(0, size.tail - 1)[:, None].expand(-1, size.rows, -1)
-        visible = inputs.visible.gather(2, place) & (in_tail < size.tail)[:, None]
-        visible |= (in_tail < 0)[:, None]
+        # Each key's column in the mask. Keys before the mask, which every row sees, have a negative
+        # one, and keys after it, which no row sees, have one beyond its width.
+        mask_column = column - seen_by_all[:, None]
+        read_column = mask_column.clamp(0, size.tail - 1)[:, None].expand(-1, size.rows, -1)
+        visible = inputs.visible.gather(2, read_column) & (mask_column < size.tail)[:, None]
+        visible |= (mask_column < 0)[:, None]
         return partial(
             _attend_gathered,
             pool,
@@ -405,7 +412,7 @@ class CudaGraphs:
         self._inputs: dict[Size, StaticInputs] = {}
         self._captured: OrderedDict[tuple[AttentionKind, Size], Forward] = OrderedDict()
         self._refused: set[tuple[AttentionKind, Size]] = set()
-        self._replaced: dict[AttentionKind, AttentionKind] = {}  # kinds that failed
+        self._replaced: dict[AttentionKind, AttentionKind] = {}  # of kinds that failed
         self._new: dict[tuple[AttentionKind, Size], Probe] = {}  # sizes to be captured
         self._table: tuple[Tensor, Tensor] | None = None  # cos and sin of every position
         self._vocabularies = VocabularyTable(backbone.vocab, backbone.device)
@@ -436,10 +443,11 @@ class CudaGraphs:
     def logits(
         self, rows: Rows, ordinary: OrdinaryForward, kind: AttentionKind | None = None
     ) -> RowLogits:
-        """Writes the keys of all rows and returns the logits of ``rows.logit_rows``.
+        """Writes the keys of all rows and returns the logits of ``rows.logit_rows``, which are the
+        last rows of every segment.
 
-        Those are the last rows of every segment. The ``ordinary`` forward computes them where the
-        step's size is not captured yet. ``kind`` is None for the one that is quickest here.
+        A captured forward computes them, or the ``ordinary`` one where the step's size is not
+        captured yet. ``kind`` is None for the kind of attention that is quickest here.
         """
         kind = kind or self._kind
         with self._lock:
@@ -585,6 +593,9 @@ class CudaGraphs:
         return True
 
     def _capture_one(self, kind: AttentionKind, size: Size, probe: Probe) -> None:
+        """Captures a size, and keeps it if its logits for the probe's rows are those of an ordinary
+        forward. If they are not, or the capture fails, the kind's replacement, if it has one, is
+        captured instead."""
         rows = probe.rows(size, self._backbone.embedding_count, kind.may_branch)
         leases, spare = self._reserve(rows.segments, size), self._spare_lease()
         if leases is None or spare is None or self._capture is None:
@@ -743,8 +754,8 @@ class _LastWritten(HiddenStates):
 def written_hidden_states(
     segments: Sequence[Segment], layer: int, model: Backbone
 ) -> Iterator[list[_LastWritten]]:
-    """Within the context, forwards write the hidden states that a layer reads into the states that
-    it yields, one for each segment."""
+    """Returns a context in which forwards write the hidden states that ``layer`` reads to the
+    objects that the context yields, one for each segment, and not to the caches of the segments."""
     before = [segment.cache.hidden for segment in segments]
     states = [_LastWritten(layer, model) for _ in segments]
     try:
@@ -844,8 +855,9 @@ def cuda_graph_capture(device: torch.device) -> Capture:
     def capture_in_pool(forward: Forward) -> Forward:
         graph = torch.cuda.CUDAGraph()
         with torch.cuda.device(device):
-            # Workspaces and plans are made at first use, which must not be during the capture. The
-            # stream is made here, because torch by itself would capture on one of the first device.
+            # The forward is run once before the capture, because libraries make their workspaces
+            # and plans at first use, which must not be during the capture. The stream is made here,
+            # because torch by itself would capture on a stream of the first device.
             stream, current = torch.cuda.Stream(device), torch.cuda.current_stream(device)
             stream.wait_stream(current)
             with torch.cuda.stream(stream):
