@@ -39,7 +39,7 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.shapes import cost_measurement
 from saccade.inputs import Loaded
 from saccade.inputs.footprint import footprint
-from saccade.methods import SYSTEMS, resolve
+from saccade.methods import METHODS, resolve
 from saccade.model.backbone import Backbone
 from saccade.model.capture_choice import is_capturing_worthwhile
 from saccade.model.cuda_graphs import capture_new_sizes
@@ -86,7 +86,7 @@ class Acceptance:
         self, report: Report, models: Models, sizes: Sizes, methods: Sequence[str] = ()
     ) -> None:
         self.report, self.models, self.sizes = report, models, sizes
-        chosen = tuple(methods) or tuple(SYSTEMS)
+        chosen = tuple(methods) or tuple(METHODS)
         # Methods that draft in another process come last, because it may take long to start.
         self.methods = sorted(chosen, key=lambda name: resolve(name).drafts_beside_target)
         self.device = models.device

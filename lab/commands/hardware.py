@@ -249,14 +249,14 @@ def methods(
     from lab.hardware.methods import MARKS, SEEDS, compare_on_clip, page_section
     from lab.machine import describe_machine
     from lab.studies.ablations import page_with_table
-    from saccade.methods import SYSTEMS
+    from saccade.methods import METHODS
 
     pair = options.models(quiet=False)
     clips = []
     for seed in SEEDS:
         with status(f"clip {seed}", quiet=False):
             rows = compare_on_clip(
-                pair, seed, [*SYSTEMS], repeat=options.repeat, tokens=max_new_tokens
+                pair, seed, [*METHODS], repeat=options.repeat, tokens=max_new_tokens
             )
             clips.append(rows)
     facts = {

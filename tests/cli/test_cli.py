@@ -128,10 +128,10 @@ def test_sampling_by_seed(call: Call, clip: Path) -> None:
 def test_methods_and_version(call: Call) -> None:
     """`methods --json` names every system and axis; `--version` prints the package's."""
     from saccade import __version__
-    from saccade.methods import AXES, SYSTEMS
+    from saccade.methods import AXES, METHODS
 
     listed = json.loads(call("methods", "--json")[1])
-    assert set(listed["methods"]) == set(SYSTEMS) and set(listed["axes"]) == set(AXES)
+    assert set(listed["methods"]) == set(METHODS) and set(listed["axes"]) == set(AXES)
     assert __version__ in call("--version")[1]
 
 

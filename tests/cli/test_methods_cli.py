@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from saccade.methods import SYSTEMS
+from saccade.methods import METHODS
 
 Call = Callable[..., tuple[int, str, str]]
 
@@ -25,7 +25,7 @@ def test_compare_runs_every_method_and_none_falls_back(call: Call, clip: Path) -
     code, printed, messages = call(*words, "--json")
     assert code == 0, messages
     report = json.loads(printed)
-    assert list(report["methods"]) == list(SYSTEMS) and report["repeat"] == 1
+    assert list(report["methods"]) == list(METHODS) and report["repeat"] == 1
     assert "name a head with draft=" in report["methods"].pop("head")["error"]
     for name, row in report["methods"].items():
         assert row["identical_to_ar"] is True and row["fallback_reason"] is None, name

@@ -28,13 +28,13 @@ from saccade.core.prompt import Inputs
 from saccade.core.result import Result
 from saccade.drafting.drafters import HeadDrafter
 from saccade.drafting.schedule import serial
-from saccade.methods import SYSTEMS
+from saccade.methods import METHODS
 
 FAMILY = ("qwen2_5_vl", "llava_onevision", "llama")
 
-METHODS = [  # all serial ones but TABED's variants, which share its code
+SOME_METHODS = [  # all serial ones but TABED's variants, which share its code
     name
-    for name, recipe in SYSTEMS.items()
+    for name, recipe in METHODS.items()
     if recipe.schedule is serial
     and name not in ("tabed-mt", "tabed-mtcp")
     and recipe.drafter is not HeadDrafter  # The draft here is a model; see model/test_heads.py.

@@ -7,13 +7,15 @@ import torch
 from helpers import AMOUNT, WORDS, backbone, few, input_for, noisy, qwen25, truth
 
 import saccade
-from saccade.methods import SYSTEMS
+from saccade.methods import METHODS
 
-METHODS = [name for name in SYSTEMS if name != "head" and not SYSTEMS[name].drafts_beside_target]
+SOME_METHODS = [
+    name for name in METHODS if name != "head" and not METHODS[name].drafts_beside_target
+]
 
 
 @pytest.mark.representatives(2)
-@pytest.mark.parametrize("method", few(METHODS, 4))
+@pytest.mark.parametrize("method", few(SOME_METHODS, 4))
 def test_a_default_device_of_the_caller_changes_no_answer(method):
     """Claim: with any default device the answer is that without one, and the default is the
     caller's again afterwards. Fails where a tensor names no device: on "meta" it has no numbers,

@@ -22,7 +22,7 @@ from torch import Tensor
 import saccade
 from saccade.core.errors import OptionError, SaccadeError
 from saccade.core.tree import Tree, chain
-from saccade.methods import SYSTEMS
+from saccade.methods import METHODS
 from saccade.model.session import RequestState
 
 pytestmark = pytest.mark.usefixtures("unchecked")
@@ -155,7 +155,7 @@ def test_a_draft_that_cannot_go_on_costs_speed_only():
         return draft
 
     recipe = saccade.Recipe(
-        "stub", "", MadeBy(drafter), SYSTEMS["sd"].shape, SYSTEMS["sd"].schedule
+        "stub", "", MadeBy(drafter), METHODS["sd"].shape, METHODS["sd"].schedule
     )
     (inputs, first), (more, second), _ = script("qwen2_5_vl")
     with talking("qwen2_5_vl", recipe) as conversation:

@@ -18,7 +18,7 @@ import saccade
 from saccade.core.free_cores import free_cores
 from saccade.drafting.parallel import process
 from saccade.drafting.setup import NEEDS_TOKENIZER
-from saccade.methods import SYSTEMS
+from saccade.methods import METHODS
 from saccade.model import kernels
 from saccade.model.backbone import Backbone
 from saccade.model.kernels import Choice, Matrix, TunedMatrices
@@ -113,7 +113,7 @@ def test_no_weights_are_laid_out_on_the_clock_of_any_method(pair, laid):
 def test_every_method_follows_every_early_one_for_nothing(before, pair, laid):
     """The same for all that is registered."""
     drafted = [
-        name for name, recipe in SYSTEMS.items() if recipe.view.needs.isdisjoint(NEEDS_TOKENIZER)
+        name for name, recipe in METHODS.items() if recipe.view.needs.isdisjoint(NEEDS_TOKENIZER)
     ]
     order = [method for name in drafted for method in (before, name)]
     _, *others = follow(pair, order, laid)

@@ -10,7 +10,7 @@ from jaxtyping import TypeCheckError
 
 from saccade.core.tree import Tree, add
 from saccade.core.verify import residual
-from saccade.methods import SYSTEMS
+from saccade.methods import METHODS
 
 MORE = (
     "sd/shape=sage-live",
@@ -21,7 +21,7 @@ MORE = (
 
 
 @pytest.mark.representatives(2)
-@pytest.mark.parametrize("method", [*SYSTEMS, *MORE])
+@pytest.mark.parametrize("method", [*METHODS, *MORE])
 def test_what_a_method_calls_gets_and_gives_what_it_says(method):
     """Claim: no call of a method's answer is refused, neither here nor in a draft's process."""
     assert answered("qwen2_5_vl", method, count=12).fallback_reason is None

@@ -20,7 +20,7 @@ from lab.acceptance.report import Report
 from lab.acceptance.sections import SMALL, Acceptance
 from saccade.bench.peers import TimedRun
 from saccade.inputs.footprint import footprint
-from saccade.methods import SYSTEMS
+from saccade.methods import METHODS
 
 pytestmark = pytest.mark.usefixtures("unchecked")
 
@@ -244,6 +244,6 @@ def test_methods_in_processes_come_last() -> None:
     """Claim: every method is tried, and those that start a process after all others."""
     device = torch.device("cpu")
     acceptance = Acceptance(Report(Path("unused"), 1, device), Models(device, True), SMALL)
-    assert set(acceptance.methods) == set(SYSTEMS)
+    assert set(acceptance.methods) == set(METHODS)
     parallel = [name.startswith(("hippo", "pearl")) for name in acceptance.methods]
     assert parallel == sorted(parallel)

@@ -10,7 +10,7 @@ from statistics import median
 
 import pytest
 
-from saccade.methods import SYSTEMS
+from saccade.methods import METHODS
 
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
 
@@ -45,8 +45,8 @@ def test_studies_are_what_gained_nothing_in_any_stored_run():
 
     Fails where one that gains is put away, or one that gains nowhere is not. Control: some methods
     are on each side, and plain decoding is on neither."""
-    medians = {name: speedups for name, speedups in _suite_medians().items() if name in SYSTEMS}
+    medians = {name: speedups for name, speedups in _suite_medians().items() if name in METHODS}
     slower = {name for name, speedups in medians.items() if max(speedups) < 1}
-    studies = {name for name, recipe in SYSTEMS.items() if recipe.study}
+    studies = {name for name, recipe in METHODS.items() if recipe.study}
     assert studies == slower
     assert {"streaming", "layerskip"} <= slower and {"ar", "auto", "sd"} <= medians.keys() - slower

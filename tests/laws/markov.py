@@ -53,10 +53,10 @@ from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.basic import Fixed, Several, uniform, views_to_read
 from saccade.methods import (
     DRAFTERS,
+    METHODS,
     SCHEDULES,
     SHAPE_FAMILIES,
     SHAPES,
-    SYSTEMS,
     WEIGHTINGS,
     resolve,
 )
@@ -310,7 +310,7 @@ def beside(recipe: Recipe) -> Recipe:
 def registered() -> dict[str, Recipe]:
     """Every entry of every table, as a recipe; those of families by their examples. The documents'
     sixth method is one more file of methods."""
-    recipes = dict(SYSTEMS)
+    recipes = dict(METHODS)
     for recipe in sixth_method.PROVIDES.recipes:
         recipes |= {recipe.name: recipe, f"{recipe.name} beside": beside(recipe)}
     for family in sixth_method.PROVIDES.shape_families:

@@ -19,27 +19,27 @@ from saccade.drafting.recipe import Recipe
 from saccade.drafting.schedule import serial
 from saccade.drafting.shapes.policies import Chain, Static
 from saccade.drafting.views.basic import Pruned
-from saccade.methods import SYSTEMS, VIEWS, resolve, specvlm
+from saccade.methods import METHODS, VIEWS, resolve, specvlm
 from saccade.methods.specvlm import TREE, TwoStage
 from saccade.model.session import Session
 
 
 def test_every_system_resolves_to_itself():
     """Claim: a name without overrides is the recipe in the table, and each says what it is."""
-    for name, recipe in SYSTEMS.items():
+    for name, recipe in METHODS.items():
         assert resolve(name) == recipe and recipe.name == name and recipe.about
 
 
 def test_overrides_replace_one_axis_each():
     """Claim: an override changes its axis and no other; order does not matter; names are kept."""
-    base = SYSTEMS["specvlm"]
+    base = METHODS["specvlm"]
     recipe = resolve("specvlm/keep=0.25/shape=chain-7/view=uniform/drafter=self")
     other = resolve("specvlm/drafter=self/view=uniform/shape=chain-7/keep=0.25")
     assert recipe == replace(other, name=recipe.name)
     assert recipe.name == "specvlm/keep=0.25/shape=chain-7/view=uniform/drafter=self"
     assert recipe.drafter is SelfDrafter and recipe.shape == Chain(7)
     assert (recipe.view.name, recipe.view.keep) == ("uniform", 0.25)
-    assert recipe.schedule is base.schedule and SYSTEMS["specvlm"].view.keep == 0.1
+    assert recipe.schedule is base.schedule and METHODS["specvlm"].view.keep == 0.1
     assert resolve("specvlm/positions=repacked").view.positions == "repacked"
     assert resolve("sd/view=random").view.keep == VIEWS["random"].keep
     assert resolve("ar/drafter=model/shape=chain-2").drafter is ModelDrafter
@@ -91,7 +91,7 @@ def test_the_tree_is_the_papers():
     for path in TREE:
         assert len(path) == 1 or path[:-1] in TREE
         assert path[-1] == 0 or (*path[:-1], path[-1] - 1) in TREE, "a runner-up before the best"
-    assert SYSTEMS["specvlm"].shape == SYSTEMS["sd-tree"].shape == Static(TREE)
+    assert METHODS["specvlm"].shape == METHODS["sd-tree"].shape == Static(TREE)
 
 
 def _prompt(seen: int) -> Prompt:

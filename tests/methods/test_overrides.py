@@ -19,9 +19,9 @@ from saccade.drafting.schedule import parallel, serial
 from saccade.drafting.shapes.policies import Best, Chain, Static
 from saccade.drafting.views.basic import Pruned, Several
 from saccade.methods import (
+    METHODS,
     SCHEDULES,
     SHAPES,
-    SYSTEMS,
     VIEWS,
     WEIGHTINGS,
     choices,
@@ -68,7 +68,7 @@ def test_a_shape_is_what_it_says(value, shape):
     shape resolve to exactly that shape, and to nothing else of the method.
     """
     recipe = resolve(f"sd/shape={value}")
-    assert recipe == replace(SYSTEMS["sd"], name=recipe.name, shape=shape)
+    assert recipe == replace(METHODS["sd"], name=recipe.name, shape=shape)
 
 
 @pytest.mark.parametrize(
@@ -189,7 +189,7 @@ def test_early_is_the_views():
         base = resolve(re.sub("/early=.*", "", name))
         assert isinstance(recipe.view, Pruned) and recipe.view.early == early
         assert recipe == replace(base, name=name, view=replace(base.view, early=early))
-    assert resolve("pearl/early=all").view == SYSTEMS["pearl-syn"].view
+    assert resolve("pearl/early=all").view == METHODS["pearl-syn"].view
 
 
 @pytest.mark.parametrize(
@@ -236,7 +236,7 @@ def test_several_views_make_an_ensemble():
     assert recipe.view == Several((VIEWS["full"], VIEWS["text"], VIEWS["uniform"]))
     assert recipe.drafter == Ensemble(Equal()) and recipe.shape == Chain(5)
     tree = resolve("specvlm/view=specvlm+none/drafter=ensemble/weights=kl-5")
-    assert tree.drafter == Ensemble(Grid("kl", 5)) and tree.shape == SYSTEMS["specvlm"].shape
+    assert tree.drafter == Ensemble(Grid("kl", 5)) and tree.shape == METHODS["specvlm"].shape
     assert resolve("tabed/view=text+full").view != resolve("tabed").view
 
 
@@ -295,10 +295,10 @@ def anonymous(recipe: Recipe) -> Recipe:
     return replace(recipe, name="", about="", study="")
 
 
-@pytest.mark.parametrize("name", SYSTEMS)
+@pytest.mark.parametrize("name", METHODS)
 def test_a_system_in_the_words_of_its_axes_is_that_system(name):
     """Claim: ``choices`` written as overrides of another method resolves to the same recipe."""
-    recipe = SYSTEMS[name]
+    recipe = METHODS[name]
     assert anonymous(resolve(name_from_choices(recipe))) == anonymous(recipe)
 
 
@@ -327,7 +327,7 @@ def test_an_override_can_be_written_again_from_its_recipe(name):
 
 def test_control_other_methods_have_other_words():
     """Control: no two systems but those that are one on every axis share their words."""
-    words = [tuple(choices(recipe).items()) for recipe in SYSTEMS.values()]
+    words = [tuple(choices(recipe).items()) for recipe in METHODS.values()]
     assert len(set(words)) == len(words)
 
 

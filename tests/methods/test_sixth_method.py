@@ -33,7 +33,7 @@ def known(monkeypatch: pytest.MonkeyPatch) -> None:
     """The example's method, view and shapes among those that names are looked up in."""
     brought = sixth_method.PROVIDES
     for recipe in brought.recipes:
-        monkeypatch.setitem(names.SYSTEMS, recipe.name, recipe)
+        monkeypatch.setitem(names.METHODS, recipe.name, recipe)
     for view in brought.views:
         monkeypatch.setitem(names.VIEWS, view.name, view)
     for family in brought.shape_families:
@@ -83,12 +83,16 @@ def test_it_answers_as_the_target_alone(override: str, settings: dict[str, Any])
 def test_a_file_and_a_package_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
     """Claim: a file named in the variable and a module named as an entry point bring their methods,
     after ours. Control: without them there are ours alone."""
-    ours = [name for name, _ in registry.find_files()]
+    ours = [name for name, _ in registry.load_method_files()]
     point = EntryPoint("mine", "sixth_method", registry.ENTRY_POINT_GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: [point])
     monkeypatch.setenv(registry.FILES_VARIABLE, str(EXAMPLE))
-    assert [name for name, _ in registry.find_files()] == [*ours, "sixth_method", str(EXAMPLE)]
-    assert list(registry.find_files())[-1][1] is sixth_method.PROVIDES
+    assert [name for name, _ in registry.load_method_files()] == [
+        *ours,
+        "sixth_method",
+        str(EXAMPLE),
+    ]
+    assert list(registry.load_method_files())[-1][1] is sixth_method.PROVIDES
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -99,7 +103,9 @@ def test_a_broken_package_is_left_out_and_a_broken_file_is_reported(
     file the reason is told in one sentence."""
     point = EntryPoint("mine", "there_is_no_such_module", registry.ENTRY_POINT_GROUP)
     monkeypatch.setattr(registry, "entry_points", lambda group: [point])
-    assert list(registry.find_files()) and "there_is_no_such_module are left out" in caplog.text
+    assert (
+        list(registry.load_method_files()) and "there_is_no_such_module are left out" in caplog.text
+    )
     for text, says in {
         "": "defines no PROVIDES",
         "PROVIDES = []": "defines no PROVIDES",
@@ -110,10 +116,10 @@ def test_a_broken_package_is_left_out_and_a_broken_file_is_reported(
         path.write_text(text)
         monkeypatch.setenv(registry.FILES_VARIABLE, str(path))
         with pytest.raises(MethodError, match=says):
-            list(registry.find_files())
+            list(registry.load_method_files())
     monkeypatch.setenv(registry.FILES_VARIABLE, str(tmp_path / "nowhere.py"))
     with pytest.raises(MethodError, match="there is no such file"):
-        list(registry.find_files())
+        list(registry.load_method_files())
 
 
 @pytest.mark.usefixtures("unchecked")
@@ -130,9 +136,9 @@ def test_a_file_with_the_name_of_another_module_is_refused(
     for paths in (files[:1], files[1:]):
         monkeypatch.setenv(registry.FILES_VARIABLE, os.pathsep.join(map(str, paths)))
         with pytest.raises(MethodError, match=f"another module of the name {paths[0].stem} "):
-            list(registry.find_files())
+            list(registry.load_method_files())
     monkeypatch.setenv(registry.FILES_VARIABLE, str(files[1]))
-    assert list(registry.find_files())[-1][0] == str(files[1])
+    assert list(registry.load_method_files())[-1][0] == str(files[1])
 
 
 class Inherited(Chain):

@@ -31,7 +31,7 @@ from saccade.drafting.recipe import Recipe, as_chains
 from saccade.drafting.shapes.auto import Auto
 from saccade.drafting.shapes.fit import Fit, FitState
 from saccade.drafting.shapes.policies import Chain
-from saccade.methods import SYSTEMS, resolve
+from saccade.methods import METHODS, resolve
 from saccade.model import batch_invariant, cuda_graphs
 from saccade.model.attention import Step
 from saccade.model.backbone import Backbone
@@ -47,7 +47,7 @@ from saccade.model.segments import Segment
 from saccade.model.session import Session
 
 LOW = (torch.bfloat16, torch.float16)
-METHODS = (
+SOME_METHODS = (
     "sd/shape=chain-7",
     "sd/shape=chain-31",
     "specvlm/shape=chain-5",
@@ -122,7 +122,7 @@ def test_a_drafted_answer_has_the_bits_of_plain_decoding(family, fused, dtype):
     inputs = prompt(family, dtype)
     plain, truth = answer_with_logits(target, inputs, "ar", exact=True)
     assert len(set(plain.ids)) > 8, "an answer that repeats itself proves little"
-    for method in METHODS:
+    for method in SOME_METHODS:
         result, logits = answer_with_logits(target, inputs, method, exact=True, draft=draft)
         assert result.ids == plain.ids, method
         assert torch.equal(logits, truth), method
@@ -219,7 +219,7 @@ def test_float32_has_equal_bits_too():
     """Claim: exact may be asked for in fp32, where it does the same."""
     target, inputs = model_of("llama", torch.float32), prompt("llama", torch.float32)
     plain, truth = answer_with_logits(target, inputs, "ar", exact=True)
-    for method in METHODS[:3]:
+    for method in SOME_METHODS[:3]:
         draft = draft_of("llama", torch.float32)
         result, logits = answer_with_logits(target, inputs, method, exact=True, draft=draft)
         assert result.ids == plain.ids and torch.equal(logits, truth)
@@ -312,11 +312,11 @@ def test_captured_forwards_give_the_same_bits(family, dtype, monkeypatch):
     the text or the place of a block in memory changes a sum."""
     inputs = prompt(family, dtype)
     settings: dict[str, Any] = {"exact": True, "draft": draft_of(family, dtype)}
-    _, ordinary = answer_with_logits(model_of(family, dtype), inputs, METHODS[0], **settings)
+    _, ordinary = answer_with_logits(model_of(family, dtype), inputs, SOME_METHODS[0], **settings)
     monkeypatch.setattr(cuda_graphs, "DEVICE_TYPES", ("cpu",))
     target = Backbone(copy.deepcopy(FAMILIES[family](0)).to(dtype))
     for _ in range(2):
-        result, captured = answer_with_logits(target, inputs, METHODS[0], **settings)
+        result, captured = answer_with_logits(target, inputs, SOME_METHODS[0], **settings)
         assert torch.equal(ordinary, captured)
     kinds = {kind for kind, _ in target.graphs[target.key_layer_count]._captured}
     assert kinds == {batch_invariant.BATCH_INVARIANT_ATTENTION} and result.timings.captures == 0
@@ -449,7 +449,7 @@ def test_which_shapes_are_chains():
     assert not Fit(()).branches
     fitted = as_chains(resolve("specvlm/shape=fit"))
     assert fitted.shape == Fit(()) and fitted.name == "specvlm/shape=fit"
-    assert as_chains(SYSTEMS["ar"]).drafter is SYSTEMS["ar"].drafter
+    assert as_chains(METHODS["ar"]).drafter is METHODS["ar"].drafter
     assert as_chains(resolve("sd/shape=chain-5")).shape == Chain(5)
 
 

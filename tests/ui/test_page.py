@@ -73,13 +73,13 @@ def endless(*asked):
     finally:
         steps.append("closed")
 
-from saccade.methods import SYSTEMS
+from saccade.methods import METHODS
 from saccade.ui.page_run import PageRun
 from saccade.world.demo_clips import EXAMPLES
 from saccade.ui.duel import Column, Duel
 
 duel = Duel(Column("ar"), Column("x"))
-shown = PageRun(duel, SYSTEMS["sd"], next(iter(EXAMPLES.values())).clip())
+shown = PageRun(duel, METHODS["sd"], next(iter(EXAMPLES.values())).clip())
 page.run_question = endless
 door = socket.create_server(("127.0.0.1", 0))
 config = uvicorn.Config(page.make_app(page.build_page(lambda: None)), log_level="error")

@@ -22,10 +22,10 @@ from saccade.methods.listing import Listing, split_name
 from saccade.methods.registry import (
     DRAFTERS,
     METHOD_SETTINGS,
+    METHODS,
     SCHEDULES,
     SHAPE_FAMILIES,
     SHAPES,
-    SYSTEMS,
     VIEWS,
     WEIGHTINGS,
 )
@@ -38,8 +38,8 @@ def resolve(name: str) -> Recipe:
     work."""
     if not isinstance(name, str):
         raise MethodError(f"a method is a name or a Recipe, not {type(name).__name__}")
-    base, chosen = split_name(name, SYSTEMS, AXES)
-    recipe = SYSTEMS[base]
+    base, chosen = split_name(name, METHODS, AXES)
+    recipe = METHODS[base]
     if chosen and not recipe.drafts and "drafter" not in chosen:
         raise MethodError(f"{base!r} drafts nothing, so {name!r} overrides nothing")
     parts = recipe.parts
@@ -69,7 +69,7 @@ def axes() -> dict[str, list[str]]:
 
 def listing() -> Listing:
     """Returns the listing of all methods and choices that were found when this was imported."""
-    return Listing({name: describe(recipe) for name, recipe in SYSTEMS.items()}, axes())
+    return Listing({name: describe(recipe) for name, recipe in METHODS.items()}, axes())
 
 
 def describe(recipe: Recipe) -> dict[str, str]:

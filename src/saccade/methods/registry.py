@@ -33,7 +33,7 @@ FIRST_LISTED = "baselines"  # This module comes first, and the others by name.
 log = logging.getLogger(__name__)
 
 
-def find_files() -> Iterator[tuple[str, Provides]]:
+def load_method_files() -> Iterator[tuple[str, Provides]]:
     """Yields the name of every file of methods with what it provides: the files of this package,
     then those of installed packages, then the user's own.
 
@@ -106,8 +106,8 @@ def _collect(entries: Callable[[Provides], Iterable[tuple[str, Any]]]) -> dict[s
     return table
 
 
-PROVIDED = tuple(find_files())
-SYSTEMS: dict[str, Recipe] = _collect(
+PROVIDED = tuple(load_method_files())
+METHODS: dict[str, Recipe] = _collect(
     lambda provides: ((each.name, each) for each in provides.recipes)
 )
 VIEWS: dict[str, View] = _collect(lambda provides: ((each.name, each) for each in provides.views))

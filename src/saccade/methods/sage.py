@@ -303,7 +303,7 @@ def _parse(axis: str, value: str) -> Any:
     is_ordered = has_all_numbers and numbers == sorted(numbers)
     in_range = is_ordered and numbers[0] >= 1 and numbers[-1] <= MAX_SETTING
     # With top=1 the confidence would be divided by log 1, which is 0.
-    if not in_range or (axis, value) == ("top", "1"):
+    if not in_range or (axis, numbers) == ("top", [1]):
         raise MethodError(
             f"{axis}={value} is not possible: write whole numbers, as in {axis}={default}"
         )

@@ -109,13 +109,13 @@ class PerHead(Budgeted):
 
 @dataclass(frozen=True)
 class Streaming(Budgeted):
-    """A view of the prompt's first ``SINKS`` tokens and of its last ones, as many in all as
+    """A view of the prompt's first tokens (attention sinks) and of its last ones, as many in all as
     ``PerHead`` keeps."""
 
     name: str = "streaming"
     # If this is a number, the draft always reads so many first tokens. The window after them slides
-    # as the answer grows: new tokens replace the oldest ones. If it is None, the draft goes on
-    # reading all that the view chose, and new tokens are added.
+    # as the answer grows: new tokens replace the oldest ones. If it is None, the view chooses
+    # ``SINKS`` first tokens, the draft goes on reading all that it chose, and new tokens are added.
     sinks: int | None = SINKS
 
     @property
@@ -125,8 +125,9 @@ class Streaming(Budgeted):
     def __call__(self, prefill: Prefill, prompt: Prompt) -> Prompt:
         count = len(prompt) - prompt.visual_tokens + self.budget(prompt)
         row = torch.arange(len(prompt), device=prompt.visual.device)
-        window_start = len(prompt) - (count - SINKS)
-        return prompt.rows((row < SINKS) | (row >= window_start))
+        sinks = SINKS if self.sinks is None else self.sinks
+        window_start = len(prompt) - (count - sinks)
+        return prompt.rows((row < sinks) | (row >= window_start))
 
 
 STD = Recipe(

@@ -9,9 +9,9 @@ from saccade.core.errors import MethodError
 from saccade.methods import (
     AXES,
     DRAFTERS,
+    METHODS,
     SCHEDULES,
     SHAPES,
-    SYSTEMS,
     VIEWS,
     choices,
     resolve,
@@ -48,5 +48,5 @@ def explain_method(method: str) -> tuple[bool, str]:
     except MethodError as error:
         return False, str(error)
     choices_by_axis = ", ".join(f"{axis} {value}" for axis, value in choices(recipe).items())
-    about = SYSTEMS[split_method(method)[0]].about
+    about = METHODS[split_method(method)[0]].about
     return True, f"{about} ({choices_by_axis})"

@@ -19,7 +19,7 @@ from saccade.answering.coloured_text import KIND_MEANINGS
 from saccade.core.errors import SaccadeError
 from saccade.drafting.views.basic import views_to_read
 from saccade.inputs.checkpoints import is_embedded
-from saccade.methods import SYSTEMS
+from saccade.methods import METHODS
 from saccade.ui import method_controls, pictures
 from saccade.ui.page_run import (
     PageModels,
@@ -239,7 +239,7 @@ def build_page(
                 example = gr.Radio([*EXAMPLES], value=next(iter(EXAMPLES)), label="Example video")
                 with gr.Accordion("Advanced", open=False):
                     method = gr.Dropdown(
-                        [*SYSTEMS],
+                        [*METHODS],
                         value=settings.method,
                         label="Method: a name, or NAME/axis=value/...",
                         elem_id="sac-method",

@@ -21,7 +21,7 @@ from saccade.drafting.setup import Captioner, Words
 from saccade.inputs import Pair, clip_arguments, media
 from saccade.inputs.media import Clip
 from saccade.inputs.training_domain import read_training_domain, warn_outside_domain
-from saccade.methods import SYSTEMS, resolve
+from saccade.methods import METHODS, resolve
 from saccade.ui.duel import Duel, OnPhase, run_duel
 from saccade.ui.kept_visual_tokens import KeptTokens, measure_kept_tokens
 
@@ -152,7 +152,7 @@ def run_question(
             start(method, on_phase, max_new_tokens=1).finish()
         return start(method, on_phase)
 
-    plain = "ar", partial(start_warm, SYSTEMS["ar"])
+    plain = "ar", partial(start_warm, METHODS["ar"])
     drafted = question.method, partial(start_warm, recipe)
     last = None
     for duel in run_duel(plain, drafted, pair.target.decode, should_stop=should_stop):
