@@ -1,8 +1,9 @@
-"""The fused decoder: it runs a language model on its modules' weights, but not by the modules.
+"""The fused decoder: it computes a language model's layers without calling the layers' modules.
 
-Its projections are fused and it has no module overhead. Its logits equal the modules' up to
-rounding (tests check 1e-5). It supports decoders made of RMSNorm, grouped-query attention with
-rotary positions, with or without norms of queries and keys, and a gated SiLU MLP.
+It reads the modules' own weights. The projections of queries, keys and values are one product, and
+so are those of gate and up. Its logits equal the modules' up to rounding (tests check 1e-5). It
+supports decoders made of RMSNorm, grouped-query attention with rotary positions, with or without
+norms of queries and keys, and a gated SiLU MLP.
 """
 
 from __future__ import annotations
@@ -82,6 +83,13 @@ class FusedDecoder:
     """
 
     def __init__(self, text: Any, head: Any, axes: int) -> None:
+        """Fuses the weights of a language model.
+
+        Args:
+            text: the language model: its layers, last norm and rotary embedding.
+            head: the module that computes the logits.
+            axes: how many axes positions have, such as 3 (time, height and width) in Qwen2-VL.
+        """
         config = text.config
         self.heads: int = config.num_attention_heads
         self.kv_heads: int = config.num_key_value_heads
@@ -106,7 +114,8 @@ class FusedDecoder:
         self.refresh()
 
     def refresh(self) -> None:
-        """Copies weights anew if they were changed, and chooses kernels for the threads in use."""
+        """Copies weights anew if they were changed, and chooses kernels for the current number of
+        torch's threads."""
         self._matrices.refresh()
 
     def first_layers(self, count: int) -> FusedDecoder:
@@ -240,7 +249,7 @@ class FusedDecoder:
                 if layer.norm_qk is not None:
                     parts = zip(qk.split((heads, kv_heads)), layer.norm_qk, strict=True)
                     qk = torch.cat(
-                        [rms_norm(part, (width,), each, self.eps) for part, each in parts]
+                        [rms_norm(part, (width,), weight, self.eps) for part, weight in parts]
                     )
                 swapped = torch.cat((qk[..., half:], qk[..., :half]), -1)
                 qk = torch.addcmul(qk * cos, swapped, sin)
@@ -294,7 +303,8 @@ class FusedDecoder:
 
 
 def _fuse(layer: Any) -> Layer:
-    """Returns a layer's weights fused by rows; those that are stacked become views of the stack."""
+    """Returns a layer's weights. Those that are multiplied with the same input are stacked by rows,
+    and the modules' parameters become views of the stack."""
     attention, mlp = layer.self_attn, layer.mlp
     norm = None
     if "q_norm" in attention._modules:

@@ -22,8 +22,8 @@ KINDS: tuple[Kind, ...] = ("image", "video", "audio")
 ConfigDict = Mapping[str, Any]
 """A model's config as a plain dict."""
 
-# Qwen trained these families with certain positions for text after a video. From this version on,
-# transformers gives such text other positions (docs/upstream-transformers-positions.md).
+# From ``TEXT_MOVED_IN_VERSION`` on, transformers gives text after a video other positions than Qwen
+# trained these families with (docs/upstream-transformers-positions.md).
 FAMILIES_WITH_MOVED_TEXT = ("qwen2_vl", "qwen2_5_vl")
 TEXT_MOVED_IN_VERSION = (5, 3)
 
@@ -69,6 +69,10 @@ def _internvl(config: ConfigDict) -> PictureLayout:
 
 
 def _idefics(config: ConfigDict) -> PictureLayout:
+    """Returns the layout of Idefics 3 and SmolVLM, which merge squares of patches into one token.
+
+    Such a square is ``scale_factor`` patches high and wide.
+    """
     side = _patches_per_side(config) // int(config["scale_factor"])
     return PictureLayout(image_side=side, frame_side=side)
 
@@ -136,9 +140,9 @@ def placeholders(config: ConfigDict) -> dict[int, Kind]:
 def position_rule(config: Any) -> Literal["library", "trained"]:
     """Returns which positions a checkpoint was trained with for text after a video.
 
-    See ``Backbone`` for what the two rules mean. A checkpoint of ``FAMILIES_WITH_MOVED_TEXT`` that
-    was saved by transformers before ``TEXT_MOVED_IN_VERSION`` is taken to have its authors'
-    positions.
+    "library" stands for the positions that transformers gives such text now. "trained" stands for
+    those that Qwen trained ``FAMILIES_WITH_MOVED_TEXT`` with. The latter are assumed for a
+    checkpoint of these families that transformers saved before ``TEXT_MOVED_IN_VERSION``.
     """
     version = re.match(r"(\d+)\.(\d+)", str(config.transformers_version))
     is_older = version is not None and (int(version[1]), int(version[2])) < TEXT_MOVED_IN_VERSION

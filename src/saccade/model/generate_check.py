@@ -2,8 +2,10 @@
 
 A model may do things that its modules do not tell us. So a target's logits over a few tokens are
 compared with those of its own ``generate()``: after a prompt, after one token, and after several
-tokens that were read in one forward, as drafted tokens are. If they differ, the model runs by its
-own modules. If they differ then too, it is refused with a sentence that names the cause.
+tokens that were read in one forward, as drafted tokens are. If the logits differ, slower ways to
+run the target are tried: the model's own forward for the logits, and its own modules for the
+layers. If the logits differ in every way, the model is refused with a sentence that names the
+cause.
 """
 
 from __future__ import annotations
@@ -70,7 +72,7 @@ def _refuse_changed_inputs(target: Backbone) -> None:
     """Refuses hooks outside of the decoder that may change what the model reads."""
     for module in target.outer_modules:
         # The modules around the decoder are called by keyword, and torch gives keyword arguments
-        # only to hooks that were registered with ``with_kwargs``.
+        # only to hooks that were registered with ``with_kwargs``. No other hook can change them.
         with_keywords = vars(module)["_forward_pre_hooks_with_kwargs"]
         hooks = [key for key in vars(module)["_forward_pre_hooks"] if key in with_keywords]
         if hooks and foreign_hooks(module):
@@ -117,7 +119,8 @@ def _refuse_rounded_inputs(target: Backbone) -> None:
 
     Whether a number is rounded up depends on its last bit, which in turn depends on how many rows
     are computed at once. The output of such a layer jumps where its inputs change by next to
-    nothing.
+    nothing. So each layer that was quantised, hooked or replaced is run on random inputs, and again
+    on slightly different ones.
     """
     if target.dtype not in UNROUNDED_TYPES:
         return  # In low precision every layer rounds its inputs.
@@ -125,7 +128,7 @@ def _refuse_rounded_inputs(target: Backbone) -> None:
     for name, module in _decoding_modules(target):
         width = vars(module).get("in_features")
         if not isinstance(width, int) or not unusual_changes(module.named_modules()):
-            continue
+            continue  # This is no linear layer, or an unchanged one, which does not round.
         device = device_of(module)
         inputs, noise = torch.randn(2, CHANGED_ROWS, width, generator=random, dtype=target.dtype)
         output = module(inputs.to(device))
@@ -168,7 +171,7 @@ def _compare_logits(target: Backbone) -> None:
     if not bool(generated_logits.isfinite().any(-1).all()) or bool(generated_logits.isnan().any()):
         return  # The model's numbers are broken, and the answer will report that.
     try:
-        differ = _still_differ(target, ids, forced, generated_logits)
+        differ = _every_way_differs(target, ids, forced, generated_logits)
     except Exception as error:  # An unknown model may raise anything where it is driven by us.
         if isinstance(error, SaccadeError) or memory.is_out_of_memory(error):
             raise
@@ -180,14 +183,16 @@ def _compare_logits(target: Backbone) -> None:
         raise ModelError(_explain_difference(target))
 
 
-def _still_differ(
+def _every_way_differs(
     target: Backbone,
     ids: Int[Tensor, "1 prompt"],
     forced: Sequence[int],
     generated_logits: Float[Tensor, "step vocab"],
 ) -> bool:
-    """Tries the ways to run the target in turn, and leaves it in the first one whose logits agree.
-    Returns True if none agrees.
+    """Tries up to three ways to run the target, and returns True if the logits differ in all.
+
+    The ways are: as it is set up now; with its logits computed by the model's own forward; and also
+    with its layers computed by their own modules. The target stays in the first way that agrees.
     """
     differ = _logits_differ(target, ids, forced, generated_logits)
     if differ and not target.needs_model_for_logits:
@@ -223,7 +228,10 @@ def _with_names(target: Backbone, modules: Sequence[nn.Module]) -> list[tuple[st
 
 
 def _tokens(target: Backbone) -> tuple[Int[Tensor, "1 prompt"], list[int]]:
-    """Returns a prompt of text and the tokens after it, which are always the same for a model."""
+    """Returns random ids without special tokens: those of a prompt, and those that follow it.
+
+    They are the same in every call for a model.
+    """
     special = {*target.placeholders, *_special_ids(target.model.config.to_dict())}
     random = torch.Generator().manual_seed(0)
     id_count = min(target.vocab, target.embedding_count)

@@ -77,6 +77,7 @@ def available_bytes(device: torch.device) -> int:
         limit = int(CGROUP_LIMIT.read_text())
     except (OSError, ValueError):  # The container has no limit.
         return free
+    # The container's use includes this process's, but it cannot be read everywhere.
     used = max(psutil.Process().memory_info().rss, _bytes_used_in_container())
     return min(free, max(0, limit - used))
 

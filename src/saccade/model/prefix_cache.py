@@ -37,9 +37,9 @@ PREPROCESSORS = ("image_processor", "video_processor")  # of Hugging Face's proc
 class PrefixCache:
     """Stores values by key, up to ``max_bytes``. Any thread may call it."""
 
-    # ``vision_cache`` reads this. Where it is False, new media that are neighbours in a prompt run
-    # through a vision tower together.
     runs_separately = False
+    """Whether a vision tower runs new media one by one. Here it runs those that follow one another
+    in a prompt together, and their outputs are stored as one."""
 
     def __init__(self, max_bytes: int) -> None:
         self.max_bytes = max_bytes
@@ -225,7 +225,7 @@ def common_rows(one: Prompt, other: Prompt) -> int:
         rows = one.visual[:length].nonzero()[:visual_rows, 0]
         equal[rows] &= same
     if one.media.last_visible_row is not None or other.media.last_visible_row is not None:
-        equal &= _reach(one)[:length] == _reach(other)[:length]
+        equal &= _last_visible_rows(one)[:length] == _last_visible_rows(other)[:length]
     for name in {*one.media.row_arguments} & {*other.media.row_arguments}:
         values, other_values = one.media.row_arguments[name], other.media.row_arguments[name]
         equal &= (values[:length] == other_values[:length]).reshape(length, -1).all(-1)
@@ -234,7 +234,7 @@ def common_rows(one: Prompt, other: Prompt) -> int:
     return one.largest_cut(_leading_true(equal))
 
 
-def _reach(prompt: Prompt) -> Int[Tensor, " len"]:
+def _last_visible_rows(prompt: Prompt) -> Int[Tensor, " len"]:
     """Returns the last row that each row of a prompt sees."""
     if prompt.media.last_visible_row is not None:
         return prompt.media.last_visible_row
@@ -343,11 +343,9 @@ def digest(*values: Any, tensor_digest: Callable[[Tensor], bytes] = _tensor_dige
 def _add_to_digest(
     hasher: hashlib.blake2b, value: Any, tensor_digest: Callable[[Tensor], bytes]
 ) -> None:
-    """Adds a value and its items to a digest.
-
-    A nested function that calls itself would be a reference cycle, which stays in memory until
-    Python's garbage collector comes by.
-    """
+    """Adds a value and its items to a digest."""
+    # This is no nested function of ``digest``, because one that calls itself refers to itself, and
+    # would keep the values in memory until Python's garbage collector runs.
     match value:
         case Tensor():
             hasher.update(tensor_digest(value))

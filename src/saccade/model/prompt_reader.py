@@ -85,25 +85,25 @@ class PromptReader:
         }
         prompts: list[Prompt] = []
         deepstack_start = 0  # of the next prompt's rows
-        cells = _CellReader(self, inputs)
+        cell_reader = _CellReader(self, inputs)
         for number in range(len(ids)):
             rows = is_real[number]
             own_ids, own_embeds = ids[number, rows], embeds[number, rows]
-            visual, fixed, grid = cells.next(own_ids, own_embeds)
+            visual, fixed, grid = cell_reader.next(own_ids, own_embeds)
             deepstack_stop = deepstack_start + int(visual.sum())
-            places = library_places = positions[:, number, rows]
+            own_positions = library_positions = positions[:, number, rows]
             if self.uses_trained_positions and self.axes > 1:
-                places = move_text_past_media(library_places, visual | fixed)
+                own_positions = move_text_past_media(library_positions, visual | fixed)
             last_visible_row = self._last_visible_rows(masks, number, rows)
             prompt = Prompt(
                 context=own_ids,
                 embeds=own_embeds,
-                positions=places,
+                positions=own_positions,
                 visual=visual,
                 fixed=fixed,
                 grid=grid,
                 index=torch.arange(len(own_ids), device=self.device),
-                next_position=int(places[:, -1].max()) + 1,  # as generate() does
+                next_position=int(own_positions[:, -1].max()) + 1,  # as generate() does
                 media=Media(
                     last_visible_row=last_visible_row,
                     sees_ahead_in_windows_only=last_visible_row is not None
@@ -113,7 +113,7 @@ class PromptReader:
                     },
                     deepstack=tuple(layer[deepstack_start:deepstack_stop] for layer in deepstack),
                     stills=int((visual & torch.isin(own_ids, image_ids)).sum()),
-                    has_trained_positions=not torch.equal(places, library_places),
+                    has_trained_positions=not torch.equal(own_positions, library_positions),
                 ),
             )
             deepstack_start = deepstack_stop
@@ -205,7 +205,9 @@ class PromptReader:
     ) -> Int[Tensor, " own"] | None:
         """Returns the last row that each row of a prompt sees, or None if no row sees a later one.
 
-        Raises ModelError for masks that no such numbers describe, or that differ in them.
+        ``masks`` are those of all prompts by kind of layer, ``number`` is the prompt's place among
+        them, and ``rows`` marks those that are no padding. Raises ModelError if rows that see the
+        same later row do not all see each other, or if the kinds differ in their last rows.
         """
         last_visible_rows = []
         try:
@@ -219,21 +221,19 @@ class PromptReader:
                 f"{type(self.model).__name__} reads its prompt by a mask that Saccade does not "
                 f"know: {error}"
             ) from error
-        in_use = [
-            last_visible_row
-            for last_visible_row in last_visible_rows
-            if last_visible_row is not None
-        ]
-        if not in_use:
+        not_causal = [each for each in last_visible_rows if each is not None]
+        if not not_causal:
             return None
-        if len(in_use) < len(last_visible_rows) or not all(
-            torch.equal(in_use[0], each) for each in in_use
-        ):
+        first = not_causal[0]
+        are_all_equal = len(not_causal) == len(last_visible_rows) and all(
+            torch.equal(first, each) for each in not_causal
+        )
+        if not are_all_equal:
             raise ModelError(
                 f"{type(self.model).__name__} reads its pictures in several ways, which Saccade "
                 "does not know"
             )
-        return in_use[0]
+        return first
 
     def _check_arguments(self, arguments: dict[str, Any]) -> None:
         """Raises ModelError if the language model reads arguments that Saccade does not handle.
@@ -285,7 +285,8 @@ def move_text_past_media(
 
     This is how Qwen2-VL and Qwen2.5-VL were trained. Transformers 5.3 and later go on from the
     larger of height and width, though the time of a video may be larger still
-    (docs/upstream-transformers-positions.md). Where both agree nothing changes.
+    (docs/upstream-transformers-positions.md). For example, if the largest time of a video is 20 and
+    its largest height and width are 12, they put the next text at 13, and this moves it to 21.
     """
     moved = positions.clone()
     for end in (visual[:-1] & ~visual[1:]).nonzero().squeeze(-1).tolist():

@@ -12,8 +12,9 @@ G the sum of g along the path to a row, and u the value that a row writes under 
     S_t = e^(G_t) S + sum over a on the path to t of e^(G_t - G_a) k_a u_a^T,
     u_t = beta_t (v_t - e^(G_t) S^T k_t - sum over a above t of e^(G_t - G_a) (k_a . k_t) u_a).
 
-The second line is a triangular system in the rows of the tree, with the tree's mask in the place
-of the causal one of the chunked form of Gated DeltaNet (Yang et al. 2024, arXiv:2412.06464).
+The path to t includes t, and "above t" does not. The second line is a triangular system in the rows
+of the tree. The chunked form of Gated DeltaNet has such a system too, with the causal mask instead
+of the tree's (Yang et al. 2024, arXiv:2412.06464).
 """
 
 from __future__ import annotations
@@ -46,7 +47,8 @@ Keys = Float[Tensor, "*batch head row key"]
 Values = Float[Tensor, "*batch head row value"]
 PerRow = Float[Tensor, "*batch head row"]
 Memory = Float[Tensor, "*batch head key value"]
-"""Axes before the heads are those of requests or of layers, where several are computed at once."""
+"""In these four types, axes before the heads are those of requests or of layers, where several are
+computed at once."""
 Solver = Callable[[Float[Tensor, "*batch row row"], Tensor], Tensor]
 """Solves a triangular system whose diagonal is 1, and reads nothing on the diagonal or above it."""
 
@@ -466,10 +468,10 @@ class Journal:
 class LayerStates:
     """One request's states of all layers that have one; its cache holds them.
 
-    ``length`` counts the committed tokens. The rows of a tree follow these, and :meth:`keep`
-    commits those that are accepted. Other rows of a forward are committed from the start (a
-    prompt's, or pending tokens'). The states after them wait until the forward has ended and
-    :meth:`advance` makes them the current ones.
+    ``length`` counts the committed tokens. The rows of a drafted tree follow these, and
+    :meth:`commit_path` commits those that are accepted. The other rows of a forward, those of a
+    prompt or of pending tokens, need no verdict. The states after them are stored while the forward
+    runs, and :meth:`advance` makes them the current ones when it has ended.
     """
 
     def __init__(self, empty: Sequence[State]) -> None:
@@ -578,9 +580,9 @@ class LayerStates:
     def snapshot(self, spared: Collection[int] = ()) -> None:
         """Stores the current states, to which the text may be cut back later.
 
-        If there are too many snapshots, the oldest are dropped, but neither the first nor those at
-        the ``spared`` lengths. The end of a prompt's pictures is such a length, because a prompt
-        can be read again only from where no picture follows.
+        If there are more than ``MAX_SNAPSHOTS``, the oldest are dropped, apart from the very first,
+        the newest, and those at the ``spared`` lengths. The end of a prompt's pictures is such a
+        length, because a prompt can be read again only from where no picture follows.
         """
         self._snapshots[self.length] = self.states
         old = [length for length in [*self._snapshots][1:-1] if length not in spared]
@@ -624,7 +626,7 @@ class LayerStates:
     def copy_from(self, source: LayerStates, length: int) -> None:
         """Takes over the states at ``length`` from another request that has the same text up to
         there."""
-        count = len(self.states)
+        count = len(self.states)  # Fewer than the source's if the model stops at an early layer.
         self._start_from(source.at(length).first(count), length)
         snapshots = source._snapshots.items()
         self._snapshots = {n: each.first(count) for n, each in snapshots if n <= length}
@@ -660,7 +662,8 @@ class LayerStates:
 
 
 class Mixer(ABC):
-    """Computes a layer with a state, with the weights of its module in transformers."""
+    """Computes the part of a decoder layer that has a state, with the weights of its module in
+    transformers. It mixes what a row has with what earlier rows left, as attention does."""
 
     conv: nn.Conv1d
     activation: bool  # whether SiLU follows the convolution
@@ -835,9 +838,14 @@ def convolve_taps(
 
 def find_taps(ancestors: Bool[Tensor, "new all"], past: int) -> Int[Tensor, "new tap"]:
     """Returns the places of the inputs that each row's convolution reads: the last ``past`` + 1 of
-    its path, which begins with the ``past`` inputs before the tree."""
+    its path, which begins with the ``past`` inputs before the tree.
+
+    For example, with 3 past inputs at the places 0 to 2, nodes of a tree are at 3, 4 and so on. If
+    nodes 0 and 1 are children of the root, node 1 reads the places 0, 1, 2 and 4.
+    """
     places = torch.arange(past + ancestors.shape[1])
     is_on_path = pad(ancestors, (past, 0), value=True)
+    # Sorting puts the places that are off the path (-1) first.
     return torch.where(is_on_path, places, -1).sort(1).values[:, -past - 1 :]
 
 
@@ -913,8 +921,8 @@ class GatedDelta(Mixer):
                 strict=True,
             )
         )
-        times = module.num_v_heads // module.num_k_heads
-        q, k = (_normalise(each).repeat_interleave(times, 0) for each in (q, k))
+        value_heads_per_key_head = module.num_v_heads // module.num_k_heads
+        q, k = (_normalise(each).repeat_interleave(value_heads_per_key_head, 0) for each in (q, k))
         decay = -module.A_log.float().exp() * softplus(for_decay.float() + module.dt_bias)
         return Delta(
             q * module.head_k_dim**-0.5, k, v, for_beta.sigmoid().float().T, decay.T.contiguous()
@@ -944,7 +952,7 @@ MIXERS: dict[str, type[Mixer]] = {
     "Lfm2MoeShortConv": ShortConvolution,
     "Lfm3ShortConv": ShortConvolution,
 }
-"""Computes a module of transformers that has a state, by the name of its class."""
+"""Our class for each class of transformers' modules that have a state, by the latter's name."""
 
 
 ATTENTION_KINDS = ("full_attention", "sliding_attention", "chunked_attention", "attention")

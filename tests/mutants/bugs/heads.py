@@ -70,7 +70,7 @@ BUGS = (
         "a block of a DFlash head stands one place too early",
         "model/heads/block_session.py",
         find="$each.positions($each.rows + $block)",
-        plant="each.positions(each.rows - 1 + block)",
+        plant="$each.positions($each.rows - 1 + $block)",
         tests=("model/test_dflash.py::test_blocks_are_those_of_transformers_own_class",),
     ),
     PlantedBug(

@@ -60,7 +60,8 @@ class BlockSession(HeadSession):
         for number, tree in trees.items():
             request = self.request(number)
             assert request.block_logits is not None
-            depths = trees_.depths(tree.parents)
+            depths = trees_.depths(tree.parents)  # 1 for a child of the root.
+            # Level d predicts the token after d drafted ones, so it is for the nodes of depth d.
             levels = [*request.block_logits]
             missing = max(depths, default=0) + 1 - len(levels)
             if missing > 0:
@@ -99,11 +100,11 @@ class BlockSession(HeadSession):
             )
         outdated = [each for each in requests if each.root_logits is None]
         if outdated:
-            block = torch.arange(head.settings.size, device=head.device)
+            block_offsets = torch.arange(head.settings.size, device=head.device)
             logits = head.draft_blocks(
                 [each.cache for each in outdated],
                 [each.context[-1] for each in outdated],
-                [each.positions(each.rows + block) for each in outdated],
+                [each.positions(each.rows + block_offsets) for each in outdated],
             )
             for each, block_logits in zip(outdated, logits, strict=True):
                 each.block_logits = first_session._clip(block_logits)

@@ -61,10 +61,11 @@ class BlockVisibility:
         if self.window is None:
             block = torch.ones(rows, rows, dtype=torch.bool)
             return Segment(cache, start, stop, at, block)
-        # A mask would be taken for that of a tree, in which a window measures distance along the
-        # tree's paths. ``last_visible_row`` says that every row sees all rows of the block. The
-        # rows are marked as committed only because a window goes by position for such rows
-        # alone. Their keys are not kept, because ``draft_blocks`` does not advance the cache.
+        # With a window, this passes no mask. A mask would be taken for that of a tree, in which a
+        # window measures distance along the tree's paths. A window goes by position for committed
+        # rows alone, so these rows are marked as committed. Their keys are dropped all the same,
+        # because ``draft_blocks`` does not advance the cache. ``last_visible_row`` says that every
+        # row sees all rows of the block.
         last_visible_row = torch.full((rows,), at + rows - 1)
         return Segment(
             cache, start, stop, at, last_visible_row=last_visible_row, committed_rows=rows
@@ -88,8 +89,11 @@ class BlockSettings:
 
     @classmethod
     def read(cls, settings: dict[str, Any], layers: Qwen3Config, name: str) -> BlockSettings:
-        """Reads the entries of a config.json. Raises ModelError, in one sentence, where they are of
-        no such head or of a later kind of it."""
+        """Reads the entries of a head's config.json. ``layers`` is the config of its layers, and
+        ``name`` the head's name for errors.
+
+        Raises ModelError if it is no DFlash head, or one of a later kind.
+        """
         entries = {**settings, **(settings.get("dflash_config") or {})}
         for unknown in UNKNOWN_SETTINGS:
             if entries.get(unknown) is not None:
@@ -142,13 +146,13 @@ def _read_visibilities(entries: dict[str, Any], layers: Qwen3Config) -> list[Blo
     kinds = entries.get("layer_types") or [None] * layers.num_hidden_layers
     if entries.get("use_swa") and SLIDING not in kinds:
         kinds = [SLIDING] * layers.num_hidden_layers
-    size = int(entries.get("swa_window_size") or entries.get("sliding_window") or 0)
+    window_size = int(entries.get("swa_window_size") or entries.get("sliding_window") or 0)
     visibilities = []
     for kind in kinds:
         has_window = kind == SLIDING
-        if has_window and not size:
+        if has_window and not window_size:
             raise ModelError("a DFlash head with sliding attention has to name its sliding_window")
-        window = KeyWindow(size) if has_window else None
+        window = KeyWindow(window_size) if has_window else None
         is_layer_causal = has_window if is_causal is None else bool(is_causal)
         visibilities.append(BlockVisibility(window, is_layer_causal))
     return visibilities
@@ -199,18 +203,19 @@ class BlockModule(nn.Module):
         return shift_ids(self.d2t)
 
     def project(self, target_hidden: Float[Tensor, "row layers_dim"]) -> Hidden:
-        """Returns the projected hidden states, of which every layer computes its keys of the
-        text."""
+        """Returns the target's hidden states, projected to the head's width. Every layer computes
+        the keys and values of the text from them."""
         return self.hidden_norm(self.fc(target_hidden))
 
     def make_keys(
         self, layer: int, projected: Hidden, rotation: Rotation
     ) -> tuple[Float[Tensor, "kv_head row head_dim"], Float[Tensor, "kv_head row head_dim"]]:
-        """Returns a layer's keys and values of rows of the text."""
+        """Returns a layer's keys and values of rows of the text. Keys are rotated."""
         attention: Any = self.layers[layer].self_attn
         shape = (1, len(projected), -1, attention.head_dim)
         keys = attention.k_norm(attention.k_proj(projected).view(shape)).transpose(1, 2)
         values = attention.v_proj(projected).view(shape).transpose(1, 2)
+        # The function rotates queries and keys. There are no queries here, so the keys are both.
         _, keys = modeling_qwen3.apply_rotary_pos_emb(keys, keys, *rotation)
         return keys[0], values[0]
 
@@ -248,7 +253,7 @@ class BlockHead(Head):
         self.head_shapes, self.devices = self.head_shapes * self.layers, self.devices * self.layers
         self.windows = [each.window for each in settings.visibilities]
 
-    def _over(self, target: Backbone) -> Head:
+    def _copy_for_target(self, target: Backbone) -> Head:
         return BlockHead(
             target, self.module, self.config, self.settings, self.text.rotary_emb, self.axes
         )
@@ -287,9 +292,14 @@ class BlockHead(Head):
         last_tokens: Sequence[int],
         positions: Sequence[Int[Tensor, "axes row"]],
     ) -> Float[Tensor, "request level vocab"]:
-        """Returns the logits of each token after the texts of several requests.
+        """Runs one block for each request, and returns the logits of the tokens that it drafts.
 
-        ``positions`` are those of each block's rows. The keys of the blocks are not kept.
+        The keys of the blocks are not kept.
+
+        Args:
+            caches: of the requests, with the keys of the text before its last token.
+            last_tokens: the last token of each text, which is the first row of its block.
+            positions: of the rows of each block.
         """
         size = self.settings.size
         ids = torch.full((len(caches), size), self.settings.mask_id, device=self.device)
@@ -346,8 +356,10 @@ class BlockHead(Head):
 def make_dflash_head(
     target: Backbone, settings: dict[str, Any], tensors: layouts.Tensors, name: str
 ) -> BlockHead:
-    """Returns a DFlash head by its config and tensors. Raises ModelError, in one sentence, where it
-    is another target's or no such head."""
+    """Returns the DFlash head with this config (``settings``) and these tensors.
+
+    Raises ModelError if they make no such head, or if it was made for another target.
+    """
     layer_settings = settings.get("transformer_layer_config") or settings
     config: Any = for_our_attention(Qwen3Config.from_dict(plain_settings(layer_settings)))
     block_settings = BlockSettings.read({**layer_settings, **settings}, config, name)

@@ -98,17 +98,17 @@ class Head(Backbone):
         )
 
     def current(self) -> Head:
-        """Returns this head over the target as it is now: the same one as long as the target stays
-        as it is."""
+        """Returns the head over the target's newest version, which is another object after the
+        target's model was changed. While it is unchanged, this is the head itself."""
         target = self.target.current()
         if target is self.target:
             return self
         if self._newest_head is None or self._newest_head.target is not target:
-            self._newest_head = self._over(target)
+            self._newest_head = self._copy_for_target(target)
         return self._newest_head
 
-    def _over(self, target: Backbone) -> Head:
-        """Returns this head over another target."""
+    def _copy_for_target(self, target: Backbone) -> Head:
+        """Returns a head with the same weights over another target."""
         rotary = self.text.rotary_emb
         return Head(target, self.module, self.config, rotary, self.axes, self._template_layer)
 
@@ -257,8 +257,10 @@ def make_mtp_head(
 def make_eagle3_head(
     target: Backbone, settings: dict[str, Any], tensors: layouts.Tensors, name: str
 ) -> Head:
-    """Returns the EAGLE-3 head with this config and these tensors. Raises ModelError, in one
-    sentence, where they are no such head or belong to another target."""
+    """Returns the EAGLE-3 head with this config (``settings``) and these tensors.
+
+    Raises ModelError if they make no such head, or if it was made for another target.
+    """
     config = eagle3_config(settings)
     parts = layouts.eagle3_parts(tensors)
     for needed in ("fc.weight", "lm_head.weight", "norm.weight"):
@@ -320,12 +322,13 @@ def plain_settings(settings: dict[str, Any]) -> dict[str, Any]:
 
 
 def _eagle3_layers(target: Backbone, settings: dict[str, Any]) -> tuple[int, ...]:
-    """Returns which hidden states an EAGLE-3 head reads.
+    """Returns which hidden states an EAGLE-3 head reads, by the numbers of ``HiddenStates``: number
+    n is the input of layer n.
 
-    vLLM and speculators write, at the top level of a config, the layers that *read* them; SGLang
-    and SpecForge write, in ``eagle_config``, the layers that *return* them. If a config has
-    neither, the head reads the inputs of layers 2, depth / 2 and depth - 3, the default of all
-    four.
+    The configs of vLLM and speculators name, at the top level, the layers whose *input* the head
+    reads. Those of SGLang and SpecForge name, in ``eagle_config``, the layers whose *output* it
+    reads, and the output of layer n is number n + 1. If a config has neither, the head reads the
+    inputs of layers 2, depth / 2 and depth - 3, which is the default of all four.
     """
     if reading := settings.get("eagle_aux_hidden_state_layer_ids"):
         return tuple(int(each) for each in reading)
@@ -356,11 +359,11 @@ def check_layers(
         )
     if fc is None:
         raise ModelError(f"the head of {name} lacks fc.weight")
-    read, known = fc.shape[1], len(hidden_layers) * target.config.hidden_size
-    if read != known:
+    read_width, own_width = fc.shape[1], len(hidden_layers) * target.config.hidden_size
+    if read_width != own_width:
         raise ModelError(
-            f"{name} is a head for another target: it reads {read} numbers of hidden states a "
-            f"token, and {len(hidden_layers)} layers of this one have {known}"
+            f"{name} is a head for another target: it reads {read_width} numbers of hidden states "
+            f"a token, and {len(hidden_layers)} layers of this one have {own_width}"
         )
 
 

@@ -89,8 +89,8 @@ class _Rows:
     hidden: list[Hidden] = field(default_factory=list)
     positions: list[Int[Tensor, "axes row"]] = field(default_factory=list)
     scored: list[tuple[HeadRequest, int, int]] = field(default_factory=list)
-    """(request, start, stop) for each segment: logits are needed of the rows ``start:stop`` of the
-    forward. They belong to the end of the request's text or to nodes of its tree, in order."""
+    """(request, start, stop) for each segment: the rows ``start:stop`` of the forward need logits.
+    They are the last row of the request's text, or all of the segment's tree nodes."""
 
     def add(
         self,
@@ -172,12 +172,13 @@ class HeadSession(Session):
             request = self.request(number)
             kept_tokens = len(request.context) - turn.drop
             request.context[kept_tokens:] = turn.ids
-            # The row of the last kept token reads the token after it, which has changed, so that
-            # row is computed again. At least one row has to be computed, for the logits of the next
-            # token.
-            valid = max(0, min(kept_tokens - 1, len(request.context) - 2))
-            request.cut_prompt(valid)
-            request.cache.truncate(min(request.cache.length, valid - request.skipped_rows))
+            # Row i reads token i + 1 too. If 10 tokens are kept, rows 0 to 8 have read kept tokens
+            # alone and stay, and row 9 is computed again. The last row of the whole text is always
+            # computed, for the logits of the next token.
+            last_row = len(request.context) - 2
+            kept_rows = max(0, min(kept_tokens - 1, last_row))
+            request.cut_prompt(kept_rows)
+            request.cache.truncate(min(request.cache.length, kept_rows - request.skipped_rows))
             request.generated = 0
             request.root_logits = None
             request.forget_tree()
@@ -250,6 +251,7 @@ class HeadSession(Session):
                 self._add_nodes(request, tree, rows)
 
     def _add_text(self, request: HeadRequest, rows: _Rows) -> None:
+        """Adds the rows of committed text that have no keys yet."""
         first, waiting = request.rows, request.waiting_rows
         places = torch.arange(first, first + waiting, device=self.head.device)
         hidden = request.target_hidden(slice(first, first + waiting)).to(self.head.device)
@@ -264,6 +266,11 @@ class HeadSession(Session):
         )
 
     def _add_nodes(self, request: HeadRequest, tree: Tree, rows: _Rows) -> None:
+        """Adds the rows of the next nodes whose parents were computed.
+
+        The row of a node follows its parent's. So children of the root, of depth 1, have the row
+        right after the text's.
+        """
         first = stop = len(request.node_outputs)
         while stop < len(tree) and tree.parents[stop] < first:
             stop += 1

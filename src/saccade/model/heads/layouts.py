@@ -31,10 +31,14 @@ LAYER = "layer."
 class MtpLayout:
     """How a target's own checkpoint names the tensors of its head.
 
-    ``pattern`` matches their names in the checkpoint, with ``{depth}`` for the number of the
-    target's layers; its group is the name within the head. ``names`` has the name within the head
-    for each name in :class:`saccade.model.heads.modules.MtpHead`, other than the decoder layer's.
-    Tensors whose names within the head begin with one of ``shared`` are copies of the target's.
+    A tensor has three names. For example, ``mtp.pre_fc_norm_hidden.weight`` in a checkpoint is
+    ``pre_fc_norm_hidden.weight`` within the head, and ``norm_hidden.weight`` in our module
+    (:class:`saccade.model.heads.modules.MtpHead`).
+
+    ``pattern`` matches the names in the checkpoint, with ``{depth}`` for the number of the target's
+    layers; its group is the name within the head. ``names`` has the name within the head for each
+    name in our module, other than the decoder layer's. Tensors whose names within the head begin
+    with one of ``shared`` are copies of the target's.
     """
 
     pattern: str
@@ -106,12 +110,18 @@ def find_mtp_layout(names: Collection[str], depth: int) -> tuple[MtpLayout, dict
     return None
 
 
+_MAX_MTP_HEADS = 8  # The most heads of a checkpoint, one a layer, that are recognised as heads.
+
+
 def is_mtp_tensor(name: str, depth: int) -> bool:
-    """Returns whether a tensor belongs to a head of the checkpoint. Of several heads, in layers one
-    after another, the first is used."""
+    """Returns whether a tensor belongs to one of the checkpoint's own heads.
+
+    A checkpoint may have several heads, in the layers ``depth``, ``depth + 1`` and so on after the
+    target's. Saccade drafts with the first one alone.
+    """
     patterns = (layout.pattern for layout in MTP_LAYOUTS)
-    depths = "(?:" + "|".join(str(depth + head) for head in range(8)) + ")"
-    return any(re.match(each.replace("{depth}", depths), name) for each in patterns)
+    head_layers = "|".join(str(depth + head) for head in range(_MAX_MTP_HEADS))
+    return any(re.match(each.replace("{depth}", f"(?:{head_layers})"), name) for each in patterns)
 
 
 _STACKED_MATRICES = {"gate_up_proj": ("gate_proj", "up_proj"), "down_proj": ("down_proj",)}

@@ -91,8 +91,8 @@ class MtpHead(HeadModule):
         self.fc = nn.Linear(2 * dim, dim, bias=False)
         self.layer = layer
         self.norm = norm(dim, eps=eps)
-        self._chains_normed = next_step_reads_normed
-        self._masks_first = zeroes_first_embedding
+        self._next_step_reads_normed = next_step_reads_normed
+        self._zeroes_first_embedding = zeroes_first_embedding
 
     def forward(
         self,
@@ -102,7 +102,7 @@ class MtpHead(HeadModule):
         positions: Int[Tensor, "axes row"],
         **attention: Any,
     ) -> Hidden:
-        if self._masks_first:
+        if self._zeroes_first_embedding:
             embeds = embeds.masked_fill((positions[0] == 0)[:, None], 0)
         both = torch.cat([self.norm_embedding(embeds), self.norm_hidden(hidden)], -1)
         out = self.layer(
@@ -112,10 +112,10 @@ class MtpHead(HeadModule):
             **attention,
         )
         out = out[0] if isinstance(out, Tensor) else out[0][0]
-        return self.norm(out) if self._chains_normed else out
+        return self.norm(out) if self._next_step_reads_normed else out
 
     def prepare_logits(self, output: Hidden) -> Hidden:
-        return output if self._chains_normed else self.norm(output)
+        return output if self._next_step_reads_normed else self.norm(output)
 
 
 class Eagle3Layer(nn.Module):
@@ -213,8 +213,10 @@ class Eagle3Head(HeadModule):
 
 
 def shift_ids(d2t: Int[Tensor, " draft_vocab"]) -> Int[Tensor, " draft_vocab"]:
-    """Returns the target's id of each id of a head's own vocabulary; ``d2t`` is the difference
-    between the two."""
+    """Returns the target's id for each id of a head's own vocabulary.
+
+    ``d2t`` has the differences: the head's id i is the target's id ``i + d2t[i]``.
+    """
     return torch.arange(len(d2t), device=d2t.device) + d2t
 
 

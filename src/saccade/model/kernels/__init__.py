@@ -2,7 +2,8 @@
 
 Which library multiplies a few rows fastest depends on the make of the processor, on the shape of
 the matrix and on the number of rows. Each kernel is therefore timed a few times on each machine,
-and the times are stored. A copy of the weights that saves nothing anywhere is dropped.
+and the times are stored. A copy of the weights is dropped if it saves little time for every number
+of rows.
 """
 
 from __future__ import annotations
@@ -35,13 +36,14 @@ ROWS_TIMED_FIRST = (1, 256, 8, 4, 16, 2, 64)  # Always timed, before the others 
 PRODUCT_TIMING_SECONDS = 0.15  # Further numbers of rows are timed until so much has passed.
 CALLS_PER_MEASUREMENT = 4
 MAX_MEASUREMENTS = 3  # How many times each kernel is measured before its times are final.
+# How many times a call is timed where the caches are emptied before each call, which takes long.
+COLD_CALLS_PER_MEASUREMENT = 2
 # A timed call reads about so many bytes of weights, which is more than the nearest cache holds.
 TIMED_CALL_BYTES = 2**22
 USUAL_CACHE_BYTES = 2**25  # The size of the largest cache, where the system does not say it.
-# These are fewer, because the caches are emptied before each of them.
-COLD_CALLS_PER_MEASUREMENT = 2
 MAX_COLD_ROWS = 16  # With more rows, arithmetic takes longer than reading weights from memory.
-FEW_MATRICES_FROM_ROWS = 64  # From this many rows on, timing two matrices is enough.
+FEW_MATRICES_FROM_ROWS = 64  # From this many rows on, only the first FEW_MATRICES are timed.
+FEW_MATRICES = 2
 MAX_SLOWDOWN_WITHOUT_COPY = 0.15  # A copy is dropped if doing without costs at most this share.
 MAX_COPY_SHARE = 0.25  # Share of the free memory that copies of weights may take.
 ATTENTION_ROWS = (1, 4, 16)  # Numbers of rows for which decoding's attention is timed.
@@ -78,11 +80,12 @@ class Product:
 
 
 def release_threads() -> None:
-    """Ends the threads that shared this thread's products; the next product starts new ones.
+    """Ends the worker threads that OpenMP started for the calling thread's matrix products.
 
-    The threads of GNU's OpenMP spin while they wait, unless a process has more of them than there
-    are processors. Multiplying in a second thread takes twice as long while those of the first
-    live.
+    The calling thread's next product starts new ones. Each thread that multiplies has workers of
+    its own. Those of GNU's OpenMP keep a processor busy while they wait for the next product,
+    unless the process has more of them than there are processors. So a second thread would multiply
+    half as fast as long as the first one's workers live.
     """
     with suppress(AttributeError, OSError, TypeError):  # Another OpenMP is loaded.
         ctypes.CDLL(None).omp_pause_resource_all(1)  # 1 pauses softly.
@@ -155,8 +158,11 @@ GATED_BF16_PRODUCTS = {
 }
 
 
-def _rounded(product: FewBitProduct, gated: bool) -> Product:
-    """Returns a product with rounded weights, as one of those to choose from."""
+def _as_product(product: FewBitProduct, gated: bool) -> Product:
+    """Returns a product with rounded weights in the form in which it can be chosen like others.
+
+    ``gated`` says whether the first half of the outputs gates the second.
+    """
     plain = Product(
         few_bits.prepared_by(product, gated), product.multiply, supports=product.supports
     )
@@ -171,7 +177,7 @@ def rounded_products(rounding: Rounding, gated: bool) -> dict[str, Product]:
     """
     plain = _with_silu_gate(PLAIN) if gated else PLAIN
     few_bit = few_bits.few_bit_products(rounding)
-    return {"plain": plain, **{name: _rounded(each, gated) for name, each in few_bit.items()}}
+    return {"plain": plain, **{name: _as_product(each, gated) for name, each in few_bit.items()}}
 
 
 def product_names(dtype: torch.dtype = torch.float32) -> list[str]:
@@ -289,6 +295,7 @@ class Matrix:
         if choice not in self._tables:
             for name in set(choice.names) - self._prepared.keys():
                 self._prepared[name] = self.products[name].prepare(self.weight)
+            # Entry n is for n rows. The last one is for more rows than the choice names.
             names = [choice.kernel_for(rows) for rows in range(choice.rows[-1] + 2)]
             self._tables[choice] = [(self.products[n].multiply, self._prepared[n]) for n in names]
         self._kernel_by_rows = self._tables[choice]
@@ -364,8 +371,8 @@ class TunedMatrices:
     def weights_changed(self) -> bool:
         """Returns whether weights were changed in place since their copies were made.
 
-        A changed row or column of one weight is noticed. Writing to ``weight.data`` does not change
-        a tensor's version, so the version would not do.
+        A changed row or column of one weight is noticed. The numbers themselves are compared,
+        because torch's version counter of a tensor stays as it is when ``weight.data`` is written.
         """
         return bool(self._fingerprints) and self._fingerprints != self._read_fingerprints()
 
@@ -375,11 +382,12 @@ class TunedMatrices:
         return [bytes_of(entries) if matrix.has_copies else b"" for matrix, entries in pairs]
 
     def refresh(self) -> None:
-        """Copies the weights anew if they were changed, and chooses kernels for the threads in use.
+        """Copies the weights anew if they were changed, and chooses kernels for the current number
+        of torch's threads.
 
-        Kernels are chosen once for each number of threads, and the copies that they need stay, so
-        that nobody pays for a number of threads that somebody else used before. There are never
-        more copies than :func:`may_copy` allows.
+        Kernels are chosen once for each number of threads. The copies that they need stay, so going
+        back to an earlier number of threads costs nothing. There are never more copies than
+        :func:`may_copy` allows.
         """
         if not self._matrices:
             return
@@ -472,7 +480,8 @@ def time_products(
     empty_caches = cache_emptier(weight_bytes)
     prepared: dict[ProblemSize, tuple[Matrix, dict[str, list[Any]]]] = {}
     for size, (first, *others) in by_size.items():
-        # A part of the outputs is enough of a large matrix, such as a vocabulary's.
+        # Of a large matrix, such as a vocabulary's, a part of the outputs is timed. Their number is
+        # even, because half of them may be gates.
         outputs = max(1, TIMED_CALL_BYTES // first.weight[0].nbytes // 2) * 2
         part = Matrix(first.weight[:outputs], first.bias, first.epilogue, first.rounding)
         part.may_be_copied = first.may_be_copied
@@ -488,7 +497,7 @@ def time_products(
         if rows not in ROWS_TIMED_FIRST and time.perf_counter() - began > seconds:
             break
         for size, (part, copies) in prepared.items():
-            count = 2 if rows >= FEW_MATRICES_FROM_ROWS else None
+            count = FEW_MATRICES if rows >= FEW_MATRICES_FROM_ROWS else None
             calls = {
                 name: _call_for_all(part, name, rows, each[:count]) for name, each in copies.items()
             }
@@ -502,8 +511,9 @@ def cache_emptier(weight_bytes: int) -> Callable[[], object] | None:
     size stay there from one forward to the next."""
     if not exceeds_caches(weight_bytes):
         return None
-    # The numbers have four bytes each, so they take one and a half times the cache.
-    return torch.zeros(3 * largest_cache_bytes() // 8).sum
+    # Reading one and a half times as many bytes as the cache holds puts the weights out of it.
+    number_count = 3 * largest_cache_bytes() // 2 // torch.float32.itemsize
+    return torch.zeros(number_count, dtype=torch.float32).sum
 
 
 def exceeds_caches(weight_bytes: int) -> bool:
@@ -577,15 +587,16 @@ def best_choice(times: dict[int, dict[str, float]], free: Sequence[str] = ()) ->
     A copy of the weights is left out where doing without it makes no number of rows slower by more
     than ``MAX_SLOWDOWN_WITHOUT_COPY``. The first kernel and those in ``free`` need no copy.
 
-    Between two numbers of rows that were timed, the kernel of the larger number is used: just
-    beyond the number of rows at which a kernel falls behind, it is far behind already.
+    Between two numbers of rows that were timed, the kernel of the larger number is used. If 4 and 6
+    rows were timed, 5 rows get the kernel for 6, because a kernel that is the best for 4 rows may
+    be far behind from 5 rows on.
     """
     rows = sorted(times)
     names = list(times[rows[0]])
 
     def slowdown(subset: Sequence[str]) -> float:
-        """Returns how many times as long as the best kernel the best of a subset takes, for the
-        number of rows where that is most."""
+        """Returns how much slower a subset of the kernels is at worst: the largest ratio, over the
+        numbers of rows, of the subset's best time to the best time of all kernels."""
         return max(min(times[n][name] for name in subset) / min(times[n].values()) for n in rows)
 
     while copying := [name for name in names[1:] if name not in free]:
@@ -614,7 +625,8 @@ class AttentionChoice:
 
     def kernel_for(self, rows: int, keys: int) -> str:
         index = min(bisect_left(self.rows, rows), len(self.rows) - 1)
-        return self.names[index][keys >= self.thresholds[index]]
+        for_few_keys, for_many_keys = self.names[index]
+        return for_few_keys if keys < self.thresholds[index] else for_many_keys
 
 
 @torch.no_grad()
@@ -643,16 +655,18 @@ def choose_attention(
 def best_threshold(
     times: Sequence[Mapping[str, float]], keys: Sequence[int] = ATTENTION_KEYS
 ) -> tuple[tuple[str, str], int]:
-    """Returns two kernels, and the number of keys from which the second is the better one.
+    """Returns (two kernels, a number of keys): the second kernel is for that many keys and more.
 
-    ``times`` has the seconds of each kernel for each number of ``keys``. The choice is the one that
-    loses least over all these numbers, so that a single slow moment decides nothing. If no second
-    kernel makes it better, both are the same.
+    ``times`` has the seconds of each kernel for each number of ``keys``. The result is the one that
+    loses least over all these numbers, so that a single slow moment decides nothing. Both kernels
+    are the same if one kernel for all numbers of keys loses least.
     """
 
     def slowdown(plan: tuple[tuple[str, str], int]) -> float:
-        names, threshold = plan
-        chosen = [names[each >= threshold] for each in keys]
+        """Returns the sum, over the numbers of keys, of how many times as long as the best kernel
+        the plan's takes."""
+        (for_few_keys, for_many_keys), threshold = plan
+        chosen = [for_few_keys if each < threshold else for_many_keys for each in keys]
         return sum(
             each[name] / min(each.values()) for name, each in zip(chosen, times, strict=True)
         )

@@ -135,7 +135,8 @@ class MassRecorder:
         """The number of rows from the first recorded one to the chunk's end."""
         self._queries = RowQueries(self.last)
         self._recording_kernels: list[Callable[..., Queries]] = []  # By layer, or empty.
-        if self.last == len(rows):  # The kernel records a chunk's last rows and no others.
+        # The kernel can record only rows that follow one another up to the chunk's end.
+        if self.last == len(rows):
             outputs = (compiled.MassOutput.of(self.last, self._columns, each) for each in mass)
             self._recording_kernels = [
                 partial(compiled.attend, mass_output=each) for each in outputs

@@ -30,7 +30,7 @@ TORCH_OUTPUTS = 64  # Torch's 4-bit product takes multiples of so many outputs.
 MAX_DIFFERENCE = 0.05  # The largest error of a trial product, as a share of its largest number.
 FP8 = torch.float8_e4m3fn
 FP8_LARGEST = torch.finfo(FP8).max
-FP8_MULTIPLE = 16  # The units take multiples of so many inputs and outputs.
+FP8_MULTIPLE = 16  # Torch's product in FP8 takes multiples of so many inputs and outputs.
 FP8_CAPABILITY = (8, 9)  # CUDA's compute capability from which on a GPU multiplies FP8.
 MAX_FP8_ROWS = 64  # More rows are a prompt's, which are multiplied with the original weights.
 SMALLEST_SCALE = 1e-12  # The scale of a row of zeros, which is divided by it.
@@ -131,6 +131,7 @@ def _round(weight: Float[Tensor, "out into"], rounding: Rounding) -> tuple[Tenso
     blocks = weight.float().view(len(weight), -1, CODE_BLOCK)
     lowest, highest = blocks.aminmax(dim=-1)
     if rounding.bits == 4:
+        # A code minus ``zero`` is -8 to 7. The entry of the largest magnitude becomes -8.
         extreme = torch.where(highest > -lowest, highest, lowest)
         scales = (extreme / -rounding.zero).half()
     else:
@@ -145,7 +146,12 @@ def _round(weight: Float[Tensor, "out into"], rounding: Rounding) -> tuple[Tenso
 
 
 class CodedPanels(NamedTuple):
-    """A rounded weight in the layout that :func:`compiled.multiply_coded` reads."""
+    """A rounded weight in the layout that :func:`compiled.multiply_coded` reads.
+
+    A panel has ``OUTPUTS_PER_UNIT`` outputs, and a block has ``CODE_BLOCK`` inputs of each. The
+    bytes of a block are the scales of the outputs in fp16, and then the codes: four inputs of the
+    first output, the same four of the second, and so on, then the next four inputs of each.
+    """
 
     numbers: UInt8[Tensor, "panel block byte"]
     out: int
@@ -158,16 +164,20 @@ class CodedPanels(NamedTuple):
         panel has the same outputs of both halves."""
         codes = Codes.of(weight, rounding)
         parts = 2 if gated else 1
-        each = OUTPUTS_PER_UNIT // parts
+        outputs_per_part = OUTPUTS_PER_UNIT // parts
         panels = [
-            torch.cat([_in_panels(part, each) for part in numbers.chunk(parts)], 1)
+            torch.cat([_in_panels(part, outputs_per_part) for part in numbers.chunk(parts)], 1)
             for numbers in (codes.codes, codes.scales)
         ]
         code_panels, scales = panels
         count, blocks = len(code_panels), scales.shape[2]
+        # From [panel, output, block, quad, input of the quad] to [panel, block, quad, output, input
+        # of the quad].
         quads = code_panels.view(count, OUTPUTS_PER_UNIT, blocks, CODE_BLOCK // 4, 4)
         quads = quads.permute(0, 2, 3, 1, 4)
         if rounding.bits == 4:
+            # A byte has a code of the block's first half of inputs in its low bits, and one of the
+            # second half in its high bits.
             low, high = quads.chunk(2, 2)
             quads = low | (high << 4)
         scale_bytes = scales.transpose(1, 2).contiguous().view(torch.uint8)
@@ -278,7 +288,7 @@ class FewBitProduct:
     inputs: int = CODE_BLOCK
     """The number of a weight's inputs must be a multiple of this."""
     has_units: Callable[[], bool] = lambda: True
-    """Whether this machine has the units that it needs."""
+    """Whether this machine has the instructions or the tensor cores that it needs."""
     round: Callable[[Tensor], Tensor] | None = None
     """weight -> the numbers that it is rounded to, in fp32; None for those of ``Codes``."""
 
@@ -295,13 +305,14 @@ class FewBitProduct:
 
     @property
     def is_available(self) -> bool:
-        """Whether this machine has the units for it, and a trial product was right."""
+        """Whether this machine has the instructions or the tensor cores for it, and a trial product
+        was right."""
         return self.has_units() and _is_correct(self)
 
 
 @cache
 def _is_correct(product: FewBitProduct) -> bool:
-    """Returns whether a trial product is about that of the rounded weights.
+    """Returns whether a trial product is close to torch's product of the rounded weights in fp32.
 
     Torch raises RuntimeError, AttributeError or NotImplementedError where it lacks an operator.
     """
@@ -316,7 +327,8 @@ def _is_correct(product: FewBitProduct) -> bool:
     return bool((computed - exact).abs().max() < MAX_DIFFERENCE * exact.abs().max())
 
 
-def _ours(rounding: Rounding) -> FewBitProduct:
+def _compiled_product(rounding: Rounding) -> FewBitProduct:
+    """Returns the product of our own compiled kernels (``kernels.c``)."""
     return FewBitProduct(
         rounding,
         lambda weight, gated: CodedPanels.of(weight, rounding, gated),
@@ -330,14 +342,14 @@ FEW_BIT_PRODUCTS: dict[str, FewBitProduct] = {
     "int8-torch": FewBitProduct(
         ROUNDINGS["int8"], lambda weight, gated: _pack_8_bits(weight), _multiply_8_bits
     ),
-    "int8-bytes": _ours(ROUNDINGS["int8"]),
+    "int8-bytes": _compiled_product(ROUNDINGS["int8"]),
     "int4-torch": FewBitProduct(
         ROUNDINGS["int4"],
         lambda weight, gated: _pack_4_bits(weight),
         _multiply_4_bits,
         outputs=TORCH_OUTPUTS,
     ),
-    "int4-bytes": _ours(ROUNDINGS["int4"]),
+    "int4-bytes": _compiled_product(ROUNDINGS["int4"]),
     "fp8-scaled": FewBitProduct(
         ROUNDINGS["fp8"],
         lambda weight, gated: Fp8Weight.of(weight),

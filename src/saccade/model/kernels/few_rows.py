@@ -169,7 +169,10 @@ class FewRowAttention:
 
 @cache
 def processor_count(device: torch.device) -> int:
-    """Returns how many processors (SMs) a device has."""
+    """Returns how many processors (SMs) a GPU has.
+
+    A CPU, where Triton's interpreter runs, counts as a few, so that keys are split there too.
+    """
     if device.type != "cuda":
         return 4
     return int(torch.cuda.get_device_properties(device).multi_processor_count)
@@ -241,8 +244,8 @@ def _kernels_if_correct(
 class Trial:
     """Random requests for the kernels, and what torch computes for them.
 
-    Each request has ``rows`` new rows after the tokens that are in its cache, and ``visible`` has a
-    random tree over the new rows. Unused rows of caches are NaN.
+    Each request has the same number of new rows after the tokens that are in its cache. Among the
+    new rows, each sees itself and a random half of those before it. Unused rows of caches are NaN.
     """
 
     attention: FewRowAttention
@@ -252,7 +255,11 @@ class Trial:
     def of(
         cls, kernels: Kernels, lengths: Sequence[int], rows: int, tail: int = 64, seed: int = 0
     ) -> Trial:
-        """Returns a trial of one layer, with one request for each of ``lengths``."""
+        """Returns a trial of one layer, with one request for each of ``lengths``.
+
+        ``lengths`` are the numbers of cached tokens, ``rows`` is the number of new rows of each
+        request, and ``tail`` is how many keys the mask covers.
+        """
         random = torch.Generator().manual_seed(seed)
         device, dtype, kv_heads = kernels.device, kernels.dtype, kernels.kv_heads
         tail = max(tail, rows)
@@ -269,8 +276,8 @@ class Trial:
                 request_buffers[:, :, :length].shape, generator=random
             )
         visible = torch.zeros(len(lengths), rows, tail, dtype=torch.bool)
-        tree = torch.rand(len(lengths), rows, rows, generator=random).tril() > 0.5
-        visible[..., :rows] = tree | torch.eye(rows, dtype=torch.bool)
+        earlier = torch.rand(len(lengths), rows, rows, generator=random).tril() > 0.5
+        visible[..., :rows] = earlier | torch.eye(rows, dtype=torch.bool)
         attention = FewRowAttention(
             kernels,
             [buffers[0].to(device, dtype)],
@@ -304,7 +311,10 @@ class Trial:
         eps: float = 0.0,
         soft_cap: float = 0.0,
     ) -> Float[Tensor, "row out"]:
-        """Computes in fp32 and in torch what the kernels compute; writes the buffers as they do."""
+        """Returns what the kernels should return, computed by torch in fp32.
+
+        Writes the new keys and values into the buffers, as the kernels do.
+        """
         attention, kernels = self.attention, self.attention.kernels
         kv_heads, head_dim = kernels.kv_heads, kernels.head_dim
         q, k, v = self.qkv.split((kernels.heads, kv_heads, kv_heads), 1)
@@ -316,19 +326,20 @@ class Trial:
         for number, (first, capacity, length) in enumerate(attention.caches.t().tolist()):
             new = slice(number * rows, (number + 1) * rows)
             end = length + rows
-            parts = []
+            seen = []
             for buffer, source in ((attention.keys[0], k), (attention.values[0], v)):
                 of_request = buffer[first : first + kv_heads * capacity]
                 of_request = of_request.view(kv_heads, capacity, -1)
                 of_request[:, length:end] = source[new].transpose(0, 1)
-                parts.append(of_request[:, :end].float())
+                seen.append(of_request[:, :end].float())
+            seen_keys, seen_values = seen
             grouped = q[new].transpose(0, 1).float().reshape(kv_heads, -1, rows, head_dim)
-            logits = torch.einsum("hgrd,hkd->hgrk", grouped, parts[0]) * scale
+            logits = torch.einsum("hgrd,hkd->hgrk", grouped, seen_keys) * scale
             if soft_cap:
                 logits = soft_cap * torch.tanh(logits / soft_cap)
             is_masked = ~attention.visible[number, :, :rows]
             logits[..., length:].masked_fill_(is_masked, float("-inf"))
-            output = torch.einsum("hgrk,hkd->rhgd", logits.softmax(-1), parts[1])
+            output = torch.einsum("hgrk,hkd->rhgd", logits.softmax(-1), seen_values)
             outputs.append(output.reshape(rows, -1))
         return torch.cat(outputs).to(self.qkv.dtype)
 

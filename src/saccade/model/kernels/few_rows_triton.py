@@ -57,7 +57,8 @@ def splits_for(programs: int, processors: int) -> int:
 def stages_for(shared_memory: int) -> int:
     """Returns how many blocks of keys and values a program reads ahead.
 
-    ``shared_memory`` is how many bytes of it a program may have.
+    It reads ``MAX_STAGES`` blocks ahead if ``shared_memory``, the bytes that a program may have, is
+    at least one and a half times what so many blocks take. Otherwise it reads one block less.
     """
     needed = MAX_STAGES * 2 * BLOCK_BYTES
     return MAX_STAGES if shared_memory >= 1.5 * needed else MAX_STAGES - 1
@@ -146,7 +147,8 @@ def _attend_to_split(
     keys = key_buffer + start_at
     values = value_buffer + start_at
 
-    # The heads of a group share their keys, so they are further queries of the same program.
+    # The heads of a group share their keys, so they are further queries of the same program. With
+    # groups of 4 heads, queries 0 to 3 are the first row's, and 4 to 7 the second row's.
     number = block * ROW_BLOCK + tl.arange(0, ROW_BLOCK)
     is_row = number < rows * GROUPS
     row = request * rows + number // GROUPS
@@ -162,6 +164,7 @@ def _attend_to_split(
         queries = queries.to(tl.float32)
     mask_rows = mask + row * tail
 
+    # Each split has equally many keys, in whole blocks. The last ones may have fewer, or none.
     share = tl.cdiv(tl.cdiv(all_keys, KEY_BLOCK), splits) * KEY_BLOCK
     begin = split * share
     end = tl.minimum(begin + share, all_keys)
@@ -337,12 +340,15 @@ def rotate_and_write(
     norms: tuple[Float[Tensor, " head_dim"], Float[Tensor, " head_dim"]] | None = None,
     eps: float = 0.0,
 ) -> Float[Tensor, "row head head_dim"]:
-    """Returns the queries normed and rotated; writes such keys, and the values, into the buffers.
+    """Norms and rotates queries and keys. Returns the queries, and writes keys and values into the
+    buffers.
 
-    ``places`` has the position of each row's key in its request's cache. Launches one kernel.
+    ``places`` has the position of each row's key in its request's cache. Without ``rotation`` or
+    ``norms``, that step is left out. Launches one kernel.
     """
     rows, heads, head_dim = q.shape
     out = q.new_empty(rows, heads, head_dim)
+    # Where a step is left out, its pointers are not read, and any tensor will do.
     cos, sin = (q, q) if rotation is None else rotation
     query_norm, key_norm = (q, q) if norms is None else norms
     requests = caches.shape[1]

@@ -25,9 +25,10 @@ class Tower:
 
     Hugging Face's modules say what is computed. While a prompt is read, faster kernels compute it:
 
-    * In fp32 on a CPU, products of linear modules and of those that project patches, with copies of
-      their weights, and attention without a mask.
-    * In 16 bits on a GPU, products of unaligned sizes, and attention over windows.
+    * In fp32 on a CPU: linear modules and the convolutions that project patches, both as matrix
+      products that may use copies of the weights; and attention that has no mask and is not causal.
+    * In 16 bits on a GPU: linear modules whose sizes are no multiples of ``ALIGNMENT``, and
+      attention over windows.
     """
 
     def __init__(self, model: nn.Module, decoder: nn.Module, head: nn.Module) -> None:
@@ -52,12 +53,14 @@ class Tower:
         self._matrices = TunedMatrices(matrices if is_fp32 else [])
         self._forwards = forwards if self._matrices else []
         self._is_ours_quicker: dict[tuple[int, ...], bool] = {}
-        """Whether our attention is quicker, by its sizes."""
+        """Whether our attention is quicker, by (heads, key heads, head size, binary digits of the
+        number of rows). So 512 to 1023 rows are timed once."""
 
     def prepare(self) -> None:
-        """Chooses kernels for the threads in use and copies the weights that they need.
+        """Chooses kernels for the current number of torch's threads, and copies the weights that
+        they need.
 
-        Every prompt does this first, so that calling it earlier saves the first prompt the wait.
+        Reading a prompt does this too. Calling it earlier saves the first prompt the wait.
         """
         self._matrices.refresh()
 
