@@ -45,7 +45,9 @@ AnyRequest = CompletionRequest | ResponsesRequest
 def make_app(service: Service, start: Callable[[], Engine] | None = None) -> FastAPI:
     """Returns the ASGI application.
 
-    ``start`` loads the engine in a thread; /health answers 503 until it is loaded.
+    ``start`` loads the models and returns the engine. It is called in a thread when the server
+    starts, and until it returns /health answers 503. Without ``start`` the service must have its
+    engine already.
     """
 
     @asynccontextmanager
@@ -61,7 +63,7 @@ def make_app(service: Service, start: Callable[[], Engine] | None = None) -> Fas
 
     async def error_response(_: Request, error: Exception) -> JSONResponse:
         api_error = to_api_error(error)
-        if api_error.status != CLIENT_CLOSED_REQUEST:  # Such a client was not refused.
+        if api_error.status != CLIENT_CLOSED_REQUEST:  # That client hung up: it was not refused.
             service.metrics.refused.labels(str(api_error.status)).inc()
         return JSONResponse(api_error.body(), api_error.status, api_error.headers)
 
@@ -152,7 +154,7 @@ def _client_routes(service: Service) -> APIRouter:
         if settings.api_key is None:
             return
         scheme, _, key = request.headers.get("authorization", "").partition(" ")
-        # Bytes of a header are read as Latin-1, so this gives the bytes that the client sent.
+        # Starlette decodes headers as Latin-1, so encoding gives back the bytes that were sent.
         is_right = hmac.compare_digest(key.strip().encode("latin-1"), settings.api_key.encode())
         if scheme.lower() != "bearer" or not is_right:
             message = "a valid API key is needed: send Authorization: Bearer KEY"
@@ -196,6 +198,7 @@ def _client_routes(service: Service) -> APIRouter:
                 completion = request.completion_request
                 engine.reader.check(completion)
                 engine.reader.log_ignored(request.ignored_fields)
+                # More answers than the queue has slots could never be admitted.
                 queue = engine.queue
                 max_choices = min(settings.max_choices, queue.max_running + queue.max_waiting)
                 if (completion.n or 1) > max_choices:
@@ -227,14 +230,15 @@ def _client_routes(service: Service) -> APIRouter:
 
 
 def _check_content_type(request: Request) -> None:
-    # A page of another site can make a browser send forms and plain text here, but no JSON.
+    # Without asking this server first, a browser lets a page of another site send forms and plain
+    # text here, but no JSON.
     content_type = request.headers.get("content-type", "").partition(";")[0].strip().lower()
     if content_type != "application/json":
         raise ApiError(415, "the request must be JSON: send Content-Type: application/json")
 
 
 def _read_json(text: bytes) -> Any:
-    """Returns the value of a JSON text, or None where it is none."""
+    """Returns the value of a JSON text, or None where the text is not valid JSON."""
     try:
         return from_json(text)
     except ValueError:
@@ -248,8 +252,9 @@ def parse_request(
 ) -> AnyRequest:
     """Parses a request's JSON. Raises ApiError, which names the field.
 
-    ``data_urls`` are the data: addresses that were cut out of ``text``, by the placeholders that
-    stand for them there. Each placeholder must stand once, in a field for media.
+    Long data: URLs are not in ``text``: ``RequestBody`` has replaced each by a placeholder such as
+    "data:0". The keys of ``data_urls`` are these placeholders. Each must be the URL of exactly one
+    picture or video of the request, since nothing else puts the data: URL back.
     """
     try:
         request = request_type.model_validate_json(text)

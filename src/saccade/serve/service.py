@@ -27,8 +27,8 @@ from saccade.serve.server_settings import ServerSettings
 
 T = TypeVar("T")
 
-# Threads that read requests' media and text. One whose client has gone may stay busy for a while,
-# and counts until it ends.
+# How many threads may read requests' media and text at once. A thread whose client has gone may
+# stay busy for a while, and counts until it ends.
 MAX_READER_THREADS = 32
 MEDIA_DECODERS = 2  # Processes that decode media.
 
@@ -48,7 +48,8 @@ class BoundedThreads:
         await self._free.acquire()
         loop = asyncio.get_running_loop()
         result: Future[T] = Future()
-        # A running future cannot be cancelled, so ``work`` can set it even for a cancelled caller.
+        # From now on the future counts as running and cannot be cancelled. So ``work`` can set its
+        # result without an error even if the caller has been cancelled meanwhile.
         result.set_running_or_notify_cancel()
 
         def work() -> None:
@@ -56,7 +57,7 @@ class BoundedThreads:
                 result.set_result(act())
             except BaseException as error:
                 result.set_exception(error)
-            with suppress(RuntimeError):  # The event loop has been closed.
+            with suppress(RuntimeError):  # It is raised once the event loop has been closed.
                 loop.call_soon_threadsafe(self._free.release)
 
         try:
@@ -78,7 +79,10 @@ class Engine:
     prefix_cache: PrefixCache = field(default_factory=lambda: PrefixCache(0))
 
     def stop(self) -> None:
-        """Ends its processes and its thread; requests that still wait get an error."""
+        """Ends the processes that decode media and the thread that runs the models.
+
+        Requests that have not ended get an error.
+        """
         self.close()
         self.queue.stop()
 
@@ -156,7 +160,8 @@ def make_engine(
     pool = DecoderPool(processes=MEDIA_DECODERS)
     prefix_cache = PrefixCache(settings.prefix_cache_bytes)
     # A prompt whose beginning comes from the cache is prefilled in other chunks, and so rounded
-    # differently. Therefore the models do not use the cache with ``exact``; the reader still does.
+    # differently. Therefore, with ``exact``, the models keep no keys there. The reader still keeps
+    # decoded media there, whose values do not depend on chunks.
     model_cache = prefix_cache if settings.prefix_cache_bytes and not settings.exact else None
     target_model = target.backbone.with_prefix_cache(model_cache)
     draft_model = None if draft is None else draft.backbone.with_prefix_cache(model_cache)

@@ -68,13 +68,13 @@ class _TabConversation:
     tab: str
     chat: Chat
     exchanges: list[Exchange] = field(default_factory=list)
-    prompt_tokens: int = 0
+    prompt_tokens: int = 0  # The length of the last question's prompt.
 
 
 class PageConversation:
     """The page's only conversation, which belongs to the browser tab that began it.
 
-    Callers must not run two answers at once. The page ensures it by its concurrency limit.
+    Callers must not run two answers at once. The page's events have a concurrency limit of 1.
     """
 
     def __init__(self, model: Model, settings: PageSettings) -> None:
@@ -101,7 +101,8 @@ class PageConversation:
                 text += str(decoder.styled_text(round.scalars()))
                 yield text
         except SaccadeError:
-            if not conversation.exchanges:  # Another tab may begin a conversation instead.
+            if not conversation.exchanges:
+                # The first question of the conversation failed, so another tab may begin one.
                 self.end(tab)
             raise
         (result,) = stream.results

@@ -18,10 +18,11 @@ from saccade.core.answer_text import TextDecoder
 from saccade.core.result import Result, Round, RoundRecord, TokenKind, emitted_per_forward
 from saccade.engine.generate import Stream
 
-SNAPSHOT_SECONDS = 0.15  # Between two snapshots.
+SNAPSHOT_SECONDS = 0.15  # About how long it takes from one snapshot to the next.
 READING_PHASE = "reading the video"
 
 OnPhase = Callable[[str], None]
+"""Takes the name of a phase of the work as it begins, such as "prefill" or "decode"."""
 Clock = Callable[[], float]
 Decode = Callable[[Sequence[int]], str]
 
@@ -47,8 +48,9 @@ class Piece:
 class Column:
     """The state of one answer.
 
-    ``seconds`` counts this answer's own work. ``seconds_before_decoding`` is its part for vision,
-    prefill and guidance. ``result`` is None until the answer is complete.
+    ``seconds`` counts this answer's own work. ``seconds_before_decoding`` is the part of it before
+    decoding began: vision, prefill, choosing what the draft sees, and the draft's own prefill.
+    ``result`` is None until the answer is complete.
     """
 
     method: str
@@ -121,7 +123,7 @@ class Duel:
 
     @property
     def end_to_end_speedup(self) -> float | None:
-        """As :attr:`speedup`, but from the question to the last token."""
+        """As :attr:`speedup`, but counting the first token and the seconds before decoding too."""
         if not self.is_complete or not self.drafted.seconds:
             return None
         if not self.plain.token_count or not self.drafted.token_count:
@@ -159,7 +161,8 @@ class AnswerRunner:
         pieces, rounds = self.column.pieces, self.column.rounds
         if round is None:
             result = self.stream.results[0]
-            last_text = self.text_decoder.rest()  # An incomplete character may be left.
+            # The bytes of an incomplete character may be left.
+            last_text = self.text_decoder.rest()
             if last_text and rounds:
                 pieces += (Piece(last_text, rounds[-1].kinds[-1]),)
             phase = "stopped by an error" if result.finish_reason == "error" else "done"
@@ -181,6 +184,7 @@ class AnswerRunner:
         return self.column.seconds + self.clock() - self._step_start
 
     def _set_phase(self, phase: str) -> None:
+        """Notes when decoding begins; no other phase is displayed. Raises StopRequested."""
         if self.should_stop():
             raise StopRequested
         if phase == "decode":
@@ -217,12 +221,13 @@ def run_duel(
             runner.update(phase="getting ready")
             yield snapshot()
             runner.start()
-        last_snapshot = clock() - snapshot_seconds
+        last_snapshot = clock() - snapshot_seconds  # So the first snapshot is yielded at once.
         while running := [runner for runner in runners if runner.column.result is None]:
             if should_stop():
                 raise StopRequested
             next_runner = min(running, key=lambda runner: runner.column.seconds)
-            # The first step of an answer takes long, so what it does is shown before it.
+            # The first step of an answer takes long, since it reads the video. So a snapshot with
+            # the phase is yielded just before that step, even if the last one is recent.
             if clock() - last_snapshot >= snapshot_seconds or not next_runner.column.rounds:
                 last_snapshot = clock()
                 yield snapshot()

@@ -56,7 +56,9 @@ def measure_kept_tokens(
     view = recipe.view
     offers = recipe.drafter.offers
     reads_target_prompt = Capability.READS_TARGET_PROMPT in offers
-    if Capability.READS_VIEW not in offers or not (reads_target_prompt or draft is not None):
+    if Capability.READS_VIEW not in offers:
+        return ()
+    if draft is None and not reads_target_prompt:
         return ()
     # No answer is started, so room for one token is enough.
     setup = Setup(target, draft, view, recipe.shape, [Sampling()], room=1, words=words)
@@ -98,25 +100,30 @@ def _measure_view(view: View, prefill: Prefill, prompt: Prompt) -> KeptTokens:
 def kept_share(prompt: Prompt, pruned: Prompt) -> Float[Tensor, " seen"]:
     """Returns, for each visual token, the share of heads that keep it.
 
-    The share is 0 or 1 where all heads keep the same tokens. Of tokens that are read page by page
-    each step of the draft reads other ones, so their share is that of the pages that a step reads.
+    The share is 0 or 1 where all heads keep the same tokens. Some views divide tokens into pages,
+    of which each step of the draft reads a few others. Every token in a page then gets the share of
+    pages that one step reads: 0.25 if a step reads 2 of 8 pages.
     """
     share = torch.zeros(len(prompt))
     heads, paged = pruned.reading.heads, pruned.reading.paged
+    # One entry for each head that keeps rows of its own, or a single one for all heads together.
     kept_rows = [pruned.index[pruned.visual]] if heads is None else heads.flatten(0, 1)
-    for head_rows in kept_rows:
-        share[head_rows.cpu()] += 1 / len(kept_rows)
+    for rows in kept_rows:
+        share[rows.cpu()] += 1 / len(kept_rows)
     if paged is not None:
         share[paged.rows.cpu()] = paged.pages_per_step / len(paged.rows)
     return share[prompt.visual.cpu()]
 
 
 def on_grid(prompt: Prompt, values: Float[Tensor, " seen"]) -> Float[Tensor, "t h w"]:
-    """Returns the values of the first medium's tokens by time, row and column, as counted from its
-    first ones. Cells without a token are NaN."""
-    grid = prompt.grid.cpu()
-    first = grid[:, 0] == grid[0, 0]
-    t, h, w = (grid[first, 1:] - grid[first, 1:].amin(0)).unbind(1)
+    """Arranges the values of the first medium's visual tokens by time, row and column.
+
+    The medium's smallest time, row and column become index 0. Cells without a token are NaN.
+    """
+    grid = prompt.grid.cpu()  # Each token's (medium, time, row, column).
+    in_first_medium = grid[:, 0] == grid[0, 0]
+    places = grid[in_first_medium, 1:]
+    t, h, w = (places - places.amin(0)).unbind(1)
     cells = torch.full((int(t.max()) + 1, int(h.max()) + 1, int(w.max()) + 1), float("nan"))
-    cells[t, h, w] = values[first]
+    cells[t, h, w] = values[in_first_medium]
     return cells

@@ -1,6 +1,7 @@
-"""The layout of the page, and which event shows what.
+"""The layout of the page of ``saccade ui``, and what each event of it displays.
 
-``page_run`` does the work and ``pictures`` the drawing.
+The page answers one question twice: plainly, and with a draft. ``page_run`` decodes the answers and
+``pictures`` draws what is displayed.
 """
 
 from __future__ import annotations
@@ -275,12 +276,12 @@ def build_page(
             tree_view = gr.HTML("", elem_id="sac-tree", js_on_load=None)
             rounds_view = gr.HTML("", elem_id="sac-rounds", js_on_load=None)
 
-        # Options of events that take no time. They do not wait behind answers.
+        # Options of events that are handled at once: they do not wait until an answer is complete.
         quick_event: dict[str, Any] = {"show_progress": "hidden", "queue": False}
         quick_event |= {"api_visibility": "private"}
         for axis, control in zip(AXIS_LABELS, axes, strict=True):
             control.input(
-                lambda now, value, axis=axis: method_controls.set_axis(now, axis, value or ""),
+                lambda name, value, axis=axis: method_controls.set_axis(name, axis, value or ""),
                 [method, control],
                 method,
                 **quick_event,
@@ -333,7 +334,7 @@ def build_page(
 
 
 def _make_control(axis: str) -> Any:
-    """Returns the control of one axis."""
+    """Returns the control that edits one part of a method, such as its view."""
     if axis not in method_controls.MENU:
         return gr.Textbox("", label=AXIS_LABELS[axis], placeholder="share, 0 to 1")
     menu = [(name, name) for name in method_controls.MENU[axis]]
@@ -356,7 +357,7 @@ def _describe_method(method: str) -> list[Any]:
 
 
 def make_app(page: gr.Blocks, settings: PageSettings = PageSettings()) -> Any:  # noqa: B008 frozen
-    """Returns the page as an ASGI application that asks nothing of any other host."""
+    """Returns the page as an ASGI application, which loads nothing from any other host."""
     from fastapi import FastAPI
 
     plain = ["system-ui", "sans-serif"]

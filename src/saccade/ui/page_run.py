@@ -1,4 +1,5 @@
-"""One run of the page: a checked question, both answers, then which visual tokens the draft read.
+"""One run of the page of ``saccade ui``: a question is checked and answered twice, plainly and with
+a draft; then it is measured which visual tokens the draft read.
 
 This module knows neither gradio nor how anything is drawn.
 """
@@ -34,7 +35,8 @@ MAX_TEMPERATURE = 10
 class PageModels(Pair):
     """The target and the draft that answer on the page.
 
-    ``captioner`` makes the captioner for the frames of each medium, or None where there is none.
+    ``captioner`` takes the frames of every medium and returns a captioner for them. It returns None
+    if no captioning model was chosen.
     """
 
     captioner: Callable[[Sequence[Sequence[np.ndarray]]], Captioner | None] = lambda media: None
@@ -133,6 +135,8 @@ def run_question(
             "use a shorter or smaller clip, or start saccade ui with a larger --max-prompt"
         )
     captioner = pair.captioner([list(clip.frames)])
+    # The recipe as the stream that was started last has planned it for this machine. The drafted
+    # answer is started last, so in the end this is its recipe.
     planned_recipe = recipe
 
     def start(method: Recipe, on_phase: OnPhase, **overrides: Any) -> Any:
@@ -140,13 +144,14 @@ def run_question(
         arguments = {"captioner": captioner, "seed": question.seed, "on_phase": on_phase}
         arguments |= {**_sampling_settings(question), **overrides}
         stream = stream_answer(pair, (inputs, draft_inputs), method, **arguments)
-        planned_recipe = stream.recipe  # The stream has planned it for this machine.
+        planned_recipe = stream.recipe
         return stream
 
     def start_warm(method: Recipe, on_phase: OnPhase) -> Any:
-        """Starts an answer. If the draft has a process of its own, a one-token answer comes first.
+        """Starts an answer.
 
-        It starts the process, so that its start-up is not part of the measured time.
+        If the draft has a process of its own, an answer of one token is decoded before. That starts
+        the process, so that the time of its start is not part of the measured answer.
         """
         if method.drafts_beside_target:
             start(method, on_phase, max_new_tokens=1).finish()

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import io
 import math
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from itertools import count, groupby
 from pathlib import Path
@@ -31,6 +32,8 @@ TokenText = Callable[[int], str]
 MAX_FRAMES = 8  # How many frames of a clip are drawn at most.
 FRAME_WIDTH = 176  # In pixels.
 LINE_STYLES = 5  # How many styles page.css has for lines over the rounds.
+DROPPED_DARKENING = 0.72  # Dropped visual tokens are drawn in grey with this share of black.
+NAME_DISTANCE = 14  # The least distance between the names of two lines, in pixels.
 TEMPLATES: Any = (
     Environment(loader=FileSystemLoader(Path(__file__).parent), autoescape=True)
     .get_template("pictures.html")
@@ -99,38 +102,40 @@ def strip(frames: np.ndarray, times: Sequence[float]) -> str:
 
 def kept_frames(frames: np.ndarray, times: Sequence[float], view: KeptTokens) -> str:
     """Returns the frames as one view keeps them: dropped tokens are dimmed, kept ones framed."""
-    steps = view.share.shape[0]
+    steps = view.share.shape[0]  # A token may cover several frames, which are one step.
+    shown_steps = _spread_evenly(steps) if view.kept_count else []
     pictures = []
-    for step in _spread_evenly(steps) if view.kept_count else []:
-        i = step * len(frames) // steps  # The first of the frames that one token covers.
+    for step in shown_steps:
+        i = step * len(frames) // steps  # The first frame of the step.
         share = view.share[step].numpy()
         kept_count = int(np.nansum(share > 0))
         total_count = int(np.sum(~np.isnan(share)))
         label = f"{times[i]:.1f} s: {kept_count}/{total_count}"
         alt = f"{view.view} at {label} kept"
         pictures.append((_png(overlay_kept_tokens(frames[i], share)), label, alt))
+    # Where all heads keep a token, its share is a sum of fractions that may be a little below 1.
     heads_differ = bool(((view.share > 0) & (view.share < 0.99)).any())
     return str(TEMPLATES.kept_frames(view, heads_differ, pictures))
 
 
 def overlay_kept_tokens(frame: np.ndarray, share: np.ndarray) -> Image.Image:
-    """Returns a frame with its grid of visual tokens: the fewer heads keep one, the darker it is.
+    """Returns a frame on which each visual token's cell is darker, the fewer heads keep the token.
 
-    ``frame`` is ``[height, width, 3]``. ``share``, ``[rows, columns]``, is the share of heads that
-    keep each token, and NaN where a cell has no token.
+    Cells of tokens that any head keeps have a white border. ``frame`` is ``[height, width, 3]``.
+    ``share``, ``[rows, columns]``, is the share of heads that keep each token, and NaN where a cell
+    has no token.
     """
     picture = Image.fromarray(frame).resize(_picture_size(frame), Image.Resampling.BILINEAR)
     rows, columns = share.shape
     share_picture = Image.fromarray((np.nan_to_num(share).clip(0, 1) * 255).astype(np.uint8))
     mask = share_picture.resize(picture.size, Image.Resampling.NEAREST)
-    grey = Image.blend(picture.convert("L").convert("RGB"), Image.new("RGB", picture.size), 0.72)
-    picture = Image.composite(picture, grey, mask)
+    grey, black = picture.convert("L").convert("RGB"), Image.new("RGB", picture.size)
+    dimmed = Image.blend(grey, black, DROPPED_DARKENING)
+    picture = Image.composite(picture, dimmed, mask)
     pen = ImageDraw.Draw(picture)
     for row, column in np.argwhere(np.nan_to_num(share) > 0):
-        box = [column / columns, row / rows, (column + 1) / columns, (row + 1) / rows]
-        left, top, right, bottom = (
-            round(edge * length) for edge, length in zip(box, picture.size * 2, strict=True)
-        )
+        left, right = (round(edge / columns * picture.width) for edge in (column, column + 1))
+        top, bottom = (round(edge / rows * picture.height) for edge in (row, row + 1))
         pen.rectangle((left, top, right - 1, bottom - 1), outline=(255, 255, 255))
     return picture
 
@@ -174,8 +179,9 @@ def tree(
     """Returns one round's draft as a picture, with the target's own token at its end.
 
     Accepted nodes are filled and joined by a thick line. ``before`` is the end of the text that the
-    round extends. If ``round.note`` has the draft's probability of each node, the node's title
-    shows it. With ``notes_are_weights`` it has the weights of several views instead.
+    round extends. ``round.note`` may have the draft's probability of each node, which the node's
+    title then shows. With ``notes_are_weights`` the note has the weights of several views instead,
+    and no title shows them.
     """
     labels = [visible_whitespace(token_text(token)) for token in round.tokens]
     shown_tree = Tree(round.tokens, round.parents)
@@ -228,9 +234,10 @@ def visible_whitespace(text: str) -> str:
 
 
 def _node_lines(tree: Tree) -> list[int]:
-    """Returns the line of every node, the root's first.
+    """Returns the line of the picture, counted from 0 at the top, in which each node lies.
 
-    Leaves lie one below another, and a parent lies beside the first of its children.
+    The root's comes first. Every leaf has a line of its own, and a parent lies in the line of its
+    first child. A root with two leaves gives [0, 0, 1].
     """
     node_lines = [0] * (len(tree) + 1)
     next_lines = count()
@@ -277,27 +284,28 @@ def rounds_chart(
         return message("Nothing was drafted, so there are no rounds to show.")
     round_width = (SIZE.right - SIZE.left) / len(rounds)
     middles = [_round_to_tenth(SIZE.left + (i + 0.5) * round_width) for i in range(len(rounds))]
-    round_depths = [depths(round.parents) for round in rounds]
+    node_depths_by_round = [depths(round.parents) for round in rounds]
+    # A tree's width is the number of nodes at the depth that has most of them.
     sizes = {
-        "depth": [max(depths_of_nodes, default=0) for depths_of_nodes in round_depths],
+        "depth": [max(node_depths, default=0) for node_depths in node_depths_by_round],
         "width": [
-            max(map(depths_of_nodes.count, depths_of_nodes), default=0)
-            for depths_of_nodes in round_depths
+            max(Counter(node_depths).values(), default=0) for node_depths in node_depths_by_round
         ],
     }
-    panels = []
+    panels = []  # Each is a title, the value at the top, and the lines.
     if max(sizes["width"]) > 1:
-        top = _round_up_to_even(max(map(max, sizes.values())))
+        top = _round_up_to_even(max(*sizes["depth"], *sizes["width"]))
         panels.append(
             ("levels and widest level of the tree", top, _place_lines(sizes, middles, top))
         )
     if views and all(len(round.note) == len(views) for round in rounds if round.tokens):
+        # Rounds without a draft have no weights: NaN leaves a gap in the line.
         notes = [round.note or (float("nan"),) * len(views) for round in rounds]
         weights = dict(zip(views, zip(*notes, strict=True), strict=True))
         panels.append(("weight of each view", 1.0, _place_lines(weights, middles, 1.0)))
     max_drafted = _round_up_to_even(max(len(round.tokens) for round in rounds))
     bar_width = max(1.0, _round_to_tenth(0.8 * round_width))
-    label_step = math.ceil(len(rounds) / 10)
+    label_step = math.ceil(len(rounds) / 10)  # At most ten rounds get their number.
     return str(
         TEMPLATES.rounds_chart(
             rounds, max_drafted, panels, middles, bar_width, label_step, chosen, SIZE
@@ -311,7 +319,7 @@ def _place_lines(
     """Returns lines over the rounds, and where the name at each line's end is written.
 
     ``top`` is the value at the top of the panel. Values that are NaN are left out. Names are at
-    least 14 pixels apart, so that they do not overlap.
+    least ``NAME_DISTANCE`` apart, so that they do not overlap.
     """
     placed: list[dict[str, Any]] = []
     for i, (name, line) in enumerate(lines.items()):
@@ -321,7 +329,9 @@ def _place_lines(
             placed.append({"name": name, "look": i % LINE_STYLES, "places": places})
     name_y = 0.0
     for curve in sorted(placed, key=lambda curve: curve["places"][-1][1]):
-        name_y = max(_round_to_tenth(curve["places"][-1][1]) + 4, name_y + 14)
+        last_y = _round_to_tenth(curve["places"][-1][1])
+        # A text lies above its y, so with 4 pixels more it is beside the line's last point.
+        name_y = max(last_y + 4, name_y + NAME_DISTANCE)
         curve["name_y"] = name_y
     return placed
 

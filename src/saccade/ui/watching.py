@@ -20,7 +20,7 @@ from saccade.ui import pictures
 from saccade.ui.page_run import PageSettings, read_clip
 
 SHOWN_FRAMES = 8  # The page's strip shows this many of the latest frames.
-FPS = 2.0
+FPS = 2.0  # How many frames of each second of the video are read.
 
 
 @dataclass
@@ -35,7 +35,8 @@ class Watching:
 class Watchers:
     """What the page watches: one video at a time, for the browser tab that started it.
 
-    There is no second video, because a model is safe, and fastest, when a single thread uses it.
+    Two tabs cannot watch at the same time, because a model is safe, and fastest, when a single
+    thread uses it.
     """
 
     def __init__(self, model: Model, settings: PageSettings) -> None:
@@ -50,7 +51,7 @@ class Watchers:
         if self._watching is not None and self._watching[0] != tab:
             raise OptionError("another tab watches a video here: stop it first")
         read_clip(None, upload, self._settings)  # It raises for files that the page does not take.
-        Window.of(window)  # It raises for windows that are none, before the last video is ended.
+        Window.of(window)  # It raises for an invalid window, while the old video still goes on.
         self.stop(tab)
         with self._lock:
             live = self.model.watch(
@@ -100,13 +101,13 @@ def frames_html(watching: Watching | None) -> str:
     if watching is None:
         return ""
     live = watching.live
-    timed = live.latest_frames(SHOWN_FRAMES)
-    if not timed:
+    timed_frames = live.latest_frames(SHOWN_FRAMES)
+    if not timed_frames:
         return pictures.message("waiting for the first frame …")
     begin, end = live.kept_seconds
     state = "the video has ended; " if live.has_ended else ""
     about = f"{state}{live.seen_frames} frames seen; {begin:.1f} s to {end:.1f} s are kept"
-    frames, times = zip(*timed, strict=True)
+    frames, times = zip(*timed_frames, strict=True)
     return pictures.strip(np.stack(frames), [*times]) + pictures.message(about)
 
 

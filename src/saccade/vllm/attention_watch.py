@@ -1,9 +1,13 @@
 """Records how much a prompt's text attends to its visual tokens, in vLLM's own attention layers.
 
-A layer calls ``impl.forward`` outside of any compiled graph, with rotated queries and keys. Because
-a prompt may be read in chunks, its keys are stored until its end, up to ``memory`` bytes for all
-prompts. Keys from vLLM's prefix cache are not among the arguments of ``impl.forward``. Where a
-prompt was not recorded completely, the view works without the target's attention.
+The ``impl.forward`` of each layer is replaced by a function that records and then calls it. This
+works because a layer calls ``impl.forward`` outside of any compiled graph, with rotated queries and
+keys. vLLM may read a prompt in chunks, so the keys of earlier chunks are stored until the prompt's
+end.
+
+A prompt is not recorded if its keys do not fit into ``memory``, or if its beginning comes from
+vLLM's prefix cache, because then ``impl.forward`` does not get the keys of that part. The draft's
+view of such a prompt is chosen without the target's attention.
 """
 
 from __future__ import annotations
@@ -21,30 +25,35 @@ from torch import Tensor
 log = logging.getLogger("vllm.saccade")
 
 AttentionMass = tuple[Float[Tensor, "layer kv_head seen"], Float[Tensor, "layer kv_head seen"]]
-"""Attention mass on each visual key, as a share of all keys and of the visual keys alone."""
+"""The attention of the text after the last visual token to each visual key, twice: ``mass`` with
+the softmax over all keys, and ``relevance`` with the softmax over the visual keys alone."""
 
 
 @dataclass
 class _PromptAttention:
     """The attention of one prompt so far.
 
-    ``columns`` [seen] are the rows of its visual tokens, and ``text_start`` is the first row after
-    the last of them. ``keys`` has the chunks so far by layer.
+    Rows are the prompt's tokens, counted from 0. ``mass`` and ``relevance`` are sums that are
+    complete once all chunks were added, see ``AttentionMass``.
     """
 
-    columns: Tensor
-    text_start: int
-    length: int
-    mass: Tensor  # [layer, kv_head, seen], as is relevance.
-    relevance: Tensor
-    keys: list[list[Tensor]]
+    visual_rows: Tensor  # [seen]
+    text_start: int  # The first row after the last visual one.
+    length: int  # Of the whole prompt, in rows.
+    mass: Tensor  # [layer, kv_head, seen]
+    relevance: Tensor  # [layer, kv_head, seen]
+    keys: list[list[Tensor]]  # For each layer the keys of the chunks so far.
     key_bytes: int  # What the keys of the whole prompt take.
     position: int = 0  # How many rows all layers have recorded.
 
 
 @dataclass
 class AttentionWatch:
-    """Watches the decoder layers of a runner's target while prompts are read."""
+    """Watches the decoder layers of a runner's target while prompts are read.
+
+    ``layers`` are vLLM's attention layers by name. The keys of ``placeholders`` are the ids of
+    visual tokens. ``memory`` limits the bytes of the stored keys of all prompts together.
+    """
 
     runner: Any
     layers: Mapping[str, Any]
@@ -70,16 +79,19 @@ class AttentionWatch:
             del self._prompts[name]
 
     def take(self, name: str) -> AttentionMass | None:
-        """Returns the attention of a prompt, or None where not all of it was recorded."""
+        """Returns a request's attention and forgets it; None where not all of it was recorded."""
         prompt = self._prompts.pop(name, None)
-        if prompt is None or prompt.position < prompt.length or not len(prompt.columns):
+        if prompt is None or prompt.position < prompt.length:
+            return None
+        if not len(prompt.visual_rows):
             return None
         return prompt.mass, prompt.relevance
 
     def record(self, number: int, impl: Any, query: Tensor, key: Tensor, metadata: Any) -> None:
-        """Records what one layer's rows of visual prompts attend to in a step.
+        """Records what the rows of prompts with media attend to in one layer, in one step.
 
-        ``query`` and ``key`` are [token, head, head_dim], of all requests one after another.
+        ``number`` is the layer's among the watched ones. ``query`` and ``key`` are [token, head,
+        head_dim], of all requests one after another.
         """
         batch, starts = self.runner.input_batch, metadata.query_start_loc.tolist()
         if number == 0:  # It is the first layer of a new step.
@@ -88,14 +100,14 @@ class AttentionWatch:
             state, (start, stop) = self.runner.requests[name], starts[index : index + 2]
             position = int(batch.num_computed_tokens_cpu[index])
             if position >= state.num_prompt_tokens or not state.mm_features:
-                continue  # It decodes, or its prompt has no video or picture.
+                continue  # The request is decoding, or its prompt has no video or picture.
             if position == 0 and number == 0:
                 self._start_prompt(name, state, impl, key)
             prompt = self._prompts.get(name)
             if prompt is None or prompt.position != position:
-                continue  # Its keys take too much memory, or its first ones were cached by vLLM.
+                continue  # Its keys take too much memory, or vLLM had its first ones in a cache.
             _add_chunk(prompt, number, impl, query[start:stop], key[start:stop], position)
-            if number == len(self._watched_layers) - 1:
+            if number == len(self._watched_layers) - 1:  # All layers have recorded this chunk.
                 prompt.position = position + stop - start
 
     def _start_prompt(self, name: str, state: Any, impl: Any, key: Tensor) -> None:
@@ -109,45 +121,55 @@ class AttentionWatch:
         if sum(unfinished) + key_bytes > self.memory:
             return
         ids = torch.tensor(state.prompt_token_ids)
-        columns = torch.isin(ids, torch.tensor([*self.placeholders])).nonzero().squeeze(-1)
+        visual_rows = torch.isin(ids, torch.tensor([*self.placeholders])).nonzero().squeeze(-1)
         mass = torch.zeros(
-            len(self._watched_layers), impl.num_kv_heads, len(columns), device=device
+            len(self._watched_layers), impl.num_kv_heads, len(visual_rows), device=device
         )
-        text_start = int(columns[-1]) + 1 if len(columns) else 0
+        text_start = int(visual_rows[-1]) + 1 if len(visual_rows) else 0
         keys: list[list[Tensor]] = [[] for _ in self._watched_layers]
         self._prompts[name] = _PromptAttention(
-            columns.to(device), text_start, length, mass, torch.zeros_like(mass), keys, key_bytes
+            visual_rows.to(device),
+            text_start,
+            length,
+            mass,
+            torch.zeros_like(mass),
+            keys,
+            key_bytes,
         )
 
 
 def _add_chunk(
     prompt: _PromptAttention, number: int, impl: Any, query: Tensor, key: Tensor, position: int
 ) -> None:
-    """Adds the attention of a chunk's text rows in one layer. ``position`` is the chunk's first row
-    in the prompt."""
+    """Adds the attention of a chunk in one layer, from those of its rows that are text after the
+    last visual row. ``position`` is the chunk's first row in the prompt."""
     heads, group = impl.num_kv_heads, impl.num_heads // impl.num_kv_heads
     layer_keys = prompt.keys[number]
-    layer_keys.append(key.reshape(len(key), heads, -1).clone())  # Its buffer may be used again.
+    # The keys are copied, because vLLM may use their buffer again.
+    layer_keys.append(key.reshape(len(key), heads, -1).clone())
+    stop = position + len(query)
     first = max(prompt.text_start, position)
-    if first >= position + len(query):
+    if first >= stop:
         return
     keys = torch.cat(layer_keys).float()
-    rows = torch.arange(first, position + len(query), device=keys.device)
+    rows = torch.arange(first, stop, device=keys.device)
     queries = query.reshape(len(query), heads, group, -1)[first - position :].float()
+    # t is a text row, k a KV head, g a query head of its group, n a row of the keys, d a dimension.
     logits = torch.einsum("tkgd,nkd->kgtn", queries, keys) * impl.scale
     is_later = torch.arange(len(keys), device=keys.device) > rows[:, None]
     logits.masked_fill_(is_later, float("-inf"))
-    visual_only = logits[..., prompt.columns].softmax(-1)
-    # The mean is over the group's query heads and over all text rows of the prompt.
+    over_all_keys = logits.softmax(-1)[..., prompt.visual_rows]
+    over_visual_keys = logits[..., prompt.visual_rows].softmax(-1)
+    # The mean is over the group's query heads and over the text rows of all chunks.
     count = group * (prompt.length - prompt.text_start)
-    prompt.mass[number] += logits.softmax(-1)[..., prompt.columns].sum((1, 2)) / count
-    prompt.relevance[number] += visual_only.sum((1, 2)) / count
-    if position + len(query) >= prompt.length:
+    prompt.mass[number] += over_all_keys.sum((1, 2)) / count
+    prompt.relevance[number] += over_visual_keys.sum((1, 2)) / count
+    if stop >= prompt.length:
         layer_keys.clear()
 
 
 def _is_decoder_layer(layer: Any) -> bool:
-    """Returns whether a layer attends over a cache of its own, as decoders do and towers do not."""
+    """Returns whether vLLM marks a layer as attention of a decoder; a vision tower has no such."""
     attributes = vars(layer)
     return "impl" in attributes and attributes.get("attn_type") == "decoder"
 

@@ -55,7 +55,7 @@ class Draft(plugin.RunnerAware):
         # compared.
         self._rows_are_alike: bool | None = None
         self._has_warned_of_pruning = False
-        self._reserve: Tensor | None = None  # Memory that is held for the draft's caches.
+        self._reserve: Tensor | None = None  # It keeps memory free, see ``load_model``.
         self._attention_watch: attention_watch.AttentionWatch | None = None
         if runner is None:
             plugin.check_patched()
@@ -76,7 +76,9 @@ class Draft(plugin.RunnerAware):
         dtype = str(model_config.dtype).removeprefix("torch.")
         self._loaded = load(self._options.draft, dtype=dtype, device=str(device))
         self._proposer = self._make_proposer(self._loaded, model_config)
-        # It is freed by the first ``propose``, after the engine has divided the rest of the memory.
+        # vLLM divides the memory that is left once the models are loaded. Until then this tensor
+        # keeps some for the draft; the first ``propose`` frees it. The caches of the draft may take
+        # ``memory`` bytes, and the keys that the attention watch stores as many again.
         memory = int(self._options.memory * GIB)
         reads_attention = Capability.ATTENTION in self._view.needs
         reserved = 2 * memory if reads_attention else memory
@@ -95,26 +97,29 @@ class Draft(plugin.RunnerAware):
         token_ids_cpu: Any,
         slot_mappings: Any = None,
     ) -> list[list[int]]:
-        """Returns the drafted tokens of each row of the batch.
+        """Returns the drafted tokens of each row of the batch; a row is one request.
 
         There are none for a row that emitted nothing or is near the longest length.
+        ``sampled_token_ids`` are the tokens that each row has just emitted. ``token_ids_cpu`` has
+        the ids of its prompt and all emitted tokens, and ``num_tokens_no_spec`` their number.
         """
         proposals: list[list[int]] = [[] for _ in sampled_token_ids]
         self._reserve = None
         if self._proposer is None:
             return proposals
         try:
-            rows = dict(enumerate(self._runner.input_batch.req_ids[: len(proposals)]))
-            requests = {
-                row: self._request_for(name, sampled_token_ids[row], token_ids_cpu[row], int(end))
-                for (row, name), end in zip(rows.items(), num_tokens_no_spec, strict=False)
-                if sampled_token_ids[row]
-                and int(end) + self._max_length < self._config.model_config.max_model_len
-            }
-            self._proposer.forget_all_except(rows.values())
+            names = self._runner.input_batch.req_ids[: len(proposals)]
+            requests = {}
+            for row, (name, end) in enumerate(zip(names, num_tokens_no_spec, strict=False)):
+                new, length = sampled_token_ids[row], int(end)
+                has_room = length + self._max_length < self._config.model_config.max_model_len
+                if new and has_room:
+                    requests[row] = self._request_for(name, new, token_ids_cpu[row], length)
+            self._proposer.forget_all_except(names)
             if self._attention_watch is not None:
                 self._attention_watch.forget_ended()
-            decoding_only = len(requests) == len(rows)
+            # A row that emitted nothing has read a part of its prompt.
+            decoding_only = len(requests) == len(names)
             drafts = self._proposer.propose(list(requests.values()), decoding_only=decoding_only)
             for row, each in requests.items():
                 proposals[row] = list(drafts[each.name].tokens)
@@ -128,15 +133,17 @@ class Draft(plugin.RunnerAware):
     def set_runner(self, runner: Any) -> None:
         self._runner = runner
 
-    def _request_for(self, name: str, new: Sequence[int], row: Any, end: int) -> DraftRequest:
+    def _request_for(self, name: str, new: Sequence[int], ids: Any, length: int) -> DraftRequest:
+        """Returns the proposer's request for a row, of which ``length`` of ``ids`` are in use."""
         state = self._runner.requests[name]
         read = functools.partial(self._read_prefill, name, state)
-        return DraftRequest(name, row[:end], state.num_prompt_tokens, new, read)
+        return DraftRequest(name, ids[:length], state.num_prompt_tokens, new, read)
 
     def _read_prefill(self, name: str, state: Any) -> Prefill | None:
         """Returns the draft's whole prompt of a request, at the target's positions.
 
-        If the target's attention was recorded, it is there too. None where the pixels are gone.
+        The result has the target's attention if that was recorded. Returns None where the draft
+        needs the pixels and vLLM has dropped them.
         """
         model = self._loaded.backbone
         if self._prunes_videos() and mm_features.have_videos(state.mm_features):
@@ -146,11 +153,14 @@ class Draft(plugin.RunnerAware):
         )
         if inputs is None:
             return None
+        # The output of the target's vision tower, if vLLM still has it for all media.
         cached = [self._runner.encoder_cache.get(each.identifier) for each in state.mm_features]
-        rows = None if any(each is None for each in cached) or not cached else torch.cat(cached)
-        if rows is not None and self._prunes_videos():
-            # An encoder that prunes appends the rows' positions as further columns.
-            rows = rows[:, : self._config.model_config.get_inputs_embeds_size()]
+        rows = None
+        if cached and all(each is not None for each in cached):
+            rows = torch.cat(cached)
+            if self._prunes_videos():
+                # Where videos are pruned, the positions of the rows follow as further columns.
+                rows = rows[:, : self._config.model_config.get_inputs_embeds_size()]
         have_pixels = mm_features.have_pixels(state.mm_features)
         prompt = self._make_prompt(inputs, rows, have_pixels=have_pixels)
         if prompt is None:
@@ -161,18 +171,20 @@ class Draft(plugin.RunnerAware):
             prompt = replace(prompt, positions=positions, next_position=next_position)
         attention = None if self._attention_watch is None else self._attention_watch.take(name)
         if attention is None:
-            return Prefill(prompt, None, torch.empty(0))
-        # Attention was recorded for all rows of the tower. A view chooses among the visual ones, to
-        # which the newlines of pictures do not belong.
-        is_visual = prompt.visual[prompt.visual | prompt.fixed]
+            return _without_target(prompt)
+        # Attention was recorded for all rows of the vision tower. A view chooses among the visual
+        # rows alone, so the attention to the ``fixed`` rows (newlines of pictures) is left out.
+        is_from_tower = prompt.visual | prompt.fixed
+        is_visual = prompt.visual[is_from_tower]
         mass, relevance = (each[..., is_visual] for each in attention)
-        return Prefill(prompt, None, torch.empty(0), mass, relevance)
+        return replace(_without_target(prompt), mass=mass, relevance=relevance)
 
     def _read_text(self, name: str, state: Any) -> Prefill:
         """Returns a prompt's text without its media, at the target's positions.
 
-        It is for videos that vLLM prunes, because only the target's encoder knows which visual
-        tokens are left. The positions are those that the target computed after pruning.
+        This is what the draft reads where vLLM prunes videos, because only the target's encoder
+        knows which visual tokens are left. The positions are those that the target computed after
+        pruning.
         """
         if not self._has_warned_of_pruning:
             self._has_warned_of_pruning = True
@@ -181,7 +193,7 @@ class Draft(plugin.RunnerAware):
                 "text alone; leave the option out to draft with a view of the video"
             )
         if self._attention_watch is not None:
-            self._attention_watch.take(name)
+            self._attention_watch.take(name)  # It is of no use here, and its memory becomes free.
         model = self._loaded.backbone
         placeholder_ids = torch.tensor([*model.placeholders], dtype=torch.long)
         ids = torch.tensor(state.prompt_token_ids)
@@ -201,7 +213,7 @@ class Draft(plugin.RunnerAware):
             positions = is_text.nonzero().T.to(prompt.positions)
             next_position = len(ids)
         prompt = replace(prompt, positions=positions, next_position=next_position)
-        return Prefill(prompt, None, torch.empty(0))
+        return _without_target(prompt)
 
     def _prunes_videos(self) -> bool:
         """Returns whether vLLM drops visual tokens of videos after its encoder."""
@@ -211,10 +223,11 @@ class Draft(plugin.RunnerAware):
     def _make_prompt(
         self, inputs: Inputs, rows: Tensor | None, *, have_pixels: bool
     ) -> Prompt | None:
-        """Makes the prompt from ``rows``, the target's output of its vision tower, or from pixels.
+        """Makes the prompt from the target's visual rows, or else from the pixels.
 
-        The rows are used once they were found to equal those of the draft's own tower. Without
-        them the draft reads the pixels; returns None where those are gone.
+        ``rows`` are the output of the target's vision tower, or None. They are used only after an
+        earlier prompt has shown that they equal those of the draft's own tower. Until then, and
+        without them, the draft's tower reads the pixels. Returns None where those are gone.
         """
         model = self._loaded.backbone
         if rows is not None and self._rows_are_alike:
@@ -224,6 +237,7 @@ class Draft(plugin.RunnerAware):
         prompt = model.prompts(inputs)[0]
         if rows is not None and self._rows_are_alike is None:
             own_rows = prompt.embeds[prompt.visual | prompt.fixed]
+            # ``assemble`` makes no deepstack rows, so a model that needs them reads the pixels.
             self._rows_are_alike = not prompt.media.deepstack and are_alike(own_rows, rows)
         return prompt
 
@@ -261,10 +275,11 @@ class Draft(plugin.RunnerAware):
         return Proposer(drafts, self._max_length, self._options.length)
 
     def _give_up(self, error: BaseException) -> None:
-        """Ends drafting for good and frees what the draft holds."""
+        """Ends drafting for good, and frees the draft's caches and the recorded attention."""
         if isinstance(error, DraftFailed):
-            # The trees that come with the error may be dropped, because their tokens were chosen
-            # and not drawn.
+            # ``DraftFailed`` has the tokens that were drafted before the failure. They may be
+            # dropped here, because they are the draft's arg-max: dropping a token that was drawn
+            # at random could change the distribution of the answers.
             error = error.__cause__ or error
         log.warning(
             "drafting failed with %s: %s; vLLM goes on without a draft",
@@ -278,14 +293,18 @@ class Draft(plugin.RunnerAware):
             self._attention_watch = None
 
 
+def _without_target(prompt: Prompt) -> Prefill:
+    """Returns a prompt as a prefill that has neither the target's cache nor its logits."""
+    return Prefill(prompt, cache=None, logits=torch.empty(0))
+
+
 def are_alike(own_rows: Tensor, other_rows: Tensor) -> bool:
     """Returns whether the rows [row, dim] that two engines made of the same pixels are equal.
 
-    Their roundings may differ, and a few rows may differ further.
+    Roundings may differ by ``MAX_RELATIVE_DIFFERENCE``, and up to 1% of the rows by more.
     """
     if own_rows.shape != other_rows.shape:
         return False
     distance = (own_rows.float() - other_rows.to(own_rows).float()).norm(dim=-1)
-    return bool(
-        (distance <= MAX_RELATIVE_DIFFERENCE * own_rows.float().norm(dim=-1)).float().mean() > 0.99
-    )
+    is_near = distance <= MAX_RELATIVE_DIFFERENCE * own_rows.float().norm(dim=-1)
+    return bool(is_near.float().mean() > 0.99)

@@ -1,12 +1,14 @@
 """Decides how long drafts inside vLLM get: tokens are drafted as long as one more pays.
 
 A round over ``n`` requests that each draft ``k`` tokens yields n (1 + a + ... + a^k) tokens, where
-a is the acceptance rate. It costs a target forward of n (1 + k) rows and k levels of the draft. R
-is the highest number of tokens a second over all ``k``, and a token is drafted while
+a is the acceptance rate. It costs a target forward of n (1 + k) rows, and k forwards of the draft,
+each for all n requests. R is the highest number of tokens a second over all ``k``. One more token
+is drafted while
 
-    P(all tokens up to it are accepted)  >  R x (1/n of a draft's forward + one row of the target's)
+    P(it and all tokens before it are accepted)  >  R x (d/n + t)
 
-P comes from the draft's confidence, scaled by how well that has predicted acceptance so far.
+where d are the seconds of a forward of the draft, and t those of one more row in the target's
+forward. P comes from the draft's confidence, scaled by how well that has predicted acceptance.
 Seconds are measured as rounds go by, because nobody knows beforehand how many requests share a
 forward. A drafted token is the draft's arg-max and never a sample, so a draft's length may depend
 on measured times. That changes neither a greedy answer nor the distribution of a sampled one.
@@ -31,7 +33,8 @@ RETRY_AFTER_ROUNDS = 8  # The first wait, in rounds without drafts, before draft
 MAX_RETRY_ROUNDS = 512  # The longest such wait.
 MIN_SPEEDUP = 1.03  # Nothing is drafted if the expected speedup over plain decoding is smaller.
 
-# Before any verdict, 0.8 of one judged token counts as accepted, at a confidence of 0.9 in it.
+# Before any verdict it is as if one token of confidence 0.9 had been judged, 0.8 of it accepted.
+# So the acceptance rate begins at 0.8, and confidences are first multiplied by 0.8/0.9.
 PRIOR = Acceptance(FadingMean(0.8, 1.0), FadingMean(0.8, 0.9))
 
 
@@ -58,22 +61,22 @@ def update_acceptance(
 class DraftPlan:
     """How long drafts may get in a round, and the probability at which they stop."""
 
-    length: int
-    # A token is drafted only while it and all before it are accepted with a higher probability.
+    length: int  # The most tokens of a draft.
+    # A token is drafted only if the probability that it and all before it are accepted is higher.
     min_probability: float = 0.0
-    acceptance: Acceptance = PRIOR
+    acceptance: Acceptance = PRIOR  # It turns the draft's confidence into that probability.
 
 
 @dataclass(frozen=True)
 class RoundCosts:
-    """The costs of rounds of about this many requests.
+    """What rounds of about the same number of requests cost.
 
     ``target`` fits the seconds from the end of one draft to the start of the next, against the rows
     of the target's forward. ``draft`` fits the seconds of drafting, against the forwards of the
     draft. ``rounds`` counts all rounds, with or without drafts.
     """
 
-    max_length: int
+    max_length: int  # The longest draft.
     target: CostLine = field(default=CostLine())
     draft: CostLine = field(default=CostLine())
     rounds: int = 0

@@ -36,6 +36,7 @@ class DraftOptions:
     def resolve_view(self) -> View:
         """Returns the view. Raises MethodError or OptionError where it cannot work inside vLLM."""
         keep = "" if self.keep is None else f"/keep={self.keep:g}"
+        # A view is looked up as a part of a method. The other parts of this method are not used.
         view = resolve(f"specvlm/view={self.view}{keep}").view
         keeps_rows = Capability.PROMPT_ROWS in view.offers
         if not keeps_rows or not view.needs <= {Capability.ATTENTION}:
@@ -49,7 +50,8 @@ class DraftOptions:
 def read_options(config: Any, environment: Mapping[str, str], max_length: int) -> DraftOptions:
     """Returns the options; those of the config win over those of the environment.
 
-    ``max_length`` is ``num_speculative_tokens``. Raises OptionError for an unknown name or value.
+    ``config`` is the object that ``--additional-config`` has under "saccade". ``max_length`` is
+    ``num_speculative_tokens``. Raises OptionError for an unknown name or value.
     """
     values: dict[str, Any] = {
         name.removeprefix(ENVIRONMENT_PREFIX).lower(): value
@@ -66,6 +68,7 @@ def read_options(config: Any, environment: Mapping[str, str], max_length: int) -
     for name in values:
         if name not in names:
             raise OptionError(f"unknown option {name!r} for the draft; known: {', '.join(names)}")
+    # An option that is null in the config has its default.
     values = {name: value for name, value in values.items() if value is not None}
     if not values.get("draft"):
         raise OptionError(

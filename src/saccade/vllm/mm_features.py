@@ -15,7 +15,7 @@ from saccade.model.families import KINDS, Kind
 
 
 def group_batches(features: Sequence[Any]) -> list[Mapping[str, Any]]:
-    """Returns the keyword arguments that vLLM would give its model for features, by batch."""
+    """Returns what vLLM would call its model's encoder with: keyword arguments, batch by batch."""
     from vllm.multimodal.utils import group_and_batch_mm_kwargs
 
     items = [(feature.modality, feature.data) for feature in features]
@@ -38,7 +38,10 @@ def draft_inputs(
     placeholders: Mapping[int, Kind],
     processor: Any,
 ) -> Inputs | None:
-    """Returns a request as inputs of the draft's model; None where a medium's data are gone."""
+    """Returns a request as inputs of the draft's model; None where a medium's data are gone.
+
+    ``ids`` are the prompt's, with all placeholders. ``features`` are vLLM's, one for each medium.
+    """
     if any(feature.data is None for feature in features):
         return None
     row = torch.tensor(ids, dtype=torch.long)[None]
@@ -63,7 +66,8 @@ def _token_kinds(
 ) -> Int[Tensor, "1 len"]:
     """Returns 0 for text, and the number of its kind of medium for every placeholder.
 
-    The processor knows best: GLM's videos are written with the token of pictures.
+    The processor is asked if it can tell, because an id alone may not: in GLM's prompts the
+    placeholders of videos are those of pictures.
     """
     if isinstance(processor, ProcessorMixin):
         return torch.tensor(processor.create_mm_token_type_ids(row.tolist()))
@@ -74,9 +78,11 @@ def _token_kinds(
 
 
 def normalize_pixels(pixels: Tensor, processor: Any) -> Tensor:
-    """Returns pixels as a vision tower reads them; vLLM may carry bytes and scale them later.
+    """Returns pixels scaled and normalized as a vision tower reads them.
 
-    Patches are [patch, channel x ...], channel first; pictures [..., channel, height, width].
+    vLLM may carry pixels as bytes and scale them later. Pixels are either patches [patch, channel x
+    ...], in which all values of a channel follow each other, or pictures [..., channel, height,
+    width].
     """
     if pixels.dtype != torch.uint8:
         return pixels

@@ -12,8 +12,8 @@ from saccade.vllm.request_drafts import DraftRequest, Drafts, ProposedTokens
 class Proposer:
     """Drafts for an engine's requests round by round, as far as it pays (see ``draft_length``).
 
-    ``max_length`` is the longest draft; ``length`` fixes the length instead. ``clock`` gives
-    seconds.
+    ``max_length`` is the longest draft in tokens. If ``length`` is given, every draft has that
+    length. ``clock`` gives seconds.
     """
 
     def __init__(
@@ -29,7 +29,7 @@ class Proposer:
         self._clock = clock
         self._costs_by_size: dict[int, RoundCosts] = {}
         self._acceptance = PRIOR
-        self._last_proposals: dict[str, ProposedTokens] = {}  # By request, in the round before.
+        self._last_proposals: dict[str, ProposedTokens] = {}  # By request, of the last round.
         self._last_end = clock()  # When the last call of `propose` ended and the target went on.
         self._declined: set[str] = set()  # Requests that cannot be drafted for.
 
@@ -44,6 +44,8 @@ class Proposer:
         start = self._clock()
         names = [each.name for each in requests]
         costs = self._costs_by_size.get(size_bucket(len(names)), RoundCosts(self._max_length))
+        # Since the last call the target has run one forward. Its rows are known only if it was over
+        # the requests of the last round, each with its last token and the tokens drafted for it.
         if decoding_only and names and self._last_proposals.keys() == set(names):
             rows = sum(1 + len(draft.tokens) for draft in self._last_proposals.values())
             costs = costs.after_target_forward(rows, start - self._last_end)

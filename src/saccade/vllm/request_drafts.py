@@ -11,7 +11,7 @@ from abc import ABC, abstractmethod
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
+from itertools import count, takewhile
 
 import numpy as np
 from jaxtyping import Int
@@ -36,8 +36,8 @@ _ANSWER_ROWS = MAX_RESERVED_ANSWER_TOKENS // 4
 class DraftRequest:
     """A request of an engine that is to be drafted for; the engine's adapter makes it.
 
-    ``ids`` are the ids of its prompt and of all emitted tokens; from index ``start`` on they are
-    the answer. ``new`` are those that the target's last forward emitted, at the end of ``ids``.
+    ``ids`` are the ids of its prompt, and from index ``start`` on those of all emitted tokens.
+    ``new`` are the last of them: the tokens that the target's last forward emitted.
     """
 
     name: str
@@ -51,7 +51,7 @@ class DraftRequest:
 
 @dataclass(frozen=True)
 class ProposedTokens:
-    """A chain of chosen tokens, and the draft's probability of each."""
+    """A drafted chain: the draft's arg-max tokens, and the draft's probability of each."""
 
     tokens: tuple[int, ...] = ()
     probabilities: tuple[float, ...] = ()
@@ -84,6 +84,8 @@ class ModelDrafts(Drafts):
     """Drafts by a model with a cache of its own over the visual tokens that its view keeps.
 
     ``memory`` limits the bytes of all caches: a request that does not fit is not drafted for.
+    ``vocab`` is how many ids draft and target share, and ``banned`` ids are never drafted. A draft
+    stops after any of the ids in ``ends``.
     """
 
     def __init__(
@@ -96,7 +98,7 @@ class ModelDrafts(Drafts):
         ends: tuple[int, ...],
         memory: int,
     ) -> None:
-        rules = Sampling(end_ids=ends)
+        rules = Sampling(end_ids=ends)  # Greedy, for every request.
         self._backbone, self._view, self._memory = backbone, view, memory
         self._session = Session(
             backbone,
@@ -138,9 +140,10 @@ class ModelDrafts(Drafts):
     def draft(self, requests: Sequence[DraftRequest], plan: DraftPlan) -> dict[str, ProposedTokens]:
         for each in requests:
             number = self._numbers_by_name[each.name]
-            committed_length = self._session.requests[number].length
-            if new_ids := each.ids[each.start + committed_length :].tolist():
-                self._session.commit({number: new_ids})
+            committed_tokens = self._session.requests[number].length
+            # There are more than ``each.new`` where some rounds went by without a draft.
+            if uncommitted_ids := each.ids[each.start + committed_tokens :].tolist():
+                self._session.commit({number: uncommitted_ids})
         free_bytes = self._memory - self.bytes
         names_by_number = {}
         for each in requests:
@@ -164,12 +167,12 @@ class ModelDrafts(Drafts):
         has now."""
         request = self._session.requests[number]
         cache = request.cache
-        needed = cache.length + len(request.pending) + plan.length + 1
-        if needed <= cache.capacity:
+        needed_rows = cache.length + len(request.pending) + plan.length + 1
+        if needed_rows <= cache.capacity:
             return 0, cache.bytes
         # A growing cache is copied into a new one, which is half as large again or as large as
         # needed. Both exist during the copy, so the whole new one is counted.
-        return max(3 * cache.bytes // 2, needed * self._backbone.token_bytes), cache.bytes
+        return max(3 * cache.bytes // 2, needed_rows * self._backbone.token_bytes), cache.bytes
 
     def forget_all_except(self, names: Collection[str]) -> None:
         for name in self._numbers_by_name.keys() - set(names):
@@ -177,7 +180,10 @@ class ModelDrafts(Drafts):
 
 
 class LookupDrafts(Drafts):
-    """Drafts what followed the same words earlier in the text; never proposes a placeholder."""
+    """Drafts by lookup: proposes what followed the latest words where they occurred before.
+
+    ``banned`` ids are the placeholders of media. A draft ends before one.
+    """
 
     def __init__(self, banned: Collection[int]) -> None:
         self._banned = frozenset(banned)
@@ -193,12 +199,8 @@ class LookupDrafts(Drafts):
 
     def _lookup(self, request: DraftRequest, length: int) -> ProposedTokens:
         tokens = lookup(request.ids, MAX_MATCH_TOKENS, length)
-        length_before_placeholder = next(
-            (i for i, token in enumerate(tokens) if token in self._banned), len(tokens)
-        )
-        return ProposedTokens(
-            tuple(tokens[:length_before_placeholder]), (1.0,) * length_before_placeholder
-        )
+        allowed = tuple(takewhile(lambda token: token not in self._banned, tokens))
+        return ProposedTokens(allowed, (1.0,) * len(allowed))
 
     def forget_all_except(self, names: Collection[str]) -> None: ...
 
@@ -206,7 +208,7 @@ class LookupDrafts(Drafts):
 def grow_chain(plan: DraftPlan) -> Growing:
     """Grows a chain of the draft's likeliest tokens, until one more would not pay by the plan."""
     tree = Tree()
-    probability = 1.0
+    probability = 1.0  # That every token up to the current one is accepted.
     while len(tree) < plan.length:
         scores = yield tree
         last = len(tree) - 1

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 # The first seed of the calibration clips. No model was trained on their scenes, and `lab eval` uses
 # others.
 CALIBRATION_SEED = 30_000_000
-CALIBRATION_CLIPS = 4  # Half of them are held out.
+CALIBRATION_CLIPS = 4  # ``calibrate`` searches on half of them and checks on the other half.
 CLIP_FRAMES = 64
 CLIP_SIDE = 224  # Pixels.
 DEMO_SEED = 20_000_002  # The pair was not trained on this scene.

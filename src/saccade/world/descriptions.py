@@ -1,8 +1,8 @@
 """Descriptions of a scene: long ones, lists of events, and differences of two pictures.
 
-All texts are determined by the pixels. Each background texture has a wording of its own (one of
-four voices), and objects are described in reading order of their start cells. A model that sees the
-video therefore has little to guess. These are pure functions and know no model.
+All texts are determined by the pixels: each background texture has a wording of its own (one of
+four voices), and objects are described in reading order of their start cells. So a model that sees
+the video has little to guess. These are pure functions and know no model.
 """
 
 from __future__ import annotations
@@ -169,7 +169,7 @@ def _event_sentences(scene: Scene) -> list[str]:
 def _relation(scene: Scene, first_state: State, last_state: State, cells: tuple[Cell, Cell]) -> str:
     """Returns the sentence that the first object is above or to the left of the last.
 
-    ``cells`` are the places of the two.
+    ``cells`` are the places of the two, the first of which comes earlier in reading order.
     """
     word = "above" if cells[0][0] < cells[1][0] else "to the left of"
     first, last = (
@@ -226,8 +226,9 @@ def describe(scene: Scene) -> str:
         words = voice_of(scene).later.format(there=NUMBERS[at_start], are=_is_or_are(at_start))
         sentences.append(capitalize(words))
     sentences += [_sentence(scene, i) for i in range(number)]
-    rows = _empty_rows([scene.objects[state.index].start for state in visible_states(scene, 0.0)])
-    sentences.append(f"At the start, {rows[0].lower()}{rows[1:]}")
+    start_cells = [scene.objects[state.index].start for state in visible_states(scene, 0.0)]
+    empty_rows = _empty_rows(start_cells)
+    sentences.append(f"At the start, {empty_rows[0].lower()}{empty_rows[1:]}")
     return " ".join([*sentences, *_event_sentences(scene), *_recap(scene)])
 
 

@@ -102,12 +102,14 @@ def _object_list(scene: Scene, indices: Iterable[int]) -> str:
 
 
 def _count_colour(scene: Scene, rng: np.random.Generator) -> Words:
+    """Draws a colour, mostly one that is visible at the start, and counts its objects there."""
     colors = [s.color for s in visible_states(scene, 0.0)]
     color = _pick(rng, colors) if rng.random() < 0.75 else _pick(rng, COLORS)
     return {"color": color, "number": count_phrase(colors.count(color), voice_of(scene).noun)}
 
 
 def _moving_objects(scene: Scene, rng: np.random.Generator) -> Words:
+    """Draws a direction, mostly one in which an object travels, and names all that travel in it."""
     motions = [o.motion for o in scene.objects if o.start != o.end]
     motion = _pick(rng, motions) if motions and rng.random() < 0.7 else _pick(rng, list(STEPS))
     movers = [i for i, o in enumerate(scene.objects) if o.motion == motion]
@@ -126,6 +128,7 @@ _EVENT_VERBS = {"recolour": "change colour", "vanish": "vanish", "appear": "appe
 
 
 def _changed_objects(scene: Scene, rng: np.random.Generator) -> Words:
+    """Draws a kind of event, mostly one of the scene's, and names the objects it happens to."""
     present = [e.kind for e in scene.events]
     kind = _pick(rng, present) if present and rng.random() < 0.8 else _pick(rng, KINDS)
     changed = sorted(e.index for e in scene.events if e.kind == kind)
@@ -145,6 +148,7 @@ def _event_time(scene: Scene, rng: np.random.Generator) -> Words | None:
 
 
 def _existence(scene: Scene, rng: np.random.Generator) -> Words:
+    """Draws a shape and a colour, and answers whether such an object is visible at the start."""
     looks = [(scene.objects[s.index].shape, s.color) for s in visible_states(scene, 0.0)]
     if rng.random() < 0.5:
         shape, color = _pick(rng, looks)
@@ -156,6 +160,7 @@ def _existence(scene: Scene, rng: np.random.Generator) -> Words:
 
 
 def _relation(scene: Scene, rng: np.random.Generator) -> Words | None:
+    """Draws two objects, and answers whether the first starts above, or left of, the second."""
     visible = [s.index for s in visible_states(scene, 0.0)]
     order = [visible[int(i)] for i in rng.permutation(len(visible))[:2]]
     if len(order) < 2:
@@ -230,24 +235,27 @@ def _questions(scene: Scene, rng: np.random.Generator, number: int) -> list[Exch
 def conversation(scene: Scene, task: str, seed: int) -> tuple[Exchange, ...]:
     """Returns the turns of one of TASKS about a scene; `seed` draws the prompts and questions.
 
-    describe, events, image, diff: one turn. qa: 3 to 6 short ones. chat: a description and 1 to
-    3 turns that ask about the video or about what was just said. image speaks of
-    `image_frame(scene, ...)`; diff of that frame and the one of `edit(scene, seed)`.
+    The tasks describe and events have one turn about the clip. The task image has one turn about
+    the picture of the scene (`drawing.image_frame`), and diff has one about this picture and that
+    of `edit(scene, seed)`. The task qa has 3 to 6 short questions about the clip. The task chat has
+    a description of the clip, then 1 to 3 turns about the clip or about that description.
     """
     if task not in TASKS:
         raise ValueError(f"no such task: {task!r}")
+    # The keys in ``scenes`` begin with 0 or 1. The 2 keeps this generator apart from those.
     key = [2, scene.seed, TASKS.index(task), seed]
     rng = np.random.Generator(np.random.PCG64(key))
     if task == "qa":
         return tuple(_questions(scene, rng, int(rng.integers(3, 7))))
     if task == "chat":
         turn = Exchange(_pick(rng, WORDS["prompts"]["describe"]), describe(scene))
-        number = int(rng.integers(1, 4))
-        chosen = rng.permutation(len(FOLLOW_UPS))[: int(rng.integers(1, number + 1))]
+        # Some of the further turns are about the description, and the others about the clip.
+        turn_count = int(rng.integers(1, 4))
+        follow_ups = rng.permutation(len(FOLLOW_UPS))[: int(rng.integers(1, turn_count + 1))]
         further_turns = [
-            exchange for i in chosen if (exchange := FOLLOW_UPS[int(i)](scene, rng)) is not None
+            exchange for i in follow_ups if (exchange := FOLLOW_UPS[int(i)](scene, rng)) is not None
         ]
-        further_turns += _questions(scene, rng, number - len(further_turns))
+        further_turns += _questions(scene, rng, turn_count - len(further_turns))
         return (turn, *(further_turns[int(i)] for i in rng.permutation(len(further_turns))))
     prompt = _pick(rng, WORDS["prompts"][task])
     if task == "diff":

@@ -1,8 +1,9 @@
 """Renders the exact pixels of a scene: frames, one picture, or an MP4.
 
 A scene gives the same pixels on every machine, for any number of frames and any size. The
-background has a soft tint: red grows with x, green with y and blue with time. It tells the
-vision-language model the place and the time, because the model has only relative positions.
+background has a soft tint: red grows with x, green with y and blue with time. From this tint the
+vision-language model can tell the place and the time, which its own positions, being relative, do
+not say.
 """
 
 from __future__ import annotations
@@ -32,7 +33,7 @@ PALETTE: NDArray[np.uint8] = np.array(
     dtype=np.uint8,
 )
 
-# Radius in pixels at 112 x 112 of each of SIZES, against a cell of 37 x 37.
+# The radius of each of SIZES in pixels, in frames of 112 x 112, whose cells are 37 x 37 pixels.
 RADII = (10.5, 16.5)
 
 
@@ -56,6 +57,7 @@ def _half_side(radius: float) -> int:
 def sprite(shape: str, radius: float) -> Sprite:
     """Returns the sprite of a shape with a radius in pixels."""
     half = _half_side(radius)
+    # Each pixel is sampled at 4 x 4 points. (y, x) are the points from the centre, in radii.
     subpixels = 4
     axis = (np.arange((2 * half + 1) * subpixels) + 0.5) / subpixels - half - 0.5
     y, x = np.meshgrid(axis / radius, axis / radius, indexing="ij")
@@ -131,8 +133,11 @@ def _background(texture: str, height: int, width: int) -> NDArray[np.uint8]:
 
 @dataclass(frozen=True)
 class Stroke:
-    """The object of this `index`, drawn at one place in the frames from `first` on and before
-    `stop`. (`top`, `left`) is the corner of its sprite."""
+    """An object that looks the same, at the same place, in frames `first` to `stop` - 1.
+
+    `index` is the object's in the scene. (`top`, `left`) is the upper left corner of its sprite, in
+    pixels, and may lie outside the picture.
+    """
 
     first: int
     stop: int
@@ -144,10 +149,13 @@ class Stroke:
 
 
 def strokes(scene: Scene, frames: int, height: int, width: int) -> Iterator[Stroke]:
-    """Yields every object's strokes: its places in runs of frames that look the same."""
-    scale = min(height, width) / 112
+    """Yields the strokes of every object: one for each run of frames in which it looks the same.
+
+    An object that does not move and changes its colour once has two.
+    """
+    scale = min(height, width) / 112  # RADII are for frames of 112 x 112.
     for index, thing in enumerate(scene.objects):
-        radius = round(RADII[SIZES.index(thing.size)] * scale * 4) / 4
+        radius = round(RADII[SIZES.index(thing.size)] * scale * 4) / 4  # In quarters of a pixel.
         half = _half_side(radius)
         looks: list[tuple[str, int, int] | None] = []  # Colour, top and left in each frame.
         for k in range(frames):
@@ -189,6 +197,7 @@ def render(scene: Scene, frames: int, height: int, width: int | None = None) -> 
     ground = _background(scene.texture, height, width)
     pixels[:] = ground
     for k in range(frames):
+        # Over the clip the tint of time goes from -40 to 40 in the blue channel.
         tint = np.uint8(round(80 * (k + 0.5) / frames))
         pixels[k, :, :, 2] = ground[..., 2] - np.uint8(40) + tint
     for stroke in strokes(scene, frames, height, width):

@@ -127,7 +127,7 @@ def _draw_index(rng: np.random.Generator, weights: tuple[float, ...]) -> int:
 
 
 def _path(start: Cell, direction: str, distance: int) -> tuple[Cell, ...]:
-    """Returns the cells after `start` on a path; none where the path leaves the grid."""
+    """Returns the cells after `start` on a straight path; none if the path leaves the grid."""
     dy, dx = STEPS[direction]
     cells = tuple((start[0] + dy * i, start[1] + dx * i) for i in range(1, distance + 1))
     return cells if all(0 <= r <= 2 and 0 <= c <= 2 for r, c in cells) else ()
@@ -150,6 +150,7 @@ def scene(seed: int, *, max_objects: int = 6) -> Scene:
     texture = int(rng.integers(len(TEXTURES)))
     count = 1 + _draw_index(rng, COUNT_WEIGHTS[:max_objects])
     cells: list[Cell] = [(int(c) // 3, int(c) % 3) for c in sorted(rng.permutation(9)[:count])]
+    # Each of the 48 = 8 x 6 numbers stands for a colour and a shape: (index in COLORS, in SHAPES).
     looks = [(int(n) // len(SHAPES), int(n) % len(SHAPES)) for n in rng.permutation(48)[:count]]
     sizes = [SIZES[int(rng.integers(2))] for _ in range(count)]
 
@@ -181,6 +182,7 @@ def scene(seed: int, *, max_objects: int = 6) -> Scene:
         start = end = cells[index]
         motion = "loop" if rng.random() < 0.3 else "still"
         if index not in immobile and rng.random() < 0.65:
+            # The first direction in which the object can go, in random order: MOTIONS[1:5].
             for direction in (MOTIONS[1 + int(d)] for d in rng.permutation(4)):
                 paths = [_path(start, direction, distance) for distance in (1, 2)]
                 paths = [path for path in paths if path and not occupied & set(path)]
@@ -244,8 +246,11 @@ class Change(NamedTuple):
 
 def _without_object(base: Scene, index: int) -> Scene:
     """Returns `base` without one object and its events."""
+    # The indices of the objects after it become smaller by one.
     events = tuple(
-        replace(e, index=e.index - (e.index > index)) for e in base.events if e.index != index
+        replace(e, index=e.index - 1 if e.index > index else e.index)
+        for e in base.events
+        if e.index != index
     )
     objects = base.objects[:index] + base.objects[index + 1 :]
     return replace(base, objects=objects, events=events)
@@ -254,14 +259,18 @@ def _without_object(base: Scene, index: int) -> Scene:
 def _with_object(base: Scene, thing: Object) -> Scene:
     """Returns `base` with one more object, in reading order."""
     position = sum(o.start < thing.start for o in base.objects)
-    events = tuple(replace(e, index=e.index + (e.index >= position)) for e in base.events)
+    # The indices of the objects after it become larger by one.
+    events = tuple(
+        replace(e, index=e.index + 1 if e.index >= position else e.index) for e in base.events
+    )
     return replace(
         base, objects=(*base.objects[:position], thing, *base.objects[position:]), events=events
     )
 
 
 def edit_with_changes(scene: Scene, seed: int) -> tuple[Scene, tuple[Change, ...]]:
-    """Returns `edit(scene, seed)` and the list of what it changed (1 or 2 differences)."""
+    """Returns a scene whose picture at time 0.5 differs from that of `scene` in one or two things,
+    and the list of these differences, in reading order of their places."""
     rng = _generator(1, scene.seed, seed)
 
     def pick(options: list[Any]) -> Any:
@@ -270,7 +279,7 @@ def edit_with_changes(scene: Scene, seed: int) -> tuple[Scene, tuple[Change, ...
     edited, changes = scene, []
     visible = [scene.objects[s.index] for s in visible_states(scene, 0.5)]
     order = [visible[int(i)] for i in rng.permutation(len(visible))]
-    for thing in order[: 1 + int(rng.integers(2))]:
+    for thing in order[: 1 + int(rng.integers(2))]:  # One or two of the objects are changed.
         index = edited.objects.index(thing)
         state = state_at(edited, index, 0.5)
         assert state is not None
@@ -301,6 +310,8 @@ def edit_with_changes(scene: Scene, seed: int) -> tuple[Scene, tuple[Change, ...
             new_thing = replace(new_thing, start=cell, end=cell)
         edited = others if kind == "gone" else _with_object(others, new_thing)
         changes.append(Change(kind, look, word))
+    # A new object is added if nothing was changed, because nothing is visible at 0.5. If one object
+    # was changed, it is added with a probability of a quarter.
     free_cells = _free_cells(edited)
     if free_cells and (not changes or (len(changes) == 1 and rng.random() < 0.25)):
         used_looks = _used_looks(edited) | _used_looks(scene)
@@ -314,7 +325,7 @@ def edit_with_changes(scene: Scene, seed: int) -> tuple[Scene, tuple[Change, ...
 
 
 def edit(scene: Scene, seed: int) -> Scene:
-    """Returns a scene that differs from `scene` in one or two attributes at time 0.5."""
+    """Returns the scene of :func:`edit_with_changes`, without the list of differences."""
     return edit_with_changes(scene, seed)[0]
 
 

@@ -40,7 +40,7 @@ LENGTHS = {
     "8k": Length(256, 224, 224),
     "10k": Length(320, 224, 224),
 }
-# Only the suite of captions has this length. It is a long context to compare plain decoders on.
+# Only ``shapes-caption`` has this length. It is a long context to compare plain decoders on.
 CAPTION_ONLY_LENGTH = "10k"
 PICTURE = 448, 448  # The (height, width) of a single picture.
 # The (height, width) of each of two pictures, by length. The processor accepts these sizes.
@@ -59,6 +59,7 @@ def _clip(scene: Scene, length: str) -> tuple[Medium, ...]:
 
 
 def _wide_clip(scene: Scene, length: str) -> tuple[Medium, ...]:
+    """Returns a clip of half the height and twice the width, so with as many visual tokens."""
     size = LENGTHS[length]
     wide = replace(size, height=size.height // 2, width=size.width * 2)
     return (Medium("video", f"scene-{scene.seed}", partial(_frames, scene, wide)),)

@@ -13,7 +13,6 @@ import logging
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -91,7 +90,8 @@ def _parse_conversation(row: Mapping[str, Any], root: Path) -> LlavaConversation
             raise ValueError(f"{message['from']} says nothing in it")
         turns.append({"role": role, "content": content})
     roles = [turn["role"] for turn in turns if turn["role"] != "system"]
-    if not roles or roles[::2] != ["user"] * len(roles[::2]) or "user" in roles[1::2]:
+    expected_roles = [("user", "assistant")[i % 2] for i in range(len(roles))]
+    if not roles or roles != expected_roles:
         raise ValueError("a human and gpt do not take turns in it")
     if len(roles) < 2:
         raise ValueError("nothing is answered in it")
@@ -177,10 +177,10 @@ def training_sample(
         media.read(path, media.FrameSampling(num_frames=FRAMES_PER_VIDEO))
         for path in conversation.videos
     ]
-    max_length = loaded.backbone.max_positions or 1 << 30
+    max_length = loaded.backbone.max_positions or 1 << 30  # Without a limit, 2^30 tokens.
     answer_turns = [i for i, turn in enumerate(conversation.turns) if turn["role"] == "assistant"]
-    # Turns are left out from the end until the rest fits. The first answer is cut where even it is
-    # too long.
+    # Turns are left out from the end until the rest fits. If not even the first question and answer
+    # fit, that answer is cut.
     for last in reversed(answer_turns):
         turns = conversation.turns[:last]
         parts = [part["type"] for turn in turns for part in turn["content"]]
@@ -194,20 +194,24 @@ def training_sample(
             break
     else:
         return None
-    sample = append_answer(inputs, answer_ids[:room], draw_kept_mask(loaded, inputs, rng, drop))
+    answer_ids = answer_ids[:room]
+    sample = append_answer(inputs, answer_ids, draw_kept_mask(loaded, inputs, rng, drop))
     ids, labels = sample["input_ids"][0], sample["labels"][0]
-    for start, stop in _answer_spans(loaded, turns, ids[: -len(answer_ids[:room])]):
-        labels[start - 1 : stop - 1] = ids[start:stop]
+    prompt_ids = ids[: -len(answer_ids)]
+    for start, stop in _answer_spans(loaded, turns, prompt_ids):
+        labels[start - 1 : stop - 1] = ids[start:stop]  # A token's label stands one place before.
     return sample
 
 
 def _answer_spans(
     loaded: Loaded, turns: Sequence[Mapping[str, Any]], ids: Tensor
 ) -> list[tuple[int, int]]:
-    """Returns the spans of the earlier answers in a prompt's ids, with the token that ends each.
+    """Returns (start, stop) of each answer in a prompt's ids; the token that ends it is included.
 
-    They are looked for in the ids of the template, in which media are not yet expanded into their
-    tokens. The places found are then counted in text tokens, which both have in common.
+    An answer can be found in the ids of the chat template, where each medium is still one
+    placeholder. In ``ids`` a medium has many placeholders, so the same answer stands further back.
+    But both have the same text tokens: if an answer begins with the fifth text token from the end
+    of the template, it begins with the fifth from the end of ``ids``.
     """
     name, processor = loaded.name, loaded.processor
     template_ids = questions.template_ids(name, processor, turns)
@@ -216,28 +220,32 @@ def _answer_spans(
     template_text_positions = [
         i for i, token in enumerate(template_ids) if token not in placeholders
     ]
-    # Text tokens are counted from the end, so ``ids`` may have more of them before the answers.
+    # ``ids`` may have more text tokens than the template. Since these are counted from the end, it
+    # does no harm if the additional ones stand before the answers.
     extra_tokens = len(text_positions) - len(template_text_positions)
     spans = []
-    for previous, turn in pairwise(range(len(turns))):
+    for turn in range(1, len(turns)):
         if turns[turn]["role"] != "assistant":
             continue
-        ids_up_to_question = questions.template_ids(name, processor, turns[: previous + 1])
-        ids_up_to_answer = questions.template_ids(
+        # The template of the turns before the answer ends where the answer begins.
+        ids_before_answer = questions.template_ids(name, processor, turns[:turn])
+        ids_with_answer = questions.template_ids(
             name, processor, turns[: turn + 1], continues_last_turn=True
         )
-        answer_start = common_length(template_ids, ids_up_to_question)
-        answer_stop = common_length(template_ids, ids_up_to_answer)
-        answer_places = [
-            place
-            for place, i in enumerate(template_text_positions)
+        answer_start = common_length(template_ids, ids_before_answer)
+        answer_stop = common_length(template_ids, ids_with_answer)
+        # The numbers of the answer's tokens among the text tokens of the template.
+        numbers = [
+            number
+            for number, i in enumerate(template_text_positions)
             if answer_start <= i < answer_stop
         ]
-        start = text_positions[extra_tokens + answer_places[0]]
-        stop = text_positions[extra_tokens + answer_places[-1]] + 1
-        answer_ids = [template_ids[template_text_positions[place]] for place in answer_places]
+        start = text_positions[extra_tokens + numbers[0]]
+        stop = text_positions[extra_tokens + numbers[-1]] + 1
+        answer_ids = [template_ids[template_text_positions[number]] for number in numbers]
         if ids[start:stop].tolist() != answer_ids:
             raise OptionError(f"the answers in a conversation of {name} cannot be told apart")
-        stop += int(ids[stop]) == loaded.tokenizer.eos_token_id
+        if int(ids[stop]) == loaded.tokenizer.eos_token_id:
+            stop += 1
         spans.append((start, stop))
     return spans

@@ -1,11 +1,15 @@
 """Trains an EAGLE-3 head for a target (arXiv:2503.01840, section 3): ``--recipe eagle3``.
 
 The target reads each conversation, and its hidden states are used at once, so nothing is stored.
-The head is unrolled on its own outputs for some steps, counted from 0 (training-time test). In step
-s > 0 row j reads what row j - 1 returned in step s - 1. It stands for the s-th token drafted after
-place j - s, so it sees what that token would: the keys of step 0 up to row j - s, and of each step
-t = 1 ... s the one key of row j - s + t. The loss is the cross-entropy with the target's
-distribution over the head's own vocabulary, and each further step counts 0.8 of the one before.
+The head is unrolled on its own outputs for some steps, as when it drafts ("training-time test" in
+the paper). Steps are counted from 0. In step s > 0 row j reads what row j - 1 returned in step
+s - 1, and stands for the s-th token that is drafted after place j - s. So it may see only what that
+token sees in drafting: the keys of step 0 up to row j - s, and of each step t = 1 ... s the one key
+of row j - s + t. For example, row 7 of step 2 stands for the second token drafted after place 5. It
+sees the keys of rows 0 to 5 of step 0, of row 6 of step 1, and its own.
+
+The loss is the cross-entropy with the target's distribution over the head's own vocabulary, and
+each further step counts 0.8 of the one before.
 """
 
 from __future__ import annotations
@@ -50,10 +54,11 @@ CACHE_ARGUMENT = (
 )
 STEP_DECAY = 0.8  # A step's weight in the loss, over that of the step before.
 MAX_DRAFT_VOCAB = 32_000  # The most ids that a head can draft, as in published heads.
-COUNTED_SAMPLES = 256  # Where a target has more ids, so many samples show which are frequent.
-MIN_DEPTH_OF_PUBLISHED_LAYERS = (
-    8  # Shallower targets have no room for the published choice of layers.
-)
+# If the target has more ids than that, the answers of this many samples show which are frequent.
+COUNTED_SAMPLES = 256
+# Targets with fewer layers have no room for the layers that published heads read: 2, the middle one
+# and the third from the end.
+MIN_DEPTH_OF_PUBLISHED_LAYERS = 8
 
 
 # -- the head ----------------------------------------------------------------------------------
@@ -88,8 +93,9 @@ def make_head_config(target: Loaded, draft_vocab: int) -> dict[str, Any]:
         "vocab_size": backbone.vocab,
         "draft_vocab_size": draft_vocab,
         "tie_word_embeddings": False,
-        # As vLLM writes it, this list has the layers that *read* the hidden states. As SpecForge
-        # writes it, the list in ``eagle_config`` has the layers that *return* them.
+        # Both lists name the same hidden states. In vLLM's form, here, each has the number of the
+        # layer that reads it. In SpecForge's form, in ``eagle_config``, it has the number of the
+        # layer that returns it, which is one less.
         "eagle_aux_hidden_state_layer_ids": [*layers],
         "eagle_config": {
             "eagle_aux_hidden_state_layer_ids": [layer - 1 for layer in layers],
@@ -120,6 +126,7 @@ class TrainedHead(nn.Module):
         for weight in self.head.parameters():
             if weight.ndim > 1:
                 nn.init.normal_(weight, std=weight.shape[1] ** -0.5 / 2)
+        # The head's id i is the target's id i + d2t[i], as in published heads.
         self.head.d2t.copy_(known_ids - torch.arange(len(known_ids)))
         # The head's output matrix begins as the target's rows of the known ids, since the head
         # learns the target's law.
@@ -147,7 +154,8 @@ class TrainedHead(nn.Module):
         answer_rows = conversation.is_answer[1:]
         if not bool(answer_rows.any()):
             return None
-        # In the last step a row depends on the row ``steps - 1`` rows before it.
+        # In the last step a row depends on the row ``steps - 1`` rows before it. No earlier row has
+        # to be computed after step 0.
         first = max(0, int(answer_rows.nonzero()[0]) - steps + 1)
         unrolled = self.unroll(
             conversation.ids, conversation.positions, conversation.hidden, steps, first
@@ -182,8 +190,9 @@ class TrainedHead(nn.Module):
         count = len(ids) - 1  # The last token's row has no token after it.
         embeds = backbone.embed(ids[1:]).detach().float()
         own_positions = positions[:axes, :count]
-        shaped = own_positions[:, None] if axes > 1 else own_positions
-        rotation = rotary(embeds[None], shaped)
+        # The rotary embedding takes [axes, batch, len], or [batch, len] where there is one axis.
+        batched_positions = own_positions[:, None] if axes > 1 else own_positions
+        rotation = rotary(embeds[None], batched_positions)
         hidden = self.head.project(target_hidden[:count].float())
         keys = _UnrolledKeys()
         for step in range(steps):
@@ -196,6 +205,7 @@ class TrainedHead(nn.Module):
                 **{CACHE_ARGUMENT: keys},
             )
             yield out
+            # In the next step each row reads the output of the row before it; the first has none.
             hidden = torch.cat([torch.zeros_like(out[:1]), out[:-1]])
             if step == 0:
                 hidden, embeds, own_positions = (
@@ -235,11 +245,11 @@ class _UnrolledKeys:
 def unrolled_mask(
     rows: int, step: int, device: torch.device | str = "cpu", first: int = 0
 ) -> Bool[Tensor, "rows keys"]:
-    """Returns which keys each row of a step sees: those of step 0, then of step 1, and so on.
+    """Returns which keys each row of a step sees; the docstring of this module gives the rule.
 
-    Row j of step s stands for a token drafted s steps after place j - s. So it sees the keys of
-    step 0 up to that place, and of each step t from 1 to s the key of row j - s + t alone, which in
-    step s is its own. All steps but step 0 have only the rows from ``first`` on.
+    The columns are the keys of step 0, then those of step 1, and so on. All steps but step 0 have
+    only the rows from ``first`` on. With 3 rows, the last row of step 1 has the mask [1 1 0 | 0 0
+    1]: of step 0 it sees rows 0 and 1, and of step 1 itself.
     """
     row = torch.arange(rows, device=device)
     rows_back = row[:, None] - row  # How many rows before the query's the key's row is.
@@ -377,8 +387,9 @@ def known_ids(
 ) -> Int[Tensor, " draft_vocab"]:
     """Returns the target's ids that a head can draft, in ascending order.
 
-    These are all ids of a vocabulary of up to ``MAX_DRAFT_VOCAB``. Of a larger one they are the ids
-    that are most frequent in some answers. If too few ids occur there, the lowest others are added.
+    A vocabulary of up to ``MAX_DRAFT_VOCAB`` ids is taken whole. Of a larger one that many ids are
+    taken: those that are most frequent in the answers of ``COUNTED_SAMPLES`` samples. If fewer ids
+    occur there, the lowest of the other ids are added.
     """
     vocab = target.backbone.vocab
     if vocab <= MAX_DRAFT_VOCAB:

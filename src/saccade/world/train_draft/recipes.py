@@ -118,6 +118,7 @@ _LLAVA = (
 
 
 def _train_all(name: str, samples: int, media: tuple[Kind, ...]) -> Phase:
+    """Returns a phase of LLaVA-OneVision that trains every part of the draft."""
     trains: tuple[Part, ...] = ("projector", "language", "vision")
     return Phase(name, trains, 1e-5, 512, samples, media, vision_rate=0.2)
 
@@ -161,7 +162,7 @@ def share_steps(steps: int, phases: Sequence[Phase]) -> list[int]:
         raise OptionError(f"--steps {steps} is too few for {len(phases)} phases; give one for each")
     weights = [phase.samples * phase.epochs / phase.batch_size for phase in phases]
     exact_steps = [1 + (steps - len(phases)) * weight / sum(weights) for weight in weights]
-    # Each number is rounded down. What is left goes to those that lost most by that.
+    # Each number is rounded down. The steps that are left go to the phases that lost most by that.
     steps_by_phase = [math.floor(exact) for exact in exact_steps]
     by_remainder = sorted(range(len(phases)), key=lambda i: steps_by_phase[i] - exact_steps[i])
     for i in by_remainder[: steps - sum(steps_by_phase)]:

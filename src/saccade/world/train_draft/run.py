@@ -35,15 +35,20 @@ from saccade.world.train_draft.recipes import (
 )
 from saccade.world.train_draft.trainer import OnProgress, PhaseRun, make_trainer
 
+# What a run writes into the draft's folder: a file of its settings and results, and a folder of the
+# checkpoints from which it can be resumed.
 STATE, CHECKPOINTS = "train-draft.json", "checkpoints"
 EMBEDDED_SIZES = (192, 1024, 96)  # Hidden size, vocabulary, and the vision tower's hidden size.
 
 
 def make_untrained_model(config: Any, seed: int) -> Any:
-    """Returns a model of the embedded family with this configuration, in fp32."""
+    """Returns a model of the embedded family with random weights, in fp32."""
     torch.manual_seed(seed)
     model = Qwen2_5_VLForConditionalGeneration(config).float().train()
-    output_std = (0.02 / (2 * max(config.text_config.num_hidden_layers, 4)) ** 0.5) * 2
+    # Weights whose output is added to the residual stream are smaller in deeper models, as in GPT-2
+    # (0.02 / sqrt(2 layers)). Here they are twice as large, and as if there were at least 4 layers.
+    layers = max(config.text_config.num_hidden_layers, 4)
+    output_std = 2 * (0.02 / (2 * layers) ** 0.5)
     for name, p in model.named_parameters():
         if name.endswith(("o_proj.weight", "down_proj.weight", "attn.proj.weight")):
             nn.init.normal_(p, std=output_std)
@@ -62,8 +67,8 @@ def make_starting_draft(target: Loaded, recipe: DraftRecipe, settings: Settings)
         return draft
     vision = target.backbone.model.config.to_dict().get("vision_config", {})
     sizes = (target.backbone.config.hidden_size, target.backbone.vocab, vision.get("hidden_size"))
-    names_parts = settings.language is not None or settings.tower is not None
-    if sizes == EMBEDDED_SIZES and not names_parts:
+    parts_are_chosen = settings.language is not None or settings.tower is not None
+    if sizes == EMBEDDED_SIZES and not parts_are_chosen:
         return make_fresh_draft(target, recipe.layers, settings.seed)
     return assemble_draft(
         target, settings.language or recipe.language, settings.tower, settings.seed
@@ -142,7 +147,7 @@ class Training(ABC):
 
 
 class DraftTraining(Training):
-    """A draft model."""
+    """Trains a draft that is a model of its own."""
 
     def __init__(
         self,
@@ -171,7 +176,7 @@ class DraftTraining(Training):
 
 
 class HeadTraining(Training):
-    """An EAGLE-3 head."""
+    """Trains a draft that is an EAGLE-3 head of the target."""
 
     def __init__(
         self,

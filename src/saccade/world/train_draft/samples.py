@@ -82,6 +82,7 @@ def draw_dialogue(
         if canvas.kind == "video":
             shares = np.array(list(VIDEO_TASK_WEIGHTS.values()))
             task = str(rng.choice(list(VIDEO_TASK_WEIGHTS), p=shares / shares.sum()))
+    # From 2 to 60 seconds, such that 2 to 4 seconds are as likely as 15 to 30.
     seconds = float(np.exp(rng.uniform(np.log(2), np.log(60))))
     return DialogueSpec(scenes.scene(seed, max_objects=max_objects), task, seed, seconds)
 
@@ -152,6 +153,7 @@ def draw_kept_mask(
     kept_mask = ~visual
     visual_count = int(visual.sum())
     drop_count = round(rng.uniform(0, drop) * visual_count)
+    # The visual tokens are numbered in random order, and those with the first numbers are dropped.
     kept_mask[visual] = torch.from_numpy(rng.permutation(visual_count) >= drop_count)
     return kept_mask
 
@@ -167,7 +169,7 @@ def append_answer(
     answer_ids = torch.tensor([list(answer)])
     ids = torch.cat([inputs["input_ids"], answer_ids], 1)
     labels = torch.full_like(ids, -100)
-    labels[:, -len(answer) - 1 : -1] = answer_ids
+    labels[:, -len(answer) - 1 : -1] = answer_ids  # A token's label stands one place before it.
     sample = {**inputs, "input_ids": ids, "labels": labels}
     sample["attention_mask"] = torch.ones_like(ids)
     sample["kept_mask"] = torch.cat([kept_mask, torch.ones_like(answer_ids, dtype=torch.bool)], 1)
@@ -187,7 +189,8 @@ def collate(samples: Sequence[Mapping[str, Tensor]]) -> dict[str, Tensor]:
             rows = [sample.get(name, torch.zeros_like(sample["input_ids"])) for sample in samples]
             batch[name] = pad_sequence([row[0] for row in rows], True, PADDING_VALUES[name])
         elif rows[0].ndim > 4:
-            # Pictures in tiles may have different numbers of them. Added tiles are never looked at.
+            # These are pictures cut into tiles, [picture, tile, channel, height, width]. Pictures
+            # with fewer tiles get empty ones, which the model never looks at.
             tiles = [row for each in rows for row in each]
             batch[name] = pad_sequence(tiles, True)
         else:

@@ -94,6 +94,7 @@ def _select_rows(
     embeds, positions = kwargs["inputs_embeds"], kwargs.get("position_ids")
     if positions is None:
         positions = torch.arange(embeds.shape[1], device=embeds.device)[None]
+    # Positions are [batch, len] or [axes, batch, len], where the batch may be given as 1.
     positions = positions.expand(*positions.shape[:-2], *kept_mask.shape)
     index = order.expand(*positions.shape[:-2], *order.shape)
     selected = {
@@ -105,6 +106,7 @@ def _select_rows(
     }
     visual, layers = kwargs.get("visual_pos_masks"), kwargs.get("deepstack_visual_embeds")
     if visual is not None and layers is not None:
+        # Each layer has one row for every visual token of the batch, in the batch's order.
         selected["visual_pos_masks"] = visual.gather(1, order) & is_real
         selected["deepstack_visual_embeds"] = [layer[kept_mask[visual]] for layer in layers]
     return selected
@@ -196,6 +198,7 @@ class ProgressCallback(TrainerCallback):
 
     def _report(self, state: Any) -> None:
         done = state.global_step * self._phase_run.batch_size + self._samples_of_step
+        # The last entry of a whole run is the Trainer's summary, which has no loss.
         losses = [entry["loss"] for entry in state.log_history[-2:] if "loss" in entry]
         total = self._phase_run.steps * self._phase_run.batch_size
         self._on_progress(self._phase_run.phase.name, done, total, losses[-1] if losses else None)
