@@ -11,7 +11,7 @@ import torch
 from conversations import (
     COUNT,
     FAMILY,
-    METHODS,
+    SOME_METHODS,
     further,
     ids_of,
     pixels_read,
@@ -73,7 +73,7 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Session, in
 
 
 @pytest.mark.representatives(5)
-@pytest.mark.parametrize("method", [method for method in METHODS if method != "ar"])
+@pytest.mark.parametrize("method", [method for method in SOME_METHODS if method != "ar"])
 def test_a_later_turn_reads_only_new_tokens(method, monkeypatch):
     """Claim: in turn 2 the target's first forward holds the new question's rows, and at most the
     one token of the answer that no forward had read yet; the draft's holds at most what was
