@@ -35,6 +35,7 @@ from helpers import (
 
 from lab import reference
 from saccade.core import sampling
+from saccade.core.errors import OptionError
 from saccade.core.prompt import Inputs
 from saccade.drafting.drafters import ModelDrafter
 
@@ -440,3 +441,18 @@ def test_a_batch_of_another_size_starts_afresh():
             pass
         result = conversation.run(one)
         assert result.ids == oracle("qwen2_5_vl", one) and result.reused_tokens == 0
+
+
+def test_what_a_turn_cannot_change_is_refused_in_a_sentence():
+    """Claim: a turn's draft, caches or batch of requests that ``run`` cannot take are refused
+    before any work, and the conversation goes on. Fails with a TypeError, or if an answer is
+    lost."""
+    one = video_input(0)
+    with talking("qwen2_5_vl", "ar") as conversation:
+        first = conversation.run(one).ids
+        for name in ("draft", "keep", "batch"):
+            with pytest.raises(OptionError, match=f"{name}= cannot be given for a turn"):
+                conversation.run(one, **{name: None})
+        with pytest.raises(OptionError, match="answers one request"):
+            conversation.run(left_padded([one, video_input(1)]))
+        assert conversation.run(one).ids == first

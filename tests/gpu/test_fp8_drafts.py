@@ -59,3 +59,19 @@ def test_an_answer_with_an_fp8_draft_on_a_gpu_is_the_targets(own):
         assert rounded.fused.layers[0].down.prepared_kernels == {"plain", "fp8-scaled"}
         assert target.fused.layers[0].down.prepared_kernels == {"plain"}
     assert counted.counts["replay"] > 0
+
+
+def test_fp8_is_available_on_the_gpus_that_have_it(monkeypatch):
+    """Claim: on a machine with GPUs of two kinds, only those that multiply FP8 are said to. Fails
+    if the current GPU stands for all."""
+    with pretend_gpus(2):
+        kinds = {0: (9, 0), 1: (8, 0), None: (9, 0)}
+        monkeypatch.setattr(
+            torch.cuda,
+            "get_device_capability",
+            lambda device=None: kinds[None if device is None else device.index],
+        )
+        rounding = few_bits.rounding_named("fp8")
+        monkeypatch.setattr(few_bits, "few_bit_products", lambda rounding: {"fp8": object()})
+        available = [rounding.is_available_on(torch.device("cuda", n)) for n in range(2)]
+    assert available == [True, False]

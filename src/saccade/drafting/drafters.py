@@ -510,14 +510,16 @@ class ModelDrafter(SessionDrafter):
         session.rules = earlier.rules
         clock = Clock(model.device)
         prompts = self._draft_prompts(prefills)
-        vision_seconds = clock.lap()
+        seconds = clock.lap()
         for i, (prompt, prefix) in enumerate(zip(prompts, earlier.prefixes, strict=True)):
             state, prefilled = session.requests[i], self._prefilled_prompts[i]
             shared = prefix.shared_rows  # of the target's prompt
             if not self._shares_rows:  # The draft's prompt may have other rows than the target's.
                 shared = prefilled.shared_rows(state, prompt, prefix.shared_media)
             new = self._with_stills(prompt.tail(shared))
+            seconds += clock.lap()
             pruned_new = view(prefills[i].to(model.device).tail(prefix.shared_rows), new)
+            clock.lap()  # The caller counts the seconds of the view as ``Timings.guide``.
             kept_rows = torch.cat([prefilled.rows_before(state, shared), pruned_new.index])
             is_kept = torch.zeros(len(prompt), dtype=torch.bool, device=kept_rows.device)
             is_kept[kept_rows] = True
@@ -530,7 +532,8 @@ class ModelDrafter(SessionDrafter):
                 pass
             self._visual_tokens[i] = pruned.visual_tokens
             self._prefilled_prompts[i] = _PrefilledPrompt.of(prompt, pruned)
-        return vision_seconds + clock.lap()
+            seconds += clock.lap()
+        return seconds
 
     def _with_stills(self, part: Prompt) -> Prompt:
         """Returns a part of a prompt with ``Media.stills`` filled in: how many of its visual rows
@@ -684,11 +687,14 @@ class HeadDrafter(SessionDrafter):
         if earlier is not None:
             self.session.rules = earlier.rules
         clock = Clock(self.session.backbone.device)
+        seconds = 0.0
         for request, prefill in enumerate(prefills):
             prompt = self._view(prefill, prefill.prompt)
+            clock.lap()  # The caller counts the seconds of the view as ``Timings.guide``.
             self._visual_tokens[request] = prompt.visual_tokens
             self._head_session.read(request, prefill, prompt)
-        return clock.elapsed()
+            seconds += clock.lap()
+        return seconds
 
     @property
     def can_add_media(self) -> bool:

@@ -70,6 +70,12 @@ class Conversation(AbstractContextManager["Conversation"]):
         if last is not None and not last.results and not last.closed:
             raise OptionError("the last answer is under way: exhaust its stream or close it")
         merged = {**self._defaults, **settings}
+        fixed = [name for name in ("draft", "batch", "keep") if name in merged]
+        if fixed:
+            raise OptionError(
+                f"{fixed[0]}= cannot be given for a turn, because the conversation has its own; "
+                "begin another with saccade.Conversation(target, draft=...)"
+            )
         return stream(
             self._model, inputs, draft=self._draft, batch=self._last_batch, keep=True, **merged
         )
@@ -80,7 +86,12 @@ class Conversation(AbstractContextManager["Conversation"]):
         return None if self._last_stream is None else self._last_stream.batch
 
     def run(self, inputs: Inputs, **settings: Any) -> Result:
-        """Returns the next answer. One request at a time."""
+        """Returns the next answer, to one request. Raises OptionError for ``inputs`` of several."""
+        request = Request.of(current_backbone(self._model), inputs)
+        if len(request.inputs["input_ids"]) != 1:
+            raise OptionError(
+                "a conversation's run answers one request; use its stream(...).finish() for several"
+            )
         return self.stream(inputs, **settings).finish()[0]
 
     def close(self) -> None:

@@ -275,7 +275,8 @@ class Draft(plugin.RunnerAware):
         return Proposer(drafts, self._max_length, self._options.length)
 
     def _give_up(self, error: BaseException) -> None:
-        """Ends drafting for good, and frees the draft's caches and the recorded attention."""
+        """Ends drafting for good, and frees the draft's model, its caches and the recorded
+        attention."""
         if isinstance(error, DraftFailed):
             # ``DraftFailed`` has the tokens that were drafted before the failure. They may be
             # dropped here, because they are the draft's arg-max: dropping a token that was drawn
@@ -288,6 +289,7 @@ class Draft(plugin.RunnerAware):
             exc_info=error,
         )
         self._proposer = None
+        vars(self).pop("_loaded", None)  # Drafts that are copied from the text have no model.
         if self._attention_watch is not None:
             self._attention_watch.close()
             self._attention_watch = None

@@ -49,7 +49,11 @@ class Rounding:
 
     def is_available_on(self, device: torch.device) -> bool:
         """Returns whether weights on this device can be rounded so."""
-        return device.type == self.device_type and bool(few_bit_products(self))
+        if device.type != self.device_type:
+            return False
+        # A machine may have GPUs of several kinds.
+        has_units = device.type != "cuda" or _multiplies_fp8(device)
+        return has_units and bool(few_bit_products(self))
 
     @property
     def zero(self) -> int:
@@ -264,9 +268,9 @@ def _multiply_fp8(x: Tensor, weight: Fp8Weight, base: Tensor | None) -> Tensor:
     return product if base is None else product.add_(base)
 
 
-def _multiplies_fp8() -> bool:
-    """Returns whether this process has a GPU whose units multiply FP8."""
-    return torch.cuda.is_available() and torch.cuda.get_device_capability() >= FP8_CAPABILITY
+def _multiplies_fp8(device: torch.device | None = None) -> bool:
+    """Returns whether a GPU has units that multiply FP8; the current one if none is given."""
+    return torch.cuda.is_available() and torch.cuda.get_device_capability(device) >= FP8_CAPABILITY
 
 
 # -- all products ----------------------------------------------------------------------------------
