@@ -168,7 +168,7 @@ BUGS = (
     PlantedBug(
         "rows of a pruned picture do not see each other",
         "core/prompt.py",
-        within="Prompt._reach_among",
+        within="Prompt._last_visible_among",
         find="last[groups]",
         plant="places",
         tests=(
