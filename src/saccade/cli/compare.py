@@ -23,9 +23,11 @@ if TYPE_CHECKING:
     from saccade.inputs import Pair
     from saccade.inputs.subjects import Subject
 
-REPEATS = 3  # Runs of each method.
-MAX_REPEATED_METHODS = 8  # With more methods, each runs once.
-PEERS = ("hf", "hf-assisted", "hf-assisted-seeing", "hf-lookup")  # Other implementations.
+REPEATS = 3  # How often each method runs, where --repeat is not given.
+MAX_REPEATED_METHODS = 8  # With more methods than this, each runs once.
+# The names of Hugging Face's own ways to decode, which can be compared with our methods. They are
+# repeated here because ``saccade.bench.peers`` imports PyTorch, and names are checked before that.
+PEERS = ("hf", "hf-assisted", "hf-assisted-seeing", "hf-lookup")
 
 
 @with_option_groups
@@ -71,18 +73,18 @@ def compare(
     prepare(settings.threads, verbose, quiet=as_json)
     from saccade.bench.comparison import resolve_methods
 
-    # A method that cannot be used is refused before the models load. A draft with a process of its
-    # own starts it now.
+    # This refuses a method that cannot be used before the models are loaded. Where a method drafts
+    # in a process of its own, that process starts here and gets ready while they load.
     ours = [name for name, recipe in resolve_methods(names).items() if recipe is not None]
     run_setup.resolve_recipes(ours, exact)
     pair = settings.load_models(quiet=as_json)
+    labels: dict[str, Any] = {"video": None if video is None else Path(video).name}
+    if document:
+        labels["documents"] = [file.name for file in document]
     comparison = compare_methods(
         pair,
         subject,
-        {
-            "video": None if video is None else Path(video).name,
-            **({"documents": [file.name for file in document]} if document else {}),
-        },
+        labels,
         prompt,
         names,
         repeat=repeat or (REPEATS if len(names) <= MAX_REPEATED_METHODS else 1),
@@ -90,6 +92,7 @@ def compare(
         seed=seed,
         captioner=settings.make_captioner(subject.frames),
         exact=exact,
+        # A method that only ``all`` stands for may fail without ending the comparison.
         may_refuse=run_setup.unnamed_methods(methods, names),
     )
     if trace is not None:
@@ -129,8 +132,8 @@ class Comparison:
         """Prints the table and its notes."""
         from saccade.bench import terminal_output
 
-        about, times = self.about, self.about["repeat"]
-        runs = "one run each" if times == 1 else f"medians of {times} interleaved runs"
+        about, repeat = self.about, self.about["repeat"]
+        runs = "one run each" if repeat == 1 else f"medians of {repeat} interleaved runs"
         page.print(terminal_output.summary_table(self.rows))
         page.print(
             f"[dim]{about['visual_tokens']} visual tokens, {about['dtype']} on {about['device']}, "
@@ -149,7 +152,7 @@ class ComparisonProgress:
         self._display, self._repeat = display, repeat
         self._timed: TimedRuns | None = None
         # How many timed runs have ended, and how long they took together.
-        self._finished, self._seconds = 0, 0.0
+        self._finished_runs, self._finished_seconds = 0, 0.0
         self._run_start = time.monotonic()
 
     def start_run(self, name: str, iteration: int) -> None:
@@ -159,9 +162,9 @@ class ComparisonProgress:
         self._display(self._table(), f"{step}: {name}{self._time_left()}")
 
     def end_run(self, timed: TimedRuns) -> None:
-        """Takes note that a timed run has ended; ``timed`` has all of them so far."""
-        self._finished += 1
-        self._seconds += time.monotonic() - self._run_start
+        """Counts a timed run that has ended. ``timed`` has every timed run so far."""
+        self._finished_runs += 1
+        self._finished_seconds += time.monotonic() - self._run_start
         self._timed = timed
 
     def _table(self) -> RenderableType:
@@ -170,12 +173,19 @@ class ComparisonProgress:
         return "" if self._timed is None else terminal_output.summary_table(self._timed.summaries())
 
     def _time_left(self) -> str:
-        """Returns how long the remaining runs will take, at the average of those so far."""
+        """Returns how long the remaining runs will take, at the average of those so far.
+
+        It is the end of a line, such as ", about 0:00:50 left", and empty before the first run.
+        """
         if self._timed is None:
             return ""
-        runs = [run for name, run in self._timed.runs.items() if name not in self._timed.errors]
-        runs_left = sum(self._repeat - len(each) for each in runs)
-        seconds = round(self._seconds / self._finished * runs_left)
+        # A method that has failed does not run again.
+        runs_left = sum(
+            self._repeat - len(runs)
+            for name, runs in self._timed.runs.items()
+            if name not in self._timed.errors
+        )
+        seconds = round(self._finished_seconds / self._finished_runs * runs_left)
         return f", about {timedelta(seconds=seconds)} left"
 
 

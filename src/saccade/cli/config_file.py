@@ -17,8 +17,11 @@ if TYPE_CHECKING:
 
 MAX_FILE_BYTES = 100_000
 KEYS = ("method", "target", "draft", "draft_quantize", "threads", *AXES, "measured")
+# What a value may be: its types, and how an error describes them.
+NAME = ((str,), "a name")
+AXIS_VALUE = ((str, int, float), "a name or a number")
 SHARE = ((int, float), "a number between 0 and 1")
-# By key: the types of its value, and how an error describes them.
+# What the values of some keys may be. Any other axis is an AXIS_VALUE, and any other key is a NAME.
 VALUE_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "threads": ((int,), "a whole number from 1"),
     "keep": SHARE,
@@ -26,8 +29,6 @@ VALUE_TYPES: Mapping[str, tuple[tuple[type, ...], str]] = {
     "shape": ((str, list), "a name, or a tree as paths like [[0], [1], [0, 0]]"),
     "measured": ((dict,), "keys and values"),
 }
-NAME = ((str,), "a name")
-AXIS_VALUE = ((str, int, float), "a name or a number")
 METHOD_OF_AXES = "specvlm"  # The method that axes in a file belong to if the file names no method.
 
 
@@ -37,8 +38,9 @@ def write_config(path: Path, calibration: Calibration) -> None:
         "# Made by `saccade calibrate`; read by --config. Holds for this pair and this machine.\n"
         f"# {calibration.advice}.\n"
     )
-    plain = json.loads(json.dumps(calibration.json()))  # torch's version is a subclass of str.
-    content = {key: value for key, value in plain.items() if value is not None}
+    # YAML cannot write torch's version, which is a subclass of str. JSON makes it a plain string.
+    fields = json.loads(json.dumps(calibration.json()))
+    content = {key: value for key, value in fields.items() if value is not None}
     text = yaml.safe_dump(
         content, sort_keys=False, allow_unicode=True, default_flow_style=None, width=200
     )
@@ -55,8 +57,13 @@ def read_config(path: Path) -> dict[str, Any]:
     content = {key: value for key, value in _read_mapping(path).items() if value is not None}
     for key, value in content.items():
         types, description = VALUE_TYPES.get(key, AXIS_VALUE if key in AXES else NAME)
-        is_valid = type(value) in types and value != "" and (key != "threads" or value >= 1)
-        if not is_valid or (isinstance(value, list) and not all(map(_is_path, value))):
+        # ``isinstance`` would take true and false for whole numbers.
+        is_valid = type(value) in types and value != ""
+        if key == "threads":
+            is_valid = is_valid and value >= 1
+        if isinstance(value, list):  # This is a tree, as the paths to its nodes.
+            is_valid = is_valid and all(map(_is_path, value))
+        if not is_valid:
             raise OptionError(f"{path}: {key} must be {description}, not {str(value)[:40]!r}")
     overrides = [f"{key}={_axis_value(value)}" for key, value in content.items() if key in AXES]
     config = {key: value for key, value in content.items() if key not in AXES}
@@ -80,9 +87,10 @@ def _read_mapping(path: Path) -> dict[str, Any]:
     if len(raw) > MAX_FILE_BYTES:
         raise OptionError(f"{path} is too large for a config: {MAX_FILE_BYTES} bytes at most")
     try:
+        # Where a key is given twice, ``content`` has only the last one, but ``node`` has both.
         node = yaml.compose(raw, yaml.SafeLoader)
         content = yaml.safe_load(raw)
-    except Exception as error:  # Converters of values raise more than YAMLError.
+    except Exception as error:  # Not only YAMLError: a date such as 2024-13-45 is a ValueError.
         mark = getattr(error, "problem_mark", None)
         where = "" if mark is None else f" (line {mark.line + 1})"
         raise OptionError(f"{path} cannot be read as YAML{where}") from error

@@ -56,7 +56,9 @@ def demo(
     coloured = coloured_text.IncrementalDecoder(TextDecoder(models.target.decode))
     pieces = [coloured.styled_text(round) for round in result.rounds]
     page = out if picture is None else console(record=True, width=PICTURE_WIDTH)
-    page.print(terminal_output.frames_as_text(clip.frames, width=PICTURE_WIDTH // 4 - 2))
+    # Four frames are drawn side by side, each with two spaces after it.
+    frame_width = PICTURE_WIDTH // 4 - 2
+    page.print(terminal_output.frames_as_text(clip.frames, width=frame_width))
     page.print(
         "[bold]The target's answer, drafted by the small model:[/bold] ",
         *pieces,

@@ -78,7 +78,9 @@ def describe(
     """
     video, question = command_options.split_arguments(video, question, bool(document))
     prompt = command_options.resolve_question(question, prompt)
-    if tp and method is None:  # auto measures costs, which would differ between processes.
+    if tp and method is None:
+        # The default method measures costs, which would differ between the processes. ``specvlm``
+        # needs a draft model, ``std`` does not.
         method = "specvlm" if models.draft or models.target in (None, "shapes") else "std"
     settings = run_setup.resolve_settings(models, loading, method)
     detail = output_detail(as_json, quiet)
@@ -116,8 +118,8 @@ def describe(
     result = print_answer(pair.target, start, detail)
     if tp:
         tensor_parallel.disconnect()
-        if tensor_parallel.rank():
-            return
+        if tensor_parallel.rank() != 0:
+            return  # Only the first process writes the trace and the JSON.
     if trace is not None:
         from saccade.engine import trace as traces
 
@@ -152,7 +154,11 @@ def output_detail(as_json: bool, quiet: bool) -> OutputDetail:
 
 
 def print_answer(target: Loaded, start: Callable[..., Stream], detail: OutputDetail) -> Result:
-    """Runs a stream to its end and prints it meanwhile; ``start`` is called with ``on_phase``."""
+    """Prints an answer while it is decoded, and returns its result.
+
+    ``start`` starts the answer's stream. Its argument ``on_phase`` is a function that the stream
+    calls with the name of each phase, such as "prefill", when the phase begins.
+    """
     from saccade.answering import coloured_text
 
     write: Callable[[Text | str], None] = {
@@ -197,14 +203,17 @@ def print_answer(target: Loaded, start: Callable[..., Stream], detail: OutputDet
 def result_fields(
     result: Result, frame_count: int, media_warnings: Sequence[str] = ()
 ) -> dict[str, Any]:
-    """Returns the JSON of an answer about so many frames.
+    """Returns the fields of an answer's JSON.
 
-    ``media_warnings`` are what was noticed while the media were read.
+    ``frame_count`` is how many frames the question was about. ``media_warnings`` are the warnings
+    of reading them.
     """
     import torch
 
     timings = result.timings
     prompt_seconds = timings.vision + timings.prefill + timings.guide + timings.draft_prefill
+    # The part of captioning that ran beside the target's prefill took no time of its own.
+    prefill_seconds = prompt_seconds + timings.caption - timings.caption_hidden
     return {
         "text": result.text,
         "token_ids": result.ids,
@@ -216,7 +225,7 @@ def result_fields(
         "acceptance_rate": result.acceptance_rate,
         "rounds": len(result.forwards),
         "decode_seconds": timings.decode,
-        "prefill_seconds": prompt_seconds + timings.caption - timings.caption_hidden,
+        "prefill_seconds": prefill_seconds,
         "total_seconds": timings.total,
         "tokens_per_second": result.tokens_per_second,
         "visual_tokens": result.visual_tokens,

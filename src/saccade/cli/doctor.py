@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from saccade.bench.hardware.pair_fit import Diagnosis
 
 DEFAULT_PROMPT_TOKENS = 8192
-ANSWER_TOKENS = 256
+ANSWER_TOKENS = 256  # The caches must have room for an answer of this length after the prompt.
 
 
 @with_option_groups
@@ -79,17 +79,19 @@ def doctor(
     target_place = loading.pick_device(device)
     with status("reading the configs", quiet=as_json):
         target_model = (target, _read_config(target, trust_remote_code))
-        draft_model = head = head_kind = None
+        # The draft may be a head, which drafts from the target's hidden states and is no whole
+        # model. ``head_kind`` and ``head_size`` are None for any other draft.
+        draft_model = head_size = head_kind = None
         if draft is not None and draft not in CONFIGS:
             settings = head_checkpoints.read_settings(draft)
             head_kind = head_checkpoints.find_kind(settings)
             if head_kind is not None:
-                head = head_kind.count(settings, target_model[1])
+                head_size = head_kind.count(settings, target_model[1])
         if draft is not None:
-            config = None if head is not None else _read_config(draft, trust_remote_code)
+            config = None if head_kind is not None else _read_config(draft, trust_remote_code)
             draft_model = (draft, config)
-        # A head is checked by find_problems below, so here only its target is.
-        model_to_compare = None if head is not None else draft_model
+        # A head is checked by ``find_problems`` below, so here only the target is checked.
+        model_to_compare = None if head_kind is not None else draft_model
         problems, notes = _check_together(target_model, model_to_compare, trust_remote_code)
         if head_kind is not None:
             problems += head_checkpoints.find_problems(settings, target_model[1], draft or "")
@@ -117,10 +119,12 @@ def doctor(
     precision = loading.dtype_named(dtype, target_place)
     bits = None if quantize is None else loading.bits(quantize)
     rounding = None if draft_quantize is None else rounding_named(draft_quantize)
+    # Where a quantizer rounds the draft's weights as they are loaded, ``draft_bits`` is the bits of
+    # each. Otherwise it is None, and a rounded copy is made beside the loaded weights.
     draft_bits = None if rounding is None else loading.draft_bits(rounding, draft_place)
     as_loaded = packed_checkpoints.config_as_loaded
     target_model = target, as_loaded(target_model[1], target_place)
-    if draft_model is not None and head is None:
+    if draft_model is not None and head_kind is None:
         draft_model = draft_model[0], as_loaded(draft_model[1], draft_place, is_draft=True)
     free_bytes, draft_free_bytes = available_bytes(target_place), available_bytes(draft_place)
     if memory is not None:
@@ -139,7 +143,7 @@ def doctor(
         draft_rounding=None if draft_bits is not None else rounding,
         problems=problems,
         notes=notes,
-        head=head,
+        head=head_size,
     )
     if as_json:
         typer.echo(json.dumps(diagnosis.json()))

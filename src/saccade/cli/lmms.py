@@ -1,8 +1,8 @@
 """Saccade as a model of lmms-eval: ``lmms-eval --model saccade --model_args target=...,draft=...``.
 
-lmms-eval finds it through the entry point ``lmms_eval.models``; nothing in the package imports it.
-A task's chat messages become a question and its media, its generation settings become ours, and
-what is not supported is refused or warned about by name.
+lmms-eval finds this model through the entry point ``lmms_eval.models``, so nothing in the package
+imports this file. A task's chat messages become a question and its media, and its generation
+settings become ours. What is not supported is refused, or left out with a warning that names it.
 """
 
 from __future__ import annotations
@@ -183,7 +183,9 @@ def translate_generation_kwargs(
     unknown = sorted(settings.keys() - KNOWN_SETTINGS - {"seed"})
     settings = {name: value for name, value in settings.items() if name not in unknown}
     temperature = settings.get("temperature")
-    settings["do_sample"] = bool(settings.get("do_sample", temperature)) and temperature != 0
+    # Where ``do_sample`` is not given, a temperature asks for sampling.
+    asks_for_sampling = bool(settings.get("do_sample", temperature))
+    settings["do_sample"] = asks_for_sampling and temperature != 0
     if not settings["do_sample"]:
         settings = {
             name: value for name, value in settings.items() if name not in IGNORED_WHEN_GREEDY
@@ -201,25 +203,30 @@ def ask_arguments(messages: Sequence[Mapping[str, Any]], sampling: FrameSampling
     System messages go in front of the first question. Raises OptionError for sound, for media
     after the first question, and where user and assistant do not take turns.
     """
-    turns = [[*_parts(message)] for message in messages if message["role"] != "system"]
-    roles = [message["role"] for message in messages if message["role"] != "system"]
-    roles_in_turn = [("user", "assistant")[n % 2] for n in range(len(roles))]
+    dialogue = [message for message in messages if message["role"] != "system"]
+    turns = [[*_parts(message)] for message in dialogue]
+    roles = [message["role"] for message in dialogue]
+    # The user asks first and last: user, assistant, user.
+    roles_in_turn = (["user", "assistant"] * len(roles))[: len(roles)]
     if len(roles) % 2 == 0 or roles != roles_in_turn:
         raise OptionError(f"not a conversation that ends in a question: {', '.join(roles)}")
     system = [message for message in messages if message["role"] == "system"]
     system_parts = [part for message in system for part in _parts(message)]
     if any(part["type"] != "text" for part in system_parts):
         raise OptionError("a system message has something other than text, which is not supported")
-    turns[0] = [*({**part, "text": f"{part['text']}\n\n"} for part in system_parts), *turns[0]]
+    preface = [{**part, "text": f"{part['text']}\n\n"} for part in system_parts]
+    turns[0] = [*preface, *turns[0]]
     kinds = {part["type"] for turn in turns for part in turn}
     if unsupported := kinds - {"text", "image", "video"}:
         raise OptionError(f"saccade reads text, images and videos, not {', '.join(unsupported)}")
     if any(part["type"] != "text" for turn in turns[1:] for part in turn):
         raise OptionError("media after the first question of a conversation are not supported")
     texts = ["".join(part["text"] for part in turn if part["type"] == "text") for turn in turns]
+    # ``texts`` are a question, its answer, the next question and so on, up to the last question.
+    earlier_questions, answers = texts[:-1:2], texts[1::2]
     arguments = {
         "question": texts[-1],
-        "history": list(zip(texts[:-1:2], texts[1::2], strict=True)),
+        "history": list(zip(earlier_questions, answers, strict=True)),
         "clips": [read_clip(part, sampling) for part in turns[0] if part["type"] == "video"],
         "images": [read_picture(part["url"]) for part in turns[0] if part["type"] == "image"],
     }
@@ -231,10 +238,14 @@ def ask_arguments(messages: Sequence[Mapping[str, Any]], sampling: FrameSampling
 
 def _frames_in_order(arguments: Mapping[str, Any]) -> list[list[np.ndarray]]:
     """Returns the frames of each video and picture, in the order of the prompt."""
-    clips = (list(clip.frames) for clip in arguments["clips"])
-    images = ([image] for image in arguments["images"])
-    kinds = (part["type"] for part in arguments.get("parts", ()))
-    return [next(clips if kind == "video" else images) for kind in kinds if kind != "text"]
+    clips, images = iter(arguments["clips"]), iter(arguments["images"])
+    frames: list[list[np.ndarray]] = []
+    for part in arguments.get("parts", ()):
+        if part["type"] == "video":
+            frames.append(list(next(clips).frames))
+        elif part["type"] == "image":
+            frames.append([next(images)])
+    return frames
 
 
 def _parts(message: Mapping[str, Any]) -> Sequence[Mapping[str, Any]]:
@@ -269,7 +280,8 @@ def read_clip(part: Mapping[str, Any], sampling: FrameSampling) -> Clip:
     frames = np.stack([read_picture(each) for each in source])
     total = len(frames)
     count = min(sampling.num_frames or total, total)
-    sampled = make_clip(frames[np.arange(count) * total // count], total / DEFAULT_FPS)
+    evenly_spaced = np.arange(count) * total // count
+    sampled = make_clip(frames[evenly_spaced], total / DEFAULT_FPS)
     return replace(sampled, fps=DEFAULT_FPS, source_frames=total)
 
 

@@ -1,4 +1,4 @@
-"""Handles output streams that lack characters, or that cannot be written at all."""
+"""Handles output streams whose encoding lacks characters, or that cannot be written at all."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def replace_missing(error: UnicodeError) -> tuple[str, int]:
 
 
 def _escape(high: int, low: int) -> str:
-    """Returns one unit of UTF-16 in ASCII."""
+    """Returns one unit of UTF-16 in ASCII, such as "a" or "\\u2192", from its two bytes."""
     return chr(low) if not high and low < 128 else f"\\u{high:02x}{low:02x}"
 
 
@@ -66,8 +66,8 @@ def flush_output() -> None:
 def discard_output() -> None:
     """Discards standard output that is buffered or comes later.
 
-    The interpreter flushes standard output when it exits. Without this it would report the error
-    that output cannot be written once more.
+    The interpreter flushes standard output when it exits. Without this it would report for a second
+    time that the output cannot be written.
     """
     null = os.open(os.devnull, os.O_WRONLY)
     os.dup2(null, sys.stdout.fileno())

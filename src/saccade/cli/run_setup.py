@@ -54,7 +54,8 @@ def resolve_settings(
 
         config = read_config(models.config)
     draft = models.draft
-    # The draft in the file, and how it is rounded, belong to the target in the file.
+    # The draft in the file, and how its weights are rounded, belong to the target in the file. With
+    # another target from the command line they are not used.
     has_target_of_file = models.target in (None, config.get("target", DEFAULT_TARGET))
     if draft is None and has_target_of_file:
         draft = config.get("draft")
@@ -62,12 +63,12 @@ def resolve_settings(
     if load_arguments["draft_quantize"] is None and has_target_of_file:
         load_arguments["draft_quantize"] = config.get("draft_quantize")
     settings = RunSettings(
-        config.get("target", DEFAULT_TARGET) if models.target is None else models.target,
-        draft,
-        config.get("method", DEFAULT_METHOD) if method is None else method,
-        models.captioner,
-        loading.threads or config.get("threads"),
-        tuple(load_arguments.items()),
+        target=config.get("target", DEFAULT_TARGET) if models.target is None else models.target,
+        draft=draft,
+        method=config.get("method", DEFAULT_METHOD) if method is None else method,
+        captioner=models.captioner,
+        threads=loading.threads or config.get("threads"),
+        load=tuple(load_arguments.items()),
     )
     check_methods([settings.method])
     check_checkpoints(settings.target, settings.draft)
@@ -121,7 +122,7 @@ def parse_method_names(text: str) -> tuple[str, ...]:
 
 
 def unnamed_methods(text: str, methods: Sequence[str]) -> frozenset[str]:
-    """Returns those of ``methods`` that the text does not name, but means by ``all``."""
+    """Returns those of ``methods`` that stand in the text only by its word ``all``."""
     return frozenset(methods) - frozenset(split_names(text))
 
 
@@ -129,8 +130,8 @@ def resolve_recipes(methods: Sequence[str], exact: bool = False) -> list[Recipe]
     """Returns the recipes of methods by name.
 
     If one of them drafts in a process of its own, that process is started here, so that it is ready
-    when the models are loaded. With ``exact`` it raises MethodError for a method whose drafts are
-    trees.
+    when the models are loaded. With ``exact`` every draft is a chain, and MethodError is raised for
+    a method that can only draft trees.
     """
     from saccade.drafting.parallel import process
     from saccade.drafting.recipe import as_chains

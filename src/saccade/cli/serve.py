@@ -179,7 +179,7 @@ def run_server(
     listen_socket = open_listen_socket(host, port)
 
     class Server(uvicorn.Server):
-        drain_deadline = 0.0
+        drain_deadline = 0.0  # By time.monotonic(). The first signal sets it.
 
         def handle_exit(self, sig: int, frame: Any) -> None:
             if service.is_draining:
@@ -230,5 +230,5 @@ def _parse_size(size: str) -> int:
         raise OptionError(f"--prefix-cache {size} is no size: write 2GiB, 500MB or 0")
     number, prefix, binary = match.groups()
     base = 1024 if binary else 1000
-    power = " kmgt".index(prefix or " ")
+    power = " kmgt".index(prefix or " ")  # 0 without a prefix, 1 for k, 2 for m and so on.
     return int(float(number) * base**power)

@@ -16,6 +16,7 @@ from saccade.core.errors import OptionError, how_to_install
 
 HOST = "127.0.0.1"
 PORT = 7860
+MAX_READ_SECONDS = 60  # A video or image that takes longer to read is refused.
 SHUTDOWN_SECONDS = 2  # How long the server waits for open connections when it shuts down.
 
 
@@ -70,7 +71,9 @@ def ui(
 
         loaded = settings.load_models(quiet=False)
         pair = page_run.PageModels(loaded.target, loaded.draft, settings.make_captioner)
-        limits = Limits(max_bytes=max_upload_mb << 20, max_frames=max_frames, max_seconds=60)
+        limits = Limits(
+            max_bytes=max_upload_mb << 20, max_frames=max_frames, max_seconds=MAX_READ_SECONDS
+        )
         page_settings = page_run.PageSettings(
             method=settings.method,
             target=settings.target,

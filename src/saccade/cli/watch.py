@@ -66,8 +66,8 @@ def watch(
     # The file begins to play when its first frame is taken. Frames that were due while the models
     # loaded would all come at once, so the file is opened again here.
     frames = frames_of(video, fps, realtime)
-    first = next(frames)
-    if not quiet and domain is not None and not domain.includes(first[0][None]):
+    first_frame, first_time = next(frames)
+    if not quiet and domain is not None and not domain.includes(first_frame[None]):
         run_setup.warn_about_training(settings.target)
     with model.watch(
         window=limits,
@@ -94,16 +94,18 @@ def watch(
                 fields |= {"time": time, "kept_seconds": live.kept_seconds}
                 typer.echo(json.dumps({"question": ask, **fields}))
 
-        live.append(*first)
-        last_time = first[1]
+        live.append(first_frame, first_time)
+        last_time = first_time
         last_question_time = None
         next_question = every
         for frame, time in frames:
             if time >= next_question:
                 answer(last_time)
                 last_question_time = last_time
-                # Where frames are further apart than questions, one is asked in place of several.
-                next_question += every * (1 + (time - next_question) // every)
+                # If several questions were due before this frame, only one was asked. With one
+                # every 5 s, the last due at 5 s and a frame at 17 s, the next is due at 20 s.
+                missed_questions = (time - next_question) // every
+                next_question += every * (1 + missed_questions)
             live.append(frame, time)
             last_time = time
         if last_question_time != last_time:

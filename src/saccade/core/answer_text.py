@@ -1,7 +1,8 @@
 """Decodes an answer: the text that is certain so far, and the whole text at its end.
 
-Text is certain once more tokens cannot change it. The first bytes of a character are not, nor is
-text that may be the beginning of a stop string, since the answer ends before such a string.
+Text is certain once more tokens cannot change it. Two endings of a text are not certain yet: the
+first bytes of a character, whose other bytes are in the next tokens, and text that may be the
+beginning of a stop string, which would not be part of the answer.
 """
 
 from __future__ import annotations
@@ -64,15 +65,23 @@ class TextDecoder:
         self, ids: Sequence[int], start: int, end: int, is_finished: bool, stop: str | None
     ) -> str:
         """Returns the text that became certain with ``ids[start:end]``."""
-        before, until = self.certain_text(ids[:start]), ids[:end]
-        text = self.whole_text(until, stop) if is_finished else self.certain_text(until)
-        return text[len(before) :]
+        text_before = self.certain_text(ids[:start])
+        ids_so_far = ids[:end]
+        if is_finished:
+            text = self.whole_text(ids_so_far, stop)
+        else:
+            text = self.certain_text(ids_so_far)
+        return text[len(text_before) :]
 
     def _text_before_special(self, ids: Sequence[int], stop: str) -> str:
-        """Returns the text before a stop string that contains special tokens."""
+        """Returns the text before a stop string that contains special tokens.
+
+        For example, the tokens "one", " two" and "<end>" with the stop string "wo<end>" give
+        "one t".
+        """
         spelled = self._spelled(ids)
         end = spelled.find(stop)
-        if end < 0:  # A decoder that tidies up the whole text may spell the stop string otherwise.
+        if end < 0:  # A decoder that tidies up the whole text may have changed the stop string.
             return self.decode(ids)
         # Only the ids that are spelled wholly before the stop string are kept.
         count = len(ids)
@@ -88,4 +97,5 @@ class TextDecoder:
         return text
 
     def _spelled(self, ids: Sequence[int]) -> str:
+        """Returns the text of ids with the special tokens in it, if a decoder for that is given."""
         return (self.decode_with_special or self.decode)(ids)

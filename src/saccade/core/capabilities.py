@@ -1,8 +1,8 @@
 """What the parts of a method need from each other, and what they offer.
 
 A part (view, drafter, shape or schedule) states its ``needs`` and its ``offers``. A recipe is legal
-if and only if every need of a part is offered by another part or by the engine. The refusal is made
-from the words of the capability, so no part has to know any other part by name.
+if and only if every need of a part is offered by another part or by the engine. The error for any
+other recipe describes the missing capability, so no part has to know any other part by name.
 """
 
 from __future__ import annotations
@@ -15,9 +15,11 @@ from typing import Protocol, runtime_checkable
 class Capability(Enum):
     """Something that a part of a method offers, or needs.
 
-    Each member has ``words``, which follow "needs" in a refusal, and ``choice``: one or more
-    options, any of which meets the need or removes it. What the engine offers to every method has
-    no ``choice``. The unmet needs of a part are reported in the order of the members.
+    Each member has a ``description``, which follows "needs" in an error, and a ``choice``: one or
+    more options, any of which meets the need or removes it. For example, the schedule "parallel"
+    needs OWN_PROCESS: "drafter=model" offers it, and with "schedule=serial" nothing needs it. What
+    the engine offers to every method has no ``choice``. The unmet needs of a part are reported in
+    the order of the members.
     """
 
     # The engine offers these.
@@ -54,7 +56,7 @@ class Capability(Enum):
     AVERAGED_ROWS = "a view whose rows are means of several tokens", "view=pooled"
 
     # Shapes offer these.
-    # Such a shape can grow its draft one token at a time, beside the target.
+    # A shape with NEXT_TOKEN can grow its draft one token at a time while the target runs.
     NEXT_TOKEN = "a shape that drafts a chain", "shape=chain-N, shape=fit or schedule=serial"
     FIXED_LENGTH = (
         "a shape that drafts a chain whose length does not depend on probabilities",
@@ -107,8 +109,8 @@ class Part(Protocol):
 def find_unmet_needs(
     parts: Iterable[tuple[str, Part]], offered: Capabilities = OFFERED_BY_ENGINE
 ) -> Iterator[str]:
-    """Yields the words of a refusal for every need that no part offers and that is not ``offered``
-    by the engine. ``parts`` are given with the words for them, as in "view full"."""
+    """Yields an error's text for every need that no part offers and that is not ``offered`` by the
+    engine. ``parts`` are given with the words for them, as in "view full"."""
     named = list(parts)
     offered = offered.union(*(part.offers for _, part in named))
     for words, part in named:

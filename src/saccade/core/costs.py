@@ -15,12 +15,17 @@ EXPECTED_COST_PER_ROW = {"cpu": 0.055, "cuda": 0.005}
 The CPU's was measured on tiny models (notebook/LOG.md). The GPU's is assumed.
 """
 EXPECTED_ROWS = (1, 26)
-"""The numbers of rows whose costs are estimated. Those of all others lie on the same line."""
+"""An estimate is made for these two numbers of rows. All other costs lie on the line through the
+two."""
 
 
 @dataclass(frozen=True)
 class Costs:
-    """Seconds per forward: the target's by its number of rows, and the draft's."""
+    """Seconds per forward of the target and of the draft.
+
+    A target's forward of ``rows[i]`` rows takes ``target[i]`` seconds. It has a row for each token
+    that it scores. A forward of the draft takes ``draft`` seconds.
+    """
 
     rows: tuple[int, ...]
     target: tuple[float, ...]
@@ -31,17 +36,17 @@ class Costs:
     """The seconds that one more request adds to a forward of the target, without those of its rows,
     and to a forward of the draft, with those of its one row."""
     acceptance: float | None = None
-    """The acceptance rate of earlier answers; None unless their rounds have corrected these
-    costs."""
+    """The acceptance rate of earlier answers. It is None in costs that were only measured or
+    estimated, before the rounds of any answer corrected them."""
 
     def draft_forwards(self, levels: int) -> int:
         """Returns how many forwards of the draft so many levels of a tree take."""
-        return -(-levels // self.draft_levels)
+        return -(-levels // self.draft_levels)  # This rounds up.
 
     def verify(self, rows: int) -> float:
         """Returns T(rows), the seconds of a target's forward, linear between the measured points
         and beyond them."""
-        rows = -(-rows // self.row_multiple) * self.row_multiple
+        rows = -(-rows // self.row_multiple) * self.row_multiple  # The rows with their padding.
         for (fewer, low), (more, high) in self._intervals:
             if rows <= more:
                 return low + (high - low) * (rows - fewer) / (more - fewer)
@@ -54,13 +59,14 @@ class Costs:
         return list(pairwise(zip(self.rows, self.target, strict=True)))
 
     def verify_together(self, requests: int, rows: int) -> float:
-        """Returns the seconds of a target's forward of so many rows of so many requests."""
+        """Returns the seconds of a target's forward that ``requests`` requests share. ``rows`` is
+        the number of rows of all of them together."""
         return self.verify(rows) + (requests - 1) * self.extra_request_seconds[0]
 
     def per_request(self, requests: int) -> Costs:
         """Returns one request's part of the costs of forwards that ``requests`` share equally."""
         if requests == 1:
             return self
-        each = [self.verify_together(requests, requests * rows) / requests for rows in self.rows]
+        target = [self.verify_together(requests, requests * rows) / requests for rows in self.rows]
         draft = (self.draft + (requests - 1) * self.extra_request_seconds[1]) / requests
-        return replace(self, target=tuple(each), draft=draft, row_multiple=1)
+        return replace(self, target=tuple(target), draft=draft, row_multiple=1)

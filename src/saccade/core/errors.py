@@ -79,7 +79,8 @@ class DraftFailed(Exception):
 
 
 def first_line(error: BaseException) -> str:
-    """Returns the first line of an error's message, for a sentence of ours; empty if none."""
+    """Returns the first line of an error's message, to be quoted in a message of Saccade's own. It
+    is empty if the error has no message."""
     return (str(error).strip().splitlines() or [""])[0].rstrip(".")[:300]
 
 
@@ -96,7 +97,8 @@ def suggest(name: str, names: Iterable[str]) -> str:
 
 
 def how_to_install(*extras: str) -> str:
-    """Returns how to install extras of Saccade, which no package index offers."""
+    """Returns how to install Saccade with extras. It names a clone, because no package index offers
+    Saccade."""
     options = " ".join(f"--extra {name}" for name in extras)
     path = f"PATH/TO/CLONE[{','.join(extras)}]"
     return f"`uv run {options} ...` in a clone, elsewhere `pip install '{path}'`"

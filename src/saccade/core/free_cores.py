@@ -37,15 +37,15 @@ def own_cpus() -> list[int]:
 
 @dataclass(frozen=True)
 class CpuSample:
-    """Processor seconds on this process's cores at one moment."""
+    """How many processor seconds have been used on this process's cores up to one moment."""
 
-    moment: float
-    everybody: float
-    own: float
+    moment: float  # in seconds, by time.monotonic()
+    everybody: float  # processor seconds of all programs
+    own: float  # processor seconds of this process and of those that Saccade started
 
     @classmethod
     def now(cls) -> CpuSample:
-        """Samples now. The seconds of processes that Saccade started are its own."""
+        """Returns a sample of this moment."""
         everybody = psutil.cpu_times(percpu=True)
         seconds = 0.0
         for number in own_cpus():
@@ -67,7 +67,8 @@ class CpuSample:
 def threads_beside(others: float, threads: int, cores: int) -> int:
     """Returns how many threads to use while other programs keep ``others`` of ``cores`` cores busy.
 
-    That is one for each free core, but at least one and at most ``threads``.
+    That is one for each free core, but at least one and at most ``threads``. For example, if others
+    use 1.2 of 4 cores, it is 3, because their 0.2 of a second core is below ``TOLERATED_CORES``.
     """
     return max(1, min(threads, int(cores - others + TOLERATED_CORES)))
 
@@ -114,7 +115,7 @@ class FreeCores:
 
     @contextmanager
     def limit_threads(self) -> Iterator[None]:
-        """Computes with as many threads as there are cores for, within the block."""
+        """Makes PyTorch use no more threads than there are free cores, until the block ends."""
         before = torch.get_num_threads()
         threads = self.threads(before)
         if threads == before:

@@ -64,7 +64,7 @@ INTEGER_MINIMUMS = {  # The least value of each setting that is a whole number.
     "min_new_tokens": 0,
     "max_length": 1,
     "min_length": 0,
-    "top_k": -1,  # Some checkpoints have it. Transformers refuses it where it is used.
+    "top_k": -1,  # Some checkpoints' configs say -1. Transformers refuses it when it samples.
     "no_repeat_ngram_size": 0,
     "encoder_no_repeat_ngram_size": 0,
 }
@@ -206,14 +206,17 @@ def merge_settings(
 def _check_sampling(config: GenerationConfig, overrides: Mapping[str, Any]) -> None:
     """Raises OptionError for a sampling rule of a caller who did not ask for sampling.
 
-    Greedy decoding would ignore it. Where the caller decodes greedily on purpose
-    (``do_sample=False``) it is ignored as ``generate`` ignores it.
+    Greedy decoding ignores such a rule, so the caller may have forgotten ``do_sample=True``. A
+    caller who says ``do_sample=False`` decodes greedily on purpose and gets no error, as in
+    ``generate``.
     """
     if config.do_sample or "do_sample" in overrides:
         return
-    for name, unused in GREEDY_COMPATIBLE_VALUES.items():
+    for name, compatible_values in GREEDY_COMPATIBLE_VALUES.items():
         value = overrides.get(name)
-        if value is not None and value not in unused and value != vars(config).get(name):
+        if value is None or value in compatible_values:
+            continue
+        if value != vars(config).get(name):  # To repeat the config's own value is no mistake.
             raise OptionError(
                 f"{name}={value!r} is a rule of sampling: add do_sample=True, or leave it out"
             )
@@ -221,7 +224,7 @@ def _check_sampling(config: GenerationConfig, overrides: Mapping[str, Any]) -> N
 
 def returned_settings(config: GenerationConfig) -> frozenset[str]:
     """Returns which of ``RETURN_SETTINGS`` are on. Raises OptionError where scores or logits are
-    asked for and there is nothing to return them in."""
+    asked for without ``return_dict_in_generate``, since a tensor of ids has no place for them."""
     present = frozenset(name for name in RETURN_SETTINGS if getattr(config, name, None))
     if present and "return_dict_in_generate" not in present:
         raise OptionError(
@@ -264,6 +267,7 @@ def _check_settings(settings: Mapping[str, Any]) -> None:
         if value is None:
             continue
         is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        # Greedy decoding does not use these rules, so ``temperature=0`` is allowed there.
         is_unused = name in GREEDY_COMPATIBLE_VALUES and not settings.get("do_sample")
         if is_number and value == low and is_unused:
             continue
@@ -353,8 +357,9 @@ def sampling_rules(
 
     ``contexts`` are the ids of each prompt, ``extra`` the caller's own logits processors, and
     ``allowed`` is its ``prefix_allowed_tokens_fn``. Hugging Face makes the list of processors from
-    these, the config and the two penalties of :class:`GeneratedTokenPenalties`, which come before
-    temperature and truncation. Raises OptionError where transformers refuses the settings.
+    these, the config and the two penalties of :class:`GeneratedTokenPenalties`. The penalties are
+    applied before temperature and truncation. Raises OptionError where transformers refuses the
+    settings.
     """
     rules = []
     seed = secrets.randbits(63) if seed is None else seed
@@ -383,8 +388,15 @@ def sampling_rules(
         except (ValueError, TypeError) as error:
             reason = first_line(error)
             raise OptionError(f"these generation settings cannot be used: {reason}") from error
-        sample = bool(config.do_sample)
-        rules.append(Sampling(sample, tuple(processors), seed, end_ids(config), grammar))
+        rules.append(
+            Sampling(
+                sample=bool(config.do_sample),
+                processors=tuple(processors),
+                seed=seed,
+                end_ids=end_ids(config),
+                grammar=grammar,
+            )
+        )
     return rules
 
 

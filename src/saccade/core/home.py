@@ -111,7 +111,8 @@ class MeasurementFile:
             scratch = path.with_suffix(f".{os.getpid()}")
             scratch.write_text(json.dumps({**_read_file(path), **values}))
             scratch.replace(path)
-            _read.cache_clear()  # The new file may have the inode, time and size of an older one.
+            # The new file may have the inode, time and size of an older one, which is cached.
+            _read.cache_clear()
         except OSError as error:
             log.info("%s not written: %s", self._name, error)
             return False
@@ -133,7 +134,11 @@ def _read_file(path: Path) -> dict[str, Any]:
 
 @lru_cache(maxsize=4)
 def _read(path: Path, *state: int) -> dict[str, Any]:
-    """Returns the content of a file in this state. Do not modify it."""
+    """Returns the content of a file. Do not modify it.
+
+    ``state`` is only part of the cache's key: a file with another inode, time or size is read
+    again.
+    """
     return dict(json.loads(path.read_text()))
 
 

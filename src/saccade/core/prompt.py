@@ -11,7 +11,7 @@ from jaxtyping import Bool, Float, Int, Shaped
 from torch import Tensor
 
 DOCUMENT_MASK = "context_mask"  # A key of inputs: [requests, tokens], true for document tokens.
-DOCUMENT_FRAME_TOKENS = 64  # tokens of a document that count as a frame
+DOCUMENT_FRAME_TOKENS = 64  # So many tokens of a document are one frame of it in ``Prompt.grid``.
 
 
 @dataclass(frozen=True)
@@ -36,14 +36,17 @@ class Media:
     deepstack: tuple[Float[Tensor, "visual dim"], ...] = ()
     """For each of the first layers, rows that some models add to its visual rows."""
     coarse: Float[Tensor, "visual dim"] | None = None
-    """The visual rows of a vision tower whose output is averaged in 2x2 blocks before the
-    projector; all cells of a block have its row. None unless a view needs
-    ``Capability.COARSE_ROWS``."""
+    """The visual rows as they would be if the vision tower's output were averaged in blocks of 2x2
+    cells before the projector. The four cells of a block have the same row. None unless a view
+    needs ``Capability.COARSE_ROWS``."""
     stills: int = 0  # how many of a whole prompt's visual rows are of images
     last_visible_row: Int[Tensor, " len"] | None = None
-    """The last row that each row sees, where a family reads its pictures in both directions, or its
-    whole prompt (PaliGemma). Rows with the same last row see each other: those of one picture, or
-    of all pictures and frames (Molmo 2), whatever text stands between them."""
+    """For each row, the index of the last row that it attends to; None where attention is causal.
+
+    For example, it is 0, 3, 3, 3, 4 for a row of text, a picture of three rows that is read in both
+    directions, and a row of text. Rows with the same index attend to each other: those of one
+    picture, of all pictures and frames (Molmo 2, whatever text stands between them), or of the
+    whole prompt (PaliGemma)."""
     sees_ahead_in_windows_only: bool = False
     """Whether only layers with a sliding window read pictures in both directions (Gemma 4)."""
     row_arguments: Mapping[str, Shaped[Tensor, "len ..."]] = field(default_factory=dict)
@@ -59,12 +62,13 @@ class Media:
 
 @dataclass(frozen=True)
 class Reading:
-    """How a draft reads a prompt that a view made, where it does not simply read its rows."""
+    """How a draft reads a prompt that a view made. By default it reads the prompt's rows as they
+    are."""
 
     heads: Int[Tensor, "layer kv_head kept"] | None = None
     """Rows of the whole prompt that each head reads, where heads differ (Sparse-to-Dense)."""
     paged: Paged | None = None
-    """Rows of the whole prompt that are read page by page; they are not among this prompt's own."""
+    """Rows of the whole prompt that are read page by page, besides the rows of this prompt."""
     ids_to_embed: Int[Tensor, " len"] | None = None
     """Ids of rows that the model has yet to embed (words in the place of a video), -1 elsewhere;
     ``Backbone.embed_missing_rows`` embeds them."""
@@ -93,8 +97,8 @@ class Prompt:
 
     def to(self, device: torch.device) -> Prompt:
         """Returns the prompt with all its tensors on a device; itself if they are there already."""
-        # The positions show where a prompt is: a worker gets prompts whose ``embeds`` are an empty
-        # tensor on the CPU.
+        # ``positions`` show on which device a prompt is. ``embeds`` may not: in a prompt that was
+        # sent to a draft's process, they are an empty tensor on the CPU.
         if self.positions.device == device:
             return self
         return replace(self, **_fields_on(self, device))
@@ -103,8 +107,10 @@ class Prompt:
     def visual_tokens(self) -> int:
         """How many visual rows a head reads."""
         if self.reading.heads is not None:
+            # A head reads all rows that are not visual, and some visual rows.
             return self.reading.heads.shape[-1] - int((~self.visual).sum())
-        return self.grid.shape[0] + (self.reading.paged.slots if self.reading.paged else 0)
+        own_visual_rows = self.grid.shape[0]
+        return own_visual_rows + (self.reading.paged.slots if self.reading.paged else 0)
 
     def chosen_mask(self, full_prompt: Prompt) -> Bool[Tensor, "layer kv_head visual"]:
         """Returns which visual rows of the whole prompt are in this one; the first two dimensions
@@ -120,9 +126,9 @@ class Prompt:
         """
         chosen = torch.zeros(self.visual_tokens, dtype=torch.bool, device=keep.device)
         chosen[keep] = True
-        rows = ~self.visual
-        rows[self.visual] = chosen
-        return self.rows(rows)
+        is_kept = ~self.visual
+        is_kept[self.visual] = chosen
+        return self.rows(is_kept)
 
     @property
     def document_rows(self) -> Bool[Tensor, " visual"]:
@@ -151,17 +157,21 @@ class Prompt:
         return last_rows is not None and bool((last_rows[:-1] == len(self) - 1).any())
 
     def largest_cut(self, length: int) -> int:
-        """Returns the largest length, up to this one, at which the prompt can be cut: no row before
-        the cut sees a row after it. So a picture that is read in both directions stays whole
-        (``Media.last_visible_row``)."""
+        """Returns the largest length, up to ``length``, at which the prompt can be cut: no row
+        before the cut sees a row after it (``Media.last_visible_row``).
+
+        So a picture that is read in both directions stays whole. In a prompt of one row of text and
+        such a picture of three rows, the largest cut up to 2 is 1, and the largest up to 4 is 4.
+        """
         if self.media.last_visible_row is None or length == len(self):
             return length
-        places = torch.arange(1, length + 1, device=self.media.last_visible_row.device)
-        is_border = self.media.last_visible_row[:length].cummax(0).values < places
-        return int((is_border * places).amax()) if length else 0
+        cuts = torch.arange(1, length + 1, device=self.media.last_visible_row.device)
+        is_allowed = self.media.last_visible_row[:length].cummax(0).values < cuts
+        return int((is_allowed * cuts).amax()) if length else 0
 
     def deepstack_of(self, start: int, stop: int) -> tuple[Tensor, Tensor] | None:
-        """Returns what a forward of these rows adds to the first layers (``Backbone.forward``)."""
+        """Returns which of these rows are visual, and what a forward of them adds to the visual
+        ones in each of the first layers (``Backbone.forward``); None where nothing is added."""
         if not self.media.deepstack:
             return None
         before = int(self.visual[:start].sum())
@@ -214,7 +224,8 @@ class Prompt:
     def _last_visible_among(self, rows: Bool[Tensor, " len"]) -> Int[Tensor, " kept"] | None:
         """Returns ``Media.last_visible_row`` of these rows as indices among these rows alone.
 
-        Rows that saw each other still do; the last of them that is here is the last that they see.
+        Rows that saw each other still do. For example, 0, 3, 3, 3, 4 becomes 0, 2, 2, 3 without the
+        row of index 3.
         """
         if self.media.last_visible_row is None:
             return None
@@ -229,14 +240,15 @@ def with_documents(prompt: Prompt, is_document: Bool[Tensor, " len"]) -> Prompt:
     rows.
 
     Each run of neighbouring rows becomes one more medium of the grid, whose frames are
-    ``DOCUMENT_FRAME_TOKENS`` rows each.
+    ``DOCUMENT_FRAME_TOKENS`` rows each. For example, rows 3, 4, 5 and 9 become two documents, and
+    their offsets in these are 0, 1, 2 and 0.
     """
     is_document = is_document & ~prompt.visual & ~prompt.fixed
     places = is_document.nonzero().squeeze(-1)
     begins_document = torch.ones_like(places, dtype=torch.bool)
     begins_document[1:] = places[1:] - places[:-1] != 1
     document = begins_document.long().cumsum(0) - 1
-    offset = places - places[begins_document][document]  # of a row in its document
+    offset = places - places[begins_document][document]  # of each row in its document
     first_document = int(prompt.grid[:, 0].max()) + 1 if len(prompt.grid) else 0
     cells = prompt.grid.new_zeros(len(prompt), 4)
     cells[prompt.visual] = prompt.grid
@@ -251,6 +263,8 @@ def with_documents(prompt: Prompt, is_document: Bool[Tensor, " len"]) -> Prompt:
     )
     visual = prompt.visual | is_document
     deepstack = prompt.media.deepstack
+    # Deepstack has a row for each visual row, and so one for each row of a document from here on.
+    # It is zero, because nothing is added to documents.
     added = [prompt.embeds.new_zeros(len(prompt), prompt.embeds.shape[1]) for _ in deepstack]
     for rows, layer in zip(added, deepstack, strict=True):
         rows[prompt.visual] = layer
@@ -301,7 +315,8 @@ class Prefill:
     """Returns this prefill with ``mass`` and ``relevance`` of the rows that the target judged last.
     None unless the view follows the answer (``View.key_updates``)."""
     words: Mapping[str, Texts] = field(default_factory=dict)
-    """What may replace videos and images, by its kind: "newline", "caption"."""
+    """Texts that a view may put in the place of videos and images, by the kind of text: "newline",
+    "caption"."""
 
     def tail(self, start: int) -> Prefill:
         """Returns the results for the prompt's rows from ``start`` on."""
@@ -341,8 +356,8 @@ class SharedPrefix:
         """Returns the prefix of ``shared_rows`` rows, with the media that lie wholly in it."""
         rows = prompt.visual.nonzero().squeeze(-1)
         media = prompt.grid[:, 0]
-        new = {*media[rows >= shared_rows].tolist()}
-        return cls(shared_rows, frozenset({*media.tolist()} - new))
+        media_with_new_rows = {*media[rows >= shared_rows].tolist()}
+        return cls(shared_rows, frozenset({*media.tolist()} - media_with_new_rows))
 
 
 Inputs = Mapping[str, Any]

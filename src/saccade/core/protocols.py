@@ -75,13 +75,14 @@ class EarlyChoice:
 
 
 class View(ABC):
-    """What the draft reads: (the target's prefill, the draft's whole prompt) -> its prompt.
+    """Chooses what the draft reads.
 
-    Derive a frozen dataclass from it. An override may set those of its fields that are settings.
+    A view is called with the target's prefill and the draft's whole prompt, and returns the prompt
+    that the draft reads. Derive a frozen dataclass from it.
     """
 
     name: str
-    keep: float | None = None  # the share of visual tokens that it keeps; None: the view decides
+    keep: float | None = None  # the share of visual tokens that it keeps; None if the view decides
 
     @property
     def needs(self) -> Capabilities:
@@ -163,7 +164,9 @@ class Learner:
 
 
 class Shape(Learner, ABC):
-    """The shape of a draft: how it grows, and what it learns from past rounds. Frozen.
+    """The shape of a draft: how a draft grows, and what the shape learns from past rounds.
+
+    A shape is immutable. What it learns is in the state that is passed to its methods.
 
     Growing has one rule: a drawn token stands. Whether tokens are drawn after a node, and how many,
     must not depend on the draw itself or on what was drawn after it. ``Tree`` has the whole rule.
@@ -231,7 +234,7 @@ class Shape(Learner, ABC):
         return self
 
     def pays(self) -> bool:
-        """Returns whether drafting is expected to pay, before anything was drafted."""
+        """Returns whether drafting is expected to pay, by what is known before the first round."""
         return True
 
     @property
@@ -247,17 +250,23 @@ class Shape(Learner, ABC):
 
 @dataclass(frozen=True)
 class Growth:
-    """A drafter's growing drafts, which may be scored together with others' over the same model."""
+    """The growing drafts of one drafter.
+
+    Where other drafters use the same model, one forward scores the drafts of all of them.
+    """
 
     session: Any  # a ``model.session.Session``
-    drafts: Mapping[int, Growing]
+    drafts: Mapping[int, Growing]  # by request
     last_scores: dict[int, Scores]  # filled with each request's last scores
     finish: Callable[[dict[int, Tree]], dict[int, Tree]] = lambda trees: trees
-    """What the drafter does with the trees once they have grown."""
+    """Is called with the trees once they have grown, and returns the trees to propose."""
 
 
 class BesideTarget:
-    """What a drafter does while the target runs. This default drafts only between its forwards."""
+    """What a drafter does while the target runs.
+
+    This default is that of a drafter which drafts only between the target's forwards.
+    """
 
     def sharing_threads(self) -> AbstractContextManager[None]:
         """Returns a context in which the caller works for this drafter's requests.
@@ -268,14 +277,17 @@ class BesideTarget:
         return nullcontext()
 
     def extend(self, in_flight: Mapping[int, Tree]) -> dict[int, Tree]:
-        """Returns each tree of ``in_flight``, which the target is verifying meanwhile, with the
-        next drafted token after it. Waits for that token."""
+        """Returns each tree of ``in_flight`` with one more token at its end.
+
+        The token is the one that was drafted while the target scored the tree. If it is not there
+        yet, this waits for it. A drafter that cannot draft yet returns the trees as they are.
+        """
         raise NotImplementedError
 
 
 @dataclass(frozen=True)
 class DraftSeconds:
-    """The seconds of a drafter's work that other clocks do not show."""
+    """The seconds that only a drafter can measure, such as those of its work beside the target."""
 
     beside_prefill: float = 0.0  # of reading prompts beside the target
     beside_guide: float = 0.0  # of the view's choice of visual tokens beside the target
@@ -295,7 +307,8 @@ class DraftReport:
     """What a drafter tells of its work, by request; what it does not know is left out."""
 
     scores: Mapping[int, Scores] = field(default_factory=dict)
-    """The draft's scores at the nodes of the last tree, for the fold."""
+    """The draft's scores at the nodes of the last tree. They become ``Round.q``, from which the
+    learner learns."""
     notes: Mapping[int, tuple[float, ...]] = field(default_factory=dict)
     """Numbers that the draft decided by, to be recorded in ``Round.note``."""
     visual_tokens: Mapping[int, int] = field(default_factory=dict)
@@ -305,10 +318,10 @@ class DraftReport:
 
 @dataclass(frozen=True)
 class EarlierTurns:
-    """What the prompts of a turn with new media share with those of the turns before.
+    """What a turn with new media has in common with the turns before.
 
-    ``prefixes`` say what each prompt shares with the turns before. ``rules`` are this turn's
-    sampling rules, by prompt.
+    ``prefixes`` say for each prompt which rows and media earlier turns have prefilled already.
+    ``rules`` are this turn's sampling rules, by prompt.
     """
 
     prefixes: Sequence[SharedPrefix]
@@ -396,7 +409,8 @@ class Scoring(Protocol):
 
 
 Cut = Callable[[int, Sequence[int]], tuple[int, FinishReason | None]]
-"""(request, new tokens) -> how many of them stand, and why the request ends, if it does."""
+"""(request, new tokens) -> how many of them the answer takes before it stops, and why the request
+ends, if it does."""
 
 Rounds = Callable[[Scoring, Drafter, Sequence[int], Cut], Iterator[Round]]
 """(session, drafter, requests, cut) -> the rounds, until every request has ended."""

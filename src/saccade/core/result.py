@@ -66,8 +66,8 @@ class Round:
     opening: bool = False
     """Whether it only emits the prefill's own token, without a draft or a further forward."""
     first_of_size: bool = False
-    """Whether one of its forwards was the first of a size that is captured from then on (see
-    ``cuda_graphs``). Its seconds tell nothing of later rounds."""
+    """Whether one of the round's forwards was the first of its size. Later forwards of that size
+    are replayed as a CUDA graph, which is faster, so this round's seconds do not predict theirs."""
     decode_text: Callable[[], str] | None = field(default=None, repr=False, compare=False)
     """Decodes ``text``, where there is a tokenizer. It is called only when the text is read."""
 
@@ -184,9 +184,9 @@ class Result:
     reused_tokens: int = 0  # tokens of the prompt that were in the cache already
     warnings: tuple[str, ...] = ()
     peak_bytes: int | None = None
-    """The most memory in use beyond what was in use before, so without weights: torch's allocations
-    on GPUs, else the growth of the process's resident size (``memory.PeakMemory``). None where it
-    is unknown."""
+    """The most memory in use during the answer, minus what was in use before it, such as the
+    weights. On GPUs it is what torch allocated, elsewhere the process's resident size
+    (``memory.PeakMemory``). None where it is unknown."""
 
     @property
     def forwards(self) -> tuple[RoundRecord, ...]:
@@ -195,11 +195,11 @@ class Result:
 
     @property
     def tau(self) -> float | None:
-        """Tokens emitted per target forward, with the target's own: TABED's block efficiency. The
-        prefill's token is not counted.
+        """Tokens emitted per target forward: accepted ones and the target's own. The token of the
+        prefill is not counted.
 
-        The tau of SpecVLM and SAGE leaves the target's own out, as
-        ``bench.measures.accepted_per_forward`` does.
+        TABED's paper calls this block efficiency. The papers of SpecVLM and SAGE count accepted
+        tokens only, and call that tau; ``bench.measures.accepted_per_forward`` computes it.
         """
         return emitted_per_forward(self.rounds)
 

@@ -14,16 +14,16 @@ from math import exp, log
 from statistics import linear_regression
 from typing import NamedTuple, TypeVar
 
-SECONDS_DECAY = 0.97  # Per round, of the weight of seconds on a cost line.
+SECONDS_DECAY = 0.97  # Each round multiplies the weight of earlier rounds on a cost line by this.
 MIN_MEASURED_ROUNDS = 3.0  # The decayed number of rounds after which a cost line is used.
 OUTLIER_FACTOR = 4.0  # A round counts as at most this many times its expected seconds.
 # A forward of more rows than the latest one is believed to cost more by some seconds. Each round
 # these fall by this share, so that sizes that were dear in a busy moment are tried again.
 EXTRA_COST_DECAY = 0.02
-TIMES_MEMORY = 0.95  # The share of the weight of earlier forwards that one more leaves them.
+TIMES_MEMORY = 0.95  # Each forward multiplies the weight of earlier forwards by this.
 FORWARD_OUTLIER_FACTOR = 2.0  # A forward counts as at most this many times its expected seconds.
-# Outliers are capped by measured times only after this many forwards, whose number decays. Before
-# that a draft is capped by its believed time, and the target's forwards are not capped.
+# Outliers are capped by measured times only after this many forwards, of which older ones count
+# less. Before that a draft is capped by its believed time, and target forwards are not capped.
 MIN_FORWARDS_FOR_OUTLIERS = 3.0
 # The believed time of a forward weighs as much as this many measured forwards.
 FORWARD_PRIOR_WEIGHT = 0.5
@@ -33,8 +33,9 @@ NEW_ROUND_WEIGHT = 0.3  # The weight of one more round in the mean seconds of ro
 # Before any verdict the draft's confidence is believed to predict verdicts better than their mean
 # rate does, by this many nats.
 CONFIDENCE_PRIOR_NATS = 4.0
-LEAST_LIKELIHOOD = 0.02  # A verdict that was thought less likely surprises as if it had this one.
-MAX_NATS = 50.0  # A larger difference of nats changes nothing.
+LEAST_LIKELIHOOD = 0.02  # A verdict's likelihood counts as at least this: 3.9 nats of surprise.
+# A difference of nats is capped here, so that ``exp`` does not overflow. ``trust`` is about 0 then.
+MAX_NATS = 50.0
 # Only the sizes seen last are remembered, because prompts get longer and machines busier.
 MAX_REMEMBERED_SIZES = 8
 
@@ -79,8 +80,9 @@ class Surprise(NamedTuple):
         than their mean rate. Before any verdict it is high, because drafts whose confidence says
         nothing about acceptance are rare.
         """
-        odds = self.by_confidence - self.by_rate - CONFIDENCE_PRIOR_NATS
-        return 1 / (1 + exp(min(odds, MAX_NATS)))
+        # The logarithm of the odds that the mean rate predicts better.
+        log_odds_of_rate = self.by_confidence - self.by_rate - CONFIDENCE_PRIOR_NATS
+        return 1 / (1 + exp(min(log_odds_of_rate, MAX_NATS)))
 
     def after(self, chance: float, rate: float, accepted: bool, memory: float) -> Surprise:
         """Returns the surprise after one more verdict.
@@ -105,7 +107,8 @@ class Acceptance(NamedTuple):
     accepted: FadingMean
     """Accepted tokens over judged tokens."""
     calibration: FadingMean
-    """Accepted tokens over the sum of the draft's confidence in the judged ones."""
+    """Accepted tokens over the sum of the draft's confidence in the judged ones: 1 if the draft is
+    right as often as it says, less if it is too sure."""
     surprise: Surprise = Surprise()
 
     @property
@@ -202,7 +205,8 @@ class CostLine:
     def fold(self, x: float, y: float) -> CostLine:
         """Returns the line after one more round, in which a count of ``x`` took ``y`` seconds."""
         expected = self.at(x)
-        # An early outlier may tilt the line until it is 0 at ``x``. Then it cannot tell outliers.
+        # An early outlier may tilt the line until it is 0 at ``x``. Such a line cannot show whether
+        # ``y`` is an outlier.
         if self.weight >= MIN_MEASURED_ROUNDS and expected > 0:
             y = min(y, OUTLIER_FACTOR * expected)
         return CostLine(
@@ -215,7 +219,8 @@ class CostLine:
 
     @property
     def slope(self) -> float:
-        """Seconds per unit of the count; 0 while there is no measurement."""
+        """Seconds per unit of the count; 0 while all rounds had the same count."""
+        # With one count only, the spread is zero up to rounding.
         spread = self.weight * self.xx - self.x**2
         if spread <= 1e-9 * self.weight * self.xx:
             return 0.0
@@ -242,12 +247,15 @@ def correct_ratios(
     round that does not try them, so that they are tried again some day.
     """
     seconds = [ratio * cost for ratio, cost in zip(ratios, bare, strict=True)]
-    here = max(measured, (seconds[rows] + measured) / 2)
-    fewer_rows_seconds = [min(each, here) for each in seconds[1:rows]]
+    # The mean is the larger of the two only where the forward was faster than was believed.
+    now_believed = max(measured, (seconds[rows] + measured) / 2)
+    fewer_rows_seconds = [min(each, now_believed) for each in seconds[1:rows]]
     more_rows_seconds = [
-        max(here, each - EXTRA_COST_DECAY * (each - here)) for each in seconds[rows + 1 :]
+        max(now_believed, each - EXTRA_COST_DECAY * (each - now_believed))
+        for each in seconds[rows + 1 :]
     ]
-    pairs = zip((*fewer_rows_seconds, here, *more_rows_seconds), bare[1:], strict=True)
+    pairs = zip((*fewer_rows_seconds, now_believed, *more_rows_seconds), bare[1:], strict=True)
+    # No forward has 0 rows, so the first ratio is never used.
     return (1.0, *(each / cost for each, cost in pairs))
 
 
@@ -335,12 +343,14 @@ class ForwardTimes(NamedTuple):
         times the believed ones."""
         if not self.weight:
             return 0.0, 0.0
+        # These are the sums for a least-squares line through the seconds beyond the believed ones.
         extra_seconds = self.seconds - scale * self.believed
         rows_extra_seconds = self.rows_seconds - scale * self.rows_believed
         spread = self.square_rows - self.rows**2 / self.weight
         slope = (rows_extra_seconds - self.rows * extra_seconds / self.weight) / (
             spread + SLOPE_PRIOR_WEIGHT
         )
+        # At the mean number of rows, the line has the mean of these seconds, drawn towards 0.
         at_mean_rows = extra_seconds / (self.weight + FORWARD_PRIOR_WEIGHT)
         return at_mean_rows - slope * self.rows / self.weight, slope
 
@@ -365,8 +375,8 @@ class SecondsBySize:
     def fit_line(self) -> tuple[float, float]:
         """Returns the seconds of a round without requests and those that each request adds.
 
-        These are of the least-squares line. Where all rounds had one size it is the line through
-        zero, until a round of another size corrects it.
+        They are read off the least-squares line through the mean seconds of all sizes. While all
+        rounds had one size, the line goes through zero.
         """
         sizes, seconds = list(self.seconds), list(self.seconds.values())
         if len(sizes) == 1:

@@ -118,7 +118,7 @@ class BrokenLaw(ArithmeticError):
 class Sampling:
     """How a request draws its tokens: greedily unless ``sample``; the seed decides the noise.
 
-    ``end_ids`` are the ids that end an answer. Chains end after one of them.
+    ``end_ids`` are the ids that end an answer. A drafted chain ends after one of them.
     """
 
     sample: bool = False
@@ -224,7 +224,7 @@ Draw = tuple[int, int, Tensor]
 class Scores:
     """A model's logits at the end of the committed text (row 0) and at each node (row i + 1).
 
-    Drafts are grown by :meth:`logits`, :meth:`law`, :meth:`top` and :meth:`draw`, all of which
+    Shapes grow drafts by :meth:`logits`, :meth:`law`, :meth:`top` and :meth:`draw`, all of which
     apply the request's rules. ``rows`` and :meth:`raw` are the model's own logits, for comparing
     models.
     """
@@ -233,10 +233,11 @@ class Scores:
     rows: Sequence[Float[Tensor, " vocab"]]  # logits before any rule
     rules: Sampling
     context: Sequence[int]  # ids of prompt and committed text, valid until the next commit
-    offset: int  # how many of those were generated
+    offset: int  # how many of those belong to the answer, and not to the prompt or earlier turns
     request: int = 0
     draft_start: int | None = field(default=None, kw_only=True)
-    """How many tokens were generated when this draft began; None means ``offset``."""
+    """How many tokens the answer had when this draft began; None means ``offset``. It is less where
+    tokens of this draft were committed since."""
     likeliest: Sequence[Callable[[], TopTokens] | None] = field(
         default=(), kw_only=True, compare=False, repr=False
     )
@@ -342,8 +343,11 @@ class Scores:
         rows = {node: self.logits(node) for node in counts}
         if all(row.device.type != "cpu" for row in rows.values()):
             most = max(counts.values())
-            every = torch.stack([*rows.values()]) if len(rows) > 1 else rows[next(iter(rows))][None]
-            best = self._likeliest_first(every, most).tolist()
+            if len(rows) > 1:
+                all_rows = torch.stack([*rows.values()])
+            else:
+                all_rows = next(iter(rows.values()))[None]
+            best = self._likeliest_first(all_rows, most).tolist()
         else:  # On a CPU nothing is gained by stacking, which copies the rows.
             best = [self._likeliest_first(rows[n], count).tolist() for n, count in counts.items()]
         return {
@@ -394,8 +398,8 @@ class Scores:
     def position(self) -> int:
         """How many tokens there are, with the prompt and earlier turns.
 
-        The noise depends on it, so one seed gives every turn of a conversation noise of its own. A
-        session without a context counts the tokens it generated.
+        The noise depends on it, so one seed gives every turn of a conversation noise of its own.
+        Where ``context`` is left empty, only the answer's tokens are counted.
         """
         return max(len(self.context), self.offset)
 

@@ -73,7 +73,7 @@ class Stops:
     def _contains_stop_string(self, request: int) -> bool:
         """Returns whether the last tokens contain a stop string, and stores which one comes first.
 
-        The text need not end with it, because its last token may have further letters.
+        The stop string need not be the end of the text, because the last token may go on after it.
         """
         if not self.limits.stop:
             return False
@@ -81,7 +81,8 @@ class Stops:
         for tail in (decode(last) for decode in self._decoders):
             matches = [(tail.find(string), string) for string in self.limits.stop if string in tail]
             if matches:
-                self.stopped_by[request] = min(matches)[1]
+                _, first_string = min(matches)
+                self.stopped_by[request] = first_string
                 return True
         return False
 

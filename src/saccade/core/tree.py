@@ -20,7 +20,7 @@ class Tree:
     """Drafted tokens. A chain is a tree; an empty tree is plain decoding.
 
     ``parents[i]`` is a node before ``i`` or ``ROOT``. ``q[i]`` is the law node ``i`` was *sampled*
-    from, or None when it was *chosen* (arg-max, top-k), which is a point mass on it.
+    from, or None when it was *chosen* (arg-max, top-k), which counts as a law with all mass on it.
     Siblings that carry a q must be independent draws from that one law. ``confidences`` are the
     draft's probabilities of the nodes, empty unless the shape reads them. ``match_length`` is, for
     a draft that was copied from the text, how many of the text's last tokens also stand before the
@@ -123,10 +123,11 @@ def tree_mask(tree: Tree, cached_count: int, pending_count: int) -> Bool[Tensor,
     """Returns which of the newest keys each row of a forward may attend to.
 
     The columns are the ``pending_count`` last committed tokens, which had no keys before this
-    forward, and then the nodes of the tree. The rows are the same without the first
-    ``cached_count``, whose keys are in the cache already.
+    forward, and then the nodes of the tree. The rows are the same tokens and nodes without the
+    first ``cached_count``, which were scored by an earlier forward.
     """
-    # The pending tokens are a chain, and the tree's first nodes follow the last of them.
+    # The pending tokens are a chain, and the tree's first nodes follow the last of them. After two
+    # pending tokens, a tree with the parents (-1, -1, 0) becomes (-1, 0, 1, 1, 2).
     line = range(ROOT, ROOT + pending_count)
     parents = (*line, *(parent + pending_count for parent in tree.parents))
     return ancestors(parents)[cached_count:]

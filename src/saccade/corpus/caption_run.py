@@ -1,4 +1,4 @@
-"""Answers the jobs that a file has no rows of, and merges the files of shards.
+"""Answers those jobs of a corpus that have no row in the file of answers, and merges such files.
 
 Rows are written as soon as their answers are there.
 """
@@ -82,7 +82,8 @@ def run_jobs(
         start = time.monotonic()
         unexpected_in_a_row = 0
         for new_rows in answer(groups):
-            # A row whose job is not to do, or has a row already, is left out.
+            # A row takes its job out of ``todo``. A row whose job is not there is left out: the job
+            # has a row already, or is not one of this run.
             new_rows = [row for row in new_rows if todo.pop(row.id, None)]
             json_lines.append_rows(path, map(asdict, new_rows))
             for row in new_rows:
@@ -118,8 +119,10 @@ def _read_checked_rows(
                 "another --out, or delete it"
             )
         job = jobs_by_id.get(row["id"])
+        if job is None:
+            continue
         row_media = row["video"], row.get("document", "")
-        if job is not None and (job.video, job.document, job.prompt) != (*row_media, row["prompt"]):
+        if (job.video, job.document) != row_media or job.prompt != row["prompt"]:
             media = " and ".join(filter(None, row_media))
             raise OptionError(
                 f"{path} has {job.id} answer {row['prompt']!r} about {media}, which is "
@@ -129,6 +132,7 @@ def _read_checked_rows(
 
 
 def _read_rows(path: Path) -> list[dict[str, Any]]:
+    """Returns the rows of a file. Raises OptionError where they are not rows of answers."""
     rows = json_lines.read_and_repair(path)
     for row in rows:
         if not isinstance(row, dict) or not _REQUIRED_FIELDS <= row.keys():
@@ -173,21 +177,21 @@ def merge_shards(jobs: Sequence[ClipJob], paths: Sequence[Path], out: Path) -> M
     """
     rows_by_id: dict[str, dict[str, Any]] = {}
     doubled: list[str] = []
-    runs: dict[str, Path] = {}
+    first_path_by_run: dict[str, Path] = {}
     for path in paths:
         if not path.is_file():
             raise OptionError(f"no file of captions at {path}")
         with json_lines.write_lock(path):
             shard_rows = _read_rows(path)
         for row in shard_rows:
-            runs.setdefault(row["run"], path)
+            first_path_by_run.setdefault(row["run"], path)
             earlier = rows_by_id.get(row["id"])
             if earlier is not None:
                 doubled.append(row["id"])
             if earlier is None or earlier["error"]:
                 rows_by_id[row["id"]] = row
-    if len(runs) > 1:
-        one_path, other_path = list(runs.values())[:2]
+    if len(first_path_by_run) > 1:
+        one_path, other_path = list(first_path_by_run.values())[:2]
         who = f"{one_path} and {other_path} are"
         if one_path == other_path:
             who = f"the rows of {one_path} are"

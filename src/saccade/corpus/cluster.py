@@ -25,7 +25,10 @@ LOCAL = "local"  # This address starts a cluster of this machine alone for the r
 
 
 def load_worker(settings: CaptionSettings) -> Callable[[Sequence[ClipJob]], list[Row]]:
-    """Loads a worker's models; the process that hands out jobs never imports them."""
+    """Returns a worker that has loaded its models.
+
+    The worker's module is imported here, because the process that hands out jobs does not need it.
+    """
     from saccade.corpus.worker import CorpusWorker
 
     return CorpusWorker(settings)
@@ -100,7 +103,8 @@ def answer_on_cluster(
                     rows = ray.get(done)  # None if the actor was loading.
                 except ray.exceptions.RayError as error:
                     deaths_in_a_row += 1
-                    # So many videos in a row are not to blame: the machine is.
+                    # After so many deaths without one answer, the machine is taken to be at fault
+                    # and not the videos.
                     if deaths_in_a_row > MAX_ATTEMPTS * (count + 1):
                         raise OptionError(
                             f"{deaths_in_a_row} workers died one after the other, the last of "

@@ -97,8 +97,7 @@ def rewrite(path: Path, rows: Iterable[Any]) -> None:
 
 @contextmanager
 def write_lock(path: Path) -> Iterator[None]:
-    """Locks a file against other writers. The lock ends with the process at the latest, even if
-    that is killed.
+    """Locks a file against other writers. If this process is killed, the system releases the lock.
 
     Raises OptionError, naming the other writer, where there is one.
     """
@@ -129,6 +128,7 @@ def parse_shard(text: str) -> tuple[int, int]:
 
 
 def shard_items(items: Sequence[T], shard: tuple[int, int]) -> list[T]:
-    """Returns the items of a shard: every ``count``-th one."""
-    number, count = shard
-    return list(items[number::count])
+    """Returns the items of a shard. For example, the shard (1, 4) has the items 1, 5, 9 and so on,
+    counted from 0."""
+    index, count = shard
+    return list(items[index::count])

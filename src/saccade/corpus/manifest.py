@@ -129,14 +129,15 @@ def read_jobs(manifest: Path, question: str) -> list[ClipJob]:
                 "are id, video, document and prompt"
             )
         own_id = entry.get("id")
-        name = str((video or document) if own_id in (None, "") else own_id)
-        if name in first_places:
-            raise OptionError(f"{place} of {manifest} has the id of {first_places[name]}: {name}")
-        first_places[name] = place
+        job_id = str((video or document) if own_id in (None, "") else own_id)
+        if job_id in first_places:
+            first_place = first_places[job_id]
+            raise OptionError(f"{place} of {manifest} has the id of {first_place}: {job_id}")
+        first_places[job_id] = place
         prompt = str(entry.get("prompt") or question)
         jobs.append(
             ClipJob(
-                name,
+                job_id,
                 video,
                 prompt,
                 video_path=resolve_path(video),
@@ -166,7 +167,9 @@ def _json_entries(manifest: Path) -> Entries:
 
 
 def _csv_entries(manifest: Path) -> Entries:
-    text, number, row_begins = _read_text(manifest), 0, True
+    text = _read_text(manifest)
+    number = 0  # of the last line that the reader has taken
+    row_begins = True  # whether the next line begins a row
 
     def lines_of_rows() -> Iterator[str]:
         """Yields the lines without comments and blank lines. Inside a quoted cell, a line that
@@ -183,6 +186,7 @@ def _csv_entries(manifest: Path) -> Entries:
     header: list[str] | None = None
     try:
         for cells in reader:
+            # The reader has taken the row's last line, so the next line begins another row.
             row_begins = True
             if header is None:
                 header = [name.strip() for name in cells]

@@ -52,7 +52,7 @@ class CorpusWorker:
         return [self._open(job) for job in jobs]
 
     def answer(self, jobs_or_rows: Sequence[OpenedJob | Row]) -> list[Row]:
-        """Returns a row for each job, those that :meth:`open` has made already first."""
+        """Returns a row for each job. The error rows that :meth:`open` made come first."""
         rows = [each for each in jobs_or_rows if isinstance(each, Row)]
         opened = [each for each in jobs_or_rows if isinstance(each, OpenedJob)]
         if len(opened) > 1:
@@ -140,13 +140,14 @@ def answer_locally(settings: CaptionSettings) -> AnswerJobs:
 
     def answers(groups: Iterable[Sequence[ClipJob]]) -> Iterator[Sequence[Row]]:
         with ThreadPoolExecutor(1) as reader:
-            pending = None
+            # While a group is answered, the thread reads the next one.
+            reading = None
             for group in groups:
-                next_pending = reader.submit(worker.open, group)
-                if pending is not None:
-                    yield worker.answer(pending.result())
-                pending = next_pending
-            if pending is not None:
-                yield worker.answer(pending.result())
+                next_reading = reader.submit(worker.open, group)
+                if reading is not None:
+                    yield worker.answer(reading.result())
+                reading = next_reading
+            if reading is not None:
+                yield worker.answer(reading.result())
 
     return answers
