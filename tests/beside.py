@@ -26,7 +26,7 @@ import pytest
 from torch import nn
 
 from saccade.drafting.parallel import process, worker_drafter
-from saccade.drafting.parallel.child import Child, Job
+from saccade.drafting.parallel.child import Job, JobRunner
 from saccade.drafting.parallel.process import DraftError, Lending
 from saccade.model.backbone import Backbone
 
@@ -106,13 +106,13 @@ def ran(log: str) -> list[Ran]:
 
 def deafened() -> None:
     """Makes this process's desk draft all it may before it looks at its mail again."""
-    step = Child.step
+    step = JobRunner.step
 
-    def deaf(self: Child) -> None:
+    def deaf(self: JobRunner) -> None:
         while self.is_busy():
             step(self)
 
-    Child.step = deaf
+    JobRunner.step = deaf
 
 
 class Deafening:
@@ -142,7 +142,7 @@ class Inside(process.Worker):
 
     def __init__(self, turns: Callable[[], int] = lambda: 1, dies: int | None = None) -> None:
         self.process: Any = self
-        self.desk: Child | None = None
+        self.desk: JobRunner | None = None
         self.messages: list[tuple[Any, ...]] = []  # what the parent sent
         self.left = dies
         self.hangs = False  # it does nothing any more, and does not say so
@@ -189,7 +189,7 @@ class Inside(process.Worker):
                 name, *content = self._mail.popleft()
                 if name == "job":
                     self._at_work_on, backbone, job = content
-                    self.desk = Child(backbone, job, self._tell)
+                    self.desk = JobRunner(backbone, job, self._tell)
                 elif name == "done":
                     self.desk = None
                 elif self.desk is not None:

@@ -97,7 +97,7 @@ class ImposedSession:
                 scores.rows,
                 scores.rules,
                 scores.context,
-                scores.offset,
+                scores.answer_length,
                 scores.request,
                 path[:count],
             )

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 __version__ = "0.1.0"
 
-MODULE_OF_NAMES = {
+NAMES_BY_MODULE = {
     "core.errors": ("MethodError", "ModelError", "OptionError", "SaccadeError", "VideoInputError"),
     "core.result": ("Result", "Round"),
     "core.sampling": ("Stateless",),
@@ -59,7 +59,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in MODULE_OF_NAMES.items():
+    for home, names in NAMES_BY_MODULE.items():
         if name in names:
             return getattr(import_module(f"saccade.{home}"), name)
     raise AttributeError(f"module 'saccade' has no attribute {name!r}")

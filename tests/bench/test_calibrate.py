@@ -549,7 +549,7 @@ def stub(
         _, (inputs, own), methods = given
         on_run("ar", 0)
         assert settings == {"max_new_tokens": 128, "do_sample": False} and repeat == 1
-        assert more.keys() == {"on_runs", "may_start"} and own is None
+        assert more.keys() == {"on_run_end", "may_start"} and own is None
         last = {"ar": SimpleNamespace(visual_tokens=inputs["n"])}
         return SimpleNamespace(
             summaries=lambda: {m: rows(m) for m in methods}, last_results=lambda: last

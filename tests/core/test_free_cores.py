@@ -69,7 +69,7 @@ def test_time_that_a_core_idles_or_waits_is_not_used(monkeypatch: pytest.MonkeyP
     cores = [CpuTimes(5.0, 1.0, 50.0, 3.0, 4.0), CpuTimes(2.0, 0.5, 40.0), CpuTimes(9.0, 9.0, 9.0)]
     monkeypatch.setattr(free_cores.psutil, "cpu_times", lambda percpu: cores)
     monkeypatch.setattr(free_cores, "own_cpus", lambda: [0, 1])
-    assert CpuSample.now().everybody == pytest.approx(8.5)
+    assert CpuSample.now().all_programs == pytest.approx(8.5)
 
 
 @pytest.mark.parametrize("is_own", [True, False])
@@ -192,7 +192,7 @@ def test_real_samples_count_our_own_work_as_ours() -> None:
         sum(range(10_000))
     last = CpuSample.now()
     assert last.own - first.own >= 0.2
-    assert last.everybody - first.everybody >= last.own - first.own - 0.1
+    assert last.all_programs - first.all_programs >= last.own - first.own - 0.1
     assert last.cores_of_others(first) >= 0
 
 

@@ -33,7 +33,7 @@ import saccade
 from saccade.core.result import Result
 from saccade.core.sampling import Sampling
 from saccade.drafting.parallel import process
-from saccade.drafting.parallel.child import Abandoned, Child, Job
+from saccade.drafting.parallel.child import Abandoned, Job, JobRunner
 from saccade.drafting.parallel.process import DraftError, Lending, Worker
 from saccade.drafting.shapes.policies import Chain
 from saccade.drafting.views.basic import FULL
@@ -271,7 +271,7 @@ def test_a_draft_that_still_reads_its_prompt_stops_between_two_pieces():
         pieces.append(1)
         return len(pieces) == 2
 
-    desk = Child(
+    desk = JobRunner(
         model,
         Job(FULL, [Sampling()], model.vocab, (), 8, Chain(2), None),
         lambda *message: None,

@@ -109,7 +109,7 @@ def test_a_round_is_one_forward_of_the_target_for_all(monkeypatch):
     scheduler = Scheduler(TARGET, resolve("ar"))
     for number in range(len(MANY)):
         scheduler.join(_request(number))
-    while not all(entry.batch.decoding for entry in scheduler._entries.values()):
+    while not all(entry.batch.has_read_prompts for entry in scheduler._entries.values()):
         list(scheduler.step())
     calls: list[int] = []
     forward = Session._forward
@@ -143,7 +143,7 @@ def test_rounds_of_a_few_are_taken_in_turns(monkeypatch, method, most):
         news = list(scheduler.step())
         served = {event.number for event in news if event.round and not event.round.opening}
         assert len(served) <= most
-        decoding = [number for number, e in scheduler._entries.items() if e.batch.decoding]
+        decoding = [number for number, e in scheduler._entries.items() if e.batch.has_read_prompts]
         waited |= {number: waited[number] + 1 for number in decoding} | dict.fromkeys(served, 0)
         assert max(waited[number] for number in decoding or served) < ceil(count / most)
         results |= {event.number: event.result for event in news if event.result}
@@ -244,12 +244,12 @@ def test_prompts_are_read_a_piece_a_token():
         assert scheduler._session is not None
         scheduler._session.chunk = 4
         scheduler.join(_request(2))
-        while not scheduler._entries[0].batch.decoding:
+        while not scheduler._entries[0].batch.has_read_prompts:
             list(scheduler.step())
         list(scheduler.step())
         scheduler.join(_request(0))
         waited[method] = 0
-        while 1 in scheduler._entries and not scheduler._entries[1].batch.decoding:
+        while 1 in scheduler._entries and not scheduler._entries[1].batch.has_read_prompts:
             list(scheduler.step())
             waited[method] += 1
     assert 1 <= waited["sd"] <= waited["ar"] / 2
@@ -317,11 +317,11 @@ def test_a_long_prompt_holds_up_nobody(monkeypatch):
     assert scheduler._session is not None
     scheduler._session.chunk = 4
     scheduler.join(_request(2))
-    while not scheduler._entries[0].batch.decoding:
+    while not scheduler._entries[0].batch.has_read_prompts:
         list(scheduler.step())
     scheduler.join(_request(0))
     reading = 0
-    while not scheduler._entries[1].batch.decoding:
+    while not scheduler._entries[1].batch.has_read_prompts:
         news = list(scheduler.step())
         assert 0 in [each.number for each in news if each.round]
         reading += 1
@@ -335,7 +335,7 @@ def test_a_first_token_is_sent_before_the_others_round(monkeypatch):
     and before the round of the others. Fails if it waits for either."""
     scheduler = Scheduler(TARGET, resolve("sd"), DRAFT)
     scheduler.join(_request(2))
-    while not scheduler._entries[0].batch.decoding:
+    while not scheduler._entries[0].batch.has_read_prompts:
         list(scheduler.step())
     scheduler.join(_request(0))
     read: list[Any] = []
@@ -427,7 +427,7 @@ def test_a_forward_that_fails_ends_those_in_it_and_no_more(monkeypatch):
     scheduler = Scheduler(TARGET, resolve("ar"))
     for number in range(2):
         scheduler.join(_request(number))
-    while not all(entry.batch.decoding for entry in scheduler._entries.values()):
+    while not all(entry.batch.has_read_prompts for entry in scheduler._entries.values()):
         list(scheduler.step())
 
     def broken(*_: Any, **options: Any) -> Any:

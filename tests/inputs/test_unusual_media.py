@@ -98,7 +98,7 @@ def test_sixteen_bits_a_channel():
 
 
 def test_palette_with_transparency():
-    """A GIF or PNG with a palette and a transparent colour shows white there, in stills and in
+    """A GIF or PNG with a palette and a transparent colour shows white there, in image_rows and in
     animations, and its colours elsewhere."""
     pixels = np.zeros((16, 16), np.uint8)
     pixels[:, 8:] = 1

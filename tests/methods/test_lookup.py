@@ -29,7 +29,7 @@ from saccade.core.errors import MethodError
 from saccade.core.prompt import Prefill
 from saccade.core.sampling import Sampling
 from saccade.core.tree import chain
-from saccade.drafting.drafters import lookup
+from saccade.drafting.drafters import find_continuation
 from saccade.methods import resolve
 from saccade.model.backbone import Backbone
 
@@ -77,16 +77,16 @@ def test_longest_match_first_then_latest(text, longest, count):
 
     Texts over four ids match everywhere. Fails on earliest, shortest, or a match with itself.
     """
-    assert lookup(text, longest, count) == by_hand(text, longest, count)
+    assert find_continuation(text, longest, count) == by_hand(text, longest, count)
 
 
 def test_control_earliest_or_shortest_proposes_otherwise():
     """Control: the claim above has power against both other orders."""
     text = [1, 2, 3, 7, 2, 3, 8, 9, 3, 5, 1, 2, 3]
-    assert lookup(text, 3, 2) == [7, 2] == by_hand(text, 3, 2)
-    assert by_hand(text, 1, 2) != lookup(text, 3, 2)
+    assert find_continuation(text, 3, 2) == [7, 2] == by_hand(text, 3, 2)
+    assert by_hand(text, 1, 2) != find_continuation(text, 3, 2)
     text = [1, 2, 7, 1, 2, 8, 1, 2]
-    assert lookup(text, 3, 1) == [8] and by_hand(text, 3, 1, latest=False) == [7]
+    assert find_continuation(text, 3, 1) == [8] and by_hand(text, 3, 1, latest=False) == [7]
 
 
 @EACH

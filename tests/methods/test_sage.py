@@ -578,7 +578,7 @@ def test_a_fifth_of_an_image_and_a_tenth_of_a_video():
     images are cut like videos, which was our reading."""
     for still, moving, kept, at_half in ((40, 0, 8, 20), (0, 100, 10, 50), (40, 100, 18, 70)):
         prompt = replace(
-            PROMPT, media=Media(stills=still), grid=torch.zeros(still + moving, 4).long()
+            PROMPT, media=Media(image_rows=still), grid=torch.zeros(still + moving, 4).long()
         )
         assert resolve("sage").view.budget(prompt) == kept
         assert resolve("sage/keep=0.5").view.budget(prompt) == at_half
@@ -596,7 +596,7 @@ def test_a_fifth_of_an_image_and_a_tenth_of_a_video():
     for name, kept in (("sage", 5), ("sage/keep=0.1", 2), ("specvlm", 2)):
         result = saccade.run(backbone(qwen25()), picture, method=name, **models)
         assert (result.visual_tokens, result.draft_visual_tokens) == (24, kept)
-    assert backbone(qwen25()).prompts(clip)[0].media.stills == 0
+    assert backbone(qwen25()).prompts(clip)[0].media.image_rows == 0
 
 
 def test_every_number_of_the_paper_is_a_setting():

@@ -20,7 +20,7 @@ from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, chain
 from saccade.model.cuda_graphs import GATHERED, CudaGraphs, FewRowKernels, capture_new_sizes
 from saccade.model.kernels import few_rows
-from saccade.model.kernels.few_rows import Kernels, Trial, example_rotation
+from saccade.model.kernels.few_rows import Kernels, Trial, example_rotation_and_norms
 from saccade.model.session import Session
 
 triton = pytest.importorskip(few_rows.TRITON)
@@ -137,7 +137,7 @@ def test_rotation_norms_and_writing_are_torchs(normed, head_dim):
     keys swap norms, or halves are turned the wrong way."""
     trial = Trial.of(_kernels(4, 2, head_dim), [3, 66], 3)
     other = trial.copy()
-    rotation, norms = example_rotation(trial)
+    rotation, norms = example_rotation_and_norms(trial)
     given = 0.3, rotation, norms if normed else None, 1e-6
     ours = trial.attention.rotate_and_attend(0, trial.qkv, *given)
     theirs = other.expected_output(*given)

@@ -51,7 +51,7 @@ def test_no_two_bugs_share_a_name_and_one_is_a_control():
 
 
 def test_the_quickest_are_killed_and_the_control_survives():
-    """Claim: the command plants, runs and reports: four bugs killed, a renamed variable not.
+    """Claim: the command plants, runs and reports: bugs are killed, a renamed variable is not.
 
     Fails if the copy is not what was imported, or if any change at all counts as killed.
     """
@@ -59,13 +59,9 @@ def test_the_quickest_are_killed_and_the_control_survives():
     run = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert run.returncode == 0, run.stderr
     numbers = json.loads(run.stdout)
-    assert numbers.pop("seconds") > 0 and numbers == {
-        "planted": 4,
-        "killed": 4,
-        "controls": 1,
-        "controls_survived": 1,
-        "wrong": [],
-    }
+    assert numbers["killed"] == numbers["planted"] >= len(QUICK) - 1
+    assert numbers["controls_survived"] == numbers["controls"] == 1
+    assert numbers["wrong"] == [] and numbers["seconds"] > 0
 
 
 def test_only_a_failed_test_kills():

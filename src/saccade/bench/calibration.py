@@ -240,7 +240,7 @@ def calibrate(
             repeat=1,
             settings=settings,
             on_run=on_run,
-            on_runs=lambda runs: pace.end_run(),
+            on_run_end=lambda runs: pace.end_run(),
             may_start=lambda name: name in required or pace.can_end_by(until),
         )
         results = timed.last_results()
@@ -303,7 +303,7 @@ def propose_rounding(
                 repeat=1,
                 settings=settings,
                 on_run=lambda name, iteration: pace.start_run(),
-                on_runs=lambda runs: pace.end_run(),
+                on_run_end=lambda runs: pace.end_run(),
                 may_start=lambda name: pace.can_end_by(deadline),
             )
             if method not in timed.last_results():

@@ -100,7 +100,7 @@ def run_interleaved(
     captioner: Captioner | None = None,
     exact: bool = False,
     on_run: Callable[[str, int], None] | None = None,
-    on_runs: Callable[[TimedRuns], None] | None = None,
+    on_run_end: Callable[[TimedRuns], None] | None = None,
     may_start: Callable[[str], bool] | None = None,
     may_refuse: Collection[str] = (),
 ) -> TimedRuns:
@@ -112,7 +112,7 @@ def run_interleaved(
     all peers.
 
     ``on_run`` is called before each run with the method and the number of its repetition (0 in the
-    warm-up), and ``on_runs`` after each timed run with all runs so far. Before a timed run
+    warm-up), and ``on_run_end`` after each timed run with all runs so far. Before a timed run
     ``may_start`` is called with the method; if it returns False, this run and all later ones are
     left out.
 
@@ -165,8 +165,8 @@ def run_interleaved(
                 continue
             if iteration:
                 runs[name].append(run)
-                if on_runs is not None:
-                    on_runs(timed)
+                if on_run_end is not None:
+                    on_run_end(timed)
     return timed
 
 

@@ -223,7 +223,7 @@ def compare_methods(
             repeat=repeat,
             settings={"max_new_tokens": max_new_tokens, "do_sample": False},
             on_run=progress.start_run,
-            on_runs=progress.end_run,
+            on_run_end=progress.end_run,
             **run_options,
         )
     warning = watch.warning([run.decode for run in outcome.runs[BASELINE]])

@@ -40,17 +40,17 @@ class CpuSample:
     """How many processor seconds have been used on this process's cores up to one moment."""
 
     moment: float  # in seconds, by time.monotonic()
-    everybody: float  # processor seconds of all programs
+    all_programs: float  # processor seconds of all programs
     own: float  # processor seconds of this process and of those that Saccade started
 
     @classmethod
     def now(cls) -> CpuSample:
         """Returns a sample of this moment."""
-        everybody = psutil.cpu_times(percpu=True)
+        all_programs = psutil.cpu_times(percpu=True)
         seconds = 0.0
         for number in own_cpus():
-            if number < len(everybody):
-                cpu = everybody[number]._asdict()
+            if number < len(all_programs):
+                cpu = all_programs[number]._asdict()
                 # User time includes that of guests, which would otherwise be counted twice.
                 not_counted = ("idle", "iowait", "guest", "guest_nice")
                 seconds += sum(value for name, value in cpu.items() if name not in not_counted)
@@ -61,7 +61,9 @@ class CpuSample:
     def cores_of_others(self, earlier: CpuSample) -> float:
         """Returns how many cores other programs have used since an earlier sample, on average."""
         passed = max(self.moment - earlier.moment, 1e-3)
-        return max(0.0, (self.everybody - earlier.everybody) - (self.own - earlier.own)) / passed
+        return (
+            max(0.0, (self.all_programs - earlier.all_programs) - (self.own - earlier.own)) / passed
+        )
 
 
 def threads_beside(others: float, threads: int, cores: int) -> int:

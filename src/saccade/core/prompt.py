@@ -39,7 +39,7 @@ class Media:
     """The visual rows as they would be if the vision tower's output were averaged in blocks of 2x2
     cells before the projector. The four cells of a block have the same row. None unless a view
     needs ``Capability.COARSE_ROWS``."""
-    stills: int = 0  # how many of a whole prompt's visual rows are of images
+    image_rows: int = 0  # how many of a whole prompt's visual rows are of images
     last_visible_row: Int[Tensor, " len"] | None = None
     """For each row, the index of the last row that it attends to; None where attention is causal.
 
@@ -182,7 +182,7 @@ class Prompt:
     def rows(self, rows: Bool[Tensor, " len"]) -> Prompt:
         """Returns the prompt with these rows only, text or visual, at their old positions.
 
-        ``Media.coarse``, ``stills`` and ``has_trained_positions`` are not kept.
+        ``Media.coarse``, ``image_rows`` and ``has_trained_positions`` are not kept.
         """
         chosen = rows[self.visual]
         return Prompt(
@@ -204,8 +204,10 @@ class Prompt:
         )
 
     def head(self, stop: int) -> Prompt:
-        """Returns the first ``stop`` rows of a whole prompt as a whole prompt. ``Media.stills`` and
-        ``Media.coarse`` are not kept."""
+        """Returns the first ``stop`` rows of a whole prompt as a whole prompt.
+
+        ``Media.image_rows`` and ``Media.coarse`` are not kept.
+        """
         part = self.rows(torch.arange(len(self), device=self.visual.device) < stop)
         next_position = int(part.positions[:, -1].max()) + 1
         return replace(part, context=self.context[:stop], next_position=next_position)
@@ -213,7 +215,7 @@ class Prompt:
     def tail(self, start: int) -> Prompt:
         """Returns the prompt's rows from ``start`` on, as a prompt of their own for a view.
 
-        Its media keep their numbers. ``Media.stills`` is not kept.
+        Its media keep their numbers. ``Media.image_rows`` is not kept.
         """
         rows = torch.arange(len(self), device=self.visual.device) >= start
         part, coarse = self.rows(rows), self.media.coarse

@@ -268,7 +268,7 @@ class ForwardTimes(NamedTuple):
     """
 
     plain: FadingMean = FadingMean(0.0, 0.0)  # seconds of a forward of one row
-    level: FadingMean = FadingMean(0.0, 0.0)  # seconds of a forward of the draft
+    draft_forward: FadingMean = FadingMean(0.0, 0.0)  # seconds of a forward of the draft
     # Sums over forwards of several rows, in which older ones count less. Their rows are counted
     # without the first one.
     weight: float = 0.0
@@ -305,14 +305,14 @@ class ForwardTimes(NamedTuple):
         as at most ``FORWARD_OUTLIER_FACTOR`` times the expected seconds, because a busy machine may
         have slowed them down.
         """
-        level = self.level
+        level = self.draft_forward
         expected = level.mean if level.weight >= MIN_FORWARDS_FOR_OUTLIERS else believed_level
         level_seconds = min(level_seconds, FORWARD_OUTLIER_FACTOR * levels * expected)
         if self.weight >= MIN_FORWARDS_FOR_OUTLIERS:
             seconds = min(seconds, FORWARD_OUTLIER_FACTOR * self.average * believed)
         extra_rows, memory = rows - 1, TIMES_MEMORY
         return self._replace(
-            level=level.fold(level_seconds, levels, memory),
+            draft_forward=level.fold(level_seconds, levels, memory),
             weight=memory * self.weight + 1,
             rows=memory * self.rows + extra_rows,
             square_rows=memory * self.square_rows + extra_rows * extra_rows,

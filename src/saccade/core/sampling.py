@@ -233,11 +233,11 @@ class Scores:
     rows: Sequence[Float[Tensor, " vocab"]]  # logits before any rule
     rules: Sampling
     context: Sequence[int]  # ids of prompt and committed text, valid until the next commit
-    offset: int  # how many of those belong to the answer, and not to the prompt or earlier turns
+    answer_length: int  # how many ids of ``context`` are this answer's, and not those before it
     request: int = 0
     draft_start: int | None = field(default=None, kw_only=True)
-    """How many tokens the answer had when this draft began; None means ``offset``. It is less where
-    tokens of this draft were committed since."""
+    """How many tokens the answer had when this draft began; None means ``answer_length``. It is
+    less where tokens of this draft were committed since."""
     likeliest: Sequence[Callable[[], TopTokens] | None] = field(
         default=(), kw_only=True, compare=False, repr=False
     )
@@ -325,7 +325,7 @@ class Scores:
         """Returns the answer's ids up to ``node``; only a grammar reads them."""
         if self.rules.grammar is None:
             return ()
-        return [*self.context[len(self.context) - self.offset :], *self._path_tokens(node)]
+        return [*self.context[len(self.context) - self.answer_length :], *self._path_tokens(node)]
 
     def top(self, node: int, count: int) -> list[int]:
         """Returns the ``count`` likeliest tokens after ``node``, likeliest first; fewer where the
@@ -383,7 +383,7 @@ class Scores:
         # Other draws of this level are in the tree already, or were made since it was scored.
         new_draws = sum(depth(self.tree, parent) == level for parent, *_ in self.draws)
         earlier_draws = count_drawn_at_level(self.tree, level + 1) + new_draws
-        draft_start = self.offset if self.draft_start is None else self.draft_start
+        draft_start = self.answer_length if self.draft_start is None else self.draft_start
         position = self.position + level
         u = uniform(self.rules.seed, self.request, "draft", position, earlier_draws, draft_start)
         token = draw(law, u)
@@ -401,7 +401,7 @@ class Scores:
         The noise depends on it, so one seed gives every turn of a conversation noise of its own.
         Where ``context`` is left empty, only the answer's tokens are counted.
         """
-        return max(len(self.context), self.offset)
+        return max(len(self.context), self.answer_length)
 
 
 def _likeliest(scores: Float[Tensor, " vocab"]) -> int | None:

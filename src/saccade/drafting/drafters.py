@@ -115,7 +115,7 @@ class Lookup(TextDrafter):
     def propose(self, states: Mapping[int, State]) -> dict[int, Tree]:
         trees = {}
         for request in states:
-            tokens = lookup(self._texts[request], MAX_MATCH_TOKENS, self._length)
+            tokens = find_continuation(self._texts[request], MAX_MATCH_TOKENS, self._length)
             banned_places = (i for i, token in enumerate(tokens) if token in self._banned)
             trees[request] = chain(tokens[: next(banned_places, None)])
         return trees
@@ -153,7 +153,7 @@ class Copies(TextDrafter):
         self._repetitions.end(request)
 
 
-def lookup(text: Sequence[int] | np.ndarray, longest: int, count: int) -> list[int]:
+def find_continuation(text: Sequence[int] | np.ndarray, longest: int, count: int) -> list[int]:
     """Returns up to ``count`` tokens that followed the last earlier occurrence of the text's
     ending, of which up to ``longest`` tokens are searched for.
 
@@ -516,7 +516,7 @@ class ModelDrafter(SessionDrafter):
             shared = prefix.shared_rows  # of the target's prompt
             if not self._shares_rows:  # The draft's prompt may have other rows than the target's.
                 shared = prefilled.shared_rows(state, prompt, prefix.shared_media)
-            new = self._with_stills(prompt.tail(shared))
+            new = self._with_image_rows(prompt.tail(shared))
             seconds += clock.lap()
             pruned_new = view(prefills[i].to(model.device).tail(prefix.shared_rows), new)
             clock.lap()  # The caller counts the seconds of the view as ``Timings.guide``.
@@ -535,14 +535,14 @@ class ModelDrafter(SessionDrafter):
             seconds += clock.lap()
         return seconds
 
-    def _with_stills(self, part: Prompt) -> Prompt:
-        """Returns a part of a prompt with ``Media.stills`` filled in: how many of its visual rows
-        are of images."""
+    def _with_image_rows(self, part: Prompt) -> Prompt:
+        """Returns a part of a prompt with ``Media.image_rows`` filled in: how many of its visual
+        rows are of images."""
         kinds = self._setup.target.placeholders | self.session.backbone.placeholders
         images = [token for token, kind in kinds.items() if kind == "image"]
         ids = part.context[part.index[part.visual]]
-        stills = int(torch.isin(ids, ids.new_tensor(images)).sum())
-        return replace(part, media=replace(part.media, stills=stills))
+        image_rows = int(torch.isin(ids, ids.new_tensor(images)).sum())
+        return replace(part, media=replace(part.media, image_rows=image_rows))
 
     def report(self) -> DraftReport:
         if self._captioning is None:

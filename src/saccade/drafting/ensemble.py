@@ -139,7 +139,13 @@ class MixtureSession:
             rows.append((log_laws + log_weights.to(log_laws.device)[:, None]).logsumexp(0))
         first = parts[0]
         mixed = MixtureScores(
-            tree, rows, first.rules, first.context, first.offset, request=request, parts=parts
+            tree,
+            rows,
+            first.rules,
+            first.context,
+            first.answer_length,
+            request=request,
+            parts=parts,
         )
         self._last[request] = mixed
         return mixed

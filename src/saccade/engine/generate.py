@@ -168,7 +168,7 @@ class Stream(Iterator[Round]):
             return self._with_text(round, batch)
 
         # A later turn can continue from the caches only if both models have read their prompts
-        # (``decoding``) and no forward failed half way.
+        # (``has_read_prompts``) and no forward failed half way.
         can_continue = False
         try:
             for opening in each_within(scope, batch.read(phase, keep)):
@@ -180,10 +180,10 @@ class Stream(Iterator[Round]):
                 yield emit(round)
             with cpu_by_default():
                 self.results = batch.results(clock.elapsed(), peak.bytes())
-            can_continue = batch.decoding
+            can_continue = batch.has_read_prompts
         except GeneratorExit:
             # The stream was closed between two rounds, or while a prompt was being read.
-            can_continue = batch.decoding
+            can_continue = batch.has_read_prompts
             raise
         except (RuntimeError, MemoryError) as error:
             if not memory.is_out_of_memory(error):

@@ -89,7 +89,7 @@ class RequestBatch:
             session = kind(target, self.rules, room=room)
         self.session, self.first = session, first
         self.prompts: list[Prompt] = []
-        self.decoding = False  # True once target and draft have read everything
+        self.has_read_prompts = False  # True once target and draft have read everything
         self._media = request.media  # of the prompts that were encoded last
         # How each request continues its cached text. Empty where whole prompts are read.
         self._turns: Mapping[int, Turn] = {}
@@ -155,7 +155,7 @@ class RequestBatch:
             self.drafter.commit({place: opened[place].emitted for place in needed})
             for place in opened.keys() - needed:
                 self.drafter.end(place)
-        self.decoding = True
+        self.has_read_prompts = True
 
     def _open(self, place: int, opened: dict[int, Round]) -> Round:
         """Emits a request's first token."""
@@ -305,7 +305,7 @@ class RequestBatch:
         self._adds_media = adds_media
         self._draft_seconds_before = self.drafter.report().seconds
         self._set_request(request)
-        self._turns, self.decoding = turns or {}, False
+        self._turns, self.has_read_prompts = turns or {}, False
         if turns is not None:
             self._restarted_draft = False
             self.reused = [len(ids) - len(turns[i].ids) for i, ids in enumerate(request.ids)]
@@ -480,7 +480,7 @@ class RequestBatch:
     def end(self, request: int) -> None:
         """Frees the caches of a request that no turn will follow."""
         self.session.end(self.first + request)
-        if self.decoding:  # Before that the draft has no cache of it.
+        if self.has_read_prompts:  # Before that the draft has no cache of it.
             self.drafter.end(request)
 
     def close(self) -> None:

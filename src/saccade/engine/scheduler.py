@@ -100,7 +100,7 @@ class Scheduler:
         """Returns whether memory has room for one more request, beside the caches there are and
         those of requests whose prompts are not read yet. If it has not, this drops stored prefixes
         and looks again."""
-        unread = (e.batch.request for e in self._entries.values() if not e.batch.decoding)
+        unread = (e.batch.request for e in self._entries.values() if not e.batch.has_read_prompts)
         unread_tokens = sum(each.reserved_tokens() for each in unread)
         layers = recorded_hidden_layers(self._recipe, self._draft)
         keeps_all_keys = self._recipe.needs_all_keys
@@ -184,12 +184,14 @@ class Scheduler:
         waiting_for_draft = [
             number
             for number, entry in self._entries.items()
-            if entry.has_first_token and not entry.batch.decoding
+            if entry.has_first_token and not entry.batch.has_read_prompts
         ]
         for number in waiting_for_draft:
             if number in self._entries:  # It may have left while the caller had the last event.
                 yield from self._read_on(number)
-        decoding = [number for number, entry in self._entries.items() if entry.batch.decoding]
+        decoding = [
+            number for number, entry in self._entries.items() if entry.batch.has_read_prompts
+        ]
         if decoding:
             size = self._round_times.requests_per_round(len(decoding), self._last_reading_seconds)
             events = self._step_round(decoding[:size])

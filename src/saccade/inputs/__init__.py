@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from saccade.inputs.loading import Loaded, load, load_pair
     from saccade.inputs.questions import Pair, ask, ask_draft, clip_arguments
 
-MODULE_OF_NAMES = {
+NAMES_BY_MODULE = {
     "loading": ("Loaded", "load", "load_pair"),
     "questions": ("Pair", "ask", "ask_draft", "clip_arguments"),
 }
@@ -20,7 +20,7 @@ __all__ = ["Loaded", "Pair", "ask", "ask_draft", "clip_arguments", "load", "load
 
 
 def __getattr__(name: str) -> Any:
-    for home, names in MODULE_OF_NAMES.items():
+    for home, names in NAMES_BY_MODULE.items():
         if name in names:
             return getattr(import_module(f"saccade.inputs.{home}"), name)
     raise AttributeError(f"module 'saccade.inputs' has no attribute {name!r}")

@@ -58,21 +58,21 @@ class TwoStage:
     """Selects stage I by attention mass and stage II evenly from the rest."""
 
     share: float = LAMBDA  # the share of all attention mass that stage I's tokens have together
-    literal: bool = False  # whether the budget is that of Eq. 6 and 7 as printed
-    ends: bool = False  # whether stage II includes the first and the last of the rest
+    follows_printed_equations: bool = False  # whether the budget is that of Eq. 6 and 7 as printed
+    includes_ends: bool = False  # whether stage II includes the first and the last of the rest
 
     def __call__(
         self, prompt: Prompt, target_attention: TargetAttention, budget: int
     ) -> Int[Tensor, " kept"]:
         assert target_attention is not None
-        max_attended = prompt.visual_tokens if self.literal else budget
+        max_attended = prompt.visual_tokens if self.follows_printed_equations else budget
         attended = saliency.top_mass(target_attention, self.share, max_attended)
-        unattended = saliency.rest(prompt.visual_tokens, attended)
-        budget_left = budget if self.literal else budget - len(attended)
+        unattended = saliency.unchosen(prompt.visual_tokens, attended)
+        budget_left = budget if self.follows_printed_equations else budget - len(attended)
         # With a share of 1 stage I is meant to take the whole budget, so nothing is logged.
         if not budget_left and len(unattended) and self.share < 1:
             _warn_that_stage_two_is_idle(self.share)
-        sample = between_ends if self.ends else saliency.sample_evenly
+        sample = between_ends if self.includes_ends else saliency.sample_evenly
         return torch.cat([attended, sample(unattended, budget_left)]).sort().values
 
 
@@ -100,10 +100,10 @@ VIEW = Pruned("specvlm", TwoStage(), keep=KEEP, attention=True)
 OFFICIAL = replace(
     VIEW,
     name="specvlm-official",
-    select=TwoStage(share=0.4, ends=True),
+    select=TwoStage(share=0.4, includes_ends=True),
     rounding="down",
 )
-LITERAL = replace(VIEW, name="specvlm-literal", select=TwoStage(literal=True))
+LITERAL = replace(VIEW, name="specvlm-literal", select=TwoStage(follows_printed_equations=True))
 
 SPECVLM = Recipe(
     name="specvlm",

@@ -76,7 +76,7 @@ _locks_lock = threading.Lock()
 
 
 def lock_of(module: nn.Module) -> ModuleLock:
-    """Returns the lock of a module, which is the same for everybody who uses the module."""
+    """Returns the lock of a module, which is the same for all_programs who uses the module."""
     with _locks_lock:
         return _locks.setdefault(module, ModuleLock())
 

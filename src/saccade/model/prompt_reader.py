@@ -112,7 +112,7 @@ class PromptReader:
                         name: each[number, rows] for name, each in row_arguments.items()
                     },
                     deepstack=tuple(layer[deepstack_start:deepstack_stop] for layer in deepstack),
-                    stills=int((visual & torch.isin(own_ids, image_ids)).sum()),
+                    image_rows=int((visual & torch.isin(own_ids, image_ids)).sum()),
                     has_trained_positions=not torch.equal(own_positions, library_positions),
                 ),
             )

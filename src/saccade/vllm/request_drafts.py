@@ -21,7 +21,7 @@ from saccade.core.prompt import Prefill
 from saccade.core.protocols import Growing, View
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree, add
-from saccade.drafting.drafters import MAX_MATCH_TOKENS, drive, lookup
+from saccade.drafting.drafters import MAX_MATCH_TOKENS, drive, find_continuation
 from saccade.drafting.shapes.policies import confidence
 from saccade.drafting.views.basic import SCATTERED
 from saccade.model.backbone import Backbone
@@ -198,7 +198,7 @@ class LookupDrafts(Drafts):
         return {each.name: self._lookup(each, plan.length) for each in requests}
 
     def _lookup(self, request: DraftRequest, length: int) -> ProposedTokens:
-        tokens = lookup(request.ids, MAX_MATCH_TOKENS, length)
+        tokens = find_continuation(request.ids, MAX_MATCH_TOKENS, length)
         allowed = tuple(takewhile(lambda token: token not in self._banned, tokens))
         return ProposedTokens(allowed, (1.0,) * len(allowed))
 

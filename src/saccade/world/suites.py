@@ -83,8 +83,8 @@ def _picture(scene: Scene, length: str) -> tuple[Medium, ...]:
 class Kind:
     """A kind of item about a scene: one of the world's tasks, with all of its turns or some.
 
-    ``then`` is the question of a second turn about the same media. ``next`` says whether a second
-    turn asks the question of the next item, with that item's picture.
+    ``then`` is the question of a second turn about the same media. ``asks_next_item`` says whether
+    a second turn asks the question of the next item, with that item's picture.
     """
 
     world_task: str
@@ -93,7 +93,7 @@ class Kind:
     turns: Callable[[Sequence[Exchange], int], Sequence[Exchange]] = lambda turns, seed: turns
     media: Callable[[Scene, str], tuple[Medium, ...]] = _clip
     then: str | None = None
-    next: bool = False
+    asks_next_item: bool = False
 
     def item(self, name: str, seed: int, length: str) -> Item:
         scene = scenes.scene(seed)
@@ -131,7 +131,7 @@ TASKS: Mapping[str, Kind] = {
 # The world's models were not trained on summaries or stories, so their answers here mean nothing.
 SECOND_TURN_TASKS: Mapping[str, Kind] = {
     f"shapes-second-{name}": Kind(
-        "image", 128, media=_picture, then=question, next=question is None
+        "image", 128, media=_picture, then=question, asks_next_item=question is None
     )
     for name, question in SECOND_TURNS.items()
 }
@@ -150,7 +150,7 @@ class Shapes:
         kind = {**TASKS, **SECOND_TURN_TASKS}[self.kind]
         seeds = range(FIRST_SEED, FIRST_SEED + (self.setting.samples or SAMPLES))
         items = (kind.item(self.kind, seed, self.length) for seed in seeds)
-        return with_next_items(items) if kind.next else items
+        return with_next_items(items) if kind.asks_next_item else items
 
 
 def suites() -> dict[str, Shapes]:

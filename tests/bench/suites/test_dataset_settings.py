@@ -162,7 +162,7 @@ def test_a_setting_is_the_papers(name: str, paper: str):
     assert stored == STATED[name, paper]
     assert setting.paper.startswith(NAMES[paper.split("-")[0]])
     turn = SECOND.get(paper.removeprefix("tabed-"), (None, False))
-    assert (setting.then, setting.next) == turn
+    assert (setting.then, setting.asks_next_item) == turn
 
 
 def test_what_a_paper_leaves_open_is_reported():

@@ -77,9 +77,9 @@ def test_spread_is_even(size, count):
 
 def test_rest_is_the_complement():
     """Claim: rest and kept partition the indices. Fails if one is in both or in neither."""
-    assert saliency.rest(6, torch.tensor([4, 1])).tolist() == [0, 2, 3, 5]
-    assert saliency.rest(2, torch.tensor([0, 1])).tolist() == []
-    assert saliency.rest(3, torch.zeros(0, dtype=torch.long)).tolist() == [0, 1, 2]
+    assert saliency.unchosen(6, torch.tensor([4, 1])).tolist() == [0, 2, 3, 5]
+    assert saliency.unchosen(2, torch.tensor([0, 1])).tolist() == []
+    assert saliency.unchosen(3, torch.zeros(0, dtype=torch.long)).tolist() == [0, 1, 2]
 
 
 def test_attention_averages_layers_and_heads():

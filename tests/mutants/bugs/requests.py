@@ -340,7 +340,7 @@ BUGS = (
         "a conversation goes on over the caches of an answer that raised",
         "engine/generate.py",
         find="keep and can_continue",
-        plant="keep and batch.decoding",
+        plant="keep and batch.has_read_prompts",
         tests=(
             "engine/test_conversation_failures.py::"
             "test_an_answer_that_raises_does_not_hold_up_the_next",

@@ -87,8 +87,8 @@ BUGS = (
     PlantedBug(
         "a second turn draws with the noise of the first turn",
         "core/sampling.py",
-        find="max(len(self.context), self.offset)",
-        plant="self.offset",
+        find="max(len(self.context), self.answer_length)",
+        plant="self.answer_length",
         tests=("engine/test_conversation.py::test_one_seed_gives_every_turn_noise_of_its_own",),
     ),
     PlantedBug(
@@ -214,7 +214,7 @@ BUGS = (
     PlantedBug(
         "a draft after a rejection samples with the noise of the rejected one",
         "core/sampling.py",
-        find="self.offset if self.draft_start is None else self.draft_start",
+        find="self.answer_length if self.draft_start is None else self.draft_start",
         plant="0",
         tests=("laws/test_registered.py::test_no_noise_is_used_for_two_draws",),
     ),
@@ -242,8 +242,8 @@ BUGS = (
     PlantedBug(
         "grammars: the drafted tokens are not part of the answer so far",
         "core/sampling.py",
-        find="[*self.context[len(self.context) - self.offset:], *self._path_tokens($node)]",
-        plant="list(self.context[len(self.context) - self.offset:])",
+        find="[*self.context[len(self.context) - self.answer_length:], *self._path_tokens($node)]",
+        plant="list(self.context[len(self.context) - self.answer_length:])",
         tests=("serve/test_formats.py::test_drafts_see_what_answers_may_hold",),
     ),
     PlantedBug(

@@ -118,7 +118,7 @@ BUGS = (
     PlantedBug(
         "a paused draft in a worker process never goes on",
         "drafting/parallel/child.py",
-        within="Child.commit",
+        within="JobRunner.commit",
         find="$draft.paused = $draft.paused and len($draft.chain) > 0",
         plant="pass",
         tests=("methods/test_sixth_method.py::test_it_answers_as_the_target_alone",),

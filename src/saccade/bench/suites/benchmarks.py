@@ -20,7 +20,7 @@ class Source:
     # For each split, patterns of file names. The files of the first pattern that matches are read.
     files: Mapping[str, tuple[str, ...]]
     # Whether the files are fetched without asking. They are small then, without pictures.
-    fetch_unasked: bool = False
+    may_fetch_unasked: bool = False
     gated: bool = False  # Whether its terms have to be accepted on the hub first.
     # If the rows are in lists inside the rows of the file, the column with these lists.
     nested: str | None = None
@@ -113,7 +113,10 @@ def _settings(name: str, turns: bool = False, **stated: Any) -> Iterator[tuple[s
         return
     for kind, question in SECOND_TURNS.items():
         source = f"{setting.paper}; second turn as its published code words it"
-        yield f"{name}-{kind}", replace(setting, paper=source, then=question, next=not question)
+        yield (
+            f"{name}-{kind}",
+            replace(setting, paper=source, then=question, asks_next_item=not question),
+        )
 
 
 def _lists_to_tuples(value: Any) -> Any:

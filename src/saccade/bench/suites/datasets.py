@@ -75,7 +75,7 @@ class Dataset:
     def items(self) -> Iterator[Item]:
         """Yields every usable item. Raises `OptionError` where the rows are damaged."""
         items = (entry for entry in self.entries() if isinstance(entry, Item))
-        return with_next_items(items) if self.setting.next else items
+        return with_next_items(items) if self.setting.asks_next_item else items
 
     def entries(self) -> Iterator[Item | Unusable]:
         """Yields the samples, usable or not; nothing is decoded or unpacked yet."""

@@ -217,7 +217,7 @@ class _Search:
         from huggingface_hub.errors import GatedRepoError
 
         is_offline = offline() or constants.HF_HUB_OFFLINE
-        if self.root is not None or is_offline or not source.fetch_unasked:
+        if self.root is not None or is_offline or not source.may_fetch_unasked:
             return
         patterns, revision = self._patterns(source.files, self.parts), source.revisions[0]
         for repo in source.repos:

@@ -83,7 +83,8 @@ class Setting:
     split: str = "test"
     prompt: str = "{question}"  # {question} and, of a choice, {options}.
     then: str | None = None  # The question of the last turn, about the same media.
-    next: bool = False  # Whether the last turn asks the next sample's question, with its images.
+    # Whether the last turn asks the next sample's question, with its images.
+    asks_next_item: bool = False
 
 
 @runtime_checkable

@@ -86,7 +86,7 @@ class Draft:
         return len(self.chain) < self.limit and not self.paused
 
 
-class Child:
+class JobRunner:
     """Carries out one job in the draft's process. A message of the parent about the job is the name
     of one of these methods, followed by its arguments."""
 
@@ -275,7 +275,7 @@ class WorkerLoop:
         self._channel = channel
         self._messages: deque[tuple[Any, ...]] = deque()
         self._models: dict[int, Backbone] = {}
-        self._child: Child | None = None
+        self._child: JobRunner | None = None
         self._job_number = 0  # It marks all messages about the job.
 
     def work(self) -> None:
@@ -351,7 +351,7 @@ class WorkerLoop:
         self._models.pop(key, None)
 
     def _start(self, key: int, job: Job) -> None:
-        self._child = Child(self._models[key], job, self._send, self._is_abandoned)
+        self._child = JobRunner(self._models[key], job, self._send, self._is_abandoned)
 
     def _stop(self) -> None:
         self._child = None

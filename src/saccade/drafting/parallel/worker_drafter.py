@@ -63,7 +63,7 @@ class DraftState:
     valid_from: int = 0
     paused: bool = False  # whether the shape has stopped after the last token
 
-    def has(self, count: int) -> bool:
+    def can_propose(self, count: int) -> bool:
         """Returns whether a proposal of ``count`` tokens need not wait for the draft: the chain has
         that many, or it has fewer and the draft has stopped until the next verdict."""
         return self.paused or len(self.chain) >= count
@@ -207,7 +207,8 @@ class WorkerDrafter(Drafter, BesideTarget):
         if self._visual_tokens is not None:
             wanted_counts = [(draft, draft.next_count or 0) for draft in drafts.values()]
             self._wait(
-                lambda: all(draft.has(count) for draft, count in wanted_counts), self._patience
+                lambda: all(draft.can_propose(count) for draft, count in wanted_counts),
+                self._patience,
             )
         self._raise_if_failed()
         return {
@@ -230,7 +231,8 @@ class WorkerDrafter(Drafter, BesideTarget):
         self._send_commits()
         counts = {request: len(tree) + 1 for request, tree in in_flight.items()}
         self._wait(
-            lambda: all(self._drafts[r].has(count) for r, count in counts.items()), self._patience
+            lambda: all(self._drafts[r].can_propose(count) for r, count in counts.items()),
+            self._patience,
         )
         self._raise_if_failed()
         return {request: self._chain(request, count) for request, count in counts.items()}

@@ -291,7 +291,7 @@ class Auto(CostedShape):
             return Plan(costs, _rate_to_beat(estimates, costs, expected_round), costs.max_depth)
         if not estimates.pause.is_over:
             return None
-        is_confirmed = self.knows_the_draft or estimates.times.level.weight > 0
+        is_confirmed = self.knows_the_draft or estimates.times.draft_forward.weight > 0
         hopeful = costs.cheaper(CONFIRMED_COST_SHARE if is_confirmed else UNCONFIRMED_COST_SHARE)
         expected_round = best_round(hopeful, self._retry_acceptance)
         if expected_round[0] <= 1:
@@ -373,7 +373,7 @@ class Auto(CostedShape):
         starts; None where there is nothing to remember."""
         estimates: Estimates = state
         remembered, times = self.forward_costs.acceptance, estimates.times
-        if not times.level.weight:
+        if not times.draft_forward.weight:
             if remembered is None or not times.plain.weight:
                 return None
             # This answer drafted nothing, so it shows nothing new of the draft. The remembered rate
@@ -398,7 +398,7 @@ class Auto(CostedShape):
             self.forward_costs,
             rows=REMEMBERED_ROWS,
             target=seconds,
-            draft=costs.level,
+            draft=costs.draft_forward,
             acceptance=acceptance,
         )
 
@@ -418,7 +418,7 @@ class Auto(CostedShape):
         if estimates.requests > 1:
             scale = estimates.verify_slowdown
             return BelievedCosts(
-                level=scale * bare.costs.draft,
+                draft_forward=scale * bare.costs.draft,
                 plain=scale * bare.verify[1],
                 scale=scale,
                 shift=0.0,
@@ -429,11 +429,11 @@ class Auto(CostedShape):
         scale = times.scale(bare.verify[1])
         # The draft's cost that earlier answers have shown weighs enough to outweigh one slow draft.
         weight = REMEMBERED_WEIGHT if self.knows_the_draft else FORWARD_PRIOR_WEIGHT
-        seconds, levels = times.level
+        seconds, levels = times.draft_forward
         level = (seconds + weight * scale * bare.costs.draft) / (levels + weight)
         shift, slope = times.line(scale)
         return BelievedCosts(
-            level=level,
+            draft_forward=level,
             plain=scale * bare.verify[1],
             scale=scale,
             shift=shift,
@@ -532,7 +532,7 @@ class BareCosts(NamedTuple):
 class BelievedCosts(NamedTuple):
     """Seconds of forwards as rounds have corrected the bare ones."""
 
-    level: float  # of one draft forward
+    draft_forward: float  # of one draft forward
     plain: float  # of a target forward of one row
     scale: float  # the factor from bare to believed seconds of a target forward
     shift: float  # seconds added to each forward of more than one row
@@ -542,7 +542,7 @@ class BelievedCosts(NamedTuple):
 
     def cheaper(self, share: float) -> BelievedCosts:
         """Returns the costs if drafting and more rows took this share of what is believed."""
-        return self._replace(level=share * self.level, share=share)
+        return self._replace(draft_forward=share * self.draft_forward, share=share)
 
     @property
     def max_depth(self) -> int:
@@ -553,14 +553,14 @@ class BelievedCosts(NamedTuple):
 
     def drafting(self, levels: int) -> float:
         """Returns the seconds of the draft's forwards for so many levels."""
-        return self.bare.costs.draft_forwards(levels) * self.level
+        return self.bare.costs.draft_forwards(levels) * self.draft_forward
 
     def level_price(self, depth: int) -> float:
         """Returns the seconds of one more level after ``depth`` levels.
 
         They are 0 where the draft's last forward has scored that level already.
         """
-        return 0.0 if depth % self.bare.costs.draft_levels else self.level
+        return 0.0 if depth % self.bare.costs.draft_levels else self.draft_forward
 
     def verify(self, rows: int) -> float:
         """Returns the seconds of a target forward of so many rows, never less than those of one

@@ -150,7 +150,7 @@ class Pruned(EarlyView):
 
     def budget(self, prompt: Prompt) -> int:
         """Returns how many visual tokens of a prompt are kept."""
-        image_tokens = 0 if self.images is None else prompt.media.stills
+        image_tokens = 0 if self.images is None else prompt.media.image_rows
         other_tokens = prompt.visual_tokens - image_tokens
         kept_others = saliency.budget(other_tokens, self.keep, self.rounding)
         return kept_others + saliency.budget(image_tokens, self.images or 0, self.rounding)

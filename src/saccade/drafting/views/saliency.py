@@ -15,9 +15,10 @@ from torch import Tensor
 from saccade.core.prompt import Prefill
 
 # Cosines are rounded to COSINE_DECIMALS, as is ``temporal``, a mean of cosines. ``spatial``, their
-# variance, is rounded to DECIMALS. So z-scores do not magnify the rounding errors of float32.
+# variance, is rounded to VARIANCE_DECIMALS. So z-scores do not magnify the rounding errors of
+# float32.
 COSINE_DECIMALS = 6
-DECIMALS = 12
+VARIANCE_DECIMALS = 12
 # Selecting rows by index copies them, so only this many rows, or the rows of this many crops, are
 # selected at once.
 ROWS_AT_ONCE = 2048
@@ -71,7 +72,7 @@ def sample_evenly(items: Int[Tensor, " item"], count: int) -> Int[Tensor, " kept
     return items[middles.to(items.device)]
 
 
-def rest(tokens: int, chosen: Int[Tensor, " chosen"]) -> Int[Tensor, " rest"]:
+def unchosen(tokens: int, chosen: Int[Tensor, " chosen"]) -> Int[Tensor, " rest"]:
     """Returns the indices below ``tokens`` that are not ``chosen``."""
     mask = torch.ones(tokens, dtype=torch.bool, device=chosen.device)
     mask[chosen] = False
@@ -195,7 +196,7 @@ def spatial(unit: Float[Tensor, "visual dim"], grid: Int[Tensor, "visual 4"], si
         variances.append(deviation.square().sum(-1) / size)
     saliency = torch.empty(len(grid), dtype=torch.double, device=grid.device)
     saliency[order] = torch.cat(variances)[number[order], slot]
-    return saliency.round(decimals=DECIMALS)
+    return saliency.round(decimals=VARIANCE_DECIMALS)
 
 
 def per_frame(saliency: Float[Tensor, " visual"], grid: Int[Tensor, "visual 4"]) -> Tensor:

@@ -32,7 +32,7 @@ from saccade.model.heads.head import (
     make_rotary,
     plain_settings,
 )
-from saccade.model.heads.modules import Hidden, Rotation, shift_ids, spread_logits
+from saccade.model.heads.modules import Hidden, Rotation, spread_logits, target_ids_of
 from saccade.model.segments import Segment
 from saccade.model.window_rule import KeyWindow
 
@@ -200,7 +200,7 @@ class BlockModule(nn.Module):
     @property
     def target_ids(self) -> Int[Tensor, " draft_vocab"]:
         """The target's id for each id of the head's own vocabulary."""
-        return shift_ids(self.d2t)
+        return target_ids_of(self.d2t)
 
     def project(self, target_hidden: Float[Tensor, "row layers_dim"]) -> Hidden:
         """Returns the target's hidden states, projected to the head's width. Every layer computes

@@ -206,13 +206,13 @@ class Eagle3Head(HeadModule):
     @property
     def target_ids(self) -> Int[Tensor, " draft_vocab"]:
         """The target's id of each of the head's own."""
-        return shift_ids(self.d2t)
+        return target_ids_of(self.d2t)
 
     def own_logits(self, prepared: Hidden) -> Float[Tensor, "row vocab"]:
         return spread_logits(self.lm_head(prepared), self.target_ids, self.target_vocab)
 
 
-def shift_ids(d2t: Int[Tensor, " draft_vocab"]) -> Int[Tensor, " draft_vocab"]:
+def target_ids_of(d2t: Int[Tensor, " draft_vocab"]) -> Int[Tensor, " draft_vocab"]:
     """Returns the target's id for each id of a head's own vocabulary.
 
     ``d2t`` has the differences: the head's id i is the target's id ``i + d2t[i]``.

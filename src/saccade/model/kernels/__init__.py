@@ -73,7 +73,7 @@ class Product:
     prepare: Callable[[Tensor], Any]
     multiply: Callable[[Tensor, Any, Tensor | None], Tensor]
     """(x, prepared weights, base) -> rows; the base is a bias, rows, or None."""
-    copies: bool = True
+    needs_copy: bool = True
     """Whether the prepared weights take memory of their own."""
     supports: Callable[[Tensor], bool] = lambda weight: True
     """Whether a weight can be multiplied in this way."""
@@ -111,7 +111,7 @@ def _keep_weight(weight: Tensor) -> Tensor:
     return weight
 
 
-PLAIN = Product(_keep_weight, _multiply_plain, copies=False)
+PLAIN = Product(_keep_weight, _multiply_plain, needs_copy=False)
 # The product of oneDNN reads weights that lie in blocks.
 PACKED = Product(lambda w: torch.ops.mkldnn._reorder_linear_weight(w), _multiply_packed)
 
@@ -142,7 +142,7 @@ def _bf16_without_copy(unit: compiled.Bf16Unit, gated: bool = False) -> Product:
     return Product(
         _keep_weight,
         partial(compiled.multiply_bf16, unit, gated=gated),
-        copies=False,
+        needs_copy=False,
         supports=partial(compiled.supports_bf16, unit, gated=gated),
     )
 
@@ -273,7 +273,7 @@ class Matrix:
 
     def may_use(self, name: str) -> bool:
         """Returns whether there is memory for what a product needs."""
-        return self.may_be_copied or not self.products[name].copies
+        return self.may_be_copied or not self.products[name].needs_copy
 
     @property
     def problem_size(self) -> ProblemSize:
@@ -309,7 +309,7 @@ class Matrix:
     @property
     def has_copies(self) -> bool:
         """Whether there are copies of the weights, which have to follow a change."""
-        return any(self.products[name].copies for name in self._prepared)
+        return any(self.products[name].needs_copy for name in self._prepared)
 
     def __call__(self, x: Float[Tensor, "all into"]) -> Float[Tensor, "all out"]:
         multiply, prepared = self._kernel_by_rows[min(x.shape[0], self._max_rows)]
@@ -339,7 +339,7 @@ def may_copy(matrices: Sequence[Matrix]) -> bool:
     """Returns whether there is memory for copies of the weights, in every layout that is timed."""
     (dtype,) = {matrix.weight.dtype for matrix in matrices}
     products = matrices[0].products
-    layouts = sum(products[name].copies for name in product_names(dtype))
+    layouts = sum(products[name].needs_copy for name in product_names(dtype))
     copies = layouts * sum(matrix.weight.nbytes for matrix in matrices)
     return copies <= MAX_COPY_SHARE * memory.available_bytes(torch.device("cpu"))
 
@@ -458,8 +458,8 @@ def choose_products(matrices: Sequence[Matrix]) -> list[Choice]:
     measured = shortest_times(facts, lambda: time_products(by_size, weight_bytes))
     for (*size, rows), seconds in measured.items():
         times[tuple(size)][rows] = seconds
-    free = [name for name in names if not first.products[name].copies]
-    choice_by_size = {size: best_choice(each, free) for size, each in times.items()}
+    without_copy = [name for name in names if not first.products[name].needs_copy]
+    choice_by_size = {size: best_choice(each, without_copy) for size, each in times.items()}
     return [choice_by_size[matrix.problem_size] for matrix in matrices]
 
 
@@ -581,11 +581,11 @@ def shortest_times(
     return times
 
 
-def best_choice(times: dict[int, dict[str, float]], free: Sequence[str] = ()) -> Choice:
+def best_choice(times: dict[int, dict[str, float]], without_copy: Sequence[str] = ()) -> Choice:
     """Returns the best choice by these seconds, which are by number of rows and kernel.
 
     A copy of the weights is left out where doing without it makes no number of rows slower by more
-    than ``MAX_SLOWDOWN_WITHOUT_COPY``. The first kernel and those in ``free`` need no copy.
+    than ``MAX_SLOWDOWN_WITHOUT_COPY``. The first kernel and those in ``without_copy`` need no copy.
 
     Between two numbers of rows that were timed, the kernel of the larger number is used. If 4 and 6
     rows were timed, 5 rows get the kernel for 6, because a kernel that is the best for 4 rows may
@@ -599,7 +599,7 @@ def best_choice(times: dict[int, dict[str, float]], free: Sequence[str] = ()) ->
         numbers of rows, of the subset's best time to the best time of all kernels."""
         return max(min(times[n][name] for name in subset) / min(times[n].values()) for n in rows)
 
-    while copying := [name for name in names[1:] if name not in free]:
+    while copying := [name for name in names[1:] if name not in without_copy]:
         without = {name: slowdown([each for each in names if each != name]) for name in copying}
         needless = min(without, key=without.__getitem__)
         if without[needless] > 1 + MAX_SLOWDOWN_WITHOUT_COPY:

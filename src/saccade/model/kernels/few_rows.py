@@ -351,7 +351,7 @@ def _rotate(x: Tensor, rotation: Rotation) -> Tensor:
     return (x.float() * cos + swapped.float() * sin).to(x.dtype)
 
 
-def example_rotation(trial: Trial) -> tuple[Rotation, Norms]:
+def example_rotation_and_norms(trial: Trial) -> tuple[Rotation, Norms]:
     """Returns a rotation for a trial's rows and weights of norms, whose numbers all differ."""
     count, width = len(trial.qkv), trial.attention.kernels.head_dim
     angle = torch.arange(count)[:, None] * torch.linspace(0.1, 1, width)
@@ -378,7 +378,7 @@ def difference_from_torch(kernels: Kernels) -> float:
     for lengths, rows in trials:
         trial = Trial.of(kernels, lengths, rows)
         reference_trial = trial.copy()
-        rotation, norms = example_rotation(trial)
+        rotation, norms = example_rotation_and_norms(trial)
         scale = kernels.head_dim**-0.5
         output = trial.attention.rotate_and_attend(0, trial.qkv, scale, rotation, norms, 1e-6)
         expected_output = reference_trial.expected_output(scale, rotation, norms, 1e-6)
