@@ -23,7 +23,7 @@ LENGTH_DEPENDENT_RULES = ("dynamic", "longrope")
 def depends_on_length(text: Any) -> bool:
     """Returns whether a decoder's rotary rule depends on the length of the text.
 
-    Raises ModelError where it does in a way that cannot be followed row by row.
+    Raises ModelError for a rule that does and that cannot be applied row by row.
     """
     rules = text.config.to_dict().get("rope_parameters") or {}
     nested = [rule for rule in rules.values() if isinstance(rule, dict)]
@@ -53,10 +53,11 @@ def rotate_by_length(
     position_ids: Int[Tensor, "*axes rows"],
     **rotary_arguments: Any,
 ) -> tuple[Float[Tensor, "*axes rows head_dim"], Float[Tensor, "*axes rows head_dim"]]:
-    """Returns cos and sin of each row, as the rotary module returns them in a text of its length.
+    """Returns cos and sin of each row, as ``rotary`` gives them in a text of that row's length.
 
-    ``lengths`` are those of each row's text, or one length for all rows. The last position of a
-    text is passed along with its rows, because the rule takes the length from it.
+    ``lengths`` has the tokens of the text that each row belongs to, or one length for all rows. The
+    rule takes the length from the largest position that it gets. So the last position of the text
+    is passed along with the rows, and what is returned for that position is dropped.
     """
     lengths = lengths.expand(position_ids.shape[-1])
     parts: list[tuple[Tensor, Tensor]] = []
@@ -64,6 +65,7 @@ def rotate_by_length(
         start = sum(part[0].shape[-2] for part in parts)
         positions = position_ids[..., start : start + count]
         end = positions.new_full((*positions.shape[:-1], 1), length - 1)
+        # ``rotary`` itself would remember the largest length that it has seen.
         fresh_rotary = type(rotary)(rotary.config).to(x.device)
         cos, sin = fresh_rotary(x, torch.cat([positions, end], -1), **rotary_arguments)
         parts.append((cos[..., :-1, :], sin[..., :-1, :]))

@@ -21,9 +21,9 @@ class Segment:
     """The tokens of one request in a forward.
 
     They are rows ``start:stop`` of the forward, and their keys are written to the cache from row
-    ``at`` on. ``recent_mask`` is their attention mask over as many of the last keys as it has
-    columns; the last of these keys are the tokens' own. A token attends to the keys that its row
-    marks, and to all keys before those of the mask. None stands for a causal mask.
+    ``at`` on. ``recent_mask`` has one row for each token, and one column for each of the last keys
+    in the cache, the tokens' own included. A token attends to the keys that its row marks, and to
+    all keys before the first column. None stands for a causal mask.
     """
 
     cache: Cache
@@ -32,10 +32,10 @@ class Segment:
     at: int
     recent_mask: Bool[Tensor, "new last"] | None = None
     recorder: MassRecorder | None = None
-    """Adds up what some of these rows, which are of a prompt, attend to."""
+    """Adds up the attention of some rows of a prompt; None if none of these rows is recorded."""
     row_queries: RowQueries | None = None
-    """Stores the queries of the last of these rows, or of all, so that what they attend to can be
-    computed after the forward."""
+    """Stores the queries of the segment's last rows, or of all its rows, so that their attention
+    can be computed after the forward."""
     pages: Pages | None = None
     """Pages from which the queries of each row choose a few. The keys of these few are read into
     the first rows of the cache."""
@@ -52,7 +52,8 @@ class Segment:
 
     def needs_full_mask(self, window: KeyWindow | None) -> bool:
         """Returns whether a layer with this window (None: full attention) needs a mask over all
-        keys. It needs none for ``recent_mask``, which the attention kernels apply themselves."""
+        keys. A ``recent_mask`` alone is no reason, because the attention kernels apply it
+        themselves."""
         return window is not None or (
             self.last_visible_row is not None and not self.sees_ahead_in_windows_only
         )

@@ -38,8 +38,8 @@ from saccade.model.segments import Segment
 PREFILL_CHUNK_TOKENS = 2048  # of a prompt in one forward, which bounds the memory of a prefill
 DRAFT_ROOM_TOKENS = 64  # rows of a cache for drafted tokens, beyond those for the answer
 MAX_RESERVED_ANSWER_TOKENS = 2048  # A new cache has at most this many rows for an answer. It grows.
-# Where states are known at a few lengths only, a conversation can be cut back to this many
-# tokens before the prompt's end.
+# Recurrent layers, and layers that evict keys, can be cut back only to lengths that were stored.
+# One of these lengths is this many tokens before the prompt's end.
 REREAD_PROMPT_TOKENS = 32
 Rules = Sequence[Sampling] | Mapping[int, Sampling]
 """Each request's sampling rules, by its number."""
@@ -57,7 +57,7 @@ class RequestState:
     context: list[int]  # token ids of the prompt and the text
     first_position: int  # of the first token of the text
     length: int = 0  # of the text
-    generated: int = 0  # tokens of this turn, which the noise of sampling counts
+    generated: int = 0  # tokens of this turn's answer; the next token's noise has this number
     pending: list[int] = field(default_factory=list)  # last tokens of the text, without keys yet
     root_logits: Tensor | None = None  # at the end of the text; None while tokens are pending
     root_likeliest: ReadTop | None = None  # of the same row, where the forward computed it
@@ -69,9 +69,12 @@ class RequestState:
     node_likeliest: list[ReadTop | None] = field(default_factory=list)  # of the tree
     reused_rows: int = 0  # rows of the prompt whose keys come from an earlier request
     noise_number: int = 0  # its number among the requests of its call, which selects its noise
-    recent_rows: RecentRows | None = None  # the rows committed last, if a view follows them
-    node_queries: list[tuple[RowQueries, int]] = field(default_factory=list)  # of the tree
-    source_rows: Tensor | None = None  # [layer, kv_head, kept]: each row's number in the source
+    # The rows committed last, if their attention may be asked for (``follow_rows``).
+    recent_rows: RecentRows | None = None
+    # For each node of the tree, the queries of the forward that scored it, and its row there.
+    node_queries: list[tuple[RowQueries, int]] = field(default_factory=list)
+    # [layer, kv_head, kept]: which row of the source each row of a fork's prompt is a copy of.
+    source_rows: Tensor | None = None
     pages: Pages | None = None  # pages of the source, which are read into the cache's first rows
 
 
@@ -163,7 +166,8 @@ class Session:
                 session can start from this one's keys, and no rows can be followed.
             shared_rows: if not 0, the request exists already, and the prompt begins with this many
                 rows of its prompt and text. They are not read again, as far as that is possible.
-            hidden_layers: layers whose hidden states a new cache also keeps, from here on.
+            hidden_layers: layers whose hidden states are stored too, for this prompt and all that
+                follows. This has no effect with ``shared_rows``: the cache that exists is used.
         """
         model = self.backbone
         if model.fused is not None:
@@ -186,7 +190,9 @@ class Session:
         reused_rows, prefix_key = 0, None
         # Rows whose logits or attention are needed must be computed, even if they are stored.
         first_needed = int(text[0]) if recorded_columns and len(text) else len(prompt)
-        max_reused = max(0, min(first_needed, len(prompt) - max(1, follow_rows)))
+        # At the end these are the followed rows, and at least the last row.
+        needed_at_end = max(1, follow_rows)
+        max_reused = max(0, min(first_needed, len(prompt) - needed_at_end))
         if old is not None:
             reused_rows = _cut_to_prompt(old, prompt, min(shared_rows, max_reused))
             # Where layers evict keys, each forward makes its own room. Room for the whole prompt at
@@ -246,7 +252,9 @@ class Session:
         if not record:
             yield Prefill(prompt, cache, logits)
             return
-        attention /= max(1, len(text)) * (model.heads // model.kv_heads)
+        # The sum becomes a mean over the rows of text and the query heads of each KV head.
+        query_heads_per_kv_head = model.heads // model.kv_heads
+        attention /= max(1, len(text)) * query_heads_per_kv_head
         prefill = self._with_attention(Prefill(prompt, cache, logits), attention)
         if request.recent_rows is not None and queries is not None:
             followed = min(follow_rows, stop - start)
@@ -274,7 +282,17 @@ class Session:
         row_arguments = {
             name: each[start:stop] for name, each in prompt.media.row_arguments.items()
         }
-        hidden = model.forward(embeds, positions, step, deepstack, True, length, row_arguments)
+        hidden = model.forward(
+            embeds,
+            positions,
+            step,
+            deepstack,
+            last=True,
+            length=length,
+            row_arguments=row_arguments,
+        )
+        # Each layer with keys must have called this step for its attention. Otherwise its keys are
+        # not in the cache.
         if step.calls != model.key_layer_count:
             raise ModelError(
                 f"{type(model.model).__name__} computes its attention in a way of its own, "
@@ -310,11 +328,11 @@ class Session:
         *,
         can_reselect: bool = False,
     ) -> None:
-        """Starts requests with copies of another session's caches, of which these prompts name the
-        rows to copy.
+        """Starts requests whose keys are copied from another session, the source.
 
-        From then on the keys of committed text are copied from that session too, which is exact and
-        needs no forward. ``can_reselect`` allows :meth:`reselect` to change the rows.
+        Each request gets those rows of a prefill's cache that its prompt names. Later, the keys of
+        committed text are copied from the source too, which is exact and needs no forward.
+        ``can_reselect`` allows :meth:`reselect` to change the rows of the prompt.
         """
         for number, (prefill, prompt) in enumerate(zip(prefills, prompts, strict=True)):
             source = prefill.cache
@@ -344,7 +362,7 @@ class Session:
             )
 
     def reselect(self, number: int, prompt: Prompt) -> None:
-        """Changes which rows of the source's prompt a fork has. It has as many as before."""
+        """Changes which rows of the source's prompt a fork has. Their number stays the same."""
         request = self.requests[number]
         assert request.source_rows is not None and request.source is not None
         request.source_rows = request.cache.exchange(
@@ -366,6 +384,7 @@ class Session:
         self.rules = rules
         for number, turn in turns.items():
             request = self.requests[number]
+            # The text is dropped first. If more is to be dropped, the prompt's last tokens follow.
             dropped_from_prompt = max(0, turn.drop - request.length)
             if dropped_from_prompt:
                 prompt_rows, source_prompt_rows = request.prompt_rows
@@ -410,28 +429,33 @@ class Session:
             request.pending = pending[start:stop]
             request.length = length - len(pending) + stop
             self.score({number: Tree()})
-            request.pending, request.length, request.root_logits = pending[stop:], length, None
+            request.pending = pending[stop:]
+            request.length = length
+            request.root_logits = None
 
     def shared_rows(self, number: int, old: Prompt, new: Prompt) -> int:
         """Returns how many leading rows of a new prompt are those of a request's prompt and text:
         the same rows at the same positions."""
         request = self.requests[number]
-        start = len(request.context) - request.length  # of the text, where the prompt ends now
-        rows = min(common_rows(old, new), start)
-        if rows < start:
+        text_start = len(request.context) - request.length
+        rows = min(common_rows(old, new), text_start)
+        if rows < text_start:
             return new.largest_cut(rows)
-        text = request.context[start : len(new)]
-        stop = start + len(text)
+        # The prompt is shared as a whole, so the text after it is compared too.
+        text = request.context[text_start : len(new)]
+        stop = text_start + len(text)
         device = new.positions.device
         ids = torch.tensor(text, dtype=torch.long, device=device)
-        places = request.first_position + torch.arange(len(text), device=device)
-        equal = (new.context[start:stop] == ids) & ~(new.visual | new.fixed)[start:stop]
-        equal &= (new.positions[:, start:stop] == places).all(0)
+        positions = request.first_position + torch.arange(len(text), device=device)
+        is_plain_text = ~(new.visual | new.fixed)[text_start:stop]
+        equal = (new.context[text_start:stop] == ids) & is_plain_text
+        equal &= (new.positions[:, text_start:stop] == positions).all(0)
         if new.media.last_visible_row is not None:
-            equal &= new.media.last_visible_row[start:stop] == torch.arange(
-                start, stop, device=device
-            )
-        return new.largest_cut(start + int(equal.long().cumprod(0).sum()))
+            # The text was decoded causally, so no row of it has seen a row after itself.
+            own_rows = torch.arange(text_start, stop, device=device)
+            equal &= new.media.last_visible_row[text_start:stop] == own_rows
+        shared_text_rows = int(equal.long().cumprod(0).sum())  # up to the first difference
+        return new.largest_cut(text_start + shared_text_rows)
 
     def keep_prompt_rows(self, number: int, rows: Int[Tensor, " kept"]) -> None:
         """Drops all rows of a prompt but these. The text and the tree after it stay scored."""
@@ -483,7 +507,7 @@ class Session:
         ]
 
     def fill_for_timing(self, number: int, context: int, room: int) -> None:
-        """Starts a request with ``context`` keys that are of no text, to time forwards."""
+        """Starts a request with ``context`` meaningless keys, to time forwards."""
         self.requests[number] = RequestState(self._filled_cache(context, room), [], context)
 
     def _filled_cache(self, context: int, room: int) -> Cache:
@@ -512,18 +536,20 @@ class Session:
             del request.node_logits[old_nodes:]
             del request.node_likeliest[old_nodes:]
             nodes = tree.tokens[old_nodes:]
-            start, waiting = len(forward.ids), len(request.pending)
-            if not waiting and not nodes:
+            start, pending_count = len(forward.ids), len(request.pending)
+            if not pending_count and not nodes:
                 continue
             forward.ids.extend((*request.pending, *nodes))
             end = request.first_position + request.length
-            forward.positions.extend(range(end - waiting, end))
+            forward.positions.extend(range(end - pending_count, end))
             depths = trees_.depths(tree.parents)[old_nodes:]
             forward.positions.extend(end - 1 + depth for depth in depths)
             # Of the pending tokens only the last one's logits are needed.
-            forward.logit_rows.extend(range(start + max(waiting - 1, 0), len(forward.ids)))
+            forward.logit_rows.extend(range(start + max(pending_count - 1, 0), len(forward.ids)))
             at = request.cache.length + old_nodes
-            block = None if trees_.is_chain(tree) else trees_.tree_mask(tree, old_nodes, waiting)
+            mask = None
+            if not trees_.is_chain(tree):
+                mask = trees_.tree_mask(tree, old_nodes, pending_count)
             queries = None if request.recent_rows is None else RowQueries()
             stop = len(forward.ids)
             forward.segments.append(
@@ -532,16 +558,16 @@ class Session:
                     start,
                     stop,
                     at,
-                    block,
+                    recent_mask=mask,
                     row_queries=queries,
                     pages=request.pages,
-                    committed_rows=waiting,
+                    committed_rows=pending_count,
                     scored_nodes=old_nodes,
                     vocabulary=self.vocabulary,
                 )
             )
             if queries is not None:
-                _store_queries(request, queries, waiting, old_nodes, len(nodes))
+                _store_queries(request, queries, pending_count, old_nodes, len(nodes))
 
     def _scores(self, trees: Mapping[int, Tree], rows: RowLogits) -> dict[int, Scores]:
         """Returns the scores of trees, from the logits of the rows that were added for them."""
@@ -598,8 +624,8 @@ class Session:
             request.pending += new[len(path) :]
             dropped_nodes = len(request.tree)
             if trees_.is_chain(request.tree) and path and len(path) == len(new):
-                # Every new token was a node, so the chain was not judged to its end: the nodes
-                # after them stay, with their keys and logits.
+                # Every new token is a node of the chain, so the nodes after these still continue
+                # the text. They stay, with their keys and logits.
                 dropped_nodes = len(path)
             request.tree = trees_.chain_without_first(request.tree, dropped_nodes)
             request.node_logits = request.node_logits[dropped_nodes:]
@@ -617,10 +643,11 @@ class Session:
 
     def _forward(self, rows: Rows) -> RowLogits:
         """Writes the keys and values of all rows and returns the logits that scores need."""
-        # A captured forward can neither store queries nor read pages that queries choose. If the
-        # logits need the model's own forward, that cannot be captured, because it may run any
-        # Python code.
+        # A captured forward can neither store queries nor read pages that queries choose. A model
+        # whose logits need its own ``forward`` is not captured either, because that method may run
+        # any Python code.
         is_unusual = any(segment.row_queries or segment.pages for segment in rows.segments)
+        # A backbone of a model's first layers uses the head of the whole model.
         full_backbone = self.backbone.full_backbone or self.backbone
         if self.cuda_graphs is None or is_unusual or full_backbone.needs_model_for_logits:
             return RowLogits.of_ordinary(self._ordinary_forward(rows))
@@ -689,13 +716,14 @@ def chunk_ends(start: int, stop: int, chunk: int) -> list[int]:
 
 
 def _cut_to_prompt(cache: Cache, prompt: Prompt, rows: int) -> int:
-    """Cuts a cache back to at most ``rows`` rows, with which a prompt begins, and returns how many
-    stay.
+    """Cuts a cache back to a beginning of a prompt, and returns how many rows stay.
 
-    Fewer may stay, because states are known at a few lengths only, and because no cut is made
-    within a picture that is read in both directions.
+    The first ``rows`` rows of the cache are those of the prompt. Fewer may stay, because recurrent
+    states are stored at a few lengths only, and because no cut is made within a picture that is
+    read in both directions.
     """
     rows = min(rows, cache.length)
+    # Each of the two rules may choose a length that the other does not allow.
     while True:
         length = prompt.largest_cut(cache.nearest_length(rows))
         if length == rows:
@@ -719,19 +747,21 @@ def _lengths_to_store(prompt: Prompt) -> set[int]:
 
 
 def _store_queries(
-    request: RequestState, queries: RowQueries, waiting: int, old_nodes: int, new_nodes: int
+    request: RequestState, queries: RowQueries, pending_count: int, old_nodes: int, new_nodes: int
 ) -> None:
     """Stores the queries of a request's rows of a forward.
 
-    Its ``waiting`` pending tokens are committed already, so they are recent rows at once. Of the
-    nodes, ``commit`` adds those that are accepted.
+    The rows are those of the pending tokens and then those of new nodes. Pending tokens are
+    committed already, so they are recent rows at once. Of the nodes, ``commit`` adds those that are
+    accepted.
     """
     assert request.recent_rows is not None
     committed_rows = request.prompt_rows[0] + request.length
-    for row in range(waiting):
-        visible_keys = committed_rows - waiting + row + 1
+    for row in range(pending_count):
+        visible_keys = committed_rows - pending_count + row + 1
         request.recent_rows.append(CommittedRow(queries, row, visible_keys))
-    request.node_queries[old_nodes:] = [(queries, waiting + node) for node in range(new_nodes)]
+    node_rows = range(pending_count, pending_count + new_nodes)
+    request.node_queries[old_nodes:] = [(queries, row) for row in node_rows]
 
 
 def _copy_committed_keys(request: RequestState) -> None:

@@ -34,7 +34,11 @@ TIMEOUT_SECONDS = 120.0  # How long a process waits for the others between forwa
 
 @dataclass(frozen=True)
 class HeadShares:
-    """The key heads of every layer, split in order: this process has the ``rank``-th share."""
+    """Which key heads of every layer this process has.
+
+    The heads are split in order into ``count`` equal shares. This process has share ``rank``,
+    counted from 0.
+    """
 
     rank: int
     count: int
@@ -42,7 +46,7 @@ class HeadShares:
     def gather_heads(
         self, local_values: Float[Tensor, "layer local_head seen"]
     ) -> Float[Tensor, "layer kv_head seen"]:
-        """Returns numbers of all key heads, gathered from the processes that have the heads."""
+        """Returns the values of all key heads, gathered from every process."""
         if self.count == 1:
             return local_values
         parts = [torch.empty_like(local_values) for _ in range(self.count)]
@@ -50,7 +54,8 @@ class HeadShares:
         return torch.cat(parts, 1)
 
     def own_heads(self, chosen: Int[Tensor, "layer kv_head kept"]) -> Int[Tensor, "layer own kept"]:
-        """Returns this process's heads of what was chosen for all key heads."""
+        """Returns the part of ``chosen``, which has an entry for every key head, that belongs to
+        this process's heads."""
         return chosen.chunk(self.count, 1)[self.rank]
 
 
@@ -127,6 +132,7 @@ def agree_on_drafts(schedule: Schedule) -> Schedule:
         agreed_draft = cast(Drafter, _AgreedDraft(draft))
         yield from schedule(target, agreed_draft, requests, agree_on_cut(cut))
 
+    # A serial schedule also offers rounds whose forwards several requests share. This one does not.
     return replace(schedule, run=run, offers=NO_CAPABILITIES)
 
 

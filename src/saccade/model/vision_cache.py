@@ -22,7 +22,8 @@ from saccade.model.prefix_cache import digest, intercept_calls, tensor_bytes
 
 VISION_METHODS = ("get_image_features", "get_video_features")  # of Hugging Face's models
 UNREAD_FIELDS = {"hidden_states", "attentions"}  # Language models do not read these of an output.
-FIELDS_BY_LAYER = {"deepstack_features"}  # Lists of these have one entry for each layer.
+# Fields of an output that are lists with one tensor for each layer. They are joined layer by layer.
+FIELDS_BY_LAYER = {"deepstack_features"}
 
 
 @runtime_checkable
@@ -70,7 +71,8 @@ class ConversationVision:
 
     @contextmanager
     def reading(self, model: Any) -> Iterator[None]:
-        """Notes which outputs a model uses while it reads a prompt, and drops its others after."""
+        """While a model reads a prompt, notes which outputs the model uses. Then drops all other
+        outputs of this model."""
         owner = id(model.base_model)
         self._used = set()
         yield
@@ -104,8 +106,8 @@ class MediaCall:
     ) -> MediaCall | None:
         """Returns the call cut into its media; None where its arguments show no way to do so.
 
-        With a ``..._grid_thw`` argument its products are the rows of each medium. Pixels without
-        one must have three dimensions or more; then each row is a medium.
+        With a ``..._grid_thw`` argument, a medium has t * h * w rows of the pixels. Without such an
+        argument each row is a medium, and the pixels must have three dimensions or more.
         """
         try:
             bound = inspect.signature(method).bind(*args, **kwargs)
@@ -166,6 +168,7 @@ def cache_vision(model: Any, store: Store | None) -> AbstractContextManager[None
         media = MediaCall.of(method, args, kwargs)
         if media is not None:
             return run_new_media(store, (id(owner), name), media)
+        # A call that cannot be cut is stored as a whole.
         key = id(owner), name, store.digest(args, sorted(kwargs.items()))
         output = store.get(key)
         if output is None:
@@ -180,8 +183,9 @@ def cache_vision(model: Any, store: Store | None) -> AbstractContextManager[None
 def run_new_media(store: Store, owner: tuple[Hashable, ...], media: MediaCall) -> Any:
     """Returns the output of a call, which runs only on those media that the store lacks.
 
-    New media that are side by side run together, unless the store runs media separately. Where it
-    is unknown how outputs are joined, the method runs once more on all media.
+    ``owner`` begins every key of the store: it names the model and its method. New media that are
+    side by side run together, unless the store runs media separately. Where it is unknown how
+    outputs are joined, the method runs once more on all media.
     """
     digests = [
         store.digest(sorted(media.part(number, number + 1).items())) for number in range(len(media))
@@ -277,7 +281,8 @@ def _read_fields(output: ModelOutput) -> dict[str, Any]:
 
 
 def _make_output(kind: type[ModelOutput], values: Mapping[str, Any]) -> ModelOutput:
-    """Returns an output with these values; those that its class does not declare are attributes."""
+    """Returns an output with these values. A value that is no field of its class becomes an
+    attribute."""
     make: Any = kind
     declared = {each.name for each in fields(make)}
     output: ModelOutput = make(**{name: values[name] for name in values if name in declared})

@@ -7,6 +7,7 @@ no cell (the newline after a line of a picture, a class token) has -1 for its me
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -51,7 +52,8 @@ def _row_cells(length: int) -> Cells:
 def processor_cells(kind: str, inputs: Inputs, config: Mapping[str, Any]) -> Iterator[Cells]:
     """Yields the cells of each medium of one kind in turn, from its processor's grids of patches.
 
-    A cell is a square of patches that the model merges into one visual token.
+    A cell is a square of patches that the model merges into one visual token. The cells of every
+    medium have the number 0 for it; :func:`arrange_cells` numbers the media of a prompt.
     """
     sizes = inputs[f"{kind}_grid_thw"].tolist()
     merge_sizes = inputs.get(f"{kind}_merge_sizes")
@@ -82,8 +84,8 @@ def arrange_cells(
         kinds: "image", "video" or "audio", per placeholder.
         is_newline: which of them are a model's newline row.
         places: where each stands in the prompt.
-        grids: cells of the media to come, per kind, where the processor gives them.
-        layout: how pictures are laid out where it does not; None if that is unknown.
+        grids: for each kind whose grids the processor gives, the cells of its media in turn.
+        layout: how pictures are laid out, for kinds without grids; None if that is unknown.
         frames: how many frames a video has; None if that is unknown.
     """
     media: list[tuple[Tensor, Cells]] = []  # each medium's placeholders and their cells
@@ -105,7 +107,8 @@ def arrange_cells(
 
 
 def _grid_media(rows: Int[Tensor, " row"], grid: Iterator[Cells]) -> list[tuple[Tensor, Cells]]:
-    """Returns the media of one kind, each with its placeholders, from its processor's grids."""
+    """Returns, for each medium of one kind, its rows of placeholders and their cells, which come
+    from the processor's grids."""
     media: list[tuple[Tensor, Cells]] = []
     done = 0
     while done < len(rows):
@@ -136,8 +139,9 @@ def image_cells(is_newline: Bool[Tensor, " run"], layout: PictureLayout) -> list
 
     A picture is a square of cells. A picture that was cut into tiles has a second part after it:
     the whole picture as a finer grid, each line of which ends in a newline. The finer grid has
-    t = 1, and its h begins below the square's, so that no cell of one is mistaken for a cell of the
-    other.
+    t = 1, and its h begins beyond the last h of the square, so that no cell of one is mistaken for
+    a cell of the other. After a square of 24 x 24 cells, h = 0 ... 23, the finer grid has h = 30,
+    31, ...
     """
     length = len(is_newline)
     newlines = is_newline.nonzero().squeeze(-1).tolist()
@@ -168,7 +172,8 @@ def image_cells(is_newline: Bool[Tensor, " run"], layout: PictureLayout) -> list
         cells[layout.image_lead_rows : square_size] = square
         if width:
             finer = grid_cells(0, (1, line_count, width), 1).view(line_count, width, 4)
-            finer[..., 2] += -(-layout.image_side // FINE_ROW_MULTIPLE) * FINE_ROW_MULTIPLE
+            first_fine_row = math.ceil(layout.image_side / FINE_ROW_MULTIPLE) * FINE_ROW_MULTIPLE
+            finer[..., 2] += first_fine_row
             cells[square_size:].view(line_count, width + 1, 4)[:, :width] = finer
         pictures.append(cells)
         start = stop

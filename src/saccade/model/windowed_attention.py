@@ -21,8 +21,8 @@ from saccade.model.segments import Segment
 from saccade.model.window_rule import KeyWindow
 
 Queries = Float[Tensor, "head new head_dim"]
-# Where attention logits are written to a tensor, rows are computed in groups, so that a group has
-# at most this many logits, or is a single row.
+# Attention with ``Extras`` writes its logits to a tensor. To bound the memory, rows are computed in
+# groups of at most this many logits. A single row may have more.
 MAX_LOGITS_AT_ONCE = 2**25
 
 
@@ -72,32 +72,37 @@ def visible_keys(
 ) -> tuple[Bool[Tensor, "new visible"], int]:
     """Returns which keys each row of a segment sees, and the first key that any row sees.
 
-    The columns begin with that key. The window counts tokens along each row's own path, so the
-    distance of a node from the text is its depth in the tree.
+    The columns begin with that key. The window counts tokens along each row's own path. For example
+    nodes 0, 1 and 2 of a tree, of which 1 and 2 are both children of 0, follow 10 committed tokens.
+    Then node 2 has place 11 in its text and sees node 0 at place 10, although the keys of these
+    nodes are in rows 12 and 10 of the cache.
     """
     new = segment.stop - segment.start
     key_count = segment.at + new
     mask = segment.mask
     masked_keys = mask.shape[1]
+    # The key of the tree's first node. Nodes that were scored earlier come before the segment's
+    # rows. Committed rows, if there are any, come first in the segment.
     tree_start = segment.at - segment.scored_nodes + segment.committed_rows
     visible = torch.ones(new, key_count, dtype=torch.bool)
     visible[:, key_count - masked_keys :] = mask
-    keys = torch.arange(key_count)
     sees_later = window is not None or not segment.sees_ahead_in_windows_only
     if segment.last_visible_row is not None and sees_later:
         reach = segment.last_visible_row.cpu()
         visible[:, segment.at :] |= reach[:, None] == reach
     if window is None:
         return visible, 0
-    row_places = segment.at + torch.arange(new)  # Places in the text that ends with each row.
-    nodes = visible[segment.committed_rows :, tree_start:]
-    row_places[segment.committed_rows :] = tree_start - 1 + nodes.sum(1)
-    distance = row_places[:, None] - keys
-    # The distance to an ancestor is the number of nodes after it on the row's path. Other columns
-    # get an arbitrary distance, because `visible` leaves them out already.
-    path_nodes_from = nodes.int().flip(1).cumsum(1).flip(1)
-    distance[segment.committed_rows :, tree_start:] = path_nodes_from - 1
-    visible &= window.covers(row_places[:, None], row_places[:, None] - distance)
+    # Below, "place" is the number of tokens before a row or key in the text that ends with the row.
+    path = visible[segment.committed_rows :, tree_start:]  # Each node's ancestors and itself.
+    row_places = segment.at + torch.arange(new)
+    row_places[segment.committed_rows :] = tree_start - 1 + path.sum(1)
+    key_places = torch.arange(key_count).repeat(new, 1)
+    # An ancestor's place is that of the row less the number of nodes after the ancestor on the
+    # row's path. The places of other nodes do not matter, because `visible` leaves them out.
+    path_nodes_from = path.int().flip(1).cumsum(1).flip(1)  # This node and those after it.
+    node_row_places = row_places[segment.committed_rows :, None]
+    key_places[segment.committed_rows :, tree_start:] = node_row_places - (path_nodes_from - 1)
+    visible &= window.covers(row_places[:, None], key_places)
     first = int(visible.any(0).int().argmax())
     return visible[:, first:], first
 

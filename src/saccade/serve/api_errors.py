@@ -39,7 +39,7 @@ class ErrorBody(BaseModel):
 
 
 class ApiError(SaccadeError):
-    """An error response that ends a request; ``param`` is the field that it is about."""
+    """An error response that ends a request; ``param`` is the field of the request to mend."""
 
     def __init__(
         self,
@@ -101,22 +101,27 @@ WHAT_TO_DO_INSTEAD = {
     "function_call": "send tool_choice",
 }
 WRONG_TYPE_ERRORS = {"string_type", "list_type", "literal_error"}
-"""Errors of the members of a union that the value does not belong to."""
+"""Pydantic's types of errors for a value of another type. Where a field is a union, its other
+members may take the value."""
 ABSENT_OR_UNKNOWN = {"missing", "extra_forbidden"}
-"""Errors whose location ends in the name of a field, whether or not the client sent it."""
+"""Pydantic's types of errors whose location ends in a field that the client did not send, or that
+no schema has."""
 
 
 def validation_api_error(error: ValidationError, body: Any) -> ApiError:
-    """Returns the response for one thing that is wrong with a request, by the name of its field.
+    """Returns the response for a request that pydantic refused, which names one field to mend.
 
-    ``body`` is the value that was validated, or None where the client did not send it as it is.
+    ``body`` is the request's JSON. It is None where that could not be parsed, or where the value
+    that was validated was only derived from it.
     """
     errors = error.errors(include_url=False, include_input=False)
     names_by_error = [
         _field_names(each["loc"], body, each["type"] in ABSENT_OR_UNKNOWN) for each in errors
     ]
-    # Where a field may be a string or a list, pydantic reports an error for each. The one that is
-    # about the form that the client chose is found deeper in the body, or is not about the type.
+    # For a field that may be a string or a list, pydantic reports an error for each. If the client
+    # sent a list with a wrong entry, these are "content is no string" and an error of the entry.
+    # Only the second helps the client. It is the one that is not about the type, or else the one
+    # that lies deeper in the body.
     first, names = max(
         zip(errors, names_by_error, strict=True),
         key=lambda pair: (pair[0]["type"] not in WRONG_TYPE_ERRORS, len(pair[1])),
@@ -135,11 +140,14 @@ def validation_api_error(error: ValidationError, body: Any) -> ApiError:
 
 
 def _field_names(location: Sequence[int | str], body: Any, ends_in_name: bool) -> tuple[str, ...]:
-    """Returns the names in an error's location that lead to a field of the body.
+    """Returns the names of an error's location that are fields or indices of the body.
 
-    Pydantic adds a name for each union, which says what member it tried. Such a name leads nowhere
-    in the body. With ``ends_in_name`` the last name is a field's, though it is not in the body.
-    Without a body all names are returned.
+    For a message whose ``content`` is 5, pydantic's location is ("messages", 0, "user", "content",
+    "function-before[...]"), because it also names the members of unions that were tried: the user's
+    message, and a string. This returns ("messages", "0", "content").
+
+    With ``ends_in_name`` the last name is a field that the body need not have. Without a body all
+    names are returned.
     """
     if body is None:
         return tuple(str(step)[:40] for step in location)

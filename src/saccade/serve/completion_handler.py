@@ -65,7 +65,7 @@ class CompletionHandler:
         self._request: CompletionRequest = request.completion_request
         self._arrived_at, self._body = arrived_at, body
         self.deadline = arrived_at + service.settings.timeout_seconds
-        self._slots = self._request.n or 1
+        self._slots = self._request.n or 1  # One for each answer.
         self._has_failed = False
         self._queued: list[QueuedRequest] = []
         self._events: asyncio.Queue[tuple[int, Event]] = asyncio.Queue()
@@ -208,7 +208,7 @@ class CompletionHandler:
         return error.body()
 
     async def _chunks(self) -> AsyncIterator[dict[str, Any]]:
-        """Yields every answer's chunks, with text as soon as it is certain."""
+        """Yields every answer's chunks. Text is sent once later tokens cannot change it."""
         detokenizers = self._detokenizers()
         streams = [self._form.stream() for _ in detokenizers]
         # Log-probabilities wait here for the next chunk of their answer.
@@ -303,6 +303,8 @@ class EventStream(StreamingResponse):
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
+            # The handler itself ends an answer that is late by one grace period. The second one
+            # leaves time to send its error.
             latest = self._handler.deadline + 2 * GRACE_SECONDS
             async with asyncio.timeout(max(0.0, latest - time.monotonic())):
                 await super().__call__(scope, receive, send)

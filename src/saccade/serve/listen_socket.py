@@ -34,8 +34,9 @@ def socket_url(listen_socket: socket.socket) -> str:
 class HeaderTimeoutProtocol(AutoHTTPProtocol):
     """Uvicorn's protocol with a timeout for headers, which uvicorn lacks.
 
-    A connection that has no request under way is closed ``HEADER_TIMEOUT_SECONDS`` after it was
-    opened, or after it sent the first bytes since its last request.
+    The timer starts when a connection is opened, and again with the first bytes that come after a
+    response. It stops once all headers have arrived. If it runs for ``HEADER_TIMEOUT_SECONDS``, the
+    connection is closed.
     """
 
     _timeout: asyncio.TimerHandle | None = None
@@ -54,6 +55,7 @@ class HeaderTimeoutProtocol(AutoHTTPProtocol):
 
     def _update_timeout(self) -> None:
         """Starts the timer if no request is under way, and stops it once one is."""
+        # Uvicorn makes a ``cycle`` for each request as soon as its headers are complete.
         if self.cycle is not None and not self.cycle.response_complete:
             self._stop_timeout()
         elif self._timeout is None:

@@ -97,6 +97,8 @@ class RequestQueue:
         """Takes slots. Raises ApiError where too few are free."""
         with self._changed:
             if self._slots + slots > self.max_running + self.max_waiting:
+                # This many answers have to end before these could run. About ``max_running`` of
+                # them end in every ``_mean_seconds``.
                 ahead = max(1, self._slots + slots - self.max_running)
                 seconds = math.ceil(self._mean_seconds * ahead / self.max_running)
                 raise busy_error(min(max(seconds, MIN_RETRY_SECONDS), MAX_RETRY_SECONDS))
@@ -110,7 +112,7 @@ class RequestQueue:
                 self._mean_seconds += DURATION_WEIGHT * (seconds - self._mean_seconds)
 
     def submit(self, requests: Sequence[QueuedRequest]) -> None:
-        """Hands requests to the engine thread. Raises ApiError once that has ended."""
+        """Hands requests to the engine thread. Raises ApiError once that thread is stopping."""
         with self._changed:
             if self._stopping:
                 raise ApiError(503, "the engine has stopped")

@@ -24,8 +24,8 @@ MIN_CUT_BYTES = 1 << 16  # A shorter data: URL is left in the text.
 MAX_TEXT_BYTES = 32 << 20  # The most text that a body may have besides the URLs that are cut out.
 DATA_URL = re.compile(rb'"(?:image_|video_)?url"\s*:\s*"((?i:data):)')
 NON_SPACE = re.compile(rb"[^ ]")
-# How encoders such as PHP's and .NET's may escape the characters of base64, by character. Line ends
-# in base64 mean nothing, so they are removed.
+# For each character of base64, the escapes that JSON encoders such as PHP's and .NET's may write in
+# its place. Line ends in base64 mean nothing, so nothing takes the place of their escapes.
 ESCAPES = {b"": (b"\\n", b"\\r", b"\\t"),
          b"/": (b"\\/", b"\\u002f", b"\\u002F"), b"+": (b"\\u002b", b"\\u002B"),
          b"=": (b"\\u003d", b"\\u003D")}  # fmt: skip
@@ -67,6 +67,7 @@ class RequestBody(AbstractContextManager["RequestBody"]):
         """
         memory = self._memory
         announced = request.headers.get("content-length", "0")
+        # A number of more than 18 digits is too large in any case, and may be too long for int().
         if announced.isdecimal() and (len(announced) > 18 or int(announced) > memory.max_bytes):
             raise await self._discard_rest(request)
         body = bytearray()
@@ -127,11 +128,11 @@ def cut_data_urls(body: bytearray) -> tuple[bytes, dict[str, memoryview]]:
         if end - start < MIN_CUT_BYTES or not _unescape(body, start, end):
             start += 1
             continue
-        end = body.find(b'"', start)  # Unescaping may have made it shorter.
+        end = body.find(b'"', start)  # Unescaping may have made the URL shorter.
         name = f"data:{len(data_urls)}"
         data_urls[name] = view[start:end]
         pieces += [view[copied:start], name.encode(), b'"']
-        after = NON_SPACE.search(body, end + 1)  # Unescaping has left spaces here.
+        after = NON_SPACE.search(body, end + 1)  # Unescaping may have left spaces here.
         copied = start = len(body) if after is None else after.start()
     if len(body) - copied + sum(map(len, pieces)) > MAX_TEXT_BYTES:
         limit = f"more than {MAX_TEXT_BYTES} bytes of text"
@@ -142,9 +143,11 @@ def cut_data_urls(body: bytearray) -> tuple[bytes, dict[str, memoryview]]:
 
 
 def _unescape(body: bytearray, start: int, end: int) -> bool:
-    """Replaces the escapes in ``ESCAPES`` in place. Returns whether there is no other escape.
+    r"""Replaces the ``ESCAPES`` in the string ``body[start:end]`` by their characters, in place.
 
-    The string becomes shorter. Spaces after its closing quote fill the bytes that become free.
+    Returns False where the string has escapes of other kinds, so that it is no plain base64. A
+    shorter string is followed by its closing quote and by spaces, up to where the quote was. So
+    ``a\/b"`` becomes ``a/b" ``.
     """
     if body.find(b"\\", start, end) < 0:
         return True
@@ -154,7 +157,8 @@ def _unescape(body: bytearray, start: int, end: int) -> bool:
     is_plain = True
     while read < end and is_plain:
         stop = min(read + MIN_CUT_BYTES, end)
-        # The longest escape has 6 bytes, so one that begins here may be cut in two.
+        # The longest escape has 6 bytes. One that begins in the last 5 bytes of the piece might be
+        # cut in two, so the piece ends before it.
         last_escape = body.rfind(b"\\", stop - 5, stop)
         if last_escape > read and stop < end:
             stop = last_escape
@@ -166,7 +170,7 @@ def _unescape(body: bytearray, start: int, end: int) -> bool:
         if is_plain:
             body[written : written + len(piece)] = piece
             read, written = stop, written + len(piece)
-    # This is empty, or begins with the piece in which an escape of another kind was found.
+    # This is empty unless an escape of another kind was found. Then it begins with its piece.
     unread = bytes(body[read:end])
     body[written : end + 1] = unread + b'"' + b" " * (end - written - len(unread))
     return is_plain

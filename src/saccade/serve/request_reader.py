@@ -272,7 +272,7 @@ class RequestReader:
     def _reasoning(self, request: ChatRequest, inputs: Inputs) -> Reasoning | None:
         """Returns how reasoning is found in the answers.
 
-        It is None where the model has no marks for reasoning, and where a grammar leaves no room.
+        Returns None where the model has no marks for reasoning, and where a grammar allows none.
         """
         if self._marks is None:
             return None
@@ -295,7 +295,8 @@ class RequestReader:
         scale = math.sqrt(min(max(pixels, min_pixels), max_pixels) / pixels)
         if scale == 1:
             return frames
-        # Sides are rounded to the side of the limit that is kept.
+        # Sides are rounded down where frames were too large, and up where they were too small, so
+        # that the limit is kept.
         to_whole = math.floor if scale < 1 else math.ceil
         height, width = (max(1, to_whole(side * scale)) for side in frames.shape[1:3])
         max_bytes = self._media.limits.max_memory
@@ -401,8 +402,8 @@ class RequestReader:
         return sorted({*end_ids, *(request.stop_token_ids or ())})
 
     def _has_grammar(self, request: CompletionRequest) -> bool:
-        """Returns whether an answer must follow a grammar, without making one, which may take
-        long."""
+        """Returns whether an answer must follow a grammar. The grammar is not compiled for this,
+        because compiling may take long."""
         return _answer_grammar(request) is not None or bool(self._required_tools(request))
 
     def _grammar_source(self, request: CompletionRequest) -> tuple[str, str] | None:
@@ -444,6 +445,7 @@ class RequestReader:
     def _clip(self, media: FetchedMedia, sampling: FrameSampling, stop: StopSignal) -> Clip:
         limits = self._media.limits
         if media.kind == "frames":
+            # The server's own setting of num_frames is meant for videos, and is no error here.
             if sampling.num_frames is not None and sampling != self._media.sampling:
                 message = "num_frames: a list of frames is taken whole, so leave it out"
                 raise ApiError(400, message, "num_frames")
@@ -507,7 +509,8 @@ def _content_key(media: FetchedMedia) -> Hashable:
 
 
 def _reads(template: str, name: str) -> bool:
-    """Returns whether a chat template may read a variable of this name, because it has the name."""
+    """Returns whether the name occurs as a word in a chat template, so that it may be a variable
+    that the template reads."""
     return re.search(rf"\b{re.escape(name)}\b", template) is not None
 
 

@@ -78,7 +78,8 @@ class Address(PixelLimits):
 
 
 class ImageAddress(Address):
-    """``low`` shrinks the picture (`request_reader.LOW_DETAIL_SIZE`); the others change nothing."""
+    """The ``detail`` "low" shrinks the picture (`request_reader.LOW_DETAIL_SIZE`). Other values
+    change nothing."""
 
     detail: Literal["auto", "low", "high"] | None = None
 
@@ -105,13 +106,14 @@ class ClientObject(Strict):
     def _drop_empty_unknown_fields(cls, value: Any) -> Any:
         if not isinstance(value, dict):
             return value
-        fields = {field.alias or name for name, field in cls.model_fields.items()}
-        return {
-            name: field
-            for name, field in value.items()
-            if name in fields
-            or not (name == "cache_control" or field is None or field in ("", [], {}))
-        }
+        known_names = {field.alias or name for name, field in cls.model_fields.items()}
+
+        def is_dropped(name: str, field: Any) -> bool:
+            if name in known_names:
+                return False
+            return name == "cache_control" or field is None or field in ("", [], {})
+
+        return {name: field for name, field in value.items() if not is_dropped(name, field)}
 
 
 class TextPart(ClientObject):
@@ -446,7 +448,11 @@ class CompletionRequest(RequestFields, ABC):
 
     @property
     def sampling_options(self) -> dict[str, Any]:
-        """The sampling rules by `GenerationConfig`'s names; None is the model's own default."""
+        """The sampling rules by `GenerationConfig`'s names.
+
+        A rule that is None or left out has the model's own default. A request with a temperature,
+        ``top_p``, ``top_k`` or ``min_p`` is sampled, except at temperature 0.
+        """
         rules: dict[str, Any] = {
             "repetition_penalty": self.repetition_penalty,
             "presence_penalty": self.presence_penalty,
@@ -537,9 +543,10 @@ class ChatRequest(CompletionRequest):
 
     @property
     def continues_last_message(self) -> bool:
-        """Whether the answer goes on from the last message, which is the assistant's.
+        """Whether the answer goes on from the last message, which is then the assistant's.
 
-        It does unless a field says otherwise.
+        After an assistant's message it does so, unless ``continue_final_message`` is false or
+        ``add_generation_prompt`` is true.
         """
         if self.continue_final_message is not None:
             return self.continue_final_message

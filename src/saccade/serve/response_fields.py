@@ -29,6 +29,8 @@ def token_logprobs(round: Round, top_count: int) -> list[TokenLogprobs]:
     """Returns one entry for each token that a round emitted, from the target's scores (``p``) that
     verified it."""
     entries = []
+    # Each token was judged by the scores at the node before it, the first one by those at the root.
+    # A round without a token of the target's own has one node more than tokens.
     for token, node in zip(round.emitted, (ROOT, *round.verdict.path), strict=False):
         logprobs = round.p.raw(node).float().log_softmax(-1)
         best = logprobs.topk(min(top_count, len(logprobs)))

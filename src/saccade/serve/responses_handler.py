@@ -61,7 +61,7 @@ class ResponsesHandler(CompletionHandler):
                 events = stream.write(piece) + stream.end(event)
             for each in events:
                 yield each
-        response = self._final(stream)
+        response = self._final_response(stream)
         yield {"type": f"response.{response['status']}", "response": response}
 
     # -- the JSON of responses -----------------------------------------------------------------
@@ -96,7 +96,7 @@ class ResponsesHandler(CompletionHandler):
             for token in field["content"]
         ]
 
-    def _final(self, stream: ItemStream) -> dict[str, Any]:
+    def _final_response(self, stream: ItemStream) -> dict[str, Any]:
         """Returns the response with all of its items and its statistics."""
         statistics = self._statistics()
         usage = statistics["usage"]
@@ -158,10 +158,10 @@ class ResponsesHandler(CompletionHandler):
 def _pieces(
     event: NewTokens,
 ) -> Iterable[tuple[Sequence[int], Sequence[TokenLogprobs]]]:
-    """Returns a round's tokens in the pieces that are written one at a time.
+    """Returns a round's tokens, with their log-probabilities, as pieces to write one by one.
 
-    That is all of them, or one token a piece where they have log-probabilities, so that these are
-    sent with the text of their own token.
+    Without log-probabilities all tokens are one piece. Otherwise each token is a piece, so that its
+    log-probabilities are sent with its own text.
     """
     if not event.logprobs:
         return [(event.tokens, ())]

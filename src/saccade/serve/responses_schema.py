@@ -1,7 +1,8 @@
 """The JSON of OpenAI's Responses API, as far as a model alone can answer it.
 
-A request becomes a `ChatRequest`, so its words, media, tools and forms mean what they mean there.
-Nothing is stored: a client sends the items of earlier responses back itself.
+A request is converted to a `ChatRequest`, so messages, media, tools and formats mean the same here
+as in a chat completion. Nothing is stored: a client sends the items of earlier responses back
+itself.
 """
 
 from __future__ import annotations
@@ -304,7 +305,8 @@ class AssistantTurn:
         self.calls: list[CallItem] = []
 
     def takes(self, item: Item) -> bool:
-        """Returns whether an item continues this turn: reasoning, then one message, then calls."""
+        """Returns whether an item continues this turn, in which reasoning comes first, then at most
+        one message, and then calls."""
         match item:
             case ReasoningItem():
                 return not (self.texts or self.calls)

@@ -69,7 +69,8 @@ def reasoning_fields(text: str) -> Body:
 class ChatForm:
     """The form of a chat completion.
 
-    ``dialect`` is how the model writes tool calls, None where it may make none.
+    ``dialect`` is how the model writes calls of ``tool_names``, None where it may call no tool.
+    ``reasoning`` finds the reasoning in an answer, None where answers are not searched for it.
     """
 
     dialect: Dialect | None = None
@@ -103,8 +104,8 @@ class ChatForm:
         return ChatStream(self)
 
     def split(self, text: str, *, is_complete: bool) -> AnswerParts:
-        """Returns the parts of an answer. Of an incomplete one they leave out what more text may
-        change."""
+        """Returns the parts of an answer. From an incomplete answer, text that may still turn out
+        to belong to another part is left out."""
         reasoning = ""
         if self.reasoning is not None:
             reasoning, text = self.reasoning.split(text, is_complete=is_complete)

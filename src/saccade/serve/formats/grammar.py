@@ -1,9 +1,9 @@
 """Constrains answers to a JSON schema or a regular expression, by llguidance.
 
 A grammar says which tokens may follow an answer's beginning. It is evaluated at every node of a
-draft's tree as well as at the end of the text, so that drafts obey it too. Its result depends on
-the answer's ids alone, so the parser moves back and forth between prefixes. The last masks are
-cached, because the target needs those that the draft has just used.
+draft's tree as well as at the end of the text, so that drafts obey it too. There is one parser for
+all nodes: it is rolled back to where a node's branch begins, and then reads that branch. The last
+masks are cached, because the target needs those that the draft has just used.
 """
 
 from __future__ import annotations
@@ -75,7 +75,8 @@ class Vocabulary:
 
     def __init__(self, tokenizer: Any, vocab: int, eos_ids: Iterable[int]) -> None:
         self._tokenizer, self._vocab = tokenizer, vocab
-        # Where the config names no such token, the tokenizer's own is used, if it has one.
+        # Where the config names no token that ends an answer, that of the tokenizer is used, if
+        # there is one.
         self.eos_ids = frozenset(eos_ids) or frozenset({tokenizer.eos_token_id} - {None})
         self._ll_tokenizer: LLTokenizer | None = None
         self._lock = threading.Lock()
@@ -142,10 +143,10 @@ class Grammar:
 
     Only one thread may use it. A copy that is pickled to another process starts afresh.
 
-    Where only one text can follow, llguidance's mask allows only the token with which the tokenizer
-    would go on (see ``without_forcing``). For a text such as ``<tool_call>`` this is an added
-    token, which llguidance's own parser then refuses. In that case the mask is computed again
-    without forcing, so that ordinary tokens spell the text.
+    Where only one text can follow, llguidance's mask allows only the first of the tokens into which
+    the tokenizer splits that text (see ``without_forcing``). For a text such as ``<tool_call>``
+    this is an added token, which llguidance's own parser then refuses. In that case the mask is
+    computed again without forcing, so that ordinary tokens spell the text.
     """
 
     def __init__(self, vocabulary: Vocabulary, source: str) -> None:

@@ -163,6 +163,7 @@ class GrammarAfterReasoning:
         mask = self.grammar(answer)
         if mask is None or answer:
             return mask
+        # The first token may open reasoning instead.
         allowed = mask.clone()
         allowed[self.opening_id] = True
         return allowed

@@ -48,7 +48,7 @@ class ItemInProgress:
 
     @property
     def place(self) -> dict[str, Any]:
-        """The fields by which its events name the item and its only part."""
+        """The fields of an event that say which item, and which part of it, the event is about."""
         item_id = f"{self.kind.id_prefix}_{self.number}"
         return {"item_id": item_id, "output_index": self.output_index, "content_index": 0}
 

@@ -17,10 +17,13 @@ MAX_DEPTH = 200  # Levels of objects and arrays. Recursive parsers in Python all
 MAX_INTEGER_DIGITS = 4000  # Python writes no integer of more than 4300.
 CLOSING = {"{": "}", "[": "]"}
 BLANKS = re.compile(r"[ \t\n\r]*")
+# What may stand between the quotes of a string. ``*+`` never backtracks.
 IN_STRING = r'(?:[^"\\\x00-\x1f]|\\(?:["\\/bfnrt]|u[0-9a-fA-F]{4}))*+'
 STRING = re.compile(f'"{IN_STRING}"')
+# Any beginning of a string. It may end within an escape, as ``"a\u00`` does.
 STRING_START = re.compile(rf'"{IN_STRING}(?:\\(?:u[0-9a-fA-F]{{0,3}})?)?')
 NUMBER = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
+# Any beginning of a number, such as ``-``, ``1.`` or ``1e+``.
 NUMBER_START = re.compile(r"-?(?:(?:0|[1-9][0-9]*)(?:\.[0-9]*)?(?:[eE][+-]?[0-9]*)?)?")
 WORDS = ("true", "false", "null")
 
@@ -97,7 +100,7 @@ def value_end(text: str, at: int = 0) -> int:
             if missing_brackets[-1] == "}":
                 at = _skip_key(text, at)
             break
-        else:
+        else:  # No object or array is open any more.
             return at
 
 

@@ -55,15 +55,21 @@ def find_dialect(template: Any) -> Dialect | None:
         return None
     if QWEN.opening in text:
         return QWEN
+    # Quotes have a backslash where the template was dumped as JSON.
     return LLAMA if '"parameters"' in text or '\\"parameters\\"' in text else None
 
 
 def call_grammar(
     dialect: Dialect, tools: Sequence[Mapping[str, Any]], vocabulary: Vocabulary
 ) -> str:
-    """Returns the grammar (llguidance's Lark) of one call of one of these functions.
+    r"""Returns the grammar (llguidance's Lark) of one call of one of these functions.
 
-    A mark that is a token of ``vocabulary`` is written as that token.
+    In Qwen's dialect a first function, ``add``, has these two lines. j0 stands for its arguments::
+
+        f0: <tool_call> "\n{\"name\": \"add\", \"arguments\": " j0 "}\n" </tool_call>
+        j0: %json {"type": "object", ...}
+
+    A mark that is one token of ``vocabulary`` is written without quotes, as a mark here.
     """
     from llguidance import LLMatcher
 
@@ -99,17 +105,17 @@ def _arguments_schema(tool: Mapping[str, Any]) -> dict[str, Any]:
 def split_answer(
     dialect: Dialect, text: str, tool_names: Collection[str], *, is_complete: bool
 ) -> tuple[str, list[ParsedCall]]:
-    """Splits an answer into words, the text before its first call, and its calls.
+    """Returns an answer's words and its calls. The words are the text before the first call.
 
-    Of an incomplete answer it returns only what later tokens cannot change. Text after the first
-    call that is no call itself is left out, as in vLLM. If the answer calls none of ``tool_names``,
-    all of it is returned as words, even a call that was cut off. A call's object is read as JSON,
-    so that a mark inside one of its strings is part of that string.
+    Of an incomplete answer it returns only what later tokens cannot change. Text between and after
+    calls is left out, as in vLLM. If the answer calls none of ``tool_names``, all of it is returned
+    as words, even a call that was cut off. A call's object is read as JSON, so that a mark inside
+    one of its strings is part of that string.
     """
     if not dialect.opening:
         return _split_unmarked(dialect, text, tool_names, is_complete)
     calls: list[ParsedCall] = []
-    words_end: int | None = None  # Where the words end, once that is certain.
+    words_end: int | None = None  # Where the words end. None means that all text may be words.
     at = 0
     while (start := text.find(dialect.opening, at)) >= 0:
         try:
@@ -155,7 +161,8 @@ def _split_unmarked(
     """Splits an answer that is either all calls or all words."""
     unread = text.strip()
     if not is_complete:
-        return ("", []) if unread[:1] in ("", "{") else (text.rstrip(), [])
+        may_be_calls = not unread or unread.startswith("{")
+        return ("", []) if may_be_calls else (text.rstrip(), [])
     calls: list[ParsedCall] = []
     while unread:
         try:
