@@ -207,6 +207,9 @@ REFUSED: list[tuple[str, Any, str]] = [
                 "arguments": '{"a": 1e99999999999999999999}'}], "arguments"),
     ("messages", [], "messages"),
     ("n", 2, "n"),
+    ("max_output_tokens", 10**6, "max_output_tokens: this server writes at most"),
+    ("input", [{"role": "user", "content": [
+        {"type": "input_image", "image_url": "http://127.0.0.1/x.png"}]}], ""),
 ]  # fmt: skip
 
 
@@ -215,7 +218,9 @@ def test_what_is_not_supported_is_refused(server, name, value, reason):
     """Claim: it is 400 and a sentence that says what was wrong or what to do instead."""
     answer = server.client.post("/v1/responses", json={"input": "hi", **SETTINGS, name: value})
     assert answer.status_code == 400, answer.text
-    assert reason in answer.json()["error"]["message"]
+    error = answer.json()["error"]
+    assert reason in error["message"]
+    assert error["param"] in (None, name) or error["param"].startswith(f"{name}.")
 
 
 def test_what_changes_nothing_is_accepted(client, server):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -50,6 +51,17 @@ class ApiError(SaccadeError):
     ) -> None:
         super().__init__(message)
         self.status, self.message, self.param, self.headers = status, message, param, headers
+
+    def with_field_names(self, names: Mapping[str, str]) -> ApiError:
+        """Returns the same error with fields called as the client calls them.
+
+        ``names`` has such a name for each field that the server calls differently.
+        """
+        message = self.message
+        for ours, clients in names.items():
+            message = re.sub(rf"\b{ours}\b", clients, message)
+        param = None if self.param is None else names.get(self.param, self.param)
+        return ApiError(self.status, message, param, self.headers)
 
     def body(self) -> dict[str, Any]:
         """Returns the JSON of the response."""

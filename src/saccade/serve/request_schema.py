@@ -7,8 +7,8 @@ fields that are accepted only with a value that changes nothing, such as null.
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -386,6 +386,9 @@ class RequestFields(Strict):
     request_id: Text | None = None
     spaces_between_special_tokens: bool | None = None
     add_special_tokens: bool | None = None
+
+    client_field_names: ClassVar[Mapping[str, str]] = {}
+    """For fields of :attr:`completion_request` that the client calls differently, its name."""
 
     @property
     def ignored_fields(self) -> frozenset[str]:

@@ -7,8 +7,8 @@ itself.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
-from typing import Annotated, Any, Literal
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Annotated, Any, ClassVar, Literal
 
 from pydantic import BaseModel, Discriminator, Field, Tag, model_validator
 
@@ -220,6 +220,13 @@ class ResponsesRequest(RequestFields):
     max_tool_calls: Literal[None] = None
     context_management: Annotated[list[Any], Field(max_length=0)] | None = None
     moderation: Literal[None] = None
+
+    client_field_names: ClassVar[Mapping[str, str]] = {
+        "messages": "input",
+        "max_completion_tokens": "max_output_tokens",
+        "response_format": "text",
+        "reasoning_effort": "reasoning",
+    }
 
     @property
     def completion_request(self) -> ChatRequest:

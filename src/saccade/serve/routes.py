@@ -196,16 +196,20 @@ def _client_routes(service: Service) -> APIRouter:
                 request = parse_request(request_type, text, body.data_urls)
                 check_model_name(request.model)
                 completion = request.completion_request
-                engine.reader.check(completion)
-                engine.reader.log_ignored(request.ignored_fields)
                 # More answers than the queue has slots could never be admitted.
                 queue = engine.queue
                 max_choices = min(settings.max_choices, queue.max_running + queue.max_waiting)
                 if (completion.n or 1) > max_choices:
                     message = f"n: this server gives at most {max_choices} answers"
                     raise ApiError(400, message, "n")
-                handler = handler_type(service, engine, http, request, arrived_at, body)
-                return await handler.respond()
+                try:
+                    engine.reader.check(completion)
+                    engine.reader.log_ignored(request.ignored_fields)
+                    handler = handler_type(service, engine, http, request, arrived_at, body)
+                    return await handler.respond()
+                except SaccadeError as error:
+                    api_error = to_api_error(error)
+                    raise api_error.with_field_names(request.client_field_names) from error
 
         return answer
 
