@@ -77,12 +77,13 @@ class Request:
     """One call's inputs, sampling rules and limits; ``inputs`` has one request or several."""
 
     inputs: Inputs
-    rules: Callable[[Sequence[Tensor]], list[Sampling]]  # a function of all prompts' ids
+    # Takes the ids of every prompt, and returns the sampling rules of every request.
+    rules: Callable[[Sequence[Tensor]], list[Sampling]]
     limits: StopConditions
     draft_inputs: Inputs | None = None
     decode: Callable[[Sequence[int]], str] | None = None  # without special tokens
     decode_with_special: Callable[[Sequence[int]], str] | None = None  # with special tokens
-    words: Words = Words()
+    words: Words = Words()  # makes texts that replace a video in a draft's prompt
     # Whether tokens are sampled. Then no timing may influence drafts, so that a seed gives the same
     # answer.
     samples: bool = False
@@ -105,7 +106,8 @@ class Request:
         Args:
             inputs: what the target's processor returned, for one request or several.
             grammar: an answer's ids -> the tokens that may follow; drafts obey it too.
-            supported_by_caller: the settings of ``GENERATE_SETTINGS`` that the caller honours.
+            supported_by_caller: those settings that are refused by default, such as
+                ``output_scores``, that the caller of this function handles itself.
             arguments: see :class:`RequestArguments`.
 
         Raises OptionError for an input or an argument that cannot be used.
@@ -272,11 +274,11 @@ class Request:
     @property
     def media(self) -> dict[str, Tensor]:
         """The tensors of a processor's output that do not have one entry for each token."""
-        length = self.inputs["input_ids"].shape
+        requests_and_tokens = self.inputs["input_ids"].shape
         return {
             name: value
             for name, value in self.inputs.items()
-            if isinstance(value, Tensor) and value.shape[:2] != length
+            if isinstance(value, Tensor) and value.shape[:2] != requests_and_tokens
         }
 
     def has_media(self, target: Backbone) -> bool:
@@ -296,20 +298,26 @@ class Request:
         return (row if mask is None else row[mask[number].bool()]).tolist()
 
     def starts_with_media(self, earlier: Mapping[str, Tensor]) -> bool:
-        """Returns whether this request has the same first picture and first video as an earlier
-        request of the conversation, whose ``media`` these are."""
+        """Returns whether this request has the same first picture and the same first video as an
+        earlier request of the conversation.
+
+        ``earlier`` are the ``media`` of that request.
+        """
         media = self.media
-        grids = {name: f"{kind}_grid_thw" for kind, name in PIXELS.items()}
+        grid_names = {name: f"{kind}_grid_thw" for kind, name in PIXELS.items()}
         for name, old in earlier.items():
-            new, grid = media.get(name), earlier.get(grids.get(name, ""))
+            new = media.get(name)
             if new is None or new.ndim != old.ndim:
                 return False
-            # The first medium is the first row, unless the rows are patches that a grid counts.
-            rows = 1
-            if old.ndim == 2 and grid is not None:
-                rows = int(grid[0].prod())
-            old_first, new_first = (old[:rows], new[:rows]) if old.ndim else (old, new)
-            if not torch.equal(old_first, new_first):
+            if old.ndim > 0:
+                # The first medium is the first row. But where the rows are patches, which a grid
+                # counts, it is the first t * h * w rows.
+                first_rows = 1
+                grid = earlier.get(grid_names[name]) if name in grid_names else None
+                if old.ndim == 2 and grid is not None:
+                    first_rows = int(grid[0].prod())
+                old, new = old[:first_rows], new[:first_rows]
+            if not torch.equal(old, new):
                 return False
         return True
 
@@ -374,13 +382,15 @@ class Request:
     ) -> tuple[int, int]:
         """Returns the bytes that each token takes, and the bytes that do not grow with the tokens:
         recurrent states, and the caches of layers that evict keys."""
-        states = target.state_bytes * len(self.ids)
-        token_bytes = _token_bytes(target, hidden_layers)
+        state_bytes = target.state_bytes * len(self.ids)
+        hidden_bytes = target.hidden_state_bytes(hidden_layers)
         if keeps_all_keys or not target.windows:
-            return token_bytes, states
+            return target.token_bytes + hidden_bytes, state_bytes
+        # Only layers without a window take memory for each token. Those with one have caches of a
+        # bounded size.
         lengths = [len(ids) + MAX_RESERVED_ANSWER_TOKENS for ids in self.ids]
-        windows = sum(target.window_bytes(length, forward_rows()) for length in lengths)
-        return token_bytes - target.token_bytes + target.unbounded_token_bytes, states + windows
+        window_bytes = sum(target.window_bytes(length, forward_rows()) for length in lengths)
+        return target.unbounded_token_bytes + hidden_bytes, state_bytes + window_bytes
 
     @property
     def text_decoder(self) -> TextDecoder | None:
@@ -393,11 +403,6 @@ class Request:
         """Returns an answer's text, up to the string it stopped at; None without a tokenizer."""
         decoder = self.text_decoder
         return None if decoder is None else decoder.whole_text(answer, stop)
-
-
-def _token_bytes(target: Backbone, hidden_layers: Sequence[int]) -> int:
-    """Returns the bytes of a token in a request's cache: keys, values, and these hidden states."""
-    return target.token_bytes + target.hidden_state_bytes(hidden_layers)
 
 
 def _check_inputs(target: Backbone, inputs: Inputs) -> Inputs:
@@ -470,8 +475,8 @@ def _with_documents(inputs: Inputs, context: Any, draft_inputs: Inputs | None) -
         return inputs
     if draft_inputs is not None:
         raise OptionError(
-            f"context= counts the target's tokens, and the draft's own are others: put "
-            f"{DOCUMENT_MASK} into inputs and draft_inputs"
+            f"context= counts tokens of the target's prompt, and draft_inputs have other tokens: "
+            f"put {DOCUMENT_MASK} into inputs and draft_inputs instead"
         )
     ids = inputs["input_ids"]
     spans_by_request: Any = [context] if len(ids) == 1 else context
@@ -513,10 +518,16 @@ def _renumber_rows(
 ) -> Callable[..., list[int]]:
     """Returns a caller's ``prefix_allowed_tokens_fn``, to be called with our row numbers.
 
-    The caller's expects the row numbers of transformers, which puts the copies of a request next to
-    each other. Our batch has another order (:func:`_repeat`).
+    The caller's function expects the row numbers of transformers, which puts the copies of a
+    request next to each other. Our batch has another order (:func:`_repeat`): with two copies of
+    the requests A and B, the rows of transformers are A A B B, and ours are A B A B.
     """
-    return lambda row, ids: allowed(row % requests * copies + row // requests, ids)
+
+    def allowed_by_our_row(row: int, ids: Any) -> list[int]:
+        copy, request = divmod(row, requests)
+        return allowed(request * copies + copy, ids)
+
+    return allowed_by_our_row
 
 
 def _check_grid(grid_name: str, grid: Any, pixels_name: str, pixels: Any) -> None:

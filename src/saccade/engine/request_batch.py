@@ -94,13 +94,14 @@ class RequestBatch:
         # How each request continues its cached text. Empty where whole prompts are read.
         self._turns: Mapping[int, Turn] = {}
         self._adds_media = False  # whether this turn has media that the turns before did not have
-        # For each prompt, how many leading rows are still as the drafter last read them;
-        # sys.maxsize stands for all that it read. None before it has read any prompt.
+        # For each prompt, how many of the leading rows that the drafter has read are the same in
+        # the current prompt; sys.maxsize stands for all. None before it has read any prompt.
         self._rows_of_draft: list[int] | None = None
         self._restarted_draft = False  # whether a new drafter read this turn from the beginning
         self._unfinished: Sequence[int] = ()  # requests that go on after their first token
 
     def _make_drafter(self) -> Fallback:
+        """Returns a new drafter, in a wrapper that goes on by plain decoding if it fails."""
         setup = Setup(
             self.target,
             self.draft,
@@ -158,7 +159,7 @@ class RequestBatch:
         self.has_read_prompts = True
 
     def _open(self, place: int, opened: dict[int, Round]) -> Round:
-        """Emits a request's first token."""
+        """Emits a request's first token. Returns the opening round, and stores it in ``opened``."""
         cut: Cut = self.stops.append_until_stop
         if self.target.shares.count > 1:
             # All processes of a split target end answers where rank 0 does.
@@ -172,9 +173,11 @@ class RequestBatch:
     ) -> Generator[Round | None, None, None]:
         """Reads whole prompts, of which the caches may have the beginning from earlier turns."""
         target, request, spent = self.target, self.request, self.spent
-        draft_has_prompts = self._adds_media and self._rows_of_draft is not None
-        draft_continues = draft_has_prompts and self.drafter.can_add_media
-        self._restarted_draft = draft_has_prompts and not draft_continues
+        # If this turn adds media to prompts that the drafter has read, either the drafter reads
+        # only what is new, or a new drafter reads everything.
+        draft_has_earlier_turns = self._adds_media and self._rows_of_draft is not None
+        draft_continues = draft_has_earlier_turns and self.drafter.can_add_media
+        self._restarted_draft = draft_has_earlier_turns and not draft_continues
         if self._restarted_draft:
             self.drafter.close()
             self.drafter = self._make_drafter()
@@ -223,7 +226,7 @@ class RequestBatch:
                     clock.lap()
         if not keep and all(round.finish for round in opened.values()):
             return
-        phase("guide")
+        phase("guide")  # The view chooses what the draft sees, and the draft reads that.
         clock.lap()
         earlier_turns = None
         if draft_continues and self._rows_of_draft is not None:
@@ -234,9 +237,10 @@ class RequestBatch:
         self._rows_of_draft = [sys.maxsize] * len(self.prompts)
         seconds = self._draft_seconds()
         spent["caption"], spent["caption_hidden"] = seconds.caption, seconds.caption_hidden
-        # The other seconds of this phase are counted by themselves.
-        counted = spent["draft_prefill"] + seconds.caption - seconds.caption_hidden
-        spent["guide"] = max(0.0, clock.lap() - counted)
+        # "guide" is the rest of this phase, without the draft's prefill and the wait for captions.
+        # Captions made beside the target's prefill took no time of this phase.
+        caption_wait = seconds.caption - seconds.caption_hidden
+        spent["guide"] = max(0.0, clock.lap() - spent["draft_prefill"] - caption_wait)
 
     def _encode_prompts(self) -> list[int]:
         """Encodes the request's prompts and returns how many leading rows of each are those of the
@@ -258,8 +262,8 @@ class RequestBatch:
     def read_ahead(self, phase: Phase = ignore_phase) -> None:
         """Reads the prompts up to the end of their last medium, before the question is known.
 
-        The draft reads nothing yet, because its view may need the question's attention. Every
-        prompt has media.
+        Every prompt must have media. The draft reads nothing yet, because its view may choose by
+        what the question attends to.
         """
         if self._turns:  # The media are read already.
             return
@@ -289,10 +293,12 @@ class RequestBatch:
         Returns False and changes nothing if the method, the first media or the text before them
         differ. A turn may have new media after those of earlier turns.
         """
-        if (recipe, exact) != (self.requested_recipe, self.exact) or self.target.rotates_by_length:
+        if (recipe, exact) != (self.requested_recipe, self.exact):
             return False
+        if self.target.rotates_by_length:
+            return False  # Its cached keys fit only a prompt of the length that they were made for.
         if any(prompt.changes_with_more_text for prompt in self.prompts):
-            return False  # The keys of the earlier text have not seen the new one.
+            return False  # Earlier rows attend to the new text too, so their keys would change.
         if self.recipe.needs_costs and request.samples != self.request.samples:
             # Sampled turns must not use costs that earlier rounds corrected, since a seed must
             # always give the same answer. So the recipe is planned anew.
@@ -316,8 +322,10 @@ class RequestBatch:
         if len(request.ids) != len(self.prompts) or not request.starts_with_media(self._media):
             return False
         for number, (prompt, new) in enumerate(zip(self.prompts, request.ids, strict=True)):
-            rows = prompt.visual.nonzero().squeeze(-1)[prompt.grid[:, 0] == 0]
-            end = int(rows[-1]) + 1 if len(rows) else 1
+            # ``grid`` has the number of the medium of each visual row; the first medium is 0.
+            visual_rows = prompt.visual.nonzero().squeeze(-1)
+            first_medium_rows = visual_rows[prompt.grid[:, 0] == 0]
+            end = int(first_medium_rows[-1]) + 1 if len(first_medium_rows) else 1
             if common_length(self.session.requests[number].context, new) < end:
                 return False
         return True
@@ -338,6 +346,7 @@ class RequestBatch:
         for number, new in enumerate(request.ids):
             old = self.session.requests[number].context
             same = common_length(old, new)
+            # A turn removes and adds text only, so no medium may be in the parts that differ.
             if {*old[same:], *new[same:]} & self.target.placeholders.keys():
                 return None
             if self._documents_changed(number, request, same):
@@ -360,6 +369,7 @@ class RequestBatch:
         phase("prefill")
         clock = Clock(self.target.device)
         self.session.turn(self._turns, self.rules)
+        # Empty trees: the forward reads the new tokens alone, and gives the first token's scores.
         self.session.score({number: Tree() for number in self._turns})
         self.spent["prefill"] = clock.lap()
         for place in self._turns:
@@ -451,17 +461,19 @@ class RequestBatch:
     def _warnings(self, number: int) -> tuple[str, ...]:
         """Returns the warnings about this answer: where it may surprise someone who knows the
         method or ``generate``."""
-        own_keys = Capability.TARGET_KEYS in self.recipe.drafter.offers
-        prunes_own_keys = own_keys and Capability.WHOLE_PROMPT not in self.recipe.view.offers
+        drafts_with_own_keys = Capability.TARGET_KEYS in self.recipe.drafter.offers
+        sees_all_keys = Capability.WHOLE_PROMPT in self.recipe.view.offers
         drafts, visual_tokens = self.recipe.drafts, self.prompts[number].visual_tokens
+        # Where a view has nothing to drop, a draft can still gain by rounded weights.
+        has_rounded_weights = self.draft is not None and self.draft.is_rounded_copy_of(self.target)
+        prunes_nothing = drafts_with_own_keys and not sees_all_keys and not visual_tokens
         gave_drafting_up = self.requested_recipe.drafts and not drafts
         reason = NO_DRAFT_MODEL if self.draft is None else DRAFT_DOES_NOT_PAY
-        copies = Capability.COPIES in self.recipe.shape.offers
-        is_rounded = self.draft is not None and self.draft.is_rounded_copy_of(self.target)
+        has_copies = Capability.COPIES in self.recipe.shape.offers
         warnings = {
-            f"{reason}, so {PLAIN_ANSWER}": gave_drafting_up and not copies,
-            f"{reason}, so {PLAIN_ANSWER}, {BUT_FOR_COPIES}": gave_drafting_up and copies,
-            NOTHING_TO_PRUNE: drafts and prunes_own_keys and not visual_tokens and not is_rounded,
+            f"{reason}, so {PLAIN_ANSWER}": gave_drafting_up and not has_copies,
+            f"{reason}, so {PLAIN_ANSWER}, {BUT_FOR_COPIES}": gave_drafting_up and has_copies,
+            NOTHING_TO_PRUNE: drafts and prunes_nothing and not has_rounded_weights,
             TRAINED_POSITIONS: self.prompts[number].media.has_trained_positions,
             TARGET_ALONE: drafts and self.rules[number] != self._draft_rules[number],
             SHARED_GPU: self._shares_a_gpu(),

@@ -21,7 +21,7 @@ class ReturnedScores:
     """Collects the logits and scores of every emitted token, round by round.
 
     ``returned`` says which of the two are wanted, by their names in ``RETURN_SETTINGS``. The logits
-    are the target's own, in float32. The scores are these after all rules of sampling.
+    are the target's own, in float32. The scores are the logits after all rules of sampling.
     """
 
     def __init__(self, returned: frozenset[str]) -> None:
@@ -31,8 +31,9 @@ class ReturnedScores:
 
     def add(self, round: Round) -> None:
         """Collects the rows of the tokens that a round emitted, before the next round begins."""
-        # The row of a token is the one at the node before it. Nothing follows the path's last node
-        # where the target added no token of its own.
+        # The target's row at a node is for the token after that node. So the row of the first token
+        # is at the root, that of the second at the path's first node, and so on. The last node's
+        # row is not used where the target added no token of its own.
         for _, node in zip(round.emitted, (ROOT, *round.verdict.path), strict=False):
             # The rows may lie in memory that the next forward writes to, so they are copied.
             if "output_logits" in self._returned:

@@ -4,8 +4,9 @@ Each request is a batch of one with a drafter of its own, so that a drafter that
 other request. A step of the scheduler does this:
 
 1. It reads chunks of waiting prompts: about as many chunks as a request gets tokens in a round on
-   average. They may come from one long prompt or from several short ones. The last chunk of a
-   prompt gives the request's first token.
+   average, so three chunks of 2,048 tokens where a round gives three tokens. The chunks may come
+   from one long prompt or from several short ones. The last chunk of a prompt gives the request's
+   first token.
 2. It lets the drafts read the prompts whose first token has been emitted, so that no first token
    waits for drafting.
 3. It runs a round of the requests that decode, in one forward of the target that they share. Where
@@ -62,8 +63,10 @@ class _Entry:
 
     batch: RequestBatch  # of this request alone
     unread_pieces: Iterator[Round | None]  # reads the rest of the prompt, one piece a step
-    group: Group  # decodes it where the target's forward is shared
-    rounds: Iterator[Round]  # decodes it where the forward is not shared
+    # Decoding uses one of these two: the group where requests share the target's forwards, and
+    # the rounds where each request has forwards of its own.
+    group: Group
+    rounds: Iterator[Round]
     reading_seconds: float = 0.0  # spent on its prompt so far
     has_first_token: bool = False
 
@@ -187,7 +190,8 @@ class Scheduler:
             if entry.has_first_token and not entry.batch.has_read_prompts
         ]
         for number in waiting_for_draft:
-            if number in self._entries:  # It may have left while the caller had the last event.
+            # The request may have left while the caller handled an event that this step yielded.
+            if number in self._entries:
                 yield from self._read_on(number)
         decoding = [
             number for number, entry in self._entries.items() if entry.batch.has_read_prompts
@@ -211,11 +215,12 @@ class Scheduler:
             for number, entry in live.items():
                 events += self._step_alone(number, entry)
         seconds = now() - start
-        # The seconds of a round that was the first of its size tell nothing of later rounds.
+        # Where CUDA graphs are used, the first forward of a size is an ordinary one, and later ones
+        # are replays of a graph. So the seconds of the first tell nothing of later rounds.
         if not any(event.round is not None and event.round.first_of_size for event in events):
             self._round_times = self._round_times.fold(len(live), seconds)
         for number in numbers:
-            if number in self._entries:
+            if number in self._entries:  # To remove and add an entry puts it last.
                 self._entries[number] = self._entries.pop(number)
         return events
 

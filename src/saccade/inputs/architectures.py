@@ -35,7 +35,8 @@ PACKAGES = {
 """Architectures that their authors' package registers: by name, its module and the function."""
 AUTO_CLASSES: tuple[Any, ...] = (AutoModelForImageTextToText, AutoModelForCausalLM)
 """The classes that a checkpoint's own code may name in its ``auto_map``."""
-# A plan that splits this projection by columns deals out the attention heads to the processes.
+# Transformers' plan of tensor parallelism names how each projection is split. If it splits this one
+# by columns, every process gets some of the attention heads.
 KEY_PROJECTION = "layers.*.self_attn.k_proj"
 
 

@@ -1,4 +1,4 @@
-"""Captioners for views that read a caption (TABED's C).
+"""Captioners for views in which a caption stands for each video or image (C in the paper TABED).
 
 A captioner is any callable from a processor's inputs to captions. This module makes two kinds: a
 Hugging Face image-to-text model, and the embedded pair's own captioner.
@@ -64,7 +64,8 @@ class ImageToText:
         out = self.model.generate(
             **inputs, max_new_tokens=self.max_tokens, do_sample=False, num_beams=beams
         )
-        # A decoder-only model returns its prompt before the new ids; an encoder-decoder does not.
+        # A decoder-only model usually returns its prompt before the new ids. An encoder-decoder
+        # returns new ids only.
         repeats_prompt = "input_ids" in inputs and not self.model.config.is_encoder_decoder
         prompt_tokens = inputs["input_ids"].shape[1] if repeats_prompt else 0
         new = out[0, prompt_tokens:] if out.shape[1] > prompt_tokens else out[0]
@@ -111,11 +112,15 @@ def join_captioners(
     """
     if not any(captioners):
         return None
-    return lambda inputs: [
-        captions_of_request
-        for each in captioners
-        for captions_of_request in (each(inputs) if each else [[]])
-    ]
+
+    def caption_all(inputs: Inputs) -> list[Sequence[str]]:
+        captions: list[Sequence[str]] = []
+        for each in captioners:
+            # A captioner of one request returns a list with one entry, that request's captions.
+            captions += each(inputs) if each else [[]]
+        return captions
+
+    return caption_all
 
 
 @cache

@@ -26,19 +26,22 @@ class Footprint:
     """The size of a model, counted in numbers rather than bytes."""
 
     parameters: int  # All weights.
-    weights_per_token: int  # That a token passes through: layers, head and the selected experts.
-    kv_numbers_per_token: int  # Keys and values that a token adds to the cache.
+    # The weights that a token is multiplied with: layers, output matrix and the selected experts.
+    weights_per_token: int
+    kv_numbers_per_token: int  # Keys and values that a token adds to the cache, over all layers.
     layers: int
     vocab: int
-    # One recurrent state, summed over all layers that have a state instead of keys.
-    conv_state_numbers: int = 0  # Numbers in the model's dtype: the convolutions' last inputs.
-    fp32_state_numbers: int = 0  # Further numbers of that state, which are always in fp32.
-    stateful_layers: int = 0  # Layers that have a state instead of keys.
+    # Layers that have a recurrent state instead of keys. The next two fields are sums over them.
+    stateful_layers: int = 0
+    # Numbers of a request's state in the model's dtype: the last inputs of convolutions.
+    conv_state_numbers: int = 0
+    fp32_state_numbers: int = 0  # The other numbers of the state, which are always in fp32.
     # The windows of the layers that evict the keys behind them.
     key_windows: tuple[KeyWindow, ...] = ()
 
     def state(self, size: float) -> int:
-        """Returns the bytes of one state of all layers, at ``size`` bytes a number of the model."""
+        """Returns the bytes of a recurrent state, summed over all layers, where a number in the
+        model's dtype takes ``size`` bytes."""
         return int(
             self.conv_state_numbers * size + self.fp32_state_numbers * torch.float32.itemsize
         )
@@ -51,9 +54,10 @@ class Footprint:
         """
         states = self.state(size) * recurrent.STATES_PER_REQUEST
         rows = [max_window_rows(window, tokens, forward_rows()) for window in self.key_windows]
-        evicted_rows = sum(tokens - remaining for remaining in rows)
-        per_layer = self.kv_numbers_per_token // max(1, self.layers - self.stateful_layers)
-        return int((self.kv_numbers_per_token * tokens - per_layer * evicted_rows) * size) + states
+        evicted_rows = sum(tokens - remaining for remaining in rows)  # over all those layers
+        numbers_per_row = self.kv_numbers_per_token // max(1, self.layers - self.stateful_layers)
+        numbers = self.kv_numbers_per_token * tokens - numbers_per_row * evicted_rows
+        return int(numbers * size) + states
 
     def weights(self, size: float) -> int:
         """Returns the bytes of all weights at ``size`` bytes a number."""
@@ -107,9 +111,9 @@ def footprint(config: Any, *, trust_remote_code: bool = False) -> Footprint:
             kv_numbers_per_token=2 * len(key_layers) * heads * width,
             layers=text.num_hidden_layers,
             vocab=text.vocab_size,
+            stateful_layers=len(mixers),
             conv_state_numbers=conv_state_numbers,
             fp32_state_numbers=fp32_state_numbers,
-            stateful_layers=len(mixers),
             key_windows=tuple(window for window in key_windows if window is not None),
         )
     except AttributeError as error:
@@ -136,17 +140,31 @@ def eagle3_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
         vocab = settings.get("draft_vocab_size") or text.vocab_size
     except (KeyError, TypeError, ZeroDivisionError) as error:
         raise ModelError("its config.json describes no EAGLE-3 head") from error
-    decoder = _layer_weights(dim, inner, heads, kv_heads, width, 2 * dim) + vocab * dim
+    # Attention reads a token's embedding and its hidden state side by side, so 2 * dim numbers.
+    layer_weights = _layer_weights(dim, inner, heads, kv_heads, width, 2 * dim)
+    weights_per_token = layer_weights + vocab * dim
+    # The matrix "fc" makes one hidden state of several of the target's.
     fc_weights = EAGLE3_HIDDEN_STATES * text.hidden_size * dim
-    return Footprint(decoder + fc_weights, decoder, 2 * kv_heads * width, 1, vocab)
+    return Footprint(
+        parameters=weights_per_token + fc_weights,
+        weights_per_token=weights_per_token,
+        kv_numbers_per_token=2 * kv_heads * width,
+        layers=1,
+        vocab=vocab,
+    )
 
 
 def _layer_weights(
     dim: int, inner: int, heads: int, kv_heads: int, width: int, read_dim: int
 ) -> int:
-    """Counts the matrices of a decoder layer whose attention reads rows of ``read_dim`` numbers."""
-    attention = read_dim * (heads + 2 * kv_heads) * width + heads * width * dim
-    return attention + 3 * dim * inner
+    """Counts the weights in the matrices of a decoder layer.
+
+    Its attention reads rows of ``read_dim`` numbers, and each of its heads has ``width`` numbers.
+    """
+    query_key_value = read_dim * (heads + 2 * kv_heads) * width
+    attention_output = heads * width * dim
+    gate_up_down = 3 * dim * inner
+    return query_key_value + attention_output + gate_up_down
 
 
 def dflash_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
@@ -159,21 +177,25 @@ def dflash_footprint(settings: Mapping[str, Any], target: Any) -> Footprint:
         )
         heads, width = layer["num_attention_heads"], layer["head_dim"]
         kv_heads = layer.get("num_key_value_heads") or heads
-        read = entries.get("target_layer_ids") or entries["aux_hidden_state_layer_ids"] or ()
+        target_layers = (
+            entries.get("target_layer_ids") or entries["aux_hidden_state_layer_ids"] or ()
+        )
         text = architectures.text_config(target)
     except (KeyError, TypeError) as error:
         raise ModelError("its config.json describes no DFlash head") from error
     vocab = settings.get("draft_vocab_size")
     layer_weights = layers * _layer_weights(dim, inner, heads, kv_heads, width, dim)
-    fc_weights = len(read) * text.hidden_size * dim
-    # Without a vocabulary of its own it reads the target's output matrix, and stores none.
-    matrix, stored = (vocab or text.vocab_size) * dim, (vocab or 0) * dim
+    # The matrix "fc" makes one hidden state of those of several layers of the target.
+    fc_weights = len(target_layers) * text.hidden_size * dim
+    # A head without a vocabulary of its own uses the target's output matrix, and stores none.
+    used_output_matrix = (vocab or text.vocab_size) * dim
+    stored_output_matrix = (vocab or 0) * dim
     return Footprint(
-        layer_weights + fc_weights + stored,
-        layer_weights + matrix,
-        2 * layers * kv_heads * width,
-        layers,
-        vocab or text.vocab_size,
+        parameters=layer_weights + fc_weights + stored_output_matrix,
+        weights_per_token=layer_weights + used_output_matrix,
+        kv_numbers_per_token=2 * layers * kv_heads * width,
+        layers=layers,
+        vocab=vocab or text.vocab_size,
     )
 
 
@@ -198,10 +220,10 @@ def stored_bits(config: Any) -> int | None:
 
 
 def weight_size(dtype: Any, config: Any, bits: int | None = None) -> float:
-    """Returns the bytes of a weight.
+    """Returns the bytes of a weight as it is loaded.
 
-    It has ``bits`` bits if they are given. Otherwise a weight of a quantised checkpoint has as many
-    as are stored, and any other weight is a number of this dtype.
+    ``bits`` are those to which it is quantised while it is loaded. If they are None, a weight of a
+    quantised checkpoint keeps its stored bits, and any other weight is a number of this dtype.
     """
     packed_bits = bits or stored_bits(config)
     return number_size(dtype, config) if packed_bits is None else packed_bits / 8
@@ -219,9 +241,10 @@ def check(
 ) -> None:
     """Raises ModelError, before any weight is read, if the weights cannot fit on ``device``.
 
-    They are counted from the config and not from the files, because transformers would also create
-    weights that the files lack. A copy rounded by ``rounding`` is counted beside them. A ``device``
-    of None stands for several devices, for which nothing is checked.
+    The weights are counted from the config and not from the files, because transformers would also
+    create weights that the files lack. ``bits`` are those to which weights are quantised while they
+    are loaded; None where they are not. A copy rounded by ``rounding`` is counted beside them. A
+    ``device`` of None stands for several devices, for which nothing is checked.
     """
     if device is None:
         return

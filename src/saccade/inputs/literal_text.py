@@ -2,9 +2,14 @@
 
 A processor writes template and text into one string and then looks for control tokens in all of
 it. A question with ``<|video_pad|>`` in it would therefore reserve a place for a video that does
-not exist, and one with ``<|im_end|>`` would end the user's turn. Here a placeholder token, which
-occurs nowhere else, stands for such a text in the string. In the ids it is replaced by the ids of
-the text, encoded as if no token were special. A text that spells no control token is left alone.
+not exist, and one with ``<|im_end|>`` would end the user's turn. So a text that spells a control
+token, alone or together with its neighbours, is handled in three steps:
+
+1. It is taken out of its turn, and a mark such as ``@0:3@`` (for the text number 3) is put there.
+2. The template is rendered. Then a placeholder takes the place of every mark in the string. It is
+   an added token of the tokenizer that occurs nowhere else in the string.
+3. The processor makes ids of the string. There the id of each placeholder is replaced by the ids of
+   the text, encoded as if no token were special.
 
 Every token that was added to the tokenizer's vocabulary is a control token, whether it is flagged
 as special or not. Single characters and runs of blanks count only if they are flagged. Adjacent
@@ -50,7 +55,7 @@ class Extraction:
 
     turns: list[dict[str, Any]]
     texts: tuple[str, ...] = ()
-    mark: str = ""
+    mark: str = ""  # How every mark begins, such as "@0:". A text's index and "@" follow.
     documents: frozenset[int] = frozenset()  # The indices of the texts that are documents.
 
 
@@ -75,9 +80,11 @@ def extract_special(
     """Takes out every document and every text that spells a control token.
 
     Blanks around a text stay in the turn. The mark is chosen so that it does not occur in the turns
-    or in ``unmarked``.
+    or in ``unmarked``, which is what a template made of the turns without marks.
     """
-    pattern = re.compile("|".join(map(re.escape, _control_token_texts(processor))) or r"\b\B")
+    matches_nothing = r"\b\B"
+    control_tokens = "|".join(map(re.escape, _control_token_texts(processor)))
+    pattern = re.compile(control_tokens or matches_nothing)
     return _extract(turns, lambda text: pattern.search(text) is not None, unmarked)
 
 
@@ -107,6 +114,7 @@ def render_conversation(
         full_extraction = extract_all(turns, unmarked)
         if full_extraction.texts != extraction.texts:
             skeleton = render(full_extraction.turns)  # It has a mark in the place of every text.
+            # A difference means that adjacent texts spell a control token together.
             if _control_tokens(processor, written) != _control_tokens(processor, skeleton):
                 return full_extraction, skeleton
         return extraction, written
@@ -146,14 +154,16 @@ def insert_placeholders(
         done = match.end()
     pieces.append(templated[done:])
     ids = tuple(_encode_literally(name, processor, text) for text, _ in texts)
-    # An added token that does not occur in the conversation becomes the placeholder.
+    # The first added token that is fit for it becomes the placeholder.
     for number, added in tokenizer.added_tokens_decoder.items():
+        # A token with one of these flags takes the blanks beside it, or is not read inside a word.
         is_plain = not (added.lstrip or added.rstrip or added.single_word)
         is_reserved = added.content in {*_media_tokens(processor), tokenizer.unk_token}
         if not is_plain or is_reserved or added.content in templated:
             continue
         text = added.content.join(pieces)
-        if tokenizer(text)["input_ids"].count(number) == len(texts):
+        reads_every_placeholder = tokenizer(text)["input_ids"].count(number) == len(texts)
+        if reads_every_placeholder:
             are_documents = tuple(is_document for _, is_document in texts)
             return text, Placeholders(number, ids, are_documents)
     raise _cannot_encode_error(name)
@@ -167,6 +177,8 @@ def replace_placeholders(name: str, inputs: Inputs, placeholders: Placeholders |
     places = (inputs["input_ids"][0] == placeholders.token).nonzero()[:, 0]
     if len(places) != len(placeholders.ids):
         raise _cannot_encode_error(name)
+    # Each placeholder is first repeated as often as its text has ids, in every field. If the ids
+    # are [a, P, b] and the text of P has three ids, ``rows`` is [0, 1, 1, 1, 2].
     repeats = torch.ones(length, dtype=torch.long)
     repeats[places] = torch.tensor([len(ids) for ids in placeholders.ids])
     rows = torch.arange(length).repeat_interleave(repeats)
@@ -219,7 +231,8 @@ def _extract(
         """Handles the arguments of a call, whose strings templates write as JSON."""
         match value:
             case str() if value.strip() and must_extract(value):
-                return put_mark(value, json.dumps(value.strip(), ensure_ascii=False)[1:-1])
+                in_quotes = json.dumps(value.strip(), ensure_ascii=False)
+                return put_mark(value, in_quotes[1:-1])
             case dict():
                 return {
                     extract_from_argument(key): extract_from_argument(each)
@@ -270,10 +283,10 @@ def _separate_reasoning(processor: Any, turn: Mapping[str, Any]) -> dict[str, An
 
 
 def _control_tokens(processor: Any, text: str) -> tuple[list[int], list[int]]:
-    """Returns the control tokens in a text.
+    """Returns which control tokens a text has, to compare it with another text.
 
-    First the ids of those that the tokenizer reads, in order, and then how often the text contains
-    each of those that the processor looks for.
+    The first list has the ids of those that the tokenizer reads, in order. The second list has a
+    count for each token that the processor itself looks for: how often it occurs in the text.
     """
     control_texts = _control_token_texts(processor)
     tokenizer = getattr(processor, "tokenizer", processor)
@@ -289,7 +302,7 @@ def _control_ids(tokenizer: Any, tokens: Iterable[str]) -> set[int]:
 
 
 def _control_token_texts(processor: Any) -> list[str]:
-    """Returns what a tokenizer or its processor does not read as text, the longest first.
+    """Returns the texts of all control tokens of a tokenizer and its processor, longest first.
 
     Some vocabularies have runs of blanks or single characters as added tokens. Those are text.
     """
@@ -315,9 +328,9 @@ def _encode_literally(name: str, processor: Any, text: str) -> list[int]:
     """Returns the ids of a text whose control tokens are encoded as ordinary characters.
 
     A tokenizer may have a mode for this (``split_special_tokens``). Otherwise each control token is
-    cut after its first character, and the pieces are encoded one by one. Either result is used only
-    if it has no control id and decodes to a text with the same control tokens written out. Raises
-    OptionError where neither is so.
+    cut after its first character (``<`` and ``|im_end|>``), and the pieces are encoded one by one.
+    A result is used only if it has no control id, and if the control tokens are written out in the
+    text that it decodes to. Raises OptionError if neither result is like that.
     """
     tokenizer = getattr(processor, "tokenizer", processor)
     control_texts = _control_token_texts(processor)

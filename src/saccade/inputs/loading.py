@@ -47,8 +47,8 @@ MAX_THREADS_PER_CPU = 16
 MAX_PARTS = 10_000  # The most layers or experts that a config is believed to have.
 COUNT_FIELDS = re.compile(r"layers$|depth$|num_\w*experts$")
 PositionRule = Literal["auto", "library", "trained"]
-# The names of those JSON files of a checkpoint that hold settings by name end so. Other JSON files
-# may hold anything.
+# A JSON file of a checkpoint whose name ends in one of these holds an object of named settings.
+# Other JSON files may hold anything.
 SETTINGS_FILE_ENDINGS = ("config.json", "tokenizer.json", ".index.json")
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 FLOAT_DTYPES = (*DTYPES.values(), torch.float64)
@@ -74,8 +74,8 @@ QUANTIZERS: dict[str, tuple[str, int, Callable[[], Any]]] = {
 }
 
 
-# By ``draft_quantize``: the quantizer that rounds a draft's weights on a GPU as they are loaded.
-# For a rounding that is not in this table, a rounded copy is made beside the loaded weights.
+# By ``draft_quantize``: the quantizer that rounds a draft's weights on a GPU as they are loaded. On
+# a CPU, and for a rounding that is not in this table, a rounded copy of loaded weights is made.
 DRAFT_QUANTIZERS = {"int8": "torchao-int8", "int4": "bnb-4bit"}
 
 
@@ -128,13 +128,16 @@ def load(
         device_map: "auto" spreads the layers over what devices there are (and main memory).
         quantize: of ``QUANTIZERS``, for a checkpoint that is not quantised itself.
         trust_remote_code: whether to run code that comes with the checkpoint.
-        positions: of text after a Qwen video; see ``Backbone``. "auto": "trained" for checkpoints
-            whose config is older than the library's rule.
+        fused: False for the model's own modules. True or None for Saccade's fused decoder where it
+            knows the architecture; True raises where it does not.
+        positions: those of text after a Qwen video. "library": those that transformers gives it.
+            "trained": those that Qwen2.5-VL was trained with. "auto": "trained" for a checkpoint
+            that was saved before transformers moved that text, else "library".
         tp: split the layers over the processes torchrun started; see ``model/tensor_parallel.py``.
         is_draft: whether its answers are judged by another model. Packed weights are then unpacked
             on a CPU; see ``inputs/packed_checkpoints.py``.
-        rounding: of a copy of the weights that the caller will make. It is only counted here, when
-            the memory is checked.
+        rounding: how the caller will round a copy of the weights afterwards. Nothing is rounded
+            here, but the check of the memory counts that copy.
         check_processor: called with the processor before weights are read; it may raise.
     """
     if device is not None and device_map is not None:
@@ -209,7 +212,8 @@ def load(
     rule = families.position_rule(config) if positions == "auto" else positions
     backbone = Backbone(model.eval(), fused=fused, positions=rule)
     loaded = Loaded(name, backbone, processor, domain)
-    kernels.release_threads()  # Another thread may run the model.
+    # Threads of the kernels that this thread started would slow another one that runs the model.
+    kernels.release_threads()
     return loaded
 
 
@@ -276,7 +280,8 @@ def _check_weights(name: str, model: Any, loading_info: Mapping[str, Any]) -> No
         # Quantised weights have other tensor classes or dtypes, and are not checked.
         is_plain_tensor = type(weight.data) is torch.Tensor
         if is_plain_tensor and weight.dtype in FLOAT_DTYPES and not weight.is_meta:
-            if not all(bool(end.isfinite()) for end in weight.detach().aminmax()):
+            # If any number is NaN or infinite, so is the least or the greatest.
+            if not all(bool(extreme.isfinite()) for extreme in weight.detach().aminmax()):
                 raise ModelError(f"{name} holds NaN or infinity in {key}: it would answer noise")
 
 
@@ -296,9 +301,9 @@ def load_pair(
     The target may be spread over devices, split or quantised. The draft is on one device, which is
     the target's unless ``draft_device`` names another. ``draft_quantize`` ("int8", "int4", "fp8")
     rounds the weights of the draft. Without a draft it rounds a copy of the target's weights, with
-    which the target drafts for itself. It never changes an answer. Raises ModelError where the two
-    do not fit together, and OptionError for a ``draft_device`` without a draft and for a rounding
-    that is not available on the device.
+    which the target drafts for itself. Rounded drafts never change an answer. Raises ModelError
+    where the two models do not fit together, and OptionError for a ``draft_device`` without a draft
+    and for a rounding that is not available on the device.
     """
     if draft is None and target == "shapes":
         draft = "shapes-draft"
@@ -319,10 +324,10 @@ def load_pair(
     if draft is None:
         if rounding is not None:
             return loaded, round_weights(loaded, rounding.name)
-        may_have_head = not options.get("tp") and options.get("quantize") is None
-        own_head = (
-            head_checkpoints.load_own_head(target, loaded.backbone) if may_have_head else None
-        )
+        own_head = None
+        # A target that is split or quantised does not draft with its checkpoint's own head.
+        if not options.get("tp") and options.get("quantize") is None:
+            own_head = head_checkpoints.load_own_head(target, loaded.backbone)
         if own_head is None:
             return loaded, None
         head = Loaded(f"{target}'s head", own_head, loaded.tokenizer, is_own_head=True)
@@ -335,15 +340,17 @@ def load_pair(
         options["device"] = architectures.local_device(options.get("device"))
     if draft_device is not None:
         options["device"] = draft_device
-    rounds_loaded_weights = rounding is not None and rounding.is_available_on(place)
+    # The draft's weights are rounded in one of two ways: for our own kernels after they are loaded,
+    # or by a quantizer while they are loaded.
+    is_rounded_after = rounding is not None and rounding.is_available_on(place)
     quantizer = None
-    if rounding is not None and not rounds_loaded_weights:
+    if rounding is not None and not is_rounded_after:
         quantizer = DRAFT_QUANTIZERS[rounding.name]
     draft_options = {**options, "device_map": None, "quantize": quantizer, "tp": False}
-    if rounds_loaded_weights:
+    if is_rounded_after:
         draft_options["rounding"] = rounding
     loaded_draft = load(draft, is_draft=True, **draft_options)
-    if rounding is not None and rounds_loaded_weights:
+    if rounding is not None and is_rounded_after:
         loaded_draft = round_weights(loaded_draft, rounding.name)
     return loaded, loaded_draft
 
@@ -523,7 +530,7 @@ def _quantization_config(name: str) -> Any:
 
 
 def _find_broken_file(folder: Path) -> str | None:
-    """Returns a message about the first broken JSON file of a checkpoint; None where none is."""
+    """Returns a message about the first broken JSON file of a checkpoint; None if all are sound."""
     for file in sorted(folder.glob("*.json")):
         try:
             content = json.loads(file.read_bytes())

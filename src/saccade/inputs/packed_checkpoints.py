@@ -12,6 +12,7 @@ FBGEMM's FP8 with a scale for each output, and compressed-tensors document.
 from __future__ import annotations
 
 import importlib.util
+import math
 import re
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -32,7 +33,8 @@ Settings = Mapping[str, Any]
 
 WORD_BITS = 32
 BYTE_BITS = 8
-AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)  # The column of each of the eight codes of a word.
+# The column of each of the eight codes of a word: its second code belongs to column 2.
+AWQ_COLUMNS = (0, 2, 4, 6, 1, 3, 5, 7)
 AWQ_VERSIONS = ("gemm",)
 GPTQ_BITS = (2, 3, 4, 8)
 GPTQ_FORMATS = ("gptq", "gptq_v2")
@@ -83,13 +85,15 @@ class Packing:
 def unpack_codes(words: Int32[Tensor, "rows words"], bits: int) -> UInt8[Tensor, "rows codes"]:
     """Returns the codes that lie in each row of words, the lowest bits first.
 
-    With 3 bits a code may begin in one word and end in the next.
+    A word has 32 bits. With 3 bits a code, the code number 10 has the bits 30 to 32: it begins in
+    one word and ends in the next.
     """
     if bits in BYTE_ALIGNED_BITS:
         word_bytes = words.contiguous().view(torch.uint8)
         shifts = range(0, BYTE_BITS, bits)
         mask = (1 << bits) - 1
         return torch.stack([(word_bytes >> shift) & mask for shift in shifts], -1).flatten(1)
+    # The bit at which each code starts, the word with that bit, and the word after it.
     starts = torch.arange(0, words.shape[1] * WORD_BITS - bits + 1, bits)
     first = starts // WORD_BITS
     second = (first + 1).clamp(max=words.shape[1] - 1)
@@ -99,7 +103,10 @@ def unpack_codes(words: Int32[Tensor, "rows words"], bits: int) -> UInt8[Tensor,
 
 
 def _unpack_awq(parts: Parts, settings: Settings) -> Tensor:
-    """Unpacks codes stored as [in, out], where each word has eight columns in AWQ's own order."""
+    """Unpacks codes stored as [in, out], where each word has eight columns in AWQ's own order.
+
+    ``group`` consecutive inputs share a scale and a zero point for each output.
+    """
     bits, scales = int(settings["bits"]), parts["scales"].float()
     order = torch.tensor(AWQ_COLUMNS).argsort()
 
@@ -140,7 +147,8 @@ def _unpack_gptq(parts: Parts, settings: Settings) -> Tensor:
 
 
 def _spread(scales: Tensor, shape: Sequence[int], block: Sequence[int] | None) -> Tensor:
-    """Returns scales that broadcast over [out, in], each repeated over the weights that share it.
+    """Returns scales that broadcast over ``shape``, which is [out, in]: each is repeated over the
+    weights that share it.
 
     ``block`` is how many outputs and how many inputs share a scale; the last block may be smaller.
     Without ``block``, the number of scales must divide the number of outputs or inputs. Raises
@@ -153,7 +161,7 @@ def _spread(scales: Tensor, shape: Sequence[int], block: Sequence[int] | None) -
         if count in (1, size):
             continue
         block_size = size // count if block is None else int(block[axis])
-        if -(-size // block_size) != count:
+        if math.ceil(size / block_size) != count:
             raise ValueError(f"{count} scales for {size} numbers in blocks of {block_size}")
         scales = scales.repeat_interleave(block_size, axis).narrow(axis, 0, size)
     return scales
@@ -189,7 +197,8 @@ def _block_size(settings: Settings, scales: Tensor, shape: Sequence[int]) -> tup
         outputs, inputs = (int(each) for each in block)
         if outputs <= 0 or inputs <= 0:
             continue
-        if tuple(scales.shape[-2:]) == (-(-shape[-2] // outputs), -(-shape[-1] // inputs)):
+        blocks = math.ceil(shape[-2] / outputs), math.ceil(shape[-1] / inputs)
+        if tuple(scales.shape[-2:]) == blocks:
             return outputs, inputs
     raise ValueError("no scheme of its config has as many scales")
 
@@ -207,15 +216,20 @@ def _spread_groups(
 
 
 def _unpack_compressed_words(parts: Parts, settings: Settings) -> Tensor:
-    """Unpacks codes [out, into], several inputs a word, which are stored shifted to be positive."""
+    """Unpacks codes [out, into], several inputs a word.
+
+    Codes and zero points are signed. They are stored with half their range added, so that they are
+    positive: with 4 bits, -8 is stored as 0.
+    """
     words = parts["codes"]
     out, into = (int(each) for each in parts["shape"])
     bits = words.shape[1] * WORD_BITS // into
-    zero = 1 << (bits - 1)
-    codes = unpack_codes(words, bits)[:, :into].float() - zero
+    offset = 1 << (bits - 1)
+    codes = unpack_codes(words, bits)[:, :into].float() - offset
     groups = parts.get("groups")
     if "zeros" in parts:
-        zeros = unpack_codes(parts["zeros"].t(), bits)[:, :out].t().float() - zero
+        # A word of zero points has those of several outputs for one group of inputs.
+        zeros = unpack_codes(parts["zeros"].t(), bits)[:, :out].t().float() - offset
         codes -= _spread_groups(zeros, groups, settings, codes.shape)
     return codes * _spread_groups(parts["scales"].float(), groups, settings, codes.shape)
 
@@ -310,7 +324,7 @@ METHODS: Mapping[str, Method] = {
 
 
 def settings_of(config: Any) -> dict[str, Any]:
-    """Returns how a checkpoint is quantised, by its config; {} where it is not."""
+    """Returns the ``quantization_config`` of a checkpoint's config; {} where there is none."""
     return dict(config.to_dict().get("quantization_config") or {})
 
 
@@ -405,15 +419,15 @@ def unpack_tensors(
 ) -> Iterator[tuple[str, Tensor]]:
     """Yields each tensor with its name, as :func:`unpack_folder` returns them.
 
-    ``names`` are those of the stored tensors, ``read`` returns one of them, and ``checkpoint`` is
-    the name that errors have.
+    ``names`` are those of the stored tensors, ``read`` returns the tensor of a name, and
+    ``checkpoint`` is what errors call the checkpoint.
     """
     used: set[str] = set()
     for layout in packing.layouts:
-        for marker in sorted(names):
-            if not marker.endswith(layout.marker) or marker in used or UNUSED.search(marker):
+        for name in sorted(names):
+            if not name.endswith(layout.marker) or name in used or UNUSED.search(name):
                 continue
-            stem = marker.removesuffix(layout.marker)
+            stem = name.removesuffix(layout.marker)
             keys = {part: stem + suffix for part, suffix in layout.parts.items()}
             present = {part: key for part, key in keys.items() if key in names}
             for part in keys.keys() - present.keys() - {*layout.optional}:

@@ -331,9 +331,11 @@ def conversation_inputs(
             ) from error
         raise OptionError(f"{name} cannot take this: {first_line(error)}") from error
     if "video_second_per_grid" in inputs:
-        # The processor computes it from a default frame rate, not from the clip's.
-        group = int(processor.video_processor.temporal_patch_size)
-        inputs["video_second_per_grid"] = torch.tensor([group / c.sampled_fps for c in clips])
+        # The processor computes these seconds from a default frame rate, not from the clip's.
+        frames_per_patch = int(processor.video_processor.temporal_patch_size)
+        inputs["video_second_per_grid"] = torch.tensor(
+            [frames_per_patch / clip.sampled_fps for clip in clips]
+        )
     return literal_text.replace_placeholders(name, inputs, placeholders)
 
 
@@ -413,7 +415,7 @@ def _render(
 
 
 def _processor_key(processor: Any) -> str:
-    """Returns a text that is equal for processors which prepare pixels and prompts equally."""
+    """Returns a text that is the same for two processors if they make the same inputs."""
     is_text_only = getattr(processor, "tokenizer", None) is None
     settings = None if is_text_only else processor.to_dict()
     return repr((settings, processor.chat_template))

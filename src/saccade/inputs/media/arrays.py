@@ -21,7 +21,7 @@ class FrameArray:
 
     def __init__(self, frames: Frames, fps: float | int | None) -> None:
         self.frames, self.label = frames, "the frames"
-        self.tick = 1e-6
+        self.tick = 1e-6  # In seconds. The times are computed, so they are at least this exact.
         self.rate = float(fps or DEFAULT_SEQUENCE_FPS)
         self.times = np.arange(len(frames)) / self.rate
         self.duration = len(frames) / self.rate

@@ -89,21 +89,26 @@ class Clip:
     def metadata(self) -> dict[str, Any]:
         """The fields of transformers' `VideoMetadata`, for use with `do_sample_frames=False`.
 
-        They describe an imaginary source that has ``ticks`` frames for each sampled one. A tick is
-        the time from one imaginary frame to the next, and a sampled frame's index is its time in
-        ticks, rounded. So the rate that processors compute as len(indices) / total * fps
-        (Qwen2.5-VL) is exact, and the times that they compute as index / fps (Qwen3-VL) are within
-        half a millisecond. Evenly spaced frames need one tick each; for others a tick is at most a
-        millisecond. Each call returns a new dict, because processors write to it.
+        They describe an imaginary source, of which the clip's frames are a sample. Processors
+        compute two things from them: the sampling rate as len(indices) / total * fps (Qwen2.5-VL),
+        which comes out exact, and each frame's time as index / fps (Qwen3-VL), which comes out
+        within half a millisecond.
+
+        Frames that are evenly spaced are taken for the whole source. For others the source has a
+        frame every millisecond or less. Two frames of a clip at 2 frames a second that appear at 0
+        and at 0.513 seconds are then frames 0 and 513 of 1000, at 1000 frames a second.
+
+        Each call returns a new dict, because processors write to it.
         """
         frame_numbers = self.timestamps * self.sampled_fps
-        is_even = np.abs(np.rint(frame_numbers) - frame_numbers).max() <= 5e-4 * self.sampled_fps
-        ticks = 1 if is_even else math.ceil(1000 / self.sampled_fps)
+        half_millisecond = 5e-4 * self.sampled_fps  # in frames
+        is_even = np.abs(np.rint(frame_numbers) - frame_numbers).max() <= half_millisecond
+        source_frames_each = 1 if is_even else math.ceil(1000 / self.sampled_fps)
         n, height, width, _ = self.frames.shape
         return {
-            "total_num_frames": n * ticks,
-            "fps": self.sampled_fps * ticks,
-            "frames_indices": np.rint(frame_numbers * ticks).astype(int).tolist(),
+            "total_num_frames": n * source_frames_each,
+            "fps": self.sampled_fps * source_frames_each,
+            "frames_indices": np.rint(frame_numbers * source_frames_each).astype(int).tolist(),
             "duration": self.duration,
             "height": height,
             "width": width,
@@ -111,7 +116,8 @@ class Clip:
 
 
 def enlarge(image: Image) -> np.ndarray:
-    """Repeats the pixels of an image so small that a side could be mistaken for channels."""
+    """Returns an image with its pixels repeated if it is so small that a side could be mistaken for
+    channels; any other image as it is."""
     times = math.ceil(MIN_SIDE / min(image.shape[:2]))
     return image if times <= 1 else image.repeat(times, axis=0).repeat(times, axis=1)
 

@@ -44,6 +44,7 @@ WAIT_SECONDS = 60.0  # A call waits at most so long for a child.
 POLL_SECONDS = 0.1
 MAX_OPEN_FILES = 32
 MAX_HEADER_BYTES = 1 << 20  # Of the JSON that a child sends.
+SEND_BYTES = 1 << 20  # So much is sent to a child at once.
 MAX_SENTENCE_CHARACTERS = 500
 SIZE = struct.Struct(">Q")  # The number of bytes of a JSON header, which is sent before it.
 READY = b"ready"
@@ -91,6 +92,7 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
         share: float = SHARE_SECONDS,
     ) -> None:
         self.seconds, self.memory, self.share = seconds, memory, share
+        # One entry for each place that no call has: the idle child in it, or None without a child.
         self._idle: queue.LifoQueue[_Child | None] = queue.LifoQueue()
         for _ in range(processes):
             self._idle.put(None)
@@ -112,7 +114,7 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
         for idle_child in idle:
             if idle_child is not None:
                 idle_child.end()
-            self._idle.put(None)
+            self._idle.put(None)  # The place stays, without a child.
 
     def read(
         self,
@@ -155,7 +157,7 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
         payloads = [source for source in sources if isinstance(source, bytes)]
         label = printable_name(Path(paths[0]).name) if paths else "the input"
         limits.check(label, nbytes=sum(map(len, payloads)))
-        root = None if limits.root is None else str(limits.root)  # JSON has no paths.
+        root = None if limits.root is None else str(limits.root)  # JSON cannot hold a Path.
         request = {
             "task": task,
             "paths": paths,
@@ -330,10 +332,11 @@ class _Child:
         self.requests_left -= 1
         header = json.dumps(request).encode()
         for part in (SIZE.pack(len(header)), header, *payloads):
-            view = memoryview(part)
-            while view:
+            unsent = memoryview(part)
+            while unsent:
                 self.socket.settimeout(seconds_left(deadline))
-                view = view[self.socket.send(view[: 1 << 20]) :]
+                sent_bytes = self.socket.send(unsent[:SEND_BYTES])
+                unsent = unsent[sent_bytes:]
 
     def receive(self, max_bytes: int, deadline: float) -> Clip | VideoInputError:
         """Returns the child's result after checking it; its frames have at most `max_bytes`.
@@ -399,7 +402,8 @@ def _is_sentence(value: Any) -> bool:
 
 
 def _check_error(error: Any, code: Any, limit: Any) -> VideoInputError:
-    """Returns the child's refusal. Raises InvalidResponse for one that our code never sends."""
+    """Returns the error that a child sent. Raises InvalidResponse for one that our code never
+    sends."""
     if not _is_sentence(error) or code not in CODES or not isinstance(limit, int | float | None):
         raise InvalidResponse
     return VideoInputError(error, code, limit)
@@ -475,9 +479,10 @@ def _serve_one(parent: socket.socket) -> None:
 
 
 def _read_clip(request: Mapping[str, Any], payloads: Sequence[bytes]) -> Clip:
-    plain_limits = request["limits"]
-    root = plain_limits["root"]
-    limits = Limits(**plain_limits | {"root": root and Path(root)})
+    fields = dict(request["limits"])
+    if fields["root"] is not None:
+        fields["root"] = Path(fields["root"])
+    limits = Limits(**fields)
     sources: list[bytes | Path] = [*payloads, *map(Path, request["paths"])]
     if request["task"] == "read_frames":
         return read_frames(payloads, request["fps"], limits)

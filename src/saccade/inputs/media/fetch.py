@@ -71,7 +71,8 @@ class Sources:
     media may be fetched over http and https: "example.com", "*.example.com" (any name below it) or,
     for a port that is not the usual one, "example.com:8000". With `any_host` every public host is
     allowed, at the usual port. With `private` the hosts in `hosts`, and no others, may be on this
-    machine or its network. `seconds` and `max_bytes` bound one load, including all its redirects.
+    machine or its network. At most `redirects` redirects are followed. `seconds` and `max_bytes`
+    bound one load, including all its redirects.
     """
 
     root: Path | None = None
@@ -100,10 +101,10 @@ class Sources:
 
         The data of the type video/jpeg are frames: the base64 of each, joined by commas.
         """
+        # The address data:video/mp4;base64,AAAA has the kind video/mp4 and the option base64.
         head, comma, _ = bytes(url[:MAX_URL_CHARACTERS]).partition(b",")
-        kind, *options = [
-            part.strip() for part in head[5:].decode(errors="replace").lower().split(";")
-        ]
+        kind_and_options = head[len("data:") :].decode(errors="replace").lower()
+        kind, *options = [part.strip() for part in kind_and_options.split(";")]
         if not comma or options[-1:] != ["base64"]:
             raise _address_refusal(
                 "has no data: write data:video/mp4;base64, and the bytes", "bad_option"
@@ -111,7 +112,8 @@ class Sources:
         if kind.partition("/")[0] not in ("video", "image"):
             raise _address_refusal("must say video or image, as data:video/mp4 does", "unsupported")
         body = url[len(head) + 1 :]
-        if len(body) * 3 // 4 > self.max_bytes + 2:  # Up to two of the bytes are only padding.
+        # Four characters of base64 are three bytes, of which up to two may be only padding.
+        if len(body) * 3 // 4 > self.max_bytes + 2:
             raise self._too_large()
         if kind != "video/jpeg":
             return FetchedMedia("bytes", _decode_base64(body))
@@ -120,10 +122,10 @@ class Sources:
             raise _address_refusal(
                 f"holds over {MAX_FRAMES} frames: send fewer", "too_long", MAX_FRAMES
             )
-        pairs = zip([-1, *commas], [*commas, len(body)], strict=True)
-        return FetchedMedia(
-            "frames", frames=tuple(_decode_base64(body[a + 1 : b]) for a, b in pairs)
-        )
+        starts = [0, *(comma_place + 1 for comma_place in commas)]
+        ends = [*commas, len(body)]
+        frames = [body[start:end] for start, end in zip(starts, ends, strict=True)]
+        return FetchedMedia("frames", frames=tuple(map(_decode_base64, frames)))
 
     def _file(self, url: str) -> FetchedMedia:
         if self.root is None:
@@ -172,7 +174,8 @@ class Sources:
         addresses = _resolve(place.host, place.port, seconds_left(deadline))
         if not addresses:
             raise OSError("no address")
-        if not (is_listed and self.private) and not all(map(is_public, addresses)):
+        may_be_private = is_listed and self.private
+        if not may_be_private and not all(map(is_public, addresses)):
             raise _address_refusal(HOST_NOT_ALLOWED)
         return addresses[:MAX_CONNECT_ATTEMPTS]
 
@@ -184,9 +187,9 @@ class Sources:
             raise _address_refusal(
                 "was answered in a compressed form, which is not read", "unsupported"
             )
-        if (response.length or 0) > self.max_bytes:
+        announced = response.length  # None where the header does not say. Reading counts it down.
+        if (announced or 0) > self.max_bytes:
             raise self._too_large()
-        announced = response.length
         body = bytearray()
         while piece := response.read(PIECE_BYTES):
             body += piece
@@ -216,8 +219,8 @@ class WebAddress:
 def is_public(address: IPAddress) -> bool:
     """Whether an address is on the public internet.
 
-    Addresses of this machine, its network and of a cloud's services are not. Of IPv6 only global
-    unicast addresses are, without the blocks that wrap an IPv4 address.
+    Addresses of this machine, of its network and of a cloud's services are not. Of IPv6 addresses
+    only global unicast ones are, and of those not the blocks that wrap an IPv4 address.
     """
     if address.version == 6 and address not in GLOBAL_UNICAST:
         return False
@@ -250,7 +253,9 @@ def _lenient_base64(text: memoryview) -> bytes:
     with suppress(ValueError):
         return binascii.a2b_base64(text, strict_mode=True)
     in_one_line = unquote_to_bytes(bytes(text)).translate(None, delete=b" \t\r\n")
-    missing = b"" if b"=" in in_one_line[-2:] else b"=" * (-len(in_one_line) % 4)
+    missing = b""
+    if b"=" not in in_one_line[-2:]:
+        missing = b"=" * (-len(in_one_line) % 4)  # Padding makes the length a multiple of four.
     return binascii.a2b_base64(in_one_line + missing, strict_mode=True)
 
 

@@ -54,7 +54,9 @@ def sample(
     displayed = (
         np.searchsorted(frame_source.times, moments + _slack(frame_source), side="right") - 1
     )
-    # A frame has the time when it appears. If it is taken again, it has the moment that took it.
+    # The timestamp of a frame is the time when it appears. A frame that is taken again has the
+    # moment that took it instead: if one frame appears at 0 s and is taken at the moments 0.1 and
+    # 0.5 s, the timestamps are 0 and 0.5.
     is_repeated = np.diff(displayed, prepend=-1) == 0
     appearances = np.maximum(frame_source.times[displayed], sampling.start or 0.0)
     timestamps = np.where(is_repeated, moments, appearances)
@@ -86,19 +88,21 @@ def _moments(
         raise bad_option(
             f"start is {start:g} s but {frame_source.label} is {frame_source.duration:.2f} s long"
         )
+    # The frames numbered ``first`` to ``stop`` - 1 are on display between ``start`` and ``end``.
     slack = _slack(frame_source)
     first = int(np.searchsorted(frame_source.times, start + slack, side="right")) - 1
-    last = max(int(np.searchsorted(frame_source.times, end - slack, side="left")), first + 1)
-    available = last - first
+    stop = max(int(np.searchsorted(frame_source.times, end - slack, side="left")), first + 1)
+    available = stop - first
 
     count = available
-    rate = 0.0  # 0: the moments are spaced evenly, and their rate follows from their count.
+    rate = 0.0  # 0 stands for moments that are spaced evenly; their count then decides the rate.
     if sampling.num_frames:
         count = min(sampling.num_frames, available)
         if count < sampling.num_frames:
             frame_source.warnings.append(f"took all {count} frames, there are no more")
     elif not sampling.every:
-        # A moment counts if it is at least half a frame before the end.
+        # A moment counts if it is at least half a frame before the end. So 10 seconds at 2 moments
+        # a second give 20 moments, the last one at 9.5 s.
         rate = float(sampling.fps or DEFAULT_FPS)
         count = math.ceil((end - start - 0.5 / frame_source.rate) * rate)
         min_count = 1 if sampling.fps else DEFAULT_MIN_FRAMES
@@ -124,12 +128,12 @@ def _moments(
         frame_source.warnings.append(f"took {max_count} frames, evenly spaced, instead of {count}")
         count, rate = max_count, 0.0
 
-    if count == available:
-        times = frame_source.times[first:last]
-        following = (
-            frame_source.times[last] if last < len(frame_source.times) else frame_source.duration
-        )
-        return times, snap_rate(count / max(following - times[0], 1e-6), frame_source.rate)
+    if count == available:  # Every frame is taken once, at its own time.
+        times = frame_source.times[first:stop]
+        times_end = frame_source.duration
+        if stop < len(frame_source.times):
+            times_end = frame_source.times[stop]
+        return times, snap_rate(count / max(times_end - times[0], 1e-6), frame_source.rate)
     rate = rate or count / (end - start)
     return start + np.arange(count) / rate, rate
 
@@ -137,7 +141,7 @@ def _moments(
 def _slack(frame_source: FrameSource) -> float:
     """Returns by how many seconds two times may differ and still count as equal.
 
-    It is half a step of their rounding, but at most a tenth of a frame.
+    That is half a tick, because times are rounded to ticks, but at most a tenth of a frame.
     """
     return min(frame_source.tick / 2, 0.1 / frame_source.rate) + 1e-9
 
@@ -145,7 +149,10 @@ def _slack(frame_source: FrameSource) -> float:
 def _decode(
     frame_source: FrameSource, displayed: np.ndarray, limits: Limits, progress: Progress | None
 ) -> tuple[Frames, Any]:
-    """Returns the `displayed` frames, all of one size, and which of them could be decoded."""
+    """Returns the `displayed` frames, all of one size, and which of them could be decoded.
+
+    ``displayed`` has frame numbers, which ascend and may repeat. A frame is decoded once only.
+    """
     frames = np.empty((0, 0, 0, 3), np.uint8)
     is_decoded = np.zeros(len(displayed), bool)
     is_resized = False
@@ -162,7 +169,9 @@ def _decode(
             height, width = frames.shape[1:3]
             image = np.asarray(PILImage.fromarray(image).resize((width, height)))
             is_resized = True
-        rows = slice(*np.searchsorted(displayed, [number, number + 1]))
+        # The rows of this frame: with ``displayed`` [3, 5, 5, 8] and number 5 they are 1 and 2.
+        start, stop = np.searchsorted(displayed, [number, number + 1])
+        rows = slice(start, stop)
         frames[rows] = image
         is_decoded[rows] = True
         if progress:

@@ -41,7 +41,8 @@ DEFAULT_SEQUENCE_FPS = 1.0
 # Pillow is taken to decode no more than this on any machine, so an animation that would take too
 # long is refused before it is decoded.
 MAX_PIXELS_PER_SECOND = 5e8
-MAX_ANIMATION_FRAMES = 40_000  # Each is decoded to learn how long it is displayed.
+# Every frame of an animation is decoded to learn how long it is displayed, so they are limited.
+MAX_ANIMATION_FRAMES = 40_000
 
 # Python's filters of warnings belong to the whole process, so only one thread may change them.
 _warnings_lock = threading.Lock()
@@ -67,7 +68,7 @@ class Animation:
 
     def __init__(self, file: File, limits: Limits) -> None:
         self.file, self.limits, self.label = file, limits, file.label
-        self.tick = 1e-3
+        self.tick = 1e-3  # In seconds. Pillow gives durations in milliseconds.
         self.warnings: list[str] = []
         seconds: list[float] = []
         with _open_image(file, limits) as image:
@@ -88,7 +89,8 @@ class Animation:
                         image.seek(len(seconds))
                         image.load()  # Only then does a WebP frame have its duration.
                     # Like browsers, display a frame of duration 0 for a tenth of a second.
-                    seconds.append((image.info.get("duration") or 100) / 1000 if count > 1 else 1.0)
+                    milliseconds = image.info.get("duration") or 100
+                    seconds.append(milliseconds / 1000 if count > 1 else 1.0)
             except VideoInputError as error:
                 # The frames before a damaged one can be used. Running out of time is no damage.
                 if error.code == "too_slow":
@@ -116,7 +118,7 @@ class ImageSequence:
         self, label: str, pictures: Sequence[Path | bytes], fps: float | int | None, limits: Limits
     ) -> None:
         self.label, self.pictures, self.limits = label, pictures, limits
-        self.tick = 1e-6
+        self.tick = 1e-6  # In seconds. The times are computed, so they are at least this exact.
         self.rate = float(fps or DEFAULT_SEQUENCE_FPS)
         self.warnings: list[str] = []
         with open_media(pictures[0], limits) as file, _open_image(file, limits) as image:
@@ -171,7 +173,7 @@ def _open_image(file: File, limits: Limits) -> Iterator[Any]:
     with contextlib.ExitStack() as stack:
         with translate_errors(file), _warnings_lock, python_warnings.catch_warnings():
             python_warnings.simplefilter("error", PILImage.DecompressionBombWarning)
-            encoded = strip_long_texts(file.handle)
+            encoded = strip_long_texts(file.handle)  # Pillow would refuse a PNG for these texts.
             try:
                 image: Any = stack.enter_context(PILImage.open(encoded, formats=_formats()))
             except (PILImage.DecompressionBombWarning, PILImage.DecompressionBombError):

@@ -89,7 +89,8 @@ def check_path(path: str | Path, limits: Limits) -> Path:
     except PermissionError:
         raise refusal(label, "may not be read: change its permissions", "unreadable") from None
     except (OSError, ValueError, RuntimeError):
-        # A zero byte in the path raises ValueError, and a loop of links RuntimeError.
+        # A zero byte in the path raises ValueError, and a loop of links RuntimeError. A name
+        # without a suffix may be a question that was given in the place of a file.
         hint = "" if Path(label).suffix else "; media come first, then the question"
         raise refusal(label, f"does not exist: check the path{hint}", "missing") from None
     if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):  # A pipe blocks; a device never ends.
@@ -101,7 +102,7 @@ def check_path(path: str | Path, limits: Limits) -> Path:
 def open_media(source: Source, limits: Limits) -> Iterator[File]:
     """Yields the source as a file whose size is allowed and whose first bytes may be media.
 
-    Raises VideoInputError where it cannot.
+    Raises VideoInputError for any other source.
     """
     with contextlib.ExitStack() as stack:
         if isinstance(source, str | Path) and source != "-":
@@ -209,6 +210,7 @@ def _find_refusal(head: bytes) -> Refusal | None:
         return what, "unsupported"
     if head.startswith((b"ID3", b"fLaC")) or head[:4] + head[8:12] == b"RIFFWAVE":
         return f"has no video stream (sound only): give {READABLE_TYPES}", "no_video_stream"
+    # Ogg, Flash video, Windows Media, MPEG program streams, PDF and ZIP begin like this.
     if head.startswith((b"OggS", b"FLV", b"0&\xb2u", b"\0\0\1\xba", b"%PDF", b"PK\3\4")):
         return f"is of a kind that is not read; convert it to {READABLE_TYPES}", "unsupported"
     return None

@@ -24,8 +24,8 @@ def strip_long_texts(file: Any) -> Any:
     if file.read(len(SIGNATURE)) != SIGNATURE:
         file.seek(0)
         return file
-    dropped: list[tuple[int, int]] = []
-    total = 0
+    dropped: list[tuple[int, int]] = []  # Where each chunk to leave out begins and ends.
+    total = 0  # Bytes of the texts that stay.
     for kind, start, length in _chunks(file):
         if kind not in TEXT_CHUNKS:
             continue

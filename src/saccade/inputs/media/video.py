@@ -21,8 +21,10 @@ from saccade.inputs.media.clip import Image, snap_rate
 from saccade.inputs.media.limits import Limits
 from saccade.inputs.media.media_file import READABLE_TYPES, File, translate_errors
 
-MAX_PIXELS_PER_SECOND = 4e9  # No decoder is faster.
+# No decoder is faster. A reading that would take too long even so is refused before it begins.
+MAX_PIXELS_PER_SECOND = 4e9
 MAX_PACKETS = 4_000_000  # 37 hours at 30 fps. It bounds the memory of a timeline.
+ASSUMED_FPS = 25  # The rate of a video whose packets have no times and whose header has no rate.
 CONTAINERS = "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi"
 CODECS = frozenset(
     "h264 hevc av1 vp8 vp9 vvc mpeg4 h263 mpeg1video mpeg2video mjpeg prores dvvideo ffv1 rawvideo"
@@ -40,9 +42,10 @@ class Video:
         self.file, self.limits, self.label = file, limits, file.label
         self.warnings: list[str] = []
         self.scaler = VideoReformatter()  # It is shared, since making one costs a millisecond.
-        # For each packet: display time, decode time, whether it is a keyframe, whether displayed.
+        # For each packet of the video: display time and decode time in ticks of ``unit`` seconds,
+        # whether it is a keyframe, and whether it is displayed.
         ticks, decode_ticks, is_key, is_displayed = [], [], [], []
-        length = 0  # The duration of the last packet that has one, in ticks.
+        packet_ticks = 0  # The duration of the last packet that has one, in ticks.
         end = 0.0  # When the last packet of any stream ends, in seconds.
         with translate_errors(file), self._stream() as (container, stream):
             codec, unit = stream.codec_context, float(stream.time_base)
@@ -63,12 +66,15 @@ class Video:
                 decode_ticks.append(packet.dts)
                 is_key.append(packet.is_keyframe)
                 is_displayed.append(not packet.is_discard)
-                length = duration or length
+                packet_ticks = duration or packet_ticks
                 if len(ticks) > MAX_PACKETS:
                     raise file.refusal("has too many frames; cut it into parts", "too_long")
             self.size = (codec.width, codec.height)
-            announced = stream.frames  # The number of frames in the header.
-        if end < 0.98 * declared - 2 / (header_rate or 1) or len(ticks) < 0.98 * announced - 1:
+            declared_frames = stream.frames  # The number of frames in the header; 0 if unknown.
+        # A header may be a little wrong, so a small difference from it is no sign of damage.
+        lacks_time = end < 0.98 * declared - 2 / (header_rate or 1)  # by over 2 % and two frames
+        lacks_frames = len(ticks) < 0.98 * declared_frames - 1  # by over 2 % and one frame
+        if lacks_time or lacks_frames:
             part = f"{end:.1f} of {declared:.1f} seconds"
             self.warnings.append(f"cut short or damaged: read {part}, {len(ticks)} frames")
 
@@ -76,22 +82,28 @@ class Video:
         self.has_no_display_times = None in ticks
         if self.has_no_display_times:
             ticks = decode_ticks
-        if None in ticks:
-            ticks, unit, length = list(range(len(ticks))), 1 / (header_rate or 25), 1
+        if None in ticks:  # There are no times at all, so a packet counts as one tick.
+            ticks, packet_ticks = list(range(len(ticks))), 1
+            unit = 1 / (header_rate or ASSUMED_FPS)
         pts = np.array(ticks, np.int64)
+        # Packets come in decoding order. ``order`` has the displayed ones in the order of display.
         order = np.flatnonzero(is_displayed)
         order = order[np.argsort(pts[order], kind="stable")]
         if not len(order):
             raise file.refusal("is cut short or damaged: it holds no frame", "truncated")
         self.pts = pts[order]
         self.tick = unit
-        self.starts = _run_starts(pts, is_key)[order]  # The packet at which to start decoding.
+        # For each frame, the packet at which to start decoding, and the frame's own packet.
+        self.starts = _run_starts(pts, is_key)[order]
         self.packets = order
         if self.has_no_display_times:
-            self.starts[:] = 0
+            self.starts[:] = 0  # ``fetch`` counts decoded frames, so it decodes from the first one.
         self.times = (self.pts - float(self.pts[0])) * unit
+        # The last frame is on display for a packet's duration if packets have one, else for the
+        # usual time between frames, else for the time between frames at the header's rate.
         gap = float(np.median(np.diff(self.times))) if len(order) > 1 else 0.0
-        self.duration = float(self.times[-1]) + (length * unit or gap or 1 / (header_rate or 1))
+        last_frame_seconds = packet_ticks * unit or gap or 1 / (header_rate or 1)
+        self.duration = float(self.times[-1]) + last_frame_seconds
         self.rate = snap_rate(len(order) / self.duration, header_rate)
 
     def fetch(self, numbers: Sequence[int]) -> Iterator[tuple[int, Image]]:
@@ -100,9 +112,10 @@ class Video:
         Decoding starts at the keyframe before a requested frame. Packets that no requested frame
         needs are skipped.
         """
-        todo = list(numbers[::-1])
+        ascending = list(numbers)
+        todo = ascending[::-1]  # The next frame to yield is the last entry.
         # For each packet at which decoding starts, the packet of the last frame that is wanted.
-        runs = dict(zip(self.starts[todo[::-1]], self.packets[todo[::-1]], strict=True))
+        runs = dict(zip(self.starts[ascending], self.packets[ascending], strict=True))
         packet_count = sum(int(last) - int(start) + 1 for start, last in runs.items())
         work = self.size[0] * self.size[1] * packet_count / MAX_PIXELS_PER_SECOND
         self.limits.check(self.label, work=work)
@@ -116,6 +129,7 @@ class Video:
                 if not todo:
                     return
                 if packet is not None and self.starts[todo[-1]] > i:
+                    # Decoding for the next frame starts at a later packet, so this one is skipped.
                     if is_running:
                         codec.flush_buffers()
                     is_running = False
@@ -204,12 +218,14 @@ def _upright(image: Image, matrix: Any) -> Image:
     """Returns the image as a player displays it: turned by whole quarters, mirrored, or both.
 
     ``matrix`` has FFmpeg's nine 32-bit integers a, b, u, c, d, v, x, y, w. They move the pixel
-    (x, y) to (ax + cy, bx + dy). Only the signs and the larger diagonal count here.
+    (x, y) to (ax + cy, bx + dy). Two things count here: if b and c are larger than a and d, x and y
+    change places, and a negative factor mirrors.
     """
     if matrix is None:
         return image
     a, b, _, c, d = np.frombuffer(bytes(matrix), np.int32)[:5].astype(int).tolist()
-    from_x, from_y = a, d  # Where the displayed column and the displayed row come from.
+    # The displayed x is ``from_x`` times the image's x, and the displayed y ``from_y`` times its y.
+    from_x, from_y = a, d
     if abs(b) + abs(c) > abs(a) + abs(d):
         image, from_x, from_y = image.swapaxes(0, 1), c, b
     return image[:: -1 if from_y < 0 else 1, :: -1 if from_x < 0 else 1]
@@ -218,8 +234,9 @@ def _upright(image: Image, matrix: Any) -> Image:
 def _run_starts(pts: np.ndarray, is_key: list[bool]) -> np.ndarray:
     """Returns, for each packet, the packet at which to start decoding.
 
-    That is the last keyframe up to it in decoding order. A frame that is displayed before that
-    keyframe needs the previous keyframe.
+    Packets are in decoding order. Decoding starts at the last keyframe up to the packet. But a
+    frame that is displayed before that keyframe may refer to earlier frames too, so for such a
+    frame decoding starts one keyframe earlier.
     """
     starts = np.zeros(len(pts), np.int64)
     last_key = key_before = 0
@@ -231,7 +248,10 @@ def _run_starts(pts: np.ndarray, is_key: list[bool]) -> np.ndarray:
 
 
 def _is_whole(file: File) -> bool:
-    """Whether an MP4's outermost boxes, each of which begins with its length, fill the file."""
+    """Whether an MP4's outermost boxes, each of which begins with its length, fill the file.
+
+    A length is 4 bytes. A 1 there says that the 8 bytes after the box's type have the length.
+    """
     at = 0
     while at < file.size:
         file.handle.seek(at)
@@ -239,7 +259,9 @@ def _is_whole(file: File) -> bool:
         length = int.from_bytes(head[:4])
         if length == 0:  # Such a box goes on to the end.
             return True
-        at += max(int.from_bytes(head[8:]) if length == 1 else length, 8)
+        if length == 1:
+            length = int.from_bytes(head[8:])
+        at += max(length, 8)  # A box has at least 8 bytes, for its length and type.
     return at == file.size
 
 
