@@ -180,6 +180,14 @@ def test_a_list_too_short_for_the_batch_is_reported():
         Request.of(target, left_padded([document(1), document(2)]), context=[(1, 2)])
 
 
+def test_a_request_of_a_batch_may_have_no_document():
+    """Claim: an empty entry stands for a request without a document; the others keep theirs."""
+    target = backbone(llama())
+    inputs = left_padded([document(1), document(2)])
+    marked = Request.of(target, inputs, context=[[], (3, 80)]).inputs[DOCUMENT_MASK]
+    assert marked.sum(1).tolist() == [0, 77]
+
+
 def test_a_draft_of_other_ids_needs_its_own_mark():
     """Claim: context= with draft_inputs= is refused, naming what would work."""
     with pytest.raises(OptionError, match=DOCUMENT_MASK):

@@ -91,6 +91,13 @@ def test_a_blip_folder_captions_the_middle_frame(blip):
     assert caption.frames == [FRAMES[2]]
 
 
+def test_a_captioner_may_lie_in_the_home_folder(blip, monkeypatch):
+    """Claim: a captioner's folder may begin with ~, as a target's may."""
+    monkeypatch.setenv("HOME", str(Path(blip).parent))
+    captioner = captions.captioner(f"~/{Path(blip).name}", [FRAMES])
+    assert captioner({}) == captions.captioner(str(blip), [FRAMES])({})
+
+
 def test_captions_have_an_end(blip):
     """Claim: a model that never ends by itself is cut at the stated number of tokens."""
     ((text,),) = captions.captioner(str(blip), [FRAMES])({})

@@ -13,6 +13,7 @@ import signal
 import socket
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 from types import SimpleNamespace
@@ -484,10 +485,13 @@ def test_closing_ends_calls_under_way(played):
     """Claim: who waits for a child when the pool is closed is told so within a second or so. Fails
     if a video is called too large because its decoder was ended."""
     slow = _slow(played)
-    with ThreadPoolExecutor(1) as pool:
+    with ThreadPoolExecutor(3) as pool:
         reading = pool.submit(slow.read, video(n=3), EVERY)
         with pytest.raises(TimeoutError):
             reading.result(0.5)
+        waiting = [pool.submit(slow.read, video(n=3), EVERY) for _ in range(2)]
+        time.sleep(0.1)
         slow.close()
-        with pytest.raises(OptionError, match="closed"):
-            reading.result(5)
+        for each in (reading, *waiting):
+            with pytest.raises(OptionError, match="closed"):
+                each.result(5)

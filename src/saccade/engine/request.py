@@ -486,6 +486,8 @@ def _with_documents(inputs: Inputs, context: Any, draft_inputs: Inputs | None) -
     try:
         for row, spans in enumerate(spans_by_request):
             places = real[row].nonzero().squeeze(-1)
+            if not spans and len(ids) > 1:
+                continue  # This request of a batch has no document.
             for start, stop in [spans] if isinstance(spans[0], int) else spans:
                 if not 0 <= start < stop <= len(places):
                     raise OptionError(
@@ -497,7 +499,7 @@ def _with_documents(inputs: Inputs, context: Any, draft_inputs: Inputs | None) -
     except (TypeError, ValueError, IndexError) as error:
         raise OptionError(
             "context= is (start, stop) in tokens of the prompt, or a list of such; of several "
-            "requests a list with an entry for each"
+            "requests a list with an entry for each, which is [] for one without a document"
         ) from error
     return {**inputs, DOCUMENT_MASK: marked}
 

@@ -18,7 +18,7 @@ from transformers import AutoModelForImageTextToText, AutoProcessor
 
 from saccade.core.errors import ModelError, first_line
 from saccade.core.prompt import Inputs
-from saccade.inputs.checkpoints import check_folder, is_embedded, must_use_cache
+from saccade.inputs.checkpoints import check_folder, is_embedded, must_use_cache, source_of
 from saccade.inputs.loading import load, pick_device
 from saccade.inputs.questions import question_inputs
 
@@ -130,11 +130,12 @@ def _load(name: str, device: str | None) -> tuple[Any, Any]:
     if name == SHAPES:
         loaded = load("shapes-draft-naive")
         return loaded.backbone.model, loaded.processor
-    check_folder(name, name)
-    source = {"local_files_only": must_use_cache(name, name)}
+    source = source_of(name)
+    check_folder(name, source)
+    options = {"local_files_only": must_use_cache(name, source)}
     try:
-        processor = AutoProcessor.from_pretrained(name, **source)
-        model = AutoModelForImageTextToText.from_pretrained(name, use_safetensors=True, **source)
+        processor = AutoProcessor.from_pretrained(source, **options)
+        model = AutoModelForImageTextToText.from_pretrained(source, use_safetensors=True, **options)
     except (OSError, ValueError, KeyError) as error:
         raise ModelError(f"the captioner {name} cannot be loaded: {first_line(error)}") from error
     return model.to(pick_device(device)).eval(), processor

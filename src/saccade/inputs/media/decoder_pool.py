@@ -202,6 +202,8 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
             child = child or _Child(self.memory)
             child.lent_at = time.monotonic()
             self._busy.add(child)
+            if self._is_closed:  # ``close`` may have looked at the busy children before this one.
+                raise OptionError(CLOSED)
             stop.watch(child.process)
             yield child
             reusable = child if child.is_usable() else None
@@ -224,7 +226,7 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
         while not self._is_closed:
             stop.check()
             try:
-                return self._idle.get(timeout=min(seconds_left(deadline), POLL_SECONDS))
+                child = self._idle.get(timeout=min(seconds_left(deadline), POLL_SECONDS))
             except TimeoutError:
                 raise refusal("the input", *WAITED) from None
             except queue.Empty:
@@ -232,6 +234,11 @@ class DecoderPool(AbstractContextManager["DecoderPool"]):
                 if eldest is not None and eldest.lent_at + self.share < time.monotonic():
                     eldest.is_overdue = True
                     eldest.process.kill()
+            else:
+                if not self._is_closed:
+                    return child
+                self._idle.put(child)  # The pool was closed while this call waited.
+                self.close()
         raise OptionError(CLOSED)
 
 
