@@ -25,6 +25,7 @@ from saccade.drafting.recipe import Recipe
 from saccade.engine.conversation import Conversation
 from saccade.engine.generate import DEFAULT_METHOD, Stream, stream
 from saccade.inputs import captions, python_media
+from saccade.inputs.checkpoints import EMBEDDED_TARGET
 from saccade.inputs.loading import load_pair, use_threads
 from saccade.inputs.media import Clip, FrameSampling, Readable, Source, arrays
 from saccade.inputs.media.fetch import Sources
@@ -41,7 +42,6 @@ from saccade.model.change_detection import OUR_FILES
 from saccade.model.vision_cache import ConversationVision
 
 QUESTION = "Describe the video in detail."
-EMBEDDED_TARGET = "shapes"
 
 Media = python_media.Medium | Source
 """One video or picture: a path, bytes or an address of a video, an animation, an image or a folder

@@ -16,6 +16,7 @@ from saccade.cli import command_options, run_setup
 from saccade.cli.command_options import DeviceOptions, FrameOptions, with_option_groups
 from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
 from saccade.core.errors import OptionError
+from saccade.inputs.checkpoints import EMBEDDED_TARGET
 
 if TYPE_CHECKING:
     from saccade.bench.calibration import Calibration
@@ -37,7 +38,7 @@ def calibrate(
     prompt: command_options.Prompt = command_options.QUESTION,
     target: Annotated[
         str, typer.Option("--target", "-t", help="A checkpoint folder or hub id.")
-    ] = "shapes",
+    ] = EMBEDDED_TARGET,
     draft: command_options.Draft = None,
     draft_quantize: command_options.DraftQuantize = None,
     method: Annotated[
@@ -67,7 +68,7 @@ def calibrate(
     _check_writable(out_file)
     if method is not None:
         run_setup.check_methods([method])
-    if not videos and target != "shapes":
+    if not videos and target != EMBEDDED_TARGET:
         raise OptionError(
             f"give a video or more: only the target shapes makes its own, not {target}"
         )

@@ -14,6 +14,7 @@ from saccade.cli.compare import compare_methods
 from saccade.cli.terminal import Json, Threads, Verbose, console, out, prepare
 from saccade.core.answer_text import TextDecoder
 from saccade.core.errors import OptionError
+from saccade.inputs.checkpoints import EMBEDDED_TARGET
 
 PICTURE_WIDTH = 80  # Characters a line; the picture must be readable at half a page's width.
 
@@ -38,7 +39,7 @@ def demo(
     from saccade.world.demo_clips import demo_clip
 
     clip, description = demo_clip()
-    models = run_setup.load_models("shapes", None, quiet=as_json)
+    models = run_setup.load_models(EMBEDDED_TARGET, None, quiet=as_json)
     methods = ["ar", DEFAULT_METHOD, "specvlm/shape=fit", "hf"]
     comparison = compare_methods(
         models,

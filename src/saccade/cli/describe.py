@@ -32,6 +32,7 @@ from saccade.cli.terminal import (
 )
 from saccade.core.answer_text import TextDecoder
 from saccade.core.errors import INVALID_LOGITS_MESSAGE, ModelError, OptionError
+from saccade.inputs.checkpoints import EMBEDDED_TARGET
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -81,7 +82,7 @@ def describe(
     if tp and method is None:
         # The default method measures costs, which would differ between the processes. ``specvlm``
         # needs a draft model, ``std`` does not.
-        method = "specvlm" if models.draft or models.target in (None, "shapes") else "std"
+        method = "specvlm" if models.draft or models.target in (None, EMBEDDED_TARGET) else "std"
     settings = run_setup.resolve_settings(models, loading, method)
     detail = output_detail(as_json, quiet)
     if tp:

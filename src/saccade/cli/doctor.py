@@ -12,6 +12,7 @@ from saccade.cli import command_options, run_setup
 from saccade.cli.command_options import FrameOptions, with_option_groups
 from saccade.cli.terminal import Json, Verbose, err, out, prepare, status
 from saccade.core.errors import OptionError, SaccadeError
+from saccade.inputs.checkpoints import EMBEDDED_DRAFT, EMBEDDED_TARGET
 
 if TYPE_CHECKING:
     from saccade.bench.hardware.pair_fit import Diagnosis
@@ -32,7 +33,7 @@ def doctor(
         typer.Option(
             "--target", "-t", help="A folder, a hub id, or a published size (Qwen2.5-VL-32B)."
         ),
-    ] = "shapes",
+    ] = EMBEDDED_TARGET,
     draft: Annotated[str | None, typer.Option("--draft", "-d", help="Likewise.")] = None,
     tokens: Annotated[
         int | None,
@@ -64,8 +65,8 @@ def doctor(
     """
     from saccade.bench.hardware.published import CONFIGS
 
-    if draft is None and target == "shapes":
-        draft = "shapes-draft"
+    if draft is None and target == EMBEDDED_TARGET:
+        draft = EMBEDDED_DRAFT
     run_setup.check_checkpoints(
         *(name for name in (target, draft) if name not in CONFIGS), weights=False
     )

@@ -12,6 +12,7 @@ from saccade.cli.command_options import DEFAULT_METHOD, LoadOptions, ModelOption
 from saccade.cli.terminal import err, progress_bars, status
 from saccade.core.errors import OptionError
 from saccade.inputs import checkpoints, subjects
+from saccade.inputs.checkpoints import EMBEDDED_TARGET
 
 if TYPE_CHECKING:
     import numpy as np
@@ -20,8 +21,6 @@ if TYPE_CHECKING:
     from saccade.inputs import Pair
     from saccade.inputs.media import Clip, FrameSampling
     from saccade.methods.listing import Listing
-
-DEFAULT_TARGET = "shapes"  # The target of the embedded pair.
 
 
 class RunSettings(checkpoints.Answering):
@@ -56,14 +55,14 @@ def resolve_settings(
     draft = models.draft
     # The draft in the file, and how its weights are rounded, belong to the target in the file. With
     # another target from the command line they are not used.
-    has_target_of_file = models.target in (None, config.get("target", DEFAULT_TARGET))
+    has_target_of_file = models.target in (None, config.get("target", EMBEDDED_TARGET))
     if draft is None and has_target_of_file:
         draft = config.get("draft")
     load_arguments = loading.load_arguments
     if load_arguments["draft_quantize"] is None and has_target_of_file:
         load_arguments["draft_quantize"] = config.get("draft_quantize")
     settings = RunSettings(
-        target=config.get("target", DEFAULT_TARGET) if models.target is None else models.target,
+        target=config.get("target", EMBEDDED_TARGET) if models.target is None else models.target,
         draft=draft,
         method=config.get("method", DEFAULT_METHOD) if method is None else method,
         captioner=models.captioner,

@@ -21,9 +21,10 @@ HUB_TIMEOUT_SECONDS = 3.0  # The hub must answer within this time.
 
 TRUE_VALUES = {"1", "ON", "YES", "TRUE"}  # Of a variable of the environment.
 EMBEDDED = Path(__file__).parents[1] / "world" / "pair"
+EMBEDDED_TARGET, EMBEDDED_DRAFT = "shapes", "shapes-draft"
 NAMES = {  # The names by which --target and --draft call the embedded models.
-    "shapes": EMBEDDED / "target",
-    "shapes-draft": EMBEDDED / "draft",
+    EMBEDDED_TARGET: EMBEDDED / "target",
+    EMBEDDED_DRAFT: EMBEDDED / "draft",
     "shapes-draft-naive": EMBEDDED / "draft-naive",
 }
 
@@ -32,7 +33,7 @@ NAMES = {  # The names by which --target and --draft call the embedded models.
 class Answering:
     """Which models answer and by which method, as plain values that another machine can read."""
 
-    target: str = "shapes"
+    target: str = EMBEDDED_TARGET
     draft: str | None = None
     method: str = "auto"
     captioner: str | None = None  # For views that read a caption.

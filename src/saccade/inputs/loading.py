@@ -29,6 +29,8 @@ from saccade.core.free_cores import free_cores
 from saccade.core.generation_settings import check_whole
 from saccade.inputs import architectures, footprint, head_checkpoints, packed_checkpoints
 from saccade.inputs.checkpoints import (
+    EMBEDDED_DRAFT,
+    EMBEDDED_TARGET,
     check_folder,
     fetch_folder,
     must_use_cache,
@@ -305,8 +307,8 @@ def load_pair(
     where the two models do not fit together, and OptionError for a ``draft_device`` without a draft
     and for a rounding that is not available on the device.
     """
-    if draft is None and target == "shapes":
-        draft = "shapes-draft"
+    if draft is None and target == EMBEDDED_TARGET:
+        draft = EMBEDDED_DRAFT
     rounding = None if draft_quantize is None else few_bits.rounding_named(draft_quantize)
     draft_is_head = (
         draft is not None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from saccade.inputs.checkpoints import Answering
+from saccade.inputs.checkpoints import EMBEDDED_TARGET, Answering
 from saccade.inputs.media import FrameSampling, Limits
 from saccade.inputs.media.fetch import Sources
 
@@ -25,7 +25,7 @@ class ServerSettings(Answering):
     """All settings of a server but the address on which it listens."""
 
     model_names: tuple[str, ...] = (
-        "shapes",
+        EMBEDDED_TARGET,
     )  # What requests call the model; errors name the first.
     media: MediaSettings = MediaSettings()
     api_key: str | None = field(default=None, repr=False)  # It must not appear in a log.

@@ -20,6 +20,7 @@ from saccade.core.result import RoundRecord
 from saccade.drafting.recipe import Recipe
 from saccade.drafting.setup import Captioner, Words
 from saccade.inputs import Pair, clip_arguments, media
+from saccade.inputs.checkpoints import EMBEDDED_TARGET
 from saccade.inputs.media import Clip
 from saccade.inputs.training_domain import read_training_domain, warn_outside_domain
 from saccade.methods import METHODS, resolve
@@ -53,7 +54,7 @@ class PageSettings:
     """The limits of the page, the models that answer, and the method that is selected at first."""
 
     method: str = "auto"
-    target: str = "shapes"
+    target: str = EMBEDDED_TARGET
     draft: str | None = None
     limits: media.Limits = media.Limits(max_bytes=200 << 20, max_frames=64, max_seconds=60)
     max_prompt: int = 16_384  # In tokens.

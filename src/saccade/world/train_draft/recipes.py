@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 
 from saccade.core.errors import ModelError, OptionError
+from saccade.inputs.checkpoints import EMBEDDED_TARGET
 
 if TYPE_CHECKING:
     from torch import nn
@@ -73,7 +74,7 @@ class Settings:
     ] = None
     target: Annotated[
         str, typer.Option(help="The model to draft for: its processor, and the teacher.")
-    ] = "shapes"
+    ] = EMBEDDED_TARGET
     data: Annotated[
         str | None,
         typer.Option(help="Conversations in LLaVA's format (JSON); else the synthetic world's."),
