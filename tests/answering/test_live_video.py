@@ -96,9 +96,9 @@ def test_no_frame_is_encoded_twice_and_rows_are_read_twice_at_most(monkeypatch):
     read: list[int] = []
     forward = Backbone.forward
 
-    def counted(self: Backbone, embeds: Any, *args: Any) -> Any:
+    def counted(self: Backbone, embeds: Any, *args: Any, **named: Any) -> Any:
         read.append(len(embeds))
-        return forward(self, embeds, *args)
+        return forward(self, embeds, *args, **named)
 
     monkeypatch.setattr(Backbone, "forward", counted)
     model = zoo.member("qwen2.5-vl").backbone.model

@@ -136,7 +136,7 @@ def test_a_verdict_on_a_copy_says_nothing_of_the_draft():
     for accepted in (0, 4):
         after = after_copy(before, 5, 4, accepted)
         assert after.acceptance == before.acceptance and after.pause == before.pause
-        assert after.times.level == FadingMean(0.0, 0.0)
+        assert after.times.draft_forward == FadingMean(0.0, 0.0)
         assert (after.tokens, after.seconds) == (accepted + 1, COSTS.verify(5))
 
 

@@ -95,9 +95,9 @@ class Forwards:
             self.calls.append((session, len(rows.segments)))
             return laws
 
-        def counted(backbone: Backbone, *args: Any) -> Tensor:
+        def counted(backbone: Backbone, *args: Any, **named: Any) -> Tensor:
             self.backbones.append(backbone)
-            return forward(backbone, *args)
+            return forward(backbone, *args, **named)
 
         patch.setattr(Session, "_forward", watched)
         patch.setattr(Backbone, "forward", counted)

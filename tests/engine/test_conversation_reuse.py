@@ -59,12 +59,12 @@ def forwards(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[Session, in
         working.pop()
         return laws
 
-    def counted(self: Backbone, embeds: Tensor, *args: Any) -> Tensor:
+    def counted(self: Backbone, embeds: Tensor, *args: Any, **named: Any) -> Tensor:
         if working:
             seen.append((working[-1], len(embeds)))
         else:
             seen.append((None, len(embeds)))  # type: ignore[arg-type]
-        return forward(self, embeds, *args)
+        return forward(self, embeds, *args, **named)
 
     with monkeypatch.context() as patch:
         patch.setattr(Session, "_forward", watched)

@@ -250,10 +250,10 @@ def short_of_memory(error: BaseException, round: int, method: str, patch: Any) -
     target, on = fresh(), False
     honest = target.forward
 
-    def forward(embeds: Tensor, *rest: Any) -> Tensor:
+    def forward(embeds: Tensor, *rest: Any, **named: Any) -> Tensor:
         if on and len(embeds) > 2:  # a pending token may come with one more
             raise error
-        return honest(embeds, *rest)
+        return honest(embeds, *rest, **named)
 
     patch.setattr(target, "forward", forward)
 

@@ -155,10 +155,10 @@ def test_the_draft_reads_only_what_its_view_keeps_of_the_new_video(method, monke
     first, second = (video_input(seed, (4, 8, 8)) for seed in (0, 1))
     draft = backbone(noisy(qwen25, 0, AMOUNT))
 
-    def counted(self: Backbone, embeds: Any, *args: Any) -> Any:
+    def counted(self: Backbone, embeds: Any, *args: Any, **named: Any) -> Any:
         if self is draft:
             rows.append(len(embeds))
-        return forward(self, embeds, *args)
+        return forward(self, embeds, *args, **named)
 
     monkeypatch.setattr(Backbone, "forward", counted)
     with talking("qwen2_5_vl", method) as conversation:

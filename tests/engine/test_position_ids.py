@@ -69,10 +69,10 @@ def test_verified_rows_stand_where_generate_puts_them(method, seconds, monkeypat
     seen: list[list[list[int]]] = []
     forward = target.forward
 
-    def spy(embeds: torch.Tensor, positions: Any, *rest: Any) -> torch.Tensor:
+    def spy(embeds: torch.Tensor, positions: Any, *rest: Any, **named: Any) -> torch.Tensor:
         axes = torch.as_tensor(positions).expand(target.axes, -1)  # a list: text, alike on each
         seen.append(axes.T.tolist())
-        return forward(embeds, positions, *rest)
+        return forward(embeds, positions, *rest, **named)
 
     monkeypatch.setattr(target, "forward", spy)
     stream = saccade.stream(

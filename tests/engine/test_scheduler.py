@@ -341,9 +341,9 @@ def test_a_first_token_is_sent_before_the_others_round(monkeypatch):
     read: list[Any] = []
     forward = Backbone.forward
 
-    def counted(self: Backbone, *given: Any) -> Any:
+    def counted(self: Backbone, *given: Any, **named: Any) -> Any:
         read.append(self)
-        return forward(self, *given)
+        return forward(self, *given, **named)
 
     monkeypatch.setattr(Backbone, "forward", counted)
     news = next(event for event in scheduler.step() if event.number == 1)
@@ -407,7 +407,7 @@ def test_a_target_of_nan_ends_one_request_alone(monkeypatch):
 
     def poisoned(self: Session, trees: Any) -> Any:
         scores = score(self, trees)
-        if 1 in scores and scores[1].offset == 2:
+        if 1 in scores and scores[1].answer_length == 2:
             scores[1] = copy.copy(scores[1])
             object.__setattr__(scores[1], "rows", [row * float("nan") for row in scores[1].rows])
         return scores

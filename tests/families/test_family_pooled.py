@@ -16,7 +16,7 @@ from lab.checkpoints import Size
 from saccade.core.prompt import Prefill, Prompt
 from saccade.core.sampling import Sampling
 from saccade.core.tree import Tree
-from saccade.drafting.parallel.child import Child, Job
+from saccade.drafting.parallel.child import Job, JobRunner
 from saccade.drafting.parallel.worker_drafter import WorkerDrafter
 from saccade.drafting.setup import Setup
 from saccade.drafting.shapes.policies import Chain
@@ -161,7 +161,9 @@ def test_a_draft_in_a_process_of_its_own_looks_for_itself() -> None:
         for kind in (POOLED, POOLED_AFTER)
     }
     assert adopts == {"pooled": False, "pooled-after": True}
-    child = Child(draft, Job(POOLED, rules, draft.vocab, (), 8, Chain(3), None), lambda *args: None)
+    child = JobRunner(
+        draft, Job(POOLED, rules, draft.vocab, (), 8, Chain(3), None), lambda *args: None
+    )
     child.prefill(None, inputs)
     (guide,) = Session(target, rules).prefill(target.prompts(inputs))
     child.ready([guide])

@@ -68,12 +68,12 @@ def recorded(model: Backbone) -> Iterator[list[tuple[list[int] | None, Tensor]]]
         last[0] = torch.as_tensor(ids).flatten().tolist()
         return embed(ids)
 
-    def running(embeds: Tensor, positions: Any, *rest: Any) -> Tensor:
+    def running(embeds: Tensor, positions: Any, *rest: Any, **named: Any) -> Tensor:
         ids = last[0] if last[0] is not None and len(last[0]) == len(embeds) else None
         # a list: text, at one position on every axis
         forwards.append((ids, torch.as_tensor(positions).expand(model.axes, -1).clone()))
         last[0] = None
-        return forward(embeds, positions, *rest)
+        return forward(embeds, positions, *rest, **named)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "embed", embedding)

@@ -45,7 +45,7 @@ def test_control_deepstack_left_out_is_another_answer(family, monkeypatch):
     monkeypatch.setattr(
         target.backbone,
         "forward",
-        lambda embeds, positions, step, *deep: honest(embeds, positions, step),
+        lambda embeds, positions, step, *deep, **named: honest(embeds, positions, step),
     )
     assert any(
         list(zoo.run(target, target, inputs, "ar", len(theirs)).ids) != theirs

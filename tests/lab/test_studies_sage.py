@@ -175,12 +175,12 @@ def test_length_races_at_every_length(experiment, ran, monkeypatch):
     """Claim: at 1/16, 1/8, 1/4, 1/2 and all of the tokens, in answers that do not end, tau and
     speed over ar are those of the race at that length, by method. Fails if lengths or methods are
     exchanged, or a speed is of the whole answer."""
-    monkeypatch.setattr(experiment, "tokens", 16)
+    monkeypatch.setattr(experiment, "tokens", 32)
     data = sage.measure_length(experiment)
-    assert data["at"] == [1, 2, 4, 8, 16]
+    assert data["at"] == [2, 4, 8, 16, 32]
     assert {settings["eos_token_id"] for *_, settings in ran} == {1024}
     counted = [settings["max_new_tokens"] for *_, settings in ran]
-    assert [counted.count(length) for length in (1, 2, 4, 8, 16)] == [4 * experiment.clips] * 5
+    assert [counted.count(length) for length in (2, 4, 8, 16, 32)] == [4 * experiment.clips] * 5
     tau, speed = data["panels"].values()
     assert {name: [value[0] for value in line] for name, line in tau.items()} == {
         "sd": [3.0] * 5, "specvlm": [4.0] * 5, "sage": [5.0] * 5

@@ -67,7 +67,7 @@ def is_nan(scored: Scored) -> Scored:
         bad = [float("nan") if token == BAD else 0.0 for token in (0, *scores.tree.tokens)]
         rows = [row + nan for row, nan in zip(scores.rows, bad, strict=True)]
         nan_scores[request] = Nan(
-            scores.tree, rows, scores.rules, (), scores.offset, request, laws=scores.laws
+            scores.tree, rows, scores.rules, (), scores.answer_length, request, laws=scores.laws
         )
     return nan_scores
 

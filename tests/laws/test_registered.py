@@ -324,7 +324,14 @@ def _one_views_law(patch: pytest.MonkeyPatch) -> Recipe:
     def wrong(self: MixtureSession, request: int, parts: Any) -> Any:
         mixed = mix(self, request, parts)
         assert isinstance(mixed, MixtureScores)
-        fields = (mixed.tree, mixed.rows, mixed.rules, mixed.context, mixed.offset, mixed.request)
+        fields = (
+            mixed.tree,
+            mixed.rows,
+            mixed.rules,
+            mixed.context,
+            mixed.answer_length,
+            mixed.request,
+        )
         return OneViewsLaw(*fields, mixed.parts)
 
     patch.setattr(MixtureSession, "_mix", wrong)

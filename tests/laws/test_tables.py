@@ -82,10 +82,15 @@ class Wide(Shape):
             below = []
             for node in frontier:
                 law = scores.law(node)
-                at = scores.offset + depth(tree, node)
+                at = scores.answer_length + depth(tree, node)
                 for sibling in range(self.width):
                     u = uniform(
-                        scores.rules.seed, scores.request, "draft", at, sibling, scores.offset
+                        scores.rules.seed,
+                        scores.request,
+                        "draft",
+                        at,
+                        sibling,
+                        scores.answer_length,
                     )
                     tree = add(tree, node, sampling.draw(law, u), law)
                     below.append(len(tree) - 1)

@@ -163,11 +163,11 @@ def test_control_one_stage_alone_keeps_other_tokens():
     for other in (
         VIEWS["attention"].select(prompt, target_attention, 20),
         VIEWS["uniform"].select(prompt, target_attention, 20),
-        TwoStage(literal=True)(prompt, target_attention, 20),
+        TwoStage(follows_printed_equations=True)(prompt, target_attention, 20),
         TwoStage(share=0.4)(prompt, target_attention, 20),
     ):
         assert other.tolist() != both
-    assert len(TwoStage(literal=True)(prompt, target_attention, 20)) > 20
+    assert len(TwoStage(follows_printed_equations=True)(prompt, target_attention, 20)) > 20
 
 
 def test_the_view_reads_the_targets_attention_of_this_prompt():

@@ -125,7 +125,7 @@ def test_the_kept_tokens_are_stage_one_and_stage_two(pair, keep, share, literal)
 
     ``literal`` spreads the whole budget again, as Eq. 7 is printed. Fails on a token more or less.
     """
-    run = run_of(pair, f"specvlm/keep={keep}", share=share, literal=literal)
+    run = run_of(pair, f"specvlm/keep={keep}", share=share, follows_printed_equations=literal)
     scores = guidance(run.target, run.prefill.prompt)
     budget = share_of(len(scores), keep)
     assert kept(run) == two_stages(scores, share, budget, literal)

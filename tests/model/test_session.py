@@ -57,7 +57,7 @@ def _rows(scores: Any) -> torch.Tensor:
 def _assert_equal_laws(session: Session, oracle: Oracle, trees: dict[int, Tree]) -> None:
     ours, truth = session.score(trees), oracle.score(trees)
     for request in trees:
-        assert ours[request].offset == truth[request].offset
+        assert ours[request].answer_length == truth[request].answer_length
         assert list(ours[request].context) == list(truth[request].context)
         mine, exact = _rows(ours[request]).softmax(-1), _rows(truth[request]).softmax(-1)
         assert mine.shape == exact.shape == (len(trees[request]) + 1, VOCAB)
@@ -267,9 +267,9 @@ def test_scoring_again_costs_no_forward():
     rows: list[int] = []
     forward = model.forward
 
-    def counted(embeds, *rest):
+    def counted(embeds, *rest, **named: Any):
         rows.append(len(embeds))
-        return forward(embeds, *rest)
+        return forward(embeds, *rest, **named)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(model, "forward", counted)
@@ -481,7 +481,7 @@ def test_a_long_turn_is_read_in_chunks(fused, drop, monkeypatch):
         for expected, actual in zip(
             at_once.score(after).values(), chunked.score(after).values(), strict=True
         ):
-            assert actual.offset == expected.offset
+            assert actual.answer_length == expected.answer_length
             assert (_rows(actual).softmax(-1) - _rows(expected).softmax(-1)).abs().max() < 1e-4
         for session in (at_once, chunked):
             session.commit({number: [4, 5, 1] for number in range(3)})

@@ -90,7 +90,7 @@ def test_a_target_of_nan_ends_one_request(models, plain, monkeypatch, stream):
 
     def poisoned(self: Session, trees: Any) -> Any:
         scores = score(self, trees)
-        if 1 in scores and scores[1].offset == 2:
+        if 1 in scores and scores[1].answer_length == 2:
             scores[1] = copy.copy(scores[1])
             object.__setattr__(scores[1], "rows", [row * float("nan") for row in scores[1].rows])
         return scores

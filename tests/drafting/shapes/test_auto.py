@@ -500,7 +500,7 @@ def test_a_block_that_one_forward_drafts_is_paid_for_once():
     p = Scores(Tree(), [], Sampling(), (), 0)
     verdict = Verdict(tuple(range(5)), (1,) * 5, 1, "bonus")
     after = shape.fold(shape.start(), Round(0, tree, verdict, None, p, None, 0.6, 1.1))
-    assert after.times.level == FadingMean(0.6, 1)
+    assert after.times.draft_forward == FadingMean(0.6, 1)
     expected = best_round(shape.believed_costs(after), 0.9)
     assert expected[1] == pytest.approx(0.6 + shape.believed_costs(after).verify(7), rel=0.05)
 
@@ -510,7 +510,7 @@ def test_a_first_forward_that_is_not_captured_yet_does_not_price_the_draft():
     a GPU the first of each size is not captured yet and takes ten times as long. Fails where one
     such round prices the draft out for good. Control: if it goes on, it is believed."""
     times = ForwardTimes().after_drafting(2, 2 * 19.0, 3, 7.0, 7.0, 1.9)
-    assert times.level.mean == pytest.approx(2 * 1.9)
+    assert times.draft_forward.mean == pytest.approx(2 * 1.9)
     for _ in range(20):
         times = times.after_drafting(2, 2 * 19.0, 3, 7.0, 7.0, 1.9)
-    assert times.level.mean > 15
+    assert times.draft_forward.mean > 15

@@ -155,4 +155,4 @@ def test_the_draft_s_forwards_are_counted_right():
         patch.setattr(pair_replay, "OUTLIERS", 0.0)
         for _, _, state in replay(auto, pair, prompt=2):  # noqa: B007 The last state counts.
             pass
-    assert state.times.level.mean == pytest.approx(pair.costs.draft)
+    assert state.times.draft_forward.mean == pytest.approx(pair.costs.draft)
